@@ -1,0 +1,1 @@
+"""STAC: build, validate, stage, promote."""

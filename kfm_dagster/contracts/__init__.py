@@ -1,0 +1,1 @@
+"""Dataset contracts and the values that travel between operators."""

@@ -1,0 +1,191 @@
+"""Envelopes: the canonical, frozen description of one ingest unit, enriched operator by operator.
+
+An envelope starts with what the message said. Each operator adds exactly one section (`integrity`, `metadata`, `stac`,
+`provenance`) and touches nothing else; `evolve` is the only way to add one. All datetimes are aware and UTC.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum, unique
+from typing import Any, NewType
+
+from kfm_dagster.contracts.issues import Issue, Severity
+
+WalId = NewType("WalId", str)
+"""UUIDv8 in its canonical text form."""
+
+
+@unique
+class Priority(StrEnum):
+    """How urgent a unit is; the contract sets it per dataset."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
+
+
+@unique
+class CheckStatus(StrEnum):
+    """Outcome of integrity-check and metadata-extract."""
+
+    UNKNOWN = "unknown"
+    OK = "ok"
+    SUSPECT = "suspect"
+    FAILED = "failed"
+
+
+@unique
+class StacStatus(StrEnum):
+    """Outcome of stac-register."""
+
+    UNKNOWN = "unknown"
+    CREATED = "created"
+    UPDATED = "updated"
+    NO_OP = "no-op"
+    FAILED = "failed"
+
+
+@unique
+class ProvenanceStatus(StrEnum):
+    """Outcome of provenance-emit."""
+
+    UNKNOWN = "unknown"
+    OK = "ok"
+    PARTIAL = "partial"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RawReference:
+    """Where an envelope came from. All None for a unit found by listing a bucket."""
+
+    sqs_message_id: str | None = None
+    sns_message_id: str | None = None
+    topic_arn: str | None = None
+    subject: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Integrity:
+    """Section added by integrity-check. Size in bytes; ETag without quotes."""
+
+    status: CheckStatus
+    actual_size_bytes: int | None = None
+    actual_etag: str | None = None
+    checks_run: tuple[str, ...] = ()
+    issues: tuple[Issue, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Metadata:
+    """Section added by metadata-extract.
+
+    geometry is GeoJSON (WGS 84 degrees, split at the antimeridian), bbox is (west, south, east, north) with
+    west > east when it crosses the antimeridian, stac_properties go into the Item as they are, sidecars are object URIs.
+    """
+
+    status: CheckStatus
+    geometry: Mapping[str, Any] | None = None
+    bbox: tuple[float, float, float, float] | None = None
+    stac_properties: Mapping[str, Any] = field(default_factory=dict)
+    sidecars: Mapping[str, str] = field(default_factory=dict)
+    checks_run: tuple[str, ...] = ()
+    issues: tuple[Issue, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StacResult:
+    """Section added by stac-register. item_href is relative to the catalog's root."""
+
+    write_status: StacStatus
+    item_id: str | None = None
+    collection_id: str | None = None
+    item_href: str | None = None
+    content_sha256: str | None = None
+    issues: tuple[Issue, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProvenanceResult:
+    """Section added by provenance-emit; ids are deterministic, so a second emit names the same things."""
+
+    status: ProvenanceStatus
+    activity_id: str | None = None
+    entity_ids: tuple[str, ...] = ()
+    agent_ids: tuple[str, ...] = ()
+    openlineage_run_id: str | None = None
+    issues: tuple[Issue, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Envelope:
+    """One ingest unit. `attempt` and `record_version` are those of its claim, 0 before the claim."""
+
+    wal_id: WalId
+    dataset: str
+    object_uri: str
+    provider: str
+    queue: str
+    event_time: datetime
+    time_range_start: datetime
+    time_range_end: datetime
+    priority: Priority = Priority.NORMAL
+    schema_version: str
+    object_version: str | None = None
+    """ETag announced by the source, without quotes."""
+    object_size: int | None = None
+    """Size announced by the source, in bytes."""
+    sequencer: str | None = None
+    raw: RawReference = RawReference()
+    attempt: int = 0
+    record_version: int = 0
+    integrity: Integrity | None = None
+    metadata: Metadata | None = None
+    stac: StacResult | None = None
+    provenance: ProvenanceResult | None = None
+
+    @property
+    def partition(self) -> str:
+        """UTC day of the key's own time, `YYYY-MM-DD`: the Dagster partition key."""
+        return self.time_range_start.date().isoformat()
+
+    @property
+    def bucket(self) -> str:
+        """Bucket part of object_uri (`s3://bucket/key`)."""
+        return self.object_uri.split("://", 1)[1].split("/", 1)[0]
+
+    @property
+    def key(self) -> str:
+        """Decoded key part of object_uri."""
+        return self.object_uri.split("://", 1)[1].split("/", 1)[1]
+
+    @property
+    def issues(self) -> tuple[Issue, ...]:
+        """Findings of every operator so far, in the order of the chain."""
+        sections = (self.integrity, self.metadata, self.stac, self.provenance)
+        return tuple(issue for section in sections if section is not None for issue in section.issues)
+
+    @property
+    def failure(self) -> Issue | None:
+        """The first issue that took this unit out of the chain, or None while it is in.
+
+        A lineage path that failed alone leaves provenance `partial`, which is no failure of the unit.
+        """
+        if self.provenance is not None and self.provenance.status is not ProvenanceStatus.FAILED:
+            sections: tuple[Any, ...] = (self.integrity, self.metadata, self.stac)
+        else:
+            sections = (self.integrity, self.metadata, self.stac, self.provenance)
+        for section in sections:
+            if section is not None:
+                for issue in section.issues:
+                    if issue.severity is Severity.FAILED:
+                        return issue  # type: ignore[no-any-return]
+        return None
+
+    def evolve(self, **changes: Any) -> Envelope:
+        """Return a copy with the given fields replaced."""
+        return dataclasses.replace(self, **changes)

@@ -1,0 +1,96 @@
+"""Issue codes: the bounded, machine-readable reasons that an operator gives about a unit.
+
+One enum per operator. A dataset contract maps a code to `failed` or `suspect`; a code that it does not name is
+`failed` (fail closed). Does not belong here: exceptions that stop a program (`errors.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum, unique
+
+
+@unique
+class Severity(StrEnum):
+    """What an issue does to its unit."""
+
+    SUSPECT = "suspect"
+    """The unit goes on; the issue stays visible downstream and in the STAC Item."""
+    FAILED = "failed"
+    """The unit leaves the chain."""
+
+
+@unique
+class ParseIssue(StrEnum):
+    """Why a message gave no envelope (hard: the message is rejected and kept)."""
+
+    MALFORMED_JSON = "malformed_json"
+    MISSING_REQUIRED_FIELD = "missing_required_field"
+    MESSAGE_TOO_LARGE = "message_too_large"
+    UNROUTABLE_TOPIC = "unroutable_topic"
+    UNKNOWN_BUCKET = "unknown_bucket"
+    KEY_GRAMMAR_MISMATCH = "key_grammar_mismatch"
+    INVALID_TIME_RANGE = "invalid_time_range"
+    UNSUPPORTED_SCHEMA_VERSION = "unsupported_schema_version"
+    SIGNATURE_INVALID = "signature_invalid"
+
+
+@unique
+class IntegrityIssue(StrEnum):
+    """What integrity-check found wrong with the object as stored."""
+
+    MISSING_OBJECT = "missing_object"
+    ACCESS_DENIED = "access_denied"
+    SIZE_ZERO = "size_zero"
+    SIZE_TOO_SMALL = "size_too_small"
+    SIZE_TOO_LARGE = "size_too_large"
+    SIZE_MISMATCH = "size_mismatch"
+    ETAG_MISMATCH = "etag_mismatch"
+    UNEXPECTED_CONTENT_TYPE = "unexpected_content_type"
+    BAD_MAGIC = "bad_magic"
+    STORAGE_UNAVAILABLE = "storage_unavailable"
+
+
+@unique
+class MetadataIssue(StrEnum):
+    """What metadata-extract found wrong with the object's headers."""
+
+    MISSING_GEOLOCATION = "missing_geolocation"
+    INVALID_GEOMETRY = "invalid_geometry"
+    INVALID_TIME_RANGE = "invalid_time_range"
+    TIME_MISMATCH = "time_mismatch"
+    PLATFORM_MISMATCH = "platform_mismatch"
+    INCOMPLETE_PRODUCT_METADATA = "incomplete_product_metadata"
+    SIDECAR_MISSING = "sidecar_missing"
+    SIDECAR_MISMATCH = "sidecar_mismatch"
+    UNREADABLE_FORMAT = "unreadable_format"
+    TRUNCATED_OBJECT = "truncated_object"
+    RESOURCE_LIMIT = "resource_limit"
+    STORAGE_UNAVAILABLE = "storage_unavailable"
+
+
+@unique
+class StacIssue(StrEnum):
+    """Why stac-register wrote no Item."""
+
+    STAC_VALIDATION_FAILED = "stac_validation_failed"
+    CATALOG_CONFLICT = "catalog_conflict"
+    IO_ERROR = "io_error"
+    STORAGE_UNAVAILABLE = "storage_unavailable"
+
+
+@unique
+class ProvenanceIssue(StrEnum):
+    """Which lineage path did not take the unit."""
+
+    PROV_STORE_UNAVAILABLE = "prov_store_unavailable"
+    OPENLINEAGE_EMIT_FAILED = "openlineage_emit_failed"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Issue:
+    """One finding about one unit: a bounded code, its severity under the contract, and a short text."""
+
+    code: str
+    severity: Severity
+    message: str

@@ -1,0 +1,152 @@
+"""Contract loader: YAML files to a registry, with the checks that no single contract can make.
+
+`ContractRegistry.load()` reads the built-in contracts of the package, and those of a folder given by the user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from kfm_dagster.contracts.key_grammar import KeyGrammarReader, KeyKind
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.errors import ContractError
+
+
+def parse_contract(text: str, *, source: str) -> DatasetContract:
+    """Build a contract from YAML text. Raises ContractError naming the source and the first wrong key."""
+    try:
+        document: Any = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ContractError(f"{source} is not valid YAML", observed=str(error), next_step="correct the file") from None
+    try:
+        return DatasetContract.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the document"
+        more = f" ({error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        raise ContractError(
+            f"{source}: {where} is wrong{more}",
+            observed=repr(first["input"])[:120],
+            expected=first["msg"].removeprefix("Value error, "),
+            next_step="correct the file; the JSON Schema is docs/spec/dataset-contract.schema.json",
+        ) from None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Route:
+    """Where a key belongs; contract is None when no dataset claims it."""
+
+    kind: KeyKind
+    contract: DatasetContract | None
+
+
+@dataclass(frozen=True)
+class ContractRegistry:
+    """All contracts in force, and the routing that follows from them."""
+
+    contracts: Mapping[str, DatasetContract]
+
+    @classmethod
+    def load(cls, extra_dir: Path | None = None) -> ContractRegistry:
+        """Read the built-in contracts and, when given, every `*.yaml` of a folder. Raises ContractError."""
+        texts: list[tuple[str, str]] = []
+        builtin = resources.files("kfm_dagster.contracts") / "datasets"
+        for entry in sorted(builtin.iterdir(), key=lambda item: item.name):
+            if entry.name.endswith(".yaml"):
+                texts.append((entry.name, entry.read_text(encoding="utf-8")))
+        if extra_dir is not None:
+            if not extra_dir.is_dir():
+                raise ContractError(
+                    "KFM_CONTRACTS_DIR is no folder",
+                    observed=str(extra_dir),
+                    next_step="create it or unset the variable",
+                )
+            texts += [(path.name, path.read_text(encoding="utf-8")) for path in sorted(extra_dir.glob("*.yaml"))]
+        return cls.of(parse_contract(text, source=source) for source, text in texts)
+
+    @classmethod
+    def of(cls, contracts: Iterable[DatasetContract]) -> ContractRegistry:
+        """Check contracts against each other and build the registry. Raises ContractError."""
+        found: dict[str, DatasetContract] = {}
+        for contract in contracts:
+            if contract.id in found:
+                raise ContractError("two contracts have one dataset id", observed=contract.id, expected="unique ids")
+            found[contract.id] = contract
+        if not found:
+            raise ContractError("there is no dataset contract", expected="at least one YAML file")
+        _refuse_clashes(list(found.values()))
+        return cls(contracts=dict(sorted(found.items())))
+
+    def __iter__(self) -> Iterator[DatasetContract]:
+        return iter(self.contracts.values())
+
+    def __getitem__(self, dataset: str) -> DatasetContract:
+        try:
+            return self.contracts[dataset]
+        except KeyError:
+            raise ContractError(
+                "unknown dataset", observed=dataset, expected="one of " + ", ".join(self.contracts)
+            ) from None
+
+    @cached_property
+    def grammars(self) -> Mapping[str, KeyGrammarReader]:
+        """Compiled key grammar by dataset id."""
+        return {contract.id: KeyGrammarReader(contract) for contract in self}
+
+    @cached_property
+    def topics(self) -> Mapping[str, tuple[DatasetContract, ...]]:
+        """Contracts by topic ARN."""
+        found: dict[str, tuple[DatasetContract, ...]] = {}
+        for contract in self:
+            for topic in contract.notifications.topics:
+                found[topic.arn] = (*found.get(topic.arn, ()), contract)
+        return found
+
+    @cached_property
+    def buckets(self) -> Mapping[str, tuple[DatasetContract, ...]]:
+        """Contracts by bucket."""
+        found: dict[str, tuple[DatasetContract, ...]] = {}
+        for contract in self:
+            for bucket in contract.storage.buckets:
+                found[bucket] = (*found.get(bucket, ()), contract)
+        return found
+
+    def route(self, *, bucket: str, key: str) -> Route:
+        """Tell which dataset a key belongs to and what it is there. Unclaimed keys are IGNORED only when a contract of
+        the bucket says so, else FOREIGN: a product that nobody has heard of is never dropped in silence.
+        """
+        contracts = self.buckets.get(bucket, ())
+        for contract in contracts:
+            if any(key.startswith(prefix) for prefix in contract.storage.prefixes):
+                return Route(kind=self.grammars[contract.id].kind(key), contract=contract)
+        if any(self.grammars[contract.id].kind(key) is KeyKind.IGNORED for contract in contracts):
+            return Route(kind=KeyKind.IGNORED, contract=None)
+        return Route(kind=KeyKind.FOREIGN, contract=None)
+
+
+def _refuse_clashes(contracts: list[DatasetContract]) -> None:
+    for index, one in enumerate(contracts):
+        for other in contracts[index + 1 :]:
+            if one.stac.collection == other.stac.collection:
+                raise ContractError(
+                    "two contracts write one STAC collection",
+                    observed=f"{one.id} and {other.id}: {one.stac.collection}",
+                    expected="one collection per dataset",
+                )
+            shared = set(one.storage.buckets) & set(other.storage.buckets)
+            for mine in one.storage.prefixes if shared else []:
+                for theirs in other.storage.prefixes:
+                    if mine.startswith(theirs) or theirs.startswith(mine):
+                        raise ContractError(
+                            "two contracts claim the same keys, so a topic cannot be routed",
+                            observed=f"{one.id} ({mine!r}) and {other.id} ({theirs!r}) in {sorted(shared)[0]}",
+                            expected="prefixes of which none starts with another",
+                        )

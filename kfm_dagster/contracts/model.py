@@ -1,0 +1,266 @@
+"""The dataset contract: everything the pipeline needs to know about one dataset, as one YAML file.
+
+Unknown keys are refused. `contracts/loader.py` reads files and checks contracts against each other; `key_grammar.py`
+gives the key pattern its meaning. Nothing here reads the environment or a file.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
+
+from kfm_dagster.contracts.envelope import Priority
+from kfm_dagster.contracts.issues import IntegrityIssue, MetadataIssue, Severity
+
+API_VERSION = "kfm.nodd.dataset/v1"
+
+CANONICAL_FIELDS: tuple[str, ...] = (
+    "wal_id", "dataset", "object_uri", "provider", "queue", "event_time", "time_range_start", "time_range_end",
+    "status", "attempts", "last_attempt_at", "last_error_code", "last_error_message", "integrity_status",
+    "metadata_status", "stac_status", "provenance_status", "stac_item_id", "stac_collection_id", "stac_item_href",
+    "ingest_run_id", "worker_id", "replay_reason", "created_at", "updated_at", "version",
+)  # fmt: skip
+"""Fields of a ledger record (NODD WAL specification, section 3); no extension may shadow one."""
+
+DatasetId = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]*(-[a-z0-9]+)*$", max_length=40)]
+TopicArn = Annotated[str, Field(pattern=r"^arn:aws:sns:[a-z0-9-]+:\d{12}:[A-Za-z0-9_-]{1,256}$")]
+Bucket = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")]
+Regex = Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+class Strict(BaseModel):
+    """Base of every part of a contract: frozen, and no key that the model does not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DatasetMetadata(Strict):
+    """Who this dataset is."""
+
+    id: DatasetId
+    title: str = Field(min_length=1)
+    description: str = Field(min_length=1)
+    labels: dict[str, str] = {}
+    owners: list[str] = []
+
+
+class Topic(Strict):
+    """An SNS topic that announces objects of this dataset."""
+
+    arn: TopicArn
+    message_shape: Literal["s3-event"] = "s3-event"
+
+
+class Notifications(Strict):
+    """Which messages are ours and which shapes we accept."""
+
+    topics: list[Topic] = Field(min_length=1)
+    schema_versions: list[str] = Field(["2.0", "2.1", "2.2", "2.3", "2.4"], description="Accepted S3 eventVersions.")
+    object_removed: Literal["ignore", "reject"] = Field(
+        "ignore", description="What an ObjectRemoved event does: acknowledged without a unit, or rejected."
+    )
+    priority: Priority = Priority.NORMAL
+
+
+class Queue(Strict):
+    """The queue that the dataset's topics feed; times in seconds."""
+
+    name: str = "kfm-nodd-primary"
+    dlq: str = "kfm-nodd-dlq"
+    visibility_timeout: int = Field(900, ge=30, le=43200)
+    max_receive_count: int = Field(5, ge=1, le=1000)
+
+
+class TimeField(Strict):
+    """How a time is written in the key: `value` joins named groups of the key pattern, `format` is strptime's."""
+
+    value: str
+    format: str
+
+
+class KeyGrammar(Strict):
+    """The key's grammar. `pattern` is a full-match regular expression with named groups; times are UTC."""
+
+    pattern: Regex
+    start: TimeField
+    end: TimeField | None = Field(None, description="Default: the start.")
+    end_offset_hours: str | None = Field(None, description="Group that holds hours after the start (forecast lead).")
+
+    @model_validator(mode="after")
+    def _groups_exist(self) -> KeyGrammar:
+        try:
+            groups = set(re.compile(self.pattern).groupindex)
+        except re.error as error:
+            raise ValueError(f"pattern is no regular expression: {error}") from None
+        templates = [self.start.value] + ([self.end.value] if self.end else [])
+        used = {name for template in templates for name in re.findall(r"{(\w+)}", template)}
+        used |= {self.end_offset_hours} if self.end_offset_hours else set()
+        if missing := used - groups:
+            raise ValueError(f"groups {sorted(missing)} are not in the pattern, which has {sorted(groups)}")
+        if self.end and self.end_offset_hours:
+            raise ValueError("end and end_offset_hours exclude each other")
+        return self
+
+
+class Sidecar(Strict):
+    """A file that belongs to a data object: same key plus suffix. Its own notifications are acknowledged, no unit."""
+
+    suffix: str = Field(min_length=1)
+    role: Literal["index", "metadata"]
+    media_type: str = "text/plain"
+    required: bool = False
+
+
+class Storage(Strict):
+    """Where the objects are and which keys are ours."""
+
+    provider: Literal["aws", "gcp", "azure"] = "aws"
+    buckets: list[Bucket] = Field(min_length=1)
+    region: str = "us-east-1"
+    prefixes: list[str] = Field(min_length=1, description="Keys that start so belong to this dataset (routing).")
+    key_grammar: KeyGrammar
+    ignore: list[Regex] = Field([], description="Keys of the same buckets that are known and not ingested.")
+    sidecars: list[Sidecar] = []
+    listing: list[str] = Field(
+        min_length=1, description="strftime templates of the prefixes that hold one UTC day; {bucket}-independent."
+    )
+
+    @field_validator("ignore")
+    @classmethod
+    def _compilable(cls, value: list[str]) -> list[str]:
+        for pattern in value:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        return value
+
+
+class Magic(Strict):
+    """Bytes that an object of the declared format must hold."""
+
+    hex: str = Field(pattern=r"^([0-9a-f]{2})+$")
+    offset: int = Field(0, ge=0, le=1024)
+
+
+class IntegrityRules(Strict):
+    """What integrity-check does. Sizes in bytes."""
+
+    checks: list[Literal["exists", "size", "etag_match", "headers", "magic"]] = [
+        "exists",
+        "size",
+        "etag_match",
+        "magic",
+    ]
+    min_bytes: PositiveInt = 1
+    max_bytes: PositiveInt = 5 * 1024**3
+    content_types: list[str] = []
+    magic: list[Magic] = Field([], description="One of these must match.")
+    severities: dict[IntegrityIssue, Severity] = {}
+
+
+class MetadataRules(Strict):
+    """What metadata-extract does."""
+
+    reader: str
+    required: list[str] = Field([], description="STAC properties that must be there, else incomplete_product_metadata.")
+    coordinate_decimals: int = Field(6, ge=3, le=9)
+    citations: dict[str, str] = Field({}, description="Field > source (volume, version, section).")
+    severities: dict[MetadataIssue, Severity] = {}
+
+
+class Provider(Strict):
+    """A STAC provider."""
+
+    name: str
+    roles: list[Literal["producer", "licensor", "processor", "host"]]
+    url: str | None = None
+
+
+class AssetDefinition(Strict):
+    """The data object (or a sidecar) as a STAC asset."""
+
+    title: str
+    media_type: str
+    roles: list[str]
+
+
+class StacRules(Strict):
+    """How Items and the Collection look."""
+
+    collection: DatasetId
+    item_id: str = Field(description="Template over the groups of the key grammar; must not depend on the version.")
+    precedence: str | None = Field(
+        None, description="Group that orders re-issues of one Item: a lower value never overwrites a higher one."
+    )
+    extensions: list[str] = []
+    keywords: list[str] = []
+    providers: list[Provider] = []
+    data_asset: AssetDefinition
+    summaries: list[str] = Field([], description="Item properties summarised in the Collection.")
+
+
+class Governance(Strict):
+    """License and sensitivity."""
+
+    license: str
+    attribution: str | None = None
+    care_label: str = "Public · Low-Risk"
+    sensitivity: Literal["none", "restricted"] = "none"
+    indigenous_data_flag: bool = False
+
+
+class Backoff(Strict):
+    """Seconds before attempt n+1: const = base; exp = base * 2**(n-1), at most `maximum`."""
+
+    kind: Literal["const", "exp"] = "exp"
+    base_seconds: float = Field(60, ge=0)
+    maximum_seconds: float = Field(3600, ge=0)
+
+
+class Retry(Strict):
+    """When a failed unit is tried again."""
+
+    max_attempts: int = Field(5, ge=1, le=20)
+    backoff: Backoff = Backoff()
+
+
+class Ledger(Strict):
+    """Extension fields that the ledger keeps for this dataset: groups of the key grammar."""
+
+    extension_fields: list[str] = []
+
+
+class DatasetContract(Strict):
+    """One dataset."""
+
+    apiVersion: Literal["kfm.nodd.dataset/v1"]
+    kind: Literal["NoddDatasetContract"]
+    metadata: DatasetMetadata
+    notifications: Notifications
+    queue: Queue = Queue()
+    storage: Storage
+    integrity: IntegrityRules = IntegrityRules()
+    metadata_extract: MetadataRules
+    stac: StacRules
+    governance: Governance
+    retry: Retry = Retry()
+    ledger: Ledger = Ledger()
+
+    @property
+    def id(self) -> str:
+        """Dataset id, e.g. `goes-abi`."""
+        return self.metadata.id
+
+    @model_validator(mode="after")
+    def _templates_use_known_groups(self) -> DatasetContract:
+        groups = set(re.compile(self.storage.key_grammar.pattern).groupindex)
+        used = set(re.findall(r"{(\w+)}", self.stac.item_id)) | set(self.ledger.extension_fields)
+        used |= {self.stac.precedence} if self.stac.precedence else set()
+        if missing := used - groups:
+            raise ValueError(f"groups {sorted(missing)} are not in the key pattern, which has {sorted(groups)}")
+        if shadowed := set(self.ledger.extension_fields) & set(CANONICAL_FIELDS):
+            raise ValueError(f"ledger.extension_fields {sorted(shadowed)} shadow canonical fields of the ledger")
+        return self

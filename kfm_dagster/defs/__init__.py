@@ -1,0 +1,1 @@
+"""The Dagster face; the only importer of dagster."""

@@ -1,0 +1,104 @@
+"""Errors: one base, and what every refusal of the package has to say.
+
+Belongs here: exception classes that cross a package boundary. Does not belong here: the issue codes that an operator
+gives a unit (`contracts/issues.py`); those are data, not exceptions.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, unique
+from typing import ClassVar
+
+
+@unique
+class ExitCode(IntEnum):
+    """Exit codes of the `kfm` commands; scripts rely on them."""
+
+    DONE = 0
+    USAGE = 2
+    REFUSED = 3
+    FINISHED_WITH_FAILURES = 4
+    DEPENDENCY_UNAVAILABLE = 5
+
+
+class KfmError(Exception):
+    """Something was refused; says what, what was observed, what was expected, and the next step.
+
+    The docstring of a subclass is its default `what`. `str()` gives one line, fit for a terminal.
+    """
+
+    exit_code: ClassVar[ExitCode] = ExitCode.USAGE
+
+    def __init__(
+        self,
+        what: str | None = None,
+        *,
+        observed: object = None,
+        expected: object = None,
+        next_step: str | None = None,
+    ) -> None:
+        self.what = what or (type(self).__doc__ or type(self).__name__).strip().splitlines()[0].rstrip(".")
+        self.observed = observed
+        self.expected = expected
+        self.next_step = next_step
+        super().__init__(self._line())
+
+    def _line(self) -> str:
+        parts = [self.what]
+        if self.observed is not None:
+            parts.append(f"observed {self.observed}")
+        if self.expected is not None:
+            parts.append(f"expected {self.expected}")
+        if self.next_step is not None:
+            parts.append(f"next: {self.next_step}")
+        return "; ".join(" ".join(part.split()) for part in parts)
+
+
+class ConfigurationError(KfmError):
+    """The configuration is wrong."""
+
+
+class ContractError(ConfigurationError):
+    """A dataset contract is wrong."""
+
+
+class IllegalTransitionError(KfmError):
+    """The ledger refused a transition."""
+
+    exit_code = ExitCode.REFUSED
+
+    def __init__(self, *, wal_id: str, from_status: str | None, to_status: str, why: str | None = None) -> None:
+        self.wal_id = wal_id
+        self.from_status = from_status
+        self.to_status = to_status
+        super().__init__(
+            "illegal transition" if why is None else f"illegal transition ({why})",
+            observed=f"{wal_id}: {from_status or 'null'} > {to_status}",
+            expected="a transition of ledger.state_machine.TRANSITIONS with its conditions met",
+        )
+
+
+class DependencyUnavailableError(KfmError):
+    """A service that the command needs does not answer."""
+
+    exit_code = ExitCode.DEPENDENCY_UNAVAILABLE
+
+
+class DatabaseUnavailableError(DependencyUnavailableError):
+    """The database does not answer."""
+
+
+class QueueUnavailableError(DependencyUnavailableError):
+    """The queue does not answer."""
+
+
+class SchemaVersionError(KfmError):
+    """The database has a newer schema than this release knows."""
+
+    exit_code = ExitCode.REFUSED
+
+
+class ArtifactError(KfmError):
+    """A stored artifact is missing or does not match its digest."""
+
+    exit_code = ExitCode.REFUSED

@@ -1,0 +1,1 @@
+"""The NODD WAL: what became of every object."""

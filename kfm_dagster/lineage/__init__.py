@@ -1,0 +1,1 @@
+"""OpenLineage and PROV-O for every unit, once."""

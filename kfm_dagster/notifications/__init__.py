@@ -1,0 +1,1 @@
+"""SQS and SNS: receive, land, parse, acknowledge."""

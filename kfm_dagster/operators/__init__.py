@@ -1,0 +1,1 @@
+"""The five operators: pure functions over one envelope."""

@@ -1,0 +1,1 @@
+"""Readers: metadata from object headers by range requests. Pure: bytes in, `HeaderMetadata` or `ReadError` out."""

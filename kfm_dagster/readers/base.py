@@ -1,0 +1,76 @@
+"""What every reader takes and gives.
+
+A reader sees an object only through a `ByteSource` (range requests) and must bound what it reads, allocates and loops
+over, whatever the bytes say. It raises `ReadError` with an issue code and nothing else. It knows no contract: the
+contract's rules are applied by `operators/metadata_extract.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Protocol
+
+from kfm_dagster.contracts.issues import MetadataIssue
+
+
+class ByteSource(Protocol):
+    """An object as bytes. `read` is one range request; it returns fewer bytes only at the object's end."""
+
+    @property
+    def size(self) -> int:
+        """Size of the object in bytes."""
+        ...
+
+    def read(self, start: int, length: int) -> bytes:
+        """Bytes [start, start + length), cut at the end of the object."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadRequest:
+    """One object to read. `groups` are the named groups of the key grammar; `sidecar(suffix)` opens key + suffix."""
+
+    key: str
+    groups: Mapping[str, str]
+    source: ByteSource
+    sidecar: Callable[[str], ByteSource | None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeaderMetadata:
+    """What the object says of itself.
+
+    Datetimes are aware UTC. geometry is a GeoJSON Polygon or MultiPolygon in WGS 84 degrees, split at the antimeridian
+    (RFC 7946, 3.1.9); bbox is (west, south, east, north), west > east when it crosses. `properties` are STAC
+    properties; `native` are the format's own values, unrounded, for comparison with an independent reader;
+    `findings` are issues that do not stop the reader.
+    """
+
+    start: datetime
+    end: datetime
+    datetime: datetime
+    geometry: Mapping[str, Any]
+    bbox: tuple[float, float, float, float]
+    properties: Mapping[str, Any]
+    native: Mapping[str, Any] = field(default_factory=dict)
+    findings: tuple[tuple[MetadataIssue, str], ...] = ()
+    sidecars: tuple[str, ...] = ()
+    """Suffixes of the sidecars that were found and belong to the object."""
+
+
+class ReadError(Exception):
+    """The object cannot be read; `code` says why."""
+
+    def __init__(self, code: MetadataIssue, message: str) -> None:
+        self.code = code
+        super().__init__(message)
+
+
+class Reader(Protocol):
+    """A function from a request to the object's own metadata. Raises ReadError."""
+
+    def __call__(self, request: ReadRequest, /) -> HeaderMetadata:
+        """Read the headers."""
+        ...

@@ -1,0 +1,1 @@
+"""Did this node already do this in this run?"""

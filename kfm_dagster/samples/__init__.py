@@ -1,0 +1,1 @@
+"""Small objects in their true formats, made for the demo and the tests."""

@@ -1,0 +1,111 @@
+"""Settings: one model, every environment variable of the package, described.
+
+Belongs here: names, types, defaults and their reasons. Does not belong here: anything that opens a connection or a
+file. Nothing is read at import; call `Settings.load()`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum, unique
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, PositiveInt, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from kfm_dagster.errors import ConfigurationError
+
+
+@unique
+class Environment(StrEnum):
+    """Where this process runs; guards are stricter towards prod."""
+
+    DEV = "dev"
+    STAGE = "stage"
+    PROD = "prod"
+
+
+class Settings(BaseSettings):
+    """Every environment variable that `kfm_dagster` reads (prefix `KFM_`)."""
+
+    model_config = SettingsConfigDict(env_prefix="KFM_", extra="ignore", frozen=True)
+
+    env: Environment = Field(Environment.DEV, description="dev, stage or prod.")
+    home: Path = Field(Path(".kfm"), description="Data root; everything below has its default inside.")
+    wal_dsn: str = Field("", description="Database of the four records; default sqlite:///$KFM_HOME/kfm.db.")
+    storage_url: str = Field("", description="Landing zone and artifacts, folder or s3://; default $KFM_HOME/storage.")
+    catalog_url: str = Field("", description="STAC catalog, folder or s3://; default $KFM_HOME/catalog.")
+    lineage_url: str = Field("", description="OpenLineage and PROV-O files; default $KFM_HOME/lineage.")
+    contracts_dir: Path | None = Field(None, description="Folder with further dataset contracts (YAML).")
+    object_root: Path | None = Field(
+        None, description="Read objects from ROOT/<bucket>/<key> instead of the provider's object store."
+    )
+    anonymous: bool = Field(False, description="Read buckets without credentials (NODD buckets are public).")  # noqa: FBT003
+    sqs_primary_queue: str = Field("kfm-nodd-primary", description="Name of the queue that the sensor receives from.")
+    sqs_dlq_queue: str = Field("kfm-nodd-dlq", description="Name of its dead-letter queue.")
+    sensor_interval_seconds: PositiveInt = Field(5, description="Pause between two ticks of the sensors.")
+    tick_budget_seconds: PositiveInt = Field(
+        40, description="A sensor stops receiving after this long; Dagster gives a tick 60 s."
+    )
+    receive_threads: PositiveInt = Field(8, description="Parallel receive calls; SQS gives 10 messages a call.")
+    max_units_per_run: PositiveInt = Field(5000, description="Units that one run claims per dataset.")
+    max_in_flight_units: PositiveInt = Field(
+        20000, description="The sensor stops receiving while more units than this are pending or in progress."
+    )
+    read_concurrency: PositiveInt = Field(16, description="Objects that one run reads at the same time.")
+    lease_seconds: PositiveInt = Field(
+        960, description="An in_progress record older than this is recovered (visibility timeout 900 s + 60 s margin)."
+    )
+    retry_backoff_seconds: float | None = Field(
+        None, ge=0, description="Overrides the base backoff of every contract (demo and tests)."
+    )
+    lakefs_branch: str = Field("main", description="Branch recorded in run-state.")
+    worker_id: str = Field("local", description="Logical worker identity in the ledger; never a host name.")
+
+    @field_validator("wal_dsn")
+    @classmethod
+    def _one_postgres_driver(cls, value: str) -> str:
+        # SQLAlchemy 2.1 reads a bare postgresql:// as psycopg 3, with which dagster-postgres fails on NOTIFY.
+        for bare in ("postgresql://", "postgres://"):
+            if value.startswith(bare):
+                return "postgresql+psycopg2://" + value.removeprefix(bare)
+        if value and not value.startswith(("sqlite:///", "postgresql+psycopg2://")):
+            raise ValueError("expected sqlite:///FILE or postgresql+psycopg2://USER@HOST/DATABASE")
+        return value
+
+    @classmethod
+    def load(cls) -> Self:
+        """Read the environment once. Raises ConfigurationError with the variable's name on a bad value."""
+        try:
+            return cls()
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = "KFM_" + "_".join(str(part) for part in first["loc"]).upper()
+            # The value of a DSN may hold a password, so it is named and never shown.
+            observed = "a value that is not shown" if name == "KFM_WAL_DSN" else repr(first["input"])
+            raise ConfigurationError(
+                f"environment variable {name} is wrong",
+                observed=observed,
+                expected=first["msg"].removeprefix("Value error, "),
+                next_step=f"correct or unset {name}",
+            ) from None
+
+    @property
+    def database_url(self) -> str:
+        """SQLAlchemy URL of the database."""
+        return self.wal_dsn or f"sqlite:///{self.home.absolute() / 'kfm.db'}"
+
+    @property
+    def storage(self) -> str:
+        """URL or folder of landing zone and artifacts."""
+        return self.storage_url or str(self.home.absolute() / "storage")
+
+    @property
+    def catalog(self) -> str:
+        """URL or folder of the STAC catalog."""
+        return self.catalog_url or str(self.home.absolute() / "catalog")
+
+    @property
+    def lineage(self) -> str:
+        """URL or folder of the lineage files."""
+        return self.lineage_url or str(self.home.absolute() / "lineage")

@@ -1,0 +1,1 @@
+"""The run contract around the operators: hash, skip, compute, commit."""

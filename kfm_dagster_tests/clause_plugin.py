@@ -1,0 +1,69 @@
+"""Pytest plugin: collects `@pytest.mark.clause(...)` and writes the conformance table on request.
+
+    pytest --clauses                      print the table after collection, run nothing
+    pytest --clauses-out FILE             also write it as Markdown
+
+An unknown clause id is a usage error, so that a typo cannot claim anything.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+SPEC = Path(__file__).resolve().parent.parent / "docs" / "spec" / "clauses.yaml"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("clauses")
+    group.addoption("--clauses", action="store_true", help="list every clause with its tests and run nothing")
+    group.addoption("--clauses-out", type=Path, help="write the clause table to this Markdown file")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not (config.getoption("--clauses") or config.getoption("--clauses-out")):
+        return
+    clauses = {entry["id"]: entry["must"] for entry in yaml.safe_load(SPEC.read_text(encoding="utf-8"))["clauses"]}
+    claims: dict[str, list[str]] = {clause: [] for clause in clauses}
+    for item in items:
+        for marker in item.iter_markers("clause"):
+            for clause in marker.args:
+                if clause not in claims:
+                    raise pytest.UsageError(f"{item.nodeid} claims {clause}, which docs/spec/clauses.yaml has not")
+                name = item.nodeid.split("[")[0]
+                if name not in claims[clause]:
+                    claims[clause].append(name)
+    config.stash[_TABLE] = _render(clauses, claims)
+    if config.getoption("--clauses"):
+        items.clear()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    table = config.stash.get(_TABLE, None)
+    if table is None:
+        return
+    if config.getoption("--clauses"):
+        terminalreporter.write_line(table)
+    out = config.getoption("--clauses-out")
+    if out:
+        out.write_text(table, encoding="utf-8")
+
+
+def _render(clauses: dict[str, str], claims: dict[str, list[str]]) -> str:
+    held = sum(1 for tests in claims.values() if tests)
+    lines = [
+        "# Conformance",
+        "",
+        f"{held} of {len(clauses)} clauses are held by a test.",
+        "",
+        "| clause | tests | must |",
+        "|---|---|---|",
+    ]
+    for clause, must in clauses.items():
+        lines.append(f"| {clause} | {'<br>'.join(claims[clause]) or '**none**'} | {must.replace('|', chr(92) + '|')} |")
+    return "\n".join(lines) + "\n"
+
+
+_TABLE = pytest.StashKey[str]()
