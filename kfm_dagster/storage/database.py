@@ -1,0 +1,182 @@
+"""The database: one engine, its transactions and its schema.
+
+SQLite is the embedded default, PostgreSQL the production one; both speak through SQLAlchemy Core and the statements of
+`sql/`. Domain tables belong to their rooms (`ledger/`, `run_state/`, ...); this module knows only `schema_version`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import URL, Connection, CursorResult, make_url
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from kfm_dagster.errors import ConfigurationError, DatabaseUnavailableError, SchemaVersionError
+from kfm_dagster.storage.statements import Migration, migrations, statement
+
+BUSY_TIMEOUT_SECONDS = 60
+"""How long a SQLite writer waits for another one; a batch's transaction takes well under a second."""
+CONNECT_TIMEOUT_SECONDS = 10
+MIGRATION_LOCK = 0x6B666D
+"""PostgreSQL advisory lock ("kfm") that lets one process migrate at a time."""
+
+
+class Database:
+    """An open database whose schema is the one that this release knows."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self.engine = engine
+
+    @classmethod
+    def open(cls, url: str, *, migrate: bool = True) -> Database:
+        """Connect, and bring the schema up to date.
+
+        Raises DatabaseUnavailableError when the database does not answer, SchemaVersionError when its schema is newer
+        than this release or, with `migrate=False`, older.
+        """
+        parsed = make_url(url)
+        database = cls(_engine(parsed))
+        try:
+            database._check_schema(migrate=migrate)
+        except OperationalError as error:
+            database.dispose()
+            raise DatabaseUnavailableError(
+                observed=f"{parsed.render_as_string(hide_password=True)}: {str(error.orig).strip()}",
+                next_step="start the database or correct KFM_WAL_DSN",
+            ) from None
+        except BaseException:
+            database.dispose()
+            raise
+        return database
+
+    @property
+    def dialect(self) -> str:
+        """`sqlite` or `postgresql`."""
+        return self.engine.dialect.name
+
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        """Run one transaction: committed when the block ends, rolled back when it raises.
+
+        On SQLite it begins IMMEDIATE, so that a reader never becomes a writer half-way and fails on a snapshot.
+        """
+        with self.engine.begin() as connection:
+            yield Transaction(connection)
+
+    def dispose(self) -> None:
+        """Close every pooled connection."""
+        self.engine.dispose()
+
+    def _check_schema(self, *, migrate: bool) -> None:
+        known = migrations(self.dialect)
+        with self.transaction() as tx:
+            if self.dialect == "postgresql":
+                tx.connection.exec_driver_sql("SELECT pg_advisory_xact_lock(%s)", (MIGRATION_LOCK,))
+            tx.run("schema.create_version_table")
+            applied = {row.number: row.sha256 for row in tx.run("schema.applied")}
+            if applied and max(applied) > len(known):
+                raise SchemaVersionError(
+                    observed=f"schema {max(applied)}",
+                    expected=f"at most {len(known)}",
+                    next_step="run a release of kfm_dagster that is at least as new as the one that made the database",
+                )
+            pending = [migration for migration in known if migration.number not in applied]
+            _refuse_changed(known, applied)
+            if pending and not migrate:
+                raise SchemaVersionError(
+                    "the database has an older schema than this release needs",
+                    observed=f"schema {max(applied, default=0)}",
+                    expected=str(len(known)),
+                    next_step="open it once with migration allowed",
+                )
+            for migration in pending:
+                _apply(tx, migration)
+
+
+class Transaction:
+    """An open transaction that runs the named statements of `sql/queries/`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    def run(self, name: str, parameters: Mapping[str, Any] | None = None, /, **more: Any) -> CursorResult[Any]:
+        """Execute one named statement."""
+        return self.connection.execute(statement(self.connection.dialect.name, name), {**(parameters or {}), **more})
+
+    def run_many(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Execute one named statement for many parameter sets; nothing happens for none."""
+        batch = [dict(row) for row in rows]
+        if batch:
+            self.connection.execute(statement(self.connection.dialect.name, name), batch)
+
+
+def _engine(url: URL) -> sa.Engine:
+    if url.get_backend_name() == "postgresql":
+        return sa.create_engine(
+            url,
+            pool_pre_ping=True,
+            connect_args={"connect_timeout": CONNECT_TIMEOUT_SECONDS, "application_name": "kfm_dagster"},
+        )
+    if url.get_backend_name() != "sqlite":
+        raise ConfigurationError("unknown database", observed=url.get_backend_name(), expected="sqlite or postgresql")
+    if url.database and url.database != ":memory:":
+        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+    engine = sa.create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_SECONDS})
+
+    @sa.event.listens_for(engine, "connect")
+    def _configure(connection: Any, _record: object) -> None:
+        # Python's sqlite3 would begin transactions by itself, deferred; ours begin IMMEDIATE in _begin.
+        connection.isolation_level = None
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA journal_mode = WAL")
+        # In WAL mode NORMAL survives a killed process; FULL is needed against power loss, and a commit is per batch.
+        cursor.execute("PRAGMA synchronous = FULL")
+        cursor.execute("PRAGMA foreign_keys = ON")
+        cursor.close()
+
+    @sa.event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _apply(tx: Transaction, migration: Migration) -> None:
+    raw: Any = tx.connection.connection.dbapi_connection
+    for part in _split(migration.sql):
+        if tx.connection.dialect.name == "sqlite":
+            raw.execute(part)
+        else:
+            tx.connection.exec_driver_sql(part.replace("%", "%%"))
+    tx.run("schema.record", number=migration.number, name=migration.name, sha256=_digest(migration))
+
+
+def _split(script: str) -> list[str]:
+    """Split a migration at lines that hold only `-- ;`; trigger bodies contain semicolons of their own."""
+    return [part.strip() for part in script.split("\n-- ;\n") if part.strip()]
+
+
+def _refuse_changed(known: Iterable[Migration], applied: Mapping[int, str]) -> None:
+    for migration in known:
+        if migration.number in applied and applied[migration.number] != _digest(migration):
+            raise SchemaVersionError(
+                "an applied migration was edited afterwards",
+                observed=f"{migration.number:04d}_{migration.name}.sql",
+                expected="the text that was applied",
+                next_step="restore the file and write a new migration",
+            )
+
+
+def _digest(migration: Migration) -> str:
+    return hashlib.sha256(migration.sql.encode()).hexdigest()
+
+
+def is_conflict(error: DBAPIError) -> bool:
+    """Tell whether another transaction got there first (lock timeout, serialisation failure, deadlock)."""
+    code = getattr(error.orig, "pgcode", None)
+    return code in {"40001", "40P01", "55P03"} or "database is locked" in str(error.orig)

@@ -1,0 +1,70 @@
+"""Named SQL statements and numbered migrations, read from `sql/`.
+
+A statements file holds blocks that begin with `-- name: identifier`; parameters are SQLAlchemy's `:name`. A dialect's
+own file (`sql/queries/<dialect>/<room>.sql`) wins over the shared one (`sql/queries/<room>.sql`), statement by
+statement. Nothing here talks to a database.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from sqlalchemy import TextClause, text
+
+from kfm_dagster.errors import ConfigurationError
+
+_NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+_MIGRATION = re.compile(r"^(\d{4})_(\w+)\.sql$")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Migration:
+    """One numbered step of the schema."""
+
+    number: int
+    name: str
+    sql: str
+
+
+def sql_root() -> Traversable:
+    """Return the folder `sql/`: inside the wheel when installed, beside the package in a checkout."""
+    bundled = resources.files("kfm_dagster") / "_bundled" / "sql"
+    return bundled if bundled.is_dir() else Path(__file__).resolve().parents[2] / "sql"
+
+
+@cache
+def statement(dialect: str, name: str) -> TextClause:
+    """Return the statement `room.identifier` for a dialect. Raises ConfigurationError when there is none."""
+    room, identifier = name.split(".", 1)
+    for blocks in (_blocks(f"queries/{dialect}/{room}.sql"), _blocks(f"queries/{room}.sql")):
+        if identifier in blocks:
+            return text(blocks[identifier])
+    raise ConfigurationError("there is no such SQL statement", observed=f"{name} for {dialect}")
+
+
+@cache
+def migrations(dialect: str) -> tuple[Migration, ...]:
+    """Return the migrations of a dialect in order; numbers are 1, 2, 3 ... without a hole."""
+    found = [
+        Migration(number=int(match[1]), name=match[2], sql=entry.read_text(encoding="utf-8"))
+        for entry in (sql_root() / dialect).iterdir()
+        if (match := _MIGRATION.match(entry.name))
+    ]
+    found.sort(key=lambda migration: migration.number)
+    if [migration.number for migration in found] != list(range(1, len(found) + 1)):
+        raise ConfigurationError("migrations are not numbered without a hole", observed=f"sql/{dialect}")
+    return tuple(found)
+
+
+@cache
+def _blocks(path: str) -> dict[str, str]:
+    file = sql_root() / path
+    if not file.is_file():
+        return {}
+    parts = _NAME.split(file.read_text(encoding="utf-8"))
+    return {parts[index]: parts[index + 1].strip().rstrip(";") for index in range(1, len(parts), 2)}

@@ -1,0 +1,67 @@
+"""Opening, migrating and refusing databases."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from kfm_dagster.errors import DatabaseUnavailableError, SchemaVersionError
+from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.statements import migrations
+
+
+def test_opening_twice_applies_each_migration_once(database_url: str) -> None:
+    Database.open(database_url).dispose()
+    database = Database.open(database_url)
+    with database.transaction() as tx:
+        numbers = [row.number for row in tx.run("schema.applied")]
+    database.dispose()
+    assert numbers == [migration.number for migration in migrations(database.dialect)]
+
+
+def test_a_newer_schema_is_refused_in_one_line(database_url: str) -> None:
+    database = Database.open(database_url)
+    with database.transaction() as tx:
+        tx.run("schema.record", number=9999, name="future", sha256="0" * 64)
+    database.dispose()
+    with pytest.raises(SchemaVersionError, match=r"newer schema.*observed schema 9999.*next:") as refused:
+        Database.open(database_url)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_edited_migration_is_refused(database_url: str) -> None:
+    database = Database.open(database_url)
+    with database.transaction() as tx:
+        tx.connection.exec_driver_sql("UPDATE schema_version SET sha256 = 'other' WHERE number = 1")
+    database.dispose()
+    with pytest.raises(SchemaVersionError, match="edited afterwards"):
+        Database.open(database_url)
+
+
+def test_a_database_that_is_down_is_one_line_without_the_password() -> None:
+    with pytest.raises(DatabaseUnavailableError, match="next: start the database") as down:
+        Database.open("postgresql+psycopg2://kfm:secret@127.0.0.1:1/kfm")
+    assert "secret" not in str(down.value)
+    assert "\n" not in str(down.value)
+
+
+def test_a_failed_transaction_leaves_nothing(database: Database) -> None:
+    row = {"number": 4242, "name": "x", "sha256": "y"}
+    with pytest.raises(RuntimeError), database.transaction() as tx:  # noqa: PT012, the block is the transaction
+        tx.run("schema.record", row)
+        raise RuntimeError
+    with database.transaction() as tx:
+        assert 4242 not in {found.number for found in tx.run("schema.applied")}
+
+
+def test_sqlite_is_opened_for_concurrent_durable_use(tmp_path: Path) -> None:
+    database = Database.open(f"sqlite:///{tmp_path / 'kfm.db'}")
+    with database.transaction() as tx:
+        assert tx.connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+        other = sqlite3.connect(tmp_path / "kfm.db", timeout=0, isolation_level=None)
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            other.execute("BEGIN IMMEDIATE")
+        other.close()
+    database.dispose()
