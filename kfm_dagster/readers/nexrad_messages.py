@@ -1,0 +1,169 @@
+"""NEXRAD Level II records decoded: volume header, radials of both kinds, coverage pattern, RDA status.
+
+Belongs here: the fields of single records of ICD 2620010 (Archive II/User) and ICD 2620002 (RDA/RPG), as values.
+Does not belong here: where the records lie in an object (`nexrad_volume.py`).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.readers.base import ReadError
+
+HEADER_BYTES = 24
+MAX_CUTS = 32
+"""Elevation cuts of a volume coverage pattern (ICD 2620002, table XI)."""
+MOMENTS = ("REF", "VEL", "SW", "ZDR", "PHI", "RHO", "CFP")
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_DAY_MS = 86_400_000
+_RDA_STATUS = {2: "start-up", 4: "standby", 8: "restart", 16: "operate", 64: "off-line operate"}
+_OPERABILITY = {
+    2: "on-line",
+    4: "maintenance action required",
+    8: "maintenance action mandatory",
+    16: "commanded shut down",
+    32: "inoperable",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VolumeHeader:
+    """The 24 bytes at the start (ICD 2620010, 7.3.3). `icao` is empty in ARCHIVE2 volumes."""
+
+    magic: str
+    extension: str
+    time: datetime
+    icao: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Position:
+    """Degrees as the radar states them (32-bit), and metres of the feedhorn above mean sea level."""
+
+    latitude: float
+    longitude: float
+    height_m: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Radial:
+    """The first radial: message type 31 (ICD 2620002, table XVII) or 1 (table III)."""
+
+    message_type: int
+    icao: str
+    time: datetime
+    vcp: int
+    moments: tuple[str, ...]
+    position: Position | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pattern:
+    """Message type 5, the volume coverage pattern (ICD 2620002, table XI): number, and target elevations in degrees."""
+
+    number: int
+    elevations: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Status:
+    """Message type 2, the RDA's status (ICD 2620002, table IV); None for codes that the table does not define."""
+
+    rda: str | None
+    operability: str | None
+    build: str | None
+
+
+def decode_header(data: bytes) -> VolumeHeader:
+    """ICD 2620010, 7.3.3: tape name, extension number, date, time, ICAO. Raises ReadError."""
+    if len(data) < HEADER_BYTES:
+        raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"{len(data)} bytes are less than a volume header")
+    magic, extension, day, milliseconds, icao = struct.unpack(">9s3sII4s", data)
+    if magic != b"ARCHIVE2." and not (magic[:4] == b"AR2V" and magic[4:8].isdigit() and magic[8:] == b"."):
+        raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"starts with {magic!r}; expected AR2V00nn. or ARCHIVE2.")
+    return VolumeHeader(
+        magic=magic.decode("ascii"),
+        extension=_text(extension),
+        time=_time(day, milliseconds),
+        icao=_text(icao),
+    )
+
+
+def decode_radial_31(body: bytes) -> Radial:
+    """ICD 2620002, table XVII: the header's 32 bytes, then pointers to data blocks."""
+    icao, milliseconds, day, count = _unpack(">4sIH20xH", body, 0)
+    position: Position | None = None
+    vcp = 0
+    found: set[str] = set()
+    for pointer in _unpack(f">{min(count, 10)}I", body, 32):
+        block, name = _unpack(">c3s", body, pointer)
+        if name == b"VOL":
+            # Table XVII-E: latitude, longitude, site height, feedhorn above it, pattern number.
+            latitude, longitude, site, feedhorn, vcp = _unpack(">ffhH20xH", body, pointer + 8)
+            position = Position(latitude=latitude, longitude=longitude, height_m=site + feedhorn)
+        elif block == b"D":
+            found.add(_text(name))
+    return Radial(
+        message_type=31,
+        icao=_text(icao),
+        time=_time(day, milliseconds),
+        vcp=vcp,
+        moments=tuple(moment for moment in MOMENTS if moment in found),
+        position=position,
+    )
+
+
+def decode_radial_1(body: bytes) -> Radial:
+    """ICD 2620002, table III: pointers to the three moments, zero where one is absent, then the pattern's number."""
+    milliseconds, day, *pointers, vcp = _unpack(">IH30x3H2xH", body, 0)
+    return Radial(
+        message_type=1,
+        icao="",
+        time=_time(day, milliseconds),
+        vcp=vcp,
+        moments=tuple(moment for moment, pointer in zip(MOMENTS[:3], pointers, strict=True) if pointer),
+        position=None,
+    )
+
+
+def decode_pattern(body: bytes) -> Pattern:
+    """ICD 2620002, table XI: 22 bytes of header, then 46 for each elevation cut, which begin with its angle."""
+    number, cuts = _unpack(">4xHH", body, 0)
+    angles = (_unpack(">H", body, 22 + 46 * cut)[0] for cut in range(min(cuts, MAX_CUTS)))
+    return Pattern(number=number, elevations=tuple(angle * 360 / 65536 for angle in angles))
+
+
+def decode_status(body: bytes) -> Status:
+    """ICD 2620002, table IV: halfwords 1, 2 and 10; bit 0 of the second says that calibration is not automatic."""
+    rda, operability, build = _unpack(">HH14xH", body, 0)
+    return Status(
+        rda=_RDA_STATUS.get(rda),
+        operability=_OPERABILITY.get(operability & ~1),
+        # In hundredths: 1900 is build 19.0, 2210 is 22.1. Older radars leave it zero.
+        build=f"{build / 100:.2f}".removesuffix("0") if build else None,
+    )
+
+
+def _unpack(layout: str, data: bytes, offset: int) -> tuple[Any, ...]:
+    try:
+        return struct.unpack_from(layout, data, offset)
+    except struct.error as error:
+        raise ReadError(
+            MetadataIssue.UNREADABLE_FORMAT, f"a data block lies outside of its message: {error}"
+        ) from error
+
+
+def _text(data: bytes) -> str:
+    return data.decode("ascii", errors="replace").strip(" \0")
+
+
+def _time(day: int, milliseconds: int) -> datetime:
+    """Days since 1970-01-01, which is day 1, and milliseconds past midnight UTC (ICD 2620002, table II, note 1)."""
+    if not 1 <= day <= 0xFFFF or milliseconds >= _DAY_MS:
+        raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"day {day}, millisecond {milliseconds} is no time")
+    return _EPOCH + timedelta(days=day - 1, milliseconds=milliseconds)
