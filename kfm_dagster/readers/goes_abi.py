@@ -1,0 +1,354 @@
+"""Reader of GOES-R ABI radiances (L1b Rad) and imagery (L2 CMIP, MCMIP): NetCDF-4 headers, never a pixel.
+
+Belongs here: names and meaning of ABI attributes and variables, and whether content and key agree. Does not belong
+here: HDF5 (`hdf5.py`), the fixed grid (`geostationary.py`).
+
+Names and units: GOES-R Product Definition and Users' Guide (PUG), volume 3 (L1b, 416-R-PUG-L1B-0347) and volume 5 (L2+,
+416-R-PUG-L2-0349): section 5.0 global attributes, 5.1.2 fixed grid, 5.1.3 Radiances.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.readers import geostationary
+from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadError, ReadRequest
+from kfm_dagster.readers.geometry import BoundingBox
+from kfm_dagster.readers.geostationary import FixedGrid, Footprint, ImageBounds
+from kfm_dagster.readers.hdf5 import Hdf5Group, Hdf5Object, read_hdf5
+from kfm_dagster.readers.ranges import BlockCache
+
+_ATTRIBUTES = (
+    "dataset_name", "date_created", "id", "orbital_slot", "platform_ID", "processing_level", "production_site",
+    "scene_id", "spatial_resolution", "time_coverage_end", "time_coverage_start", "timeline_id",
+)  # fmt: skip
+_OTHER_ATTRIBUTES = (
+    "Conventions", "cdm_data_type", "instrument_ID", "instrument_type", "production_environment", "title",
+)  # fmt: skip
+_PROJECTION_NUMBERS = (
+    "perspective_point_height", "semi_major_axis", "semi_minor_axis", "inverse_flattening",
+    "latitude_of_projection_origin", "longitude_of_projection_origin",
+)  # fmt: skip
+_EXTENT = (
+    "geospatial_westbound_longitude", "geospatial_southbound_latitude",
+    "geospatial_eastbound_longitude", "geospatial_northbound_latitude",
+)  # fmt: skip
+_OTHER_EXTENT = (
+    "geospatial_lat_center", "geospatial_lon_center", "geospatial_lat_nadir", "geospatial_lon_nadir",
+)  # fmt: skip
+_OTHER_VARIABLES = {
+    "t": 1, "time_bounds": 2, "x_image_bounds": 2, "y_image_bounds": 2,
+    "nominal_satellite_subpoint_lon": 1, "nominal_satellite_subpoint_lat": 1, "nominal_satellite_height": 1,
+}  # fmt: skip
+"""Variables that no property needs, with their number of elements."""
+
+_SCENES = {"F": ("Full Disk", "FULL DISK"), "C": ("CONUS", "CONUS"), "M": ("Mesoscale", "MESOSCALE")}
+"""Scene letter of the product name: `scene_id` in the file, image type in the catalog."""
+
+_INTERNATIONAL_DESIGNATORS = {"G16": "2016-071A", "G17": "2018-022A", "G18": "2022-021A", "G19": "2024-119A"}
+"""COSPAR designators of GOES-R, -S, -T and -U (launched 2016-11-19, 2018-03-01, 2022-03-01, 2024-06-25), as NASA's
+Space Science Data Coordinated Archive (NSSDCA master catalog) lists them."""
+
+_COMMON_NAMES = {1: "blue", 2: "red", 3: "nir08", 4: "cirrus", 5: "swir16", 6: "swir22", 14: "lwir11", 15: "lwir12"}
+"""STAC common band names (EO extension 2.0.0) of the bands whose range (Schmit et al. 2017, BAMS 98, table 1) fits."""
+
+_TIME_TOLERANCE = timedelta(seconds=1)
+_LARGEST_ANGLE = 0.2
+"""Radians. The full disk ends at 0.151872 (PUG volume 3, table 5.1.2.6)."""
+_ANGLE_DECIMALS = 7
+"""Edges of images are multiples of 1 microradian; packed as 32-bit floats they come back with errors below 2e-8."""
+_EXTENT_TOLERANCE = 2.0
+"""Degrees. The file's extent is of pixel centres and ours of edges; next to the limb one pixel spans 1.6 degrees."""
+_L0_ERRORS = "percent_uncorrectable_L0_errors"
+
+
+def read_goes_abi(request: ReadRequest) -> HeaderMetadata:
+    """Read the headers of one ABI object and hold them against its key.
+
+    Raises ReadError: TIME_MISMATCH, PLATFORM_MISMATCH or INCOMPLETE_PRODUCT_METADATA when content and key disagree,
+    MISSING_GEOLOCATION, INVALID_GEOMETRY, INVALID_TIME_RANGE, and what `read_hdf5` raises.
+    """
+    native = read_native(request.source, complete=False)
+    attributes = native["attrs"]
+    start, end = _coverage(attributes)
+    _check_key(request, native, start, end)
+    grid, image = _fixed_grid(native["goes_imager_projection"]), _image_bounds(native)
+    footprint = geostationary.footprint(grid, image)
+    if footprint is None:
+        raise ReadError(MetadataIssue.MISSING_GEOLOCATION, "the image shows no part of the Earth")
+    bbox, findings = _bbox(native["geospatial_lat_lon_extent"], footprint)
+    return HeaderMetadata(
+        start=start,
+        end=end,
+        datetime=start,
+        geometry=footprint.outline,
+        bbox=bbox,
+        properties={
+            **_product_properties(request, native),
+            **_projection_properties(grid, image, footprint, native["dims"]),
+        },
+        native=native,
+        findings=findings,
+    )
+
+
+def read_native(source: ByteSource, *, complete: bool = True, cache: BlockCache | None = None) -> dict[str, Any]:
+    """Header values of any ABI product, unrounded, under the names that the file gives them.
+
+    Without `complete`, only what `read_goes_abi` needs. Axes are given as `dims`, `x_first_last` and `y_first_last`
+    (radians, decoded). Absent names are absent; bands are lists. Raises what `read_hdf5` raises.
+    """
+    return read_hdf5(source, lambda root: _header(root, complete=complete), cache=cache)
+
+
+def _header(root: Hdf5Group, *, complete: bool) -> dict[str, Any]:
+    # Variables before attributes: they are spread over the object, and what was read before a block turns out to be
+    # missing is read again.
+    native: dict[str, Any] = {}
+    projection, extent = (_required(root, name) for name in ("goes_imager_projection", "geospatial_lat_lon_extent"))
+    native["dims"] = {}
+    for name in ("x", "y"):
+        native["dims"][name], native[f"{name}_first_last"] = _axis(root, name)
+    for name, count in {_L0_ERRORS: 1, **(_OTHER_VARIABLES if complete else {})}.items():
+        variable = root.dataset(name)
+        if variable is not None:
+            values = variable.scalars(count)
+            native[name] = values[0] if count == 1 else list(values)
+    native.update(_bands(root))
+    native["attrs"] = _texts(root, _ATTRIBUTES + (_OTHER_ATTRIBUTES if complete else ()))
+    native["goes_imager_projection"] = {
+        **_texts(projection, ("grid_mapping_name", "sweep_angle_axis")),
+        **_numbers(projection, _PROJECTION_NUMBERS),
+    }
+    native["geospatial_lat_lon_extent"] = {
+        **_numbers(extent, _EXTENT + (_OTHER_EXTENT if complete else ())),
+        **_texts(extent, ("geospatial_lat_units", "geospatial_lon_units") if complete else ()),
+    }
+    return native
+
+
+def _texts(holder: Hdf5Object, names: tuple[str, ...]) -> dict[str, str]:
+    return {name: value for name in names if (value := holder.text(name)) is not None}
+
+
+def _numbers(holder: Hdf5Object, names: tuple[str, ...]) -> dict[str, float]:
+    return {name: value for name in names if (value := holder.number(name)) is not None}
+
+
+def _required(root: Hdf5Group, name: str) -> Any:
+    found = root.dataset(name)
+    if found is None:
+        raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"there is no variable {name}")
+    return found
+
+
+def _axis(root: Hdf5Group, name: str) -> tuple[int, list[float]]:
+    """Give length, first and last scan angle (radians) of an axis, packed as integers or unpacked by some tool."""
+    axis = _required(root, name)
+    length, *ends = axis.ends()
+    scale, offset = axis.number("scale_factor"), axis.number("add_offset")
+    if scale is not None and offset is not None:
+        # CF 1.7, 8.1: unpacked data have the type of the attributes, which is float32 (PUG 5.1.2.6).
+        with np.errstate(over="ignore", invalid="ignore"):
+            ends = [float(np.float32(end) * np.float32(scale) + np.float32(offset)) for end in ends]
+    return length, ends
+
+
+def _bands(root: Hdf5Group) -> dict[str, list[float]]:
+    """Give number and wavelength (micrometres) of each band: one in Rad and CMIP, sixteen in MCMIP, none elsewhere."""
+    suffixes = [""]
+    if root.dataset("band_id") is None:
+        suffixes = [f"_C{band:02}" for band in range(1, 17)]
+    bands: dict[str, list[float]] = {"band_id": [], "band_wavelength": []}
+    for suffix in suffixes:
+        pair = [root.dataset(name + suffix) for name in bands]
+        for values, variable in zip(bands.values(), pair, strict=True):
+            if variable is not None:
+                values.extend(variable.scalars(1))
+    return {name: values for name, values in bands.items() if values}
+
+
+def _coverage(attributes: Mapping[str, str]) -> tuple[datetime, datetime]:
+    """Start and end of the scan from the global attributes."""
+    times = []
+    for name in ("time_coverage_start", "time_coverage_end"):
+        text = attributes.get(name)
+        try:
+            moment = datetime.fromisoformat(text or "")
+        except ValueError:
+            raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"{name} is {text!r}, no RFC 3339 time") from None
+        if moment.tzinfo is None:
+            raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"{name} is {text!r}, without a zone")
+        times.append(moment.astimezone(UTC))
+    start, end = times
+    if end < start:
+        raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"the scan ends at {end} before it starts at {start}")
+    return start, end
+
+
+def _check_key(request: ReadRequest, native: Mapping[str, Any], start: datetime, end: datetime) -> None:
+    """Hold platform, times, scene, band and name in the file against the key's."""
+    groups, attributes = request.groups, native["attrs"]
+    platform = attributes.get("platform_ID")
+    if platform != f"G{groups['satellite']}":
+        raise ReadError(
+            MetadataIssue.PLATFORM_MISMATCH, f"platform_ID is {platform}, the key says G{groups['satellite']}"
+        )
+    for name, moment in (("start", start), ("end", end)):
+        if abs(moment - _stamp(groups[name])) > _TIME_TOLERANCE:
+            raise ReadError(
+                MetadataIssue.TIME_MISMATCH,
+                f"time_coverage_{name} is {moment.isoformat()}, the key says {groups[name]}",
+            )
+    scene = _SCENES[groups["scene"]][0]
+    expected_bands = [float(groups["band"])] if "band" in groups else [float(band) for band in range(1, 17)]
+    # Without the creation stamp: a copy under the name of a re-issue is still the same scan.
+    name = request.key.rpartition("/")[2].rpartition("_c")[0]
+    for what, observed, expected in (
+        ("scene_id", attributes.get("scene_id"), scene),
+        ("band_id", native.get("band_id"), expected_bands),
+        ("dataset_name", attributes.get("dataset_name", "").rpartition("_c")[0], name),
+    ):
+        if observed != expected:
+            raise ReadError(MetadataIssue.INCOMPLETE_PRODUCT_METADATA, f"{what} is {observed}, the key says {expected}")
+
+
+def _stamp(text: str) -> datetime:
+    """Time of a stamp YYYYDDDHHMMSSt, t being tenths of a second (PUG volume 3, appendix A)."""
+    return datetime(int(text[:4]), 1, 1, tzinfo=UTC) + timedelta(
+        days=int(text[4:7]) - 1,
+        hours=int(text[7:9]),
+        minutes=int(text[9:11]),
+        seconds=int(text[11:13]),
+        milliseconds=100 * int(text[13]),
+    )
+
+
+def _fixed_grid(projection: Mapping[str, Any]) -> FixedGrid:
+    """Make the projection, which must be a geostationary one of this Earth, swept in x, over the equator."""
+    height, major, minor = (
+        projection.get(name, math.nan) for name in ("perspective_point_height", "semi_major_axis", "semi_minor_axis")
+    )
+    longitude = projection.get("longitude_of_projection_origin", math.nan)
+    if not (
+        projection.get("grid_mapping_name") == "geostationary"
+        and projection.get("sweep_angle_axis") == "x"
+        and projection.get("latitude_of_projection_origin") == 0
+        and -180 <= longitude <= 180
+        and 6.3e6 < minor <= major < 6.4e6
+        and 3e7 < height < 4.5e7
+    ):
+        raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"goes_imager_projection is unknown: {dict(projection)}")
+    return FixedGrid(
+        longitude_of_origin=longitude,
+        perspective_point_height=height,
+        semi_major_axis=major,
+        semi_minor_axis=minor,
+    )
+
+
+def _image_bounds(native: Mapping[str, Any]) -> ImageBounds:
+    """Edges of the image, half a pixel outside the first and last centres.
+
+    Not from x_image_bounds and y_image_bounds: those of early files (2017) are half a pixel off the axes.
+    """
+    (west, east), (north, south) = (_edges(native, name) for name in ("x", "y"))
+    if not (-_LARGEST_ANGLE < west < east < _LARGEST_ANGLE and -_LARGEST_ANGLE < south < north < _LARGEST_ANGLE):
+        raise ReadError(
+            MetadataIssue.MISSING_GEOLOCATION, f"x spans {west} to {east} and y {north} to {south}, no ABI image"
+        )
+    return ImageBounds(west=west, east=east, south=south, north=north)
+
+
+def _edges(native: Mapping[str, Any], name: str) -> tuple[float, float]:
+    first, last = native[f"{name}_first_last"]
+    half = (last - first) / (native["dims"][name] - 1) / 2
+    return round(first - half, _ANGLE_DECIMALS), round(last + half, _ANGLE_DECIMALS)
+
+
+def _bbox(
+    extent: Mapping[str, float], footprint: Footprint
+) -> tuple[BoundingBox, tuple[tuple[MetadataIssue, str], ...]]:
+    """Extent that the file states; the computed one and a finding when the file states none or a wrong one."""
+    west, south, east, north = (extent.get(name, math.nan) for name in _EXTENT)
+    if not (-180 <= west <= 180 and -180 <= east <= 180 and -90 <= south <= north <= 90):
+        message = f"the file states no extent: {west}, {south}, {east}, {north}"
+        return footprint.bbox, ((MetadataIssue.MISSING_GEOLOCATION, message),)
+    stated = (west, south, east, north)
+    # The difference of two longitudes, folded into [-180, 180].
+    off = max(abs((one - other + 180) % 360 - 180) for one, other in zip(stated, footprint.bbox, strict=True))
+    if off > _EXTENT_TOLERANCE:
+        message = f"the file states the extent {stated}, its grid has {footprint.bbox}"
+        return footprint.bbox, ((MetadataIssue.INVALID_GEOMETRY, message),)
+    return stated, ()
+
+
+def _product_properties(request: ReadRequest, native: Mapping[str, Any]) -> dict[str, Any]:
+    groups, attributes = request.groups, native["attrs"]
+    platform = attributes["platform_ID"]
+    errors = native.get(_L0_ERRORS, math.nan)
+    properties = {
+        "platform": f"goes-{platform.removeprefix('G')}",
+        "instruments": ["abi"],
+        "gsd": _ground_sample_distance(attributes.get("spatial_resolution", "")),
+        "processing:level": attributes.get("processing_level", "").rpartition(" ")[2] or None,
+        "sat:orbit_state": "geostationary",
+        "sat:platform_international_designator": _INTERNATIONAL_DESIGNATORS.get(platform),
+        "bands": [
+            _band(int(number), wavelength)
+            for number, wavelength in zip(native["band_id"], native.get("band_wavelength", ()), strict=False)
+        ],
+        "goes:product": groups["product"],
+        "goes:image-type": _SCENES[groups["scene"]][1],
+        "goes:orbital-slot": attributes.get("orbital_slot"),
+        "goes:mode": int(groups["mode"]),
+        "goes:timeline": attributes.get("timeline_id"),
+        "goes:mesoscale-region": int(groups["name"][-1]) if groups["scene"] == "M" else None,
+        "goes:created": attributes.get("date_created"),
+        "goes:production-site": attributes.get("production_site"),
+        "goes:uuid": attributes.get("id"),
+        # A fraction in [0, 1], whatever its name says (valid_range); -999 fills.
+        "goes:percent-uncorrectable-l0-errors": errors if 0 <= errors <= 1 else None,
+    }
+    return {name: value for name, value in properties.items() if value is not None}
+
+
+def _ground_sample_distance(text: str) -> float | None:
+    """Metres at nadir of a text such as `0.5km at nadir`."""
+    found = re.fullmatch(r"(\d{1,3}(?:\.\d{1,3})?) ?km at nadir", text, re.ASCII)
+    return float(found[1]) * 1000 if found else None
+
+
+def _band(number: int, wavelength: float) -> dict[str, Any]:
+    band = {"name": f"C{number:02}", "eo:center_wavelength": round(wavelength, 4)}
+    return {**band, "eo:common_name": _COMMON_NAMES[number]} if number in _COMMON_NAMES else band
+
+
+def _projection_properties(
+    grid: FixedGrid, image: ImageBounds, footprint: Footprint, dims: Mapping[str, int]
+) -> dict[str, Any]:
+    """Fields of the projection extension 2.0.0; the transform is in metres (radians times perspective height)."""
+    height, columns, rows = grid.perspective_point_height, dims["x"], dims["y"]
+    properties: dict[str, Any] = {
+        "proj:code": None,
+        "proj:wkt2": geostationary.wkt2(grid),
+        "proj:shape": [rows, columns],
+        "proj:transform": [
+            round(number * height, 6)
+            for number in (
+                (image.east - image.west) / columns, 0.0, image.west,
+                0.0, (image.south - image.north) / rows, image.north,
+            )
+        ],
+    }  # fmt: skip
+    if footprint.centroid is not None:
+        longitude, latitude = (round(degrees, 6) for degrees in footprint.centroid)
+        properties["proj:centroid"] = {"lat": latitude, "lon": longitude}
+    return properties
