@@ -1,0 +1,143 @@
+"""A server as a child process: started on a free loopback port, waited for, and stopped with nothing left behind.
+
+The child binds port 0 itself and prints the port that the system gave it as its first line, so that no other process
+can take the port in between. It reads its standard input and ends at its end, so that it never outlives its parent,
+even one that was killed. Does not belong here: what any particular server is or how it is used.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from kfm_dagster.errors import DependencyUnavailableError
+
+START_SECONDS = 30.0
+"""A cold start takes 2 s on a laptop; a loaded CI machine with a cold file cache takes ten times that."""
+STOP_SECONDS = 5.0
+"""How long a child may take to end by itself before it is killed."""
+
+
+class ChildServer:
+    """One child process that serves on loopback. Use it as a context manager, or call `start` and `stop`."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        folder: Path | None = None,
+    ) -> None:
+        self.name = name
+        self._command = list(command)
+        self._environment = dict(environment)
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log: IO[bytes] | None = None
+        self._port = 0
+
+    @property
+    def endpoint_url(self) -> str:
+        """`http://127.0.0.1:PORT`. Raises DependencyUnavailableError before the start."""
+        if not self._port:
+            raise DependencyUnavailableError(f"{self.name} is not started", next_step="enter it with `with`")
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the running child; None when there is none."""
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> Self:
+        """Start the child and wait until it listens. Raises DependencyUnavailableError, with nothing left running."""
+        # A file and not a pipe: nobody would empty a pipe, and a full one would stop the server.
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop()
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - the command is ours, no shell
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                cwd=self._folder,
+                env=self._environment,
+                bufsize=0,
+                # Ctrl-C in a terminal reaches only the parent, which still needs the server to finish its work.
+                start_new_session=True,
+            )
+            self._port = self._read_port(self._process)
+        except OSError as error:
+            self.stop()
+            raise DependencyUnavailableError(f"{self.name} cannot be started", observed=error) from None
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """End the child: politely, then by force. Does nothing when it is not running."""
+        process, self._process, self._port = self._process, None, 0
+        if process is not None:
+            process.terminate()
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _read_port(self, process: subprocess.Popen[bytes]) -> int:
+        if process.stdout is None:
+            raise AssertionError("the child was started with a pipe for its output")
+        descriptor = process.stdout.fileno()
+        deadline = time.monotonic() + START_SECONDS
+        line = b""
+        while not line.endswith(b"\n"):
+            ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+            part = os.read(descriptor, 64) if ready else b""
+            if not part:
+                what = "ended before it listened" if ready else f"did not listen within {START_SECONDS:.0f} s"
+                raise DependencyUnavailableError(f"{self.name} {what}", observed=self._last_words())
+            line += part
+        return int(line)
+
+    def _last_words(self) -> str:
+        """Last line that the child wrote to its standard error."""
+        if self._log is None:
+            return "no output"
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "no output"
+
+
+def end_with_parent() -> None:
+    """Call in a Python child: end this process as soon as its standard input ends, however the parent died."""
+
+    def watch() -> None:
+        while sys.stdin.buffer.read(1):
+            pass
+        os._exit(0)
+
+    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()

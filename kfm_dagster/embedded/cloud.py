@@ -1,0 +1,190 @@
+"""The embedded cloud: S3, SNS and SQS on loopback, spoken to by the same clients as AWS.
+
+`EmbeddedCloud` runs moto's server as a child process. Belongs here: its start, its stop, the environment that points
+every AWS client at it, and its provisioning: buckets, topics under their true ARNs, our queue with its dead-letter
+queue, and the subscriptions. Does not belong here: what is published (`feed.py`).
+
+Accounts are as in AWS: each topic lives in its owner's account (moto takes the account from the header
+`x-moto-account-id`), buckets and queues in moto's default account, and the subscriptions are made by the queue's owner.
+What differs from AWS: policies are stored but not enforced, the signing certificate's URL is not one that loopback can
+reach, and moto leaves the Subject out of the text that it signs, so signatures cannot be verified here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
+
+import boto3
+from botocore.config import Config
+
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.embedded.child_server import ChildServer
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+    from mypy_boto3_sns import SNSClient
+    from mypy_boto3_sqs import SQSClient
+    from mypy_boto3_sqs.literals import QueueAttributeNameType
+
+REGION = "us-east-1"
+"""Region of NODD's topics and of most of its buckets."""
+ACCESS_KEY_ID = "testing"
+SECRET_ACCESS_KEY = "testing"  # noqa: S105 - moto takes any
+LOOPBACK = "127.0.0.1,localhost"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProvisionedQueues:
+    """Where the queue and its dead-letter queue are."""
+
+    queue_url: str
+    queue_arn: str
+    dlq_url: str
+    dlq_arn: str
+
+
+class EmbeddedCloud:
+    """S3, SNS and SQS on loopback while the context is open; everything is in memory and gone afterwards."""
+
+    def __init__(self, *, primary_queue: str = "kfm-nodd-primary", dlq: str = "kfm-nodd-dlq") -> None:
+        self.primary_queue = primary_queue
+        self.dlq = dlq
+        self._server = ChildServer(
+            name="the embedded cloud (moto)",
+            command=[sys.executable, "-m", "kfm_dagster.embedded.moto_server"],
+            # MOTO_ACCOUNT_ID would put every request, also NOAA's, into one account.
+            environment={name: value for name, value in os.environ.items() if not name.startswith("MOTO_")},
+        )
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.stop()
+
+    @property
+    def endpoint_url(self) -> str:
+        """`http://127.0.0.1:PORT`. Raises DependencyUnavailableError outside the context."""
+        return self._server.endpoint_url
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the server; None outside the context."""
+        return self._server.pid
+
+    def environment(self) -> dict[str, str]:
+        """Variables that point boto3, obstore and `Settings` of another process at this cloud."""
+        endpoint = self.endpoint_url
+        return {
+            "AWS_ENDPOINT_URL": endpoint,
+            # A service's own variable goes before the general one, so it must not lead to the real AWS.
+            "AWS_ENDPOINT_URL_S3": endpoint,
+            "AWS_ENDPOINT_URL_SNS": endpoint,
+            "AWS_ENDPOINT_URL_SQS": endpoint,
+            "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "false",
+            "AWS_ALLOW_HTTP": "true",  # obstore refuses plain HTTP without it
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY_ID,
+            "AWS_SECRET_ACCESS_KEY": SECRET_ACCESS_KEY,
+            "AWS_DEFAULT_REGION": REGION,
+            "AWS_REGION": REGION,
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "KFM_SQS_PRIMARY_QUEUE": self.primary_queue,
+            "KFM_SQS_DLQ_QUEUE": self.dlq,
+            # A proxy of the machine cannot reach this machine's loopback.
+            "NO_PROXY": LOOPBACK,
+            "no_proxy": LOOPBACK,
+        }
+
+    @overload
+    def client(self, service: Literal["s3"], *, account: str | None = None) -> S3Client: ...
+    @overload
+    def client(self, service: Literal["sns"], *, account: str | None = None) -> SNSClient: ...
+    @overload
+    def client(self, service: Literal["sqs"], *, account: str | None = None) -> SQSClient: ...
+    def client(self, service: Literal["s3", "sns", "sqs"], *, account: str | None = None) -> Any:
+        """Build a boto3 client of this cloud; with `account` (12 digits) it acts as that account, else as ours."""
+        client = boto3.session.Session().client(
+            service,
+            endpoint_url=self.endpoint_url,
+            region_name=REGION,
+            aws_access_key_id=ACCESS_KEY_ID,
+            aws_secret_access_key=SECRET_ACCESS_KEY,
+            config=Config(proxies={}, s3={"addressing_style": "path"}, max_pool_connections=32),
+        )
+        if account is not None:
+
+            def act_as(params: dict[str, Any], **_: object) -> None:
+                params["headers"]["x-moto-account-id"] = account
+
+            client.meta.events.register("before-call", act_as)
+        return client
+
+    def provision(
+        self, registry: ContractRegistry, *, visibility_timeout: int = 900, max_receive_count: int = 5
+    ) -> ProvisionedQueues:
+        """Make every bucket and topic of the contracts, the queues, and one subscription per topic. Idempotent.
+
+        visibility_timeout is in seconds. After max_receive_count receives without a delete, a message goes to the DLQ.
+        """
+        s3 = self.client("s3")
+        for bucket in registry.buckets:
+            s3.create_bucket(Bucket=bucket)
+        queues = self._create_queues(
+            arns=list(registry.topics), visibility_timeout=visibility_timeout, max_receive_count=max_receive_count
+        )
+        subscriber = self.client("sns")
+        publishers: dict[str, SNSClient] = {}
+        for arn in registry.topics:
+            account, name = arn.split(":")[4:6]
+            if account not in publishers:
+                publishers[account] = self.client("sns", account=account)
+            publishers[account].create_topic(Name=name)
+            subscriber.subscribe(TopicArn=arn, Protocol="sqs", Endpoint=queues.queue_arn)
+        return queues
+
+    def _create_queues(self, *, arns: list[str], visibility_timeout: int, max_receive_count: int) -> ProvisionedQueues:
+        sqs = self.client("sqs")
+
+        def create(name: str, attributes: Mapping[QueueAttributeNameType, str]) -> tuple[str, str]:
+            url = sqs.create_queue(QueueName=name)["QueueUrl"]
+            arn = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+            # Set afterwards: CreateQueue refuses an existing queue whose attributes differ.
+            sqs.set_queue_attributes(QueueUrl=url, Attributes=dict(attributes))
+            return url, arn
+
+        dlq_url, dlq_arn = create(self.dlq, {"MessageRetentionPeriod": str(14 * 24 * 3600)})  # SQS's longest, 14 days
+        redrive = {"deadLetterTargetArn": dlq_arn, "maxReceiveCount": max_receive_count}
+        queue_url, queue_arn = create(
+            self.primary_queue,
+            {
+                "VisibilityTimeout": str(visibility_timeout),
+                "RedrivePolicy": json.dumps(redrive),
+                "Policy": json.dumps(_accept_from(arns)),
+            },
+        )
+        return ProvisionedQueues(queue_url=queue_url, queue_arn=queue_arn, dlq_url=dlq_url, dlq_arn=dlq_arn)
+
+
+def _accept_from(topic_arns: list[str]) -> dict[str, Any]:
+    """Queue policy that lets SNS deliver from the given topics, and from no other."""
+    return {
+        "Version": "2012-10-17",
+        "Statement": [
+            {
+                "Effect": "Allow",
+                "Principal": {"Service": "sns.amazonaws.com"},
+                "Action": "sqs:SendMessage",
+                "Resource": "*",
+                "Condition": {"ArnEquals": {"aws:SourceArn": topic_arns}},
+            }
+        ],
+    }

@@ -1,0 +1,112 @@
+"""moto's server as the child process of `cloud.py`: `python -m kfm_dagster.embedded.moto_server`.
+
+Belongs here: only what has to run inside that process. It listens on a free loopback port, prints it, and ends when its
+standard input does.
+
+It corrects three things of moto 5.2, each by name, so that what the demo and the tests see is what AWS does:
+
+- *Accounts.* NODD's topics live in NOAA's accounts and our queue in ours; the queue's owner calls Subscribe. moto files
+  a subscription under the account that made it and publishes only to those filed under the topic's account, so nothing
+  crosses accounts. Here a topic's subscribers are looked up in every account; moto then delivers to the subscriber's.
+- *Atomicity.* moto's queue is not safe between threads: a delete drops a message that arrives meanwhile, and two
+  receives hand out the same one. A lost message would look like a bug of the pipeline. Here one lock covers each step.
+- *Cost.* moto reads the clock in 5 microseconds, twice per queued message and call; with the plain clock, calls on a
+  queue of some thousand messages take milliseconds.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import moto.sqs.models
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from moto.sns.models import SNSBackend, Subscription, Topic, sns_backends
+from moto.sqs.models import Message, Queue, SQSBackend
+from werkzeug.serving import make_server
+
+from kfm_dagster.embedded.child_server import end_with_parent
+
+POLL_SECONDS = 0.02
+"""Pause between two looks of a long poll; far below anything that a sensor notices."""
+
+_queue_lock = threading.RLock()
+
+
+def main() -> None:
+    """Serve until told to stop."""
+    end_with_parent()
+    _correct_moto()
+    # A line per request would cost more than the request.
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)
+    server = make_server(
+        "127.0.0.1",
+        0,
+        DomainDispatcherApplication(create_backend_app),
+        threaded=True,
+        request_handler=MotoRequestHandler,
+    )
+    os.environ["MOTO_PORT"] = str(server.server_port)
+    sys.stdout.write(f"{server.server_port}\n")
+    sys.stdout.flush()
+    server.serve_forever()
+
+
+def _correct_moto() -> None:
+    replacements: list[tuple[Any, str, Callable[..., Any]]] = [
+        (SNSBackend, "_get_topic_subscriptions", _subscriptions_of_every_account),
+        (SQSBackend, "receive_message", _receive_in_turn(SQSBackend.receive_message)),
+        (SQSBackend, "change_message_visibility", _one_at_a_time(SQSBackend.change_message_visibility)),
+        (Queue, "add_message", _one_at_a_time(Queue.add_message)),
+        (Queue, "delete_message", _one_at_a_time(Queue.delete_message)),
+        (moto.sqs.models, "unix_time_millis", lambda: time.time() * 1000),
+    ]
+    for owner, name, replacement in replacements:
+        setattr(owner, name, replacement)
+
+
+def _subscriptions_of_every_account(backend: SNSBackend, topic: Topic) -> list[Subscription]:
+    # Copies, because another request may create an account or a subscription meanwhile.
+    return [
+        subscription
+        for account in list(sns_backends.values())
+        for subscription in list(account[backend.region_name].subscriptions.values())
+        if subscription.topic is topic
+    ]
+
+
+def _one_at_a_time(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def locked(*args: Any, **kwargs: Any) -> Any:
+        with _queue_lock:
+            return method(*args, **kwargs)
+
+    return locked
+
+
+def _receive_in_turn(receive: Callable[..., list[Message]]) -> Callable[..., list[Message]]:
+    """Poll with short receives under the lock, so that a long poll never keeps a sender out."""
+
+    @functools.wraps(receive)
+    def locked(
+        backend: SQSBackend, queue_name: str, count: int, wait_seconds_timeout: int, *more: Any, **named: Any
+    ) -> list[Message]:
+        deadline = time.monotonic() + wait_seconds_timeout
+        while True:
+            with _queue_lock:
+                found = receive(backend, queue_name, count, 0, *more, **named)
+            if found or time.monotonic() >= deadline:
+                return found
+            time.sleep(POLL_SECONDS)
+
+    return locked
+
+
+if __name__ == "__main__":
+    main()
