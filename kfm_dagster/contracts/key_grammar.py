@@ -6,12 +6,16 @@ Pure and cached per contract; the patterns come from the contract, so that a new
 from __future__ import annotations
 
 import re
+from calendar import isleap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from enum import Enum, auto
 
 from kfm_dagster.contracts.model import DatasetContract, TimeField
+
+MAX_KEY_BYTES = 1024
+"""S3 user guide, "Naming Amazon S3 objects": the longest key, in UTF-8."""
 
 
 class KeyKind(Enum):
@@ -45,14 +49,25 @@ class KeyGrammarReader:
     contract: DatasetContract
     _pattern: re.Pattern[str] = field(init=False, repr=False)
     _ignore: tuple[re.Pattern[str], ...] = field(init=False, repr=False)
+    _start: _StampReader = field(init=False, repr=False)
+    _end: _StampReader | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         storage = self.contract.storage
-        object.__setattr__(self, "_pattern", re.compile(storage.key_grammar.pattern))
+        grammar = storage.key_grammar
+        # ASCII: an Arabic-Indic digit in a key is no digit of a time stamp.
+        object.__setattr__(self, "_pattern", re.compile(grammar.pattern, re.ASCII))
         object.__setattr__(self, "_ignore", tuple(re.compile(pattern) for pattern in storage.ignore))
+        object.__setattr__(self, "_start", _StampReader(grammar.start))
+        object.__setattr__(self, "_end", _StampReader(grammar.end) if grammar.end else None)
 
     def kind(self, key: str) -> KeyKind:
-        """Tell a data object from its sidecars, from known neighbours and from everything else."""
+        """Tell a data object from its sidecars, from known neighbours and from everything else.
+
+        A key that is unsafe as a path is FOREIGN, whatever the contract's patterns let through.
+        """
+        if not is_safe_key(key):
+            return KeyKind.FOREIGN
         if self._pattern.fullmatch(key):
             return KeyKind.DATA
         for sidecar in self.contract.storage.sidecars:
@@ -65,15 +80,15 @@ class KeyGrammarReader:
     def match(self, key: str) -> KeyMatch | None:
         """Understand a data key; None when it is none. Raises InvalidKeyTimeError for impossible stamps."""
         found = self._pattern.fullmatch(key)
-        if found is None:
+        if found is None or not is_safe_key(key):
             return None
         groups = {name: value for name, value in found.groupdict().items() if value is not None}
-        grammar = self.contract.storage.key_grammar
-        start = _time(grammar.start, groups)
-        if grammar.end is not None:
-            end = _time(grammar.end, groups)
-        elif grammar.end_offset_hours is not None:
-            end = start + timedelta(hours=int(groups[grammar.end_offset_hours]))
+        lead = self.contract.storage.key_grammar.end_offset_hours
+        start = self._start.read(groups)
+        if self._end is not None:
+            end = self._end.read(groups)
+        elif lead is not None:
+            end = _after(start, hours=groups.get(lead, ""))
         else:
             end = start
         if end < start:
@@ -92,6 +107,28 @@ class KeyGrammarReader:
         return [day.strftime(template) for template in self.contract.storage.listing]
 
 
+def is_safe_key(key: str) -> bool:
+    """Tell whether a key names one object of a bucket and can be no path out of a folder in the bucket's place.
+
+    Refused: control characters, NUL, backslashes, empty segments (so also a leading slash), `.` and `..` segments, and
+    keys over MAX_KEY_BYTES.
+    """
+    if not key.isprintable() or "\\" in key or len(key.encode()) > MAX_KEY_BYTES:
+        return False
+    if "/." in key or key.startswith("."):
+        return not {"", ".", ".."} & set(key.split("/"))
+    return key != "" and key[0] != "/" and key[-1] != "/" and "//" not in key
+
+
+def _after(start: datetime, *, hours: str) -> datetime:
+    if not (hours.isascii() and hours.isdigit()):
+        raise InvalidKeyTimeError(f"{hours!r} is no number of hours")
+    try:
+        return start + timedelta(hours=int(hours))
+    except (OverflowError, ValueError):
+        raise InvalidKeyTimeError(f"{hours!r} hours after the start is no time") from None
+
+
 class _Blank(dict[str, str]):
     """A group that took no part in the match is empty text in a template."""
 
@@ -99,9 +136,49 @@ class _Blank(dict[str, str]):
         return ""
 
 
-def _time(spec: TimeField, groups: Mapping[str, str]) -> datetime:
-    text = spec.value.format_map(_Blank(groups))
-    try:
-        return datetime.strptime(text, spec.format).replace(tzinfo=UTC)
-    except ValueError as error:
-        raise InvalidKeyTimeError(f"{text!r} is no time of the form {spec.format!r}") from error
+_DIGITS = {
+    "Y": "([0-9]{4})",
+    "m": "([0-9]{2})",
+    "d": "([0-9]{2})",
+    "j": "([0-9]{3})",
+    "H": "([0-9]{2})",
+    "M": "([0-9]{2})",
+    "S": "([0-9]{2})",
+    "f": "([0-9]{1,6})",
+}
+"""Digits of each directive. `strptime` itself is lenient: it reads day 380 of %j as day 38 and shifts the rest."""
+
+
+class _StampReader:
+    """Reads a time stamp of fixed widths; `%f`, last, takes the one to six digits that remain."""
+
+    def __init__(self, spec: TimeField) -> None:
+        self._spec = spec
+        tokens = re.findall(r"([^%]+)|%(\w)", spec.format)
+        self._directives = tuple(directive for _, directive in tokens if directive)
+        self._pattern = re.compile(
+            "".join(re.escape(literal) if literal else _DIGITS[directive] for literal, directive in tokens)
+        )
+
+    def read(self, groups: Mapping[str, str]) -> datetime:
+        """Time in UTC. Raises InvalidKeyTimeError."""
+        text = self._spec.value.format_map(_Blank(groups))
+        found = self._pattern.fullmatch(text)
+        try:
+            if found is not None:
+                return _utc(dict(zip(self._directives, found.groups(), strict=True)))
+        except ValueError:
+            pass
+        raise InvalidKeyTimeError(f"{text!r} is no time of the form {self._spec.format!r}")
+
+
+def _utc(parts: dict[str, str]) -> datetime:
+    year = int(parts["Y"])
+    month, day = int(parts.get("m", 1)), int(parts.get("d", 1))
+    hour, minute, second = int(parts.get("H", 0)), int(parts.get("M", 0)), int(parts.get("S", 0))
+    time = datetime(year, month, day, hour, minute, second, int(parts.get("f", "0").ljust(6, "0")), UTC)
+    if "j" not in parts:
+        return time
+    if not 1 <= int(parts["j"]) <= (366 if isleap(year) else 365):
+        raise ValueError("no such day of the year")
+    return time + timedelta(days=int(parts["j"]) - 1)

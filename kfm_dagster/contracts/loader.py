@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import yaml
 from pydantic import ValidationError
 
 from kfm_dagster.contracts.key_grammar import KeyGrammarReader, KeyKind
-from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.contracts.model import API_VERSION, DatasetContract
 from kfm_dagster.errors import ContractError
 
 
@@ -40,6 +41,15 @@ def parse_contract(text: str, *, source: str) -> DatasetContract:
         ) from None
 
 
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of a contract; published as docs/spec/dataset-contract.schema.json for editors and CI."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"urn:{API_VERSION.replace('/', ':')}",
+        **DatasetContract.model_json_schema(),
+    }
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Route:
     """Where a key belongs; contract is None when no dataset claims it."""
@@ -57,17 +67,25 @@ class ContractRegistry:
     @classmethod
     def load(cls, extra_dir: Path | None = None) -> ContractRegistry:
         """Read the built-in contracts and, when given, every `*.yaml` of a folder. Raises ContractError."""
-        texts: list[tuple[str, str]] = []
         builtin = resources.files("kfm_dagster.contracts") / "datasets"
-        for entry in sorted(builtin.iterdir(), key=lambda item: item.name):
-            if entry.name.endswith(".yaml"):
-                texts.append((entry.name, entry.read_text(encoding="utf-8")))
+        texts = [
+            (entry.name, entry.read_text(encoding="utf-8"))
+            for entry in sorted(builtin.iterdir(), key=lambda item: item.name)
+            if entry.name.endswith(".yaml")
+        ]
         if extra_dir is not None:
             if not extra_dir.is_dir():
                 raise ContractError(
                     "KFM_CONTRACTS_DIR is no folder",
                     observed=str(extra_dir),
                     next_step="create it or unset the variable",
+                )
+            if orphans := sorted(path.name for path in extra_dir.glob("*.yml")):
+                raise ContractError(
+                    "a contract in KFM_CONTRACTS_DIR would never be read",
+                    observed=", ".join(orphans),
+                    expected="files that end in .yaml",
+                    next_step="rename it",
                 )
             texts += [(path.name, path.read_text(encoding="utf-8")) for path in sorted(extra_dir.glob("*.yaml"))]
         return cls.of(parse_contract(text, source=source) for source, text in texts)
@@ -120,8 +138,10 @@ class ContractRegistry:
         return found
 
     def route(self, *, bucket: str, key: str) -> Route:
-        """Tell which dataset a key belongs to and what it is there. Unclaimed keys are IGNORED only when a contract of
-        the bucket says so, else FOREIGN: a product that nobody has heard of is never dropped in silence.
+        """Tell which dataset a key belongs to and what it is there.
+
+        Unclaimed keys are IGNORED only when a contract of the bucket says so, else FOREIGN: a product that nobody has
+        heard of is never dropped in silence.
         """
         contracts = self.buckets.get(bucket, ())
         for contract in contracts:
@@ -133,20 +153,35 @@ class ContractRegistry:
 
 
 def _refuse_clashes(contracts: list[DatasetContract]) -> None:
-    for index, one in enumerate(contracts):
-        for other in contracts[index + 1 :]:
-            if one.stac.collection == other.stac.collection:
+    for one, other in combinations(contracts, 2):
+        if one.stac.collection == other.stac.collection:
+            raise ContractError(
+                "two contracts write one STAC collection",
+                observed=f"{one.id} and {other.id}: {one.stac.collection}",
+                expected="one collection per dataset",
+            )
+        _refuse_shared_keys(one, other)
+        _refuse_split_topic(one, other)
+
+
+def _refuse_shared_keys(one: DatasetContract, other: DatasetContract) -> None:
+    shared = sorted(set(one.storage.buckets) & set(other.storage.buckets))
+    for mine in one.storage.prefixes if shared else []:
+        for theirs in other.storage.prefixes:
+            if mine.startswith(theirs) or theirs.startswith(mine):
                 raise ContractError(
-                    "two contracts write one STAC collection",
-                    observed=f"{one.id} and {other.id}: {one.stac.collection}",
-                    expected="one collection per dataset",
+                    "two contracts claim the same keys, so a topic cannot be routed",
+                    observed=f"{one.id} ({mine!r}) and {other.id} ({theirs!r}) in {shared[0]}",
+                    expected="prefixes of which none starts with another",
                 )
-            shared = set(one.storage.buckets) & set(other.storage.buckets)
-            for mine in one.storage.prefixes if shared else []:
-                for theirs in other.storage.prefixes:
-                    if mine.startswith(theirs) or theirs.startswith(mine):
-                        raise ContractError(
-                            "two contracts claim the same keys, so a topic cannot be routed",
-                            observed=f"{one.id} ({mine!r}) and {other.id} ({theirs!r}) in {sorted(shared)[0]}",
-                            expected="prefixes of which none starts with another",
-                        )
+
+
+def _refuse_split_topic(one: DatasetContract, other: DatasetContract) -> None:
+    """Refuse a topic with two queues: it delivers everything to each, so each would hold the other's messages, too."""
+    for arn in sorted({topic.arn for topic in one.notifications.topics}):
+        if any(topic.arn == arn for topic in other.notifications.topics) and one.queue.name != other.queue.name:
+            raise ContractError(
+                "two contracts map one topic to different queues",
+                observed=f"{arn}: {one.id} to {one.queue.name}, {other.id} to {other.queue.name}",
+                expected="one queue per topic",
+            )

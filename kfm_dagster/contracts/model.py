@@ -7,6 +7,7 @@ gives the key pattern its meaning. Nothing here reads the environment or a file.
 from __future__ import annotations
 
 import re
+from datetime import date
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
@@ -74,10 +75,21 @@ class Queue(Strict):
 
 
 class TimeField(Strict):
-    """How a time is written in the key: `value` joins named groups of the key pattern, `format` is strptime's."""
+    """How a time is written in the key: `value` joins named groups of the key pattern, `format` says what they are."""
 
     value: str
-    format: str
+    format: str = Field(
+        pattern=r"^([^%]|%[mdjHMS])*%Y([^%]|%[mdjHMS])*(%f)?$",
+        description="strptime directives of fixed width (%Y %m %d %j %H %M %S) and, last, %f.",
+    )
+
+    @field_validator("format")
+    @classmethod
+    def _each_directive_once(cls, value: str) -> str:
+        directives = re.findall(r"%(\w)", value)
+        if len(set(directives)) != len(directives):
+            raise ValueError("a directive is there twice")
+        return value
 
 
 class KeyGrammar(Strict):
@@ -126,6 +138,15 @@ class Storage(Strict):
     listing: list[str] = Field(
         min_length=1, description="strftime templates of the prefixes that hold one UTC day; {bucket}-independent."
     )
+
+    @model_validator(mode="after")
+    def _listing_finds_the_prefixes(self) -> Storage:
+        # A template outside the routed prefixes would make every backfill of the dataset find nothing, in silence.
+        for template in self.listing:
+            folder = date(2024, 2, 29).strftime(template)
+            if not any(folder.startswith(prefix) or prefix.startswith(folder) for prefix in self.prefixes):
+                raise ValueError(f"listing {template!r} gives {folder!r}, which no prefix of {self.prefixes} covers")
+        return self
 
     @field_validator("ignore")
     @classmethod
@@ -236,7 +257,7 @@ class Ledger(Strict):
 class DatasetContract(Strict):
     """One dataset."""
 
-    apiVersion: Literal["kfm.nodd.dataset/v1"]
+    apiVersion: Literal["kfm.nodd.dataset/v1"]  # noqa: N815 - the key's name in the file, as in Kubernetes
     kind: Literal["NoddDatasetContract"]
     metadata: DatasetMetadata
     notifications: Notifications

@@ -1,0 +1,313 @@
+"""message-parse: one SQS message to envelopes, to names for what is no unit, and to rejections with a reason.
+
+Belongs here: the meaning of the body (SNS envelope or raw delivery, S3 event records) under the dataset contracts, and
+the same envelope for an object that a listing found. Pure: no clock, no request, no write. Does not belong here:
+receiving (`notifications/sqs.py`), SNS signatures, and keeping what was rejected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum, unique
+from typing import Any, NamedTuple
+from urllib.parse import unquote_plus
+
+from kfm_dagster.contracts.envelope import Envelope, RawReference
+from kfm_dagster.contracts.identity import wal_id
+from kfm_dagster.contracts.issues import ParseIssue
+from kfm_dagster.contracts.key_grammar import (
+    InvalidKeyTimeError,
+    KeyGrammarReader,
+    KeyKind,
+    KeyMatch,
+)
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.notifications.fields import (
+    ETAG,
+    SEQUENCER,
+    SHOWN_CHARACTERS,
+    MessageError,
+    json_object,
+    missing,
+    optional_size,
+    optional_text,
+    require_object,
+    require_text,
+    require_time,
+    shown,
+)
+from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.storage.objects import ListedObject
+
+LISTING_SCHEMA_VERSION = "listing"
+"""`schema_version` of a unit that no message announced."""
+
+
+@unique
+class IgnoreReason(StrEnum):
+    """Why a recognised notification is acknowledged without a unit."""
+
+    TEST_EVENT = "test_event"
+    """S3 checks the topic when a bucket's notifications are configured."""
+    SUBSCRIPTION_NOTICE = "subscription_notice"
+    """SNS confirms a subscription or its end."""
+    SIDECAR = "sidecar"
+    """The object belongs to a data object, which has its own notification."""
+    KNOWN_NEIGHBOUR = "known_neighbour"
+    """A contract names the key as one that it does not ingest."""
+    OBJECT_REMOVED = "object_removed"
+    """The object is gone, and the dataset's contract says that this changes nothing."""
+
+
+class Ignored(NamedTuple):
+    """One notification that is no unit; key is None where there is none."""
+
+    reason: IgnoreReason
+    key: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rejection:
+    """One record, or the whole message (record_index None), that gave no envelope."""
+
+    code: ParseIssue
+    message: str
+    bucket: str | None = None
+    key: str | None = None
+    record_index: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParsedMessage:
+    """What one message said, in the order of its records; each record is in exactly one of the three.
+
+    Two records of one object give two envelopes with one `wal_id`.
+    """
+
+    message_id: str
+    envelopes: tuple[Envelope, ...] = ()
+    ignored: tuple[Ignored, ...] = ()
+    rejections: tuple[Rejection, ...] = ()
+
+
+def parse_message(message: SqsMessage, *, registry: ContractRegistry, queue: str) -> ParsedMessage:
+    """Understand one message. Never raises for what a message holds; same message and contracts, same result."""
+    try:
+        payload, raw = _open(message, registry)
+        if isinstance(payload, IgnoreReason):
+            return ParsedMessage(message_id=message.message_id, ignored=(Ignored(payload, None),))
+        records = _records(payload)
+    except MessageError as error:
+        rejection = Rejection(code=error.code, message=str(error))
+        return ParsedMessage(message_id=message.message_id, rejections=(rejection,))
+    envelopes: list[Envelope] = []
+    ignored: list[Ignored] = []
+    rejections: list[Rejection] = []
+    for index, record in enumerate(records):
+        try:
+            unit = _unit(record, raw=raw, registry=registry, queue=queue)
+        except MessageError as error:
+            rejections.append(
+                Rejection(
+                    code=error.code,
+                    message=str(error),
+                    bucket=error.bucket,
+                    key=error.key,
+                    record_index=index,
+                )
+            )
+        else:
+            if isinstance(unit, Envelope):
+                envelopes.append(unit)
+            else:
+                ignored.append(unit)
+    return ParsedMessage(
+        message_id=message.message_id,
+        envelopes=tuple(envelopes),
+        ignored=tuple(ignored),
+        rejections=tuple(rejections),
+    )
+
+
+def parse_listed(contract: DatasetContract, listed: ListedObject) -> Envelope | None:
+    """Envelope of an object that a listing found; None when its key is no data object of the contract.
+
+    What the listing says stands for the announcement: its ETag and size, and `last_modified` as the event time.
+    """
+    bucket, _, key = listed.uri.removeprefix("s3://").partition("/")
+    try:
+        match = KeyGrammarReader(contract).match(key)
+    except InvalidKeyTimeError:
+        return None
+    if match is None or bucket not in contract.storage.buckets:
+        return None
+    return _envelope(
+        contract,
+        match,
+        uri=listed.uri,
+        queue=contract.queue.name,
+        event_time=listed.last_modified,
+        schema_version=LISTING_SCHEMA_VERSION,
+        version=listed.etag,
+        size=listed.size,
+        sequencer=None,
+        raw=RawReference(),
+    )
+
+
+def _open(message: SqsMessage, registry: ContractRegistry) -> tuple[Mapping[str, Any] | IgnoreReason, RawReference]:
+    """Take the payload out of the SNS envelope, or the body itself with raw message delivery."""
+    outer = json_object(message.body, "the body")
+    if "Type" not in outer:
+        return _payload(outer), RawReference(sqs_message_id=message.message_id)
+    kind = require_text(outer, "Type")
+    if kind in {"SubscriptionConfirmation", "UnsubscribeConfirmation"}:
+        return IgnoreReason.SUBSCRIPTION_NOTICE, RawReference(sqs_message_id=message.message_id)
+    if kind != "Notification":
+        raise MessageError(ParseIssue.UNSUPPORTED_SCHEMA_VERSION, f"SNS type {shown(kind)} is not one we know")
+    topic = require_text(outer, "TopicArn")
+    if topic not in registry.topics:
+        raise MessageError(ParseIssue.UNROUTABLE_TOPIC, f"no contract names topic {shown(topic)}")
+    subject = outer.get("Subject")
+    raw = RawReference(
+        sqs_message_id=message.message_id,
+        sns_message_id=require_text(outer, "MessageId"),
+        topic_arn=topic,
+        subject=subject if isinstance(subject, str) else None,
+    )
+    return _payload(json_object(require_text(outer, "Message"), "Message")), raw
+
+
+def _payload(payload: Mapping[str, Any]) -> Mapping[str, Any] | IgnoreReason:
+    is_test = payload.get("Event") == "s3:TestEvent" and "Records" not in payload
+    return IgnoreReason.TEST_EVENT if is_test else payload
+
+
+def _records(payload: Mapping[str, Any]) -> list[Any]:
+    records = payload.get("Records")
+    if not isinstance(records, list) or not records:
+        missing("Records")
+    return records
+
+
+def _unit(record: Any, *, raw: RawReference, registry: ContractRegistry, queue: str) -> Envelope | Ignored:
+    """Understand one S3 event record. Raises MessageError with bucket and key as far as they are known."""
+    if not isinstance(record, dict):
+        missing("Records[]")
+    s3 = require_object(record, "s3")
+    bucket = require_text(require_object(s3, "bucket", path="s3.bucket"), "name", path="s3.bucket.name")
+    described = require_object(s3, "object", path="s3.object")
+    encoded = require_text(described, "key", path="s3.object.key")
+    try:
+        key = _decoded(encoded)
+        found = _route(bucket, key, topic=raw.topic_arn, registry=registry)
+        if isinstance(found, Ignored):
+            return found
+        if _is_accepted_removal(record, found):
+            return Ignored(IgnoreReason.OBJECT_REMOVED, key)
+        return _envelope(
+            found,
+            _understood(key, registry.grammars[found.id]),
+            uri=f"s3://{bucket}/{key}",
+            queue=queue,
+            event_time=require_time(record, "eventTime"),
+            schema_version=record["eventVersion"],
+            version=optional_text(described, "eTag", ETAG, path="s3.object.eTag"),
+            size=optional_size(described, "size", path="s3.object.size (bytes)"),
+            sequencer=optional_text(described, "sequencer", SEQUENCER, path="s3.object.sequencer"),
+            raw=raw,
+        )
+    except MessageError as error:
+        error.bucket, error.key = bucket[:SHOWN_CHARACTERS], unquote_plus(encoded)[:SHOWN_CHARACTERS]
+        raise
+
+
+def _decoded(encoded: str) -> str:
+    """Decode the form encoding of S3 events: `+` is a space (S3 user guide, "Event message structure")."""
+    if "%" not in encoded and "+" not in encoded:
+        return encoded
+    try:
+        return unquote_plus(encoded, errors="strict")
+    except UnicodeDecodeError:
+        raise MessageError(ParseIssue.KEY_GRAMMAR_MISMATCH, f"key {shown(encoded)} is no UTF-8") from None
+
+
+def _route(bucket: str, key: str, *, topic: str | None, registry: ContractRegistry) -> DatasetContract | Ignored:
+    """Contract of a data object, by bucket and key alone: `configurationId` can name another satellite."""
+    owners = registry.buckets.get(bucket, ())
+    if topic is not None:
+        of_topic = registry.topics[topic]
+        owners = tuple(owner for owner in owners if any(owner is contract for contract in of_topic))
+    if not owners:
+        where = "" if topic is None else f" of topic {topic}"
+        raise MessageError(ParseIssue.UNKNOWN_BUCKET, f"no contract{where} names bucket {shown(bucket)}")
+    route = registry.route(bucket=bucket, key=key)
+    if route.kind is KeyKind.IGNORED:
+        return Ignored(IgnoreReason.KNOWN_NEIGHBOUR, key)
+    if route.kind is KeyKind.FOREIGN or route.contract is None:
+        raise MessageError(ParseIssue.KEY_GRAMMAR_MISMATCH, f"key {shown(key)} matches no contract of {bucket}")
+    if all(route.contract is not owner for owner in owners):
+        raise MessageError(ParseIssue.UNROUTABLE_TOPIC, f"topic {topic} is none of {route.contract.id}")
+    if route.kind is KeyKind.SIDECAR:
+        return Ignored(IgnoreReason.SIDECAR, key)
+    return route.contract
+
+
+def _is_accepted_removal(record: Mapping[str, Any], contract: DatasetContract) -> bool:
+    """Tell removal from creation (S3 user guide, "Supported event types"). Raises MessageError for anything else."""
+    version = require_text(record, "eventVersion")
+    if version not in contract.notifications.schema_versions:
+        raise MessageError(ParseIssue.UNSUPPORTED_SCHEMA_VERSION, f"eventVersion {shown(version)} is not accepted")
+    name = require_text(record, "eventName")
+    kind = name.removeprefix("s3:").partition(":")[0]
+    if kind == "ObjectCreated":
+        return False
+    if kind not in {"ObjectRemoved", "LifecycleExpiration"}:
+        raise MessageError(ParseIssue.UNSUPPORTED_SCHEMA_VERSION, f"event {shown(name)} is not one we know")
+    if contract.notifications.object_removed == "reject":
+        raise MessageError(ParseIssue.UNSUPPORTED_SCHEMA_VERSION, f"{contract.id} rejects {shown(name)} events")
+    return True
+
+
+def _understood(key: str, grammar: KeyGrammarReader) -> KeyMatch:
+    try:
+        match = grammar.match(key)
+    except InvalidKeyTimeError as error:
+        raise MessageError(ParseIssue.INVALID_TIME_RANGE, str(error)) from None
+    if match is None:  # the route said DATA by the same pattern
+        raise MessageError(ParseIssue.KEY_GRAMMAR_MISMATCH, f"key {shown(key)} is no data key of {grammar.contract.id}")
+    return match
+
+
+def _envelope(
+    contract: DatasetContract,
+    match: KeyMatch,
+    *,
+    uri: str,
+    queue: str,
+    event_time: datetime,
+    schema_version: str,
+    version: str | None,
+    size: int | None,
+    sequencer: str | None,
+    raw: RawReference,
+) -> Envelope:
+    return Envelope(
+        wal_id=wal_id(dataset=contract.id, object_uri=uri, time_range_start=match.start, object_version=version),
+        dataset=contract.id,
+        object_uri=uri,
+        provider=contract.storage.provider,
+        queue=queue,
+        event_time=event_time,
+        time_range_start=match.start,
+        time_range_end=match.end,
+        priority=contract.notifications.priority,
+        schema_version=schema_version,
+        object_version=version,
+        object_size=size,
+        sequencer=sequencer,
+        raw=raw,
+    )

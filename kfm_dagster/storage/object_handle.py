@@ -1,0 +1,257 @@
+"""One object of a bucket, read only by range: in an object store, or in a folder that stands for the bucket.
+
+Belongs here: the two handles, what they tell of an object, and how their failures are named. Does not belong here:
+which objects may be opened (`objects.py`) and what the bytes mean (`readers/`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
+
+import obstore
+from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, UnauthenticatedError
+from obstore.store import ObjectStore
+
+from kfm_dagster.contracts.issues import IntegrityIssue
+from kfm_dagster.errors import KfmError
+
+SINGLE_PART_BYTES = 8 * 1024 * 1024
+"""Up to this size an upload is one part (AWS CLI `multipart_threshold`), so its ETag is the MD5 of its bytes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObjectHead:
+    """What a store says of an object: size in bytes, ETag without quotes, media type, time of the last write (UTC)."""
+
+    size: int
+    etag: str | None
+    content_type: str | None
+    last_modified: datetime
+
+
+class ObjectReadError(KfmError):
+    """An object cannot be read."""
+
+    def __init__(self, code: IntegrityIssue, uri: str, why: str) -> None:
+        self.code = code
+        super().__init__(f"{uri} cannot be read", observed=why)
+
+
+class UndeclaredObjectError(ObjectReadError):
+    """An object that no pattern of the contract names; nothing was requested."""
+
+    def __init__(self, uri: str, why: str) -> None:
+        super().__init__(IntegrityIssue.ACCESS_DENIED, uri, why)
+
+
+class ObjectHandle(Protocol):
+    """An open object, and a `readers.base.ByteSource`. Used by one thread. Every method raises ObjectReadError."""
+
+    @property
+    def uri(self) -> str:
+        """`s3://bucket/key`."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Size in bytes, from the last head, else by a request."""
+        ...
+
+    def head(self) -> ObjectHead:
+        """Size, ETag, media type: one request."""
+        ...
+
+    def probe(self, length: int) -> tuple[ObjectHead, bytes]:
+        """Head and first bytes in one request; later reads inside those bytes make none."""
+        ...
+
+    def read(self, start: int, length: int) -> bytes:
+        """Bytes [start, start + length), cut at the end of the object: one request."""
+        ...
+
+
+class RemoteObject:
+    """An object in an object store."""
+
+    def __init__(self, store: ObjectStore, *, uri: str, key: str, size: int | None) -> None:
+        self._store = store
+        self._key = key
+        self._uri = uri
+        self._size = size
+        self._first = b""
+
+    @property
+    def uri(self) -> str:
+        """`s3://bucket/key`."""
+        return self._uri
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        return self.head().size if self._size is None else self._size
+
+    def head(self) -> ObjectHead:
+        """One HEAD request."""
+        with named_failures(self._uri):
+            return self._understood(obstore.get(self._store, self._key, options={"head": True}))
+
+    def probe(self, length: int) -> tuple[ObjectHead, bytes]:
+        """One ranged GET; an empty object, which has no range, costs a HEAD besides."""
+        try:
+            with named_failures(self._uri):
+                found = obstore.get(self._store, self._key, options={"range": (0, length)})
+                head = self._understood(found)
+                self._first = bytes(found.bytes())
+        except _EmptyRangeError:
+            return self.head(), b""
+        return head, self._first
+
+    def read(self, start: int, length: int) -> bytes:
+        """One ranged GET, or none for bytes that the probe fetched."""
+        stop = min(start + length, self.size)
+        if start >= stop:
+            return b""
+        if stop <= len(self._first):
+            return self._first[start:stop]
+        with named_failures(self._uri):
+            return bytes(obstore.get_range(self._store, self._key, start=start, end=stop))
+
+    def _understood(self, found: obstore.GetResult) -> ObjectHead:
+        meta = found.meta
+        self._size = meta["size"]
+        etag, content_type = meta["e_tag"], found.attributes.get("Content-Type")
+        return ObjectHead(
+            size=meta["size"],
+            etag=None if etag is None else etag.removeprefix("W/").strip('"'),
+            content_type=content_type,
+            last_modified=meta["last_modified"],
+        )
+
+
+class _EmptyRangeError(Exception):
+    """HTTP 416: the object ends before the range begins."""
+
+
+@contextmanager
+def named_failures(uri: str) -> Iterator[None]:
+    """Turn a store's errors into ObjectReadError. The text of theirs is dropped: it holds URLs, which may be signed."""
+    try:
+        yield
+    except (FileNotFoundError, NotFoundError):
+        raise ObjectReadError(IntegrityIssue.MISSING_OBJECT, uri, "there is no such object") from None
+    except (PermissionError, PermissionDeniedError, UnauthenticatedError):
+        raise ObjectReadError(IntegrityIssue.ACCESS_DENIED, uri, "the store refuses access") from None
+    except (BaseError, OSError) as error:
+        status = re.search(r"status code: (\d{3})", str(error))
+        if status and status[1] == "416":
+            raise _EmptyRangeError from None
+        why = f"the store answers {status[1]}" if status else "the store does not answer"
+        raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, uri, why) from None
+
+
+class FolderObject:
+    """A file ROOT/bucket/key as an object. Files are read whole by nobody, except small ones for their ETag."""
+
+    def __init__(self, root: Path, *, uri: str, bucket: str, key: str) -> None:
+        self._uri = uri
+        self._bucket_root = Path(os.path.realpath(root), bucket)
+        self._path = os.path.realpath(root / bucket / key)
+
+    @property
+    def uri(self) -> str:
+        """`s3://bucket/key`."""
+        return self._uri
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        with self._opened() as (_, status):
+            return status.st_size
+
+    def head(self) -> ObjectHead:
+        """Size, time, and the ETag that a store would give."""
+        with self._opened() as (descriptor, status):
+            return _folder_head(descriptor, status)
+
+    def probe(self, length: int) -> tuple[ObjectHead, bytes]:
+        """Head and first bytes."""
+        with self._opened() as (descriptor, status):
+            return _folder_head(descriptor, status), os.pread(descriptor, length, 0)
+
+    def read(self, start: int, length: int) -> bytes:
+        """Bytes [start, start + length), cut at the end of the file."""
+        with self._opened() as (descriptor, _):
+            return os.pread(descriptor, length, start)
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[int, os.stat_result]]:
+        """Open for reading, refusing what leaves the bucket's folder (a symbolic link) and what is no regular file."""
+        if not is_inside(self._path, self._bucket_root):
+            raise UndeclaredObjectError(self._uri, "the file is outside the folder that stands for the bucket")
+        try:
+            # Non-blocking, because opening a pipe for reading waits for a writer.
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        except PermissionError:
+            raise ObjectReadError(IntegrityIssue.ACCESS_DENIED, self._uri, "the file is not readable") from None
+        except OSError:
+            raise ObjectReadError(IntegrityIssue.MISSING_OBJECT, self._uri, "there is no such file") from None
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise ObjectReadError(IntegrityIssue.MISSING_OBJECT, self._uri, "it is no regular file")
+            yield descriptor, status
+        finally:
+            os.close(descriptor)
+
+
+def is_inside(path: str, folder: Path) -> bool:
+    """Tell whether a resolved path is the folder or below it; the folder's own last part is taken as written."""
+    return Path(path).is_relative_to(folder)
+
+
+def file_etag(path: Path) -> str | None:
+    """ETag of a file as a store would give it, None beyond one upload part."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        return _folder_head(descriptor, os.fstat(descriptor)).etag
+    finally:
+        os.close(descriptor)
+
+
+def _folder_head(descriptor: int, status: os.stat_result) -> ObjectHead:
+    return ObjectHead(
+        size=status.st_size,
+        etag=_md5(_FileVersion(descriptor, status)) if status.st_size <= SINGLE_PART_BYTES else None,
+        content_type=None,
+        last_modified=datetime.fromtimestamp(status.st_mtime, UTC),
+    )
+
+
+class _FileVersion:
+    """An open file, equal to another one when it is the same version of the same file."""
+
+    def __init__(self, descriptor: int, status: os.stat_result) -> None:
+        self.descriptor = descriptor
+        self._identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _FileVersion) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+
+@lru_cache(maxsize=4096)
+def _md5(version: _FileVersion) -> str:
+    content = os.pread(version.descriptor, SINGLE_PART_BYTES, 0)
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()

@@ -1,0 +1,264 @@
+"""Object stores: which objects may be read, where they are, and which of them a day holds.
+
+Belongs here: the gate before every read (SEC-01), connections to S3, GCS, Azure or a folder in their place, listings,
+and the store of our own artifacts. Does not belong here: reading itself (`object_handle.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import obstore
+from obstore.store import AzureStore, GCSStore, LocalStore, ObjectStore, S3Store
+
+from kfm_dagster.contracts.issues import IntegrityIssue
+from kfm_dagster.contracts.key_grammar import InvalidKeyTimeError, KeyGrammarReader, KeyKind, is_safe_key
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.storage.object_handle import (
+    FolderObject,
+    ObjectHandle,
+    ObjectHead,
+    ObjectReadError,
+    RemoteObject,
+    UndeclaredObjectError,
+    file_etag,
+    is_inside,
+    named_failures,
+)
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig
+
+__all__ = [
+    "ListedObject",
+    "ObjectHandle",
+    "ObjectHead",
+    "ObjectReadError",
+    "ObjectStores",
+    "UndeclaredObjectError",
+    "open_store",
+]
+
+REQUEST_SECONDS = 15.0
+"""A request of header size that takes longer is given up; with two retries a dead store is noticed within 45 s."""
+
+SIDECAR_BYTES = 256 * 1024
+"""First read of a sidecar: every `.idx` of HRRR, GFS, GEFS and NBM is smaller, so one request fetches it whole."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListedObject:
+    """A data object that a listing found; size in bytes, ETag without quotes, last_modified in UTC."""
+
+    uri: str
+    size: int
+    etag: str | None
+    last_modified: datetime
+
+
+class ObjectStores:
+    """Opens the objects that contracts declare, and no others. Thread-safe; one connection pool per bucket."""
+
+    def __init__(
+        self, *, object_root: Path | None = None, anonymous: bool = False, request_seconds: float = REQUEST_SECONDS
+    ) -> None:
+        self._root = object_root
+        self._anonymous = anonymous
+        self._request_seconds = request_seconds
+        self._lock = threading.Lock()
+        self._stores: dict[tuple[str, str], ObjectStore] = {}
+        self._grammars: dict[str, KeyGrammarReader] = {}
+
+    def open(self, contract: DatasetContract, uri: str, *, size: int | None = None) -> ObjectHandle:
+        """Open a data object or sidecar of the contract; makes no request. `size`, when known, saves one later.
+
+        Raises UndeclaredObjectError for any other bucket or key, and ConfigurationError for an endpoint that no store
+        can have.
+        """
+        bucket, key = self._declared(contract, uri)
+        if self._root is not None:
+            return FolderObject(self._root, uri=uri, bucket=bucket, key=key)
+        return RemoteObject(self._store(contract, bucket), uri=uri, key=key, size=size)
+
+    def open_sidecar(self, contract: DatasetContract, uri: str, suffix: str) -> ObjectHandle | None:
+        """Open the sidecar `uri + suffix` and fetch its beginning in one request; None when there is none.
+
+        Raises ObjectReadError when the store cannot tell.
+        """
+        handle = self.open(contract, uri + suffix)
+        try:
+            handle.probe(SIDECAR_BYTES)
+        except ObjectReadError as error:
+            if error.code is IntegrityIssue.MISSING_OBJECT:
+                return None
+            raise
+        return handle
+
+    def list_day(self, contract: DatasetContract, day: date) -> Iterator[ListedObject]:
+        """List the data objects whose own time starts on a UTC day, page by page. Raises ObjectReadError."""
+        grammar = self._grammar(contract)
+        for bucket in contract.storage.buckets:
+            for prefix in grammar.prefixes(day):
+                for key, listed in self._listed(contract, bucket, prefix):
+                    if grammar.kind(key) is KeyKind.DATA and _day_of(grammar, key) == day:
+                        yield listed
+
+    def _declared(self, contract: DatasetContract, uri: str) -> tuple[str, str]:
+        scheme, _, rest = uri.partition("://")
+        bucket, _, key = rest.partition("/")
+        if scheme != "s3" or bucket not in contract.storage.buckets:
+            raise UndeclaredObjectError(uri, f"the contract of {contract.id} does not name this bucket")
+        if self._grammar(contract).kind(key) not in {KeyKind.DATA, KeyKind.SIDECAR}:
+            raise UndeclaredObjectError(uri, f"the contract of {contract.id} does not name such a key")
+        return bucket, key
+
+    def _grammar(self, contract: DatasetContract) -> KeyGrammarReader:
+        found = self._grammars.get(contract.id)
+        if found is None or found.contract is not contract:
+            found = self._grammars[contract.id] = KeyGrammarReader(contract)
+        return found
+
+    def _store(self, contract: DatasetContract, bucket: str) -> ObjectStore:
+        name = (contract.storage.provider, bucket)
+        with self._lock:
+            if name not in self._stores:
+                self._stores[name] = self._connect(contract, bucket)
+            return self._stores[name]
+
+    def _connect(self, contract: DatasetContract, bucket: str) -> ObjectStore:
+        options = _client_options(self._request_seconds)
+        retry = _retries(self._request_seconds)
+        unsigned: dict[str, Any] = {"skip_signature": True} if self._anonymous else {}
+        match contract.storage.provider:
+            case "gcp":
+                return GCSStore(bucket, client_options=options, retry_config=retry, **unsigned)
+            case "azure":  # the account comes from AZURE_STORAGE_ACCOUNT_NAME
+                return AzureStore(bucket, client_options=options, retry_config=retry, **unsigned)
+            case "aws":
+                return _s3(bucket, region=contract.storage.region, seconds=self._request_seconds, **unsigned)
+
+    def _listed(self, contract: DatasetContract, bucket: str, prefix: str) -> Iterator[tuple[str, ListedObject]]:
+        if self._root is not None:
+            yield from _listed_folder(self._root / bucket, bucket, prefix)
+            return
+        # Stores list whole path segments, so a prefix that ends inside one is its folder from an offset on.
+        folder, _, partial = prefix.rpartition("/")
+        with named_failures(f"s3://{bucket}/{prefix}"):
+            pages = obstore.list(
+                self._store(contract, bucket), prefix=folder, offset=prefix if partial else None, chunk_size=1000
+            )
+            for page in pages:
+                for meta in page:
+                    key = meta["path"]
+                    if not key.startswith(prefix):
+                        if partial:  # keys come in order: none that follows starts with the prefix
+                            return
+                        continue
+                    etag = meta["e_tag"]
+                    yield (
+                        key,
+                        ListedObject(
+                            uri=f"s3://{bucket}/{key}",
+                            size=meta["size"],
+                            etag=None if etag is None else etag.strip('"'),
+                            last_modified=meta["last_modified"],
+                        ),
+                    )
+
+
+def open_store(location: str) -> ObjectStore:
+    """Open the store of our own files: a folder, made if need be, or s3://bucket/prefix. Raises ConfigurationError."""
+    if location.startswith("s3://"):
+        bucket, _, prefix = location.removeprefix("s3://").strip("/").partition("/")
+        region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+        return _s3(bucket, region=region, seconds=REQUEST_SECONDS, prefix=prefix or None)
+    if "://" in location:
+        raise ConfigurationError(
+            "KFM_STORAGE_URL has an unknown scheme",
+            observed=location.partition("://")[0] + "://",
+            expected="a folder or s3://bucket/prefix",
+        )
+    return LocalStore(Path(location).absolute(), mkdir=True)
+
+
+def _day_of(grammar: KeyGrammarReader, key: str) -> date | None:
+    try:
+        match = grammar.match(key)
+    except InvalidKeyTimeError:
+        return None
+    return None if match is None else match.start.date()
+
+
+def _listed_folder(root: Path, bucket: str, prefix: str) -> Iterator[tuple[str, ListedObject]]:
+    base = root / prefix.rpartition("/")[0]
+    if not is_inside(os.path.realpath(base), Path(os.path.realpath(root.parent), bucket)):
+        return
+    for folder, names, files in os.walk(base):  # which follows no symbolic link to a folder
+        names.sort()
+        for name in sorted(files):
+            path = Path(folder, name)
+            key = path.relative_to(root).as_posix()
+            if key.startswith(prefix) and is_safe_key(key) and path.is_file() and not path.is_symlink():
+                status = path.stat()
+                yield (
+                    key,
+                    ListedObject(
+                        uri=f"s3://{bucket}/{key}",
+                        size=status.st_size,
+                        etag=file_etag(path),
+                        last_modified=datetime.fromtimestamp(status.st_mtime, UTC),
+                    ),
+                )
+
+
+def _s3(bucket: str, *, region: str, seconds: float, **more: Any) -> S3Store:
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    if endpoint:
+        more["endpoint"] = endpoint
+    return S3Store(
+        bucket,
+        region=region,
+        client_options=_client_options(seconds, allow_http=endpoint is not None and _plain_http(endpoint)),
+        retry_config=_retries(seconds),
+        **more,
+    )
+
+
+def _plain_http(endpoint: str) -> bool:
+    """Whether to speak HTTP without TLS: on this machine, or where AWS_ALLOW_HTTP (obstore's own switch) says so."""
+    parts = urlsplit(endpoint)
+    if parts.scheme != "http":
+        return False
+    if parts.hostname in {"localhost", "127.0.0.1", "::1"} or os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true":
+        return True
+    raise ConfigurationError(
+        "AWS_ENDPOINT_URL has no TLS",
+        observed=f"http://{parts.hostname}",
+        expected="https, or a loopback address",
+        next_step="use https, or set AWS_ALLOW_HTTP=true",
+    )
+
+
+def _client_options(seconds: float, *, allow_http: bool = False) -> ClientConfig:
+    return {
+        "timeout": timedelta(seconds=seconds),
+        "connect_timeout": timedelta(seconds=min(5.0, seconds)),
+        "allow_http": allow_http,
+    }
+
+
+def _retries(seconds: float) -> RetryConfig:
+    """At most two, none begun after two request times: the ledger's own retry takes over from there."""
+    return {
+        "max_retries": 2,
+        "retry_timeout": timedelta(seconds=2 * seconds),
+        "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2},
+    }
