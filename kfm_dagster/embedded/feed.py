@@ -1,0 +1,248 @@
+"""The feed: puts objects into the embedded cloud and announces them as NOAA does, S3 event by SNS to our queue.
+
+Belongs here: the S3 event record, the publishing, a folder as a feed, and deliveries that go wrong. Does not belong
+here: which sample objects there are (`sample_day.py`), or anything of the pipeline that reads the queue.
+
+Events are made here and not by moto's bucket notifications: those take the present time, and escape the slashes of a
+key, which S3 leaves alone. Everything in an event follows from the object and its key, so that the same objects
+published again are announced with the same ETags, event times and sequencers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum, unique
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+from urllib.parse import quote_plus
+
+from kfm_dagster.contracts.key_grammar import InvalidKeyTimeError, KeyKind
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.embedded.cloud import REGION, EmbeddedCloud
+from kfm_dagster.errors import ConfigurationError, QueueUnavailableError
+
+if TYPE_CHECKING:
+    from mypy_boto3_sns import SNSClient
+
+BATCH = 10
+"""Entries that SNS takes in one PublishBatch."""
+SUBJECT = "Amazon S3 Notification"
+OBSERVATION_DELAY = timedelta(seconds=30)
+"""From the end of a scan to its event: 18 to 35 s for GOES-19."""
+FORECAST_DELAY = timedelta(hours=1)
+"""From a model run's time to its events: HRRR files come in the hour after it."""
+
+
+@unique
+class Delivery(StrEnum):
+    """What the bucket holds of an announced object."""
+
+    WHOLE = "whole"
+    TRUNCATED = "truncated"
+    """The first half of it; the announcement has the size and ETag of the whole."""
+    MISSING = "missing"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeedObject:
+    """An object to publish."""
+
+    bucket: str
+    key: str
+    content: bytes
+    content_type: str | None = None
+    delivery: Delivery = Delivery.WHOLE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObjectEvent:
+    """What S3 says of a new object. size in bytes, etag without quotes, event_time aware."""
+
+    bucket: str
+    key: str
+    size: int
+    etag: str
+    event_time: datetime
+
+    @property
+    def sequencer(self) -> str:
+        """Hexadecimal text that grows with time, as S3's: ten digits of seconds, eight below."""
+        moment = self.event_time.astimezone(UTC)
+        return f"{int(moment.timestamp()):010X}{moment.microsecond * 1000:08X}"
+
+    def record(self) -> dict[str, Any]:
+        """Event record in S3's version 2.1 ("Event message structure", Amazon S3 User Guide); the key form-encoded."""
+        digest = hashlib.sha256(f"{self.bucket}/{self.key}/{self.etag}".encode()).hexdigest()
+        moment = self.event_time.astimezone(UTC)
+        return {
+            "eventVersion": "2.1",
+            "eventSource": "aws:s3",
+            "awsRegion": REGION,
+            "eventTime": f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z",
+            "eventName": "ObjectCreated:Put",
+            "userIdentity": {"principalId": "AWS:EMBEDDED"},
+            "requestParameters": {"sourceIPAddress": "127.0.0.1"},
+            "responseElements": {"x-amz-request-id": digest[:16].upper(), "x-amz-id-2": digest},
+            "s3": {
+                "s3SchemaVersion": "1.0",
+                "configurationId": "embedded-feed",
+                "bucket": {
+                    "name": self.bucket,
+                    "ownerIdentity": {"principalId": "EMBEDDED"},
+                    "arn": f"arn:aws:s3:::{self.bucket}",
+                },
+                "object": {
+                    # S3 leaves slashes and asterisks as they are.
+                    "key": quote_plus(self.key, safe="/*"),
+                    "size": self.size,
+                    "eTag": self.etag,
+                    "sequencer": self.sequencer,
+                },
+            },
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FolderReport:
+    """What became of a folder's files: data objects by dataset, sidecars, and what no contract takes (bucket/key)."""
+
+    objects: Mapping[str, int]
+    sidecars: int
+    skipped: tuple[str, ...]
+
+
+class Feed:
+    """Publishes into a cloud whose buckets, topics and queues are provisioned."""
+
+    def __init__(self, cloud: EmbeddedCloud, registry: ContractRegistry) -> None:
+        self._cloud = cloud
+        self._registry = registry
+        self._s3 = cloud.client("s3")
+        self._sqs = cloud.client("sqs")
+        self._publishers: dict[str, SNSClient] = {}
+
+    def put(self, bucket: str, key: str, content: bytes | IO[bytes], *, content_type: str | None = None) -> str:
+        """Store an object, announce nothing; return its ETag without quotes."""
+        # What S3 itself takes for an object that comes without a type.
+        typed = content_type or "binary/octet-stream"
+        return self._s3.put_object(Bucket=bucket, Key=key, Body=content, ContentType=typed)["ETag"].strip('"')
+
+    def event(self, *, bucket: str, key: str, size: int, etag: str) -> ObjectEvent:
+        """Describe a new object; its event time follows from its key, or is now for a key that says no time."""
+        event_time = self._time_of(bucket, key) or datetime.now(UTC)
+        return ObjectEvent(bucket=bucket, key=key, size=size, etag=etag, event_time=event_time)
+
+    def announce(self, events: Iterable[ObjectEvent]) -> int:
+        """Publish one message per event, through the topic of its bucket, in order within a topic; return how many.
+
+        Raises ConfigurationError for a bucket of no contract, QueueUnavailableError when SNS refuses a message.
+        """
+        by_topic: dict[str, list[str]] = {}
+        for event in events:
+            by_topic.setdefault(self.topic_of(event.bucket), []).append(_notification([event]))
+        for topic, messages in by_topic.items():
+            for start in range(0, len(messages), BATCH):
+                self._publish(topic, messages[start : start + BATCH])
+        return sum(len(messages) for messages in by_topic.values())
+
+    def announce_together(self, events: Iterable[ObjectEvent]) -> None:
+        """Publish one message that holds every event, which S3 may send. The first one's bucket gives the topic."""
+        listed = list(events)
+        self._publish(self.topic_of(listed[0].bucket), [_notification(listed)])
+
+    def announce_raw(self, body: str) -> None:
+        """Send any text to the queue, past SNS."""
+        url = self._sqs.get_queue_url(QueueName=self._cloud.primary_queue)["QueueUrl"]
+        self._sqs.send_message(QueueUrl=url, MessageBody=body)
+
+    def deliver(self, item: FeedObject) -> ObjectEvent:
+        """Store of an object what its delivery says, and return the event that announces the whole of it."""
+        if item.delivery is not Delivery.MISSING:
+            stored = item.content if item.delivery is Delivery.WHOLE else item.content[: len(item.content) // 2]
+            self.put(item.bucket, item.key, stored, content_type=item.content_type)
+        # The ETag of an object put in one part is its MD5 (Amazon S3 API Reference, Object).
+        etag = hashlib.md5(item.content, usedforsecurity=False).hexdigest()
+        return self.event(bucket=item.bucket, key=item.key, size=len(item.content), etag=etag)
+
+    def from_folder(self, folder: Path) -> FolderReport:
+        """Publish every file `folder/<bucket>/<key>` that a contract claims, in the order of names.
+
+        Raises ConfigurationError when there is no such folder.
+        """
+        if not folder.is_dir():
+            raise ConfigurationError(
+                "the folder of objects is no folder",
+                observed=folder,
+                expected="a folder with files at <bucket>/<key>",
+                next_step="name a folder that exists",
+            )
+        events: list[ObjectEvent] = []
+        objects: Counter[str] = Counter()
+        skipped: list[str] = []
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            bucket, _, key = path.relative_to(folder).as_posix().partition("/")
+            route = self._registry.route(bucket=bucket, key=key)
+            if route.contract is None or route.kind not in {KeyKind.DATA, KeyKind.SIDECAR}:
+                skipped.append(f"{bucket}/{key}")
+                continue
+            with path.open("rb") as file:
+                etag = self.put(bucket, key, file)
+            events.append(self.event(bucket=bucket, key=key, size=path.stat().st_size, etag=etag))
+            if route.kind is KeyKind.DATA:
+                objects[route.contract.id] += 1
+        self.announce(events)
+        return FolderReport(objects=dict(objects), sidecars=len(events) - objects.total(), skipped=tuple(skipped))
+
+    def topic_of(self, bucket: str) -> str:
+        """ARN of the topic that announces a bucket: of a contract's topics the one with the bucket's number.
+
+        `noaa-goes18` has NewGOES18Object. Raises ConfigurationError for a bucket of no contract.
+        """
+        contracts = self._registry.buckets.get(bucket)
+        if contracts is None:
+            raise ConfigurationError(
+                "no dataset contract names this bucket",
+                observed=bucket,
+                expected="one of " + ", ".join(sorted(self._registry.buckets)),
+            )
+        arns = [topic.arn for topic in contracts[0].notifications.topics]
+        numbers = set(re.findall(r"\d+", bucket))
+        same_number = [arn for arn in arns if numbers & set(re.findall(r"\d+", arn.rsplit(":", 1)[1]))]
+        return (same_number or arns)[0]
+
+    def _publish(self, topic: str, messages: list[str]) -> None:
+        account = topic.split(":")[4]
+        if account not in self._publishers:
+            self._publishers[account] = self._cloud.client("sns", account=account)
+        answer = self._publishers[account].publish_batch(
+            TopicArn=topic,
+            PublishBatchRequestEntries=[
+                {"Id": str(index), "Message": message, "Subject": SUBJECT} for index, message in enumerate(messages)
+            ],
+        )
+        if refused := answer["Failed"]:
+            raise QueueUnavailableError("SNS refused a message", observed=f"{len(refused)}, first {refused[0]}")
+
+    def _time_of(self, bucket: str, key: str) -> datetime | None:
+        contract = self._registry.route(bucket=bucket, key=key).contract
+        if contract is None:
+            return None
+        for suffix in ("", *(sidecar.suffix for sidecar in contract.storage.sidecars)):
+            try:
+                match = self._registry.grammars[contract.id].match(key.removesuffix(suffix))
+            except InvalidKeyTimeError:
+                return None
+            if match is not None:
+                forecast = contract.storage.key_grammar.end_offset_hours is not None
+                return match.start + FORECAST_DELAY if forecast else match.end + OBSERVATION_DELAY
+        return None
+
+
+def _notification(events: Iterable[ObjectEvent]) -> str:
+    return json.dumps({"Records": [event.record() for event in events]}, separators=(",", ":"))
