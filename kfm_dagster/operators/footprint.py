@@ -1,0 +1,104 @@
+"""Footprint: a reader's geometry and bbox, rounded to the contract's decimals and held against GeoJSON's rules.
+
+Belongs here: what RFC 7946 says of any geometry. Does not belong here: how a format yields one (`readers/`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from kfm_dagster.contracts.issues import MetadataIssue
+
+Box = tuple[float, float, float, float]
+
+_DEPTHS = {"Point": 0, "MultiPoint": 1, "Polygon": 2, "MultiPolygon": 3}
+"""Geometry types of NODD datasets, and how many arrays stand around a position (RFC 7946, section 3.1)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Footprint:
+    """A valid GeoJSON geometry and (west, south, east, north); WGS 84 degrees, west > east across the antimeridian.
+
+    Units of one scene share the geometry: it must not be changed.
+    """
+
+    geometry: Mapping[str, Any]
+    bbox: Box
+
+
+def footprint(
+    geometry: Mapping[str, Any] | None, bbox: Sequence[float] | None, *, decimals: int
+) -> Footprint | tuple[MetadataIssue, str]:
+    """Round and check; a finding instead of a footprint when something is wrong."""
+    if not geometry or bbox is None:
+        return MetadataIssue.MISSING_GEOLOCATION, "the headers give no geometry"
+    rounded = _rounded(_Same(geometry), decimals)
+    if isinstance(rounded, str):
+        return MetadataIssue.INVALID_GEOMETRY, rounded
+    try:
+        west, south, east, north = (_degrees(value, decimals) for value in bbox)
+    except (OverflowError, TypeError, ValueError):
+        return MetadataIssue.INVALID_GEOMETRY, "the bbox is not four finite numbers"
+    if not (-180 <= west <= 180 and -180 <= east <= 180 and -90 <= south <= north <= 90):
+        return MetadataIssue.INVALID_GEOMETRY, f"bbox {west}, {south}, {east}, {north} is none of WGS 84"
+    return Footprint(geometry=rounded, bbox=(west, south, east, north))
+
+
+class _Same:
+    """A geometry, equal to itself only.
+
+    Readers share the geometry of a fixed scene, and hashing one would cost more than rounding it. The cache's reference
+    keeps the identity from being given to another object.
+    """
+
+    def __init__(self, geometry: Mapping[str, Any]) -> None:
+        self.geometry = geometry
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.geometry is other.geometry
+
+    def __hash__(self) -> int:
+        return id(self.geometry)
+
+
+@lru_cache(maxsize=512)
+def _rounded(same: _Same, decimals: int) -> Mapping[str, Any] | str:
+    """Round a geometry, or say what is wrong with it."""
+    kind = same.geometry.get("type")
+    depth = _DEPTHS.get(kind) if isinstance(kind, str) else None
+    if depth is None:
+        return f"type {str(kind)[:40]!r} is none of {', '.join(_DEPTHS)}"
+    try:
+        coordinates = _nested(same.geometry["coordinates"], depth, decimals)
+    except (KeyError, OverflowError, TypeError, ValueError):
+        return "coordinates are not arrays of finite longitude and latitude in range"
+    if depth >= 2 and not all(len(ring) >= 4 and ring[0] == ring[-1] for ring in _rings(coordinates, depth)):
+        return "a ring is not closed, or has fewer than four positions"
+    return {"type": kind, "coordinates": coordinates}
+
+
+def _nested(values: Any, depth: int, decimals: int) -> list[Any]:
+    if depth:
+        if not isinstance(values, list | tuple) or not values:
+            raise TypeError("no array")
+        return [_nested(value, depth - 1, decimals) for value in values]
+    longitude, latitude = (_degrees(value, decimals) for value in values)
+    if not (-180 <= longitude <= 180 and -90 <= latitude <= 90):
+        raise ValueError("out of range")
+    return [longitude, latitude]
+
+
+def _rings(coordinates: list[Any], depth: int) -> Iterator[list[Any]]:
+    for part in coordinates if depth == 3 else [coordinates]:
+        yield from part
+
+
+def _degrees(value: Any, decimals: int) -> float:
+    if not math.isfinite(value):
+        raise ValueError("not finite")
+    # Adding zero turns -0.0 into 0.0, so that canonical JSON has one form of it.
+    return round(float(value), decimals) + 0.0

@@ -1,0 +1,114 @@
+"""integrity-check: whether the stored object is the one that was announced, whole, and of the declared format.
+
+Belongs here: the checks that one request can answer. Only reads. Does not belong here: opening the object
+(`storage/objects.py`) and what its headers say (`metadata_extract.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from kfm_dagster.contracts.envelope import Envelope, Integrity
+from kfm_dagster.contracts.issues import IntegrityIssue
+from kfm_dagster.contracts.model import DatasetContract, IntegrityRules
+from kfm_dagster.operators.severities import weigh
+from kfm_dagster.storage.object_handle import ObjectHead, ObjectReadError
+
+Finding = tuple[IntegrityIssue, str]
+
+
+class Probed(Protocol):
+    """The part of an ObjectHandle that the checks need. Both methods raise ObjectReadError."""
+
+    def head(self) -> ObjectHead:
+        """Size, ETag, media type: one request."""
+        ...
+
+    def probe(self, length: int) -> tuple[ObjectHead, bytes]:
+        """Head and first bytes in one request."""
+        ...
+
+
+def integrity_check(envelope: Envelope, *, contract: DatasetContract, handle: Probed) -> Integrity:
+    """Run the contract's checks over one object with one request, or none when the contract enables no check.
+
+    A check that has nothing to compare with is not run: `checks_run` names those that were. Never raises for what the
+    object or its store does.
+    """
+    rules = contract.integrity
+    if not rules.checks:
+        return _result(rules, (), [], head=None)
+    try:
+        head, first = _look(envelope, rules, handle)
+    except ObjectReadError as error:
+        return unreadable(contract, error)
+    run: list[str] = ["exists"]
+    findings: list[Finding] = []
+    if "size" in rules.checks:
+        run.append("size")
+        findings += _size(head, rules, announced=envelope.object_size)
+    if "etag_match" in rules.checks and head.etag is not None and envelope.object_version is not None:
+        run.append("etag_match")
+        if head.etag != envelope.object_version:
+            findings.append((IntegrityIssue.ETAG_MISMATCH, f"{head.etag}, announced {envelope.object_version}"))
+    if "headers" in rules.checks and head.content_type is not None and rules.content_types:
+        run.append("headers")
+        findings += _content_type(head.content_type, rules)
+    if "magic" in rules.checks and rules.magic and head.size > 0:
+        run.append("magic")
+        findings += _magic(first, rules)
+    return _result(rules, tuple(run), findings, head=head)
+
+
+def unreadable(contract: DatasetContract, error: ObjectReadError) -> Integrity:
+    """Integrity of an object that could not be opened or asked for."""
+    finding = (error.code, str(error.observed))
+    return _result(contract.integrity, ("exists",), [finding], head=None)
+
+
+def _look(envelope: Envelope, rules: IntegrityRules, handle: Probed) -> tuple[ObjectHead, bytes]:
+    # An object announced as empty has no first bytes, and asking for them would cost a second request.
+    if "magic" in rules.checks and rules.magic and envelope.object_size != 0:
+        return handle.probe(max(magic.offset + len(magic.hex) // 2 for magic in rules.magic))
+    return handle.head(), b""
+
+
+def _size(head: ObjectHead, rules: IntegrityRules, *, announced: int | None) -> list[Finding]:
+    findings: list[Finding] = []
+    if head.size == 0:
+        findings.append((IntegrityIssue.SIZE_ZERO, "the object is empty"))
+    elif head.size < rules.min_bytes:
+        findings.append((IntegrityIssue.SIZE_TOO_SMALL, f"{head.size} bytes, expected at least {rules.min_bytes}"))
+    elif head.size > rules.max_bytes:
+        findings.append((IntegrityIssue.SIZE_TOO_LARGE, f"{head.size} bytes, expected at most {rules.max_bytes}"))
+    if announced is not None and head.size != announced:
+        findings.append((IntegrityIssue.SIZE_MISMATCH, f"{head.size} bytes, announced {announced}"))
+    return findings
+
+
+def _content_type(observed: str, rules: IntegrityRules) -> list[Finding]:
+    # Type and subtype are case-insensitive, parameters are not part of them (RFC 9110, 8.3.1).
+    media_type = observed.partition(";")[0].strip().lower()
+    if media_type in {accepted.lower() for accepted in rules.content_types}:
+        return []
+    return [(IntegrityIssue.UNEXPECTED_CONTENT_TYPE, f"{media_type[:80]!r} is not one of the dataset's")]
+
+
+def _magic(first: bytes, rules: IntegrityRules) -> list[Finding]:
+    for magic in rules.magic:
+        if first[magic.offset :].startswith(bytes.fromhex(magic.hex)):
+            return []
+    return [(IntegrityIssue.BAD_MAGIC, f"the object begins with {first[:16].hex()}")]
+
+
+def _result(
+    rules: IntegrityRules, run: tuple[str, ...], findings: list[Finding], *, head: ObjectHead | None
+) -> Integrity:
+    status, issues = weigh(findings, rules.severities)
+    return Integrity(
+        status=status,
+        actual_size_bytes=None if head is None else head.size,
+        actual_etag=None if head is None else head.etag,
+        checks_run=run,
+        issues=issues,
+    )

@@ -1,0 +1,166 @@
+"""metadata-extract: what an object says of itself, held against what its contract requires.
+
+Belongs here: choosing the reader, the rules that hold for every format, rounding, and the STAC time fields. Does not
+belong here: formats (`readers/`) and Items (`catalog/`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Metadata
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.contracts.key_grammar import InvalidKeyTimeError, KeyGrammarReader
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.errors import ContractError
+from kfm_dagster.operators.footprint import Footprint, footprint
+from kfm_dagster.operators.severities import weigh
+from kfm_dagster.readers.base import ByteSource, HeaderMetadata, Reader, ReadError, ReadRequest
+from kfm_dagster.storage.object_handle import ObjectReadError
+
+OpenSidecar = Callable[[str], ByteSource | None]
+"""From a suffix to the sidecar, None when there is none. Raises ObjectReadError when the store cannot tell."""
+
+CHECKS = ("headers", "time_range", "required_properties", "sidecars", "geometry")
+
+Answer = TypeVar("Answer")
+Finding = tuple[MetadataIssue, str]
+
+
+def metadata_extract(
+    envelope: Envelope,
+    *,
+    contract: DatasetContract,
+    grammar: KeyGrammarReader,
+    source: ByteSource,
+    open_sidecar: OpenSidecar,
+    readers: Mapping[str, Reader],
+) -> Metadata:
+    """Read one object's headers and check them. Never raises for what the object or its store does.
+
+    A unit whose integrity is neither `ok` nor `suspect` is not read: its status stays `unknown`, with no issue, because
+    the reason is integrity's. Raises ContractError when no reader has the contract's name.
+    """
+    if envelope.integrity is None or envelope.integrity.status not in {CheckStatus.OK, CheckStatus.SUSPECT}:
+        return Metadata(status=CheckStatus.UNKNOWN)
+    reader = readers.get(contract.metadata_extract.reader)
+    if reader is None:
+        raise ContractError(
+            f"contract {contract.id} names a reader that there is not", observed=contract.metadata_extract.reader
+        )
+    header, findings = _read(reader, envelope, grammar, source, open_sidecar)
+    if header is None:
+        status, issues = weigh(findings, contract.metadata_extract.severities)
+        return Metadata(status=status, issues=issues, checks_run=CHECKS[:1])
+    return _checked(header, envelope=envelope, contract=contract)
+
+
+def _checked(header: HeaderMetadata, *, envelope: Envelope, contract: DatasetContract) -> Metadata:
+    rules = contract.metadata_extract
+    findings = list(header.findings)
+    times = _times(header)
+    if times is None:
+        findings.append((MetadataIssue.INVALID_TIME_RANGE, "a time without zone, or an end before its start"))
+    properties = {**header.properties, **(times or {})}
+    absent = [name for name in rules.required if properties.get(name) is None]
+    if absent:
+        findings.append((MetadataIssue.INCOMPLETE_PRODUCT_METADATA, "missing " + ", ".join(absent)))
+    findings += _missing_sidecars(header, contract)
+    outline = footprint(header.geometry, header.bbox, decimals=rules.coordinate_decimals)
+    if not isinstance(outline, Footprint):
+        findings.append(outline)
+    status, issues = weigh(findings, rules.severities)
+    roles = {sidecar.suffix: sidecar.role for sidecar in contract.storage.sidecars}
+    return Metadata(
+        status=status,
+        geometry=outline.geometry if isinstance(outline, Footprint) else None,
+        bbox=outline.bbox if isinstance(outline, Footprint) else None,
+        stac_properties=properties,
+        sidecars={roles[suffix]: envelope.object_uri + suffix for suffix in header.sidecars if suffix in roles},
+        checks_run=CHECKS,
+        issues=issues,
+    )
+
+
+def _read(
+    reader: Reader, envelope: Envelope, grammar: KeyGrammarReader, source: ByteSource, open_sidecar: OpenSidecar
+) -> tuple[HeaderMetadata | None, list[Finding]]:
+    store = _StoreWatch(source, open_sidecar)
+    try:
+        match = grammar.match(envelope.key)
+    except InvalidKeyTimeError as error:
+        return None, [(MetadataIssue.INVALID_TIME_RANGE, str(error))]
+    if match is None:
+        return None, [(MetadataIssue.UNREADABLE_FORMAT, "the contract does not name this key any more")]
+    request = ReadRequest(key=envelope.key, groups=match.groups, source=store, sidecar=store.sidecar)
+    try:
+        return reader(request), []
+    except Exception as error:  # a hostile file must fail its unit and never the run
+        return None, [_failure(error, store)]
+
+
+def _failure(error: Exception, store: _StoreWatch) -> Finding:
+    # A library between the reader and the store may have wrapped the store's error into one of its own.
+    if store.failure is not None:
+        return MetadataIssue.STORAGE_UNAVAILABLE, str(store.failure.observed)
+    if isinstance(error, ReadError):
+        return error.code, str(error)
+    if isinstance(error, MemoryError):
+        return MetadataIssue.RESOURCE_LIMIT, "the headers need more memory than there is"
+    return MetadataIssue.UNREADABLE_FORMAT, f"{type(error).__name__} while reading the headers"
+
+
+class _StoreWatch:
+    """A ByteSource and its sidecars that remember the store's first failure, and give no answer after it.
+
+    integrity-check has just seen the object, so whatever the store says now, the next attempt has to look again.
+    """
+
+    def __init__(self, source: ByteSource, open_sidecar: OpenSidecar, shared: _StoreWatch | None = None) -> None:
+        self._source = source
+        self._open_sidecar = open_sidecar
+        self._shared = shared or self
+        self.failure: ObjectReadError | None = None
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        return self._watched(lambda: self._source.size)
+
+    def read(self, start: int, length: int) -> bytes:
+        """Bytes [start, start + length), cut at the end."""
+        return self._watched(lambda: self._source.read(start, length))
+
+    def sidecar(self, suffix: str) -> ByteSource | None:
+        """Open a sidecar, watched, too."""
+        found = self._watched(lambda: self._open_sidecar(suffix))
+        return None if found is None else _StoreWatch(found, self._open_sidecar, self._shared)
+
+    def _watched(self, ask: Callable[[], Answer]) -> Answer:
+        try:
+            return ask()
+        except ObjectReadError as error:
+            self._shared.failure = self._shared.failure or error
+            raise
+
+
+def _times(header: HeaderMetadata) -> dict[str, str] | None:
+    """STAC times: a range only where it is one (STAC Item 1.1, "datetime"). None when they are no valid range."""
+    if any(time.tzinfo is None for time in (header.start, header.end, header.datetime)) or header.end < header.start:
+        return None
+    times = {"datetime": rfc3339(header.datetime)}
+    if header.start != header.end:
+        times |= {"start_datetime": rfc3339(header.start), "end_datetime": rfc3339(header.end)}
+    return times
+
+
+def _missing_sidecars(header: HeaderMetadata, contract: DatasetContract) -> list[Finding]:
+    if any(code is MetadataIssue.SIDECAR_MISSING for code, _ in header.findings):
+        return []
+    return [
+        (MetadataIssue.SIDECAR_MISSING, f"there is no {sidecar.suffix} beside the object")
+        for sidecar in contract.storage.sidecars
+        if sidecar.required and sidecar.suffix not in header.sidecars
+    ]

@@ -1,0 +1,36 @@
+"""From a finding to an issue: what a dataset's contract says about a code, and the status that follows.
+
+Belongs here: the rule that integrity-check and metadata-extract share. Does not belong here: the findings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import TypeVar
+
+from kfm_dagster.contracts.envelope import CheckStatus
+from kfm_dagster.contracts.issues import IntegrityIssue, Issue, MetadataIssue, Severity
+
+ALWAYS_FAILED = frozenset({IntegrityIssue.STORAGE_UNAVAILABLE, MetadataIssue.STORAGE_UNAVAILABLE})
+"""A store that does not answer says nothing about the object, so no contract can let the unit go on."""
+
+
+Code = TypeVar("Code", bound=StrEnum)
+
+
+def weigh(
+    findings: Iterable[tuple[Code, str]], severities: Mapping[Code, Severity]
+) -> tuple[CheckStatus, tuple[Issue, ...]]:
+    """Give each finding the severity of the contract, `failed` where it has none, and derive the status."""
+    issues = tuple(
+        Issue(
+            code=code.value,
+            severity=Severity.FAILED if code in ALWAYS_FAILED else severities.get(code, Severity.FAILED),
+            message=message,
+        )
+        for code, message in findings
+    )
+    if any(issue.severity is Severity.FAILED for issue in issues):
+        return CheckStatus.FAILED, issues
+    return (CheckStatus.SUSPECT if issues else CheckStatus.OK), issues
