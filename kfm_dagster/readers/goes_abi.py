@@ -61,7 +61,7 @@ _COMMON_NAMES = {1: "blue", 2: "red", 3: "nir08", 4: "cirrus", 5: "swir16", 6: "
 
 _TIME_TOLERANCE = timedelta(seconds=1)
 _LARGEST_ANGLE = 0.2
-"""Radians. The full disk ends at 0.151872 (PUG volume 3, table 5.1.2.6)."""
+"""Radians. The full disk ends at 0.151872 (PUG volume 3, section 5.1.2)."""
 _ANGLE_DECIMALS = 7
 """Edges of images are multiples of 1 microradian; packed as 32-bit floats they come back with errors below 2e-8."""
 _EXTENT_TOLERANCE = 2.0
@@ -155,7 +155,7 @@ def _axis(root: Hdf5Group, name: str) -> tuple[int, list[float]]:
     length, *ends = axis.ends()
     scale, offset = axis.number("scale_factor"), axis.number("add_offset")
     if scale is not None and offset is not None:
-        # CF 1.7, 8.1: unpacked data have the type of the attributes, which is float32 (PUG 5.1.2.6).
+        # CF 1.7, 8.1: unpacked data have the type of the attributes, which is float32 (PUG volume 3, 5.1.3).
         with np.errstate(over="ignore", invalid="ignore"):
             ends = [float(np.float32(end) * np.float32(scale) + np.float32(offset)) for end in ends]
     return length, ends
@@ -221,7 +221,7 @@ def _check_key(request: ReadRequest, native: Mapping[str, Any], start: datetime,
 
 
 def _stamp(text: str) -> datetime:
-    """Time of a stamp YYYYDDDHHMMSSt, t being tenths of a second (PUG volume 3, appendix A)."""
+    """Time of a stamp YYYYDDDHHMMSSt, t being tenths of a second (PUG, file naming)."""
     return datetime(int(text[:4]), 1, 1, tzinfo=UTC) + timedelta(
         days=int(text[4:7]) - 1,
         hours=int(text[7:9]),

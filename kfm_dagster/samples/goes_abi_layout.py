@@ -1,0 +1,311 @@
+"""Layout of a sample ABI file: dimensions, variables and attributes as in NOAA's files, and what each scene looks like.
+
+Belongs here: names and numbers of the format. Does not belong here: times and keys (`goes_abi.py`).
+
+Names, units and types: GOES-R Product Definition and Users' Guide (PUG), volume 3 section 5.1.3 and volume 5 section
+5.1.3. Scan angles are in radians.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import h5py
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scene:
+    """A scene: scan angles of its edges, extent in degrees (longitudes from the sub-satellite point), and timing."""
+
+    scene_id: str
+    west: float
+    east: float
+    south: float
+    north: float
+    extent: tuple[float, float, float, float]
+    """West, south, east, north."""
+    center: tuple[float, float]
+    """Longitude and latitude of the middle of the image."""
+    cadence_minutes: int
+    first_second: float
+    seconds: float
+
+
+_FULL_DISK = Scene(
+    scene_id="Full Disk", west=-0.151872, east=0.151872, south=-0.151872, north=0.151872,
+    extent=(-81.2995, -81.3282, 81.2995, 81.3282), center=(0.0, 0.0), cadence_minutes=10,
+    first_second=20.5, seconds=570.8,
+)  # fmt: skip
+_CONUS = Scene(
+    scene_id="CONUS", west=-0.10136, east=0.03864, south=0.04424, north=0.12824,
+    extent=(-77.10928, 14.57134, 22.05312, 56.76145), center=(-12.096954, 30.083002), cadence_minutes=5,
+    first_second=77.6, seconds=157.3,
+)  # fmt: skip
+_PACUS = Scene(
+    scene_id="CONUS", west=-0.07, east=0.07, south=0.04424, north=0.12824,
+    extent=(-47.37642, 14.57134, 47.37643, 53.50006), center=(0.0, 29.966999), cadence_minutes=5,
+    first_second=77.6, seconds=157.3,
+)  # fmt: skip
+_MESOSCALE_1 = Scene(
+    scene_id="Mesoscale", west=-0.014, east=0.014, south=0.09184, north=0.11984,
+    extent=(-6.852402, 32.273769, 6.852402, 45.725967), center=(0.0, 38.492256), cadence_minutes=1,
+    first_second=26.2, seconds=5.8,
+)  # fmt: skip
+_MESOSCALE_2 = Scene(
+    scene_id="Mesoscale", west=0.02464, east=0.05264, south=0.0924, north=0.1204,
+    extent=(9.76566, 32.591496, 27.7451, 46.893936), center=(17.05928, 39.052837), cadence_minutes=1,
+    first_second=56.2, seconds=5.8,
+)  # fmt: skip
+SCENES: Mapping[str, Scene] = {"F": _FULL_DISK, "C": _CONUS, "M1": _MESOSCALE_1, "M2": _MESOSCALE_2}
+"""Scenes by their letters in a product name, as the eastern satellites see them."""
+_WESTERN_SCENES = {**SCENES, "C": _PACUS}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Satellite:
+    instrument: str
+    orbital_slot: str
+    longitude: float
+    """Degrees, of the fixed grid's origin."""
+
+
+_SATELLITES = {
+    16: _Satellite(instrument="FM1", orbital_slot="GOES-East", longitude=-75.0),
+    17: _Satellite(instrument="FM2", orbital_slot="GOES-West", longitude=-137.0),
+    18: _Satellite(instrument="FM3", orbital_slot="GOES-West", longitude=-137.0),
+    19: _Satellite(instrument="FM4", orbital_slot="GOES-East", longitude=-75.0),
+}
+_WAVELENGTHS = (
+    0.47, 0.64, 0.87, 1.38, 1.61, 2.25, 3.89, 6.17, 6.93, 7.34, 8.44, 9.61, 10.33, 11.19, 12.27, 13.27,
+)  # fmt: skip
+"""Central wavelengths of bands 1 to 16 in micrometres, as the files state them."""
+_STEPS = {1: 28e-6, 2: 14e-6, 3: 28e-6, 5: 28e-6}
+"""Pixel size of the bands finer than 2 km (56 microradians): 1 km and 0.5 km."""
+_RESOLUTIONS = {14e-6: "0.5km at nadir", 28e-6: "1km at nadir", 56e-6: "2km at nadir"}
+_LONGEST_PLAIN_AXIS = 10_000
+"""Longer axes are compressed, which keeps a full disk at 0.5 km below 100 KB."""
+_CHUNK = 250
+_DIMENSIONS = {"number_of_time_bounds": 2, "band": 1, "number_of_image_bounds": 2}
+"""Dimensions that are no variable."""
+
+Attributes = Mapping[str, Any]
+
+
+def write(
+    file: h5py.File, *, kind: str, region: str, satellite: int, band: int | None, texts: Mapping[str, bytes]
+) -> None:
+    """Fill a new file; `kind` is Rad, CMIP or MCMIP, `region` a key of SCENES, `texts` the attributes of one object.
+
+    Raises ValueError for a satellite that has no ABI.
+    """
+    if satellite not in _SATELLITES:
+        raise ValueError(f"no satellite GOES-{satellite}")
+    platform = _SATELLITES[satellite]
+    scene = (_WESTERN_SCENES if platform.orbital_slot == "GOES-West" else SCENES)[region]
+    step = 56e-6 if band is None else _STEPS.get(band, 56e-6)
+    _annotate(file, {**_global_attributes(kind, scene, satellite, step), **texts})
+    for number, (name, length) in enumerate(_DIMENSIONS.items(), start=2):
+        _dimension(file, name, length, number)
+    _axes(file, scene, step)
+    _pixels(file, kind, band)
+    _navigation(file, scene, platform.longitude)
+    _quantities(file, band)
+
+
+def _global_attributes(kind: str, scene: Scene, satellite: int, step: float) -> Attributes:
+    platform = _SATELLITES[satellite]
+    radiance = kind == "Rad"
+    level = "L1b" if radiance else "L2"
+    return {
+        "naming_authority": "gov.nesdis.noaa",
+        "Conventions": "CF-1.7",
+        "Metadata_Conventions": "Unidata Dataset Discovery v1.0",
+        "standard_name_vocabulary": "CF Standard Name Table (v35, 20 July 2016)",
+        "institution": "DOC/NOAA/NESDIS > U.S. Department of Commerce, National Oceanic and Atmospheric "
+        "Administration, National Environmental Satellite, Data, and Information Services",
+        "project": "GOES",
+        "production_site": "WCDAS",
+        "production_environment": "OE",
+        "spatial_resolution": _RESOLUTIONS[step],
+        "orbital_slot": platform.orbital_slot,
+        "platform_ID": f"G{satellite}",
+        "instrument_type": "GOES R Series Advanced Baseline Imager",
+        "scene_id": scene.scene_id,
+        "instrument_ID": platform.instrument,
+        "title": f"ABI {level} {'Radiances' if radiance else 'Cloud and Moisture Imagery'}",
+        "summary": "Sample with the headers of a real product and no pixels.",
+        "keywords": f"SPECTRAL/ENGINEERING > {'VISIBLE' if radiance else 'INFRARED'} WAVELENGTHS",
+        "keywords_vocabulary": "NASA Global Change Master Directory (GCMD) Earth Science Keywords, Version 7.0.0.0.0",
+        "iso_series_metadata_id": "a70be540-c38b-11e0-962b-0800200c9a66",
+        "license": "Unclassified data.  Access is restricted to approved users only.",
+        "processing_level": f"National Aeronautics and Space Administration (NASA) {level}",
+        "cdm_data_type": "Image",
+        "production_data_source": "Realtime",
+        "timeline_id": "ABI Mode 6",
+    }
+
+
+def _dimension(file: h5py.File, name: str, length: int, number: int) -> None:
+    """Write a dimension without a variable the way netCDF-4 does (NetCDF-4 file format, "Dimensions")."""
+    scale = file.create_dataset(name, shape=(length,), dtype=">f4")
+    scale.make_scale(f"This is a netCDF dimension but not a netCDF variable.{length:10}")
+    scale.attrs["_Netcdf4Dimid"] = np.int32(number)
+
+
+def _axes(file: h5py.File, scene: Scene, step: float) -> None:
+    """Write y and x: scan angles of pixel centres, packed as 16-bit integers."""
+    for number, (name, first, last) in enumerate((("y", scene.north, scene.south), ("x", scene.west, scene.east))):
+        length = round(abs(last - first) / step)
+        signed = step if last > first else -step
+        long = length > _LONGEST_PLAIN_AXIS
+        axis = file.create_dataset(
+            name, data=np.arange(length, dtype="<i2"), compression="gzip" if long else None, shuffle=long
+        )
+        axis.make_scale(name)
+        _annotate(
+            axis,
+            {
+                "_Netcdf4Dimid": np.int32(number),
+                "scale_factor": _f4(signed),
+                "add_offset": _f4(first + signed / 2),
+                "units": "rad",
+                "axis": name.upper(),
+                "long_name": f"GOES fixed grid projection {name}-coordinate",
+                "standard_name": f"projection_{name}_coordinate",
+            },
+        )
+        sides = "north/south" if name == "y" else "west/east"
+        _variable(file, f"{name}_image", np.float32((first + last) / 2), units="rad", axis=name.upper())
+        _variable(
+            file, f"{name}_image_bounds", np.array([first, last], "<f4"), dimensions=["number_of_image_bounds"],
+            long_name=f"GOES-R fixed grid projection {name}-coordinate {sides} extent of image", units="rad",
+        )  # fmt: skip
+
+
+def _pixels(file: h5py.File, kind: str, band: int | None) -> None:
+    """Declare the images; no chunk is written, so every pixel is the fill value."""
+    names = [("Rad" if kind == "Rad" else "CMI", "DQF")]
+    if band is None:
+        names = [(f"CMI_C{number:02}", f"DQF_C{number:02}") for number in range(1, 17)]
+    shape = (file["y"].shape[0], file["x"].shape[0])
+    units = "W m-2 sr-1 um-1" if kind == "Rad" else "1"
+    for image, flags in names:
+        for name, dtype, unit in ((image, "<i2", units), (flags, "i1", "1")):
+            pixels = file.create_dataset(
+                name, shape=shape, dtype=dtype, chunks=(_CHUNK, _CHUNK), compression="gzip", compression_opts=1,
+                fillvalue=-1,
+            )  # fmt: skip
+            for number, axis in enumerate(("y", "x")):
+                pixels.dims[number].attach_scale(file[axis])
+            _annotate(
+                pixels,
+                {
+                    "_FillValue": np.array([-1], dtype),
+                    "_Netcdf4Dimid": np.int32(0),
+                    "_Unsigned": "true",
+                    "units": unit,
+                    "coordinates": "band_id band_wavelength t y x",
+                    "grid_mapping": "goes_imager_projection",
+                    "cell_methods": "t: point area: point",
+                },
+            )
+
+
+def _navigation(file: h5py.File, scene: Scene, longitude: float) -> None:
+    _variable(
+        file, "goes_imager_projection", np.int32(-2147483647),
+        long_name="GOES-R ABI fixed grid projection",
+        grid_mapping_name="geostationary",
+        perspective_point_height=np.array([35786023.0]),
+        semi_major_axis=np.array([6378137.0]),
+        semi_minor_axis=np.array([6356752.31414]),
+        inverse_flattening=np.array([298.2572221]),
+        latitude_of_projection_origin=np.array([0.0]),
+        longitude_of_projection_origin=np.array([longitude]),
+        sweep_angle_axis="x",
+    )  # fmt: skip
+    west, south, east, north = scene.extent
+    west, east = (_wrapped(longitude + offset) for offset in (west, east))
+    _variable(
+        file, "geospatial_lat_lon_extent", np.float32(-999),
+        long_name="geospatial latitude and longitude references",
+        geospatial_westbound_longitude=_f4(west),
+        geospatial_northbound_latitude=_f4(north),
+        geospatial_eastbound_longitude=_f4(east),
+        geospatial_southbound_latitude=_f4(south),
+        geospatial_lat_center=_f4(scene.center[1]),
+        geospatial_lon_center=_f4(_wrapped(longitude + scene.center[0])),
+        geospatial_lat_nadir=_f4(0),
+        geospatial_lon_nadir=_f4(longitude),
+        geospatial_lat_units="degrees_north",
+        geospatial_lon_units="degrees_east",
+    )  # fmt: skip
+    # GOES-16 and GOES-17 stood 0.2 degrees west of the grid's origin, and their files say so.
+    for name, value, units in (
+        ("subpoint_lat", 0.0, "degrees_north"),
+        ("subpoint_lon", longitude - 0.2, "degrees_east"),
+        ("height", 35786.02, "km"),
+    ):
+        _variable(file, f"nominal_satellite_{name}", np.float32(value), _FillValue=_f4(-999), units=units)
+
+
+def _quantities(file: h5py.File, band: int | None) -> None:
+    """Write time, bands, calibration and quality."""
+    since = "seconds since 2000-01-01 12:00:00"
+    _variable(
+        file, "t", np.float64(0), long_name="J2000 epoch mid-point between the start and end image scan in seconds",
+        standard_name="time", units=since, axis="T", bounds="time_bounds",
+    )  # fmt: skip
+    _variable(
+        file, "time_bounds", np.zeros(2), dimensions=["number_of_time_bounds"],
+        long_name="Scan start and end times in seconds since epoch (2000-01-01 12:00:00)",
+    )  # fmt: skip
+    suffixes = {band: ""} if band is not None else {number: f"_C{number:02}" for number in range(1, 17)}
+    for number, suffix in suffixes.items():
+        _variable(
+            file, f"band_id{suffix}", np.array([number], "i1"), dimensions=["band"], long_name="ABI band number",
+            standard_name="sensor_band_identifier", units="1",
+        )  # fmt: skip
+        _variable(
+            file, f"band_wavelength{suffix}", np.array([_WAVELENGTHS[number - 1]], "<f4"), dimensions=["band"],
+            long_name="ABI band central wavelength", standard_name="sensor_band_central_radiation_wavelength",
+            units="um",
+        )  # fmt: skip
+    for name, units in (
+        ("esun", "W m-2 um-1"), ("kappa0", "(W m-2 um-1)-1"), ("planck_fk1", "W m-1"), ("planck_fk2", "K"),
+        ("planck_bc1", "K"), ("planck_bc2", "1"), ("earth_sun_distance_anomaly_in_AU", "ua"),
+    ):  # fmt: skip
+        _variable(file, name, np.float32(-999), _FillValue=_f4(-999), units=units)
+    for name in ("valid_pixel_count", "missing_pixel_count", "saturated_pixel_count", "undersaturated_pixel_count"):
+        _variable(file, name, np.int32(-1), _FillValue=np.array([-1], "<i4"), units="count")
+    _variable(
+        file, "percent_uncorrectable_L0_errors", np.float32(0), _FillValue=_f4(-999),
+        long_name="percent data lost due to uncorrectable L0 errors", valid_range=np.array([0, 1], "<f4"),
+        units="percent",
+    )  # fmt: skip
+
+
+def _variable(
+    file: h5py.File, name: str, value: Any, *, dimensions: list[str] | None = None, **attributes: Any
+) -> None:
+    dataset = file.create_dataset(name, data=value)
+    for number, dimension in enumerate(dimensions or ()):
+        dataset.dims[number].attach_scale(file[dimension])
+    _annotate(dataset, attributes)
+
+
+def _annotate(holder: Any, attributes: Attributes) -> None:
+    """Write attributes, texts as fixed-length strings as netCDF-4 writes NC_CHAR."""
+    for name, value in attributes.items():
+        holder.attrs.create(name, np.bytes_(value) if isinstance(value, str | bytes) else value)
+
+
+def _f4(value: float) -> Any:
+    return np.array([value], "<f4")
+
+
+def _wrapped(longitude: float) -> float:
+    return (longitude + 180) % 360 - 180
