@@ -1,0 +1,430 @@
+"""The NEXRAD Level II reader: equality with independent readers, agreement with the key, hostile bytes, samples."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import struct
+import tracemalloc
+from collections.abc import Mapping
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyproj import Geod
+from shapely.geometry import shape
+
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.contracts.key_grammar import KeyGrammarReader
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
+from kfm_dagster.readers.nexrad_level2 import RANGE_M, TIME_TOLERANCE, _coverage, read_nexrad_level2
+from kfm_dagster.readers.nexrad_sites import sites
+from kfm_dagster.readers.ranges import BytesSource
+from kfm_dagster.samples.nexrad_level2 import make_nexrad_level2, nexrad_level2_samples
+
+START = datetime(2024, 5, 6, 21, 14, 3, 250_000, UTC)
+SITE = "KICT"
+
+
+class CountingSource(BytesSource):
+    """Counts what a reader asks for."""
+
+    bytes_read = 0
+
+    def read(self, start: int, length: int) -> bytes:
+        data = super().read(start, length)
+        self.bytes_read += len(data)
+        return data
+
+
+def groups(at: datetime = START, site: str = SITE) -> dict[str, str]:
+    return {"site": site, "date": f"{at:%Y%m%d}", "time": f"{at:%H%M%S}"}
+
+
+def read(content: bytes, key: Mapping[str, str] | None = None) -> HeaderMetadata:
+    source = BytesSource(content)
+    return read_nexrad_level2(ReadRequest(key="k", groups=key or groups(), source=source, sidecar=lambda _: None))
+
+
+def refusal(content: bytes, key: Mapping[str, str] | None = None) -> MetadataIssue:
+    with pytest.raises(ReadError) as refused:
+        read(content, key)
+    return refused.value.code
+
+
+@pytest.fixture(scope="module")
+def volume() -> bytes:
+    return make_nexrad_level2(site=SITE, start=START)[1]
+
+
+@pytest.fixture(scope="module")
+def uncompressed(volume: bytes) -> bytes:
+    """The sample with its LDM records unpacked: mutations reach the messages."""
+    content, offset = volume[:24], 24
+    while offset < len(volume):
+        size = abs(int.from_bytes(volume[offset : offset + 4], "big", signed=True))
+        content += bz2.decompress(volume[offset + 4 : offset + 4 + size])
+        offset += 4 + size
+    return content
+
+
+def header(at: datetime = START, *, magic: bytes = b"AR2V0006.", icao: bytes = SITE.encode()) -> bytes:
+    return struct.pack(">9s3sII4s", magic, b"001", *clock(at), icao)
+
+
+def clock(at: datetime) -> tuple[int, int]:
+    since = at - datetime(1970, 1, 1, tzinfo=UTC)
+    return since.days + 1, since.seconds * 1000 + since.microseconds // 1000
+
+
+def message_1(at: datetime, *, vcp: int = 21) -> bytes:
+    """A frame with a radial of ICD 2620002, table III: reflectivity and velocity, no width."""
+    day, milliseconds = clock(at)
+    body = struct.pack(">IH30xHHHHH", milliseconds, day, 100, 560, 0, 2, vcp)
+    return (struct.pack(">12xHBBHHIHH", 1208, 0, 1, 1, day, milliseconds, 1, 1) + body).ljust(2432, b"\0")
+
+
+def ldm(data: bytes, *, last: bool = False) -> bytes:
+    packed = bz2.compress(data)
+    return struct.pack(">i", -len(packed) if last else len(packed)) + packed
+
+
+# --- real volumes
+
+
+def real_volumes(shared_data: Path, reference: Mapping[str, Any]) -> list[tuple[str, bytes, Mapping[str, Any]]]:
+    return [
+        (path, (shared_data / path).read_bytes(), entry["reference"])
+        for path, entry in reference.items()
+        if entry["family"] == "nexrad-l2"
+    ]
+
+
+def key_groups(path: str, contracts: ContractRegistry) -> Mapping[str, str]:
+    """Groups of the contract's key grammar; files without a certain key get those of their first radial."""
+    if not path.startswith("objects/"):
+        return {"site": "KFTG", "date": "20150430", "time": "141910"}
+    match = KeyGrammarReader(contracts["nexrad-l2"]).match(path.split("/", 2)[2])
+    assert match is not None, path
+    return match.groups
+
+
+@pytest.mark.clause("OPR-06")
+def test_every_field_of_every_real_volume_equals_the_independent_readers(
+    shared_data: Path, reference: Mapping[str, Any], contracts: ContractRegistry
+) -> None:
+    volumes = real_volumes(shared_data, reference)
+    assert len(volumes) >= 10
+    for path, content, expected in volumes:
+        found = read(content, key_groups(path, contracts))
+        native = dict(found.native)
+        for name in ("extension", "icao_header", "lat", "lon", "alt_m", "moments", "uncompressed_magic"):
+            assert native[name] == expected[name], (path, name)
+        for name in ("volume_header_time", "first_ray_time"):
+            assert native[name] == datetime.fromisoformat(expected[name]), (path, name)
+        assert str(native["msg_type"]) == expected["msg_type"], path
+        assert native["vcp_message_5"] == expected["vcp"], path
+        if expected["vcp"]:
+            assert found.properties["nexrad:vcp"] == native["vcp"] == expected["vcp"], path
+            # The reference lists the sweeps that were made: AVSET ends a volume before the pattern's last cuts.
+            angles = [round(angle, 3) for angle in native["target_elev_deg"]]
+            assert angles[: expected["nsweeps"]] == expected["target_elev_deg"], path
+        assert found.start == min(native["volume_header_time"], native["first_ray_time"])
+
+
+@pytest.mark.clause("OPR-06")
+def test_a_volume_is_read_by_range_requests(
+    shared_data: Path, reference: Mapping[str, Any], contracts: ContractRegistry
+) -> None:
+    for path, content, _ in real_volumes(shared_data, reference):
+        source = CountingSource(content)
+        key = key_groups(path, contracts)
+        read_nexrad_level2(ReadRequest(key=path, groups=key, source=source, sidecar=lambda _: None))
+        assert source.bytes_read <= (len(content) / 8 if len(content) > 1_000_000 else 128 * 1024), path
+
+
+def test_real_volumes_carry_position_pattern_and_status(
+    shared_data: Path, reference: Mapping[str, Any], contracts: ContractRegistry
+) -> None:
+    by_name = {
+        Path(path).name: read(content, key_groups(path, contracts)).properties
+        for path, content, _ in real_volumes(shared_data, reference)
+    }
+    old, older = by_name["KABR20050101_000745.gz"], by_name["KTLX19910605_162126.gz"]
+    # Their message 5 is zero or absent; the radials name the pattern.
+    assert (old["nexrad:vcp"], older["nexrad:vcp"]) == (32, 21)
+    assert old["nexrad:position-source"] == older["nexrad:position-source"] == "site table"
+    assert old["nexrad:operability-status"] == "maintenance action required"
+    new = by_name["KDMX20250101_225441_V06"]
+    assert (new["nexrad:rda-status"], new["processing:software"]) == ("operate", {"WSR-88D RDA": "22.1"})
+    assert new["nexrad:position-source"] == "volume data block"
+    for stated in by_name.values():
+        site = sites()[stated["nexrad:site"]]
+        _, _, distance = Geod(ellps="WGS84").inv(
+            site.longitude, site.latitude, stated["nexrad:longitude"], stated["nexrad:latitude"]
+        )
+        # The site table and the radars' own positions are independent: they must tell the same place.
+        assert distance < 100
+        assert abs(site.height_m - stated["nexrad:height-m"]) < 3
+
+
+# --- agreement with the key
+
+
+def test_a_sample_says_what_it_was_made_from(volume: bytes) -> None:
+    found = read(volume)
+    assert (found.start, found.end, found.datetime) == (START, START, START.replace(microsecond=0))
+    site = sites()[SITE]
+    assert found.properties == {
+        "platform": "wsr-88d",
+        "instruments": ["wsr-88d"],
+        "processing:level": "L2",
+        "processing:software": {"WSR-88D RDA": "19.0"},
+        "nexrad:site": SITE,
+        "nexrad:site-name": "Wichita, KS",
+        "nexrad:message-type": 31,
+        "nexrad:archive-version": "AR2V0006",
+        "nexrad:compression": "bzip2",
+        "nexrad:volume-number": 1,
+        "nexrad:vcp": 212,
+        "nexrad:moments": ["REF", "ZDR", "PHI", "RHO"],
+        "nexrad:latitude": pytest.approx(site.latitude, abs=1e-5),
+        "nexrad:longitude": pytest.approx(site.longitude, abs=1e-5),
+        "nexrad:height-m": round(site.height_m),
+        "nexrad:position-source": "volume data block",
+        "nexrad:rda-status": "operate",
+        "nexrad:operability-status": "on-line",
+    }
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bytes], ids=["gzip", "none"])
+def test_gzip_and_unpacked_records_give_the_same_values(pack: Any, volume: bytes, uncompressed: bytes) -> None:
+    expected = dict(read(volume).properties)
+    for content in (volume, uncompressed):
+        found = dict(read(pack(content)).properties)
+        stored = found.pop("nexrad:compression")
+        assert stored == ("gzip" if pack is gzip.compress else "bzip2" if content is volume else "none")
+        assert found == {name: value for name, value in expected.items() if name != "nexrad:compression"}
+
+
+@pytest.mark.parametrize(
+    ("header_at", "radial_at", "start", "end"),
+    [
+        # KABR, 2005-01-01: the radial precedes the header by 11.5 s and the key follows the header.
+        (START, START - timedelta(seconds=11.5), START - timedelta(seconds=11.5), START),
+        # KTLX, 2014-01-01: the key follows the radial.
+        (START + timedelta(seconds=90), START, START, START + timedelta(seconds=90)),
+        (START + TIME_TOLERANCE / 2, START + TIME_TOLERANCE, START + TIME_TOLERANCE / 2, START + TIME_TOLERANCE),
+    ],
+)
+def test_the_key_may_follow_the_header_or_the_first_radial(
+    header_at: datetime, radial_at: datetime, start: datetime, end: datetime
+) -> None:
+    found = read(header(header_at) + message_1(radial_at))
+    assert (found.start, found.end, found.datetime) == (start, end, START.replace(microsecond=0))
+
+
+@pytest.mark.parametrize("shift", [timedelta(minutes=2), -timedelta(minutes=2), timedelta(days=1)])
+@pytest.mark.clause("OPR-06")
+def test_a_key_of_another_time_is_a_time_mismatch(shift: timedelta, volume: bytes) -> None:
+    assert refusal(volume, groups(START + shift)) is MetadataIssue.TIME_MISMATCH
+
+
+@pytest.mark.clause("OPR-06")
+def test_a_key_of_another_site_is_a_platform_mismatch(volume: bytes) -> None:
+    assert refusal(volume, groups(site="KTWX")) is MetadataIssue.PLATFORM_MISMATCH
+    blank_header = volume[:20] + b"    " + volume[24:]
+    assert refusal(blank_header, groups(site="KTWX")) is MetadataIssue.PLATFORM_MISMATCH
+    assert read(blank_header).properties["nexrad:site"] == SITE
+
+
+# --- position and coverage
+
+
+@pytest.mark.parametrize("icao", [b"    ", b"\0\0\0\0", SITE.encode()])
+@pytest.mark.parametrize("pack", [gzip.compress, bytes])
+def test_a_volume_without_position_takes_it_from_the_site_table(icao: bytes, pack: Any) -> None:
+    found = read(pack(header(magic=b"ARCHIVE2.", icao=icao) + message_1(START)))
+    site, properties = sites()[SITE], found.properties
+    assert (properties["nexrad:latitude"], properties["nexrad:longitude"]) == (site.latitude, site.longitude)
+    assert properties["nexrad:position-source"] == "site table"
+    assert (properties["nexrad:archive-version"], properties["nexrad:message-type"]) == ("ARCHIVE2", 1)
+    assert (properties["nexrad:vcp"], properties["nexrad:moments"]) == (21, ["REF", "VEL"])
+
+
+def test_a_site_that_is_in_no_table_misses_its_geolocation() -> None:
+    content = header(icao=b"    ") + message_1(START)
+    assert refusal(content, groups(site="ZZZZ")) is MetadataIssue.MISSING_GEOLOCATION
+
+
+@pytest.mark.parametrize(
+    ("latitude", "longitude", "expected"),
+    [
+        (0.0, 0.0, "site table"),
+        (float("nan"), -97.0, MetadataIssue.INVALID_GEOMETRY),
+        (37.0, float("inf"), MetadataIssue.INVALID_GEOMETRY),
+        (91.0, -97.0, MetadataIssue.INVALID_GEOMETRY),
+        (37.0, -197.0, MetadataIssue.INVALID_GEOMETRY),
+    ],
+)
+def test_an_impossible_position_is_not_published(
+    latitude: float, longitude: float, expected: Any, uncompressed: bytes
+) -> None:
+    block = uncompressed.index(b"RVOL")
+    content = uncompressed[: block + 8] + struct.pack(">ff", latitude, longitude) + uncompressed[block + 16 :]
+    if isinstance(expected, MetadataIssue):
+        assert refusal(content) is expected
+    else:
+        assert read(content).properties["nexrad:position-source"] == expected
+
+
+@given(latitude=st.floats(-85, 85), longitude=st.floats(-180, 180))
+def test_coverage_is_a_valid_disc_anywhere(latitude: float, longitude: float) -> None:
+    geometry, (west, south, east, north) = _coverage(latitude, longitude)
+    disc = shape(geometry)
+    assert disc.is_valid
+    assert south < latitude < north
+    assert (west > east) == (disc.geom_type == "MultiPolygon")
+    geod = Geod(ellps="WGS84")
+    parts = getattr(disc, "geoms", [disc])
+    rim = [point for part in parts for point in part.exterior.coords if abs(point[0]) < 180]
+    assert all(abs(geod.inv(longitude, latitude, x, y)[2] - RANGE_M) < 1 for x, y in rim)
+    assert all(part.exterior.is_ccw for part in parts)
+
+
+def test_every_site_of_the_network_is_in_the_table() -> None:
+    table = sites()
+    assert len(table) >= 160
+    assert {"KTLX", "KLIX", "KHDC", "KCRI", "PAEC", "PGUA", "PHKI", "TJUA", "LPLA", "RKJK", "RKSG", "RODN"} <= set(
+        table
+    )
+    for site in table.values():
+        assert 13 < site.latitude < 66, site
+        assert -166 < site.longitude < -26 or 126 < site.longitude < 145, site
+        assert 5 < site.height_m < 3300, site
+
+
+# --- hostile bytes
+
+
+@pytest.mark.clause("OPR-07")
+def test_a_volume_cut_anywhere_before_its_first_radial_ends_is_refused(volume: bytes, uncompressed: bytes) -> None:
+    first = 28 + int.from_bytes(volume[24:28], "big")
+    second = first + 4 + int.from_bytes(volume[first : first + 4], "big")
+    for end in range(second):
+        assert refusal(volume[:end]) in {MetadataIssue.TRUNCATED_OBJECT, MetadataIssue.UNREADABLE_FORMAT}, end
+    read(volume[:second])
+    radial = uncompressed.index(b"RVOL")
+    for end in range(24, radial, 997):
+        assert refusal(uncompressed[:end]) is MetadataIssue.TRUNCATED_OBJECT, end
+    packed = gzip.compress(uncompressed[:radial])
+    for end in range(2, len(packed), 7):
+        assert refusal(packed[:end]) is MetadataIssue.TRUNCATED_OBJECT, end
+
+
+@pytest.mark.clause("OPR-07")
+@given(data=st.data())
+def test_corrupt_bytes_give_metadata_or_an_issue_code(data: st.DataObject, volume: bytes, uncompressed: bytes) -> None:
+    content = data.draw(st.sampled_from([volume, uncompressed, gzip.compress(uncompressed), gzip.compress(volume)]))
+    # The fields that steer the reader lie at the start and from the coverage pattern on.
+    places = st.integers(0, 60) | st.integers(0, len(content) - 1)
+    if content is uncompressed:
+        places |= st.integers(uncompressed.index(b"RVOL") - 6000, uncompressed.index(b"RVOL") + 60)
+    mutated = bytearray(content)
+    for place in data.draw(st.lists(places, min_size=1, max_size=6)):
+        mutated[place] = data.draw(st.integers(0, 255))
+    end = data.draw(st.just(len(mutated)) | st.integers(0, len(mutated)))
+    try:
+        found = read(bytes(mutated[:end]))
+    except ReadError:
+        return
+    assert shape(found.geometry).is_valid
+
+
+def type_31(halfwords: int) -> bytes:
+    return struct.pack(">12xHBBHHIHH", halfwords, 8, 31, 1, *clock(START), 1, 1)
+
+
+FRAMES = bytes(2432) * 134
+
+
+@pytest.mark.clause("OPR-07")
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", MetadataIssue.TRUNCATED_OBJECT),
+        (b"AR2V0006.", MetadataIssue.TRUNCATED_OBJECT),
+        (b"CDF\x01" + bytes(4096), MetadataIssue.UNREADABLE_FORMAT),
+        (b"\x1f\x8b" + bytes(4096), MetadataIssue.UNREADABLE_FORMAT),
+        (header() + struct.pack(">i", 0) + b"BZh9" + bytes(99), MetadataIssue.UNREADABLE_FORMAT),
+        (header() + struct.pack(">i", 2**31 - 1) + b"BZh9" + bytes(99), MetadataIssue.RESOURCE_LIMIT),
+        (header() + struct.pack(">i", -(2**31)) + b"BZh9" + bytes(99), MetadataIssue.RESOURCE_LIMIT),
+        (header() + struct.pack(">i", 99_999) + b"BZh9" + bytes(99), MetadataIssue.TRUNCATED_OBJECT),
+        (header() + struct.pack(">i", 103) + b"BZh9" + bytes(99), MetadataIssue.UNREADABLE_FORMAT),
+        (header() + ldm(FRAMES, last=True), MetadataIssue.INCOMPLETE_PRODUCT_METADATA),
+        (header() + ldm(FRAMES), MetadataIssue.TRUNCATED_OBJECT),
+        (header() + ldm(FRAMES) * 1000, MetadataIssue.RESOURCE_LIMIT),
+        (header() + FRAMES * 100, MetadataIssue.RESOURCE_LIMIT),
+        (header() + type_31(0) + bytes(4096), MetadataIssue.UNREADABLE_FORMAT),
+        (header() + type_31(12) + bytes(4096), MetadataIssue.UNREADABLE_FORMAT),
+        (header() + type_31(0xFFFF) + bytes(4096), MetadataIssue.TRUNCATED_OBJECT),
+        (header() + type_31(1000) + b"\xff" * 4096, MetadataIssue.UNREADABLE_FORMAT),
+        (struct.pack(">9s3sII4s", b"AR2V0006.", b"001", 0, 0, b"KICT") + FRAMES, MetadataIssue.INVALID_TIME_RANGE),
+        (struct.pack(">9s3sII4s", b"AR2V0006.", b"001", 2**32 - 1, 0, b"KICT"), MetadataIssue.INVALID_TIME_RANGE),
+        (struct.pack(">9s3sII4s", b"AR2V0006.", b"001", 9, 86_400_000, b"KICT"), MetadataIssue.INVALID_TIME_RANGE),
+    ],
+)
+def test_hostile_bytes_have_an_issue_code(content: bytes, expected: MetadataIssue) -> None:
+    assert refusal(content) is expected
+
+
+@pytest.mark.clause("OPR-07")
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        gzip.compress(header() + bytes(100_000_000)),
+        header() + ldm(bytes(100_000_000)),
+        gzip.compress(header() + ldm(bytes(100_000_000))),
+        header() + ldm(FRAMES) + ldm(bytes(100_000_000)),
+    ],
+    ids=["gzip", "bzip2", "bzip2 in gzip", "second record"],
+)
+def test_a_decompression_bomb_is_refused_within_bounded_memory(bomb: bytes) -> None:
+    tracemalloc.start()
+    try:
+        assert refusal(bomb) is MetadataIssue.RESOURCE_LIMIT
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 16_000_000
+
+
+# --- samples
+
+
+def test_samples_are_deterministic_distinct_and_readable(contracts: ContractRegistry) -> None:
+    day = date(2023, 12, 31)
+    samples = list(nexrad_level2_samples(day, 700))
+    assert samples == list(nexrad_level2_samples(day, 700))
+    assert len({key for _, key, _ in samples}) == len({content for *_, content in samples}) == 700
+    contract = contracts["nexrad-l2"]
+    grammar = KeyGrammarReader(contract)
+    for bucket, key, content in samples[::20]:
+        assert bucket in contract.storage.buckets
+        match = grammar.match(key)
+        assert match is not None
+        assert match.start.date() == day
+        assert contract.integrity.min_bytes <= len(content) < 20_000
+        found = read(content, match.groups)
+        assert found.datetime == match.start
+        assert found.start - match.start < timedelta(seconds=1)
+        assert set(contract.metadata_extract.required) <= set(found.properties)
+
+
+def test_more_volumes_than_a_radar_can_make_are_refused() -> None:
+    with pytest.raises(ValueError, match="one per second"):
+        next(nexrad_level2_samples(date(2024, 1, 1), len(sites()) * 86_400 + 1))
