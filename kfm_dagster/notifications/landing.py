@@ -1,0 +1,123 @@
+"""The landing zone: raw messages, kept for ever under the hash of their bytes.
+
+Belongs here: writing a batch once and reading it back unchanged. Does not belong here: what the messages mean, and who
+landed which batch (the sensor's run keys).
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+
+import obstore
+import orjson
+from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
+from obstore.store import ObjectStore
+
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.errors import ArtifactError, DependencyUnavailableError
+from kfm_dagster.notifications.messages import SqsMessage
+
+MAX_BATCH_BYTES = 1024**3
+"""A landed batch is not unpacked beyond this: a corrupted file must not fill the memory."""
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LandedBatch:
+    """Where a batch stands: digest of its bytes (`sha256:<hex>`), uri relative to the storage URL, messages in it."""
+
+    digest: str
+    uri: str
+    count: int
+
+
+class Landing:
+    """Lands batches in a store of ours. Nothing is ever overwritten or deleted."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def land(self, messages: Sequence[SqsMessage]) -> LandedBatch:
+        """Write a batch, unless it stands already. The order of the messages, and their deliveries, make no difference.
+
+        The digest is that of the unpacked bytes, so it does not depend on the release of zlib.
+        """
+        lines = sorted({_line(message) for message in messages})
+        content = b"".join(lines)
+        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        with suppress(AlreadyExistsError), _answering():  # the same bytes: landing is idempotent
+            obstore.put(self._store, _uri(digest), gzip.compress(content, mtime=0), mode="create")
+        return LandedBatch(digest=digest, uri=_uri(digest), count=len(lines))
+
+    def read(self, digest: str) -> tuple[SqsMessage, ...]:
+        """Read a batch back. Raises ArtifactError when it is gone or does not match its digest."""
+        if not _DIGEST.fullmatch(digest):
+            raise ArtifactError("a landed batch has no such digest", observed=digest[:80], expected="sha256:<64 hex>")
+        try:
+            with _answering():
+                packed = bytes(obstore.get(self._store, _uri(digest)).bytes())
+        except (FileNotFoundError, NotFoundError):
+            raise ArtifactError("a landed batch is gone", observed=_uri(digest)) from None
+        content = _unpacked(packed)
+        if content is None or f"sha256:{hashlib.sha256(content).hexdigest()}" != digest:
+            raise ArtifactError(
+                "a landed batch is corrupted", observed=_uri(digest), expected=digest, next_step="restore the file"
+            )
+        return tuple(_message(line) for line in content.splitlines())
+
+
+@contextmanager
+def _answering() -> Iterator[None]:
+    """Turn a store that does not answer into DependencyUnavailableError."""
+    try:
+        yield
+    except (AlreadyExistsError, NotFoundError):
+        raise
+    except BaseError as error:
+        raise DependencyUnavailableError(
+            "the landing zone does not answer", observed=type(error).__name__, next_step="check KFM_STORAGE_URL"
+        ) from error
+
+
+def _uri(digest: str) -> str:
+    name = digest.removeprefix("sha256:")
+    return f"landing/{name[:2]}/{name}.ndjson.gz"
+
+
+def _line(message: SqsMessage) -> bytes:
+    # The receipt handle is a short-lived credential and the receive count belongs to one delivery: neither is kept.
+    return orjson.dumps(
+        {
+            "body": message.body,
+            "message_id": message.message_id,
+            "sent_at": None if message.sent_at is None else rfc3339(message.sent_at),
+        },
+        option=orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE,
+    )
+
+
+def _unpacked(packed: bytes) -> bytes | None:
+    unpacker = zlib.decompressobj(wbits=31)  # a gzip header and trailer
+    try:
+        content = unpacker.decompress(packed, MAX_BATCH_BYTES)
+    except zlib.error:
+        return None
+    return content if unpacker.eof else None
+
+
+def _message(line: bytes) -> SqsMessage:
+    found = orjson.loads(line)
+    sent_at = found["sent_at"]
+    return SqsMessage(
+        message_id=found["message_id"],
+        body=found["body"],
+        sent_at=None if sent_at is None else datetime.fromisoformat(sent_at),
+    )
