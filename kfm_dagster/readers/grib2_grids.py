@@ -1,0 +1,316 @@
+"""GRIB2 grids: from section 3 to a footprint and the projection fields of STAC.
+
+Belongs here: grid definition templates 3.0, 3.10, 3.20, 3.30 and 3.40, and the earth shapes of code table 3.2. Does not
+belong here: finding section 3 (`grib2_sections.py`), outlines as GeoJSON (`grib2_outlines.py`). Octet numbers are those
+of WMO-No. 306, volume I.2, counted from 1.
+
+Latitudes on the model's own earth (mostly a sphere) are taken as WGS 84 latitudes without a datum shift, as ecCodes
+and wgrib2 do: the models themselves treat them so.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyproj
+from pyproj.exceptions import CRSError, ProjError
+
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.readers.base import ReadError
+from kfm_dagster.readers.grib2_outlines import border, extents, footprint, rectangle, thinned, whole_turn, wrap
+from kfm_dagster.readers.grib2_sections import signed
+
+MAX_SIDE = 50_000
+"""Grid points on a side. The finest real grids have 7,000 (MRMS); more is taken for a corrupt header."""
+
+_MISSING_32 = 0xFFFFFFFF
+_MICRODEGREES = 1_000_000
+_EARTH_RADIUS_RANGE = (6.2e6, 6.6e6)
+"""Metres; every earth of code table 3.2 lies within."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grid:
+    """One grid. `bbox` and `geometry` are as in `HeaderMetadata`; `shape` is (rows, columns).
+
+    `transform` maps (column, row) to the CRS from cell corner to cell corner with row 0 in the north, as GDAL presents
+    every GRIB2 grid whatever its scanning mode; None where rows are not evenly spaced. `native` has ecCodes' key names.
+    """
+
+    template: int
+    shape: tuple[int, int]
+    wkt2: str
+    transform: tuple[float, ...] | None
+    proj_bbox: tuple[float, float, float, float] | None
+    bbox: tuple[float, float, float, float]
+    geometry: Mapping[str, Any]
+    native: Mapping[str, Any]
+
+
+@lru_cache(maxsize=64)
+def describe_grid(section: bytes) -> Grid:
+    """Describe the grid of a raw section 3; the thousands of files of one grid share one description.
+
+    Raises ReadError: MISSING_GEOLOCATION for a template or earth that is not read, UNREADABLE_FORMAT for numbers that
+    cannot be a grid, RESOURCE_LIMIT for one too large, INVALID_GEOMETRY when it has no outline.
+    """
+    try:
+        template = int(struct.unpack_from(">H", section, 12)[0])
+        build = _TEMPLATES.get(template)
+        if build is None:
+            raise ReadError(
+                MetadataIssue.MISSING_GEOLOCATION,
+                f"grid definition template 3.{template} is not one of {', '.join(f'3.{n}' for n in _TEMPLATES)}",
+            )
+        return build(_Definition.parse(section, template), section)
+    except struct.error:
+        raise ReadError(MetadataIssue.UNREADABLE_FORMAT, "section 3 is shorter than its template") from None
+    except (CRSError, ProjError, ValueError) as error:
+        raise ReadError(MetadataIssue.INVALID_GEOMETRY, f"the grid has no outline: {error}") from None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Definition:
+    """What templates share: earth as PROJ parameters, columns Ni, rows Nj, scanning mode (flag table 3.4)."""
+
+    template: int
+    earth: Mapping[str, Any]
+    ni: int
+    nj: int
+    scan: int
+
+    @classmethod
+    def parse(cls, section: bytes, template: int) -> _Definition:
+        points = struct.unpack_from(">I", section, 6)[0]
+        ni, nj = struct.unpack_from(">II", section, 30)
+        if _MISSING_32 in (ni, nj):
+            raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"grid 3.{template} is reduced: its rows differ")
+        if not points == ni * nj > 0:
+            raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"a grid of {ni} by {nj} has not {points} points")
+        if max(ni, nj) > MAX_SIDE:
+            raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"a grid of {ni} by {nj} points is larger than {MAX_SIDE}")
+        (scan,) = struct.unpack_from(">B", section, _SCAN_OCTET[template] - 1)
+        if scan & 0x0F:
+            raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"scanning mode {scan} has rows or columns set off")
+        return cls(template=template, earth=_earth(section), ni=ni, nj=nj, scan=scan)
+
+    @property
+    def eastward(self) -> bool:
+        """Points of a row run in the +i direction."""
+        return not self.scan & 0x80
+
+    @property
+    def northward(self) -> bool:
+        """Rows run in the +j direction."""
+        return bool(self.scan & 0x40)
+
+
+def _earth(section: bytes) -> dict[str, Any]:
+    """Code table 3.2: octet 15 shape, 16-20 radius, 21-25 major and 26-30 minor axis as scale factor and value."""
+    shape, *scaled = struct.unpack_from(">BBIBIBI", section, 14)
+    fixed: dict[int, dict[str, Any]] = {
+        0: {"R": 6367470.0},
+        2: {"a": 6378160.0, "b": 6356775.0},
+        4: {"ellps": "GRS80"},
+        5: {"datum": "WGS84"},
+        6: {"R": 6371229.0},
+        8: {"R": 6371200.0},
+        9: {"ellps": "airy"},
+    }
+    if shape in fixed:
+        return fixed[shape]
+    radius, major, minor = (
+        value / 10.0 ** signed(factor, 8) for factor, value in zip(*[iter(scaled)] * 2, strict=True)
+    )
+    unit = 1000.0 if shape == 3 else 1.0
+    axes = {1: {"R": radius}, 3: {"a": major * unit, "b": minor * unit}, 7: {"a": major, "b": minor}}.get(shape)
+    low, high = _EARTH_RADIUS_RANGE
+    if axes is None or not all(low < axis < high for axis in axes.values()):
+        raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"shape of the earth {shape} gives no earth")
+    return axes
+
+
+def _angle(value: int, basic: int = 1, divisions: int = _MICRODEGREES) -> float:
+    return signed(value, 32) * basic / divisions
+
+
+def _point(latitude: float, longitude: float) -> tuple[float, float]:
+    if not (abs(latitude) <= 90 and abs(longitude) <= 360):
+        raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"{latitude}, {longitude} is no latitude and longitude")
+    return latitude, longitude
+
+
+def _lat_lon(definition: _Definition, section: bytes) -> Grid:
+    """Templates 3.0 and 3.40: octets 39-46 unit, 47-54 first point, 56-63 last point; the rest follows from these.
+
+    Increments are left aside: they are rounded (0.166667) or missing, the corners are exact.
+    """
+    basic, divisions, la1, lo1, la2, lo2 = struct.unpack_from(">IIIIxII", section, 38)
+    if basic in (0, _MISSING_32) or divisions in (0, _MISSING_32):
+        basic, divisions = 1, _MICRODEGREES
+    first, last = (
+        _point(_angle(latitude, basic, divisions), _angle(longitude, basic, divisions))
+        for latitude, longitude in ((la1, lo1), (la2, lo2))
+    )
+    south, north = sorted((first[0], last[0]))
+    if (last[0] > first[0]) != definition.northward and definition.nj > 1:
+        raise ReadError(
+            MetadataIssue.INVALID_GEOMETRY, f"rows from {first[0]} to {last[0]} contradict the scanning mode"
+        )
+    west, east = (first[1], last[1]) if definition.eastward else (last[1], first[1])
+    span = (east - west) % 360.0 if abs(east - west) < 360.0 else 360.0
+    if definition.ni < 2 or definition.nj < 2 or not span > 0 or not north > south:
+        raise ReadError(MetadataIssue.INVALID_GEOMETRY, "a single row or column of points has no outline")
+    dx, dy = span / (definition.ni - 1), (north - south) / (definition.nj - 1)
+    west = wrap(west)
+    corners = (west - dx / 2, south - dy / 2, west + span + dx / 2, north + dy / 2)
+    even = definition.template == 0
+    # A grid that goes round has no seam on the ground, though its last column is one step short of the first.
+    whole = span + dx >= 360.0 - dx / 2
+    bbox = (-180.0, south, 180.0, north) if whole else (west, south, wrap(west + span, at_east=True), north)
+    return Grid(
+        template=definition.template,
+        shape=(definition.nj, definition.ni),
+        wkt2=_wkt2({"proj": "longlat"} | dict(definition.earth)),
+        transform=(dx, 0.0, corners[0], 0.0, -dy, corners[3]) if even else None,
+        proj_bbox=corners if even else None,
+        bbox=bbox,
+        geometry=whole_turn(south, north) if whole else rectangle(west, span, south, north),
+        native=_native(definition, first, last, (west, south, west + span, north)),
+    )
+
+
+def _mercator(definition: _Definition, section: bytes) -> Grid:
+    """Template 3.10: octets 39-46 first point, 48-51 LaD, 52-59 last point, 61-64 orientation, 65-72 Di, Dj in mm."""
+    la1, lo1, lad, la2, lo2, orientation, di, dj = struct.unpack_from(">IIxIIIxIII", section, 38)
+    if orientation not in (0, _MISSING_32):
+        raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"a Mercator grid turned by {orientation} is not read")
+    # The template has no central meridian; x may therefore run past the antimeridian's.
+    projection = {"proj": "merc", "lat_ts": _angle(lad), "lon_0": 0.0}
+    first = _point(_angle(la1), _angle(lo1))
+    # The last point is rounded to millidegrees in real files, so that it serves for comparison only.
+    native = {"latitudeOfLastGridPointInDegrees": _angle(la2), "longitudeOfLastGridPointInDegrees": _angle(lo2)}
+    return _projected(definition, projection=projection, first=first, spacing=(di / 1e3, dj / 1e3), native=native)
+
+
+def _polar_stereographic(definition: _Definition, section: bytes) -> Grid:
+    """Template 3.20: octets 39-46 first point, 48-51 LaD, 52-55 LoV, 56-63 Dx and Dy in mm, 64 projection centre."""
+    la1, lo1, lad, lov, dx, dy, centre = struct.unpack_from(">IIxIIIIB", section, 38)
+    pole = -90.0 if centre & 0x80 else 90.0
+    true_scale = math.copysign(_angle(lad), pole)
+    projection = {"proj": "stere", "lat_0": pole, "lat_ts": true_scale, "lon_0": wrap(_angle(lov))}
+    native = {"LaDInDegrees": _angle(lad), "orientationOfTheGridInDegrees": _angle(lov)}
+    first = _point(_angle(la1), _angle(lo1))
+    spacing = (dx / 1e3, dy / 1e3)
+    return _projected(definition, projection=projection, first=first, spacing=spacing, native=native, pole=pole)
+
+
+def _lambert(definition: _Definition, section: bytes) -> Grid:
+    """Template 3.30: as 3.20, then octets 66-69 Latin1, 70-73 Latin2."""
+    la1, lo1, lad, lov, dx, dy, centre, latin1, latin2 = struct.unpack_from(">IIxIIIIBxII", section, 38)
+    if centre & 0x40:
+        raise ReadError(MetadataIssue.MISSING_GEOLOCATION, "a bipolar Lambert grid is not read")
+    latins = {"Latin1InDegrees": _angle(latin1), "Latin2InDegrees": _angle(latin2)}
+    projection = {
+        "proj": "lcc",
+        "lat_1": latins["Latin1InDegrees"],
+        "lat_2": latins["Latin2InDegrees"],
+        "lat_0": _angle(lad),
+        "lon_0": wrap(_angle(lov)),
+    }
+    native = latins | {"LaDInDegrees": _angle(lad), "LoVInDegrees": _angle(lov)}
+    first, spacing = _point(_angle(la1), _angle(lo1)), (dx / 1e3, dy / 1e3)
+    return _projected(definition, projection=projection, first=first, spacing=spacing, native=native)
+
+
+def _projected(
+    definition: _Definition,
+    *,
+    projection: Mapping[str, Any],
+    first: tuple[float, float],
+    spacing: tuple[float, float],
+    native: Mapping[str, Any],
+    pole: float | None = None,
+) -> Grid:
+    """Describe a grid of `spacing` metres on a projection, from its first point (latitude, longitude)."""
+    parameters = dict(projection) | dict(definition.earth)
+    forward = pyproj.Proj(parameters)
+    dx, dy = spacing
+    x0, y0 = forward(first[1], first[0], errcheck=True)
+    width, height = dx * (definition.ni - 1), dy * (definition.nj - 1)
+    west, south = (x0 if definition.eastward else x0 - width), (y0 if definition.northward else y0 - height)
+    if not (width > 0 and height > 0 and math.isfinite(x0) and math.isfinite(y0)):
+        raise ReadError(MetadataIssue.INVALID_GEOMETRY, f"a grid of {width} by {height} m has no outline")
+    x, y = border(west + np.linspace(0, width, definition.ni), south + np.linspace(0, height, definition.nj))
+    longitudes, latitudes = (np.asarray(axis, dtype=np.float64) for axis in forward(x, y, inverse=True))
+    if not (np.isfinite(longitudes).all() and np.isfinite(latitudes).all()):
+        raise ReadError(MetadataIssue.INVALID_GEOMETRY, "part of the grid lies outside its projection")
+    longitudes = np.unwrap(longitudes, period=360.0)
+    turned = longitudes[-1] - longitudes[0] + (longitudes[0] - longitudes[-1] + 180.0) % 360.0 - 180.0
+    enclosed = pole if abs(turned) > 180.0 else None
+    if enclosed is None and abs(turned) > 180.0:
+        raise ReadError(MetadataIssue.INVALID_GEOMETRY, "the grid goes round a pole that its projection cannot show")
+    bbox, extent = extents(longitudes, latitudes, enclosed)
+    last = (
+        x0 + math.copysign(width, definition.eastward - 0.5),
+        y0 + math.copysign(height, definition.northward - 0.5),
+    )
+    last_longitude, last_latitude = forward(*last, inverse=True)
+    keep = thinned(definition.ni, definition.nj, longitudes, latitudes)
+    corners = (west - dx / 2, south - dy / 2, west + width + dx / 2, south + height + dy / 2)
+    return Grid(
+        template=definition.template,
+        shape=(definition.nj, definition.ni),
+        wkt2=_wkt2(parameters | {"units": "m"}),
+        transform=(dx, 0.0, corners[0], 0.0, -dy, corners[3]),
+        proj_bbox=corners,
+        bbox=bbox,
+        geometry=footprint(longitudes[keep], latitudes[keep], enclosed),
+        native=_native(definition, first, (last_latitude, last_longitude), extent)
+        | {"DxInMetres": dx, "DyInMetres": dy}
+        | dict(native),
+    )
+
+
+def _wkt2(parameters: Mapping[str, Any]) -> str:
+    return str(pyproj.CRS.from_dict({**parameters, "no_defs": True, "type": "crs"}).to_wkt("WKT2_2019"))
+
+
+def _native(
+    definition: _Definition,
+    first: tuple[float, float],
+    last: tuple[float, float],
+    extent: tuple[float, float, float, float],
+) -> dict[str, Any]:
+    west, south, east, north = extent
+    return {
+        "gridDefinitionTemplateNumber": definition.template,
+        "Ni": definition.ni,
+        "Nj": definition.nj,
+        "scanningMode": definition.scan,
+        "latitudeOfFirstGridPointInDegrees": first[0],
+        "longitudeOfFirstGridPointInDegrees": first[1],
+        "latitudeOfLastGridPointInDegrees": last[0],
+        "longitudeOfLastGridPointInDegrees": last[1],
+        "latitudeMin": south,
+        "latitudeMax": north,
+        "longitudeWest": west,
+        "longitudeEast": east,
+    }
+
+
+_SCAN_OCTET = {0: 72, 10: 60, 20: 65, 30: 65, 40: 72}
+
+_TEMPLATES: Mapping[int, Callable[[_Definition, bytes], Grid]] = {
+    0: _lat_lon,
+    10: _mercator,
+    20: _polar_stereographic,
+    30: _lambert,
+    40: _lat_lon,
+}

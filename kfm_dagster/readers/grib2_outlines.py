@@ -1,0 +1,91 @@
+"""GRIB2 outlines: from a ring of grid points in degrees to the geometry and box that STAC wants.
+
+Belongs here: unwrapped rings, thinning, the antimeridian, poles (RFC 7946, 3.1.6, 3.1.9 and 5). Does not belong here:
+where the points of a grid lie (`grib2_grids.py`). A box is (west, south, east, north) in degrees.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import antimeridian
+import numpy as np
+import numpy.typing as npt
+import shapely.geometry
+
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.readers.base import ReadError
+
+SIDE_SEGMENTS = 23
+"""Segments per side of a thinned outline; the HRRR CONUS outline then strays less than 0.01 degrees from the grid's."""
+
+Array = npt.NDArray[np.float64]
+Box = tuple[float, float, float, float]
+
+
+def rectangle(west: float, span: float, south: float, north: float) -> dict[str, Any]:
+    """GeoJSON of a box of `span` degrees of longitude, less than a full turn."""
+    # Edges of at most 90 degrees, because a longer one would read as going the other way round.
+    steps = np.linspace(west, west + span, math.ceil(span / 90.0) + 1)
+    latitudes = np.repeat([south, north], len(steps))
+    return footprint(np.concatenate([steps, steps[::-1]]), latitudes)
+
+
+def whole_turn(south: float, north: float) -> dict[str, Any]:
+    """GeoJSON of a zone that goes round the earth."""
+    return dict(shapely.geometry.mapping(shapely.geometry.box(-180.0, south, 180.0, north, ccw=True)))
+
+
+def border(x: Array, y: Array) -> tuple[Array, Array]:
+    """Every point of the grid's border, once, counterclockwise from the lower left."""
+    return (
+        np.concatenate([x[:-1], np.full(len(y) - 1, x[-1]), x[:0:-1], np.full(len(y) - 1, x[0])]),
+        np.concatenate([np.full(len(x) - 1, y[0]), y[:-1], np.full(len(x) - 1, y[-1]), y[:0:-1]]),
+    )
+
+
+def thinned(ni: int, nj: int, longitudes: Array, latitudes: Array) -> npt.NDArray[np.int64]:
+    """Choose border points to keep: corners, SIDE_SEGMENTS a side, and the extremes, which hold the bbox."""
+    sides = [0, ni - 1, ni + nj - 2, 2 * ni + nj - 3, 2 * (ni + nj - 2)]
+    along = [np.linspace(start, stop, SIDE_SEGMENTS, endpoint=False) for start, stop in pairwise(sides)]
+    extremes = [values.argmin() for values in (longitudes, latitudes)] + [
+        values.argmax() for values in (longitudes, latitudes)
+    ]
+    return np.unique(np.concatenate([*along, extremes]).astype(np.int64))
+
+
+def extents(longitudes: Array, latitudes: Array, pole: float | None) -> tuple[Box, Box]:
+    """Box after RFC 7946 (west > east over the antimeridian), and the unwrapped one (west, south, east, north)."""
+    south, north = float(latitudes.min()), float(latitudes.max())
+    if pole is not None:
+        south, north = min(south, pole), max(north, pole)
+        return (-180.0, south, 180.0, north), (-180.0, south, 180.0, north)
+    west, east = float(longitudes.min()), float(longitudes.max())
+    wrapped = wrap(west)
+    east += wrapped - west
+    return (wrapped, south, wrap(east, at_east=True), north), (wrapped, south, east, north)
+
+
+def wrap(longitude: float, *, at_east: bool = False) -> float:
+    """Longitude in [-180, 180), or (-180, 180] for an eastern edge; one that is there already keeps its digits."""
+    if -180.0 < longitude < 180.0 or longitude == (180.0 if at_east else -180.0):
+        return longitude
+    wrapped = (longitude + 180.0) % 360.0 - 180.0
+    return 180.0 if at_east and wrapped == -180.0 else wrapped
+
+
+def footprint(longitudes: Array, latitudes: Array, pole: float | None = None) -> dict[str, Any]:
+    """GeoJSON of a ring of grid points, split at the antimeridian and wound as RFC 7946 wants (3.1.6, 3.1.9)."""
+    ring = shapely.geometry.Polygon(list(zip(longitudes.tolist(), latitudes.tolist(), strict=True)))
+    shape = antimeridian.fix_polygon(
+        ring,
+        fix_winding=True,
+        force_north_pole=pole == 90.0,
+        force_south_pole=pole == -90.0,
+        great_circle=False,
+    )
+    if shape.is_empty or not shape.is_valid:
+        raise ReadError(MetadataIssue.INVALID_GEOMETRY, "the outline of the grid crosses itself")
+    return dict(shapely.geometry.mapping(shape))

@@ -1,0 +1,298 @@
+"""GRIB2 sections: from bytes to the first message's identification, product and raw grid definition.
+
+Belongs here: octets of sections 0, 1, 3, 4 and 5 (WMO-No. 306, Manual on Codes, volume I.2, FM 92 GRIB edition 2), and
+bounded walking from message to message. Does not belong here: what a grid definition means (`grib2_grids.py`), sidecars
+(`grib_index.py`) and STAC (`grib2.py`). Octet numbers in comments are the manual's, counted from 1.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.readers.base import ByteSource, ReadError
+
+REQUEST_BYTES = 4096
+"""One range request. Sections 0 to 5 of an NCEP message take 200 to 250 bytes, so one request holds them."""
+
+SECTION_BYTES = 256
+"""Bytes kept of a section: more than the fixed part of every template that is read (3.30 has 81, 4.49 has 61)."""
+
+SEARCH_BYTES = 1024
+"""How far a message may stand behind the end of the one before it: NDFD files carry WMO headers in between."""
+
+MAX_STEP = timedelta(days=3660)
+"""Longest forecast believed; a corrupt forecast time must not become a date far outside the calendar."""
+
+_INDICATOR_BYTES = 16
+_END_BYTES = 4
+_MISSING_32 = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identification:
+    """Section 1. `reference` is aware UTC; codes are those of tables 1.3 and 1.4 and common tables C-1 and C-12."""
+
+    centre: int
+    subcentre: int
+    reference: datetime
+    production_status: int
+    data_type: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Product:
+    """Section 4. `forecast_time` is in the message's own unit, `level` in the SI unit of the surface (Pa, m, ...).
+
+    `step` is the time from the reference to the valid time: to the end of the overall interval for statistical
+    products. None where the template or the time unit is not one that is read.
+    """
+
+    template: int
+    category: int
+    number: int
+    forecast_time: int | None
+    surface_type: int | None
+    level: float | None
+    step: timedelta | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Message:
+    """The header of one message. `offset` and `length` in bytes; `grid` is section 3, cut at SECTION_BYTES."""
+
+    offset: int
+    length: int
+    discipline: int
+    identification: Identification
+    grid: bytes
+    product: Product
+    packing: int
+
+    @property
+    def end(self) -> int:
+        """Offset of the first byte behind the message."""
+        return self.offset + self.length
+
+
+class HeaderWindow:
+    """Small exact reads over a ByteSource, in requests of at least REQUEST_BYTES; keeps the last request."""
+
+    def __init__(self, source: ByteSource) -> None:
+        self._source = source
+        self._start = 0
+        self._bytes = b""
+        self.size = source.size
+
+    def peek(self, start: int, length: int) -> bytes:
+        """Bytes [start, start + length), cut at the end of the object."""
+        length = max(0, min(length, self.size - start))
+        if start < self._start or start + length > self._start + len(self._bytes):
+            self._start, self._bytes = start, self._source.read(start, max(length, REQUEST_BYTES))
+        found = self._bytes[start - self._start : start - self._start + length]
+        if len(found) < length:
+            raise ReadError(
+                MetadataIssue.TRUNCATED_OBJECT,
+                f"the object gave {len(found)} of {length} bytes at {start}, although its size is {self.size}",
+            )
+        return found
+
+    def read(self, start: int, length: int) -> bytes:
+        """Exactly `length` bytes. Raises ReadError(TRUNCATED_OBJECT) when the object ends before."""
+        found = self.peek(start, length)
+        if len(found) < length:
+            raise ReadError(
+                MetadataIssue.TRUNCATED_OBJECT, f"the object ends at {self.size}, inside a header at {start}"
+            )
+        return found
+
+
+def find_message(window: HeaderWindow, start: int) -> int | None:
+    """Offset of the next `GRIB` within SEARCH_BYTES of `start`, or None."""
+    position = window.peek(start, SEARCH_BYTES + 4).find(b"GRIB")
+    return None if position < 0 else start + position
+
+
+def message_length(window: HeaderWindow, start: int) -> tuple[int, int]:
+    """Discipline and total length in bytes (section 0, octets 7 and 9-16) of the message at `start`.
+
+    Raises ReadError: UNREADABLE_FORMAT for another edition or an impossible length, TRUNCATED_OBJECT when the message
+    is longer than the object.
+    """
+    magic, discipline, edition, length = struct.unpack(">4s2xBBQ", window.read(start, _INDICATOR_BYTES))
+    if magic != b"GRIB":
+        raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"no GRIB message starts at byte {start}")
+    if edition != 2:
+        raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"GRIB edition {edition}; only edition 2 is read")
+    if length <= _INDICATOR_BYTES + _END_BYTES:
+        raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"the message at byte {start} claims {length} bytes")
+    if start + length > window.size:
+        raise ReadError(
+            MetadataIssue.TRUNCATED_OBJECT,
+            f"the message at byte {start} has {length} bytes, but the object ends at {window.size}",
+        )
+    return discipline, length
+
+
+def read_message(window: HeaderWindow, start: int) -> Message:
+    """Read the header of the message at `start`; of a message with several fields, the first. Raises ReadError."""
+    discipline, length = message_length(window, start)
+    sections = _sections(window, start + _INDICATOR_BYTES, start + length - _END_BYTES)
+    try:
+        identification = _identification(sections[1])
+        return Message(
+            offset=start,
+            length=length,
+            discipline=discipline,
+            identification=identification,
+            grid=sections[3],
+            product=_product(sections[4], identification.reference),
+            packing=struct.unpack_from(">H", sections[5], 9)[0],
+        )
+    except (struct.error, IndexError):
+        raise ReadError(MetadataIssue.UNREADABLE_FORMAT, "a section is shorter than its template") from None
+
+
+def count_messages(window: HeaderWindow, first: Message, *, at_most: int) -> int | None:
+    """Messages in the object, found by jumping from length to length; None when there are more than `at_most`.
+
+    Raises ReadError when what follows a message is no message, or a cut one.
+    """
+    count, end = 1, first.end
+    while end < window.size:
+        start = find_message(window, end)
+        if start is None:
+            # Real objects end with a stray byte or two, of a line end or of a next message's first letters.
+            if window.size - end <= SEARCH_BYTES:
+                return count
+            raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"no GRIB message follows the one that ends at byte {end}")
+        if count == at_most:
+            return None
+        end = start + message_length(window, start)[1]
+        count += 1
+    return count
+
+
+def _sections(window: HeaderWindow, start: int, end: int) -> Mapping[int, bytes]:
+    """Sections 1, 3, 4 and 5 by number. Numbers must ascend, so at most five are looked at."""
+    found: dict[int, bytes] = {}
+    previous = 0
+    while 5 not in found:
+        length, number = struct.unpack(">IB", window.read(start, 5))
+        if length <= 5 or start + length > end or not previous < number <= 5:
+            raise ReadError(
+                MetadataIssue.UNREADABLE_FORMAT,
+                f"section {number} of {length} bytes after section {previous} at byte {start} does not fit its message",
+            )
+        if number != 2:
+            found[number] = window.read(start, min(length, SECTION_BYTES))
+        start += length
+        previous = number
+    if missing := {1, 3, 4} - found.keys():
+        raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"the first message has no section {min(missing)}")
+    return found
+
+
+def _identification(section: bytes) -> Identification:
+    # Octets 6-7 centre, 8-9 sub-centre, 13-19 reference time, 20 production status, 21 type of data.
+    centre, subcentre = struct.unpack_from(">HH", section, 5)
+    return Identification(
+        centre=centre,
+        subcentre=subcentre,
+        reference=_time(section, 12),
+        production_status=section[19],
+        data_type=section[20],
+    )
+
+
+def _time(section: bytes, at: int) -> datetime:
+    try:
+        year, month, day, hour, minute, second = struct.unpack_from(">H5B", section, at)
+        return datetime(year, month, day, hour, minute, second, tzinfo=UTC)
+    except ValueError as error:
+        raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"section {section[4]} holds no time: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Octets of a product definition template: unit of time, first fixed surface, end of the overall interval."""
+
+    unit: int
+    surface: int | None
+    end: int | None
+
+
+def _layouts() -> dict[int, _Layout]:
+    """Layouts of the templates that NOAA publishes, from the template tables of section 4."""
+    instants = {18: (0, 1, 2, 3, 4, 5, 6, 7, 15, 51, 60), 20: (40, 41), 31: (45, 50), 42: (48, 49)}
+    intervals = {
+        18: {8: 35, 9: 48, 10: 36, 11: 38, 12: 37, 13: 69, 14: 65, 61: 45, 91: 36},
+        20: {42: 37, 43: 40},
+        31: {46: 48, 47: 51, 85: 51},
+    }
+    found = {number: _Layout(unit, unit + 5, None) for unit, numbers in instants.items() for number in numbers}
+    found |= {number: _Layout(unit, unit + 5, end) for unit, ends in intervals.items() for number, end in ends.items()}
+    # Simulated satellite products have bands where the others have a surface.
+    return found | {32: _Layout(18, None, None), 33: _Layout(18, None, None), 34: _Layout(18, None, 27)}
+
+
+_LAYOUTS: Mapping[int, _Layout] = _layouts()
+
+_UNITS: Mapping[int, timedelta] = {
+    0: timedelta(minutes=1),
+    1: timedelta(hours=1),
+    2: timedelta(days=1),
+    10: timedelta(hours=3),
+    11: timedelta(hours=6),
+    12: timedelta(hours=12),
+    13: timedelta(seconds=1),
+}
+"""Code table 4.4. Months and longer have no fixed length, so they give no step."""
+
+
+def _product(section: bytes, reference: datetime) -> Product:
+    template, category, number = struct.unpack_from(">HBB", section, 7)
+    layout = _LAYOUTS.get(template)
+    forecast_time = surface_type = level = step = None
+    if layout is not None:
+        unit, forecast_time = struct.unpack_from(">BI", section, layout.unit - 1)
+        forecast_time = signed(forecast_time, 32)
+        if layout.surface is not None:
+            surface_type, level = _surface(section, layout.surface - 1)
+        if layout.end is not None:
+            step = _time(section, layout.end - 1) - reference
+        elif unit in _UNITS:
+            step = _scaled_step(forecast_time, _UNITS[unit])
+        if step is not None and not timedelta(0) <= step <= MAX_STEP:
+            raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"the first message is valid {step} after its reference")
+    return Product(
+        template=template,
+        category=category,
+        number=number,
+        forecast_time=forecast_time,
+        surface_type=surface_type,
+        level=level,
+        step=step,
+    )
+
+
+def _scaled_step(count: int, unit: timedelta) -> timedelta:
+    """Count times unit; beyond MAX_STEP it is cut just above it, so that no product overflows a timedelta."""
+    ceiling = MAX_STEP + unit
+    return unit * max(-1, min(count, ceiling // unit))
+
+
+def _surface(section: bytes, at: int) -> tuple[int, float | None]:
+    surface_type, factor, value = struct.unpack_from(">BBI", section, at)
+    if factor == 0xFF or value == _MISSING_32:
+        return surface_type, None
+    return surface_type, signed(value, 32) / 10.0 ** signed(factor, 8)
+
+
+def signed(value: int, bits: int) -> int:
+    """Sign and magnitude, as GRIB writes negative integers (regulation 92.1.5): the first bit is the sign."""
+    sign = 1 << (bits - 1)
+    return sign - value if value & sign else value

@@ -1,0 +1,114 @@
+"""GRIB index sidecars: the `.idx` inventories that wgrib2 writes beside an object.
+
+Belongs here: reading lines and telling whether they describe an object. Does not belong here: the object's own bytes
+(`grib2_sections.py`). A line is `message[.submessage]:offset:d=YYYYMMDDHH:variable:level:step:qualifier...`; GEFS has
+a qualifier (the ensemble member). The length of the last message is not in the file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import NamedTuple
+
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.readers.base import ByteSource, ReadError
+
+MAX_INDEX_BYTES = 2 * 1024 * 1024
+"""The largest real ones (GFS 0.25 degrees, 743 lines) have 42 KB."""
+
+MAX_INDEX_LINES = 20_000
+
+_LINE = re.compile(
+    r"^(\d{1,7})(?:\.(\d{1,4}))?:(\d{1,15}):[dD]=(\d{10}|\d{12}|\d{14}):([^:\n]{1,200}):([^:\n]{1,200}):([^:\n]{1,200})"
+    r"(?::([^\n]{0,200}))?$",
+    re.MULTILINE | re.ASCII,
+)
+
+_STEP = re.compile(r"(?:\d{1,7}-)?(\d{1,7}) (sec|min|hour|day) ", re.ASCII)
+_STEP_UNITS = {
+    "sec": timedelta(seconds=1),
+    "min": timedelta(minutes=1),
+    "hour": timedelta(hours=1),
+    "day": timedelta(1),
+}
+
+
+class IndexEntry(NamedTuple):
+    """One line. `submessage` is 0 where the line has none; `reference` holds the digits of `d=`."""
+
+    message: int
+    submessage: int
+    offset: int
+    reference: str
+    variable: str
+    level: str
+    step: str
+    qualifier: str
+
+
+def read_index(source: ByteSource) -> tuple[IndexEntry, ...]:
+    """Read a sidecar. Raises ReadError(SIDECAR_MISMATCH) when it is no index, or a larger one than is believed."""
+    if source.size > MAX_INDEX_BYTES:
+        raise ReadError(
+            MetadataIssue.SIDECAR_MISMATCH, f"the index has {source.size} bytes, more than {MAX_INDEX_BYTES}"
+        )
+    return parse_index(source.read(0, source.size))
+
+
+def parse_index(content: bytes) -> tuple[IndexEntry, ...]:
+    """Parse the lines of an index. Raises ReadError(SIDECAR_MISMATCH) naming the first line that is none."""
+    lines = content.count(b"\n") + (not content.endswith(b"\n"))
+    if lines > MAX_INDEX_LINES:
+        raise ReadError(MetadataIssue.SIDECAR_MISMATCH, f"the index has {lines} lines, more than {MAX_INDEX_LINES}")
+    text = content.decode("ascii", errors="replace")
+    found = _LINE.findall(text)
+    if len(found) != lines:
+        wrong = next((line for line in text.split("\n") if not _LINE.fullmatch(line)), "")
+        raise ReadError(MetadataIssue.SIDECAR_MISMATCH, f"the index holds a line that is none: {wrong[:80]!r}")
+    return tuple(
+        IndexEntry(int(message), int(sub or 0), int(offset), reference, variable, level, step, qualifier)
+        for message, sub, offset, reference, variable, level, step, qualifier in found
+    )
+
+
+def order_fault(entries: Sequence[IndexEntry]) -> str | None:
+    """Find what is wrong with the order of messages and offsets, or None.
+
+    Offsets ascend from message to message, and the submessages of one message share its offset.
+    """
+    for one, other in pairwise(entries):
+        same = one.message == other.message
+        if (same and one.submessage >= other.submessage) or one.message > other.message:
+            return f"line {other.message}.{other.submessage} follows line {one.message}.{one.submessage}"
+        if (same and one.offset != other.offset) or (not same and one.offset >= other.offset):
+            return f"message {other.message} at byte {other.offset} follows message {one.message} at byte {one.offset}"
+    return None
+
+
+def reference_fault(entries: Sequence[IndexEntry], reference: datetime) -> str | None:
+    """Tell which line has another reference time (UTC) than the object, or None."""
+    expected = f"{reference:%Y%m%d%H%M%S}"
+    for digits in sorted({entry.reference for entry in entries}):
+        if not expected.startswith(digits):
+            return f"the index is of the run {digits}, the object of {expected}"
+    return None
+
+
+def step_end(step: str) -> timedelta | None:
+    """Time from the reference to the end of a step text such as `anl`, `6 hour fcst` or `0-15 min acc fcst`.
+
+    None for texts of another form (months, verifying analyses).
+    """
+    if step == "anl":
+        return timedelta(0)
+    found = _STEP.match(step)
+    return None if found is None else int(found[1]) * _STEP_UNITS[found[2]]
+
+
+def latest_step(entries: Sequence[IndexEntry]) -> timedelta:
+    """End of the latest step of all lines."""
+    ends = (step_end(text) for text in {entry.step for entry in entries})
+    return max((end for end in ends if end is not None), default=timedelta(0))

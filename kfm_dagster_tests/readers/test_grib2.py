@@ -1,0 +1,573 @@
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+import lzma
+import struct
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pyproj
+import pytest
+import shapely.geometry
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
+from kfm_dagster.readers.grib2 import read_grib2
+from kfm_dagster.readers.grib2_grids import describe_grid
+from kfm_dagster.readers.ranges import BytesSource
+from kfm_dagster.samples.hrrr import OBJECTS_PER_DAY, PRODUCTS, REGIONS, hrrr_samples, make_hrrr
+
+RUN = datetime(2025, 12, 3, 6, tzinfo=UTC)
+
+HRRR_OBJECTS = [
+    "hrrr.20201214/conus/hrrr.t00z.wrfsfcf12.grib2",
+    "hrrr.20230722/conus/hrrr.t06z.wrfsfcf01.grib2",
+    "hrrr.20251203/conus/hrrr.t00z.wrfsfcf00.grib2",
+    "hrrr.20260301/conus/hrrr.t00z.wrfprsf00.grib2",
+]
+
+MRMS_ALASKA = "objects/noaa-mrms-pds/ALASKA/MultiSensor_QPE_12H_Pass2_00.00"
+
+OTHER_OBJECTS = [
+    "files/aqm/aqm.t12z.ave_1hr_o3-AK-polar-stereographic.grib2",
+    "files/aqm/aqm.t12z.ave_1hr_o3-HI-mercator.grib2",
+    "files/gefs/gefs.chem.t00z.a2d_0p25.f000.grib2_subset",
+    "files/gfs/gdas.t12z.pgrb2.0p25.f000.46.xz",
+    "files/gfs/gfs.t12z.pgrbf120.2p5deg.grib2",
+    "files/mrms/MRMS_MergedReflectivityQCComposite_00.50_20220704-110040.grib2",
+    "files/nbm/blend.t00z.core.f001.tmp.co.grib2",
+    "files/ndfd/ds.temp.bin",
+    "objects/noaa-gfs-bdp-pds/gfs.20230823/18/wave/gridded/gfswave.t18z.atlocn.0p16.f001.grib2",
+    "objects/noaa-gfs-bdp-pds/gfs.20260605/12/atmos/gfs.t12z.pgrb2.0p25.f023",
+    f"{MRMS_ALASKA}/20220602/MRMS_MultiSensor_QPE_12H_Pass2_00.00_20220602-000000.grib2.gz",
+    "objects/noaa-nam-pds/nam.20180917/nam.t00z.awp21100.tm00.grib2",
+]
+
+SAME_NAME = {"edition", "offset", "length", "discipline", "centre", "subCentre", "dataDate", "dataTime"} | {
+    "validityDate", "validityTime", "Ni", "Nj", "forecastTime"
+}  # fmt: skip
+OTHER_NAME = {
+    "cat": "parameterCategory",
+    "num": "parameterNumber",
+    "fs1": "typeOfFirstFixedSurface",
+    "gdt": "gridDefinitionTemplateNumber",
+    "pdt": "productDefinitionTemplateNumber",
+    "drt": "dataRepresentationTemplateNumber",
+}
+
+
+class CountingSource(BytesSource):
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.requests: list[int] = []
+
+    def read(self, start: int, length: int) -> bytes:
+        self.requests.append(length)
+        return super().read(start, length)
+
+
+def read(
+    content: bytes, *, key: str = "x", groups: Mapping[str, str] | None = None, index: bytes | str | None = None
+) -> HeaderMetadata:
+    return read_from(BytesSource(content), key=key, groups=groups, index=index)
+
+
+def read_from(
+    source: BytesSource, *, key: str = "x", groups: Mapping[str, str] | None = None, index: bytes | str | None = None
+) -> HeaderMetadata:
+    content = index.encode() if isinstance(index, str) else index
+
+    def sidecar(suffix: str) -> BytesSource | None:
+        assert suffix == ".idx"
+        return None if content is None else BytesSource(content)
+
+    return read_grib2(ReadRequest(key=key, groups=groups or {}, source=source, sidecar=sidecar))
+
+
+def groups_of(*, lead: int = 7, cycle: str = "06", day: str = "20251203") -> dict[str, str]:
+    return {"date": day, "cycle": cycle, "lead": f"{lead:02d}", "region": "conus", "product": "sfc"}
+
+
+def codes(metadata: HeaderMetadata) -> list[MetadataIssue]:
+    return [code for code, _ in metadata.findings]
+
+
+def assert_equals_reference(native: Mapping[str, Any], answers: Mapping[str, Any]) -> None:
+    """Compare with what ecCodes says of the first field and of all points of its grid."""
+    field = answers["fields"][0]
+    grid = answers["grids"][field["gridSha"]]
+    assert {name: native[name] for name in SAME_NAME} == {name: field[name] for name in SAME_NAME}
+    assert {name: native[ours] for name, ours in OTHER_NAME.items()} == {name: field[name] for name in OTHER_NAME}
+    # ecCodes gives isobaric levels in hPa, and PV levels as the raw integer.
+    if field["typeOfLevel"] != "potentialVorticity":
+        assert native["level"] == field["level"] * (100 if field["typeOfLevel"] == "isobaricInhPa" else 1)
+    for name in grid.keys() & native.keys():
+        assert native[name] == pytest.approx(grid[name], abs=1e-9), name
+    assert native["latitudeMin"] == pytest.approx(grid["lat_min"], abs=1e-9)
+    assert native["latitudeMax"] == pytest.approx(grid["lat_max"], abs=1e-9)
+    assert native["longitudeWest"] % 360 == pytest.approx(grid["lon_min_raw"], abs=1e-9)
+    assert native["longitudeEast"] % 360 == pytest.approx(grid["lon_max_raw"], abs=1e-9)
+
+
+@pytest.mark.clause("OPR-06")
+@pytest.mark.parametrize("key", HRRR_OBJECTS)
+def test_real_hrrr_object_equals_the_independent_reader(
+    key: str, shared_data: Path, reference: dict[str, Any], contracts: ContractRegistry
+) -> None:
+    path = f"objects/noaa-hrrr-bdp-pds/{key}"
+    answers = reference[path]["reference"]
+    match = contracts.grammars["hrrr"].match(key)
+    assert match is not None
+    source = CountingSource((shared_data / path).read_bytes())
+    found = read_from(source, key=key, groups=match.groups)
+
+    assert_equals_reference(found.native, answers)
+    assert codes(found) == [MetadataIssue.SIDECAR_MISSING]
+    assert (found.start, found.end) == (match.start, match.end)
+    assert f"{found.datetime:%Y%m%d%H%M}" == answers["validity"][0]
+    grid = next(iter(answers["grids"].values()))
+    assert found.bbox == pytest.approx(
+        (grid["lon_min_180"], grid["lat_min"], grid["lon_max_180"], grid["lat_max"]), abs=1e-9
+    )
+    properties = found.properties
+    assert properties["grib:message-count"] == answers["n_fields"]
+    assert properties["hrrr:region"] == "conus"
+    assert properties["hrrr:product"] == match.groups["product"]
+    assert properties["hrrr:lead-hours"] == int(match.groups["lead"])
+    assert set(contracts["hrrr"].metadata_extract.required) <= properties.keys()
+    assert sum(source.requests) <= 4096 * (answers["n_fields"] + 1)
+
+
+@pytest.mark.clause("OPR-06")
+@pytest.mark.parametrize("path", OTHER_OBJECTS)
+def test_real_objects_of_other_models_equal_the_independent_reader(
+    path: str, shared_data: Path, reference: dict[str, Any]
+) -> None:
+    content = (shared_data / path).read_bytes()
+    unpack = {".xz": lzma.decompress, ".gz": gzip.decompress}.get(Path(path).suffix)
+    found = read(unpack(content) if unpack else content, key=path)
+    assert_equals_reference(found.native, reference[path]["reference"])
+    shape = shapely.geometry.shape(found.geometry)
+    assert shape.is_valid
+    assert all(part.exterior.is_ccw for part in getattr(shape, "geoms", [shape]))
+
+
+@pytest.mark.clause("OPR-06")
+def test_real_object_is_read_with_its_own_index(shared_data: Path) -> None:
+    key = "gfs.20230823/18/wave/gridded/gfswave.t18z.atlocn.0p16.f001.grib2"
+    path = shared_data / "objects" / "noaa-gfs-bdp-pds" / key
+    source = CountingSource(path.read_bytes())
+    groups = {"date": "20230823", "cycle": "18", "lead": "001"}
+    found = read_from(source, key=key, groups=groups, index=path.with_name(path.name + ".idx").read_bytes())
+    assert found.findings == ()
+    assert found.sidecars == (".idx",)
+    assert found.properties["grib:message-count"] == 19
+    assert {"WIND", "SWDIR"} < set(found.properties["grib:variables"])
+    assert found.properties["gfs:lead-hours"] == 1
+    assert source.requests == [4096, 4096]
+
+
+def test_rotated_rap_grid_has_no_geolocation(shared_data: Path) -> None:
+    with pytest.raises(ReadError, match=r"3\.32769") as refused:
+        read((shared_data / "files/rap/rap.wrfnat.grib2").read_bytes())
+    assert refused.value.code is MetadataIssue.MISSING_GEOLOCATION
+
+
+def test_sample_grid_is_the_real_one(shared_data: Path) -> None:
+    real = (shared_data / "objects/noaa-hrrr-bdp-pds" / HRRR_OBJECTS[0]).read_bytes()
+    _, content, _ = make_hrrr(run=RUN, lead=1)
+    assert content[37:118] == real[37:118]
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("region", REGIONS)
+@pytest.mark.parametrize("lead", [0, 7, 48])
+def test_sample_is_read_without_a_finding(product: str, region: str, lead: int, contracts: ContractRegistry) -> None:
+    key, content, index = make_hrrr(run=RUN, lead=lead, product=product, region=region)
+    match = contracts.grammars["hrrr"].match(key)
+    assert match is not None
+    found = read(content, key=key, groups=match.groups, index=index)
+    assert found.findings == ()
+    assert found.sidecars == (".idx",)
+    assert (found.start, found.end, found.datetime) == (RUN, match.end, match.end)
+    assert found.properties["grib:message-count"] == index.count("\n")
+    assert found.properties["forecast:horizon"] == f"PT{lead}H"
+    assert set(contracts["hrrr"].metadata_extract.required) <= found.properties.keys()
+
+
+def test_samples_of_a_day_are_distinct_and_bounded(contracts: ContractRegistry) -> None:
+    made = list(hrrr_samples(date(2025, 12, 3), OBJECTS_PER_DAY))
+    assert len({key for _, key, _ in made}) == len({content for _, _, content in made}) == OBJECTS_PER_DAY >= 9000
+    grammar = contracts.grammars["hrrr"]
+    matches = [grammar.match(key) for _, key, _ in made]
+    assert all(match is not None and match.start.date() == date(2025, 12, 3) for match in matches)
+    with pytest.raises(ValueError, match="19200"):
+        next(hrrr_samples(date(2025, 12, 3), OBJECTS_PER_DAY + 1))
+
+
+# Extents of all points of the Alaska sample grid as ecCodes 2.50.0 computes them (longitudes 0 to 360).
+ALASKA = (156.43684261143042, 41.612949, 244.2242628421437, 77.09289230325162)
+
+
+def test_alaska_footprint_is_split_at_the_antimeridian() -> None:
+    _, content, index = make_hrrr(run=RUN, lead=7, region="alaska")
+    found = read(content, index=index)
+    west, south, east, north = ALASKA
+    assert found.bbox == pytest.approx((west, south, east - 360, north), abs=1e-9)
+    assert found.geometry["type"] == "MultiPolygon"
+    parts = shapely.geometry.shape(found.geometry).geoms
+    assert sorted(part.bounds[0] for part in parts) == pytest.approx([-180, west])
+    assert sorted(part.bounds[2] for part in parts) == pytest.approx([east - 360, 180])
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_projection_fields_place_the_first_grid_point(region: str) -> None:
+    _, content, _ = make_hrrr(run=RUN, lead=7, region=region)
+    found = read(content)
+    crs = pyproj.CRS.from_wkt(found.properties["proj:wkt2"])
+    assert crs.geodetic_crs is not None
+    to_degrees = pyproj.Transformer.from_crs(crs, crs.geodetic_crs, always_xy=True)
+    rows, columns = found.properties["proj:shape"]
+    dx, _, x0, _, dy, y0 = found.properties["proj:transform"]
+    # HRRR scans from the south-west, which is the centre of the last row's first cell in a raster with north on top.
+    longitude, latitude = to_degrees.transform(x0 + dx / 2, y0 + dy * (rows - 0.5))
+    assert latitude == pytest.approx(found.native["latitudeOfFirstGridPointInDegrees"], abs=1e-9)
+    assert longitude % 360 == pytest.approx(found.native["longitudeOfFirstGridPointInDegrees"], abs=1e-9)
+    assert found.properties["proj:bbox"] == pytest.approx([x0, y0 + dy * rows, x0 + dx * columns, y0])
+
+
+def test_properties_satisfy_the_official_extensions(shared_data: Path) -> None:
+    key, content, index = make_hrrr(run=RUN, lead=7)
+    properties = read(content, key=key, groups=groups_of(), index=index).properties
+    for extension in ("forecast/v0.2.0", "projection/v2.0.0"):
+        schema = json.loads((shared_data / "schemas/stac-extensions" / extension / "schema.json").read_text())
+        fields = schema["definitions"]["fields"]
+        # These two refer to schemas on the network, and the reader writes neither.
+        for remote in ("proj:projjson", "proj:geometry"):
+            fields["properties"].pop(remote, None)
+        jsonschema_rs.validator_for(fields).validate(dict(properties))
+
+
+def polar_grid(*, south: bool) -> bytes:
+    """A hemisphere of 200 by 200 km cells round a pole, in section 3 of template 3.20."""
+    side, pole = 65, -1 if south else 1
+    forward = pyproj.Proj(proj="stere", lat_0=90 * pole, lat_ts=60 * pole, lon_0=0, R=6371229)
+    longitude, latitude = forward(-32 * 200e3, -32 * 200e3, inverse=True)
+    la1, lo1 = round(abs(latitude) * 1e6), round(longitude % 360 * 1e6)
+    sign = 0x80000000 if south else 0
+    return (
+        struct.pack(">IBBIBBH", 65, 3, 0, side * side, 0, 0, 20)
+        + b"\x06"
+        + bytes(15)
+        + struct.pack(">IIIIBII", side, side, la1 | sign, lo1, 8, 60_000_000 | sign, 0)
+        + struct.pack(">IIBB", 200_000_000, 200_000_000, 0x80 if south else 0, 0x40)
+    )
+
+
+@pytest.mark.parametrize(("south", "pole"), [(False, 90.0), (True, -90.0)])
+def test_grid_around_a_pole_covers_it(south: bool, pole: float) -> None:
+    grid = describe_grid(polar_grid(south=south))
+    shape = shapely.geometry.shape(grid.geometry)
+    assert shape.is_valid
+    assert (grid.bbox[0], grid.bbox[2]) == (-180.0, 180.0)
+    assert pole in (grid.bbox[1], grid.bbox[3])
+    for longitude in (-179.0, -90.0, 0.0, 90.0, 179.0):
+        assert shape.contains(shapely.geometry.Point(longitude, pole * 0.99))
+        assert not shape.contains(shapely.geometry.Point(longitude, pole * 0.1))
+
+
+def latlon_grid(ni: int, nj: int, *, first: tuple[int, int], last: tuple[int, int], scan: int = 0) -> bytes:
+    """Section 3 of template 3.0; degrees."""
+
+    def micro(degrees: int) -> int:
+        return abs(degrees) * 1_000_000 | (0x80000000 if degrees < 0 else 0)
+
+    return (
+        struct.pack(">IBBIBBH", 72, 3, 0, ni * nj, 0, 0, 0)
+        + b"\x06"
+        + bytes(15)
+        + struct.pack(">IIIIIIBIIIIB", ni, nj, 0, 0, *map(micro, first), 48, *map(micro, last), 0, 0, scan)
+    )
+
+
+@pytest.mark.parametrize(
+    ("grid", "bbox"),
+    [
+        (latlon_grid(360, 181, first=(90, 0), last=(-90, 359)), (-180, -90, 180, 90)),
+        (latlon_grid(361, 181, first=(90, -180), last=(-90, 180)), (-180, -90, 180, 90)),
+        (latlon_grid(41, 21, first=(20, 170), last=(0, 210)), (170, 0, -150, 20)),
+        (latlon_grid(41, 21, first=(0, 210), last=(20, 170), scan=0xC0), (170, 0, -150, 20)),
+        (latlon_grid(301, 21, first=(0, 20), last=(20, 320), scan=0x40), (20, 0, -40, 20)),
+        (latlon_grid(11, 11, first=(50, 170), last=(40, 180)), (170, 40, 180, 50)),
+    ],
+    ids=["global", "global closed", "antimeridian", "from the east", "most of a turn", "ends at the antimeridian"],
+)
+def test_latitude_longitude_grids_have_their_box(grid: bytes, bbox: tuple[float, ...]) -> None:
+    found = describe_grid(grid)
+    assert found.bbox == pytest.approx(bbox)
+    shape = shapely.geometry.shape(found.geometry)
+    width = bbox[2] - bbox[0] + (360 if bbox[2] < bbox[0] else 0)
+    assert shape.area == pytest.approx(width * (bbox[3] - bbox[1]))
+
+
+@pytest.mark.parametrize(
+    ("octet", "value", "code"),
+    [
+        (14, 99, MetadataIssue.MISSING_GEOLOCATION),  # template 3.99
+        (15, 200, MetadataIssue.MISSING_GEOLOCATION),  # shape of the earth
+        (34, 0, MetadataIssue.UNREADABLE_FORMAT),  # Ni that contradicts the number of points
+        (39, 0xFF, MetadataIssue.UNREADABLE_FORMAT),  # latitude of the first point
+        (65, 0x41, MetadataIssue.MISSING_GEOLOCATION),  # rows set off by half a cell
+        (66, 0xFF, MetadataIssue.INVALID_GEOMETRY),  # a standard parallel beyond the pole
+    ],
+)
+def test_grid_that_cannot_be_placed_is_refused(octet: int, value: int, code: MetadataIssue) -> None:
+    section = bytearray(make_hrrr(run=RUN, lead=7)[1][37:118])
+    section[octet - 1] = value
+    with pytest.raises(ReadError) as refused:
+        describe_grid(bytes(section))
+    assert refused.value.code is code
+
+
+def test_grid_larger_than_any_real_one_is_refused_before_work_is_done() -> None:
+    with pytest.raises(ReadError) as refused:
+        describe_grid(latlon_grid(4_000_000, 1000, first=(90, 0), last=(-90, 359)))
+    assert refused.value.code is MetadataIssue.RESOURCE_LIMIT
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        (groups_of(), []),
+        (groups_of(cycle="0600"), []),
+        (groups_of(cycle="07"), [MetadataIssue.TIME_MISMATCH]),
+        (groups_of(day="20251204"), [MetadataIssue.TIME_MISMATCH]),
+        (groups_of(lead=8), [MetadataIssue.TIME_MISMATCH]),
+        (groups_of(lead=6), [MetadataIssue.TIME_MISMATCH]),
+        ({}, []),
+    ],
+    ids=["agrees", "cycle with minutes", "other cycle", "other day", "earlier field", "later field", "says nothing"],
+)
+def test_key_and_message_must_agree_on_time(groups: dict[str, str], expected: list[MetadataIssue]) -> None:
+    _, content, _ = make_hrrr(run=RUN, lead=7)
+    assert [
+        code for code in codes(read(content, groups=groups)) if code is not MetadataIssue.SIDECAR_MISSING
+    ] == expected
+
+
+def test_statistical_field_is_valid_at_the_end_of_its_interval() -> None:
+    _, content, index = make_hrrr(run=RUN, lead=7)
+    accumulation = content[int(index.splitlines()[2].split(":")[1]) :]
+    found = read(accumulation, groups=groups_of())
+    assert found.native["productDefinitionTemplateNumber"] == 8
+    assert found.native["forecastTime"] == 0
+    assert found.datetime == RUN + timedelta(hours=7)
+    assert codes(found) == [MetadataIssue.SIDECAR_MISSING]
+
+
+def test_valid_time_comes_from_the_message_when_the_key_has_no_lead() -> None:
+    _, content, _ = make_hrrr(run=RUN, lead=7, product="subh")
+    found = read(content)
+    assert found.datetime == RUN + timedelta(minutes=375)
+    assert found.properties["forecast:horizon"] == "PT375M"
+
+
+SAMPLE_KEY, SAMPLE, SAMPLE_INDEX = make_hrrr(run=RUN, lead=7)
+OTHER_RUN = make_hrrr(run=RUN + timedelta(hours=1), lead=7)[2]
+OTHER_LEAD = make_hrrr(run=RUN, lead=8)[2]
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        OTHER_RUN,
+        OTHER_LEAD,
+        SAMPLE_INDEX.replace("2:188:", "2:180:"),
+        SAMPLE_INDEX.replace("3:376:", "3:380:"),
+        SAMPLE_INDEX.replace("3:376:", "3:37600:"),
+        SAMPLE_INDEX.replace("1:0:", "1:1:"),
+        SAMPLE_INDEX + SAMPLE_INDEX,
+        "".join(reversed(SAMPLE_INDEX.splitlines(keepends=True))),
+        "<html>404</html>",
+        "",
+        "1:0:d=NaN:TMP:surface:anl:\n",
+        b"\xff\xfe" * 10,
+        b"9" * 3_000_000,
+        SAMPLE_INDEX * 30_000,
+    ],
+    ids=[
+        "other run", "other lead", "offset behind", "offset inside", "offset outside", "first offset", "twice",
+        "reversed", "html", "empty", "no number", "no text", "too large", "too many lines",
+    ],
+)  # fmt: skip
+def test_index_of_another_object_is_a_finding_and_no_sidecar(index: str | bytes) -> None:
+    found = read(SAMPLE, key=SAMPLE_KEY, groups=groups_of(), index=index)
+    assert codes(found) == [MetadataIssue.SIDECAR_MISMATCH]
+    assert found.sidecars == ()
+    assert "grib:variables" not in found.properties
+
+
+def test_index_older_than_its_object_is_a_finding() -> None:
+    # The object has grown by more than what may stand between two messages.
+    found = read(SAMPLE * 3, key=SAMPLE_KEY, groups=groups_of(), index=SAMPLE_INDEX)
+    assert codes(found) == [MetadataIssue.SIDECAR_MISMATCH]
+    assert found.properties.get("grib:message-count") is None
+
+
+def test_field_later_than_the_lead_in_the_index_is_a_finding() -> None:
+    index = SAMPLE_INDEX.replace("0-7 hour acc", "0-9 hour acc")
+    assert codes(read(SAMPLE, groups=groups_of(), index=index)) == [MetadataIssue.TIME_MISMATCH]
+
+
+def test_submessages_count_as_one_message() -> None:
+    lines = SAMPLE_INDEX.splitlines()
+    index = "\n".join([lines[0], lines[1].replace("2:", "2.1:", 1), lines[1].replace("2:", "2.2:", 1), lines[2]]) + "\n"
+    found = read(SAMPLE, groups=groups_of(), index=index)
+    assert found.findings == ()
+    assert found.properties["grib:message-count"] == 3
+
+
+def test_object_without_index_is_walked_only_so_far() -> None:
+    assert read(SAMPLE).properties["grib:message-count"] == 3
+    source = CountingSource(SAMPLE * 1000)
+    assert "grib:message-count" not in read_from(source).properties
+    assert len(source.requests) <= 9
+
+
+def test_wmo_headers_between_messages_are_stepped_over() -> None:
+    header = b"\r\r\n123\r\r\nYEUZ98 KWBN 060000\r\r\n"
+    message = SAMPLE[:188]
+    found = read(header + message + header + message + b"\r\r\n\x03")
+    assert found.native["offset"] == len(header)
+    assert found.properties["grib:message-count"] == 2
+
+
+def test_many_threads_read_one_grid_alike() -> None:
+    describe_grid.cache_clear()
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: read(SAMPLE, index=SAMPLE_INDEX), range(64)))
+    assert all(each == found[0] for each in found)
+
+
+def test_items_do_not_share_a_cached_geometry() -> None:
+    one, other = read(SAMPLE), read(SAMPLE)
+    before = copy.deepcopy(other.geometry)
+    one.geometry["coordinates"][0][0][0] = 0.0
+    one.properties["proj:shape"].append(0)
+    assert other.geometry == before
+    assert read(SAMPLE).properties["proj:shape"] == [1059, 1799]
+
+
+def corrupt(at: int, value: bytes) -> bytes:
+    return SAMPLE[:at] + value + SAMPLE[at + len(value) :]
+
+
+@pytest.mark.clause("OPR-07")
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b"", MetadataIssue.UNREADABLE_FORMAT),
+        (b"\x89HDF\r\n\x1a\n" + bytes(5000), MetadataIssue.UNREADABLE_FORMAT),
+        (b"GRIB", MetadataIssue.TRUNCATED_OBJECT),
+        (corrupt(7, b"\x01"), MetadataIssue.UNREADABLE_FORMAT),
+        (corrupt(8, bytes(8)), MetadataIssue.UNREADABLE_FORMAT),
+        (corrupt(8, b"\xff" * 8), MetadataIssue.TRUNCATED_OBJECT),
+        (corrupt(8, struct.pack(">Q", len(SAMPLE) + 1)), MetadataIssue.TRUNCATED_OBJECT),
+        (corrupt(8, struct.pack(">Q", 100)), MetadataIssue.UNREADABLE_FORMAT),
+        (corrupt(16, bytes(4)), MetadataIssue.UNREADABLE_FORMAT),
+        (corrupt(16, b"\xff" * 4), MetadataIssue.UNREADABLE_FORMAT),
+        (corrupt(20, b"\x03"), MetadataIssue.UNREADABLE_FORMAT),
+        (corrupt(30, b"\x0d"), MetadataIssue.INVALID_TIME_RANGE),
+        (corrupt(41, b"\x01"), MetadataIssue.UNREADABLE_FORMAT),
+        (corrupt(118 + 18, b"\x7f\xff\xff\xff"), MetadataIssue.INVALID_TIME_RANGE),
+        (corrupt(118 + 18, b"\x80\x00\x00\x01"), MetadataIssue.INVALID_TIME_RANGE),
+        (SAMPLE + bytes(3000), MetadataIssue.UNREADABLE_FORMAT),
+        (SAMPLE[:-1], MetadataIssue.TRUNCATED_OBJECT),
+    ],
+    ids=[
+        "empty", "netcdf", "magic only", "edition 1", "zero length", "huge length", "longer than the object",
+        "shorter than its sections", "zero section", "huge section", "section twice", "month 13", "section number",
+        "far forecast", "negative forecast", "garbage behind", "cut end",
+    ],
+)  # fmt: skip
+def test_damaged_object_is_refused_with_its_code(content: bytes, code: MetadataIssue) -> None:
+    with pytest.raises(ReadError) as refused:
+        read(content, groups=groups_of())
+    assert refused.value.code is code
+
+
+@pytest.mark.clause("OPR-07")
+@pytest.mark.parametrize("index", [None, SAMPLE_INDEX], ids=["alone", "with index"])
+def test_object_cut_anywhere_is_never_read_as_whole(index: str | None) -> None:
+    for end in range(len(SAMPLE)):
+        try:
+            found = read(SAMPLE[:end], groups=groups_of(), index=index)
+        except ReadError:
+            continue
+        # Cut between two messages (or in the next one's four letters): alone it is a shorter file, beside its index
+        # it is another one.
+        assert end in (*range(188, 192), *range(376, 380))
+        assert codes(found) == [MetadataIssue.SIDECAR_MISSING if index is None else MetadataIssue.SIDECAR_MISMATCH]
+
+
+@pytest.mark.clause("OPR-07")
+def test_source_that_gives_less_than_its_size_is_a_cut_object() -> None:
+    class Lying(BytesSource):
+        @property
+        def size(self) -> int:
+            return 10_000_000
+
+    with pytest.raises(ReadError) as refused:
+        read_from(Lying(SAMPLE[:100]))
+    assert refused.value.code is MetadataIssue.TRUNCATED_OBJECT
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> bytes:
+    product, region = draw(st.sampled_from(PRODUCTS)), draw(st.sampled_from(REGIONS))
+    content = bytearray(make_hrrr(run=RUN, lead=draw(st.sampled_from([0, 7])), product=product, region=region)[1])
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, min(len(content) - 1, 250)))
+        replacement = draw(st.one_of(st.binary(min_size=1, max_size=4), st.sampled_from([bytes(4), b"\xff" * 4])))
+        content[at : at + draw(st.sampled_from([0, len(replacement)]))] = replacement
+    return bytes(content)
+
+
+@pytest.mark.clause("OPR-07")
+@settings(max_examples=500, deadline=None)
+@given(content=mutated(), index=st.one_of(st.none(), st.just(SAMPLE_INDEX.encode()), st.binary(max_size=200)))
+def test_mutated_object_gives_metadata_or_a_read_error(content: bytes, index: bytes | None) -> None:
+    source = CountingSource(content)
+    try:
+        found = read_from(source, key=SAMPLE_KEY, groups=groups_of(), index=index)
+    except ReadError:
+        pass
+    else:
+        west, south, east, north = found.bbox
+        assert -180 <= west <= 180
+        assert -180 <= east <= 180
+        assert -90 <= south <= north <= 90
+        assert found.start <= found.end
+        assert shapely.geometry.shape(found.geometry).is_valid
+        json.dumps([dict(found.properties), found.native], allow_nan=False)
+    assert len(source.requests) <= 16
+    assert sum(source.requests) <= 16 * 4096
+
+
+@pytest.mark.clause("OPR-07")
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=400))
+def test_bytes_behind_a_magic_number_give_metadata_or_a_read_error(content: bytes) -> None:
+    for prefix in (b"", b"GRIB", SAMPLE[:16], SAMPLE[:37]):
+        with suppress(ReadError):
+            read(prefix + content)

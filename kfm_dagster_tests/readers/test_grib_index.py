@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.readers.base import ReadError
+from kfm_dagster.readers.grib_index import (
+    MAX_INDEX_BYTES,
+    IndexEntry,
+    latest_step,
+    order_fault,
+    parse_index,
+    read_index,
+    reference_fault,
+    step_end,
+)
+
+
+def test_every_real_index_is_read_as_a_plain_split_reads_it(shared_data: Path, reference: dict[str, Any]) -> None:
+    paths = [path for path in reference if path.endswith(".idx")]
+    assert len(paths) >= 20
+    for path in paths:
+        answers = reference[path]["reference"]
+        entries = parse_index((shared_data / path).read_bytes())
+        assert len(entries) == answers["n_lines"], path
+        assert len({entry.message for entry in entries}) == answers["n_messages"]
+        assert len({entry.variable for entry in entries}) == answers["params"]
+        assert len({entry.level for entry in entries}) == answers["levels"]
+        assert {f"d={entry.reference}" for entry in entries} == set(answers["ref"])
+        assert {entry.step for entry in entries} == set(answers["forecast_strings"])
+        assert {entry.qualifier for entry in entries} == set(answers["extra_fields"])
+        assert sum(entry.submessage > 0 for entry in entries) == answers["submessages"]
+        assert order_fault(entries) is None
+        assert all(step_end(entry.step) is not None for entry in entries)
+
+
+def entry(message: int, offset: int, submessage: int = 0, **changes: str) -> IndexEntry:
+    values = {
+        "reference": "2025120306",
+        "variable": "TMP",
+        "level": "surface",
+        "step": "anl",
+        "qualifier": "",
+    } | changes
+    return IndexEntry(message=message, submessage=submessage, offset=offset, **values)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (b"1:0:d=2025120306:TMP:surface:anl:", entry(1, 0)),
+        (b"1:0:d=2025120306:TMP:surface:anl", entry(1, 0)),
+        (b"12.2:700:d=2025120306:TMP:surface:anl:", entry(12, 700, 2)),
+        (b"1:0:D=20251203060030:TMP:surface:anl:", entry(1, 0, reference="20251203060030")),
+        (b"1:0:d=2025120306:TMP:surface:anl:ENS=+1", entry(1, 0, qualifier="ENS=+1")),
+        (
+            b"1:0:d=2025120306:TMP:surface:anl:prob >0.254:prob fcst 255/255",
+            entry(1, 0, qualifier="prob >0.254:prob fcst 255/255"),
+        ),
+    ],
+    ids=["plain", "no last colon", "submessage", "minutes and seconds", "ensemble member", "probability"],
+)
+def test_line_forms_of_wgrib2_are_read(line: bytes, expected: IndexEntry) -> None:
+    assert parse_index(line + b"\n") == parse_index(line) == (expected,)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\n",
+        b"1:0:d=2025120306:TMP:surface:anl:\n\n",
+        b"1:NaN:d=2025120306:TMP:surface:anl:\n",
+        b"1:-1:d=2025120306:TMP:surface:anl:\n",
+        b"1:9999999999999999999:d=2025120306:TMP:surface:anl:\n",
+        b"1:0:d=20251203:TMP:surface:anl:\n",
+        b"1:0:d=2025120306:TMP:surface\n",
+        b"1:0:d=2025120306:" + b"T" * 100_000 + b":surface:anl:\n",
+        "1:0:d=2025120306:TMP:surface:anl:\N{SNOWMAN}\n1:0:\n".encode(),
+        "\N{ARABIC-INDIC DIGIT ONE}:0:d=2025120306:TMP:surface:anl:\n".encode(),
+        b"1:0:d=2025120306:T:s:anl:\n" * 50_000,
+    ],
+    ids=[
+        "empty", "blank", "blank line", "nan", "negative", "huge offset", "no hour", "short", "long", "unicode",
+        "digit", "many lines",
+    ],
+)  # fmt: skip
+@pytest.mark.clause("OPR-07")
+def test_what_is_no_index_is_refused(content: bytes) -> None:
+    with pytest.raises(ReadError) as refused:
+        parse_index(content)
+    assert refused.value.code is MetadataIssue.SIDECAR_MISMATCH
+    assert len(str(refused.value)) < 400
+
+
+@pytest.mark.clause("OPR-07")
+def test_index_too_large_is_refused_unread() -> None:
+    class Endless:
+        size = MAX_INDEX_BYTES + 1
+
+        def read(self, start: int, length: int) -> bytes:
+            raise AssertionError("read")
+
+    with pytest.raises(ReadError, match="more than"):
+        read_index(Endless())
+
+
+@pytest.mark.parametrize(
+    ("entries", "fault"),
+    [
+        ([entry(1, 0), entry(2, 10), entry(3, 20)], False),
+        ([entry(1, 0), entry(2, 10, 1), entry(2, 10, 2), entry(3, 20)], False),
+        ([entry(1, 10), entry(2, 10)], True),
+        ([entry(1, 10), entry(2, 5)], True),
+        ([entry(2, 0), entry(1, 10)], True),
+        ([entry(1, 0), entry(1, 10)], True),
+        ([entry(2, 0, 1), entry(2, 10, 2)], True),
+        ([entry(2, 0, 2), entry(2, 0, 1)], True),
+    ],
+)
+def test_offsets_ascend_and_submessages_share_one(entries: list[IndexEntry], fault: bool) -> None:
+    assert (order_fault(entries) is not None) is fault
+
+
+def test_reference_time_is_compared_to_its_own_precision() -> None:
+    run = datetime(2025, 12, 3, 6, 15, tzinfo=UTC)
+    assert reference_fault([entry(1, 0, reference="2025120306")], run) is None
+    assert reference_fault([entry(1, 0, reference="202512030615")], run) is None
+    assert reference_fault([entry(1, 0), entry(2, 9, reference="2025120307")], run) is not None
+
+
+@pytest.mark.parametrize(
+    ("step", "end"),
+    [
+        ("anl", timedelta(0)),
+        ("6 hour fcst", timedelta(hours=6)),
+        ("495 min fcst", timedelta(minutes=495)),
+        ("0-5 hour acc fcst", timedelta(hours=5)),
+        ("0-0 day max fcst", timedelta(0)),
+        ("0-2 day acc fcst", timedelta(days=2)),
+        ("3 month fcst", None),
+        ("hour fcst", None),
+        ("12345678 hour fcst", None),
+    ],
+)
+def test_step_texts_end_where_wgrib2_means(step: str, end: timedelta | None) -> None:
+    assert step_end(step) == end
+
+
+def test_latest_step_is_over_all_lines() -> None:
+    assert latest_step(
+        [entry(1, 0), entry(2, 9, step="1-3 hour ave fcst"), entry(3, 19, step="2 hour fcst")]
+    ) == timedelta(hours=3)
+
+
+FIELD = st.text(st.characters(min_codepoint=32, max_codepoint=126, exclude_characters=":"), min_size=1, max_size=40)
+
+
+@given(
+    st.lists(
+        st.builds(
+            IndexEntry,
+            message=st.integers(0, 9_999_999),
+            submessage=st.integers(0, 9999),
+            offset=st.integers(0, 10**15 - 1),
+            reference=st.from_regex(r"\A[0-9]{10}\Z"),
+            variable=FIELD,
+            level=FIELD,
+            step=FIELD,
+            qualifier=st.one_of(st.just(""), FIELD),
+        ),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_written_lines_are_read_back(entries: list[IndexEntry]) -> None:
+    lines = [
+        f"{e.message}{f'.{e.submessage}' if e.submessage else ''}:{e.offset}:d={e.reference}"
+        f":{e.variable}:{e.level}:{e.step}:{e.qualifier}\n"
+        for e in entries
+    ]
+    assert parse_index("".join(lines).encode()) == tuple(entries)
+
+
+@pytest.mark.clause("OPR-07")
+@settings(max_examples=300)
+@given(st.one_of(st.binary(max_size=500), st.text("0123456789:.d=\n hourfcst", max_size=300).map(str.encode)))
+def test_any_bytes_give_entries_or_a_read_error(content: bytes) -> None:
+    with suppress(ReadError):
+        entries = parse_index(content)
+        order_fault(entries)
+        latest_step(entries)
