@@ -1,0 +1,381 @@
+"""message-parse: what becomes a unit, what is acknowledged, and what is rejected with its reason."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kfm_dagster.contracts.envelope import Priority, RawReference
+from kfm_dagster.contracts.identity import wal_id
+from kfm_dagster.contracts.issues import ParseIssue
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.notifications.fields import MAX_BODY_BYTES
+from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.operators.message_parse import IgnoreReason, ParsedMessage, parse_listed, parse_message
+from kfm_dagster.storage.objects import ListedObject
+
+REGISTRY = ContractRegistry.load()
+GOES_TOPIC = "arn:aws:sns:us-east-1:123901341784:NewGOES19Object"
+HRRR_TOPIC = "arn:aws:sns:us-east-1:123901341784:NewHRRRObject"
+GOES_KEY = "ABI-L1b-RadC/2025/337/00/OR_ABI-L1b-RadC-M6C13_G19_s20253370001174_e20253370003558_c20253370004004.nc"
+HRRR_KEY = "hrrr.20251203/conus/hrrr.t00z.wrfsfcf06.grib2"
+
+
+def record(*, bucket: str = "noaa-goes19", key: str = GOES_KEY, **changes: Any) -> dict[str, Any]:
+    described = {"key": key, "size": 1000, "eTag": "0123456789abcdef0123456789abcdef", "sequencer": "00692F7D2A"}
+    described |= changes.pop("described", {})
+    return {
+        "eventVersion": "2.1",
+        "eventTime": "2025-12-03T00:04:20.123Z",
+        "eventName": "ObjectCreated:Put",
+        "s3": {"configurationId": "goes18-log-notify", "bucket": {"name": bucket}, "object": described},
+    } | changes
+
+
+def raw(*records: Any) -> str:
+    return json.dumps({"Records": list(records)})
+
+
+def sns(message: str, *, topic: str = GOES_TOPIC, **changes: Any) -> str:
+    envelope = {"Type": "Notification", "MessageId": "sns-1", "TopicArn": topic, "Subject": "S3", "Message": message}
+    return json.dumps(envelope | changes)
+
+
+def parse(body: str, registry: ContractRegistry = REGISTRY) -> ParsedMessage:
+    return parse_message(SqsMessage(message_id="sqs-1", body=body), registry=registry, queue="kfm-nodd-primary")
+
+
+def code_of(body: str) -> ParseIssue:
+    parsed = parse(body)
+    assert parsed.envelopes == ()
+    assert parsed.ignored == ()
+    (rejection,) = parsed.rejections
+    assert 0 < len(rejection.message) < 500
+    return rejection.code
+
+
+@pytest.mark.clause("OPR-01")
+def test_sns_notification_becomes_the_canonical_envelope() -> None:
+    (unit,) = parse(sns(raw(record()))).envelopes
+    assert unit.dataset == "goes-abi"
+    assert unit.object_uri == f"s3://noaa-goes19/{GOES_KEY}"
+    assert (unit.provider, unit.queue, unit.priority) == ("aws", "kfm-nodd-primary", Priority.HIGH)
+    assert unit.event_time == datetime(2025, 12, 3, 0, 4, 20, 123000, tzinfo=UTC)
+    assert unit.time_range_start == datetime(2025, 12, 3, 0, 1, 17, 400000, tzinfo=UTC)
+    assert unit.time_range_end == datetime(2025, 12, 3, 0, 3, 55, 800000, tzinfo=UTC)
+    assert unit.schema_version == "2.1"
+    assert unit.object_version == "0123456789abcdef0123456789abcdef"
+    assert (unit.object_size, unit.sequencer) == (1000, "00692F7D2A")
+    assert unit.raw == RawReference(sqs_message_id="sqs-1", sns_message_id="sns-1", topic_arn=GOES_TOPIC, subject="S3")
+    assert (unit.integrity, unit.metadata, unit.attempt) == (None, None, 0)
+
+
+@pytest.mark.clause("OPR-01")
+def test_raw_delivery_gives_the_same_unit_as_the_sns_envelope() -> None:
+    (wrapped,) = parse(sns(raw(record()))).envelopes
+    (bare,) = parse(raw(record())).envelopes
+    assert bare == wrapped.evolve(raw=RawReference(sqs_message_id="sqs-1"))
+    assert parse(raw(record())) == parse(raw(record()))
+
+
+@pytest.mark.clause("OPR-01")
+def test_keys_are_form_decoded() -> None:
+    pattern = r"data/(?P<name>x y)/(?P<date>\d{8})_(?P<time>\d\d:\d\d)=a\+b\.nc"
+    hrrr = REGISTRY["hrrr"]
+    grammar = hrrr.storage.key_grammar.model_copy(
+        update={
+            "pattern": pattern,
+            "end_offset_hours": None,
+            "start": hrrr.storage.key_grammar.start.model_copy(
+                update={"value": "{date}{time}", "format": "%Y%m%d%H:%M"}
+            ),
+        }
+    )
+    storage = hrrr.storage.model_copy(update={"key_grammar": grammar, "prefixes": ["data/"]})
+    stac = hrrr.stac.model_copy(update={"item_id": "{date}"})
+    registry = ContractRegistry.of([hrrr.model_copy(update={"storage": storage, "stac": stac})])
+    body = raw(record(bucket="noaa-hrrr-bdp-pds", key="data/x+y/20210823_00%3A30%3Da%2Bb.nc"))
+    (unit,) = parse(body, registry).envelopes
+    assert unit.key == "data/x y/20210823_00:30=a+b.nc"
+    assert unit.time_range_start == datetime(2021, 8, 23, 0, 30, tzinfo=UTC)
+
+
+@pytest.mark.clause("OPR-01")
+def test_captured_goes_messages_parse(shared_data: Path) -> None:
+    (unit,) = parse((shared_data / "messages" / "goes17_sqs_body_2019.json").read_text()).envelopes
+    assert unit.object_uri == (
+        "s3://noaa-goes17/ABI-L1b-RadM/2019/218/01/"
+        "OR_ABI-L1b-RadM2-M6C03_G17_s20192180138575_e20192180139033_c20192180139080.nc"
+    )
+    assert unit.raw.sns_message_id == "191c04d9-d428-5417-b457-511b08af29c6"
+    assert unit.object_version == "7239138a465f83a247851a1a64ac8927"
+    assert unit.object_size == 1063054
+    (multipart,) = parse((shared_data / "messages" / "goes17_s3event_multipart_2019.json").read_text()).envelopes
+    assert multipart.object_version == "92917931abf93d1adfe0f1d8dce3b293-3"
+    assert multipart.raw == RawReference(sqs_message_id="sqs-1")
+
+
+@pytest.mark.clause("OPR-02")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nexrad_archive_sns_envelope_2015.json",  # the account that was retired in 2025
+        "nexrad_chunk_old_topic_sns_envelope_2015.json",
+        "ofs_sns_envelope_2023.json",
+    ],
+)
+def test_captured_messages_of_foreign_topics_are_rejected(shared_data: Path, name: str) -> None:
+    assert code_of((shared_data / "messages" / name).read_text()) is ParseIssue.UNROUTABLE_TOPIC
+
+
+@pytest.mark.clause("OPR-02")
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("", ParseIssue.MALFORMED_JSON),
+        ("{", ParseIssue.MALFORMED_JSON),
+        ("[]", ParseIssue.MALFORMED_JSON),
+        ("NaN", ParseIssue.MALFORMED_JSON),
+        ("[" * 100_000, ParseIssue.MALFORMED_JSON),
+        ('{"Records":' + "[" * 5000 + "]" * 5000 + "}", ParseIssue.MALFORMED_JSON),
+        (sns("no json"), ParseIssue.MALFORMED_JSON),
+        (" " * (MAX_BODY_BYTES + 1), ParseIssue.MESSAGE_TOO_LARGE),
+        (json.dumps("é" * MAX_BODY_BYTES, ensure_ascii=False), ParseIssue.MESSAGE_TOO_LARGE),
+        ("{}", ParseIssue.MISSING_REQUIRED_FIELD),
+        (raw(), ParseIssue.MISSING_REQUIRED_FIELD),
+        (json.dumps({"Records": {}}), ParseIssue.MISSING_REQUIRED_FIELD),
+        (json.dumps({"Type": []}), ParseIssue.MISSING_REQUIRED_FIELD),
+        (json.dumps({"Type": "Other"}), ParseIssue.UNSUPPORTED_SCHEMA_VERSION),
+        (sns(raw(record()), TopicArn=None), ParseIssue.MISSING_REQUIRED_FIELD),
+        (sns(raw(record()), MessageId=7), ParseIssue.MISSING_REQUIRED_FIELD),
+        (sns(raw(record()), Message={"Records": []}), ParseIssue.MISSING_REQUIRED_FIELD),
+        (sns(raw(record()), topic=GOES_TOPIC + "X"), ParseIssue.UNROUTABLE_TOPIC),
+        # A topic of ours may not announce objects of another dataset's bucket.
+        (sns(raw(record()), topic=HRRR_TOPIC), ParseIssue.UNKNOWN_BUCKET),
+        (sns(raw(record(bucket="elsewhere"))), ParseIssue.UNKNOWN_BUCKET),
+        (raw(record(bucket="elsewhere")), ParseIssue.UNKNOWN_BUCKET),
+        (raw("text"), ParseIssue.MISSING_REQUIRED_FIELD),
+        (raw(record(s3=None)), ParseIssue.MISSING_REQUIRED_FIELD),
+        (raw(record(s3={"bucket": {}, "object": {"key": GOES_KEY}})), ParseIssue.MISSING_REQUIRED_FIELD),
+        (raw(record(key="")), ParseIssue.MISSING_REQUIRED_FIELD),
+        (raw(record(eventVersion="9.9")), ParseIssue.UNSUPPORTED_SCHEMA_VERSION),
+        (raw(record(eventVersion=2.1)), ParseIssue.MISSING_REQUIRED_FIELD),
+        (raw(record(eventName="ObjectTagging:Put")), ParseIssue.UNSUPPORTED_SCHEMA_VERSION),
+        (raw(record(eventName=None)), ParseIssue.MISSING_REQUIRED_FIELD),
+        (raw(record(eventTime="2025-12-03T00:04:20")), ParseIssue.MISSING_REQUIRED_FIELD),
+        (raw(record(eventTime="0001-01-01T00:00:00+23:00")), ParseIssue.MISSING_REQUIRED_FIELD),
+        (raw(record(eventTime="yesterday")), ParseIssue.MISSING_REQUIRED_FIELD),
+        (raw(record(described={"size": -1})), ParseIssue.MISSING_REQUIRED_FIELD),
+        (raw(record(described={"size": True})), ParseIssue.MISSING_REQUIRED_FIELD),
+        (raw(record(described={"size": "1000"})), ParseIssue.MISSING_REQUIRED_FIELD),
+        (raw(record(described={"eTag": ""})), ParseIssue.MISSING_REQUIRED_FIELD),
+        (raw(record(described={"eTag": "a b"})), ParseIssue.MISSING_REQUIRED_FIELD),
+        (raw(record(described={"sequencer": "xyz"})), ParseIssue.MISSING_REQUIRED_FIELD),
+    ],
+)
+def test_wrong_messages_are_rejected_with_their_code_and_no_envelope(body: str, code: ParseIssue) -> None:
+    assert code_of(body) is code
+
+
+@pytest.mark.clause("OPR-02")
+def test_rejection_names_the_field_the_bucket_and_the_key() -> None:
+    body = record()
+    del body["eventTime"]
+    (rejection,) = parse(raw(record(), body)).rejections
+    assert "eventTime" in rejection.message
+    assert (rejection.bucket, rejection.key, rejection.record_index) == ("noaa-goes19", GOES_KEY, 1)
+
+
+@pytest.mark.clause("OPR-02")
+def test_long_text_of_a_sender_is_cut_in_every_reason() -> None:
+    for body in (sns("{}", topic="t" * 9000), raw(record(bucket="b" * 9000)), raw(record(key="ABI-L1b-Rad" * 900))):
+        (rejection,) = parse(body).rejections
+        assert len(rejection.message) < 500
+        assert len(rejection.bucket or "") <= 200
+        assert len(rejection.key or "") <= 200
+
+
+def test_absent_version_size_and_sequencer_stay_absent() -> None:
+    bare = record()
+    bare["s3"]["object"] = {"key": GOES_KEY}
+    (unit,) = parse(raw(bare)).envelopes
+    assert (unit.object_version, unit.object_size, unit.sequencer) == (None, None, None)
+
+
+@pytest.mark.clause("SEC-01")
+@pytest.mark.parametrize(
+    "key",
+    [
+        "../../etc/passwd",
+        "/etc/passwd",
+        "ABI-L1b-RadC/../../secret.nc",
+        GOES_KEY + "%00",
+        GOES_KEY + "%0A",
+        GOES_KEY + "%2F..%2F..%2Fx",
+        GOES_KEY.replace("/", "\\"),
+        GOES_KEY.replace("/00/", "//00/"),
+        "%FF%FE" + GOES_KEY,
+        "ABI-Flood/../../x",  # an ignore pattern would match
+        "ABI-L1b-RadC/" + "x" * 1100,
+        GOES_KEY.replace("2025/", "٢٠٢٥/"),
+        "http://elsewhere.example/" + GOES_KEY,
+        "ABI-L9-New/2025/337/00/x.nc",  # a product nobody has heard of is not dropped in silence
+    ],
+)
+def test_keys_outside_the_declared_patterns_are_refused(key: str) -> None:
+    assert code_of(raw(record(key=key))) is ParseIssue.KEY_GRAMMAR_MISMATCH
+
+
+@pytest.mark.clause("OPR-02")
+@pytest.mark.parametrize(
+    "key",
+    [
+        GOES_KEY.replace("s2025337000", "s2025380000"),  # day 380 of a year
+        GOES_KEY.replace("s20253370001174", "s20253372501174"),  # hour 25
+        GOES_KEY.replace("s2025337", "s2025366"),  # no leap year
+        GOES_KEY.replace("e20253370003558", "e20253370001173"),  # ends before it starts
+    ],
+)
+def test_impossible_stamps_are_an_invalid_time_range(key: str) -> None:
+    assert code_of(raw(record(key=key))) is ParseIssue.INVALID_TIME_RANGE
+
+
+@pytest.mark.clause("OPR-03")
+@pytest.mark.parametrize(
+    ("body", "reason", "key"),
+    [
+        ('{"Service":"Amazon S3","Event":"s3:TestEvent","Bucket":"b"}', IgnoreReason.TEST_EVENT, None),
+        (sns('{"Service":"Amazon S3","Event":"s3:TestEvent"}'), IgnoreReason.TEST_EVENT, None),
+        ('{"Type":"SubscriptionConfirmation"}', IgnoreReason.SUBSCRIPTION_NOTICE, None),
+        ('{"Type":"UnsubscribeConfirmation"}', IgnoreReason.SUBSCRIPTION_NOTICE, None),
+        (raw(record(bucket="noaa-hrrr-bdp-pds", key=HRRR_KEY + ".idx")), IgnoreReason.SIDECAR, HRRR_KEY + ".idx"),
+        (raw(record(key="SUVI-L1b-Fe094/x.nc")), IgnoreReason.KNOWN_NEIGHBOUR, "SUVI-L1b-Fe094/x.nc"),
+        (raw(record(eventName="ObjectRemoved:Delete")), IgnoreReason.OBJECT_REMOVED, GOES_KEY),
+        (raw(record(eventName="LifecycleExpiration:Delete")), IgnoreReason.OBJECT_REMOVED, GOES_KEY),
+    ],
+)
+def test_notices_without_a_unit_are_recognised(body: str, reason: IgnoreReason, key: str | None) -> None:
+    parsed = parse(body)
+    assert parsed.ignored == ((reason, key),)
+    assert parsed.envelopes == ()
+    assert parsed.rejections == ()
+
+
+@pytest.mark.clause("OPR-03")
+def test_object_removed_follows_the_datasets_policy() -> None:
+    goes = REGISTRY["goes-abi"]
+    strict = goes.model_copy(
+        update={"notifications": goes.notifications.model_copy(update={"object_removed": "reject"})}
+    )
+    (rejection,) = parse(raw(record(eventName="ObjectRemoved:Delete")), ContractRegistry.of([strict])).rejections
+    assert rejection.code is ParseIssue.UNSUPPORTED_SCHEMA_VERSION
+    assert "goes-abi" in rejection.message
+
+
+@pytest.mark.clause("BEY-08", "OPR-01")
+def test_one_bad_record_never_fails_its_neighbours() -> None:
+    other = GOES_KEY.replace("C13", "C14")
+    idx = record(bucket="noaa-hrrr-bdp-pds", key=HRRR_KEY + ".idx")
+    parsed = parse(raw(record(), None, record(key="unknown"), idx, record(key=other)))
+    assert [unit.key for unit in parsed.envelopes] == [GOES_KEY, other]
+    assert [rejection.record_index for rejection in parsed.rejections] == [1, 2]
+    assert [ignored.reason for ignored in parsed.ignored] == [IgnoreReason.SIDECAR]
+
+
+def reference_wal_id(*fields: str | None) -> str:
+    """The identity, written once more by hand from RFC 9562, section 5.8."""
+    text = "[" + ",".join("null" if field is None else '"' + field + '"' for field in fields) + "]"
+    number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "big")
+    number = number & ~(0xF << 76) | (8 << 76)
+    number = number & ~(0x3 << 62) | (2 << 62)
+    return str(uuid.UUID(int=number))
+
+
+@pytest.mark.clause("WAL-03")
+@pytest.mark.parametrize(
+    ("version", "golden"),
+    [
+        ("7239138a465f83a247851a1a64ac8927", "cc00e86e-86a0-8e11-b346-92fc44652b5c"),
+        (None, "eec556b5-3259-8c34-89b3-011d0f497b1e"),
+    ],
+)
+def test_wal_id_is_pinned(version: str | None, golden: str) -> None:
+    uri = (
+        "s3://noaa-goes17/ABI-L1b-RadM/2019/218/01/"
+        "OR_ABI-L1b-RadM2-M6C03_G17_s20192180138575_e20192180139033_c20192180139080.nc"
+    )
+    start = datetime(2019, 8, 6, 1, 38, 57, 500000, tzinfo=UTC)
+    found = wal_id(dataset="goes-abi", object_uri=uri, time_range_start=start, object_version=version)
+    assert found == golden
+    assert found == reference_wal_id("goes-abi", uri, "2019-08-06T01:38:57.500000Z", version)
+    body = record(bucket="noaa-goes17", key=uri.removeprefix("s3://noaa-goes17/"), described={"eTag": version})
+    (unit,) = parse(raw(body)).envelopes
+    assert unit.wal_id == golden
+
+
+@pytest.mark.clause("WAL-03")
+def test_each_identity_field_changes_the_wal_id() -> None:
+    later = GOES_KEY.replace("s20253370001174", "s20253370001175")
+    bodies = [
+        record(),
+        record(bucket="noaa-goes18"),
+        record(key=later),
+        record(described={"eTag": "f" * 32}),
+        record(described={"eTag": None}),
+    ]
+    assert len({parse(raw(body)).envelopes[0].wal_id for body in bodies}) == len(bodies)
+    redelivered = record(eventTime="2026-01-01T00:00:00Z", described={"sequencer": "FF"})
+    assert parse(raw(redelivered)).envelopes[0].wal_id == parse(raw(record())).envelopes[0].wal_id
+
+
+def test_a_listed_object_is_the_unit_that_its_message_announced() -> None:
+    (announced,) = parse(raw(record())).envelopes
+    seen = datetime(2025, 12, 3, 0, 4, 20, tzinfo=UTC)
+    listed = ListedObject(
+        uri=announced.object_uri, size=1000, etag="0123456789abcdef0123456789abcdef", last_modified=seen
+    )
+    unit = parse_listed(REGISTRY["goes-abi"], listed)
+    assert unit is not None
+    assert unit.wal_id == announced.wal_id
+    assert (unit.event_time, unit.schema_version, unit.raw) == (seen, "listing", RawReference())
+    assert unit.partition == date(2025, 12, 3).isoformat()
+    assert parse_listed(REGISTRY["hrrr"], listed) is None
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(
+                ["Type", "Message", "TopicArn", "Records", "s3", "bucket", "object", "key", "name", "eTag"]
+            ),
+            inner,
+            max_size=6,
+        )
+    ),
+    max_leaves=30,
+)
+
+
+@pytest.mark.clause("OPR-02")
+@given(json_values)
+def test_arbitrary_json_never_raises(value: Any) -> None:
+    for body in (json.dumps(value), sns(json.dumps(value)), raw(value), raw(record(s3=value))):
+        parsed = parse(body)
+        assert len(parsed.envelopes) + len(parsed.ignored) + len(parsed.rejections) >= 1
+
+
+@pytest.mark.clause("OPR-02")
+@given(st.text() | st.binary().map(lambda data: data.decode("latin-1")))
+def test_arbitrary_text_never_raises(body: str) -> None:
+    assert parse(body).envelopes == ()
+    assert parse(raw(record(key=body))).envelopes == ()
