@@ -1,1 +1,1 @@
-"""Did this node already do this in this run?"""
+"""Run-state: the record that tells whether a node already did its work in a run."""

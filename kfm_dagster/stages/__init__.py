@@ -1,1 +1,1 @@
-"""The run contract around the operators: hash, skip, compute, commit."""
+"""Stages: the run contract around the operators - hash the inputs, skip or compute, commit once."""

@@ -68,6 +68,12 @@ class Database:
         with self.engine.begin() as connection:
             yield Transaction(connection)
 
+    @contextmanager
+    def snapshot(self) -> Iterator[Transaction]:
+        """Run one read-only transaction; on SQLite it waits for no writer and holds none up."""
+        with self.engine.connect().execution_options(kfm_read_only=True) as connection, connection.begin():
+            yield Transaction(connection)
+
     def dispose(self) -> None:
         """Close every pooled connection."""
         self.engine.dispose()
@@ -141,7 +147,8 @@ def _engine(url: URL) -> sa.Engine:
 
     @sa.event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        read_only = connection.get_execution_options().get("kfm_read_only", False)
+        connection.exec_driver_sql("BEGIN DEFERRED" if read_only else "BEGIN IMMEDIATE")
 
     return engine
 

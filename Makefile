@@ -1,0 +1,47 @@
+# Every target sets up what it needs; `make demo` and `make test` work as the first command typed.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PYTEST_ARGS ?=
+
+.PHONY: demo ui test lint clauses lock bench clean
+
+$(INSTALLED): pyproject.toml requirements.lock
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@if command -v uv >/dev/null 2>&1; then \
+		uv pip install -q -p $(BIN)/python --require-hashes -r requirements.lock && \
+		uv pip install -q -p $(BIN)/python --no-deps -e . ; \
+	else \
+		$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements.lock && \
+		$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -e . ; \
+	fi
+	@touch $@
+
+demo: $(INSTALLED)  ## ingest sample objects through a real queue, daemon and runs
+	@$(BIN)/kfm demo
+
+ui: $(INSTALLED)  ## open the Dagster UI over the demo's data
+	@$(BIN)/kfm ui
+
+test: $(INSTALLED)  ## run every test; browser tests are skipped where there is no Chromium
+	@$(BIN)/pytest $(PYTEST_ARGS)
+
+lint: $(INSTALLED)  ## ruff, mypy --strict, import contracts
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+clauses: $(INSTALLED)  ## list every clause of the mission with the tests that hold it
+	@$(BIN)/pytest -q --no-header --clauses --clauses-out docs/spec/conformance.md -W ignore
+
+bench: $(INSTALLED)  ## measure a backlog against one run per message and against a plain loop
+	@$(BIN)/kfm bench --units 2000 --dataset nexrad-l2 --run-per-message --floor
+
+lock:  ## pin every dependency with its hashes
+	@uv pip compile -q --generate-hashes --no-emit-index-url --no-header --extra demo --extra dev --python-version 3.11 \
+		pyproject.toml -o requirements.lock
+
+clean:  ## remove what the demo and the tools left
+	@rm -rf .kfm .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* docs/spec/conformance.md

@@ -1,0 +1,96 @@
+"""The run-state record: one per (dataset_id, run_id), checked against `run-state.schema.json` on every write."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum, unique
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import jsonschema_rs
+
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.errors import KfmError
+
+
+class RunStateError(KfmError):
+    """A run-state record does not fit its schema."""
+
+
+@unique
+class Outcome(StrEnum):
+    """How a node ended in a run."""
+
+    SUCCESS = "success"
+    """Every unit that entered passed; the only outcome that lets a later call skip."""
+    FAILED = "failed"
+    """The node raised, or no unit passed."""
+    PARTIAL = "partial"
+    """Some units passed and some did not."""
+    SKIPPED = "skipped"
+    """The node had nothing to do and no earlier success to rely on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValidationSummary:
+    """Checks run over a node's units; checks = passed + failed. `extra` holds further counts."""
+
+    checks: int
+    passed: int
+    failed: int
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the minimal summary with its extras."""
+        return {**self.extra, "checks": self.checks, "passed": self.passed, "failed": self.failed}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunState:
+    """One run-state record; `artifact_*` say where the node's output stands."""
+
+    dataset_id: str
+    run_id: str
+    lakefs_branch: str
+    inputs_hash: str
+    validation_summary: Mapping[str, Any]
+    outcome: Outcome
+    recorded_at: datetime
+    artifact_uri: str | None = None
+    artifact_sha256: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the published form. Raises RunStateError when it does not fit the schema."""
+        document = {
+            "dataset_id": self.dataset_id,
+            "run_id": self.run_id,
+            "lakefs_branch": self.lakefs_branch,
+            "inputs_hash": self.inputs_hash,
+            "validation_summary": dict(self.validation_summary),
+            "outcome": self.outcome.value,
+            "recorded_at": rfc3339(self.recorded_at),
+            "artifact_uri": self.artifact_uri,
+            "artifact_sha256": self.artifact_sha256,
+        }
+        for error in _validator().iter_errors(document):
+            where = ".".join(str(part) for part in error.instance_path) or "the record"
+            raise RunStateError(
+                observed=f"{where}: {error.message}", expected="kfm_dagster/run_state/run-state.schema.json"
+            )
+        return document
+
+
+def run_state_schema() -> dict[str, Any]:
+    """Return the published JSON Schema."""
+    text = (resources.files("kfm_dagster.run_state") / "run-state.schema.json").read_text(encoding="utf-8")
+    schema: dict[str, Any] = json.loads(text)
+    return schema
+
+
+@cache
+def _validator() -> Any:
+    return jsonschema_rs.validator_for(run_state_schema())

@@ -1,0 +1,67 @@
+"""Run-state stores: what every store does, and the relational one (SQLite, PostgreSQL)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Protocol
+
+from kfm_dagster.run_state.record import Outcome, RunState
+from kfm_dagster.storage.database import Database, Transaction
+
+
+class RunStateStore(Protocol):
+    """Keeps one record per (dataset_id, run_id)."""
+
+    def get(self, dataset_id: str, run_id: str) -> RunState | None:
+        """Return the record, or None."""
+        ...
+
+    def of_run(self, run_id: str) -> Sequence[RunState]:
+        """Return every node's record of a run, in the order they were written."""
+        ...
+
+    def put(self, record: RunState, tx: Transaction) -> None:
+        """Insert or replace the record inside the caller's transaction. Raises RunStateError on a wrong record."""
+        ...
+
+
+class RelationalRunState:
+    """Run-state in the table `run_state` of the project's database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def get(self, dataset_id: str, run_id: str) -> RunState | None:
+        """Return the record, or None."""
+        with self._database.snapshot() as tx:
+            row = tx.run("run_state.get", dataset_id=dataset_id, run_id=run_id).one_or_none()
+        return None if row is None else _record(row)
+
+    def of_run(self, run_id: str) -> Sequence[RunState]:
+        """Return every node's record of a run, in the order they were written."""
+        with self._database.snapshot() as tx:
+            return [_record(row) for row in tx.run("run_state.of_run", run_id=run_id)]
+
+    def put(self, record: RunState, tx: Transaction) -> None:
+        """Insert or replace the record inside the caller's transaction. Raises RunStateError on a wrong record."""
+        document = record.as_json()
+        document["validation_summary"] = json.dumps(document["validation_summary"], sort_keys=True)
+        tx.run("run_state.put", document)
+
+
+def _record(row: Any) -> RunState:
+    # SQLite keeps JSON and timestamps as text; PostgreSQL gives values.
+    summary, recorded_at = row.validation_summary, row.recorded_at
+    return RunState(
+        dataset_id=row.dataset_id,
+        run_id=row.run_id,
+        lakefs_branch=row.lakefs_branch,
+        inputs_hash=row.inputs_hash,
+        validation_summary=json.loads(summary) if isinstance(summary, str) else summary,
+        outcome=Outcome(row.outcome),
+        recorded_at=datetime.fromisoformat(recorded_at) if isinstance(recorded_at, str) else recorded_at,
+        artifact_uri=row.artifact_uri,
+        artifact_sha256=row.artifact_sha256,
+    )

@@ -1,0 +1,209 @@
+"""The run contract: what happens around every node, always in the same order.
+
+    inputs_hash -> run-state says success? skip -> compute -> one transaction: ledger effect, output, run-state
+
+`StageRunner.run` computes, `StageRunner.commit` makes it durable; Dagster's op calls the first and its IO manager the
+second, so that nothing is stored by two ways. Gates, intents and compensation hook in between the two.
+Belongs here: the order. Does not belong here: what a node does (`ingest/nodes.py`), or Dagster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum, unique
+from typing import Any, Protocol
+
+from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, KfmError
+from kfm_dagster.run_state.inputs_hash import InputReference, inputs_hash
+from kfm_dagster.run_state.record import Outcome, RunState, ValidationSummary
+from kfm_dagster.run_state.store import RunStateStore
+from kfm_dagster.stages.envelope_table import from_parquet, to_parquet
+from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
+from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster.telemetry.spans import span
+
+
+@unique
+class ErrorClass(StrEnum):
+    """Why a stage failed as a whole (pipeline card, chapter 7, section IV)."""
+
+    E_INPUT = "E_INPUT"
+    """Contract, type or window: the input or the configuration is wrong; a person has to act."""
+    E_INTERNAL = "E_INTERNAL"
+    """Anything else, a dependency that does not answer among it; may pass on the next attempt."""
+
+
+@unique
+class SkipCause(StrEnum):
+    """Why a node did nothing."""
+
+    ALREADY_SUCCEEDED = "ALREADY_SUCCEEDED"
+    """This node succeeded in this run with the same inputs."""
+
+
+class StageFailedError(KfmError):
+    """A stage failed as a whole."""
+
+    def __init__(self, *, dataset_id: str, error_class: ErrorClass, cause: BaseException) -> None:
+        self.dataset_id = dataset_id
+        self.error_class = error_class
+        super().__init__(
+            f"{dataset_id} failed with {error_class}",
+            observed=f"{type(cause).__name__}: {cause}",
+            next_step="see the run's log; units that the run claimed are given back by themselves",
+        )
+
+
+class Node(Protocol):
+    """What a stage runs: one operator over the batch of one dataset."""
+
+    @property
+    def dataset_id(self) -> str:
+        """Node id of run-state: `<dataset>.<operator>`."""
+        ...
+
+    def inputs(self) -> Sequence[InputReference]:
+        """Return what the node consumes, besides the batch."""
+        ...
+
+    def parameters(self) -> Mapping[str, Any]:
+        """Return every setting that changes the result, as JSON values."""
+        ...
+
+    def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
+        """Enrich the batch. External effects made here must converge when the call is repeated."""
+        ...
+
+    def apply(self, tx: Transaction, batch: list[Envelope]) -> list[Envelope]:
+        """Make the ledger's part durable in the stage's transaction; return the batch as it is stored."""
+        ...
+
+    def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
+        """Count the checks of this node over the batch."""
+        ...
+
+    def after_commit(self, batch: Sequence[Envelope]) -> None:
+        """Do what may only happen once the stage is durable. Lost when the process dies here, so it must be repaired
+        elsewhere.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageBatch:
+    """A node's output: envelopes, the record that names it, and why it was skipped if it was."""
+
+    envelopes: Sequence[Envelope]
+    state: RunState
+    skipped: SkipCause | None = None
+
+    @property
+    def reference(self) -> InputReference:
+        """The output as an input of the next node."""
+        return InputReference(uri=str(self.state.artifact_uri), checksum=self.state.artifact_sha256)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputedStage:
+    """A stage between `run` and `commit`; `skipped` holds the earlier output when there was nothing to do."""
+
+    node: Node
+    run_id: str
+    inputs_hash: str
+    envelopes: list[Envelope] = field(default_factory=list)
+    skipped: StageBatch | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageRunner:
+    """Runs nodes under the run contract."""
+
+    database: Database
+    run_states: RunStateStore
+    artifacts: Artifacts
+    clock: Callable[[], datetime]
+    lakefs_branch: str = "main"
+
+    def run(self, node: Node, *, run_id: str, upstream: StageBatch | None) -> ComputedStage:
+        """Skip or compute. A failure is recorded in run-state and raised as StageFailedError."""
+        inputs = [*node.inputs(), *([upstream.reference] if upstream else [])]
+        digest = inputs_hash(inputs, node.parameters())
+        with span("kfm.stage", {"kfm.dataset_id": node.dataset_id, "kfm.run_id": run_id}) as opened:
+            earlier = self.run_states.get(node.dataset_id, run_id)
+            if earlier is not None and earlier.outcome is Outcome.SUCCESS and earlier.inputs_hash == digest:
+                opened.set_attribute("kfm.outcome", "skipped")
+                opened.add_event("skipped", {"kfm.cause": SkipCause.ALREADY_SUCCEEDED.value})
+                batch = StageBatch(envelopes=self._load(earlier), state=earlier, skipped=SkipCause.ALREADY_SUCCEEDED)
+                return ComputedStage(node=node, run_id=run_id, inputs_hash=digest, skipped=batch)
+            try:
+                envelopes = node.compute(upstream.envelopes if upstream else [])
+            except Exception as error:
+                self._record_failure(node, run_id=run_id, digest=digest)
+                raise StageFailedError(dataset_id=node.dataset_id, error_class=classify(error), cause=error) from error
+            opened.set_attribute("kfm.outcome", "executed")
+            return ComputedStage(node=node, run_id=run_id, inputs_hash=digest, envelopes=envelopes)
+
+    def commit(self, stage: ComputedStage) -> StageBatch:
+        """Make a computed stage durable in one transaction: ledger effect, output artifact, run-state."""
+        if stage.skipped is not None:
+            return stage.skipped
+        with self.database.transaction() as tx:
+            envelopes = stage.node.apply(tx, stage.envelopes)
+            # Written before the commit that names it: a rollback leaves an orphan, never a record without its output.
+            artifact = self.artifacts.put(to_parquet(envelopes), suffix="parquet")
+            summary = stage.node.summarize(envelopes)
+            state = RunState(
+                dataset_id=stage.node.dataset_id,
+                run_id=stage.run_id,
+                lakefs_branch=self.lakefs_branch,
+                inputs_hash=stage.inputs_hash,
+                validation_summary=summary.as_json(),
+                outcome=outcome_of(summary),
+                recorded_at=self.clock(),
+                artifact_uri=artifact.uri,
+                artifact_sha256=artifact.sha256,
+            )
+            self.run_states.put(state, tx)
+        stage.node.after_commit(envelopes)
+        return StageBatch(envelopes=envelopes, state=state)
+
+    def recall(self, dataset_id: str, run_id: str) -> StageBatch | None:
+        """Return the output that a node has in a run, or None when it has none."""
+        state = self.run_states.get(dataset_id, run_id)
+        if state is None or state.artifact_uri is None:
+            return None
+        return StageBatch(envelopes=self._load(state), state=state)
+
+    def _load(self, state: RunState) -> list[Envelope]:
+        reference = ArtifactReference(uri=str(state.artifact_uri), sha256=str(state.artifact_sha256))
+        return from_parquet(self.artifacts.get(reference))
+
+    def _record_failure(self, node: Node, *, run_id: str, digest: str) -> None:
+        state = RunState(
+            dataset_id=node.dataset_id,
+            run_id=run_id,
+            lakefs_branch=self.lakefs_branch,
+            inputs_hash=digest,
+            validation_summary=ValidationSummary(checks=0, passed=0, failed=0).as_json(),
+            outcome=Outcome.FAILED,
+            recorded_at=self.clock(),
+        )
+        with self.database.transaction() as tx:
+            self.run_states.put(state, tx)
+
+
+def classify(error: BaseException) -> ErrorClass:
+    """Tell a wrong input from an internal error."""
+    if isinstance(error, DependencyUnavailableError):
+        return ErrorClass.E_INTERNAL
+    return ErrorClass.E_INPUT if isinstance(error, ConfigurationError) else ErrorClass.E_INTERNAL
+
+
+def outcome_of(summary: ValidationSummary) -> Outcome:
+    """Success when nothing failed, failed when nothing passed, else partial."""
+    if summary.failed == 0:
+        return Outcome.SUCCESS
+    return Outcome.FAILED if summary.passed == 0 else Outcome.PARTIAL

@@ -1,0 +1,54 @@
+"""Artifacts: immutable, content-addressed blobs under the storage URL (`artifacts/<aa>/<sha256>.<suffix>`).
+
+A blob is written before the transaction that names it; one that no record names is an orphan and harmless.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import obstore
+from obstore.exceptions import AlreadyExistsError
+
+from kfm_dagster.errors import ArtifactError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArtifactReference:
+    """Where a blob stands (relative to the storage URL) and what it holds."""
+
+    uri: str
+    sha256: str
+
+
+class Artifacts:
+    """Reads and writes artifacts in an obstore store (folder or bucket)."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def put(self, content: bytes, *, suffix: str) -> ArtifactReference:
+        """Store the bytes once; the same bytes give the same reference and no second write."""
+        digest = hashlib.sha256(content).hexdigest()
+        path = f"artifacts/{digest[:2]}/{digest}.{suffix}"
+        with contextlib.suppress(AlreadyExistsError):
+            obstore.put(self._store, path, content, mode="create")
+        return ArtifactReference(uri=path, sha256=digest)
+
+    def get(self, reference: ArtifactReference) -> bytes:
+        """Return the bytes. Raises ArtifactError when they are gone or are not the ones that were stored."""
+        try:
+            content = bytes(obstore.get(self._store, reference.uri).bytes())
+        except FileNotFoundError:
+            raise ArtifactError(observed=f"{reference.uri} is gone", next_step="run the node again") from None
+        found = hashlib.sha256(content).hexdigest()
+        if found != reference.sha256:
+            raise ArtifactError(
+                observed=f"{reference.uri} has sha256 {found}",
+                expected=reference.sha256,
+                next_step="run the node again",
+            )
+        return content

@@ -1,0 +1,26 @@
+-- name: get
+SELECT dataset_id, run_id, lakefs_branch, inputs_hash, validation_summary, outcome, recorded_at,
+       artifact_uri, artifact_sha256
+FROM run_state
+WHERE dataset_id = :dataset_id AND run_id = :run_id;
+
+-- name: of_run
+SELECT dataset_id, run_id, lakefs_branch, inputs_hash, validation_summary, outcome, recorded_at,
+       artifact_uri, artifact_sha256
+FROM run_state
+WHERE run_id = :run_id
+ORDER BY recorded_at, dataset_id;
+
+-- name: put
+INSERT INTO run_state (dataset_id, run_id, lakefs_branch, inputs_hash, validation_summary, outcome, recorded_at,
+                       artifact_uri, artifact_sha256)
+VALUES (:dataset_id, :run_id, :lakefs_branch, :inputs_hash, :validation_summary, :outcome, :recorded_at,
+        :artifact_uri, :artifact_sha256)
+ON CONFLICT (dataset_id, run_id) DO UPDATE SET
+    lakefs_branch = excluded.lakefs_branch,
+    inputs_hash = excluded.inputs_hash,
+    validation_summary = excluded.validation_summary,
+    outcome = excluded.outcome,
+    recorded_at = excluded.recorded_at,
+    artifact_uri = excluded.artifact_uri,
+    artifact_sha256 = excluded.artifact_sha256;
