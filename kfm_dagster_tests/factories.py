@@ -1,0 +1,150 @@
+"""Factories of test values: envelopes at any point of the chain, and Hypothesis strategies for them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from hypothesis import strategies as st
+
+from kfm_dagster.contracts.envelope import (
+    CheckStatus,
+    Envelope,
+    Integrity,
+    Metadata,
+    Priority,
+    ProvenanceResult,
+    ProvenanceStatus,
+    RawReference,
+    StacResult,
+    StacStatus,
+)
+from kfm_dagster.contracts.identity import wal_id
+from kfm_dagster.contracts.issues import Issue, Severity
+
+START = datetime(2025, 12, 3, 0, 6, 24, tzinfo=UTC)
+
+
+def envelope(number: int = 0, **changes: Any) -> Envelope:
+    """Return a parsed envelope of a NEXRAD volume; `number` tells units apart (one a second)."""
+    start = changes.pop("time_range_start", START + timedelta(seconds=number))
+    site = changes.pop("site", "KTLX")
+    key = f"{start:%Y/%m/%d}/{site}/{site}{start:%Y%m%d_%H%M%S}_V06"
+    values: dict[str, Any] = {
+        "dataset": "nexrad-l2",
+        "object_uri": f"s3://unidata-nexrad-level2/{key}",
+        "provider": "aws",
+        "queue": "kfm-nodd-primary",
+        "event_time": start + timedelta(minutes=5),
+        "time_range_start": start,
+        "time_range_end": start,
+        "schema_version": "2.1",
+        "object_version": f"{number:032x}",
+        "object_size": 1000 + number,
+        "raw": RawReference(sqs_message_id=f"sqs-{number}", sns_message_id=f"sns-{number}"),
+    }
+    values |= changes
+    values.setdefault(
+        "wal_id",
+        wal_id(
+            dataset=values["dataset"],
+            object_uri=values["object_uri"],
+            time_range_start=values["time_range_start"],
+            object_version=values["object_version"],
+        ),
+    )
+    return Envelope(**values)
+
+
+def finished(unit: Envelope, *, write_status: StacStatus = StacStatus.CREATED) -> Envelope:
+    """Return the unit as it leaves a chain in which everything went well."""
+    return unit.evolve(
+        integrity=Integrity(status=CheckStatus.OK, actual_size_bytes=unit.object_size, actual_etag=unit.object_version),
+        metadata=Metadata(
+            status=CheckStatus.OK,
+            geometry={"type": "Polygon", "coordinates": [[[0, 0], [1, 0], [1, 1], [0, 0]]]},
+            bbox=(0.0, 0.0, 1.0, 1.0),
+            stac_properties={"datetime": "2025-12-03T00:06:24Z", "platform": "wsr-88d"},
+        ),
+        stac=StacResult(
+            write_status=write_status,
+            item_id=unit.key.rsplit("/", 1)[-1],
+            collection_id=unit.dataset,
+            item_href=f"{unit.dataset}/x.json",
+        ),
+        provenance=ProvenanceResult(status=ProvenanceStatus.OK, activity_id=f"urn:uuid:{unit.wal_id}"),
+    )
+
+
+def failed(unit: Envelope, code: str = "missing_object") -> Envelope:
+    """Return the unit as it leaves a chain that it left at integrity-check."""
+    issue = Issue(code=code, severity=Severity.FAILED, message="the object is not there")
+    return unit.evolve(integrity=Integrity(status=CheckStatus.FAILED, issues=(issue,), checks_run=("exists",)))
+
+
+_TEXT = st.text(max_size=20)
+_TIMES = st.datetimes(min_value=datetime(1991, 6, 1), max_value=datetime(2100, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001
+_ISSUES = st.lists(st.builds(Issue, code=_TEXT, severity=st.sampled_from(Severity), message=_TEXT), max_size=2).map(
+    tuple
+)
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | _TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXT, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@st.composite
+def envelopes(draw: st.DrawFn) -> Envelope:
+    """Any envelope that the operators could make, and some that they could not."""
+    start = draw(_TIMES)
+    unit = envelope(
+        draw(st.integers(0, 10**6)),
+        time_range_start=start,
+        time_range_end=start + draw(st.timedeltas(timedelta(0), timedelta(days=16))),
+        event_time=draw(_TIMES),
+        priority=draw(st.sampled_from(Priority)),
+        object_version=draw(st.none() | _TEXT),
+        object_size=draw(st.none() | st.integers(0, 2**40)),
+        sequencer=draw(st.none() | _TEXT),
+        raw=draw(st.builds(RawReference, sqs_message_id=st.none() | _TEXT, subject=st.none() | _TEXT)),
+        attempt=draw(st.integers(0, 20)),
+        record_version=draw(st.integers(0, 100)),
+    )
+    if draw(st.booleans()):
+        unit = unit.evolve(
+            integrity=Integrity(
+                status=draw(st.sampled_from(CheckStatus)),
+                actual_size_bytes=draw(st.none() | st.integers(0, 2**40)),
+                actual_etag=draw(st.none() | _TEXT),
+                checks_run=tuple(draw(st.lists(_TEXT, max_size=3))),
+                issues=draw(_ISSUES),
+            )
+        )
+    if draw(st.booleans()):
+        coordinate = st.floats(-180, 180, allow_nan=False)
+        unit = unit.evolve(
+            metadata=Metadata(
+                status=draw(st.sampled_from(CheckStatus)),
+                geometry=draw(st.none() | st.dictionaries(_TEXT, _JSON, max_size=3)),
+                bbox=draw(st.none() | st.tuples(coordinate, coordinate, coordinate, coordinate)),
+                stac_properties=draw(st.dictionaries(_TEXT, _JSON, max_size=3)),
+                sidecars=draw(st.dictionaries(_TEXT, _TEXT, max_size=2)),
+                issues=draw(_ISSUES),
+            )
+        )
+    if draw(st.booleans()):
+        unit = unit.evolve(
+            stac=StacResult(
+                write_status=draw(st.sampled_from(StacStatus)),
+                item_id=draw(st.none() | _TEXT),
+                content_sha256=draw(st.none() | _TEXT),
+                issues=draw(_ISSUES),
+            ),
+            provenance=ProvenanceResult(
+                status=draw(st.sampled_from(ProvenanceStatus)),
+                entity_ids=tuple(draw(st.lists(_TEXT, max_size=3))),
+                issues=draw(_ISSUES),
+            ),
+        )
+    return unit

@@ -1,0 +1,29 @@
+"""Envelopes at rest lose nothing."""
+
+from __future__ import annotations
+
+import duckdb
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.stages.envelope_table import from_parquet, to_parquet, to_table
+from kfm_dagster_tests.factories import envelope, envelopes, failed, finished
+
+
+@given(st.lists(envelopes(), max_size=4))
+def test_round_trip_keeps_every_field_and_the_order(batch: list[Envelope]) -> None:
+    assert from_parquet(to_parquet(batch)) == batch
+
+
+def test_the_same_batch_gives_the_same_bytes() -> None:
+    batch = [finished(envelope(number)) for number in range(20)]
+    assert to_parquet(batch) == to_parquet(list(batch))
+
+
+def test_a_batch_answers_set_questions_in_sql() -> None:
+    batch = to_table([finished(envelope(0)), failed(envelope(1)), failed(envelope(2), "etag_mismatch")])
+    with duckdb.connect() as connection:
+        connection.register("batch", batch)
+        found = connection.execute("SELECT integrity_status, count(*) FROM batch GROUP BY 1 ORDER BY 1").fetchall()
+    assert found == [("failed", 2), ("ok", 1)]

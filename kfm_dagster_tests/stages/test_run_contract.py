@@ -1,0 +1,221 @@
+"""The run contract, with nodes made for the test, on both databases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from obstore.store import LocalStore
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from sqlalchemy.exc import DBAPIError
+
+from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.errors import ArtifactError, ContractError, DatabaseUnavailableError
+from kfm_dagster.run_state.inputs_hash import InputReference
+from kfm_dagster.run_state.record import Outcome, RunState, RunStateError, ValidationSummary
+from kfm_dagster.run_state.store import RelationalRunState
+from kfm_dagster.stages.run_contract import ErrorClass, SkipCause, StageBatch, StageFailedError, StageRunner
+from kfm_dagster.storage.artifacts import Artifacts
+from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster_tests.factories import envelope, failed
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@dataclass
+class FakeNode:
+    """A node that counts what is done to it."""
+
+    batch: list[Envelope]
+    dataset_id: str = "nexrad-l2.integrity_check"
+    setting: int = 1
+    fails: Exception | None = None
+    calls: list[str] = field(default_factory=list)
+
+    def inputs(self) -> Sequence[InputReference]:
+        return []
+
+    def parameters(self) -> Mapping[str, Any]:
+        return {"setting": self.setting}
+
+    def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
+        self.calls.append("compute")
+        if self.fails:
+            raise self.fails
+        return self.batch
+
+    def apply(self, tx: Transaction, batch: list[Envelope]) -> list[Envelope]:
+        self.calls.append("apply")
+        return batch
+
+    def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
+        bad = sum(1 for unit in batch if unit.failure)
+        return ValidationSummary(checks=len(batch), passed=len(batch) - bad, failed=bad)
+
+    def after_commit(self, batch: Sequence[Envelope]) -> None:
+        self.calls.append("after_commit")
+
+
+@pytest.fixture
+def runner(database: Database, tmp_path: Path) -> StageRunner:
+    store = LocalStore(tmp_path / "storage", mkdir=True)
+    return StageRunner(
+        database=database, run_states=RelationalRunState(database), artifacts=Artifacts(store), clock=lambda: NOW
+    )
+
+
+@pytest.fixture(scope="module")
+def spans() -> InMemorySpanExporter:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+    return exporter
+
+
+def execute(
+    runner: StageRunner, node: FakeNode, *, run_id: str = "run", upstream: StageBatch | None = None
+) -> StageBatch:
+    return runner.commit(runner.run(node, run_id=run_id, upstream=upstream))
+
+
+@pytest.mark.clause("RSP-03", "RSP-04")
+def test_the_second_and_every_later_call_skips_and_hands_on_the_output(
+    runner: StageRunner, spans: InMemorySpanExporter
+) -> None:
+    first = execute(runner, FakeNode([envelope(1)]))
+    spans.clear()
+    for _ in range(3):
+        node = FakeNode([envelope(2)])
+        batch = execute(runner, node)
+        assert node.calls == []
+        assert batch.skipped is SkipCause.ALREADY_SUCCEEDED
+        assert list(batch.envelopes) == list(first.envelopes)
+        assert batch.state == first.state
+    seen = spans.get_finished_spans()
+    assert [dict(one.attributes or {})["kfm.outcome"] for one in seen] == ["skipped"] * 3
+    assert [event.name for one in seen for event in one.events] == ["skipped"] * 3
+
+
+@pytest.mark.clause("RSP-03")
+@pytest.mark.parametrize("change", ["parameters", "upstream", "run", "node"])
+def test_anything_else_runs_again(runner: StageRunner, change: str) -> None:
+    upstream = execute(runner, FakeNode([envelope(0)], dataset_id="nexrad-l2.message_parse"))
+    other = execute(runner, FakeNode([envelope(9)], dataset_id="nexrad-l2.message_parse", setting=2))
+    execute(runner, FakeNode([envelope(1)]), upstream=upstream)
+    node = FakeNode(
+        [envelope(2)],
+        setting=2 if change == "parameters" else 1,
+        dataset_id="nexrad-l2.stac_register" if change == "node" else "nexrad-l2.integrity_check",
+    )
+    batch = execute(
+        runner, node, run_id="other" if change == "run" else "run", upstream=other if change == "upstream" else upstream
+    )
+    assert node.calls == ["compute", "apply", "after_commit"]
+    assert batch.skipped is None
+
+
+@pytest.mark.clause("RSP-05")
+@pytest.mark.parametrize(
+    ("batch", "outcome"),
+    [
+        ([envelope(1)], Outcome.SUCCESS),
+        ([], Outcome.SUCCESS),
+        ([envelope(1), failed(envelope(2))], Outcome.PARTIAL),
+        ([failed(envelope(2))], Outcome.FAILED),
+    ],
+)
+def test_only_success_causes_a_skip(runner: StageRunner, batch: list[Envelope], outcome: Outcome) -> None:
+    assert execute(runner, FakeNode(batch)).state.outcome is outcome
+    again = FakeNode(batch)
+    assert (execute(runner, again).skipped is not None) == (outcome is Outcome.SUCCESS)
+    assert ("compute" in again.calls) == (outcome is not Outcome.SUCCESS)
+
+
+@pytest.mark.clause("RSP-06")
+def test_an_executed_node_records_its_validations(runner: StageRunner) -> None:
+    execute(runner, FakeNode([envelope(1), failed(envelope(2)), envelope(3)]))
+    state = runner.run_states.get("nexrad-l2.integrity_check", "run")
+    assert state is not None
+    assert state.validation_summary == {"checks": 3, "passed": 2, "failed": 1}
+
+
+@pytest.mark.clause("RSP-05")
+@pytest.mark.parametrize(
+    ("cause", "error_class"),
+    [
+        (ContractError("x"), ErrorClass.E_INPUT),
+        (DatabaseUnavailableError(), ErrorClass.E_INTERNAL),
+        (RuntimeError("x"), ErrorClass.E_INTERNAL),
+    ],
+)
+def test_a_failing_node_is_classed_recorded_and_runs_again(
+    runner: StageRunner, cause: Exception, error_class: ErrorClass
+) -> None:
+    with pytest.raises(StageFailedError) as failure:
+        execute(runner, FakeNode([], fails=cause))
+    assert failure.value.error_class is error_class
+    state = runner.run_states.get("nexrad-l2.integrity_check", "run")
+    assert state is not None
+    assert state.outcome is Outcome.FAILED
+    assert execute(runner, FakeNode([envelope(1)])).state.outcome is Outcome.SUCCESS
+
+
+def test_a_commit_that_fails_leaves_no_run_state(runner: StageRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = FakeNode([envelope(1)])
+    monkeypatch.setattr(node, "apply", lambda tx, batch: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        execute(runner, node)
+    assert runner.run_states.get(node.dataset_id, "run") is None
+
+
+def test_a_corrupt_artifact_is_refused(runner: StageRunner, tmp_path: Path) -> None:
+    batch = execute(runner, FakeNode([envelope(1)]))
+    (tmp_path / "storage" / str(batch.state.artifact_uri)).write_bytes(b"other")
+    with pytest.raises(ArtifactError, match="next: run the node again"):
+        runner.recall("nexrad-l2.integrity_check", "run")
+
+
+@pytest.mark.clause("RSP-01")
+@pytest.mark.parametrize(
+    ("field_name", "value"),
+    [
+        ("dataset_id", ""),
+        ("dataset_id", "Not A Node"),
+        ("run_id", ""),
+        ("lakefs_branch", ""),
+        ("inputs_hash", "sha256:short"),
+        ("validation_summary", {"checks": 1}),
+        ("validation_summary", {"checks": -1, "passed": 0, "failed": 0}),
+        ("artifact_sha256", None),
+    ],
+)
+def test_a_wrong_record_is_refused_before_it_is_written(runner: StageRunner, field_name: str, value: object) -> None:
+    values: dict[str, Any] = {
+        "dataset_id": "a.b",
+        "run_id": "r",
+        "lakefs_branch": "main",
+        "inputs_hash": "sha256:" + "0" * 64,
+        "validation_summary": {"checks": 0, "passed": 0, "failed": 0},
+        "outcome": Outcome.SUCCESS,
+        "recorded_at": NOW,
+        "artifact_uri": "artifacts/x",
+        "artifact_sha256": "0" * 64,
+    }
+    with pytest.raises(RunStateError, match=r"run-state\.schema\.json"), runner.database.transaction() as tx:
+        runner.run_states.put(RunState(**(values | {field_name: value})), tx)
+    assert not runner.run_states.of_run("r")
+
+
+@pytest.mark.clause("RSP-04")
+def test_the_database_refuses_to_overwrite_a_success_with_a_skip(runner: StageRunner) -> None:
+    execute(runner, FakeNode([envelope(1)]))
+    with pytest.raises(DBAPIError, match="run_state_success_is_kept"), runner.database.transaction() as tx:
+        tx.connection.exec_driver_sql("UPDATE run_state SET outcome = 'skipped'")
