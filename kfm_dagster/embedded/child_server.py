@@ -37,11 +37,14 @@ class ChildServer:
         command: Sequence[str],
         environment: Mapping[str, str],
         folder: Path | None = None,
+        next_step: str | None = None,
     ) -> None:
+        """`next_step` is what to do when it does not start."""
         self.name = name
         self._command = list(command)
         self._environment = dict(environment)
         self._folder = folder
+        self._next_step = next_step
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
         self._port = 0
@@ -77,7 +80,9 @@ class ChildServer:
             self._port = self._read_port(self._process)
         except OSError as error:
             self.stop()
-            raise DependencyUnavailableError(f"{self.name} cannot be started", observed=error) from None
+            raise DependencyUnavailableError(
+                f"{self.name} cannot be started", observed=error, next_step=self._next_step
+            ) from None
         except BaseException:
             self.stop()
             raise
@@ -119,7 +124,9 @@ class ChildServer:
             part = os.read(descriptor, 64) if ready else b""
             if not part:
                 what = "ended before it listened" if ready else f"did not listen within {START_SECONDS:.0f} s"
-                raise DependencyUnavailableError(f"{self.name} {what}", observed=self._last_words())
+                raise DependencyUnavailableError(
+                    f"{self.name} {what}", observed=self._last_words(), next_step=self._next_step
+                )
             line += part
         return int(line)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
@@ -60,6 +60,7 @@ class EmbeddedCloud:
             command=[sys.executable, "-m", "kfm_dagster.embedded.moto_server"],
             # MOTO_ACCOUNT_ID would put every request, also NOAA's, into one account.
             environment={name: value for name, value in os.environ.items() if not name.startswith("MOTO_")},
+            next_step="pip install 'kfm-dagster[demo]'",
         )
 
     def __enter__(self) -> Self:
@@ -83,26 +84,7 @@ class EmbeddedCloud:
 
     def environment(self) -> dict[str, str]:
         """Variables that point boto3, obstore and `Settings` of another process at this cloud."""
-        endpoint = self.endpoint_url
-        return {
-            "AWS_ENDPOINT_URL": endpoint,
-            # A service's own variable goes before the general one, so it must not lead to the real AWS.
-            "AWS_ENDPOINT_URL_S3": endpoint,
-            "AWS_ENDPOINT_URL_SNS": endpoint,
-            "AWS_ENDPOINT_URL_SQS": endpoint,
-            "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "false",
-            "AWS_ALLOW_HTTP": "true",  # obstore refuses plain HTTP without it
-            "AWS_ACCESS_KEY_ID": ACCESS_KEY_ID,
-            "AWS_SECRET_ACCESS_KEY": SECRET_ACCESS_KEY,
-            "AWS_DEFAULT_REGION": REGION,
-            "AWS_REGION": REGION,
-            "AWS_EC2_METADATA_DISABLED": "true",
-            "KFM_SQS_PRIMARY_QUEUE": self.primary_queue,
-            "KFM_SQS_DLQ_QUEUE": self.dlq,
-            # A proxy of the machine cannot reach this machine's loopback.
-            "NO_PROXY": LOOPBACK,
-            "no_proxy": LOOPBACK,
-        }
+        return aws_environment(self.endpoint_url, primary_queue=self.primary_queue, dlq=self.dlq)
 
     @overload
     def client(self, service: Literal["s3"], *, account: str | None = None) -> S3Client: ...
@@ -112,14 +94,7 @@ class EmbeddedCloud:
     def client(self, service: Literal["sqs"], *, account: str | None = None) -> SQSClient: ...
     def client(self, service: Literal["s3", "sns", "sqs"], *, account: str | None = None) -> Any:
         """Build a boto3 client of this cloud; with `account` (12 digits) it acts as that account, else as ours."""
-        client = boto3.session.Session().client(
-            service,
-            endpoint_url=self.endpoint_url,
-            region_name=REGION,
-            aws_access_key_id=ACCESS_KEY_ID,
-            aws_secret_access_key=SECRET_ACCESS_KEY,
-            config=Config(proxies={}, s3={"addressing_style": "path"}, max_pool_connections=32),
-        )
+        client = aws_client(service, endpoint_url=self.endpoint_url)
         if account is not None:
 
             def act_as(params: dict[str, Any], **_: object) -> None:
@@ -138,8 +113,13 @@ class EmbeddedCloud:
         s3 = self.client("s3")
         for bucket in registry.buckets:
             s3.create_bucket(Bucket=bucket)
-        queues = self._create_queues(
-            arns=list(registry.topics), visibility_timeout=visibility_timeout, max_receive_count=max_receive_count
+        queues = create_queues(
+            self.client("sqs"),
+            primary_queue=self.primary_queue,
+            dlq=self.dlq,
+            visibility_timeout=visibility_timeout,
+            max_receive_count=max_receive_count,
+            topic_arns=list(registry.topics),
         )
         subscriber = self.client("sns")
         publishers: dict[str, SNSClient] = {}
@@ -151,30 +131,73 @@ class EmbeddedCloud:
             subscriber.subscribe(TopicArn=arn, Protocol="sqs", Endpoint=queues.queue_arn)
         return queues
 
-    def _create_queues(self, *, arns: list[str], visibility_timeout: int, max_receive_count: int) -> ProvisionedQueues:
-        sqs = self.client("sqs")
 
-        def create(name: str, attributes: Mapping[QueueAttributeNameType, str]) -> tuple[str, str]:
-            url = sqs.create_queue(QueueName=name)["QueueUrl"]
-            arn = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
-            # Set afterwards: CreateQueue refuses an existing queue whose attributes differ.
-            sqs.set_queue_attributes(QueueUrl=url, Attributes=dict(attributes))
-            return url, arn
+def aws_environment(endpoint_url: str, *, primary_queue: str, dlq: str) -> dict[str, str]:
+    """Variables that point the AWS clients of another process at a loopback endpoint, and nowhere else."""
+    return {
+        "AWS_ENDPOINT_URL": endpoint_url,
+        # A service's own variable goes before the general one, so it must not lead to the real AWS.
+        "AWS_ENDPOINT_URL_S3": endpoint_url,
+        "AWS_ENDPOINT_URL_SNS": endpoint_url,
+        "AWS_ENDPOINT_URL_SQS": endpoint_url,
+        "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "false",
+        "AWS_ALLOW_HTTP": "true",  # obstore refuses plain HTTP without it
+        "AWS_ACCESS_KEY_ID": ACCESS_KEY_ID,
+        "AWS_SECRET_ACCESS_KEY": SECRET_ACCESS_KEY,
+        "AWS_DEFAULT_REGION": REGION,
+        "AWS_REGION": REGION,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "KFM_SQS_PRIMARY_QUEUE": primary_queue,
+        "KFM_SQS_DLQ_QUEUE": dlq,
+        # A proxy of the machine cannot reach this machine's loopback.
+        "NO_PROXY": LOOPBACK,
+        "no_proxy": LOOPBACK,
+    }
 
-        dlq_url, dlq_arn = create(self.dlq, {"MessageRetentionPeriod": str(14 * 24 * 3600)})  # SQS's longest, 14 days
-        redrive = {"deadLetterTargetArn": dlq_arn, "maxReceiveCount": max_receive_count}
-        queue_url, queue_arn = create(
-            self.primary_queue,
-            {
-                "VisibilityTimeout": str(visibility_timeout),
-                "RedrivePolicy": json.dumps(redrive),
-                "Policy": json.dumps(_accept_from(arns)),
-            },
-        )
-        return ProvisionedQueues(queue_url=queue_url, queue_arn=queue_arn, dlq_url=dlq_url, dlq_arn=dlq_arn)
+
+def aws_client(service: Literal["s3", "sns", "sqs"], *, endpoint_url: str) -> Any:
+    """Build a boto3 client of a loopback endpoint, whatever the environment says."""
+    return boto3.session.Session().client(
+        service,
+        endpoint_url=endpoint_url,
+        region_name=REGION,
+        aws_access_key_id=ACCESS_KEY_ID,
+        aws_secret_access_key=SECRET_ACCESS_KEY,
+        config=Config(proxies={}, s3={"addressing_style": "path"}, max_pool_connections=32),
+    )
 
 
-def _accept_from(topic_arns: list[str]) -> dict[str, Any]:
+def create_queues(
+    sqs: SQSClient,
+    *,
+    primary_queue: str,
+    dlq: str,
+    visibility_timeout: int,
+    max_receive_count: int,
+    topic_arns: Sequence[str] = (),
+) -> ProvisionedQueues:
+    """Make a queue that redrives to its dead-letter queue and takes messages of the given topics. Idempotent."""
+
+    def create(name: str, attributes: Mapping[QueueAttributeNameType, str]) -> tuple[str, str]:
+        url = sqs.create_queue(QueueName=name)["QueueUrl"]
+        arn = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+        # Set afterwards: CreateQueue refuses an existing queue whose attributes differ.
+        sqs.set_queue_attributes(QueueUrl=url, Attributes=dict(attributes))
+        return url, arn
+
+    dlq_url, dlq_arn = create(dlq, {"MessageRetentionPeriod": str(14 * 24 * 3600)})  # SQS's longest, 14 days
+    redrive = {"deadLetterTargetArn": dlq_arn, "maxReceiveCount": max_receive_count}
+    attributes: dict[QueueAttributeNameType, str] = {
+        "VisibilityTimeout": str(visibility_timeout),
+        "RedrivePolicy": json.dumps(redrive),
+    }
+    if topic_arns:
+        attributes["Policy"] = json.dumps(_accept_from(topic_arns))
+    queue_url, queue_arn = create(primary_queue, attributes)
+    return ProvisionedQueues(queue_url=queue_url, queue_arn=queue_arn, dlq_url=dlq_url, dlq_arn=dlq_arn)
+
+
+def _accept_from(topic_arns: Sequence[str]) -> dict[str, Any]:
     """Queue policy that lets SNS deliver from the given topics, and from no other."""
     return {
         "Version": "2012-10-17",
@@ -184,7 +207,7 @@ def _accept_from(topic_arns: list[str]) -> dict[str, Any]:
                 "Principal": {"Service": "sns.amazonaws.com"},
                 "Action": "sqs:SendMessage",
                 "Resource": "*",
-                "Condition": {"ArnEquals": {"aws:SourceArn": topic_arns}},
+                "Condition": {"ArnEquals": {"aws:SourceArn": list(topic_arns)}},
             }
         ],
     }

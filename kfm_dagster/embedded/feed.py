@@ -110,7 +110,7 @@ class ObjectEvent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FolderReport:
-    """What became of a folder's files: data objects by dataset, sidecars, and what no contract takes (bucket/key)."""
+    """What became of a folder's files: data objects by dataset, sidecars, and the paths that no contract claims."""
 
     objects: Mapping[str, int]
     sidecars: int
@@ -186,10 +186,11 @@ class Feed:
         objects: Counter[str] = Counter()
         skipped: list[str] = []
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-            bucket, _, key = path.relative_to(folder).as_posix().partition("/")
+            name = path.relative_to(folder).as_posix()
+            bucket, _, key = name.partition("/")
             route = self._registry.route(bucket=bucket, key=key)
             if route.contract is None or route.kind not in {KeyKind.DATA, KeyKind.SIDECAR}:
-                skipped.append(f"{bucket}/{key}")
+                skipped.append(name)
                 continue
             with path.open("rb") as file:
                 etag = self.put(bucket, key, file)

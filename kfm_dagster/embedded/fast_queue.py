@@ -1,0 +1,186 @@
+"""A fast queue for benchmarks: the npm package `fauxqs`, which speaks SQS.
+
+On two cores it takes 4,800 messages of 1.9 kB a second and hands out and deletes 2,500, also from a deep queue; moto
+does 1,000 and 450 at a depth of a thousand, and less below it. Belongs here: its installation, when asked for, its
+start, its stop and its filling. It is not used by the demo or the tests: it needs Node, and it knows one account only,
+so that no topic has its true ARN.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from kfm_dagster.embedded.child_server import ChildServer
+from kfm_dagster.embedded.cloud import ProvisionedQueues, aws_client, aws_environment, create_queues
+from kfm_dagster.errors import DependencyUnavailableError, QueueUnavailableError
+
+if TYPE_CHECKING:
+    from mypy_boto3_sqs import SQSClient
+    from mypy_boto3_sqs.type_defs import SendMessageBatchRequestEntryTypeDef
+
+PACKAGE = "fauxqs@1.9.2"
+"""The last version that runs on Node 20; later ones need 22."""
+INSTALL_SECONDS = 300
+BATCH = 10
+"""Entries that SQS takes in one SendMessageBatch."""
+THREADS = 4
+"""Senders at a time; boto3 holds the interpreter for most of a call, so more do not help."""
+
+# Its own command listens on every interface; this listens on loopback, says where, and ends with its parent.
+_SERVE = """
+import { buildApp } from "fauxqs";
+const app = buildApp({ logger: false });
+await app.listen({ port: 0, host: "127.0.0.1" });
+process.stdin.on("end", () => process.exit(0)).resume();
+process.stdout.write(`${app.server.address().port}\\n`);
+"""
+
+
+def ensure_installed(folder: Path) -> Path:
+    """Install the package into `folder` unless it is there; return the folder.
+
+    Needs the network the first time. Raises DependencyUnavailableError when npm is missing or fails.
+    """
+    if (folder / "node_modules" / "fauxqs").is_dir():
+        return folder
+    npm = _executable("npm")
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [npm, "install", "--prefix", str(folder), "--no-audit", "--no-fund", "--ignore-scripts", PACKAGE]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)  # noqa: S603
+    except subprocess.TimeoutExpired:
+        raise DependencyUnavailableError(
+            f"npm did not install {PACKAGE} within {INSTALL_SECONDS} s", next_step="check the network and try again"
+        ) from None
+    if done.returncode:
+        raise DependencyUnavailableError(
+            f"npm cannot install {PACKAGE}",
+            observed=(done.stderr.strip().splitlines() or ["no output"])[-1],
+            next_step="check the network and try again",
+        )
+    return folder
+
+
+class FastQueue:
+    """A queue and its dead-letter queue on loopback while the context is open; everything is in memory."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        primary_queue: str = "kfm-nodd-primary",
+        dlq: str = "kfm-nodd-dlq",
+        visibility_timeout: int = 900,
+        max_receive_count: int = 5,
+    ) -> None:
+        """`folder` is one that `ensure_installed` returned; visibility_timeout is in seconds."""
+        self.primary_queue = primary_queue
+        self.dlq = dlq
+        self._folder = folder
+        self._visibility_timeout = visibility_timeout
+        self._max_receive_count = max_receive_count
+        self._server: ChildServer | None = None
+        self._queues: ProvisionedQueues | None = None
+
+    def __enter__(self) -> Self:
+        if not (self._folder / "node_modules" / "fauxqs").is_dir():
+            raise DependencyUnavailableError(
+                "fauxqs is not installed", observed=self._folder, next_step="call ensure_installed on the folder first"
+            )
+        server = ChildServer(
+            name="the fast queue (fauxqs)",
+            command=[_executable("node"), "--input-type=module", "--eval", _SERVE],
+            environment=os.environ,
+            folder=self._folder,
+        )
+        server.start()
+        self._server = server
+        try:
+            self._queues = create_queues(
+                self.client(),
+                primary_queue=self.primary_queue,
+                dlq=self.dlq,
+                visibility_timeout=self._visibility_timeout,
+                max_receive_count=self._max_receive_count,
+            )
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    @property
+    def queues(self) -> ProvisionedQueues:
+        """Where the queues are. Raises QueueUnavailableError outside the context."""
+        if self._queues is None:
+            raise QueueUnavailableError("the fast queue is not started", next_step="enter it with `with`")
+        return self._queues
+
+    @property
+    def endpoint_url(self) -> str:
+        """`http://127.0.0.1:PORT`. Raises QueueUnavailableError outside the context."""
+        if self._server is None:
+            raise QueueUnavailableError("the fast queue is not started", next_step="enter it with `with`")
+        return self._server.endpoint_url
+
+    def environment(self) -> dict[str, str]:
+        """Variables that point boto3 and `Settings` of another process at this queue."""
+        return aws_environment(self.endpoint_url, primary_queue=self.primary_queue, dlq=self.dlq)
+
+    def client(self) -> SQSClient:
+        """Build a boto3 client of this queue."""
+        client: SQSClient = aws_client("sqs", endpoint_url=self.endpoint_url)
+        return client
+
+    def fill(self, bodies: Iterable[str]) -> int:
+        """Send every body, in batches of ten by several threads; return how many. Holds a bounded number in memory.
+
+        Raises QueueUnavailableError when the queue refuses one.
+        """
+        sqs, url, sent = self.client(), self.queues.queue_url, 0
+
+        def send(batch: list[str]) -> int:
+            entries: list[SendMessageBatchRequestEntryTypeDef] = [
+                {"Id": str(index), "MessageBody": body} for index, body in enumerate(batch)
+            ]
+            if refused := sqs.send_message_batch(QueueUrl=url, Entries=entries).get("Failed"):
+                raise QueueUnavailableError("the queue refused a message", observed=refused[0])
+            return len(batch)
+
+        batches = _batches(iter(bodies))
+        with ThreadPoolExecutor(THREADS) as pool:
+            # The pool would take the whole iterable at once.
+            while group := list(islice(batches, 16 * THREADS)):
+                sent += sum(pool.map(send, group))
+        return sent
+
+    def _stop(self) -> None:
+        server, self._server, self._queues = self._server, None, None
+        if server is not None:
+            server.stop()
+
+
+def _batches(bodies: Iterator[str]) -> Iterator[list[str]]:
+    while batch := list(islice(bodies, BATCH)):
+        yield batch
+
+
+def _executable(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        raise DependencyUnavailableError(
+            f"{name} is not on the PATH", expected="Node 20 or later with npm", next_step="install Node.js"
+        )
+    return found

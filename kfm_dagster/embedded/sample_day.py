@@ -1,0 +1,123 @@
+"""The demo's objects: two days of three datasets, small and in their true formats, and one delivery of each bad kind.
+
+Belongs here: which objects there are and in which messages they come. Does not belong here: how an object is made
+(`samples/`) or published (`feed.py`). Everything is fixed: published twice, the second time changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+
+from kfm_dagster.embedded.feed import Delivery, Feed, FeedObject
+from kfm_dagster.samples import goes_abi, hrrr, nexrad_level2
+
+SAMPLE_DAY = date(2025, 4, 2)
+"""A day on which GOES-16, 18 and 19 all published, five days before GOES-19 took over as GOES-East."""
+
+_GOES = (
+    # satellite, product, band, hours after the first midnight
+    (16, "ABI-L1b-RadC", 2, 17.02),
+    (16, "ABI-L1b-RadC", 13, 17.02),
+    (16, "ABI-L2-CMIPC", 13, 17.02),
+    (16, "ABI-L2-MCMIPC", None, 17.02),
+    (16, "ABI-L1b-RadM1", 13, 17.01),
+    (16, "ABI-L2-CMIPM2", 13, 17.01),
+    (18, "ABI-L1b-RadF", 13, 17.0),
+    (18, "ABI-L2-MCMIPC", None, 17.02),
+    (19, "ABI-L1b-RadC", 7, 29.02),
+    (19, "ABI-L2-CMIPC", 9, 29.02),
+    (19, "ABI-L2-MCMIPF", None, 29.0),
+    (19, "ABI-L1b-RadM2", 2, 29.01),
+)
+_TRUNCATED = (18, "ABI-L2-CMIPC", 13, 17.02)
+_NEXRAD = (
+    # The WSR-88D sites of Kansas, in the evening of the first day (UTC) and the night after.
+    ("KTWX", 22.11),
+    ("KICT", 22.12),
+    ("KDDC", 22.13),
+    ("KGLD", 22.14),
+    ("KTWX", 25.11),
+    ("KICT", 25.12),
+    ("KDDC", 25.13),
+    ("KGLD", 25.14),
+)
+_MISSING = ("KTWX", 23.11)
+_HRRR = (
+    # hours to the run's time, lead, product, region
+    (12, 0, "sfc", "conus"),
+    (12, 1, "sfc", "conus"),
+    (12, 18, "sfc", "conus"),
+    (12, 6, "prs", "conus"),
+    (12, 6, "nat", "conus"),
+    (12, 2, "subh", "conus"),
+    (36, 1, "sfc", "conus"),
+    (36, 3, "sfc", "alaska"),
+)
+_TOGETHER = 3
+"""Volumes whose records come in one message."""
+_MALFORMED = '{"Type": "Notification", "TopicArn": "arn:aws:sns:us-east-1:123901341784:NewGOES16Object", "Message": '
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublishedSamples:
+    """What was published. Objects as `s3://bucket/key`; `messages` counts everything that reached the queue."""
+
+    objects: tuple[str, ...]
+    sidecars: tuple[str, ...]
+    duplicate: str
+    """Announced twice, as one of `objects`."""
+    truncated: str
+    """Announced whole, stored half."""
+    missing: str
+    """Announced, not there."""
+    together: tuple[str, ...]
+    """Announced in one message, as some of `objects`."""
+    malformed: str
+    """Body of the message that is no JSON."""
+    messages: int
+
+
+def sample_objects(first_day: date = SAMPLE_DAY) -> Iterator[FeedObject]:
+    """Make the objects of two days: 12 GOES ABI, 8 NEXRAD, 8 HRRR with sidecars, one truncated and one missing."""
+    midnight = datetime.combine(first_day, time(), UTC)
+    for satellite, product, band, hours in (*_GOES, _TRUNCATED):
+        start = midnight + timedelta(hours=hours)
+        key, content = goes_abi.make_goes_abi(product=product, start=start, satellite=satellite, band=band)
+        whole = (satellite, product, band, hours) != _TRUNCATED
+        delivery = Delivery.WHOLE if whole else Delivery.TRUNCATED
+        yield FeedObject(bucket=f"noaa-goes{satellite}", key=key, content=content, delivery=delivery)
+    for site, hours in (*_NEXRAD, _MISSING):
+        key, content = nexrad_level2.make_nexrad_level2(site=site, start=midnight + timedelta(hours=hours))
+        delivery = Delivery.MISSING if (site, hours) == _MISSING else Delivery.WHOLE
+        yield FeedObject(bucket=nexrad_level2.BUCKET, key=key, content=content, delivery=delivery)
+    for hours, lead, product, region in _HRRR:
+        run = midnight + timedelta(hours=hours)
+        key, content, index = hrrr.make_hrrr(run=run, lead=lead, product=product, region=region)
+        yield FeedObject(bucket=hrrr.BUCKET, key=key, content=content)
+        yield FeedObject(bucket=hrrr.BUCKET, key=f"{key}.idx", content=index.encode())
+
+
+def publish_samples(feed: Feed, *, first_day: date = SAMPLE_DAY) -> PublishedSamples:
+    """Put and announce every sample object, three volumes in one message, one object twice, and one malformed body."""
+    uris: dict[Delivery, list[str]] = {delivery: [] for delivery in Delivery}
+    events = []
+    for item in sample_objects(first_day):
+        events.append(feed.deliver(item))
+        uris[item.delivery].append(f"s3://{item.bucket}/{item.key}")
+    volumes = [event for event in events if event.bucket == nexrad_level2.BUCKET][:_TOGETHER]
+    messages = feed.announce(event for event in events if event not in volumes)
+    feed.announce_together(volumes)
+    messages += feed.announce(events[:1])
+    feed.announce_raw(_MALFORMED)
+    return PublishedSamples(
+        objects=tuple(uri for uri in uris[Delivery.WHOLE] if not uri.endswith(".idx")),
+        sidecars=tuple(uri for uri in uris[Delivery.WHOLE] if uri.endswith(".idx")),
+        duplicate=f"s3://{events[0].bucket}/{events[0].key}",
+        truncated=uris[Delivery.TRUNCATED][0],
+        missing=uris[Delivery.MISSING][0],
+        together=tuple(f"s3://{event.bucket}/{event.key}" for event in volumes),
+        malformed=_MALFORMED,
+        messages=messages + 2,
+    )

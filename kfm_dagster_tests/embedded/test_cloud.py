@@ -1,0 +1,331 @@
+"""The embedded cloud, its feed and the demo's samples, over loopback."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote_plus
+
+import obstore
+import psutil
+import pytest
+from obstore.store import S3Store
+
+from kfm_dagster.contracts.key_grammar import KeyKind
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.embedded.child_server import ChildServer
+from kfm_dagster.embedded.cloud import EmbeddedCloud
+from kfm_dagster.embedded.feed import Delivery, Feed, FeedObject, ObjectEvent
+from kfm_dagster.embedded.sample_day import publish_samples, sample_objects
+from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError
+
+GOES_KEY = "ABI-L1b-RadM/2019/218/01/OR_ABI-L1b-RadM2-M6C03_G17_s20192180138575_e20192180139033_c20192180139080.nc"
+NEXRAD_KEY = "2025/04/02/KTWX/KTWX20250402_220636_V06"
+HRRR_KEY = "hrrr.20250402/conus/hrrr.t12z.wrfsfcf01.grib2"
+
+
+@pytest.fixture(scope="module")
+def cloud(contracts: ContractRegistry) -> Iterator[EmbeddedCloud]:
+    with EmbeddedCloud() as running:
+        running.provision(contracts, visibility_timeout=30, max_receive_count=3)
+        yield running
+
+
+@pytest.fixture
+def feed(cloud: EmbeddedCloud, contracts: ContractRegistry) -> Feed:
+    drain(cloud)
+    return Feed(cloud, contracts)
+
+
+def drain(cloud: EmbeddedCloud) -> list[dict[str, Any]]:
+    """Receive and delete everything that is in the queue."""
+    sqs = cloud.client("sqs")
+    url = sqs.get_queue_url(QueueName=cloud.primary_queue)["QueueUrl"]
+    drained: list[dict[str, Any]] = []
+    while messages := sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10).get("Messages"):
+        drained += messages
+        for message in messages:
+            sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+    return drained
+
+
+def records(message: dict[str, Any]) -> list[dict[str, Any]]:
+    return json.loads(json.loads(message["Body"])["Message"])["Records"]
+
+
+@pytest.mark.parametrize(
+    ("bucket", "key", "topic"),
+    [
+        ("noaa-goes17", GOES_KEY, "arn:aws:sns:us-east-1:123901341784:NewGOES17Object"),
+        ("unidata-nexrad-level2", NEXRAD_KEY, "arn:aws:sns:us-east-1:684042711724:NewNEXRADLevel2Archive"),
+        ("noaa-hrrr-bdp-pds", HRRR_KEY + ".idx", "arn:aws:sns:us-east-1:123901341784:NewHRRRObject"),
+        ("noaa-goes18", "ABI-Flood-Day/a b:c=d+e.nc", "arn:aws:sns:us-east-1:123901341784:NewGOES18Object"),
+    ],
+)
+def test_an_object_is_announced_by_its_providers_topic(
+    cloud: EmbeddedCloud, feed: Feed, bucket: str, key: str, topic: str
+) -> None:
+    event = feed.deliver(FeedObject(bucket=bucket, key=key, content=b"content"))
+    assert feed.announce([event]) == 1
+
+    [message] = drain(cloud)
+    envelope = json.loads(message["Body"])
+    assert (envelope["Type"], envelope["TopicArn"], envelope["Subject"]) == (
+        "Notification",
+        topic,
+        "Amazon S3 Notification",
+    )
+    [record] = records(message)
+    stored = cloud.client("s3").head_object(Bucket=bucket, Key=unquote_plus(record["s3"]["object"]["key"]))
+    assert record["s3"]["object"]["size"] == stored["ContentLength"] == 7
+    assert record["s3"]["object"]["eTag"] == stored["ETag"].strip('"') == hashlib.md5(b"content").hexdigest()
+
+
+def test_a_record_has_the_shape_of_a_captured_one(shared_data: Path) -> None:
+    captured = json.loads((shared_data / "messages" / "goes17_sqs_body_2019.json").read_text(encoding="utf-8"))
+    [theirs] = json.loads(captured["Message"])["Records"]
+    bare = theirs["s3"]["object"]
+    moment = datetime.fromisoformat(theirs["eventTime"])
+    ours = ObjectEvent(
+        bucket="noaa-goes17", key=bare["key"], size=bare["size"], etag=bare["eTag"], event_time=moment
+    ).record()
+
+    def shape(value: Any) -> Any:
+        return {name: shape(part) for name, part in value.items()} if isinstance(value, dict) else type(value)
+
+    assert shape(ours) == shape(theirs)
+    same = ("eventVersion", "eventSource", "awsRegion", "eventTime", "eventName")
+    assert {name: ours[name] for name in same} == {name: theirs[name] for name in same}
+    assert ours["s3"]["bucket"]["arn"] == theirs["s3"]["bucket"]["arn"]
+    # The first ten digits are the seconds of the event's time, or one more or less.
+    assert abs(int(ours["s3"]["object"]["sequencer"][:10], 16) - int(bare["sequencer"][:10], 16)) <= 1
+
+
+def test_keys_are_form_encoded_and_sequencers_grow() -> None:
+    first = datetime(2025, 4, 2, 12, 0, 0, 900_000, tzinfo=UTC)
+    events = [
+        ObjectEvent(bucket="b", key="a b/c:d=e+f", size=1, etag="0", event_time=first + timedelta(milliseconds=200 * n))
+        for n in range(3)
+    ]
+    assert events[0].record()["s3"]["object"]["key"] == "a+b/c%3Ad%3De%2Bf"
+    sequencers = [event.sequencer for event in events]
+    assert sequencers == sorted(set(sequencers))
+    assert all(len(sequencer) == 18 and int(sequencer, 16) for sequencer in sequencers)
+
+
+def test_a_message_that_is_never_deleted_goes_to_the_dead_letter_queue(cloud: EmbeddedCloud, feed: Feed) -> None:
+    sqs = cloud.client("sqs")
+    queue, dlq = (sqs.get_queue_url(QueueName=name)["QueueUrl"] for name in (cloud.primary_queue, cloud.dlq))
+    feed.announce_raw("poison")
+    for count in ("1", "2", "3"):
+        [message] = sqs.receive_message(
+            QueueUrl=queue, VisibilityTimeout=0, AttributeNames=["ApproximateReceiveCount"]
+        )["Messages"]
+        assert message["Attributes"]["ApproximateReceiveCount"] == count
+    assert not sqs.receive_message(QueueUrl=queue).get("Messages")
+    [dead] = sqs.receive_message(QueueUrl=dlq)["Messages"]
+    assert dead["Body"] == "poison"
+
+
+def test_provisioning_twice_delivers_once(cloud: EmbeddedCloud, feed: Feed, contracts: ContractRegistry) -> None:
+    cloud.provision(contracts, visibility_timeout=30, max_receive_count=3)
+    feed.announce([feed.event(bucket="noaa-hrrr-bdp-pds", key=HRRR_KEY, size=1, etag="0")])
+    assert len(drain(cloud)) == 1
+
+
+def test_no_message_is_lost_or_handed_out_twice_under_concurrency(cloud: EmbeddedCloud, feed: Feed) -> None:
+    sqs = cloud.client("sqs")
+    url = sqs.get_queue_url(QueueName=cloud.primary_queue)["QueueUrl"]
+    total, received = 150, Counter[str]()
+    deadline = time.monotonic() + 20
+
+    def consume() -> None:
+        while received.total() < total and time.monotonic() < deadline:
+            answer = sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=5, WaitTimeSeconds=1)
+            for message in answer.get("Messages", []):
+                sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+                received[message["Body"]] += 1
+
+    threads = [threading.Thread(target=consume) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for number in range(total):
+        feed.announce_raw(str(number))
+    for thread in threads:
+        thread.join()
+    assert received == Counter({str(number): 1 for number in range(total)})
+
+
+def test_a_folder_is_a_feed(cloud: EmbeddedCloud, feed: Feed, tmp_path: Path) -> None:
+    files = {
+        f"noaa-goes17/{GOES_KEY}": b"goes",
+        f"unidata-nexrad-level2/{NEXRAD_KEY}": b"nexrad",
+        f"noaa-hrrr-bdp-pds/{HRRR_KEY}": b"hrrr",
+        f"noaa-hrrr-bdp-pds/{HRRR_KEY}.idx": b"1:0:d=2025040212:TMP:2 m above ground:1 hour fcst:\n",
+        "noaa-goes17/SUVI-L1b-Fe093/2019/218/00/a.fits.gz": b"ignored",
+        "noaa-mrms-pds/CONUS/a.grib2.gz": b"unknown",
+        "README.md": b"no object",
+    }
+    for name, content in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+    report = feed.from_folder(tmp_path)
+
+    assert report.objects == {"goes-abi": 1, "nexrad-l2": 1, "hrrr": 1}
+    assert report.sidecars == 1
+    assert report.skipped == (
+        "README.md",
+        "noaa-goes17/SUVI-L1b-Fe093/2019/218/00/a.fits.gz",
+        "noaa-mrms-pds/CONUS/a.grib2.gz",
+    )
+    announced = {
+        f"{record['s3']['bucket']['name']}/{unquote_plus(record['s3']['object']['key'])}": record["eventTime"]
+        for message in drain(cloud)
+        for record in records(message)
+    }
+    assert announced == {
+        f"noaa-goes17/{GOES_KEY}": "2019-08-06T01:39:33.300Z",
+        f"unidata-nexrad-level2/{NEXRAD_KEY}": "2025-04-02T22:07:06.000Z",
+        f"noaa-hrrr-bdp-pds/{HRRR_KEY}": "2025-04-02T13:00:00.000Z",
+        f"noaa-hrrr-bdp-pds/{HRRR_KEY}.idx": "2025-04-02T13:00:00.000Z",
+    }
+
+
+def test_a_folder_that_is_none_is_refused(feed: Feed, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"observed .*absent"):
+        feed.from_folder(tmp_path / "absent")
+
+
+def test_the_samples_are_the_same_every_time_and_all_of_known_datasets(contracts: ContractRegistry) -> None:
+    once, again = list(sample_objects()), list(sample_objects())
+    assert once == again
+    kinds = Counter(
+        (contracts.route(bucket=item.bucket, key=item.key).kind, item.delivery, item.bucket.split("-")[1])
+        for item in once
+    )
+    assert kinds == {
+        (KeyKind.DATA, Delivery.WHOLE, "goes16"): 6,
+        (KeyKind.DATA, Delivery.WHOLE, "goes18"): 2,
+        (KeyKind.DATA, Delivery.WHOLE, "goes19"): 4,
+        (KeyKind.DATA, Delivery.TRUNCATED, "goes18"): 1,
+        (KeyKind.DATA, Delivery.WHOLE, "nexrad"): 8,
+        (KeyKind.DATA, Delivery.MISSING, "nexrad"): 1,
+        (KeyKind.DATA, Delivery.WHOLE, "hrrr"): 8,
+        (KeyKind.SIDECAR, Delivery.WHOLE, "hrrr"): 8,
+    }
+    assert len({(item.bucket, item.key) for item in once}) == len(once)
+
+
+def test_the_samples_bring_each_bad_delivery_once(cloud: EmbeddedCloud, feed: Feed) -> None:
+    published = publish_samples(feed)
+    messages = drain(cloud)
+
+    assert len(messages) == published.messages
+    assert len(published.objects) == 28
+    assert len(published.sidecars) == 8
+    good = [message for message in messages if message["Body"] != published.malformed]
+    assert len(messages) - len(good) == 1
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(published.malformed)
+
+    announced = Counter[str]()
+    sizes = {}
+    for message in good:
+        found = records(message)
+        uris = [
+            f"s3://{record['s3']['bucket']['name']}/{unquote_plus(record['s3']['object']['key'])}" for record in found
+        ]
+        announced.update(uris)
+        sizes.update(zip(uris, (record["s3"]["object"]["size"] for record in found), strict=True))
+        if len(found) > 1:
+            assert tuple(uris) == published.together
+    assert announced[published.duplicate] == 2
+    assert announced == Counter(
+        [*published.objects, *published.sidecars, published.duplicate, published.truncated, published.missing]
+    )
+
+    s3 = cloud.client("s3")
+    stored = {
+        f"s3://{bucket}/{item['Key']}": item["Size"]
+        for bucket in ("noaa-goes16", "noaa-goes18", "noaa-goes19", "unidata-nexrad-level2", "noaa-hrrr-bdp-pds")
+        for item in s3.list_objects_v2(Bucket=bucket)["Contents"]
+    }
+    assert published.missing not in stored
+    assert stored[published.truncated] == sizes[published.truncated] // 2
+    assert all(stored[uri] == sizes[uri] for uri in (*published.objects, *published.sidecars))
+
+
+def test_the_environment_is_enough_for_other_clients(
+    cloud: EmbeddedCloud, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed.put("noaa-goes17", GOES_KEY, b"0123456789")
+    for name, value in cloud.environment().items():
+        monkeypatch.setenv(name, value)
+    store = S3Store("noaa-goes17")
+    assert obstore.get_range(store, GOES_KEY, start=2, length=3).to_bytes() == b"234"
+    import boto3
+
+    queues = boto3.session.Session().client("sqs").list_queues()["QueueUrls"]
+    assert {url.rsplit("/", 1)[1] for url in queues} == {
+        os.environ["KFM_SQS_PRIMARY_QUEUE"],
+        os.environ["KFM_SQS_DLQ_QUEUE"],
+    }
+
+
+def test_leaving_the_context_leaves_no_process() -> None:
+    before = set(psutil.Process().children(recursive=True))
+    with EmbeddedCloud() as cloud:
+        process = psutil.Process(cloud.pid)
+        endpoint = cloud.endpoint_url
+        listening = {connection.laddr.ip for connection in process.net_connections() if connection.status == "LISTEN"}
+        assert listening == {"127.0.0.1"}
+    assert not process.is_running()
+    assert set(psutil.Process().children(recursive=True)) <= before
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(endpoint, timeout=5)
+    with pytest.raises(DependencyUnavailableError, match="not started"):
+        cloud.environment()
+
+
+def test_the_server_ends_when_its_parent_is_killed() -> None:
+    script = (
+        "import time\n"
+        "from kfm_dagster.embedded.cloud import EmbeddedCloud\n"
+        "with EmbeddedCloud() as cloud:\n"
+        "    print(cloud.pid, flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = psutil.Process(int(parent.stdout.readline()))
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    child.wait(timeout=10)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ([sys.executable, "-c", "raise SystemExit('no such module')"], "ended before it listened; observed no such"),
+        (["/nonexistent/server"], "cannot be started; observed .*No such file"),
+    ],
+)
+def test_a_server_that_does_not_start_says_why(command: list[str], message: str) -> None:
+    server = ChildServer(name="the server", command=command, environment=os.environ)
+    with pytest.raises(DependencyUnavailableError, match=message):
+        server.start()
+    assert server.pid is None

@@ -1,0 +1,36 @@
+"""The embedded PostgreSQL, and the refusals of the fast queue where Node or its package is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from kfm_dagster.embedded.fast_queue import FastQueue, ensure_installed
+from kfm_dagster.embedded.postgres import embedded_postgres
+from kfm_dagster.errors import DependencyUnavailableError
+
+
+def test_postgres_keeps_its_data_over_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    for statement in ("CREATE TABLE kept AS SELECT 1 AS one", "SELECT one FROM kept"):
+        with embedded_postgres(tmp_path / "server") as url:
+            assert url.startswith("postgresql+psycopg2://")
+            engine = sa.create_engine(url)
+            with engine.begin() as connection:
+                connection.exec_driver_sql(statement)
+            engine.dispose()
+    assert not (tmp_path / "server" / "postmaster.pid").exists()
+
+
+def test_fast_queue_without_npm_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(DependencyUnavailableError, match=r"npm is not on the PATH; .*next: install Node"):
+        ensure_installed(tmp_path / "bench")
+    assert not (tmp_path / "bench").exists()
+
+
+def test_fast_queue_that_is_not_installed_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DependencyUnavailableError, match="call ensure_installed"), FastQueue(tmp_path):
+        pass
