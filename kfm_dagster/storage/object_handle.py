@@ -123,8 +123,13 @@ class RemoteObject:
             return b""
         if stop <= len(self._first):
             return self._first[start:stop]
-        with named_failures(self._uri):
-            return bytes(obstore.get_range(self._store, self._key, start=start, end=stop))
+        try:
+            with named_failures(self._uri):
+                return bytes(obstore.get_range(self._store, self._key, start=start, end=stop))
+        except _EmptyRangeError:
+            # Transient, because the next attempt begins with integrity-check, which will see the new size.
+            why = "the object became shorter while it was read"
+            raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, self._uri, why) from None
 
     def _understood(self, found: obstore.GetResult) -> ObjectHead:
         meta = found.meta

@@ -1,0 +1,330 @@
+"""Object stores: nothing undeclared is read, one request does it, and failures have names."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, date, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import boto3
+import obstore
+import pytest
+from moto.server import ThreadedMotoServer
+
+from kfm_dagster.contracts.issues import IntegrityIssue
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.storage.objects import ObjectReadError, ObjectStores, UndeclaredObjectError, open_store
+
+REGISTRY = ContractRegistry.load()
+HRRR = REGISTRY["hrrr"]
+BUCKET = "noaa-hrrr-bdp-pds"
+KEY = "hrrr.20251203/conus/hrrr.t00z.wrfsfcf06.grib2"
+URI = f"s3://{BUCKET}/{KEY}"
+DATA = b"GRIB" + bytes(range(256)) * 8
+
+
+@pytest.fixture(scope="module")
+def moto_endpoint() -> Iterator[str]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+def use_endpoint(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+
+
+@pytest.fixture
+def s3(moto_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> ObjectStores:
+    """A store that holds KEY, its sidecar, and an empty object."""
+    use_endpoint(monkeypatch, moto_endpoint)
+    client = boto3.client("s3", region_name="us-east-1")
+    client.create_bucket(Bucket=BUCKET)
+    client.put_object(Bucket=BUCKET, Key=KEY, Body=DATA, ContentType="application/wmo-GRIB2")
+    client.put_object(Bucket=BUCKET, Key=KEY + ".idx", Body=b"1:0:d=2025120300:TMP:surface:6 hour fcst:\n")
+    client.put_object(Bucket=BUCKET, Key=KEY.replace("f06", "f07"), Body=b"")
+    client.close()
+    return ObjectStores()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder that stands for the same bucket."""
+    path = tmp_path / "root" / BUCKET / KEY
+    path.parent.mkdir(parents=True)
+    path.write_bytes(DATA)
+    Path(f"{path}.idx").write_bytes(b"1:0:d=2025120300:TMP:surface:6 hour fcst:\n")
+    Path(str(path).replace("f06", "f07")).write_bytes(b"")
+    return tmp_path / "root"
+
+
+@pytest.fixture(params=["s3", "folder"])
+def stores(request: pytest.FixtureRequest) -> ObjectStores:
+    if request.param == "folder":
+        return ObjectStores(object_root=request.getfixturevalue("folder"))
+    store: ObjectStores = request.getfixturevalue("s3")
+    return store
+
+
+class Scripted:
+    """A loopback store that gives one status to every request and keeps the request lines."""
+
+    def __init__(self) -> None:
+        self.status = 200
+        self.requests: list[str] = []
+        self.stall = threading.Event()
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripted]:
+    script = Scripted()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            script.requests.append(f"{self.command} {self.path}")
+            if script.status == 0:
+                script.stall.wait(10)
+            ranged = script.status in {0, 200} and "Range" in self.headers
+            self.send_response(206 if ranged else script.status or 200)
+            self.send_header("ETag", '"0123"')
+            self.send_header("Last-Modified", "Wed, 03 Dec 2025 00:04:20 GMT")
+            body = DATA
+            if wanted := self.headers.get("Range"):
+                first, last = (int(part) for part in wanted.removeprefix("bytes=").split("-"))
+                body = DATA[first : last + 1]
+                self.send_header("Content-Range", f"bytes {first}-{first + len(body) - 1}/{len(DATA)}")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET  # noqa: N815 - the protocol's name
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    use_endpoint(monkeypatch, f"http://127.0.0.1:{server.server_port}")
+    yield script
+    script.stall.set()
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_probe_gives_head_and_first_bytes(stores: ObjectStores) -> None:
+    handle = stores.open(HRRR, URI)
+    head, first = handle.probe(4)
+    assert (head.size, first, handle.size) == (len(DATA), b"GRIB", len(DATA))
+    assert head.etag == hashlib.md5(DATA).hexdigest()
+    assert head.content_type in {"application/wmo-GRIB2", None}
+    assert head.last_modified.tzinfo is not None
+    assert handle.head() == head
+
+
+def test_reads_are_cut_at_the_end(stores: ObjectStores) -> None:
+    handle = stores.open(HRRR, URI, size=len(DATA))
+    assert handle.read(4, 3) == DATA[4:7]
+    assert handle.read(len(DATA) - 2, 100) == DATA[-2:]
+    assert handle.read(len(DATA), 10) == b""
+    assert handle.read(0, len(DATA) * 2) == DATA
+
+
+def test_empty_object_has_a_head_and_no_bytes(stores: ObjectStores) -> None:
+    handle = stores.open(HRRR, URI.replace("f06", "f07"))
+    head, first = handle.probe(4)
+    assert (head.size, first) == (0, b"")
+    assert handle.read(0, 10) == b""
+
+
+def test_missing_object_is_named(stores: ObjectStores) -> None:
+    with pytest.raises(ObjectReadError) as caught:
+        stores.open(HRRR, URI.replace("f06", "f08")).probe(4)
+    assert caught.value.code is IntegrityIssue.MISSING_OBJECT
+    assert stores.open_sidecar(HRRR, URI.replace("f06", "f07"), ".idx") is None
+
+
+def test_listing_gives_the_day_and_only_data(stores: ObjectStores) -> None:
+    listed = {found.uri: found for found in stores.list_day(HRRR, date(2025, 12, 3))}
+    assert set(listed) == {URI, URI.replace("f06", "f07")}
+    found = listed[URI]
+    assert (found.size, found.etag) == (len(DATA), hashlib.md5(DATA).hexdigest())
+    assert found.last_modified <= datetime.now(UTC)
+    assert list(stores.list_day(HRRR, date(2025, 12, 4))) == []
+
+
+def test_listing_accepts_a_prefix_that_ends_inside_a_name(stores: ObjectStores) -> None:
+    storage = HRRR.storage.model_copy(update={"listing": ["hrrr.%Y%m%d/conus/hrrr.t00z.wrfsfcf06"]})
+    contract = HRRR.model_copy(update={"storage": storage})
+    assert [found.uri for found in stores.list_day(contract, date(2025, 12, 3))] == [URI]
+
+
+def test_object_that_shrinks_while_it_is_read_is_tried_again(s3: ObjectStores) -> None:
+    handle = s3.open(HRRR, URI, size=len(DATA) * 9)
+    with pytest.raises(ObjectReadError) as caught:
+        handle.read(len(DATA) * 8, 10)
+    assert caught.value.code is IntegrityIssue.STORAGE_UNAVAILABLE
+
+
+def test_probe_read_and_sidecar_cost_one_request_each(scripted: Scripted) -> None:
+    handle = ObjectStores().open(HRRR, URI)
+    handle.probe(16)
+    assert handle.read(2, 8) == DATA[2:10]
+    assert scripted.requests == [f"GET /{BUCKET}/{KEY}"]
+    handle.read(1000, 8)
+    assert len(scripted.requests) == 2
+    sidecar = ObjectStores().open_sidecar(HRRR, URI, ".idx")
+    assert sidecar is not None
+    assert sidecar.read(0, sidecar.size) == DATA
+    assert len(scripted.requests) == 3
+
+
+@pytest.mark.clause("SEC-01")
+@pytest.mark.parametrize(
+    "uri",
+    [
+        f"s3://elsewhere/{KEY}",
+        f"s3://{BUCKET}/private/secrets.txt",
+        f"s3://{BUCKET}/{KEY}/../../../secrets.txt",
+        f"s3://{BUCKET}/{KEY}\x00",
+        f"s3://{BUCKET}//etc/passwd",
+        f"s3://{BUCKET}@elsewhere.example/{KEY}",
+        f"s3://{BUCKET}.elsewhere.example/{KEY}",
+        f"s3://{BUCKET}/{KEY}?versionId=1",
+        f"s3://{BUCKET}/{KEY}.idx.idx",
+        f"https://elsewhere.example/{KEY}",
+        f"file:///{BUCKET}/{KEY}",
+        "",
+    ],
+)
+def test_undeclared_objects_are_refused_before_any_request(scripted: Scripted, uri: str) -> None:
+    stores = ObjectStores()
+    with pytest.raises(UndeclaredObjectError) as caught:
+        stores.open(HRRR, uri)
+    assert caught.value.code is IntegrityIssue.ACCESS_DENIED
+    with pytest.raises(UndeclaredObjectError):
+        stores.open_sidecar(HRRR, URI, ".exe")
+    assert scripted.requests == []
+
+
+@pytest.mark.clause("SEC-01")
+def test_nothing_leaves_the_root_by_a_link(folder: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_bytes(b"GRIB secret")
+    stores = ObjectStores(object_root=folder)
+    file = folder / BUCKET / KEY.replace("f06", "f09")
+    file.symlink_to(outside / "secret")
+    with pytest.raises(ObjectReadError) as caught:
+        stores.open(HRRR, URI.replace("f06", "f09")).probe(4)
+    assert caught.value.code is IntegrityIssue.ACCESS_DENIED
+    day = folder / BUCKET / "hrrr.20251204"
+    day.symlink_to(outside, target_is_directory=True)
+    (outside / "conus").mkdir()
+    (outside / "conus" / "hrrr.t00z.wrfsfcf06.grib2").write_bytes(b"GRIB secret")
+    with pytest.raises(UndeclaredObjectError):
+        stores.open(HRRR, URI.replace("20251203", "20251204")).head()
+    assert list(stores.list_day(HRRR, date(2025, 12, 4))) == []
+    assert URI.replace("f06", "f09") not in {found.uri for found in stores.list_day(HRRR, date(2025, 12, 3))}
+
+
+def test_a_pipe_in_the_folder_does_not_hang_the_run(folder: Path) -> None:
+    os.mkfifo(folder / BUCKET / KEY.replace("f06", "f10"))
+    with pytest.raises(ObjectReadError):
+        ObjectStores(object_root=folder).open(HRRR, URI.replace("f06", "f10")).probe(4)
+
+
+def test_etag_of_a_file_is_unknown_beyond_one_upload_part(folder: Path) -> None:
+    path = folder / BUCKET / KEY
+    with path.open("r+b") as file:
+        file.truncate(8 * 1024 * 1024 + 1)
+    head, _ = ObjectStores(object_root=folder).open(HRRR, URI).probe(4)
+    assert head.etag is None
+
+
+def test_rewritten_file_gets_a_new_etag(folder: Path) -> None:
+    stores = ObjectStores(object_root=folder)
+    before = stores.open(HRRR, URI).head().etag
+    (folder / BUCKET / KEY).write_bytes(DATA[::-1])
+    assert stores.open(HRRR, URI).head().etag != before
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "requests"),
+    [
+        (403, IntegrityIssue.ACCESS_DENIED, 1),
+        (401, IntegrityIssue.ACCESS_DENIED, 1),
+        (404, IntegrityIssue.MISSING_OBJECT, 1),
+        (503, IntegrityIssue.STORAGE_UNAVAILABLE, 3),
+    ],
+)
+def test_statuses_have_issue_codes_and_bounded_retries(
+    scripted: Scripted, status: int, code: IntegrityIssue, requests: int
+) -> None:
+    scripted.status = status
+    with pytest.raises(ObjectReadError) as caught:
+        ObjectStores().open(HRRR, URI).probe(4)
+    assert caught.value.code is code
+    assert len(scripted.requests) == requests
+    assert "127.0.0.1" not in str(caught.value)
+
+
+def test_store_that_stalls_is_given_up(scripted: Scripted) -> None:
+    scripted.status = 0
+    with pytest.raises(ObjectReadError) as caught:
+        ObjectStores(request_seconds=0.2).open(HRRR, URI).head()
+    assert caught.value.code is IntegrityIssue.STORAGE_UNAVAILABLE
+
+
+def test_dead_endpoint_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_endpoint(monkeypatch, "http://127.0.0.1:1")
+    with pytest.raises(ObjectReadError) as caught:
+        ObjectStores(request_seconds=0.5).open(HRRR, URI).probe(4)
+    assert caught.value.code is IntegrityIssue.STORAGE_UNAVAILABLE
+    with pytest.raises(ObjectReadError):
+        list(ObjectStores(request_seconds=0.5).list_day(HRRR, date(2025, 12, 3)))
+
+
+def test_plain_http_is_for_loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_endpoint(monkeypatch, "http://store.example:9000")
+    monkeypatch.delenv("AWS_ALLOW_HTTP", raising=False)
+    with pytest.raises(ConfigurationError, match="no TLS"):
+        ObjectStores().open(HRRR, URI)
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    ObjectStores().open(HRRR, URI)
+
+
+def test_stores_of_other_clouds_open_without_a_request() -> None:
+    for provider in ("gcp", "azure"):
+        storage = HRRR.storage.model_copy(update={"provider": provider})
+        contract = HRRR.model_copy(update={"storage": storage})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "noaa")
+            assert ObjectStores(anonymous=True).open(contract, URI).uri == URI
+
+
+def test_open_store_writes_to_folder_and_bucket(
+    tmp_path: Path, moto_endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_endpoint(monkeypatch, moto_endpoint)
+    with closing(boto3.client("s3", region_name="us-east-1")) as client:
+        client.create_bucket(Bucket="kfm-own")
+        for location in (str(tmp_path / "new" / "folder"), "s3://kfm-own/some/prefix"):
+            obstore.put(open_store(location), "a/b", b"content")
+        assert (tmp_path / "new" / "folder" / "a" / "b").read_bytes() == b"content"
+        assert client.get_object(Bucket="kfm-own", Key="some/prefix/a/b")["Body"].read() == b"content"
+    with pytest.raises(ConfigurationError, match="KFM_STORAGE_URL"):
+        open_store("ftp://elsewhere/x")
