@@ -1,0 +1,166 @@
+"""integrity-check: each check, its issue, and what the contract makes of it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity, WalId
+from kfm_dagster.contracts.issues import IntegrityIssue, Severity
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.operators.integrity_check import integrity_check
+from kfm_dagster.storage.objects import ObjectHead, ObjectReadError
+
+HRRR = ContractRegistry.load()["hrrr"]
+NOW = datetime(2025, 12, 3, tzinfo=UTC)
+
+
+class Recorded:
+    """A handle that answers from memory, keeps what was asked, and can fail."""
+
+    def __init__(
+        self, data: bytes = b"GRIB" + b"\0" * 196, *, error: ObjectReadError | None = None, **head: Any
+    ) -> None:
+        self._data = data
+        self._error = error
+        self._head = {"size": len(data), "etag": "abc", "content_type": None, "last_modified": NOW} | head
+        self.asked: list[str] = []
+
+    def head(self) -> ObjectHead:
+        self.asked.append("head")
+        if self._error is not None:
+            raise self._error
+        return ObjectHead(**self._head)
+
+    def probe(self, length: int) -> tuple[ObjectHead, bytes]:
+        self.asked.append(f"probe {length}")
+        if self._error is not None:
+            raise self._error
+        return ObjectHead(**self._head), self._data[:length]
+
+
+def unit(**changes: Any) -> Envelope:
+    key = "hrrr.20251203/conus/hrrr.t00z.wrfsfcf06.grib2"
+    fields: dict[str, Any] = {
+        "wal_id": WalId("w"),
+        "dataset": "hrrr",
+        "object_uri": f"s3://noaa-hrrr-bdp-pds/{key}",
+        "provider": "aws",
+        "queue": "q",
+        "event_time": NOW,
+        "time_range_start": NOW,
+        "time_range_end": NOW,
+        "schema_version": "2.1",
+        "object_version": "abc",
+        "object_size": 200,
+    }
+    return Envelope(**(fields | changes))
+
+
+def check(handle: Recorded, *, announced: dict[str, Any] | None = None, **rules: Any) -> Integrity:
+    contract = HRRR.model_copy(update={"integrity": HRRR.integrity.model_copy(update=rules)})
+    return integrity_check(unit(**(announced or {})), contract=contract, handle=handle)
+
+
+@pytest.mark.clause("OPR-04")
+def test_sound_object_passes_every_check_with_one_request() -> None:
+    handle = Recorded(content_type="Application/WMO-GRIB2; charset=binary")
+    found = check(handle)
+    assert found == Integrity(
+        status=CheckStatus.OK,
+        actual_size_bytes=200,
+        actual_etag="abc",
+        checks_run=("exists", "size", "etag_match", "headers", "magic"),
+    )
+    assert handle.asked == ["probe 4"]
+
+
+@pytest.mark.clause("OPR-04")
+@pytest.mark.parametrize(
+    ("handle", "announced", "codes"),
+    [
+        (Recorded(b""), {}, ["size_zero", "size_mismatch"]),
+        (Recorded(b"GRIB"), {"object_size": None}, ["size_too_small"]),
+        (Recorded(size=6 * 1024**3), {"object_size": 6 * 1024**3}, ["size_too_large"]),
+        (Recorded(b"GRIB" + b"\0" * 150), {}, ["size_mismatch"]),  # truncated on the way
+        (Recorded(etag="other"), {}, ["etag_mismatch"]),
+        (Recorded(etag="abc-3"), {}, ["etag_mismatch"]),
+        (Recorded(b"HTML" + b"\0" * 196), {}, ["bad_magic"]),
+        (Recorded(b"HTML" + b"\0" * 150, etag="other"), {}, ["size_mismatch", "etag_mismatch", "bad_magic"]),
+        (Recorded(b" GRIB" + b"\0" * 195), {}, ["bad_magic"]),
+    ],
+)
+def test_each_defect_has_its_issue_and_fails_the_unit(
+    handle: Recorded, announced: dict[str, Any], codes: list[str]
+) -> None:
+    found = check(handle, announced=announced)
+    assert [issue.code for issue in found.issues] == codes
+    assert {issue.severity for issue in found.issues} == {Severity.FAILED}
+    assert found.status is CheckStatus.FAILED
+    assert found.actual_size_bytes is not None
+    assert len(handle.asked) == 1
+
+
+@pytest.mark.clause("OPR-04", "OPR-05")
+def test_contract_decides_what_an_issue_does() -> None:
+    page = Recorded(content_type="text/html")
+    assert check(page).status is CheckStatus.SUSPECT
+    assert [(issue.code, issue.severity) for issue in check(page).issues] == [
+        ("unexpected_content_type", Severity.SUSPECT)
+    ]
+    assert check(page, severities={}).status is CheckStatus.FAILED  # unknown codes fail closed
+    lenient = {IntegrityIssue.BAD_MAGIC: Severity.SUSPECT}
+    both = check(Recorded(b"HTML" + b"\0" * 196, etag="other"), severities=lenient)
+    assert [issue.severity for issue in both.issues] == [Severity.FAILED, Severity.SUSPECT]
+    assert both.status is CheckStatus.FAILED
+
+
+@pytest.mark.clause("OPR-04")
+@pytest.mark.parametrize("code", [IntegrityIssue.MISSING_OBJECT, IntegrityIssue.ACCESS_DENIED])
+def test_unreadable_object_is_an_issue_and_no_exception(code: IntegrityIssue) -> None:
+    found = check(Recorded(error=ObjectReadError(code, "s3://b/k", "why")))
+    assert [(issue.code, issue.message) for issue in found.issues] == [(code.value, "why")]
+    assert (found.status, found.checks_run, found.actual_size_bytes) == (CheckStatus.FAILED, ("exists",), None)
+
+
+@pytest.mark.clause("OPR-04")
+def test_no_contract_can_let_a_silent_store_pass() -> None:
+    silent = ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, "s3://b/k", "why")
+    every_code_suspect = dict.fromkeys(IntegrityIssue, Severity.SUSPECT)
+    assert check(Recorded(error=silent), severities=every_code_suspect).status is CheckStatus.FAILED
+
+
+@pytest.mark.clause("OPR-04")
+def test_a_check_with_nothing_to_compare_is_not_said_to_have_run() -> None:
+    found = check(Recorded(etag=None), announced={"object_size": None})
+    assert found.checks_run == ("exists", "size", "magic")
+    assert check(Recorded(), announced={"object_version": None}).checks_run == ("exists", "size", "magic")
+    assert check(Recorded(), content_types=[], magic=[]).checks_run == ("exists", "size", "etag_match")
+
+
+@pytest.mark.clause("OPR-04")
+@pytest.mark.parametrize(
+    ("checks", "asked", "run"),
+    [
+        ([], [], ()),
+        (["exists"], ["head"], ("exists",)),
+        (["size"], ["head"], ("exists", "size")),
+        (["magic"], ["probe 4"], ("exists", "magic")),
+    ],
+)
+def test_only_declared_checks_run_and_only_needed_requests_are_made(
+    checks: list[str], asked: list[str], run: tuple[str, ...]
+) -> None:
+    handle = Recorded(size=999, etag="other", content_type="text/html")
+    found = check(handle, checks=checks)
+    assert (handle.asked, found.checks_run) == (asked, run)
+    if "size" not in checks:
+        assert found.status is CheckStatus.OK
+
+
+def test_object_announced_as_empty_is_asked_for_its_head_only() -> None:
+    handle = Recorded(b"")
+    assert [issue.code for issue in check(handle, announced={"object_size": 0}).issues] == ["size_zero"]
+    assert handle.asked == ["head"]

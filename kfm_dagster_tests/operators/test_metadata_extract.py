@@ -1,0 +1,284 @@
+"""metadata-extract: what holds for every format, with readers that are scripted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity, Metadata, WalId
+from kfm_dagster.contracts.issues import IntegrityIssue, MetadataIssue, Severity
+from kfm_dagster.contracts.key_grammar import KeyGrammarReader
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.errors import ContractError
+from kfm_dagster.operators.metadata_extract import OpenSidecar, metadata_extract
+from kfm_dagster.readers.base import ByteSource, HeaderMetadata, Reader, ReadError, ReadRequest
+from kfm_dagster.readers.ranges import BytesSource
+from kfm_dagster.storage.objects import ObjectReadError
+
+HRRR = ContractRegistry.load()["hrrr"]
+KEY = "hrrr.20251203/conus/hrrr.t00z.wrfsfcf06.grib2"
+START = datetime(2025, 12, 3, tzinfo=UTC)
+SQUARE = {"type": "Polygon", "coordinates": [[[-1, 0], [1, 0], [1, 1], [-1, 1], [-1, 0]]]}
+PROPERTIES = {
+    "forecast:reference_datetime": "2025-12-03T00:00:00Z",
+    "forecast:horizon": "PT6H",
+    "proj:wkt2": "GEOGCRS",
+    "proj:shape": [2, 2],
+}
+
+
+def unit(status: CheckStatus | None = CheckStatus.OK) -> Envelope:
+    return Envelope(
+        wal_id=WalId("w"),
+        dataset="hrrr",
+        object_uri=f"s3://noaa-hrrr-bdp-pds/{KEY}",
+        provider="aws",
+        queue="q",
+        event_time=START,
+        time_range_start=START,
+        time_range_end=START + timedelta(hours=6),
+        schema_version="2.1",
+        integrity=None if status is None else Integrity(status=status),
+    )
+
+
+def header(**changes: Any) -> HeaderMetadata:
+    fields: dict[str, Any] = {
+        "start": START,
+        "end": START,
+        "datetime": START,
+        "geometry": SQUARE,
+        "bbox": (-1.0, 0.0, 1.0, 1.0),
+        "properties": PROPERTIES,
+        "sidecars": (".idx",),
+    }
+    return HeaderMetadata(**(fields | changes))
+
+
+def extract(
+    reader: Callable[[ReadRequest], HeaderMetadata] | HeaderMetadata,
+    *,
+    envelope: Envelope | None = None,
+    contract: DatasetContract = HRRR,
+    source: ByteSource | None = None,
+    open_sidecar: OpenSidecar = lambda _: None,
+) -> Metadata:
+    def scripted(request: ReadRequest, /) -> HeaderMetadata:
+        return reader if isinstance(reader, HeaderMetadata) else reader(request)
+
+    readers: Mapping[str, Reader] = {"grib2": scripted}
+    return metadata_extract(
+        envelope or unit(),
+        contract=contract,
+        grammar=KeyGrammarReader(contract),
+        source=source or BytesSource(b"GRIB"),
+        open_sidecar=open_sidecar,
+        readers=readers,
+    )
+
+
+def codes(found: Metadata) -> list[str]:
+    return [issue.code for issue in found.issues]
+
+
+def test_sound_headers_become_metadata() -> None:
+    found = extract(header())
+    assert (found.status, found.issues) == (CheckStatus.OK, ())
+    assert found.geometry == SQUARE
+    assert found.bbox == (-1.0, 0.0, 1.0, 1.0)
+    assert found.stac_properties == {**PROPERTIES, "datetime": "2025-12-03T00:00:00.000000Z"}
+    assert found.sidecars == {"index": f"s3://noaa-hrrr-bdp-pds/{KEY}.idx"}
+    assert found.checks_run == ("headers", "time_range", "required_properties", "sidecars", "geometry")
+
+
+def test_a_time_range_is_written_only_where_there_is_one() -> None:
+    properties = extract(header(end=START + timedelta(minutes=5))).stac_properties
+    assert properties["start_datetime"] == "2025-12-03T00:00:00.000000Z"
+    assert properties["end_datetime"] == "2025-12-03T00:05:00.000000Z"
+    assert "start_datetime" not in extract(header()).stac_properties
+
+
+def test_reader_sees_groups_bytes_and_sidecars() -> None:
+    seen: list[Any] = []
+
+    def reader(request: ReadRequest) -> HeaderMetadata:
+        beside = request.sidecar(".idx")
+        seen.extend([request.key, request.groups["lead"], request.source.read(0, 9), request.source.size])
+        seen.append(None if beside is None else beside.read(0, beside.size))
+        return header()
+
+    extract(reader, open_sidecar=lambda suffix: BytesSource(suffix.encode()))
+    assert seen == [KEY, "06", b"GRIB", 4, b".idx"]
+
+
+@pytest.mark.clause("OPR-05")
+@pytest.mark.parametrize("status", [CheckStatus.FAILED, CheckStatus.UNKNOWN, None])
+def test_unit_without_sound_integrity_is_not_read(status: CheckStatus | None) -> None:
+    def reader(_: ReadRequest) -> HeaderMetadata:
+        raise AssertionError("read")
+
+    assert extract(reader, envelope=unit(status)) == Metadata(status=CheckStatus.UNKNOWN)
+
+
+@pytest.mark.clause("OPR-05")
+def test_suspect_unit_goes_on() -> None:
+    assert extract(header(), envelope=unit(CheckStatus.SUSPECT)).status is CheckStatus.OK
+
+
+@pytest.mark.clause("OPR-07")
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ReadError(MetadataIssue.TRUNCATED_OBJECT, "short"), "truncated_object"),
+        (MemoryError(), "resource_limit"),
+        (RecursionError(), "unreadable_format"),
+        (KeyError("secret"), "unreadable_format"),
+        (OSError("libhdf5"), "unreadable_format"),
+        (ZeroDivisionError(), "unreadable_format"),
+    ],
+)
+def test_whatever_a_reader_raises_fails_only_its_unit(error: Exception, code: str) -> None:
+    def reader(_: ReadRequest) -> HeaderMetadata:
+        raise error
+
+    found = extract(reader)
+    assert (codes(found), found.status, found.geometry) == ([code], CheckStatus.FAILED, None)
+    assert "secret" not in found.issues[0].message
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_store_that_fails_while_a_reader_reads_is_transient(*, wrapped: bool) -> None:
+    class Failing(BytesSource):
+        def read(self, start: int, length: int) -> bytes:
+            raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, "s3://b/k", "the store answers 503")
+
+    def reader(request: ReadRequest) -> HeaderMetadata:
+        try:
+            request.source.read(0, 4)
+        except ObjectReadError:
+            if wrapped:  # as libhdf5 does with an error of its file object
+                raise OSError("file read failed") from None
+            raise
+        return header()
+
+    every_code_suspect = dict.fromkeys(MetadataIssue, Severity.SUSPECT)
+    rules = HRRR.metadata_extract.model_copy(update={"severities": every_code_suspect})
+    lenient = HRRR.model_copy(update={"metadata_extract": rules})
+    found = extract(reader, source=Failing(b""), contract=lenient)
+    assert (codes(found), found.status) == (["storage_unavailable"], CheckStatus.FAILED)
+    beside = extract(
+        lambda request: reader(
+            ReadRequest(key="", groups={}, source=request.sidecar(".idx") or BytesSource(b""), sidecar=request.sidecar)
+        ),
+        open_sidecar=lambda _: Failing(b""),
+    )
+    assert codes(beside) == ["storage_unavailable"]
+
+
+def test_required_properties_are_named_when_missing() -> None:
+    found = extract(header(properties={**PROPERTIES, "proj:shape": None, "forecast:horizon": "PT6H"}))
+    assert codes(found) == ["incomplete_product_metadata"]
+    assert "proj:shape" in found.issues[0].message
+    assert "forecast:horizon" not in found.issues[0].message
+
+
+def test_findings_take_their_severity_from_the_contract() -> None:
+    missing = (MetadataIssue.SIDECAR_MISSING, "no .idx")
+    assert extract(header(findings=(missing,), sidecars=())).status is CheckStatus.SUSPECT
+    mismatch = (MetadataIssue.TIME_MISMATCH, "an hour off")
+    found = extract(header(findings=(missing, mismatch)))
+    assert [issue.severity for issue in found.issues] == [Severity.SUSPECT, Severity.FAILED]
+    assert found.status is CheckStatus.FAILED
+
+
+def test_required_sidecar_is_missed_once() -> None:
+    sidecar = HRRR.storage.sidecars[0].model_copy(update={"required": True})
+    contract = HRRR.model_copy(update={"storage": HRRR.storage.model_copy(update={"sidecars": [sidecar]})})
+    assert codes(extract(header(sidecars=()), contract=contract)) == ["sidecar_missing"]
+    reported = header(sidecars=(), findings=((MetadataIssue.SIDECAR_MISSING, "no .idx"),))
+    assert codes(extract(reported, contract=contract)) == ["sidecar_missing"]
+    assert extract(header(sidecars=())).status is CheckStatus.OK
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"end": START - timedelta(seconds=1)},
+        {"start": datetime(2025, 12, 3), "end": datetime(2025, 12, 3)},  # noqa: DTZ001 - that it is naive is the case
+    ],
+)
+def test_invalid_times_are_an_issue(changes: dict[str, Any]) -> None:
+    found = extract(header(**changes))
+    assert codes(found) == ["invalid_time_range"]
+    assert "datetime" not in found.stac_properties
+
+
+def polygon(*ring: tuple[Any, ...]) -> dict[str, Any]:
+    return {"type": "Polygon", "coordinates": [list(ring)]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"geometry": None}, "missing_geolocation"),
+        ({"geometry": {}}, "missing_geolocation"),
+        ({"bbox": None}, "missing_geolocation"),
+        ({"geometry": {"type": "Circle", "coordinates": [0, 0]}}, "invalid_geometry"),
+        ({"geometry": {"type": "Polygon"}}, "invalid_geometry"),
+        ({"geometry": {"type": "Polygon", "coordinates": []}}, "invalid_geometry"),
+        ({"geometry": polygon((0, 0), (1, 0), (0, 0))}, "invalid_geometry"),
+        ({"geometry": polygon((0, 0), (1, 0), (1, 1), (0, 1))}, "invalid_geometry"),
+        ({"geometry": polygon((0, 0), (181, 0), (1, 1), (0, 0))}, "invalid_geometry"),
+        ({"geometry": polygon((0, 0), (float("nan"), 0), (1, 1), (0, 0))}, "invalid_geometry"),
+        ({"geometry": polygon((0, 0), (10**400, 0), (1, 1), (0, 0))}, "invalid_geometry"),
+        ({"geometry": polygon((0, 0), (1, 0, 5), (1, 1), (0, 0))}, "invalid_geometry"),
+        ({"geometry": polygon((0, 0), ("1", 0), (1, 1), (0, 0))}, "invalid_geometry"),
+        ({"bbox": (0, 0, 1)}, "invalid_geometry"),
+        ({"bbox": (0, 2, 1, 1)}, "invalid_geometry"),
+        ({"bbox": (0, 0, float("inf"), 1)}, "invalid_geometry"),
+        ({"bbox": (-181, 0, 1, 1)}, "invalid_geometry"),
+    ],
+)
+def test_impossible_footprints_are_issues(changes: dict[str, Any], code: str) -> None:
+    found = extract(header(**changes))
+    assert codes(found) == [code]
+    assert (found.geometry, found.bbox) == (None, None)
+
+
+def test_footprint_across_the_antimeridian_is_valid() -> None:
+    east = [[175, 0], [180, 0], [180, 1], [175, 0]]
+    west = [[-180, 0], [-170, 0], [-180, 1], [-180, 0]]
+    found = extract(header(geometry={"type": "MultiPolygon", "coordinates": [[east], [west]]}, bbox=(175, 0, -170, 1)))
+    assert (found.status, found.bbox) == (CheckStatus.OK, (175.0, 0.0, -170.0, 1.0))
+    assert extract(header(geometry={"type": "Point", "coordinates": (1, 2)})).status is CheckStatus.OK
+
+
+@given(st.lists(st.tuples(st.floats(-180, 180), st.floats(-90, 90)), min_size=3, max_size=8), st.integers(3, 9))
+def test_rounding_keeps_rings_closed_and_is_idempotent(points: list[tuple[float, float]], decimals: int) -> None:
+    rules = HRRR.metadata_extract.model_copy(update={"coordinate_decimals": decimals})
+    contract = HRRR.model_copy(update={"metadata_extract": rules})
+    once = extract(header(geometry=polygon(*points, points[0])), contract=contract)
+    assert once.geometry is not None
+    (ring,) = once.geometry["coordinates"]
+    assert ring[0] == ring[-1]
+    for (x, y), (longitude, latitude) in zip(ring, points, strict=False):
+        assert abs(x - longitude) <= 0.5 * 10**-decimals + 1e-12
+        assert abs(y - latitude) <= 0.5 * 10**-decimals + 1e-12
+        assert "-0.0" not in {str(x), str(y)}
+    assert extract(header(geometry=once.geometry), contract=contract).geometry == once.geometry
+
+
+def test_shared_geometry_is_rounded_once() -> None:
+    assert extract(header()).geometry is extract(header()).geometry
+
+
+def test_unknown_reader_is_a_configuration_error() -> None:
+    rules = HRRR.metadata_extract.model_copy(update={"reader": "bufr"})
+    with pytest.raises(ContractError, match="bufr"):
+        extract(header(), contract=HRRR.model_copy(update={"metadata_extract": rules}))
