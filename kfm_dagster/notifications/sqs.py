@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 BATCH = 10
 """Messages in one SQS request (SQS API reference, ReceiveMessage and DeleteMessageBatch)."""
 
-MAX_VISIBILITY_SECONDS = 43_200
-"""SQS API reference, ChangeMessageVisibility: 12 hours."""
+MAX_VISIBILITY_SECONDS = 39_600
+"""SQS allows 12 hours counted from the receipt (API reference, ChangeMessageVisibility); one is left to the run."""
 
 EMPTY_RECEIVES = 3
 """Receives in a row without a message that end a call: a short poll asks some of SQS's servers, so one is no proof."""

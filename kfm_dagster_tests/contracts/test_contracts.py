@@ -1,0 +1,257 @@
+"""Dataset contracts: the published schema, what is refused, and what one more YAML file gives."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, date, datetime
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+import yaml
+
+from kfm_dagster.contracts.key_grammar import InvalidKeyTimeError, KeyGrammarReader, KeyKind, is_safe_key
+from kfm_dagster.contracts.loader import ContractRegistry, json_schema, parse_contract
+from kfm_dagster.contracts.model import CANONICAL_FIELDS
+from kfm_dagster.errors import ContractError
+from kfm_dagster.readers.base import Reader
+from kfm_dagster.readers.registry import READERS, LazyReader, refuse_orphans
+
+SCHEMA_FILE = Path(__file__).resolve().parents[2] / "docs" / "spec" / "dataset-contract.schema.json"
+BUILTIN = {
+    entry.name: entry.read_text(encoding="utf-8")
+    for entry in (resources.files("kfm_dagster.contracts") / "datasets").iterdir()
+    if entry.name.endswith(".yaml")
+}
+HRRR = BUILTIN["hrrr.yaml"]
+
+
+def changed(text: str, changes: dict[str, Any]) -> str:
+    """Contract text with dotted paths replaced; a value of None removes the key."""
+    document = yaml.safe_load(text)
+    for path, value in changes.items():
+        *parents, last = path.split(".")
+        node = document
+        for name in parents:
+            node = node[name]
+        if value is None:
+            del node[last]
+        else:
+            node[last] = value
+    return yaml.safe_dump(document)
+
+
+def hrrr(**changes: Any) -> str:
+    return changed(HRRR, {name.replace("__", "."): value for name, value in changes.items()})
+
+
+@pytest.mark.clause("OPR-13")
+def test_published_schema_is_the_models() -> None:
+    assert json.loads(SCHEMA_FILE.read_text(encoding="utf-8")) == json_schema()
+    assert json_schema()["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+
+
+@pytest.mark.clause("OPR-13")
+@pytest.mark.parametrize("name", sorted(BUILTIN))
+def test_builtin_contract_is_valid_under_the_published_schema(name: str) -> None:
+    validator = jsonschema_rs.Draft202012Validator(json.loads(SCHEMA_FILE.read_text(encoding="utf-8")))
+    document = yaml.safe_load(BUILTIN[name])
+    assert [error.message for error in validator.iter_errors(document)] == []
+    document["surprise"] = 1
+    assert not validator.is_valid(document)
+
+
+@pytest.mark.clause("OPR-13")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"surprise": 1},
+        {"integrity.surprise": 1},
+        {"storage.key_grammar.surprise": 1},
+        {"apiVersion": "kfm.nodd.dataset/v9"},
+        {"metadata.id": "Not An Id"},
+        {"notifications.topics": []},
+        {"notifications.topics": [{"arn": "arn:aws:sqs:us-east-1:123901341784:q"}]},
+        {"storage.buckets": ["UPPER"]},
+        {"storage.key_grammar.start": {"value": "{date}", "format": "%y%m%d"}},
+        {"integrity.magic": [{"hex": "xyz"}]},
+        {"integrity.severities": {"no_such_issue": "failed"}},
+        {"integrity.severities": {"bad_magic": "ignore"}},
+        {"retry.max_attempts": 0},
+        {"governance": None},
+    ],
+)
+def test_schema_and_loader_refuse_the_same(changes: dict[str, Any]) -> None:
+    text = changed(HRRR, changes)
+    assert not jsonschema_rs.Draft202012Validator(json_schema()).is_valid(yaml.safe_load(text))
+    with pytest.raises(ContractError, match=r"mine\.yaml"):
+        parse_contract(text, source="mine.yaml")
+
+
+@pytest.mark.clause("OPR-13")
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"storage.key_grammar.pattern": "("}, "no regular expression"),
+        ({"storage.key_grammar.start": {"value": "{nope}", "format": "%Y"}}, "nope"),
+        ({"storage.key_grammar.start": {"value": "{date}", "format": "%Y%m%m"}}, "twice"),
+        ({"storage.key_grammar.end": {"value": "{date}", "format": "%Y%m%d"}}, "exclude"),
+        ({"storage.ignore": ["("]}, "no regular expression"),
+        ({"storage.listing": ["rap.%Y%m%d/"]}, "no prefix"),
+        ({"stac.item_id": "{version}"}, "version"),
+        ({"stac.precedence": "created"}, "created"),
+        ({"ledger.extension_fields": ["nope"]}, "nope"),
+    ],
+)
+def test_contradictions_inside_a_contract_are_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ContractError, match=says):
+        parse_contract(changed(HRRR, changes), source="mine.yaml")
+
+
+@pytest.mark.clause("WAL-16")
+@pytest.mark.parametrize("name", CANONICAL_FIELDS)
+def test_extension_fields_cannot_shadow_the_ledger(name: str) -> None:
+    pattern = rf"hrrr\.(?P<date>\d{{8}})/(?P<cycle>\d\d)(?P<lead>\d\d)(?P<{name}>x)"
+    text = hrrr(storage__key_grammar__pattern=pattern, stac__item_id="{date}", ledger__extension_fields=[name])
+    with pytest.raises(ContractError, match="shadow"):
+        parse_contract(text, source="mine.yaml")
+
+
+@pytest.mark.clause("OPR-13")
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, "one dataset id"),
+        ({"metadata.id": "hrrr-two"}, "one STAC collection"),
+        ({"metadata.id": "hrrr-two", "stac.collection": "hrrr-two"}, "same keys"),
+        (
+            {"metadata.id": "two", "stac.collection": "two", "storage.buckets": ["other"], "queue": {"name": "other"}},
+            "different queues",
+        ),
+    ],
+)
+def test_clashing_contracts_are_refused(changes: dict[str, Any], says: str) -> None:
+    one, two = parse_contract(HRRR, source="one"), parse_contract(changed(HRRR, changes), source="two")
+    with pytest.raises(ContractError, match=says):
+        ContractRegistry.of([one, two])
+
+
+@pytest.mark.clause("OPR-13")
+def test_orphan_contracts_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ContractError, match="bufr"):
+        refuse_orphans([parse_contract(hrrr(metadata_extract__reader="bufr"), source="mine.yaml")])
+    (tmp_path / "mine.yml").write_text(HRRR)
+    with pytest.raises(ContractError, match=r"mine\.yml"):
+        ContractRegistry.load(tmp_path)
+    with pytest.raises(ContractError, match="no folder"):
+        ContractRegistry.load(tmp_path / "absent")
+    with pytest.raises(ContractError, match="no dataset contract"):
+        ContractRegistry.of([])
+
+
+@pytest.mark.clause("OPR-13")
+def test_one_yaml_file_adds_a_dataset(tmp_path: Path) -> None:
+    arn = "arn:aws:sns:us-east-1:123901341784:NewRAPObject"
+    text = hrrr(
+        metadata__id="my-rap",
+        notifications__topics=[{"arn": arn}],
+        storage__buckets=["my-rap-bucket"],
+        storage__prefixes=["rap."],
+        storage__key_grammar__pattern=r"rap\.(?P<date>\d{8})/rap\.t(?P<cycle>\d\d)z\.awp130pgrbf(?P<lead>\d\d)\.grib2",
+        storage__listing=["rap.%Y%m%d/"],
+        stac__collection="my-rap",
+        stac__item_id="rap.{date}.t{cycle}z.f{lead}",
+        ledger__extension_fields=["cycle", "lead"],
+    )
+    (tmp_path / "my-rap.yaml").write_text(text)
+    registry = ContractRegistry.load(tmp_path)
+    refuse_orphans(registry)
+    assert registry["my-rap"] in registry.topics[arn]
+    key = "rap.20260601/rap.t06z.awp130pgrbf03.grib2"
+    route = registry.route(bucket="my-rap-bucket", key=key)
+    assert (route.kind, route.contract) == (KeyKind.DATA, registry["my-rap"])
+    match = registry.grammars["my-rap"].match(key)
+    assert match is not None
+    assert (match.item_id, match.end) == ("rap.20260601.t06z.f03", datetime(2026, 6, 1, 9, tzinfo=UTC))
+    assert registry.grammars["my-rap"].prefixes(date(2026, 6, 1)) == ["rap.20260601/"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "a: [", "- 1", "null"])
+def test_text_that_is_no_contract_is_one_line(text: str) -> None:
+    with pytest.raises(ContractError) as caught:
+        parse_contract(text, source="mine.yaml")
+    assert "\n" not in str(caught.value)
+    assert "mine.yaml" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", sorted(READERS))
+def test_every_reader_can_be_imported(name: str) -> None:
+    found = READERS[name]
+    assert isinstance(found, LazyReader)
+    reader: Reader = found.load()
+    assert callable(reader)
+
+
+def test_every_builtin_contract_has_a_reader(contracts: ContractRegistry) -> None:
+    refuse_orphans(contracts)
+
+
+@pytest.mark.clause("OPR-13")
+def test_real_keys_are_understood_by_the_builtin_grammars(contracts: ContractRegistry, shared_data: Path) -> None:
+    understood = 0
+    for path in (shared_data / "objects").rglob("*"):
+        bucket, _, key = path.relative_to(shared_data / "objects").as_posix().partition("/")
+        route = contracts.route(bucket=bucket, key=key) if path.is_file() else None
+        if route is None or route.contract is None or route.kind is not KeyKind.DATA:
+            continue
+        match = contracts.grammars[route.contract.id].match(key)
+        assert match is not None
+        assert match.start <= match.end
+        prefixes = contracts.grammars[route.contract.id].prefixes(match.start.date())
+        assert any(key.startswith(prefix) for prefix in prefixes)
+        understood += 1
+    assert understood >= 25
+
+
+@pytest.mark.parametrize(
+    ("stamp", "expected"),
+    [
+        ("20240600000000", datetime(2024, 2, 29, tzinfo=UTC)),
+        ("20243662359599", datetime(2024, 12, 31, 23, 59, 59, 900000, tzinfo=UTC)),
+        ("20233660000000", None),
+        ("20240000000000", None),
+        ("20243800123456", None),  # strptime reads this as day 38
+        ("20240602400000", None),
+        ("20240600000600", None),  # a leap second of which datetime knows none
+        ("00000010000000", None),
+    ],
+)
+def test_stamps_are_read_strictly(contracts: ContractRegistry, stamp: str, expected: datetime | None) -> None:
+    key = f"ABI-L1b-RadC/2024/060/00/OR_ABI-L1b-RadC-M6C13_G19_s{stamp}_e99993652359599_c20243662359599.nc"
+    if expected is None:
+        with pytest.raises(InvalidKeyTimeError):
+            contracts.grammars["goes-abi"].match(key)
+    else:
+        match = contracts.grammars["goes-abi"].match(key)
+        assert match is not None
+        assert match.start == expected
+
+
+@pytest.mark.clause("SEC-01")
+@pytest.mark.parametrize(
+    "key", ["", "/a", "a/", "a//b", "a/../b", "..", ".", "a/./b", "a\\b", "a\x00b", "a\nb", "a\u202eb", "k" * 1025]
+)
+def test_no_pattern_lets_an_unsafe_key_through(contracts: ContractRegistry, key: str) -> None:
+    assert not is_safe_key(key)
+    grammar = contracts["hrrr"].storage.key_grammar.model_copy(update={"pattern": r"(?s:.*)"})
+    storage = contracts["hrrr"].storage.model_copy(update={"key_grammar": grammar, "ignore": [".*"]})
+    permissive = KeyGrammarReader(contracts["hrrr"].model_copy(update={"storage": storage}))
+    assert permissive.kind(key) is KeyKind.FOREIGN
+    assert permissive.match(key) is None
+
+
+@pytest.mark.parametrize("key", ["a", "a/b.c", ".hidden", "a/..b", "YEAR=2024/x", "a b/c:d+e", "é/x", "k" * 1024])
+def test_ordinary_keys_are_safe(key: str) -> None:
+    assert is_safe_key(key)

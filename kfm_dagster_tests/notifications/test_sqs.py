@@ -1,0 +1,153 @@
+"""The queue, against a real protocol server on loopback."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError, EndpointConnectionError
+from moto.server import ThreadedMotoServer
+
+from kfm_dagster.errors import ExitCode, QueueUnavailableError
+from kfm_dagster.notifications.sqs import Queue, QueueDepth, connect
+from kfm_dagster.settings import Settings
+
+
+@pytest.fixture(scope="module")
+def moto_endpoint() -> Iterator[str]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+def use_endpoint(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+
+
+@pytest.fixture
+def queue(moto_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Queue:
+    """A fresh queue of the test's own."""
+    use_endpoint(monkeypatch, moto_endpoint)
+    name = f"q-{uuid.uuid4()}"
+    found = connect(Settings(receive_threads=4), name=name)
+    found._client.create_queue(QueueName=name)
+    return found
+
+
+def fill(queue: Queue, number: int) -> None:
+    for start in range(0, number, 10):
+        entries = [{"Id": str(n), "MessageBody": f"body {n}"} for n in range(start, min(start + 10, number))]
+        queue._client.send_message_batch(QueueUrl=queue.url, Entries=entries)  # type: ignore[arg-type]
+
+
+def test_receive_takes_everything_once(queue: Queue) -> None:
+    fill(queue, 45)
+    received = queue.receive(1000, budget_seconds=20)
+    assert sorted(message.body for message in received) == sorted(f"body {n}" for n in range(45))
+    first = received[0]
+    assert first.receive_count == 1
+    assert first.receipt_handle
+    assert first.sent_at is not None
+    assert abs(datetime.now(UTC) - first.sent_at) < timedelta(minutes=5)
+    assert queue.depth() == QueueDepth(visible=0, in_flight=45, delayed=0)
+
+
+def test_receive_never_takes_more_than_asked(queue: Queue) -> None:
+    fill(queue, 40)
+    assert len(queue.receive(23, budget_seconds=20)) == 23
+    assert queue.depth() == QueueDepth(visible=17, in_flight=23, delayed=0)
+    assert queue.receive(0, budget_seconds=20) == []
+
+
+def test_receive_asks_nothing_when_the_budget_is_over(queue: Queue) -> None:
+    fill(queue, 5)
+    assert queue.receive(10, budget_seconds=0) == []
+    assert queue.depth().visible == 5
+
+
+def test_deleted_messages_are_gone_and_failed_receipts_come_back(queue: Queue) -> None:
+    fill(queue, 25)
+    receipts = [message.receipt_handle or "" for message in queue.receive(25, budget_seconds=20)]
+    assert queue.delete([*receipts[:12], "no receipt", *receipts[12:24]]) == ["no receipt"]
+    assert queue.depth() == QueueDepth(visible=0, in_flight=1, delayed=0)
+    assert queue.delete([]) == []
+
+
+def test_visibility_decides_when_a_message_comes_again(queue: Queue) -> None:
+    fill(queue, 15)
+    received = queue.receive(15, budget_seconds=20)
+    changes = [(message.receipt_handle or "", 0 if index < 11 else 10**9) for index, message in enumerate(received)]
+    assert queue.change_visibility(changes) == []
+    again = queue.receive(15, budget_seconds=20)
+    assert {message.message_id for message in again} == {message.message_id for message in received[:11]}
+    assert {message.receive_count for message in again} == {2}
+    assert queue.change_visibility([("no receipt", 5)]) == [("no receipt", 5)]
+
+
+def test_missing_queue_says_what_to_do(moto_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_endpoint(monkeypatch, moto_endpoint)
+    queue = connect(Settings(sqs_primary_queue="not-there"))
+    for use in (queue.depth, lambda: queue.receive(1, budget_seconds=1), lambda: queue.delete(["r"])):
+        with pytest.raises(QueueUnavailableError, match="create the queue or set KFM_SQS_PRIMARY_QUEUE") as caught:
+            use()
+        assert "not-there" in str(caught.value)
+        assert caught.value.exit_code is ExitCode.DEPENDENCY_UNAVAILABLE
+
+
+def test_silent_endpoint_is_unavailable_and_shows_no_credential(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_endpoint(monkeypatch, "http://127.0.0.1:1")
+    with pytest.raises(QueueUnavailableError, match="does not answer") as caught:
+        connect(Settings()).depth()
+    assert "testing" not in str(caught.value)
+
+
+def test_connecting_makes_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_endpoint(monkeypatch, "http://127.0.0.1:1")
+    assert connect(Settings()).name == "kfm-nodd-primary"
+
+
+class Flaky:
+    """A client that answers some calls and then loses its endpoint."""
+
+    def __init__(self, *, good: int) -> None:
+        self._good = good
+        self._lock = threading.Lock()
+        self.urls = 0
+
+    def get_queue_url(self, **_: Any) -> dict[str, str]:
+        self.urls += 1
+        return {"QueueUrl": "url"}
+
+    def receive_message(self, **_: Any) -> dict[str, Any]:
+        with self._lock:
+            self._good -= 1
+            if self._good < 0:
+                raise EndpointConnectionError(endpoint_url="http://elsewhere")
+        return {"Messages": [{"MessageId": "m", "Body": "b", "ReceiptHandle": "r"}]}
+
+    def delete_message_batch(self, **_: Any) -> dict[str, Any]:
+        raise ClientError({"Error": {"Code": "RequestThrottled"}}, "DeleteMessageBatch")
+
+
+def test_messages_received_before_an_error_are_kept() -> None:
+    client: Any = Flaky(good=3)
+    queue = Queue(client, name="q", threads=2)
+    assert len(queue.receive(100, budget_seconds=20)) == 3
+    with pytest.raises(QueueUnavailableError):
+        queue.receive(100, budget_seconds=20)
+    assert client.urls == 1
+
+
+def test_receipts_of_a_failed_request_are_returned() -> None:
+    client: Any = Flaky(good=0)
+    receipts = [f"r{n}" for n in range(25)]
+    assert Queue(client, name="q", threads=2).delete(receipts) == receipts
