@@ -12,6 +12,7 @@ reach, and moto leaves the Subject out of the text that it signs, so signatures 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -157,7 +158,7 @@ def aws_environment(endpoint_url: str, *, primary_queue: str, dlq: str) -> dict[
 
 def aws_client(service: Literal["s3", "sns", "sqs"], *, endpoint_url: str) -> Any:
     """Build a boto3 client of a loopback endpoint, whatever the environment says."""
-    return boto3.session.Session().client(
+    return _session().client(
         service,
         endpoint_url=endpoint_url,
         region_name=REGION,
@@ -165,6 +166,12 @@ def aws_client(service: Literal["s3", "sns", "sqs"], *, endpoint_url: str) -> An
         aws_secret_access_key=SECRET_ACCESS_KEY,
         config=Config(proxies={}, s3={"addressing_style": "path"}, max_pool_connections=32),
     )
+
+
+@functools.cache
+def _session() -> boto3.session.Session:
+    """Share one session: each would read botocore's service descriptions again."""
+    return boto3.session.Session()
 
 
 def create_queues(
