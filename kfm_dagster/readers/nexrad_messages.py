@@ -17,6 +17,8 @@ from kfm_dagster.readers.base import ReadError
 HEADER_BYTES = 24
 MAX_CUTS = 32
 """Elevation cuts of a volume coverage pattern (ICD 2620002, table XI)."""
+MAX_BLOCKS = 10
+"""Data blocks of a radial: three of constants, seven moments (ICD 2620002, table XVII)."""
 MOMENTS = ("REF", "VEL", "SW", "ZDR", "PHI", "RHO", "CFP")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -100,7 +102,7 @@ def decode_radial_31(body: bytes) -> Radial:
     position: Position | None = None
     vcp = 0
     found: set[str] = set()
-    for pointer in _unpack(f">{min(count, 10)}I", body, 32):
+    for pointer in _unpack(f">{min(count, MAX_BLOCKS)}I", body, 32):
         block, name = _unpack(">c3s", body, pointer)
         if name == b"VOL":
             # Table XVII-E: latitude, longitude, site height, feedhorn above it, pattern number.

@@ -43,7 +43,6 @@ MAX_UNPACKED_BYTES = 2 * METADATA_BYTES
 MAX_RECORD_BYTES = 1024 * 1024
 """An LDM record of 120 radials is at most 1.2 MB before compression and 267 KB after it in real volumes."""
 MAX_RECORDS = 4
-MAX_RADIAL_BYTES = 64 * 1024
 
 _MESSAGE = struct.Struct(">12xHxB12x")
 
@@ -187,23 +186,19 @@ def _record_messages(volume: _Bytes, end: int | None) -> Iterator[tuple[int, byt
 
 
 def _messages(stream: _Bytes, position: int) -> Iterator[tuple[int, bytes]]:
-    """Type and body of each message: 12 bytes of channel terminal manager, 16 of message header (table II), body."""
-    end = position + MAX_UNPACKED_BYTES
-    while position < end:
-        header = stream.read(position, _MESSAGE.size)
-        if len(header) < _MESSAGE.size:
-            return
+    """Type and body of each message: 12 bytes of channel terminal manager, 16 of message header (table II), body.
+
+    Goes on to the end of the stream, which the stream itself keeps near: see MAX_UNPACKED_BYTES and MAX_READS.
+    """
+    while len(header := stream.read(position, _MESSAGE.size)) == _MESSAGE.size:
         halfwords, kind = _MESSAGE.unpack(header)
         body_bytes, advance = FRAME_BYTES - _MESSAGE.size, FRAME_BYTES
         if kind == 31:
             # The size counts the message header's 16 bytes and not the 12 before it.
-            body_bytes, advance = min(halfwords * 2 - 16, MAX_RADIAL_BYTES), halfwords * 2 + 12
-            if body_bytes <= 0:
-                raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"a type 31 message claims {halfwords} halfwords")
+            body_bytes, advance = halfwords * 2 - 16, halfwords * 2 + 12
         if kind in {1, 2, 5, 31}:
             body = stream.read(position + _MESSAGE.size, body_bytes)
             if len(body) < body_bytes:
                 raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the volume ends within a message of type {kind}")
             yield kind, body
         position += advance
-    raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"no radial in the first {MAX_UNPACKED_BYTES} bytes")

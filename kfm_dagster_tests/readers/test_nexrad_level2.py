@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import random
 import struct
 import tracemalloc
 from collections.abc import Mapping
@@ -88,8 +89,8 @@ def message_1(at: datetime, *, vcp: int = 21) -> bytes:
     return (struct.pack(">12xHBBHHIHH", 1208, 0, 1, 1, day, milliseconds, 1, 1) + body).ljust(2432, b"\0")
 
 
-def ldm(data: bytes, *, last: bool = False) -> bytes:
-    packed = bz2.compress(data)
+def ldm(data: bytes, *, last: bool = False, level: int = 9) -> bytes:
+    packed = bz2.compress(data, level)
     return struct.pack(">i", -len(packed) if last else len(packed)) + packed
 
 
@@ -324,6 +325,51 @@ def test_a_volume_cut_anywhere_before_its_first_radial_ends_is_refused(volume: b
     packed = gzip.compress(uncompressed[:radial])
     for end in range(2, len(packed), 7):
         assert refusal(packed[:end]) is MetadataIssue.TRUNCATED_OBJECT, end
+
+
+@pytest.mark.clause("OPR-07")
+def test_a_record_that_goes_on_past_the_end_of_the_object_is_refused_although_its_first_radial_is_there() -> None:
+    incompressible = random.Random(1).randbytes(400_000)
+    content = header() + ldm(message_1(START) + incompressible, level=1)
+    assert read(content).properties["nexrad:vcp"] == 21
+    assert refusal(content[:-1]) is MetadataIssue.TRUNCATED_OBJECT
+
+
+@pytest.mark.parametrize(
+    ("marker", "offset", "claimed"),
+    [
+        # The pattern's number of cuts, and the radial's number of data blocks.
+        (struct.pack(">HHH", 2, 212, 12), 4, 0xFFFF),
+        (struct.pack(">IIII", 72, 116, 128, 148), -2, 0xFFFF),
+    ],
+    ids=["cuts", "blocks"],
+)
+def test_a_count_beyond_the_format_is_not_followed(
+    marker: bytes, offset: int, claimed: int, uncompressed: bytes
+) -> None:
+    place = uncompressed.index(marker) + offset
+    content = uncompressed[:place] + struct.pack(">H", claimed) + uncompressed[place + 2 :]
+    assert read(content).properties == read(uncompressed).properties
+
+
+@pytest.mark.parametrize(
+    ("rda", "operability", "expected"),
+    [
+        (16, 2, ("operate", "on-line")),
+        # Bit 0: calibration is not automatic.
+        (8, 3, ("restart", "on-line")),
+        (64, 33, ("off-line operate", "inoperable")),
+        (0, 7, (None, None)),
+    ],
+)
+def test_the_status_of_the_radar_is_told(
+    rda: int, operability: int, expected: tuple[str | None, str | None], uncompressed: bytes
+) -> None:
+    place = uncompressed.index(struct.pack(">4H", 16, 2, 4, 2))
+    properties = read(
+        uncompressed[:place] + struct.pack(">HH", rda, operability) + uncompressed[place + 4 :]
+    ).properties
+    assert (properties.get("nexrad:rda-status"), properties.get("nexrad:operability-status")) == expected
 
 
 @pytest.mark.clause("OPR-07")
