@@ -145,7 +145,7 @@ class Feed:
         """
         by_topic: dict[str, list[str]] = {}
         for event in events:
-            by_topic.setdefault(self.topic_of(event.bucket), []).append(_notification([event]))
+            by_topic.setdefault(topic_of(self._registry, event.bucket), []).append(_notification([event]))
         for topic, messages in by_topic.items():
             for start in range(0, len(messages), BATCH):
                 self._publish(topic, messages[start : start + BATCH])
@@ -154,7 +154,7 @@ class Feed:
     def announce_together(self, events: Iterable[ObjectEvent]) -> None:
         """Publish one message that holds every event, which S3 may send. The first one's bucket gives the topic."""
         listed = list(events)
-        self._publish(self.topic_of(listed[0].bucket), [_notification(listed)])
+        self._publish(topic_of(self._registry, listed[0].bucket), [_notification(listed)])
 
     def announce_raw(self, body: str) -> None:
         """Send any text to the queue, past SNS."""
@@ -200,23 +200,6 @@ class Feed:
         self.announce(events)
         return FolderReport(objects=dict(objects), sidecars=len(events) - objects.total(), skipped=tuple(skipped))
 
-    def topic_of(self, bucket: str) -> str:
-        """ARN of the topic that announces a bucket: of a contract's topics the one with the bucket's number.
-
-        `noaa-goes18` has NewGOES18Object. Raises ConfigurationError for a bucket of no contract.
-        """
-        contracts = self._registry.buckets.get(bucket)
-        if contracts is None:
-            raise ConfigurationError(
-                "no dataset contract names this bucket",
-                observed=bucket,
-                expected="one of " + ", ".join(sorted(self._registry.buckets)),
-            )
-        arns = [topic.arn for topic in contracts[0].notifications.topics]
-        numbers = set(re.findall(r"\d+", bucket))
-        same_number = [arn for arn in arns if numbers & set(re.findall(r"\d+", arn.rsplit(":", 1)[1]))]
-        return (same_number or arns)[0]
-
     def _publish(self, topic: str, messages: list[str]) -> None:
         account = topic.split(":")[4]
         if account not in self._publishers:
@@ -247,3 +230,21 @@ class Feed:
 
 def _notification(events: Iterable[ObjectEvent]) -> str:
     return json.dumps({"Records": [event.record() for event in events]}, separators=(",", ":"))
+
+
+def topic_of(registry: ContractRegistry, bucket: str) -> str:
+    """ARN of the topic that announces a bucket: of a contract's topics the one with the bucket's number.
+
+    `noaa-goes18` has NewGOES18Object. Raises ConfigurationError for a bucket of no contract.
+    """
+    contracts = registry.buckets.get(bucket)
+    if contracts is None:
+        raise ConfigurationError(
+            "no dataset contract names this bucket",
+            observed=bucket,
+            expected="one of " + ", ".join(sorted(registry.buckets)),
+        )
+    arns = [topic.arn for topic in contracts[0].notifications.topics]
+    numbers = set(re.findall(r"\d+", bucket))
+    same_number = [arn for arn in arns if numbers & set(re.findall(r"\d+", arn.rsplit(":", 1)[1]))]
+    return (same_number or arns)[0]
