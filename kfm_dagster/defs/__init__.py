@@ -1,1 +1,1 @@
-"""The Dagster face; the only importer of dagster."""
+"""The Dagster face: the only importers of dagster. Take it off and every operator still runs."""

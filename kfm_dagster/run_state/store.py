@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.run_state.record import Outcome, RunState
 from kfm_dagster.storage.database import Database, Transaction
 
@@ -20,6 +21,10 @@ class RunStateStore(Protocol):
 
     def of_run(self, run_id: str) -> Sequence[RunState]:
         """Return every node's record of a run, in the order they were written."""
+        ...
+
+    def since(self, moment: datetime) -> Sequence[RunState]:
+        """Return every record written at or after a moment, by run and time."""
         ...
 
     def put(self, record: RunState, tx: Transaction) -> None:
@@ -43,6 +48,11 @@ class RelationalRunState:
         """Return every node's record of a run, in the order they were written."""
         with self._database.snapshot() as tx:
             return [_record(row) for row in tx.run("run_state.of_run", run_id=run_id)]
+
+    def since(self, moment: datetime) -> Sequence[RunState]:
+        """Return every record written at or after a moment, by run and time."""
+        with self._database.snapshot() as tx:
+            return [_record(row) for row in tx.run("run_state.since", moment=rfc3339(moment))]
 
     def put(self, record: RunState, tx: Transaction) -> None:
         """Insert or replace the record inside the caller's transaction. Raises RunStateError on a wrong record."""

@@ -1,0 +1,67 @@
+"""`kfm demo`: the whole product on one machine, on sample or on real objects."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from kfm_dagster.cli.progress_bar import drain_bar
+from kfm_dagster.embedded.demo import DemoResult, run_demo
+
+
+@click.command()
+@click.option(
+    "--objects",
+    type=click.Path(path_type=Path),
+    help="Folder of real objects laid out as DIR/<bucket>/<key>, instead of the samples.",
+)
+@click.option(
+    "--home",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(".kfm"),
+    show_default=True,
+    envvar="KFM_HOME",
+    help="Data root.",
+)
+@click.option("--timeout", default=900, show_default=True, help="Seconds after which the demo gives up.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
+def demo(*, objects: Path | None, home: Path, timeout: int, as_json: bool) -> None:
+    """Ingest objects through a real queue, daemon and runs, and show what became of each.
+
+    Starts an S3, SNS and SQS server and a Dagster deployment on loopback, publishes the objects' notifications
+    (the samples with a duplicate, a malformed message, a missing and a truncated object), waits until the queue
+    is drained, and stops what it started.
+
+    Example: kfm demo --objects ./nodd --json
+    """
+    console = Console(stderr=True)
+    with drain_bar(console) as report:
+        result = run_demo(home, objects=objects, timeout_seconds=timeout, report=report, say=console.print)
+    _print_table(result)
+    if as_json:
+        click.echo(json.dumps(result.as_json()))
+
+
+def _print_table(result: DemoResult) -> None:
+    table = Table(title="Units", caption=f"{result.rejected} messages rejected, {result.ignored} ignored")
+    table.add_column("dataset")
+    for name in ("received", "succeeded", "failed", "quarantined", "duplicates", "ms per unit"):
+        table.add_column(name, justify="right")
+    for dataset, counts in result.datasets.items():
+        table.add_row(
+            dataset,
+            *(str(counts[name]) for name in ("received", "succeeded", "failed", "quarantined", "duplicates")),
+            f"{result.ms_per_unit.get(dataset, 0):.1f}",
+        )
+    console = Console()
+    console.print(table)
+    for failing in result.failing:
+        console.print(f"  {failing}", soft_wrap=True, highlight=False)
+    console.print(f"catalog   {result.catalog}/catalog.json", soft_wrap=True, highlight=False)
+    console.print(f"lineage   {result.lineage}", soft_wrap=True, highlight=False)
+    console.print(f"database  {result.database}", soft_wrap=True, highlight=False)
+    console.print(f"{result.seconds:.0f} s", highlight=False)

@@ -1,0 +1,80 @@
+"""`kfm ui` and `kfm drain`: a Dagster deployment on this machine."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from kfm_dagster.cli.progress_bar import drain_bar
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.embedded.cloud import EmbeddedCloud
+from kfm_dagster.embedded.demo import DEMO_ENVIRONMENT, account, environment
+from kfm_dagster.embedded.deployment import Deployment
+from kfm_dagster.embedded.drain import drain as drain_queue
+from kfm_dagster.embedded.feed import Feed
+from kfm_dagster.embedded.sample_day import sample_objects
+from kfm_dagster.ingest.pipeline import Pipeline, utc_now
+from kfm_dagster.settings import Settings
+
+
+@click.command()
+@click.option("--port", default=3000, show_default=True, type=click.IntRange(1, 65535), help="Port of the web page.")
+@click.option(
+    "--cloud",
+    type=click.Choice(["embedded", "aws"]),
+    default="embedded",
+    show_default=True,
+    help="embedded: S3, SNS and SQS on loopback with the demo's objects; aws: what the AWS variables name.",
+)
+def ui(*, port: int, cloud: str) -> None:
+    """Open the Dagster UI over KFM_HOME, with daemon and sensors, until Ctrl-C.
+
+    Example: kfm ui --port 3001
+    """
+    settings = Settings.load()
+    console = Console(stderr=True)
+    with ExitStack() as stack:
+        if cloud == "embedded":
+            registry = ContractRegistry.load(settings.contracts_dir)
+            servers = stack.enter_context(EmbeddedCloud())
+            servers.provision(registry)
+            feed = Feed(servers, registry)
+            for item in sample_objects():
+                feed.deliver(item)
+            stack.enter_context(environment({**servers.environment(), **DEMO_ENVIRONMENT}))
+        console.print("starting the Dagster code server, daemon and web server ...")
+        deployment = stack.enter_context(Deployment(settings.home, environment={}, web_port=port))
+        console.print(f"open {deployment.url} (Ctrl-C stops everything)")
+        while deployment.alive():
+            time.sleep(1)
+        console.print(f"a part of the deployment died; read {deployment.home / 'logs'}")
+
+
+@click.command()
+@click.option("--timeout", default=86_400, show_default=True, help="Seconds after which to give up.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
+def drain(*, timeout: int, as_json: bool) -> None:
+    """Work the queue until it is empty, with a daemon and code server of its own.
+
+    Example: KFM_SQS_PRIMARY_QUEUE=kfm-nodd-primary kfm drain
+    """
+    settings = Settings.load()
+    pipeline = Pipeline.open(settings)
+    started = utc_now()
+    try:
+        pipeline.queue.depth()
+        with drain_bar(Console(stderr=True)) as report, Deployment(Path(settings.home), environment={}) as deployment:
+            drain_queue(deployment, pipeline, timeout_seconds=timeout, report=report)
+        result = account(pipeline, since=started)
+    finally:
+        pipeline.close()
+    if as_json:
+        click.echo(json.dumps(result.as_json()))
+    else:
+        units = sum(counts["received"] for counts in result.datasets.values())
+        click.echo(f"drained: {units} units in the ledger, {result.seconds:.0f} s")

@@ -1,0 +1,48 @@
+"""The `kfm` command: groups its subcommands and turns every refusal into one line and a stable exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+from kfm_dagster import __version__
+from kfm_dagster.cli.bench import bench
+from kfm_dagster.cli.dataset import dataset
+from kfm_dagster.cli.demo import demo
+from kfm_dagster.cli.deployment import drain, ui
+from kfm_dagster.cli.wal import wal
+from kfm_dagster.errors import ExitCode, KfmError
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C (128 + SIGINT), as shells have it."""
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="kfm")
+def kfm() -> None:
+    """Ingest NOAA open data (NODD) into a STAC catalog with provenance, exactly once.
+
+    Example: kfm demo
+    """
+
+
+for command in (demo, ui, drain, wal, dataset, bench):
+    kfm.add_command(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; never shows a traceback for bad input."""
+    try:
+        code = kfm.main(args=arguments, prog_name="kfm", standalone_mode=False)
+    except KfmError as error:
+        click.echo(f"kfm: {error}", err=True)
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        click.echo(f"kfm: {' '.join(error.format_message().split())}; next: kfm --help", err=True)
+        sys.exit(ExitCode.USAGE)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("kfm: interrupted; nothing is lost, run the command again to go on", err=True)
+        sys.exit(INTERRUPTED)
+    sys.exit(code if isinstance(code, int) else ExitCode.DONE)

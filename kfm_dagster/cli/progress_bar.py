@@ -1,0 +1,32 @@
+"""The progress bar of everything that waits for a queue to drain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from kfm_dagster.ingest.progress import Progress as QueueProgress
+
+
+@contextmanager
+def drain_bar(console: Console) -> Iterator[Callable[[QueueProgress], None]]:
+    """Show units done of units known, and what waits, on the given console."""
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("units"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[waiting]}"),
+        console=console,
+    ) as bar:
+        task = bar.add_task("ingesting", total=None, waiting="")
+
+        def report(now: QueueProgress) -> None:
+            waiting = f"{now.queued} messages queued, {now.waiting} units wait for a retry"
+            bar.update(task, total=now.units or None, completed=now.terminal, waiting=waiting)
+
+        yield report

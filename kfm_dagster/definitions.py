@@ -1,0 +1,35 @@
+"""Entry point of the code location: assembly only."""
+
+from __future__ import annotations
+
+import dagster as dg
+
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.defs.assets import dataset_assets, queue_asset
+from kfm_dagster.defs.checks import unit_checks
+from kfm_dagster.defs.io_manager import StageIOManager
+from kfm_dagster.defs.jobs import ingest_jobs
+from kfm_dagster.defs.resources import PipelineResource, SqsQueueResource, WalResource
+from kfm_dagster.defs.sensors import ingest_sensors
+from kfm_dagster.settings import Settings
+
+
+def build_definitions(settings: Settings) -> dg.Definitions:
+    """Assemble everything from the contracts in force. Raises ContractError."""
+    registry = ContractRegistry.load(settings.contracts_dir)
+    pipeline = PipelineResource(wal=WalResource(), queue=SqsQueueResource())
+    return dg.Definitions(
+        assets=[queue_asset(), *dataset_assets(registry)],
+        asset_checks=unit_checks(registry),
+        jobs=ingest_jobs(registry),
+        sensors=ingest_sensors(interval_seconds=settings.sensor_interval_seconds),
+        resources={"pipeline": pipeline, "stage_io": StageIOManager(pipeline=pipeline)},
+        # One process per run: a step's own process would cost seconds, and a batch's units run concurrently inside it.
+        executor=dg.in_process_executor,
+    )
+
+
+@dg.definitions
+def defs() -> dg.Definitions:
+    """Return the definitions for the environment of this process."""
+    return build_definitions(Settings.load())

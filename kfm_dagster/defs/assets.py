@@ -1,0 +1,160 @@
+"""Assets: each (dataset, operator) as an op, lifted into a software-defined asset; all derived from the contracts."""
+
+# No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.defs.chain import CHAIN, QUEUE_KEY, asset_key, op_name, slug
+from kfm_dagster.defs.io_manager import root_run_id
+from kfm_dagster.defs.partitions import DAYS
+from kfm_dagster.defs.resources import PipelineResource
+from kfm_dagster.ingest.nodes import (
+    IntegrityCheck,
+    MessageParse,
+    MetadataExtract,
+    Operator,
+    ProvenanceEmit,
+    Settle,
+    Source,
+    StacRegister,
+)
+from kfm_dagster.stages.run_contract import ComputedStage, Node, StageBatch, StageFailedError
+
+DESCRIPTIONS: Mapping[Operator, str] = {
+    Operator.MESSAGE_PARSE: (
+        "Units of one UTC day, claimed for this run: parsed from landed messages, listed in the bucket, or pending in "
+        "the ledger. Started by hand, it lists the bucket and takes what is missing."
+    ),
+    Operator.INTEGRITY_CHECK: "Each object as stored: there, of the announced size and version, of the right format.",
+    Operator.METADATA_EXTRACT: "What each object's headers say: time, footprint, product, platform, quality.",
+    Operator.STAC_REGISTER: "One STAC Item per unit, validated offline and promoted atomically.",
+    Operator.PROVENANCE_EMIT: "OpenLineage and PROV-O for every registered unit, once.",
+    Operator.SETTLE: "The final status of every claimed unit; its message is deleted when all its units are terminal.",
+}
+
+_NODES: Mapping[Operator, Any] = {
+    Operator.INTEGRITY_CHECK: IntegrityCheck,
+    Operator.METADATA_EXTRACT: MetadataExtract,
+    Operator.STAC_REGISTER: StacRegister,
+    Operator.PROVENANCE_EMIT: ProvenanceEmit,
+    Operator.SETTLE: Settle,
+}
+
+
+class MessageParseConfig(dg.Config):
+    """Where a run takes its units from. Empty is right for a run started by hand."""
+
+    source: Source = Field(
+        default=Source.LISTING,
+        description="landing: the landed batches below; ledger: what is pending; listing: the bucket's objects of the "
+        "day, and what is pending.",
+    )
+    landing: list[str] = Field(default_factory=list, description="Digests of landed message batches.")
+
+
+def queue_asset() -> dg.AssetSpec:
+    """Return the external asset that stands for the SQS queue."""
+    return dg.AssetSpec(
+        QUEUE_KEY,
+        description="The SQS queue that NOAA's SNS topics feed. The sensor nodd_messages receives from it.",
+        group_name="queue",
+        kinds={"sqs"},
+    )
+
+
+def dataset_assets(registry: ContractRegistry) -> list[dg.AssetsDefinition]:
+    """Return the chain of every dataset: envelopes > integrity > metadata > stac_items > provenance > ledger."""
+    return [asset for contract in registry for asset in _chain(contract)]
+
+
+def _chain(contract: DatasetContract) -> list[dg.AssetsDefinition]:
+    assets = []
+    upstream: dg.AssetKey | None = None
+    for noun, operator in CHAIN.items():
+        key = asset_key(contract.id, noun)
+        op = _first_op(contract.id) if upstream is None else _operator_op(contract.id, operator)
+        asset = dg.AssetsDefinition.from_op(
+            op,
+            keys_by_input_name={} if upstream is None else {"upstream": upstream},
+            keys_by_output_name={"result": key},
+            partitions_def=DAYS,
+            group_name=slug(contract.id),
+        )
+        assets.append(asset.map_asset_specs(partial(_described, contract=contract, operator=operator)))
+        upstream = key
+    return assets
+
+
+def _described(spec: dg.AssetSpec, *, contract: DatasetContract, operator: Operator) -> dg.AssetSpec:
+    described = spec.replace_attributes(
+        description=f"{DESCRIPTIONS[operator]}\n\n{contract.metadata.title}.",
+        owners=contract.metadata.owners,
+        kinds={"python", *({"parquet"} if operator is not Operator.STAC_REGISTER else {"json"})},
+        tags={**spec.tags, "kfm/dataset": contract.id},
+    )
+    return described.replace_attributes(deps=[QUEUE_KEY]) if operator is Operator.MESSAGE_PARSE else described
+
+
+def _first_op(dataset: str) -> dg.OpDefinition:
+    @dg.op(
+        name=op_name(dataset, Operator.MESSAGE_PARSE),
+        description=DESCRIPTIONS[Operator.MESSAGE_PARSE],
+        out=dg.Out(io_manager_key="stage_io"),
+    )
+    def message_parse(
+        context: dg.OpExecutionContext, config: MessageParseConfig, pipeline: PipelineResource
+    ) -> ComputedStage:
+        opened = pipeline.get()
+        node = MessageParse(
+            pipeline=opened,
+            dataset=dataset,
+            partition=context.partition_key,
+            run_id=root_run_id(context.run),
+            source=config.source,
+            landing=tuple(config.landing),
+            limit=opened.settings.max_units_per_run,
+        )
+        return _run(context, node, None, pipeline)
+
+    return message_parse
+
+
+def _operator_op(dataset: str, operator: Operator) -> dg.OpDefinition:
+    @dg.op(name=op_name(dataset, operator), description=DESCRIPTIONS[operator], out=dg.Out(io_manager_key="stage_io"))
+    def run_operator(context: dg.OpExecutionContext, upstream: StageBatch, pipeline: PipelineResource) -> ComputedStage:
+        node = _NODES[operator](
+            pipeline=pipeline.get(),
+            dataset=dataset,
+            partition=context.partition_key,
+            run_id=root_run_id(context.run),
+        )
+        return _run(context, node, upstream, pipeline)
+
+    return run_operator
+
+
+def _run(
+    context: dg.OpExecutionContext, node: Node, upstream: StageBatch | None, pipeline: PipelineResource
+) -> ComputedStage:
+    try:
+        stage = pipeline.get().stages.run(node, run_id=root_run_id(context.run), upstream=upstream)
+    except StageFailedError as error:
+        raise dg.Failure(description=str(error), metadata={"error_class": error.error_class.value}) from error
+    if stage.skipped is not None and stage.skipped.skipped is not None:
+        cause = stage.skipped.skipped
+        context.log.info("%s skipped: %s", node.dataset_id, cause)
+        context.log_event(
+            dg.AssetObservation(
+                context.asset_key,
+                partition=context.partition_key,
+                metadata={"outcome": "skipped", "cause": cause.value},
+            )
+        )
+    return stage

@@ -1,0 +1,54 @@
+"""The IO manager: stores each operator's output, writes its run-state, and recalls the earlier output on a skip."""
+
+# No postponed annotations here: Dagster reads ResourceDependency from the annotation itself.
+
+import dagster as dg
+from pydantic import PrivateAttr
+
+from kfm_dagster.defs.chain import CHAIN
+from kfm_dagster.defs.display import stage_metadata
+from kfm_dagster.defs.resources import PipelineResource
+from kfm_dagster.errors import KfmError
+from kfm_dagster.stages.run_contract import ComputedStage, StageBatch
+
+
+class StageIOManager(dg.ConfigurableIOManager):
+    """Commits a computed stage in one transaction and hands its batch to the next one.
+
+    The last batch of each dataset stays in memory; a re-executed run reads it from the artifact.
+    """
+
+    pipeline: dg.ResourceDependency[PipelineResource]
+
+    _recent: dict[str, StageBatch] = PrivateAttr(default_factory=dict)
+
+    def handle_output(self, context: dg.OutputContext, obj: ComputedStage) -> None:
+        """Commit the stage; the materialisation carries what became of its units."""
+        pipeline = self.pipeline.get()
+        batch = pipeline.stages.commit(obj)
+        dataset, noun = context.asset_key.path
+        self._recent[dataset] = batch
+        context.add_output_metadata(stage_metadata(noun, batch, catalog=pipeline.settings.catalog))
+
+    def load_input(self, context: dg.InputContext) -> StageBatch:
+        """Return the upstream output of the same root run. Raises KfmError when that run has none."""
+        dataset, noun = context.asset_key.path
+        dataset_id = f"{dataset}.{CHAIN[noun]}"
+        run_id = root_run_id(context.step_context.dagster_run)
+        recent = self._recent.get(dataset)
+        if recent is not None and (recent.state.dataset_id, recent.state.run_id) == (dataset_id, run_id):
+            return recent
+        recalled = self.pipeline.get().stages.recall(dataset_id, run_id)
+        if recalled is None:
+            raise KfmError(
+                f"{dataset}/{noun} has no output in this run",
+                observed=f"run {run_id}",
+                expected="the chain from envelopes on in one run",
+                next_step=f"materialise {dataset}/envelopes and everything downstream of it together",
+            )
+        return recalled
+
+
+def root_run_id(run: dg.DagsterRun) -> str:
+    """Return the id that a run shares with all its re-executions."""
+    return run.root_run_id or run.run_id

@@ -1,0 +1,56 @@
+"""Resources: configuration in, plain objects out. The objects themselves are tested without Dagster.
+
+One process keeps one open pipeline per database: a tick or a step would else connect anew each time.
+"""
+
+# No postponed annotations here: Dagster reads ResourceDependency from the annotation itself.
+
+from functools import cache
+
+import dagster as dg
+from dagster_aws.utils import ResourceWithBoto3Configuration
+from pydantic import Field
+
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.notifications.sqs import Queue, connect
+from kfm_dagster.settings import Settings
+
+
+class SqsQueueResource(ResourceWithBoto3Configuration):
+    """The SQS queue that NOAA's topics feed; dagster-aws has none, so this is built on its boto3 configuration."""
+
+    queue_name: str = Field(default="", description="Primary queue; KFM_SQS_PRIMARY_QUEUE when empty.")
+
+    def connect(self, settings: Settings) -> Queue:
+        """Return the queue; no request is made yet."""
+        return connect(settings, name=self.queue_name or None)
+
+
+class WalResource(dg.ConfigurableResource[Settings]):
+    """Where the NODD WAL is. No code outside it changes a record's status."""
+
+    dsn: str = Field(default="", description="sqlite:///FILE or postgresql+psycopg2://...; KFM_WAL_DSN when empty.")
+
+    def settings(self) -> Settings:
+        """Return the process's settings with this database. Raises ConfigurationError."""
+        settings = Settings.load()
+        return settings.model_copy(update={"wal_dsn": self.dsn}) if self.dsn else settings
+
+
+class PipelineResource(dg.ConfigurableResource[Pipeline]):
+    """The assembled pipeline: ledger, queue, object stores, catalog, lineage."""
+
+    wal: dg.ResourceDependency[WalResource]
+    queue: dg.ResourceDependency[SqsQueueResource]
+
+    def get(self) -> Pipeline:
+        """Return the process's open pipeline. Raises KfmError with one line on what is wrong."""
+        pipeline = open_pipeline(self.wal.settings())
+        pipeline.connect_queue = self.queue.connect
+        return pipeline
+
+
+@cache
+def open_pipeline(settings: Settings) -> Pipeline:
+    """Open a pipeline once per process and settings."""
+    return Pipeline.open(settings)

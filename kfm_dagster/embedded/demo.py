@@ -1,0 +1,149 @@
+"""The demo: embedded cloud, notifications, a real deployment, and an account of what became of every unit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.embedded.cloud import EmbeddedCloud
+from kfm_dagster.embedded.deployment import Deployment
+from kfm_dagster.embedded.drain import drain
+from kfm_dagster.embedded.feed import Feed
+from kfm_dagster.embedded.sample_day import publish_samples
+from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.ingest.pipeline import Pipeline, utc_now
+from kfm_dagster.ingest.progress import Progress
+from kfm_dagster.ingest.report import ms_per_unit
+from kfm_dagster.ledger.deliveries import DeliveryState
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.settings import Settings
+
+DEMO_ENVIRONMENT: Mapping[str, str] = {
+    # A demo is watched: ticks and retries come in seconds instead of minutes.
+    "KFM_SENSOR_INTERVAL_SECONDS": "2",
+    "KFM_RETRY_BACKOFF_SECONDS": "1",
+}
+MAX_FAILING_SHOWN = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoResult:
+    """What the demo did; counts are units but for `rejected` and `ignored`, which are messages."""
+
+    datasets: Mapping[str, Mapping[str, int]]
+    rejected: int
+    ignored: int
+    seconds: float
+    database: str
+    catalog: str
+    lineage: str
+    ms_per_unit: Mapping[str, float] = field(default_factory=dict)
+    failing: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the published form of `kfm demo --json`."""
+        return {
+            "datasets": {name: dict(counts) for name, counts in self.datasets.items()},
+            "rejected": self.rejected,
+            "seconds": round(self.seconds, 3),
+            "database": self.database,
+            "catalog": self.catalog,
+            "lineage": self.lineage,
+        }
+
+
+def run_demo(
+    home: Path,
+    *,
+    objects: Path | None,
+    timeout_seconds: float,
+    report: Callable[[Progress], None],
+    say: Callable[[str], None],
+) -> DemoResult:
+    """Run the demo below `home`. Raises KfmError with one line; a second call goes on where the first stopped."""
+    if objects is not None and not objects.is_dir():
+        raise ConfigurationError(
+            "--objects is no folder", observed=str(objects), expected="DIR/<bucket>/<key>", next_step="give a folder"
+        )
+    started = utc_now()
+    settings = demo_settings(home)
+    registry = ContractRegistry.load(settings.contracts_dir)
+    say("starting S3, SNS and SQS on loopback ...")
+    with EmbeddedCloud() as cloud:
+        cloud.provision(registry)
+        feed = Feed(cloud, registry)
+        with environment({**cloud.environment(), **DEMO_ENVIRONMENT, "KFM_HOME": str(home.absolute())}):
+            settings = Settings.load()
+            pipeline = Pipeline.open(settings)
+            try:
+                say("publishing objects and their notifications ...")
+                feed_demo(feed, objects)
+                say("starting the Dagster code server and daemon ...")
+                with Deployment(home, environment={}) as deployment:
+                    drain(deployment, pipeline, timeout_seconds=timeout_seconds, report=report)
+                return account(pipeline, since=started)
+            finally:
+                pipeline.close()
+
+
+def demo_settings(home: Path) -> Settings:
+    """Return the settings of this process with the given data root."""
+    with environment({"KFM_HOME": str(home.absolute())}):
+        return Settings.load()
+
+
+def feed_demo(feed: Feed, objects: Path | None) -> None:
+    """Publish a folder of real objects, or the samples with their bad neighbours."""
+    if objects is not None:
+        feed.from_folder(objects)
+    else:
+        publish_samples(feed)
+
+
+def account(pipeline: Pipeline, *, since: datetime) -> DemoResult:
+    """Ask ledger and deliveries what became of everything received, and run-state how long it took since a moment."""
+    counts = pipeline.ledger.counts()
+    duplicates = pipeline.deliveries.duplicates()
+    messages = pipeline.deliveries.counts()
+    failing = pipeline.ledger.find(status=Status.QUARANTINED, limit=MAX_FAILING_SHOWN)
+    return DemoResult(
+        datasets={
+            contract.id: {
+                "received": sum(counts.get(contract.id, {}).values()),
+                "succeeded": counts.get(contract.id, {}).get(Status.SUCCEEDED, 0),
+                "failed": counts.get(contract.id, {}).get(Status.FAILED, 0),
+                "quarantined": counts.get(contract.id, {}).get(Status.QUARANTINED, 0),
+                "duplicates": duplicates.get(contract.id, 0),
+            }
+            for contract in pipeline.registry
+        },
+        rejected=messages[DeliveryState.REJECTED],
+        ignored=messages[DeliveryState.IGNORED],
+        seconds=(pipeline.clock() - since).total_seconds(),
+        database=pipeline.database.engine.url.render_as_string(hide_password=True),
+        catalog=pipeline.settings.catalog,
+        lineage=pipeline.settings.lineage,
+        ms_per_unit=ms_per_unit(pipeline.stages.run_states.since(since)),
+        failing=tuple(f"{record.object_uri}: {record.last_error_code}" for record in failing),
+    )
+
+
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables of this process for a while; children and AWS clients read them."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

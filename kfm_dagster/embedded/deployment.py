@@ -1,0 +1,191 @@
+"""A whole deployment on one machine: code server, daemon and, when asked for, the web server, as child processes.
+
+The same commands that production runs, with loopback ports and a DAGSTER_HOME below KFM_HOME. Only processes started
+here are ended here, by pid.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from importlib import resources
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from kfm_dagster.errors import DependencyUnavailableError
+
+START_SECONDS = 120
+"""How long a server may take to answer; importing Dagster costs seconds on a busy machine."""
+STOP_SECONDS = 20
+
+
+class DeploymentError(DependencyUnavailableError):
+    """A part of the deployment did not start."""
+
+
+class Deployment:
+    """Code server, daemon and web server over one KFM_HOME; a context manager."""
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        environment: Mapping[str, str],
+        web_port: int | None = None,
+        daemon: bool = True,
+        dagster_yaml: str | None = None,
+    ) -> None:
+        self.home = home.absolute()
+        self.dagster_home = self.home / "dagster"
+        self.web_port = web_port
+        self._with_daemon = daemon
+        self._dagster_yaml = dagster_yaml or default_dagster_yaml()
+        self._environment = {
+            **os.environ,
+            **environment,
+            "KFM_HOME": str(self.home),
+            "DAGSTER_HOME": str(self.dagster_home),
+            "PYTHONUNBUFFERED": "1",
+        }
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """Address of the web server."""
+        return f"http://127.0.0.1:{self.web_port}"
+
+    def start(self) -> None:
+        """Start everything and wait until it answers. Raises DeploymentError with the log's name."""
+        self.dagster_home.mkdir(parents=True, exist_ok=True)
+        (self.dagster_home / "dagster.yaml").write_text(self._dagster_yaml, encoding="utf-8")
+        port = free_port()
+        workspace = self.dagster_home / "workspace.yaml"
+        workspace.write_text(
+            "load_from:\n  - grpc_server:\n"
+            f"      host: 127.0.0.1\n      port: {port}\n      location_name: kfm_dagster\n",
+            encoding="utf-8",
+        )
+        self._spawn(
+            "code-server",
+            ["dagster", "code-server", "start", "-m", "kfm_dagster.definitions", "-h", "127.0.0.1", "-p", str(port)],
+        )
+        self._wait("code-server", lambda: _accepts(port))
+        if self._with_daemon:
+            self.start_daemon()
+        if self.web_port is not None:
+            self._spawn(
+                "webserver",
+                ["dagster-webserver", "-h", "127.0.0.1", "-p", str(self.web_port), "-w", str(workspace)],
+            )
+            self._wait("webserver", lambda: _serves(f"{self.url}/server_info"))
+
+    def start_daemon(self) -> None:
+        """Start the daemon (sensors, run queue, run monitoring, backfills)."""
+        self._spawn("daemon", ["dagster-daemon", "run", "-w", str(self.dagster_home / "workspace.yaml")])
+
+    def kill(self, name: str) -> None:
+        """Kill one child with SIGKILL, as a crash would."""
+        child = self._children.pop(name)
+        child.kill()
+        child.wait()
+
+    def stop(self) -> None:
+        """Stop what was started, web server first; kill what does not stop in time."""
+        for name in reversed(list(self._children)):
+            child = self._children.pop(name)
+            child.terminate()
+            try:
+                child.wait(timeout=STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+    def log(self, name: str) -> Path:
+        """Return the log file of a child."""
+        return self.home / "logs" / f"{name}.log"
+
+    def pids(self) -> list[int]:
+        """Return the process ids of the children."""
+        return [child.pid for child in self._children.values()]
+
+    def alive(self) -> bool:
+        """Tell whether every child still runs."""
+        return all(child.poll() is None for child in self._children.values())
+
+    def _spawn(self, name: str, command: list[str]) -> None:
+        log = self.log(name)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        executable = Path(sys.executable).parent / command[0]
+        with log.open("ab") as output:
+            self._children[name] = subprocess.Popen(  # noqa: S603, our own entry points
+                [str(executable), *command[1:]],
+                cwd=self.home,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def _wait(self, name: str, ready: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            if self._children[name].poll() is not None:
+                break
+            if ready():
+                return
+            time.sleep(0.2)
+        raise DeploymentError(
+            f"the {name} did not start",
+            observed=f"exit code {self._children[name].poll()}",
+            expected=f"an answer within {START_SECONDS} s",
+            next_step=f"read {self.log(name)}",
+        )
+
+
+def default_dagster_yaml() -> str:
+    """Return the repository's dagster.yaml, which also travels inside the wheel."""
+    bundled = resources.files("kfm_dagster") / "_bundled" / "dagster.yaml"
+    if bundled.is_file():
+        return bundled.read_text(encoding="utf-8")
+    return (Path(__file__).resolve().parents[2] / "dagster.yaml").read_text(encoding="utf-8")
+
+
+def free_port() -> int:
+    """Return a loopback port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _accepts(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _serves(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:  # noqa: S310, a loopback address made above
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False

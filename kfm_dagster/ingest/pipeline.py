@@ -1,0 +1,124 @@
+"""The pipeline's parts, put together from settings: one object that nodes, sensors and commands share.
+
+Belongs here: construction and the one thing that needs queue and ledger together (acknowledging). Opening a pipeline
+connects to the database; the queue is connected on first use, because a backfill needs none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+
+from kfm_dagster.catalog.publisher import open_publisher
+from kfm_dagster.catalog.store import Catalog
+from kfm_dagster.contracts.envelope import WalId
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.ledger.deliveries import Deliveries
+from kfm_dagster.ledger.store import Ledger
+from kfm_dagster.lineage.store import Lineage
+from kfm_dagster.notifications.landing import Landing
+from kfm_dagster.notifications.sqs import Queue, connect
+from kfm_dagster.run_state.store import RelationalRunState
+from kfm_dagster.settings import Settings
+from kfm_dagster.stages.run_contract import StageRunner
+from kfm_dagster.storage.artifacts import Artifacts
+from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.objects import ObjectStores, open_store
+
+
+def utc_now() -> datetime:
+    """Return the wall clock, aware and UTC."""
+    return datetime.now(UTC)
+
+
+@dataclass
+class Pipeline:
+    """Everything that a node, a sensor or a command works with."""
+
+    settings: Settings
+    registry: ContractRegistry
+    database: Database
+    clock: Callable[[], datetime] = utc_now
+    connect_queue: Callable[[Settings], Queue] = connect
+
+    @classmethod
+    def open(cls, settings: Settings) -> Pipeline:
+        """Load the contracts and open the database. Raises KfmError with one line on what is wrong."""
+        return cls(
+            settings=settings,
+            registry=ContractRegistry.load(settings.contracts_dir),
+            database=Database.open(settings.database_url),
+        )
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self.database.dispose()
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """The NODD WAL."""
+        return Ledger(
+            self.database,
+            registry=self.registry,
+            worker_id=self.settings.worker_id,
+            clock=self.clock,
+            retry_backoff_seconds=self.settings.retry_backoff_seconds,
+        )
+
+    @cached_property
+    def deliveries(self) -> Deliveries:
+        """Messages received and what became of them."""
+        return Deliveries(self.database, clock=self.clock)
+
+    @cached_property
+    def landing(self) -> Landing:
+        """The immutable landing zone."""
+        return Landing(open_store(self.settings.storage))
+
+    @cached_property
+    def objects(self) -> ObjectStores:
+        """The providers' object stores, read-only."""
+        return ObjectStores(object_root=self.settings.object_root, anonymous=self.settings.anonymous)
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        """The STAC catalog."""
+        return Catalog(self.database, open_publisher(self.settings.catalog), self.registry)
+
+    @cached_property
+    def lineage(self) -> Lineage:
+        """OpenLineage and PROV-O."""
+        return Lineage.open(self.database, url=self.settings.lineage)
+
+    @cached_property
+    def queue(self) -> Queue:
+        """The primary queue. Raises QueueUnavailableError when it does not answer."""
+        return self.connect_queue(self.settings)
+
+    @cached_property
+    def stages(self) -> StageRunner:
+        """The run contract."""
+        return StageRunner(
+            database=self.database,
+            run_states=RelationalRunState(self.database),
+            artifacts=Artifacts(open_store(self.settings.storage)),
+            clock=self.clock,
+            lakefs_branch=self.settings.lakefs_branch,
+        )
+
+    def acknowledge(self, *, retrying: Collection[WalId] = (), limit: int = 10_000) -> int:
+        """Delete the messages whose units are all terminal; let those of retrying units come back when they are due.
+
+        Returns the number of deleted messages. Harmless to repeat: what SQS did not take stays due.
+        """
+        if retrying and (later := self.deliveries.due_for_backoff(retrying)):
+            self.queue.change_visibility([(entry.receipt_handle, entry.seconds) for entry in later])
+        due = self.deliveries.due_for_deletion(limit=limit)
+        if not due:
+            return 0
+        refused = set(self.queue.delete([entry.receipt_handle for entry in due]))
+        deleted = [entry.message_id for entry in due if entry.receipt_handle not in refused]
+        self.deliveries.mark_deleted(deleted)
+        return len(deleted)

@@ -1,0 +1,40 @@
+"""Progress: what is still to do before a queue counts as drained, asked of the queue and the ledger."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.state_machine import Status
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """One look at queue and ledger. `waiting` counts failed units that will be retried."""
+
+    queued: int
+    units: int
+    terminal: int
+    in_flight: int
+    waiting: int
+
+    @property
+    def drained(self) -> bool:
+        """Tell whether nothing is left to do."""
+        return self.queued == 0 and self.in_flight == 0 and self.waiting == 0
+
+
+def progress(pipeline: Pipeline) -> Progress:
+    """Look once. Raises QueueUnavailableError or DatabaseUnavailableError."""
+    depth = pipeline.queue.depth()
+    totals = dict.fromkeys(Status, 0)
+    for by_status in pipeline.ledger.counts().values():
+        for status, units in by_status.items():
+            totals[status] += units
+    return Progress(
+        queued=depth.visible + depth.in_flight + depth.delayed,
+        units=sum(totals.values()),
+        terminal=totals[Status.SUCCEEDED] + totals[Status.QUARANTINED],
+        in_flight=totals[Status.PENDING] + totals[Status.IN_PROGRESS],
+        waiting=totals[Status.FAILED],
+    )

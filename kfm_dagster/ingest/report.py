@@ -1,0 +1,51 @@
+"""Reports: how long the nodes of finished runs took, from what they recorded."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from datetime import datetime
+from itertools import groupby, pairwise
+
+from kfm_dagster.run_state.record import RunState
+from kfm_dagster.storage.database import Database
+
+
+def node_seconds(states: Iterable[RunState]) -> dict[tuple[str, str], float]:
+    """Return wall seconds by (dataset, operator), summed over runs; `states` come by run and time.
+
+    A node's time is the span between the record before it in its run and its own, so it holds Dagster's part as well.
+    The first node of a run has no record before it and does not count.
+    """
+    spent: dict[tuple[str, str], float] = defaultdict(float)
+    for _, records in groupby(states, key=lambda state: state.run_id):
+        for earlier, later in pairwise(records):
+            dataset, operator = later.dataset_id.split(".", 1)
+            spent[dataset, operator] += (later.recorded_at - earlier.recorded_at).total_seconds()
+    return dict(spent)
+
+
+def ledger_span(database: Database) -> tuple[datetime, datetime]:
+    """Return when the ledger's first record was made and its last one changed. Raises ValueError when it is empty."""
+    with database.snapshot() as tx:
+        row = tx.run("reports.ledger_span").one()
+    if row.began is None:
+        raise ValueError("the ledger is empty")
+    return _moment(row.began), _moment(row.ended)
+
+
+def ms_per_unit(states: Iterable[RunState]) -> dict[str, float]:
+    """Return wall milliseconds per unit by dataset, over every run that settled units."""
+    records = list(states)
+    units: Counter[str] = Counter()
+    for record in records:
+        dataset, operator = record.dataset_id.split(".", 1)
+        units[dataset] += record.validation_summary["checks"] if operator == "settle" else 0
+    spent: dict[str, float] = defaultdict(float)
+    for (dataset, _), seconds in node_seconds(records).items():
+        spent[dataset] += seconds
+    return {dataset: spent[dataset] * 1000 / count for dataset, count in units.items() if count}
+
+
+def _moment(value: str | datetime) -> datetime:
+    return datetime.fromisoformat(value) if isinstance(value, str) else value
