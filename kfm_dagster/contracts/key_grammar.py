@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import re
 from calendar import isleap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from enum import Enum, auto
+from functools import lru_cache
+from operator import itemgetter
 
 from kfm_dagster.contracts.model import DatasetContract, TimeField
 
@@ -47,7 +49,7 @@ class KeyGrammarReader:
     """The compiled grammar of one contract."""
 
     contract: DatasetContract
-    _pattern: re.Pattern[str] = field(init=False, repr=False)
+    _fullmatch: Callable[[str], re.Match[str] | None] = field(init=False, repr=False)
     _ignore: tuple[re.Pattern[str], ...] = field(init=False, repr=False)
     _start: _StampReader = field(init=False, repr=False)
     _end: _StampReader | None = field(init=False, repr=False)
@@ -56,7 +58,9 @@ class KeyGrammarReader:
         storage = self.contract.storage
         grammar = storage.key_grammar
         # ASCII: an Arabic-Indic digit in a key is no digit of a time stamp.
-        object.__setattr__(self, "_pattern", re.compile(grammar.pattern, re.ASCII))
+        pattern = re.compile(grammar.pattern, re.ASCII)
+        # A key is asked for its kind and then for its match; the second question costs a look-up.
+        object.__setattr__(self, "_fullmatch", lru_cache(maxsize=64)(pattern.fullmatch))
         object.__setattr__(self, "_ignore", tuple(re.compile(pattern) for pattern in storage.ignore))
         object.__setattr__(self, "_start", _StampReader(grammar.start))
         object.__setattr__(self, "_end", _StampReader(grammar.end) if grammar.end else None)
@@ -68,10 +72,10 @@ class KeyGrammarReader:
         """
         if not is_safe_key(key):
             return KeyKind.FOREIGN
-        if self._pattern.fullmatch(key):
+        if self._fullmatch(key):
             return KeyKind.DATA
         for sidecar in self.contract.storage.sidecars:
-            if key.endswith(sidecar.suffix) and self._pattern.fullmatch(key.removesuffix(sidecar.suffix)):
+            if key.endswith(sidecar.suffix) and self._fullmatch(key.removesuffix(sidecar.suffix)):
                 return KeyKind.SIDECAR
         if any(pattern.search(key) for pattern in self._ignore):
             return KeyKind.IGNORED
@@ -79,27 +83,28 @@ class KeyGrammarReader:
 
     def match(self, key: str) -> KeyMatch | None:
         """Understand a data key; None when it is none. Raises InvalidKeyTimeError for impossible stamps."""
-        found = self._pattern.fullmatch(key)
+        found = self._fullmatch(key)
         if found is None or not is_safe_key(key):
             return None
-        groups = {name: value for name, value in found.groupdict().items() if value is not None}
+        # A group that took no part in the match is empty text in a template.
+        texts = found.groupdict("")
         lead = self.contract.storage.key_grammar.end_offset_hours
-        start = self._start.read(groups)
+        start = self._start.read(texts)
         if self._end is not None:
-            end = self._end.read(groups)
+            end = self._end.read(texts)
         elif lead is not None:
-            end = _after(start, hours=groups.get(lead, ""))
+            end = _after(start, hours=texts[lead])
         else:
             end = start
         if end < start:
             raise InvalidKeyTimeError(f"end {end:%Y-%m-%dT%H:%M:%SZ} is before start {start:%Y-%m-%dT%H:%M:%SZ}")
         stac = self.contract.stac
         return KeyMatch(
-            groups=groups,
+            groups={name: value for name, value in found.groupdict().items() if value is not None},
             start=start,
             end=end,
-            item_id=stac.item_id.format_map(_Blank(groups)),
-            precedence=groups.get(stac.precedence, "") if stac.precedence else "",
+            item_id=stac.item_id.format_map(texts),
+            precedence=texts[stac.precedence] if stac.precedence else "",
         )
 
     def prefixes(self, day: date) -> list[str]:
@@ -129,13 +134,6 @@ def _after(start: datetime, *, hours: str) -> datetime:
         raise InvalidKeyTimeError(f"{hours!r} hours after the start is no time") from None
 
 
-class _Blank(dict[str, str]):
-    """A group that took no part in the match is empty text in a template."""
-
-    def __missing__(self, key: str) -> str:
-        return ""
-
-
 _DIGITS = {
     "Y": "([0-9]{4})",
     "m": "([0-9]{2})",
@@ -148,6 +146,9 @@ _DIGITS = {
 }
 """Digits of each directive. `strptime` itself is lenient: it reads day 380 of %j as day 38 and shifts the rest."""
 
+_DEFAULTS = {"Y": "", "m": "1", "d": "1", "j": "", "H": "0", "M": "0", "S": "0", "f": "0"}
+"""What stands for a directive that the format has not, in the order of `_utc`'s parameters."""
+
 
 class _StampReader:
     """Reads a time stamp of fixed widths; `%f`, last, takes the one to six digits that remain."""
@@ -155,30 +156,36 @@ class _StampReader:
     def __init__(self, spec: TimeField) -> None:
         self._spec = spec
         tokens = re.findall(r"([^%]+)|%(\w)", spec.format)
-        self._directives = tuple(directive for _, directive in tokens if directive)
         self._pattern = re.compile(
             "".join(re.escape(literal) if literal else _DIGITS[directive] for literal, directive in tokens)
+        )
+        directives = [directive for _, directive in tokens if directive]
+        # Where each part stands among the pattern's groups, or among the defaults that follow them.
+        self._parts = itemgetter(
+            *(
+                directives.index(directive) if directive in directives else len(directives) + default
+                for default, directive in enumerate(_DEFAULTS)
+            )
         )
 
     def read(self, groups: Mapping[str, str]) -> datetime:
         """Time in UTC. Raises InvalidKeyTimeError."""
-        text = self._spec.value.format_map(_Blank(groups))
+        text = self._spec.value.format_map(groups)
         found = self._pattern.fullmatch(text)
         try:
             if found is not None:
-                return _utc(dict(zip(self._directives, found.groups(), strict=True)))
+                return _utc(*self._parts((*found.groups(), *_DEFAULTS.values())))
         except ValueError:
             pass
         raise InvalidKeyTimeError(f"{text!r} is no time of the form {self._spec.format!r}")
 
 
-def _utc(parts: dict[str, str]) -> datetime:
-    year = int(parts["Y"])
-    month, day = int(parts.get("m", 1)), int(parts.get("d", 1))
-    hour, minute, second = int(parts.get("H", 0)), int(parts.get("M", 0)), int(parts.get("S", 0))
-    time = datetime(year, month, day, hour, minute, second, int(parts.get("f", "0").ljust(6, "0")), UTC)
-    if "j" not in parts:
+def _utc(year: str, month: str, day: str, of_year: str, hour: str, minute: str, second: str, fraction: str) -> datetime:
+    time = datetime(
+        int(year), int(month), int(day), int(hour), int(minute), int(second), int(fraction.ljust(6, "0")), UTC
+    )
+    if not of_year:
         return time
-    if not 1 <= int(parts["j"]) <= (366 if isleap(year) else 365):
+    if not 1 <= int(of_year) <= (366 if isleap(time.year) else 365):
         raise ValueError("no such day of the year")
-    return time + timedelta(days=int(parts["j"]) - 1)
+    return time + timedelta(days=int(of_year) - 1)

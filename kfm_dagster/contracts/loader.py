@@ -145,7 +145,7 @@ class ContractRegistry:
         """
         contracts = self.buckets.get(bucket, ())
         for contract in contracts:
-            if any(key.startswith(prefix) for prefix in contract.storage.prefixes):
+            if key.startswith(tuple(contract.storage.prefixes)):
                 return Route(kind=self.grammars[contract.id].kind(key), contract=contract)
         if any(self.grammars[contract.id].kind(key) is KeyKind.IGNORED for contract in contracts):
             return Route(kind=KeyKind.IGNORED, contract=None)
