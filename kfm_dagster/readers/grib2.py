@@ -103,7 +103,7 @@ def read_grib2(request: ReadRequest) -> HeaderMetadata:
         start=reference,
         end=end,
         datetime=end,
-        geometry=_fresh(grid.geometry),
+        geometry=grid.geometry,
         bbox=grid.bbox,
         properties=_properties(request, first, grid, inventory, horizon),
         native=_native(first, grid),
@@ -253,15 +253,6 @@ def _duration(value: timedelta) -> str:
     if seconds % 3600 == 0:
         return f"PT{seconds // 3600}H"
     return f"PT{seconds // 60}M" if seconds % 60 == 0 else f"PT{seconds}S"
-
-
-def _fresh(geometry: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy a cached geometry with lists for tuples, so that no Item can change another's."""
-
-    def copied(coordinates: Any) -> Any:
-        return [copied(part) for part in coordinates] if isinstance(coordinates, tuple | list) else coordinates
-
-    return {"type": geometry["type"], "coordinates": copied(geometry["coordinates"])}
 
 
 def _native(first: Message, grid: Grid) -> dict[str, Any]:

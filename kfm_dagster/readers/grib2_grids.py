@@ -41,6 +41,7 @@ class Grid:
 
     `transform` maps (column, row) to the CRS from cell corner to cell corner with row 0 in the north, as GDAL presents
     every GRIB2 grid whatever its scanning mode; None where rows are not evenly spaced. `native` has ecCodes' key names.
+    All files of a grid share one `geometry`, whose coordinates are tuples.
     """
 
     template: int

@@ -92,20 +92,15 @@ class HeaderWindow:
         length = max(0, min(length, self.size - start))
         if start < self._start or start + length > self._start + len(self._bytes):
             self._start, self._bytes = start, self._source.read(start, max(length, REQUEST_BYTES))
-        found = self._bytes[start - self._start : start - self._start + length]
-        if len(found) < length:
-            raise ReadError(
-                MetadataIssue.TRUNCATED_OBJECT,
-                f"the object gave {len(found)} of {length} bytes at {start}, although its size is {self.size}",
-            )
-        return found
+        return self._bytes[start - self._start : start - self._start + length]
 
     def read(self, start: int, length: int) -> bytes:
         """Exactly `length` bytes. Raises ReadError(TRUNCATED_OBJECT) when the object ends before."""
         found = self.peek(start, length)
         if len(found) < length:
             raise ReadError(
-                MetadataIssue.TRUNCATED_OBJECT, f"the object ends at {self.size}, inside a header at {start}"
+                MetadataIssue.TRUNCATED_OBJECT,
+                f"the object of {self.size} bytes gave {len(found)} of the {length} bytes of a header at {start}",
             )
         return found
 
