@@ -1,0 +1,220 @@
+"""PROV-O: what a batch of ingests used and made, as one JSON-LD document (pure), and the same document as PROV-JSON.
+
+Terms are those of https://www.w3.org/TR/prov-o/. The context is inline, so a document can be read without the network.
+A line holds one unit's nodes, so that a document can be made, searched and compared unit by unit; nodes that units
+share (an object, a notification of several records, the agents) have one id and say the same wherever they stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import orjson
+
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.lineage.unit import IngestRun, LineageUnit, agent_id
+
+Node = dict[str, Any]
+
+PREFIXES: Mapping[str, str] = {
+    "prov": "http://www.w3.org/ns/prov#",
+    "xsd": "http://www.w3.org/2001/XMLSchema#",
+    "kfm": "https://kfm.dev/ns/nodd#",
+    "urn": "urn:",
+}
+
+RELATIONS: Mapping[str, tuple[str, str]] = {
+    "used": ("prov:activity", "prov:entity"),
+    "wasGeneratedBy": ("prov:entity", "prov:activity"),
+    "wasDerivedFrom": ("prov:generatedEntity", "prov:usedEntity"),
+    "wasAssociatedWith": ("prov:activity", "prov:agent"),
+    "wasAttributedTo": ("prov:entity", "prov:agent"),
+    "actedOnBehalfOf": ("prov:delegate", "prov:responsible"),
+}
+"""Relation > the roles of its subject and object in PROV-JSON (W3C submission 2013-04-24, section 3)."""
+
+CONTEXT: Mapping[str, Any] = {
+    **PREFIXES,
+    "id": "@id",
+    "type": "@type",
+    **{kind: f"prov:{kind}" for kind in ("Activity", "Entity", "Agent")},
+    **{relation: {"@id": f"prov:{relation}", "@type": "@id"} for relation in RELATIONS},
+    "startedAtTime": {"@id": "prov:startedAtTime", "@type": "xsd:dateTime"},
+    "endedAtTime": {"@id": "prov:endedAtTime", "@type": "xsd:dateTime"},
+    "event_time": {"@id": "kfm:event_time", "@type": "xsd:dateTime"},
+}
+
+_JSON_TIMES: Mapping[str, str] = {"startedAtTime": "prov:startTime", "endedAtTime": "prov:endTime"}
+
+SERVICE = agent_id("kfm_dagster")
+OPERATOR = agent_id("kfm_dagster.stac_register")
+"""The operator that made the Item, on behalf of the service. Agents have no version: the activity has it, so that an
+upgrade does not change who made what."""
+
+
+def prov_document(units: Iterable[LineageUnit], run: IngestRun, contract: DatasetContract) -> bytes:
+    """Return the JSON-LD document of a batch; the same batch gives the same bytes."""
+    producers = producer_ids(contract)
+    lines = [_joined(_agents(contract))]
+    lines += [_joined(prov_nodes(unit, run, producers)) for unit in units]
+    return b'{"@context":%b,\n"@graph":[\n%b\n]}\n' % (orjson.dumps(CONTEXT), b",\n".join(lines))
+
+
+def prov_nodes(unit: LineageUnit, run: IngestRun, producers: list[str]) -> Iterator[Node]:
+    """Yield the activity and the entities of one unit; `producers` are the agents who made the source object."""
+    yield _activity(unit, run)
+    yield _object(unit, producers)
+    yield from _messages(unit)
+    yield _qc_report(unit)
+    yield _item(unit)
+
+
+def producer_ids(contract: DatasetContract) -> list[str]:
+    """Return the agents to whom the contract's objects are attributed."""
+    return [agent_id(name) for name in _producers(contract)]
+
+
+def prov_json(document: bytes) -> dict[str, Any]:
+    """Convert a document of `prov_document` to PROV-JSON. Raises ValueError for anything else."""
+    loaded = orjson.loads(document)
+    if not isinstance(loaded, dict) or loaded.get("@context") != CONTEXT:
+        raise ValueError("not a PROV document of this package: it has another @context")
+    found: dict[str, Any] = {"prefix": {"kfm": PREFIXES["kfm"], "urn": PREFIXES["urn"]}}
+    for node in loaded["@graph"]:
+        kind, *classes = node["type"]
+        found.setdefault(kind.lower(), {})[node["id"]] = _json_attributes(node, classes)
+        for relation, (subject, target) in RELATIONS.items():
+            for other in _listed(node.get(relation, [])):
+                # Named by what it relates, so that a node met twice gives one relation.
+                name = f"_:{relation}.{node['id'][9:]}.{other[9:]}"
+                found.setdefault(relation, {})[name] = {subject: node["id"], target: other}
+    return found
+
+
+def _json_attributes(node: Node, classes: list[str]) -> dict[str, Any]:
+    attributes: dict[str, Any] = {}
+    for name, value in node.items():
+        if name.startswith("kfm:"):
+            attributes[name] = value
+        elif name == "event_time":
+            attributes["kfm:event_time"] = {"$": value, "type": "xsd:dateTime"}
+        elif name in _JSON_TIMES:
+            attributes[_JSON_TIMES[name]] = value
+    names = [name if ":" in name else f"prov:{name}" for name in classes]
+    attributes["prov:type"] = [{"$": name, "type": "prov:QUALIFIED_NAME"} for name in names]
+    return attributes
+
+
+def _activity(unit: LineageUnit, run: IngestRun) -> Node:
+    used = [unit.object_id, unit.message_id] if unit.message_id else [unit.object_id]
+    return {
+        "id": unit.activity_id,
+        "type": ["Activity", "kfm:Ingest"],
+        "startedAtTime": run.started_text,
+        "endedAtTime": run.occurred_text,
+        "used": used,
+        "wasAssociatedWith": [SERVICE, OPERATOR],
+        "kfm:wal_id": unit.wal_id,
+        "kfm:attempt": unit.envelope.attempt,
+        "kfm:run_id": run.run_id,
+        "kfm:openlineage_run_id": unit.openlineage_run_id,
+        "kfm:software_version": run.software_version,
+    }
+
+
+def _object(unit: LineageUnit, producers: list[str]) -> Node:
+    node: Node = {
+        "id": unit.object_id,
+        "type": ["Entity", "kfm:SourceObject"],
+        "kfm:object_uri": unit.envelope.object_uri,
+        "event_time": rfc3339(unit.envelope.event_time),
+        "wasAttributedTo": producers,
+    }
+    if unit.envelope.object_version is not None:
+        node["kfm:object_version"] = unit.envelope.object_version
+    return node
+
+
+def _messages(unit: LineageUnit) -> Iterator[Node]:
+    raw = unit.envelope.raw
+    announced = unit.object_id
+    if unit.notification_id:
+        node: Node = {
+            "id": unit.notification_id,
+            "type": ["Entity", "kfm:Notification"],
+            "kfm:sns_message_id": raw.sns_message_id,
+            "wasDerivedFrom": announced,
+        }
+        if raw.topic_arn:
+            node["kfm:topic_arn"] = raw.topic_arn
+        yield node
+        announced = unit.notification_id
+    if unit.message_id:
+        yield {
+            "id": unit.message_id,
+            "type": ["Entity", "kfm:Message"],
+            "kfm:sqs_message_id": raw.sqs_message_id,
+            "wasDerivedFrom": announced,
+        }
+
+
+def _qc_report(unit: LineageUnit) -> Node:
+    integrity, metadata = unit.envelope.integrity, unit.envelope.metadata
+    node: Node = {
+        "id": unit.qc_report_id,
+        "type": ["Entity", "kfm:QcReport"],
+        "kfm:integrity_status": integrity.status if integrity else "unknown",
+        "kfm:metadata_status": metadata.status if metadata else "unknown",
+        "wasGeneratedBy": unit.activity_id,
+        "wasDerivedFrom": unit.object_id,
+        "wasAttributedTo": SERVICE,
+    }
+    sections = [section for section in (integrity, metadata) if section is not None]
+    if codes := sorted({issue.code for section in sections for issue in section.issues}):
+        node["kfm:issue"] = codes
+    return node
+
+
+def _item(unit: LineageUnit) -> Node:
+    stac = unit.stac
+    node: Node = {
+        "id": unit.item_id,
+        "type": ["Entity", "kfm:StacItem"],
+        "kfm:stac_item_id": stac.item_id,
+        "kfm:stac_collection_id": stac.collection_id,
+        "kfm:stac_item_href": stac.item_href,
+        "kfm:dataset_id": f"{unit.envelope.dataset}.stac_register",
+        "wasGeneratedBy": unit.activity_id,
+        "wasDerivedFrom": [unit.object_id, unit.qc_report_id],
+        "wasAttributedTo": OPERATOR,
+    }
+    if stac.content_sha256 is not None:
+        node["kfm:content_sha256"] = stac.content_sha256
+    return node
+
+
+def _agents(contract: DatasetContract) -> Iterator[Node]:
+    # Typed as Agent too: RDF readers do not infer it from the subclass.
+    yield {"id": SERVICE, "type": ["Agent", "prov:SoftwareAgent"], "kfm:name": "kfm_dagster"}
+    yield {
+        "id": OPERATOR,
+        "type": ["Agent", "prov:SoftwareAgent"],
+        "kfm:name": "kfm_dagster.stac_register",
+        "actedOnBehalfOf": SERVICE,
+    }
+    for name in _producers(contract):
+        yield {"id": agent_id(name), "type": ["Agent", "prov:Organization"], "kfm:name": name}
+
+
+def _producers(contract: DatasetContract) -> list[str]:
+    return [provider.name for provider in contract.stac.providers if "producer" in provider.roles]
+
+
+def _joined(nodes: Iterable[Node]) -> bytes:
+    return b",".join(orjson.dumps(node) for node in nodes)
+
+
+def _listed(value: str | list[str]) -> list[str]:
+    return [value] if isinstance(value, str) else value

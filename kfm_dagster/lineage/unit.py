@@ -1,0 +1,108 @@
+"""Lineage units: one registered ingest unit with the ids that both paths give it.
+
+Belongs here: names, ids and the facts of a run that both documents state. Does not belong here: what an OpenLineage
+event (`openlineage.py`) or a PROV-O node (`prov.py`) looks like, or where they are kept (`store.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum, unique
+
+from kfm_dagster import __version__
+from kfm_dagster.contracts.envelope import Envelope, StacResult, StacStatus, WalId
+from kfm_dagster.contracts.identity import rfc3339, uuid8
+
+PRODUCER = "https://kfm.dev/kfm_dagster/"
+"""URI of the software without its version; identifies, and need not resolve."""
+SCHEMAS = "https://kfm.dev/schemas/"
+"""Base of the `$id`s of our published JSON Schemas (docs/spec)."""
+
+REGISTERED = frozenset({StacStatus.CREATED, StacStatus.UPDATED, StacStatus.NO_OP})
+"""What stac-register must have answered before a unit has lineage."""
+
+
+@unique
+class LineagePath(StrEnum):
+    """The two ways in which a unit's lineage is told; each is emitted once, independently of the other."""
+
+    OPENLINEAGE = "openlineage"
+    PROV = "prov"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IngestRun:
+    """The run that ingests a batch. Times are aware and the batch's: started_at its claim, occurred_at its end."""
+
+    run_id: str
+    started_at: datetime
+    occurred_at: datetime
+    software_version: str = __version__
+    started_text: str = field(init=False)
+    """started_at in RFC 3339, made once for thousands of units."""
+    occurred_text: str = field(init=False)
+    """occurred_at likewise."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "started_text", rfc3339(self.started_at))
+        object.__setattr__(self, "occurred_text", rfc3339(self.occurred_at))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LineageUnit:
+    """A registered envelope and its lineage ids: UUIDv8 of stable fields, PROV's ones as `urn:uuid:` IRIs.
+
+    The object is named by URI and version, messages by the ids that SNS and SQS gave them, and everything that this
+    ingest makes by the unit's wal_id. So a second emit, in any process or release, names the same things.
+    """
+
+    wal_id: WalId
+    envelope: Envelope
+    stac: StacResult
+    openlineage_run_id: str
+    activity_id: str
+    object_id: str
+    item_id: str
+    qc_report_id: str
+    notification_id: str | None
+    message_id: str | None
+
+    @classmethod
+    def of(cls, envelope: Envelope) -> LineageUnit:
+        """Name everything. Raises ValueError for an envelope that stac-register has not registered."""
+        stac = envelope.stac
+        if stac is None or stac.write_status not in REGISTERED:
+            raise ValueError(f"{envelope.wal_id} has no registered STAC Item")
+        raw = envelope.raw
+        return cls(
+            wal_id=envelope.wal_id,
+            envelope=envelope,
+            stac=stac,
+            openlineage_run_id=uuid8("openlineage", envelope.wal_id),
+            activity_id=_urn("activity", envelope.wal_id),
+            object_id=_urn("object", envelope.object_uri, envelope.object_version),
+            item_id=_urn("item", envelope.wal_id),
+            qc_report_id=_urn("qc-report", envelope.wal_id),
+            notification_id=raw.sns_message_id and _urn("notification", raw.sns_message_id),
+            message_id=raw.sqs_message_id and _urn("message", raw.sqs_message_id),
+        )
+
+    @property
+    def entity_ids(self) -> tuple[str, ...]:
+        """PROV entities: notification and message when there were any, then object, QC report and STAC Item."""
+        messages = tuple(found for found in (self.notification_id, self.message_id) if found)
+        return (*messages, self.object_id, self.qc_report_id, self.item_id)
+
+    def lineage_id(self, path: LineagePath) -> str:
+        """Return what a path calls this ingest: the OpenLineage run id, or the PROV activity id."""
+        return self.openlineage_run_id if path is LineagePath.OPENLINEAGE else self.activity_id
+
+
+def agent_id(name: str) -> str:
+    """PROV agent of a piece of software or an organisation, by its name."""
+    return _urn("agent", name)
+
+
+def _urn(*fields: str | None) -> str:
+    return "urn:uuid:" + uuid8("prov", *fields)

@@ -1,0 +1,41 @@
+"""provenance-emit: the lineage of every unit whose Item stands in the catalog, over a batch.
+
+The only operator that writes lineage. It runs only after stac-register answered created, updated or no-op, and rolls
+nothing back: a unit that one path did not take is `partial`, and a later replay emits what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.lineage.store import Lineage
+from kfm_dagster.lineage.unit import REGISTERED, IngestRun, LineageUnit
+
+
+def provenance_emit(
+    batch: Sequence[Envelope],
+    *,
+    contract: DatasetContract,
+    lineage: Lineage,
+    run_id: str,
+    occurred_at: datetime,
+    started_at: datetime | None = None,
+) -> list[Envelope]:
+    """Return the batch in its order, with `provenance` on every unit that has lineage; the others as they were.
+
+    `occurred_at` is now, `started_at` is when the run claimed the batch (default: now).
+    """
+    units = [LineageUnit.of(envelope) for envelope in batch if _has_lineage(envelope)]
+    run = IngestRun(run_id=run_id, started_at=started_at or occurred_at, occurred_at=occurred_at)
+    results = lineage.emit(units, run=run, contract=contract)
+    return [
+        envelope.evolve(provenance=results[envelope.wal_id]) if envelope.wal_id in results else envelope
+        for envelope in batch
+    ]
+
+
+def _has_lineage(envelope: Envelope) -> bool:
+    return envelope.failure is None and envelope.stac is not None and envelope.stac.write_status in REGISTERED

@@ -1,0 +1,157 @@
+"""PROV documents, read by rdflib and by the package prov."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from kfm_dagster.contracts.envelope import RawReference
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.lineage.prov import CONTEXT, OPERATOR, SERVICE, prov_document, prov_json
+from kfm_dagster.lineage.unit import LineageUnit, agent_id
+from kfm_dagster_tests.lineage.units import RUN_ID, ingest_run, registered, units
+
+# rdflib 7.6 uses deprecated classes and properties of its own when it reads JSON-LD, and when prov 3.2 reads RDF.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:ConjunctiveGraph is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Dataset.[a-z_]+ is deprecated:DeprecationWarning"),
+]
+
+PROV = "http://www.w3.org/ns/prov#"
+KFM = "https://kfm.dev/ns/nodd#"
+PRODUCER = agent_id("NOAA NESDIS")
+
+
+@pytest.fixture(scope="module")
+def contract(contracts: ContractRegistry) -> DatasetContract:
+    return contracts["goes-abi"]
+
+
+def graph(document: bytes) -> Any:
+    import rdflib
+
+    return rdflib.Graph().parse(data=document.decode(), format="json-ld")
+
+
+def relations(document: bytes) -> set[tuple[str, str, str]]:
+    """(subject, PROV relation, object) between things that have ids."""
+    import rdflib
+
+    return {
+        (str(subject), str(predicate).removeprefix(PROV), str(target))
+        for subject, predicate, target in graph(document)
+        if str(predicate).startswith(PROV) and isinstance(target, rdflib.URIRef)
+    }
+
+
+@pytest.mark.clause("OPR-12")
+def test_rdf_links_notification_message_object_item_report_activity_and_agents(contract: DatasetContract) -> None:
+    unit = LineageUnit.of(registered())
+    assert relations(prov_document([unit], ingest_run(), contract)) == {
+        (unit.activity_id, "used", unit.object_id),
+        (unit.activity_id, "used", unit.message_id),
+        (unit.activity_id, "wasAssociatedWith", SERVICE),
+        (unit.activity_id, "wasAssociatedWith", OPERATOR),
+        (unit.message_id, "wasDerivedFrom", unit.notification_id),
+        (unit.notification_id, "wasDerivedFrom", unit.object_id),
+        (unit.object_id, "wasAttributedTo", PRODUCER),
+        (unit.qc_report_id, "wasGeneratedBy", unit.activity_id),
+        (unit.qc_report_id, "wasDerivedFrom", unit.object_id),
+        (unit.qc_report_id, "wasAttributedTo", SERVICE),
+        (unit.item_id, "wasGeneratedBy", unit.activity_id),
+        (unit.item_id, "wasDerivedFrom", unit.object_id),
+        (unit.item_id, "wasDerivedFrom", unit.qc_report_id),
+        (unit.item_id, "wasAttributedTo", OPERATOR),
+        (OPERATOR, "actedOnBehalfOf", SERVICE),
+    }
+
+
+def test_rdf_types_times_and_facts_are_those_of_the_unit(contract: DatasetContract) -> None:
+    import rdflib
+    from rdflib.namespace import RDF, XSD
+
+    unit = LineageUnit.of(registered())
+    found = graph(prov_document([unit], ingest_run(), contract))
+    activity, item, report = (rdflib.URIRef(name) for name in (unit.activity_id, unit.item_id, unit.qc_report_id))
+    prov, kfm = rdflib.Namespace(PROV), rdflib.Namespace(KFM)
+    assert set(found.objects(activity, RDF.type)) == {prov.Activity, kfm.Ingest}
+    assert set(found.objects(item, RDF.type)) == {prov.Entity, kfm.StacItem}
+    assert found.value(activity, prov.startedAtTime) == rdflib.Literal("2025-12-03T00:04:00Z", datatype=XSD.dateTime)
+    assert found.value(activity, prov.endedAtTime) == rdflib.Literal("2025-12-03T00:05:00Z", datatype=XSD.dateTime)
+    facts = {
+        (activity, kfm.wal_id): unit.wal_id,
+        (activity, kfm.run_id): RUN_ID,
+        (activity, kfm.openlineage_run_id): unit.openlineage_run_id,
+        (rdflib.URIRef(unit.object_id), kfm.object_uri): unit.envelope.object_uri,
+        (rdflib.URIRef(str(unit.notification_id)), kfm.sns_message_id): unit.envelope.raw.sns_message_id,
+        (rdflib.URIRef(str(unit.message_id)), kfm.sqs_message_id): unit.envelope.raw.sqs_message_id,
+        (item, kfm.stac_item_id): "scan-0",
+        (item, kfm.dataset_id): "goes-abi.stac_register",
+        (report, kfm.integrity_status): "ok",
+        (report, kfm.metadata_status): "suspect",
+        (report, kfm.issue): "time_mismatch",
+    }
+    assert {place: str(found.value(*place)) for place in facts} == facts
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [RawReference(), RawReference(sqs_message_id="m"), RawReference(sns_message_id="n")],
+    ids=["listed", "raw delivery", "no queue"],
+)
+def test_no_message_is_invented(raw: RawReference, contract: DatasetContract) -> None:
+    unit = LineageUnit.of(registered(raw=raw))
+    found = relations(prov_document([unit], ingest_run(), contract))
+    linked = {end for subject, _, target in found for end in (subject, target) if end.startswith("urn:uuid:")}
+    entities = 3 + sum(1 for name in (raw.sqs_message_id, raw.sns_message_id) if name)
+    assert linked == {unit.activity_id, *unit.entity_ids, SERVICE, OPERATOR, PRODUCER}
+    assert len(unit.entity_ids) == entities
+
+
+@pytest.mark.clause("OPR-12")
+def test_prov_json_says_what_the_rdf_says(contract: DatasetContract) -> None:
+    import prov.model
+
+    document = prov_document(units(0, 3), ingest_run(), contract)
+    from_json = prov.model.ProvDocument.deserialize(content=json.dumps(prov_json(document)), format="json")
+    turtle = graph(document).serialize(format="turtle")
+    from_rdf = prov.model.ProvDocument.deserialize(content=turtle, format="rdf", rdf_format="turtle")
+
+    def statements(found: prov.model.ProvDocument) -> set[tuple[str, tuple[str, ...]]]:
+        return {
+            (type(record).__name__, tuple(str(value.uri) for value in record.args if hasattr(value, "uri")))
+            for record in found.get_records()
+        }
+
+    def attributes(found: prov.model.ProvDocument) -> dict[str, set[tuple[str, str]]]:
+        def text(value: Any) -> str:
+            # The RDF reader keeps an integer as a typed literal.
+            return str(getattr(value, "uri", getattr(value, "value", value)))
+
+        elements = found.get_records(prov.model.ProvElement)
+        return {
+            record.identifier.uri: {(name.uri, text(value)) for name, value in record.attributes} for record in elements
+        }
+
+    assert statements(from_json) == statements(from_rdf)
+    assert attributes(from_json) == attributes(from_rdf)
+    assert {kind for kind, _ in statements(from_json)} == {
+        "ProvActivity", "ProvAgent", "ProvAssociation", "ProvAttribution", "ProvDelegation", "ProvDerivation",
+        "ProvEntity", "ProvGeneration", "ProvUsage",
+    }  # fmt: skip
+
+
+def test_prov_json_refuses_another_document() -> None:
+    with pytest.raises(ValueError, match="not a PROV document of this package"):
+        prov_json(b'{"@context": {}, "@graph": []}')
+
+
+def test_the_same_batch_gives_the_same_bytes_and_needs_no_network_to_read(contract: DatasetContract) -> None:
+    one, other = (prov_document(units(0, 3), ingest_run(), contract) for _ in range(2))
+    assert one == other
+    context = json.loads(one)["@context"]
+    assert context == CONTEXT
+    assert isinstance(context, dict)  # a string would be fetched

@@ -1,0 +1,96 @@
+"""Registered envelopes of a GOES scan, and a way to read what a lineage root shows its readers."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from kfm_dagster.contracts.envelope import (
+    CheckStatus,
+    Envelope,
+    Integrity,
+    Metadata,
+    RawReference,
+    StacResult,
+    StacStatus,
+)
+from kfm_dagster.contracts.identity import uuid8, wal_id
+from kfm_dagster.contracts.issues import Issue, Severity
+from kfm_dagster.lineage.unit import IngestRun, LineageUnit
+
+START = datetime(2025, 12, 3, 0, 1, 17, 600000, tzinfo=UTC)
+RUN_ID = "3b0f1c1e-9f5e-4a53-9c8e-5b7a6a0d6a11"
+
+
+def ingest_run(*, minute: int = 5) -> IngestRun:
+    return IngestRun(
+        run_id=RUN_ID,
+        started_at=datetime(2025, 12, 3, 0, 4, tzinfo=UTC),
+        occurred_at=datetime(2025, 12, 3, 0, minute, tzinfo=UTC),
+        software_version="0.1.0",
+    )
+
+
+def registered(number: int = 0, **changes: Any) -> Envelope:
+    """The envelope of scan `number`, as stac-register leaves it."""
+    key = f"ABI-L1b-RadC/2025/337/00/OR_ABI-L1b-RadC-M6C02_G19_s2025337000{number:05d}.nc"
+    uri = f"s3://noaa-goes19/{key}"
+    etag = f"{number:032x}"
+    envelope = Envelope(
+        wal_id=wal_id(dataset="goes-abi", object_uri=uri, time_range_start=START, object_version=etag),
+        dataset="goes-abi",
+        object_uri=uri,
+        provider="aws",
+        queue="kfm-nodd-primary",
+        event_time=datetime(2025, 12, 3, 0, 3, 41, 318000, tzinfo=UTC),
+        time_range_start=START,
+        time_range_end=datetime(2025, 12, 3, 0, 3, 54, tzinfo=UTC),
+        schema_version="2.1",
+        object_version=etag,
+        object_size=20_971_520,
+        raw=RawReference(
+            sqs_message_id=uuid8("sqs", str(number)),
+            sns_message_id=uuid8("sns", str(number)),
+            topic_arn="arn:aws:sns:us-east-1:123901341784:NewGOES19Object",
+        ),
+        attempt=1,
+        integrity=Integrity(status=CheckStatus.OK, actual_size_bytes=20_971_521, actual_etag=etag),
+        metadata=Metadata(
+            status=CheckStatus.SUSPECT,
+            issues=(Issue(code="time_mismatch", severity=Severity.SUSPECT, message="0.1 s"),),
+        ),
+        stac=StacResult(
+            write_status=StacStatus.CREATED,
+            item_id=f"scan-{number}",
+            collection_id="goes-abi",
+            item_href=f"goes-abi/2025/2025-12-03/scan-{number}.json",
+            content_sha256=f"{number:064x}",
+        ),
+    )
+    return envelope.evolve(**changes)
+
+
+def units(first: int, stop: int) -> list[LineageUnit]:
+    return [LineageUnit.of(registered(number)) for number in range(first, stop)]
+
+
+def readable(root: Path) -> Counter[tuple[str, str]]:
+    """What readers of the published patterns find: how often each (event type or `activity`, wal_id) stands there."""
+    found: Counter[tuple[str, str]] = Counter()
+    for path in root.glob("openlineage/**/*.ndjson"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            event = json.loads(line)
+            found[event["eventType"], event["run"]["facets"]["kfmWal"]["wal_id"]] += 1
+    for path in root.glob("prov/**/*.jsonld"):
+        for node in json.loads(path.read_text(encoding="utf-8"))["@graph"]:
+            if "Activity" in node["type"]:
+                found["activity", node["kfm:wal_id"]] += 1
+    return found
+
+
+def once_each(expected: list[LineageUnit]) -> Counter[tuple[str, str]]:
+    """What `readable` gives when every unit stands there once."""
+    return Counter((kind, unit.wal_id) for unit in expected for kind in ("START", "COMPLETE", "activity"))

@@ -1,0 +1,81 @@
+"""provenance-emit over a batch of mixed fates."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity, ProvenanceStatus, StacResult, StacStatus
+from kfm_dagster.contracts.issues import Issue, Severity
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.lineage.store import Lineage
+from kfm_dagster.operators.provenance_emit import provenance_emit
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.lineage.units import readable, registered
+
+NOW = datetime(2025, 12, 3, 0, 5, tzinfo=UTC)
+
+
+def emit(batch: list[Envelope], lineage: Lineage, contracts: ContractRegistry) -> list[Envelope]:
+    return provenance_emit(
+        batch,
+        contract=contracts["goes-abi"],
+        lineage=lineage,
+        run_id="run",
+        occurred_at=NOW,
+        started_at=NOW - timedelta(minutes=1),
+    )
+
+
+@pytest.mark.clause("OPR-11")
+def test_only_registered_units_get_lineage_and_the_order_stays(
+    database: Database, tmp_path: Path, contracts: ContractRegistry
+) -> None:
+    issue = Issue(code="missing_object", severity=Severity.FAILED, message="gone")
+    failed = Integrity(status=CheckStatus.FAILED, issues=(issue,))
+    refused = Issue(code="stac_validation_failed", severity=Severity.FAILED, message="no")
+    stac = registered().stac
+    assert stac is not None
+
+    def item(number: int, status: StacStatus) -> Envelope:
+        return registered(number, stac=dataclasses.replace(stac, write_status=status, item_id=f"scan-{number}"))
+
+    batch = [
+        registered(0),
+        registered(1, integrity=failed, metadata=None, stac=None),
+        registered(2, stac=StacResult(write_status=StacStatus.FAILED, issues=(refused,))),
+        item(3, StacStatus.NO_OP),
+        item(4, StacStatus.UPDATED),
+    ]
+    found = emit(batch, Lineage.open(database, url=str(tmp_path / "lineage")), contracts)
+    assert [unit.wal_id for unit in found] == [unit.wal_id for unit in batch]
+    assert [unit.provenance and unit.provenance.status for unit in found] == [
+        ProvenanceStatus.OK, None, None, ProvenanceStatus.OK, ProvenanceStatus.OK,
+    ]  # fmt: skip
+    # Nothing but the operator's own section changed.
+    assert [unit.evolve(provenance=None) for unit in found] == batch
+    emitted = {wal_id for _, wal_id in readable(tmp_path / "lineage")}
+    assert emitted == {batch[index].wal_id for index in (0, 3, 4)}
+
+
+@pytest.mark.clause("OPR-11")
+def test_a_unit_emitted_earlier_gets_the_same_ids(
+    database: Database, tmp_path: Path, contracts: ContractRegistry
+) -> None:
+    lineage = Lineage.open(database, url=str(tmp_path / "lineage"))
+    [first] = emit([registered()], lineage, contracts)
+    [replayed] = emit([registered(attempt=2)], lineage, contracts)
+    assert first.provenance == replayed.provenance
+    assert first.provenance is not None
+    assert first.provenance.activity_id
+    assert first.provenance.openlineage_run_id
+    assert len(first.provenance.entity_ids) == 5
+    assert len(first.provenance.agent_ids) == 3
+
+
+def test_an_empty_batch_writes_nothing(database: Database, tmp_path: Path, contracts: ContractRegistry) -> None:
+    assert emit([], Lineage.open(database, url=str(tmp_path / "lineage")), contracts) == []
+    assert not (tmp_path / "lineage").exists()
