@@ -78,6 +78,10 @@ class IllegalTransitionError(KfmError):
         )
 
 
+class UnknownReplayReasonError(KfmError):
+    """The replay reason is in no vocabulary."""
+
+
 class DependencyUnavailableError(KfmError):
     """A service that the command needs does not answer."""
 

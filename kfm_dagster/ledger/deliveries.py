@@ -1,0 +1,235 @@
+"""Deliveries: which messages came, which units each announced, and when a message may leave the queue.
+
+Belongs here: the account of messages and its balance with the account of units (conservation). Does not belong here:
+SQS itself (`notifications/`), or what became of a unit (`store.py`). Make a message's units known and record it in one
+transaction (`Ledger.ensure`, then `Deliveries.record`), so that no unit is ever announced and without a record.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum, unique
+from typing import Any
+
+from kfm_dagster.contracts.envelope import WalId
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.ledger.joining import reading, writing
+from kfm_dagster.ledger.redaction import redact
+from kfm_dagster.ledger.rows import as_json, moment
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.storage.database import Database, Transaction
+
+
+@unique
+class DeliveryState(StrEnum):
+    """What became of a message."""
+
+    IN_FLIGHT = "in_flight"
+    """On the queue until each of its units is terminal."""
+    REJECTED = "rejected"
+    """At least one record of it gave no unit; kept with its reason, left to the queue's redrive policy."""
+    IGNORED = "ignored"
+    """It announces nothing of ours (a test event, a sidecar); to be deleted at once."""
+    DELETED = "deleted"
+    """Acknowledged: it is off the queue."""
+    DEAD_LETTERED = "dead_lettered"
+    """The queue's redrive policy moved it to the dead-letter queue."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Delivery:
+    """One receive of one message. `landing_sha256` names its raw bytes in the landing zone."""
+
+    message_id: str
+    queue: str
+    receipt_handle: str = field(repr=False)
+    landing_sha256: str
+    sns_message_id: str | None = None
+    topic_arn: str | None = None
+    wal_ids: tuple[WalId, ...] = ()
+    state: DeliveryState = DeliveryState.IN_FLIGHT
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rejection:
+    """One record of a message that gave no unit; `reason_code` is a parse issue, `body` the record as it came."""
+
+    message_id: str
+    record_index: int
+    reason_code: str
+    detail: str
+    body: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DueMessage:
+    """A message to be deleted or made visible later, with the handle that SQS wants."""
+
+    message_id: str
+    queue: str
+    receipt_handle: str = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DueBackoff(DueMessage):
+    """A message with a failed unit, and the whole seconds until its last unit is due again."""
+
+    seconds: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conservation:
+    """Both sides of the balance: what came in, and what became of it (BEY-03)."""
+
+    units_received: int
+    units: Mapping[Status, int]
+    messages_received: int
+    messages: Mapping[DeliveryState, int]
+    """Messages of each state that something will end, or has ended."""
+
+    @property
+    def residual_units(self) -> int:
+        """Units received that have no status; zero when nothing is lost."""
+        return self.units_received - sum(self.units.values())
+
+    @property
+    def residual_messages(self) -> int:
+        """Messages received that nothing will ever end; zero when nothing is lost."""
+        return self.messages_received - sum(self.messages.values())
+
+
+class Deliveries:
+    """Messages received. Every method joins the caller's transaction when one is given."""
+
+    def __init__(self, database: Database, *, clock: Callable[[], datetime]) -> None:
+        self._database = database
+        self._clock = clock
+
+    def record(self, deliveries: Iterable[Delivery], *, tx: Transaction | None = None) -> None:
+        """Write down messages and the units they announce.
+
+        A message that comes again keeps its row: newest receipt handle, one receive more, and the state that this
+        receive gives it, so that one that was deleted in vain is in flight again.
+        """
+        newest: dict[str, Delivery] = {}
+        receives: dict[str, int] = {}
+        units: set[tuple[str, str]] = set()
+        for delivery in deliveries:
+            newest[delivery.message_id] = delivery
+            receives[delivery.message_id] = receives.get(delivery.message_id, 0) + 1
+            units |= {(delivery.message_id, wal_id) for wal_id in delivery.wal_ids}
+        batch = [_delivery_row(delivery, receives[delivery.message_id]) for delivery in newest.values()]
+        pairs = [{"message_id": message_id, "wal_id": wal_id} for message_id, wal_id in sorted(units)]
+        with writing(self._database, tx) as change:
+            change.run("deliveries.record", batch=as_json(batch), at=self._now())
+            change.run("deliveries.record_units", batch=as_json(pairs))
+
+    def reject(self, rejections: Iterable[Rejection], *, tx: Transaction | None = None) -> None:
+        """Keep records that gave no unit, with their reason; their messages, recorded before, become rejected."""
+        batch = {(entry.message_id, entry.record_index): _rejection_row(entry) for entry in rejections}
+        messages = sorted({message_id for message_id, _ in batch})
+        with writing(self._database, tx) as change:
+            change.run("deliveries.reject", batch=as_json(list(batch.values())), at=self._now())
+            change.run("deliveries.mark_rejected", message_ids=as_json(messages))
+
+    def due_for_deletion(self, *, limit: int, tx: Transaction | None = None) -> list[DueMessage]:
+        """Return the messages that may leave the queue: every unit succeeded or quarantined, or nothing of ours."""
+        with reading(self._database, tx) as view:
+            rows = view.run("deliveries.due_for_deletion", limit=limit).all()
+        return [
+            DueMessage(message_id=row.message_id, queue=row.queue, receipt_handle=row.receipt_handle) for row in rows
+        ]
+
+    def due_for_backoff(self, wal_ids: Iterable[str], *, tx: Transaction | None = None) -> list[DueBackoff]:
+        """Return the messages in flight of which one of the given units has failed and waits for its next attempt."""
+        now = self._clock()
+        with reading(self._database, tx) as view:
+            rows = view.run("deliveries.due_for_backoff", wal_ids=as_json(sorted(wal_ids))).all()
+        return [
+            DueBackoff(
+                message_id=row.message_id,
+                queue=row.queue,
+                receipt_handle=row.receipt_handle,
+                seconds=max(0, math.ceil((moment(row.next_attempt_at) - now).total_seconds())),
+            )
+            for row in rows
+        ]
+
+    def mark_deleted(self, message_ids: Iterable[str], *, tx: Transaction | None = None) -> None:
+        """Note that SQS took the deletion."""
+        self._settle(message_ids, DeliveryState.DELETED, tx)
+
+    def mark_dead_lettered(self, message_ids: Iterable[str], *, tx: Transaction | None = None) -> None:
+        """Note that the message is on the dead-letter queue."""
+        self._settle(message_ids, DeliveryState.DEAD_LETTERED, tx)
+
+    def rejected(self, *, limit: int = 100, tx: Transaction | None = None) -> list[Rejection]:
+        """Return the newest rejected records."""
+        with reading(self._database, tx) as view:
+            rows = view.run("deliveries.rejected", limit=limit).all()
+        return [
+            Rejection(
+                message_id=row.message_id,
+                record_index=row.record_index,
+                reason_code=row.reason_code,
+                detail=row.detail,
+                body=row.body,
+            )
+            for row in rows
+        ]
+
+    def counts(self, *, tx: Transaction | None = None) -> dict[DeliveryState, int]:
+        """Return the number of messages by state; every state is there."""
+        with reading(self._database, tx) as view:
+            found = {DeliveryState(row.state): int(row.messages) for row in view.run("deliveries.counts")}
+        return dict.fromkeys(DeliveryState, 0) | found
+
+    def duplicates(self, *, tx: Transaction | None = None) -> dict[str, int]:
+        """Return, by dataset, how many messages announced a unit that another message had announced."""
+        with reading(self._database, tx) as view:
+            return {row.dataset: int(row.duplicates) for row in view.run("deliveries.duplicates")}
+
+    def conservation(self, *, tx: Transaction | None = None) -> Conservation:
+        """Balance units and messages."""
+        with reading(self._database, tx) as view:
+            # One statement, so that PostgreSQL, too, sees both sides at one moment.
+            account = {(row.side, row.name): int(row.amount) for row in view.run("deliveries.conservation")}
+        return Conservation(
+            units_received=account["units_received", ""],
+            units={status: account.get(("units", status), 0) for status in Status},
+            messages_received=account["messages_received", ""],
+            messages={state: account.get(("messages", state), 0) for state in DeliveryState},
+        )
+
+    def _settle(self, message_ids: Iterable[str], state: DeliveryState, tx: Transaction | None) -> None:
+        with writing(self._database, tx) as change:
+            change.run("deliveries.settle", message_ids=as_json(sorted(message_ids)), state=state, at=self._now())
+
+    def _now(self) -> str:
+        return rfc3339(self._clock())
+
+
+def _delivery_row(delivery: Delivery, receives: int) -> dict[str, Any]:
+    return {
+        "message_id": delivery.message_id,
+        "queue": delivery.queue,
+        "receipt_handle": delivery.receipt_handle,
+        "receives": receives,
+        "landing_sha256": delivery.landing_sha256,
+        "sns_message_id": delivery.sns_message_id,
+        "topic_arn": delivery.topic_arn,
+        "state": delivery.state,
+    }
+
+
+def _rejection_row(entry: Rejection) -> dict[str, Any]:
+    return {
+        "message_id": entry.message_id,
+        "record_index": entry.record_index,
+        "reason_code": entry.reason_code,
+        "detail": redact(entry.detail),
+        "body": entry.body,
+    }

@@ -1,0 +1,41 @@
+"""From the database's refusal to an error that explains it.
+
+The triggers of `sql/*/0002_ledger.sql` refuse with "rule: wal_id: from > to"; SQLite wraps that text, PostgreSQL adds
+its context. Does not belong here: refusals that Python makes by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy.exc import DBAPIError
+
+from kfm_dagster.errors import IllegalTransitionError
+
+_REFUSAL = re.compile(r"(?P<rule>[a-z_]+): (?P<wal_id>\S+): (?P<from>[a-z_]+) > (?P<to>[a-z_]+)")
+
+
+def refusal(error: DBAPIError) -> IllegalTransitionError | None:
+    """Return the refused transition, or None when the database complains about something else."""
+    found = _REFUSAL.search(str(error.orig))
+    if found is None:
+        return None
+    return IllegalTransitionError(
+        wal_id=found["wal_id"],
+        from_status=None if found["from"] == "null" else found["from"],
+        to_status=found["to"],
+        why=found["rule"],
+    )
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Raise IllegalTransitionError instead of the driver's error when a trigger refused."""
+    try:
+        yield
+    except DBAPIError as error:
+        if (refused := refusal(error)) is not None:
+            raise refused from error
+        raise

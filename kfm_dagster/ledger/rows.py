@@ -1,0 +1,137 @@
+"""Envelopes to batch rows and back: what travels between the store and its statements.
+
+Belongs here: pure conversions. A batch is one JSON text; times are RFC 3339 text, which both databases read. Does not
+belong here: SQL, transactions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any
+
+import orjson
+
+from kfm_dagster.contracts.envelope import (
+    CheckStatus,
+    Envelope,
+    Priority,
+    ProvenanceStatus,
+    RawReference,
+    StacStatus,
+    WalId,
+)
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.contracts.model import DatasetContract
+
+PRIORITY_RANK = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
+"""Order of claims; the claim statement says the same in SQL."""
+
+
+def as_json(value: Any) -> str:
+    """Text of a batch parameter."""
+    return orjson.dumps(value).decode()
+
+
+def moment(value: str | datetime) -> datetime:
+    """Read a timestamp column: text in SQLite, an aware value in PostgreSQL."""
+    return (datetime.fromisoformat(value) if isinstance(value, str) else value).astimezone(UTC)
+
+
+def unit_row(envelope: Envelope, contract: DatasetContract) -> dict[str, Any]:
+    """Row of a new record."""
+    raw = envelope.raw
+    return {
+        "wal_id": envelope.wal_id,
+        "dataset": envelope.dataset,
+        "object_uri": envelope.object_uri,
+        "provider": envelope.provider,
+        "queue": envelope.queue,
+        "event_time": rfc3339(envelope.event_time),
+        "time_range_start": rfc3339(envelope.time_range_start),
+        "time_range_end": rfc3339(envelope.time_range_end),
+        "object_version": envelope.object_version,
+        "object_size": envelope.object_size,
+        "sequencer": envelope.sequencer,
+        "partition_key": envelope.partition,
+        "priority": envelope.priority,
+        "schema_version": envelope.schema_version,
+        "sqs_message_id": raw.sqs_message_id,
+        "sns_message_id": raw.sns_message_id,
+        "topic_arn": raw.topic_arn,
+        "subject": raw.subject,
+        "extension": extension_fields(contract, envelope.key),
+    }
+
+
+def extension_fields(contract: DatasetContract, key: str) -> dict[str, str]:
+    """Return the groups of the key that the contract declares as extension fields; a group without text is left out."""
+    declared = contract.ledger.extension_fields
+    found = _pattern(contract.storage.key_grammar.pattern).fullmatch(key) if declared else None
+    return {} if found is None else {name: found[name] for name in declared if found[name] is not None}
+
+
+@cache
+def _pattern(pattern: str) -> re.Pattern[str]:
+    # ASCII, as the key grammar reads it.
+    return re.compile(pattern, re.ASCII)
+
+
+def claimed_envelope(row: Any) -> Envelope:
+    """Envelope of a claimed record, as it was before any operator saw it."""
+    return Envelope(
+        wal_id=WalId(row.wal_id),
+        dataset=row.dataset,
+        object_uri=row.object_uri,
+        provider=row.provider,
+        queue=row.queue,
+        event_time=moment(row.event_time),
+        time_range_start=moment(row.time_range_start),
+        time_range_end=moment(row.time_range_end),
+        priority=Priority(row.priority),
+        schema_version=row.schema_version,
+        object_version=row.object_version,
+        object_size=row.object_size,
+        sequencer=row.sequencer,
+        raw=RawReference(
+            sqs_message_id=row.sqs_message_id,
+            sns_message_id=row.sns_message_id,
+            topic_arn=row.topic_arn,
+            subject=row.subject,
+        ),
+        attempt=row.attempts,
+        record_version=row.version,
+    )
+
+
+def claim_order(envelope: Envelope) -> tuple[int, datetime, str]:
+    """Sort key of claims; RETURNING promises no order."""
+    return PRIORITY_RANK[envelope.priority], envelope.event_time, envelope.wal_id
+
+
+def findings_row(envelope: Envelope) -> dict[str, Any]:
+    """Outcome of one attempt: each operator's sub-status (unknown when it did not run) and the Item's place."""
+    integrity, metadata, stac, provenance = (
+        envelope.integrity,
+        envelope.metadata,
+        envelope.stac,
+        envelope.provenance,
+    )
+    return {
+        "wal_id": envelope.wal_id,
+        "attempt": envelope.attempt,
+        "integrity_status": integrity.status if integrity else CheckStatus.UNKNOWN,
+        "metadata_status": metadata.status if metadata else CheckStatus.UNKNOWN,
+        "stac_status": stac.write_status if stac else StacStatus.UNKNOWN,
+        "provenance_status": provenance.status if provenance else ProvenanceStatus.UNKNOWN,
+        "stac_item_id": stac.item_id if stac else None,
+        "stac_collection_id": stac.collection_id if stac else None,
+        "stac_item_href": stac.item_href if stac else None,
+    }
+
+
+def wal_ids_of(rows: Iterable[Any]) -> tuple[WalId, ...]:
+    """Ids of rows, sorted, so that reports compare."""
+    return tuple(sorted(WalId(row.wal_id) for row in rows))

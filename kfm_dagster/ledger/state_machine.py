@@ -1,0 +1,135 @@
+"""The state machine of a ledger record: states, legal transitions and their conditions.
+
+Belongs here: what the NODD WAL state machine document says, as values. The database says the same in CHECK constraints
+and triggers (`sql/*/0002_ledger.sql`); a test makes the two agree. Does not belong here: anything that touches a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum, unique
+
+from kfm_dagster.contracts.envelope import CheckStatus, ProvenanceStatus, StacStatus
+from kfm_dagster.errors import IllegalTransitionError
+
+
+@unique
+class Status(StrEnum):
+    """What became of a unit (NODD WAL state machine, section 2)."""
+
+    PENDING = "pending"
+    """The unit is known and nobody works on it; any worker may claim it."""
+    IN_PROGRESS = "in_progress"
+    """Exactly one run works on it, within its lease."""
+    SUCCEEDED = "succeeded"
+    """Item and provenance stand; terminal."""
+    FAILED = "failed"
+    """The attempt ended without success; a retry or a replay may follow."""
+    QUARANTINED = "quarantined"
+    """Taken out of automatic flows for a person to look at; terminal."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TransitionRule:
+    """One legal change of status, what triggers it, and what must hold."""
+
+    from_status: Status | None
+    to_status: Status
+    trigger: str
+    condition: str
+
+
+TRANSITIONS: tuple[TransitionRule, ...] = (
+    TransitionRule(
+        from_status=None,
+        to_status=Status.PENDING,
+        trigger="a new unit is discovered",
+        condition="no record has its identity; attempts 0, version 1, sub-statuses unknown",
+    ),
+    TransitionRule(
+        from_status=Status.PENDING,
+        to_status=Status.IN_PROGRESS,
+        trigger="a run claims the unit",
+        condition="the version is the one that was read; attempts rises by 1, run, worker and time are stamped",
+    ),
+    TransitionRule(
+        from_status=Status.IN_PROGRESS,
+        to_status=Status.SUCCEEDED,
+        trigger="every operator completed",
+        condition="each sub-status is one that SUCCESS_REQUIRES names",
+    ),
+    TransitionRule(
+        from_status=Status.IN_PROGRESS,
+        to_status=Status.FAILED,
+        trigger="an operator failed hard, or the run died",
+        condition="an error code and a redacted message are given",
+    ),
+    TransitionRule(
+        from_status=Status.FAILED,
+        to_status=Status.PENDING,
+        trigger="a retry or a replay",
+        condition="attempts remain, the policy allows the error code, and a governed replay reason is given",
+    ),
+    TransitionRule(
+        from_status=Status.PENDING,
+        to_status=Status.QUARANTINED,
+        trigger="a person or a policy takes the unit out",
+        condition="an error code says why",
+    ),
+    TransitionRule(
+        from_status=Status.FAILED,
+        to_status=Status.QUARANTINED,
+        trigger="no attempt remains, or a person or a policy takes the unit out",
+        condition="an error code says why",
+    ),
+)
+"""Every legal transition (section 3); every other ordered pair, also of a state with itself, is illegal."""
+
+LEGAL = frozenset((rule.from_status, rule.to_status) for rule in TRANSITIONS)
+
+SUCCESS_REQUIRES: Mapping[str, frozenset[str]] = {
+    "integrity_status": frozenset({CheckStatus.OK, CheckStatus.SUSPECT}),
+    "metadata_status": frozenset({CheckStatus.OK, CheckStatus.SUSPECT}),
+    "stac_status": frozenset({StacStatus.CREATED, StacStatus.UPDATED, StacStatus.NO_OP}),
+    "provenance_status": frozenset({ProvenanceStatus.OK, ProvenanceStatus.PARTIAL}),
+}
+"""Sub-statuses that a success may have (section 4.3)."""
+
+
+def success_hindrance(sub_statuses: Mapping[str, str]) -> str | None:
+    """Say which sub-status forbids a success, or None; one that is missing forbids it."""
+    for name, allowed in SUCCESS_REQUIRES.items():
+        observed = sub_statuses.get(name, "unknown")
+        if observed not in allowed:
+            return f"{name} is {observed}, a success needs {' or '.join(sorted(allowed))}"
+    return None
+
+
+def check_transition(
+    *,
+    wal_id: str,
+    from_status: Status | None,
+    to_status: Status | None,
+    sub_statuses: Mapping[str, str] | None = None,
+    attempts: int = 0,
+    max_attempts: int = 0,
+    replay_reason: str | None = None,
+) -> None:
+    """Refuse a transition that is illegal or whose conditions are not met; what is not said counts as not met.
+
+    `sub_statuses` is asked for on the way to succeeded; `attempts`, `max_attempts` and `replay_reason` on the way back
+    from failed to pending. Raises IllegalTransitionError naming wal_id, from and to.
+    """
+    why: str | None = None
+    if (from_status, to_status) not in LEGAL:
+        why = "no such transition"
+    elif to_status is Status.SUCCEEDED:
+        why = success_hindrance(sub_statuses or {})
+    elif from_status is Status.FAILED and to_status is Status.PENDING:
+        if replay_reason is None:
+            why = "no replay reason is given"
+        elif attempts >= max_attempts:
+            why = f"{attempts} of {max_attempts} attempts are used"
+    if why is not None:
+        raise IllegalTransitionError(wal_id=wal_id, from_status=from_status, to_status=to_status or "null", why=why)

@@ -1,0 +1,68 @@
+-- Statements about messages that are the same in both databases.
+
+-- name: due_for_deletion
+SELECT delivery.message_id, delivery.queue, delivery.receipt_handle
+FROM nodd_wal_deliveries AS delivery
+WHERE
+    delivery.state = 'ignored' OR (
+        delivery.state = 'in_flight'
+        AND EXISTS (SELECT 1 FROM nodd_wal_delivery_units AS unit WHERE unit.message_id = delivery.message_id)
+        AND NOT EXISTS (
+            SELECT 1
+            FROM nodd_wal_delivery_units AS unit
+            LEFT JOIN nodd_wal_records AS record ON unit.wal_id = record.wal_id
+            WHERE
+                unit.message_id = delivery.message_id
+                AND coalesce(record.status, 'unrecorded') NOT IN ('succeeded', 'quarantined')
+        )
+    )
+ORDER BY delivery.received_at, delivery.message_id
+LIMIT :limit;
+
+-- name: counts
+SELECT state, count(*) AS messages FROM nodd_wal_deliveries GROUP BY state;
+
+-- name: duplicates
+SELECT record.dataset, count(*) - count(DISTINCT unit.wal_id) AS duplicates
+FROM nodd_wal_delivery_units AS unit
+INNER JOIN nodd_wal_records AS record ON unit.wal_id = record.wal_id
+GROUP BY record.dataset;
+
+-- name: rejected
+SELECT message_id, record_index, reason_code, detail, body, received_at
+FROM rejected_messages
+ORDER BY received_at DESC, message_id, record_index
+LIMIT :limit;
+
+-- name: conservation
+-- What came in is counted from first history rows and from units announced without a record, not from what became of
+-- it. A message in flight must have a unit to wait for, a rejected one its reason; otherwise nothing will ever end it.
+SELECT 'units_received' AS side, '' AS name, count(*) + (
+    SELECT count(DISTINCT unit.wal_id)
+    FROM nodd_wal_delivery_units AS unit
+    LEFT JOIN nodd_wal_records AS record ON unit.wal_id = record.wal_id
+    WHERE record.wal_id IS NULL
+) AS amount
+FROM nodd_wal_transitions
+WHERE version = 1
+UNION ALL
+SELECT 'units' AS side, status AS name, count(*) AS amount
+FROM nodd_wal_records
+GROUP BY status
+UNION ALL
+SELECT 'messages_received' AS side, '' AS name, count(*) AS amount
+FROM nodd_wal_deliveries
+UNION ALL
+SELECT 'messages' AS side, delivery.state AS name, count(*) AS amount
+FROM nodd_wal_deliveries AS delivery
+WHERE
+    CASE delivery.state
+        WHEN 'in_flight' THEN EXISTS (
+            SELECT 1 FROM nodd_wal_delivery_units AS unit WHERE unit.message_id = delivery.message_id
+        )
+        WHEN 'rejected' THEN EXISTS (
+            SELECT 1 FROM rejected_messages AS rejected WHERE rejected.message_id = delivery.message_id
+        )
+        ELSE TRUE
+    END
+GROUP BY delivery.state;

@@ -1,0 +1,63 @@
+-- Batch statements about messages for PostgreSQL: a batch is one JSON parameter, read by jsonb_to_recordset.
+-- Rows are written in the order of their key, so that two batches that overlap cannot deadlock.
+
+-- name: record
+INSERT INTO nodd_wal_deliveries (
+    message_id, queue, receipt_handle, receive_count, first_received_at, received_at, landing_sha256,
+    sns_message_id, topic_arn, state
+)
+SELECT
+    message_id, queue, receipt_handle, receives, CAST(:at AS timestamptz), CAST(:at AS timestamptz), landing_sha256,
+    sns_message_id, topic_arn, state
+FROM jsonb_to_recordset(CAST(:batch AS jsonb)) AS delivery (
+    message_id text, queue text, receipt_handle text, receives integer, landing_sha256 text, sns_message_id text,
+    topic_arn text, state text
+)
+ORDER BY message_id COLLATE "C"
+ON CONFLICT (message_id) DO UPDATE SET
+    queue = excluded.queue,
+    receipt_handle = excluded.receipt_handle,
+    receive_count = nodd_wal_deliveries.receive_count + excluded.receive_count,
+    received_at = excluded.received_at,
+    landing_sha256 = excluded.landing_sha256,
+    state = excluded.state,
+    settled_at = NULL;
+
+-- name: record_units
+INSERT INTO nodd_wal_delivery_units (message_id, wal_id)
+SELECT message_id, wal_id
+FROM jsonb_to_recordset(CAST(:batch AS jsonb)) AS unit (message_id text, wal_id text)
+ORDER BY message_id COLLATE "C", wal_id COLLATE "C"
+ON CONFLICT (message_id, wal_id) DO NOTHING;
+
+-- name: reject
+INSERT INTO rejected_messages (message_id, record_index, reason_code, detail, body, received_at)
+SELECT message_id, record_index, reason_code, detail, body, CAST(:at AS timestamptz)
+FROM jsonb_to_recordset(CAST(:batch AS jsonb)) AS rejected (
+    message_id text, record_index integer, reason_code text, detail text, body text
+)
+ORDER BY message_id COLLATE "C", record_index
+ON CONFLICT (message_id, record_index) DO UPDATE SET
+    reason_code = excluded.reason_code,
+    detail = excluded.detail,
+    body = excluded.body,
+    received_at = excluded.received_at;
+
+-- name: mark_rejected
+UPDATE nodd_wal_deliveries SET state = 'rejected', settled_at = NULL
+WHERE message_id IN (SELECT jsonb_array_elements_text(CAST(:message_ids AS jsonb)));
+
+-- name: settle
+UPDATE nodd_wal_deliveries SET state = :state, settled_at = :at
+WHERE message_id IN (SELECT jsonb_array_elements_text(CAST(:message_ids AS jsonb)));
+
+-- name: due_for_backoff
+SELECT delivery.message_id, delivery.queue, delivery.receipt_handle, max(record.next_attempt_at) AS next_attempt_at
+FROM nodd_wal_records AS record
+INNER JOIN nodd_wal_delivery_units AS unit ON record.wal_id = unit.wal_id
+INNER JOIN nodd_wal_deliveries AS delivery ON unit.message_id = delivery.message_id
+WHERE
+    record.wal_id IN (SELECT jsonb_array_elements_text(CAST(:wal_ids AS jsonb)))
+    AND record.status = 'failed' AND record.next_attempt_at IS NOT NULL AND delivery.state = 'in_flight'
+GROUP BY delivery.message_id, delivery.queue, delivery.receipt_handle
+ORDER BY delivery.message_id;

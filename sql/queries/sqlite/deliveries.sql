@@ -1,0 +1,60 @@
+-- Batch statements about messages for SQLite: a batch is one JSON parameter, read by json_each.
+
+-- name: record
+-- WHERE TRUE: without it the parser takes ON CONFLICT for a join condition.
+INSERT INTO nodd_wal_deliveries (
+    message_id, queue, receipt_handle, receive_count, first_received_at, received_at, landing_sha256,
+    sns_message_id, topic_arn, state
+)
+SELECT
+    value ->> '$.message_id', value ->> '$.queue', value ->> '$.receipt_handle', value ->> '$.receives', :at, :at,
+    value ->> '$.landing_sha256', value ->> '$.sns_message_id', value ->> '$.topic_arn', value ->> '$.state'
+FROM json_each(:batch)
+WHERE TRUE
+ON CONFLICT (message_id) DO UPDATE SET
+    queue = excluded.queue,
+    receipt_handle = excluded.receipt_handle,
+    receive_count = nodd_wal_deliveries.receive_count + excluded.receive_count,
+    received_at = excluded.received_at,
+    landing_sha256 = excluded.landing_sha256,
+    state = excluded.state,
+    settled_at = NULL;
+
+-- name: record_units
+INSERT INTO nodd_wal_delivery_units (message_id, wal_id)
+SELECT value ->> '$.message_id', value ->> '$.wal_id'
+FROM json_each(:batch)
+WHERE TRUE
+ON CONFLICT (message_id, wal_id) DO NOTHING;
+
+-- name: reject
+INSERT INTO rejected_messages (message_id, record_index, reason_code, detail, body, received_at)
+SELECT
+    value ->> '$.message_id', value ->> '$.record_index', value ->> '$.reason_code', value ->> '$.detail',
+    value ->> '$.body', :at
+FROM json_each(:batch)
+WHERE TRUE
+ON CONFLICT (message_id, record_index) DO UPDATE SET
+    reason_code = excluded.reason_code,
+    detail = excluded.detail,
+    body = excluded.body,
+    received_at = excluded.received_at;
+
+-- name: mark_rejected
+UPDATE nodd_wal_deliveries SET state = 'rejected', settled_at = NULL
+WHERE message_id IN (SELECT value FROM json_each(:message_ids));
+
+-- name: settle
+UPDATE nodd_wal_deliveries SET state = :state, settled_at = :at
+WHERE message_id IN (SELECT value FROM json_each(:message_ids));
+
+-- name: due_for_backoff
+SELECT delivery.message_id, delivery.queue, delivery.receipt_handle, max(record.next_attempt_at) AS next_attempt_at
+FROM nodd_wal_records AS record
+INNER JOIN nodd_wal_delivery_units AS unit ON record.wal_id = unit.wal_id
+INNER JOIN nodd_wal_deliveries AS delivery ON unit.message_id = delivery.message_id
+WHERE
+    record.wal_id IN (SELECT value FROM json_each(:wal_ids))
+    AND record.status = 'failed' AND record.next_attempt_at IS NOT NULL AND delivery.state = 'in_flight'
+GROUP BY delivery.message_id, delivery.queue, delivery.receipt_handle
+ORDER BY delivery.message_id;
