@@ -86,8 +86,9 @@ class KeyGrammarReader:
         found = self._fullmatch(key)
         if found is None or not is_safe_key(key):
             return None
+        groups = {name: value for name, value in found.groupdict().items() if value is not None}
         # A group that took no part in the match is empty text in a template.
-        texts = found.groupdict("")
+        texts = groups if len(groups) == len(found.re.groupindex) else found.groupdict("")
         lead = self.contract.storage.key_grammar.end_offset_hours
         start = self._start.read(texts)
         if self._end is not None:
@@ -100,7 +101,7 @@ class KeyGrammarReader:
             raise InvalidKeyTimeError(f"end {end:%Y-%m-%dT%H:%M:%SZ} is before start {start:%Y-%m-%dT%H:%M:%SZ}")
         stac = self.contract.stac
         return KeyMatch(
-            groups={name: value for name, value in found.groupdict().items() if value is not None},
+            groups=groups,
             start=start,
             end=end,
             item_id=stac.item_id.format_map(texts),

@@ -137,6 +137,16 @@ class ContractRegistry:
                 found[bucket] = (*found.get(bucket, ()), contract)
         return found
 
+    @cached_property
+    def announced(self) -> Mapping[tuple[str | None, str], frozenset[str]]:
+        """Dataset ids by topic and bucket; topic None is raw message delivery, which names none."""
+        found: dict[tuple[str | None, str], frozenset[str]] = {}
+        for contract in self:
+            for topic in (None, *(topic.arn for topic in contract.notifications.topics)):
+                for bucket in contract.storage.buckets:
+                    found[topic, bucket] = found.get((topic, bucket), frozenset()) | {contract.id}
+        return found
+
     def route(self, *, bucket: str, key: str) -> Route:
         """Tell which dataset a key belongs to and what it is there.
 

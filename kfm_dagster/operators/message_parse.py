@@ -237,11 +237,8 @@ def _decoded(encoded: str) -> str:
 
 def _route(bucket: str, key: str, *, topic: str | None, registry: ContractRegistry) -> DatasetContract | Ignored:
     """Contract of a data object, by bucket and key alone: `configurationId` can name another satellite."""
-    owners = registry.buckets.get(bucket, ())
-    if topic is not None:
-        of_topic = registry.topics[topic]
-        owners = tuple(owner for owner in owners if any(owner is contract for contract in of_topic))
-    if not owners:
+    announced = registry.announced.get((topic, bucket))
+    if announced is None:
         where = "" if topic is None else f" of topic {topic}"
         raise MessageError(ParseIssue.UNKNOWN_BUCKET, f"no contract{where} names bucket {shown(bucket)}")
     route = registry.route(bucket=bucket, key=key)
@@ -249,7 +246,7 @@ def _route(bucket: str, key: str, *, topic: str | None, registry: ContractRegist
         return Ignored(IgnoreReason.KNOWN_NEIGHBOUR, key)
     if route.kind is KeyKind.FOREIGN or route.contract is None:
         raise MessageError(ParseIssue.KEY_GRAMMAR_MISMATCH, f"key {shown(key)} matches no contract of {bucket}")
-    if all(route.contract is not owner for owner in owners):
+    if route.contract.id not in announced:
         raise MessageError(ParseIssue.UNROUTABLE_TOPIC, f"topic {topic} is none of {route.contract.id}")
     if route.kind is KeyKind.SIDECAR:
         return Ignored(IgnoreReason.SIDECAR, key)

@@ -186,6 +186,16 @@ def test_wrong_messages_are_rejected_with_their_code_and_no_envelope(body: str, 
 
 
 @pytest.mark.clause("OPR-02")
+def test_topic_may_not_announce_a_neighbour_dataset_in_the_same_bucket() -> None:
+    hrrr, goes = REGISTRY["hrrr"], REGISTRY["goes-abi"]
+    storage = hrrr.storage.model_copy(update={"buckets": ["noaa-goes19"]})
+    registry = ContractRegistry.of([goes, hrrr.model_copy(update={"storage": storage})])
+    assert parse(sns(raw(record()), topic=GOES_TOPIC), registry).rejections == ()
+    (rejection,) = parse(sns(raw(record()), topic=HRRR_TOPIC), registry).rejections
+    assert rejection.code is ParseIssue.UNROUTABLE_TOPIC
+
+
+@pytest.mark.clause("OPR-02")
 def test_rejection_names_the_field_the_bucket_and_the_key() -> None:
     body = record()
     del body["eventTime"]
