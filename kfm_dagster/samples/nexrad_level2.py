@@ -100,7 +100,7 @@ def _metadata_record(day: date) -> bytes:
 
 def _frame(kind: int, body: bytes, day: int, milliseconds: int, *, segment: int = 1, segments: int = 1) -> bytes:
     """One message in its frame."""
-    return (_message(kind, body, day, milliseconds, segment=segment, segments=segments)).ljust(_FRAME_BYTES, b"\0")
+    return _message(kind, body, day, milliseconds, segment=segment, segments=segments).ljust(_FRAME_BYTES, b"\0")
 
 
 def _message(kind: int, body: bytes, day: int, milliseconds: int, *, segment: int = 1, segments: int = 1) -> bytes:

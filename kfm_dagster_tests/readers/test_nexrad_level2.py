@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyproj import Geod
 from shapely.geometry import shape
@@ -283,6 +283,7 @@ def test_an_impossible_position_is_not_published(
         assert read(content).properties["nexrad:position-source"] == expected
 
 
+@settings(deadline=None)
 @given(latitude=st.floats(-85, 85), longitude=st.floats(-180, 180))
 def test_coverage_is_a_valid_disc_anywhere(latitude: float, longitude: float) -> None:
     geometry, (west, south, east, north) = _coverage(latitude, longitude)
@@ -373,6 +374,7 @@ def test_the_status_of_the_radar_is_told(
 
 
 @pytest.mark.clause("OPR-07")
+@settings(deadline=None)
 @given(data=st.data())
 def test_corrupt_bytes_give_metadata_or_an_issue_code(data: st.DataObject, volume: bytes, uncompressed: bytes) -> None:
     content = data.draw(st.sampled_from([volume, uncompressed, gzip.compress(uncompressed), gzip.compress(volume)]))
@@ -396,34 +398,41 @@ def type_31(halfwords: int) -> bytes:
 
 
 FRAMES = bytes(2432) * 134
+HOSTILE = {
+    "empty": (b"", MetadataIssue.TRUNCATED_OBJECT),
+    "half a header": (b"AR2V0006.", MetadataIssue.TRUNCATED_OBJECT),
+    "another format": (b"CDF\x01" + bytes(4096), MetadataIssue.UNREADABLE_FORMAT),
+    "not gzip": (b"\x1f\x8b" + bytes(4096), MetadataIssue.UNREADABLE_FORMAT),
+    "record of no bytes": (header() + struct.pack(">i", 0) + b"BZh9" + bytes(99), MetadataIssue.UNREADABLE_FORMAT),
+    "record of 2 GiB": (header() + struct.pack(">i", 2**31 - 1) + b"BZh9" + bytes(99), MetadataIssue.RESOURCE_LIMIT),
+    "last record of 2 GiB": (
+        header() + struct.pack(">i", -(2**31)) + b"BZh9" + bytes(99),
+        MetadataIssue.RESOURCE_LIMIT,
+    ),
+    "record past the end": (header() + struct.pack(">i", 99_999) + b"BZh9" + bytes(99), MetadataIssue.TRUNCATED_OBJECT),
+    "not bzip2": (header() + struct.pack(">i", 103) + b"BZh9" + bytes(99), MetadataIssue.UNREADABLE_FORMAT),
+    "metadata only": (header() + ldm(FRAMES, last=True), MetadataIssue.INCOMPLETE_PRODUCT_METADATA),
+    "ends after the metadata": (header() + ldm(FRAMES), MetadataIssue.TRUNCATED_OBJECT),
+    "no radial in a thousand records": (header() + ldm(FRAMES) * 1000, MetadataIssue.RESOURCE_LIMIT),
+    "no radial in a hundred metadata blocks": (header() + FRAMES * 100, MetadataIssue.RESOURCE_LIMIT),
+    "radial of no bytes": (header() + type_31(0) + bytes(4096), MetadataIssue.UNREADABLE_FORMAT),
+    "radial shorter than its header": (header() + type_31(12) + bytes(4096), MetadataIssue.UNREADABLE_FORMAT),
+    "radial past the end": (header() + type_31(0xFFFF) + bytes(4096), MetadataIssue.TRUNCATED_OBJECT),
+    "pointers out of the radial": (header() + type_31(1000) + b"\xff" * 4096, MetadataIssue.UNREADABLE_FORMAT),
+    "day 0": (struct.pack(">9s3sII4s", b"AR2V0006.", b"001", 0, 0, b"KICT") + FRAMES, MetadataIssue.INVALID_TIME_RANGE),
+    "day past the calendar": (
+        struct.pack(">9s3sII4s", b"AR2V0006.", b"001", 2**32 - 1, 0, b"KICT"),
+        MetadataIssue.INVALID_TIME_RANGE,
+    ),
+    "millisecond past midnight": (
+        struct.pack(">9s3sII4s", b"AR2V0006.", b"001", 9, 86_400_000, b"KICT"),
+        MetadataIssue.INVALID_TIME_RANGE,
+    ),
+}
 
 
 @pytest.mark.clause("OPR-07")
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        (b"", MetadataIssue.TRUNCATED_OBJECT),
-        (b"AR2V0006.", MetadataIssue.TRUNCATED_OBJECT),
-        (b"CDF\x01" + bytes(4096), MetadataIssue.UNREADABLE_FORMAT),
-        (b"\x1f\x8b" + bytes(4096), MetadataIssue.UNREADABLE_FORMAT),
-        (header() + struct.pack(">i", 0) + b"BZh9" + bytes(99), MetadataIssue.UNREADABLE_FORMAT),
-        (header() + struct.pack(">i", 2**31 - 1) + b"BZh9" + bytes(99), MetadataIssue.RESOURCE_LIMIT),
-        (header() + struct.pack(">i", -(2**31)) + b"BZh9" + bytes(99), MetadataIssue.RESOURCE_LIMIT),
-        (header() + struct.pack(">i", 99_999) + b"BZh9" + bytes(99), MetadataIssue.TRUNCATED_OBJECT),
-        (header() + struct.pack(">i", 103) + b"BZh9" + bytes(99), MetadataIssue.UNREADABLE_FORMAT),
-        (header() + ldm(FRAMES, last=True), MetadataIssue.INCOMPLETE_PRODUCT_METADATA),
-        (header() + ldm(FRAMES), MetadataIssue.TRUNCATED_OBJECT),
-        (header() + ldm(FRAMES) * 1000, MetadataIssue.RESOURCE_LIMIT),
-        (header() + FRAMES * 100, MetadataIssue.RESOURCE_LIMIT),
-        (header() + type_31(0) + bytes(4096), MetadataIssue.UNREADABLE_FORMAT),
-        (header() + type_31(12) + bytes(4096), MetadataIssue.UNREADABLE_FORMAT),
-        (header() + type_31(0xFFFF) + bytes(4096), MetadataIssue.TRUNCATED_OBJECT),
-        (header() + type_31(1000) + b"\xff" * 4096, MetadataIssue.UNREADABLE_FORMAT),
-        (struct.pack(">9s3sII4s", b"AR2V0006.", b"001", 0, 0, b"KICT") + FRAMES, MetadataIssue.INVALID_TIME_RANGE),
-        (struct.pack(">9s3sII4s", b"AR2V0006.", b"001", 2**32 - 1, 0, b"KICT"), MetadataIssue.INVALID_TIME_RANGE),
-        (struct.pack(">9s3sII4s", b"AR2V0006.", b"001", 9, 86_400_000, b"KICT"), MetadataIssue.INVALID_TIME_RANGE),
-    ],
-)
+@pytest.mark.parametrize(("content", "expected"), HOSTILE.values(), ids=HOSTILE)
 def test_hostile_bytes_have_an_issue_code(content: bytes, expected: MetadataIssue) -> None:
     assert refusal(content) is expected
 
