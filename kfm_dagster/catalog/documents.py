@@ -1,0 +1,144 @@
+"""Catalog documents: root, Collection, year, day and page, written from what the index says.
+
+Pure. Does not belong here: Items (`item.py`), paths (`layout.py`), queries (`index.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kfm_dagster.catalog.item import DATA_ASSET, STAC_VERSION, used_extensions
+from kfm_dagster.catalog.layout import GEOJSON, link, page_name
+from kfm_dagster.contracts.model import DatasetContract
+
+ROOT_ID = "kfm-nodd"
+ROOT_TITLE = "Kansas Frontier Matrix: NOAA open data"
+ROOT_DESCRIPTION = (
+    "NOAA Open Data Dissemination (NODD) objects, catalogued with their provenance as they are published."
+)
+MAX_SUMMARY_VALUES = 500
+"""Distinct values that a Collection lists per property; beyond, it gives their range. NEXRAD alone has 160 sites."""
+
+Bbox = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Extent:
+    """True extent of a Collection's Items.
+
+    bbox is (west, south, east, north) in WGS 84 degrees, west > east when it crosses the antimeridian, None when no
+    Item has a geometry; start and end are RFC 3339.
+    """
+
+    bbox: Bbox | None
+    start: str
+    end: str
+
+
+def root_document(collections: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Return the root Catalog over (collection id, title)."""
+    children = [link("child", f"./{name}/collection.json", title=title) for name, title in collections]
+    return _catalog(ROOT_ID, ROOT_TITLE, ROOT_DESCRIPTION, [link("root", "./catalog.json"), *children])
+
+
+def collection_document(
+    contract: DatasetContract, *, extent: Extent, summaries: Mapping[str, Sequence[Any]], years: Sequence[str]
+) -> dict[str, Any]:
+    """Return the Collection of a dataset."""
+    parents = [link("root", "../catalog.json", title=ROOT_TITLE), link("parent", "../catalog.json", title=ROOT_TITLE)]
+    found: dict[str, Any] = {
+        "type": "Collection",
+        "stac_version": STAC_VERSION,
+        "stac_extensions": used_extensions(contract, iter(summaries)),
+        "id": contract.stac.collection,
+        "title": contract.metadata.title,
+        "description": contract.metadata.description,
+        "keywords": list(contract.stac.keywords),
+        "license": contract.governance.license,
+        "providers": [provider.model_dump(exclude_none=True) for provider in contract.stac.providers],
+        "extent": {
+            # The specification asks for a bbox even when no Item has one.
+            "spatial": {"bbox": [list(extent.bbox or (-180.0, -90.0, 180.0, 90.0))]},
+            "temporal": {"interval": [[extent.start, extent.end]]},
+        },
+        "item_assets": _item_assets(contract),
+        "links": [*parents, *(link("child", f"./{year}/catalog.json", title=year) for year in years)],
+        "kfm:dataset": contract.id,
+        "kfm:care_label": contract.governance.care_label,
+    }
+    if summarised := _summaries(summaries):
+        found["summaries"] = summarised
+    return found
+
+
+def year_document(contract: DatasetContract, *, year: str, days: Sequence[str]) -> dict[str, Any]:
+    """Return the Catalog of a year, over its days."""
+    return _catalog(
+        f"{contract.stac.collection}-{year}",
+        f"{contract.metadata.title}, {year}",
+        f"Days of {year} (UTC).",
+        [
+            link("root", "../../catalog.json", title=ROOT_TITLE),
+            link("parent", "../collection.json", title=contract.metadata.title),
+            *(link("child", f"./{day}/catalog.json", title=day) for day in days),
+        ],
+    )
+
+
+def day_document(contract: DatasetContract, *, day: str, pages: Sequence[int]) -> dict[str, Any]:
+    """Return the Catalog of a day, over its pages."""
+    return _catalog(
+        f"{contract.stac.collection}-{day}",
+        f"{contract.metadata.title}, {day}",
+        f"Items of {day} (UTC), by pages.",
+        [
+            link("root", "../../../catalog.json", title=ROOT_TITLE),
+            link("parent", "../catalog.json", title=day[:4]),
+            *(link("child", f"./{page_name(page)}", title=f"Page {page}") for page in pages),
+        ],
+    )
+
+
+def page_document(contract: DatasetContract, *, day: str, page: int, item_ids: Sequence[str]) -> dict[str, Any]:
+    """Return the Catalog of one page of a day, over its Items."""
+    return _catalog(
+        f"{contract.stac.collection}-{day}-page-{page:04d}",
+        f"{contract.metadata.title}, {day}, page {page}",
+        f"A page of the Items of {day} (UTC).",
+        [
+            link("root", "../../../catalog.json", title=ROOT_TITLE),
+            link("parent", "./catalog.json", title=day),
+            *(link("item", f"./{item_id}.json", media_type=GEOJSON) for item_id in item_ids),
+        ],
+    )
+
+
+def _catalog(identifier: str, title: str, description: str, links: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "type": "Catalog",
+        "stac_version": STAC_VERSION,
+        "id": identifier,
+        "title": title,
+        "description": description,
+        "links": links,
+    }
+
+
+def _item_assets(contract: DatasetContract) -> dict[str, Any]:
+    data = contract.stac.data_asset
+    assets: dict[str, Any] = {DATA_ASSET: {"title": data.title, "type": data.media_type, "roles": list(data.roles)}}
+    for sidecar in contract.storage.sidecars:
+        assets.setdefault(sidecar.role, {"type": sidecar.media_type, "roles": [sidecar.role]})
+    return assets
+
+
+def _summaries(summaries: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, values in summaries.items():
+        if len(values) <= MAX_SUMMARY_VALUES:
+            found[name] = sorted(values, key=lambda value: (isinstance(value, str), value))
+        elif len({isinstance(value, str) for value in values}) == 1:
+            found[name] = {"minimum": min(values), "maximum": max(values)}
+    return found

@@ -1,0 +1,258 @@
+"""The catalog's index: the database's side of the catalog, per collection and inside one transaction.
+
+Says what stands, compares and swaps revisions, assigns pages, and answers what the catalog documents need. Does not
+belong here: decisions (`store.py`) and files (`publisher.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+from kfm_dagster.catalog.documents import Bbox, Extent
+from kfm_dagster.catalog.item import Candidate, canonical
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.storage.database import Transaction
+
+SUMMARY_TEXT_LIMIT = 500
+"""Characters of a text that a Collection may summarise: a PostgreSQL index key takes 2,704 bytes."""
+
+Page = tuple[str, int]
+"""A page of the collection: partition and number, counted from 1."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """What the index says of an Item."""
+
+    item_id: str
+    partition: str
+    page: int
+    content_sha256: str
+    object_uri: str
+    precedence: str
+    sequencer: str
+    revision: int
+    summaries: Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Write:
+    """A candidate that is to replace `base`, or to be new when base is None."""
+
+    candidate: Candidate
+    base: Standing | None
+    path: str
+
+    @property
+    def partition(self) -> str:
+        """Day under which the Item stands: an Item never moves."""
+        return self.base.partition if self.base else self.candidate.partition
+
+
+class CollectionIndex:
+    """The index of one collection within one transaction."""
+
+    def __init__(self, tx: Transaction, contract: DatasetContract, *, page_size: int) -> None:
+        self._tx = tx
+        self._contract = contract
+        self._collection = contract.stac.collection
+        self._page_size = page_size
+
+    def lock(self) -> None:
+        """Wait until this transaction is the only writer of the collection."""
+        self._tx.run("catalog.lock_collection", collection_id=self._collection)
+
+    def open_collection(self) -> bool:
+        """Record the collection; tells whether the root catalog has to name it anew."""
+        found = self._tx.run(
+            "catalog.open_collection",
+            collection_id=self._collection,
+            dataset=self._contract.id,
+            title=self._contract.metadata.title,
+        )
+        return found.first() is not None
+
+    def collections(self) -> list[tuple[str, str]]:
+        """Return every collection with its title, once no other transaction writes the root."""
+        self._tx.run("catalog.lock_root")
+        return [(row.collection_id, row.title) for row in self._tx.run("catalog.collections")]
+
+    def standing(self, item_ids: Iterable[str]) -> dict[str, Standing]:
+        """Return what stands, by Item id."""
+        rows = self._tx.run(
+            "catalog.standing", collection_id=self._collection, item_ids=orjson.dumps(list(item_ids)).decode()
+        )
+        return {
+            row.item_id: Standing(
+                item_id=row.item_id,
+                partition=row.partition_key,
+                page=row.page,
+                content_sha256=row.content_sha256,
+                object_uri=row.object_uri,
+                precedence=row.precedence,
+                sequencer=row.sequencer,
+                revision=row.revision,
+                summaries=row.summaries if isinstance(row.summaries, dict) else orjson.loads(row.summaries),
+            )
+            for row in rows
+        }
+
+    def apply(self, writes: Sequence[Write]) -> dict[Page, list[Write]]:
+        """Compare and swap; returns what was applied, by page. A write whose base is outdated is not among them."""
+        new_pages = self._assign_pages(writes)
+        page_of = {
+            write.candidate.item_id: write.base.page if write.base else new_pages[write.candidate.item_id]
+            for write in writes
+        }
+        rows = [self._row(write, page_of[write.candidate.item_id]) for write in writes]
+        found = self._tx.run(
+            "catalog.apply",
+            collection_id=self._collection,
+            rows=orjson.dumps(rows).decode(),
+            updated_at=rfc3339(datetime.now(UTC)),
+        )
+        swapped = {row.item_id for row in found}
+        applied: dict[Page, list[Write]] = defaultdict(list)
+        for write in writes:
+            if write.candidate.item_id in swapped:
+                applied[write.partition, page_of[write.candidate.item_id]].append(write)
+        return applied
+
+    def recount(self, applied: Mapping[Page, Sequence[Write]]) -> None:
+        """Bring pages and summaries in line with what was applied."""
+        self._tx.run_many(
+            "catalog.recount_page",
+            [
+                {"collection_id": self._collection, "partition_key": partition, "page": page}
+                for partition, page in sorted(applied)
+            ],
+        )
+        change: Counter[tuple[str, str]] = Counter()
+        for write in (write for writes in applied.values() for write in writes):
+            change.update(_summary_keys(self._summaries_of(write.candidate)))
+            if write.base:
+                change.subtract(_summary_keys(write.base.summaries))
+        for statement, signed in (("catalog.count_summary_value", change), ("catalog.uncount_summary_value", -change)):
+            self._tx.run_many(
+                statement,
+                [
+                    {"collection_id": self._collection, "property": name, "value": value, "items": count}
+                    for (name, value), count in signed.items()
+                    if count > 0
+                ],
+            )
+
+    def page_items(self, partition: str, page: int) -> list[str]:
+        """Return the Item ids of a page, in order."""
+        rows = self._tx.run("catalog.page_items", collection_id=self._collection, partition_key=partition, page=page)
+        return [row.item_id for row in rows]
+
+    def pages(self, partition: str) -> list[int]:
+        """Return the pages of a day."""
+        rows = self._tx.run("catalog.day_pages", collection_id=self._collection, partition_key=partition)
+        return [row.page for row in rows]
+
+    def days(self, year: str) -> list[str]:
+        """Return the days of a year that have Items."""
+        rows = self._tx.run(
+            "catalog.year_days", collection_id=self._collection, first_day=f"{year}-01-01", last_day=f"{year}-12-31"
+        )
+        return [row.partition_key for row in rows]
+
+    def years(self) -> list[str]:
+        """Return the years that have Items."""
+        return [row.year for row in self._tx.run("catalog.years", collection_id=self._collection)]
+
+    def extent(self) -> Extent:
+        """Return the extent of all Items."""
+        row = self._tx.run("catalog.extent", collection_id=self._collection).one()
+        return Extent(bbox=_enclosing(row), start=_time_text(row.start_at), end=_time_text(row.end_at))
+
+    def summaries(self) -> dict[str, list[Any]]:
+        """Return the distinct values of every property that the contract summarises."""
+        found: dict[str, list[Any]] = {}
+        for row in self._tx.run("catalog.summaries", collection_id=self._collection):
+            if row.property in self._contract.stac.summaries:
+                found.setdefault(row.property, []).append(orjson.loads(row.value))
+        return found
+
+    def _assign_pages(self, writes: Sequence[Write]) -> dict[str, int]:
+        """Fill the last page of each day, then begin new ones; in the order of Item ids, so that it can be repeated."""
+        by_day: dict[str, list[str]] = defaultdict(list)
+        for write in writes:
+            if write.base is None:
+                by_day[write.partition].append(write.candidate.item_id)
+        assigned: dict[str, int] = {}
+        for partition, item_ids in by_day.items():
+            last = self._tx.run(
+                "catalog.last_page", collection_id=self._collection, partition_key=partition
+            ).one_or_none()
+            taken = (last.page - 1) * self._page_size + last.items if last else 0
+            for offset, item_id in enumerate(sorted(item_ids)):
+                assigned[item_id] = (taken + offset) // self._page_size + 1
+        return assigned
+
+    def _row(self, write: Write, page: int) -> list[Any]:
+        candidate = write.candidate
+        properties = candidate.item["properties"]
+        return [
+            candidate.item_id,
+            write.partition,
+            page,
+            candidate.content_sha256,
+            candidate.object_uri,
+            candidate.wal_id,
+            candidate.precedence,
+            candidate.sequencer,
+            write.base.revision + 1 if write.base else 1,
+            *candidate.item.get("bbox", (None, None, None, None)),
+            _time_text(properties.get("start_datetime") or properties["datetime"]),
+            _time_text(properties.get("end_datetime") or properties["datetime"]),
+            canonical(self._summaries_of(candidate)).decode(),
+        ]
+
+    def _summaries_of(self, candidate: Candidate) -> dict[str, list[Any]]:
+        """Values that count in the Collection: those of a list one by one, as STAC summarises arrays."""
+        properties = candidate.item["properties"]
+        found: dict[str, list[Any]] = {}
+        for name in self._contract.stac.summaries:
+            value = properties.get(name)
+            values = value if isinstance(value, list) else [value]
+            short = [one for one in values if isinstance(one, str) and len(one) <= SUMMARY_TEXT_LIMIT]
+            numbers = [one for one in values if isinstance(one, int | float)]
+            if short or numbers:
+                found[name] = [*short, *numbers]
+        return found
+
+
+def _summary_keys(summaries: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, str]]:
+    for name, values in summaries.items():
+        for value in {orjson.dumps(value).decode() for value in values}:
+            yield name, value
+
+
+def _enclosing(row: Any) -> Bbox | None:
+    """Smallest box that one interval of longitudes can give, or the whole circle.
+
+    Counted from -180 to 180 the bounds are true unless an Item crosses the antimeridian; counted from 0 to 360 they are
+    true unless an Item crosses Greenwich.
+    """
+    if row.west is None:
+        return None
+    if not row.over_antimeridian:
+        return (row.west, row.south, row.east, row.north)
+    if not row.over_greenwich:
+        west, east = (bound - 360 if bound > 180 else bound for bound in (row.west_360, row.east_360))
+        return (west, row.south, east, row.north)
+    return (-180.0, row.south, 180.0, row.north)
+
+
+def _time_text(value: str | datetime) -> str:
+    return rfc3339(datetime.fromisoformat(value) if isinstance(value, str) else value)

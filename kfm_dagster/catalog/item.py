@@ -1,0 +1,212 @@
+"""STAC Items: from an enriched envelope to a STAC 1.1.0 Item, its canonical bytes and its content hash.
+
+Pure. Does not belong here: validation (`validation.py`), files (`publisher.py`), what stands already (`store.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+
+from kfm_dagster.catalog.layout import item_links
+from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Metadata
+from kfm_dagster.contracts.issues import Issue
+from kfm_dagster.contracts.key_grammar import KeyMatch
+from kfm_dagster.contracts.model import DatasetContract
+
+STAC_VERSION = "1.1.0"
+DATA_ASSET = "data"
+ISSUE_TEXT_LIMIT = 300
+"""Characters of an issue's message that an Item shows."""
+
+_MD5 = re.compile(r"[0-9a-f]{32}")
+_MULTIHASH_MD5 = "d50110"
+"""Multihash prefix of MD5: varint of code 0xd5 (multiformats' multicodec table), then the digest's length, 16 bytes."""
+_EXTENSION_NAME = re.compile(r"/([a-z0-9-]+)/v[0-9][^/]*/schema\.json$")
+_PREFIXES = {"projection": "proj"}
+"""Field prefixes of extensions whose prefix is not their name."""
+_IRI_SAFE = "/:@!$&'()*+,;=~-._"
+"""Characters that a path segment of an IRI may hold as they are (RFC 3986, 3.3)."""
+_VOLATILE_PROPERTIES = frozenset({"kfm:run_state", "created", "updated"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """An Item that wants to stand in the catalog.
+
+    `content` is the canonical JSON that would be written and `item` is what it parses to; `precedence` and `sequencer`
+    order re-issues, empty text where there is none.
+    """
+
+    dataset: str
+    collection_id: str
+    item_id: str
+    partition: str
+    item: Mapping[str, Any]
+    content: bytes
+    content_sha256: str
+    object_uri: str
+    wal_id: str
+    precedence: str
+    sequencer: str
+
+
+class UnserialisableItemError(ValueError):
+    """A metadata value has no JSON form, or none that a database can keep."""
+
+
+def build_candidate(
+    envelope: Envelope, *, contract: DatasetContract, match: KeyMatch, run_state: Mapping[str, str] | None
+) -> Candidate:
+    """Build an Item with its canonical bytes. Raises UnserialisableItemError."""
+    built = build_item(envelope, contract=contract, match=match, run_state=run_state)
+    try:
+        content = canonical(built)
+        digest = content_sha256(built)
+    except TypeError as error:
+        raise UnserialisableItemError(f"the Item has no JSON form: {error}") from None
+    if b"\\u0000" in content:
+        raise UnserialisableItemError("the Item holds a NUL character, which PostgreSQL does not keep")
+    return Candidate(
+        dataset=contract.id,
+        collection_id=contract.stac.collection,
+        item_id=match.item_id,
+        partition=envelope.partition,
+        item=orjson.loads(content),
+        content=content,
+        content_sha256=digest,
+        object_uri=envelope.object_uri,
+        wal_id=envelope.wal_id,
+        precedence=match.precedence,
+        sequencer=envelope.sequencer or "",
+    )
+
+
+def build_item(
+    envelope: Envelope, *, contract: DatasetContract, match: KeyMatch, run_state: Mapping[str, str] | None
+) -> dict[str, Any]:
+    """Build the STAC Item of an envelope that has its `metadata` section.
+
+    run_state is {dataset_id, run_id} of the node that registers it, for the way from an Item to its run.
+    """
+    metadata = envelope.metadata
+    if metadata is None:
+        raise ValueError(f"{envelope.wal_id} has no metadata section, so there is no Item to build")
+    item: dict[str, Any] = {
+        "type": "Feature",
+        "stac_version": STAC_VERSION,
+        "id": match.item_id,
+        "collection": contract.stac.collection,
+        "geometry": metadata.geometry,
+        "properties": _properties(envelope, metadata.stac_properties, run_state),
+        "links": item_links(),
+        "assets": _assets(envelope, contract, metadata),
+    }
+    if metadata.geometry is not None and metadata.bbox is not None:
+        item["bbox"] = list(metadata.bbox)
+    item["stac_extensions"] = used_extensions(contract, _field_names(item))
+    return item
+
+
+def canonical(value: Mapping[str, Any]) -> bytes:
+    """Canonical JSON: sorted keys, no white space, UTF-8. Raises TypeError for a value without a JSON form."""
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+
+
+def content_sha256(item: Mapping[str, Any]) -> str:
+    """SHA-256 of what an Item says, hex: without its links and without members that differ from run to run."""
+    properties = {name: value for name, value in item["properties"].items() if name not in _VOLATILE_PROPERTIES}
+    stable = {name: value for name, value in item.items() if name != "links"}
+    return hashlib.sha256(canonical({**stable, "properties": properties})).hexdigest()
+
+
+def used_extensions(contract: DatasetContract, names: Iterator[str]) -> list[str]:
+    """Those of the contract's extensions of which at least one field name is used."""
+    used = {name.split(":", 1)[0] for name in names if ":" in name}
+    return [uri for uri in contract.stac.extensions if _prefix(uri) in used]
+
+
+def _prefix(uri: str) -> str:
+    found = _EXTENSION_NAME.search(uri)
+    name = found[1] if found else uri
+    return _PREFIXES.get(name, name)
+
+
+def _field_names(item: Mapping[str, Any]) -> Iterator[str]:
+    for fields in (item["properties"], *item["assets"].values()):
+        yield from fields
+        bands = fields.get("bands", ())
+        for band in bands if isinstance(bands, list | tuple) else ():
+            yield from band
+
+
+def _properties(
+    envelope: Envelope, extracted: Mapping[str, Any], run_state: Mapping[str, str] | None
+) -> dict[str, Any]:
+    properties: dict[str, Any] = {
+        # STAC 1.1 has an Item's bands on its assets (item.json, "Rules enforcement for STAC Item").
+        **{name: value for name, value in extracted.items() if name != "bands"},
+        "kfm:wal_id": envelope.wal_id,
+        "kfm:dataset": envelope.dataset,
+        "kfm:integrity": (envelope.integrity.status if envelope.integrity else CheckStatus.UNKNOWN).value,
+    }
+    sections = (("integrity_check", envelope.integrity), ("metadata_extract", envelope.metadata))
+    issues = [_issue(operator, issue) for operator, section in sections if section for issue in section.issues]
+    if issues:
+        properties["kfm:issues"] = issues
+    if run_state is not None:
+        properties["kfm:run_state"] = dict(run_state)
+    return properties
+
+
+def _issue(operator: str, issue: Issue) -> dict[str, str]:
+    return {
+        "operator": operator,
+        "code": str(issue.code),
+        "severity": issue.severity.value,
+        "message": issue.message[:ISSUE_TEXT_LIMIT],
+    }
+
+
+def _assets(envelope: Envelope, contract: DatasetContract, metadata: Metadata) -> dict[str, Any]:
+    definition = contract.stac.data_asset
+    data: dict[str, Any] = {
+        "href": _href(envelope.object_uri),
+        "title": definition.title,
+        "type": definition.media_type,
+        "roles": list(definition.roles),
+    }
+    integrity = envelope.integrity
+    size = integrity.actual_size_bytes if integrity and integrity.actual_size_bytes is not None else None
+    size = envelope.object_size if size is None else size
+    if size is not None:
+        data["file:size"] = size
+    etag = (integrity.actual_etag if integrity else None) or envelope.object_version or ""
+    if _MD5.fullmatch(etag):
+        data["file:checksum"] = _MULTIHASH_MD5 + etag
+    if bands := metadata.stac_properties.get("bands"):
+        data["bands"] = bands
+    assets = {DATA_ASSET: data}
+    for uri in metadata.sidecars.values():
+        for sidecar in contract.storage.sidecars:
+            if uri == envelope.object_uri + sidecar.suffix:
+                key = sidecar.role if sidecar.role not in assets else f"{sidecar.role}{sidecar.suffix}"
+                assets[key] = {
+                    "href": _href(uri),
+                    "title": f"{sidecar.role.capitalize()} ({sidecar.suffix})",
+                    "type": sidecar.media_type,
+                    "roles": [sidecar.role],
+                }
+    return assets
+
+
+def _href(object_uri: str) -> str:
+    """Object URI as an IRI; a key that holds only safe characters stays as it is."""
+    scheme, rest = object_uri.split("://", 1)
+    return f"{scheme}://{quote(rest, safe=_IRI_SAFE)}"

@@ -1,0 +1,86 @@
+"""stac-register: build the Item of every envelope that may have one, and register the batch in the catalog.
+
+The only operator that writes the catalog. `stac_register` is pure; `stac_register_batch` hands its candidates to
+`catalog.store.Catalog`, which decides between created, updated and no-op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kfm_dagster.catalog.item import Candidate, UnserialisableItemError, build_candidate
+from kfm_dagster.catalog.store import Catalog
+from kfm_dagster.contracts.envelope import CheckStatus, Envelope, StacResult, StacStatus
+from kfm_dagster.contracts.issues import Issue, Severity, StacIssue
+from kfm_dagster.contracts.key_grammar import InvalidKeyTimeError, KeyGrammarReader
+from kfm_dagster.contracts.model import DatasetContract
+
+_PASSED = frozenset({CheckStatus.OK, CheckStatus.SUSPECT})
+
+
+class NoItemError(Exception):
+    """The envelope gives no Item."""
+
+
+def may_register(envelope: Envelope) -> bool:
+    """Tell whether integrity-check and metadata-extract let the envelope through; suspect ones pass, visibly."""
+    return (
+        envelope.integrity is not None
+        and envelope.integrity.status in _PASSED
+        and envelope.metadata is not None
+        and envelope.metadata.status in _PASSED
+    )
+
+
+def stac_register(
+    envelope: Envelope,
+    *,
+    contract: DatasetContract,
+    grammar: KeyGrammarReader,
+    run_state: Mapping[str, str] | None = None,
+) -> Candidate:
+    """Build the Item of one envelope. Raises NoItemError.
+
+    run_state is {dataset_id, run_id} of the node that registers it.
+    """
+    try:
+        match = grammar.match(envelope.key)
+    except InvalidKeyTimeError as error:
+        raise NoItemError(f"the key gives no Item id: {error}") from None
+    if match is None:
+        raise NoItemError("the key gives no Item id: it does not match the contract's key grammar")
+    try:
+        return build_candidate(envelope, contract=contract, match=match, run_state=run_state)
+    except UnserialisableItemError as error:
+        raise NoItemError(str(error)) from None
+
+
+def stac_register_batch(
+    envelopes: Sequence[Envelope],
+    *,
+    contract: DatasetContract,
+    grammar: KeyGrammarReader,
+    catalog: Catalog,
+    run_state: Mapping[str, str] | None = None,
+) -> list[Envelope]:
+    """Register a batch of one dataset and return it, in order, with `stac` added where an Item was due.
+
+    An envelope that failed before is returned as it came: it leaves no trace in the catalog.
+    """
+    enriched = list(envelopes)
+    candidates: dict[int, Candidate] = {}
+    for position, envelope in enumerate(envelopes):
+        if may_register(envelope):
+            try:
+                candidates[position] = stac_register(envelope, contract=contract, grammar=grammar, run_state=run_state)
+            except NoItemError as error:
+                enriched[position] = envelope.evolve(stac=_no_item(str(error)))
+    results = catalog.register(list(candidates.values()))
+    for position, result in zip(candidates, results, strict=True):
+        enriched[position] = envelopes[position].evolve(stac=result)
+    return enriched
+
+
+def _no_item(message: str) -> StacResult:
+    issue = Issue(code=StacIssue.STAC_VALIDATION_FAILED, severity=Severity.FAILED, message=message)
+    return StacResult(write_status=StacStatus.FAILED, issues=(issue,))

@@ -1,0 +1,185 @@
+"""Synthetic envelopes, as metadata-extract would hand them on, and the candidates made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from kfm_dagster.catalog.item import Candidate
+from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity, Metadata
+from kfm_dagster.contracts.identity import rfc3339, wal_id
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.operators.stac_register import stac_register
+
+MD5 = "0123456789abcdef0123456789abcdef"
+DAY = datetime(2025, 12, 3, tzinfo=UTC)
+RUN = {"dataset_id": "goes-abi.stac_register", "run_id": "7d3c0a52-run"}
+
+_GOES_PROPERTIES: dict[str, Any] = {
+    "platform": "goes-19",
+    "instruments": ["abi"],
+    "goes:orbital-slot": "GOES-East",
+    "goes:image-type": "CONUS",
+    "goes:product": "ABI-L1b-RadC",
+    "goes:percent-uncorrectable": 0.0,
+    "processing:level": "L1b",
+    "sat:orbit_state": "geostationary",
+    "sat:platform_international_designator": "2024-119A",
+    "bands": [{"name": "C13", "eo:common_name": "lwir11", "eo:center_wavelength": 10.35}],
+    "proj:wkt2": 'PROJCRS["GOES fixed grid"]',
+    "proj:shape": [1500, 2500],
+    "proj:transform": [2004.0, 0.0, -3627271.3, 0.0, -2004.0, 4589199.8],
+}
+_HRRR_PROPERTIES: dict[str, Any] = {
+    "forecast:reference_datetime": "2025-12-03T00:00:00Z",
+    "forecast:horizon": "PT6H",
+    "hrrr:region": "conus",
+    "hrrr:product": "sfc",
+    "grib:messages": 170,
+    "proj:wkt2": 'PROJCRS["HRRR Lambert"]',
+    "proj:shape": [1059, 1799],
+}
+_NEXRAD_PROPERTIES: dict[str, Any] = {
+    "platform": "wsr-88d",
+    "instruments": ["nexrad"],
+    "nexrad:site": "KTWX",
+    "nexrad:vcp": 212,
+    "nexrad:message-type": 31,
+    "processing:level": "L2",
+}
+
+
+def box(west: float, south: float, east: float, north: float) -> dict[str, Any]:
+    """A rectangle, split at the antimeridian when west > east."""
+    if west > east:
+        return {
+            "type": "MultiPolygon",
+            "coordinates": [
+                box(west, south, 180.0, north)["coordinates"],
+                box(-180.0, south, east, north)["coordinates"],
+            ],
+        }
+    ring = [[west, south], [east, south], [east, north], [west, north], [west, south]]
+    return {"type": "Polygon", "coordinates": [ring]}
+
+
+def goes(
+    number: int = 0,
+    *,
+    day: datetime = DAY,
+    created: int = 0,
+    bbox: tuple[float, float, float, float] = (-113.1, 14.6, -52.9, 56.8),
+    version: str = MD5,
+    sequencer: str | None = None,
+    **properties: Any,
+) -> Envelope:
+    """The ABI scan `number`, one every 5 seconds; a higher `created` is a later re-issue of it."""
+    start = day + timedelta(seconds=5 * number)
+    end = start + timedelta(seconds=2.5)
+    key = (
+        f"ABI-L1b-RadC/{start:%Y/%j/%H}/OR_ABI-L1b-RadC-M6C13_G19_s{_stamp(start)}_e{_stamp(end)}"
+        f"_c{_stamp(end + timedelta(seconds=5 + created))}.nc"
+    )
+    return _envelope(
+        dataset="goes-abi",
+        uri=f"s3://noaa-goes19/{key}",
+        start=start,
+        end=end,
+        bbox=bbox,
+        version=version,
+        sequencer=sequencer,
+        properties={**_GOES_PROPERTIES, **properties},
+    )
+
+
+def hrrr() -> Envelope:
+    """A forecast with its index."""
+    uri = "s3://noaa-hrrr-bdp-pds/hrrr.20251203/conus/hrrr.t00z.wrfsfcf06.grib2"
+    return _envelope(
+        dataset="hrrr",
+        uri=uri,
+        start=DAY,
+        end=DAY + timedelta(hours=6),
+        bbox=(-134.1, 21.1, -60.9, 52.6),
+        version=f"{MD5}-12",
+        sequencer=None,
+        properties=_HRRR_PROPERTIES,
+        sidecars={".idx": f"{uri}.idx"},
+    )
+
+
+def nexrad() -> Envelope:
+    """A radar volume."""
+    start = DAY + timedelta(hours=4, minutes=5, seconds=6)
+    return _envelope(
+        dataset="nexrad-l2",
+        uri="s3://unidata-nexrad-level2/2025/12/03/KTWX/KTWX20251203_040506_V06",
+        start=start,
+        end=start + timedelta(minutes=6),
+        bbox=(-101.3, 34.8, -91.1, 43.1),
+        version=MD5,
+        sequencer=None,
+        properties=_NEXRAD_PROPERTIES,
+    )
+
+
+def candidates(contracts: ContractRegistry, envelopes: Sequence[Envelope]) -> list[Candidate]:
+    """What stac-register makes of the envelopes."""
+    return [
+        stac_register(
+            envelope,
+            contract=contracts[envelope.dataset],
+            grammar=contracts.grammars[envelope.dataset],
+            run_state=RUN,
+        )
+        for envelope in envelopes
+    ]
+
+
+def with_metadata(envelope: Envelope, **changes: Any) -> Envelope:
+    """The envelope with another metadata section."""
+    assert envelope.metadata is not None
+    return envelope.evolve(metadata=replace(envelope.metadata, **changes))
+
+
+def _envelope(
+    *,
+    dataset: str,
+    uri: str,
+    start: datetime,
+    end: datetime,
+    bbox: tuple[float, float, float, float],
+    version: str,
+    sequencer: str | None,
+    properties: dict[str, Any],
+    sidecars: dict[str, str] | None = None,
+) -> Envelope:
+    times = {"datetime": rfc3339(start), "start_datetime": rfc3339(start), "end_datetime": rfc3339(end)}
+    return Envelope(
+        wal_id=wal_id(dataset=dataset, object_uri=uri, time_range_start=start, object_version=version),
+        dataset=dataset,
+        object_uri=uri,
+        provider="aws",
+        queue="kfm-nodd-primary",
+        event_time=end + timedelta(seconds=30),
+        time_range_start=start,
+        time_range_end=end,
+        schema_version="2.1",
+        object_version=version,
+        object_size=4_000_000,
+        sequencer=sequencer,
+        integrity=Integrity(status=CheckStatus.OK, actual_size_bytes=4_000_123, actual_etag=version),
+        metadata=Metadata(
+            status=CheckStatus.OK,
+            geometry=box(*bbox),
+            bbox=bbox,
+            stac_properties={**times, **properties},
+            sidecars=sidecars or {},
+        ),
+    )
+
+
+def _stamp(time: datetime) -> str:
+    return f"{time:%Y%j%H%M%S}{time.microsecond // 100_000}"

@@ -1,0 +1,366 @@
+"""Registering batches: statuses, order of re-issues, isolation of failures, and the tree that results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pystac
+import pytest
+import sqlalchemy as sa
+
+from kfm_dagster.catalog.item import canonical, content_sha256
+from kfm_dagster.catalog.publisher import FolderPublisher, PublishError
+from kfm_dagster.catalog.store import Catalog
+from kfm_dagster.contracts.envelope import Envelope, StacResult, StacStatus
+from kfm_dagster.contracts.issues import StacIssue
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.catalog import trees
+from kfm_dagster_tests.catalog.envelopes import DAY, candidates, goes, hrrr, nexrad, with_metadata
+
+CREATED, UPDATED, NO_OP, FAILED = StacStatus.CREATED, StacStatus.UPDATED, StacStatus.NO_OP, StacStatus.FAILED
+
+
+def statuses(results: list[StacResult]) -> list[StacStatus]:
+    return [result.write_status for result in results]
+
+
+def codes(results: list[StacResult]) -> list[str | None]:
+    return [result.issues[0].code if result.issues else None for result in results]
+
+
+Register = Callable[..., list[StacResult]]
+
+
+@pytest.fixture
+def register(catalog: Catalog, contracts: ContractRegistry) -> Register:
+    return lambda *envelopes: catalog.register(candidates(contracts, envelopes))
+
+
+@pytest.mark.clause("OPR-09", "WAL-05")
+def test_first_is_created_same_is_no_op_different_is_updated(register: Register, root: Path) -> None:
+    first = register(goes(0), goes(1))
+    again = register(goes(0), goes(1))
+    changed = register(goes(0), goes(1, platform="goes-18"))
+    assert statuses(first) == [CREATED, CREATED]
+    assert statuses(again) == [NO_OP, NO_OP]
+    assert statuses(changed) == [NO_OP, UPDATED]
+    assert [result.item_href for result in first] == [result.item_href for result in changed]
+    assert first[1].content_sha256 == again[1].content_sha256 != changed[1].content_sha256
+    assert trees.item_ids(root) == sorted({result.item_id for result in first if result.item_id})
+    trees.assert_consistent(root)
+
+
+@pytest.mark.clause("WAL-04")
+def test_a_rewritten_object_updates_the_same_item(register: Register, root: Path) -> None:
+    first, second = goes(0, version="1" * 32), goes(0, version="2" * 32)
+    assert first.wal_id != second.wal_id
+    assert statuses(register(first)) == [CREATED]
+    (result,) = register(second)
+    assert result.write_status is UPDATED
+    assert trees.item_ids(root) == [result.item_id]
+    assert trees.walk(root)[str(result.item_href)]["properties"]["kfm:wal_id"] == second.wal_id
+
+
+@pytest.mark.parametrize(
+    ("newer", "older"),
+    [
+        pytest.param(goes(0, created=9), goes(0, created=1), id="by the contract's precedence"),
+        pytest.param(
+            goes(0, version="2" * 32, sequencer="0055AED6DCD9"),
+            goes(0, version="1" * 32, sequencer="0055AED6DCD90281E5"[:10]),
+            id="by the sequencer of one key, padded on the right",
+        ),
+    ],
+)
+def test_an_older_issue_that_comes_late_changes_nothing(
+    register: Register, root: Path, newer: Envelope, older: Envelope
+) -> None:
+    (stands,) = register(newer)
+    before = trees.files(root)
+    (late,) = register(older)
+    assert late.write_status is NO_OP
+    assert late.issues == ()
+    assert late.content_sha256 == stands.content_sha256
+    assert trees.files(root) == before
+    assert statuses(register(newer)) == [NO_OP]
+
+
+def test_of_one_item_twice_in_a_batch_the_newest_stands(register: Register, root: Path) -> None:
+    results = register(goes(0, created=1), goes(0, created=9), goes(0, created=4), goes(1))
+    assert statuses(results) == [NO_OP, CREATED, NO_OP, CREATED]
+    (standing,) = {result.content_sha256 for result in results[:3]}
+    item = trees.walk(root)[str(results[0].item_href)]
+    assert content_sha256(item) == standing
+    trees.assert_consistent(root)
+
+
+def test_a_twin_shares_the_failure_of_the_one_that_was_to_stand(
+    register: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FolderPublisher, "_write", _raise(OSError(28, "No space left on device")))
+    results = register(goes(0, created=1), goes(0, created=9))
+    assert codes(results) == [StacIssue.IO_ERROR, StacIssue.IO_ERROR]
+
+
+@pytest.mark.clause("OPR-08")
+def test_an_invalid_item_fails_alone_and_leaves_no_file(register: Register, root: Path) -> None:
+    results = register(goes(0), goes(1, **{"proj:shape": [0, -1, 7]}), goes(2))
+    assert statuses(results) == [CREATED, FAILED, CREATED]
+    assert codes(results) == [None, StacIssue.STAC_VALIDATION_FAILED, None]
+    assert "proj:shape" in results[1].issues[0].message
+    assert len(trees.item_ids(root)) == 2
+    trees.assert_consistent(root)
+
+
+def test_a_file_that_was_removed_or_replaced_is_written_again(register: Register, root: Path) -> None:
+    results = register(goes(0), goes(1), goes(2), goes(3))
+    before = trees.files(root)
+    (root / str(results[0].item_href)).unlink()
+    (root / str(results[1].item_href)).write_text("{", encoding="utf-8")
+    item = json.loads((root / str(results[2].item_href)).read_bytes())
+    item["properties"]["platform"] = "goes-99"
+    (root / str(results[2].item_href)).write_bytes(canonical(item))
+    assert statuses(register(goes(0), goes(1), goes(2), goes(3))) == [NO_OP] * 4
+    assert trees.files(root) == before
+
+
+def test_a_removed_catalog_comes_back(register: Register, root: Path) -> None:
+    register(goes(0))
+    before = trees.files(root)
+    root.rename(root.with_name("moved"))
+    assert statuses(register(goes(0))) == [NO_OP]
+    assert trees.files(root) == before
+
+
+@pytest.mark.clause("OPR-09")
+def test_the_second_of_two_interleaved_writers_gets_a_conflict(
+    open_catalog: Callable[[], Catalog], contracts: ContractRegistry, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, fast = open_catalog(), open_catalog()
+    slow.register(candidates(contracts, [goes(0)]))
+    mine = candidates(contracts, [goes(0, platform="slow"), goes(1, platform="both"), goes(2, platform="slow")])
+    theirs = candidates(contracts, [goes(0, platform="fast"), goes(1, platform="both"), goes(2, platform="fast")])
+    overtaken: list[StacResult] = []
+    write = FolderPublisher._write
+
+    def overtake(publisher: FolderPublisher, *arguments: Any) -> None:
+        # The slow writer has read the index and decided; now the fast one comes and goes.
+        monkeypatch.setattr(FolderPublisher, "_write", write)
+        overtaken.extend(fast.register(theirs))
+        write(publisher, *arguments)
+
+    monkeypatch.setattr(FolderPublisher, "_write", overtake)
+    results = slow.register(mine)
+    assert statuses(overtaken) == [UPDATED, CREATED, CREATED]
+    assert statuses(results) == [FAILED, NO_OP, FAILED]
+    assert codes(results) == [StacIssue.CATALOG_CONFLICT, None, StacIssue.CATALOG_CONFLICT]
+    platforms = {document["properties"]["platform"] for document in _items(root)}
+    assert platforms == {"fast", "both"}
+    trees.assert_consistent(root)
+    assert statuses(slow.register(mine)) == [UPDATED, NO_OP, UPDATED]
+
+
+def test_one_file_that_cannot_be_promoted_fails_alone(register: Register, root: Path) -> None:
+    blocked = root / "goes-abi/2025/2025-12-03" / f"{candidates_id(goes(1))}.json"
+    blocked.mkdir(parents=True)
+    results = register(goes(0), goes(1), goes(2))
+    assert statuses(results) == [CREATED, FAILED, CREATED]
+    assert codes(results) == [None, StacIssue.IO_ERROR, None]
+    blocked.rmdir()
+    assert statuses(register(goes(0), goes(1), goes(2))) == [NO_OP, CREATED, NO_OP]
+    trees.assert_consistent(root)
+
+
+def test_a_batch_of_which_nothing_could_be_promoted_leaves_nothing_to_repair(register: Register, root: Path) -> None:
+    blocked = root / "goes-abi/2025/2025-12-03" / f"{candidates_id(goes(0))}.json"
+    blocked.mkdir(parents=True)
+    assert statuses(register(goes(0))) == [FAILED]
+    blocked.rmdir()
+    assert statuses(register(goes(0))) == [CREATED]
+    trees.assert_consistent(root)
+
+
+def test_documents_that_cannot_be_written_fail_the_batch_and_its_retry_succeeds(
+    register: Register, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(goes(0))
+    failure = PublishError(StacIssue.IO_ERROR, "No space left on device")
+    with monkeypatch.context() as patch:
+        patch.setattr(Catalog, "_publish_documents", _raise(failure))
+        results = register(goes(0, platform="goes-18"), goes(1))
+    assert codes(results) == [StacIssue.IO_ERROR, StacIssue.IO_ERROR]
+    # The file of the first already holds the new content; the index, which decides, does not.
+    assert statuses(register(goes(0), goes(1))) == [NO_OP, CREATED]
+    assert {document["properties"]["platform"] for document in _items(root)} == {"goes-19"}
+    trees.assert_consistent(root)
+
+
+@pytest.mark.clause("OPR-08")
+def test_the_catalog_opens_with_pystac_and_gives_each_item_once(
+    catalog: Catalog, contracts: ContractRegistry, root: Path
+) -> None:
+    expected = set()
+    for batch in ([goes(number) for number in range(8)], [hrrr()], [nexrad()]):
+        expected |= {result.item_id for result in catalog.register(candidates(contracts, batch))}
+    opened = pystac.Catalog.from_file(str(root / "catalog.json"))
+    items = list(opened.get_items(recursive=True))
+    assert sorted(item.id for item in items) == sorted(filter(None, expected))
+    assert {collection.id for collection in opened.get_collections()} == {"goes-abi", "hrrr", "nexrad-l2"}
+    for item in items:
+        assert item.get_root() is opened
+        assert item.get_collection() is not None
+        assert item.get_collection().id == item.collection_id  # type: ignore[union-attr]
+    trees.assert_consistent(root)
+
+
+@pytest.mark.clause("OPR-08")
+def test_every_document_satisfies_the_official_extension_schemas(
+    catalog: Catalog, contracts: ContractRegistry, root: Path, shared_data: Path
+) -> None:
+    import jsonschema_rs
+
+    from kfm_dagster.catalog.validation import _core_schemas
+
+    official = {
+        str(path.parent.relative_to(shared_data / "schemas/stac-extensions")): json.loads(path.read_bytes())
+        for path in (shared_data / "schemas/stac-extensions").rglob("schema.json")
+    }
+    # A field that we do not write refers to another standard's schema.
+    projjson = ("https://proj.org/schemas/v0.7/projjson.schema.json", {})
+    registry = jsonschema_rs.Registry([*_core_schemas().items(), projjson], draft=jsonschema_rs.Draft7)
+    validators = {
+        f"https://stac-extensions.github.io/{name}/schema.json": jsonschema_rs.Draft7Validator(
+            schema, registry=registry, offline=True
+        )
+        for name, schema in official.items()
+    }
+    for batch in ([goes(0)], [hrrr()], [nexrad()]):
+        catalog.register(candidates(contracts, batch))
+    checked = set()
+    for name, document in trees.walk(root).items():
+        for uri in document.get("stac_extensions", []):
+            assert [error.message for error in validators[uri].iter_errors(document)] == [], (name, uri)
+            checked.add(uri.split("/")[3])
+    assert checked == {"projection", "file", "processing", "sat", "eo", "forecast"}
+
+
+def test_pages_are_bounded_and_fill_up_one_after_the_other(register: Register, root: Path) -> None:
+    for first in range(0, 12, 2):
+        register(goes(first), goes(first + 1))
+    register(goes(1, platform="goes-18"), *(goes(number) for number in range(12, 19)))
+    day = trees.walk(root)["goes-abi/2025/2025-12-03/catalog.json"]
+    pages = [link["href"] for link in day["links"] if link["rel"] == "child"]
+    assert pages == [f"./page-000{number}.json" for number in range(1, 8)]
+    counts = [
+        sum(link["rel"] == "item" for link in document["links"])
+        for name, document in sorted(trees.walk(root).items())
+        if "page-" in name
+    ]
+    assert counts == [3, 3, 3, 3, 3, 3, 1]
+    trees.assert_consistent(root)
+
+
+def test_collections_have_true_extents_and_summaries(register: Register, root: Path) -> None:
+    register(
+        goes(0, bbox=(-120.0, 10.0, -60.0, 50.0), **{"goes:image-type": "CONUS"}),
+        goes(1, bbox=(-100.0, 5.0, -50.0, 40.0), **{"goes:image-type": "MESOSCALE"}),
+        goes(2, day=DAY.replace(year=2024), bbox=(-90.0, 30.0, -80.0, 60.0), instruments=["abi", "glm"]),
+    )
+    found = _collection(root)
+    assert found["extent"]["spatial"]["bbox"] == [[-120.0, 5.0, -50.0, 60.0]]
+    assert found["extent"]["temporal"]["interval"] == [["2024-12-03T00:00:10.000000Z", "2025-12-03T00:00:07.500000Z"]]
+    assert found["summaries"]["goes:image-type"] == ["CONUS", "MESOSCALE"]
+    assert found["summaries"]["instruments"] == ["abi", "glm"]
+    # An update that takes the extremes back shrinks the extent and forgets the value.
+    register(
+        goes(1, bbox=(-100.0, 20.0, -70.0, 40.0), **{"goes:image-type": "CONUS"}),
+        goes(2, day=DAY.replace(year=2024), bbox=(-90.0, 30.0, -80.0, 45.0)),
+    )
+    found = _collection(root)
+    assert found["extent"]["spatial"]["bbox"] == [[-120.0, 10.0, -60.0, 50.0]]
+    assert found["summaries"]["goes:image-type"] == ["CONUS"]
+    assert found["summaries"]["instruments"] == ["abi"]
+    assert found["license"] == "CC0-1.0"
+    assert [provider["name"] for provider in found["providers"]][0] == "NOAA NESDIS"
+
+
+@pytest.mark.parametrize(
+    ("boxes", "west_east"),
+    [
+        ([(175.62, -89.62)], (175.62, -89.62)),
+        ([(175.0, -90.0), (-150.0, -60.0), (170.0, 172.0)], (170.0, -60.0)),
+        ([(175.0, -90.0), (-20.0, 20.0)], (-180.0, 180.0)),
+        ([(175.0, 10.0)], (-180.0, 180.0)),
+        ([(-20.0, 20.0), (100.0, 150.0)], (-20.0, 150.0)),
+    ],
+)
+def test_extents_across_the_antimeridian_stay_as_small_as_they_can(
+    register: Register, root: Path, boxes: list[tuple[float, float]], west_east: tuple[float, float]
+) -> None:
+    results = register(*(goes(number, bbox=(west, 0.0, east, 10.0)) for number, (west, east) in enumerate(boxes)))
+    assert statuses(results) == [CREATED] * len(boxes)
+    ((west, _, east, _),) = _collection(root)["extent"]["spatial"]["bbox"]
+    assert (west, east) == pytest.approx(west_east)
+
+
+def test_an_item_without_geometry_is_listed_and_widens_nothing(register: Register, root: Path) -> None:
+    nowhere = with_metadata(goes(1), geometry=None, bbox=None)
+    assert statuses(register(nowhere)) == [CREATED]
+    assert _collection(root)["extent"]["spatial"]["bbox"] == [[-180.0, -90.0, 180.0, 90.0]]
+    register(goes(0, bbox=(-120.0, 10.0, -60.0, 50.0)))
+    assert _collection(root)["extent"]["spatial"]["bbox"] == [[-120.0, 10.0, -60.0, 50.0]]
+    trees.assert_consistent(root)
+
+
+@pytest.mark.parametrize(
+    ("change", "refusal"),
+    [
+        ("UPDATE catalog_items SET updated_at = updated_at", "catalog_items_revision_grows_by_one"),
+        ("UPDATE catalog_items SET revision = revision + 2", "catalog_items_revision_grows_by_one"),
+        ("UPDATE catalog_items SET revision = revision + 1, page = 2", "catalog_items_keep_their_home"),
+        ("UPDATE catalog_items SET revision = revision + 1, end_at = '1990-01-01T00:00:00Z'", "time_range_is_ordered"),
+        ("UPDATE catalog_items SET revision = revision + 1, west = NULL", "catalog_items_bbox_is_whole"),
+        ("UPDATE catalog_summaries SET items = -1", "catalog_summaries_items_are_not_negative"),
+    ],
+)
+def test_the_database_refuses_what_would_lose_an_update(
+    register: Register, database: Database, change: str, refusal: str
+) -> None:
+    register(goes(0))
+    with pytest.raises(sa.exc.DBAPIError, match=refusal), database.transaction() as tx:
+        tx.connection.exec_driver_sql(change)
+
+
+def test_a_batch_of_two_datasets_is_refused(register: Register) -> None:
+    with pytest.raises(ValueError, match="one dataset"):
+        register(goes(0), hrrr())
+
+
+def test_nothing_to_register_is_nothing(catalog: Catalog, root: Path) -> None:
+    assert catalog.register([]) == []
+    assert not root.exists()
+
+
+def candidates_id(envelope: Envelope) -> str:
+    (candidate,) = candidates(ContractRegistry.load(), [envelope])
+    return candidate.item_id
+
+
+def _items(root: Path) -> list[dict[str, Any]]:
+    return [document for document in trees.walk(root).values() if document["type"] == "Feature"]
+
+
+def _collection(root: Path) -> Mapping[str, Any]:
+    return trees.walk(root)["goes-abi/collection.json"]
+
+
+def _raise(error: Exception) -> Callable[..., Any]:
+    def raising(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return raising

@@ -1,0 +1,50 @@
+"""Looking at a published catalog the way a reader does: files only, from the root down."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from kfm_dagster.catalog.publisher import STAGING
+from kfm_dagster.catalog.validation import validate_document
+
+
+def files(root: Path) -> dict[str, bytes]:
+    """Every published file by its path; staged ones are not published."""
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and STAGING not in path.parts
+    }
+
+
+def walk(root: Path) -> dict[str, dict[str, Any]]:
+    """Every document that a reader reaches from the root by child and item links, by path; no link may be dead."""
+    found: dict[str, dict[str, Any]] = {}
+    queue = [root / "catalog.json"]
+    while queue:
+        path = queue.pop()
+        document = json.loads(path.read_bytes())
+        name = str(path.relative_to(root))
+        assert name not in found, f"{name} is linked twice"
+        found[name] = document
+        for link in document["links"]:
+            target = (path.parent / link["href"]).resolve()
+            assert target.is_file(), f"{name} links {link['href']}, which is not there"
+            if link["rel"] in {"child", "item"}:
+                queue.append(target)
+    return found
+
+
+def item_ids(root: Path) -> list[str]:
+    """Ids of the Items that a reader reaches, sorted, each as often as it is linked."""
+    return sorted(document["id"] for document in walk(root).values() if document["type"] == "Feature")
+
+
+def assert_consistent(root: Path) -> None:
+    """A catalog in which every link leads somewhere, every document is valid and no Item file is unlinked."""
+    documents = walk(root)
+    for name, document in documents.items():
+        assert validate_document(document) == [], name
+    assert set(files(root)) == set(documents)

@@ -1,0 +1,35 @@
+-- name: lock_collection
+-- 0x6b667374 ("kfst"): one writer per collection until its transaction ends.
+SELECT pg_advisory_xact_lock(1801876340, hashtext(:collection_id));
+
+-- name: lock_root
+-- 0x6b667372 ("kfsr"): taken after the collection's lock, never before, so that two writers cannot wait for each other.
+SELECT pg_advisory_xact_lock(1801876338, 0);
+
+-- name: standing
+SELECT item_id, partition_key, page, content_sha256, object_uri, precedence, sequencer, revision, summaries
+FROM catalog_items
+WHERE collection_id = :collection_id
+  AND item_id IN (SELECT jsonb_array_elements_text(CAST(:item_ids AS jsonb)));
+
+-- name: apply
+-- Compare-and-swap of a batch: a row comes back for every Item that still stands at the revision its writer saw.
+INSERT INTO catalog_items (
+    collection_id, item_id, partition_key, page, content_sha256, object_uri, wal_id, precedence, sequencer, revision,
+    west, south, east, north, start_at, end_at, summaries, updated_at
+)
+SELECT
+    :collection_id, value ->> 0, value ->> 1, CAST(value ->> 2 AS integer), value ->> 3, value ->> 4, value ->> 5,
+    value ->> 6, value ->> 7, CAST(value ->> 8 AS integer), CAST(value ->> 9 AS double precision),
+    CAST(value ->> 10 AS double precision), CAST(value ->> 11 AS double precision),
+    CAST(value ->> 12 AS double precision), CAST(value ->> 13 AS timestamptz), CAST(value ->> 14 AS timestamptz),
+    CAST(value ->> 15 AS jsonb), CAST(:updated_at AS timestamptz)
+FROM jsonb_array_elements(CAST(:rows AS jsonb)) AS batch (value)
+ON CONFLICT (collection_id, item_id) DO UPDATE SET
+    content_sha256 = excluded.content_sha256, object_uri = excluded.object_uri, wal_id = excluded.wal_id,
+    precedence = excluded.precedence, sequencer = excluded.sequencer, revision = excluded.revision,
+    west = excluded.west, south = excluded.south, east = excluded.east, north = excluded.north,
+    start_at = excluded.start_at, end_at = excluded.end_at, summaries = excluded.summaries,
+    updated_at = excluded.updated_at
+WHERE catalog_items.revision = excluded.revision - 1
+RETURNING item_id;

@@ -1,0 +1,34 @@
+-- name: lock_collection
+-- BEGIN IMMEDIATE has already locked the whole database.
+SELECT :collection_id;
+
+-- name: lock_root
+SELECT 1;
+
+-- name: standing
+SELECT item_id, partition_key, page, content_sha256, object_uri, precedence, sequencer, revision, summaries
+FROM catalog_items
+WHERE collection_id = :collection_id AND item_id IN (SELECT value FROM json_each(:item_ids));
+
+-- name: apply
+-- Compare-and-swap of a batch: a row comes back for every Item that still stands at the revision its writer saw.
+INSERT INTO catalog_items (
+    collection_id, item_id, partition_key, page, content_sha256, object_uri, wal_id, precedence, sequencer, revision,
+    west, south, east, north, start_at, end_at, summaries, updated_at
+)
+SELECT
+    :collection_id, json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'),
+    json_extract(value, '$[3]'), json_extract(value, '$[4]'), json_extract(value, '$[5]'), json_extract(value, '$[6]'),
+    json_extract(value, '$[7]'), json_extract(value, '$[8]'), json_extract(value, '$[9]'),
+    json_extract(value, '$[10]'), json_extract(value, '$[11]'), json_extract(value, '$[12]'),
+    json_extract(value, '$[13]'), json_extract(value, '$[14]'), json_extract(value, '$[15]'), :updated_at
+FROM json_each(:rows)
+WHERE true
+ON CONFLICT (collection_id, item_id) DO UPDATE SET
+    content_sha256 = excluded.content_sha256, object_uri = excluded.object_uri, wal_id = excluded.wal_id,
+    precedence = excluded.precedence, sequencer = excluded.sequencer, revision = excluded.revision,
+    west = excluded.west, south = excluded.south, east = excluded.east, north = excluded.north,
+    start_at = excluded.start_at, end_at = excluded.end_at, summaries = excluded.summaries,
+    updated_at = excluded.updated_at
+WHERE catalog_items.revision = excluded.revision - 1
+RETURNING item_id;
