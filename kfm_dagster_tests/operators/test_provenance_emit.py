@@ -49,11 +49,12 @@ def test_only_registered_units_get_lineage_and_the_order_stays(
         registered(2, stac=StacResult(write_status=StacStatus.FAILED, issues=(refused,))),
         item(3, StacStatus.NO_OP),
         item(4, StacStatus.UPDATED),
+        item(5, StacStatus.CREATED).evolve(integrity=failed),
     ]
     found = emit(batch, Lineage.open(database, url=str(tmp_path / "lineage")), contracts)
     assert [unit.wal_id for unit in found] == [unit.wal_id for unit in batch]
     assert [unit.provenance and unit.provenance.status for unit in found] == [
-        ProvenanceStatus.OK, None, None, ProvenanceStatus.OK, ProvenanceStatus.OK,
+        ProvenanceStatus.OK, None, None, ProvenanceStatus.OK, ProvenanceStatus.OK, None,
     ]  # fmt: skip
     # Nothing but the operator's own section changed.
     assert [unit.evolve(provenance=None) for unit in found] == batch
