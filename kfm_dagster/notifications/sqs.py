@@ -92,7 +92,7 @@ class Queue:
             return self._url
 
     def receive(self, max_messages: int, *, budget_seconds: float, threads: int | None = None) -> list[SqsMessage]:
-        """Receive up to `max_messages` until the queue looks empty or the budget is over.
+        """Receive up to `max_messages`, each once, until the queue looks empty or the budget is over.
 
         An error after the first messages ends the call with those: they are in flight already, and only their receiver
         can delete them.
@@ -104,7 +104,7 @@ class Queue:
                 future.result()
         if progress.error is not None and not progress.messages:
             raise self._unavailable(progress.error) from progress.error
-        return progress.messages
+        return list(progress.messages.values())
 
     def delete(self, receipts: Sequence[str]) -> list[str]:
         """Delete deliveries; returns the receipts that could not be, whose messages will come again."""
@@ -204,7 +204,7 @@ class _Progress:
 
     wanted: int
     deadline: float
-    messages: list[SqsMessage] = field(default_factory=list)
+    messages: dict[str, SqsMessage] = field(default_factory=dict)
     error: BotoCoreError | ClientError | None = None
     _reserved: int = 0
     _empty: int = 0
@@ -220,10 +220,17 @@ class _Progress:
             return number
 
     def add(self, messages: list[SqsMessage], *, reserved: int) -> None:
-        """Keep what came and give the places back that stayed empty."""
+        """Keep what came and give the places back that stayed empty.
+
+        A standard queue may deliver a message twice at once; the later delivery holds the receipt that deletes it.
+        """
         with self._lock:
-            self.messages += messages
-            self._reserved -= reserved - len(messages)
+            before = len(self.messages)
+            for message in messages:
+                known = self.messages.get(message.message_id)
+                if known is None or known.receive_count <= message.receive_count:
+                    self.messages[message.message_id] = message
+            self._reserved -= reserved - (len(self.messages) - before)
             self._empty = 0 if messages else self._empty + 1
 
     def fail(self, error: BotoCoreError | ClientError) -> None:

@@ -54,7 +54,7 @@ def test_receive_takes_everything_once(queue: Queue) -> None:
     received = queue.receive(1000, budget_seconds=20)
     assert sorted(message.body for message in received) == sorted(f"body {n}" for n in range(45))
     first = received[0]
-    assert first.receive_count == 1
+    assert first.receive_count >= 1
     assert first.receipt_handle
     assert first.sent_at is not None
     assert abs(datetime.now(UTC) - first.sent_at) < timedelta(minutes=5)
@@ -89,7 +89,7 @@ def test_visibility_decides_when_a_message_comes_again(queue: Queue) -> None:
     assert queue.change_visibility(changes) == []
     again = queue.receive(15, budget_seconds=20)
     assert {message.message_id for message in again} == {message.message_id for message in received[:11]}
-    assert {message.receive_count for message in again} == {2}
+    assert min(message.receive_count for message in again) >= 2
     assert queue.change_visibility([("no receipt", 5)]) == [("no receipt", 5)]
 
 
@@ -115,6 +115,31 @@ def test_connecting_makes_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     assert connect(Settings()).name == "kfm-nodd-primary"
 
 
+def delivery(identity: str, *, count: int) -> dict[str, Any]:
+    attributes = {"ApproximateReceiveCount": str(count), "SentTimestamp": "1764720260123"}
+    return {"MessageId": identity, "Body": "b", "ReceiptHandle": f"{identity}-{count}", "Attributes": attributes}
+
+
+class Doubling:
+    """A client that delivers one message twice, the later delivery first."""
+
+    def __init__(self) -> None:
+        self._answers = [[delivery("m", count=2)], [delivery("m", count=1)]]
+
+    def get_queue_url(self, **_: Any) -> dict[str, str]:
+        return {"QueueUrl": "url"}
+
+    def receive_message(self, **_: Any) -> dict[str, Any]:
+        return {"Messages": self._answers.pop(0)} if self._answers else {}
+
+
+def test_message_delivered_twice_is_one_message_with_the_later_receipt() -> None:
+    client: Any = Doubling()
+    (received,) = Queue(client, name="q", threads=1).receive(10, budget_seconds=20)
+    assert (received.receipt_handle, received.receive_count) == ("m-2", 2)
+    assert received.sent_at == datetime(2025, 12, 3, 0, 4, 20, 123000, tzinfo=UTC)
+
+
 class Flaky:
     """A client that answers some calls and then loses its endpoint."""
 
@@ -132,7 +157,7 @@ class Flaky:
             self._good -= 1
             if self._good < 0:
                 raise EndpointConnectionError(endpoint_url="http://elsewhere")
-        return {"Messages": [{"MessageId": "m", "Body": "b", "ReceiptHandle": "r"}]}
+            return {"Messages": [delivery(f"m{self._good}", count=1)]}
 
     def delete_message_batch(self, **_: Any) -> dict[str, Any]:
         raise ClientError({"Error": {"Code": "RequestThrottled"}}, "DeleteMessageBatch")
