@@ -134,12 +134,13 @@ class FolderPublisher:
                     os.close(lock)
         while True:
             folder = Path(tempfile.mkdtemp(dir=parent))
-            lock = os.open(folder, os.O_RDONLY)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            # Another process may have taken the folder for a leftover before we locked it.
-            if folder.exists():
-                return folder, lock
-            os.close(lock)
+            # Until it is locked, another process may take the folder for a leftover and remove it.
+            with suppress(FileNotFoundError):
+                lock = os.open(folder, os.O_RDONLY)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if folder.exists():
+                    return folder, lock
+                os.close(lock)
 
 
 class _StagedInFolder:

@@ -15,7 +15,7 @@ from kfm_dagster.operators.stac_register import stac_register
 
 MD5 = "0123456789abcdef0123456789abcdef"
 DAY = datetime(2025, 12, 3, tzinfo=UTC)
-RUN = {"dataset_id": "goes-abi.stac_register", "run_id": "7d3c0a52-run"}
+RUN_ID = "5d3e0f1c-8f0e-4c6e-9f0a-2a41c1f7b7aa"
 
 _GOES_PROPERTIES: dict[str, Any] = {
     "platform": "goes-19",
@@ -125,6 +125,11 @@ def nexrad() -> Envelope:
     )
 
 
+def run_state(dataset: str) -> dict[str, str]:
+    """The node and run that register an Item."""
+    return {"dataset_id": f"{dataset}.stac_register", "run_id": RUN_ID}
+
+
 def candidates(contracts: ContractRegistry, envelopes: Sequence[Envelope]) -> list[Candidate]:
     """What stac-register makes of the envelopes."""
     return [
@@ -132,7 +137,7 @@ def candidates(contracts: ContractRegistry, envelopes: Sequence[Envelope]) -> li
             envelope,
             contract=contracts[envelope.dataset],
             grammar=contracts.grammars[envelope.dataset],
-            run_state=RUN,
+            run_state=run_state(envelope.dataset),
         )
         for envelope in envelopes
     ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -286,7 +285,7 @@ def test_collections_have_true_extents_and_summaries(register: Register, root: P
     assert found["summaries"]["goes:image-type"] == ["CONUS"]
     assert found["summaries"]["instruments"] == ["abi"]
     assert found["license"] == "CC0-1.0"
-    assert [provider["name"] for provider in found["providers"]][0] == "NOAA NESDIS"
+    assert found["providers"][0]["name"] == "NOAA NESDIS"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,138 @@
+"""Items built from envelopes: one golden Item per dataset, and what does and does not count as content."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pystac
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kfm_dagster.catalog.item import build_item, canonical, content_sha256
+from kfm_dagster.catalog.validation import validate_item
+from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity
+from kfm_dagster.contracts.issues import IntegrityIssue, Issue, MetadataIssue, Severity
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster_tests.catalog.envelopes import MD5, candidates, goes, hrrr, nexrad, run_state, with_metadata
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def item_of(contracts: ContractRegistry, envelope: Envelope) -> dict[str, Any]:
+    (candidate,) = candidates(contracts, [envelope])
+    return dict(candidate.item)
+
+
+@pytest.mark.clause("OPR-08")
+@pytest.mark.parametrize("envelope", [goes(), hrrr(), nexrad()], ids=lambda envelope: envelope.dataset)
+def test_the_item_of_each_dataset_is_the_golden_one(contracts: ContractRegistry, envelope: Envelope) -> None:
+    item = item_of(contracts, envelope)
+    assert item == json.loads((GOLDEN / f"{envelope.dataset}.json").read_text(encoding="utf-8"))
+    assert validate_item(item) == []
+
+
+def test_pystac_reads_an_item_and_writes_the_same(contracts: ContractRegistry) -> None:
+    item = item_of(contracts, hrrr())
+    read = pystac.Item.from_dict(item)
+    assert read.datetime is not None
+    written = read.to_dict(include_self_link=False, transform_hrefs=False)
+    # pystac writes its own links, and whole seconds without decimals.
+    written["links"], written["properties"]["datetime"] = item["links"], item["properties"]["datetime"]
+    assert written == item
+    assert set(read.assets) == {"data", "index"}
+
+
+@pytest.mark.clause("OPR-05")
+def test_findings_of_a_suspect_unit_are_visible_in_its_item(contracts: ContractRegistry) -> None:
+    suspect = Issue(
+        code=IntegrityIssue.UNEXPECTED_CONTENT_TYPE, severity=Severity.SUSPECT, message="text/plain, " + "x" * 1000
+    )
+    finding = Issue(code=MetadataIssue.SIDECAR_MISSING, severity=Severity.SUSPECT, message="no .idx")
+    envelope = with_metadata(hrrr(), status=CheckStatus.SUSPECT, issues=(finding,)).evolve(
+        integrity=Integrity(status=CheckStatus.SUSPECT, issues=(suspect,))
+    )
+    item = item_of(contracts, envelope)
+    assert item["properties"]["kfm:integrity"] == "suspect"
+    assert [(issue["operator"], issue["code"]) for issue in item["properties"]["kfm:issues"]] == [
+        ("integrity_check", "unexpected_content_type"),
+        ("metadata_extract", "sidecar_missing"),
+    ]
+    assert len(item["properties"]["kfm:issues"][0]["message"]) == 300
+    assert validate_item(item) == []
+    assert "kfm:issues" not in item_of(contracts, hrrr())["properties"]
+
+
+@pytest.mark.parametrize(
+    ("etag", "checksum"),
+    [(MD5, "d50110" + MD5), (f"{MD5}-12", None), (MD5.upper(), None), ("", None)],
+)
+def test_only_a_single_part_etag_is_a_checksum(contracts: ContractRegistry, etag: str, checksum: str | None) -> None:
+    item = item_of(contracts, goes(version=etag))
+    assert item["assets"]["data"].get("file:checksum") == checksum
+
+
+def test_only_extensions_in_use_are_declared(contracts: ContractRegistry) -> None:
+    full = item_of(contracts, goes())
+    assert full["stac_extensions"] == list(contracts["goes-abi"].stac.extensions)
+    bare = with_metadata(goes(), stac_properties={"datetime": "2025-12-03T00:00:00Z", "platform": "goes-19"})
+    assert [uri.split("/")[3] for uri in item_of(contracts, bare)["stac_extensions"]] == ["file"]
+
+
+def test_a_key_with_unsafe_characters_gives_a_valid_href(contracts: ContractRegistry) -> None:
+    envelope = goes()
+    (candidate,) = candidates(contracts, [envelope])
+    match = contracts.grammars["goes-abi"].match(envelope.key)
+    assert match is not None
+    odd = envelope.evolve(object_uri="s3://bucket/a b/YEAR=2020/00:15 é%.nc")
+    item = build_item(odd, contract=contracts["goes-abi"], match=match, run_state=None)
+    assert item["assets"]["data"]["href"] == "s3://bucket/a%20b/YEAR=2020/00:15%20%C3%A9%25.nc"
+    assert validate_item(orjson.loads(canonical(item))) == []
+    assert candidate.item["assets"]["data"]["href"] == envelope.object_uri
+
+
+def test_links_run_state_and_time_stamps_are_no_content(contracts: ContractRegistry) -> None:
+    item = item_of(contracts, goes())
+    properties = {**item["properties"], "kfm:run_state": {"dataset_id": "x", "run_id": "y"}, "updated": "later"}
+    assert content_sha256({**item, "properties": properties, "links": []}) == content_sha256(item)
+    for changed in (
+        {**item, "properties": {**item["properties"], "platform": "goes-18"}},
+        {**item, "assets": {}},
+        {**item, "geometry": None},
+    ):
+        assert content_sha256(changed) != content_sha256(item)
+
+
+_JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(max_size=8), _JSON, max_size=5), st.randoms(use_true_random=False))
+def test_canonical_bytes_depend_on_content_and_not_on_order(value: dict[str, Any], random: Any) -> None:
+    names = list(value)
+    random.shuffle(names)
+    content = canonical({name: value[name] for name in names})
+    assert content == canonical(value)
+    assert canonical(json.loads(content)) == content
+
+
+def test_the_same_envelope_gives_the_same_item_in_every_run(contracts: ContractRegistry) -> None:
+    envelope = goes()
+    match = contracts.grammars["goes-abi"].match(envelope.key)
+    assert match is not None
+    first = build_item(envelope, contract=contracts["goes-abi"], match=match, run_state=run_state("goes-abi"))
+    later = replace(envelope, attempt=3, record_version=7)
+    second = build_item(later, contract=contracts["goes-abi"], match=match, run_state=None)
+    assert content_sha256(first) == content_sha256(second)
+    assert first["id"] == second["id"] == "OR_ABI-L1b-RadC-M6C13_G19_s20253370000000_e20253370000025"

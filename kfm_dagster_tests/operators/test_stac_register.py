@@ -1,0 +1,118 @@
+"""stac-register over batches of envelopes: who gets an Item, and what the envelope says afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kfm_dagster.catalog.publisher import FolderPublisher
+from kfm_dagster.catalog.store import Catalog
+from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity, Metadata, StacStatus
+from kfm_dagster.contracts.issues import IntegrityIssue, Issue, Severity, StacIssue
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.operators.stac_register import NoItemError, stac_register, stac_register_batch
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.catalog import trees
+from kfm_dagster_tests.catalog.envelopes import goes, run_state, with_metadata
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "catalog"
+
+
+@pytest.fixture
+def catalog(database: Database, root: Path, contracts: ContractRegistry) -> Catalog:
+    return Catalog(database, FolderPublisher(root), contracts)
+
+
+def register(catalog: Catalog, contracts: ContractRegistry, *envelopes: Envelope) -> list[Envelope]:
+    return stac_register_batch(
+        envelopes,
+        contract=contracts["goes-abi"],
+        grammar=contracts.grammars["goes-abi"],
+        catalog=catalog,
+        run_state=run_state("goes-abi"),
+    )
+
+
+def _issue(code: str, severity: Severity) -> Issue:
+    return Issue(code=code, severity=severity, message="as observed")
+
+
+@pytest.mark.clause("OPR-05")
+def test_failed_units_get_no_item_and_suspect_ones_a_visible_mark(
+    catalog: Catalog, contracts: ContractRegistry, root: Path
+) -> None:
+    bad = _issue(IntegrityIssue.BAD_MAGIC, Severity.FAILED)
+    odd = _issue(IntegrityIssue.UNEXPECTED_CONTENT_TYPE, Severity.SUSPECT)
+    batch = [
+        goes(0),
+        goes(1).evolve(integrity=Integrity(status=CheckStatus.FAILED, issues=(bad,))),
+        goes(2).evolve(integrity=Integrity(status=CheckStatus.SUSPECT, issues=(odd,))),
+        goes(3).evolve(metadata=Metadata(status=CheckStatus.FAILED)),
+        goes(4).evolve(integrity=None),
+        goes(5).evolve(metadata=None),
+    ]
+    done = register(catalog, contracts, *batch)
+    assert [envelope.wal_id for envelope in done] == [envelope.wal_id for envelope in batch]
+    assert [envelope.stac and envelope.stac.write_status for envelope in done] == [
+        StacStatus.CREATED, None, StacStatus.CREATED, None, None, None,
+    ]  # fmt: skip
+    for position in (1, 3, 4, 5):
+        assert done[position] == batch[position]
+    suspect = done[2].stac
+    assert suspect is not None
+    item = trees.walk(root)[str(suspect.item_href)]
+    assert item["properties"]["kfm:integrity"] == "suspect"
+    assert [issue["code"] for issue in item["properties"]["kfm:issues"]] == ["unexpected_content_type"]
+    assert len(trees.item_ids(root)) == 2
+
+
+@pytest.mark.clause("OPR-09")
+def test_the_envelope_says_where_its_item_stands(catalog: Catalog, contracts: ContractRegistry, root: Path) -> None:
+    (first,) = register(catalog, contracts, goes(0))
+    (again,) = register(catalog, contracts, goes(0))
+    assert first.stac is not None
+    assert again.stac is not None
+    assert (first.stac.write_status, again.stac.write_status) == (StacStatus.CREATED, StacStatus.NO_OP)
+    assert first.stac.item_href == f"goes-abi/2025/2025-12-03/{first.stac.item_id}.json"
+    assert first.stac.collection_id == "goes-abi"
+    item = trees.walk(root)[first.stac.item_href]
+    assert item["properties"]["kfm:wal_id"] == first.wal_id
+    assert item["properties"]["kfm:run_state"] == run_state("goes-abi")
+
+
+@pytest.mark.parametrize(
+    "envelope",
+    [
+        pytest.param(with_metadata(goes(1), stac_properties={"datetime": object()}), id="no JSON form"),
+        pytest.param(
+            with_metadata(goes(1), stac_properties={"datetime": "2025-12-03T00:00:00Z", "platform": "a\0b"}), id="NUL"
+        ),
+        pytest.param(with_metadata(goes(1), stac_properties={"platform": "goes-19"}), id="no datetime"),
+        pytest.param(with_metadata(goes(1), geometry={"type": "Polygon", "coordinates": "hostile"}), id="no polygon"),
+        pytest.param(with_metadata(goes(1), bbox=(float("nan"), 0.0, 1.0, 1.0)), id="NaN"),
+        pytest.param(goes(1).evolve(object_uri="s3://noaa-goes19/ABI-L1b-RadC/other.nc"), id="foreign key"),
+    ],
+)
+@pytest.mark.clause("OPR-08")
+def test_a_unit_without_a_valid_item_fails_alone(
+    catalog: Catalog, contracts: ContractRegistry, root: Path, envelope: Envelope
+) -> None:
+    good, bad = register(catalog, contracts, goes(0), envelope)
+    assert good.stac is not None
+    assert good.stac.write_status is StacStatus.CREATED
+    assert bad.stac is not None
+    assert bad.stac.write_status is StacStatus.FAILED
+    assert [issue.code for issue in bad.stac.issues] == [StacIssue.STAC_VALIDATION_FAILED]
+    assert bad.failure is not None
+    trees.assert_consistent(root)
+
+
+def test_impossible_stamps_give_no_item(contracts: ContractRegistry) -> None:
+    envelope = goes(0)
+    impossible = envelope.evolve(object_uri=envelope.object_uri.replace("_s2025337", "_s2025999"))
+    with pytest.raises(NoItemError, match="no Item id"):
+        stac_register(impossible, contract=contracts["goes-abi"], grammar=contracts.grammars["goes-abi"])
