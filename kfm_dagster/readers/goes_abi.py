@@ -62,6 +62,8 @@ _COMMON_NAMES = {1: "blue", 2: "red", 3: "nir08", 4: "cirrus", 5: "swir16", 6: "
 _TIME_TOLERANCE = timedelta(seconds=1)
 _LARGEST_ANGLE = 0.2
 """Radians. The full disk ends at 0.151872 (PUG volume 3, section 5.1.2)."""
+_LONGEST_AXIS = 65_536
+"""Pixels; the full disk at 0.5 km has 21,696 on a side."""
 _ANGLE_DECIMALS = 7
 """Edges of images are multiples of 1 microradian; packed as 32-bit floats they come back with errors below 2e-8."""
 _EXTENT_TOLERANCE = 2.0
@@ -109,18 +111,15 @@ def read_native(source: ByteSource, *, complete: bool = True, cache: BlockCache 
 
 
 def _header(root: Hdf5Group, *, complete: bool) -> dict[str, Any]:
-    # Variables before attributes: they are spread over the object, and what was read before a block turns out to be
-    # missing is read again.
     native: dict[str, Any] = {}
     projection, extent = (_required(root, name) for name in ("goes_imager_projection", "geospatial_lat_lon_extent"))
     native["dims"] = {}
     for name in ("x", "y"):
         native["dims"][name], native[f"{name}_first_last"] = _axis(root, name)
     for name, count in {_L0_ERRORS: 1, **(_OTHER_VARIABLES if complete else {})}.items():
-        variable = root.dataset(name)
-        if variable is not None:
-            values = variable.scalars(count)
-            native[name] = values[0] if count == 1 else list(values)
+        values = _elements(root, name, count)
+        if values:
+            native[name] = values[0] if count == 1 else values
     native.update(_bands(root))
     native["attrs"] = _texts(root, _ATTRIBUTES + (_OTHER_ATTRIBUTES if complete else ()))
     native["goes_imager_projection"] = {
@@ -149,10 +148,24 @@ def _required(root: Hdf5Group, name: str) -> Any:
     return found
 
 
+def _elements(root: Hdf5Group, name: str, count: int) -> list[float]:
+    """All elements of a variable that has `count`; none when there is no such variable or nothing was written."""
+    variable = root.dataset(name)
+    if variable is None:
+        return []
+    values = [variable.element(index) for index in range(count)]
+    return [value for value in values if value is not None]
+
+
 def _axis(root: Hdf5Group, name: str) -> tuple[int, list[float]]:
     """Give length, first and last scan angle (radians) of an axis, packed as integers or unpacked by some tool."""
     axis = _required(root, name)
-    length, *ends = axis.ends()
+    if len(axis.shape) != 1 or not 2 <= axis.shape[0] <= _LONGEST_AXIS:
+        raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"variable {name} has shape {axis.shape}, no axis")
+    length = axis.shape[0]
+    ends = [axis.element(0), axis.element(length - 1)]
+    if None in ends:
+        raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"variable {name} holds nothing")
     scale, offset = axis.number("scale_factor"), axis.number("add_offset")
     if scale is not None and offset is not None:
         # CF 1.7, 8.1: unpacked data have the type of the attributes, which is float32 (PUG volume 3, 5.1.3).
@@ -168,10 +181,8 @@ def _bands(root: Hdf5Group) -> dict[str, list[float]]:
         suffixes = [f"_C{band:02}" for band in range(1, 17)]
     bands: dict[str, list[float]] = {"band_id": [], "band_wavelength": []}
     for suffix in suffixes:
-        pair = [root.dataset(name + suffix) for name in bands]
-        for values, variable in zip(bands.values(), pair, strict=True):
-            if variable is not None:
-                values.extend(variable.scalars(1))
+        for name, values in bands.items():
+            values.extend(_elements(root, name + suffix, 1))
     return {name: values for name, values in bands.items() if values}
 
 

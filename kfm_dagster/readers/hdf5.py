@@ -1,91 +1,61 @@
-"""HDF5 headers by range requests: attributes and small variables of a NetCDF-4 object, read through libhdf5, guarded.
+"""HDF5 headers by range requests: attributes and a few elements of the variables of a NetCDF-4 object.
 
-Belongs here: what any NetCDF-4 reader needs, and the guards against hostile bytes. Does not belong here: the meaning of
-a name. h5py's low-level interface is used because its high-level one costs five times the time per attribute.
+Belongs here: the interface for readers of NetCDF-4 products, and values of variables. Does not belong here: the meaning
+of a name. `hdf5_messages.py` and `hdf5_index.py` know the structures of the HDF5 file format specification 3.0.
 
-libhdf5 runs under one global lock and trusts its input more than we may. So:
+Why not libhdf5: it trusts its input. A sample of which one length was overwritten (a continuation message of 2**64 - 1
+bytes) made libhdf5 2.0.0 copy memory until the process died, and no check from outside can foresee the like. It also
+runs under one global lock, held during our requests, so one thread's request would stop the headers of all others. Here
+every address, length, count and depth is checked before it is used, and threads share nothing.
 
-- no request is made inside it: a read of bytes that are not here leaves the library, the blocks are fetched without the
-  lock, and the headers are read again from the start (`read_hdf5`);
-- superblock and end-of-file address are checked first (HDF5 file format specification 3.0, II.A);
-- only hard links are followed, and only plain storage is read: no external file, virtual dataset or foreign filter;
-- every buffer is sized by us after the size in the file was checked, since the low-level calls do not check it.
+Not supported, and refused as unreadable: what NetCDF-4 headers do not need (links other than hard ones, variable-length
+and compound values, shared messages, filters on heaps, chunk indexes newer than B-tree version 1). Checksums are not
+verified: the object store verifies whole objects.
 """
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Callable
-from typing import Any, TypeVar
-
-import numpy as np
-from h5py import h5a, h5d, h5f, h5fd, h5g, h5l, h5p, h5s, h5t, h5z
+from typing import TypeVar
 
 from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.readers import hdf5_messages as messages
 from kfm_dagster.readers.base import ByteSource, ReadError
-from kfm_dagster.readers.ranges import BlockCache, HeldFile, NotHeldError
+from kfm_dagster.readers.hdf5_index import DenseStorage, symbol_table, tree_1_children
+from kfm_dagster.readers.hdf5_messages import UNDEFINED, Datatype, FileBytes, Layout, unreadable
+from kfm_dagster.readers.ranges import BlockCache
 
 T = TypeVar("T")
 
 MAX_TEXT_BYTES = 4096
-"""Longest text attribute that is read; the longest in a GOES-R product that a catalog wants has about 500 bytes."""
-MAX_AXIS = 65_536
-"""Longest coordinate variable; the ABI's longest is 21,696 (full disk at 0.5 km)."""
+"""Longest text attribute that is read; those that a catalog wants have at most 500 bytes."""
 MAX_CHUNK_BYTES = 1 << 20
-MAX_STORED_BYTES = 1 << 16
-"""Largest chunk of a coordinate, and most that all its compressed chunks may take. The second bounds memory: libhdf5
-inflates to the end of the stream, whatever the chunk's size, and deflate expands at most 1032 times."""
+"""Largest chunk that is decompressed to read an element; the ABI's longest axis has 43 KB."""
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _SUPERBLOCK_BYTES = 96
-_PLAIN_FILTERS = frozenset({h5z.FILTER_DEFLATE, h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32})
-# What h5py makes of an error of libhdf5, and what numpy and UTF-8 decoding say of impossible values.
-_HDF5_ERRORS = (OSError, KeyError, RuntimeError, ValueError, TypeError, OverflowError, MemoryError, NotImplementedError)
+_DEFLATE, _SHUFFLE, _FLETCHER32 = 1, 2, 3
+# What impossible values make of decoding: each means that the bytes are no HDF5 as NetCDF-4 writes it.
+_DECODING_ERRORS = (struct.error, IndexError, ValueError, OverflowError, zlib.error)
 
 
 def read_hdf5(source: ByteSource, read: Callable[[Hdf5Group], T], *, cache: BlockCache | None = None) -> T:
-    """Call `read` with the root group, again with more blocks each time bytes were missing; return its result.
+    """Call `read` with the root group and return its result; blocks are requested as they are needed.
 
-    `read` must be pure. `cache` may be given to look at it afterwards. Raises ReadError(TRUNCATED_OBJECT,
-    UNREADABLE_FORMAT or RESOURCE_LIMIT), and whatever `source` raises.
+    `cache` may be given to look at it afterwards. Raises ReadError(TRUNCATED_OBJECT, UNREADABLE_FORMAT or
+    RESOURCE_LIMIT), and whatever `source` raises.
     """
     blocks = cache or BlockCache(source)
-    _check_superblock(blocks)
-    while True:
-        file = HeldFile(blocks)
-        failure: Exception | None = None
-        try:
-            result = _attempt(file, read)
-        except (NotHeldError, ReadError, *_HDF5_ERRORS) as error:
-            failure = error
-        # Asked before the outcome is believed: libhdf5 may turn a refused read into "no such name".
-        if file.wanted is not None:
-            blocks.read(*file.wanted)
-        elif failure is None:
-            return result
-        elif isinstance(failure, ReadError):
-            raise failure
-        else:
-            # Text only: a chained traceback would keep the file and its blocks alive for as long as the error is kept.
-            raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"HDF5: {failure}") from None
-
-
-def _attempt(file: HeldFile, read: Callable[[Hdf5Group], T]) -> T:
-    access = h5p.create(h5p.FILE_ACCESS)
-    # Weak: identifiers that a traceback still holds stay theirs until they are dropped. A strong close would free the
-    # numbers for reuse by another thread while h5py still counts on them.
-    access.set_fclose_degree(h5f.CLOSE_WEAK)
-    # libhdf5 would read ahead 64 KiB of raw data for one number.
-    access.set_sieve_buf_size(512)
-    access.set_fileobj_driver(h5fd.fileobj_driver, file)
-    opened = h5f.open(b"object", h5f.ACC_RDONLY, access)
     try:
-        return read(Hdf5Group(h5g.open(opened, b"/")))
-    finally:
-        opened.close()
+        return read(Hdf5Group(FileBytes(blocks), _root(blocks)))
+    except _DECODING_ERRORS as error:
+        raise unreadable(str(error)) from error
 
 
-def _check_superblock(blocks: BlockCache) -> None:
-    """Refuse what is no HDF5 file, and what is cut before the end that the superblock states."""
+def _root(blocks: BlockCache) -> int:
+    """Address of the root group's header. Refuses what is no HDF5 file, or cut before the end that it states (II.A)."""
     head = blocks.read(0, _SUPERBLOCK_BYTES)
     if not head.startswith(_SIGNATURE):
         code = MetadataIssue.TRUNCATED_OBJECT if _SIGNATURE.startswith(head) else MetadataIssue.UNREADABLE_FORMAT
@@ -93,118 +63,171 @@ def _check_superblock(blocks: BlockCache) -> None:
     if len(head) < _SUPERBLOCK_BYTES:
         raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"{len(head)} bytes are no whole HDF5 superblock")
     version = head[8]
-    # Offsets of: size of offsets, base address, end-of-file address.
-    layouts = {0: (13, 24, 40), 1: (13, 28, 44), 2: (9, 12, 28), 3: (9, 12, 28)}
+    # Offsets of: size of offsets, size of lengths, base address, end-of-file address, address of the root's header.
+    layouts = {0: (13, 14, 24, 40, 64), 1: (13, 14, 28, 44, 68), 2: (9, 10, 12, 28, 36), 3: (9, 10, 12, 28, 36)}
     if version not in layouts:
-        raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"HDF5 superblock version {version}, known are 0 to 3")
-    offset_size, base, end = layouts[version]
-    # The netCDF-4 library writes 8-byte offsets and no user block.
-    if head[offset_size] != 8 or any(head[base : base + 8]):
-        raise ReadError(MetadataIssue.UNREADABLE_FORMAT, "HDF5 superblock is not one that netCDF-4 writes")
+        raise unreadable(f"superblock version {version}, known are 0 to 3")
+    offset_size, length_size, base, end, root = layouts[version]
+    # NetCDF-4 writes 8-byte offsets and lengths and no user block.
+    if head[offset_size] != 8 or head[length_size] != 8 or any(head[base : base + 8]):
+        raise unreadable("the superblock is not one that NetCDF-4 writes")
     stated = int.from_bytes(head[end : end + 8], "little")
     if stated > blocks.size:
         raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"{blocks.size} bytes, the superblock states {stated}")
+    return int.from_bytes(head[root : root + 8], "little")
 
 
 class Hdf5Object:
-    """A group or dataset with attributes. Valid only inside `read_hdf5`."""
+    """A group or variable with attributes."""
 
-    def __init__(self, identifier: Any) -> None:
-        self._id = identifier
-
-    def _attribute(self, name: str) -> Any | None:
-        try:
-            return h5a.open(self._id, name.encode())
-        except KeyError:
-            return None
+    def __init__(self, file: FileBytes, address: int) -> None:
+        self._file = file
+        self._messages = messages.read_messages(file, address)
+        # Not functools.cached_property: up to Python 3.11 its lock is shared by all objects and would be held while
+        # blocks are requested, so threads would wait for each other.
+        self._compact_attributes: dict[bytes, bytes] | None = None
+        self._dense_attributes = self._dense(messages.ATTRIBUTE_INFO, optional_bytes=2)
 
     def text(self, name: str) -> str | None:
         """Return a fixed-length text attribute without its padding, None when there is none of that name."""
-        attribute = self._attribute(name)
-        if attribute is None:
+        found = self._attribute(name)
+        if found is None:
             return None
-        kind, stored = attribute.get_type(), attribute.get_storage_size()
-        if kind.get_class() != h5t.STRING or kind.is_variable_str() or kind.get_size() != stored:
-            raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"attribute {name} is no single fixed-length text")
-        if stored > MAX_TEXT_BYTES:
-            raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"attribute {name} has {stored} bytes")
-        buffer = np.empty((), dtype=f"S{stored}")
-        attribute.read(buffer, mtype=kind)
-        return buffer.tobytes().rstrip(b"\0 ").decode("utf-8")
+        datatype = messages.datatype(found.datatype)
+        count = messages.element_count(found.dataspace)
+        if count == 0:
+            return ""
+        if datatype.struct_code is not None or count != 1:
+            raise unreadable(f"attribute {name} is no single text")
+        if datatype.size > MAX_TEXT_BYTES:
+            raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"attribute {name} has {datatype.size} bytes")
+        return _exactly(found.data, datatype.size).rstrip(b"\0 ").decode("utf-8")
 
     def number(self, name: str) -> float | None:
         """Return a numeric attribute of one element, None when there is none of that name."""
-        attribute = self._attribute(name)
-        if attribute is None:
+        found = self._attribute(name)
+        if found is None:
             return None
-        if attribute.get_space().get_simple_extent_npoints() != 1:
-            raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"attribute {name} is no single number")
-        buffer = np.empty((), dtype=np.float64)
-        attribute.read(buffer, mtype=h5t.NATIVE_DOUBLE)
-        return float(buffer)
+        if messages.element_count(found.dataspace) != 1:
+            raise unreadable(f"attribute {name} is no single number")
+        return _number(messages.datatype(found.datatype), found.data)
+
+    def _attribute(self, name: str) -> messages.Attribute | None:
+        encoded = name.encode()
+        if self._compact_attributes is None:
+            bodies = self._messages.get(messages.ATTRIBUTE, ())
+            self._compact_attributes = {messages.attribute_name(body): body for body in bodies}
+        body = self._compact_attributes.get(encoded)
+        if body is None and self._dense_attributes is not None:
+            candidates = self._dense_attributes.named(encoded)
+            body = next((one for one in candidates if messages.attribute_name(one) == encoded), None)
+        return None if body is None else messages.attribute(body)
+
+    def _dense(self, kind: int, *, optional_bytes: int) -> DenseStorage | None:
+        """Dense storage that an information message points to; flag 1 says that it has its optional bytes."""
+        for body in self._messages.get(kind, ()):
+            heap, tree = struct.unpack_from("<QQ", body, 2 + (optional_bytes if body[1] & 0x01 else 0))
+            if heap != UNDEFINED:
+                return DenseStorage(self._file, heap, tree)
+        return None
 
 
 class Hdf5Group(Hdf5Object):
     """The root group."""
 
+    def __init__(self, file: FileBytes, address: int) -> None:
+        super().__init__(file, address)
+        self._members = dict(messages.hard_link(body) for body in self._messages.get(messages.LINK, ()))
+        for body in self._messages.get(messages.SYMBOL_TABLE, ()):
+            self._members.update(symbol_table(file, *struct.unpack_from("<QQ", body)))
+        self._dense_links = self._dense(messages.LINK_INFO, optional_bytes=8)
+
     def dataset(self, name: str) -> Hdf5Dataset | None:
         """Return the variable of that name, None when there is none."""
         encoded = name.encode()
-        if not self._id.links.exists(encoded):
-            return None
-        # An external or soft link could lead to a file of this machine.
-        if self._id.links.get_info(encoded).type != h5l.TYPE_HARD:
-            raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"variable {name} is a link")
-        return Hdf5Dataset(h5d.open(self._id, encoded), name)
+        address = self._members.get(encoded)
+        if address is None and self._dense_links is not None:
+            links = dict(messages.hard_link(body) for body in self._dense_links.named(encoded))
+            address = links.get(encoded)
+        return None if address is None else Hdf5Dataset(self._file, address, name)
 
 
 class Hdf5Dataset(Hdf5Object):
-    """A variable of which only few elements are ever read."""
+    """A variable, of which only few elements are ever read."""
 
-    def __init__(self, identifier: Any, name: str) -> None:
-        super().__init__(identifier)
+    def __init__(self, file: FileBytes, address: int, name: str) -> None:
+        super().__init__(file, address)
         self._name = name
 
-    def scalars(self, count: int) -> tuple[float, ...]:
-        """All elements of a variable that has exactly `count`. Raises ReadError(UNREADABLE_FORMAT) otherwise."""
-        space = self._id.get_space()
-        if space.get_simple_extent_npoints() != count:
-            raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"variable {self._name} has not {count} elements")
-        return self._read(h5s.ALL, h5s.ALL, count)
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents, () for a scalar."""
+        return messages.shape(self._one(messages.DATASPACE))
 
-    def ends(self) -> tuple[int, float, float]:
-        """Length of a one-dimensional variable, its first and its last element, as stored."""
-        space = self._id.get_space()
-        dims = space.get_simple_extent_dims()
-        if len(dims) != 1 or dims[0] < 2:
-            raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"variable {self._name} is no axis: shape {dims}")
-        length = dims[0]
-        if length > MAX_AXIS:
-            raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"axis {self._name} has {length} points")
-        space.select_hyperslab((0,), (2,), (length - 1,))
-        first, last = self._read(h5s.create_simple((2,)), space, 2)
-        return length, first, last
+    def element(self, index: int) -> float | None:
+        """Return one number of a variable with at most one dimension, None when nothing was ever written."""
+        shape = self.shape
+        length = shape[0] if shape else 1
+        if len(shape) > 1 or not 0 <= index < length:
+            raise unreadable(f"variable {self._name} of shape {shape} has no element {index}")
+        datatype = messages.datatype(self._one(messages.DATATYPE))
+        layout = messages.layout(self._one(messages.LAYOUT))
+        start = index * datatype.size
+        if layout.compact is not None:
+            return _number(datatype, layout.compact[start : start + datatype.size])
+        if layout.address == UNDEFINED:
+            return None
+        if layout.chunk is not None:
+            return self._chunked(layout, datatype, index)
+        return _number(datatype, self._file.read(layout.address + start, datatype.size))
 
-    def _read(self, memory: Any, selection: Any, count: int) -> tuple[float, ...]:
-        # An offset means contiguous storage inside this file; everything else is looked at.
-        if self._id.get_offset() is None:
-            self._check_storage()
-        buffer = np.empty(count, dtype=np.float64)
-        self._id.read(memory, selection, buffer, mtype=h5t.NATIVE_DOUBLE)
-        return tuple(buffer.tolist())
+    def _one(self, kind: int) -> bytes:
+        bodies = self._messages.get(kind, ())
+        if len(bodies) != 1:
+            raise unreadable(f"variable {self._name} has {len(bodies)} messages of type {kind:#x}")
+        return bodies[0]
 
-    def _check_storage(self) -> None:
-        creation = self._id.get_create_plist()
-        layout = creation.get_layout()
-        if layout not in {h5d.COMPACT, h5d.CONTIGUOUS, h5d.CHUNKED} or creation.get_external_count():
-            raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"variable {self._name} is stored outside the object")
-        if layout != h5d.CHUNKED:
-            return
-        chunk_bytes = self._id.get_type().get_size()
-        for extent in creation.get_chunk():
-            chunk_bytes *= extent
-        if chunk_bytes > MAX_CHUNK_BYTES or self._id.get_storage_size() > MAX_STORED_BYTES:
+    def _chunked(self, layout: Layout, datatype: Datatype, index: int) -> float | None:
+        """Return one number out of the chunk that holds it (III.A.1, node type 1)."""
+        (extent,) = layout.chunk or ()
+        chunk_bytes = extent * datatype.size
+        if not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
             raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"variable {self._name} has chunks of {chunk_bytes} bytes")
-        filters = {creation.get_filter(index)[0] for index in range(creation.get_nfilters())}
-        if filters - _PLAIN_FILTERS:
-            raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"variable {self._name} uses filters {sorted(filters)}")
+        # A key is: bytes stored, filters skipped, offsets in the variable's one dimension and in the element.
+        for key, address in tree_1_children(self._file, layout.address, kind=1, key_bytes=24):
+            stored, skipped, offset, _ = struct.unpack("<IIQQ", key)
+            if offset <= index < offset + extent:
+                if stored > MAX_CHUNK_BYTES or skipped:
+                    raise unreadable(f"variable {self._name} has a chunk of {stored} bytes with filters skipped")
+                data = self._unfiltered(self._file.read(address, stored), chunk_bytes, datatype.size)
+                start = (index - offset) * datatype.size
+                return _number(datatype, data[start : start + datatype.size])
+        return None
+
+    def _unfiltered(self, data: bytes, length: int, size: int) -> bytes:
+        """Undo the filters of a chunk, last first; at most `length` bytes come out."""
+        pipelines = self._messages.get(messages.FILTERS, ())
+        for identifier in reversed(messages.filters(pipelines[0]) if pipelines else ()):
+            if identifier == _FLETCHER32:
+                data = data[:-4]
+            elif identifier == _DEFLATE:
+                data = zlib.decompressobj().decompress(data, length)
+            elif identifier == _SHUFFLE:
+                count = len(data) // size
+                data = b"".join(bytes(data[at::count][:size]) for at in range(count))
+            else:
+                raise unreadable(f"variable {self._name} uses filter {identifier}")
+        return data
+
+
+def _exactly(data: bytes, length: int) -> bytes:
+    if len(data) < length:
+        raise unreadable(f"{len(data)} bytes where a value has {length}")
+    return data[:length]
+
+
+def _number(datatype: Datatype, data: bytes) -> float:
+    if datatype.struct_code is None:
+        raise unreadable("a text where a number belongs")
+    (value,) = struct.unpack_from(datatype.struct_code, data)
+    return float(value)

@@ -1,0 +1,283 @@
+"""HDF5 object headers: their messages, and what attributes, types, shapes and layouts say in them.
+
+Belongs here: section IV of the HDF5 file format specification 3.0, as far as NetCDF-4 headers need it. Does not belong
+here: how objects are found by name (`hdf5_index.py`), the interface for readers (`hdf5.py`).
+
+All integers are little-endian; addresses and lengths have 8 bytes (the superblock was checked for that).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from struct import Struct
+
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.readers.base import ReadError
+from kfm_dagster.readers.ranges import BlockCache
+
+UNDEFINED = 0xFFFF_FFFF_FFFF_FFFF
+"""The undefined address: nothing was allocated."""
+
+DATASPACE, LINK_INFO, DATATYPE, LINK, LAYOUT, FILTERS, ATTRIBUTE = 0x01, 0x02, 0x03, 0x06, 0x08, 0x0B, 0x0C
+SYMBOL_TABLE, ATTRIBUTE_INFO = 0x11, 0x15
+_CONTINUATION = 0x10
+
+MAX_HEADER_BYTES = 1 << 16
+"""Most bytes of one object header, with continuations; a GOES-R root header has 16 KiB at most."""
+
+Messages = Mapping[int, list[bytes]]
+"""Bodies of an object header's messages by type."""
+
+_U16 = Struct("<H")
+_U64 = Struct("<Q")
+_U64_PAIR = Struct("<QQ")
+_PREFIX_1 = Struct("<BxHII4x")
+_MESSAGE_1 = Struct("<HHB3x")
+_MESSAGE_2 = Struct("<BHB")
+_ATTRIBUTE = Struct("<BBHHH")
+
+
+def unreadable(what: str) -> ReadError:
+    """Make the error for bytes that are no HDF5 as NetCDF-4 writes it."""
+    return ReadError(MetadataIssue.UNREADABLE_FORMAT, f"HDF5: {what}")
+
+
+class FileBytes:
+    """The object's bytes by address; every range is checked before it is read."""
+
+    def __init__(self, blocks: BlockCache) -> None:
+        self._blocks = blocks
+        self._size = blocks.size
+
+    def read(self, address: int, length: int) -> bytes:
+        """Exactly `length` bytes at `address`. Raises ReadError(UNREADABLE_FORMAT) when the object has not got them."""
+        if address + length > self._size:
+            raise unreadable(f"{length} bytes at address {address:#x} of {self._size}")
+        return self._blocks.read(address, length)
+
+
+def read_messages(file: FileBytes, address: int) -> Messages:
+    """Read all messages of the object header at an address, continuations included."""
+    start = file.read(address, 16)
+    if start.startswith(b"OHDR"):
+        chunk, each = _first_chunk_2(file, address, start), _each_message_2(start[5])
+        signed = True
+    else:
+        chunk, each = _first_chunk_1(file, address, start), _each_message_1
+        signed = False
+    messages: dict[int, list[bytes]] = {}
+    size = 0
+    pending = [chunk]
+    while pending:
+        chunk = pending.pop()
+        size += len(chunk)
+        for kind, body in each(chunk):
+            if kind == _CONTINUATION:
+                at, length = _U64_PAIR.unpack_from(body)
+                if size + length > MAX_HEADER_BYTES:
+                    raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"HDF5: an object header of {size + length} bytes")
+                pending.append(_continuation(file.read(at, length), signed=signed))
+            else:
+                messages.setdefault(kind, []).append(body)
+    return messages
+
+
+def _first_chunk_1(file: FileBytes, address: int, start: bytes) -> bytes:
+    version, _, _, length = _PREFIX_1.unpack(start)
+    if version != 1:
+        raise unreadable(f"no object header at address {address:#x}")
+    _bound(length)
+    return file.read(address + len(start), length)
+
+
+def _first_chunk_2(file: FileBytes, address: int, start: bytes) -> bytes:
+    flags = start[5]
+    # Signature, version and flags, then times (bit 5) and attribute storage phase change (bit 4) when they are there.
+    offset = 6 + (16 if flags & 0x20 else 0) + (4 if flags & 0x10 else 0)
+    width = 1 << (flags & 0x03)
+    length = int.from_bytes(file.read(address + offset, width), "little")
+    _bound(length)
+    return file.read(address + offset + width, length)
+
+
+def _bound(length: int) -> None:
+    if length > MAX_HEADER_BYTES:
+        raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"HDF5: an object header of {length} bytes")
+
+
+def _continuation(chunk: bytes, *, signed: bool) -> bytes:
+    if not signed:
+        return chunk
+    if not chunk.startswith(b"OCHK"):
+        raise unreadable("an object header's continuation has no signature")
+    return chunk[4:-4]
+
+
+def _each_message_1(chunk: bytes) -> Iterator[tuple[int, bytes]]:
+    offset = 0
+    while offset + _MESSAGE_1.size <= len(chunk):
+        kind, length, flags = _MESSAGE_1.unpack_from(chunk, offset)
+        offset += _MESSAGE_1.size
+        yield _message(kind, flags, chunk[offset : offset + length])
+        offset += length
+
+
+def _each_message_2(flags: int) -> Callable[[bytes], Iterator[tuple[int, bytes]]]:
+    # Bit 2: messages carry the order of their creation.
+    prefix = _MESSAGE_2.size + (2 if flags & 0x04 else 0)
+
+    def each(chunk: bytes) -> Iterator[tuple[int, bytes]]:
+        offset = 0
+        while offset + prefix <= len(chunk):
+            kind, length, flags = _MESSAGE_2.unpack_from(chunk, offset)
+            offset += prefix
+            yield _message(kind, flags, chunk[offset : offset + length])
+            offset += length
+
+    return each
+
+
+def _message(kind: int, flags: int, body: bytes) -> tuple[int, bytes]:
+    # Bit 1: the body stands elsewhere (committed types), which NetCDF-4 does for user-defined types only.
+    if flags & 0x02 and kind in {DATASPACE, DATATYPE, ATTRIBUTE, FILTERS}:
+        raise unreadable(f"a shared message of type {kind:#x}")
+    return kind, body
+
+
+@dataclass(frozen=True, slots=True)
+class Datatype:
+    """A fixed-length text (`struct_code` None) or a number."""
+
+    size: int
+    struct_code: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """An attribute, undecoded."""
+
+    datatype: bytes
+    dataspace: bytes
+    data: bytes
+
+
+def attribute_name(body: bytes) -> bytes:
+    """Name of an attribute message."""
+    version, _, length, _, _ = _ATTRIBUTE.unpack_from(body)
+    start = _ATTRIBUTE.size + (1 if version == 3 else 0)
+    return body[start : start + length].rstrip(b"\0")
+
+
+def attribute(body: bytes) -> Attribute:
+    """Split an attribute message of version 1 to 3 (IV.A.2.m)."""
+    version, flags, name, datatype, dataspace = _ATTRIBUTE.unpack_from(body)
+    if version not in {1, 2, 3} or (version > 1 and flags):
+        raise unreadable(f"an attribute of version {version} with flags {flags:#x}")
+    # Version 1 pads each part to 8 bytes; version 3 has a byte for the name's character set.
+    pad = 7 if version == 1 else 0
+    at = _ATTRIBUTE.size + (1 if version == 3 else 0) + (name + pad & ~pad)
+    space_at = at + (datatype + pad & ~pad)
+    data_at = space_at + (dataspace + pad & ~pad)
+    return Attribute(body[at : at + datatype], body[space_at : space_at + dataspace], body[data_at:])
+
+
+_NUMBERS = {(0, 1): "b", (0, 2): "h", (0, 4): "i", (0, 8): "q", (1, 4): "f", (1, 8): "d"}
+"""Code of `struct` for a class (0 integer, 1 IEEE float) and size in bytes."""
+
+
+def datatype(body: bytes) -> Datatype:
+    """Understand a datatype message of class integer, float or fixed-length text (IV.A.2.d)."""
+    kind, bits, size = body[0] & 0x0F, body[1], int.from_bytes(body[4:8], "little")
+    if kind == 3:
+        return Datatype(size, None)
+    code = _NUMBERS.get((kind, size))
+    if code is None:
+        raise unreadable(f"values of datatype class {kind} and {size} bytes")
+    if kind == 0 and not bits & 0x08:
+        code = code.upper()
+    return Datatype(size, (">" if bits & 0x01 else "<") + code)
+
+
+def shape(body: bytes) -> tuple[int, ...]:
+    """Extents of a dataspace message; () for one element, (0,) for none (IV.A.2.b)."""
+    version, rank = body[0], body[1]
+    if version not in {1, 2}:
+        raise unreadable(f"a dataspace of version {version}")
+    # Type 2 is the null dataspace, which NetCDF-4 gives to an empty text.
+    if version == 2 and body[3] == 2:
+        return (0,)
+    start = 8 if version == 1 else 4
+    extents = Struct(f"<{rank}Q").unpack_from(body, start)
+    if math.prod(extents) >= UNDEFINED:
+        raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"HDF5: shape {extents}")
+    return extents
+
+
+def element_count(body: bytes) -> int:
+    """Count the elements of a dataspace message."""
+    return math.prod(shape(body))
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where values stand: `compact` bytes, or an address, of chunks when `chunk` gives their extents."""
+
+    compact: bytes | None = None
+    address: int = UNDEFINED
+    chunk: tuple[int, ...] | None = None
+
+
+def layout(body: bytes) -> Layout:
+    """Understand a data layout message of version 3, or of version 4 unless it is chunked (IV.A.2.i)."""
+    version, kind = body[0], body[1]
+    if version in {3, 4} and kind == 0:
+        (length,) = _U16.unpack_from(body, 2)
+        return Layout(compact=body[4 : 4 + length])
+    if version in {3, 4} and kind == 1:
+        return Layout(address=_U64_PAIR.unpack_from(body, 2)[0])
+    if version == 3 and kind == 2:
+        rank = body[2]
+        *chunk, _ = Struct(f"<{rank}I").unpack_from(body, 11)
+        return Layout(address=int.from_bytes(body[3:11], "little"), chunk=tuple(chunk))
+    raise unreadable(f"a data layout of version {version} and class {kind}")
+
+
+def filters(body: bytes) -> list[int]:
+    """List the identifiers in a filter pipeline message, in the order of writing (IV.A.2.l)."""
+    version, count = body[0], body[1]
+    if version not in {1, 2}:
+        raise unreadable(f"a filter pipeline of version {version}")
+    found = []
+    at = 8 if version == 1 else 2
+    for _ in range(count):
+        identifier = int.from_bytes(body[at : at + 2], "little")
+        found.append(identifier)
+        # Version 2 leaves out the name of the filters that HDF5 itself defines.
+        named = version == 1 or identifier >= 256
+        name = int.from_bytes(body[at + 2 : at + 4], "little") if named else 0
+        values_at = at + (8 if named else 6)
+        values = int.from_bytes(body[values_at - 2 : values_at], "little")
+        if version == 1:
+            name, values = name + 7 & ~7, values + (values & 1)
+        at = values_at + name + 4 * values
+    return found
+
+
+def hard_link(body: bytes) -> tuple[bytes, int]:
+    """Name and address of a link message (IV.A.2.g). Raises ReadError when the link leads anywhere else."""
+    version, flags = body[0], body[1]
+    at = 2
+    kind = 0
+    if flags & 0x08:
+        kind, at = body[at], at + 1
+    if version != 1 or kind != 0:
+        raise unreadable(f"a link of version {version} and type {kind}")
+    # Order of creation (bit 2) and the name's character set (bit 4) come before the name.
+    at += (8 if flags & 0x04 else 0) + (1 if flags & 0x10 else 0)
+    width = 1 << (flags & 0x03)
+    length = int.from_bytes(body[at : at + width], "little")
+    name = body[at + width : at + width + length]
+    (address,) = _U64.unpack_from(body, at + width + length)
+    return name, int(address)
