@@ -65,12 +65,8 @@ class CollectionIndex:
         self._collection = contract.stac.collection
         self._page_size = page_size
 
-    def lock(self) -> None:
-        """Wait until this transaction is the only writer of the collection."""
-        self._tx.run("catalog.lock_collection", collection_id=self._collection)
-
     def open_collection(self) -> bool:
-        """Record the collection; tells whether the root catalog has to name it anew."""
+        """Wait until this transaction is the collection's only writer; tells whether the root has to name it anew."""
         found = self._tx.run(
             "catalog.open_collection",
             collection_id=self._collection,

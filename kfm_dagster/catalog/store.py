@@ -114,7 +114,6 @@ class Catalog:
         self, tx: Transaction, contract: DatasetContract, writes: Sequence[Write], staged: Staged
     ) -> dict[str, StacResult]:
         index = self._index(tx, contract)
-        index.lock()
         promotion = _promote(tx, index, writes, staged)
         if promotion.applied:
             index.recount(promotion.applied)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,11 @@ import pytest
 from kfm_dagster.catalog.item import Candidate
 from kfm_dagster.catalog.publisher import STAGING, FolderPublisher, _StagedInFolder
 from kfm_dagster.catalog.store import Catalog
-from kfm_dagster.contracts.envelope import StacStatus
+from kfm_dagster.contracts.envelope import Envelope, StacStatus
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster_tests.catalog import trees
-from kfm_dagster_tests.catalog.envelopes import candidates, goes
+from kfm_dagster_tests.catalog.envelopes import candidates, goes, hrrr, nexrad
 
 
 class Crash(BaseException):
@@ -124,6 +124,7 @@ def test_a_crash_at_any_seam_converges_to_the_tree_of_a_clean_run(
         assert rest in ({StacStatus.CREATED}, {StacStatus.NO_OP}), seam
         assert trees.files(root) == expected, f"seam {seam}"
         trees.assert_consistent(root)
+        trees.assert_counted(database)
 
 
 _VICTIM = """
@@ -164,7 +165,7 @@ def test_a_killed_process_leaves_nothing_that_the_next_one_does_not_clear(
 
 @pytest.mark.clause("OPR-08", "OPR-09")
 def test_rivals_lose_nothing_and_a_reader_never_sees_a_torn_or_invalid_file(
-    open_catalog: Callable[[], Catalog], contracts: ContractRegistry, root: Path
+    open_catalog: Callable[[], Catalog], contracts: ContractRegistry, database: Database, root: Path
 ) -> None:
     """Three writers with Items of their own and one that all of them want, while a reader walks the tree."""
     rounds, writers = 6, 3
@@ -205,6 +206,58 @@ def test_rivals_lose_nothing_and_a_reader_never_sees_a_torn_or_invalid_file(
     assert outcomes.count(StacStatus.CREATED) == 1
     assert set(outcomes) <= {StacStatus.CREATED, StacStatus.UPDATED, StacStatus.FAILED}
     trees.assert_consistent(root)
+    trees.assert_counted(database)
+
+
+@pytest.mark.clause("OPR-09")
+@pytest.mark.parametrize(
+    ("standing", "rival"),
+    [
+        pytest.param(goes(9), goes(1), id="pages of one collection"),
+        pytest.param(nexrad(), hrrr(), id="the root of two new collections"),
+    ],
+)
+def test_pages_and_root_are_never_overwritten_by_who_did_not_see_the_rival(
+    open_catalog: Callable[[], Catalog],
+    contracts: ContractRegistry,
+    database: Database,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    standing: Envelope,
+    rival: Envelope,
+) -> None:
+    """One writer stops with its pages and its root composed but not written, and a rival comes."""
+    open_catalog().register(candidates(contracts, [standing]))
+    composed, finished = threading.Event(), threading.Event()
+    write = FolderPublisher._write
+
+    def stop_before_documents(publisher: FolderPublisher, staged: Any, files: Mapping[str, bytes]) -> None:
+        if "goes-abi/collection.json" in files and not composed.is_set():
+            composed.set()
+            # With the rival locked out this waits in vain; without a lock the rival is done long before.
+            finished.wait(timeout=1)
+        write(publisher, staged, files)
+
+    monkeypatch.setattr(FolderPublisher, "_write", stop_before_documents)
+    results: list[StacStatus] = []
+
+    def register(envelope: Envelope) -> None:
+        results.extend(result.write_status for result in open_catalog().register(candidates(contracts, [envelope])))
+
+    first = threading.Thread(target=register, args=(goes(0),))
+    first.start()
+    assert composed.wait(timeout=30)
+    second = threading.Thread(target=register, args=(rival,))
+    second.start()
+    second.join(timeout=0.9)
+    if not second.is_alive():
+        finished.set()
+    first.join()
+    second.join()
+    assert results == [StacStatus.CREATED] * 2
+    assert len(trees.item_ids(root)) == 3
+    trees.assert_consistent(root)
+    trees.assert_counted(database)
 
 
 def _assert_whole(root: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from kfm_dagster.catalog.publisher import STAGING
 from kfm_dagster.catalog.validation import validate_document
+from kfm_dagster.storage.database import Database
 
 
 def files(root: Path) -> dict[str, bytes]:
@@ -40,6 +41,21 @@ def walk(root: Path) -> dict[str, dict[str, Any]]:
 def item_ids(root: Path) -> list[str]:
     """Ids of the Items that a reader reaches, sorted, each as often as it is linked."""
     return sorted(document["id"] for document in walk(root).values() if document["type"] == "Feature")
+
+
+def assert_counted(database: Database) -> None:
+    """An index whose pages and summaries count what its Items say."""
+    with database.transaction() as tx:
+        run = tx.connection.exec_driver_sql
+        counted = run("SELECT collection_id, partition_key, page, items, west, east FROM catalog_pages").all()
+        true = run(
+            "SELECT collection_id, partition_key, page, count(*), min(west), max(east) FROM catalog_items"
+            " GROUP BY collection_id, partition_key, page"
+        ).all()
+        products = run("SELECT sum(items) FROM catalog_summaries WHERE property = 'goes:product'").scalar_one()
+        items = run("SELECT count(*) FROM catalog_items WHERE collection_id = 'goes-abi'").scalar_one()
+    assert sorted(counted) == sorted(true)
+    assert products == items
 
 
 def assert_consistent(root: Path) -> None:

@@ -1,5 +1,6 @@
 -- name: open_collection
--- Returns a row when the root catalog has to be written again.
+-- Returns a row when the root catalog has to be written again. The collection's row stays locked until the transaction
+-- ends, also when WHERE refuses the update: that makes one writer of a collection wait for the other.
 INSERT INTO catalog_collections (collection_id, dataset, title) VALUES (:collection_id, :dataset, :title)
 ON CONFLICT (collection_id) DO UPDATE SET dataset = excluded.dataset, title = excluded.title
 WHERE catalog_collections.dataset <> excluded.dataset OR catalog_collections.title <> excluded.title

@@ -1,10 +1,6 @@
--- name: lock_collection
--- 0x6b667374 ("kfst"): one writer per collection until its transaction ends.
-SELECT pg_advisory_xact_lock(1801876340, hashtext(:collection_id));
-
 -- name: lock_root
--- 0x6b667372 ("kfsr"): taken after the collection's lock, never before, so that two writers cannot wait for each other.
-SELECT pg_advisory_xact_lock(1801876338, 0);
+-- "kfsr" in ASCII. Taken after the lock on a collection, never before, so that two writers cannot wait for each other.
+SELECT pg_advisory_xact_lock(1801876338);
 
 -- name: standing
 SELECT item_id, partition_key, page, content_sha256, object_uri, precedence, sequencer, revision, summaries

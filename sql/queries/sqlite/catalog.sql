@@ -1,8 +1,5 @@
--- name: lock_collection
--- BEGIN IMMEDIATE has already locked the whole database.
-SELECT :collection_id;
-
 -- name: lock_root
+-- BEGIN IMMEDIATE has already locked the whole database.
 SELECT 1;
 
 -- name: standing
