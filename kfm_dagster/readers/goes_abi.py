@@ -1,10 +1,7 @@
 """Reader of GOES-R ABI radiances (L1b Rad) and imagery (L2 CMIP, MCMIP): NetCDF-4 headers, never a pixel.
 
-Belongs here: names and meaning of ABI attributes and variables, and whether content and key agree. Does not belong
-here: HDF5 (`hdf5.py`), the fixed grid (`geostationary.py`).
-
-Names and units: GOES-R Product Definition and Users' Guide (PUG), volume 3 (L1b, 416-R-PUG-L1B-0347) and volume 5 (L2+,
-416-R-PUG-L2-0349): section 5.0 global attributes, 5.1.2 fixed grid, 5.1.3 Radiances.
+Belongs here: what the headers mean, and whether they agree with the key. Does not belong here: which headers there are
+(`goes_abi_header.py`), the fixed grid (`geostationary.py`). PUG is the GOES-R Product Definition and Users' Guide.
 """
 
 from __future__ import annotations
@@ -15,39 +12,12 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import numpy as np
-
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers import geostationary
-from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadError, ReadRequest
+from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.geometry import BoundingBox
 from kfm_dagster.readers.geostationary import FixedGrid, Footprint, ImageBounds
-from kfm_dagster.readers.hdf5 import Hdf5Group, Hdf5Object, read_hdf5
-from kfm_dagster.readers.ranges import BlockCache
-
-_ATTRIBUTES = (
-    "dataset_name", "date_created", "id", "orbital_slot", "platform_ID", "processing_level", "production_site",
-    "scene_id", "spatial_resolution", "time_coverage_end", "time_coverage_start", "timeline_id",
-)  # fmt: skip
-_OTHER_ATTRIBUTES = (
-    "Conventions", "cdm_data_type", "instrument_ID", "instrument_type", "production_environment", "title",
-)  # fmt: skip
-_PROJECTION_NUMBERS = (
-    "perspective_point_height", "semi_major_axis", "semi_minor_axis", "inverse_flattening",
-    "latitude_of_projection_origin", "longitude_of_projection_origin",
-)  # fmt: skip
-_EXTENT = (
-    "geospatial_westbound_longitude", "geospatial_southbound_latitude",
-    "geospatial_eastbound_longitude", "geospatial_northbound_latitude",
-)  # fmt: skip
-_OTHER_EXTENT = (
-    "geospatial_lat_center", "geospatial_lon_center", "geospatial_lat_nadir", "geospatial_lon_nadir",
-)  # fmt: skip
-_OTHER_VARIABLES = {
-    "t": 1, "time_bounds": 2, "x_image_bounds": 2, "y_image_bounds": 2,
-    "nominal_satellite_subpoint_lon": 1, "nominal_satellite_subpoint_lat": 1, "nominal_satellite_height": 1,
-}  # fmt: skip
-"""Variables that no property needs, with their number of elements."""
+from kfm_dagster.readers.goes_abi_header import EXTENT, L0_ERRORS, read_native
 
 _SCENES = {"F": ("Full Disk", "FULL DISK"), "C": ("CONUS", "CONUS"), "M": ("Mesoscale", "MESOSCALE")}
 """Scene letter of the product name: `scene_id` in the file, image type in the catalog."""
@@ -62,13 +32,10 @@ _COMMON_NAMES = {1: "blue", 2: "red", 3: "nir08", 4: "cirrus", 5: "swir16", 6: "
 _TIME_TOLERANCE = timedelta(seconds=1)
 _LARGEST_ANGLE = 0.2
 """Radians. The full disk ends at 0.151872 (PUG volume 3, section 5.1.2)."""
-_LONGEST_AXIS = 65_536
-"""Pixels; the full disk at 0.5 km has 21,696 on a side."""
 _ANGLE_DECIMALS = 7
 """Edges of images are multiples of 1 microradian; packed as 32-bit floats they come back with errors below 2e-8."""
 _EXTENT_TOLERANCE = 2.0
 """Degrees. The file's extent is of pixel centres and ours of edges; next to the limb one pixel spans 1.6 degrees."""
-_L0_ERRORS = "percent_uncorrectable_L0_errors"
 
 
 def read_goes_abi(request: ReadRequest) -> HeaderMetadata:
@@ -101,107 +68,25 @@ def read_goes_abi(request: ReadRequest) -> HeaderMetadata:
     )
 
 
-def read_native(source: ByteSource, *, complete: bool = True, cache: BlockCache | None = None) -> dict[str, Any]:
-    """Header values of any ABI product, unrounded, under the names that the file gives them.
-
-    Without `complete`, only what `read_goes_abi` needs. Axes are given as `dims`, `x_first_last` and `y_first_last`
-    (radians, decoded). Absent names are absent; bands are lists. Raises what `read_hdf5` raises.
-    """
-    return read_hdf5(source, lambda root: _header(root, complete=complete), cache=cache)
-
-
-def _header(root: Hdf5Group, *, complete: bool) -> dict[str, Any]:
-    native: dict[str, Any] = {}
-    projection, extent = (_required(root, name) for name in ("goes_imager_projection", "geospatial_lat_lon_extent"))
-    native["dims"] = {}
-    for name in ("x", "y"):
-        native["dims"][name], native[f"{name}_first_last"] = _axis(root, name)
-    for name, count in {_L0_ERRORS: 1, **(_OTHER_VARIABLES if complete else {})}.items():
-        values = _elements(root, name, count)
-        if values:
-            native[name] = values[0] if count == 1 else values
-    native.update(_bands(root))
-    native["attrs"] = _texts(root, _ATTRIBUTES + (_OTHER_ATTRIBUTES if complete else ()))
-    native["goes_imager_projection"] = {
-        **_texts(projection, ("grid_mapping_name", "sweep_angle_axis")),
-        **_numbers(projection, _PROJECTION_NUMBERS),
-    }
-    native["geospatial_lat_lon_extent"] = {
-        **_numbers(extent, _EXTENT + (_OTHER_EXTENT if complete else ())),
-        **_texts(extent, ("geospatial_lat_units", "geospatial_lon_units") if complete else ()),
-    }
-    return native
-
-
-def _texts(holder: Hdf5Object, names: tuple[str, ...]) -> dict[str, str]:
-    return {name: value for name in names if (value := holder.text(name)) is not None}
-
-
-def _numbers(holder: Hdf5Object, names: tuple[str, ...]) -> dict[str, float]:
-    return {name: value for name in names if (value := holder.number(name)) is not None}
-
-
-def _required(root: Hdf5Group, name: str) -> Any:
-    found = root.dataset(name)
-    if found is None:
-        raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"there is no variable {name}")
-    return found
-
-
-def _elements(root: Hdf5Group, name: str, count: int) -> list[float]:
-    """All elements of a variable that has `count`; none when there is no such variable or nothing was written."""
-    variable = root.dataset(name)
-    if variable is None:
-        return []
-    values = [variable.element(index) for index in range(count)]
-    return [value for value in values if value is not None]
-
-
-def _axis(root: Hdf5Group, name: str) -> tuple[int, list[float]]:
-    """Give length, first and last scan angle (radians) of an axis, packed as integers or unpacked by some tool."""
-    axis = _required(root, name)
-    if len(axis.shape) != 1 or not 2 <= axis.shape[0] <= _LONGEST_AXIS:
-        raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"variable {name} has shape {axis.shape}, no axis")
-    length = axis.shape[0]
-    ends = [axis.element(0), axis.element(length - 1)]
-    if None in ends:
-        raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"variable {name} holds nothing")
-    scale, offset = axis.number("scale_factor"), axis.number("add_offset")
-    if scale is not None and offset is not None:
-        # CF 1.7, 8.1: unpacked data have the type of the attributes, which is float32 (PUG volume 3, 5.1.3).
-        with np.errstate(over="ignore", invalid="ignore"):
-            ends = [float(np.float32(end) * np.float32(scale) + np.float32(offset)) for end in ends]
-    return length, ends
-
-
-def _bands(root: Hdf5Group) -> dict[str, list[float]]:
-    """Give number and wavelength (micrometres) of each band: one in Rad and CMIP, sixteen in MCMIP, none elsewhere."""
-    suffixes = [""]
-    if root.dataset("band_id") is None:
-        suffixes = [f"_C{band:02}" for band in range(1, 17)]
-    bands: dict[str, list[float]] = {"band_id": [], "band_wavelength": []}
-    for suffix in suffixes:
-        for name, values in bands.items():
-            values.extend(_elements(root, name + suffix, 1))
-    return {name: values for name, values in bands.items() if values}
-
-
 def _coverage(attributes: Mapping[str, str]) -> tuple[datetime, datetime]:
     """Start and end of the scan from the global attributes."""
-    times = []
-    for name in ("time_coverage_start", "time_coverage_end"):
-        text = attributes.get(name)
-        try:
-            moment = datetime.fromisoformat(text or "")
-        except ValueError:
-            raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"{name} is {text!r}, no RFC 3339 time") from None
-        if moment.tzinfo is None:
-            raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"{name} is {text!r}, without a zone")
-        times.append(moment.astimezone(UTC))
-    start, end = times
+    start, end = (_moment(attributes, name) for name in ("time_coverage_start", "time_coverage_end"))
     if end < start:
         raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"the scan ends at {end} before it starts at {start}")
     return start, end
+
+
+def _moment(attributes: Mapping[str, str], name: str) -> datetime:
+    text = attributes.get(name, "")
+    try:
+        moment = datetime.fromisoformat(text)
+        # A naive time would be taken for the machine's own zone.
+        aware = moment.astimezone(UTC) if moment.tzinfo else None
+    except (ValueError, OverflowError):
+        aware = None
+    if aware is None:
+        raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"{name} is {text!r}, no RFC 3339 time")
+    return aware
 
 
 def _check_key(request: ReadRequest, native: Mapping[str, Any], start: datetime, end: datetime) -> None:
@@ -288,7 +173,7 @@ def _bbox(
     extent: Mapping[str, float], footprint: Footprint
 ) -> tuple[BoundingBox, tuple[tuple[MetadataIssue, str], ...]]:
     """Extent that the file states; the computed one and a finding when the file states none or a wrong one."""
-    west, south, east, north = (extent.get(name, math.nan) for name in _EXTENT)
+    west, south, east, north = (extent.get(name, math.nan) for name in EXTENT)
     if not (-180 <= west <= 180 and -180 <= east <= 180 and -90 <= south <= north <= 90):
         message = f"the file states no extent: {west}, {south}, {east}, {north}"
         return footprint.bbox, ((MetadataIssue.MISSING_GEOLOCATION, message),)
@@ -304,7 +189,7 @@ def _bbox(
 def _product_properties(request: ReadRequest, native: Mapping[str, Any]) -> dict[str, Any]:
     groups, attributes = request.groups, native["attrs"]
     platform = attributes["platform_ID"]
-    errors = native.get(_L0_ERRORS, math.nan)
+    errors = native.get(L0_ERRORS, math.nan)
     properties = {
         "platform": f"goes-{platform.removeprefix('G')}",
         "instruments": ["abi"],
@@ -312,10 +197,7 @@ def _product_properties(request: ReadRequest, native: Mapping[str, Any]) -> dict
         "processing:level": attributes.get("processing_level", "").rpartition(" ")[2] or None,
         "sat:orbit_state": "geostationary",
         "sat:platform_international_designator": _INTERNATIONAL_DESIGNATORS.get(platform),
-        "bands": [
-            _band(int(number), wavelength)
-            for number, wavelength in zip(native["band_id"], native.get("band_wavelength", ()), strict=False)
-        ],
+        "bands": _band_objects(native["band_id"], native.get("band_wavelength", [])),
         "goes:product": groups["product"],
         "goes:image-type": _SCENES[groups["scene"]][1],
         "goes:orbital-slot": attributes.get("orbital_slot"),
@@ -337,9 +219,17 @@ def _ground_sample_distance(text: str) -> float | None:
     return float(found[1]) * 1000 if found else None
 
 
-def _band(number: int, wavelength: float) -> dict[str, Any]:
-    band = {"name": f"C{number:02}", "eo:center_wavelength": round(wavelength, 4)}
-    return {**band, "eo:common_name": _COMMON_NAMES[number]} if number in _COMMON_NAMES else band
+def _band_objects(numbers: list[float], wavelengths: list[float]) -> list[dict[str, Any]]:
+    """STAC bands with their central wavelengths in micrometres."""
+    if len(wavelengths) != len(numbers) or not all(0 < wavelength < 20 for wavelength in wavelengths):
+        raise ReadError(MetadataIssue.INCOMPLETE_PRODUCT_METADATA, f"wavelengths of bands {numbers} are {wavelengths}")
+    bands = []
+    for number, wavelength in zip(map(int, numbers), wavelengths, strict=True):
+        band: dict[str, Any] = {"name": f"C{number:02}", "eo:center_wavelength": round(wavelength, 4)}
+        if number in _COMMON_NAMES:
+            band["eo:common_name"] = _COMMON_NAMES[number]
+        bands.append(band)
+    return bands
 
 
 def _projection_properties(

@@ -101,7 +101,7 @@ class Hdf5Object:
             raise unreadable(f"attribute {name} is no single text")
         if datatype.size > MAX_TEXT_BYTES:
             raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"attribute {name} has {datatype.size} bytes")
-        return _exactly(found.data, datatype.size).rstrip(b"\0 ").decode("utf-8")
+        return _exactly(found.data, datatype.size).rstrip(b"\0").decode("utf-8")
 
     def number(self, name: str) -> float | None:
         """Return a numeric attribute of one element, None when there is none of that name."""

@@ -1,0 +1,647 @@
+"""The GOES ABI reader and its samples: equality with independent readers, agreement with the key, hostile bytes."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+import tracemalloc
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from jsonschema_rs import validator_for
+from pyproj import CRS, Transformer
+from shapely.geometry import shape
+
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.readers import geostationary
+from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
+from kfm_dagster.readers.geostationary import FixedGrid, ImageBounds
+from kfm_dagster.readers.goes_abi import read_goes_abi
+from kfm_dagster.readers.goes_abi_header import read_native
+from kfm_dagster.readers.hdf5 import Hdf5Group, read_hdf5
+from kfm_dagster.readers.ranges import BLOCK_BYTES, BlockCache, BytesSource
+from kfm_dagster.samples.goes_abi import goes_abi_samples, make_goes_abi
+
+START = datetime(2025, 12, 3, 5, 1, 17, 600_000, UTC)
+GRAMMAR = ContractRegistry.load().grammars["goes-abi"]
+EAST = FixedGrid(
+    longitude_of_origin=-75.0,
+    perspective_point_height=35786023.0,
+    semi_major_axis=6378137.0,
+    semi_minor_axis=6356752.31414,
+)
+NOT_HEADERS = {"variables", "data_model", "global_attrs", "h5netcdf_time_coverage_start"}
+"""Parts of the reference that describe the file as a whole."""
+
+
+def request(key: str, content: bytes) -> ReadRequest:
+    match = GRAMMAR.match(key)
+    assert match is not None, key
+    return ReadRequest(key=key, groups=match.groups, source=BytesSource(content), sidecar=lambda _: None)
+
+
+def read(key: str, content: bytes) -> HeaderMetadata:
+    return read_goes_abi(request(key, content))
+
+
+def sample(product: str = "ABI-L1b-RadC", *, satellite: int = 19, band: int | None = 13) -> tuple[str, bytes]:
+    return make_goes_abi(product=product, start=START, satellite=satellite, band=band)
+
+
+def refusal(key: str, content: bytes) -> MetadataIssue:
+    with pytest.raises(ReadError) as refused:
+        read(key, content)
+    return refused.value.code
+
+
+def rewritten(content: bytes, change: Any) -> bytes:
+    """The same file after h5py has changed it."""
+    buffer = io.BytesIO(content)
+    with h5py.File(buffer, "r+") as file:
+        change(file)
+    return buffer.getvalue()
+
+
+def copied(
+    content: bytes, version: dict[str, Any], axis_options: dict[str, Any], *, but: tuple[str, ...] = ()
+) -> bytes:
+    """The same headers written in another version of the format, without the variables `but`."""
+    buffer = io.BytesIO()
+    with h5py.File(io.BytesIO(content)) as source, h5py.File(buffer, "w", **version) as target:
+        target.attrs.update(source.attrs)
+        for name in sorted(set(source) - set(but)):
+            variable = source[name]
+            if variable.ndim == 2:
+                copy = target.create_dataset(name, shape=variable.shape, dtype=variable.dtype)
+            else:
+                copy = target.create_dataset(name, data=variable[...], **(axis_options if name in {"x", "y"} else {}))
+            copy.attrs.update({key: value for key, value in variable.attrs.items() if not key.endswith("_LIST")})
+    return buffer.getvalue()
+
+
+def outcome(key: str, content: bytes) -> HeaderMetadata | MetadataIssue:
+    try:
+        return read(key, content)
+    except ReadError as refused:
+        return refused.code
+
+
+def rings(geometry: Any) -> Iterator[Any]:
+    shapes = shape(geometry)
+    yield from shapes.geoms if shapes.geom_type == "MultiPolygon" else [shapes]
+
+
+@pytest.fixture(scope="module")
+def real_objects(shared_data: Path, reference: dict[str, Any]) -> dict[str, tuple[bytes, dict[str, Any]]]:
+    """Content and reference of every real ABI object, by key; also of the products that are read natively only."""
+    found = {
+        entry["key"]: ((shared_data / path).read_bytes(), entry["reference"])
+        for path, entry in reference.items()
+        if entry["family"].startswith("goes-abi")
+    }
+    assert sum(GRAMMAR.match(key) is not None for key in found) >= 14
+    return found
+
+
+@pytest.mark.clause("OPR-06")
+def test_every_header_value_equals_the_independent_reader_s(
+    real_objects: dict[str, tuple[bytes, dict[str, Any]]],
+) -> None:
+    for key, (content, expected) in real_objects.items():
+        cache = BlockCache(BytesSource(content))
+        native = read_native(BytesSource(content), cache=cache)
+        assert set(native) == set(expected) - NOT_HEADERS, key
+        for name, value in native.items():
+            wanted = expected[name]
+            if name == "dims":
+                wanted = {axis: wanted[axis] for axis in "xy"}
+            elif isinstance(value, dict):
+                # A tool that rewrote some files put `coordinates` on every variable; the product has none there.
+                wanted = {part: wanted[part] for part in wanted if part != "coordinates"}
+            assert value == wanted, (key, name)
+        assert cache.blocks_read <= 6, key
+        if len(content) > 1_000_000:
+            assert cache.blocks_read * BLOCK_BYTES < len(content) / 4, key
+
+
+@pytest.mark.clause("OPR-06")
+def test_the_catalog_s_fields_of_real_objects_follow_from_their_headers(
+    real_objects: dict[str, tuple[bytes, dict[str, Any]]],
+) -> None:
+    for key, (content, expected) in real_objects.items():
+        if GRAMMAR.match(key) is None:
+            continue
+        cache = BlockCache(BytesSource(content))
+        header = read_goes_abi(
+            ReadRequest(key=key, groups=request(key, content).groups, source=cache, sidecar=lambda _: None)
+        )
+        attrs, extent = expected["attrs"], expected["geospatial_lat_lon_extent"]
+        assert header.start.isoformat(timespec="milliseconds")[:21] == attrs["time_coverage_start"][:21]
+        assert header.end.isoformat(timespec="milliseconds")[:21] == attrs["time_coverage_end"][:21]
+        assert header.bbox == tuple(
+            extent[f"geospatial_{side}"]
+            for side in (
+                "westbound_longitude",
+                "southbound_latitude",
+                "eastbound_longitude",
+                "northbound_latitude",
+            )
+        )
+        assert header.findings == ()
+        properties = header.properties
+        assert properties["platform"] == f"goes-{attrs['platform_ID'][1:]}"
+        assert properties["goes:orbital-slot"] == attrs["orbital_slot"]
+        assert properties["goes:uuid"] == attrs["id"]
+        assert properties["processing:level"] == attrs["processing_level"].split()[-1]
+        assert properties["gsd"] == float(attrs["spatial_resolution"].removesuffix("km at nadir")) * 1000
+        assert properties["proj:shape"] == [expected["dims"]["y"], expected["dims"]["x"]]
+        assert properties["bands"][0]["name"] == f"C{expected['band_id'][0]:02}"
+        assert properties["bands"][0]["eo:center_wavelength"] == pytest.approx(expected["band_wavelength"][0])
+        assert properties["goes:percent-uncorrectable-l0-errors"] == expected["percent_uncorrectable_L0_errors"]
+        # Pixel centres by the transform are the file's axes.
+        step_x, _, west, _, step_y, north = properties["proj:transform"]
+        height = expected["goes_imager_projection"]["perspective_point_height"]
+        assert (west + step_x / 2) / height == pytest.approx(expected["x_first_last"][0], abs=5e-8)
+        assert (north + step_y / 2) / height == pytest.approx(expected["y_first_last"][0], abs=5e-8)
+
+
+def test_the_footprint_agrees_with_the_file_s_own_extent(
+    real_objects: dict[str, tuple[bytes, dict[str, Any]]],
+) -> None:
+    for key, (content, _) in real_objects.items():
+        if GRAMMAR.match(key) is None:
+            continue
+        header = read(key, content)
+        assert shape(header.geometry).is_valid
+        assert all(ring.exterior.is_ccw for ring in rings(header.geometry))
+        west, south, east, north = shape(header.geometry).bounds
+        if header.bbox[0] < header.bbox[2]:
+            assert (west, south, east, north) == pytest.approx(header.bbox, abs=0.1), key
+        else:
+            assert (west, south, east, north) == pytest.approx((-180, header.bbox[1], 180, header.bbox[3]), abs=0.1)
+
+
+def test_goes_17_conus_is_split_at_the_antimeridian(real_objects: dict[str, tuple[bytes, dict[str, Any]]]) -> None:
+    (key,) = (key for key in real_objects if "RadC-M6C04_G17" in key)
+    header = read(key, real_objects[key][0])
+    assert header.bbox[0] == pytest.approx(175.62358, abs=1e-5)
+    assert header.bbox[2] == pytest.approx(-89.62357, abs=1e-5)
+    assert header.geometry["type"] == "MultiPolygon"
+    eastern, western = sorted(rings(header.geometry), key=lambda ring: -ring.bounds[0])
+    assert eastern.bounds == pytest.approx((175.62, 50.4, 180, 53.5), abs=0.1)
+    assert western.bounds == pytest.approx((-180, 14.57, -89.62, 53.5), abs=0.1)
+
+
+def test_the_parser_agrees_with_libhdf5_on_every_attribute_of_real_files(
+    real_objects: dict[str, tuple[bytes, dict[str, Any]]],
+) -> None:
+    def compare(root: Hdf5Group, file: h5py.File) -> int:
+        compared = 0
+        for name, variable in file.items():
+            found = root.dataset(name)
+            assert found is not None
+            assert found.shape == variable.shape
+            for attribute, value in variable.attrs.items():
+                if isinstance(value, np.bytes_):
+                    assert found.text(attribute) == value.decode()
+                elif isinstance(value, np.ndarray | np.generic) and value.size == 1 and value.dtype.kind in "if":
+                    np.testing.assert_equal(found.number(attribute), float(value.item()))
+                compared += 1
+        for attribute, value in file.attrs.items():
+            if len(value) <= 4096:
+                assert root.text(attribute) == value.decode()
+        assert root.dataset("no such variable") is None
+        assert root.text("no such attribute") is None
+        return compared
+
+    for content, _ in real_objects.values():
+        with h5py.File(io.BytesIO(content)) as file:
+            assert read_hdf5(BytesSource(content), lambda root, file=file: compare(root, file)) > 100
+
+
+@pytest.mark.parametrize(
+    ("version", "axis_options"),
+    [
+        ({"libver": "latest"}, {}),
+        ({"libver": "latest", "track_order": True}, {}),
+        ({"libver": ("v108", "v108")}, {}),
+        ({"libver": "earliest"}, {"chunks": (999,), "compression": "gzip", "shuffle": True, "fletcher32": True}),
+        ({"libver": "earliest", "track_order": True}, {"chunks": (7,)}),
+    ],
+)
+def test_every_format_version_and_layout_is_read_alike(version: dict[str, Any], axis_options: dict[str, Any]) -> None:
+    key, content = sample()
+    assert read(key, copied(content, version, axis_options)).native == read(key, content).native
+
+
+@pytest.mark.parametrize(
+    ("product", "band", "satellite", "slot", "image_type", "meters", "region"),
+    [
+        ("ABI-L1b-RadF", 2, 19, "GOES-East", "FULL DISK", 500, None),
+        ("ABI-L1b-RadC", 7, 18, "GOES-West", "CONUS", 2000, None),
+        ("ABI-L2-CMIPM1", 3, 16, "GOES-East", "MESOSCALE", 1000, 1),
+        ("ABI-L2-MCMIPM2", None, 17, "GOES-West", "MESOSCALE", 2000, 2),
+        ("ABI-L2-MCMIPF", None, 18, "GOES-West", "FULL DISK", 2000, None),
+    ],
+)
+def test_samples_read_as_what_they_are(
+    product: str, band: int | None, satellite: int, slot: str, image_type: str, meters: float, region: int | None
+) -> None:
+    key, content = sample(product, satellite=satellite, band=band)
+    header = read(key, content)
+    assert header.start == header.datetime == START
+    assert header.findings == ()
+    assert header.properties["goes:orbital-slot"] == slot
+    assert header.properties["goes:image-type"] == image_type
+    assert header.properties["gsd"] == meters
+    assert header.properties.get("goes:mesoscale-region") == region
+    assert len(header.properties["bands"]) == (16 if band is None else 1)
+    assert len(content) < 100_000
+    json.dumps(header.properties, allow_nan=False)
+    complete = read_native(BytesSource(content))
+    for name, value in header.native.items():
+        assert value == complete[name] or value.items() <= complete[name].items()
+    middle = (datetime(2000, 1, 1, 12, tzinfo=UTC) + timedelta(seconds=complete["t"])) - header.start
+    assert middle == (header.end - header.start) / 2
+
+
+@pytest.mark.parametrize("product", ["ABI-L1b-RadF", "ABI-L1b-RadC", "ABI-L1b-RadM1", "ABI-L1b-RadM2"])
+@pytest.mark.parametrize("satellite", [18, 19])
+def test_sample_footprints_are_valid_and_agree_with_their_extent(product: str, satellite: int) -> None:
+    header = read(*sample(product, satellite=satellite))
+    geometry = shape(header.geometry)
+    assert geometry.is_valid
+    assert all(ring.exterior.is_ccw for ring in rings(header.geometry))
+    computed = geometry.bounds
+    crosses = header.bbox[0] > header.bbox[2]
+    assert (header.geometry["type"] == "MultiPolygon") == crosses
+    expected = (-180.0, header.bbox[1], 180.0, header.bbox[3]) if crosses else header.bbox
+    assert computed == pytest.approx(expected, abs=0.1)
+
+
+def test_written_fields_satisfy_the_official_extension_schemas(shared_data: Path) -> None:
+    schemas = [
+        f"https://stac-extensions.github.io/{name}/schema.json"
+        for name in ("projection/v2.0.0", "processing/v1.2.0", "sat/v1.2.0", "eo/v2.0.0")
+    ]
+    for product, band in (("ABI-L1b-RadC", 1), ("ABI-L2-MCMIPM1", None)):
+        header = read(*sample(product, band=band, satellite=18))
+        item = json.loads(
+            json.dumps(
+                {
+                    "type": "Feature",
+                    "stac_version": "1.1.0",
+                    "stac_extensions": schemas,
+                    "id": "x",
+                    "geometry": header.geometry,
+                    "properties": {**header.properties, "datetime": "2025-12-03T05:01:17Z"},
+                    "links": [],
+                    "assets": {},
+                }
+            )
+        )
+        for schema in schemas:
+            path = shared_data / "schemas" / schema.replace("https://stac-extensions.github.io", "stac-extensions")
+            document = json.loads(path.read_text(encoding="utf-8"))
+            document["definitions"]["fields"]["properties"].pop("proj:projjson", None)
+            document["definitions"]["fields"]["properties"].pop("proj:geometry", None)
+            errors = [error.message for error in validator_for(document).iter_errors(item)]
+            assert errors == [], (schema, errors)
+
+
+@pytest.mark.parametrize(
+    ("this", "that", "code"),
+    [
+        ("_G19_", "_G18_", MetadataIssue.PLATFORM_MISMATCH),
+        ("_s20253370501176", "_s20253370501196", MetadataIssue.TIME_MISMATCH),
+        ("_e20253370503549", "_e20253370503569", MetadataIssue.TIME_MISMATCH),
+        ("C13_", "C14_", MetadataIssue.INCOMPLETE_PRODUCT_METADATA),
+        ("-M6", "-M3", MetadataIssue.INCOMPLETE_PRODUCT_METADATA),
+        ("RadC", "RadF", MetadataIssue.INCOMPLETE_PRODUCT_METADATA),
+        ("ABI-L1b-Rad", "ABI-L2-CMIP", MetadataIssue.INCOMPLETE_PRODUCT_METADATA),
+    ],
+)
+def test_content_that_contradicts_its_key_is_refused(this: str, that: str, code: MetadataIssue) -> None:
+    key, content = sample()
+    assert this in key
+    assert refusal(key.replace(this, that), content) is code
+
+
+def test_a_key_within_a_second_and_a_later_creation_stamp_agree() -> None:
+    key, content = sample()
+    match = GRAMMAR.match(key)
+    assert match is not None
+    near = {**match.groups, "start": "20253370501185"}
+    source = BytesSource(content)
+    assert read_goes_abi(ReadRequest(key=key, groups=near, source=source, sidecar=lambda _: None)).start == START
+    reissued = key[: key.rindex("_c")] + "_c20253370600000.nc"
+    assert read(reissued, content).start == START
+
+
+def _set(name: str, value: Any, variable: str | None = None) -> Any:
+    def change(file: h5py.File) -> None:
+        (file[variable] if variable else file).attrs[name] = value
+
+    return change
+
+
+def _delete(name: str) -> Any:
+    def change(file: h5py.File) -> None:
+        del file[name]
+
+    return change
+
+
+def _replace(name: str, **options: Any) -> Any:
+    def change(file: h5py.File) -> None:
+        attributes = {key: value for key, value in file[name].attrs.items() if "_LIST" not in key}
+        del file[name]
+        file.create_dataset(name, **options).attrs.update(attributes)
+
+    return change
+
+
+def _external(file: h5py.File) -> None:
+    del file["goes_imager_projection"]
+    file["goes_imager_projection"] = h5py.ExternalLink("/etc/passwd", "/")
+
+
+@pytest.mark.clause("OPR-07")
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (_delete("goes_imager_projection"), MetadataIssue.MISSING_GEOLOCATION),
+        (_delete("x"), MetadataIssue.MISSING_GEOLOCATION),
+        (_delete("band_id"), MetadataIssue.INCOMPLETE_PRODUCT_METADATA),
+        (_delete("band_wavelength"), MetadataIssue.INCOMPLETE_PRODUCT_METADATA),
+        (_replace("band_wavelength", data=np.array([np.nan], "f4")), MetadataIssue.INCOMPLETE_PRODUCT_METADATA),
+        (_replace("y", shape=(0,), dtype="i2"), MetadataIssue.MISSING_GEOLOCATION),
+        (_replace("y", shape=(1 << 40,), dtype="i2", chunks=(1024,)), MetadataIssue.MISSING_GEOLOCATION),
+        (_replace("x", data=np.zeros((50, 50), "i2")), MetadataIssue.MISSING_GEOLOCATION),
+        (_replace("x", data=np.zeros(2500, "i2")), MetadataIssue.MISSING_GEOLOCATION),
+        (_replace("x", shape=(2500,), dtype="i2"), MetadataIssue.MISSING_GEOLOCATION),
+        (_replace("x", data=np.zeros(2500, "c16")), MetadataIssue.UNREADABLE_FORMAT),
+        (_replace("x", data=np.arange(2500, dtype="i2"), chunks=(99,), compression="lzf"),
+         MetadataIssue.UNREADABLE_FORMAT),
+        (_set("scale_factor", np.array([1e300]), "x"), MetadataIssue.MISSING_GEOLOCATION),
+        (_set("scale_factor", np.array([np.nan], "f4"), "x"), MetadataIssue.MISSING_GEOLOCATION),
+        (_set("scale_factor", np.zeros(3), "x"), MetadataIssue.UNREADABLE_FORMAT),
+        (_set("scale_factor", np.bytes_(b"1"), "x"), MetadataIssue.UNREADABLE_FORMAT),
+        (_set("add_offset", np.array([0.19], "f4"), "x"), MetadataIssue.MISSING_GEOLOCATION),
+        (_set("perspective_point_height", np.array([0.0]), "goes_imager_projection"),
+         MetadataIssue.MISSING_GEOLOCATION),
+        (_set("semi_minor_axis", np.array([np.inf]), "goes_imager_projection"), MetadataIssue.MISSING_GEOLOCATION),
+        (_set("sweep_angle_axis", np.bytes_(b"y"), "goes_imager_projection"), MetadataIssue.MISSING_GEOLOCATION),
+        (_set("time_coverage_start", np.bytes_(b"yesterday")), MetadataIssue.INVALID_TIME_RANGE),
+        (_set("time_coverage_start", np.bytes_(b"2025-12-03T05:01:17.6")), MetadataIssue.INVALID_TIME_RANGE),
+        (_set("time_coverage_start", np.bytes_(b"0001-01-01T00:00:00+14:00")), MetadataIssue.INVALID_TIME_RANGE),
+        (_set("time_coverage_end", np.bytes_(b"2025-12-03T05:00:00.0Z")), MetadataIssue.INVALID_TIME_RANGE),
+        (_set("time_coverage_start", h5py.Empty("S1")), MetadataIssue.INVALID_TIME_RANGE),
+        (_set("platform_ID", np.bytes_(b"\xff\xfe\xfd")), MetadataIssue.UNREADABLE_FORMAT),
+        (_set("platform_ID", "G19"), MetadataIssue.UNREADABLE_FORMAT),
+        (_set("platform_ID", np.int32(19)), MetadataIssue.UNREADABLE_FORMAT),
+        (_set("orbital_slot", np.bytes_(b"x" * 60_000)), MetadataIssue.RESOURCE_LIMIT),
+        (_external, MetadataIssue.UNREADABLE_FORMAT),
+    ],
+)  # fmt: skip
+def test_impossible_headers_are_refused_with_a_code(change: Any, code: MetadataIssue) -> None:
+    key, content = sample()
+    assert refusal(key, rewritten(content, change)) is code
+
+
+def test_a_wrong_or_missing_extent_is_a_finding_and_the_grid_s_own_stands_in() -> None:
+    key, content = sample()
+    right = read(key, content)
+    wrong = read(key, rewritten(content, _set("geospatial_westbound_longitude", np.float32(10), EXTENT)))
+    missing = read(key, rewritten(content, _set("geospatial_westbound_longitude", np.float32(-999), EXTENT)))
+    assert [code for code, _ in wrong.findings] == [MetadataIssue.INVALID_GEOMETRY]
+    assert [code for code, _ in missing.findings] == [MetadataIssue.MISSING_GEOLOCATION]
+    assert wrong.bbox == missing.bbox == pytest.approx(right.bbox, abs=0.1)
+
+
+EXTENT = "geospatial_lat_lon_extent"
+
+
+def test_an_unknown_share_of_errors_is_left_out() -> None:
+    key, content = sample()
+    filled = rewritten(content, _replace("percent_uncorrectable_L0_errors", data=np.float32(-999)))
+    assert "goes:percent-uncorrectable-l0-errors" not in read(key, filled).properties
+
+
+@pytest.mark.clause("OPR-07")
+@pytest.mark.parametrize("length", [0, 4, 8, 50, 96, 2000, 20_000])
+def test_a_cut_object_is_truncated(length: int) -> None:
+    key, content = sample()
+    assert refusal(key, content[:length]) is MetadataIssue.TRUNCATED_OBJECT
+    assert refusal(key, content[:-1]) is MetadataIssue.TRUNCATED_OBJECT
+
+
+@pytest.mark.clause("OPR-07")
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_a_corrupt_object_gives_a_code_or_metadata_and_nothing_else(data: st.DataObject) -> None:
+    key, content = CORRUPTIBLE[data.draw(st.sampled_from(sorted(CORRUPTIBLE)))]
+    spoilt = bytearray(content)
+    for _ in range(data.draw(st.integers(1, 12))):
+        at = data.draw(st.integers(0, len(spoilt) - 8))
+        word = data.draw(
+            st.sampled_from([b"\xff" * 8, b"\0" * 8, b"\xff" * 7 + b"\x7f"])
+            | st.binary(min_size=1, max_size=8)
+            | st.integers(0, len(spoilt)).map(lambda address: address.to_bytes(8, "little"))
+        )
+        spoilt[at : at + len(word)] = word
+    cut = data.draw(st.none() | st.integers(0, len(spoilt)))
+    found = outcome(key, bytes(spoilt[:cut]))
+    assert found in set(MetadataIssue) if isinstance(found, str) else shape(found.geometry).is_valid
+
+
+# Few variables, so that a mutation hits structure.
+NOT_NEEDED = ("Rad", "DQF", "esun", "kappa0", "planck_fk1", "planck_fk2", "planck_bc1", "planck_bc2")
+CORRUPTIBLE = {
+    "symbol table": sample(),
+    "dense": (sample()[0], copied(sample()[1], {"libver": "v108"}, {}, but=NOT_NEEDED)),
+    "chunked": (sample()[0], copied(sample()[1], {}, {"chunks": (50,), "compression": "gzip"}, but=NOT_NEEDED)),
+}
+
+
+@pytest.mark.clause("OPR-07")
+def test_the_length_that_crashed_libhdf5_is_refused() -> None:
+    key, content = sample()
+    spoilt = bytearray(content)
+    # A continuation message: type 16, 16 bytes, then address and length of the continuation.
+    start = content.index(b"\x10\0\x10\0\0\0\0\0")
+    spoilt[start + 16 : start + 24] = b"\xff" * 8
+    assert refusal(key, bytes(spoilt)) is MetadataIssue.RESOURCE_LIMIT
+
+
+@pytest.mark.clause("OPR-07")
+def test_an_index_that_bites_its_tail_comes_to_an_end() -> None:
+    key, content = sample()
+    spoilt = bytearray(content)
+    node = content.index(b"TREE\0")
+    # Level 255, many entries, and every child is the node itself.
+    spoilt[node + 5] = 255
+    spoilt[node + 6 : node + 8] = (1000).to_bytes(2, "little")
+    for entry in range(1000):
+        at = node + 24 + 16 * entry + 8
+        spoilt[at : at + 8] = node.to_bytes(8, "little")
+    assert refusal(key, bytes(spoilt)) in {MetadataIssue.RESOURCE_LIMIT, MetadataIssue.UNREADABLE_FORMAT}
+
+
+@pytest.mark.clause("OPR-07")
+def test_a_decompression_bomb_stays_small() -> None:
+    key, content = sample()
+    bomb = rewritten(content, _replace("x", data=np.zeros(1 << 16, "i2"), chunks=(1 << 16,), compression="gzip"))
+    with h5py.File(io.BytesIO(bomb)) as file:
+        stored = file["x"].id.get_chunk_info(0)
+    packed = zlib.compress(bytes(1 << 28), 9)
+    spoilt = bytearray(bomb) + packed
+    entry = bytes(spoilt).index(
+        stored.size.to_bytes(4, "little") + bytes(4) + bytes(16) + stored.byte_offset.to_bytes(8, "little")
+    )
+    spoilt[entry : entry + 4] = len(packed).to_bytes(4, "little")
+    spoilt[entry + 24 : entry + 32] = len(bomb).to_bytes(8, "little")
+    tracemalloc.start()
+    try:
+        refusal(key, bytes(spoilt))
+        assert tracemalloc.get_traced_memory()[1] < 8_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_threads_share_nothing_and_do_not_wait_for_each_other_s_requests() -> None:
+    """Every first request waits until all threads have made one: a lock around a request would be a deadlock."""
+    threads = 8
+    together = threading.Barrier(threads, timeout=30)
+    key, content = sample("ABI-L2-MCMIPC", band=None)
+
+    class Waiting(BytesSource):
+        def read(self, start: int, length: int) -> bytes:
+            together.wait()
+            return super().read(start, length)
+
+    def one(_: int) -> HeaderMetadata:
+        match = GRAMMAR.match(key)
+        assert match is not None
+        return read_goes_abi(ReadRequest(key=key, groups=match.groups, source=Waiting(content), sidecar=lambda _: None))
+
+    with ThreadPoolExecutor(threads) as pool:
+        headers = list(pool.map(one, range(threads)))
+    assert all(header == headers[0] for header in headers)
+
+
+@pytest.mark.parametrize("longitude", [-137.0, -75.0, 0.0, 140.7])
+def test_navigation_equals_proj(longitude: float) -> None:
+    grid = FixedGrid(
+        longitude_of_origin=longitude,
+        perspective_point_height=EAST.perspective_point_height,
+        semi_major_axis=EAST.semi_major_axis,
+        semi_minor_axis=EAST.semi_minor_axis,
+    )
+    x, y = (axis.ravel() for axis in np.meshgrid(np.linspace(-0.1, 0.1, 9), np.linspace(-0.1, 0.1, 9)))
+    crs = CRS(geostationary.wkt2(grid))
+    expected = Transformer.from_crs(crs, crs.geodetic_crs, always_xy=True).transform(
+        x * grid.perspective_point_height, y * grid.perspective_point_height
+    )
+    found = geostationary.navigate(grid, x, y)
+    np.testing.assert_allclose((found[0] + 180) % 360, (expected[0] + 180) % 360, atol=1e-9)
+    np.testing.assert_allclose(found[1], expected[1], atol=1e-9)
+
+
+def test_an_image_beyond_the_limb_is_cut_at_it() -> None:
+    corner = ImageBounds(west=0.12, east=0.148, south=0.06, north=0.088)
+    footprint = geostationary.footprint(EAST, corner)
+    assert footprint is not None
+    assert footprint.centroid is None
+    assert shape(footprint.outline).is_valid
+    disk = geostationary.footprint(EAST, ImageBounds(west=-0.16, east=0.16, south=-0.16, north=0.16))
+    assert disk is not None
+    assert shape(disk.outline).buffer(0.5).contains(shape(footprint.outline))
+
+
+def test_an_image_of_space_alone_has_no_footprint() -> None:
+    assert geostationary.footprint(EAST, ImageBounds(west=0.14, east=0.148, south=0.14, north=0.148)) is None
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.floats(-180, 180),
+    st.floats(-0.15, 0.15),
+    st.floats(-0.15, 0.15),
+    st.floats(0.001, 0.1),
+)
+def test_every_footprint_is_valid_wound_right_and_on_the_globe(
+    longitude: float, x: float, y: float, size: float
+) -> None:
+    grid = FixedGrid(
+        longitude_of_origin=longitude,
+        perspective_point_height=EAST.perspective_point_height,
+        semi_major_axis=EAST.semi_major_axis,
+        semi_minor_axis=EAST.semi_minor_axis,
+    )
+    try:
+        footprint = geostationary.footprint(grid, ImageBounds(west=x, east=x + size, south=y, north=y + size))
+    except ReadError:
+        # A sliver between limb and corner may have no area.
+        assume(False)
+    assume(footprint is not None)
+    outline = shape(footprint.outline)
+    assert outline.is_valid
+    assert all(ring.exterior.is_ccw for ring in rings(footprint.outline))
+    west, south, east, north = outline.bounds
+    assert -180 <= west <= east <= 180
+    assert -90 <= south <= north <= 90
+
+
+def test_samples_are_the_same_bytes_every_time_and_differ_by_scan() -> None:
+    assert sample() == sample()
+    key, content = make_goes_abi(product="ABI-L1b-RadC", start=START + timedelta(minutes=5), satellite=19, band=13)
+    assert key != sample()[0]
+    assert content != sample()[1]
+    assert read(key, content).start == START + timedelta(minutes=5)
+
+
+def test_a_day_of_samples_has_distinct_keys_of_that_day_in_order_of_scan() -> None:
+    drawn = list(goes_abi_samples(date(2025, 12, 3), 400))
+    keys = [key for _, key, _ in drawn]
+    assert len(set(keys)) == 400
+    matches = [GRAMMAR.match(key) for key in keys]
+    starts = [match.start for match in matches if match is not None]
+    assert len(starts) == 400
+    assert starts == sorted(starts)
+    assert {start.date() for start in starts} == {date(2025, 12, 3)}
+    assert {bucket for bucket, _, _ in drawn} == {"noaa-goes19"}
+    for _, key, content in drawn[::50]:
+        assert read(key, content).findings == ()
+
+
+def test_a_day_has_no_more_samples_than_scans() -> None:
+    with pytest.raises(ValueError, match="109296"):
+        next(goes_abi_samples(date(2025, 12, 3), 109_297))
+
+
+@pytest.mark.parametrize(
+    ("product", "band", "satellite"),
+    [
+        ("ABI-L1b-RadX", 1, 19),
+        ("ABI-L1b-MCMIPC", None, 19),
+        ("ABI-L1b-RadC", None, 19),
+        ("ABI-L2-MCMIPC", 1, 19),
+        ("ABI-L1b-RadC", 17, 19),
+        ("ABI-L1b-RadC", 1, 15),
+    ],
+)
+def test_products_that_do_not_exist_are_not_made(product: str, band: int | None, satellite: int) -> None:
+    with pytest.raises(ValueError, match="no "):
+        make_goes_abi(product=product, start=START, satellite=satellite, band=band)

@@ -1,0 +1,76 @@
+"""Byte sources: what is asked of an object, and how much at most."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.readers.base import ReadError
+from kfm_dagster.readers.ranges import BlockCache, BytesSource
+
+DATA = bytes(range(251)) * 4
+
+
+class RecordingSource(BytesSource):
+    """Keeps the ranges that were asked for."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.requests: list[tuple[int, int]] = []
+
+    def read(self, start: int, length: int) -> bytes:
+        self.requests.append((start, length))
+        return super().read(start, length)
+
+
+@given(st.lists(st.tuples(st.integers(0, 1100), st.integers(0, 300)), max_size=8), st.integers(1, 90))
+def test_a_cached_read_equals_a_direct_one_and_no_block_is_requested_twice(
+    reads: list[tuple[int, int]], block_bytes: int
+) -> None:
+    source = RecordingSource(DATA)
+    cache = BlockCache(source, block_bytes=block_bytes, max_blocks=len(DATA))
+    for start, length in reads:
+        assert cache.read(start, length) == DATA[start : start + length]
+    asked = [offset for start, length in source.requests for offset in range(start, start + length, block_bytes)]
+    assert len(asked) == len(set(asked)) == cache.blocks_read
+
+
+def test_adjacent_blocks_come_in_one_request_and_known_ones_are_left_out() -> None:
+    source = RecordingSource(DATA)
+    cache = BlockCache(source, block_bytes=100)
+    cache.read(250, 10)
+    source.requests.clear()
+    cache.read(50, 500)
+    assert source.requests == [(0, 200), (300, 300)]
+
+
+@pytest.mark.parametrize(("start", "length"), [(0, 401), (0, 1 << 62)])
+def test_one_read_of_too_many_blocks_is_refused_before_any_request(start: int, length: int) -> None:
+    source = RecordingSource(DATA)
+    with pytest.raises(ReadError) as refused:
+        BlockCache(source, block_bytes=100, max_blocks=4).read(start, length)
+    assert refused.value.code is MetadataIssue.RESOURCE_LIMIT
+    assert source.requests == []
+
+
+def test_scattered_reads_of_too_many_blocks_are_refused() -> None:
+    cache = BlockCache(BytesSource(DATA), block_bytes=100, max_blocks=3)
+    for start in (0, 300, 600):
+        cache.read(start, 1)
+    with pytest.raises(ReadError) as refused:
+        cache.read(900, 1)
+    assert refused.value.code is MetadataIssue.RESOURCE_LIMIT
+    assert cache.blocks_read == 3
+
+
+def test_a_source_that_ends_before_its_announced_size_is_truncated() -> None:
+    class Short(BytesSource):
+        @property
+        def size(self) -> int:
+            return len(DATA) + 1
+
+    with pytest.raises(ReadError) as refused:
+        BlockCache(Short(DATA)).read(0, 10)
+    assert refused.value.code is MetadataIssue.TRUNCATED_OBJECT
