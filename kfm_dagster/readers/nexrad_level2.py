@@ -40,8 +40,9 @@ _WGS84 = Geod(ellps="WGS84")
 def read_nexrad_level2(request: ReadRequest) -> HeaderMetadata:
     """Read the head of a volume; `request.groups` must have `site`, `date` (YYYYMMDD) and `time` (HHMMSS).
 
-    `datetime` is the key's time. `start` and `end` are those of the volume header and the first radial, whichever
-    comes first: the time of the last radial stands at the end of the object, which is not read.
+    `start` and `end` are those of the volume header and the first radial, whichever comes first: the time of the last
+    radial stands at the end of the object, which is not read. `datetime` is the start: the key's whole second may lie
+    before it.
     Raises ReadError: UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT, INVALID_TIME_RANGE and
     INCOMPLETE_PRODUCT_METADATA for the bytes, TIME_MISMATCH and PLATFORM_MISMATCH against the key,
     MISSING_GEOLOCATION and INVALID_GEOMETRY for the position.
@@ -58,7 +59,7 @@ def read_nexrad_level2(request: ReadRequest) -> HeaderMetadata:
     return HeaderMetadata(
         start=min(times),
         end=max(times),
-        datetime=nominal,
+        datetime=min(times),
         geometry=dict(geometry),
         bbox=bbox,
         properties=_properties(volume, icao, site, position),
