@@ -11,6 +11,7 @@ from rich.table import Table
 
 from kfm_dagster.contracts.loader import ContractRegistry, parse_contract
 from kfm_dagster.errors import ContractError
+from kfm_dagster.readers.registry import refuse_orphans
 from kfm_dagster.settings import Settings
 
 
@@ -61,5 +62,5 @@ def check(*, file: Path) -> None:
         raise ContractError("there is no such file", observed=str(file), expected="a YAML dataset contract")
     contract = parse_contract(file.read_text(encoding="utf-8"), source=file.name)
     registry = ContractRegistry.load(Settings.load().contracts_dir)
-    ContractRegistry.of([*(known for known in registry if known.id != contract.id), contract])
+    refuse_orphans(ContractRegistry.of([*(known for known in registry if known.id != contract.id), contract]))
     click.echo(f"{contract.id}: in order")

@@ -85,7 +85,8 @@ class Metadata:
     """Section added by metadata-extract.
 
     geometry is GeoJSON (WGS 84 degrees, split at the antimeridian), bbox is (west, south, east, north) with
-    west > east when it crosses the antimeridian, stac_properties go into the Item as they are, sidecars are object URIs.
+    west > east when it crosses the antimeridian, stac_properties go into the Item as they are, sidecars map a role to
+    an object URI.
     """
 
     status: CheckStatus

@@ -8,17 +8,17 @@ a key can make two identities equal.
 from __future__ import annotations
 
 import hashlib
-import json
 import uuid
 from datetime import UTC, datetime
+
+import orjson
 
 from kfm_dagster.contracts.envelope import WalId
 
 
 def uuid8(*fields: str | None) -> str:
     """Deterministic UUIDv8 of an ordered tuple of fields."""
-    blob = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
-    digest = bytearray(hashlib.sha256(blob).digest()[:16])
+    digest = bytearray(hashlib.sha256(orjson.dumps(fields)).digest()[:16])
     digest[6] = (digest[6] & 0x0F) | 0x80
     digest[8] = (digest[8] & 0x3F) | 0x80
     return str(uuid.UUID(bytes=bytes(digest)))

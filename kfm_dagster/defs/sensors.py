@@ -2,9 +2,11 @@
 
 # No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
+from itertools import takewhile
 
 import dagster as dg
 
@@ -15,6 +17,7 @@ from kfm_dagster.ingest.intake import IntakeReport, take_in
 from kfm_dagster.ingest.nodes import Operator
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.plan import PlannedRun, plan_runs
+from kfm_dagster.lineage.backend import BackendUnavailableError
 
 ACTIVE = [
     dg.DagsterRunStatus.QUEUED,
@@ -24,6 +27,9 @@ ACTIVE = [
     dg.DagsterRunStatus.CANCELING,
 ]
 PARTITION_TAG = "dagster/partition"
+MAX_DOUBLINGS = 10
+MAX_PAUSE_SECONDS = 600.0
+"""Longest pause between two runs of a partition whose runs all fail."""
 
 
 def ingest_sensors(*, interval_seconds: int) -> list[dg.SensorDefinition]:
@@ -61,17 +67,22 @@ def ingest_sensors(*, interval_seconds: int) -> list[dg.SensorDefinition]:
         job_name=INGEST_JOB,
         minimum_interval_seconds=interval_seconds,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Gives back the units of dead runs and of expired leases, lets due retries in, and asks for runs "
-        "over what is pending and no active run will take.",
+        description="Gives back the units of dead runs and of expired leases, lets due retries in, delivers lineage "
+        "to the configured backend, and asks for runs over what is pending and no active run will take.",
     )
     def nodd_ledger(context: dg.SensorEvaluationContext, pipeline: PipelineResource) -> dg.SensorResult:
         opened = pipeline.get()
         _recover(context, opened)
         opened.ledger.retry_due(now=opened.clock(), limit=opened.settings.max_in_flight_units)
         opened.acknowledge()
-        pending = list(opened.ledger.pending_by_partition())
+        _deliver_lineage(context, opened)
+        pending = opened.ledger.pending_by_partition()
+        # What appeared since the last tick may be the other sensor's, whose run is not asked for yet.
+        seen_before = set(json.loads(context.cursor or "[]"))
+        context.update_cursor(json.dumps(sorted({entry.partition for entry in pending})))
+        cooling = _cooling_down(context.instance, now=opened.clock(), interval_seconds=interval_seconds)
         planned = plan_runs(
-            pending,
+            [entry for entry in pending if entry.partition in seen_before and not cooling(entry.partition)],
             landed={},
             active=_active_by_partition(context.instance),
             max_units_per_run=opened.settings.max_units_per_run,
@@ -80,7 +91,7 @@ def ingest_sensors(*, interval_seconds: int) -> list[dg.SensorDefinition]:
         if not planned:
             waiting = sum(entry.units for entry in pending)
             return dg.SensorResult(
-                skip_reason=f"{waiting} units are pending and active runs will take them"
+                skip_reason=f"{waiting} units are pending; an active run or a later tick will take them"
                 if waiting
                 else "nothing is pending in the ledger"
             )
@@ -92,7 +103,7 @@ def ingest_sensors(*, interval_seconds: int) -> list[dg.SensorDefinition]:
 def _request(run: PlannedRun) -> dg.RunRequest:
     config = {
         op_name(dataset, Operator.MESSAGE_PARSE): {
-            "config": {"source": run.source.value, "landing": list(run.landing.get(dataset, ()))}
+            "config": {"source": run.source.name, "landing": list(run.landing.get(dataset, ()))}
         }
         for dataset in run.datasets
     }
@@ -122,6 +133,15 @@ def _recover(context: dg.SensorEvaluationContext, pipeline: Pipeline) -> None:
         )
 
 
+def _deliver_lineage(context: dg.SensorEvaluationContext, pipeline: Pipeline) -> None:
+    pipeline.lineage.publish_staged()
+    try:
+        pipeline.lineage.deliver()
+    except BackendUnavailableError as error:
+        # Recorded events wait; ingestion does not.
+        context.log.warning(str(error))
+
+
 def _dead(instance: dg.DagsterInstance, root_run_ids: Iterable[str]) -> list[str]:
     """Return the root run ids of which no run, original or re-execution, is active any more."""
     dead = []
@@ -135,13 +155,31 @@ def _dead(instance: dg.DagsterInstance, root_run_ids: Iterable[str]) -> list[str
     return dead
 
 
+def _cooling_down(instance: dg.DagsterInstance, *, now: datetime, interval_seconds: int) -> Callable[[str], bool]:
+    """Return a function that tells whether a partition's runs keep failing, so that the next one has to wait.
+
+    The pause doubles with every failure in a row: something that fails every run (a database that is down, a disk that
+    is full) must not keep the machine busy starting runs.
+    """
+
+    def cooling(partition: str) -> bool:
+        records = instance.get_run_records(filters=dg.RunsFilter(tags={PARTITION_TAG: partition}), limit=MAX_DOUBLINGS)
+        failures = list(takewhile(lambda record: record.dagster_run.status is dg.DagsterRunStatus.FAILURE, records))
+        if not failures:
+            return False
+        pause = min(interval_seconds * 2.0 ** len(failures), MAX_PAUSE_SECONDS)
+        return now.timestamp() < failures[0].update_timestamp.timestamp() + pause
+
+    return cooling
+
+
 def _runs_so_far(instance: dg.DagsterInstance) -> Callable[[str], str]:
     """Return a function that names how many runs a partition has had: it changes when one more has been asked for."""
     return lambda partition: str(instance.get_runs_count(filters=dg.RunsFilter(tags={PARTITION_TAG: partition})))
 
 
 def _why_no_run(pipeline: Pipeline, report: IntakeReport) -> str:
-    if report.received == 0 and pipeline.ledger.in_flight() >= pipeline.settings.max_in_flight_units:
+    if report.full:
         return (
             f"{pipeline.ledger.in_flight()} units are in flight, the limit is {pipeline.settings.max_in_flight_units} "
             "(KFM_MAX_IN_FLIGHT_UNITS); messages stay safe in the queue"

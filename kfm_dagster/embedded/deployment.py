@@ -41,10 +41,12 @@ class Deployment:
         web_port: int | None = None,
         daemon: bool = True,
         dagster_yaml: str | None = None,
+        module: str = "kfm_dagster.definitions",
     ) -> None:
         self.home = home.absolute()
         self.dagster_home = self.home / "dagster"
         self.web_port = web_port
+        self._module = module
         self._with_daemon = daemon
         self._dagster_yaml = dagster_yaml or default_dagster_yaml()
         self._environment = {
@@ -87,7 +89,7 @@ class Deployment:
         )
         self._spawn(
             "code-server",
-            ["dagster", "code-server", "start", "-m", "kfm_dagster.definitions", "-h", "127.0.0.1", "-p", str(port)],
+            ["dagster", "code-server", "start", "-m", self._module, "-h", "127.0.0.1", "-p", str(port)],
         )
         self._wait("code-server", lambda: _accepts(port))
         if self._with_daemon:

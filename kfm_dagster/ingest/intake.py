@@ -7,7 +7,7 @@ without a record, whatever dies next, and back-pressure can count. Runs are plan
 
 from __future__ import annotations
 
-import time
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,7 +21,11 @@ from kfm_dagster.operators.message_parse import ParsedMessage, parse_message
 
 @dataclass(frozen=True, kw_only=True)
 class IntakeReport:
-    """What one tick took in. `landed` maps (dataset, partition) to the digests of the batches that hold its units."""
+    """What one tick took in.
+
+    `landed` maps (dataset, partition) to the digests of the batches that hold its units; `full` says that nothing was
+    received because too many units are in flight.
+    """
 
     received: int = 0
     created: int = 0
@@ -30,46 +34,30 @@ class IntakeReport:
     ignored: int = 0
     rejected: int = 0
     deleted: int = 0
+    full: bool = False
     landed: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
-
-    def plus(self, other: IntakeReport) -> IntakeReport:
-        """Return the sum of two reports."""
-        landed = dict(self.landed)
-        for key, digests in other.landed.items():
-            landed[key] = (*landed.get(key, ()), *digests)
-        return IntakeReport(
-            received=self.received + other.received,
-            created=self.created + other.created,
-            readmitted=self.readmitted + other.readmitted,
-            known=self.known + other.known,
-            ignored=self.ignored + other.ignored,
-            rejected=self.rejected + other.rejected,
-            deleted=self.deleted + other.deleted,
-            landed=landed,
-        )
 
 
 def take_in(pipeline: Pipeline) -> IntakeReport:
-    """Receive until the queue is empty, the time budget is over, or enough units are in flight.
+    """Receive one run's worth of messages at most, unless too many units are in flight, and record them.
 
-    Raises QueueUnavailableError and DatabaseUnavailableError; whatever was received before is recorded.
+    One batch a tick: its run starts while the next tick receives. Raises QueueUnavailableError and
+    DatabaseUnavailableError; what was received and not recorded comes back after its visibility timeout.
     """
     settings = pipeline.settings
-    deadline = time.monotonic() + settings.tick_budget_seconds
-    report = IntakeReport(deleted=pipeline.acknowledge())
-    while (left := deadline - time.monotonic()) > 0:
-        room = settings.max_in_flight_units - pipeline.ledger.in_flight()
-        if room <= 0:
-            break
-        messages = pipeline.queue.receive(
-            max_messages=min(room, settings.max_units_per_run),
-            budget_seconds=left,
-            threads=settings.receive_threads,
-        )
-        if not messages:
-            break
-        report = report.plus(record(pipeline, messages))
-    return report.plus(IntakeReport(deleted=pipeline.acknowledge()))
+    deleted = pipeline.acknowledge()
+    room = settings.max_in_flight_units - pipeline.ledger.in_flight()
+    if room <= 0:
+        return IntakeReport(deleted=deleted, full=True)
+    messages = pipeline.queue.receive(
+        min(room, settings.max_units_per_run),
+        budget_seconds=settings.tick_budget_seconds,
+        threads=settings.receive_threads,
+    )
+    if not messages:
+        return IntakeReport(deleted=deleted)
+    report = record(pipeline, messages)
+    return dataclasses.replace(report, deleted=deleted + pipeline.acknowledge())
 
 
 def record(pipeline: Pipeline, messages: Sequence[SqsMessage]) -> IntakeReport:

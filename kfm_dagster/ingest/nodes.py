@@ -239,12 +239,14 @@ class ProvenanceEmit(_Node):
 
     @override
     def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
+        claimed = self.pipeline.stages.run_states.get(f"{self.dataset}.{Operator.MESSAGE_PARSE}", self.run_id)
         return provenance_emit(
             batch,
             contract=self.contract,
             lineage=self.pipeline.lineage,
             run_id=self.run_id,
             occurred_at=self.pipeline.clock(),
+            started_at=claimed.recorded_at if claimed else None,
         )
 
     @override

@@ -17,9 +17,11 @@ from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.ledger.deliveries import Deliveries
 from kfm_dagster.ledger.store import Ledger
+from kfm_dagster.lineage.backend import ClientBackend
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.notifications.landing import Landing
 from kfm_dagster.notifications.sqs import Queue, connect
+from kfm_dagster.readers.registry import refuse_orphans
 from kfm_dagster.run_state.store import RelationalRunState
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.run_contract import StageRunner
@@ -46,11 +48,9 @@ class Pipeline:
     @classmethod
     def open(cls, settings: Settings) -> Pipeline:
         """Load the contracts and open the database. Raises KfmError with one line on what is wrong."""
-        return cls(
-            settings=settings,
-            registry=ContractRegistry.load(settings.contracts_dir),
-            database=Database.open(settings.database_url),
-        )
+        registry = ContractRegistry.load(settings.contracts_dir)
+        refuse_orphans(registry)
+        return cls(settings=settings, registry=registry, database=Database.open(settings.database_url))
 
     def close(self) -> None:
         """Give the connections back."""
@@ -90,7 +90,7 @@ class Pipeline:
     @cached_property
     def lineage(self) -> Lineage:
         """OpenLineage and PROV-O."""
-        return Lineage.open(self.database, url=self.settings.lineage)
+        return Lineage.open(self.database, url=self.settings.lineage, backend=ClientBackend.from_environment())
 
     @cached_property
     def queue(self) -> Queue:
