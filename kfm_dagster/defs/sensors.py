@@ -168,7 +168,7 @@ def _cooling_down(instance: dg.DagsterInstance, *, now: datetime, interval_secon
         if not failures:
             return False
         pause = min(interval_seconds * 2.0 ** len(failures), MAX_PAUSE_SECONDS)
-        return now.timestamp() < failures[0].update_timestamp.timestamp() + pause
+        return now.timestamp() < (failures[0].end_time or 0.0) + pause
 
     return cooling
 
