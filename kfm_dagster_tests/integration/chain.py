@@ -1,0 +1,272 @@
+"""The chain without Dagster: pipelines over a folder of objects, notifications as NOAA sends them, runs that can die.
+
+Belongs here: what several integration tests do. Does not belong here: looking at what a run left (`traces.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from kfm_dagster.contracts.identity import uuid8
+from kfm_dagster.contracts.key_grammar import KeyKind
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.embedded.feed import SUBJECT, ObjectEvent, topic_of
+from kfm_dagster.ingest.intake import IntakeReport, record
+from kfm_dagster.ingest.nodes import (
+    IntegrityCheck,
+    MessageParse,
+    MetadataExtract,
+    Operator,
+    ProvenanceEmit,
+    Settle,
+    Source,
+    StacRegister,
+)
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.settings import Settings
+from kfm_dagster.stages.run_contract import StageBatch
+from kfm_dagster.storage.database import Database
+
+DAY = date(2025, 4, 2)
+START = datetime(2026, 1, 1, tzinfo=UTC)
+LIMIT = 5000
+
+ENRICHING = (IntegrityCheck, MetadataExtract, StacRegister, ProvenanceEmit, Settle)
+
+
+@dataclass
+class Clock:
+    """A clock that stands until it is moved."""
+
+    now: datetime = START
+
+    def __call__(self) -> datetime:
+        return self.now
+
+    def forward(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+
+@dataclass
+class FakeQueue:
+    """A queue that remembers what it was asked; each delivery of a message has a receipt of its own."""
+
+    waiting: list[SqsMessage] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
+    visibility: list[tuple[str, int]] = field(default_factory=list)
+    receives: int = 0
+
+    def receive(self, max_messages: int, *, budget_seconds: float, threads: int | None = None) -> list[SqsMessage]:
+        self.receives += 1
+        taken, self.waiting = self.waiting[:max_messages], self.waiting[max_messages:]
+        return taken
+
+    def delete(self, receipts: Sequence[str]) -> list[str]:
+        self.deleted += receipts
+        return []
+
+    def change_visibility(self, changes: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+        self.visibility += changes
+        return []
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredObject:
+    """An object and what is announced of it. `stored` None: nothing is there."""
+
+    bucket: str
+    key: str
+    stored: bytes | None
+    announced: bytes
+
+    @property
+    def uri(self) -> str:
+        return f"s3://{self.bucket}/{self.key}"
+
+    def event(self, *, event_time: datetime = datetime(2025, 4, 3, tzinfo=UTC)) -> ObjectEvent:
+        etag = hashlib.md5(self.announced).hexdigest()
+        return ObjectEvent(bucket=self.bucket, key=self.key, size=len(self.announced), etag=etag, event_time=event_time)
+
+
+def good(bucket: str, key: str, content: bytes) -> StoredObject:
+    """An object that is as announced."""
+    return StoredObject(bucket=bucket, key=key, stored=content, announced=content)
+
+
+def put(root: Path, objects: Iterable[StoredObject]) -> None:
+    """Store objects at `<bucket>/<key>`."""
+    for item in objects:
+        path = root / item.bucket / item.key
+        if item.stored is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(item.stored)
+
+
+def open_pipeline(
+    home: Path, objects: Path, *, url: str = "", queue: FakeQueue | None = None, **settings: Any
+) -> Pipeline:
+    """A pipeline over a folder of objects, with a clock that stands and a queue that remembers."""
+    values = {"retry_backoff_seconds": 60.0, **settings}
+    chosen = Settings(home=home, object_root=objects, wal_dsn=url, **values)
+    fake = queue or FakeQueue()
+    return Pipeline(
+        settings=chosen,
+        registry=ContractRegistry.load(),
+        database=Database.open(chosen.database_url),
+        clock=Clock(),
+        connect_queue=lambda _: fake,  # type: ignore[arg-type, return-value]
+    )
+
+
+def announce(
+    events: Sequence[ObjectEvent], *, registry: ContractRegistry, name: str | None = None, delivery: int = 1
+) -> SqsMessage:
+    """One notification of some events, as SQS delivers it for the n-th time."""
+    payload = json.dumps({"Records": [event.record() for event in events]})
+    identity = name or hashlib.sha256(payload.encode()).hexdigest()
+    topic = topic_of(registry, events[0].bucket)
+    body = {
+        "Type": "Notification",
+        "MessageId": uuid8("sns", identity),
+        "TopicArn": topic,
+        "Subject": SUBJECT,
+        "Message": payload,
+        "Timestamp": "2025-04-03T00:00:01.000Z",
+    }
+    return raw_message(json.dumps(body), name=identity, delivery=delivery)
+
+
+def raw_message(body: str, *, name: str, delivery: int = 1) -> SqsMessage:
+    """Any text as SQS delivers it for the n-th time."""
+    message_id = uuid8("sqs", name)
+    return SqsMessage(
+        message_id=message_id,
+        body=body,
+        receipt_handle=f"{message_id}#{delivery}",
+        receive_count=delivery,
+        sent_at=datetime(2025, 4, 3, 0, 0, 2, tzinfo=UTC),
+    )
+
+
+def take(pipeline: Pipeline, *messages: SqsMessage) -> IntakeReport:
+    """Record messages, and hold that nothing is lost by it."""
+    report = record(pipeline, messages)
+    assert_conserved(pipeline)
+    return report
+
+
+def assert_conserved(pipeline: Pipeline) -> None:
+    """Every unit and every message received is accounted for (BEY-03)."""
+    account = pipeline.deliveries.conservation()
+    assert (account.residual_units, account.residual_messages) == (0, 0), account
+
+
+class CrashError(Exception):
+    """The process dies here, as far as the database and the files can tell."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seam:
+    """Where a run dies: at a node, before it, after its work, inside its transaction, or after its commit."""
+
+    operator: Operator
+    point: str
+
+    def __str__(self) -> str:
+        return f"{self.operator}-{self.point}"
+
+
+POINTS = ("begin", "computed", "committing", "committed")
+SEAMS = [Seam(operator=operator, point=point) for operator in Operator for point in POINTS]
+
+
+def run_chain(
+    pipeline: Pipeline,
+    dataset: str,
+    partition: str,
+    run_id: str,
+    source: Source = Source.LISTING,
+    *,
+    landing: Sequence[str] = (),
+    limit: int = LIMIT,
+    dies_at: Seam | None = None,
+    seen: Callable[[StageBatch], None] = lambda _: None,
+) -> StageBatch:
+    """Run the six nodes as Dagster's ops and IO manager do; both balances hold after every step.
+
+    `seen` gets every node's output. Raises CrashError at `dies_at`.
+    """
+    shared: dict[str, Any] = {"pipeline": pipeline, "dataset": dataset, "partition": partition, "run_id": run_id}
+    first = MessageParse(**shared, source=source, landing=tuple(landing), limit=limit)
+    batch: StageBatch | None = None
+    for node in (first, *(kind(**shared) for kind in ENRICHING)):
+        batch = _run_node(pipeline, node, run_id=run_id, upstream=batch, dies_at=dies_at)
+        assert_conserved(pipeline)
+        seen(batch)
+    assert batch is not None
+    return batch
+
+
+def _run_node(
+    pipeline: Pipeline, node: Any, *, run_id: str, upstream: StageBatch | None, dies_at: Seam | None
+) -> StageBatch:
+    def die(*_: object) -> Any:
+        assert_conserved(pipeline)
+        raise CrashError(str(dies_at))
+
+    point = dies_at.point if dies_at and dies_at.operator is node.operator else None
+    if point == "begin":
+        die()
+    stage = pipeline.stages.run(node, run_id=run_id, upstream=upstream)
+    assert_conserved(pipeline)
+    if point == "computed":
+        die()
+    if point == "committing":
+        # Called inside the transaction, after the ledger's part and the artifact.
+        node.summarize = _raise(CrashError(str(dies_at)))
+    if point == "committed":
+        node.after_commit = die
+    return pipeline.stages.commit(stage)
+
+
+def _raise(error: Exception) -> Callable[..., Any]:
+    def raising(*_: object) -> Any:
+        raise error
+
+    return raising
+
+
+def work_until_done(pipeline: Pipeline, *, rounds: int = 12, source: Source = Source.LEDGER) -> None:
+    """Let due retries in and run what is pending, as the ledger's sensor does, until every unit is terminal."""
+    for number in range(rounds):
+        clock = pipeline.clock
+        assert isinstance(clock, Clock)
+        clock.forward(3600)
+        pipeline.ledger.retry_due(now=clock(), limit=LIMIT)
+        pending = pipeline.ledger.pending_by_partition()
+        if not pending:
+            pipeline.acknowledge()
+            return
+        for entry in pending:
+            run_chain(pipeline, entry.dataset, entry.partition, f"round-{number}-{entry.partition}", source)
+    raise AssertionError(f"units are left after {rounds} rounds: {pipeline.ledger.counts()}")
+
+
+def partitions_of(root: Path, registry: ContractRegistry) -> dict[tuple[str, str], list[str]]:
+    """The data objects of a folder, as URIs by dataset and day."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for path in sorted(path for path in root.rglob("*") if path.is_file()):
+        bucket, _, key = path.relative_to(root).as_posix().partition("/")
+        route = registry.route(bucket=bucket, key=key)
+        if route.contract is not None and route.kind is KeyKind.DATA:
+            match = registry.grammars[route.contract.id].match(key)
+            assert match is not None
+            found.setdefault((route.contract.id, match.start.date().isoformat()), []).append(f"s3://{bucket}/{key}")
+    return found
