@@ -14,16 +14,17 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
-from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Protocol
 
 import obstore
 from obstore.exceptions import BaseError
-from obstore.store import ObjectStore, from_url
+from obstore.store import ObjectStore
 
 from kfm_dagster.contracts.issues import StacIssue
+from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.storage.objects import open_store
 
 STAGING = ".staging"
 FSYNC_LIMIT = 16
@@ -64,17 +65,14 @@ class Publisher(Protocol):
 
 
 def open_publisher(url: str) -> Publisher:
-    """Return the publisher of a folder, or of an object store for s3://, gs:// and az://."""
-    if "://" not in url or url.startswith("file://"):
-        return FolderPublisher(Path(url.removeprefix("file://")))
-    endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
-    store = from_url(
-        url,
-        client_options={"allow_http": endpoint.startswith("http://")},
-        # Files are promoted inside a transaction, so a store that is down must be told soon: the unit is retried later.
-        retry_config={"max_retries": 3, "retry_timeout": timedelta(seconds=20)},
-    )
-    return ObjectStorePublisher(store)
+    """Return the publisher of a folder or of s3://bucket/prefix. Raises ConfigurationError for any other scheme."""
+    if url.startswith("s3://"):
+        return ObjectStorePublisher(open_store(url))
+    if "://" in url:
+        raise ConfigurationError(
+            "KFM_CATALOG_URL has an unknown scheme", observed=url, expected="a folder or s3://bucket/prefix"
+        )
+    return FolderPublisher(Path(url))
 
 
 class FolderPublisher:

@@ -24,6 +24,7 @@ from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.envelope import StacStatus
 from kfm_dagster.contracts.issues import StacIssue
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.catalog.envelopes import candidates, goes
 
@@ -64,8 +65,9 @@ def publisher(request: pytest.FixtureRequest, tmp_path: Path) -> Publisher:
 
 def test_the_url_chooses_the_publisher(tmp_path: Path) -> None:
     assert isinstance(open_publisher(str(tmp_path)), FolderPublisher)
-    assert isinstance(open_publisher(f"file://{tmp_path}"), FolderPublisher)
     assert isinstance(open_publisher("s3://bucket/prefix"), ObjectStorePublisher)
+    with pytest.raises(ConfigurationError, match=r"KFM_CATALOG_URL.*observed ftp://host/x"):
+        open_publisher("ftp://host/x")
 
 
 def test_staged_files_are_invisible_until_promoted_and_gone_if_not(publisher: Publisher) -> None:
