@@ -48,7 +48,9 @@ class Settings(BaseSettings):
         40, description="A sensor stops receiving after this long; Dagster gives a tick 60 s."
     )
     receive_threads: PositiveInt = Field(8, description="Parallel receive calls; SQS gives 10 messages a call.")
-    max_units_per_run: PositiveInt = Field(5000, description="Units that one run claims per dataset.")
+    max_units_per_run: int = Field(
+        5000, ge=1, le=10_000, description="Units that one run claims per dataset; each takes about 25 KB of memory."
+    )
     max_in_flight_units: PositiveInt = Field(
         20000, description="The sensor stops receiving while more units than this are pending or in progress."
     )

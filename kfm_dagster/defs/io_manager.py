@@ -11,11 +11,15 @@ from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.errors import KfmError
 from kfm_dagster.stages.run_contract import ComputedStage, StageBatch
 
+MAX_UNITS_KEPT = 5_000
+"""Units that stay in memory between stages, over all datasets of a run; a unit takes about 25 KB."""
+
 
 class StageIOManager(dg.ConfigurableIOManager):
     """Commits a computed stage in one transaction and hands its batch to the next one.
 
-    The last batch of each dataset stays in memory; a re-executed run reads it from the artifact.
+    The last batch of each dataset stays in memory while there is room; else, and in a re-executed run, it is read from
+    the artifact.
     """
 
     pipeline: dg.ResourceDependency[PipelineResource]
@@ -27,7 +31,7 @@ class StageIOManager(dg.ConfigurableIOManager):
         pipeline = self.pipeline.get()
         batch = pipeline.stages.commit(obj)
         dataset, noun = context.asset_key.path
-        self._recent[dataset] = batch
+        self._remember(dataset, batch)
         context.add_output_metadata(stage_metadata(noun, batch, catalog=pipeline.settings.catalog))
 
     def load_input(self, context: dg.InputContext) -> StageBatch:
@@ -47,6 +51,12 @@ class StageIOManager(dg.ConfigurableIOManager):
                 next_step=f"materialise {dataset}/envelopes and everything downstream of it together",
             )
         return recalled
+
+    def _remember(self, dataset: str, batch: StageBatch) -> None:
+        self._recent.pop(dataset, None)
+        self._recent[dataset] = batch
+        while len(self._recent) > 1 and sum(len(kept.envelopes) for kept in self._recent.values()) > MAX_UNITS_KEPT:
+            self._recent.pop(next(iter(self._recent)))
 
 
 def root_run_id(run: dg.DagsterRun) -> str:

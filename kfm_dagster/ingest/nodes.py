@@ -36,6 +36,9 @@ from kfm_dagster.storage.database import Transaction
 LISTING_CHUNK = 5_000
 """Listed objects that enter the ledger in one transaction; a busy day has over 100,000."""
 
+REGISTER_CHUNK = 1_000
+"""Items built and held at a time; each takes about 30 KB until it is written."""
+
 
 @unique
 class Operator(StrEnum):
@@ -218,13 +221,16 @@ class StacRegister(_Node):
 
     @override
     def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
-        return stac_register_batch(
-            batch,
-            contract=self.contract,
-            grammar=self.pipeline.registry.grammars[self.dataset],
-            catalog=self.pipeline.catalog,
-            run_state={"dataset_id": self.dataset_id, "run_id": self.run_id},
-        )
+        registered: list[Envelope] = []
+        for part in _chunks(iter(batch), REGISTER_CHUNK):
+            registered += stac_register_batch(
+                part,
+                contract=self.contract,
+                grammar=self.pipeline.registry.grammars[self.dataset],
+                catalog=self.pipeline.catalog,
+                run_state={"dataset_id": self.dataset_id, "run_id": self.run_id},
+            )
+        return registered
 
     @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
