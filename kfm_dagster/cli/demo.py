@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 
 import click
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from kfm_dagster.cli.progress_bar import drain_bar
 from kfm_dagster.embedded.demo import DemoResult, run_demo
+
+COUNTS = ("received", "succeeded", "failed", "quarantined", "duplicates")
 
 
 @click.command()
@@ -47,18 +50,19 @@ def demo(*, objects: Path | None, home: Path, timeout: int, as_json: bool) -> No
 
 
 def _print_table(result: DemoResult) -> None:
-    table = Table(title="Units", caption=f"{result.rejected} messages rejected, {result.ignored} ignored")
-    table.add_column("dataset")
-    for name in ("received", "succeeded", "failed", "quarantined", "duplicates", "ms per unit"):
-        table.add_column(name, justify="right")
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("dataset", no_wrap=True)
+    for name in (*COUNTS, "ms/unit"):
+        table.add_column(name, justify="right", no_wrap=True)
     for dataset, counts in result.datasets.items():
         table.add_row(
             dataset,
-            *(str(counts[name]) for name in ("received", "succeeded", "failed", "quarantined", "duplicates")),
+            *(str(counts[name]) for name in COUNTS),
             f"{result.ms_per_unit.get(dataset, 0):.1f}",
         )
     console = Console()
     console.print(table)
+    console.print(f"{result.messages} messages received, {result.rejected} of them rejected", highlight=False)
     for failing in result.failing:
         console.print(f"  {failing}", soft_wrap=True, highlight=False)
     console.print(f"catalog   {result.catalog}/catalog.json", soft_wrap=True, highlight=False)

@@ -34,11 +34,11 @@ MAX_FAILING_SHOWN = 20
 
 @dataclass(frozen=True, kw_only=True)
 class DemoResult:
-    """What the demo did; counts are units but for `rejected` and `ignored`, which are messages."""
+    """What the demo did; counts are units but for `rejected` and `messages`."""
 
     datasets: Mapping[str, Mapping[str, int]]
     rejected: int
-    ignored: int
+    messages: int
     seconds: float
     database: str
     catalog: str
@@ -124,7 +124,7 @@ def account(pipeline: Pipeline, *, since: datetime) -> DemoResult:
             for contract in pipeline.registry
         },
         rejected=messages[DeliveryState.REJECTED],
-        ignored=messages[DeliveryState.IGNORED],
+        messages=sum(messages.values()),
         seconds=(pipeline.clock() - since).total_seconds(),
         database=pipeline.database.engine.url.render_as_string(hide_password=True),
         catalog=pipeline.settings.catalog,
