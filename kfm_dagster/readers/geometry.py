@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import antimeridian
-from shapely import Polygon
+from shapely import MultiPolygon, Polygon, box
+from shapely.affinity import translate
 from shapely.geometry import mapping
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
+
+_DECIMALS = 9
+"""Of a degree: a tenth of a millimetre. A side that lies on the antimeridian must not cross it by a rounding error."""
 
 BoundingBox = tuple[float, float, float, float]
 
@@ -21,20 +24,26 @@ BoundingBox = tuple[float, float, float, float]
 def polygon_from_ring(ring: list[tuple[float, float]]) -> Mapping[str, Any]:
     """GeoJSON Polygon, or MultiPolygon when the ring crosses the antimeridian (RFC 7946, 3.1.6 and 3.1.9).
 
-    `ring` holds (longitude, latitude) in degrees, closed or not, wound either way; longitudes are continuous, so they
-    leave [-180, 180] where the ring crosses the antimeridian. Coordinates are nested tuples. Raises
+    `ring` holds (longitude, latitude) in degrees, closed or not, wound either way; longitudes are continuous and leave
+    [-180, 180] where the ring crosses the antimeridian, at most once round. Coordinates are nested tuples. Raises
     ReadError(INVALID_GEOMETRY) when the ring crosses itself or has no area.
     """
-    polygon = Polygon(ring)
+    polygon = Polygon([(round(longitude, _DECIMALS), round(latitude, _DECIMALS)) for longitude, latitude in ring])
     if not polygon.is_valid or polygon.area <= 0:
         raise ReadError(MetadataIssue.INVALID_GEOMETRY, f"the outline of {len(ring)} points is no valid polygon")
-    polygon = polygon if polygon.exterior.is_ccw else polygon.reverse()
     west, _, east, _ = polygon.bounds
+    parts = [polygon]
     if west < -180 or east > 180:
-        # Straight in longitude and latitude, as GeoJSON says of its lines.
-        polygon = antimeridian.fix_polygon(polygon, fix_winding=True, great_circle=False)
-    geojson: Mapping[str, Any] = mapping(polygon)
+        # What lies in each turn of the globe, moved into the first one. Touching a meridian leaves no area.
+        shares = [(polygon.intersection(box(turn - 180, -90, turn + 180, 90)), turn) for turn in (-360, 0, 360)]
+        parts = [translate(part, -turn) for share, turn in shares for part in _polygons(share) if part.area > 0]
+    wound = [part if part.exterior.is_ccw else part.reverse() for part in parts]
+    geojson: Mapping[str, Any] = mapping(wound[0] if len(wound) == 1 else MultiPolygon(wound))
     return geojson
+
+
+def _polygons(shape: Any) -> list[Polygon]:
+    return [part for part in getattr(shape, "geoms", [shape]) if part.geom_type == "Polygon"]
 
 
 def bounds(ring: list[tuple[float, float]]) -> BoundingBox:
