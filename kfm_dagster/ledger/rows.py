@@ -58,10 +58,10 @@ def unit_row(envelope: Envelope, contract: DatasetContract) -> dict[str, Any]:
         "partition_key": envelope.partition,
         "priority": envelope.priority,
         "schema_version": envelope.schema_version,
-        "sqs_message_id": raw.sqs_message_id,
-        "sns_message_id": raw.sns_message_id,
-        "topic_arn": raw.topic_arn,
-        "subject": raw.subject,
+        "sqs_message_id": _storable(raw.sqs_message_id),
+        "sns_message_id": _storable(raw.sns_message_id),
+        "topic_arn": _storable(raw.topic_arn),
+        "subject": _storable(raw.subject),
         "extension": extension_fields(contract, envelope.key),
     }
 
@@ -71,6 +71,11 @@ def extension_fields(contract: DatasetContract, key: str) -> dict[str, str]:
     declared = contract.ledger.extension_fields
     found = _pattern(contract.storage.key_grammar.pattern).fullmatch(key) if declared else None
     return {} if found is None else {name: found[name] for name in declared if found[name] is not None}
+
+
+def _storable(text: str | None) -> str | None:
+    # PostgreSQL holds no NUL, and one that a sender put into a subject would fail its whole batch, again and again.
+    return text if text is None or "\0" not in text else text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 @cache

@@ -117,8 +117,9 @@ CREATE TABLE nodd_wal_records (
 )
 -- ;
 -- The identity holds for hand-typed records, too, whose wal_id may be any UUID. It also finds records by object.
+-- No version and an empty one are two identities, as in wal_id.
 CREATE UNIQUE INDEX nodd_wal_records_identity_is_unique
-ON nodd_wal_records (object_uri, dataset, time_range_start, coalesce(object_version, ''))
+ON nodd_wal_records (object_uri, dataset, time_range_start, coalesce('=' || object_version, ''))
 -- ;
 -- Claims, what is pending by partition, and counts.
 CREATE INDEX nodd_wal_records_by_work ON nodd_wal_records (status, dataset, partition_key)

@@ -125,8 +125,9 @@ CREATE TABLE nodd_wal_records (
 ) STRICT
 -- ;
 -- The identity holds for hand-typed records, too, whose wal_id may be any UUID. It also finds records by object.
+-- No version and an empty one are two identities, as in wal_id.
 CREATE UNIQUE INDEX nodd_wal_records_identity_is_unique
-ON nodd_wal_records (object_uri, dataset, time_range_start, coalesce(object_version, ''))
+ON nodd_wal_records (object_uri, dataset, time_range_start, coalesce('=' || object_version, ''))
 -- ;
 -- Claims, what is pending by partition, and counts.
 CREATE INDEX nodd_wal_records_by_work ON nodd_wal_records (status, dataset, partition_key)
@@ -171,7 +172,8 @@ WHEN EXISTS (
     SELECT 1 FROM nodd_wal_records AS r
     WHERE
         r.object_uri = NEW.object_uri AND r.dataset = NEW.dataset AND r.time_range_start = NEW.time_range_start
-        AND coalesce(r.object_version, '') = coalesce(NEW.object_version, '') AND r.wal_id <> NEW.wal_id
+        AND coalesce('=' || r.object_version, '') = coalesce('=' || NEW.object_version, '')
+        AND r.wal_id <> NEW.wal_id
 )
 BEGIN
     SELECT json_extract('{}', 'unit_has_one_record: ' || NEW.wal_id || ': null > ' || NEW.status);

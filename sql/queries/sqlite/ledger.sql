@@ -131,12 +131,17 @@ WHERE
 RETURNING wal_id, dataset, partition_key;
 
 -- name: due
+-- Named, because without statistics the planner prefers all failed records to the few that are due.
 SELECT wal_id
-FROM nodd_wal_records, json_each(:policy) AS policy
+FROM nodd_wal_records INDEXED BY nodd_wal_records_by_due_time
 WHERE
-    status = 'failed' AND next_attempt_at <= :at AND dataset = policy.value ->> '$.dataset'
-    AND attempts < policy.value ->> '$.max_attempts'
-    AND last_error_code NOT IN (SELECT value FROM json_each(policy.value, '$.never'))
+    status = 'failed' AND next_attempt_at <= :at
+    AND EXISTS (
+        SELECT 1 FROM json_each(:policy) AS policy
+        WHERE
+            dataset = policy.value ->> '$.dataset' AND attempts < policy.value ->> '$.max_attempts'
+            AND last_error_code NOT IN (SELECT value FROM json_each(policy.value, '$.never'))
+    )
 ORDER BY next_attempt_at, wal_id
 LIMIT :limit;
 

@@ -1,0 +1,79 @@
+"""A ledger on the bench: a clock that stands still, and shortcuts to any state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.ledger.deliveries import Deliveries
+from kfm_dagster.ledger.store import Ledger
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.factories import failed, finished
+
+DAY = "2025-12-03"
+
+
+@dataclass
+class Clock:
+    """Stands still until it is moved."""
+
+    now: datetime = datetime(2025, 12, 3, 12, tzinfo=UTC)
+
+    def __call__(self) -> datetime:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+
+@dataclass
+class Bench:
+    """A ledger with its database and clock, and shortcuts to any state."""
+
+    database: Database
+    ledger: Ledger
+    deliveries: Deliveries
+    clock: Clock
+
+    def claim(self, *units: Envelope, run_id: str = "run-1") -> list[Envelope]:
+        return self.ledger.claim(
+            dataset="nexrad-l2",
+            partition=DAY,
+            run_id=run_id,
+            limit=len(units) or 100_000,
+            wal_ids=[unit.wal_id for unit in units] or None,
+        )
+
+    def bring_to(self, status: str, unit: Envelope) -> None:
+        """Give the unit a record and take it there by legal transitions."""
+        self.ledger.ensure([unit])
+        if status == "pending":
+            return
+        if status == "quarantined":
+            self.ledger.quarantine([unit.wal_id], reason_code="test", actor="person")
+            return
+        claimed = self.claim(unit)
+        if status == "succeeded":
+            self.ledger.settle([finished(one) for one in claimed], run_id="run-1")
+        elif status == "failed":
+            self.ledger.settle([failed(one) for one in claimed], run_id="run-1")
+
+    def type_by_hand(self, sql: str, **parameters: Any) -> int:
+        """Run SQL as a person with a database shell would; return the number of rows."""
+        with self.database.engine.begin() as connection:
+            return connection.execute(sa.text(sql), parameters).rowcount
+
+    def ask(self, sql: str, **parameters: Any) -> list[Any]:
+        with self.database.engine.begin() as connection:
+            return list(connection.execute(sa.text(sql), parameters).mappings())
+
+
+def make_bench(database: Database, contracts: ContractRegistry, **more: Any) -> Bench:
+    clock = Clock()
+    ledger = Ledger(database, registry=contracts, worker_id="worker-1", clock=clock, **more)
+    return Bench(database, ledger, Deliveries(database, clock=clock), clock)

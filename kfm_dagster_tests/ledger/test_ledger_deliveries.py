@@ -1,0 +1,203 @@
+"""Messages: when they may leave the queue, and that none is ever lost from the account."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy.exc import DBAPIError
+
+from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.ledger.deliveries import Delivery, DeliveryState, Rejection
+from kfm_dagster_tests.factories import envelope, failed, finished
+from kfm_dagster_tests.ledger.bench import Bench
+
+SHA = "a" * 64
+
+
+def message(
+    number: int, *units: Envelope, receipt: str = "r", state: DeliveryState = DeliveryState.IN_FLIGHT
+) -> Delivery:
+    return Delivery(
+        message_id=f"m{number}",
+        queue="kfm-nodd-primary",
+        receipt_handle=f"{receipt}-{number}",
+        landing_sha256=SHA,
+        wal_ids=tuple(unit.wal_id for unit in units),
+        state=state,
+    )
+
+
+def receive(bench: Bench, *deliveries: Delivery, units: tuple[Envelope, ...] = ()) -> None:
+    with bench.database.transaction() as tx:
+        bench.ledger.ensure(units, tx=tx)
+        bench.deliveries.record(deliveries, tx=tx)
+
+
+def rejection(number: int, index: int = 0) -> Rejection:
+    return Rejection(
+        message_id=f"m{number}", record_index=index, reason_code="malformed_json", detail="at byte 7", body="{"
+    )
+
+
+def due(bench: Bench) -> list[tuple[str, str]]:
+    return [(entry.message_id, entry.receipt_handle) for entry in bench.deliveries.due_for_deletion(limit=100)]
+
+
+def test_a_message_leaves_the_queue_when_the_last_of_its_units_is_terminal(bench: Bench) -> None:
+    one, two = envelope(1), envelope(2)
+    receive(bench, message(1, one, two), units=(one, two))
+    assert due(bench) == []
+    bench.ledger.settle([finished(unit) for unit in bench.claim(one)], run_id="run-1")
+    assert due(bench) == []
+    bench.ledger.settle([failed(unit) for unit in bench.claim(two)], run_id="run-1")
+    assert due(bench) == []
+    bench.ledger.quarantine([two.wal_id], reason_code="x", actor="jane")
+    assert due(bench) == [("m1", "r-1")]
+    bench.deliveries.mark_deleted(["m1"])
+    assert due(bench) == []
+    assert bench.deliveries.counts()[DeliveryState.DELETED] == 1
+
+
+def test_a_message_that_announces_nothing_of_ours_may_go_at_once(bench: Bench) -> None:
+    receive(bench, message(1, state=DeliveryState.IGNORED))
+    assert due(bench) == [("m1", "r-1")]
+
+
+def test_a_message_with_a_rejected_part_stays_though_its_other_unit_is_done(bench: Bench) -> None:
+    unit = envelope()
+    receive(bench, message(1, unit), units=(unit,))
+    bench.deliveries.reject([rejection(1), rejection(1, 2)])
+    bench.ledger.settle([finished(one) for one in bench.claim(unit)], run_id="run-1")
+    assert due(bench) == []
+    assert bench.deliveries.counts()[DeliveryState.REJECTED] == 1
+    assert [entry.record_index for entry in bench.deliveries.rejected()] == [0, 2]
+
+
+def test_a_rejection_is_kept_redacted_once_per_record_and_only_for_a_known_message(bench: Bench) -> None:
+    receive(bench, message(1))
+    entry = Rejection(
+        message_id="m1", record_index=0, reason_code="signature_invalid", detail="from jane@noaa.gov", body="{...}"
+    )
+    for _ in range(2):
+        bench.deliveries.reject([entry])
+    (kept,) = bench.deliveries.rejected()
+    assert (kept.detail, kept.body) == ("from [redacted]", "{...}")
+    with pytest.raises(DBAPIError):
+        bench.deliveries.reject([rejection(99)])
+
+
+def test_a_redelivery_renews_the_handle_and_a_deleted_message_is_in_flight_again(bench: Bench) -> None:
+    unit = envelope()
+    receive(bench, message(1, unit), units=(unit,))
+    bench.bring_to("succeeded", unit)
+    bench.deliveries.mark_deleted(["m1"])
+    first = bench.clock.now
+    bench.clock.advance(900)
+    # The same tick may even receive it twice.
+    receive(bench, message(1, unit, receipt="new"), message(1, unit, receipt="newest"), units=(unit,))
+    (row,) = bench.ask("SELECT * FROM nodd_wal_deliveries")
+    assert (row["state"], row["receive_count"], row["receipt_handle"]) == ("in_flight", 3, "newest-1")
+    assert str(row["first_received_at"])[:16].replace("T", " ") == f"{first:%Y-%m-%d %H:%M}"
+    assert due(bench) == [("m1", "newest-1")]
+    assert bench.deliveries.duplicates() == {"nexrad-l2": 0}
+
+
+def test_two_messages_of_one_unit_are_one_duplicate(bench: Bench) -> None:
+    unit, other = envelope(1), envelope(2)
+    receive(bench, message(1, unit), message(2, unit, other), message(3, unit), units=(unit, other))
+    assert bench.deliveries.duplicates() == {"nexrad-l2": 2}
+
+
+def test_a_failed_unit_holds_its_message_back_until_its_next_attempt(bench: Bench) -> None:
+    one, two, fine = envelope(1), envelope(2), envelope(3)
+    receive(bench, message(1, one, two), message(2, fine), units=(one, two, fine))
+    bench.ledger.settle([failed(unit) for unit in bench.claim(one)], run_id="run-1")
+    bench.clock.advance(30.5)
+    bench.ledger.settle([failed(unit) for unit in bench.claim(two)], run_id="run-1")
+    bench.claim(fine)
+    (entry,) = bench.deliveries.due_for_backoff([one.wal_id, two.wal_id, fine.wal_id])
+    assert (entry.message_id, entry.receipt_handle, entry.seconds) == ("m1", "r-1", 60)
+    (entry,) = bench.deliveries.due_for_backoff([one.wal_id])
+    assert entry.seconds == 30
+    bench.clock.advance(3600)
+    assert [entry.seconds for entry in bench.deliveries.due_for_backoff([two.wal_id])] == [0]
+
+
+@pytest.mark.clause("BEY-03")
+def test_conservation_holds_through_every_state_of_units_and_messages(bench: Bench) -> None:
+    states = ("pending", "in_progress", "succeeded", "failed", "quarantined")
+    units = tuple(envelope(number) for number in range(5))
+    receive(bench, *(message(number, unit) for number, unit in enumerate(units)), units=units)
+    for state, unit in zip(states, units, strict=True):
+        bench.bring_to(state, unit) if state != "quarantined" else bench.ledger.quarantine(
+            [unit.wal_id], reason_code="x", actor="jane"
+        )
+    receive(bench, message(10, units[0]), message(11), message(12, state=DeliveryState.IGNORED), message(13, units[1]))
+    bench.deliveries.reject([rejection(11)])
+    bench.deliveries.mark_deleted(["m2"])
+    bench.deliveries.mark_dead_lettered(["m13"])
+    found = bench.deliveries.conservation()
+    assert (found.residual_units, found.residual_messages) == (0, 0)
+    assert (found.units_received, dict(found.units)) == (5, dict.fromkeys(states, 1))
+    assert found.messages_received == 9
+    assert found.messages == {"in_flight": 5, "rejected": 1, "ignored": 1, "deleted": 1, "dead_lettered": 1}
+
+
+@pytest.mark.clause("BEY-03")
+def test_conservation_shows_what_nothing_will_ever_end(bench: Bench) -> None:
+    receive(bench, message(1, envelope(1)), message(2), message(3, envelope(1), envelope(2)))
+    found = bench.deliveries.conservation()
+    # Two units that nobody gave a record, and a message in flight that waits for no unit.
+    assert (found.residual_units, found.residual_messages) == (2, 1)
+    bench.ledger.ensure([envelope(1), envelope(2)])
+    bench.deliveries.reject([rejection(2)])
+    found = bench.deliveries.conservation()
+    assert (found.residual_units, found.residual_messages) == (0, 0)
+
+
+@pytest.mark.clause("BEY-03")
+def test_an_announced_unit_without_a_record_keeps_its_message_on_the_queue(bench: Bench) -> None:
+    known, unknown = envelope(1), envelope(2)
+    receive(bench, message(1, known, unknown), units=(known,))
+    bench.ledger.settle([finished(unit) for unit in bench.claim(known)], run_id="run-1")
+    assert due(bench) == []
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["receive", "ignore", "reject", "work", "fail", "retry", "delete", "dlq"]), st.integers(0, 3)
+    ),
+    max_size=20,
+)
+
+
+@pytest.mark.clause("BEY-03")
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=STEPS)
+def test_conservation_holds_after_every_step_of_any_story(bench: Bench, steps: list) -> None:
+    for step, number in steps:
+        bench.clock.advance(7)
+        unit = envelope(number)
+        match step:
+            case "receive":
+                # Messages and units overlap, so that some announce the same unit.
+                other = envelope(number // 2)
+                receive(bench, message(number, unit, other), units=(unit, other))
+            case "ignore":
+                receive(bench, message(number + 10, state=DeliveryState.IGNORED))
+            case "reject":
+                with bench.database.transaction() as tx:
+                    bench.deliveries.record([message(number + 20)], tx=tx)
+                    bench.deliveries.reject([rejection(number + 20)], tx=tx)
+            case "work" | "fail":
+                end = finished if step == "work" else failed
+                bench.ledger.settle([end(one) for one in bench.claim(unit)], run_id="run-1")
+            case "retry":
+                bench.ledger.readmit([unit.wal_id])
+            case "delete":
+                bench.deliveries.mark_deleted(message_id for message_id, _ in due(bench))
+            case "dlq":
+                bench.deliveries.mark_dead_lettered([f"m{number + 20}"])
+        found = bench.deliveries.conservation()
+        assert (found.residual_units, found.residual_messages) == (0, 0)

@@ -1,0 +1,117 @@
+"""What never reaches the ledger, whatever text it is wrapped in."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kfm_dagster.ledger.redaction import MAX_MESSAGE_LENGTH, redact
+
+# The secrets are made up; those of AWS are the documentation's examples.
+CASES = {
+    "access key id": ("denied for AKIAIOSFODNN7EXAMPLE today", "denied for [redacted] today"),
+    "temporary key id": ("key ASIAIOSFODNN7EXAMPLE.", "key [redacted]."),
+    "secret by name": (
+        "aws_secret_access_key=wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY next",
+        "aws_secret_access_key=[redacted] next",
+    ),
+    "bare secret": ("got wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "got [redacted]"),
+    "environment": ("AWS_SESSION_TOKEN: IQoJb3JpZ2luX2VjEA", "AWS_SESSION_TOKEN: [redacted]"),
+    "authorization header": ("sent Authorization: Bearer abc.def-ghi", "sent Authorization: [redacted]"),
+    "signature version 4": (
+        "Authorization: AWS4-HMAC-SHA256 Credential=AKIAIOSFODNN7EXAMPLE/20251203, SignedHeaders=host, Signature=fe5f",
+        "Authorization: [redacted]",
+    ),
+    "header in a dict": (
+        "{'Authorization': 'Basic dXNlcjpwYXNz', 'Host': 'x'}",
+        "{'Authorization: [redacted]",
+    ),
+    "bearer alone": ("with bearer mF_9.B5f-4.1JqM", "with bearer [redacted]"),
+    "json web token": ("token eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.sig-nature", "token [redacted]"),
+    "github token": ("used ghp_16C7e42F292c6912E7710c838347Ae178B4a", "used [redacted]"),
+    "dsn": ("postgresql://kfm:s3cr3t@db:5432/kfm refused", "postgresql://[redacted]@db:5432/kfm refused"),
+    "dsn with @ in the password": ("postgresql://kfm:p@ss@db/kfm", "postgresql://[redacted]@db/kfm"),
+    "dsn keywords": ("host=db password=hunter2 dbname=kfm", "host=db password=[redacted] dbname=kfm"),
+    "json": ('{"client_secret": "a b c", "id": 1}', '{"client_secret": [redacted], "id": 1}'),
+    "signed url": (
+        "GET https://b.s3.amazonaws.com/a/k.nc?X-Amz-Credential=AKIA&X-Amz-Signature=fe5f80 gave 403",
+        "GET https://b.s3.amazonaws.com/a/k.nc?[redacted] gave 403",
+    ),
+    "azure sas": ("https://a.blob.core.windows.net/c/b?sv=2024&sig=abc%3D", "https://a.blob.core.windows.net/c/b?[redacted]"),
+    "e-mail": ("ask jane.doe+noaa@mail.noaa.gov for it", "ask [redacted] for it"),
+    "private key": (
+        "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\n-----END RSA PRIVATE KEY----- was read",
+        "[redacted] was read",
+    ),
+    "python trace": (
+        'Traceback (most recent call last):\n  File "/srv/kfm/x.py", line 3, in f\n    g()\nOSError: no route to host',
+        "OSError: no route to host",
+    ),
+    "chained trace": (
+        (
+            'Traceback (most recent call last):\n  File "a.py", line 1\nKeyError: 1\n\n'
+            "During handling of the above exception, another exception occurred:\n\n"
+            'Traceback (most recent call last):\n  File "b.py", line 2\nValueError: two'
+        ),
+        "ValueError: two",
+    ),
+    "java trace": (
+        "java.io.IOException: reset\n\tat sun.nio.ch.SocketDispatcher.read(SocketDispatcher.java:39)\n\t... 12 more",
+        "java.io.IOException: reset",
+    ),
+    "control characters": ("one\x00two\x1b[31m\nthree", "one two [31m three"),
+}  # fmt: skip
+KEPT = [
+    "missing_object: HTTP 404 for s3://noaa-goes19/ABI-L1b-RadC/2025/337/00/OR_ABI-L1b-RadC-M6C13_G19_s20253370001170.nc",
+    "etag_mismatch: announced 9bb58f26192e4ba00f01e2e7b136bbd8, stored 5d41402abc4b2a76b9719d911017c592-12",
+    "content sha256 2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824 differs",
+    "time_mismatch: header says 2025-12-03T00:06:24Z, key says 2025-12-03T00:06:25Z",
+    "the tokens of the key grammar are product, scene and band; at offset 12 (of 40)",
+    "s3://unidata-nexrad-level2/2025/12/03/KTLX/KTLX20251203_000624_V06 is 12 bytes",
+]
+SECRETS = [
+    "AKIAIOSFODNN7EXAMPLE",
+    "password=hunter2hunter2",
+    "https://h/p?X-Amz-Signature=fe5f80f77d5fa3",
+    "jane.doe@noaa.gov",
+    "Bearer mF_9.B5f-4.1JqM-xyz",
+    "postgresql://kfm:s3cr3t-pass@db/kfm",
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.sig-nature",
+]
+CORES = [
+    "AKIAIOSFODNN7",
+    "hunter2hunter2",
+    "fe5f80f77d5fa3",
+    "jane.doe",
+    "B5f-4.1JqM",
+    "s3cr3t-pass",
+    "eyJzdWIiOiIxIn0",
+]
+
+
+@pytest.mark.clause("WSM-06")
+@pytest.mark.parametrize(("text", "expected"), CASES.values(), ids=CASES)
+def test_secrets_people_and_traces_are_taken_out(text: str, expected: str) -> None:
+    assert redact(text) == expected
+
+
+@pytest.mark.parametrize("text", KEPT)
+def test_what_explains_an_error_is_kept(text: str) -> None:
+    assert redact(text) == text
+
+
+@pytest.mark.clause("WSM-06")
+@given(before=st.text(max_size=600), after=st.text(max_size=600), which=st.integers(0, len(SECRETS) - 1))
+def test_no_surrounding_text_lets_a_secret_through(before: str, after: str, which: int) -> None:
+    found = redact(f"{before} {SECRETS[which]} {after}")
+    assert CORES[which] not in found.replace(before, "").replace(after, "")
+
+
+@pytest.mark.clause("WSM-06")
+@given(text=st.text(max_size=3000), limit=st.integers(1, 600))
+def test_the_result_is_one_printable_line_within_the_limit(text: str, limit: int) -> None:
+    found = redact(text, limit)
+    assert len(found) <= limit
+    assert found.isprintable()
+    assert len(redact(text)) <= MAX_MESSAGE_LENGTH

@@ -1,0 +1,416 @@
+"""Python and both databases hold the same state machine, and each refuses by itself."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from enum import StrEnum
+from functools import partial
+from typing import Any
+
+import pytest
+from sqlalchemy.exc import DBAPIError
+
+from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Priority, ProvenanceStatus, StacStatus
+from kfm_dagster.errors import IllegalTransitionError
+from kfm_dagster.ledger.policy import ReplayReason
+from kfm_dagster.ledger.refusals import explained
+from kfm_dagster.ledger.state_machine import TRANSITIONS, Status, check_transition, success_hindrance
+from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.statements import migrations
+from kfm_dagster_tests.factories import envelope
+from kfm_dagster_tests.ledger.bench import Bench
+
+# Written out once more from the state machine document, section 3, so that code and test cannot err together.
+LEGAL = {
+    (None, "pending"),
+    ("pending", "in_progress"),
+    ("in_progress", "succeeded"),
+    ("in_progress", "failed"),
+    ("failed", "pending"),
+    ("pending", "quarantined"),
+    ("failed", "quarantined"),
+}
+STATES = ("pending", "in_progress", "succeeded", "failed", "quarantined")
+PAIRS = sorted(itertools.product((None, *STATES), (None, *STATES)), key=str)
+COMPLETE = {
+    "integrity_status": "ok",
+    "metadata_status": "suspect",
+    "stac_status": "no-op",
+    "provenance_status": "partial",
+}
+T = "2025-12-03T12:00:00.000000Z"
+LATER = "2025-12-03T13:00:00.000000Z"
+
+# Everything that any transition may need besides the pair itself, so that only the pair can be what is refused.
+MOVE = """
+UPDATE nodd_wal_records SET
+    status = :to, version = version + 1, updated_at = :later, changed_by = 'person', change_reason = 'by hand',
+    attempts = attempts + CASE WHEN :to = 'in_progress' THEN 1 ELSE 0 END,
+    last_attempt_at = CASE WHEN :to = 'in_progress' THEN :stamp ELSE last_attempt_at END,
+    ingest_run_id = 'by-hand', worker_id = 'person', replay_reason = 'test', next_attempt_at = NULL,
+    last_error_code = CASE WHEN :to IN ('failed', 'quarantined') THEN 'by_hand' END,
+    integrity_status = CASE WHEN status = 'in_progress' THEN 'ok' ELSE integrity_status END,
+    metadata_status = CASE WHEN status = 'in_progress' THEN 'ok' ELSE metadata_status END,
+    stac_status = CASE WHEN status = 'in_progress' THEN 'created' ELSE stac_status END,
+    provenance_status = CASE WHEN status = 'in_progress' THEN 'ok' ELSE provenance_status END
+WHERE wal_id = :wal_id
+"""
+INSERT = """
+INSERT INTO nodd_wal_records (
+    wal_id, dataset, object_uri, provider, queue, event_time, time_range_start, time_range_end, status, attempts,
+    last_attempt_at, last_error_code, integrity_status, metadata_status, stac_status, provenance_status, created_at,
+    updated_at, version, partition_key, priority, schema_version, changed_by, change_reason, extension, replay_reason
+)
+VALUES (
+    :wal_id, 'nexrad-l2', :object_uri, 'aws', 'q', :t, :t, :end, :status, :attempts, :last_attempt_at,
+    :last_error_code, :integrity_status, :metadata_status, :stac_status, :provenance_status, :t, :updated_at, :version,
+    :partition, 'normal', '2.1', 'person', 'by hand', '{}', NULL
+)
+"""
+FRESH: dict[str, Any] = {
+    "wal_id": "00000000-0000-8000-8000-000000000001",
+    "object_uri": "s3://b/k",
+    "t": T,
+    "end": T,
+    "status": "pending",
+    "attempts": 0,
+    "last_attempt_at": None,
+    "last_error_code": None,
+    "integrity_status": "unknown",
+    "metadata_status": "unknown",
+    "stac_status": "unknown",
+    "provenance_status": "unknown",
+    "updated_at": T,
+    "version": 1,
+    "partition": "2025-12-03",
+}
+
+
+def move_by_hand(bench: Bench, wal_id: str, to: str | None) -> None:
+    # psycopg2 writes values into the text, so each place needs its type; the stamp is a column of its own there.
+    stamp = "CAST(:later AS timestamptz)" if bench.database.dialect == "postgresql" else ":later"
+    bench.type_by_hand(
+        MOVE.replace(":stamp", stamp).replace("= :to,", "= CAST(:to AS text),"), to=to, later=LATER, wal_id=wal_id
+    )
+
+
+def type_pair(bench: Bench, unit: Envelope, before: str | None, after: str | None) -> None:
+    if before is None:
+        bench.type_by_hand(INSERT, **FRESH | {"wal_id": unit.wal_id, "object_uri": unit.object_uri, "status": after})
+    else:
+        move_by_hand(bench, unit.wal_id, after)
+
+
+def refusal_of(action: Callable[[], object]) -> str | None:
+    """What the database says against it, or None when it lets it pass."""
+    try:
+        action()
+    except DBAPIError as error:
+        return str(error.orig)
+    return None
+
+
+@pytest.mark.clause("WSM-02")
+@pytest.mark.parametrize(("before", "after"), PAIRS)
+def test_python_refuses_every_pair_that_is_not_legal(before: str | None, after: str | None) -> None:
+    def check() -> None:
+        check_transition(
+            wal_id="w-1",
+            from_status=Status(before) if before else None,
+            to_status=Status(after) if after else None,
+            sub_statuses=COMPLETE,
+            attempts=1,
+            max_attempts=3,
+            replay_reason="test",
+        )
+
+    if (before, after) in LEGAL:
+        check()
+    else:
+        with pytest.raises(IllegalTransitionError, match=f"w-1: {before or 'null'} > {after or 'null'}"):
+            check()
+
+
+@pytest.mark.clause("WSM-01", "WSM-02")
+def test_hand_typed_sql_is_refused_for_every_pair_that_is_not_legal(bench: Bench) -> None:
+    accepted = set()
+    for number, (before, after) in enumerate(PAIRS):
+        unit = envelope(number)
+        if before is not None:
+            bench.bring_to(before, unit)
+        as_it_was = bench.ledger.get(unit.wal_id)
+        refused = refusal_of(partial(type_pair, bench, unit, before, after))
+        if refused is None:
+            accepted.add((before, after))
+        else:
+            assert f"{unit.wal_id}: {before or 'null'} > {after or 'null'}" in refused
+            assert bench.ledger.get(unit.wal_id) == as_it_was
+    assert accepted == LEGAL == {(rule.from_status, rule.to_status) for rule in TRANSITIONS}
+
+
+@pytest.mark.clause("WSM-02")
+def test_a_refusal_in_a_statement_of_many_rows_leaves_all_of_them(bench: Bench) -> None:
+    units = [envelope(number) for number in range(5)]
+    bench.ledger.ensure(units)
+    bench.bring_to("succeeded", units[4])
+    with pytest.raises(DBAPIError, match="succeeded > quarantined"):
+        bench.type_by_hand(
+            "UPDATE nodd_wal_records SET status = 'quarantined', version = version + 1, last_error_code = 'x'"
+        )
+    assert sorted(bench.ledger.statuses(unit.wal_id for unit in units).values()) == ["pending"] * 4 + ["succeeded"]
+
+
+def test_the_databases_refusal_becomes_an_error_with_the_facts(bench: Bench) -> None:
+    unit = envelope()
+    bench.bring_to("succeeded", unit)
+    with pytest.raises(IllegalTransitionError, match="illegal_transition") as refused, explained():
+        move_by_hand(bench, unit.wal_id, "pending")
+    assert (refused.value.wal_id, refused.value.from_status, refused.value.to_status) == (
+        unit.wal_id,
+        "succeeded",
+        "pending",
+    )
+
+
+@pytest.mark.clause("WSM-05", "WSM-18")
+def test_success_needs_all_four_sub_statuses_in_python_and_in_the_database(bench: Bench) -> None:
+    unit = envelope()
+    bench.bring_to("in_progress", unit)
+    columns = tuple(COMPLETE)
+    accepted = set()
+    for values in itertools.product(CheckStatus, CheckStatus, StacStatus, ProvenanceStatus):
+        findings = dict(zip(columns, values, strict=True))
+        assignments = ", ".join(f"{name} = '{value}'" for name, value in findings.items())
+        with bench.database.engine.connect() as connection:
+            refused = refusal_of(
+                partial(
+                    connection.exec_driver_sql,
+                    f"UPDATE nodd_wal_records SET status = 'succeeded', version = version + 1, {assignments}",
+                )
+            )
+            connection.rollback()
+        if refused is None:
+            accepted.add(values)
+        else:
+            assert re.search("success_is_complete|failed_item_is_no_success", refused)
+        assert (success_hindrance(findings) is None) is (values in accepted)
+    good = ("ok", "suspect")
+    assert accepted == set(itertools.product(good, good, ("created", "updated", "no-op"), ("ok", "partial")))
+
+
+@pytest.mark.clause("WSM-05")
+def test_python_names_the_sub_status_that_forbids_a_success() -> None:
+    with pytest.raises(IllegalTransitionError, match="stac_status is failed") as refused:
+        check_transition(
+            wal_id="w-1",
+            from_status=Status.IN_PROGRESS,
+            to_status=Status.SUCCEEDED,
+            sub_statuses=COMPLETE | {"stac_status": "failed"},
+        )
+    assert "w-1: in_progress > succeeded" in str(refused.value)
+
+
+@pytest.mark.clause("WSM-07")
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"attempts": 3, "max_attempts": 3, "replay_reason": "incident"}, "3 of 3 attempts are used"),
+        ({"attempts": 1, "max_attempts": 3, "replay_reason": None}, "no replay reason"),
+        ({}, "no replay reason"),
+    ],
+)
+def test_python_refuses_a_replay_without_attempts_or_reason(facts: dict[str, Any], why: str) -> None:
+    with pytest.raises(IllegalTransitionError, match=why):
+        check_transition(wal_id="w", from_status=Status.FAILED, to_status=Status.PENDING, **facts)
+
+
+NO_BEGINNING: list[dict[str, Any]] = [
+    {"status": "in_progress"},
+    {"attempts": 1},
+    {"version": 2},
+    {"updated_at": LATER},
+    {"last_attempt_at": T},
+    {"last_error_code": "x"},
+    {"integrity_status": "ok"},
+    {"metadata_status": "suspect"},
+    {"stac_status": "created"},
+    {"provenance_status": "partial"},
+    {"wal_id": "ABCDEF00-0000-8000-8000-000000000001"},
+    {"wal_id": "w-1"},
+    {"end": "2025-12-02T00:00:00.000000Z"},
+    {"partition": "2025-12-04"},
+]
+
+
+@pytest.mark.clause("WSM-03")
+def test_a_record_that_does_not_begin_at_the_beginning_is_refused(bench: Bench) -> None:
+    for change in NO_BEGINNING:
+        with pytest.raises(DBAPIError):
+            bench.type_by_hand(INSERT, **FRESH | change)
+    assert bench.ledger.find() == []
+    bench.type_by_hand(INSERT, **FRESH)
+    assert len(bench.ledger.find()) == 1
+
+
+@pytest.mark.clause("WSM-01", "WSM-03", "WAL-04")
+def test_a_second_record_of_a_unit_is_refused_under_its_own_and_under_another_id(bench: Bench) -> None:
+    bench.type_by_hand(INSERT, **FRESH)
+    insert = INSERT if bench.database.dialect == "postgresql" else INSERT.replace("INSERT", "INSERT OR REPLACE")
+    for wal_id in (FRESH["wal_id"], "00000000-0000-8000-8000-000000000002"):
+        for statement in (INSERT, insert):
+            with pytest.raises(DBAPIError):
+                bench.type_by_hand(statement, **FRESH | {"wal_id": wal_id})
+    assert [entry.version for entry in bench.ledger.history(FRESH["wal_id"])] == [1]
+    assert len(bench.ledger.find()) == 1
+
+
+STAMP = "version = version + 1, changed_by = 'person', change_reason = 'by hand'"
+UNSOUND = {
+    "version_rises_by_one": ("failed", "status = 'quarantined', version = version + 2"),
+    "version_rises_by_one (kept)": ("failed", "status = 'quarantined'"),
+    "attempts_count_claims": ("failed", f"status = 'pending', replay_reason = 'test', attempts = 2, {STAMP}"),
+    "attempts_count_claims (not counted)": (
+        "pending",
+        f"status = 'in_progress', ingest_run_id = 'r', worker_id = 'w', last_attempt_at = updated_at, {STAMP}",
+    ),
+    "claim_is_stamped": (
+        "pending",
+        f"status = 'in_progress', attempts = 1, ingest_run_id = 'r', worker_id = 'w', {STAMP}",
+    ),
+    "claim_is_stamped (later)": ("failed", f"status = 'quarantined', last_attempt_at = '{LATER}', {STAMP}"),
+    "replay_has_reason": ("failed", f"status = 'pending', next_attempt_at = NULL, {STAMP}"),
+    "findings_end_an_attempt": ("failed", f"status = 'quarantined', metadata_status = 'ok', {STAMP}"),
+    "findings_end_an_attempt (item)": ("pending", f"status = 'quarantined', stac_item_id = 'other', {STAMP}"),
+    "identity_is_immutable": ("pending", f"status = 'quarantined', object_uri = 's3://b/other', {STAMP}"),
+    "identity_is_immutable (extension)": ("pending", f"status = 'quarantined', extension = '{{}}', {STAMP}"),
+    "identity_is_immutable (wal_id)": (
+        "pending",
+        f"status = 'quarantined', wal_id = '00000000-0000-8000-8000-000000000009', {STAMP}",
+    ),
+}
+
+
+@pytest.mark.clause("WSM-04", "WSM-07", "WAL-07", "WAL-09")
+def test_an_unsound_change_is_refused_by_name_and_leaves_the_row(bench: Bench) -> None:
+    for number, (rule, (state, assignment)) in enumerate(UNSOUND.items()):
+        unit = envelope(number)
+        bench.bring_to(state, unit)
+        as_it_was = bench.ledger.get(unit.wal_id)
+        with pytest.raises(DBAPIError, match=f"{rule.split(' ')[0]}: {unit.wal_id}: {state} > "):
+            bench.type_by_hand(f"UPDATE nodd_wal_records SET {assignment} WHERE wal_id = :id", id=unit.wal_id)
+        assert bench.ledger.get(unit.wal_id) == as_it_was
+
+
+@pytest.mark.clause("WAL-07")
+def test_a_finding_without_the_end_of_an_attempt_is_refused_while_in_progress(bench: Bench) -> None:
+    unit = envelope()
+    bench.bring_to("in_progress", unit)
+    with pytest.raises(DBAPIError, match="in_progress > in_progress"):
+        bench.type_by_hand("UPDATE nodd_wal_records SET integrity_status = 'ok', version = version + 1")
+
+
+BROKEN_INVARIANTS = [
+    ("trouble_has_code", "pending", f"status = 'quarantined', {STAMP}"),
+    (
+        "error_message_is_bounded",
+        "pending",
+        f"status = 'quarantined', last_error_code = 'x', last_error_message = :long, {STAMP}",
+    ),
+    ("error_code_is_bounded", "pending", f"status = 'quarantined', last_error_code = :long, {STAMP}"),
+    ("due_time_is_of_failed", "failed", f"status = 'pending', replay_reason = 'test', {STAMP}"),
+    (
+        "change_is_attributed",
+        "failed",
+        "status = 'quarantined', next_attempt_at = NULL, version = version + 1, changed_by = ''",
+    ),
+    (
+        "claim_is_attributed",
+        "pending",
+        f"status = 'in_progress', attempts = 1, last_attempt_at = updated_at, {STAMP}",
+    ),
+]
+
+
+def test_each_invariant_is_a_named_constraint(bench: Bench) -> None:
+    for number, (constraint, state, assignment) in enumerate(BROKEN_INVARIANTS):
+        unit = envelope(number)
+        bench.bring_to(state, unit)
+        long = {"long": "x" * 501} if ":long" in assignment else {}
+        with pytest.raises(DBAPIError, match=constraint):
+            bench.type_by_hand(f"UPDATE nodd_wal_records SET {assignment} WHERE wal_id = :id", id=unit.wal_id, **long)
+
+
+@pytest.mark.clause("WSM-07")
+def test_the_database_refuses_an_unknown_replay_reason(bench: Bench) -> None:
+    bench.bring_to("failed", envelope())
+    with pytest.raises(DBAPIError, match=r"(?i)foreign key|replay_reason_is_governed"):
+        bench.type_by_hand(
+            f"UPDATE nodd_wal_records SET status='pending', next_attempt_at=NULL, replay_reason='whim', {STAMP}"
+        )
+    assert [record.status for record in bench.ledger.find()] == ["failed"]
+
+
+def test_a_record_is_never_deleted(bench: Bench) -> None:
+    unit = envelope()
+    bench.bring_to("succeeded", unit)
+    with pytest.raises(DBAPIError, match=f"records_are_kept: {unit.wal_id}: succeeded > null"):
+        bench.type_by_hand("DELETE FROM nodd_wal_records")
+    if bench.database.dialect == "postgresql":
+        with pytest.raises(DBAPIError, match="records_are_kept"):
+            bench.type_by_hand("TRUNCATE nodd_wal_records CASCADE")
+    assert bench.ledger.get(unit.wal_id) is not None
+
+
+def check_vocabulary(database: Database, constraint: str) -> set[str]:
+    """The words that a CHECK constraint of the live schema allows."""
+    with database.transaction() as tx:
+        if database.dialect == "sqlite":
+            query = "SELECT sql FROM sqlite_master WHERE name = 'nodd_wal_records'"
+            text = tx.connection.exec_driver_sql(query).scalar_one()
+            text = re.search(rf"{constraint}\s+CHECK \(\w+ IN \((.*?)\)\)", text)[1]
+        else:
+            query = f"SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = '{constraint}'"
+            text = tx.connection.exec_driver_sql(query).scalar_one()
+    return set(re.findall(r"'([^']*)'", text))
+
+
+VOCABULARIES: dict[str, type[StrEnum]] = {
+    "status": Status,
+    "integrity_status": CheckStatus,
+    "metadata_status": CheckStatus,
+    "stac_status": StacStatus,
+    "provenance_status": ProvenanceStatus,
+    "priority": Priority,
+}
+
+
+@pytest.mark.clause("WSM-01", "WSM-02")
+def test_enums_and_check_constraints_have_the_same_words(bench: Bench) -> None:
+    for column, enum in VOCABULARIES.items():
+        assert check_vocabulary(bench.database, f"nodd_wal_records_{column}_is_known") == {one.value for one in enum}
+
+
+def test_the_built_in_replay_reasons_are_those_of_the_enum(bench: Bench) -> None:
+    assert set(bench.ledger.replay_reasons()) == {reason.value for reason in ReplayReason}
+
+
+def test_both_databases_have_the_same_named_rules() -> None:
+    def names(dialect: str) -> set[str]:
+        (ledger,) = (one for one in migrations(dialect) if one.name == "ledger")
+        return set(
+            re.findall(r"^(?:    CONSTRAINT|CREATE (?:UNIQUE )?INDEX|CREATE TRIGGER) (\w+)", ledger.sql, re.MULTILINE)
+        )
+
+    assert names("sqlite") ^ names("postgresql") == {
+        # Text must be made to sort as time; timestamptz does.
+        "nodd_wal_records_times_are_rfc3339",
+        # INSERT OR REPLACE is SQLite's; TRUNCATE is PostgreSQL's.
+        "nodd_wal_records_unit_has_one_record",
+        "nodd_wal_records_are_not_truncated",
+        # One trigger may cover several events in PostgreSQL.
+        "nodd_wal_transitions_are_not_changed",
+        "nodd_wal_transitions_are_not_deleted",
+        "nodd_wal_transitions_are_append_only",
+    }

@@ -1,0 +1,456 @@
+"""What each operation of the ledger does to records, and to whom it leaves them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import HealthCheck, assume, given, settings
+
+from kfm_dagster.contracts.envelope import (
+    CheckStatus,
+    Envelope,
+    Integrity,
+    Priority,
+    ProvenanceResult,
+    ProvenanceStatus,
+    RawReference,
+    StacResult,
+    StacStatus,
+)
+from kfm_dagster.contracts.issues import Issue, Severity
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.errors import IllegalTransitionError, UnknownReplayReasonError
+from kfm_dagster.ledger.policy import backoff_seconds
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.ledger.store import Ledger
+from kfm_dagster.storage.statements import statement
+from kfm_dagster_tests.factories import envelope, envelopes, failed, finished
+from kfm_dagster_tests.ledger.bench import DAY, Bench, make_bench
+
+RUN = "run-1"
+
+
+@pytest.mark.clause("WSM-03")
+def test_a_new_unit_gets_a_pending_record_with_nothing_done(bench: Bench) -> None:
+    unit = envelope()
+    result = bench.ledger.ensure([unit, unit])
+    record = bench.ledger.get(unit.wal_id)
+    assert (result.created, result.existing) == ({unit.wal_id}, {})
+    assert record is not None
+    assert (record.status, record.attempts, record.version) == ("pending", 0, 1)
+    assert record.created_at == record.updated_at == bench.clock.now
+    assert {record.integrity_status, record.metadata_status, record.stac_status, record.provenance_status} == {
+        "unknown"
+    }
+    assert (record.ingest_run_id, record.worker_id, record.last_attempt_at, record.replay_reason) == (None,) * 4
+    assert record.extension == {"site": "KTLX"}
+
+
+@pytest.mark.clause("WAL-04", "WSM-03")
+def test_any_number_of_deliveries_leave_one_record_that_keeps_its_state(bench: Bench) -> None:
+    states = ("pending", "in_progress", "succeeded", "failed", "quarantined")
+    units = [envelope(number) for number in range(len(states))]
+    for state, unit in zip(states, units, strict=True):
+        bench.bring_to(state, unit)
+    before = bench.ledger.find()
+    for _ in range(3):
+        bench.clock.advance(60)
+        again = bench.ledger.ensure([unit.evolve(queue="other") for unit in units])
+        assert again.created == frozenset()
+        assert again.existing == {unit.wal_id: state for state, unit in zip(states, units, strict=True)}
+    assert bench.ledger.find() == before
+
+
+@pytest.mark.clause("WAL-04")
+def test_a_rewritten_object_is_a_unit_of_its_own(bench: Bench) -> None:
+    first, second = envelope(object_version="etag-1"), envelope(object_version="etag-2")
+    bench.bring_to("succeeded", first)
+    assert bench.ledger.ensure([second]).created == {second.wal_id}
+    assert {record.object_uri for record in bench.ledger.find()} == {first.object_uri}
+    assert set(bench.ledger.statuses([first.wal_id, second.wal_id]).values()) == {Status.SUCCEEDED, Status.PENDING}
+
+
+@pytest.mark.clause("WSM-04", "WAL-09")
+def test_a_claim_stamps_run_worker_and_time_and_adds_one_attempt(bench: Bench) -> None:
+    unit = envelope()
+    bench.ledger.ensure([unit])
+    bench.clock.advance(5)
+    (claimed,) = bench.claim()
+    record = bench.ledger.get(unit.wal_id)
+    assert claimed == unit.evolve(attempt=1, record_version=2)
+    assert record is not None
+    assert (record.status, record.attempts, record.version) == ("in_progress", 1, 2)
+    assert record.last_attempt_at == record.updated_at == bench.clock.now
+    assert (record.ingest_run_id, record.worker_id) == (RUN, "worker-1")
+
+
+@pytest.mark.clause("WSM-04", "WSM-10")
+def test_a_second_claim_gets_nothing(bench: Bench) -> None:
+    unit = envelope()
+    bench.ledger.ensure([unit])
+    assert len(bench.claim(unit)) == 1
+    assert bench.claim(unit, run_id="run-2") == []
+    assert bench.ledger.get(unit.wal_id).attempts == 1
+
+
+def test_claims_take_urgent_then_old_units_up_to_the_limit(bench: Bench) -> None:
+    units = [
+        envelope(0, priority=Priority.LOW),
+        envelope(1),
+        envelope(2, priority=Priority.HIGH),
+        envelope(3, priority=Priority.HIGH),
+    ]
+    units[3] = units[3].evolve(event_time=units[2].event_time - timedelta(hours=1))
+    bench.ledger.ensure(units)
+    claimed = bench.ledger.claim(dataset="nexrad-l2", partition=DAY, run_id=RUN, limit=3)
+    assert [unit.wal_id for unit in claimed] == [units[number].wal_id for number in (3, 2, 1)]
+    assert bench.ledger.claim(dataset="nexrad-l2", partition="2025-12-04", run_id=RUN, limit=3) == []
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(unit=envelopes())
+def test_a_claimed_envelope_is_the_one_that_was_ensured(bench: Bench, unit: Envelope) -> None:
+    # message-parse lets only printable ASCII into these two.
+    assume("\0" not in f"{unit.object_version}{unit.sequencer}")
+    parsed = unit.evolve(integrity=None, metadata=None, stac=None, provenance=None, attempt=0, record_version=0)
+    if not bench.ledger.ensure([parsed]).created:
+        return
+    claimed = bench.ledger.claim(
+        dataset=unit.dataset, partition=unit.partition, run_id=RUN, limit=1, wal_ids=[unit.wal_id]
+    )
+    assert [one.evolve(raw=RawReference()) for one in claimed] == [
+        parsed.evolve(attempt=1, record_version=2, raw=RawReference())
+    ]
+    if "\0" not in f"{parsed.raw.sqs_message_id}{parsed.raw.subject}":
+        assert claimed[0].raw == parsed.raw
+
+
+@pytest.mark.clause("WSM-05")
+def test_settling_a_complete_unit_succeeds_and_keeps_its_item(bench: Bench) -> None:
+    bench.ledger.ensure([envelope()])
+    claimed = bench.claim()
+    bench.clock.advance(2)
+    report = bench.ledger.settle([finished(unit) for unit in claimed], run_id=RUN)
+    record = bench.ledger.get(claimed[0].wal_id)
+    assert report.succeeded == (claimed[0].wal_id,)
+    assert record is not None
+    assert (record.status, record.stac_status, record.stac_collection_id) == ("succeeded", "created", "nexrad-l2")
+    assert (record.attempts, record.version, record.updated_at) == (1, 3, bench.clock.now)
+
+
+INCOMPLETE: list[dict[str, object]] = [
+    {"integrity": None},
+    {"metadata": None},
+    {"stac": StacResult(write_status=StacStatus.FAILED)},
+    {"stac": None},
+    {"provenance": ProvenanceResult(status=ProvenanceStatus.FAILED)},
+    {"provenance": None},
+]
+
+
+@pytest.mark.clause("WSM-05", "WSM-18")
+def test_a_unit_without_a_complete_chain_fails_though_no_operator_complained(bench: Bench) -> None:
+    bench.ledger.ensure([envelope(number) for number in range(len(INCOMPLETE))])
+    claimed = [finished(unit).evolve(**change) for unit, change in zip(bench.claim(), INCOMPLETE, strict=True)]
+    assert bench.ledger.settle(claimed, run_id=RUN).failed == tuple(sorted(unit.wal_id for unit in claimed))
+    assert {record.last_error_code for record in bench.ledger.find()} == {"incomplete_chain"}
+
+
+@pytest.mark.clause("WSM-06")
+def test_a_failure_keeps_code_redacted_message_and_the_time_of_the_next_attempt(bench: Bench) -> None:
+    bench.ledger.ensure([envelope()])
+    (claimed,) = bench.claim()
+    issue = Issue(
+        code="access_denied",
+        severity=Severity.FAILED,
+        message="GET https://b.s3.amazonaws.com/k?X-Amz-Signature=deadbeef failed for jane@noaa.gov "
+        + "too far away " * 90,
+    )
+    unit = claimed.evolve(integrity=Integrity(status=CheckStatus.FAILED, issues=(issue,)))
+    bench.ledger.settle([unit], run_id=RUN)
+    record = bench.ledger.get(unit.wal_id)
+    assert record is not None
+    assert (record.status, record.last_error_code, record.integrity_status) == ("failed", "access_denied", "failed")
+    assert (record.metadata_status, record.stac_status) == ("unknown", "unknown")
+    assert record.last_error_message.startswith("GET https://b.s3.amazonaws.com/k?[redacted] failed for [redacted]")
+    assert len(record.last_error_message) == 500
+    assert record.next_attempt_at == bench.clock.now + timedelta(seconds=60)
+
+
+def test_a_success_clears_the_error_of_the_attempt_before(bench: Bench) -> None:
+    bench.bring_to("failed", envelope())
+    bench.ledger.readmit([envelope().wal_id])
+    bench.ledger.settle([finished(unit) for unit in bench.claim()], run_id=RUN)
+    record = bench.ledger.get(envelope().wal_id)
+    assert (record.status, record.last_error_code, record.last_error_message) == ("succeeded", None, None)
+
+
+@pytest.mark.parametrize("fence", ["another run", "another attempt", "settled before", "unknown"])
+def test_settling_what_is_no_longer_ours_changes_nothing(bench: Bench, fence: str) -> None:
+    bench.ledger.ensure([envelope()])
+    (claimed,) = bench.claim()
+    run_id = RUN
+    if fence == "another run":
+        run_id = "run-2"
+    elif fence == "another attempt":
+        bench.ledger.release_lost(run_ids=[RUN])
+        assert len(bench.claim()) == 1
+    elif fence == "settled before":
+        bench.ledger.settle([failed(claimed)], run_id=RUN)
+    else:
+        claimed = envelope(99).evolve(attempt=1)
+    before = bench.ledger.find()
+    for outcome in (finished(claimed), failed(claimed)):
+        report = bench.ledger.settle([outcome], run_id=run_id)
+        assert report.lost == (claimed.wal_id,)
+        assert (report.succeeded, report.failed, report.quarantined) == ((), (), ())
+    assert bench.ledger.find() == before
+
+
+def test_the_buckets_of_a_settled_batch_sum_to_its_input(bench: Bench) -> None:
+    bench.ledger.ensure([envelope(number) for number in range(9)])
+    claimed = bench.claim()
+    bench.ledger.release_lost(run_ids=[RUN])
+    mine = {unit.wal_id for unit in bench.ledger.claim(dataset="nexrad-l2", partition=DAY, run_id="run-2", limit=6)}
+    batch = [unit.evolve(attempt=2) for unit in claimed]
+    batch = [finished(unit) if number % 2 else failed(unit) for number, unit in enumerate(batch)]
+    report = bench.ledger.settle(batch, run_id="run-2")
+    assert set(report.succeeded) | set(report.failed) == mine
+    found = [*report.succeeded, *report.failed, *report.quarantined, *report.lost]
+    assert sorted(found) == sorted(unit.wal_id for unit in batch)
+
+
+@pytest.mark.clause("WSM-07", "WSM-10", "WAL-09")
+def test_attempts_run_out_into_quarantine_and_no_replay_brings_the_unit_back(bench: Bench) -> None:
+    unit = envelope()
+    bench.ledger.ensure([unit])
+    for attempt in (1, 2, 3):
+        (claimed,) = bench.claim()
+        assert claimed.attempt == attempt
+        report = bench.ledger.settle([failed(claimed)], run_id=RUN)
+        assert bench.ledger.readmit([unit.wal_id]) == (frozenset() if attempt == 3 else {unit.wal_id})
+        assert bench.ledger.get(unit.wal_id).attempts == attempt
+    record = bench.ledger.get(unit.wal_id)
+    assert report.quarantined == (unit.wal_id,)
+    assert (record.status, record.last_error_code, record.change_reason) == (
+        "quarantined",
+        "missing_object",
+        "attempts_exhausted",
+    )
+    assert [entry.to_status for entry in bench.ledger.history(unit.wal_id)][-2:] == ["failed", "quarantined"]
+
+
+@pytest.mark.clause("WSM-07")
+def test_a_contract_that_grants_fewer_attempts_than_were_made_stops_the_replay(
+    bench: Bench, contracts: ContractRegistry
+) -> None:
+    bench.bring_to("failed", envelope())
+    nexrad = contracts["nexrad-l2"]
+    strict = nexrad.model_copy(update={"retry": nexrad.retry.model_copy(update={"max_attempts": 1})})
+    ledger = Ledger(bench.database, registry=ContractRegistry.of([strict]), worker_id="w", clock=bench.clock)
+    assert ledger.readmit([envelope().wal_id], reason="incident") == frozenset()
+    other = Ledger(bench.database, registry=ContractRegistry.of([contracts["hrrr"]]), worker_id="w", clock=bench.clock)
+    assert other.readmit([envelope().wal_id], reason="incident") == frozenset()
+
+
+@pytest.mark.clause("WSM-07")
+def test_a_replay_sets_its_reason_and_who_asked(bench: Bench) -> None:
+    for number, reason in enumerate(("dlq-drain", "incident", "backfill", "test", "retry")):
+        unit = envelope(number)
+        bench.bring_to("failed", unit)
+        assert bench.ledger.readmit([unit.wal_id], reason=reason, run_id="replay-1", actor="jane")
+        record = bench.ledger.get(unit.wal_id)
+        assert (record.status, record.replay_reason, record.changed_by) == ("pending", reason, "jane")
+        assert (record.ingest_run_id, record.next_attempt_at, record.attempts) == ("replay-1", None, 1)
+
+
+@pytest.mark.clause("WSM-07")
+def test_an_unknown_replay_reason_is_refused_until_it_is_governed(bench: Bench) -> None:
+    bench.bring_to("failed", envelope())
+    with pytest.raises(UnknownReplayReasonError, match="observed reprocess-2025; expected backfill or dlq-drain"):
+        bench.ledger.readmit([envelope().wal_id], reason="reprocess-2025")
+    assert bench.ledger.get(envelope().wal_id).status == "failed"
+    for _ in range(2):
+        bench.ledger.govern_replay_reason("reprocess-2025", meaning="the yearly reprocessing")
+    assert bench.ledger.readmit([envelope().wal_id], reason="reprocess-2025") == {envelope().wal_id}
+
+
+@pytest.mark.clause("WSM-07", "WSM-09")
+def test_a_governance_refusal_goes_through_failed_to_quarantine_at_once(bench: Bench) -> None:
+    bench.ledger.ensure([envelope()])
+    report = bench.ledger.settle([failed(unit, "governance_hard_fail") for unit in bench.claim()], run_id=RUN)
+    assert report.quarantined == (envelope().wal_id,)
+    history = bench.ledger.history(envelope().wal_id)
+    assert [(entry.from_status, entry.to_status) for entry in history[2:]] == [
+        ("in_progress", "failed"),
+        ("failed", "quarantined"),
+    ]
+    assert bench.ledger.get(envelope().wal_id).last_error_code == "governance_hard_fail"
+
+
+@pytest.mark.clause("WSM-10")
+def test_a_redelivery_starts_a_second_attempt_only_where_the_record_has_failed(bench: Bench) -> None:
+    states = ("pending", "in_progress", "succeeded", "failed", "quarantined")
+    units = {state: envelope(number) for number, state in enumerate(states)}
+    for state, unit in units.items():
+        bench.bring_to(state, unit)
+    untouched = [bench.ledger.get(units[state].wal_id) for state in ("in_progress", "succeeded", "quarantined")]
+    existing = bench.ledger.ensure(units.values()).existing
+    assert bench.ledger.readmit(existing, run_id="run-2") == {units["failed"].wal_id}
+    claimed = bench.claim(*units.values(), run_id="run-2")
+    assert {unit.wal_id: unit.attempt for unit in claimed} == {units["pending"].wal_id: 1, units["failed"].wal_id: 2}
+    assert untouched == [bench.ledger.get(units[state].wal_id) for state in ("in_progress", "succeeded", "quarantined")]
+
+
+@pytest.mark.clause("WSM-08")
+def test_quarantine_sets_a_reason_where_there_is_none_and_keeps_one_that_is_there(bench: Bench) -> None:
+    pending, broken = envelope(0), envelope(1)
+    bench.bring_to("pending", pending)
+    bench.bring_to("failed", broken)
+    units = [pending.wal_id, broken.wal_id]
+    assert bench.ledger.quarantine(units, reason_code="sensitive_site", actor="jane") == tuple(sorted(units))
+    records = [bench.ledger.get(wal_id) for wal_id in units]
+    assert [record.last_error_code for record in records] == ["sensitive_site", "missing_object"]
+    assert {(record.status, record.changed_by, record.change_reason) for record in records} == {
+        ("quarantined", "jane", "sensitive_site")
+    }
+
+
+@pytest.mark.clause("WSM-02", "WSM-08")
+def test_quarantine_of_anything_else_is_refused_and_changes_no_unit(bench: Bench) -> None:
+    fine = envelope(0)
+    bench.bring_to("pending", fine)
+    for number, state in enumerate(("in_progress", "succeeded", "quarantined", None), start=1):
+        wrong = envelope(number)
+        if state:
+            bench.bring_to(state, wrong)
+        with pytest.raises(IllegalTransitionError, match=f"{wrong.wal_id}: {state or 'null'} > quarantined"):
+            bench.ledger.quarantine([fine.wal_id, wrong.wal_id], reason_code="x", actor="jane")
+        assert bench.ledger.get(fine.wal_id).status == "pending"
+
+
+@pytest.mark.clause("WSM-11")
+def test_an_expired_claim_is_taken_back_and_a_live_one_is_not(bench: Bench) -> None:
+    old, live = envelope(0), envelope(1)
+    bench.bring_to("in_progress", old)
+    bench.clock.advance(961)
+    bench.ledger.ensure([live])
+    bench.claim(live, run_id="run-2")
+    report = bench.ledger.release_lost(older_than=timedelta(seconds=960))
+    assert (report.readmitted, report.quarantined, report.failed) == ((old.wal_id,), (), ())
+    assert bench.ledger.get(live.wal_id).status == "in_progress"
+    assert [(entry.to_status, entry.reason) for entry in bench.ledger.history(old.wal_id)[2:]] == [
+        ("failed", "lease_expired"),
+        ("pending", "retry"),
+    ]
+
+
+@pytest.mark.clause("WSM-11")
+def test_claims_of_dead_runs_are_taken_back_until_attempts_run_out(bench: Bench) -> None:
+    unit, other = envelope(0), envelope(1)
+    bench.ledger.ensure([unit, other])
+    bench.claim(other, run_id="alive")
+    for attempt in (1, 2, 3):
+        bench.claim(unit, run_id=f"dead-{attempt}")
+        report = bench.ledger.release_lost(run_ids=[f"dead-{attempt}", "never-was"])
+        assert (report.readmitted if attempt < 3 else report.quarantined) == (unit.wal_id,)
+    record = bench.ledger.get(unit.wal_id)
+    assert (record.status, record.last_error_code, record.attempts) == ("quarantined", "worker_lost", 3)
+    assert bench.ledger.in_progress_runs() == ["alive"]
+
+
+def test_due_failures_are_retried_after_their_backoff_and_not_before(bench: Bench) -> None:
+    units = [envelope(number) for number in range(3)]
+    for unit in units:
+        bench.bring_to("failed", unit)
+    bench.clock.advance(59)
+    assert bench.ledger.retry_due(now=bench.clock.now, limit=10) == {}
+    bench.clock.advance(1)
+    assert bench.ledger.retry_due(now=bench.clock.now, limit=2) == {("nexrad-l2", DAY): 2}
+    assert bench.ledger.retry_due(now=bench.clock.now, limit=2) == {("nexrad-l2", DAY): 1}
+    assert {record.replay_reason for record in bench.ledger.find()} == {"retry"}
+
+
+def test_backoff_is_exponential_bounded_and_can_be_overridden(contracts: ContractRegistry) -> None:
+    retry = contracts["nexrad-l2"].retry
+    assert [backoff_seconds(retry, attempt=attempt) for attempt in (1, 2, 3, 20)] == [60, 120, 240, 1800]
+    assert backoff_seconds(retry, attempt=3, base_seconds=0.5) == 2
+    constant = retry.model_copy(update={"backoff": retry.backoff.model_copy(update={"kind": "const"})})
+    assert backoff_seconds(constant, attempt=3) == 60
+
+
+def test_the_override_of_the_backoff_reaches_the_record(bench: Bench, contracts: ContractRegistry) -> None:
+    quick = make_bench(bench.database, contracts, retry_backoff_seconds=0.25)
+    quick.bring_to("failed", envelope())
+    assert quick.ledger.get(envelope().wal_id).next_attempt_at == quick.clock.now + timedelta(seconds=0.25)
+
+
+def test_a_transaction_of_the_caller_holds_every_change_or_none(bench: Bench) -> None:
+    with pytest.raises(RuntimeError), bench.database.transaction() as tx:  # noqa: PT012, the block is the transaction
+        bench.ledger.ensure([envelope()], tx=tx)
+        claimed = bench.ledger.claim(dataset="nexrad-l2", partition=DAY, run_id=RUN, limit=1, tx=tx)
+        bench.ledger.settle([finished(unit) for unit in claimed], run_id=RUN, tx=tx)
+        assert bench.ledger.get(envelope().wal_id, tx=tx).status == "succeeded"
+        raise RuntimeError
+    assert bench.ledger.get(envelope().wal_id) is None
+    assert bench.ledger.history(envelope().wal_id) == []
+
+
+def test_questions_are_answered_from_the_records(bench: Bench) -> None:
+    units = [envelope(number) for number in range(6)]
+    for unit, state in zip(
+        units, ("pending", "pending", "in_progress", "failed", "succeeded", "quarantined"), strict=True
+    ):
+        bench.bring_to(state, unit)
+    ledger = bench.ledger
+    assert ledger.counts() == {
+        "nexrad-l2": {"pending": 2, "in_progress": 1, "failed": 1, "succeeded": 1, "quarantined": 1}
+    }
+    (waiting,) = ledger.pending_by_partition()
+    assert (waiting.dataset, waiting.partition, waiting.units) == ("nexrad-l2", DAY, 2)
+    assert waiting.oldest == units[0].event_time
+    assert (ledger.in_flight(), ledger.in_progress_runs()) == (3, [RUN])
+    assert [record.wal_id for record in ledger.find(status=Status.FAILED)] == [units[3].wal_id]
+    assert [record.wal_id for record in ledger.find(error_code="missing_object")] == [units[3].wal_id]
+    assert ledger.find(dataset="hrrr") == ledger.find(partition="2025-12-04") == []
+    pages, after = [], None
+    while page := ledger.find(dataset="nexrad-l2", partition=DAY, limit=4, after=after):
+        pages.append(len(page))
+        after = page[-1].wal_id
+    assert pages == [4, 2]
+    assert ledger.get("00000000-0000-8000-8000-000000000000") is None
+
+
+BY_ID = {"sqlite": "sqlite_autoindex_nodd_wal_records_1", "postgresql": "nodd_wal_records_one_record_per_unit"}
+BY_WORK = dict.fromkeys(BY_ID, "nodd_wal_records_by_work")
+BY_DUE_TIME = dict.fromkeys(BY_ID, "nodd_wal_records_by_due_time")
+PLANS: list[tuple[str, dict[str, str], dict[str, object]]] = [
+    ("claim", BY_WORK, {"dataset": "nexrad-l2", "partition": DAY, "limit": 5, "wal_ids": None}),
+    ("pending_by_partition", BY_WORK, {}),
+    ("in_progress_runs", BY_WORK, {}),
+    ("due", BY_DUE_TIME, {"limit": 5, "policy": "[]"}),
+    ("settle_succeeded", BY_ID, {"batch": "[]"}),
+    ("settle_failed", BY_ID, {"batch": "[]"}),
+    ("readmit", BY_ID, {"wal_ids": "[]", "policy": "[]", "reason": "retry"}),
+    ("quarantine", BY_ID, {"wal_ids": "[]", "reason": "x"}),
+]
+
+
+def test_each_statement_of_the_daily_work_goes_by_its_index(bench: Bench) -> None:
+    dialect = bench.database.dialect
+    stamp = {"at": "2025-12-03T12:00:00.000000Z", "run_id": RUN, "worker_id": "w", "actor": "w"}
+    explain = "EXPLAIN QUERY PLAN" if dialect == "sqlite" else "EXPLAIN"
+    with bench.database.transaction() as tx:
+        if dialect == "postgresql":
+            # An empty table would be read faster without any index.
+            tx.connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
+            tx.connection.exec_driver_sql("SET LOCAL enable_bitmapscan = off")
+        for name, index, parameters in PLANS:
+            text = statement(dialect, f"ledger.{name}").text
+            used = {key: value for key, value in (stamp | parameters).items() if f":{key}" in text}
+            plan = "\n".join(str(tuple(row)) for row in tx.connection.execute(sa.text(f"{explain} {text}"), used))
+            assert index[dialect] in plan, name
+            # By status it would walk every claim in progress for every unit of a batch.
+            assert index is not BY_ID or "by_work" not in plan, name
