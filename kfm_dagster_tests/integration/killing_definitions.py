@@ -1,7 +1,7 @@
 """The product's definitions, with a death in every operator: each day of the test dies once, at its own point.
 
 Loaded by the code server of `test_kill.py` in place of `kfm_dagster.definitions`. KFM_TEST_DEATHS names a folder with
-one file per death, `<partition>` holding `<operator> <point>`; the run that reaches the point removes the file and kills
+one file per death: `<partition>` holds `<operator> <point>`. The run that reaches the point removes the file and kills
 its own process with SIGKILL.
 """
 

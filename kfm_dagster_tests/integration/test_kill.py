@@ -58,6 +58,7 @@ def published(tmp_path: Path) -> Iterator[dict[str, str]]:
 @pytest.mark.deployment
 @pytest.mark.clause("DAG-10", "WAL-08", "BEY-03")
 @pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore:ConjunctiveGraph is deprecated:DeprecationWarning")  # rdflib's JSON-LD parser
 def test_deaths_in_every_operator_and_of_the_daemon_lose_and_double_nothing(
     published: dict[str, str], database_url: str, tmp_path: Path
 ) -> None:
