@@ -7,12 +7,13 @@ One process keeps one open pipeline per database: a tick or a step would else co
 
 from functools import cache
 
+import boto3
 import dagster as dg
 from dagster_aws.utils import ResourceWithBoto3Configuration
 from pydantic import Field
 
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.notifications.sqs import Queue, connect
+from kfm_dagster.notifications.sqs import DEFAULT_REGION, Queue, bounded, connect
 from kfm_dagster.settings import Settings
 
 
@@ -23,7 +24,22 @@ class SqsQueueResource(ResourceWithBoto3Configuration):
 
     def connect(self, settings: Settings) -> Queue:
         """Return the queue; no request is made yet."""
-        return connect(settings, name=self.queue_name or None)
+        session = boto3.session.Session(
+            aws_access_key_id=self.aws_access_key_id,
+            aws_secret_access_key=self.aws_secret_access_key,
+            aws_session_token=self.aws_session_token,
+            region_name=self.region_name,
+            profile_name=self.profile_name,
+        )
+        client = session.client(
+            "sqs",
+            region_name=session.region_name or DEFAULT_REGION,
+            endpoint_url=self.endpoint_url,
+            use_ssl=self.use_ssl,
+            verify=self.verify,
+            config=bounded(settings.receive_threads, max_attempts=self.max_attempts),
+        )
+        return connect(settings, name=self.queue_name or None, client=client)
 
 
 class WalResource(dg.ConfigurableResource[Settings]):

@@ -39,6 +39,9 @@ _MISSING = {"AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist"}
 
 Item = TypeVar("Item")
 
+DEFAULT_REGION = "us-east-1"
+"""Where NOAA's topics are; a queue elsewhere is named by AWS_REGION."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueDepth:
@@ -58,16 +61,19 @@ def connect(settings: Settings, *, name: str | None = None, client: SQSClient | 
     if client is None:
         session = boto3.session.Session()
         client = session.client(
-            "sqs",
-            region_name=session.region_name or "us-east-1",
-            config=Config(
-                connect_timeout=5,
-                read_timeout=10,
-                retries={"total_max_attempts": 3, "mode": "standard"},
-                max_pool_connections=settings.receive_threads,
-            ),
+            "sqs", region_name=session.region_name or DEFAULT_REGION, config=bounded(settings.receive_threads)
         )
     return Queue(client, name=name or settings.sqs_primary_queue, threads=settings.receive_threads)
+
+
+def bounded(threads: int, *, max_attempts: int = 3) -> Config:
+    """Return the client configuration under which every request of `threads` threads ends in bounded time."""
+    return Config(
+        connect_timeout=5,
+        read_timeout=10,
+        retries={"total_max_attempts": max_attempts, "mode": "standard"},
+        max_pool_connections=threads,
+    )
 
 
 class Queue:
