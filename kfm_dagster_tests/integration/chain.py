@@ -5,6 +5,7 @@ Belongs here: what several integration tests do. Does not belong here: looking a
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -30,6 +31,7 @@ from kfm_dagster.ingest.nodes import (
 )
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.run_contract import StageBatch
 from kfm_dagster.storage.database import Database
@@ -168,13 +170,13 @@ def assert_conserved(pipeline: Pipeline) -> None:
     assert (account.residual_units, account.residual_messages) == (0, 0), account
 
 
-class CrashError(Exception):
-    """The process dies here, as far as the database and the files can tell."""
+class CrashError(BaseException):
+    """The process dies here, as far as database and files can tell; no handler of the product takes notice."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seam:
-    """Where a run dies: at a node, before it, after its work, inside its transaction, or after its commit."""
+    """Where a run dies: at a node, after its work, inside its transaction, or after its commit."""
 
     operator: Operator
     point: str
@@ -183,7 +185,7 @@ class Seam:
         return f"{self.operator}-{self.point}"
 
 
-POINTS = ("begin", "computed", "committing", "committed")
+POINTS = ("computed", "committing", "committed")
 SEAMS = [Seam(operator=operator, point=point) for operator in Operator for point in POINTS]
 
 
@@ -222,8 +224,6 @@ def _run_node(
         raise CrashError(str(dies_at))
 
     point = dies_at.point if dies_at and dies_at.operator is node.operator else None
-    if point == "begin":
-        die()
     stage = pipeline.stages.run(node, run_id=run_id, upstream=upstream)
     assert_conserved(pipeline)
     if point == "computed":
@@ -236,7 +236,7 @@ def _run_node(
     return pipeline.stages.commit(stage)
 
 
-def _raise(error: Exception) -> Callable[..., Any]:
+def _raise(error: BaseException) -> Callable[..., Any]:
     def raising(*_: object) -> Any:
         raise error
 
@@ -270,3 +270,23 @@ def partitions_of(root: Path, registry: ContractRegistry) -> dict[tuple[str, str
             assert match is not None
             found.setdefault((route.contract.id, match.start.date().isoformat()), []).append(f"s3://{bucket}/{key}")
     return found
+
+
+def volumes(count: int) -> list[StoredObject]:
+    """Sound NEXRAD volumes of DAY."""
+    return [good(bucket, key, content) for bucket, key, content in nexrad_level2_samples(DAY, count)]
+
+
+def missing(item: StoredObject) -> StoredObject:
+    """The object, announced and not there."""
+    return dataclasses.replace(item, stored=None)
+
+
+def truncated(item: StoredObject) -> StoredObject:
+    """The object, announced whole and stored without its last quarter."""
+    return dataclasses.replace(item, stored=item.announced[: len(item.announced) * 3 // 4])
+
+
+def replaced(item: StoredObject, content: bytes) -> StoredObject:
+    """Other content under the object's key, announced as it is."""
+    return good(item.bucket, item.key, content)

@@ -1,0 +1,194 @@
+"""Truncated, missing, empty, wrong and hostile objects in a batch with sound ones: each fails alone, with its code."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, time
+from pathlib import Path
+
+import pytest
+
+from kfm_dagster.contracts.issues import IntegrityIssue, MetadataIssue, Severity
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.ingest.nodes import Operator, Source
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.run_state.record import Outcome
+from kfm_dagster.samples.goes_abi import goes_abi_samples
+from kfm_dagster.samples.hrrr import make_hrrr
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import (
+    DAY,
+    StoredObject,
+    announce,
+    good,
+    missing,
+    put,
+    replaced,
+    run_chain,
+    take,
+    truncated,
+    volumes,
+)
+
+HDF5 = bytes.fromhex("894844460d0a1a0a")
+NOISE = random.Random(7).randbytes(20_000)
+
+
+def goes(count: int) -> list[StoredObject]:
+    return [good(*sample) for sample in goes_abi_samples(DAY, count)]
+
+
+def hrrr(count: int) -> list[StoredObject]:
+    run = datetime.combine(DAY, time(6), UTC)
+    samples = [make_hrrr(run=run, lead=lead) for lead in range(count)]
+    return [good("noaa-hrrr-bdp-pds", key, content) for key, content, _ in samples]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bad:
+    """A way of being bad, and the code that says so."""
+
+    name: str
+    make: Callable[[StoredObject], StoredObject]
+    code: str
+
+
+def content(make: Callable[[bytes], bytes]) -> Callable[[StoredObject], StoredObject]:
+    """Other content, announced as it is: only its headers can tell."""
+    return lambda item: replaced(item, make(item.announced))
+
+
+EVERYWHERE = [
+    Bad(name="missing", make=missing, code=IntegrityIssue.MISSING_OBJECT),
+    Bad(name="truncated", make=truncated, code=IntegrityIssue.SIZE_MISMATCH),
+    Bad(name="empty", make=content(lambda _: b""), code=IntegrityIssue.SIZE_ZERO),
+    Bad(name="another format", make=content(lambda _: b"<html>" + NOISE), code=IntegrityIssue.BAD_MAGIC),
+]
+OWN: dict[str, list[Bad]] = {
+    "goes-abi": [
+        Bad(name="cut early", make=content(lambda whole: whole[:2000]), code=MetadataIssue.TRUNCATED_OBJECT),
+        Bad(name="noise", make=content(lambda _: HDF5 + NOISE), code=MetadataIssue.UNREADABLE_FORMAT),
+    ],
+    "nexrad-l2": [
+        Bad(name="noise", make=content(lambda whole: whole[:24] + NOISE), code=MetadataIssue.TRUNCATED_OBJECT),
+        Bad(
+            name="a record of 2 GiB",
+            make=content(lambda whole: whole[:24] + struct.pack(">i", 2**31 - 1) + whole[28:]),
+            code=MetadataIssue.RESOURCE_LIMIT,
+        ),
+        Bad(
+            name="a gzip bomb",
+            make=content(lambda whole: gzip.compress(whole[:24] + bytes(200_000_000), 9)),
+            code=MetadataIssue.RESOURCE_LIMIT,
+        ),
+    ],
+    "hrrr": [
+        Bad(name="cut", make=content(lambda whole: whole[:-50]), code=MetadataIssue.TRUNCATED_OBJECT),
+        Bad(name="noise", make=content(lambda _: b"GRIB" + NOISE), code=MetadataIssue.UNREADABLE_FORMAT),
+        Bad(
+            name="a message of 8 EiB",
+            make=content(lambda whole: whole[:8] + struct.pack(">Q", 2**63 - 1) + whole[16:]),
+            code=MetadataIssue.TRUNCATED_OBJECT,
+        ),
+    ],
+}
+SOUND: dict[str, Callable[[int], list[StoredObject]]] = {"goes-abi": goes, "nexrad-l2": volumes, "hrrr": hrrr}
+NEIGHBOURS = 2
+
+
+def announce_all(pipeline: Pipeline, items: Iterable[StoredObject]) -> None:
+    take(pipeline, announce([item.event() for item in items], registry=pipeline.registry))
+
+
+@pytest.mark.clause("OPR-05", "OPR-07", "BEY-03")
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("dataset", SOUND)
+def test_each_bad_object_fails_with_its_code_and_its_neighbours_succeed(
+    dataset: str, make_pipeline: Callable[..., Pipeline], objects: Path
+) -> None:
+    kinds = [*EVERYWHERE, *OWN[dataset]]
+    items = SOUND[dataset](NEIGHBOURS + len(kinds))
+    sound, spoilt = items[:NEIGHBOURS], [kind.make(item) for kind, item in zip(kinds, items[NEIGHBOURS:], strict=True)]
+    pipeline = make_pipeline()
+    put(objects, [*sound, *spoilt])
+    announce_all(pipeline, [*sound, *spoilt])
+
+    outcomes: dict[str, Outcome] = {}
+    batch = run_chain(
+        pipeline, dataset, DAY.isoformat(), "run-1", Source.LEDGER,
+        seen=lambda stage: outcomes.update({stage.state.dataset_id.split(".")[1]: stage.state.outcome}),
+    )  # fmt: skip
+
+    records = traces.records(pipeline)
+    found = {kind.name: records[item.uri].last_error_code for kind, item in zip(kinds, spoilt, strict=True)}
+    assert found == {kind.name: kind.code for kind in kinds}
+    assert {records[item.uri].status for item in sound} == {Status.SUCCEEDED}
+    assert {records[item.uri].status for item in spoilt} == {Status.FAILED}
+    assert set(traces.items(Path(pipeline.settings.catalog))) == {item.uri for item in sound}
+    assert outcomes == {
+        Operator.MESSAGE_PARSE: Outcome.SUCCESS,
+        Operator.INTEGRITY_CHECK: Outcome.PARTIAL,
+        Operator.METADATA_EXTRACT: Outcome.PARTIAL,
+        Operator.STAC_REGISTER: Outcome.SUCCESS,
+        Operator.PROVENANCE_EMIT: Outcome.SUCCESS,
+        Operator.SETTLE: Outcome.PARTIAL,
+    }
+    failed_at_integrity = {kind.code for kind in EVERYWHERE}
+    for unit in batch.envelopes:
+        assert unit.integrity is not None
+        if unit.failure is None:
+            continue
+        assert (unit.metadata is None) == (unit.failure.code in failed_at_integrity)
+        assert (unit.stac, unit.provenance) == (None, None)
+        # What a person reads in the ledger names no path of this machine.
+        assert str(objects) not in (records[unit.object_uri].last_error_message or "")
+
+
+@pytest.mark.clause("OPR-05")
+def test_a_suspect_unit_goes_on_and_its_issues_stand_in_the_item(
+    make_pipeline: Callable[..., Pipeline], objects: Path
+) -> None:
+    pipeline = make_pipeline()
+    strict = pipeline.registry["hrrr"]
+    lenient = strict.integrity.model_copy(update={"severities": {IntegrityIssue.ETAG_MISMATCH: Severity.SUSPECT}})
+    pipeline.registry = ContractRegistry.of(
+        [
+            strict.model_copy(update={"integrity": lenient}) if contract.id == "hrrr" else contract
+            for contract in pipeline.registry
+        ]
+    )
+    sound, other = hrrr(2)
+    changed = StoredObject(
+        bucket=other.bucket, key=other.key, stored=other.announced, announced=other.announced[:-1] + b"x"
+    )
+    put(objects, [sound, changed])
+    announce_all(pipeline, [sound, changed])
+    run_chain(pipeline, "hrrr", DAY.isoformat(), "run-1", Source.LEDGER)
+
+    assert {record.status for record in traces.records(pipeline).values()} == {Status.SUCCEEDED}
+    record = traces.records(pipeline)[changed.uri]
+    assert (record.integrity_status, record.metadata_status) == ("suspect", "suspect")
+    item = traces.items(Path(pipeline.settings.catalog))[changed.uri]
+    assert item["properties"]["kfm:integrity"] == "suspect"
+    assert [(issue["operator"], issue["code"], issue["severity"]) for issue in item["properties"]["kfm:issues"]] == [
+        ("integrity_check", "etag_mismatch", "suspect"),
+        ("metadata_extract", "sidecar_missing", "suspect"),
+    ]
+    untouched = traces.items(Path(pipeline.settings.catalog))[sound.uri]["properties"]
+    assert untouched["kfm:integrity"] == "ok"
+
+
+@pytest.mark.clause("OPR-07")
+def test_a_batch_of_nothing_but_bad_objects_ends_in_order(pipeline: Pipeline, objects: Path) -> None:
+    items = [missing(item) for item in volumes(3)]
+    announce_all(pipeline, items)
+    batch = run_chain(pipeline, "nexrad-l2", DAY.isoformat(), "run-1", Source.LEDGER)
+    assert batch.state.outcome is Outcome.FAILED
+    assert traces.statuses(pipeline) == {Status.FAILED: 3}
+    assert not Path(pipeline.settings.catalog).exists()
+    assert not Path(pipeline.settings.lineage).exists()

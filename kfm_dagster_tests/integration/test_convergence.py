@@ -1,0 +1,189 @@
+"""Whatever a run dies of, the next one converges to the catalog, lineage and final statuses of an undisturbed one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfm_dagster.catalog.store import Catalog
+from kfm_dagster.ingest.nodes import Operator, Source
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.lineage.store import Lineage
+from kfm_dagster_tests.catalog import trees
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import (
+    DAY,
+    SEAMS,
+    CrashError,
+    FakeQueue,
+    Seam,
+    announce,
+    assert_conserved,
+    missing,
+    open_pipeline,
+    put,
+    run_chain,
+    take,
+    truncated,
+    volumes,
+    work_until_done,
+)
+
+PARTITION = DAY.isoformat()
+ITEMS = [*volumes(2), missing(volumes(3)[2]), truncated(volumes(4)[3])]
+"""Two volumes that succeed and two that end in quarantine."""
+
+
+def take_items(pipeline: Pipeline) -> None:
+    take(pipeline, *(announce([item.event()], registry=pipeline.registry) for item in ITEMS))
+
+
+def everything(pipeline: Pipeline) -> dict[str, Any]:
+    """What two ways to one outcome must have in common."""
+    lineage = Path(pipeline.settings.lineage)
+    told, edges = traces.events(lineage), traces.prov_edges(lineage)
+    traces.assert_once(told)
+    traces.assert_once(edges)
+    return {
+        "ledger": traces.outcomes(pipeline),
+        "catalog": traces.catalog_tree(Path(pipeline.settings.catalog)),
+        "events": told,
+        "edges": edges,
+        "messages": pipeline.deliveries.counts(),
+    }
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What is left when nothing dies."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    put(folder / "objects", ITEMS)
+    pipeline = open_pipeline(folder / "home", folder / "objects")
+    take_items(pipeline)
+    run_chain(pipeline, "nexrad-l2", PARTITION, "run-1", Source.LEDGER)
+    work_until_done(pipeline)
+    found = everything(pipeline)
+    pipeline.close()
+    assert len(found["edges"]) > 10
+    return found
+
+
+@pytest.mark.clause("WAL-05", "WAL-06", "WAL-08", "BEY-03")
+@pytest.mark.parametrize("seam", SEAMS, ids=str)
+def test_a_run_that_dies_at_any_seam_is_made_good_by_the_next(
+    seam: Seam, pipeline: Pipeline, queue: FakeQueue, objects: Path, undisturbed: dict[str, Any]
+) -> None:
+    put(objects, ITEMS)
+    take_items(pipeline)
+    with pytest.raises(CrashError):
+        run_chain(pipeline, "nexrad-l2", PARTITION, "run-1", Source.LEDGER, dies_at=seam)
+    in_flight = {record.status for record in traces.records(pipeline).values()}
+    # Committed is what the record shows, and it shows no outcome before the settlement.
+    if seam != Seam(operator=Operator.SETTLE, point="committed"):
+        assert in_flight in ({Status.PENDING}, {Status.IN_PROGRESS})
+
+    pipeline.ledger.release_lost(run_ids=["run-1"])
+    assert_conserved(pipeline)
+    work_until_done(pipeline)
+
+    assert everything(pipeline) == undisturbed
+    receipts = {announce([item.event()], registry=pipeline.registry).receipt_handle for item in ITEMS}
+    assert set(queue.deleted) == receipts
+
+
+@pytest.mark.clause("WAL-05", "WAL-08")
+@pytest.mark.parametrize("when", ["catalog promoted", "one lineage path told"])
+def test_a_run_that_dies_inside_a_writing_operator_is_made_good_by_the_next(
+    when: str, pipeline: Pipeline, objects: Path, undisturbed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(objects, ITEMS)
+    take_items(pipeline)
+    with monkeypatch.context() as patch:
+        # Before the transaction of the catalog's index ends, or between the two paths of the lineage.
+        if when == "catalog promoted":
+            patch.setattr(Catalog, "_publish_documents", _dying)
+        else:
+            original, calls = Lineage._emit_path, []
+
+            def emit_path(self: Lineage, *arguments: Any) -> Any:
+                calls.append(1)
+                return original(self, *arguments) if len(calls) == 1 else _dying()
+
+            patch.setattr(Lineage, "_emit_path", emit_path)
+        with pytest.raises(CrashError):
+            run_chain(pipeline, "nexrad-l2", PARTITION, "run-1", Source.LEDGER)
+    pipeline.ledger.release_lost(run_ids=["run-1"])
+    work_until_done(pipeline)
+    assert everything(pipeline) == undisturbed
+
+
+def _dying(*_: object, **__: object) -> Any:
+    raise CrashError
+
+
+@pytest.mark.clause("WAL-05", "WAL-06")
+def test_ingesting_again_changes_nothing(pipeline: Pipeline, objects: Path) -> None:
+    put(objects, ITEMS[:2])
+    run_chain(pipeline, "nexrad-l2", PARTITION, "run-1", Source.LISTING)
+    catalog = Path(pipeline.settings.catalog)
+    before = (
+        everything(pipeline),
+        trees.files(catalog),
+        {uri: r.version for uri, r in traces.records(pipeline).items()},
+    )
+
+    for number, source in enumerate(Source, start=2):
+        assert not run_chain(pipeline, "nexrad-l2", PARTITION, f"run-{number}", source).envelopes
+    take(pipeline, *(announce([item.event()], registry=pipeline.registry) for item in ITEMS[:2]))
+    work_until_done(pipeline)
+
+    after = (
+        everything(pipeline),
+        trees.files(catalog),
+        {uri: r.version for uri, r in traces.records(pipeline).items()},
+    )
+    assert {**after[0], "messages": None} == {**before[0], "messages": None}
+    assert after[1:] == before[1:]
+
+
+@pytest.mark.clause("WAL-06")
+def test_two_ledgers_over_the_same_objects_agree(make_pipeline: Callable[..., Pipeline], objects: Path) -> None:
+    put(objects, ITEMS)
+    found = []
+    for home in ("one", "other"):
+        pipeline = make_pipeline(home=home)
+        take_items(pipeline)
+        run_chain(pipeline, "nexrad-l2", PARTITION, f"run of {home}", Source.LEDGER)
+        work_until_done(pipeline)
+        found.append(
+            everything(pipeline)
+            | {
+                "rows": {
+                    uri: record.model_dump(exclude={"ingest_run_id"})
+                    for uri, record in traces.records(pipeline).items()
+                }
+            }
+        )
+    assert found[0] == found[1]
+    assert {record["status"] for record in found[0]["rows"].values()} == {Status.SUCCEEDED, Status.QUARANTINED}
+
+
+@pytest.mark.clause("WAL-08")
+def test_a_slow_run_cannot_settle_what_another_has_taken_over(pipeline: Pipeline, objects: Path) -> None:
+    """A run that was given up and goes on all the same: its settlement is refused, the other's counts."""
+    put(objects, ITEMS[:1])
+    with pytest.raises(CrashError):
+        run_chain(pipeline, "nexrad-l2", PARTITION, "slow", dies_at=Seam(operator=Operator.SETTLE, point="computed"))
+    pipeline.ledger.release_lost(run_ids=["slow"])
+    run_chain(pipeline, "nexrad-l2", PARTITION, "quick", Source.LEDGER)
+    settled = everything(pipeline)
+
+    late = run_chain(pipeline, "nexrad-l2", PARTITION, "slow", Source.LISTING)
+    assert late.state.validation_summary["lost"] == 1
+    assert everything(pipeline) == settled
+    [record] = traces.records(pipeline).values()
+    assert (record.status, record.ingest_run_id, record.attempts) == (Status.SUCCEEDED, "quick", 2)

@@ -1,0 +1,182 @@
+"""When a unit's effects happen and who may change what: claim, writes, final status; own sections only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfm_dagster.catalog.publisher import Publisher, PublishError, Staged, open_publisher
+from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.ingest.nodes import Operator, Source
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.lineage.files import FolderFiles
+from kfm_dagster.stages.run_contract import StageBatch
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import (
+    DAY,
+    CrashError,
+    Seam,
+    announce,
+    missing,
+    put,
+    run_chain,
+    take,
+    truncated,
+    volumes,
+)
+
+
+@dataclass
+class Recorder:
+    """Side effects in order, each with the durable status of every unit at that moment."""
+
+    pipeline: Pipeline | None = None
+    seen: list[tuple[str, dict[str, Status]]] = field(default_factory=list)
+
+    def note(self, effect: str) -> None:
+        assert self.pipeline is not None
+        # A connection of its own: it sees what is committed and nothing else.
+        self.seen.append((effect, {uri: record.status for uri, record in traces.records(self.pipeline).items()}))
+
+
+@dataclass
+class RecordedPublisher:
+    """The catalog's publisher, watched."""
+
+    inner: Publisher
+    recorder: Recorder
+
+    def read(self, paths: Sequence[str]) -> Mapping[str, bytes]:
+        return self.inner.read(paths)
+
+    @contextmanager
+    def staging(self, files: Mapping[str, bytes]) -> Iterator[Staged]:
+        for path in files:
+            self.recorder.note(f"stage {path}")
+        with self.inner.staging(files) as staged:
+            yield RecordedStaged(staged, self.recorder)
+
+
+@dataclass
+class RecordedStaged:
+    inner: Staged
+    recorder: Recorder
+
+    def promote(self, paths: Sequence[str]) -> Mapping[str, PublishError]:
+        for path in paths:
+            self.recorder.note(f"promote {path}")
+        return self.inner.promote(paths)
+
+    def settle(self) -> None:
+        self.inner.settle()
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    """Watches catalog and lineage of every pipeline opened from now on."""
+    found = Recorder()
+
+    class RecordedFiles(FolderFiles):
+        def stage(self, name: str, content: bytes) -> None:
+            found.note(f"lineage stage {name}")
+            super().stage(name, content)
+
+        def publish(self, name: str, href: str) -> bool:
+            found.note(f"lineage publish {href}")
+            return super().publish(name, href)
+
+    monkeypatch.setattr(
+        "kfm_dagster.ingest.pipeline.open_publisher", lambda url: RecordedPublisher(open_publisher(url), found)
+    )
+    monkeypatch.setattr("kfm_dagster.lineage.store.open_files", lambda url: RecordedFiles(Path(url)))
+    return found
+
+
+@pytest.mark.clause("WAL-02", "BEY-03")
+def test_every_write_comes_after_the_durable_claim_and_before_the_final_status(
+    recorder: Recorder, pipeline: Pipeline, objects: Path
+) -> None:
+    recorder.pipeline = pipeline
+    sound, gone, half = volumes(2), missing(volumes(3)[2]), truncated(volumes(4)[3])
+    put(objects, [*sound, gone, half])
+    take(pipeline, announce([item.event() for item in (*sound, gone, half)], registry=pipeline.registry))
+
+    run_chain(
+        pipeline, "nexrad-l2", DAY.isoformat(), "run-1", Source.LEDGER,
+        seen=lambda batch: recorder.note(f"done {batch.state.dataset_id}"),
+    )  # fmt: skip
+
+    effects = [effect for effect, _ in recorder.seen]
+    claimed, settled = effects.index("done nexrad-l2.message_parse"), effects.index("done nexrad-l2.settle")
+    writes = [(effect, statuses) for effect, statuses in recorder.seen if not effect.startswith("done")]
+    kinds = {" ".join(effect.split()[:-1]) for effect, _ in writes}
+    assert kinds == {"stage", "promote", "lineage stage", "lineage publish"}
+    assert (claimed, settled) == (0, len(effects) - 1)
+    every_unit = {item.uri: Status.IN_PROGRESS for item in (*sound, gone, half)}
+    assert {effect: statuses for effect, statuses in writes if statuses != every_unit} == {}
+    final = recorder.seen[-1][1]
+    assert [final[item.uri] for item in (*sound, gone, half)] == [Status.SUCCEEDED] * 2 + [Status.FAILED] * 2
+    for item in sound:
+        history = pipeline.ledger.history(traces.records(pipeline)[item.uri].wal_id)
+        assert [entry.to_status for entry in history] == [Status.PENDING, Status.IN_PROGRESS, Status.SUCCEEDED]
+
+
+OWN_SECTION = {
+    Operator.INTEGRITY_CHECK: "integrity",
+    Operator.METADATA_EXTRACT: "metadata",
+    Operator.STAC_REGISTER: "stac",
+    Operator.PROVENANCE_EMIT: "provenance",
+}
+
+
+@pytest.mark.clause("WAL-07")
+def test_a_node_changes_its_own_section_and_no_record_before_the_settlement(pipeline: Pipeline, objects: Path) -> None:
+    items = [*volumes(2), missing(volumes(3)[2]), truncated(volumes(4)[3])]
+    put(objects, items)
+    take(pipeline, announce([item.event() for item in items], registry=pipeline.registry))
+    rows: list[dict[str, Any]] = []
+    outputs: dict[str, list[Envelope]] = {}
+
+    def look(batch: StageBatch) -> None:
+        rows.append({uri: record.model_dump() for uri, record in traces.records(pipeline).items()})
+        outputs[batch.state.dataset_id.split(".")[1]] = list(batch.envelopes)
+
+    run_chain(pipeline, "nexrad-l2", DAY.isoformat(), "run-1", Source.LEDGER, seen=look)
+
+    claimed, *between, settled = rows
+    assert all(row == claimed for row in between)
+    assert {record["version"] for record in claimed.values()} == {2}
+    assert {record["version"] for record in settled.values()} == {3}
+    operators = list(Operator)
+    changed: set[str] = set()
+    for before, after in pairwise(operators):
+        section = OWN_SECTION.get(after)
+        for old, new in zip(outputs[before], outputs[after], strict=True):
+            assert (traces.without(old, section) if section else old) == (
+                traces.without(new, section) if section else new
+            ), after
+            changed |= {section} if section and old != new else set()
+    assert changed == set(OWN_SECTION.values())
+
+
+@pytest.mark.clause("WAL-07", "DAG-06")
+@pytest.mark.parametrize("operator", list(OWN_SECTION))
+def test_a_run_that_dies_before_it_settles_leaves_the_claim_and_nothing_else(
+    operator: Operator, make_pipeline: Callable[..., Pipeline], objects: Path
+) -> None:
+    pipeline = make_pipeline()
+    put(objects, volumes(1))
+    with pytest.raises(CrashError):
+        run_chain(pipeline, "nexrad-l2", DAY.isoformat(), "run-1", dies_at=Seam(operator=operator, point="committed"))
+    [record] = traces.records(pipeline).values()
+    assert (record.status, record.attempts, record.version) == (Status.IN_PROGRESS, 1, 2)
+    assert {record.integrity_status, record.metadata_status, record.stac_status, record.provenance_status} == {
+        "unknown"
+    }
