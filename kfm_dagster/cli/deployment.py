@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
+import socket
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import click
@@ -14,10 +17,11 @@ from kfm_dagster.cli.progress_bar import drain_bar
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.embedded.cloud import EmbeddedCloud
 from kfm_dagster.embedded.demo import DEMO_ENVIRONMENT, account, environment
-from kfm_dagster.embedded.deployment import Deployment
+from kfm_dagster.embedded.deployment import Deployment, DeploymentError
 from kfm_dagster.embedded.drain import drain as drain_queue
 from kfm_dagster.embedded.feed import Feed
-from kfm_dagster.embedded.sample_day import sample_objects
+from kfm_dagster.embedded.sample_day import SAMPLE_DAY, sample_objects
+from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ingest.pipeline import Pipeline, utc_now
 from kfm_dagster.settings import Settings
 
@@ -37,8 +41,9 @@ def ui(*, port: int, cloud: str) -> None:
     Example: kfm ui --port 3001
     """
     settings = Settings.load()
+    _refuse_taken(port)
     console = Console(stderr=True)
-    with ExitStack() as stack:
+    with _stopped_by_signals(), ExitStack() as stack:
         if cloud == "embedded":
             registry = ContractRegistry.load(settings.contracts_dir)
             servers = stack.enter_context(EmbeddedCloud())
@@ -49,10 +54,15 @@ def ui(*, port: int, cloud: str) -> None:
             stack.enter_context(environment({**servers.environment(), **DEMO_ENVIRONMENT}))
         console.print("starting the Dagster code server, daemon and web server ...")
         deployment = stack.enter_context(Deployment(settings.home, environment={}, web_port=port))
-        console.print(f"open {deployment.url} (Ctrl-C stops everything)")
+        console.print(f"open {deployment.url} (Ctrl-C stops everything)", soft_wrap=True)
+        if cloud == "embedded":
+            # A partition in the address is chosen already when the dialog opens.
+            day = f"{deployment.url}/locations/kfm_dagster/jobs/ingest?partition={SAMPLE_DAY}"
+            console.print(f"the sample objects are of {SAMPLE_DAY} and the day after; to ingest them by hand:")
+            console.print(f'  {day} > "Materialize all" > "Launch 1 run"', soft_wrap=True)
         while deployment.alive():
             time.sleep(1)
-        console.print(f"a part of the deployment died; read {deployment.home / 'logs'}")
+        raise DeploymentError("a part of the deployment ended", next_step=f"read {deployment.home / 'logs'}")
 
 
 @click.command()
@@ -68,7 +78,11 @@ def drain(*, timeout: int, as_json: bool) -> None:
     started = utc_now()
     try:
         pipeline.queue.depth()
-        with drain_bar(Console(stderr=True)) as report, Deployment(Path(settings.home), environment={}) as deployment:
+        with (
+            _stopped_by_signals(),
+            drain_bar(Console(stderr=True)) as report,
+            Deployment(Path(settings.home), environment={}) as deployment,
+        ):
             drain_queue(deployment, pipeline, timeout_seconds=timeout, report=report)
         result = account(pipeline, since=started)
     finally:
@@ -78,3 +92,27 @@ def drain(*, timeout: int, as_json: bool) -> None:
     else:
         units = sum(counts["received"] for counts in result.datasets.values())
         click.echo(f"drained: {units} units in the ledger, {result.seconds:.0f} s")
+
+
+def _refuse_taken(port: int) -> None:
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        if probe.connect_ex(("127.0.0.1", port)) == 0:
+            raise ConfigurationError(
+                "the port is taken", observed=port, expected="a free one", next_step="kfm ui --port with another number"
+            )
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """Let SIGTERM and a closed terminal stop the children too, as Ctrl-C does: they would outlive this process."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        # What is ignored stays so: nohup ignores SIGHUP on purpose.
+        if handler is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,42 +1,39 @@
-"""What a materialisation shows: counts, a table of failing units, links, and a picture of the footprints."""
+"""What a materialisation shows: counts, a table of failing units, links, and a picture of the footprints.
+
+Belongs here: which facts, in the order in which a person asks for them. Does not belong here: the drawing
+(`footprint_map.py`).
+"""
 
 from __future__ import annotations
 
-import base64
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
 from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.defs.footprint_map import footprint_map
 from kfm_dagster.stages.run_contract import StageBatch
 
 MAX_TABLE_ROWS = 50
 """Rows of a table in the UI; the artifact holds them all."""
-MAX_FOOTPRINTS = 200
-"""Distinct footprints drawn; a day of one radar network has about 160."""
 
 _FOOTPRINT_NOUNS = {"metadata", "stac_items"}
+_SECTIONS = {"integrity": "integrity", "metadata": "metadata", "stac_items": "stac", "provenance": "provenance"}
+"""Asset noun > the section that its operator adds to every unit it works on."""
 
 
 def stage_metadata(noun: str, batch: StageBatch, *, catalog: str) -> dict[str, Any]:
-    """Return the metadata of one materialisation; counts sum to `units`."""
+    """Return the metadata of one materialisation; `passed`, `failed` and `failed_earlier` (if any) sum to `units`."""
     units, state = batch.envelopes, batch.state
     failing = [unit for unit in units if unit.failure is not None]
     summary = state.validation_summary
-    shown: dict[str, Any] = {
-        "units": len(units),
-        "passed": summary["passed"],
-        "failed": summary["failed"],
-        "outcome": "skipped" if batch.skipped else state.outcome.value,
-        "inputs_hash": state.inputs_hash,
-        "run_state": f"{state.dataset_id} / {state.run_id}",
-        "artifact": str(state.artifact_uri),
-    }
-    if batch.skipped:
-        shown["skip_cause"] = batch.skipped.value
+    earlier = _failed_earlier(noun, failing)
+    shown: dict[str, Any] = {"units": len(units), "passed": summary["passed"] - earlier, "failed": summary["failed"]}
+    if earlier:
+        shown["failed_earlier"] = earlier
     shown |= {f"settled_{name}": count for name, count in summary.items() if name not in {"checks", "passed", "failed"}}
     if noun == "stac_items":
         written = Counter(unit.stac.write_status.value for unit in units if unit.stac is not None)
@@ -46,20 +43,28 @@ def stage_metadata(noun: str, batch: StageBatch, *, catalog: str) -> dict[str, A
         shown["failing_units"] = failing_units(failing)
     if noun in _FOOTPRINT_NOUNS and (picture := footprint_picture(units)):
         shown["footprints"] = dg.MetadataValue.md(picture)
-    return shown
+    if batch.skipped:
+        shown["skip_cause"] = batch.skipped.value
+    # What a person needs only to go deeper comes last.
+    return shown | {
+        "outcome": "skipped" if batch.skipped else state.outcome.value,
+        "run_state": f"{state.dataset_id} / {state.run_id}",
+        "inputs_hash": state.inputs_hash,
+        "artifact": str(state.artifact_uri),
+    }
 
 
 def failing_units(failing: Sequence[Envelope]) -> dg.TableMetadataValue:
-    """Return a table of failing units, at most MAX_TABLE_ROWS of them."""
+    """Return a table of failing units, at most MAX_TABLE_ROWS of them; the reason first, for a page cuts the rest."""
     return dg.MetadataValue.table(
         [
             dg.TableRecord(
                 {
-                    "wal_id": unit.wal_id,
-                    "object_uri": unit.object_uri,
                     "code": unit.failure.code,
                     "message": unit.failure.message,
+                    "object_uri": unit.object_uri,
                     "attempt": unit.attempt,
+                    "wal_id": unit.wal_id,
                 }
             )
             for unit in failing[:MAX_TABLE_ROWS]
@@ -67,39 +72,27 @@ def failing_units(failing: Sequence[Envelope]) -> dg.TableMetadataValue:
         ],
         schema=dg.TableSchema(
             columns=[
-                dg.TableColumn("wal_id", "string"),
-                dg.TableColumn("object_uri", "string"),
                 dg.TableColumn("code", "string"),
                 dg.TableColumn("message", "string"),
+                dg.TableColumn("object_uri", "string"),
                 dg.TableColumn("attempt", "int"),
+                dg.TableColumn("wal_id", "string"),
             ]
         ),
     )
 
 
 def footprint_picture(units: Sequence[Envelope]) -> str | None:
-    """Return the units' footprints as Markdown with an embedded SVG (equirectangular, 2 px per degree), or None."""
-    rings = sorted({ring for unit in units for ring in _rings(unit)})[:MAX_FOOTPRINTS]
-    if not rings:
-        return None
-    grid = "".join(f'<path d="M{x} 0V360" stroke="#dde"/>' for x in range(0, 721, 60))
-    grid += "".join(f'<path d="M0 {y}H720" stroke="#dde"/>' for y in range(0, 361, 60))
-    shapes = "".join(f'<polygon points="{ring}"/>' for ring in rings)
-    svg = (
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 360" width="720" height="360">'
-        f'<rect width="720" height="360" fill="#f7f9fc"/>{grid}'
-        f'<g fill="#2a6fdb" fill-opacity="0.12" stroke="#2a6fdb" stroke-width="1">{shapes}</g></svg>'
+    """Return a map of the units' footprints as Markdown, or None when no unit has one."""
+    return footprint_map(
+        [unit.metadata.geometry for unit in units if unit.metadata is not None and unit.metadata.geometry is not None]
     )
-    return f"![footprints](data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()})"
 
 
-def _rings(unit: Envelope) -> Iterator[str]:
-    geometry: Mapping[str, Any] | None = unit.metadata.geometry if unit.metadata else None
-    if geometry is None:
-        return
-    polygons = [geometry["coordinates"]] if geometry["type"] == "Polygon" else geometry["coordinates"]
-    for polygon in polygons:
-        yield " ".join(f"{(point[0] + 180) * 2:.1f},{(90 - point[1]) * 2:.1f}" for point in polygon[0])
+def _failed_earlier(noun: str, failing: Sequence[Envelope]) -> int:
+    """Count the units that had left the chain before this operator, which therefore did not look at them."""
+    section = _SECTIONS.get(noun)
+    return 0 if section is None else sum(1 for unit in failing if getattr(unit, section) is None)
 
 
 def _link(catalog: str) -> dg.PathMetadataValue | dg.UrlMetadataValue:
