@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -273,8 +274,13 @@ def partitions_of(root: Path, registry: ContractRegistry) -> dict[tuple[str, str
 
 
 def volumes(count: int) -> list[StoredObject]:
-    """Sound NEXRAD volumes of DAY."""
-    return [good(bucket, key, content) for bucket, key, content in nexrad_level2_samples(DAY, count)]
+    """The first sound NEXRAD volumes of DAY, of 24."""
+    return list(_volumes()[:count])
+
+
+@cache
+def _volumes() -> tuple[StoredObject, ...]:
+    return tuple(good(bucket, key, content) for bucket, key, content in nexrad_level2_samples(DAY, 24))
 
 
 def missing(item: StoredObject) -> StoredObject:

@@ -1,0 +1,257 @@
+"""When a message leaves the queue, comes back, or is kept: by what became of its units."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kfm_dagster.contracts.issues import ParseIssue
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.embedded.cloud import EmbeddedCloud, create_queues
+from kfm_dagster.ingest.intake import take_in
+from kfm_dagster.ingest.nodes import Operator, Source
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.deliveries import DeliveryState
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.notifications.sqs import connect
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import (
+    DAY,
+    Clock,
+    CrashError,
+    FakeQueue,
+    Seam,
+    announce,
+    assert_conserved,
+    good,
+    missing,
+    put,
+    raw_message,
+    run_chain,
+    take,
+    volumes,
+    work_until_done,
+)
+
+PARTITION = DAY.isoformat()
+MALFORMED = '{"Type": "Notification", "Message": '
+TEST_EVENT = json.dumps({"Service": "Amazon S3", "Event": "s3:TestEvent", "Bucket": "noaa-goes19"})
+
+
+@pytest.fixture
+def deliver(contracts: ContractRegistry) -> Callable[..., SqsMessage]:
+    """One message that announces volumes, for the n-th time; always the same message for the same volumes."""
+
+    def message(*numbers: int, delivery: int = 1) -> SqsMessage:
+        items = volumes(max(numbers) + 1)
+        return announce([items[number].event() for number in numbers], registry=contracts, delivery=delivery)
+
+    return message
+
+
+def run(pipeline: Pipeline, run_id: str = "run-1") -> None:
+    run_chain(pipeline, "nexrad-l2", PARTITION, run_id, Source.LEDGER)
+
+
+def due_retries(pipeline: Pipeline) -> None:
+    assert isinstance(pipeline.clock, Clock)
+    pipeline.clock.forward(3600)
+    pipeline.ledger.retry_due(now=pipeline.clock(), limit=100)
+
+
+@pytest.mark.clause("BEY-08", "DAG-03", "WSM-10")
+def test_a_message_of_several_records_goes_when_the_last_unit_is_terminal(
+    pipeline: Pipeline, queue: FakeQueue, objects: Path, deliver: Callable[..., SqsMessage]
+) -> None:
+    put(objects, [*volumes(2), missing(volumes(3)[2])])
+    message = deliver(0, 1, 2)
+    report = take(pipeline, message)
+    assert (report.received, report.created) == (1, 3)
+    backoffs = []
+    for attempt in (1, 2, 3):
+        assert queue.deleted == []
+        run(pipeline, f"run-{attempt}")
+        backoffs.append(list(queue.visibility))
+        if attempt == 1:
+            assert traces.statuses(pipeline) == {Status.SUCCEEDED: 2, Status.FAILED: 1}
+        due_retries(pipeline)
+        assert_conserved(pipeline)
+    # The contract grants three attempts; seconds double from the 60 of the settings, and none follows the last.
+    receipt = message.receipt_handle
+    assert backoffs == [[(receipt, 60)], [(receipt, 60), (receipt, 120)], [(receipt, 60), (receipt, 120)]]
+    assert traces.statuses(pipeline) == {Status.SUCCEEDED: 2, Status.QUARANTINED: 1}
+    assert queue.deleted == [receipt]
+    assert pipeline.deliveries.counts()[DeliveryState.DELETED] == 1
+
+
+@pytest.mark.clause("BEY-08", "BEY-03")
+def test_a_bad_record_fails_alone_and_its_message_is_left_to_the_redrive(
+    pipeline: Pipeline, queue: FakeQueue, objects: Path, contracts: ContractRegistry
+) -> None:
+    items = volumes(2)
+    put(objects, items)
+    first, second = (item.event().record() for item in items)
+    foreign = json.loads(json.dumps(first))
+    foreign["s3"]["object"]["key"] = "2025/what/is/this"
+    message = raw_message(json.dumps({"Records": [first, foreign, "no record", second]}), name="mixed")
+
+    report = take(pipeline, message)
+    run(pipeline)
+
+    assert (report.created, report.rejected) == (2, 2)
+    assert traces.statuses(pipeline) == {Status.SUCCEEDED: 2}
+    kept = {entry.record_index: entry for entry in pipeline.deliveries.rejected()}
+    assert {index: entry.reason_code for index, entry in kept.items()} == {
+        1: ParseIssue.KEY_GRAMMAR_MISMATCH,
+        2: ParseIssue.MISSING_REQUIRED_FIELD,
+    }
+    assert {entry.body for entry in kept.values()} == {message.body}
+    assert queue.deleted == []
+    assert pipeline.deliveries.counts()[DeliveryState.REJECTED] == 1
+
+
+@pytest.mark.clause("WSM-10", "BEY-03")
+def test_a_unit_that_waits_or_is_worked_on_gets_no_second_attempt(
+    pipeline: Pipeline, queue: FakeQueue, objects: Path, deliver: Callable[..., SqsMessage]
+) -> None:
+    put(objects, volumes(1))
+    assert take(pipeline, deliver(0)).created == 1
+    assert take(pipeline, deliver(0, delivery=2)).known == 1
+    with pytest.raises(CrashError):
+        run_chain(
+            pipeline, "nexrad-l2", PARTITION, "run-1", Source.LEDGER,
+            dies_at=Seam(operator=Operator.MESSAGE_PARSE, point="committed"),
+        )  # fmt: skip
+    [before] = traces.records(pipeline).values()
+    assert (before.status, before.attempts) == (Status.IN_PROGRESS, 1)
+
+    report = take(pipeline, deliver(0, delivery=3))
+    assert (report.created, report.readmitted, report.known, report.landed) == (0, 0, 1, {})
+    assert not run_chain(pipeline, "nexrad-l2", PARTITION, "run-2", Source.LEDGER).envelopes
+    assert list(traces.records(pipeline).values()) == [before]
+    assert queue.deleted == []
+
+
+@pytest.mark.clause("WSM-10")
+@pytest.mark.parametrize("status", [Status.SUCCEEDED, Status.QUARANTINED])
+def test_a_terminal_unit_is_acknowledged_and_stays_as_it_is(
+    status: Status, pipeline: Pipeline, queue: FakeQueue, objects: Path, deliver: Callable[..., SqsMessage]
+) -> None:
+    put(objects, volumes(1) if status is Status.SUCCEEDED else [])
+    take(pipeline, deliver(0))
+    work_until_done(pipeline)
+    [before] = traces.records(pipeline).values()
+    assert before.status is status
+    tree = traces.catalog_tree(Path(pipeline.settings.catalog))
+
+    again = deliver(0, delivery=2)
+    assert take(pipeline, again).known == 1
+    assert pipeline.acknowledge() == 1
+    work_until_done(pipeline)
+
+    assert queue.deleted[-1] == again.receipt_handle
+    assert list(traces.records(pipeline).values()) == [before]
+    assert traces.catalog_tree(Path(pipeline.settings.catalog)) == tree
+    assert_conserved(pipeline)
+
+
+@pytest.mark.clause("WSM-10")
+def test_a_failed_unit_is_pending_and_in_progress_again_when_its_message_comes_back(
+    pipeline: Pipeline, queue: FakeQueue, objects: Path, deliver: Callable[..., SqsMessage]
+) -> None:
+    take(pipeline, deliver(0))
+    run(pipeline)
+    put(objects, volumes(1))  # the object arrives after its notification
+    report = take(pipeline, deliver(0, delivery=2))
+    assert (report.readmitted, list(report.landed)) == (1, [("nexrad-l2", PARTITION)])
+    run(pipeline, "run-2")
+
+    [record] = traces.records(pipeline).values()
+    history = [entry.to_status for entry in pipeline.ledger.history(record.wal_id)]
+    assert history == [
+        Status.PENDING, Status.IN_PROGRESS, Status.FAILED, Status.PENDING, Status.IN_PROGRESS, Status.SUCCEEDED,
+    ]  # fmt: skip
+    assert (record.attempts, record.replay_reason) == (2, "retry")
+    assert queue.deleted == [deliver(0, delivery=2).receipt_handle]
+
+
+@pytest.mark.clause("DAG-03", "BEY-03")
+def test_a_malformed_message_is_kept_with_its_reason_and_given_back_at_once(
+    pipeline: Pipeline, queue: FakeQueue
+) -> None:
+    report = take(pipeline, raw_message(MALFORMED, name="poison"))
+    assert (report.received, report.rejected, report.created) == (1, 1, 0)
+    [kept] = pipeline.deliveries.rejected()
+    assert (kept.reason_code, kept.body) == (ParseIssue.MALFORMED_JSON, MALFORMED)
+    assert pipeline.acknowledge() == 0
+    assert queue.visibility == [(raw_message(MALFORMED, name="poison").receipt_handle, 0)]
+    assert queue.deleted == []
+
+
+@pytest.mark.clause("DAG-03")
+def test_what_announces_nothing_of_ours_is_acknowledged(
+    pipeline: Pipeline, queue: FakeQueue, contracts: ContractRegistry
+) -> None:
+    index = good("noaa-hrrr-bdp-pds", "hrrr.20250402/conus/hrrr.t06z.wrfsfcf01.grib2.idx", b"1:0:d=2025040206:")
+    messages = [raw_message(TEST_EVENT, name="test"), announce([index.event()], registry=contracts)]
+    report = take(pipeline, *messages)
+    assert (report.ignored, report.created, report.rejected) == (2, 0, 0)
+    assert pipeline.acknowledge() == 2
+    assert set(queue.deleted) == {message.receipt_handle for message in messages}
+    assert traces.records(pipeline) == {}
+    assert_conserved(pipeline)
+
+
+@pytest.mark.clause("DAG-03")
+def test_a_batch_is_landed_once_and_never_changed(
+    pipeline: Pipeline, objects: Path, deliver: Callable[..., SqsMessage]
+) -> None:
+    batch = [deliver(0), deliver(1)]
+    [landed] = take(pipeline, *batch).landed.values()
+    zone = Path(pipeline.settings.storage) / "landing"
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in zone.rglob("*") if path.is_file()}
+    # SQS gives another receipt with each delivery, in any order; a landed batch says neither.
+    take(pipeline, deliver(1, delivery=2), deliver(0, delivery=2))
+    after = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in zone.rglob("*") if path.is_file()}
+    assert after == before
+    assert len(before) == len(landed) == 1
+    read = pipeline.landing.read(landed[0])
+    assert {(message.message_id, message.body) for message in read} == {
+        (message.message_id, message.body) for message in batch
+    }
+
+
+@pytest.fixture(scope="module")
+def cloud() -> Iterator[EmbeddedCloud]:
+    with EmbeddedCloud() as running:
+        yield running
+
+
+@pytest.mark.clause("DAG-03", "BEY-08", "BEY-03")
+def test_on_sqs_terminal_messages_go_and_poison_reaches_the_dead_letter_queue(
+    cloud: EmbeddedCloud, make_pipeline: Callable[..., Pipeline], objects: Path, deliver: Callable[..., SqsMessage]
+) -> None:
+    sqs = cloud.client("sqs")
+    queues = create_queues(sqs, primary_queue="work", dlq="dead", visibility_timeout=900, max_receive_count=3)
+    pipeline = make_pipeline(sqs_primary_queue="work", max_units_per_run=50)
+    pipeline.connect_queue = lambda settings: connect(settings, client=sqs)
+    put(objects, [*volumes(2), missing(volumes(3)[2])])
+    for body in (deliver(0, 1).body, deliver(2).body, deliver(0, 1).body, MALFORMED, TEST_EVENT):
+        sqs.send_message(QueueUrl=queues.queue_url, MessageBody=body)
+
+    reports = [take_in(pipeline) for _ in range(5)]
+    assert_conserved(pipeline)
+    assert sum(report.created for report in reports) == 3
+    work_until_done(pipeline)
+
+    assert traces.statuses(pipeline) == {Status.SUCCEEDED: 2, Status.QUARANTINED: 1}
+    depth = pipeline.queue.depth()
+    assert (depth.visible, depth.in_flight, depth.delayed) == (0, 0, 0)
+    dead = sqs.receive_message(QueueUrl=queues.dlq_url, MaxNumberOfMessages=10).get("Messages", [])
+    assert [message["Body"] for message in dead] == [MALFORMED]
+    counts = pipeline.deliveries.counts()
+    assert (counts[DeliveryState.DELETED], counts[DeliveryState.REJECTED]) == (4, 1)
