@@ -6,7 +6,6 @@ import dagster as dg
 
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.defs.chain import CHAIN, asset_key, slug
-from kfm_dagster.defs.partitions import DAYS
 
 INGEST_JOB = "ingest"
 
@@ -17,14 +16,12 @@ def ingest_jobs(registry: ContractRegistry) -> list[dg.UnresolvedAssetJobDefinit
     every = dg.define_asset_job(
         INGEST_JOB,
         selection=dg.AssetSelection.assets(*(key for chain in keys.values() for key in chain)),
-        partitions_def=DAYS,
         description="Every dataset's chain for one day. The sensors ask for it with the datasets that have work.",
     )
     each = [
         dg.define_asset_job(
             f"{INGEST_JOB}_{slug(contract.id)}",
             selection=dg.AssetSelection.assets(*keys[contract.id]),
-            partitions_def=DAYS,
             description=f"Ingest what is missing of {contract.metadata.title} for one day: lists the bucket, works "
             "what the ledger does not know or has pending, and leaves alone what succeeded.",
         )

@@ -1,0 +1,138 @@
+"""What a materialisation shows, from batches made by hand."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import dagster as dg
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity, Metadata
+from kfm_dagster.contracts.issues import IntegrityIssue, Issue, MetadataIssue, Severity
+from kfm_dagster.defs.display import MAX_TABLE_ROWS, stage_metadata
+from kfm_dagster.defs.footprint_map import MAX_OUTLINES, WIDTH, footprint_map
+from kfm_dagster.run_state.record import RunState, ValidationSummary
+from kfm_dagster.stages.run_contract import StageBatch, outcome_of
+from kfm_dagster_tests.factories import envelope, finished
+
+MISSING = Integrity(
+    status=CheckStatus.FAILED,
+    issues=(Issue(code=IntegrityIssue.MISSING_OBJECT, severity=Severity.FAILED, message="not there"),),
+)
+TRUNCATED = Metadata(
+    status=CheckStatus.FAILED,
+    issues=(Issue(code=MetadataIssue.TRUNCATED_OBJECT, severity=Severity.FAILED, message="half of it"),),
+)
+
+
+def batch(units: Sequence[Envelope], *, failed: int) -> StageBatch:
+    summary = ValidationSummary(checks=len(units), passed=len(units) - failed, failed=failed)
+    state = RunState(
+        dataset_id="nexrad-l2.metadata_extract",
+        run_id="9f9f6dd0-6a9e-4a4c-9d0c-5b8b9a0c1d2e",
+        lakefs_branch="main",
+        inputs_hash=f"sha256:{'0' * 64}",
+        validation_summary=summary.as_json(),
+        outcome=outcome_of(summary),
+        recorded_at=datetime(2025, 12, 3, tzinfo=UTC),
+        artifact_uri="artifacts/x.parquet",
+        artifact_sha256="0" * 64,
+    )
+    return StageBatch(envelopes=units, state=state)
+
+
+def box(west: float, south: float, east: float, north: float) -> dict[str, Any]:
+    ring = [[west, south], [east, south], [east, north], [west, north], [west, south]]
+    return {"type": "Polygon", "coordinates": [ring]}
+
+
+def drawn(markdown: str | None) -> ET.Element:
+    assert markdown is not None
+    encoded = re.match(r"!\[footprints\]\(data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)\)\n", markdown)
+    assert encoded is not None
+    return ET.fromstring(base64.b64decode(encoded[1]))
+
+
+def outlines(picture: ET.Element) -> list[list[tuple[float, float]]]:
+    paths = [path.attrib["d"] for path in picture.iterfind("{*}g[@fill]/{*}path")]
+    return [[(float(x), float(y)) for x, y in re.findall(r"(-?[\d.]+) (-?[\d.]+)", path)] for path in paths]
+
+
+@pytest.mark.clause("DAG-08")
+def test_a_materialisation_shows_counts_failing_units_link_and_footprints() -> None:
+    units = [
+        finished(envelope(0)),
+        finished(envelope(1)),
+        envelope(2, integrity=Integrity(status=CheckStatus.OK), metadata=TRUNCATED),
+        envelope(3, integrity=MISSING),
+    ]
+    shown = stage_metadata("metadata", batch(units, failed=1), catalog="/home/catalog")
+    assert (shown["units"], shown["passed"], shown["failed"], shown["failed_earlier"]) == (4, 2, 1, 1)
+    rows = [record.data for record in shown["failing_units"].records]
+    assert [(row["code"], row["message"], row["object_uri"]) for row in rows] == [
+        ("truncated_object", "half of it", units[2].object_uri),
+        ("missing_object", "not there", units[3].object_uri),
+    ]
+    assert "data:image/svg+xml" in shown["footprints"].md_str
+    items = stage_metadata("stac_items", batch(units, failed=0), catalog="/home/catalog")
+    assert (items["passed"], items["failed"], items["failed_earlier"], items["items_created"]) == (2, 0, 2, 2)
+    assert items["catalog"] == dg.MetadataValue.path("/home/catalog/catalog.json")
+
+
+def test_a_catalog_in_a_bucket_is_a_link() -> None:
+    shown = stage_metadata("stac_items", batch([], failed=0), catalog="https://catalog.example/root/")
+    assert shown["catalog"] == dg.MetadataValue.url("https://catalog.example/root/catalog.json")
+
+
+def test_an_empty_batch_shows_counts_and_no_picture() -> None:
+    shown = stage_metadata("metadata", batch([], failed=0), catalog="/home/catalog")
+    assert shown["units"] == 0
+    assert not {"footprints", "failing_units", "failed_earlier"} & set(shown)
+
+
+def test_the_table_of_failing_units_has_a_bound() -> None:
+    units = [envelope(number, integrity=MISSING) for number in range(MAX_TABLE_ROWS + 1)]
+    shown = stage_metadata("integrity", batch(units, failed=len(units)), catalog="/home/catalog")
+    assert (shown["failed"], len(shown["failing_units"].records)) == (MAX_TABLE_ROWS + 1, MAX_TABLE_ROWS)
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(-180, 179), st.floats(-90, 89), st.floats(0.01, 1), st.floats(0.01, 1)),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_every_outline_lies_inside_the_picture(corners: list[tuple[float, float, float, float]]) -> None:
+    picture = drawn(footprint_map([box(west, south, west + dx, south + dy) for west, south, dx, dy in corners]))
+    height = float(picture.attrib["height"])
+    for outline in outlines(picture):
+        for x, y in outline:
+            assert -0.1 <= x <= WIDTH + 0.1
+            assert -0.1 <= y <= height + 0.1
+
+
+def test_footprints_over_the_antimeridian_stand_side_by_side() -> None:
+    east, west = box(170, 10, 180, 20), box(-180, 10, -150, 20)
+    halves = {"type": "MultiPolygon", "coordinates": [east["coordinates"], west["coordinates"]]}
+    left, right = sorted(outlines(drawn(footprint_map([halves]))))
+    assert max(x for x, _ in left) == pytest.approx(min(x for x, _ in right))
+
+
+def test_equal_footprints_are_drawn_once_and_many_are_bounded() -> None:
+    assert len(outlines(drawn(footprint_map([box(0, 0, 1, 1)] * 3)))) == 1
+    many = footprint_map([box(number / 10, 0, number / 10 + 1, 1) for number in range(MAX_OUTLINES + 50)])
+    assert len(outlines(drawn(many))) == MAX_OUTLINES
+    assert many is not None
+    assert f"distinct outlines: {MAX_OUTLINES + 50}; drawn: {MAX_OUTLINES}" in many
+
+
+def test_nothing_to_draw_is_no_picture() -> None:
+    assert footprint_map([]) is None
