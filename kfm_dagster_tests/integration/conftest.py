@@ -7,10 +7,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pytest
 
+from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.settings import Settings
 from kfm_dagster_tests.integration import chain
+from kfm_dagster_tests.integration.face import Face
 
 
 @pytest.fixture(autouse=True)
@@ -53,3 +57,35 @@ def queue() -> chain.FakeQueue:
 def pipeline(make_pipeline: Callable[..., Pipeline], database_url: str, queue: chain.FakeQueue) -> Pipeline:
     """A pipeline over `objects`, once on SQLite and once on PostgreSQL."""
     return make_pipeline(url=database_url, queue=queue)
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    """A Dagster instance of our own, in memory."""
+    with dg.DagsterInstance.ephemeral() as found:
+        yield found
+
+
+@pytest.fixture
+def face(
+    tmp_path: Path,
+    objects: Path,
+    database_url: str,
+    queue: chain.FakeQueue,
+    instance: dg.DagsterInstance,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Face]:
+    """Sensors and jobs over `objects` and `queue`, once on SQLite and once on PostgreSQL."""
+    variables = {
+        "KFM_HOME": str(tmp_path / "home"),
+        "KFM_OBJECT_ROOT": str(objects),
+        "KFM_WAL_DSN": database_url,
+        "KFM_RETRY_BACKOFF_SECONDS": "0",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(SqsQueueResource, "connect", lambda self, settings: queue)
+    pipeline = open_pipeline(Settings.load())
+    yield Face(instance=instance, pipeline=pipeline)
+    pipeline.close()
+    open_pipeline.cache_clear()

@@ -1,0 +1,81 @@
+"""The Dagster face in this process: sensors ticked and runs executed as daemon and run worker do, without either."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import dagster as dg
+
+from kfm_dagster.definitions import build_definitions
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.settings import Settings
+from kfm_dagster_tests.integration.chain import assert_conserved
+
+
+def job(name: str) -> dg.JobDefinition:
+    """A job of the product's definitions, in the environment of this process."""
+    return build_definitions(Settings.load()).get_repository_def().get_job(name)
+
+
+def ingest_nexrad_l2() -> dg.JobDefinition:
+    """The job that `dg.reconstructable` imports by this name."""
+    return job("ingest_nexrad_l2")
+
+
+@dataclass
+class Face:
+    """Definitions over an instance. Both balances of the ledger hold after every tick and run."""
+
+    instance: dg.DagsterInstance
+    pipeline: Pipeline
+    repository: dg.RepositoryDefinition = field(
+        default_factory=lambda: build_definitions(Settings.load()).get_repository_def()
+    )
+    cursors: dict[str, str | None] = field(default_factory=dict)
+    run_keys: set[str] = field(default_factory=set)
+
+    def tick(self, sensor: str) -> Any:
+        """Evaluate a sensor once, with the cursor that it left. Returns Dagster's SensorExecutionData."""
+        resources = {"pipeline": self.repository.get_top_level_resources()["pipeline"]}
+        with dg.build_sensor_context(
+            instance=self.instance,
+            repository_def=self.repository,
+            resources=resources,
+            cursor=self.cursors.get(sensor),
+        ) as context:
+            found = self.repository.get_sensor_def(sensor).evaluate_tick(context)
+        self.cursors[sensor] = found.cursor
+        assert_conserved(self.pipeline)
+        return found
+
+    def launch(self, request: dg.RunRequest) -> dg.ExecuteInProcessResult | None:
+        """Execute what a sensor asks for; None for a run_key that has been seen, as the daemon does."""
+        if request.run_key in self.run_keys:
+            return None
+        self.run_keys.add(str(request.run_key))
+        return self.execute(
+            "ingest",
+            partition=str(request.partition_key),
+            run_config=request.run_config,
+            asset_selection=request.asset_selection,
+            tags=request.tags,
+        )
+
+    def execute(self, name: str, *, partition: str, tags: Mapping[str, str] | None = None, **more: Any) -> Any:
+        """Execute a job for one day."""
+        result = self.repository.get_job(name).execute_in_process(
+            partition_key=partition, instance=self.instance, tags=tags, **more
+        )
+        assert_conserved(self.pipeline)
+        return result
+
+
+def materialisations(result: Any) -> dict[str, dict[str, Any]]:
+    """Metadata of every materialisation of a run, by the asset's noun."""
+    return {
+        event.asset_key.path[-1]: {name: value.value for name, value in event.materialization.metadata.items()}
+        for event in result.all_events
+        if event.event_type is dg.DagsterEventType.ASSET_MATERIALIZATION
+    }

@@ -1,0 +1,321 @@
+"""The real sensors, ticked without a daemon: landing, grouping, run keys, back-pressure, budget, recovery."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.defs.chain import CHAIN
+from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
+from kfm_dagster.embedded.cloud import EmbeddedCloud
+from kfm_dagster.embedded.feed import Feed
+from kfm_dagster.embedded.sample_day import PublishedSamples, publish_samples
+from kfm_dagster.ingest.nodes import Operator, Source
+from kfm_dagster.ingest.progress import progress
+from kfm_dagster.ledger.deliveries import DeliveryState
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.ledger.store import Ledger
+from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.notifications.sqs import Queue
+from kfm_dagster.samples.goes_abi import goes_abi_samples
+from kfm_dagster.samples.nexrad_level2 import nexrad_level2_samples
+from kfm_dagster.settings import Settings
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import (
+    DAY,
+    CrashError,
+    FakeQueue,
+    Seam,
+    announce,
+    good,
+    put,
+    run_chain,
+    take,
+    volumes,
+)
+from kfm_dagster_tests.integration.face import Face
+
+# Dagster 1.13 asks this deprecated property of its own when it makes a resource with nested ones.
+pytestmark = pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning")
+
+PARTITION = DAY.isoformat()
+NEXT_DAY = DAY + timedelta(days=1)
+
+
+@pytest.fixture
+def batch(contracts: ContractRegistry, objects: Path) -> list[SqsMessage]:
+    """Messages of two datasets and two days; the second day has volumes only. Their objects are there."""
+    items = [
+        *volumes(2),
+        *(good(*sample) for sample in goes_abi_samples(DAY, 2)),
+        *(good(*sample) for sample in nexrad_level2_samples(NEXT_DAY, 2)),
+    ]
+    put(objects, items)
+    return [announce([item.event()], registry=contracts) for item in items]
+
+
+def again(messages: list[SqsMessage], delivery: int) -> list[SqsMessage]:
+    """The same messages, delivered once more in another order."""
+    return [
+        SqsMessage(
+            message_id=message.message_id,
+            body=message.body,
+            receipt_handle=f"{message.message_id}#{delivery}",
+            receive_count=delivery,
+            sent_at=message.sent_at,
+        )
+        for message in reversed(messages)
+    ]
+
+
+def asked(tick: Any) -> list[tuple[str, set[tuple[str, str]]]]:
+    """Partition and assets of each run request."""
+    return [
+        (request.partition_key, {tuple(key.path) for key in request.asset_selection}) for request in tick.run_requests
+    ]
+
+
+def chain_of(*datasets: str) -> set[tuple[str, str]]:
+    return {(dataset, noun) for dataset in datasets for noun in CHAIN}
+
+
+@pytest.mark.clause("DAG-03")
+def test_a_tick_lands_the_batch_and_asks_for_one_run_a_day_over_its_datasets(
+    face: Face, queue: FakeQueue, batch: list[SqsMessage]
+) -> None:
+    queue.waiting = list(batch)
+    tick = face.tick("nodd_messages")
+
+    assert asked(tick) == [
+        (PARTITION, chain_of("goes-abi", "nexrad-l2")),
+        (NEXT_DAY.isoformat(), chain_of("nexrad-l2")),
+    ]
+    [file] = [path for path in Path(face.pipeline.settings.storage, "landing").rglob("*") if path.is_file()]
+    digest = f"sha256:{file.name.split('.')[0]}"
+    landed = face.pipeline.landing.read(digest)
+    assert {message.message_id: message.body for message in landed} == {
+        message.message_id: message.body for message in batch
+    }
+    config = {"config": {"source": Source.LANDING.name, "landing": [digest]}}
+    assert tick.run_requests[0].run_config == {
+        "ops": {"goes_abi__message_parse": config, "nexrad_l2__message_parse": config}
+    }
+    assert traces.statuses(face.pipeline) == {Status.PENDING: 6}
+
+    for request in tick.run_requests:
+        result = face.launch(request)
+        assert result is not None
+        assert result.success
+    assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 6}
+    assert set(queue.deleted) == {message.receipt_handle for message in batch}
+
+
+@pytest.mark.clause("DAG-03")
+def test_a_repeated_tick_is_harmless(face: Face, queue: FakeQueue, batch: list[SqsMessage]) -> None:
+    queue.waiting = list(batch)
+    first = face.tick("nodd_messages")
+    assert "queue is empty" in face.tick("nodd_messages").skip_message
+
+    queue.waiting = again(batch, 2)
+    repeated = face.tick("nodd_messages")
+    assert repeated.run_requests == []
+    assert "6 units known already" in repeated.skip_message
+    for request in first.run_requests:
+        face.launch(request)
+    queue.waiting = again(batch, 3)
+    assert face.tick("nodd_messages").run_requests == []
+    assert {record.attempts for record in traces.records(face.pipeline).values()} == {1}
+    assert {message.receipt_handle for message in again(batch, 3)} <= set(queue.deleted)
+
+
+@pytest.mark.clause("DAG-03")
+def test_a_batch_received_again_after_a_lost_tick_gets_the_same_run_keys(
+    face: Face, queue: FakeQueue, batch: list[SqsMessage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.waiting = list(batch)
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "ensure", _dying)  # the batch is landed, nothing is recorded
+        with pytest.raises(CrashError):
+            face.tick("nodd_messages")
+    assert traces.records(face.pipeline) == {}
+    queue.waiting = again(batch, 2)
+    keys = [request.run_key for request in face.tick("nodd_messages").run_requests]
+
+    # The same batch in another deployment, where no tick was lost.
+    monkeypatch.setenv("KFM_HOME", str(Path(face.pipeline.settings.home).parent / "other"))
+    monkeypatch.delenv("KFM_WAL_DSN")
+    other = Face(instance=face.instance, pipeline=open_pipeline(Settings.load()))
+    queue.waiting = list(batch)
+    assert [request.run_key for request in other.tick("nodd_messages").run_requests] == keys
+    assert len(set(keys)) == 2
+    other.pipeline.close()
+
+
+def _dying(*_: object, **__: object) -> Any:
+    raise CrashError
+
+
+@pytest.mark.clause("DAG-03")
+def test_the_ledgers_sensor_asks_again_with_one_key_until_a_run_has_come(
+    face: Face, objects: Path, contracts: ContractRegistry
+) -> None:
+    put(objects, volumes(2))
+    take(face.pipeline, announce([volumes(1)[0].event()], registry=contracts))
+    # What appeared since the last tick is left to the sensor that brought it.
+    waiting = face.tick("nodd_ledger")
+    assert (waiting.run_requests, "1 units are pending" in waiting.skip_message) == ([], True)
+
+    one, other = (face.tick("nodd_ledger").run_requests for _ in range(2))
+    assert [request.run_key for request in one] == [request.run_key for request in other]
+    [request] = one
+    assert request.run_config["ops"]["nexrad_l2__message_parse"]["config"]["source"] == Source.LEDGER.name
+    assert face.launch(request).success  # type: ignore[union-attr]
+    assert face.launch(request) is None
+    assert "nothing is pending" in face.tick("nodd_ledger").skip_message
+
+    take(face.pipeline, announce([volumes(2)[1].event()], registry=contracts))
+    face.tick("nodd_ledger")
+    [later] = face.tick("nodd_ledger").run_requests
+    assert later.run_key != request.run_key
+    assert face.launch(later).success  # type: ignore[union-attr]
+    assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 2}
+
+
+@pytest.mark.clause("DAG-04")
+def test_the_sensor_receives_nothing_while_too_much_is_in_flight(
+    face: Face, queue: FakeQueue, batch: list[SqsMessage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KFM_MAX_IN_FLIGHT_UNITS", "2")
+    limited = Face(instance=face.instance, pipeline=open_pipeline(Settings.load()))
+    queue.waiting = list(batch)
+    requests = limited.tick("nodd_messages").run_requests
+    assert (len(queue.waiting), queue.receives) == (4, 1)
+
+    full = limited.tick("nodd_messages")
+    assert full.run_requests == []
+    assert full.skip_message == (
+        "2 units are in flight, the limit is 2 (KFM_MAX_IN_FLIGHT_UNITS); messages stay safe in the queue"
+    )
+    assert (len(queue.waiting), queue.receives) == (4, 1)
+
+    for request in requests:
+        limited.launch(request)
+    assert limited.tick("nodd_messages").run_requests
+    assert (len(queue.waiting), queue.receives) == (2, 2)
+    limited.pipeline.close()
+
+
+class EndlessSqs:
+    """An SQS client whose queue never empties."""
+
+    def __init__(self, body: str) -> None:
+        self._body = body
+        self._numbers = itertools.count()
+
+    def get_queue_url(self, **_: object) -> dict[str, str]:
+        return {"QueueUrl": "endless"}
+
+    def receive_message(self, *, MaxNumberOfMessages: int, **_: object) -> dict[str, Any]:  # noqa: N803
+        time.sleep(0.05)  # a fast round trip to SQS
+        numbers = [next(self._numbers) for _ in range(MaxNumberOfMessages)]
+        return {
+            "Messages": [
+                {"MessageId": f"m{number}", "Body": self._body, "ReceiptHandle": f"r{number}"} for number in numbers
+            ]
+        }
+
+
+@pytest.mark.clause("DAG-04")
+@pytest.mark.timeout(60)
+def test_a_tick_ends_by_itself_with_any_backlog(
+    face: Face, batch: list[SqsMessage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "KFM_TICK_BUDGET_SECONDS": "1",
+        "KFM_MAX_UNITS_PER_RUN": "10000",
+        "KFM_MAX_IN_FLIGHT_UNITS": "1000000",
+    }.items():
+        monkeypatch.setenv(name, value)
+    endless: Any = EndlessSqs(batch[0].body)
+    monkeypatch.setattr(SqsQueueResource, "connect", lambda self, settings: Queue(endless, name="endless", threads=4))
+    patient = Face(instance=face.instance, pipeline=open_pipeline(Settings.load()))
+    assert len(patient.tick("nodd_messages").run_requests) == 1
+    # It worked, and neither limit of numbers ended it: four threads at 200 messages a second stay far below.
+    assert 10 < patient.pipeline.deliveries.counts()[DeliveryState.IN_FLIGHT] < 10_000
+    patient.pipeline.close()
+
+
+@pytest.mark.clause("WSM-11")
+def test_units_of_a_dead_run_are_given_back_and_those_of_a_live_one_are_not(
+    face: Face, objects: Path, contracts: ContractRegistry
+) -> None:
+    put(objects, volumes(2))
+    runs = {}
+    for number, status in enumerate([dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.FAILURE]):
+        take(face.pipeline, announce([volumes(2)[number].event()], registry=contracts))
+        run = face.instance.create_run_for_job(face.repository.get_job("ingest"), status=status)
+        with pytest.raises(CrashError):
+            run_chain(
+                face.pipeline, "nexrad-l2", PARTITION, run.run_id, Source.LEDGER,
+                dies_at=Seam(operator=Operator.STAC_REGISTER, point="computed"),
+            )  # fmt: skip
+        runs[status] = volumes(2)[number].uri
+    face.tick("nodd_ledger")
+    records = traces.records(face.pipeline)
+    assert records[runs[dg.DagsterRunStatus.STARTED]].status is Status.IN_PROGRESS
+    given_back = records[runs[dg.DagsterRunStatus.FAILURE]]
+    assert (given_back.status, given_back.last_error_code) == (Status.PENDING, "worker_lost")
+
+    [request] = face.tick("nodd_ledger").run_requests
+    face.launch(request)
+    assert traces.statuses(face.pipeline) == {Status.IN_PROGRESS: 1, Status.SUCCEEDED: 1}
+
+
+@pytest.fixture
+def published(
+    contracts: ContractRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[PublishedSamples]:
+    """The demo's two days in an embedded cloud that the environment points at."""
+    with EmbeddedCloud() as cloud:
+        cloud.provision(contracts, max_receive_count=3)
+        samples = publish_samples(Feed(cloud, contracts))
+        for name, value in {
+            **cloud.environment(),
+            "KFM_HOME": str(tmp_path / "home"),
+            "KFM_RETRY_BACKOFF_SECONDS": "0",
+        }.items():
+            monkeypatch.setenv(name, value)
+        yield samples
+
+
+@pytest.mark.clause("DAG-03", "BEY-03", "BEY-08")
+def test_sensors_and_runs_drain_a_real_queue(published: PublishedSamples, instance: dg.DagsterInstance) -> None:
+    face = Face(instance=instance, pipeline=open_pipeline(Settings.load()))
+    for _ in range(12):
+        for sensor in ("nodd_messages", "nodd_ledger"):
+            for request in face.tick(sensor).run_requests:
+                face.launch(request)
+        if progress(face.pipeline).drained:
+            break
+    records = traces.records(face.pipeline)
+    assert {uri for uri, record in records.items() if record.status is Status.SUCCEEDED} == set(published.objects)
+    ended = {uri: record.last_error_code for uri, record in records.items() if record.status is Status.QUARANTINED}
+    assert ended == {published.missing: "missing_object", published.truncated: "size_mismatch"}
+    assert len(records) == len(published.objects) + 2
+    assert set(traces.items(Path(face.pipeline.settings.catalog))) == set(published.objects)
+    traces.assert_once(traces.events(Path(face.pipeline.settings.lineage)))
+    [poison] = face.pipeline.deliveries.rejected()
+    assert poison.body == published.malformed
+    depth = face.pipeline.queue.depth()
+    assert (depth.visible, depth.in_flight, depth.delayed) == (0, 0, 0)
+    assert sum(face.pipeline.deliveries.counts().values()) == published.messages
+    face.pipeline.close()
+    open_pipeline.cache_clear()
