@@ -2,8 +2,8 @@
 
     inputs_hash = "sha256:" + SHA-256(canonical JSON of {"inputs": [...], "parameters": {...}})
 
-Inputs are sorted by URI, keys lexicographically, text is UTF-8, numbers as JSON has them. Equal inputs in any order give
-equal hashes; any change of a member changes it.
+Inputs are sorted by URI, keys lexicographically, text is UTF-8, numbers as JSON has them. Equal inputs in any order
+give equal hashes; any change of a member changes it.
 """
 
 from __future__ import annotations

@@ -86,9 +86,7 @@ class Node(Protocol):
         ...
 
     def after_commit(self, batch: Sequence[Envelope]) -> None:
-        """Do what may only happen once the stage is durable. Lost when the process dies here, so it must be repaired
-        elsewhere.
-        """
+        """Do what may only happen once the stage is durable; another process repeats it when this one dies here."""
         ...
 
 
