@@ -107,6 +107,17 @@ class _Node:
         with ThreadPoolExecutor(max_workers=self.pipeline.settings.read_concurrency) as pool:
             return list(pool.map(work, batch))
 
+    def _while_held(
+        self, write: Callable[[list[Envelope]], list[Envelope]], batch: Sequence[Envelope]
+    ) -> list[Envelope]:
+        """Write for the units that this run still holds; the others come back as they are, and settle as lost.
+
+        A re-executed run may hold a batch that recovery has given to another run, or that it has settled itself.
+        """
+        held = self.pipeline.ledger.held(batch, run_id=self.run_id)
+        written = iter(write([unit for unit in batch if unit.wal_id in held]))
+        return [next(written) if unit.wal_id in held else unit for unit in batch]
+
 
 @dataclass(kw_only=True)
 class MessageParse(_Node):
@@ -221,16 +232,17 @@ class StacRegister(_Node):
 
     @override
     def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
-        registered: list[Envelope] = []
-        for part in _chunks(iter(batch), REGISTER_CHUNK):
-            registered += stac_register_batch(
+        def register(part: list[Envelope]) -> list[Envelope]:
+            return stac_register_batch(
                 part,
                 contract=self.contract,
                 grammar=self.pipeline.registry.grammars[self.dataset],
                 catalog=self.pipeline.catalog,
                 run_state={"dataset_id": self.dataset_id, "run_id": self.run_id},
             )
-        return registered
+
+        parts = _chunks(iter(batch), REGISTER_CHUNK)
+        return [unit for part in parts for unit in self._while_held(register, part)]
 
     @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
@@ -246,14 +258,18 @@ class ProvenanceEmit(_Node):
     @override
     def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
         claimed = self.pipeline.stages.run_states.get(f"{self.dataset}.{Operator.MESSAGE_PARSE}", self.run_id)
-        return provenance_emit(
-            batch,
-            contract=self.contract,
-            lineage=self.pipeline.lineage,
-            run_id=self.run_id,
-            occurred_at=self.pipeline.clock(),
-            started_at=claimed.recorded_at if claimed else None,
-        )
+
+        def emit(units: list[Envelope]) -> list[Envelope]:
+            return provenance_emit(
+                units,
+                contract=self.contract,
+                lineage=self.pipeline.lineage,
+                run_id=self.run_id,
+                occurred_at=self.pipeline.clock(),
+                started_at=claimed.recorded_at if claimed else None,
+            )
+
+        return self._while_held(emit, batch)
 
     @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:

@@ -5,9 +5,9 @@ Belongs here: named queries as typed values. Does not belong here: changes (`sto
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from kfm_dagster.contracts.envelope import WalId
+from kfm_dagster.contracts.envelope import Envelope, WalId
 from kfm_dagster.ledger.joining import reading
 from kfm_dagster.ledger.record import HistoryEntry, NoddWalRecord, record_of
 from kfm_dagster.ledger.reports import PendingPartition
@@ -39,6 +39,13 @@ class LedgerQueries:
         with reading(self.database, tx) as view:
             rows = view.run("ledger.statuses", wal_ids=as_json(sorted(wal_ids))).all()
         return {WalId(row.wal_id): Status(row.status) for row in rows}
+
+    def held(self, units: Sequence[Envelope], *, run_id: str, tx: Transaction | None = None) -> frozenset[WalId]:
+        """Return those of the claimed units whose claim still stands: nobody has taken it back or settled it."""
+        with reading(self.database, tx) as view:
+            rows = view.run("ledger.held", wal_ids=as_json([unit.wal_id for unit in units]), run_id=run_id).all()
+        attempts = {row.wal_id: row.attempts for row in rows}
+        return frozenset(unit.wal_id for unit in units if attempts.get(unit.wal_id) == unit.attempt)
 
     def find(
         self,

@@ -180,3 +180,26 @@ def test_a_run_that_dies_before_it_settles_leaves_the_claim_and_nothing_else(
     assert {record.integrity_status, record.metadata_status, record.stac_status, record.provenance_status} == {
         "unknown"
     }
+
+
+@pytest.mark.clause("WAL-02")
+@pytest.mark.parametrize("taken_by", ["nobody yet", "another run"])
+def test_a_run_that_lost_its_claims_writes_nothing(
+    taken_by: str, recorder: Recorder, pipeline: Pipeline, objects: Path
+) -> None:
+    recorder.pipeline = pipeline
+    put(objects, volumes(2))
+    with pytest.raises(CrashError):
+        run_chain(
+            pipeline, "nexrad-l2", DAY.isoformat(), "lost",
+            dies_at=Seam(operator=Operator.METADATA_EXTRACT, point="committed"),
+        )  # fmt: skip
+    pipeline.ledger.release_lost(run_ids=["lost"])
+    if taken_by == "another run":
+        pipeline.ledger.claim(dataset="nexrad-l2", partition=DAY.isoformat(), run_id="other", limit=1)
+    before = traces.records(pipeline)
+
+    late = run_chain(pipeline, "nexrad-l2", DAY.isoformat(), "lost")
+    assert late.state.validation_summary["lost"] == 2
+    assert recorder.seen == []
+    assert traces.records(pipeline) == before

@@ -28,6 +28,12 @@ RETURNING wal_id;
 SELECT wal_id, status FROM nodd_wal_records
 WHERE wal_id IN (SELECT jsonb_array_elements_text(CAST(:wal_ids AS jsonb)));
 
+-- name: held
+SELECT wal_id, attempts FROM nodd_wal_records
+WHERE
+    wal_id IN (SELECT jsonb_array_elements_text(CAST(:wal_ids AS jsonb)))
+    AND status = 'in_progress' AND ingest_run_id = :run_id;
+
 -- name: lock_statuses
 SELECT wal_id, status FROM nodd_wal_records
 WHERE wal_id IN (SELECT jsonb_array_elements_text(CAST(:wal_ids AS jsonb)))

@@ -25,6 +25,11 @@ RETURNING wal_id;
 -- name: statuses
 SELECT wal_id, status FROM nodd_wal_records WHERE wal_id IN (SELECT value FROM json_each(:wal_ids));
 
+-- name: held
+SELECT wal_id, attempts FROM nodd_wal_records
+WHERE
+    wal_id IN (SELECT value FROM json_each(:wal_ids)) AND status || '' = 'in_progress' AND ingest_run_id = :run_id;
+
 -- name: lock_statuses
 SELECT wal_id, status FROM nodd_wal_records WHERE wal_id IN (SELECT value FROM json_each(:wal_ids));
 

@@ -1,0 +1,249 @@
+"""Runs executed through Dagster: run-state per node and root run, re-execution, claims, and per-unit truth."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+import kfm_dagster
+from kfm_dagster.catalog.store import Catalog
+from kfm_dagster.defs.resources import PipelineResource, SqsQueueResource, WalResource, open_pipeline
+from kfm_dagster.errors import DatabaseUnavailableError
+from kfm_dagster.ingest.nodes import Operator
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.run_state.record import Outcome
+from kfm_dagster.settings import Settings
+from kfm_dagster.stages.envelope_table import from_parquet
+from kfm_dagster.storage.statements import sql_root
+from kfm_dagster_tests.integration import face as face_module
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import (
+    DAY,
+    FakeQueue,
+    announce,
+    assert_conserved,
+    missing,
+    put,
+    take,
+    volumes,
+)
+from kfm_dagster_tests.integration.face import Face, materialisations
+
+# Dagster 1.13 asks this deprecated property of its own when it makes a resource with nested ones.
+pytestmark = pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning")
+
+PARTITION = DAY.isoformat()
+NODES = [f"nexrad-l2.{operator}" for operator in Operator]
+JOB = "ingest_nexrad_l2"
+
+
+@pytest.mark.clause("DAG-02", "RSP-11")
+def test_a_run_leaves_one_run_state_row_per_node_with_its_output(face: Face, objects: Path) -> None:
+    put(objects, volumes(2))
+    result = face.execute(JOB, partition=PARTITION)
+    assert result.success
+    states = face.pipeline.stages.run_states.of_run(result.dagster_run.run_id)
+    assert [(state.dataset_id, state.outcome) for state in states] == [(node, Outcome.SUCCESS) for node in NODES]
+    for state in states:
+        stored = from_parquet((Path(face.pipeline.settings.storage) / str(state.artifact_uri)).read_bytes())
+        recalled = face.pipeline.stages.recall(state.dataset_id, state.run_id)
+        assert recalled is not None
+        assert [unit.wal_id for unit in stored] == [unit.wal_id for unit in recalled.envelopes]
+        assert {unit.object_uri for unit in stored} == {item.uri for item in volumes(2)}
+    assert {record.ingest_run_id for record in traces.records(face.pipeline).values()} == {result.dagster_run.run_id}
+
+
+@pytest.mark.clause("BEY-13")
+def test_mixed_outcomes_show_as_counts_a_failed_check_and_a_table(face: Face, objects: Path) -> None:
+    items = [*volumes(2), missing(volumes(3)[2])]
+    put(objects, items)
+    take(face.pipeline, announce([item.event() for item in items], registry=face.pipeline.registry))
+    result = face.execute(JOB, partition=PARTITION)
+
+    shown = materialisations(result)
+    assert {noun: metadata["units"] for noun, metadata in shown.items()} == dict.fromkeys(shown, 3)
+    assert (shown["integrity"]["passed"], shown["integrity"]["failed"]) == (2, 1)
+    assert (shown["stac_items"]["items_created"], shown["stac_items"]["failed"]) == (2, 0)
+    settled = {name: value for name, value in shown["ledger"].items() if name.startswith("settled_")}
+    assert settled == {"settled_succeeded": 2, "settled_retrying": 1, "settled_quarantined": 0, "settled_lost": 0}
+    assert {noun: metadata["outcome"] for noun, metadata in shown.items()} == {
+        "envelopes": "success",
+        "integrity": "partial",
+        "metadata": "success",
+        "stac_items": "success",
+        "provenance": "success",
+        "ledger": "partial",
+    }
+    [check] = result.get_asset_check_evaluations()
+    assert (check.check_name, check.passed, check.metadata["observed"].value) == ("every_unit_succeeded", False, 1)
+    for table in (check.metadata["failing_units"].value, shown["ledger"]["failing_units"]):
+        [row] = [record.data for record in (table.records if hasattr(table, "records") else table)]
+        assert (row["object_uri"], row["code"]) == (items[2].uri, "missing_object")
+        assert row["wal_id"] == traces.records(face.pipeline)[items[2].uri].wal_id
+
+
+@pytest.mark.clause("BEY-13")
+def test_a_run_of_sound_units_passes_its_check(face: Face, objects: Path) -> None:
+    put(objects, volumes(1))
+    [check] = face.execute(JOB, partition=PARTITION).get_asset_check_evaluations()
+    assert check.passed
+
+
+@pytest.fixture
+def persistent(
+    tmp_path: Path, objects: Path, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[dg.DagsterInstance, Pipeline]]:
+    """An instance on disk, which re-execution needs, and the pipeline that its runs share."""
+    monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("KFM_OBJECT_ROOT", str(objects))
+    monkeypatch.setattr(SqsQueueResource, "connect", lambda self, settings: queue)
+    pipeline = open_pipeline(Settings.load())
+    (tmp_path / "dagster").mkdir()
+    with dg.DagsterInstance.local_temp(str(tmp_path / "dagster")) as instance:
+        yield instance, pipeline
+    pipeline.close()
+    open_pipeline.cache_clear()
+
+
+def execute(instance: dg.DagsterInstance, again: dg.ReexecutionOptions | None = None) -> dg.JobExecutionResult:
+    """Run the job for DAY, or run it again."""
+    with dg.execute_job(
+        dg.reconstructable(face_module.ingest_nexrad_l2),
+        instance=instance,
+        tags={"dagster/partition": PARTITION},
+        reexecution_options=again,
+    ) as result:
+        return result
+
+
+def executed(result: dg.JobExecutionResult) -> list[str]:
+    """Nouns whose steps ran, and those of them that said they were skipped."""
+    return [event.step_key.removeprefix("nexrad_l2__") for event in result.get_step_success_events()]
+
+
+def skipped(result: dg.JobExecutionResult) -> list[str]:
+    """Steps that observed that there was nothing to do."""
+    found = []
+    for event in result.all_events:
+        if event.event_type is dg.DagsterEventType.ASSET_OBSERVATION:
+            metadata = event.asset_observation_data.asset_observation.metadata
+            assert (metadata["outcome"].value, metadata["cause"].value) == ("skipped", "ALREADY_SUCCEEDED")
+            found.append(str(event.step_key).removeprefix("nexrad_l2__"))
+    return found
+
+
+@pytest.mark.clause("RSP-11", "DAG-07", "WAL-08", "BEY-03")
+def test_a_reexecution_from_failure_shares_the_root_run_and_its_claims(
+    persistent: tuple[dg.DagsterInstance, Pipeline], objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance, pipeline = persistent
+    put(objects, volumes(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(Catalog, "register", _database_is_down)
+        first = execute(instance)
+    assert not first.success
+    assert traces.statuses(pipeline) == {Status.IN_PROGRESS: 2}
+
+    again = execute(instance, dg.ReexecutionOptions.from_failure(first.run_id, instance))
+    assert again.success
+    assert again.run_id != first.run_id
+    run = instance.get_run_by_id(again.run_id)
+    assert run is not None
+    assert run.root_run_id == first.run_id
+    assert [step for step in executed(again) if "every_unit" not in step] == [
+        "stac_register",
+        "provenance_emit",
+        "settle",
+    ]
+    records = traces.records(pipeline).values()
+    assert {(record.status, record.attempts, record.ingest_run_id) for record in records} == {
+        (Status.SUCCEEDED, 1, first.run_id)
+    }
+    assert pipeline.stages.run_states.of_run(again.run_id) == []
+    rows = pipeline.stages.run_states.of_run(first.run_id)
+    assert {(row.dataset_id, row.outcome) for row in rows} == {(node, Outcome.SUCCESS) for node in NODES}
+    assert_conserved(pipeline)
+
+
+def _database_is_down(*_: object) -> Any:
+    raise DatabaseUnavailableError
+
+
+@pytest.mark.clause("DAG-07", "RSP-11", "WAL-05", "WAL-06")
+def test_a_reexecution_of_everything_skips_what_succeeded_and_changes_nothing(
+    persistent: tuple[dg.DagsterInstance, Pipeline], objects: Path
+) -> None:
+    instance, pipeline = persistent
+    items = [*volumes(2), missing(volumes(3)[2])]
+    put(objects, items)
+    take(pipeline, announce([item.event() for item in items], registry=pipeline.registry))
+    first = execute(instance)
+    before = (traces.records(pipeline), traces.catalog_tree(Path(pipeline.settings.catalog)))
+    put(objects, volumes(3))  # the third object arrives; its unit is no claim of this run any more
+
+    again = execute(instance, dg.ReexecutionOptions(parent_run_id=first.run_id))
+    assert again.success
+    run = instance.get_run_by_id(again.run_id)
+    assert run is not None
+    assert run.root_run_id == first.run_id
+    # Everything that had succeeded in this run is skipped; what had failures runs again, without a claim.
+    assert skipped(again)[0] == "message_parse"
+    assert {"integrity_check", "settle"}.isdisjoint(skipped(again))
+    assert (traces.records(pipeline), traces.catalog_tree(Path(pipeline.settings.catalog))) == before
+    settle = materialisations(again)["ledger"]
+    assert (settle["settled_lost"], settle["settled_succeeded"], settle["settled_retrying"]) == (3, 0, 0)
+    traces.assert_once(traces.events(Path(pipeline.settings.lineage)))
+    assert_conserved(pipeline)
+
+
+@pytest.mark.clause("DAG-07")
+def test_a_reexecution_of_a_run_without_failures_skips_every_node(
+    persistent: tuple[dg.DagsterInstance, Pipeline], objects: Path
+) -> None:
+    instance, pipeline = persistent
+    put(objects, volumes(1))
+    first = execute(instance)
+    before = (traces.records(pipeline), traces.catalog_tree(Path(pipeline.settings.catalog)))
+    rows = pipeline.stages.run_states.of_run(first.run_id)
+    again = execute(instance, dg.ReexecutionOptions(parent_run_id=first.run_id))
+    assert skipped(again) == [str(operator) for operator in Operator]
+    assert (traces.records(pipeline), traces.catalog_tree(Path(pipeline.settings.catalog))) == before
+    assert pipeline.stages.run_states.of_run(first.run_id) == rows
+
+
+@pytest.mark.clause("DAG-06")
+def test_the_wal_is_a_resource_and_its_dsn_rules(tmp_path: Path, face: Face) -> None:
+    resource = PipelineResource(wal=WalResource(dsn=f"sqlite:///{tmp_path / 'elsewhere.db'}"), queue=SqsQueueResource())
+    pipeline = resource.get()
+    assert pipeline.database.engine.url.database == str(tmp_path / "elsewhere.db")
+    assert resource.get() is pipeline
+    pipeline.close()
+    definitions = face.repository.get_top_level_resources()
+    assert set(definitions) >= {"pipeline", "stage_io"}
+
+
+CHANGE = re.compile(
+    r"\b(?:INSERT\s+INTO|REPLACE\s+INTO|UPDATE|DELETE\s+FROM|MERGE\s+INTO)\s+nodd_wal_(?:records|transitions)\b",
+    re.IGNORECASE,
+)
+
+
+@pytest.mark.clause("DAG-06", "WAL-07")
+def test_no_code_outside_the_ledger_changes_a_record() -> None:
+    package = Path(kfm_dagster.__file__).parent
+    queries = Path(str(sql_root())) / "queries"
+    changing = {
+        path.relative_to(queries).name for path in queries.rglob("*.sql") if CHANGE.search(path.read_text("utf-8"))
+    }
+    assert changing == {"ledger.sql"}
+    sources = {path.relative_to(package).as_posix(): path.read_text("utf-8") for path in package.rglob("*.py")}
+    assert [name for name, text in sources.items() if CHANGE.search(text)] == []
+    # The ledger's statements are run by the ledger alone.
+    users = {name.split("/")[0] for name, text in sources.items() if re.search(r"""["']ledger\.\w+["']""", text)}
+    assert users == {"ledger"}
