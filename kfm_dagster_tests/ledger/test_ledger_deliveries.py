@@ -154,6 +154,8 @@ def test_conservation_shows_what_nothing_will_ever_end(bench: Bench) -> None:
     bench.deliveries.reject([rejection(2)])
     found = bench.deliveries.conservation()
     assert (found.residual_units, found.residual_messages) == (0, 0)
+    bench.type_by_hand("UPDATE nodd_wal_deliveries SET state = 'rejected' WHERE message_id = 'm3'")
+    assert bench.deliveries.conservation().residual_messages == 1
 
 
 @pytest.mark.clause("BEY-03")

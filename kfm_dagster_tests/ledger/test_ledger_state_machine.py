@@ -7,9 +7,11 @@ import re
 from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Priority, ProvenanceStatus, StacStatus
@@ -66,7 +68,7 @@ INSERT INTO nodd_wal_records (
 VALUES (
     :wal_id, 'nexrad-l2', :object_uri, 'aws', 'q', :t, :t, :end, :status, :attempts, :last_attempt_at,
     :last_error_code, :integrity_status, :metadata_status, :stac_status, :provenance_status, :t, :updated_at, :version,
-    :partition, 'normal', '2.1', 'person', 'by hand', '{}', NULL
+    :partition, 'normal', '2.1', 'person', 'by hand', :extension, NULL
 )
 """
 FRESH: dict[str, Any] = {
@@ -85,6 +87,7 @@ FRESH: dict[str, Any] = {
     "updated_at": T,
     "version": 1,
     "partition": "2025-12-03",
+    "extension": "{}",
 }
 
 
@@ -241,6 +244,7 @@ NO_BEGINNING: list[dict[str, Any]] = [
     {"wal_id": "w-1"},
     {"end": "2025-12-02T00:00:00.000000Z"},
     {"partition": "2025-12-04"},
+    {"extension": "[]"},
 ]
 
 
@@ -252,6 +256,15 @@ def test_a_record_that_does_not_begin_at_the_beginning_is_refused(bench: Bench) 
     assert bench.ledger.find() == []
     bench.type_by_hand(INSERT, **FRESH)
     assert len(bench.ledger.find()) == 1
+
+
+def test_times_that_would_not_sort_are_refused_where_times_are_text(tmp_path: Path) -> None:
+    database = Database.open(f"sqlite:///{tmp_path / 'kfm.db'}")
+    for text in ("2025-12-03 12:00:00", "2025-12-03T12:00:00Z", "2025-12-03T12:00:00.000000+00:00"):
+        values = FRESH | {"t": text, "end": text, "updated_at": text}
+        with database.engine.connect() as connection, pytest.raises(DBAPIError, match="times_are_rfc3339"):
+            connection.execute(sa.text(INSERT), values)
+    database.dispose()
 
 
 @pytest.mark.clause("WSM-01", "WSM-03", "WAL-04")
