@@ -32,7 +32,10 @@ class Settings(BaseSettings):
 
     env: Environment = Field(Environment.DEV, description="dev, stage or prod.")
     home: Path = Field(Path(".kfm"), description="Data root; everything below has its default inside.")
-    wal_dsn: str = Field("", description="Database of the four records; default sqlite:///$KFM_HOME/kfm.db.")
+    # It may hold a password, and a repr ends up in logs and tracebacks.
+    wal_dsn: str = Field(
+        "", repr=False, description="Database of the four records; default sqlite:///$KFM_HOME/kfm.db."
+    )
     storage_url: str = Field("", description="Landing zone and artifacts, folder or s3://; default $KFM_HOME/storage.")
     catalog_url: str = Field("", description="STAC catalog, folder or s3://; default $KFM_HOME/catalog.")
     lineage_url: str = Field("", description="OpenLineage and PROV-O files; default $KFM_HOME/lineage.")

@@ -1,0 +1,140 @@
+"""Planning runs: enough for what is pending, never more, and each under a name that a repeated tick gives again."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kfm_dagster.ingest.nodes import Source
+from kfm_dagster.ingest.plan import PlannedRun, plan_runs
+from kfm_dagster.ledger.reports import PendingPartition
+
+DAY = "2025-04-02"
+OLDEST = datetime(2025, 4, 2, tzinfo=UTC)
+
+Pending = Mapping[tuple[str, str], int]
+
+
+def plan(
+    pending: Pending,
+    *,
+    landed: Mapping[tuple[str, str], tuple[str, ...]] | None = None,
+    active: Mapping[str, int] | None = None,
+    most: int = 10,
+    salt: str = "0",
+) -> list[PlannedRun]:
+    """Plan for pending units by (dataset, partition)."""
+    return plan_runs(
+        [
+            PendingPartition(dataset=dataset, partition=partition, units=units, oldest=OLDEST)
+            for (dataset, partition), units in pending.items()
+        ],
+        landed=landed or {},
+        active=Counter(active or {}),
+        max_units_per_run=most,
+        salt=lambda _: salt,
+    )
+
+
+def shape(runs: list[PlannedRun]) -> list[tuple[str, tuple[str, ...], str]]:
+    return [(run.partition, run.datasets, run.source.value) for run in runs]
+
+
+@pytest.mark.clause("DAG-03")
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        ({"pending": {}}, []),
+        ({"pending": {("a", DAY): 1}}, [(DAY, ("a",), "ledger")]),
+        ({"pending": {("a", DAY): 10}}, [(DAY, ("a",), "ledger")]),
+        ({"pending": {("a", DAY): 11}}, [(DAY, ("a",), "ledger")] * 2),
+        # One run covers every dataset of its day.
+        ({"pending": {("a", DAY): 3, ("b", DAY): 4}}, [(DAY, ("a", "b"), "ledger")]),
+        ({"pending": {("a", DAY): 25, ("b", DAY): 4}}, [(DAY, ("a", "b"), "ledger"), *[(DAY, ("a",), "ledger")] * 2]),
+        (
+            {"pending": {("a", DAY): 1, ("b", "2025-04-01"): 1}},
+            [("2025-04-01", ("b",), "ledger"), (DAY, ("a",), "ledger")],
+        ),
+        # What active runs can take is left to them.
+        ({"pending": {("a", DAY): 10}, "active": {DAY: 1}}, []),
+        ({"pending": {("a", DAY): 11}, "active": {DAY: 1}}, [(DAY, ("a",), "ledger")]),
+        ({"pending": {("a", DAY): 11}, "active": {"2025-04-01": 1}}, [(DAY, ("a",), "ledger")] * 2),
+        # Landed batches go to the first run, if every dataset of it has one.
+        ({"pending": {("a", DAY): 1}, "landed": {("a", DAY): ("x",)}}, [(DAY, ("a",), "landing")]),
+        (
+            {"pending": {("a", DAY): 11}, "landed": {("a", DAY): ("x",)}},
+            [(DAY, ("a",), "landing"), (DAY, ("a",), "ledger")],
+        ),
+        (
+            {"pending": {("a", DAY): 1, ("b", DAY): 1}, "landed": {("a", DAY): ("x",)}},
+            [(DAY, ("a", "b"), "ledger")],
+        ),
+        ({"pending": {("a", DAY): 1}, "landed": {("a", "2025-04-01"): ("x",)}}, [(DAY, ("a",), "ledger")]),
+    ],
+)
+def test_runs_follow_from_what_is_pending(case: dict[str, Any], expected: list[Any]) -> None:
+    assert shape(plan(**case)) == expected
+
+
+def test_a_run_over_landed_batches_names_them_in_order() -> None:
+    [run] = plan({("a", DAY): 1}, landed={("a", DAY): ("y", "x")})
+    assert (run.source, run.landing) == (Source.LANDING, {"a": ("x", "y")})
+    [other] = plan({("a", DAY): 1})
+    assert other.landing == {}
+
+
+def test_a_run_key_is_the_same_in_every_release() -> None:
+    """Dagster remembers run keys for ever: a release that named runs anew would start finished ones again."""
+    [run] = plan({("goes-abi", DAY): 1}, landed={("goes-abi", DAY): ("sha256:ab",)})
+    assert run.run_key == "b8a02e166b93b62ed7b35abebd038eaf99dc5dc948f2abc0db5e41184c8c71dd"
+
+
+_DATASETS = st.sampled_from(["a", "b", "c"])
+_DAYS = st.sampled_from([DAY, "2025-04-01", "2025-04-03"])
+_PENDING = st.dictionaries(st.tuples(_DATASETS, _DAYS), st.integers(1, 60), max_size=9)
+_ACTIVE = st.dictionaries(_DAYS, st.integers(0, 4))
+_LANDED = st.dictionaries(st.tuples(_DATASETS, _DAYS), st.lists(st.text("xyz", min_size=1), min_size=1).map(tuple))
+
+
+@given(pending=_PENDING, active=_ACTIVE, landed=_LANDED, most=st.integers(1, 20))
+def test_runs_cover_what_is_pending_and_none_is_too_many(
+    pending: Pending, active: dict[str, int], landed: dict[tuple[str, str], tuple[str, ...]], most: int
+) -> None:
+    runs = plan(pending, active=active, landed=landed, most=most)
+    for (dataset, partition), units in pending.items():
+        planned = sum(dataset in run.datasets for run in runs if run.partition == partition)
+        needed = -(-units // most)
+        assert planned == max(0, needed - active.get(partition, 0))
+    assert {(dataset, run.partition) for run in runs for dataset in run.datasets} <= set(pending)
+    for run in runs:
+        assert set(run.landing) == (set(run.datasets) if run.source is Source.LANDING else set())
+
+
+@pytest.mark.clause("DAG-03")
+@given(pending=_PENDING, active=_ACTIVE, landed=_LANDED, most=st.integers(1, 20), seed=st.integers())
+def test_run_keys_are_distinct_and_stable(
+    pending: Pending,
+    active: dict[str, int],
+    landed: dict[tuple[str, str], tuple[str, ...]],
+    most: int,
+    seed: int,
+) -> None:
+    runs = plan(pending, active=active, landed=landed, most=most)
+    keys = [run.run_key for run in runs]
+    assert len(set(keys)) == len(keys)
+    shuffled = random.Random(seed)
+    mixed = dict(shuffled.sample(list(pending.items()), len(pending)))
+    turned = {key: tuple(shuffled.sample(digests, len(digests))) for key, digests in landed.items()}
+    assert [run.run_key for run in plan(mixed, active=active, landed=turned, most=most)] == keys
+    # Only a run over the ledger may be asked for again, once an earlier one of its partition has come.
+    later = plan(pending, active=active, landed=landed, most=most, salt="1")
+    assert [one.run_key == other.run_key for one, other in zip(runs, later, strict=True)] == [
+        run.source is Source.LANDING for run in runs
+    ]

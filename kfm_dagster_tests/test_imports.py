@@ -1,0 +1,74 @@
+"""Importing the package does nothing: no environment, no socket, no file but its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+IMPORT_EVERYTHING = """
+import importlib, json, os, pkgutil, sys
+
+import kfm_dagster
+
+seen = {"sockets": [], "written": [], "variables": []}
+
+def watch(event, arguments):
+    if event in {"socket.connect", "socket.bind", "socket.sendto", "socket.getaddrinfo"}:
+        # urllib3 looks whether this machine has IPv6 when it is imported, and does without an answer.
+        if arguments[1:] != (("::1", 0),):
+            seen["sockets"].append(f"{event} {arguments[1:]}")
+        raise OSError("sockets are blocked")
+    if event == "open" and isinstance(arguments[1], str) and set(arguments[1]) & set("wax+"):
+        seen["written"].append(str(arguments[0]))
+    if event in {"os.mkdir", "os.remove", "os.rename"}:
+        seen["written"].append(str(arguments[0]))
+
+class Watched(type(os.environ)):
+    def __getitem__(self, name):
+        caller = sys._getframe(1)
+        while caller and not caller.f_globals.get("__name__", "").startswith("kfm_dagster"):
+            caller = None if caller.f_globals.get("__name__") not in {"os", "_collections_abc"} else caller.f_back
+        if caller is not None:
+            seen["variables"].append(name)
+        return super().__getitem__(name)
+
+os.environ.__class__ = Watched
+sys.addaudithook(watch)
+names = [
+    module.name
+    for module in pkgutil.walk_packages(kfm_dagster.__path__, "kfm_dagster.")
+    if module.name != "kfm_dagster.definitions"
+]
+for name in names:
+    importlib.import_module(name)
+print(json.dumps(seen | {"modules": names}))
+"""
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What happened while every module but the entry point was imported, with an empty environment."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    found = subprocess.run(
+        [sys.executable, "-B", "-c", IMPORT_EVERYTHING],
+        env={"PYTHONPATH": os.pathsep.join(sys.path)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert found.returncode == 0, found.stderr
+    result: dict[str, list[str]] = json.loads(found.stdout.splitlines()[-1])
+    assert len(result["modules"]) > 80
+    assert list(folder.iterdir()) == []
+    return result
+
+
+@pytest.mark.parametrize("what", ["sockets", "variables", "written"])
+def test_importing_the_package_touches_nothing_outside_itself(what: str, seen: dict[str, list[str]]) -> None:
+    assert seen[what] == []

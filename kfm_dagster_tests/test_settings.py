@@ -1,0 +1,98 @@
+"""Settings: every variable with a bad value is one clear line that names it; a password is never in it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfm_dagster.errors import ConfigurationError, ExitCode
+from kfm_dagster.settings import Environment, Settings
+
+SECRET = "s3cr3t-word"
+ANY_TEXT = {
+    "home", "storage_url", "catalog_url", "lineage_url", "contracts_dir", "object_root", "sqs_primary_queue",
+    "sqs_dlq_queue", "lakefs_branch", "worker_id",
+}  # fmt: skip
+"""Variables that take any text; what they name is checked where it is opened."""
+BAD: dict[str, list[str]] = {
+    "env": ["production", ""],
+    "wal_dsn": [f"mysql://kfm:{SECRET}@host/db", f"kfm:{SECRET}", f"sqlite://{SECRET}"],
+    "anonymous": ["perhaps"],
+    "sensor_interval_seconds": ["0", "-1", "soon", "1.5"],
+    "tick_budget_seconds": ["0", "forty"],
+    "receive_threads": ["0", "many"],
+    "max_units_per_run": ["0", "10001", "1e3"],
+    "max_in_flight_units": ["-5", ""],
+    "read_concurrency": ["0", "x"],
+    "lease_seconds": ["0", "16m"],
+    "retry_backoff_seconds": ["-1", "x"],
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith("KFM_"):
+            monkeypatch.delenv(name)
+
+
+def test_every_setting_is_in_one_of_the_tables() -> None:
+    assert set(Settings.model_fields) == ANY_TEXT | set(BAD)
+    assert all(field.description for field in Settings.model_fields.values())
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
+def test_a_bad_value_is_one_line_that_names_its_variable(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variable = f"KFM_{name.upper()}"
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigurationError) as refusal:
+        Settings.load()
+    line = str(refusal.value)
+    assert line.startswith(f"environment variable {variable} is wrong; observed ")
+    assert "\n" not in line
+    assert "; expected " in line
+    assert line.endswith(f"; next: correct or unset {variable}")
+    assert SECRET not in line
+    assert refusal.value.__cause__ is None
+    assert refusal.value.exit_code is ExitCode.USAGE
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("postgresql://kfm@host/db", "postgresql+psycopg2://kfm@host/db"),
+        ("postgres://kfm@host/db", "postgresql+psycopg2://kfm@host/db"),
+        ("postgresql+psycopg2://kfm@host/db", "postgresql+psycopg2://kfm@host/db"),
+        ("sqlite:////data/kfm.db", "sqlite:////data/kfm.db"),
+    ],
+)
+def test_every_postgresql_url_names_the_one_driver(given: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KFM_WAL_DSN", given)
+    assert Settings.load().database_url == expected
+
+
+def test_everything_has_its_default_below_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KFM_HOME", str(tmp_path))
+    found: Any = Settings.load()
+    assert found.env is Environment.DEV
+    assert found.database_url == f"sqlite:///{tmp_path / 'kfm.db'}"
+    assert [found.storage, found.catalog, found.lineage] == [
+        str(tmp_path / name) for name in ("storage", "catalog", "lineage")
+    ]
+
+
+def test_variables_of_others_do_not_disturb(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KFM_TEST_POSTGRES_DSN", "x")
+    monkeypatch.setenv("KFMX_ENV", "x")
+    assert Settings.load().env is Environment.DEV
+
+
+@pytest.mark.parametrize("dsn", [f"postgresql://kfm:{SECRET}@127.0.0.1:1/kfm", f"sqlite:////no/such/{SECRET}"])
+def test_the_dsn_is_not_shown_by_a_repr(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KFM_WAL_DSN", dsn)
+    assert SECRET not in repr(Settings.load())
