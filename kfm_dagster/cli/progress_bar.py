@@ -13,8 +13,11 @@ from kfm_dagster.ingest.progress import Progress as QueueProgress
 
 @contextmanager
 def drain_bar(console: Console) -> Iterator[Callable[[QueueProgress], None]]:
-    """Show units done of units known, and what waits, on the given console."""
-    with Progress(
+    """Show units done of units known, and what waits, on the given console; nothing before the first look.
+
+    So a refusal on the way to it stays one line.
+    """
+    bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
@@ -22,11 +25,16 @@ def drain_bar(console: Console) -> Iterator[Callable[[QueueProgress], None]]:
         TimeElapsedColumn(),
         TextColumn("{task.fields[waiting]}"),
         console=console,
-    ) as bar:
-        task = bar.add_task("ingesting", total=None, waiting="")
+    )
+    task = bar.add_task("ingesting", total=None, waiting="")
 
-        def report(now: QueueProgress) -> None:
-            waiting = f"{now.queued} messages queued, {now.waiting} units wait for a retry"
-            bar.update(task, total=now.units or None, completed=now.terminal, waiting=waiting)
+    def report(now: QueueProgress) -> None:
+        bar.start()
+        waiting = f"{now.queued} messages queued, {now.waiting} units wait for a retry"
+        bar.update(task, total=now.units or None, completed=now.terminal, waiting=waiting)
 
+    try:
         yield report
+    finally:
+        if bar.live.is_started:
+            bar.stop()

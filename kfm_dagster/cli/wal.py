@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from kfm_dagster.errors import KfmError
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.errors import ConfigurationError, KfmError
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Settings
@@ -30,7 +32,7 @@ def wal() -> None:
 @wal.command("list")
 @click.option("--dataset", help="Only this dataset.")
 @click.option("--status", type=click.Choice([status.value for status in Status]), help="Only this status.")
-@click.option("--partition", help="Only this day, YYYY-MM-DD.")
+@click.option("--partition", type=click.DateTime(["%Y-%m-%d"]), help="Only this day, YYYY-MM-DD.")
 @click.option("--error-code", help="Only this error code.")
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 10_000), help="At most so many.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
@@ -38,7 +40,7 @@ def list_records(
     *,
     dataset: str | None,
     status: str | None,
-    partition: str | None,
+    partition: datetime | None,
     error_code: str | None,
     limit: int,
     as_json: bool,
@@ -47,13 +49,13 @@ def list_records(
 
     Example: kfm wal list --dataset goes-abi --status failed --json
     """
+    if dataset is not None:
+        _ = ContractRegistry.load(Settings.load().contracts_dir)[dataset]
     with _pipeline() as pipeline:
-        if dataset is not None:
-            _ = pipeline.registry[dataset]
         records = pipeline.ledger.find(
             dataset=dataset,
             status=Status(status) if status else None,
-            partition=partition,
+            partition=partition.date().isoformat() if partition else None,
             error_code=error_code,
             limit=limit,
         )
@@ -100,7 +102,16 @@ def history(*, wal_id: str, as_json: bool) -> None:
 
 @contextmanager
 def _pipeline() -> Iterator[Pipeline]:
-    opened = Pipeline.open(Settings.load())
+    settings = Settings.load()
+    # Looking must not make what it looks for, least of all in a folder that a wrong KFM_HOME names.
+    if not settings.wal_dsn and not (settings.home / "kfm.db").exists():
+        raise ConfigurationError(
+            "there is no ledger yet",
+            observed=str(settings.home / "kfm.db"),
+            expected="a database that an ingest has made",
+            next_step="ingest something (kfm demo), or correct KFM_HOME or KFM_WAL_DSN",
+        )
+    opened = Pipeline.open(settings)
     try:
         yield opened
     finally:

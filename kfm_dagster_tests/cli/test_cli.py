@@ -1,0 +1,280 @@
+"""The command line: bad input is one line and a documented exit code and changes nothing; answers say what is there."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import click
+import pytest
+
+from kfm_dagster import __version__
+from kfm_dagster.cli.main import kfm, main
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.errors import ExitCode
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.settings import Settings
+from kfm_dagster_tests.factories import envelope, failed, finished
+
+SECRET = "s3cr3t-word"
+UNKNOWN_ID = "00000000-0000-8000-8000-000000000000"
+DOWN = f"postgresql://kfm:{SECRET}@127.0.0.1:1/kfm"
+DAY = "2025-12-03"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def rows(self) -> list[dict[str, object]]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+Call = Callable[..., Answer]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty KFM_HOME, and a working folder of our own."""
+    for name in os.environ:
+        if name.startswith("KFM_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def call(home: Path, capfd: pytest.CaptureFixture[str]) -> Call:
+    """Run `kfm ...` in this process."""
+
+    def run(*arguments: str) -> Answer:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main(list(arguments))
+        shown = capfd.readouterr()
+        assert isinstance(ended.value.code, int)
+        return Answer(code=ended.value.code, out=shown.out, err=shown.err)
+
+    return run
+
+
+@pytest.fixture
+def ledger(home: Path) -> dict[str, NoddWalRecord]:
+    """A ledger with one unit of each fate, by its status."""
+    pipeline = Pipeline.open(Settings.load())
+    units = [envelope(number) for number in range(3)]
+    pipeline.ledger.ensure(units)
+    claimed = pipeline.ledger.claim(dataset="nexrad-l2", partition=DAY, run_id="run-1", limit=2)
+    pipeline.ledger.settle([finished(claimed[0]), failed(claimed[1])], run_id="run-1")
+    records = pipeline.ledger.find()
+    pipeline.close()
+    return {record.status: record for record in records}
+
+
+def state_of(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder; SQLite's own side files come and go."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.name.endswith(("-wal", "-shm"))
+    }
+
+
+def commands(group: click.Group, *path: str) -> Iterator[tuple[str, ...]]:
+    yield path
+    for name, command in sorted(group.commands.items()):
+        if isinstance(command, click.Group):
+            yield from commands(command, *path, name)
+        else:
+            yield (*path, name)
+
+
+@pytest.mark.parametrize("path", list(commands(kfm)), ids=" ".join)
+def test_every_command_has_help_with_an_example(path: tuple[str, ...], call: Call) -> None:
+    shown = call(*path, "--help")
+    assert shown.code == ExitCode.DONE
+    assert f"Usage: kfm {' '.join(path)}".rstrip() in shown.out
+    [example] = [line.strip() for line in shown.out.splitlines() if line.strip().startswith("Example: ")]
+    assert f"kfm {' '.join(path)}".rstrip() in example
+
+
+BAD_INPUT: dict[str, tuple[list[str], dict[str, str], ExitCode, list[str]]] = {
+    # name: arguments, environment, exit code, what the line says
+    "unknown command": (["ingset"], {}, ExitCode.USAGE, ["No such command 'ingset'"]),
+    "unknown subcommand": (["wal", "lsit"], {}, ExitCode.USAGE, ["No such command 'lsit'"]),
+    "no subcommand argument": (["wal", "show"], {}, ExitCode.USAGE, ["Missing argument 'WAL_ID'"]),
+    "unknown option": (["wal", "list", "--colour"], {}, ExitCode.USAGE, ["No such option", "--colour"]),
+    "option of a wrong type": (["wal", "list", "--limit", "ten"], {}, ExitCode.USAGE, ["--limit", "ten"]),
+    "option out of range": (["wal", "list", "--limit", "0"], {}, ExitCode.USAGE, ["--limit", "1<=x<=10000"]),
+    "unknown status": (["wal", "list", "--status", "done"], {}, ExitCode.USAGE, ["--status", "'done'"]),
+    "unknown dataset": (["wal", "list", "--dataset", "goes-xyz"], {}, ExitCode.USAGE, ["goes-xyz", "nexrad-l2"]),
+    "no day": (["wal", "list", "--partition", "yesterday"], {}, ExitCode.USAGE, ["--partition", "yesterday"]),
+    "unknown record": (["wal", "show", UNKNOWN_ID], {}, ExitCode.USAGE, ["there is no"]),
+    "no record id": (["wal", "show", "what"], {}, ExitCode.USAGE, ["there is no"]),
+    "unknown history": (["wal", "history", UNKNOWN_ID], {}, ExitCode.USAGE, ["there is no"]),
+    "bad environment": (["wal", "list"], {"KFM_ENV": "production"}, ExitCode.USAGE, ["KFM_ENV", "'production'"]),
+    "bad DSN": (["wal", "list"], {"KFM_WAL_DSN": f"oracle://{SECRET}@x"}, ExitCode.USAGE, ["KFM_WAL_DSN"]),
+    "database down": (["wal", "list"], {"KFM_WAL_DSN": DOWN}, ExitCode.DEPENDENCY_UNAVAILABLE, ["127.0.0.1:1"]),
+    "database down, drain": (["drain"], {"KFM_WAL_DSN": DOWN}, ExitCode.DEPENDENCY_UNAVAILABLE, ["127.0.0.1:1"]),
+    "missing objects": (["demo", "--objects", "no/such"], {}, ExitCode.USAGE, ["--objects is no folder", "no/such"]),
+    "missing contract": (["dataset", "check", "none.yaml"], {}, ExitCode.USAGE, ["no such file", "none.yaml"]),
+    "wrong contract": (["dataset", "check", "wrong.yaml"], {}, ExitCode.USAGE, ["wrong.yaml", "apiVersion"]),
+    "no YAML": (["dataset", "check", "broken.yaml"], {}, ExitCode.USAGE, ["broken.yaml is not valid YAML"]),
+    "missing contracts": (["dataset", "list"], {"KFM_CONTRACTS_DIR": "nowhere"}, ExitCode.USAGE, ["KFM_CONTRACTS_DIR"]),
+    "no units": (["bench", "--units", "0"], {}, ExitCode.USAGE, ["--units"]),
+    "unknown dataset, bench": (["bench", "--dataset", "goes-xyz", "--units", "1"], {}, ExitCode.USAGE, ["goes-xyz"]),
+    "no port": (["ui", "--port", "99999"], {}, ExitCode.USAGE, ["--port"]),
+}
+
+
+@pytest.mark.parametrize("name", BAD_INPUT)
+@pytest.mark.parametrize("place", ["an empty home", "a home with a ledger"])
+@pytest.mark.timeout(60)
+def test_bad_input_is_one_line_and_changes_nothing(
+    name: str, place: str, call: Call, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments, variables, code, said = BAD_INPUT[name]
+    if place == "a home with a ledger":
+        request.getfixturevalue("ledger")
+    (tmp_path / "wrong.yaml").write_text("kind: NoddDatasetContract\n")
+    (tmp_path / "broken.yaml").write_text("a: [")
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    before = state_of(tmp_path)
+
+    answer = call(*arguments)
+
+    assert (answer.code, answer.out) == (code, "")
+    assert answer.err.startswith("kfm: ")
+    assert answer.err.count("\n") == 1, answer.err
+    for text in said:
+        assert text in answer.err
+    assert "Traceback" not in answer.err
+    assert SECRET not in answer.err
+    assert state_of(tmp_path) == before
+
+
+def test_a_database_of_a_newer_release_is_refused(call: Call, ledger: dict[str, NoddWalRecord], home: Path) -> None:
+    pipeline = Pipeline.open(Settings.load())
+    with pipeline.database.transaction() as tx:
+        tx.run("schema.record", number=999, name="future", sha256="0" * 64)
+    pipeline.close()
+    before = state_of(home)
+    answer = call("wal", "list")
+    assert (answer.code, answer.out) == (ExitCode.REFUSED, "")
+    assert "newer schema" in answer.err
+    assert "observed schema 999" in answer.err
+    assert state_of(home) == before
+
+
+@pytest.mark.parametrize("command", ["show", "history"])
+def test_an_unknown_record_is_named(command: str, call: Call, ledger: dict[str, NoddWalRecord]) -> None:
+    answer = call("wal", command, UNKNOWN_ID)
+    assert answer.err == f"kfm: there is no such record; observed {UNKNOWN_ID}; next: kfm wal list\n"
+
+
+def test_looking_into_a_ledger_that_is_not_there_makes_none(call: Call, home: Path) -> None:
+    answer = call("wal", "list", "--json")
+    assert (answer.code, answer.out) == (ExitCode.USAGE, "")
+    assert f"there is no ledger yet; observed {home / 'kfm.db'}" in answer.err
+    assert not home.exists()
+
+
+def test_wal_list_prints_one_object_per_record(call: Call, ledger: dict[str, NoddWalRecord]) -> None:
+    listed = call("wal", "list", "--json")
+    assert (listed.code, listed.err) == (ExitCode.DONE, "")
+    assert listed.rows == [
+        record.model_dump(mode="json") for record in sorted(ledger.values(), key=lambda record: record.wal_id)
+    ]
+    assert {row["status"] for row in listed.rows} == {"pending", "succeeded", "failed"}
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        (["--status", "failed"], [Status.FAILED]),
+        (["--error-code", "missing_object"], [Status.FAILED]),
+        (["--dataset", "nexrad-l2", "--partition", DAY, "--status", "pending"], [Status.PENDING]),
+        (["--dataset", "goes-abi"], []),
+        (["--partition", "2025-12-04"], []),
+        (["--status", "quarantined"], []),
+    ],
+)
+def test_wal_list_shows_what_its_options_name(
+    options: list[str], found: list[Status], call: Call, ledger: dict[str, NoddWalRecord]
+) -> None:
+    assert [row["wal_id"] for row in call("wal", "list", "--json", *options).rows] == [
+        ledger[status].wal_id for status in found
+    ]
+
+
+def test_wal_list_stops_at_its_limit(call: Call, ledger: dict[str, NoddWalRecord]) -> None:
+    assert len(call("wal", "list", "--json", "--limit", "2").rows) == 2
+
+
+def test_wal_show_and_list_say_the_same(call: Call, ledger: dict[str, NoddWalRecord]) -> None:
+    record = ledger[Status.FAILED]
+    [row] = call("wal", "show", record.wal_id, "--json").rows
+    assert row == record.model_dump(mode="json")
+    table = call("wal", "show", record.wal_id).out
+    for name in ("wal_id", "last_error_code", "missing_object"):
+        assert name in table
+
+
+def test_wal_history_shows_every_transition_oldest_first(call: Call, ledger: dict[str, NoddWalRecord]) -> None:
+    rows = call("wal", "history", ledger[Status.SUCCEEDED].wal_id, "--json").rows
+    assert [(row["version"], row["from_status"], row["to_status"]) for row in rows] == [
+        (1, None, "pending"),
+        (2, "pending", "in_progress"),
+        (3, "in_progress", "succeeded"),
+    ]
+    assert "in_progress" in call("wal", "history", ledger[Status.SUCCEEDED].wal_id).out
+
+
+def test_dataset_list_shows_every_contract(call: Call, contracts: ContractRegistry) -> None:
+    rows = call("dataset", "list", "--json").rows
+    assert [(row["id"], row["buckets"]) for row in rows] == [
+        (contract.id, contract.storage.buckets) for contract in contracts
+    ]
+    table = call("dataset", "list").out
+    assert all(contract.id in table for contract in contracts)
+
+
+def test_dataset_check_accepts_a_built_in_contract_and_refuses_a_clash(call: Call, tmp_path: Path) -> None:
+    text = (resources.files("kfm_dagster.contracts") / "datasets" / "nexrad-l2.yaml").read_text(encoding="utf-8")
+    same, clash = tmp_path / "same.yaml", tmp_path / "clash.yaml"
+    same.write_text(text)
+    clash.write_text(text.replace("  id: nexrad-l2", "  id: nexrad-again"))
+    accepted = call("dataset", "check", str(same))
+    assert (accepted.code, accepted.out, accepted.err) == (ExitCode.DONE, "nexrad-l2: in order\n", "")
+    refused = call("dataset", "check", str(clash))
+    assert (refused.code, refused.out) == (ExitCode.USAGE, "")
+    assert "observed nexrad-l2 and nexrad-again" in refused.err
+
+
+def test_ctrl_c_is_no_traceback(call: Call, ledger: dict[str, NoddWalRecord], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kfm_dagster.ledger.queries.LedgerQueries.find", interrupted)
+    answer = call("wal", "list")
+    assert answer.code == 130
+    # click ends the line on which the terminal shows ^C.
+    assert answer.err == "\nkfm: interrupted; nothing is lost, run the command again to go on\n"
+
+
+def test_the_version_is_the_package_s(call: Call) -> None:
+    assert call("--version").out == f"kfm, version {__version__}\n"
