@@ -1,0 +1,97 @@
+"""A real Chromium in front of a whole deployment: web server, daemon, code server, and the embedded cloud.
+
+The cloud holds the sample objects of two days and no message announces them, so that only what a test starts in the
+UI ingests them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect, sync_playwright
+
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.embedded.cloud import EmbeddedCloud
+from kfm_dagster.embedded.demo import DEMO_ENVIRONMENT
+from kfm_dagster.embedded.deployment import Deployment, free_port
+from kfm_dagster.embedded.feed import Feed
+from kfm_dagster.embedded.sample_day import sample_objects
+from kfm_dagster.ledger.queries import LedgerQueries
+from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.browser.dagster_ui import DagsterUi
+
+CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM_ARGUMENTS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+PATIENCE = 120_000
+"""Milliseconds that the page may take to show what is waited for: a run's start and end on a busy machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """The deployment, and its ledger as another process sees it."""
+
+    deployment: Deployment
+    database: Database
+
+    @property
+    def catalog(self) -> Path:
+        return self.deployment.home / "catalog"
+
+    def ledger(self, *, partition: str, dataset: str | None = None) -> dict[str, NoddWalRecord]:
+        records = LedgerQueries(self.database).find(dataset=dataset, partition=partition)
+        return {record.object_uri: record for record in records}
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    executable = next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
+    if executable is None:
+        if os.environ.get("KFM_REQUIRE_BROWSER") == "1":
+            pytest.fail("KFM_REQUIRE_BROWSER=1, and no Chromium is on the PATH")
+        pytest.skip(f"no Chromium on the PATH (looked for {', '.join(CHROMIUM_NAMES)})")
+    expect.set_options(timeout=PATIENCE)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=CHROMIUM_ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def running(
+    chromium: Browser, contracts: ContractRegistry, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    home = tmp_path_factory.mktemp("browser")
+    with EmbeddedCloud() as cloud:
+        cloud.provision(contracts)
+        feed = Feed(cloud, contracts)
+        for item in sample_objects():
+            feed.deliver(item)
+        # Before the deployment, so that its processes find the database migrated.
+        database = Database.open(f"sqlite:///{home / 'kfm.db'}")
+        environment = {**cloud.environment(), **DEMO_ENVIRONMENT, "KFM_WAL_DSN": ""}
+        with Deployment(home, environment=environment, web_port=free_port()) as deployment:
+            yield Running(deployment=deployment, database=database)
+        database.dispose()
+
+
+@pytest.fixture(scope="module")
+def ui(chromium: Browser, running: Running) -> Iterator[DagsterUi]:
+    context = chromium.new_context()
+    context.set_default_timeout(PATIENCE)
+    yield DagsterUi(page=context.new_page(), url=running.deployment.url)
+    context.close()

@@ -1,0 +1,137 @@
+"""The pages of the Dagster UI that the tests visit, with the words a person reads and clicks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from playwright.sync_api import Locator, Page, expect
+
+PICTURE = {"width": 1600, "height": 900}
+"""Pixels; wide enough that the whole graph fits with readable names."""
+
+_DRAWN_GRAPH = """() => {
+    const box = (element) => {
+        const {left, top, right, bottom} = element.getBoundingClientRect();
+        return {text: element.textContent.trim(), left, top, right, bottom};
+    };
+    const end = (path, length) => {
+        const {x, y} = path.getPointAtLength(length);
+        const point = new DOMPoint(x, y).matrixTransform(path.getScreenCTM());
+        return [point.x, point.y];
+    };
+    const boxes = [...document.querySelectorAll('foreignObject')].map(box).filter(({text}) => text);
+    const arrows = [...document.querySelectorAll('svg path[marker-end]')].map(
+        (path) => [end(path, 0), end(path, path.getTotalLength())]);
+    return {boxes, arrows};
+}"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Box:
+    """A rectangle with text on the page; pixels."""
+
+    text: str
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def holds(self, x: float, y: float, *, slack: float = 0) -> bool:
+        return self.left - slack <= x <= self.right + slack and self.top - slack <= y <= self.bottom + slack
+
+    def surrounds(self, other: Box) -> bool:
+        return other is not self and self.holds(other.left, other.top) and self.holds(other.right, other.bottom)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnGraph:
+    """The asset graph as it stands on the screen: nodes as (group, name), edges between them."""
+
+    boxes: dict[tuple[str, str], Box]
+    edges: set[tuple[tuple[str, str], tuple[str, str]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DagsterUi:
+    """A person at the browser."""
+
+    page: Page
+    url: str
+
+    def open_asset_graph(self, *, assets: int) -> DrawnGraph:
+        """Open the global lineage with room for it and every group expanded; wait until it stands still."""
+        self.page.set_viewport_size(PICTURE)
+        self.page.goto(f"{self.url}/asset-groups")
+        self.page.get_by_role("button", name="Hide navigation").click()
+        explorer = self.page.get_by_placeholder("Jump to")
+        self.page.locator(f"button:right-of({_placeholder('Jump to')})").first.click()
+        expect(explorer).to_be_hidden()
+        self.page.keyboard.press("Alt+e")  # "Expand all groups" of the graph's menu
+        expect(self.page.locator("svg path[marker-end]")).to_have_count(assets - 1)
+        before = None
+        while (drawn := self.page.evaluate(_DRAWN_GRAPH)) != before:
+            before = drawn
+            self.page.wait_for_timeout(500)
+        return _graph([Box(**box) for box in drawn["boxes"]], drawn["arrows"])
+
+    def open_job(self, name: str, *, partition: str | None = None) -> None:
+        """Open a job's page, by a link that names a partition where one is given."""
+        chosen = f"?partition={partition}" if partition else ""
+        self.page.goto(f"{self.url}/locations/kfm_dagster/jobs/{name}{chosen}")
+
+    def click(self, name: str) -> None:
+        self.page.get_by_role("button", name=name).first.click()
+
+    def choose_partitions(self, keys: str) -> None:
+        """Type partitions of any age into the open launch dialog."""
+        self.click("Show all partitions")
+        field = self.page.get_by_placeholder("ex: ")
+        field.fill(keys)
+        field.press("Enter")
+
+    def follow(self, toast: str) -> str:
+        """Follow the toast that a launch leaves; return the id at the end of its address."""
+        expect(self.page.get_by_text(toast)).to_be_visible()
+        self.page.get_by_text("View", exact=True).click()
+        self.page.wait_for_url("**/runs/**")
+        return self.page.url.rsplit("/", 1)[1]
+
+    def expect_success(self) -> None:
+        """Wait until the page of the run says so."""
+        expect(self.page.get_by_text("Success", exact=True)).to_be_visible()
+
+    def open_partition(self, dataset: str, noun: str, partition: str) -> None:
+        """Open what an asset's page tells of one partition's latest materialisation."""
+        self.page.goto(f"{self.url}/assets/{dataset}/{noun}?view=partitions&partition={partition}")
+
+    def shown(self, label: str) -> str:
+        """Text of a metadata value on an asset's page."""
+        row = self.page.locator("tr", has=self.page.get_by_role("cell", name=label, exact=True)).first
+        return row.locator("td").nth(1).inner_text()
+
+    def show_picture(self, name: str) -> Locator:
+        """Open the dialog behind a Markdown value and return the picture in it."""
+        self.page.get_by_text("[Show Markdown]").first.click()
+        picture = self.page.get_by_role("dialog").get_by_role("img", name=name)
+        expect(picture).to_be_visible()
+        return picture
+
+    def screenshot(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=path)
+
+
+def _placeholder(text: str) -> str:
+    return f"input[placeholder^='{text}']"
+
+
+def _graph(boxes: list[Box], arrows: list[list[list[float]]]) -> DrawnGraph:
+    """Read nodes and edges off the screen: a group's box surrounds its nodes, an arrow ends at the boxes it joins."""
+    nodes = [box for box in boxes if not any(box.surrounds(other) for other in boxes)]
+    named = {(next(box.text for box in boxes if box.surrounds(node)), node.text): node for node in nodes}
+
+    def at(point: list[float]) -> tuple[str, str]:
+        return next(name for name, box in named.items() if box.holds(*point, slack=8))
+
+    return DrawnGraph(boxes=named, edges={(at(start), at(end)) for start, end in arrows})

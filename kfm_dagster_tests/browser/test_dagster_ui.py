@@ -1,0 +1,126 @@
+"""What a person does in the Dagster UI, in a real browser: reads the graph, starts runs, backfills, reads results."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.embedded.sample_day import SAMPLE_DAY
+from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster_tests.browser.conftest import Running
+from kfm_dagster_tests.browser.dagster_ui import DagsterUi
+
+pytestmark = [pytest.mark.browser, pytest.mark.deployment]
+
+CHAIN = ("envelopes", "integrity", "metadata", "stac_items", "provenance", "ledger")
+DAY, NEXT_DAY = "2025-04-02", "2025-04-03"
+"""The days of the sample objects."""
+WHOLE = {
+    ("goes-abi", DAY): 8,
+    ("goes-abi", NEXT_DAY): 4,
+    ("hrrr", DAY): 6,
+    ("hrrr", NEXT_DAY): 2,
+    ("nexrad-l2", DAY): 4,
+    ("nexrad-l2", NEXT_DAY): 4,
+}
+"""Whole objects in the buckets; beside them one GOES object of the first day is truncated."""
+README_PICTURE = Path(__file__).resolve().parents[2] / "docs" / "images" / "asset-graph.png"
+
+
+def succeeded(records: dict[str, NoddWalRecord]) -> dict[str, NoddWalRecord]:
+    return {uri: record for uri, record in records.items() if record.status is Status.SUCCEEDED}
+
+
+@pytest.fixture(scope="module")
+def first_run(ui: DagsterUi, running: Running) -> dict[str, NoddWalRecord]:
+    """The ledger of the first day after a run over NEXRAD, started by two clicks on a link's page."""
+    ui.open_job("ingest_nexrad_l2", partition=DAY)
+    expect(ui.page.get_by_text("Ingest what is missing of NEXRAD Level II")).to_be_visible()
+    ui.click("Materialize all")
+    ui.click("Launch 1 run")
+    ui.follow("Launched run")
+    ui.expect_success()
+    return running.ledger(partition=DAY)
+
+
+@pytest.fixture(scope="module")
+def backfill(ui: DagsterUi, running: Running, first_run: dict[str, NoddWalRecord]) -> None:
+    """A backfill of both days over every dataset, after the first run."""
+    ui.open_job("ingest")
+    ui.click("Materialize all")
+    ui.choose_partitions(f"[{DAY}...{NEXT_DAY}]")
+    ui.click("Launch backfill")
+    ui.follow("Created backfill")
+    expect(ui.page.get_by_text("100% completed")).to_be_visible()
+
+
+@pytest.mark.clause("DAG-01")
+def test_the_asset_graph_shows_the_whole_chain_of_every_dataset(
+    ui: DagsterUi, contracts: ContractRegistry, tmp_path: Path
+) -> None:
+    expected = set()
+    for contract in contracts:
+        group = contract.id.replace("-", "_")
+        chain = [("queue", "queue"), *((group, noun) for noun in CHAIN)]
+        expected |= set(pairwise(chain))
+    drawn = ui.open_asset_graph(assets=1 + len(CHAIN) * len(list(contracts)))
+    assert drawn.edges == expected
+    assert all(drawn.boxes[left].right < drawn.boxes[right].left for left, right in expected)
+    picture = README_PICTURE if os.environ.get("KFM_WRITE_PICTURE") == "1" else tmp_path / README_PICTURE.name
+    ui.screenshot(picture)
+    assert picture.stat().st_size > 10_000
+
+
+@pytest.mark.clause("DAG-08")
+def test_two_clicks_on_a_day_ingest_it(first_run: dict[str, NoddWalRecord], running: Running) -> None:
+    assert {record.dataset for record in first_run.values()} == {"nexrad-l2"}
+    assert len(succeeded(first_run)) == len(first_run) == WHOLE["nexrad-l2", DAY]
+    for record in first_run.values():
+        assert (running.catalog / str(record.stac_item_href)).is_file()
+
+
+@pytest.mark.clause("DAG-08")
+def test_a_day_without_objects_succeeds(ui: DagsterUi, running: Running) -> None:
+    ui.open_job("ingest_hrrr")
+    ui.click("Materialize all")
+    ui.click("Latest")
+    ui.click("Launch 1 run")
+    ui.follow("Launched run")
+    ui.expect_success()
+    today = datetime.now(UTC).date()
+    assert today > SAMPLE_DAY
+    assert running.ledger(partition=today.isoformat()) == {}
+
+
+def test_a_backfill_ingests_what_is_missing_and_leaves_what_succeeded(
+    first_run: dict[str, NoddWalRecord], backfill: None, running: Running
+) -> None:
+    records = {day: running.ledger(partition=day) for day in (DAY, NEXT_DAY)}
+    found = {key: len(succeeded(running.ledger(dataset=key[0], partition=key[1]))) for key in WHOLE}
+    assert found == WHOLE
+    assert {uri: records[DAY][uri] for uri in first_run} == first_run
+    (failing,) = records[DAY].keys() - succeeded(records[DAY]).keys()
+    assert records[DAY][failing].last_error_code == "truncated_object"
+
+
+@pytest.mark.clause("DAG-08")
+def test_an_asset_s_page_shows_counts_failing_units_link_and_footprints(
+    ui: DagsterUi, backfill: None, running: Running
+) -> None:
+    ui.open_partition("goes-abi", "metadata", DAY)
+    failing = ui.shown("failing_units")
+    assert "truncated_object" in failing
+    assert "ABI-L2-CMIPC" in failing
+    assert int(ui.shown("failed")) == 1
+
+    ui.open_partition("goes-abi", "stac_items", NEXT_DAY)
+    assert int(ui.shown("units")) == int(ui.shown("items_created")) == WHOLE["goes-abi", NEXT_DAY]
+    assert Path(ui.shown("catalog")) == running.catalog / "catalog.json"
+    assert ui.show_picture("footprints").evaluate("image => image.naturalWidth") > 0
