@@ -30,9 +30,9 @@ def watch(event, arguments):
 class Watched(type(os.environ)):
     def __getitem__(self, name):
         caller = sys._getframe(1)
-        while caller and not caller.f_globals.get("__name__", "").startswith("kfm_dagster"):
-            caller = None if caller.f_globals.get("__name__") not in {"os", "_collections_abc"} else caller.f_back
-        if caller is not None:
+        while caller and caller.f_globals.get("__name__") in {"os", "collections.abc"}:
+            caller = caller.f_back
+        if caller and caller.f_globals.get("__name__", "").startswith("kfm_dagster"):
             seen["variables"].append(name)
         return super().__getitem__(name)
 
