@@ -40,6 +40,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.clear()
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.getoption("--clauses") and session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+        session.exitstatus = pytest.ExitCode.OK
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     table = config.stash.get(_TABLE, None)
     if table is None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import signal
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
@@ -43,7 +41,7 @@ def ui(*, port: int, cloud: str) -> None:
     settings = Settings.load()
     _refuse_taken(port)
     console = Console(stderr=True)
-    with _stopped_by_signals(), ExitStack() as stack:
+    with ExitStack() as stack:
         if cloud == "embedded":
             registry = ContractRegistry.load(settings.contracts_dir)
             servers = stack.enter_context(EmbeddedCloud())
@@ -79,7 +77,6 @@ def drain(*, timeout: int, as_json: bool) -> None:
     try:
         pipeline.queue.depth()
         with (
-            _stopped_by_signals(),
             drain_bar(Console(stderr=True)) as report,
             Deployment(Path(settings.home), environment={}) as deployment,
         ):
@@ -101,18 +98,3 @@ def _refuse_taken(port: int) -> None:
             raise ConfigurationError(
                 "the port is taken", observed=port, expected="a free one", next_step="kfm ui --port with another number"
             )
-
-
-@contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    """Let SIGTERM and a closed terminal stop the children too, as Ctrl-C does: they would outlive this process."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    for number, handler in before.items():
-        # What is ignored stays so: nohup ignores SIGHUP on purpose.
-        if handler is signal.SIG_DFL:
-            signal.signal(number, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

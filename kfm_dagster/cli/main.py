@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import click
 
@@ -35,7 +37,8 @@ for command in (demo, ui, drain, wal, dataset, bench):
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; never shows a traceback for bad input."""
     try:
-        code = kfm.main(args=arguments, prog_name="kfm", standalone_mode=False)
+        with stopped_by_signals():
+            code = kfm.main(args=arguments, prog_name="kfm", standalone_mode=False)
     except KfmError as error:
         click.echo(f"kfm: {error}", err=True)
         sys.exit(error.exit_code)
@@ -46,3 +49,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         click.echo("kfm: interrupted; nothing is lost, run the command again to go on", err=True)
         sys.exit(INTERRUPTED)
     sys.exit(code if isinstance(code, int) else ExitCode.DONE)
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[None]:
+    """Let SIGTERM and a closed terminal stop the children too, as Ctrl-C does: they would outlive this process."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        # What is ignored stays so: nohup ignores SIGHUP on purpose.
+        if handler is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -53,7 +53,7 @@ class MessageParseConfig(dg.Config):
 
     source: Source = Field(
         default=Source.LISTING,
-        description="landing: the landed batches below; ledger: what is pending; listing: the bucket's objects of the "
+        description="LANDING: the landed batches below; LEDGER: what is pending; LISTING: the bucket's objects of the "
         "day, and what is pending.",
     )
     landing: list[str] = Field(default_factory=list, description="Digests of landed message batches.")

@@ -26,14 +26,18 @@ _SECTIONS = {"integrity": "integrity", "metadata": "metadata", "stac_items": "st
 
 
 def stage_metadata(noun: str, batch: StageBatch, *, catalog: str) -> dict[str, Any]:
-    """Return the metadata of one materialisation; `passed`, `failed` and `failed_earlier` (if any) sum to `units`."""
+    """Return the metadata of one materialisation.
+
+    `passed`, `failed` and, where there are some, `failed_earlier` and `given_back` (no longer this run's) sum to
+    `units`.
+    """
     units, state = batch.envelopes, batch.state
     failing = [unit for unit in units if unit.failure is not None]
     summary = state.validation_summary
     earlier = _failed_earlier(noun, failing)
-    shown: dict[str, Any] = {"units": len(units), "passed": summary["passed"] - earlier, "failed": summary["failed"]}
-    if earlier:
-        shown["failed_earlier"] = earlier
+    given_back = len(units) - summary["checks"] - earlier
+    shown: dict[str, Any] = {"units": len(units), "passed": summary["passed"], "failed": summary["failed"]}
+    shown |= {name: n for name, n in (("failed_earlier", earlier), ("given_back", given_back)) if n}
     shown |= {f"settled_{name}": count for name, count in summary.items() if name not in {"checks", "passed", "failed"}}
     if noun == "stac_items":
         written = Counter(unit.stac.write_status.value for unit in units if unit.stac is not None)

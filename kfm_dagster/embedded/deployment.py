@@ -112,10 +112,12 @@ class Deployment:
         child.wait()
 
     def stop(self) -> None:
-        """Stop what was started, web server first; kill what does not stop in time."""
-        for name in reversed(list(self._children)):
-            child = self._children.pop(name)
+        """Stop what was started, all at once; kill what does not stop in time."""
+        children = list(self._children.values())
+        self._children.clear()
+        for child in children:
             child.terminate()
+        for child in children:
             try:
                 child.wait(timeout=STOP_SECONDS)
             except subprocess.TimeoutExpired:

@@ -189,7 +189,7 @@ class IntegrityCheck(_Node):
 
     @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
-        return _summary(batch, lambda unit: unit.integrity is not None and unit.integrity.status is CheckStatus.FAILED)
+        return _summary([unit.integrity.status is CheckStatus.FAILED for unit in batch if unit.integrity])
 
 
 @dataclass(kw_only=True)
@@ -221,7 +221,7 @@ class MetadataExtract(_Node):
 
     @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
-        return _summary(batch, lambda unit: unit.metadata is not None and unit.metadata.status is CheckStatus.FAILED)
+        return _summary([unit.metadata.status is CheckStatus.FAILED for unit in batch if unit.metadata])
 
 
 @dataclass(kw_only=True)
@@ -246,7 +246,7 @@ class StacRegister(_Node):
 
     @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
-        return _summary(batch, lambda unit: unit.stac is not None and unit.stac.write_status is StacStatus.FAILED)
+        return _summary([unit.stac.write_status is StacStatus.FAILED for unit in batch if unit.stac])
 
 
 @dataclass(kw_only=True)
@@ -273,7 +273,7 @@ class ProvenanceEmit(_Node):
 
     @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
-        return _summary(batch, lambda unit: unit.provenance is not None and bool(unit.provenance.issues))
+        return _summary([bool(unit.provenance.issues) for unit in batch if unit.provenance])
 
 
 @dataclass(kw_only=True)
@@ -311,9 +311,9 @@ class Settle(_Node):
             self.pipeline.acknowledge(retrying=self.report.failed)
 
 
-def _summary(batch: Sequence[Envelope], failed_here: Callable[[Envelope], bool]) -> ValidationSummary:
-    failed = sum(1 for unit in batch if failed_here(unit))
-    return ValidationSummary(checks=len(batch), passed=len(batch) - failed, failed=failed)
+def _summary(failures: Sequence[bool]) -> ValidationSummary:
+    """Count the units that the node worked on, each given as whether it failed here."""
+    return ValidationSummary(checks=len(failures), passed=len(failures) - sum(failures), failed=sum(failures))
 
 
 def _chunks(units: Iterator[Envelope], size: int) -> Iterator[list[Envelope]]:

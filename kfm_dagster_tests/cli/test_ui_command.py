@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kfm_dagster.cli.deployment import _stopped_by_signals, ui
+from kfm_dagster.cli.deployment import ui
+from kfm_dagster.cli.main import stopped_by_signals
 from kfm_dagster.errors import ConfigurationError
 
 
@@ -27,7 +28,7 @@ def test_a_taken_port_is_refused_before_anything_starts(tmp_path: Path, monkeypa
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_it_as_ctrl_c_does(number: signal.Signals) -> None:
     before = signal.getsignal(number)
-    with pytest.raises(KeyboardInterrupt), _stopped_by_signals():
+    with pytest.raises(KeyboardInterrupt), stopped_by_signals():
         os.kill(os.getpid(), number)
     assert signal.getsignal(number) is before
 
@@ -35,7 +36,7 @@ def test_a_signal_ends_it_as_ctrl_c_does(number: signal.Signals) -> None:
 def test_an_ignored_signal_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with _stopped_by_signals():
+        with stopped_by_signals():
             os.kill(os.getpid(), signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)

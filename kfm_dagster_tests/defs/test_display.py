@@ -32,8 +32,8 @@ TRUNCATED = Metadata(
 )
 
 
-def batch(units: Sequence[Envelope], *, failed: int) -> StageBatch:
-    summary = ValidationSummary(checks=len(units), passed=len(units) - failed, failed=failed)
+def batch(units: Sequence[Envelope], *, checks: int, failed: int) -> StageBatch:
+    summary = ValidationSummary(checks=checks, passed=checks - failed, failed=failed)
     state = RunState(
         dataset_id="nexrad-l2.metadata_extract",
         run_id="9f9f6dd0-6a9e-4a4c-9d0c-5b8b9a0c1d2e",
@@ -73,7 +73,7 @@ def test_a_materialisation_shows_counts_failing_units_link_and_footprints() -> N
         envelope(2, integrity=Integrity(status=CheckStatus.OK), metadata=TRUNCATED),
         envelope(3, integrity=MISSING),
     ]
-    shown = stage_metadata("metadata", batch(units, failed=1), catalog="/home/catalog")
+    shown = stage_metadata("metadata", batch(units, checks=3, failed=1), catalog="/home/catalog")
     assert (shown["units"], shown["passed"], shown["failed"], shown["failed_earlier"]) == (4, 2, 1, 1)
     rows = [record.data for record in shown["failing_units"].records]
     assert [(row["code"], row["message"], row["object_uri"]) for row in rows] == [
@@ -81,25 +81,25 @@ def test_a_materialisation_shows_counts_failing_units_link_and_footprints() -> N
         ("missing_object", "not there", units[3].object_uri),
     ]
     assert "data:image/svg+xml" in shown["footprints"].md_str
-    items = stage_metadata("stac_items", batch(units, failed=0), catalog="/home/catalog")
+    items = stage_metadata("stac_items", batch(units, checks=2, failed=0), catalog="/home/catalog")
     assert (items["passed"], items["failed"], items["failed_earlier"], items["items_created"]) == (2, 0, 2, 2)
     assert items["catalog"] == dg.MetadataValue.path("/home/catalog/catalog.json")
 
 
 def test_a_catalog_in_a_bucket_is_a_link() -> None:
-    shown = stage_metadata("stac_items", batch([], failed=0), catalog="https://catalog.example/root/")
+    shown = stage_metadata("stac_items", batch([], checks=0, failed=0), catalog="https://catalog.example/root/")
     assert shown["catalog"] == dg.MetadataValue.url("https://catalog.example/root/catalog.json")
 
 
 def test_an_empty_batch_shows_counts_and_no_picture() -> None:
-    shown = stage_metadata("metadata", batch([], failed=0), catalog="/home/catalog")
+    shown = stage_metadata("metadata", batch([], checks=0, failed=0), catalog="/home/catalog")
     assert shown["units"] == 0
     assert not {"footprints", "failing_units", "failed_earlier"} & set(shown)
 
 
 def test_the_table_of_failing_units_has_a_bound() -> None:
     units = [envelope(number, integrity=MISSING) for number in range(MAX_TABLE_ROWS + 1)]
-    shown = stage_metadata("integrity", batch(units, failed=len(units)), catalog="/home/catalog")
+    shown = stage_metadata("integrity", batch(units, checks=len(units), failed=len(units)), catalog="/home/catalog")
     assert (shown["failed"], len(shown["failing_units"].records)) == (MAX_TABLE_ROWS + 1, MAX_TABLE_ROWS)
 
 
