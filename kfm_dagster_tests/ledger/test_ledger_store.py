@@ -158,6 +158,18 @@ def test_a_unit_without_a_complete_chain_fails_though_no_operator_complained(ben
     assert {record.last_error_code for record in bench.ledger.find()} == {"incomplete_chain"}
 
 
+@pytest.mark.clause("WSM-08")
+@pytest.mark.parametrize(("status", "code"), [("pending", "sensitive"), ("failed", "missing_object")])
+def test_quarantine_sets_a_reason_where_there_is_none(bench: Bench, status: str, code: str) -> None:
+    unit = envelope()
+    bench.bring_to(status, unit)
+    assert bench.ledger.quarantine([unit.wal_id], reason_code="sensitive", actor="jane") == (unit.wal_id,)
+    record = bench.ledger.get(unit.wal_id)
+    assert record is not None
+    assert (record.status, record.last_error_code) == ("quarantined", code)
+    assert bench.ledger.history(unit.wal_id)[-1].reason == "sensitive"
+
+
 @pytest.mark.clause("WSM-06")
 def test_a_failure_keeps_code_redacted_message_and_the_time_of_the_next_attempt(bench: Bench) -> None:
     bench.ledger.ensure([envelope()])
