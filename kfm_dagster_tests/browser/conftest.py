@@ -57,8 +57,9 @@ class Running:
         return {record.object_uri: record for record in records}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
+    # Ended with the module: Playwright keeps an event loop running in this thread, in which no other can be started.
     executable = next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
     if executable is None:
         if os.environ.get("KFM_REQUIRE_BROWSER") == "1":
