@@ -11,6 +11,7 @@ from itertools import takewhile
 import dagster as dg
 
 from kfm_dagster.defs.chain import CHAIN, asset_key, op_name
+from kfm_dagster.defs.io_manager import root_run_id
 from kfm_dagster.defs.jobs import INGEST_JOB
 from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.ingest.intake import IntakeReport, take_in
@@ -54,7 +55,7 @@ def ingest_sensors(*, interval_seconds: int) -> list[dg.SensorDefinition]:
                 if (entry.dataset, entry.partition) in report.landed
             ],
             landed=report.landed,
-            active=_active_by_partition(context.instance),
+            **_active_runs(context.instance, opened),
             max_units_per_run=opened.settings.max_units_per_run,
             salt=_runs_so_far(context.instance),
         )
@@ -84,7 +85,7 @@ def ingest_sensors(*, interval_seconds: int) -> list[dg.SensorDefinition]:
         planned = plan_runs(
             [entry for entry in pending if entry.partition in seen_before and not cooling(entry.partition)],
             landed={},
-            active=_active_by_partition(context.instance),
+            **_active_runs(context.instance, opened),
             max_units_per_run=opened.settings.max_units_per_run,
             salt=_runs_so_far(context.instance),
         )
@@ -116,9 +117,14 @@ def _request(run: PlannedRun) -> dg.RunRequest:
     )
 
 
-def _active_by_partition(instance: dg.DagsterInstance) -> Counter[str]:
-    runs = instance.get_runs(filters=dg.RunsFilter(statuses=ACTIVE))
-    return Counter(run.tags[PARTITION_TAG] for run in runs if PARTITION_TAG in run.tags)
+def _active_runs(instance: dg.DagsterInstance, pipeline: Pipeline) -> dict[str, Counter[str]]:
+    """Count, by partition, the queued and running runs, and those of them that will still claim."""
+    claimed = set(pipeline.ledger.in_progress_runs())
+    runs = [run for run in instance.get_runs(filters=dg.RunsFilter(statuses=ACTIVE)) if PARTITION_TAG in run.tags]
+    return {
+        "active": Counter(run.tags[PARTITION_TAG] for run in runs),
+        "coming": Counter(run.tags[PARTITION_TAG] for run in runs if root_run_id(run) not in claimed),
+    }
 
 
 def _recover(context: dg.SensorEvaluationContext, pipeline: Pipeline) -> None:

@@ -149,7 +149,6 @@ def _drain(
         variables = {
             **queue.environment(),
             "KFM_HOME": str(home.absolute()),
-            "KFM_SENSOR_INTERVAL_SECONDS": "1",
             "KFM_MAX_IN_FLIGHT_UNITS": "100000",
             **settings,
         }

@@ -1,7 +1,7 @@
 """Planning: which partitions get how many runs, from what the ledger has pending.
 
 Starting a run costs seconds and a unit a millisecond, so a partition gets a run only when it has more pending units
-than its active runs can take; what arrives meanwhile waits in the ledger for the next one.
+than the runs that are coming will take; what arrives meanwhile waits in the ledger for the next one.
 """
 
 from __future__ import annotations
@@ -33,14 +33,19 @@ def plan_runs(
     *,
     landed: Mapping[tuple[str, str], Sequence[str]],
     active: Counter[str],
+    coming: Counter[str],
     max_units_per_run: int,
     salt: Callable[[str], str],
 ) -> list[PlannedRun]:
-    """Return the runs that the pending units need beyond the active ones.
+    """Return the runs that the pending units need beyond those that are there.
 
-    `active` counts queued and running runs by partition. The first run of a partition takes the landed batches, further
-    ones what is pending. A run_key is remembered for ever, so a run over landed batches is named by their digests, and
-    one over the ledger by `salt(partition)`, which has to change once an earlier run of the partition has ended.
+    `active` counts, by partition, the queued and running runs, `coming` those of them that have not claimed yet. An
+    idle partition gets runs for all that is pending, one with active runs only for further full batches: what a live
+    feed brings in while a run works would else cost a run's start for a handful of units.
+
+    The first run of an idle partition takes the landed batches, further ones what is pending. A run_key is remembered
+    for ever, so a run over landed batches is named by their digests, and one over the ledger by `salt(partition)`,
+    which has to change once an earlier run of the partition has come.
     """
     units: dict[str, dict[str, int]] = defaultdict(dict)
     for entry in pending:
@@ -48,11 +53,12 @@ def plan_runs(
     planned = []
     for partition, by_dataset in sorted(units.items()):
         # A run takes up to max_units_per_run of each dataset, so the fullest dataset sets the number of runs.
-        needed = -(-max(by_dataset.values()) // max_units_per_run)
-        for index in range(active[partition], needed):
+        full, rest = divmod(max(by_dataset.values()), max_units_per_run)
+        needed = full + (1 if rest and not active[partition] else 0)
+        for index in range(coming[partition], needed):
             datasets = tuple(sorted(name for name, count in by_dataset.items() if count > index * max_units_per_run))
             landing = {name: tuple(sorted(landed[name, partition])) for name in datasets if (name, partition) in landed}
-            first = index == active[partition]
+            first = index == coming[partition]
             source = Source.LANDING if first and len(landing) == len(datasets) else Source.LEDGER
             chosen = landing if source is Source.LANDING else {}
             key = json.dumps(

@@ -27,6 +27,7 @@ def plan(
     *,
     landed: Mapping[tuple[str, str], tuple[str, ...]] | None = None,
     active: Mapping[str, int] | None = None,
+    coming: Mapping[str, int] | None = None,
     most: int = 10,
     salt: str = "0",
 ) -> list[PlannedRun]:
@@ -37,7 +38,8 @@ def plan(
             for (dataset, partition), units in pending.items()
         ],
         landed=landed or {},
-        active=Counter(active or {}),
+        active=Counter(active or {}) | Counter(coming or {}),
+        coming=Counter(coming or {}),
         max_units_per_run=most,
         salt=lambda _: salt,
     )
@@ -62,9 +64,12 @@ def shape(runs: list[PlannedRun]) -> list[tuple[str, tuple[str, ...], str]]:
             {"pending": {("a", DAY): 1, ("b", "2025-04-01"): 1}},
             [("2025-04-01", ("b",), "ledger"), (DAY, ("a",), "ledger")],
         ),
-        # What active runs can take is left to them.
-        ({"pending": {("a", DAY): 10}, "active": {DAY: 1}}, []),
-        ({"pending": {("a", DAY): 11}, "active": {DAY: 1}}, [(DAY, ("a",), "ledger")]),
+        # What coming runs will take is left to them; beside an active run only full batches are worth another one.
+        ({"pending": {("a", DAY): 10}, "coming": {DAY: 1}}, []),
+        ({"pending": {("a", DAY): 19}, "coming": {DAY: 1}}, []),
+        ({"pending": {("a", DAY): 20}, "coming": {DAY: 1}}, [(DAY, ("a",), "ledger")]),
+        ({"pending": {("a", DAY): 9}, "active": {DAY: 1}}, []),
+        ({"pending": {("a", DAY): 10}, "active": {DAY: 1}}, [(DAY, ("a",), "ledger")]),
         ({"pending": {("a", DAY): 11}, "active": {"2025-04-01": 1}}, [(DAY, ("a",), "ledger")] * 2),
         # Landed batches go to the first run, if every dataset of it has one.
         ({"pending": {("a", DAY): 1}, "landed": {("a", DAY): ("x",)}}, [(DAY, ("a",), "landing")]),
@@ -103,15 +108,17 @@ _ACTIVE = st.dictionaries(_DAYS, st.integers(0, 4))
 _LANDED = st.dictionaries(st.tuples(_DATASETS, _DAYS), st.lists(st.text("xyz", min_size=1), min_size=1).map(tuple))
 
 
-@given(pending=_PENDING, active=_ACTIVE, landed=_LANDED, most=st.integers(1, 20))
+@given(pending=_PENDING, coming=_ACTIVE, landed=_LANDED, most=st.integers(1, 20))
 def test_runs_cover_what_is_pending_and_none_is_too_many(
-    pending: Pending, active: dict[str, int], landed: dict[tuple[str, str], tuple[str, ...]], most: int
+    pending: Pending, coming: dict[str, int], landed: dict[tuple[str, str], tuple[str, ...]], most: int
 ) -> None:
-    runs = plan(pending, active=active, landed=landed, most=most)
+    runs = plan(pending, coming=coming, landed=landed, most=most)
     for (dataset, partition), units in pending.items():
         planned = sum(dataset in run.datasets for run in runs if run.partition == partition)
-        needed = -(-units // most)
-        assert planned == max(0, needed - active.get(partition, 0))
+        there = coming.get(partition, 0)
+        assert planned <= max(0, -(-units // most) - there)
+        if not there:
+            assert planned * most >= units
     assert {(dataset, run.partition) for run in runs for dataset in run.datasets} <= set(pending)
     for run in runs:
         assert set(run.landing) == (set(run.datasets) if run.source is Source.LANDING else set())
