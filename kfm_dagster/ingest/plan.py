@@ -40,8 +40,8 @@ def plan_runs(
     """Return the runs that the pending units need beyond those that are there.
 
     `active` counts, by partition, the queued and running runs, `coming` those of them that have not claimed yet. An
-    idle partition gets runs for all that is pending, one with active runs only for further full batches: what a live
-    feed brings in while a run works would else cost a run's start for a handful of units.
+    idle partition gets runs for all that is pending, one with active runs only for batches that are at least half full: what a
+    live feed brings in while a run works would else cost a run's start for a handful of units.
 
     The first run of an idle partition takes the landed batches, further ones what is pending. A run_key is remembered
     for ever, so a run over landed batches is named by their digests, and one over the ledger by `salt(partition)`,
@@ -54,7 +54,8 @@ def plan_runs(
     for partition, by_dataset in sorted(units.items()):
         # A run takes up to max_units_per_run of each dataset, so the fullest dataset sets the number of runs.
         full, rest = divmod(max(by_dataset.values()), max_units_per_run)
-        needed = full + (1 if rest and not active[partition] else 0)
+        worth_a_run = rest > 0 and (not active[partition] or rest * 2 >= max_units_per_run)
+        needed = full + worth_a_run
         for index in range(coming[partition], needed):
             datasets = tuple(sorted(name for name, count in by_dataset.items() if count > index * max_units_per_run))
             landing = {name: tuple(sorted(landed[name, partition])) for name in datasets if (name, partition) in landed}

@@ -64,12 +64,12 @@ def shape(runs: list[PlannedRun]) -> list[tuple[str, tuple[str, ...], str]]:
             {"pending": {("a", DAY): 1, ("b", "2025-04-01"): 1}},
             [("2025-04-01", ("b",), "ledger"), (DAY, ("a",), "ledger")],
         ),
-        # What coming runs will take is left to them; beside an active run only full batches are worth another one.
+        # What coming runs will take is left to them; beside an active run only a batch half full is worth another one.
         ({"pending": {("a", DAY): 10}, "coming": {DAY: 1}}, []),
-        ({"pending": {("a", DAY): 19}, "coming": {DAY: 1}}, []),
-        ({"pending": {("a", DAY): 20}, "coming": {DAY: 1}}, [(DAY, ("a",), "ledger")]),
-        ({"pending": {("a", DAY): 9}, "active": {DAY: 1}}, []),
-        ({"pending": {("a", DAY): 10}, "active": {DAY: 1}}, [(DAY, ("a",), "ledger")]),
+        ({"pending": {("a", DAY): 14}, "coming": {DAY: 1}}, []),
+        ({"pending": {("a", DAY): 15}, "coming": {DAY: 1}}, [(DAY, ("a",), "ledger")]),
+        ({"pending": {("a", DAY): 4}, "active": {DAY: 1}}, []),
+        ({"pending": {("a", DAY): 5}, "active": {DAY: 1}}, [(DAY, ("a",), "ledger")]),
         ({"pending": {("a", DAY): 11}, "active": {"2025-04-01": 1}}, [(DAY, ("a",), "ledger")] * 2),
         # Landed batches go to the first run, if every dataset of it has one.
         ({"pending": {("a", DAY): 1}, "landed": {("a", DAY): ("x",)}}, [(DAY, ("a",), "landing")]),
