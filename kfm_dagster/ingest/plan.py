@@ -40,8 +40,8 @@ def plan_runs(
     """Return the runs that the pending units need beyond those that are there.
 
     `active` counts, by partition, the queued and running runs, `coming` those of them that have not claimed yet. An
-    idle partition gets runs for all that is pending, one with active runs only for batches that are at least half full: what a
-    live feed brings in while a run works would else cost a run's start for a handful of units.
+    idle partition gets runs for all that is pending, one with active runs only for batches that are at least half full:
+    what a live feed brings in while a run works would else cost a run's start for a handful of units.
 
     The first run of an idle partition takes the landed batches, further ones what is pending. A run_key is remembered
     for ever, so a run over landed batches is named by their digests, and one over the ledger by `salt(partition)`,
