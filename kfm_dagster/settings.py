@@ -6,6 +6,7 @@ file. Nothing is read at import; call `Settings.load()`.
 
 from __future__ import annotations
 
+import os
 from enum import StrEnum, unique
 from pathlib import Path
 from typing import Self
@@ -94,6 +95,13 @@ class Settings(BaseSettings):
                 expected=first["msg"].removeprefix("Value error, "),
                 next_step=f"correct or unset {name}",
             ) from None
+
+    @property
+    def read_threads(self) -> int:
+        """Threads that read objects: a folder makes nobody wait, so threads beyond the cores would only contend."""
+        if self.object_root is None:
+            return self.read_concurrency
+        return min(self.read_concurrency, (os.cpu_count() or 1) + 1)
 
     @property
     def database_url(self) -> str:

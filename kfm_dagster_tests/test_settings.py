@@ -96,3 +96,9 @@ def test_variables_of_others_do_not_disturb(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_dsn_is_not_shown_by_a_repr(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KFM_WAL_DSN", dsn)
     assert SECRET not in repr(Settings.load())
+
+
+def test_a_folder_is_read_by_no_more_threads_than_the_cores_can_use(tmp_path: Path) -> None:
+    assert Settings(read_concurrency=64).read_threads == 64
+    assert Settings(read_concurrency=64, object_root=tmp_path).read_threads == (os.cpu_count() or 1) + 1
+    assert Settings(read_concurrency=1, object_root=tmp_path).read_threads == 1

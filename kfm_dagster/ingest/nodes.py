@@ -104,7 +104,7 @@ class _Node:
         """Nothing, for most nodes."""
 
     def _concurrently(self, work: Callable[[Envelope], Envelope], batch: Sequence[Envelope]) -> list[Envelope]:
-        with ThreadPoolExecutor(max_workers=self.pipeline.settings.read_concurrency) as pool:
+        with ThreadPoolExecutor(max_workers=self.pipeline.settings.read_threads) as pool:
             return list(pool.map(work, batch))
 
     def _while_held(
