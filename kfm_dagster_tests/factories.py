@@ -11,6 +11,7 @@ from kfm_dagster.contracts.envelope import (
     CheckStatus,
     Envelope,
     Integrity,
+    Lane,
     Metadata,
     Priority,
     ProvenanceResult,
@@ -108,6 +109,9 @@ def envelopes(draw: st.DrawFn) -> Envelope:
         object_size=draw(st.none() | st.integers(0, 2**40)),
         sequencer=draw(st.none() | _TEXT),
         raw=draw(st.builds(RawReference, sqs_message_id=st.none() | _TEXT, subject=st.none() | _TEXT)),
+        lane=draw(st.sampled_from(Lane)),
+        replay_reason=draw(st.none() | _TEXT),
+        replay_run_id=draw(st.none() | _TEXT),
         attempt=draw(st.integers(0, 20)),
         record_version=draw(st.integers(0, 100)),
     )
@@ -139,6 +143,7 @@ def envelopes(draw: st.DrawFn) -> Envelope:
                 write_status=draw(st.sampled_from(StacStatus)),
                 item_id=draw(st.none() | _TEXT),
                 content_sha256=draw(st.none() | _TEXT),
+                superseded=draw(st.booleans()),
                 issues=draw(_ISSUES),
             ),
             provenance=ProvenanceResult(

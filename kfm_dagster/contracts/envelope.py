@@ -29,6 +29,16 @@ class Priority(StrEnum):
 
 
 @unique
+class Lane(StrEnum):
+    """Whose turn a unit waits for: what is happening now never waits for what is being repaired."""
+
+    LIVE = "live"
+    """Announced by a message, on its first way or on an automatic retry."""
+    BULK = "bulk"
+    """Found by a backfill, or let in again by a replay or a drain of the dead letters."""
+
+
+@unique
 class CheckStatus(StrEnum):
     """Outcome of integrity-check and metadata-extract."""
 
@@ -107,6 +117,8 @@ class StacResult:
     collection_id: str | None = None
     item_href: str | None = None
     content_sha256: str | None = None
+    superseded: bool = False
+    """The Item that stands is a newer unit's: this one was read and checked, and its content was not registered."""
     issues: tuple[Issue, ...] = ()
 
 
@@ -142,6 +154,11 @@ class Envelope:
     """Size announced by the source, in bytes."""
     sequencer: str | None = None
     raw: RawReference = RawReference()
+    lane: Lane = Lane.LIVE
+    replay_reason: str | None = None
+    """Why the unit was let in again; None on its first way."""
+    replay_run_id: str | None = None
+    """Which replay let it in; None outside a replay."""
     attempt: int = 0
     record_version: int = 0
     integrity: Integrity | None = None

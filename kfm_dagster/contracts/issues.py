@@ -87,6 +87,16 @@ class ProvenanceIssue(StrEnum):
     OPENLINEAGE_EMIT_FAILED = "openlineage_emit_failed"
 
 
+@unique
+class FenceIssue(StrEnum):
+    """Why a worker may not write for a unit, although its operators did their work."""
+
+    CLAIM_LOST = "claim_lost"
+    """The claim is another attempt's: this worker's lease ran out, or its run was given up."""
+    KILL_SWITCH = "kill_switch"
+    """The dataset's kill switch is on; the unit is tried again when it is off."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Issue:
     """One finding about one unit: a bounded code, its severity under the contract, and a short text."""

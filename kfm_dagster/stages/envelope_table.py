@@ -18,6 +18,7 @@ from kfm_dagster.contracts.envelope import (
     CheckStatus,
     Envelope,
     Integrity,
+    Lane,
     Metadata,
     Priority,
     ProvenanceResult,
@@ -52,6 +53,9 @@ SCHEMA = pa.schema(
         pa.field("sns_message_id", _TEXT),
         pa.field("topic_arn", _TEXT),
         pa.field("subject", _TEXT),
+        pa.field("lane", _TEXT, nullable=False),
+        pa.field("replay_reason", _TEXT),
+        pa.field("replay_run_id", _TEXT),
         pa.field("attempt", pa.int32(), nullable=False),
         pa.field("record_version", pa.int64(), nullable=False),
         pa.field("integrity_status", _TEXT),
@@ -71,6 +75,7 @@ SCHEMA = pa.schema(
         pa.field("stac_collection_id", _TEXT),
         pa.field("stac_item_href", _TEXT),
         pa.field("stac_content_sha256", _TEXT),
+        pa.field("superseded", pa.bool_()),
         pa.field("stac_issues", _TEXT),
         pa.field("provenance_status", _TEXT),
         pa.field("activity_id", _TEXT),
@@ -118,6 +123,9 @@ def _row(unit: Envelope) -> dict[str, Any]:
         "sns_message_id": unit.raw.sns_message_id,
         "topic_arn": unit.raw.topic_arn,
         "subject": unit.raw.subject,
+        "lane": unit.lane.value,
+        "replay_reason": unit.replay_reason,
+        "replay_run_id": unit.replay_run_id,
         "attempt": unit.attempt,
         "record_version": unit.record_version,
     }
@@ -146,6 +154,7 @@ def _row(unit: Envelope) -> dict[str, Any]:
             "stac_collection_id": stac.collection_id,
             "stac_item_href": stac.item_href,
             "stac_content_sha256": stac.content_sha256,
+            "superseded": stac.superseded,
             "stac_issues": _issues_text(stac.issues),
         }
     if (provenance := unit.provenance) is not None:
@@ -181,6 +190,9 @@ def _envelope(row: dict[str, Any]) -> Envelope:
             topic_arn=row["topic_arn"],
             subject=row["subject"],
         ),
+        lane=Lane(row["lane"]),
+        replay_reason=row["replay_reason"],
+        replay_run_id=row["replay_run_id"],
         attempt=row["attempt"],
         record_version=row["record_version"],
         integrity=_integrity(row),
@@ -225,6 +237,7 @@ def _stac(row: dict[str, Any]) -> StacResult | None:
         collection_id=row["stac_collection_id"],
         item_href=row["stac_item_href"],
         content_sha256=row["stac_content_sha256"],
+        superseded=row["superseded"],
         issues=_issues(row["stac_issues"]),
     )
 
