@@ -24,6 +24,7 @@ from obstore.store import ObjectStore
 
 from kfm_dagster.contracts.issues import StacIssue
 from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.seams import Seam, carried, reach
 from kfm_dagster.storage.objects import open_store
 
 STAGING = ".staging"
@@ -99,7 +100,9 @@ class FolderPublisher:
         try:
             staged = {path: folder / str(number) for number, path in enumerate(files)}
             try:
+                reach(Seam.CATALOG_STAGE_BEFORE)
                 self._write(staged, files)
+                reach(Seam.CATALOG_STAGE_AFTER)
             except OSError as error:
                 raise _io_error(error) from error
             yield _StagedInFolder(self._root, staged)
@@ -156,7 +159,9 @@ class _StagedInFolder:
                 if target.parent not in self._folders:
                     target.parent.mkdir(parents=True, exist_ok=True)
                     self._folders.add(target.parent)
+                reach(Seam.CATALOG_PROMOTE_BEFORE)
                 self._staged[path].rename(target)
+                reach(Seam.CATALOG_PROMOTE_AFTER)
             except OSError as error:
                 failures[path] = _io_error(error)
         return failures
@@ -165,12 +170,14 @@ class _StagedInFolder:
         """Sync the folders of the promoted files and the folders above, which may be new as well."""
         above = {parent for folder in self._folders for parent in folder.parents if parent.is_relative_to(self._root)}
         try:
+            reach(Seam.CATALOG_SETTLE_BEFORE)
             for folder in sorted(self._folders | above, reverse=True):
                 handle = os.open(folder, os.O_RDONLY)
                 try:
                     os.fsync(handle)
                 finally:
                     os.close(handle)
+            reach(Seam.CATALOG_SETTLE_AFTER)
         except OSError as error:
             raise _io_error(error) from error
 
@@ -209,7 +216,7 @@ class _StagedInMemory:
     def promote(self, paths: Sequence[str]) -> Mapping[str, PublishError]:
         """PUT files, several at a time."""
         with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
-            results = zip(paths, pool.map(self._put, paths), strict=True)
+            results = zip(paths, pool.map(carried(self._put), paths), strict=True)
             return {path: failure for path, failure in results if failure is not None}
 
     def settle(self) -> None:
@@ -217,7 +224,9 @@ class _StagedInMemory:
 
     def _put(self, path: str) -> PublishError | None:
         try:
+            reach(Seam.CATALOG_PROMOTE_BEFORE)
             obstore.put(self._store, path, self._files[path], attributes={"Content-Type": "application/json"})
+            reach(Seam.CATALOG_PROMOTE_AFTER)
         except (BaseError, OSError) as error:
             return _storage_unavailable(error)
         return None

@@ -31,6 +31,7 @@ from kfm_dagster.operators.stac_register import stac_register_batch
 from kfm_dagster.readers.registry import READERS
 from kfm_dagster.run_state.inputs_hash import InputReference
 from kfm_dagster.run_state.record import ValidationSummary
+from kfm_dagster.seams import carried
 from kfm_dagster.storage.database import Transaction
 
 LISTING_CHUNK = 5_000
@@ -83,6 +84,10 @@ class _Node:
     def dataset_id(self) -> str:
         return f"{self.dataset}.{self.operator}"
 
+    @property
+    def labels(self) -> Mapping[str, str]:
+        return {"dataset": self.dataset, "operator": self.operator, "partition": self.partition, "run": self.run_id}
+
     def inputs(self) -> Sequence[InputReference]:
         return []
 
@@ -105,7 +110,7 @@ class _Node:
 
     def _concurrently(self, work: Callable[[Envelope], Envelope], batch: Sequence[Envelope]) -> list[Envelope]:
         with ThreadPoolExecutor(max_workers=self.pipeline.settings.read_threads) as pool:
-            return list(pool.map(work, batch))
+            return list(pool.map(carried(work), batch))
 
     def _while_held(
         self, write: Callable[[list[Envelope]], list[Envelope]], batch: Sequence[Envelope]

@@ -23,6 +23,7 @@ from kfm_dagster.notifications.landing import Landing
 from kfm_dagster.notifications.sqs import Queue, connect
 from kfm_dagster.readers.registry import refuse_orphans
 from kfm_dagster.run_state.store import RelationalRunState
+from kfm_dagster.seams import clock_skew
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.run_contract import StageRunner
 from kfm_dagster.storage.artifacts import Artifacts
@@ -31,8 +32,8 @@ from kfm_dagster.storage.objects import ObjectStores, open_store
 
 
 def utc_now() -> datetime:
-    """Return the wall clock, aware and UTC."""
-    return datetime.now(UTC)
+    """Return the wall clock, aware and UTC, with the skew that fault injection gives it."""
+    return datetime.now(UTC) + clock_skew()
 
 
 @dataclass

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from kfm_dagster.errors import DependencyUnavailableError
 from kfm_dagster.lineage.openlineage import Event
+from kfm_dagster.seams import Seam, reach
 
 if TYPE_CHECKING:
     from openlineage.client import OpenLineageClient
@@ -57,10 +58,12 @@ class ClientBackend:
         """Send events in order, and wait for a transport that works in the background."""
         transport = self._client.transport
         try:
+            reach(Seam.LINEAGE_SEND_BEFORE)
             for event in events:
                 self._client.emit(_run_event(event))
             wait = getattr(transport, "wait_for_completion", None)
             taken = wait is None or wait(FLUSH_SECONDS)
+            reach(Seam.LINEAGE_SEND_AFTER)
         except Exception as error:
             # Every transport raises what its own library raises.
             raise BackendUnavailableError(

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import obstore
 from obstore.exceptions import BaseError, NotFoundError
 
+from kfm_dagster.seams import Seam, reach
 from kfm_dagster.storage.objects import open_store
 
 STAGING = ".staging"
@@ -64,6 +65,7 @@ class FolderFiles:
 
     def stage(self, name: str, content: bytes) -> None:
         """Write beside, sync, rename: another writer of the same name never sees or leaves half a file."""
+        reach(Seam.LINEAGE_STAGE_BEFORE)
         folder = self._root / STAGING
         folder.mkdir(parents=True, exist_ok=True)
         partial = folder / f"{name}.{secrets.token_hex(4)}.partial"
@@ -73,9 +75,11 @@ class FolderFiles:
             os.fsync(file.fileno())
         partial.replace(folder / name)
         self._sync(PurePosixPath(STAGING))
+        reach(Seam.LINEAGE_STAGE_AFTER)
 
     def publish(self, name: str, href: str) -> bool:
         """Rename, and sync the folders on the way."""
+        reach(Seam.LINEAGE_PUBLISH_BEFORE)
         final = self._root / href
         final.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -84,6 +88,7 @@ class FolderFiles:
             if not final.exists():
                 return False
         self._sync(PurePosixPath(href).parent)
+        reach(Seam.LINEAGE_PUBLISH_AFTER)
         return True
 
     def read(self, href: str) -> bytes:
@@ -119,15 +124,19 @@ class BucketFiles:
 
     def stage(self, name: str, content: bytes) -> None:
         """PUT under the staging prefix."""
+        reach(Seam.LINEAGE_STAGE_BEFORE)
         obstore.put(self._store, f"{STAGING}/{name}", content)
+        reach(Seam.LINEAGE_STAGE_AFTER)
 
     def publish(self, name: str, href: str) -> bool:
         """COPY, then DELETE; repeated after a crash between the two, the copy is the same bytes."""
+        reach(Seam.LINEAGE_PUBLISH_BEFORE)
         try:
             obstore.copy(self._store, f"{STAGING}/{name}", href)
         except (FileNotFoundError, NotFoundError):
             return self._exists(href)
         self.discard(name)
+        reach(Seam.LINEAGE_PUBLISH_AFTER)
         return True
 
     def read(self, href: str) -> bytes:

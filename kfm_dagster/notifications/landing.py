@@ -23,6 +23,7 @@ from obstore.store import ObjectStore
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ArtifactError, DependencyUnavailableError
 from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.seams import Seam, reach
 
 MAX_BATCH_BYTES = 1024**3
 """A landed batch is not unpacked beyond this: a corrupted file must not fill the memory."""
@@ -53,8 +54,11 @@ class Landing:
         lines = sorted({_line(message) for message in messages})
         content = b"".join(lines)
         digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
-        with suppress(AlreadyExistsError), _answering():  # the same bytes: landing is idempotent
-            obstore.put(self._store, _uri(digest), gzip.compress(content, mtime=0), mode="create")
+        with _answering():
+            reach(Seam.LANDING_PUT_BEFORE)
+            with suppress(AlreadyExistsError):  # the same bytes: landing is idempotent
+                obstore.put(self._store, _uri(digest), gzip.compress(content, mtime=0), mode="create")
+            reach(Seam.LANDING_PUT_AFTER)
         return LandedBatch(digest=digest, uri=_uri(digest), count=len(lines))
 
     def read(self, digest: str) -> tuple[SqsMessage, ...]:

@@ -20,6 +20,7 @@ from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, K
 from kfm_dagster.run_state.inputs_hash import InputReference, inputs_hash
 from kfm_dagster.run_state.record import Outcome, RunState, ValidationSummary
 from kfm_dagster.run_state.store import RunStateStore
+from kfm_dagster.seams import Seam, labelled, reach
 from kfm_dagster.stages.envelope_table import from_parquet, to_parquet
 from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
 from kfm_dagster.storage.database import Database, Transaction
@@ -63,6 +64,11 @@ class Node(Protocol):
     @property
     def dataset_id(self) -> str:
         """Node id of run-state: `<dataset>.<operator>`."""
+        ...
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """What the seams reached in this stage are labelled with."""
         ...
 
     def inputs(self) -> Sequence[InputReference]:
@@ -129,7 +135,8 @@ class StageRunner:
         """Skip or compute. A failure is recorded in run-state and raised as StageFailedError."""
         inputs = [*node.inputs(), *([upstream.reference] if upstream else [])]
         digest = inputs_hash(inputs, node.parameters())
-        with span("kfm.stage", {"kfm.dataset_id": node.dataset_id, "kfm.run_id": run_id}) as opened:
+        facts = {"kfm.dataset_id": node.dataset_id, "kfm.run_id": run_id}
+        with labelled(**node.labels), span("kfm.stage", facts) as opened:
             earlier = self.run_states.get(node.dataset_id, run_id)
             if earlier is not None and earlier.outcome is Outcome.SUCCESS and earlier.inputs_hash == digest:
                 opened.set_attribute("kfm.outcome", "skipped")
@@ -142,12 +149,20 @@ class StageRunner:
                 self._record_failure(node, run_id=run_id, digest=digest)
                 raise StageFailedError(dataset_id=node.dataset_id, error_class=classify(error), cause=error) from error
             opened.set_attribute("kfm.outcome", "executed")
+            reach(Seam.STAGE_COMPUTED)
             return ComputedStage(node=node, run_id=run_id, inputs_hash=digest, envelopes=envelopes)
 
     def commit(self, stage: ComputedStage) -> StageBatch:
         """Make a computed stage durable in one transaction: ledger effect, output artifact, run-state."""
         if stage.skipped is not None:
             return stage.skipped
+        with labelled(**stage.node.labels):
+            batch = self._commit(stage)
+            reach(Seam.STAGE_COMMITTED)
+            stage.node.after_commit(batch.envelopes)
+        return batch
+
+    def _commit(self, stage: ComputedStage) -> StageBatch:
         with self.database.transaction() as tx:
             envelopes = stage.node.apply(tx, stage.envelopes)
             # Written before the commit that names it: a rollback leaves an orphan, never a record without its output.
@@ -165,7 +180,6 @@ class StageRunner:
                 artifact_sha256=artifact.sha256,
             )
             self.run_states.put(state, tx)
-        stage.node.after_commit(envelopes)
         return StageBatch(envelopes=envelopes, state=state)
 
     def recall(self, dataset_id: str, run_id: str) -> StageBatch | None:

@@ -14,6 +14,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError
 
 from kfm_dagster.errors import ArtifactError
+from kfm_dagster.seams import Seam, reach
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,8 +35,10 @@ class Artifacts:
         """Store the bytes once; the same bytes give the same reference and no second write."""
         digest = hashlib.sha256(content).hexdigest()
         path = f"artifacts/{digest[:2]}/{digest}.{suffix}"
+        reach(Seam.ARTIFACT_PUT_BEFORE)
         with contextlib.suppress(AlreadyExistsError):
             obstore.put(self._store, path, content, mode="create")
+        reach(Seam.ARTIFACT_PUT_AFTER)
         return ArtifactReference(uri=path, sha256=digest)
 
     def get(self, reference: ArtifactReference) -> bytes:

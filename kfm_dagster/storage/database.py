@@ -17,6 +17,7 @@ from sqlalchemy.engine import URL, Connection, CursorResult, make_url
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from kfm_dagster.errors import ConfigurationError, DatabaseUnavailableError, SchemaVersionError
+from kfm_dagster.seams import Seam, reach
 from kfm_dagster.storage.statements import Migration, migrations, statement
 
 BUSY_TIMEOUT_SECONDS = 60
@@ -65,12 +66,16 @@ class Database:
 
         On SQLite it begins IMMEDIATE, so that a reader never becomes a writer half-way and fails on a snapshot.
         """
+        reach(Seam.DATABASE_BEGIN)
         with self.engine.begin() as connection:
             yield Transaction(connection)
+            reach(Seam.DATABASE_COMMIT_BEFORE)
+        reach(Seam.DATABASE_COMMIT_AFTER)
 
     @contextmanager
     def snapshot(self) -> Iterator[Transaction]:
         """Run one read-only transaction; on SQLite it waits for no writer and holds none up."""
+        reach(Seam.DATABASE_BEGIN)
         with self.engine.connect().execution_options(kfm_read_only=True) as connection, connection.begin():
             yield Transaction(connection)
 

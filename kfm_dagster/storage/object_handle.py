@@ -24,6 +24,7 @@ from obstore.store import ObjectStore
 
 from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.errors import KfmError
+from kfm_dagster.seams import Seam, reach
 
 SINGLE_PART_BYTES = 8 * 1024 * 1024
 """Up to this size an upload is one part (AWS CLI `multipart_threshold`), so its ETag is the MD5 of its bytes."""
@@ -37,6 +38,10 @@ class ObjectHead:
     etag: str | None
     content_type: str | None
     last_modified: datetime
+
+
+_HEAD = (Seam.OBJECT_HEAD_BEFORE, Seam.OBJECT_HEAD_AFTER)
+_READ = (Seam.OBJECT_READ_BEFORE, Seam.OBJECT_READ_AFTER)
 
 
 class ObjectReadError(KfmError):
@@ -102,13 +107,13 @@ class RemoteObject:
 
     def head(self) -> ObjectHead:
         """One HEAD request."""
-        with named_failures(self._uri):
+        with request(self._uri, *_HEAD):
             return self._understood(obstore.get(self._store, self._key, options={"head": True}))
 
     def probe(self, length: int) -> tuple[ObjectHead, bytes]:
         """One ranged GET; an empty object, which has no range, costs a HEAD besides."""
         try:
-            with named_failures(self._uri):
+            with request(self._uri, *_HEAD):
                 found = obstore.get(self._store, self._key, options={"range": (0, length)})
                 head = self._understood(found)
                 self._first = bytes(found.bytes())
@@ -124,7 +129,7 @@ class RemoteObject:
         if stop <= len(self._first):
             return self._first[start:stop]
         try:
-            with named_failures(self._uri):
+            with request(self._uri, *_READ):
                 return bytes(obstore.get_range(self._store, self._key, start=start, end=stop))
         except _EmptyRangeError:
             # Transient, because the next attempt begins with integrity-check, which will see the new size.
@@ -148,10 +153,15 @@ class _EmptyRangeError(Exception):
 
 
 @contextmanager
-def named_failures(uri: str) -> Iterator[None]:
-    """Turn a store's errors into ObjectReadError. The text of theirs is dropped: it holds URLs, which may be signed."""
+def request(uri: str, before: Seam, after: Seam) -> Iterator[None]:
+    """Make a request between its two seams, and turn a store's errors into ObjectReadError.
+
+    The text of theirs is dropped: it holds URLs, which may be signed.
+    """
     try:
+        reach(before)
         yield
+        reach(after)
     except (FileNotFoundError, NotFoundError):
         raise ObjectReadError(IntegrityIssue.MISSING_OBJECT, uri, "there is no such object") from None
     except (PermissionError, PermissionDeniedError, UnauthenticatedError):
@@ -180,22 +190,22 @@ class FolderObject:
     @property
     def size(self) -> int:
         """Size in bytes."""
-        with self._opened() as (_, status):
+        with request(self._uri, *_HEAD), self._opened() as (_, status):
             return status.st_size
 
     def head(self) -> ObjectHead:
         """Size, time, and the ETag that a store would give."""
-        with self._opened() as (descriptor, status):
+        with request(self._uri, *_HEAD), self._opened() as (descriptor, status):
             return _folder_head(descriptor, status)
 
     def probe(self, length: int) -> tuple[ObjectHead, bytes]:
         """Head and first bytes."""
-        with self._opened() as (descriptor, status):
+        with request(self._uri, *_HEAD), self._opened() as (descriptor, status):
             return _folder_head(descriptor, status), os.pread(descriptor, length, 0)
 
     def read(self, start: int, length: int) -> bytes:
         """Bytes [start, start + length), cut at the end of the file."""
-        with self._opened() as (descriptor, _):
+        with request(self._uri, *_READ), self._opened() as (descriptor, _):
             return os.pread(descriptor, length, start)
 
     @contextmanager

@@ -22,6 +22,7 @@ from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.contracts.key_grammar import InvalidKeyTimeError, KeyGrammarReader, KeyKind, is_safe_key
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.seams import Seam
 from kfm_dagster.storage.object_handle import (
     FolderObject,
     ObjectHandle,
@@ -31,7 +32,7 @@ from kfm_dagster.storage.object_handle import (
     UndeclaredObjectError,
     file_etag,
     is_inside,
-    named_failures,
+    request,
 )
 
 if TYPE_CHECKING:
@@ -146,12 +147,12 @@ class ObjectStores:
                 return _s3(bucket, region=contract.storage.region, seconds=self._request_seconds, **unsigned)
 
     def _listed(self, contract: DatasetContract, bucket: str, prefix: str) -> Iterator[tuple[str, ListedObject]]:
-        if self._root is not None:
-            yield from _listed_folder(self._root / bucket, bucket, prefix)
-            return
         # Stores list whole path segments, so a prefix that ends inside one is its folder from an offset on.
         folder, _, partial = prefix.rpartition("/")
-        with named_failures(f"s3://{bucket}/{prefix}"):
+        with request(f"s3://{bucket}/{prefix}", Seam.OBJECT_LIST_BEFORE, Seam.OBJECT_LIST_AFTER):
+            if self._root is not None:
+                yield from _listed_folder(self._root / bucket, bucket, prefix)
+                return
             pages = obstore.list(
                 self._store(contract, bucket), prefix=folder, offset=prefix if partial else None, chunk_size=1000
             )

@@ -35,6 +35,7 @@ class FakeNode:
 
     batch: list[Envelope]
     dataset_id: str = "nexrad-l2.integrity_check"
+    labels: Mapping[str, str] = field(default_factory=dict)
     setting: int = 1
     fails: Exception | None = None
     calls: list[str] = field(default_factory=list)

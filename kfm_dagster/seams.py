@@ -1,0 +1,151 @@
+"""Seams: the named points at which this process can be cut off from the world, and who is told when one is reached.
+
+Every commit and every external call has a seam before it and one after it: between the two the world has changed and
+this process may not know. Fault injection acts here (`kfm_dagster/chaos`), as TiKV's fail points do. Belongs here: the
+closed list of seams, their labels, and the one handler of a process. Does not belong here: what a fault is. Imports
+nothing of ours; while no handler is installed, reaching a seam costs one comparison with None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import timedelta
+from enum import StrEnum, unique
+from typing import TypeVar
+
+Given = TypeVar("Given")
+Made = TypeVar("Made")
+
+
+@unique
+class Seam(StrEnum):
+    """Where a process may die, wait, or be told that its dependency failed: `<dependency>.<call>.<moment>`."""
+
+    DATABASE_BEGIN = "database.begin"
+    """A transaction is wanted, to read or to write; nothing has been asked of the database."""
+    DATABASE_COMMIT_BEFORE = "database.commit.before"
+    """A transaction has done its work, and nobody else sees it."""
+    DATABASE_COMMIT_AFTER = "database.commit.after"
+    """A transaction is durable; an error here is a commit whose answer got lost."""
+    STAGE_COMPUTED = "stage.computed"
+    """A node has worked and its external effects are made; nothing of the stage is committed."""
+    STAGE_COMMITTED = "stage.committed"
+    """A stage is durable; what may only follow its commit (acknowledging messages) has not begun."""
+    QUEUE_RECEIVE_BEFORE = "queue.receive.before"
+    """One receive request is about to be sent."""
+    QUEUE_RECEIVE_AFTER = "queue.receive.after"
+    """Messages are in flight, and known to nobody but this process."""
+    QUEUE_DELETE_BEFORE = "queue.delete.before"
+    """One batch of finished messages is about to be deleted."""
+    QUEUE_DELETE_AFTER = "queue.delete.after"
+    """The messages are gone, and the ledger still has them as due."""
+    QUEUE_VISIBILITY_BEFORE = "queue.visibility.before"
+    """One batch of messages is about to be told when to come back."""
+    QUEUE_VISIBILITY_AFTER = "queue.visibility.after"
+    """The messages know when to come back."""
+    QUEUE_SEND_BEFORE = "queue.send.before"
+    """One batch of messages is about to be sent (a drain of the dead-letter queue)."""
+    QUEUE_SEND_AFTER = "queue.send.after"
+    """The messages are on the queue; an error here is a send whose answer got lost."""
+    OBJECT_HEAD_BEFORE = "object.head.before"
+    """A provider's object is about to be asked for its head, with or without its first bytes."""
+    OBJECT_HEAD_AFTER = "object.head.after"
+    """The head is here."""
+    OBJECT_READ_BEFORE = "object.read.before"
+    """A range of a provider's object is about to be read."""
+    OBJECT_READ_AFTER = "object.read.after"
+    """The range is here."""
+    OBJECT_LIST_BEFORE = "object.list.before"
+    """A prefix of a provider's bucket is about to be listed."""
+    OBJECT_LIST_AFTER = "object.list.after"
+    """The prefix is listed to its end."""
+    CATALOG_STAGE_BEFORE = "catalog.stage.before"
+    """Files of the catalog are about to be written out of readers' sight."""
+    CATALOG_STAGE_AFTER = "catalog.stage.after"
+    """The files are written, and no reader finds them."""
+    CATALOG_PROMOTE_BEFORE = "catalog.promote.before"
+    """Staged files are about to take their places."""
+    CATALOG_PROMOTE_AFTER = "catalog.promote.after"
+    """Readers find the files; the index does not have them yet."""
+    CATALOG_SETTLE_BEFORE = "catalog.settle.before"
+    """The names of promoted files are about to be made durable."""
+    CATALOG_SETTLE_AFTER = "catalog.settle.after"
+    """The files survive a power loss; the index does not have them yet."""
+    LINEAGE_STAGE_BEFORE = "lineage.stage.before"
+    """A lineage file is about to be written out of readers' sight."""
+    LINEAGE_STAGE_AFTER = "lineage.stage.after"
+    """The file is durable, and no row names it."""
+    LINEAGE_PUBLISH_BEFORE = "lineage.publish.before"
+    """A staged lineage file that a row names is about to take its place."""
+    LINEAGE_PUBLISH_AFTER = "lineage.publish.after"
+    """Readers find the file; its row says staged."""
+    LINEAGE_SEND_BEFORE = "lineage.send.before"
+    """A batch of events is about to leave for the OpenLineage backend."""
+    LINEAGE_SEND_AFTER = "lineage.send.after"
+    """The backend has the events; their row says pending."""
+    ARTIFACT_PUT_BEFORE = "artifact.put.before"
+    """An output is about to be stored."""
+    ARTIFACT_PUT_AFTER = "artifact.put.after"
+    """The output is stored, and the transaction that names it is open."""
+    LANDING_PUT_BEFORE = "landing.put.before"
+    """A batch of raw messages is about to be landed."""
+    LANDING_PUT_AFTER = "landing.put.after"
+    """The batch is landed, and no record has been made of it."""
+
+
+Labels = Mapping[str, str]
+"""What is being done when a seam is reached: in a stage `dataset`, `operator`, `partition` and `run`, else nothing."""
+Handler = Callable[[Seam, Labels], None]
+"""Told of every seam that is reached. What it raises is what the call at the seam raises."""
+
+_labels: ContextVar[Labels] = ContextVar("kfm_seam_labels", default={})  # noqa: B039, never changed, only replaced
+_handler: Handler | None = None
+_clock_skew = timedelta()
+
+
+def reach(seam: Seam) -> None:
+    """Tell the handler, if there is one, that a seam is reached. Raises what the handler raises."""
+    if _handler is not None:
+        _handler(seam, _labels.get())
+
+
+def install(handler: Handler | None, *, clock_skew: timedelta = timedelta()) -> None:
+    """Tell `handler` of every seam from now on, in every thread of this process, and put the pipeline's clock wrong.
+
+    None takes the handler away. Only `kfm_dagster.chaos` calls this.
+    """
+    global _handler, _clock_skew
+    _handler, _clock_skew = handler, clock_skew
+
+
+def clock_skew() -> timedelta:
+    """Return by how much the pipeline's clock is wrong; zero unless a handler came with a skew."""
+    return _clock_skew
+
+
+@contextmanager
+def labelled(**labels: str) -> Iterator[None]:
+    """Give the seams that are reached in the block these labels besides those that they have."""
+    token = _labels.set({**_labels.get(), **labels})
+    try:
+        yield
+    finally:
+        _labels.reset(token)
+
+
+def carried(work: Callable[[Given], Made]) -> Callable[[Given], Made]:
+    """Return `work` under the labels of this moment, for a thread of a pool, which starts with none."""
+    labels = _labels.get()
+    if not labels:
+        return work
+
+    def labelled_work(given: Given) -> Made:
+        token = _labels.set(labels)
+        try:
+            return work(given)
+        finally:
+            _labels.reset(token)
+
+    return labelled_work
