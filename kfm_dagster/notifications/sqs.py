@@ -1,4 +1,4 @@
-"""The queue: receive in parallel, delete, postpone, and look at its depth.
+"""A queue: receive in parallel, look and give back, send, delete, postpone, and ask for its depth and rules.
 
 Belongs here: the protocol of SQS, and its failures in our words. Does not belong here: what messages mean, and when one
 may be deleted (the ledger decides that).
@@ -6,12 +6,12 @@ may be deleted (the ledger decides that).
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 import boto3
@@ -20,20 +20,23 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from kfm_dagster.errors import QueueUnavailableError
 from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.notifications.queue_values import QueueDepth, QueueRules, SendOutcome
+from kfm_dagster.notifications.receiving import BATCH, ReceiveProgress, as_message
+from kfm_dagster.seams import Seam, carried, reach
 from kfm_dagster.settings import Settings
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
-    from mypy_boto3_sqs.type_defs import MessageTypeDef
+    from mypy_boto3_sqs.literals import QueueAttributeFilterType
 
-BATCH = 10
-"""Messages in one SQS request (SQS API reference, ReceiveMessage and DeleteMessageBatch)."""
+MAX_SEND_BYTES = 256 * 1024
+"""Bodies of one SendMessageBatch together; SQS took no more until 2025, and some endpoints still do not."""
+
+LOOK_MARGIN_SECONDS = 30
+"""A message that is looked at stays hidden this much longer than the look may last, so that none is seen twice."""
 
 MAX_VISIBILITY_SECONDS = 39_600
 """SQS allows 12 hours counted from the receipt (API reference, ChangeMessageVisibility); one is left to the run."""
-
-EMPTY_RECEIVES = 3
-"""Receives in a row without a message that end a call: a short poll asks some of SQS's servers, so one is no proof."""
 
 _MISSING = {"AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist"}
 
@@ -41,15 +44,6 @@ Item = TypeVar("Item")
 
 DEFAULT_REGION = "us-east-1"
 """Where NOAA's topics are; a queue elsewhere is named by AWS_REGION."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QueueDepth:
-    """Approximate numbers of messages: to be received, received and not deleted, and not yet due."""
-
-    visible: int
-    in_flight: int
-    delayed: int
 
 
 def connect(settings: Settings, *, name: str | None = None, client: SQSClient | None = None) -> Queue:
@@ -64,6 +58,11 @@ def connect(settings: Settings, *, name: str | None = None, client: SQSClient | 
             "sqs", region_name=session.region_name or DEFAULT_REGION, config=bounded(settings.receive_threads)
         )
     return Queue(client, name=name or settings.sqs_primary_queue, threads=settings.receive_threads)
+
+
+def connect_dead_letters(settings: Settings) -> Queue:
+    """Make a Queue for the settings' dead-letter queue; makes no request."""
+    return connect(settings, name=settings.sqs_dlq_queue)
 
 
 def bounded(threads: int, *, max_attempts: int = 3) -> Config:
@@ -97,20 +96,68 @@ class Queue:
                     raise self._unavailable(error) from error
             return self._url
 
-    def receive(self, max_messages: int, *, budget_seconds: float, threads: int | None = None) -> list[SqsMessage]:
+    def receive(
+        self,
+        max_messages: int,
+        *,
+        budget_seconds: float,
+        threads: int | None = None,
+        visibility_seconds: int | None = None,
+    ) -> list[SqsMessage]:
         """Receive up to `max_messages`, each once, until the queue looks empty or the budget is over.
 
-        An error after the first messages ends the call with those: they are in flight already, and only their receiver
-        can delete them.
+        They stay hidden for `visibility_seconds`, by default as long as the queue's rules say. An error after the first
+        messages ends the call with those: they are in flight already, and only their receiver can delete them.
         """
         url, workers = self.url, threads or self._threads
-        progress = _Progress(wanted=max_messages, deadline=time.monotonic() + budget_seconds)
+        hidden: dict[str, int] = (
+            {} if visibility_seconds is None else {"VisibilityTimeout": _allowed(visibility_seconds)}
+        )
+        progress = ReceiveProgress(wanted=max_messages, deadline=time.monotonic() + budget_seconds)
         with ThreadPoolExecutor(workers, thread_name_prefix="sqs-receive") as pool:
-            for future in [pool.submit(self._receive_some, url, progress) for _ in range(workers)]:
+            for future in [pool.submit(self._receive_some, url, progress, hidden) for _ in range(workers)]:
                 future.result()
         if progress.error is not None and not progress.messages:
             raise self._unavailable(progress.error) from progress.error
         return list(progress.messages.values())
+
+    def look(self, max_messages: int, *, budget_seconds: float) -> list[SqsMessage]:
+        """Receive up to `max_messages` and give them back at once; their receive counts have risen by one.
+
+        The receipts still delete what was seen, until somebody else receives it.
+        """
+        hidden = int(budget_seconds) + LOOK_MARGIN_SECONDS
+        seen = self.receive(max_messages, budget_seconds=budget_seconds, visibility_seconds=hidden)
+        self.give_back(seen)
+        return seen
+
+    def give_back(self, messages: Sequence[SqsMessage]) -> None:
+        """Make received messages visible again; one that SQS does not give back comes when its timeout is over."""
+        self.change_visibility([(message.receipt_handle or "", 0) for message in messages])
+
+    def send(self, bodies: Sequence[str]) -> list[SendOutcome]:
+        """Send messages; returns what became of each, in their order.
+
+        A message whose request got no answer counts as refused and may stand on the queue all the same.
+        """
+        url = self.url
+
+        def send_batch(batch: Sequence[str]) -> list[SendOutcome]:
+            entries = [{"Id": str(index), "MessageBody": body} for index, body in enumerate(batch)]
+            try:
+                reach(Seam.QUEUE_SEND_BEFORE)
+                answer = self._client.send_message_batch(QueueUrl=url, Entries=entries)  # type: ignore[arg-type]
+                reach(Seam.QUEUE_SEND_AFTER)
+            except (BotoCoreError, ClientError) as error:
+                return [SendOutcome(refusal=_code(error))] * len(batch)
+            sent = {entry["Id"]: entry["MessageId"] for entry in answer.get("Successful", [])}
+            refused = {entry["Id"]: entry["Code"] for entry in answer.get("Failed", [])}
+            return [
+                SendOutcome(message_id=sent.get(key), refusal=refused.get(key)) for key in map(str, range(len(batch)))
+            ]
+
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="sqs-send") as pool:
+            return [outcome for done in pool.map(send_batch, _sendable(bodies)) for outcome in done]
 
     def delete(self, receipts: Sequence[str]) -> list[str]:
         """Delete deliveries; returns the receipts that could not be, whose messages will come again."""
@@ -118,7 +165,9 @@ class Queue:
 
         def delete_batch(batch: Sequence[str]) -> list[str]:
             entries = [{"Id": str(index), "ReceiptHandle": receipt} for index, receipt in enumerate(batch)]
+            reach(Seam.QUEUE_DELETE_BEFORE)
             answer = self._client.delete_message_batch(QueueUrl=url, Entries=entries)  # type: ignore[arg-type]
+            reach(Seam.QUEUE_DELETE_AFTER)
             return [entry["Id"] for entry in answer.get("Failed", [])]
 
         return self._in_batches(receipts, delete_batch)
@@ -128,53 +177,67 @@ class Queue:
         url = self.url
 
         def change_batch(batch: Sequence[tuple[str, int]]) -> list[str]:
+            reach(Seam.QUEUE_VISIBILITY_BEFORE)
             answer = self._client.change_message_visibility_batch(
                 QueueUrl=url,
                 Entries=[
-                    {
-                        "Id": str(index),
-                        "ReceiptHandle": receipt,
-                        "VisibilityTimeout": max(0, min(seconds, MAX_VISIBILITY_SECONDS)),
-                    }
+                    {"Id": str(index), "ReceiptHandle": receipt, "VisibilityTimeout": _allowed(seconds)}
                     for index, (receipt, seconds) in enumerate(batch)
                 ],
             )
+            reach(Seam.QUEUE_VISIBILITY_AFTER)
             return [entry["Id"] for entry in answer.get("Failed", [])]
 
         return self._in_batches(changes, change_batch)
 
     def depth(self) -> QueueDepth:
         """Ask how many messages there are; SQS counts them approximately."""
-        try:
-            found = self._client.get_queue_attributes(
-                QueueUrl=self.url,
-                AttributeNames=[
-                    "ApproximateNumberOfMessages",
-                    "ApproximateNumberOfMessagesNotVisible",
-                    "ApproximateNumberOfMessagesDelayed",
-                ],
-            )["Attributes"]
-        except (BotoCoreError, ClientError) as error:
-            raise self._unavailable(error) from error
+        found = self._attributes(
+            "ApproximateNumberOfMessages",
+            "ApproximateNumberOfMessagesNotVisible",
+            "ApproximateNumberOfMessagesDelayed",
+        )
         return QueueDepth(
             visible=int(found["ApproximateNumberOfMessages"]),
             in_flight=int(found["ApproximateNumberOfMessagesNotVisible"]),
             delayed=int(found["ApproximateNumberOfMessagesDelayed"]),
         )
 
-    def _receive_some(self, url: str, progress: _Progress) -> None:
+    def rules(self) -> QueueRules:
+        """Ask how the queue hides, keeps and moves its messages."""
+        found = self._attributes("VisibilityTimeout", "MessageRetentionPeriod", "RedrivePolicy")
+        redrive = json.loads(found.get("RedrivePolicy", "{}"))
+        count = redrive.get("maxReceiveCount")
+        return QueueRules(
+            visibility_timeout=timedelta(seconds=int(found["VisibilityTimeout"])),
+            retention=timedelta(seconds=int(found["MessageRetentionPeriod"])),
+            max_receive_count=None if count is None else int(count),  # SQS takes it as a number or as text
+            dead_letter_arn=redrive.get("deadLetterTargetArn"),
+        )
+
+    def _attributes(self, *names: QueueAttributeFilterType) -> Mapping[str, str]:
+        try:
+            answer = self._client.get_queue_attributes(QueueUrl=self.url, AttributeNames=names)
+        except (BotoCoreError, ClientError) as error:
+            raise self._unavailable(error) from error
+        return answer["Attributes"]  # type: ignore[return-value]
+
+    def _receive_some(self, url: str, progress: ReceiveProgress, hidden: Mapping[str, int]) -> None:
         while (number := progress.reserve()) > 0:
             try:
+                reach(Seam.QUEUE_RECEIVE_BEFORE)
                 answer = self._client.receive_message(
                     QueueUrl=url,
                     MaxNumberOfMessages=number,
                     WaitTimeSeconds=0,
                     MessageSystemAttributeNames=["ApproximateReceiveCount", "SentTimestamp"],
+                    **hidden,  # type: ignore[arg-type]
                 )
+                reach(Seam.QUEUE_RECEIVE_AFTER)
             except (BotoCoreError, ClientError) as error:
                 progress.fail(error)
                 return
-            progress.add([_message(found) for found in answer.get("Messages", [])], reserved=number)
+            progress.add([as_message(found) for found in answer.get("Messages", [])], reserved=number)
 
     def _in_batches(self, items: Sequence[Item], request: Callable[[Sequence[Item]], list[str]]) -> list[Item]:
         """Send items ten at a time, in parallel; returns those that failed, alone or with their request."""
@@ -187,10 +250,10 @@ class Queue:
 
         batches = [items[start : start + BATCH] for start in range(0, len(items), BATCH)]
         with ThreadPoolExecutor(self._threads, thread_name_prefix="sqs-batch") as pool:
-            return [item for failed in pool.map(send, batches) for item in failed]
+            return [item for failed in pool.map(carried(send), batches) for item in failed]
 
     def _unavailable(self, error: BotoCoreError | ClientError) -> QueueUnavailableError:
-        code = error.response["Error"]["Code"] if isinstance(error, ClientError) else type(error).__name__
+        code = _code(error)
         if code in _MISSING:
             return QueueUnavailableError(
                 "there is no such queue",
@@ -204,54 +267,24 @@ class Queue:
         )
 
 
-@dataclass(kw_only=True)
-class _Progress:
-    """What the threads of one receive call share."""
-
-    wanted: int
-    deadline: float
-    messages: dict[str, SqsMessage] = field(default_factory=dict)
-    error: BotoCoreError | ClientError | None = None
-    _reserved: int = 0
-    _empty: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def reserve(self) -> int:
-        """Places for one request, so that no thread receives what nobody asked for; 0 ends the thread."""
-        with self._lock:
-            if self.error is not None or self._empty >= EMPTY_RECEIVES or time.monotonic() >= self.deadline:
-                return 0
-            number = min(BATCH, self.wanted - self._reserved)
-            self._reserved += number
-            return number
-
-    def add(self, messages: list[SqsMessage], *, reserved: int) -> None:
-        """Keep what came and give the places back that stayed empty.
-
-        A standard queue may deliver a message twice at once; the later delivery holds the receipt that deletes it.
-        """
-        with self._lock:
-            before = len(self.messages)
-            for message in messages:
-                known = self.messages.get(message.message_id)
-                if known is None or known.receive_count <= message.receive_count:
-                    self.messages[message.message_id] = message
-            self._reserved -= reserved - (len(self.messages) - before)
-            self._empty = 0 if messages else self._empty + 1
-
-    def fail(self, error: BotoCoreError | ClientError) -> None:
-        """Keep the error; the other threads end after the request that they are in."""
-        with self._lock:
-            self.error = error
+def _code(error: BotoCoreError | ClientError) -> str:
+    return error.response["Error"]["Code"] if isinstance(error, ClientError) else type(error).__name__
 
 
-def _message(found: MessageTypeDef) -> SqsMessage:
-    attributes = found.get("Attributes", {})
-    sent = attributes.get("SentTimestamp")
-    return SqsMessage(
-        message_id=found["MessageId"],
-        body=found["Body"],
-        receipt_handle=found["ReceiptHandle"],
-        receive_count=int(attributes.get("ApproximateReceiveCount", 0)),
-        sent_at=None if sent is None else datetime.fromtimestamp(int(sent) / 1000, UTC),  # milliseconds
-    )
+def _allowed(seconds: int) -> int:
+    return max(0, min(seconds, MAX_VISIBILITY_SECONDS))
+
+
+def _sendable(bodies: Sequence[str]) -> Iterator[list[str]]:
+    """Split into what one request may hold, by number and by bytes; a body beyond the bytes goes alone."""
+    batch: list[str] = []
+    room = MAX_SEND_BYTES
+    for body in bodies:
+        size = len(body.encode())
+        if batch and (len(batch) == BATCH or size > room):
+            yield batch
+            batch, room = [], MAX_SEND_BYTES
+        batch.append(body)
+        room -= size
+    if batch:
+        yield batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import uuid
 from collections.abc import Iterator
@@ -13,7 +14,8 @@ from botocore.exceptions import ClientError, EndpointConnectionError
 from moto.server import ThreadedMotoServer
 
 from kfm_dagster.errors import ExitCode, QueueUnavailableError
-from kfm_dagster.notifications.sqs import Queue, QueueDepth, connect
+from kfm_dagster.notifications.queue_values import QueueDepth, QueueRules, SendOutcome
+from kfm_dagster.notifications.sqs import MAX_SEND_BYTES, Queue, connect, connect_dead_letters
 from kfm_dagster.settings import Settings
 
 
@@ -96,7 +98,8 @@ def test_visibility_decides_when_a_message_comes_again(queue: Queue) -> None:
 def test_missing_queue_says_what_to_do(moto_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     use_endpoint(monkeypatch, moto_endpoint)
     queue = connect(Settings(sqs_primary_queue="not-there"))
-    for use in (queue.depth, lambda: queue.receive(1, budget_seconds=1), lambda: queue.delete(["r"])):
+    uses = (queue.depth, queue.rules, lambda: queue.receive(1, budget_seconds=1), lambda: queue.delete(["r"]))
+    for use in (*uses, lambda: queue.send(["body"])):
         with pytest.raises(QueueUnavailableError, match="create the queue or set KFM_SQS_PRIMARY_QUEUE") as caught:
             use()
         assert "not-there" in str(caught.value)
@@ -113,6 +116,69 @@ def test_silent_endpoint_is_unavailable_and_shows_no_credential(monkeypatch: pyt
 def test_connecting_makes_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     use_endpoint(monkeypatch, "http://127.0.0.1:1")
     assert connect(Settings()).name == "kfm-nodd-primary"
+    assert connect_dead_letters(Settings()).name == "kfm-nodd-dlq"
+
+
+def test_looking_takes_each_message_once_and_leaves_all_of_them_visible(queue: Queue) -> None:
+    fill(queue, 35)
+    seen = queue.look(100, budget_seconds=20)
+    assert sorted(message.body for message in seen) == sorted(f"body {n}" for n in range(35))
+    assert len({message.message_id for message in seen}) == 35
+    assert queue.depth() == QueueDepth(visible=35, in_flight=0, delayed=0)
+    # What was seen can still be deleted: nobody else has received it.
+    assert queue.delete([message.receipt_handle or "" for message in seen]) == []
+    assert queue.depth().total == 0
+
+
+def test_received_messages_stay_hidden_as_long_as_asked_and_as_sqs_allows(queue: Queue) -> None:
+    queue._client.set_queue_attributes(QueueUrl=queue.url, Attributes={"VisibilityTimeout": "0"})
+    fill(queue, 12)
+    assert len(queue.receive(12, budget_seconds=20, visibility_seconds=10**9)) == 12
+    assert queue.depth() == QueueDepth(visible=0, in_flight=12, delayed=0)
+
+
+def test_sent_messages_come_with_the_ids_that_sending_gave(queue: Queue) -> None:
+    bodies = [f"body {n}" for n in range(25)]
+    sent = queue.send(bodies)
+    assert [outcome.refusal for outcome in sent] == [None] * 25
+    received = {message.message_id: message.body for message in queue.receive(100, budget_seconds=20)}
+    assert received == {outcome.message_id: body for outcome, body in zip(sent, bodies, strict=True)}
+    assert queue.send([]) == []
+
+
+def test_large_bodies_share_a_request_only_as_far_as_sqs_allows(queue: Queue) -> None:
+    half, whole = "\N{DEGREE SIGN}" * (MAX_SEND_BYTES // 4), "x" * MAX_SEND_BYTES
+    bodies = [half, half, half, whole, "small", "small"]
+    assert all(outcome.message_id for outcome in queue.send(bodies))
+    assert sorted(message.body for message in queue.receive(10, budget_seconds=20)) == sorted(bodies)
+
+
+def test_what_the_queue_refuses_is_told_entry_by_entry(queue: Queue) -> None:
+    outcomes = queue.send(["fine", "x" * (1024**2 + 1), "fine, too"])
+    assert [outcome.message_id is not None for outcome in outcomes] == [True, False, True]
+    assert outcomes[1].refusal
+    assert queue.depth().visible == 2
+
+
+def test_rules_say_when_a_message_comes_again_moves_on_and_is_lost(queue: Queue) -> None:
+    assert queue.rules() == QueueRules(visibility_timeout=timedelta(seconds=30), retention=timedelta(days=4))
+    arn = "arn:aws:sqs:us-east-1:123456789012:" + queue.name
+    dead_letters = connect(Settings(), name=f"{queue.name}-dlq")
+    dead_letters._client.create_queue(QueueName=dead_letters.name)
+    queue._client.set_queue_attributes(
+        QueueUrl=queue.url,
+        Attributes={
+            "VisibilityTimeout": "900",
+            "MessageRetentionPeriod": "1209600",
+            "RedrivePolicy": json.dumps({"deadLetterTargetArn": f"{arn}-dlq", "maxReceiveCount": "5"}),
+        },
+    )
+    assert queue.rules() == QueueRules(
+        visibility_timeout=timedelta(minutes=15),
+        retention=timedelta(days=14),
+        max_receive_count=5,
+        dead_letter_arn=f"{arn}-dlq",
+    )
 
 
 def delivery(identity: str, *, count: int) -> dict[str, Any]:
@@ -162,6 +228,15 @@ class Flaky:
     def delete_message_batch(self, **_: Any) -> dict[str, Any]:
         raise ClientError({"Error": {"Code": "RequestThrottled"}}, "DeleteMessageBatch")
 
+    def send_message_batch(self, *, Entries: list[dict[str, str]], **_: Any) -> dict[str, Any]:  # noqa: N803
+        if len(Entries) < 10:
+            raise EndpointConnectionError(endpoint_url="http://elsewhere")
+        failed = [{"Id": "3", "Code": "InternalError", "SenderFault": False}]
+        return {
+            "Successful": [{"Id": e["Id"], "MessageId": e["Id"]} for e in Entries if e["Id"] != "3"],
+            "Failed": failed,
+        }
+
 
 def test_messages_received_before_an_error_are_kept() -> None:
     client: Any = Flaky(good=3)
@@ -176,3 +251,11 @@ def test_receipts_of_a_failed_request_are_returned() -> None:
     client: Any = Flaky(good=0)
     receipts = [f"r{n}" for n in range(25)]
     assert Queue(client, name="q", threads=2).delete(receipts) == receipts
+
+
+def test_a_refused_entry_and_a_lost_request_are_told_apart_from_what_was_sent() -> None:
+    client: Any = Flaky(good=0)
+    outcomes = Queue(client, name="q", threads=2).send([f"body {n}" for n in range(12)])
+    assert [number for number, outcome in enumerate(outcomes) if outcome.message_id] == [0, 1, 2, *range(4, 10)]
+    assert outcomes[3] == SendOutcome(refusal="InternalError")
+    assert outcomes[10:] == [SendOutcome(refusal="EndpointConnectionError")] * 2
