@@ -66,6 +66,9 @@ class Settings(BaseSettings):
         None, ge=0, description="Overrides the base backoff of every contract (demo and tests)."
     )
     lakefs_branch: str = Field("main", description="Branch recorded in run-state.")
+    chaos_plan: Path | None = Field(
+        None, description="Plan of faults; only kfm_dagster.chaos.definitions reads it, and never in prod."
+    )
     worker_id: str = Field("local", description="Logical worker identity in the ledger; never a host name.")
 
     @field_validator("wal_dsn")

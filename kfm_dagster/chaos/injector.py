@@ -1,0 +1,125 @@
+"""The injector: told of every seam that is reached, it does what the plan says.
+
+Belongs here: matching, deciding, and the four faults. Does not belong here: the model of a plan (`plan.py`), and how a
+deployment gets an injector (`definitions.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+
+from kfm_dagster import seams
+from kfm_dagster.chaos.failures import failure
+from kfm_dagster.chaos.plan import Delay, Error, Kill, Plan, Rule, Skew, load_plan
+from kfm_dagster.chaos.tally import Tally
+from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.seams import Labels, Seam
+from kfm_dagster.settings import Environment, Settings
+
+_LOG = logging.getLogger(__name__)
+
+
+class Injector:
+    """A plan in force in this process, with a state folder that all its processes share. Thread-safe."""
+
+    def __init__(self, plan: Plan, state: Path) -> None:
+        self.tally = Tally(state)
+        self._seed = plan.seed
+        self._skews = [rule for rule in plan.rules if isinstance(rule, Skew)]
+        at_seams = [rule for rule in plan.rules if not isinstance(rule, Skew)]
+        self._rules = {seam: [rule for rule in at_seams if seam in rule.seams()] for seam in Seam}
+
+    def __call__(self, seam: Seam, labels: Labels) -> None:
+        """Do what the rules of a seam say, in the plan's order. Raises the failure of the seam's dependency."""
+        for rule in self._rules[seam]:
+            if all(fnmatchcase(labels.get(name, ""), glob) for name, glob in rule.where.items()):
+                self._at_occasion(rule, seam, labels)
+
+    def clock_skew(self) -> timedelta:
+        """Return by how much this process's clock is wrong; asking counts as an occasion of every skew rule."""
+        skew = timedelta()
+        for rule in self._skews:
+            if (number := self._hit(rule)) is not None:
+                self.tally.note({"rule": rule.name, "fault": rule.fault, "occasion": number, "seconds": rule.seconds})
+                skew += timedelta(seconds=rule.seconds)
+        return skew
+
+    def _at_occasion(self, rule: Kill | Error | Delay, seam: Seam, labels: Labels) -> None:
+        number = self._hit(rule)
+        if number is None:
+            return
+        fact = {"rule": rule.name, "fault": rule.fault, "occasion": number, "seam": seam, "labels": dict(labels)}
+        self.tally.note(fact)
+        _LOG.warning("chaos rule %s: %s at %s %s", rule.name, rule.fault, seam, dict(labels))
+        match rule:
+            case Kill():
+                os.kill(os.getpid(), signal.SIGKILL)
+            case Error():
+                raise failure(seam, rule=rule.name)
+            case Delay():
+                time.sleep(rule.milliseconds / 1000)
+
+    def _hit(self, rule: Rule) -> int | None:
+        """Count an occasion; return its number when the rule fires."""
+        return self.tally.occasion(rule.name, partial(fires, rule, self._seed))
+
+
+def fires(rule: Rule, seed: int, occasion: int, fired: int) -> bool:
+    """Tell whether a rule that has fired `fired` times fires at an occasion; nothing else counts, so plans repeat."""
+    if rule.nth is not None:
+        return occasion == rule.nth
+    if rule.at_most is not None and fired >= rule.at_most:
+        return False
+    if rule.probability is None:
+        return True
+    digest = hashlib.sha256(f"{seed}/{rule.name}/{occasion}".encode()).digest()
+    return int.from_bytes(digest[:8]) / 2**64 < rule.probability
+
+
+def activate(settings: Settings) -> Injector:
+    """Put the plan that KFM_CHAOS_PLAN names in force in this process.
+
+    Its state folder is `$KFM_HOME/chaos/<digest of the plan>`. Raises ConfigurationError in prod, without a plan, and
+    for a plan that is wrong; then nothing is in force.
+    """
+    if settings.env is Environment.PROD:
+        raise ConfigurationError(
+            "faults are never injected in prod",
+            observed="KFM_ENV=prod",
+            expected="dev or stage",
+            next_step="load kfm_dagster.definitions instead of kfm_dagster.chaos.definitions",
+        )
+    if settings.chaos_plan is None:
+        raise ConfigurationError(
+            "there is no chaos plan", observed="KFM_CHAOS_PLAN is not set", next_step="let it name a plan's file"
+        )
+    plan = load_plan(settings.chaos_plan)
+    injector = Injector(plan, state_folder(settings.home, plan))
+    seams.install(injector, clock_skew=injector.clock_skew())
+    return injector
+
+
+def state_folder(home: Path, plan: Plan) -> Path:
+    """Where a plan's counts and log are; a plan that says something else begins anew, elsewhere."""
+    return home.absolute() / "chaos" / hashlib.sha256(plan.model_dump_json().encode()).hexdigest()[:16]
+
+
+@contextmanager
+def injecting(plan: Plan, state: Path) -> Iterator[Injector]:
+    """Put a plan in force in this process while the block runs."""
+    injector = Injector(plan, state)
+    seams.install(injector, clock_skew=injector.clock_skew())
+    try:
+        yield injector
+    finally:
+        seams.install(None)

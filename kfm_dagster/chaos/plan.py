@@ -1,0 +1,165 @@
+"""The chaos plan: which fault happens at which seam, when and how often, as one YAML or JSON file.
+
+Unknown keys are refused. Belongs here: the model and its loader. Does not belong here: what a fault does
+(`injector.py`), or counting (`tally.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+
+from kfm_dagster.chaos.failures import can_fail
+from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.seams import Seam
+
+API_VERSION = "kfm.nodd.chaos/v1"
+MAX_DELAY_MS = 60_000
+"""A longer wait is a death, which `kill` does better; a run's heartbeat and a sensor's tick are a minute, too."""
+MAX_SKEW_SECONDS = 7 * 24 * 3600
+
+LabelName = Literal["dataset", "operator", "partition", "run"]
+
+
+class _Rule(BaseModel):
+    """When a rule fires: at its n-th occasion, or by chance, or at each; occasions count over all processes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=60)] = Field(
+        description="Unique in the plan; names the rule in logs and in the state folder."
+    )
+    nth: PositiveInt | None = Field(None, description="Fire at this occasion and no other; the first is 1.")
+    probability: float | None = Field(None, gt=0, le=1, description="Fire at an occasion with this probability.")
+    at_most: PositiveInt | None = Field(None, description="Fire no more often than this, over all processes.")
+
+    @model_validator(mode="after")
+    def _one_way_to_count(self) -> _Rule:
+        if self.nth is not None and (self.probability is not None or self.at_most is not None):
+            raise ValueError("nth alone, or probability and at_most: the n-th occasion comes once")
+        return self
+
+
+class _AtSeam(_Rule):
+    """A rule whose occasions are the seams reached that match."""
+
+    seam: str = Field(min_length=1, description="Glob over the seams' names (kfm_dagster/seams.py).")
+    where: dict[LabelName, str] = Field({}, description="Globs that the labels of the occasion must match, too.")
+
+    @model_validator(mode="after")
+    def _matches_a_seam(self) -> _AtSeam:
+        if not self.seams():
+            raise ValueError("a glob that matches at least one seam at which this fault can happen")
+        return self
+
+    def seams(self) -> list[Seam]:
+        """Return the seams that the glob matches."""
+        return [seam for seam in Seam if fnmatchcase(seam, self.seam)]
+
+
+class Kill(_AtSeam):
+    """The process kills itself with SIGKILL."""
+
+    fault: Literal["kill"]
+
+    @model_validator(mode="after")
+    def _ends(self) -> Kill:
+        if self.nth is None and self.at_most is None:
+            raise ValueError("nth or at_most: a deployment that is killed without end never finishes")
+        return self
+
+
+class Error(_AtSeam):
+    """The call at the seam fails as its dependency does; after the call, its answer is lost."""
+
+    fault: Literal["error"]
+
+    def seams(self) -> list[Seam]:
+        """Return the seams that the glob matches and that have a dependency."""
+        return [seam for seam in super().seams() if can_fail(seam)]
+
+
+class Delay(_AtSeam):
+    """The thread that reaches the seam waits."""
+
+    fault: Literal["delay"]
+    milliseconds: int = Field(ge=1, le=MAX_DELAY_MS, description="How long.")
+
+
+class Skew(_Rule):
+    """The pipeline's clock is wrong in a process; its occasions are the processes that load the plan."""
+
+    fault: Literal["skew"]
+    seconds: int = Field(ge=-MAX_SKEW_SECONDS, le=MAX_SKEW_SECONDS, description="Positive: the clock is fast.")
+
+
+Rule = Kill | Error | Delay | Skew
+
+
+class Plan(BaseModel):
+    """A chaos plan. The same seed gives the same decisions for the same occasions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    apiVersion: Literal["kfm.nodd.chaos/v1"]  # noqa: N815, the key of the file
+    seed: int = Field(0, description="Of the chances of every rule with a probability.")
+    rules: list[Annotated[Rule, Field(discriminator="fault")]] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _unique_names(self) -> Plan:
+        if twice := _repeated(rule.name for rule in self.rules):
+            raise ValueError(f"rules with names of their own; {twice} is there twice")
+        return self
+
+
+def load_plan(path: Path) -> Plan:
+    """Read a plan from a YAML or JSON file. Raises ConfigurationError with one line on what is wrong."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            "the chaos plan cannot be read", observed=f"{path}: {error}", next_step="correct KFM_CHAOS_PLAN"
+        ) from None
+    return parse_plan(text, source=path.name)
+
+
+def parse_plan(text: str, *, source: str) -> Plan:
+    """Build a plan from YAML or JSON text. Raises ConfigurationError naming the source and the first wrong key."""
+    try:
+        document: Any = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{source} is no YAML", observed=error, next_step="correct the file") from None
+    try:
+        return Plan.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the document"
+        raise ConfigurationError(
+            f"{source}: {where} is wrong",
+            observed=repr(first["input"])[:120],
+            expected=first["msg"].removeprefix("Value error, "),
+            next_step="correct the file; the JSON Schema is docs/spec/chaos-plan.schema.json",
+        ) from None
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of a plan; published as docs/spec/chaos-plan.schema.json for editors and CI."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"urn:{API_VERSION.replace('/', ':')}",
+        **Plan.model_json_schema(),
+    }
+
+
+def _repeated(names: Iterable[str]) -> str | None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None

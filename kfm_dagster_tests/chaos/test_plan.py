@@ -1,0 +1,126 @@
+"""The chaos plan: what it refuses, in one line, and what its published schema says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+import yaml
+
+from kfm_dagster import seams
+from kfm_dagster.chaos.injector import activate
+from kfm_dagster.chaos.plan import Kill, json_schema, load_plan, parse_plan
+from kfm_dagster.errors import ConfigurationError, ExitCode
+from kfm_dagster.settings import Environment, Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+SCHEMA_FILE = ROOT / "docs" / "spec" / "chaos-plan.schema.json"
+SOUND = {
+    "apiVersion": "kfm.nodd.chaos/v1",
+    "seed": 7,
+    "rules": [
+        {"name": "kill", "fault": "kill", "seam": "stage.*", "where": {"operator": "settle"}, "nth": 2},
+        {"name": "fail", "fault": "error", "seam": "object.*.before", "probability": 0.25, "at_most": 9},
+        {"name": "wait", "fault": "delay", "seam": "queue.*", "milliseconds": 5},
+        {"name": "fast-clock", "fault": "skew", "seconds": 300},
+    ],
+}
+
+
+def changed(rule: int, **changes: Any) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(json.dumps(SOUND))
+    document["rules"][rule] |= changes
+    return document
+
+
+REFUSED_BY_SCHEMA: dict[str, dict[str, Any]] = {
+    "an unknown key": changed(0, surprise=1),
+    "an unknown fault": changed(0, fault="explode"),
+    "no name": {**SOUND, "rules": [{"fault": "skew", "seconds": 1}]},
+    "a name that is no file name": changed(0, name="../up"),
+    "a text for a number": changed(1, probability="0.5"),
+    "a probability above 1": changed(1, probability=1.5),
+    "the zeroth occasion": changed(0, nth=0),
+    "an unknown label": changed(0, where={"colour": "blue"}),
+    "a delay beyond its bound": changed(2, milliseconds=60_001),
+    "a skew of a year": changed(3, seconds=31_536_000),
+    "a seam for a skew": changed(3, seam="*"),
+    "no rule": {**SOUND, "rules": []},
+    "another version": {**SOUND, "apiVersion": "kfm.nodd.chaos/v2"},
+}
+REFUSED_BY_LOADER: dict[str, dict[str, Any]] = {
+    "a seam that there is not": changed(0, seam="moon.*"),
+    "an error where nothing can fail": changed(1, seam="stage.*"),
+    "a kill without end": changed(0, nth=None),
+    "two ways to count": changed(0, nth=1, at_most=1),
+    "a name twice": {**SOUND, "rules": [SOUND["rules"][0]] * 2},  # type: ignore[index]
+    "no mapping": [],  # type: ignore[dict-item]
+}
+
+
+def test_the_published_schema_is_the_model() -> None:
+    assert json.loads(SCHEMA_FILE.read_text(encoding="utf-8")) == json_schema()
+
+
+@pytest.mark.parametrize("dump", [yaml.safe_dump, json.dumps], ids=["yaml", "json"])
+def test_a_sound_plan_is_taken_by_schema_and_loader(dump: Any, tmp_path: Path) -> None:
+    jsonschema_rs.Draft202012Validator(json_schema()).validate(SOUND)
+    file = tmp_path / "plan"
+    file.write_text(dump(SOUND))
+    plan = load_plan(file)
+    assert plan.seed == 7
+    kill = plan.rules[0]
+    assert isinstance(kill, Kill)
+    assert kill.seams() == [seams.Seam.STAGE_COMPUTED, seams.Seam.STAGE_COMMITTED]
+
+
+@pytest.mark.parametrize("case", [*REFUSED_BY_SCHEMA, *REFUSED_BY_LOADER])
+def test_a_wrong_plan_is_refused_in_one_line(case: str) -> None:
+    document = (REFUSED_BY_SCHEMA | REFUSED_BY_LOADER)[case]
+    assert jsonschema_rs.Draft202012Validator(json_schema()).is_valid(document) is (
+        case in REFUSED_BY_LOADER and case != "no mapping"
+    )
+    with pytest.raises(ConfigurationError) as refusal:
+        parse_plan(yaml.safe_dump(document), source="plan.yaml")
+    line = str(refusal.value)
+    assert line.startswith("plan.yaml: ")
+    assert "\n" not in line
+    assert "observed" in line
+    assert "expected" in line
+    assert refusal.value.exit_code is ExitCode.USAGE
+
+
+@pytest.mark.parametrize("text", ["a: [", "\x00"])
+def test_a_file_that_is_no_yaml_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"^plan\.yaml is no YAML; observed [^\n]+$"):
+        parse_plan(text, source="plan.yaml")
+
+
+@pytest.mark.clause("BEY-09")
+@pytest.mark.parametrize(
+    ("env", "plan", "why"),
+    [
+        (Environment.PROD, SOUND, "faults are never injected in prod"),
+        (Environment.DEV, None, "there is no chaos plan"),
+        (Environment.DEV, "not there", "the chaos plan cannot be read"),
+        (Environment.STAGE, changed(0, surprise=1), "plan.yaml: rules.0.kill.surprise is wrong"),
+    ],
+)
+def test_no_plan_is_in_force_after_a_refusal(env: Environment, plan: Any, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    if isinstance(plan, dict):
+        path.write_text(yaml.safe_dump(plan))
+    settings = Settings(env=env, home=tmp_path / "home", chaos_plan=None if plan is None else path)
+    with pytest.raises(ConfigurationError, match=f"^{why}"):
+        activate(settings)
+    for seam in seams.Seam:
+        seams.reach(seam)  # would kill, raise and wait
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "docs" / "chaos").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_plan_that_ships_is_sound(example: Path) -> None:
+    load_plan(example)
