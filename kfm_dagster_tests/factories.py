@@ -144,6 +144,8 @@ def envelopes(draw: st.DrawFn) -> Envelope:
                 item_id=draw(st.none() | _TEXT),
                 content_sha256=draw(st.none() | _TEXT),
                 superseded=draw(st.booleans()),
+                superseded_by=draw(st.none() | _TEXT),
+                replaces=draw(st.none() | _TEXT),
                 issues=draw(_ISSUES),
             ),
             provenance=ProvenanceResult(

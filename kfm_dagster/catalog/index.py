@@ -16,6 +16,7 @@ import orjson
 
 from kfm_dagster.catalog.documents import Bbox, Extent
 from kfm_dagster.catalog.item import Candidate, canonical
+from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.storage.database import Transaction
@@ -29,13 +30,15 @@ Page = tuple[str, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Standing:
-    """What the index says of an Item."""
+    """What the index says of an Item; `replaces` is the unit whose Item stood before it."""
 
     item_id: str
     partition: str
     page: int
     content_sha256: str
     object_uri: str
+    wal_id: WalId
+    replaces: WalId | None
     precedence: str
     sequencer: str
     revision: int
@@ -92,6 +95,8 @@ class CollectionIndex:
                 page=row.page,
                 content_sha256=row.content_sha256,
                 object_uri=row.object_uri,
+                wal_id=WalId(row.wal_id),
+                replaces=row.replaces_wal_id,
                 precedence=row.precedence,
                 sequencer=row.sequencer,
                 revision=row.revision,

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import orjson
 
 from kfm_dagster.catalog.layout import item_links
-from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Metadata
+from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Metadata, WalId
 from kfm_dagster.contracts.issues import Issue
 from kfm_dagster.contracts.key_grammar import KeyMatch
 from kfm_dagster.contracts.model import DatasetContract
@@ -41,7 +41,7 @@ class Candidate:
     """An Item that wants to stand in the catalog.
 
     `content` is the canonical JSON that would be written and `item` is what it parses to; `precedence` and `sequencer`
-    order re-issues, empty text where there is none.
+    order re-issues, empty text where there is none. `attempt` is that of the unit's claim, for the fence.
     """
 
     dataset: str
@@ -52,7 +52,8 @@ class Candidate:
     content: bytes
     content_sha256: str
     object_uri: str
-    wal_id: str
+    wal_id: WalId
+    attempt: int
     precedence: str
     sequencer: str
 
@@ -83,6 +84,7 @@ def build_candidate(
         content_sha256=digest,
         object_uri=envelope.object_uri,
         wal_id=envelope.wal_id,
+        attempt=envelope.attempt,
         precedence=match.precedence,
         sequencer=envelope.sequencer or "",
     )

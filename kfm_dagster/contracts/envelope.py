@@ -119,6 +119,10 @@ class StacResult:
     content_sha256: str | None = None
     superseded: bool = False
     """The Item that stands is a newer unit's: this one was read and checked, and its content was not registered."""
+    superseded_by: WalId | None = None
+    """That newer unit."""
+    replaces: WalId | None = None
+    """Unit whose Item stood before this one; this unit itself when its own Item was repaired."""
     issues: tuple[Issue, ...] = ()
 
 

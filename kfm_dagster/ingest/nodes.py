@@ -237,17 +237,17 @@ class StacRegister(_Node):
 
     @override
     def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
-        def register(part: list[Envelope]) -> list[Envelope]:
-            return stac_register_batch(
+        registered: list[Envelope] = []
+        for part in _chunks(iter(batch), REGISTER_CHUNK):
+            registered += stac_register_batch(
                 part,
                 contract=self.contract,
                 grammar=self.pipeline.registry.grammars[self.dataset],
                 catalog=self.pipeline.catalog,
+                fence=self.pipeline.ledger.fence(self.run_id),
                 run_state={"dataset_id": self.dataset_id, "run_id": self.run_id},
             )
-
-        parts = _chunks(iter(batch), REGISTER_CHUNK)
-        return [unit for part in parts for unit in self._while_held(register, part)]
+        return registered
 
     @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:

@@ -14,6 +14,7 @@ from kfm_dagster.contracts.envelope import CheckStatus, Envelope, StacResult, St
 from kfm_dagster.contracts.issues import Issue, Severity, StacIssue
 from kfm_dagster.contracts.key_grammar import InvalidKeyTimeError, KeyGrammarReader
 from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.storage.fence import Fence
 
 _PASSED = frozenset({CheckStatus.OK, CheckStatus.SUSPECT})
 
@@ -61,11 +62,13 @@ def stac_register_batch(
     contract: DatasetContract,
     grammar: KeyGrammarReader,
     catalog: Catalog,
+    fence: Fence,
     run_state: Mapping[str, str] | None = None,
 ) -> list[Envelope]:
     """Register a batch of one dataset and return it, in order, with `stac` added where an Item was due.
 
-    An envelope that failed before is returned as it came: it leaves no trace in the catalog.
+    An envelope that failed before is returned as it came: it leaves no trace in the catalog. `fence` tells, in the
+    transaction that writes, whose claim still stands.
     """
     enriched = list(envelopes)
     candidates: dict[int, Candidate] = {}
@@ -75,7 +78,7 @@ def stac_register_batch(
                 candidates[position] = stac_register(envelope, contract=contract, grammar=grammar, run_state=run_state)
             except NoItemError as error:
                 enriched[position] = envelope.evolve(stac=_no_item(str(error)))
-    results = catalog.register(list(candidates.values()))
+    results = catalog.register(list(candidates.values()), fence=fence)
     for position, result in zip(candidates, results, strict=True):
         enriched[position] = envelopes[position].evolve(stac=result)
     return enriched

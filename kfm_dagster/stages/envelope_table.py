@@ -76,6 +76,8 @@ SCHEMA = pa.schema(
         pa.field("stac_item_href", _TEXT),
         pa.field("stac_content_sha256", _TEXT),
         pa.field("superseded", pa.bool_()),
+        pa.field("superseded_by", _TEXT),
+        pa.field("replaces", _TEXT),
         pa.field("stac_issues", _TEXT),
         pa.field("provenance_status", _TEXT),
         pa.field("activity_id", _TEXT),
@@ -155,6 +157,8 @@ def _row(unit: Envelope) -> dict[str, Any]:
             "stac_item_href": stac.item_href,
             "stac_content_sha256": stac.content_sha256,
             "superseded": stac.superseded,
+            "superseded_by": stac.superseded_by,
+            "replaces": stac.replaces,
             "stac_issues": _issues_text(stac.issues),
         }
     if (provenance := unit.provenance) is not None:
@@ -238,6 +242,8 @@ def _stac(row: dict[str, Any]) -> StacResult | None:
         item_href=row["stac_item_href"],
         content_sha256=row["stac_content_sha256"],
         superseded=row["superseded"],
+        superseded_by=row["superseded_by"],
+        replaces=row["replaces"],
         issues=_issues(row["stac_issues"]),
     )
 

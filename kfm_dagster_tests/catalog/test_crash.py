@@ -20,6 +20,7 @@ from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.envelope import Envelope, StacStatus
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.catalog.envelopes import candidates, goes, hrrr, nexrad
 
@@ -102,23 +103,23 @@ def test_a_crash_at_any_seam_converges_to_the_tree_of_a_clean_run(
         return Catalog(database, FolderPublisher(tmp_path / name), contracts, page_size=3)
 
     clean = catalog_in("clean")
-    clean.register(_first(contracts))
+    clean.register(_first(contracts), fence=open_fence)
     with pytest.MonkeyPatch.context() as patch:
         seams = Seams(patch)
-        clean.register(_second(contracts))
+        clean.register(_second(contracts), fence=open_fence)
     expected = trees.files(tmp_path / "clean")
     assert seams.passed > 40
 
     for seam in range(1, seams.passed + 1):
         catalog, root = catalog_in(f"crash-{seam}"), tmp_path / f"crash-{seam}"
-        catalog.register(_first(contracts))
+        catalog.register(_first(contracts), fence=open_fence)
         with pytest.MonkeyPatch.context() as patch:
             crashing = Seams(patch)
             crashing.crash_at = seam
             with pytest.raises(Crash):
-                catalog.register(_second(contracts))
+                catalog.register(_second(contracts), fence=open_fence)
         _assert_whole(root)
-        results = catalog.register(_second(contracts))
+        results = catalog.register(_second(contracts), fence=open_fence)
         # Either the crashed attempt was committed, and nothing is left to do, or it had no effect on the index.
         rest = {result.write_status for result in results[2:]}
         assert rest in ({StacStatus.CREATED}, {StacStatus.NO_OP}), seam
@@ -134,13 +135,14 @@ _VICTIM = """
     from kfm_dagster.catalog.store import Catalog
     from kfm_dagster.contracts.loader import ContractRegistry
     from kfm_dagster.storage.database import Database
+    from kfm_dagster.storage.fence import open_fence
     from kfm_dagster_tests.catalog.envelopes import candidates, goes
 
     url, root, seam = sys.argv[1:]
     setattr(publisher._StagedInFolder, {"staged": "promote", "promoted": "settle"}[seam], lambda *_: os._exit(9))
     contracts = ContractRegistry.load()
     catalog = Catalog(Database.open(url), publisher.FolderPublisher(Path(root)), contracts, page_size=3)
-    catalog.register(candidates(contracts, [goes(0), goes(1)]))
+    catalog.register(candidates(contracts, [goes(0), goes(1)]), fence=open_fence)
 """
 
 
@@ -156,7 +158,9 @@ def test_a_killed_process_leaves_nothing_that_the_next_one_does_not_clear(
     assert victim.returncode == 9
     assert list((root / STAGING).iterdir())
     database = Database.open(database_url)
-    results = Catalog(database, FolderPublisher(root), contracts, page_size=3).register(_first(contracts))
+    results = Catalog(database, FolderPublisher(root), contracts, page_size=3).register(
+        _first(contracts), fence=open_fence
+    )
     database.dispose()
     assert [result.write_status for result in results] == [StacStatus.CREATED] * 2
     assert not list((root / STAGING).iterdir())
@@ -179,7 +183,7 @@ def test_rivals_lose_nothing_and_a_reader_never_sees_a_torn_or_invalid_file(
             for turn in range(rounds):
                 number = 1 + writer * rounds + turn
                 batch = candidates(contracts, [goes(number), goes(0, platform=f"goes-{writer}{turn}")])
-                own, shared = catalog.register(batch)
+                own, shared = catalog.register(batch, fence=open_fence)
                 assert own.write_status is StacStatus.CREATED
                 outcomes.append(shared.write_status)
         except BaseException as error:
@@ -227,7 +231,7 @@ def test_pages_and_root_are_never_overwritten_by_who_did_not_see_the_rival(
     rival: Envelope,
 ) -> None:
     """One writer stops with its pages and its root composed but not written, and a rival comes."""
-    open_catalog().register(candidates(contracts, [standing]))
+    open_catalog().register(candidates(contracts, [standing]), fence=open_fence)
     composed, finished = threading.Event(), threading.Event()
     write = FolderPublisher._write
 
@@ -242,7 +246,10 @@ def test_pages_and_root_are_never_overwritten_by_who_did_not_see_the_rival(
     results: list[StacStatus] = []
 
     def register(envelope: Envelope) -> None:
-        results.extend(result.write_status for result in open_catalog().register(candidates(contracts, [envelope])))
+        results.extend(
+            result.write_status
+            for result in open_catalog().register(candidates(contracts, [envelope]), fence=open_fence)
+        )
 
     first = threading.Thread(target=register, args=(goes(0),))
     first.start()

@@ -26,6 +26,7 @@ from kfm_dagster.contracts.issues import StacIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.catalog.envelopes import candidates, goes
 
 BUCKET = "catalog-bucket"
@@ -92,7 +93,7 @@ def test_a_catalog_in_a_bucket_behaves_like_one_in_a_folder(
         database = Database.open(f"sqlite:///{tmp_path / name}.db")
         catalog = Catalog(database, open_publisher(target), contracts, page_size=3)
         statuses = [
-            [result.write_status for result in catalog.register(candidates(contracts, batch))]
+            [result.write_status for result in catalog.register(candidates(contracts, batch), fence=open_fence)]
             for batch in (
                 [goes(number) for number in range(5)],
                 [goes(0), goes(1, platform="goes-18"), goes(9)],
@@ -114,13 +115,13 @@ def test_a_bucket_that_is_not_there_fails_the_units_and_not_the_batch(
     database = Database.open(f"sqlite:///{tmp_path / 'kfm.db'}")
     absent = Catalog(database, open_publisher("s3://no-such-bucket/catalog"), contracts)
     batch = candidates(contracts, [goes(0), goes(1)])
-    for result in absent.register(batch):
+    for result in absent.register(batch, fence=open_fence):
         assert result.write_status is StacStatus.FAILED
         assert result.issues[0].code == StacIssue.STORAGE_UNAVAILABLE
     present = Catalog(database, open_publisher(s3_url), contracts)
-    assert [result.write_status for result in present.register(batch)] == [StacStatus.CREATED] * 2
+    assert [result.write_status for result in present.register(batch, fence=open_fence)] == [StacStatus.CREATED] * 2
     # What stands can no longer be looked at: that is no reason to call it a no-op.
-    assert {result.write_status for result in absent.register(batch)} == {StacStatus.FAILED}
+    assert {result.write_status for result in absent.register(batch, fence=open_fence)} == {StacStatus.FAILED}
     database.dispose()
 
 

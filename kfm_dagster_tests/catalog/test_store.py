@@ -18,6 +18,7 @@ from kfm_dagster.contracts.envelope import Envelope, StacResult, StacStatus
 from kfm_dagster.contracts.issues import StacIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.catalog.envelopes import DAY, candidates, goes, hrrr, nexrad, with_metadata
 from kfm_dagster_tests.catalog.official import OfficialSchemas
@@ -38,7 +39,7 @@ Register = Callable[..., list[StacResult]]
 
 @pytest.fixture
 def register(catalog: Catalog, contracts: ContractRegistry) -> Register:
-    return lambda *envelopes: catalog.register(candidates(contracts, envelopes))
+    return lambda *envelopes: catalog.register(candidates(contracts, envelopes), fence=open_fence)
 
 
 @pytest.mark.clause("OPR-09", "WAL-05")
@@ -142,7 +143,7 @@ def test_the_second_of_two_interleaved_writers_gets_a_conflict(
     open_catalog: Callable[[], Catalog], contracts: ContractRegistry, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow, fast = open_catalog(), open_catalog()
-    slow.register(candidates(contracts, [goes(0)]))
+    slow.register(candidates(contracts, [goes(0)]), fence=open_fence)
     mine = candidates(contracts, [goes(0, platform="slow"), goes(1, platform="both"), goes(2, platform="slow")])
     theirs = candidates(contracts, [goes(0, platform="fast"), goes(1, platform="both"), goes(2, platform="fast")])
     overtaken: list[StacResult] = []
@@ -151,18 +152,18 @@ def test_the_second_of_two_interleaved_writers_gets_a_conflict(
     def overtake(publisher: FolderPublisher, *arguments: Any) -> None:
         # The slow writer has read the index and decided; now the fast one comes and goes.
         monkeypatch.setattr(FolderPublisher, "_write", write)
-        overtaken.extend(fast.register(theirs))
+        overtaken.extend(fast.register(theirs, fence=open_fence))
         write(publisher, *arguments)
 
     monkeypatch.setattr(FolderPublisher, "_write", overtake)
-    results = slow.register(mine)
+    results = slow.register(mine, fence=open_fence)
     assert statuses(overtaken) == [UPDATED, CREATED, CREATED]
     assert statuses(results) == [FAILED, NO_OP, FAILED]
     assert codes(results) == [StacIssue.CATALOG_CONFLICT, None, StacIssue.CATALOG_CONFLICT]
     platforms = {document["properties"]["platform"] for document in _items(root)}
     assert platforms == {"fast", "both"}
     trees.assert_consistent(root)
-    assert statuses(slow.register(mine)) == [UPDATED, NO_OP, UPDATED]
+    assert statuses(slow.register(mine, fence=open_fence)) == [UPDATED, NO_OP, UPDATED]
 
 
 def test_one_file_that_cannot_be_promoted_fails_alone(register: Register, root: Path) -> None:
@@ -206,7 +207,7 @@ def test_the_catalog_opens_with_pystac_and_gives_each_item_once(
 ) -> None:
     expected = set()
     for batch in ([goes(number) for number in range(8)], [hrrr()], [nexrad()]):
-        expected |= {result.item_id for result in catalog.register(candidates(contracts, batch))}
+        expected |= {result.item_id for result in catalog.register(candidates(contracts, batch), fence=open_fence)}
     opened = pystac.Catalog.from_file(str(root / "catalog.json"))
     items = list(opened.get_items(recursive=True))
     assert sorted(item.id for item in items) == sorted(filter(None, expected))
@@ -224,7 +225,7 @@ def test_every_document_satisfies_the_official_extension_schemas(
 ) -> None:
     official = OfficialSchemas(shared_data / "schemas/stac-extensions")
     for batch in ([goes(0)], [hrrr()], [nexrad()]):
-        catalog.register(candidates(contracts, batch))
+        catalog.register(candidates(contracts, batch), fence=open_fence)
     for name, document in trees.walk(root).items():
         assert official.errors(document) == [], name
     assert official.checked == {"projection", "file", "processing", "sat", "eo", "forecast"}
@@ -323,7 +324,7 @@ def test_a_batch_of_two_datasets_is_refused(register: Register) -> None:
 
 
 def test_nothing_to_register_is_nothing(catalog: Catalog, root: Path) -> None:
-    assert catalog.register([]) == []
+    assert catalog.register([], fence=open_fence) == []
     assert not root.exists()
 
 

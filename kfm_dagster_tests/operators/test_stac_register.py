@@ -13,6 +13,7 @@ from kfm_dagster.contracts.issues import IntegrityIssue, Issue, Severity, StacIs
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.operators.stac_register import NoItemError, stac_register, stac_register_batch
 from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.catalog.envelopes import goes, run_state, with_metadata
 
@@ -33,6 +34,7 @@ def register(catalog: Catalog, contracts: ContractRegistry, *envelopes: Envelope
         contract=contracts["goes-abi"],
         grammar=contracts.grammars["goes-abi"],
         catalog=catalog,
+        fence=open_fence,
         run_state=run_state("goes-abi"),
     )
 

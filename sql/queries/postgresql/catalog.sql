@@ -3,7 +3,9 @@
 SELECT pg_advisory_xact_lock(1801876338);
 
 -- name: standing
-SELECT item_id, partition_key, page, content_sha256, object_uri, precedence, sequencer, revision, summaries
+SELECT
+    item_id, partition_key, page, content_sha256, object_uri, wal_id, replaces_wal_id, precedence, sequencer, revision,
+    summaries
 FROM catalog_items
 WHERE collection_id = :collection_id
   AND item_id IN (SELECT jsonb_array_elements_text(CAST(:item_ids AS jsonb)));
@@ -23,6 +25,11 @@ SELECT
 FROM jsonb_array_elements(CAST(:rows AS jsonb)) AS batch (value)
 ON CONFLICT (collection_id, item_id) DO UPDATE SET
     content_sha256 = excluded.content_sha256, object_uri = excluded.object_uri, wal_id = excluded.wal_id,
+    -- Writing a lost file again replaces no Item.
+    replaces_wal_id = CASE
+        WHEN catalog_items.content_sha256 = excluded.content_sha256 THEN catalog_items.replaces_wal_id
+        ELSE catalog_items.wal_id
+    END,
     precedence = excluded.precedence, sequencer = excluded.sequencer, revision = excluded.revision,
     west = excluded.west, south = excluded.south, east = excluded.east, north = excluded.north,
     start_at = excluded.start_at, end_at = excluded.end_at, summaries = excluded.summaries,

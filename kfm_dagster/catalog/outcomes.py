@@ -1,0 +1,138 @@
+"""Outcomes: which of several candidates is to stand, and what each is told about its registration.
+
+Pure. Does not belong here: what stands (`index.py`), or doing it (`store.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+from kfm_dagster.catalog.index import Standing, Write
+from kfm_dagster.catalog.item import Candidate
+from kfm_dagster.catalog.publisher import PublishError
+from kfm_dagster.contracts.envelope import StacResult, StacStatus, WalId
+from kfm_dagster.contracts.issues import FenceIssue, Issue, Severity, StacIssue
+
+
+def elect(candidates: Iterable[Candidate]) -> dict[str, Candidate]:
+    """Return one candidate per Item id: the newest, and of equals the last, as if they had come one after the other."""
+    elected: dict[str, Candidate] = {}
+    for candidate in candidates:
+        rival = elected.get(candidate.item_id)
+        if rival is None or not is_older(candidate, rival):
+            elected[candidate.item_id] = candidate
+    return elected
+
+
+def is_older(candidate: Candidate, other: Candidate | Standing) -> bool:
+    """Tell whether the candidate was issued before the other; False when nothing tells."""
+    if candidate.precedence != other.precedence:
+        return candidate.precedence < other.precedence
+    if candidate.object_uri == other.object_uri and candidate.sequencer and other.sequencer:
+        # S3 event notification message structure: pad the shorter sequencer with zeros on the right, compare as text.
+        width = max(len(candidate.sequencer), len(other.sequencer))
+        return candidate.sequencer.ljust(width, "0") < other.sequencer.ljust(width, "0")
+    return False
+
+
+def attempts_of(candidates: Iterable[Candidate]) -> dict[WalId, int]:
+    """Return what a fence is asked about: each unit with the attempt of its claim."""
+    return {candidate.wal_id: candidate.attempt for candidate in candidates}
+
+
+def is_restoration(write: Write) -> bool:
+    """Tell whether a write only brings back a file of which the index says the same."""
+    return write.base is not None and write.base.content_sha256 == write.candidate.content_sha256
+
+
+def written(write: Write) -> StacResult:
+    """Return the result of a write that was applied."""
+    if write.base is None:
+        return _result(write, StacStatus.CREATED)
+    if is_restoration(write):
+        return unchanged(write, write.base)
+    return _result(write, StacStatus.UPDATED, replaces=write.base.wal_id)
+
+
+def unchanged(write: Write, standing: Standing) -> StacResult:
+    """Return the result of a unit whose Item stands already.
+
+    What the Item replaced is told again, because the first answer may have died with its run.
+    """
+    return _result(write, StacStatus.NO_OP, replaces=standing.replaces)
+
+
+def superseded(write: Write, standing: Standing) -> StacResult:
+    """Return the result of a unit that came after a newer one."""
+    return dataclasses.replace(
+        _result(write, StacStatus.NO_OP),
+        content_sha256=standing.content_sha256,
+        superseded=True,
+        superseded_by=standing.wal_id,
+    )
+
+
+def beside(candidate: Candidate, winner: Candidate, result: StacResult) -> StacResult:
+    """Return the result of a candidate that shared its Item id with the one that was elected."""
+    if result.write_status is not StacStatus.FAILED:
+        if candidate.wal_id == winner.wal_id:
+            return dataclasses.replace(result, write_status=StacStatus.NO_OP)
+        return dataclasses.replace(
+            result,
+            write_status=StacStatus.NO_OP,
+            superseded=True,
+            superseded_by=result.superseded_by or winner.wal_id,
+            replaces=None,
+        )
+    if {issue.code for issue in result.issues} & set(FenceIssue):
+        # The fence refused the other unit, not this one.
+        return failed(
+            candidate, StacIssue.CATALOG_CONFLICT, f"{winner.wal_id} was to write the Item and lost its claim"
+        )
+    return result
+
+
+def overtaken(lost: Iterable[Write], standing: Mapping[str, Standing]) -> dict[str, StacResult]:
+    """Return the results of writes that came second: the same content is no loss."""
+    outcome: dict[str, StacResult] = {}
+    for write in lost:
+        candidate = write.candidate
+        now = standing[candidate.item_id]
+        if now.content_sha256 == candidate.content_sha256:
+            outcome[candidate.item_id] = unchanged(write, now)
+        else:
+            text = f"another writer changed the Item: revision {now.revision}, sha256 {now.content_sha256[:12]}"
+            outcome[candidate.item_id] = failed(candidate, StacIssue.CATALOG_CONFLICT, text)
+    return outcome
+
+
+def refused(candidate: Candidate, issue: FenceIssue) -> StacResult:
+    """Return the result of a unit for which this worker may not write."""
+    return failed(candidate, issue, "the catalog was not touched for this unit")
+
+
+def all_failed(writes: Iterable[Write], error: PublishError) -> dict[str, StacResult]:
+    """Return the results of a batch that failed as a whole, by Item id."""
+    return {write.candidate.item_id: failed(write.candidate, error.code, str(error)) for write in writes}
+
+
+def failed(candidate: Candidate, code: StacIssue | FenceIssue, message: str) -> StacResult:
+    """Return the result of a candidate that was not registered."""
+    return StacResult(
+        write_status=StacStatus.FAILED,
+        item_id=candidate.item_id,
+        collection_id=candidate.collection_id,
+        issues=(Issue(code=code, severity=Severity.FAILED, message=message),),
+    )
+
+
+def _result(write: Write, status: StacStatus, *, replaces: WalId | None = None) -> StacResult:
+    return StacResult(
+        write_status=status,
+        item_id=write.candidate.item_id,
+        collection_id=write.candidate.collection_id,
+        item_href=write.path,
+        content_sha256=write.candidate.content_sha256,
+        replaces=replaces,
+    )
