@@ -1,0 +1,185 @@
+"""A pass of the whole chain over a real queue, a folder of objects and a lineage backend, in one process, repeatable.
+
+What a pass did not finish, because a fault ended it, the next one does, as sensors and runs would. Belongs here: what
+the tests of this folder do at every seam. Does not belong here: faults.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import uuid
+from collections import Counter
+from dataclasses import dataclass, field
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
+
+import boto3
+
+from kfm_dagster.chaos.injector import injecting
+from kfm_dagster.chaos.plan import parse_plan
+from kfm_dagster.ingest.intake import take_in
+from kfm_dagster.ingest.nodes import Source
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.progress import progress
+from kfm_dagster.lineage.backend import ClientBackend
+from kfm_dagster.lineage.openlineage import Event
+from kfm_dagster.notifications.sqs import connect
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import (
+    DAY,
+    Clock,
+    StoredObject,
+    announce,
+    assert_conserved,
+    missing,
+    open_pipeline,
+    put,
+    run_chain,
+    volumes,
+)
+
+HIDDEN_SECONDS = 1
+"""How long the queue hides what a dead process had received."""
+MAX_PASSES = 40
+
+
+@dataclass
+class SilentTransport:
+    """An OpenLineage transport that takes everything."""
+
+    kind: str = "silent"
+    taken: list[Any] = field(default_factory=list)
+
+
+@dataclass
+class SilentClient:
+    """As much of an OpenLineageClient as the backend uses."""
+
+    transport: SilentTransport = field(default_factory=SilentTransport)
+
+    def emit(self, event: Event) -> None:
+        self.transport.taken.append(event)
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """Where everything is; goes to another process as it is."""
+
+    root: Path
+    url: str
+    queue: str
+
+    @property
+    def home(self) -> Path:
+        return self.root / "home"
+
+    @classmethod
+    def make(cls, root: Path, url: str) -> World:
+        """Store the objects and make the queue of AWS_ENDPOINT_URL."""
+        world = cls(root=root, url=url, queue=f"q-{uuid.uuid4()}")
+        put(root / "objects", items())
+        boto3.client("sqs").create_queue(QueueName=world.queue, Attributes={"VisibilityTimeout": str(HIDDEN_SECONDS)})
+        return world
+
+    def open(self) -> Pipeline:
+        """Open the pipeline; the caller closes it."""
+        pipeline = open_pipeline(self.home, self.root / "objects", url=self.url, retry_backoff_seconds=1)
+        pipeline.connect_queue = lambda settings: connect(settings, name=self.queue)
+        pipeline.lineage._backend = ClientBackend(SilentClient())  # type: ignore[arg-type]
+        return pipeline
+
+
+def items() -> list[StoredObject]:
+    """Two volumes that succeed and one that is not there, whose message comes back."""
+    return [*volumes(2), missing(volumes(3)[2])]
+
+
+def one_pass(world: World, pipeline: Pipeline, number: int) -> bool:
+    """Do what is to be done, once; return whether nothing is left. Raises what a fault makes it raise."""
+    clock = pipeline.clock
+    assert isinstance(clock, Clock)
+    clock.forward(3600 * (number + 1))
+    _send(world, pipeline)
+    # Nobody else works here, so every run that holds a claim is dead.
+    pipeline.ledger.release_lost(run_ids=pipeline.ledger.in_progress_runs())
+    pipeline.ledger.retry_due(now=clock(), limit=100)
+    take_in(pipeline)
+    for entry in pipeline.ledger.pending_by_partition():
+        run_chain(pipeline, entry.dataset, entry.partition, f"run-{uuid.uuid4()}", Source.LEDGER)
+    pipeline.lineage.publish_staged()
+    pipeline.lineage.deliver()
+    pipeline.acknowledge()
+    if not progress(pipeline).drained:
+        return False
+    # A backfill over what is done: it lists the day and finds nothing to do.
+    assert not run_chain(pipeline, "nexrad-l2", DAY.isoformat(), f"run-{uuid.uuid4()}", Source.LISTING).envelopes
+    return True
+
+
+def finish(world: World) -> dict[str, Any]:
+    """Do passes until nothing is left, whatever they raise; return what is left of it all."""
+    pipeline = world.open()
+    try:
+        for number in range(MAX_PASSES):
+            try:
+                if one_pass(world, pipeline, number):
+                    return everything(pipeline)
+            except Exception:
+                continue
+        raise AssertionError(f"not done after {MAX_PASSES} passes: {progress(pipeline)}, {pipeline.ledger.counts()}")
+    finally:
+        pipeline.close()
+
+
+def everything(pipeline: Pipeline) -> dict[str, Any]:
+    """What every way to the end must have in common."""
+    assert_conserved(pipeline)
+    lineage = Path(pipeline.settings.lineage)
+    told, edges = traces.events(lineage), traces.prov_edges(lineage)
+    traces.assert_once(told)
+    traces.assert_once(edges)
+    with pipeline.database.snapshot() as tx:
+        waiting = tx.run("lineage.undelivered", most=100).all()
+    return {
+        "ledger": traces.outcomes(pipeline),
+        "catalog": traces.catalog_tree(Path(pipeline.settings.catalog)),
+        "events": told,
+        # By kind: SQS gave each message an id of its own.
+        "edges": Counter(name for _, name, _ in edges),
+        "undelivered": waiting,
+    }
+
+
+def die(world: World, plan: str) -> int | None:
+    """Do passes in a process of their own that suffers a plan; return its exit code."""
+    process = _processes().Process(target=_suffer, args=(world, plan))
+    process.start()
+    process.join(120)
+    return process.exitcode
+
+
+def _suffer(world: World, plan: str) -> None:
+    pipeline = world.open()
+    with injecting(parse_plan(plan, source="plan"), world.root / "state"):
+        for number in range(MAX_PASSES):
+            if one_pass(world, pipeline, number):
+                return
+
+
+def _processes() -> ForkServerContext:
+    # Forked from a server that has imported everything and opened nothing: an import costs seconds.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
+
+
+def _send(world: World, pipeline: Pipeline) -> None:
+    """Announce every object, until the queue has taken all at once: a lost answer makes duplicates."""
+    done = world.root / "sent"
+    if not done.exists():
+        bodies = [announce([item.event()], registry=pipeline.registry).body for item in items()]
+        if any(outcome.refusal for outcome in pipeline.queue.send(bodies)):
+            raise RuntimeError("not every message was sent")
+        done.write_text(json.dumps(Counter(bodies)))
