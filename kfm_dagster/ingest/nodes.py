@@ -86,7 +86,12 @@ class _Node:
 
     @property
     def labels(self) -> Mapping[str, str]:
-        return {"dataset": self.dataset, "operator": self.operator, "partition": self.partition, "run": self.run_id}
+        return {
+            "dataset": self.dataset,
+            "operator": self.operator.value,
+            "partition": self.partition,
+            "run": self.run_id,
+        }
 
     def inputs(self) -> Sequence[InputReference]:
         return []
