@@ -34,3 +34,8 @@ def rfc3339(value: datetime) -> str:
     if value.tzinfo is None:
         raise ValueError(f"naive datetime {value!r}")
     return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def moment(value: str | datetime) -> datetime:
+    """Read a timestamp column: text in SQLite, an aware value in PostgreSQL."""
+    return (datetime.fromisoformat(value) if isinstance(value, str) else value).astimezone(UTC)

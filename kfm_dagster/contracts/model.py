@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 
 from kfm_dagster.contracts.envelope import Priority
-from kfm_dagster.contracts.issues import IntegrityIssue, MetadataIssue, Severity
+from kfm_dagster.contracts.issues import IntegrityIssue, MetadataIssue, ProvenanceIssue, Severity, StacIssue
 
 API_VERSION = "kfm.nodd.dataset/v1"
 
@@ -234,18 +234,58 @@ class Governance(Strict):
 
 
 class Backoff(Strict):
-    """Seconds before attempt n+1: const = base; exp = base * 2**(n-1), at most `maximum`."""
+    """Seconds before attempt n+1, never more than `maximum_seconds`.
 
-    kind: Literal["const", "exp"] = "exp"
+    const: base. exp: base * 2**(n-1). jitter and exp+jitter: a random share of those, between half and the whole, so
+    that units that failed together do not come back together ("equal jitter", AWS Architecture Blog, Exponential
+    Backoff and Jitter, 2015). The share is drawn from unit and attempt, so that every worker computes the same time.
+    """
+
+    kind: Literal["const", "exp", "jitter", "exp+jitter"] = "exp+jitter"
     base_seconds: float = Field(60, ge=0)
     maximum_seconds: float = Field(3600, ge=0)
 
 
+class PermanentErrors(Strict):
+    """Errors that another attempt will hardly cure: fewer attempts, then quarantine."""
+
+    codes: list[str] = Field(
+        [
+            IntegrityIssue.MISSING_OBJECT,
+            IntegrityIssue.ACCESS_DENIED,
+            IntegrityIssue.SIZE_ZERO,
+            IntegrityIssue.BAD_MAGIC,
+            MetadataIssue.UNREADABLE_FORMAT,
+            MetadataIssue.RESOURCE_LIMIT,
+        ],
+        description="Codes of integrity-check and metadata-extract; every other code is transient.",
+    )
+    max_attempts: int | None = Field(None, ge=1, le=20, description="Default: those of a transient error.")
+
+
 class Retry(Strict):
-    """When a failed unit is tried again."""
+    """When a failed unit is tried again, and when no more."""
 
     max_attempts: int = Field(5, ge=1, le=20)
     backoff: Backoff = Backoff()
+    deadline_seconds: PositiveInt | None = Field(
+        None, description="No automatic retry begins later than this after the unit was discovered. Default: none."
+    )
+    permanent: PermanentErrors = PermanentErrors()
+
+    @model_validator(mode="after")
+    def _permanent_is_no_more_patient(self) -> Retry:
+        if self.permanent.max_attempts is not None and self.permanent.max_attempts > self.max_attempts:
+            raise ValueError("permanent.max_attempts is greater than max_attempts")
+        known = {*IntegrityIssue, *MetadataIssue, *StacIssue, *ProvenanceIssue}
+        if unknown := sorted(set(self.permanent.codes) - known):
+            raise ValueError(f"permanent.codes {unknown} are no issue codes")
+        return self
+
+    def attempts_for(self, error_code: str) -> int:
+        """Return how many attempts a unit gets that fails with this code."""
+        limit = self.permanent.max_attempts
+        return limit if limit is not None and error_code in self.permanent.codes else self.max_attempts
 
 
 class Ledger(Strict):

@@ -5,7 +5,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import takewhile
 
 import dagster as dg
@@ -129,8 +129,7 @@ def _active_runs(instance: dg.DagsterInstance, pipeline: Pipeline) -> dict[str, 
 
 def _recover(context: dg.SensorEvaluationContext, pipeline: Pipeline) -> None:
     dead = _dead(context.instance, pipeline.ledger.in_progress_runs())
-    lease = timedelta(seconds=pipeline.settings.lease_seconds)
-    report = pipeline.ledger.release_lost(run_ids=dead, older_than=lease)
+    report = pipeline.ledger.release_lost(run_ids=dead)
     if report.readmitted or report.quarantined:
         context.log.warning(
             "gave back %d units of dead runs or expired leases, quarantined %d",

@@ -6,21 +6,23 @@ connects to the database; the queue is connected on first use, because a backfil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
+from typing import TypeVar
 
 from kfm_dagster.catalog.publisher import open_publisher
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.ledger.deliveries import Deliveries
+from kfm_dagster.errors import QueueUnavailableError
+from kfm_dagster.ledger.deliveries import Deliveries, DueMessage
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.lineage.backend import ClientBackend
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.notifications.landing import Landing
-from kfm_dagster.notifications.sqs import Queue, connect
+from kfm_dagster.notifications.sqs import Queue, connect, connect_dead_letters
 from kfm_dagster.readers.registry import refuse_orphans
 from kfm_dagster.run_state.store import RelationalRunState
 from kfm_dagster.seams import clock_skew
@@ -29,6 +31,8 @@ from kfm_dagster.stages.run_contract import StageRunner
 from kfm_dagster.storage.artifacts import Artifacts
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.objects import ObjectStores, open_store
+
+Due = TypeVar("Due", bound=DueMessage)
 
 
 def utc_now() -> datetime:
@@ -45,6 +49,7 @@ class Pipeline:
     database: Database
     clock: Callable[[], datetime] = utc_now
     connect_queue: Callable[[Settings], Queue] = connect
+    connect_dead_letters: Callable[[Settings], Queue] = connect_dead_letters
 
     @classmethod
     def open(cls, settings: Settings) -> Pipeline:
@@ -65,6 +70,7 @@ class Pipeline:
             registry=self.registry,
             worker_id=self.settings.worker_id,
             clock=self.clock,
+            lease=timedelta(seconds=self.settings.lease_seconds),
             retry_backoff_seconds=self.settings.retry_backoff_seconds,
         )
 
@@ -99,6 +105,11 @@ class Pipeline:
         return self.connect_queue(self.settings)
 
     @cached_property
+    def dead_letters(self) -> Queue:
+        """The dead-letter queue; makes no request."""
+        return self.connect_dead_letters(self.settings)
+
+    @cached_property
     def stages(self) -> StageRunner:
         """The run contract."""
         return StageRunner(
@@ -112,14 +123,33 @@ class Pipeline:
     def acknowledge(self, *, retrying: Collection[WalId] = (), limit: int = 10_000) -> int:
         """Delete the messages whose units are all terminal; let those of retrying units come back when they are due.
 
-        Returns the number of deleted messages. Harmless to repeat: what SQS did not take stays due.
+        Each from the queue that it was last received from: a drain receives from the dead-letter queue. Returns the
+        number of deleted messages. Harmless to repeat: what SQS did not take stays due.
         """
-        if retrying and (later := self.deliveries.due_for_backoff(retrying)):
-            self.queue.change_visibility([(entry.receipt_handle, entry.seconds) for entry in later])
-        due = self.deliveries.due_for_deletion(limit=limit)
-        if not due:
-            return 0
-        refused = set(self.queue.delete([entry.receipt_handle for entry in due]))
+        later = self.deliveries.due_for_backoff(retrying) if retrying else []
+        for queue, postponed in self._by_queue(later):
+            queue.change_visibility([(entry.receipt_handle, entry.seconds) for entry in postponed])
+        return sum(
+            self._delete(queue, finished)
+            for queue, finished in self._by_queue(self.deliveries.due_for_deletion(limit=limit))
+        )
+
+    def _delete(self, queue: Queue, due: Sequence[DueMessage]) -> int:
+        refused = set(queue.delete([entry.receipt_handle for entry in due]))
         deleted = [entry.message_id for entry in due if entry.receipt_handle not in refused]
         self.deliveries.mark_deleted(deleted)
         return len(deleted)
+
+    def _by_queue(self, messages: Iterable[Due]) -> Iterator[tuple[Queue, list[Due]]]:
+        drained: list[Due] = []
+        received: list[Due] = []
+        for message in messages:
+            (drained if message.queue == self.settings.sqs_dlq_queue else received).append(message)
+        if received:
+            yield self.queue, received
+        if drained:
+            try:
+                _ = self.dead_letters.url
+            except QueueUnavailableError:
+                return  # without it today's messages come and go all the same; its own stay due
+            yield self.dead_letters, drained

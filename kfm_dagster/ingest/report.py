@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from itertools import groupby, pairwise
 
+from kfm_dagster.contracts.identity import moment
 from kfm_dagster.run_state.record import RunState
 from kfm_dagster.storage.database import Database
 
@@ -31,7 +32,7 @@ def ledger_span(database: Database) -> tuple[datetime, datetime]:
         row = tx.run("reports.ledger_span").one()
     if row.began is None:
         raise ValueError("the ledger is empty")
-    return _moment(row.began), _moment(row.ended)
+    return moment(row.began), moment(row.ended)
 
 
 def ms_per_unit(states: Iterable[RunState]) -> dict[str, float]:
@@ -45,7 +46,3 @@ def ms_per_unit(states: Iterable[RunState]) -> dict[str, float]:
     for (dataset, _), seconds in node_seconds(records).items():
         spent[dataset] += seconds
     return {dataset: spent[dataset] * 1000 / count for dataset, count in units.items() if count}
-
-
-def _moment(value: str | datetime) -> datetime:
-    return datetime.fromisoformat(value) if isinstance(value, str) else value

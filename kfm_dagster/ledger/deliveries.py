@@ -15,12 +15,12 @@ from enum import StrEnum, unique
 from typing import Any
 
 from kfm_dagster.contracts.envelope import WalId
-from kfm_dagster.contracts.identity import rfc3339
-from kfm_dagster.ledger.joining import reading, writing
+from kfm_dagster.contracts.identity import moment, rfc3339
 from kfm_dagster.ledger.redaction import redact
-from kfm_dagster.ledger.rows import as_json, moment
+from kfm_dagster.ledger.rows import as_json
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster.storage.joining import reading, writing
 
 
 @unique
@@ -34,9 +34,9 @@ class DeliveryState(StrEnum):
     IGNORED = "ignored"
     """It announces nothing of ours (a test event, a sidecar); to be deleted at once."""
     DELETED = "deleted"
-    """Acknowledged: it is off the queue."""
+    """It is off every queue: acknowledged, sent again under another id (a redrive), or discarded by a person."""
     DEAD_LETTERED = "dead_lettered"
-    """The queue's redrive policy moved it to the dead-letter queue."""
+    """On the dead-letter queue, where nothing waits for its units: for a drain, a redrive or a person."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,11 +160,19 @@ class Deliveries:
 
     def mark_deleted(self, message_ids: Iterable[str], *, tx: Transaction | None = None) -> None:
         """Note that SQS took the deletion."""
-        self._settle(message_ids, DeliveryState.DELETED, tx)
+        with writing(self._database, tx) as change:
+            change.run("deliveries.mark_deleted", message_ids=as_json(sorted(message_ids)), at=self._now())
 
-    def mark_dead_lettered(self, message_ids: Iterable[str], *, tx: Transaction | None = None) -> None:
-        """Note that the message is on the dead-letter queue."""
-        self._settle(message_ids, DeliveryState.DEAD_LETTERED, tx)
+    def mark_dead_lettered(self, message_ids: Iterable[str], *, queue: str, tx: Transaction | None = None) -> None:
+        """Note that messages were found on the dead-letter queue of that name, and nobody works on them there."""
+        with writing(self._database, tx) as change:
+            change.run("deliveries.dead_letter", message_ids=as_json(sorted(message_ids)), queue=queue, at=self._now())
+
+    def states(self, message_ids: Iterable[str], *, tx: Transaction | None = None) -> dict[str, DeliveryState]:
+        """Return what became of the given messages; one that was never received is left out."""
+        with reading(self._database, tx) as view:
+            rows = view.run("deliveries.states", message_ids=as_json(sorted(message_ids))).all()
+        return {row.message_id: DeliveryState(row.state) for row in rows}
 
     def rejected(self, *, limit: int = 100, tx: Transaction | None = None) -> list[Rejection]:
         """Return the newest rejected records."""
@@ -203,10 +211,6 @@ class Deliveries:
             messages_received=account["messages_received", ""],
             messages={state: account.get(("messages", state), 0) for state in DeliveryState},
         )
-
-    def _settle(self, message_ids: Iterable[str], state: DeliveryState, tx: Transaction | None) -> None:
-        with writing(self._database, tx) as change:
-            change.run("deliveries.settle", message_ids=as_json(sorted(message_ids)), state=state, at=self._now())
 
     def _now(self) -> str:
         return rfc3339(self._clock())

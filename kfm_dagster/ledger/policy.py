@@ -5,7 +5,9 @@ Belongs here: pure decisions from a dataset contract and an attempt's outcome. D
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Collection, Iterable
+from datetime import datetime, timedelta
 from enum import StrEnum, unique
 from typing import TypedDict
 
@@ -35,6 +37,12 @@ class LedgerCode(StrEnum):
     """No operator failed, yet a sub-status forbids the success."""
     ATTEMPTS_EXHAUSTED = "attempts_exhausted"
     """The contract grants no further attempt."""
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    """The next attempt would begin after the contract's deadline."""
+    SUPERSEDED = "superseded"
+    """A newer version of the object has been announced; this one cannot be read any more."""
+    STALE_EVENT = "stale_event"
+    """The event arrived after one of a newer version of the same object."""
     GOVERNANCE_HARD_FAIL = "governance_hard_fail"
     """Governance refused the content; trying again cannot help (state machine, section 7.2)."""
 
@@ -48,14 +56,24 @@ class ReplayRule(TypedDict):
 
     dataset: str
     max_attempts: int
+    permanent: list[str]
+    permanent_attempts: int
     never: list[str]
 
 
-def replay_rules(contracts: Iterable[DatasetContract]) -> list[ReplayRule]:
-    """Replay policy of each dataset; one without a contract has no rule, so its records are never replayed."""
+def replay_rules(contracts: Iterable[DatasetContract], *, without: Collection[str] = ()) -> list[ReplayRule]:
+    """Replay policy of each dataset; one without a rule is never replayed: it has no contract, or is switched off."""
     never = sorted(NEVER_REPLAYED)
     return [
-        {"dataset": contract.id, "max_attempts": contract.retry.max_attempts, "never": never} for contract in contracts
+        {
+            "dataset": contract.id,
+            "max_attempts": contract.retry.max_attempts,
+            "permanent": contract.retry.permanent.codes,
+            "permanent_attempts": contract.retry.permanent.max_attempts or contract.retry.max_attempts,
+            "never": never,
+        }
+        for contract in contracts
+        if contract.id not in without
     ]
 
 
@@ -63,16 +81,26 @@ def quarantine_reason(retry: Retry, *, attempt: int, error_code: str) -> str | N
     """Say why a unit that failed its n-th attempt goes to quarantine, or None when it may be tried again."""
     if error_code in NEVER_REPLAYED:
         return error_code
-    return LedgerCode.ATTEMPTS_EXHAUSTED if attempt >= retry.max_attempts else None
+    return LedgerCode.ATTEMPTS_EXHAUSTED if attempt >= retry.attempts_for(error_code) else None
 
 
-def backoff_seconds(retry: Retry, *, attempt: int, base_seconds: float | None = None) -> float:
-    """Seconds to wait after the n-th attempt failed: base for `const`, base * 2**(n-1) up to the maximum for `exp`.
+def is_overdue(retry: Retry, *, discovered: datetime, due: datetime, replay_reason: str | None) -> bool:
+    """Tell whether the next automatic attempt would begin after the deadline; a replay has none, a person wants it."""
+    if retry.deadline_seconds is None or replay_reason not in {None, ReplayReason.RETRY}:
+        return False
+    return due > discovered + timedelta(seconds=retry.deadline_seconds)
 
-    `base_seconds` replaces the contract's base.
-    """
+
+def backoff_seconds(retry: Retry, *, wal_id: str, attempt: int, base_seconds: float | None = None) -> float:
+    """Seconds to wait after a unit's n-th attempt failed; `base_seconds` replaces the contract's base."""
     backoff = retry.backoff
     base = backoff.base_seconds if base_seconds is None else base_seconds
     # Attempts are at most 20 (contract model), so the power cannot overflow.
-    seconds = base if backoff.kind == "const" else base * 2.0 ** (max(attempt, 1) - 1)
-    return min(seconds, backoff.maximum_seconds)
+    seconds = base * 2.0 ** (max(attempt, 1) - 1) if backoff.kind.startswith("exp") else base
+    seconds = min(seconds, backoff.maximum_seconds)
+    return seconds * (0.5 + _share(wal_id, attempt) / 2) if backoff.kind.endswith("jitter") else seconds
+
+
+def _share(wal_id: str, attempt: int) -> float:
+    """Return a number of [0, 1) that is the unit's and the attempt's own."""
+    return int.from_bytes(hashlib.sha256(f"{wal_id}#{attempt}".encode()).digest()[:8]) / 2**64

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from kfm_dagster.contracts.envelope import Envelope, WalId
-from kfm_dagster.ledger.joining import reading
+from kfm_dagster.contracts.envelope import Envelope, Lane, WalId
+from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.ledger.outcomes import mismatches
 from kfm_dagster.ledger.record import HistoryEntry, NoddWalRecord, record_of
-from kfm_dagster.ledger.reports import PendingPartition
-from kfm_dagster.ledger.rows import as_json, moment
+from kfm_dagster.ledger.reports import Mismatch, ObjectVersion, PendingPartition
+from kfm_dagster.ledger.rows import as_json
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster.storage.joining import reading
+
+END_OF_TIME = "9999-12-31T00:00:00.000000Z"
+"""Later than every event: the first page has no record before it."""
 
 
 class LedgerQueries:
@@ -40,12 +45,11 @@ class LedgerQueries:
             rows = view.run("ledger.statuses", wal_ids=as_json(sorted(wal_ids))).all()
         return {WalId(row.wal_id): Status(row.status) for row in rows}
 
-    def held(self, units: Sequence[Envelope], *, run_id: str, tx: Transaction | None = None) -> frozenset[WalId]:
-        """Return those of the claimed units whose claim still stands: nobody has taken it back or settled it."""
-        with reading(self.database, tx) as view:
-            rows = view.run("ledger.held", wal_ids=as_json([unit.wal_id for unit in units]), run_id=run_id).all()
-        attempts = {row.wal_id: row.attempts for row in rows}
-        return frozenset(unit.wal_id for unit in units if attempts.get(unit.wal_id) == unit.attempt)
+    def held(self, units: Sequence[Envelope], *, run_id: str) -> frozenset[WalId]:
+        """Return those of the claimed units whose claim still stands."""
+        batch = as_json([{"wal_id": unit.wal_id, "attempt": unit.attempt} for unit in units])
+        with self.database.transaction() as tx:
+            return frozenset(row.wal_id for row in tx.run("ledger.hold", batch=batch, run_id=run_id))
 
     def find(
         self,
@@ -55,29 +59,54 @@ class LedgerQueries:
         partition: str | None = None,
         error_code: str | None = None,
         limit: int = 100,
-        after: str | None = None,
+        after: NoddWalRecord | None = None,
         tx: Transaction | None = None,
     ) -> list[NoddWalRecord]:
-        """Return records in the order of wal_id; the last one's id as `after` gives the next page."""
+        """Return records, the newest event first; the last one as `after` gives the next page."""
+        filters = {
+            "partition": partition,
+            "error_code": error_code,
+            "limit": limit,
+            "before_time": rfc3339(after.event_time) if after else END_OF_TIME,
+            "before_id": after.wal_id if after else "",
+        }
+        found: list[NoddWalRecord] = []
         with reading(self.database, tx) as view:
-            rows = view.run(
-                "ledger.find",
-                dataset=dataset,
-                status=status,
-                partition=partition,
-                error_code=error_code,
-                limit=limit,
-                after=after,
+            for state in [status] if status else Status:
+                datasets = [dataset] if dataset else view.run("ledger.datasets_of_status", status=state).scalars().all()
+                for name in datasets:
+                    rows = view.run("ledger.find", filters, status=state, dataset=name)
+                    found += [record_of(row) for row in rows.mappings()]
+        found.sort(key=lambda record: (record.event_time, record.wal_id), reverse=True)
+        return found[:limit]
+
+    def versions(self, wal_id: str, *, tx: Transaction | None = None) -> list[ObjectVersion]:
+        """Return every known version of a unit's object, oldest event first; empty for an unknown id."""
+        with reading(self.database, tx) as view:
+            rows = view.run("ledger.versions_of", wal_id=wal_id).all()
+        return [
+            ObjectVersion(
+                wal_id=WalId(row.wal_id),
+                object_version=row.object_version,
+                sequencer=row.sequencer,
+                event_time=moment(row.event_time),
+                status=Status(row.status),
+                superseded_by=row.newer_wal_id,
             )
-            return [record_of(row) for row in rows.mappings()]
+            for row in rows
+        ]
 
     def pending_by_partition(self, *, tx: Transaction | None = None) -> list[PendingPartition]:
-        """Return the work that waits, by dataset and partition."""
+        """Return the work that waits, by dataset, partition and lane."""
         with reading(self.database, tx) as view:
             rows = view.run("ledger.pending_by_partition").all()
         return [
             PendingPartition(
-                dataset=row.dataset, partition=row.partition_key, units=row.units, oldest=moment(row.oldest)
+                dataset=row.dataset,
+                partition=row.partition_key,
+                lane=Lane(row.lane),
+                units=row.units,
+                oldest=moment(row.oldest),
             )
             for row in rows
         ]
@@ -95,10 +124,20 @@ class LedgerQueries:
         with reading(self.database, tx) as view:
             return list(view.run("ledger.in_progress_runs").scalars())
 
-    def in_flight(self, *, tx: Transaction | None = None) -> int:
-        """Return the number of units that are pending or in progress."""
+    def in_flight(self, lane: Lane | None = None, *, tx: Transaction | None = None) -> int:
+        """Return the number of units that are pending or in progress, in one lane or in both."""
         with reading(self.database, tx) as view:
-            return int(view.run("ledger.in_flight").scalar_one())
+            return int(view.run("ledger.in_flight", lane=lane).scalar_one())
+
+    def mismatches(self, *, limit: int = 100, tx: Transaction | None = None) -> list[Mismatch]:
+        """Return the newest results that differ from an earlier success."""
+        with reading(self.database, tx) as view:
+            return mismatches(view, limit=limit)
+
+    def mismatch_counts(self, *, tx: Transaction | None = None) -> dict[str, int]:
+        """Return, by dataset, how many results differ from an earlier success without permission."""
+        with reading(self.database, tx) as view:
+            return {row.dataset: int(row.mismatches) for row in view.run("ledger.mismatch_counts")}
 
     def replay_reasons(self, *, tx: Transaction | None = None) -> Mapping[str, str]:
         """Return the vocabulary of replay reasons with their meaning."""

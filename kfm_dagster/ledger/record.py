@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
 from sqlalchemy import RowMapping
 
-from kfm_dagster.contracts.envelope import CheckStatus, Priority, ProvenanceStatus, StacStatus
+from kfm_dagster.contracts.envelope import CheckStatus, Lane, Priority, ProvenanceStatus, StacStatus
 from kfm_dagster.ledger.redaction import MAX_MESSAGE_LENGTH
 from kfm_dagster.ledger.state_machine import Status
 
@@ -33,6 +33,8 @@ EXTENSION_COLUMNS: tuple[tuple[str, str], ...] = (
     ("changed_by", "who made the last change; the history copies it"),
     ("change_reason", "why the last change was made; the history copies it"),
     ("extension", "the dataset's own fields, from the groups of its key grammar"),
+    ("lane", "live units never wait for a backfill or a replay"),
+    ("replay_run_id", "which replay let the unit in again"),
 )
 """Columns beside the canonical fields, each with its reason (NODD WAL specification, section 3, last paragraph)."""
 
@@ -97,6 +99,9 @@ class NoddWalRecord(BaseModel):
     changed_by: str = Field(description="Actor of the last change.")
     change_reason: str = Field(description="Reason of the last change.")
     extension: JsonObject = Field(description="Fields that the dataset's contract declares.")
+    # The defaults are for histories that were written before the columns existed.
+    lane: Lane = Field(Lane.LIVE, description="Whose turn the unit waits for.")
+    replay_run_id: str | None = Field(None, description="Replay that let the unit in again last; null outside one.")
 
 
 class HistoryEntry(BaseModel):

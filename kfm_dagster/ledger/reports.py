@@ -6,26 +6,36 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from kfm_dagster.contracts.envelope import WalId
+from kfm_dagster.contracts.envelope import Lane, WalId
 from kfm_dagster.ledger.state_machine import Status
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnsureResult:
-    """Which units got their record now, and where those stand that had one."""
+    """Which units got their record now, and where those stand that had one.
+
+    Of those created, `stale` were announced after a newer version of their object and are out already; `superseded` are
+    earlier versions that a created one made obsolete, in whatever state.
+    """
 
     created: frozenset[WalId]
     existing: Mapping[WalId, Status]
+    stale: frozenset[WalId] = frozenset()
+    superseded: frozenset[WalId] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SettleReport:
-    """Final statuses of a batch. `failed` may be tried again, `quarantined` not; `lost` were no longer this run's."""
+    """Final statuses of a batch. `failed` may be tried again, `quarantined` not; `lost` were no longer this run's.
+
+    `mismatched` are those of the succeeded whose result differs from an earlier success, without permission.
+    """
 
     succeeded: tuple[WalId, ...] = ()
     failed: tuple[WalId, ...] = ()
     quarantined: tuple[WalId, ...] = ()
     lost: tuple[WalId, ...] = ()
+    mismatched: tuple[WalId, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,9 +52,49 @@ class RecoverReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PendingPartition:
-    """Work that waits in one partition of one dataset; `oldest` is the earliest event time."""
+    """Work that waits in one lane of one partition of one dataset; `oldest` is the earliest event time."""
 
     dataset: str
     partition: str
+    lane: Lane = Lane.LIVE
     units: int
     oldest: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lease:
+    """Who holds claims of a dataset, and until when."""
+
+    run_id: str
+    dataset: str
+    worker_id: str
+    acquired_at: datetime
+    renewed_at: datetime
+    expires_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObjectVersion:
+    """One version of an object, and the one that made it obsolete."""
+
+    wal_id: WalId
+    object_version: str | None
+    sequencer: str | None
+    event_time: datetime
+    status: Status
+    superseded_by: WalId | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mismatch:
+    """A success whose result differs from the success before it."""
+
+    wal_id: WalId
+    dataset: str
+    attempt: int
+    earlier_attempt: int
+    at: datetime
+    replay_run_id: str | None
+    item_differs: bool
+    provenance_differs: bool
+    permitted: bool

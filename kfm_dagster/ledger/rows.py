@@ -6,9 +6,10 @@ belong here: SQL, transactions.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cache
 from typing import Any
 
@@ -17,13 +18,14 @@ import orjson
 from kfm_dagster.contracts.envelope import (
     CheckStatus,
     Envelope,
+    Lane,
     Priority,
     ProvenanceStatus,
     RawReference,
     StacStatus,
     WalId,
 )
-from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.contracts.identity import moment, rfc3339
 from kfm_dagster.contracts.model import DatasetContract
 
 PRIORITY_RANK = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
@@ -33,11 +35,6 @@ PRIORITY_RANK = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
 def as_json(value: Any) -> str:
     """Text of a batch parameter."""
     return orjson.dumps(value).decode()
-
-
-def moment(value: str | datetime) -> datetime:
-    """Read a timestamp column: text in SQLite, an aware value in PostgreSQL."""
-    return (datetime.fromisoformat(value) if isinstance(value, str) else value).astimezone(UTC)
 
 
 def unit_row(envelope: Envelope, contract: DatasetContract) -> dict[str, Any]:
@@ -106,14 +103,12 @@ def claimed_envelope(row: Any) -> Envelope:
             topic_arn=row.topic_arn,
             subject=row.subject,
         ),
+        lane=Lane(row.lane),
+        replay_reason=row.replay_reason,
+        replay_run_id=row.replay_run_id,
         attempt=row.attempts,
         record_version=row.version,
     )
-
-
-def claim_order(envelope: Envelope) -> tuple[int, datetime, str]:
-    """Sort key of claims; RETURNING promises no order."""
-    return PRIORITY_RANK[envelope.priority], envelope.event_time, envelope.wal_id
 
 
 def findings_row(envelope: Envelope) -> dict[str, Any]:
@@ -135,6 +130,30 @@ def findings_row(envelope: Envelope) -> dict[str, Any]:
         "stac_collection_id": stac.collection_id if stac else None,
         "stac_item_href": stac.item_href if stac else None,
     }
+
+
+def outcome_row(envelope: Envelope) -> dict[str, Any]:
+    """Return what a success made: the Item's content hash, and a hash of the names of all that its lineage tells of."""
+    stac, provenance = envelope.stac, envelope.provenance
+    named = provenance and [
+        provenance.activity_id,
+        provenance.openlineage_run_id,
+        *sorted(provenance.entity_ids),
+        *sorted(provenance.agent_ids),
+    ]
+    return {
+        "wal_id": envelope.wal_id,
+        "attempt": envelope.attempt,
+        "replay_run_id": envelope.replay_run_id,
+        "item_sha256": stac and stac.content_sha256,
+        "provenance_sha256": named and hashlib.sha256(orjson.dumps(named)).hexdigest(),
+        "superseded": stac is not None and stac.superseded,
+    }
+
+
+def claim_order(envelope: Envelope) -> tuple[bool, int, datetime, str]:
+    """Sort key of claims; RETURNING promises no order."""
+    return envelope.lane is Lane.BULK, PRIORITY_RANK[envelope.priority], envelope.event_time, envelope.wal_id
 
 
 def wal_ids_of(rows: Iterable[Any]) -> tuple[WalId, ...]:

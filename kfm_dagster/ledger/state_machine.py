@@ -1,7 +1,8 @@
 """The state machine of a ledger record: states, legal transitions and their conditions.
 
 Belongs here: what the NODD WAL state machine document says, as values. The database says the same in CHECK constraints
-and triggers (`sql/*/0002_ledger.sql`); a test makes the two agree. Does not belong here: anything that touches a row.
+and triggers (`sql/*/0002_ledger.sql`, `0005_recovery.sql`); a test makes the two agree. Does not belong here: anything
+that touches a row.
 """
 
 from __future__ import annotations
@@ -84,7 +85,24 @@ TRANSITIONS: tuple[TransitionRule, ...] = (
         condition="an error code says why",
     ),
 )
-"""Every legal transition (section 3); every other ordered pair, also of a state with itself, is illegal."""
+"""Every legal transition (section 3); every other ordered pair, also of a state with itself, is illegal,
+but for OVERRIDES."""
+
+OVERRIDES: tuple[TransitionRule, ...] = (
+    TransitionRule(
+        from_status=Status.QUARANTINED,
+        to_status=Status.PENDING,
+        trigger="a person releases the unit after remediation",
+        condition="a decision on record for exactly this version: actor, reason, change reference",
+    ),
+    TransitionRule(
+        from_status=Status.SUCCEEDED,
+        to_status=Status.PENDING,
+        trigger="a person has the unit done again",
+        condition="a decision on record for exactly this version: actor, reason, change reference",
+    ),
+)
+"""What only a governed override may do (sections 2.3 and 7.4)."""
 
 LEGAL = frozenset((rule.from_status, rule.to_status) for rule in TRANSITIONS)
 

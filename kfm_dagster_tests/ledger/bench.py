@@ -10,12 +10,16 @@ import sqlalchemy as sa
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.governance.log import Decision
 from kfm_dagster.ledger.deliveries import Deliveries
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.factories import failed, finished
 
 DAY = "2025-12-03"
+PERSON = Decision(actor="person", reason="looked at it", change_ref="CHG-1")
+JANE = Decision(actor="jane", reason="looked at it", change_ref="CHG-2")
 
 
 @dataclass
@@ -55,7 +59,7 @@ class Bench:
         if status == "pending":
             return
         if status == "quarantined":
-            self.ledger.quarantine([unit.wal_id], reason_code="test", actor="person")
+            self.ledger.quarantine([unit.wal_id], reason_code="test", decision=PERSON)
             return
         claimed = self.claim(unit)
         if status == "succeeded":
@@ -75,5 +79,15 @@ class Bench:
 
 def make_bench(database: Database, contracts: ContractRegistry, **more: Any) -> Bench:
     clock = Clock()
-    ledger = Ledger(database, registry=contracts, worker_id="worker-1", clock=clock, **more)
+    ledger = Ledger(database, registry=without_jitter(contracts), worker_id="worker-1", clock=clock, **more)
     return Bench(database, ledger, Deliveries(database, clock=clock), clock)
+
+
+def without_jitter(contracts: ContractRegistry) -> ContractRegistry:
+    """The same contracts with waits that a test can write down."""
+    return ContractRegistry.of([_exact(contract) for contract in contracts])
+
+
+def _exact(contract: DatasetContract) -> DatasetContract:
+    backoff = contract.retry.backoff.model_copy(update={"kind": "exp"})
+    return contract.model_copy(update={"retry": contract.retry.model_copy(update={"backoff": backoff})})

@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.ledger.deliveries import Delivery, DeliveryState, Rejection
 from kfm_dagster_tests.factories import envelope, failed, finished
-from kfm_dagster_tests.ledger.bench import Bench
+from kfm_dagster_tests.ledger.bench import JANE, Bench
 
 SHA = "a" * 64
 
@@ -52,7 +52,7 @@ def test_a_message_leaves_the_queue_when_the_last_of_its_units_is_terminal(bench
     assert due(bench) == []
     bench.ledger.settle([failed(unit) for unit in bench.claim(two)], run_id="run-1")
     assert due(bench) == []
-    bench.ledger.quarantine([two.wal_id], reason_code="x", actor="jane")
+    bench.ledger.quarantine([two.wal_id], reason_code="x", decision=JANE)
     assert due(bench) == [("m1", "r-1")]
     bench.deliveries.mark_deleted(["m1"])
     assert due(bench) == []
@@ -131,12 +131,12 @@ def test_conservation_holds_through_every_state_of_units_and_messages(bench: Ben
     receive(bench, *(message(number, unit) for number, unit in enumerate(units)), units=units)
     for state, unit in zip(states, units, strict=True):
         bench.bring_to(state, unit) if state != "quarantined" else bench.ledger.quarantine(
-            [unit.wal_id], reason_code="x", actor="jane"
+            [unit.wal_id], reason_code="x", decision=JANE
         )
     receive(bench, message(10, units[0]), message(11), message(12, state=DeliveryState.IGNORED), message(13, units[1]))
     bench.deliveries.reject([rejection(11)])
     bench.deliveries.mark_deleted(["m2"])
-    bench.deliveries.mark_dead_lettered(["m13"])
+    bench.deliveries.mark_dead_lettered(["m13"], queue="kfm-nodd-dlq")
     found = bench.deliveries.conservation()
     assert (found.residual_units, found.residual_messages) == (0, 0)
     assert (found.units_received, dict(found.units)) == (5, dict.fromkeys(states, 1))
@@ -200,6 +200,6 @@ def test_conservation_holds_after_every_step_of_any_story(bench: Bench, steps: l
             case "delete":
                 bench.deliveries.mark_deleted(message_id for message_id, _ in due(bench))
             case "dlq":
-                bench.deliveries.mark_dead_lettered([f"m{number + 20}"])
+                bench.deliveries.mark_dead_lettered([f"m{number + 20}"], queue="kfm-nodd-dlq")
         found = bench.deliveries.conservation()
         assert (found.residual_units, found.residual_messages) == (0, 0)

@@ -27,7 +27,7 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.storage.statements import statement
 from kfm_dagster_tests.factories import envelope, envelopes, failed, finished
-from kfm_dagster_tests.ledger.bench import DAY, Bench, make_bench
+from kfm_dagster_tests.ledger.bench import DAY, JANE, Bench, make_bench
 
 RUN = "run-1"
 
@@ -114,8 +114,10 @@ def test_claims_take_urgent_then_old_units_up_to_the_limit(bench: Bench) -> None
 def test_a_claimed_envelope_is_the_one_that_was_ensured(bench: Bench, unit: Envelope) -> None:
     # message-parse lets only printable ASCII into these two.
     assume("\0" not in f"{unit.object_version}{unit.sequencer}")
-    parsed = unit.evolve(integrity=None, metadata=None, stac=None, provenance=None, attempt=0, record_version=0)
-    if not bench.ledger.ensure([parsed]).created:
+    sections = dict.fromkeys(("integrity", "metadata", "stac", "provenance", "replay_reason", "replay_run_id"))
+    parsed = unit.evolve(**sections, attempt=0, record_version=0)
+    ensured = bench.ledger.ensure([parsed], lane=parsed.lane)
+    if not ensured.created - ensured.stale:
         return
     claimed = bench.ledger.claim(
         dataset=unit.dataset, partition=unit.partition, run_id=RUN, limit=1, wal_ids=[unit.wal_id]
@@ -163,7 +165,7 @@ def test_a_unit_without_a_complete_chain_fails_though_no_operator_complained(ben
 def test_quarantine_sets_a_reason_where_there_is_none(bench: Bench, status: str, code: str) -> None:
     unit = envelope()
     bench.bring_to(status, unit)
-    assert bench.ledger.quarantine([unit.wal_id], reason_code="sensitive", actor="jane") == (unit.wal_id,)
+    assert bench.ledger.quarantine([unit.wal_id], reason_code="sensitive", decision=JANE) == (unit.wal_id,)
     record = bench.ledger.get(unit.wal_id)
     assert record is not None
     assert (record.status, record.last_error_code) == ("quarantined", code)
@@ -322,7 +324,7 @@ def test_quarantine_sets_a_reason_where_there_is_none_and_keeps_one_that_is_ther
     bench.bring_to("pending", pending)
     bench.bring_to("failed", broken)
     units = [pending.wal_id, broken.wal_id]
-    assert bench.ledger.quarantine(units, reason_code="sensitive_site", actor="jane") == tuple(sorted(units))
+    assert bench.ledger.quarantine(units, reason_code="sensitive_site", decision=JANE) == tuple(sorted(units))
     records = [bench.ledger.get(wal_id) for wal_id in units]
     assert [record.last_error_code for record in records] == ["sensitive_site", "missing_object"]
     assert {(record.status, record.changed_by, record.change_reason) for record in records} == {
@@ -339,7 +341,7 @@ def test_quarantine_of_anything_else_is_refused_and_changes_no_unit(bench: Bench
         if state:
             bench.bring_to(state, wrong)
         with pytest.raises(IllegalTransitionError, match=f"{wrong.wal_id}: {state or 'null'} > quarantined"):
-            bench.ledger.quarantine([fine.wal_id, wrong.wal_id], reason_code="x", actor="jane")
+            bench.ledger.quarantine([fine.wal_id, wrong.wal_id], reason_code="x", decision=JANE)
         assert bench.ledger.get(fine.wal_id).status == "pending"
 
 
@@ -350,7 +352,7 @@ def test_an_expired_claim_is_taken_back_and_a_live_one_is_not(bench: Bench) -> N
     bench.clock.advance(961)
     bench.ledger.ensure([live])
     bench.claim(live, run_id="run-2")
-    report = bench.ledger.release_lost(older_than=timedelta(seconds=960))
+    report = bench.ledger.release_lost()
     assert (report.readmitted, report.quarantined, report.failed) == ((old.wal_id,), (), ())
     assert bench.ledger.get(live.wal_id).status == "in_progress"
     assert [(entry.to_status, entry.reason) for entry in bench.ledger.history(old.wal_id)[2:]] == [
@@ -385,12 +387,28 @@ def test_due_failures_are_retried_after_their_backoff_and_not_before(bench: Benc
     assert {record.replay_reason for record in bench.ledger.find()} == {"retry"}
 
 
-def test_backoff_is_exponential_bounded_and_can_be_overridden(contracts: ContractRegistry) -> None:
+KINDS = {
+    "const": [(60, 60), (60, 60), (60, 60), (60, 60)],
+    "exp": [(60, 60), (120, 120), (240, 240), (1800, 1800)],
+    "jitter": [(30, 60), (30, 60), (30, 60), (30, 60)],
+    "exp+jitter": [(30, 60), (60, 120), (120, 240), (900, 1800)],
+}
+
+
+@pytest.mark.clause("WSM-15")
+@pytest.mark.parametrize("kind", KINDS)
+def test_backoff_grows_stays_bounded_and_spreads_units_as_its_kind_says(kind: str, contracts: ContractRegistry) -> None:
     retry = contracts["nexrad-l2"].retry
-    assert [backoff_seconds(retry, attempt=attempt) for attempt in (1, 2, 3, 20)] == [60, 120, 240, 1800]
-    assert backoff_seconds(retry, attempt=3, base_seconds=0.5) == 2
-    constant = retry.model_copy(update={"backoff": retry.backoff.model_copy(update={"kind": "const"})})
-    assert backoff_seconds(constant, attempt=3) == 60
+    retry = retry.model_copy(update={"backoff": retry.backoff.model_copy(update={"kind": kind})})
+    for attempt, (least, most) in zip((1, 2, 3, 20), KINDS[kind], strict=True):
+        waits = {backoff_seconds(retry, wal_id=str(unit), attempt=attempt) for unit in range(200)}
+        assert least <= min(waits) <= max(waits) <= most
+        assert waits == {backoff_seconds(retry, wal_id=str(unit), attempt=attempt) for unit in range(200)}
+        # Spread over the whole range, or not at all.
+        assert (len(waits) == 200 and max(waits) - min(waits) > 0.9 * (most - least)) or len(waits) == 1 == (
+            least == most
+        )
+        assert backoff_seconds(retry, wal_id="1", attempt=attempt, base_seconds=0) == 0
 
 
 def test_the_override_of_the_backoff_reaches_the_record(bench: Bench, contracts: ContractRegistry) -> None:
@@ -430,22 +448,38 @@ def test_questions_are_answered_from_the_records(bench: Bench) -> None:
     pages, after = [], None
     while page := ledger.find(dataset="nexrad-l2", partition=DAY, limit=4, after=after):
         pages.append(len(page))
-        after = page[-1].wal_id
+        after = page[-1]
     assert pages == [4, 2]
     assert ledger.get("00000000-0000-8000-8000-000000000000") is None
 
 
 BY_ID = {"sqlite": "sqlite_autoindex_nodd_wal_records_1", "postgresql": "nodd_wal_records_one_record_per_unit"}
 BY_WORK = dict.fromkeys(BY_ID, "nodd_wal_records_by_work")
+TO_CLAIM = dict.fromkeys(BY_ID, "nodd_wal_records_to_claim")
+IN_PROGRESS = dict.fromkeys(BY_ID, "nodd_wal_records_in_progress")
+BY_SELECTION = dict.fromkeys(BY_ID, "nodd_wal_records_by_selection")
 BY_DUE_TIME = dict.fromkeys(BY_ID, "nodd_wal_records_by_due_time")
+FIND: dict[str, object] = {
+    "status": "failed",
+    "dataset": "nexrad-l2",
+    "before_time": "9999-12-31T00:00:00Z",
+    "before_id": "",
+    "partition": None,
+    "error_code": None,
+    "limit": 5,
+}
 PLANS: list[tuple[str, dict[str, str], dict[str, object]]] = [
-    ("claim", BY_WORK, {"dataset": "nexrad-l2", "partition": DAY, "limit": 5, "wal_ids": None}),
-    ("pending_by_partition", BY_WORK, {}),
-    ("in_progress_runs", BY_WORK, {}),
-    ("due", BY_DUE_TIME, {"limit": 5, "policy": "[]"}),
+    ("claim", TO_CLAIM, {"dataset": "nexrad-l2", "partition": DAY, "limit": 5, "lane": None, "wal_ids": None}),
+    ("pending_by_partition", TO_CLAIM | {"sqlite": "nodd_wal_records_by_work"}, {}),
+    ("in_progress_runs", IN_PROGRESS | {"sqlite": "nodd_wal_records_by_selection"}, {}),
+    ("fail_runs", IN_PROGRESS, {"run_ids": "[]", "error_code": "x", "error_message": "x"}),
+    ("fail_expired", IN_PROGRESS, {"error_code": "x", "error_message": "x"}),
+    ("find", BY_SELECTION, FIND),
+    ("hold", BY_ID, {"batch": "[]"}),
+    ("due", BY_DUE_TIME, {"limit": 5, "datasets": "[]"}),
     ("settle_succeeded", BY_ID, {"batch": "[]"}),
     ("settle_failed", BY_ID, {"batch": "[]"}),
-    ("readmit", BY_ID, {"wal_ids": "[]", "policy": "[]", "reason": "retry"}),
+    ("readmit", BY_ID, {"wal_ids": "[]", "policy": "[]", "reason": "retry", "replay_run_id": None, "lane": None}),
     ("quarantine", BY_ID, {"wal_ids": "[]", "reason": "x"}),
 ]
 

@@ -7,13 +7,13 @@ INSERT INTO nodd_wal_records (
     wal_id, dataset, object_uri, provider, queue, event_time, time_range_start, time_range_end, status, attempts,
     integrity_status, metadata_status, stac_status, provenance_status, created_at, updated_at, version,
     object_version, object_size, sequencer, partition_key, priority, schema_version, sqs_message_id, sns_message_id,
-    topic_arn, subject, changed_by, change_reason, extension
+    topic_arn, subject, changed_by, change_reason, extension, lane
 )
 SELECT
     wal_id, dataset, object_uri, provider, queue, event_time, time_range_start, time_range_end, 'pending', 0,
     'unknown', 'unknown', 'unknown', 'unknown', CAST(:at AS timestamptz), CAST(:at AS timestamptz), 1,
     object_version, object_size, sequencer, partition_key, priority, schema_version, sqs_message_id, sns_message_id,
-    topic_arn, subject, :actor, 'discovered', extension
+    topic_arn, subject, :actor, 'discovered', extension, :lane
 FROM jsonb_to_recordset(CAST(:batch AS jsonb)) AS unit (
     wal_id text, dataset text, object_uri text, provider text, queue text, event_time timestamptz,
     time_range_start timestamptz, time_range_end timestamptz, object_version text, object_size bigint,
@@ -28,14 +28,68 @@ RETURNING wal_id;
 SELECT wal_id, status FROM nodd_wal_records
 WHERE wal_id IN (SELECT jsonb_array_elements_text(CAST(:wal_ids AS jsonb)));
 
--- name: held
-SELECT wal_id, attempts FROM nodd_wal_records
-WHERE
-    wal_id IN (SELECT jsonb_array_elements_text(CAST(:wal_ids AS jsonb)))
-    AND status = 'in_progress' AND ingest_run_id = :run_id;
+-- name: lock_admission
+-- "kfma" in ASCII. Two versions of one object that are admitted at the same time would not see each other.
+SELECT pg_advisory_xact_lock(1801875821);
+
+-- name: supersede
+-- Newer is a greater sequencer (padded with zeros on the right; S3 event message structure) or, where one of the two has
+-- none, a later event time.
+WITH pair AS (
+    SELECT
+        fresh.wal_id AS fresh_id, other.wal_id AS other_id,
+        CASE
+            WHEN fresh.sequencer IS NOT NULL AND other.sequencer IS NOT NULL
+                THEN sign((rpad(fresh.sequencer, 64, '0') COLLATE "C" > rpad(other.sequencer, 64, '0'))::int
+                    - (rpad(fresh.sequencer, 64, '0') COLLATE "C" < rpad(other.sequencer, 64, '0'))::int)
+            ELSE sign((fresh.event_time > other.event_time)::int - (fresh.event_time < other.event_time)::int)
+        END AS fresh_is_newer
+    FROM nodd_wal_records AS fresh
+    INNER JOIN nodd_wal_records AS other
+        ON fresh.object_uri = other.object_uri AND fresh.dataset = other.dataset
+        AND fresh.time_range_start = other.time_range_start AND fresh.wal_id <> other.wal_id
+    WHERE fresh.wal_id IN (SELECT jsonb_array_elements_text(CAST(:wal_ids AS jsonb)))
+),
+
+link AS (
+    SELECT other_id AS older, fresh_id AS newer FROM pair WHERE fresh_is_newer > 0
+    UNION
+    SELECT fresh_id, other_id FROM pair WHERE fresh_is_newer < 0
+),
+
+ranked AS (
+    SELECT
+        link.older, link.newer,
+        row_number() OVER (
+            PARTITION BY link.older
+            ORDER BY rpad(coalesce(newest.sequencer, ''), 64, '0') COLLATE "C" DESC, newest.event_time DESC, link.newer
+        ) AS place
+    FROM link
+    INNER JOIN nodd_wal_records AS newest ON link.newer = newest.wal_id
+)
+
+INSERT INTO nodd_wal_supersessions (older_wal_id, newer_wal_id, found_at)
+SELECT older, newer, CAST(:at AS timestamptz) FROM ranked WHERE place = 1
+ORDER BY older COLLATE "C"
+ON CONFLICT (older_wal_id) DO NOTHING
+RETURNING older_wal_id;
+
+-- name: superseded_of
+SELECT older_wal_id FROM nodd_wal_supersessions
+WHERE older_wal_id IN (SELECT jsonb_array_elements_text(CAST(:wal_ids AS jsonb)));
+
+-- name: hold
+-- Nobody takes or settles these claims until the transaction ends.
+SELECT record.wal_id, record.dataset
+FROM nodd_wal_records AS record
+INNER JOIN jsonb_to_recordset(CAST(:batch AS jsonb)) AS unit (wal_id text, attempt integer)
+    ON record.wal_id = unit.wal_id AND record.attempts = unit.attempt
+WHERE record.status || '' = 'in_progress' AND record.ingest_run_id = :run_id
+ORDER BY record.wal_id
+FOR SHARE OF record;
 
 -- name: lock_statuses
-SELECT wal_id, status FROM nodd_wal_records
+SELECT wal_id, status, version FROM nodd_wal_records
 WHERE wal_id IN (SELECT jsonb_array_elements_text(CAST(:wal_ids AS jsonb)))
 ORDER BY wal_id
 FOR UPDATE;
@@ -45,11 +99,12 @@ WITH picked AS (
     SELECT wal_id, version FROM nodd_wal_records
     WHERE
         status = 'pending' AND dataset = :dataset AND partition_key = :partition
+        AND (:lane IS NULL OR lane = :lane)
         AND (
             CAST(:wal_ids AS jsonb) IS NULL
             OR wal_id IN (SELECT jsonb_array_elements_text(CAST(:wal_ids AS jsonb)))
         )
-    ORDER BY CASE priority WHEN 'high' THEN 0 WHEN 'normal' THEN 1 ELSE 2 END, event_time, wal_id
+    ORDER BY lane DESC, (CASE priority WHEN 'high' THEN 0 WHEN 'normal' THEN 1 ELSE 2 END), event_time, wal_id
     LIMIT :limit
     -- Another run's claims are passed over, not waited for.
     FOR UPDATE SKIP LOCKED
@@ -70,7 +125,7 @@ WHERE record.wal_id = picked.wal_id AND record.version = picked.version
 RETURNING
     record.wal_id, dataset, object_uri, provider, queue, event_time, time_range_start, time_range_end, priority,
     schema_version, object_version, object_size, sequencer, sqs_message_id, sns_message_id, topic_arn, subject,
-    attempts, record.version;
+    attempts, record.version, lane, replay_reason, replay_run_id;
 
 -- name: settle_succeeded
 UPDATE nodd_wal_records AS record SET
@@ -122,19 +177,40 @@ FROM jsonb_to_recordset(CAST(:batch AS jsonb)) AS unit (
 WHERE
     record.wal_id = unit.wal_id AND record.attempts = unit.attempt
     AND record.status || '' = 'in_progress' AND record.ingest_run_id = :run_id
-RETURNING record.wal_id;
+RETURNING record.wal_id, record.dataset, record.created_at, record.replay_reason;
 
--- name: fail_lost
+-- name: fail_runs
 WITH lost AS (
     SELECT wal_id FROM nodd_wal_records
     WHERE
-        status = 'in_progress' AND (
-            ingest_run_id IN (SELECT jsonb_array_elements_text(CAST(:run_ids AS jsonb)))
-            OR last_attempt_at < CAST(:before AS timestamptz)
-        )
+        status = 'in_progress'
+        AND ingest_run_id IN (SELECT jsonb_array_elements_text(CAST(:run_ids AS jsonb)))
     ORDER BY wal_id
-    -- A row that somebody holds is being settled: it is not lost.
+    -- A row that somebody holds is being written or settled: it is not lost.
     FOR UPDATE SKIP LOCKED
+)
+
+UPDATE nodd_wal_records AS record SET
+    status = 'failed',
+    last_error_code = :error_code,
+    last_error_message = :error_message,
+    updated_at = :at,
+    changed_by = :actor,
+    change_reason = :error_code,
+    version = version + 1
+FROM lost
+WHERE record.wal_id = lost.wal_id
+RETURNING record.wal_id, record.dataset, record.attempts;
+
+-- name: fail_expired
+WITH lost AS (
+    SELECT record.wal_id
+    FROM nodd_wal_leases AS lease
+    INNER JOIN nodd_wal_records AS record
+        ON lease.ingest_run_id = record.ingest_run_id AND lease.dataset = record.dataset
+    WHERE lease.expires_at < CAST(:at AS timestamptz) AND record.status = 'in_progress'
+    ORDER BY record.wal_id
+    FOR UPDATE OF record SKIP LOCKED
 )
 
 UPDATE nodd_wal_records AS record SET
@@ -153,12 +229,19 @@ RETURNING record.wal_id, record.dataset, record.attempts;
 WITH allowed AS (
     SELECT record.wal_id
     FROM nodd_wal_records AS record
-    INNER JOIN jsonb_to_recordset(CAST(:policy AS jsonb)) AS policy (dataset text, max_attempts integer, never jsonb)
-        ON record.dataset = policy.dataset
+    INNER JOIN jsonb_to_recordset(CAST(:policy AS jsonb)) AS policy (
+        dataset text, max_attempts integer, permanent jsonb, permanent_attempts integer, never jsonb
+    ) ON record.dataset = policy.dataset
     WHERE
         record.wal_id IN (SELECT jsonb_array_elements_text(CAST(:wal_ids AS jsonb)))
-        AND record.status || '' = 'failed' AND record.attempts < policy.max_attempts
+        AND record.status || '' = 'failed'
+        AND record.attempts < CASE
+            WHEN jsonb_exists(policy.permanent, record.last_error_code) THEN policy.permanent_attempts
+            ELSE policy.max_attempts
+        END
         AND NOT jsonb_exists(policy.never, record.last_error_code)
+        -- An object that has been overwritten cannot be read any more.
+        AND NOT EXISTS (SELECT 1 FROM nodd_wal_supersessions AS link WHERE link.older_wal_id = record.wal_id)
     ORDER BY record.wal_id
     FOR UPDATE OF record
 )
@@ -166,6 +249,8 @@ WITH allowed AS (
 UPDATE nodd_wal_records AS record SET
     status = 'pending',
     replay_reason = :reason,
+    replay_run_id = :replay_run_id,
+    lane = coalesce(:lane, record.lane),
     ingest_run_id = coalesce(:run_id, record.ingest_run_id),
     next_attempt_at = NULL,
     updated_at = :at,
@@ -177,16 +262,92 @@ WHERE record.wal_id = allowed.wal_id
 RETURNING record.wal_id, record.dataset, record.partition_key;
 
 -- name: due
-SELECT record.wal_id
-FROM nodd_wal_records AS record
-INNER JOIN jsonb_to_recordset(CAST(:policy AS jsonb)) AS policy (dataset text, max_attempts integer, never jsonb)
-    ON record.dataset = policy.dataset
+SELECT wal_id
+FROM nodd_wal_records
 WHERE
-    record.status = 'failed' AND record.next_attempt_at <= :at AND record.attempts < policy.max_attempts
-    AND NOT jsonb_exists(policy.never, record.last_error_code)
-ORDER BY record.next_attempt_at, record.wal_id
+    status = 'failed' AND next_attempt_at <= :at
+    AND dataset IN (SELECT jsonb_array_elements_text(CAST(:datasets AS jsonb)))
+ORDER BY next_attempt_at, wal_id
 LIMIT :limit
-FOR UPDATE OF record SKIP LOCKED;
+FOR UPDATE SKIP LOCKED;
+
+-- name: decide
+-- The decision of a person on records as they stand at a version; those that have moved since are left out.
+WITH unit AS (
+    SELECT record.wal_id, record.version, record.dataset, record.status
+    FROM nodd_wal_records AS record
+    INNER JOIN jsonb_to_recordset(CAST(:batch AS jsonb)) AS wanted (wal_id text, version integer)
+        ON record.wal_id = wanted.wal_id AND record.version = wanted.version
+    WHERE record.status || '' = :from_status
+    ORDER BY record.wal_id
+    FOR UPDATE OF record
+)
+
+INSERT INTO governance_log (
+    at, actor, action, dataset, wal_id, record_version, from_status, to_status, reason, change_ref, details
+)
+SELECT
+    CAST(:at AS timestamptz), :actor, :action, dataset, wal_id, version + 1, status, :to_status, :why, :change_ref,
+    CAST(:details AS jsonb)
+FROM unit
+ORDER BY wal_id
+RETURNING wal_id;
+
+-- name: override
+UPDATE nodd_wal_records AS record SET
+    status = 'pending',
+    replay_reason = :reason,
+    replay_run_id = :replay_run_id,
+    lane = 'bulk',
+    updated_at = :at,
+    changed_by = :actor,
+    change_reason = :reason,
+    version = version + 1
+WHERE
+    record.wal_id IN (SELECT jsonb_array_elements_text(CAST(:wal_ids AS jsonb)))
+    AND record.status || '' = :from_status
+RETURNING record.wal_id, record.dataset, record.partition_key;
+
+-- name: record_outcomes
+INSERT INTO nodd_wal_outcomes (
+    wal_id, attempt, at, run_id, replay_run_id, item_sha256, provenance_sha256, code_version, superseded
+)
+SELECT
+    wal_id, attempt, CAST(:at AS timestamptz), :run_id, replay_run_id, item_sha256, provenance_sha256, :code_version,
+    superseded
+FROM jsonb_to_recordset(CAST(:batch AS jsonb)) AS outcome (
+    wal_id text, attempt integer, replay_run_id text, item_sha256 text, provenance_sha256 text, superseded boolean
+)
+ORDER BY wal_id COLLATE "C";
+
+-- name: record_mismatches
+INSERT INTO replay_mismatches (
+    wal_id, attempt, earlier_attempt, at, dataset, replay_run_id, item_differs, provenance_differs, permitted
+)
+SELECT
+    now_.wal_id, now_.attempt, earlier.attempt, CAST(:at AS timestamptz), record.dataset, now_.replay_run_id,
+    now_.item_sha256 IS DISTINCT FROM earlier.item_sha256,
+    now_.provenance_sha256 IS DISTINCT FROM earlier.provenance_sha256,
+    coalesce((
+        SELECT decision.action = 'repair_and_replace'
+        FROM governance_log AS decision
+        WHERE decision.wal_id = now_.wal_id AND decision.from_status = 'succeeded'
+        ORDER BY decision.record_version DESC
+        LIMIT 1
+    ), FALSE)
+FROM jsonb_to_recordset(CAST(:batch AS jsonb)) AS unit (wal_id text, attempt integer)
+INNER JOIN nodd_wal_outcomes AS now_ ON unit.wal_id = now_.wal_id AND unit.attempt = now_.attempt
+INNER JOIN nodd_wal_records AS record ON now_.wal_id = record.wal_id
+INNER JOIN nodd_wal_outcomes AS earlier ON now_.wal_id = earlier.wal_id AND earlier.attempt = (
+    SELECT max(before.attempt) FROM nodd_wal_outcomes AS before
+    WHERE before.wal_id = now_.wal_id AND before.attempt < now_.attempt
+)
+WHERE
+    NOT now_.superseded AND NOT earlier.superseded AND (
+        now_.item_sha256 IS DISTINCT FROM earlier.item_sha256
+        OR now_.provenance_sha256 IS DISTINCT FROM earlier.provenance_sha256
+    )
+RETURNING wal_id, dataset, attempt, earlier_attempt, permitted;
 
 -- name: quarantine
 UPDATE nodd_wal_records SET

@@ -7,7 +7,7 @@ INSERT INTO nodd_wal_records (
     wal_id, dataset, object_uri, provider, queue, event_time, time_range_start, time_range_end, status, attempts,
     integrity_status, metadata_status, stac_status, provenance_status, created_at, updated_at, version,
     object_version, object_size, sequencer, partition_key, priority, schema_version, sqs_message_id, sns_message_id,
-    topic_arn, subject, changed_by, change_reason, extension
+    topic_arn, subject, changed_by, change_reason, extension, lane
 )
 SELECT
     value ->> '$.wal_id', value ->> '$.dataset', value ->> '$.object_uri', value ->> '$.provider',
@@ -16,7 +16,7 @@ SELECT
     value ->> '$.object_version', value ->> '$.object_size', value ->> '$.sequencer', value ->> '$.partition_key',
     value ->> '$.priority', value ->> '$.schema_version', value ->> '$.sqs_message_id',
     value ->> '$.sns_message_id', value ->> '$.topic_arn', value ->> '$.subject', :actor, 'discovered',
-    value -> '$.extension'
+    value -> '$.extension', :lane
 FROM json_each(:batch)
 WHERE TRUE
 ON CONFLICT (wal_id) DO NOTHING
@@ -25,13 +25,64 @@ RETURNING wal_id;
 -- name: statuses
 SELECT wal_id, status FROM nodd_wal_records WHERE wal_id IN (SELECT value FROM json_each(:wal_ids));
 
--- name: held
-SELECT wal_id, attempts FROM nodd_wal_records
-WHERE
-    wal_id IN (SELECT value FROM json_each(:wal_ids)) AND status || '' = 'in_progress' AND ingest_run_id = :run_id;
+-- name: lock_admission
+-- One writer at a time: the transaction holds the lock already.
+SELECT 1;
+
+-- name: supersede
+-- Newer is a greater sequencer (padded with zeros on the right; S3 event message structure) or, where one of the two has
+-- none, a later event time.
+WITH pair AS (
+    SELECT
+        fresh.wal_id AS fresh_id, other.wal_id AS other_id,
+        CASE
+            WHEN fresh.sequencer IS NOT NULL AND other.sequencer IS NOT NULL
+                THEN
+                    (substr(fresh.sequencer || printf('%064d', 0), 1, 64) > substr(other.sequencer || printf('%064d', 0), 1, 64))
+                    - (substr(fresh.sequencer || printf('%064d', 0), 1, 64) < substr(other.sequencer || printf('%064d', 0), 1, 64))
+            ELSE (fresh.event_time > other.event_time) - (fresh.event_time < other.event_time)
+        END AS fresh_is_newer
+    FROM nodd_wal_records AS fresh
+    INNER JOIN nodd_wal_records AS other
+        ON fresh.object_uri = other.object_uri AND fresh.dataset = other.dataset
+        AND fresh.time_range_start = other.time_range_start AND fresh.wal_id <> other.wal_id
+    WHERE fresh.wal_id IN (SELECT value FROM json_each(:wal_ids))
+),
+
+link AS (
+    SELECT other_id AS older, fresh_id AS newer FROM pair WHERE fresh_is_newer > 0
+    UNION
+    SELECT fresh_id, other_id FROM pair WHERE fresh_is_newer < 0
+),
+
+ranked AS (
+    SELECT
+        link.older, link.newer,
+        row_number() OVER (
+            PARTITION BY link.older
+            ORDER BY
+                substr(coalesce(newest.sequencer, '') || printf('%064d', 0), 1, 64) DESC, newest.event_time DESC, link.newer
+        ) AS place
+    FROM link
+    INNER JOIN nodd_wal_records AS newest ON link.newer = newest.wal_id
+)
+
+INSERT INTO nodd_wal_supersessions (older_wal_id, newer_wal_id, found_at)
+SELECT older, newer, :at FROM ranked
+WHERE place = 1 AND NOT EXISTS (SELECT 1 FROM nodd_wal_supersessions AS known WHERE known.older_wal_id = ranked.older)
+RETURNING older_wal_id;
+
+-- name: superseded_of
+SELECT older_wal_id FROM nodd_wal_supersessions WHERE older_wal_id IN (SELECT value FROM json_each(:wal_ids));
+
+-- name: hold
+SELECT wal_id, dataset
+FROM json_each(:batch) AS unit
+INNER JOIN nodd_wal_records ON wal_id = unit.value ->> '$.wal_id' AND attempts = unit.value ->> '$.attempt'
+WHERE status || '' = 'in_progress' AND ingest_run_id = :run_id;
 
 -- name: lock_statuses
-SELECT wal_id, status FROM nodd_wal_records WHERE wal_id IN (SELECT value FROM json_each(:wal_ids));
+SELECT wal_id, status, version FROM nodd_wal_records WHERE wal_id IN (SELECT value FROM json_each(:wal_ids));
 
 -- name: claim
 UPDATE nodd_wal_records SET
@@ -48,15 +99,16 @@ FROM (
     SELECT wal_id, version FROM nodd_wal_records
     WHERE
         status = 'pending' AND dataset = :dataset AND partition_key = :partition
+        AND (:lane IS NULL OR lane = :lane)
         AND (:wal_ids IS NULL OR wal_id IN (SELECT value FROM json_each(:wal_ids)))
-    ORDER BY CASE priority WHEN 'high' THEN 0 WHEN 'normal' THEN 1 ELSE 2 END, event_time, wal_id
+    ORDER BY lane DESC, (CASE priority WHEN 'high' THEN 0 WHEN 'normal' THEN 1 ELSE 2 END), event_time, wal_id
     LIMIT :limit
 ) AS picked
 WHERE nodd_wal_records.wal_id = picked.wal_id AND nodd_wal_records.version = picked.version
 RETURNING
     wal_id, dataset, object_uri, provider, queue, event_time, time_range_start, time_range_end, priority,
     schema_version, object_version, object_size, sequencer, sqs_message_id, sns_message_id, topic_arn, subject,
-    attempts, version;
+    attempts, version, lane, replay_reason, replay_run_id;
 
 -- name: settle_succeeded
 UPDATE nodd_wal_records SET
@@ -101,10 +153,11 @@ FROM json_each(:batch) AS unit
 WHERE
     wal_id = unit.value ->> '$.wal_id' AND attempts = unit.value ->> '$.attempt'
     AND status || '' = 'in_progress' AND ingest_run_id = :run_id
-RETURNING wal_id;
+RETURNING wal_id, dataset, created_at, replay_reason;
 
--- name: fail_lost
-UPDATE nodd_wal_records SET
+-- name: fail_runs
+-- Named, because without statistics the planner reads every claim in progress.
+UPDATE nodd_wal_records INDEXED BY nodd_wal_records_in_progress SET
     status = 'failed',
     last_error_code = :error_code,
     last_error_message = :error_message,
@@ -112,15 +165,31 @@ UPDATE nodd_wal_records SET
     changed_by = :actor,
     change_reason = :error_code,
     version = version + 1
+WHERE status = 'in_progress' AND ingest_run_id IN (SELECT value FROM json_each(:run_ids))
+RETURNING wal_id, dataset, attempts;
+
+-- name: fail_expired
+-- Named, because without statistics the planner reads every claim in progress.
+UPDATE nodd_wal_records INDEXED BY nodd_wal_records_in_progress SET
+    status = 'failed',
+    last_error_code = :error_code,
+    last_error_message = :error_message,
+    updated_at = :at,
+    changed_by = :actor,
+    change_reason = :error_code,
+    version = version + 1
+FROM nodd_wal_leases AS lease
 WHERE
-    status = 'in_progress'
-    AND (ingest_run_id IN (SELECT value FROM json_each(:run_ids)) OR last_attempt_at < :before)
+    lease.expires_at < :at AND status = 'in_progress' AND nodd_wal_records.ingest_run_id = lease.ingest_run_id
+    AND nodd_wal_records.dataset = lease.dataset
 RETURNING wal_id, dataset, attempts;
 
 -- name: readmit
 UPDATE nodd_wal_records SET
     status = 'pending',
     replay_reason = :reason,
+    replay_run_id = :replay_run_id,
+    lane = coalesce(:lane, lane),
     ingest_run_id = coalesce(:run_id, ingest_run_id),
     next_attempt_at = NULL,
     updated_at = :at,
@@ -131,8 +200,14 @@ FROM json_each(:policy) AS policy
 WHERE
     wal_id IN (SELECT value FROM json_each(:wal_ids))
     AND status || '' = 'failed' AND dataset = policy.value ->> '$.dataset'
-    AND attempts < policy.value ->> '$.max_attempts'
+    AND attempts < CASE
+        WHEN last_error_code IN (SELECT value FROM json_each(policy.value, '$.permanent'))
+            THEN policy.value ->> '$.permanent_attempts'
+        ELSE policy.value ->> '$.max_attempts'
+    END
     AND last_error_code NOT IN (SELECT value FROM json_each(policy.value, '$.never'))
+    -- An object that has been overwritten cannot be read any more.
+    AND NOT EXISTS (SELECT 1 FROM nodd_wal_supersessions AS link WHERE link.older_wal_id = nodd_wal_records.wal_id)
 RETURNING wal_id, dataset, partition_key;
 
 -- name: due
@@ -140,15 +215,75 @@ RETURNING wal_id, dataset, partition_key;
 SELECT wal_id
 FROM nodd_wal_records INDEXED BY nodd_wal_records_by_due_time
 WHERE
-    status = 'failed' AND next_attempt_at <= :at
-    AND EXISTS (
-        SELECT 1 FROM json_each(:policy) AS policy
-        WHERE
-            dataset = policy.value ->> '$.dataset' AND attempts < policy.value ->> '$.max_attempts'
-            AND last_error_code NOT IN (SELECT value FROM json_each(policy.value, '$.never'))
-    )
+    status = 'failed' AND next_attempt_at <= :at AND dataset IN (SELECT value FROM json_each(:datasets))
 ORDER BY next_attempt_at, wal_id
 LIMIT :limit;
+
+-- name: decide
+-- The decision of a person on records as they stand at a version; those that have moved since are left out.
+INSERT INTO governance_log (
+    at, actor, action, dataset, wal_id, record_version, from_status, to_status, reason, change_ref, details
+)
+SELECT
+    :at, :actor, :action, record.dataset, record.wal_id, record.version + 1, record.status, :to_status, :why,
+    :change_ref, :details
+FROM json_each(:batch) AS wanted
+INNER JOIN nodd_wal_records AS record
+    ON record.wal_id = wanted.value ->> '$.wal_id' AND record.version = wanted.value ->> '$.version'
+WHERE record.status || '' = :from_status
+ORDER BY record.wal_id
+RETURNING wal_id;
+
+-- name: override
+UPDATE nodd_wal_records SET
+    status = 'pending',
+    replay_reason = :reason,
+    replay_run_id = :replay_run_id,
+    lane = 'bulk',
+    updated_at = :at,
+    changed_by = :actor,
+    change_reason = :reason,
+    version = version + 1
+WHERE wal_id IN (SELECT value FROM json_each(:wal_ids)) AND status || '' = :from_status
+RETURNING wal_id, dataset, partition_key;
+
+-- name: record_outcomes
+INSERT INTO nodd_wal_outcomes (
+    wal_id, attempt, at, run_id, replay_run_id, item_sha256, provenance_sha256, code_version, superseded
+)
+SELECT
+    value ->> '$.wal_id', value ->> '$.attempt', :at, :run_id, value ->> '$.replay_run_id', value ->> '$.item_sha256',
+    value ->> '$.provenance_sha256', :code_version, value ->> '$.superseded'
+FROM json_each(:batch);
+
+-- name: record_mismatches
+INSERT INTO replay_mismatches (
+    wal_id, attempt, earlier_attempt, at, dataset, replay_run_id, item_differs, provenance_differs, permitted
+)
+SELECT
+    now_.wal_id, now_.attempt, earlier.attempt, :at, record.dataset, now_.replay_run_id,
+    now_.item_sha256 IS NOT earlier.item_sha256,
+    now_.provenance_sha256 IS NOT earlier.provenance_sha256,
+    coalesce((
+        SELECT decision.action = 'repair_and_replace'
+        FROM governance_log AS decision
+        WHERE decision.wal_id = now_.wal_id AND decision.from_status = 'succeeded'
+        ORDER BY decision.record_version DESC
+        LIMIT 1
+    ), FALSE)
+FROM json_each(:batch) AS unit
+INNER JOIN nodd_wal_outcomes AS now_
+    ON now_.wal_id = unit.value ->> '$.wal_id' AND now_.attempt = unit.value ->> '$.attempt'
+INNER JOIN nodd_wal_records AS record ON now_.wal_id = record.wal_id
+INNER JOIN nodd_wal_outcomes AS earlier ON now_.wal_id = earlier.wal_id AND earlier.attempt = (
+    SELECT max(before.attempt) FROM nodd_wal_outcomes AS before
+    WHERE before.wal_id = now_.wal_id AND before.attempt < now_.attempt
+)
+WHERE
+    NOT now_.superseded AND NOT earlier.superseded AND (
+        now_.item_sha256 IS NOT earlier.item_sha256 OR now_.provenance_sha256 IS NOT earlier.provenance_sha256
+    )
+RETURNING wal_id, dataset, attempt, earlier_attempt, permitted;
 
 -- name: quarantine
 UPDATE nodd_wal_records SET

@@ -1,0 +1,1 @@
+"""Governance: what people decide about datasets and records, and the log that keeps it."""

@@ -1,0 +1,174 @@
+"""The governance log: who decided what, when, why, and under which change (SEC-02).
+
+Append-only; the database refuses to change or delete an entry. Belongs here: writing and reading entries. Does not
+belong here: carrying a decision out (`ledger/`, `replay/`), which happens in the transaction that logs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum, unique
+from typing import Any
+
+import orjson
+
+from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.errors import KfmError
+from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster.storage.joining import reading, writing
+
+
+class UnattributedDecisionError(KfmError):
+    """A decision needs somebody who made it, a reason, and where it is an override a change reference."""
+
+
+@unique
+class GovernanceAction(StrEnum):
+    """What a person, or a replay in a person's name, did."""
+
+    QUARANTINE = "quarantine"
+    """Took units out of automatic flows."""
+    RELEASE = "release"
+    """Let quarantined units in again."""
+    DISCARD = "discard"
+    """Closed the case of a quarantined unit: it stays out for good."""
+    REPAIR_AND_REPLACE = "repair_and_replace"
+    """Let succeeded units in again, whose result may differ."""
+    REPEAT = "repeat"
+    """Let succeeded units in again, whose result must be the same."""
+    KILL_SWITCH_ON = "kill_switch_on"
+    KILL_SWITCH_OFF = "kill_switch_off"
+    REPLAY_STARTED = "replay_started"
+    REPLAY_PAUSED = "replay_paused"
+    REPLAY_RESUMED = "replay_resumed"
+    REPLAY_STOPPED = "replay_stopped"
+    REPLAY_FINISHED = "replay_finished"
+    REPLAY_MISMATCH = "replay_mismatch"
+    """A replay gave another result than the success before it, and nobody had permitted that."""
+    DLQ_DRAIN = "dlq_drain"
+    DLQ_REDRIVE = "dlq_redrive"
+    DLQ_DISCARD = "dlq_discard"
+    BACKFILL_STARTED = "backfill_started"
+    BACKFILL_CANCELLED = "backfill_cancelled"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """Who decides, why, and under which change or incident. Raises UnattributedDecisionError for an empty part."""
+
+    actor: str
+    reason: str
+    change_ref: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, longest in (
+            ("actor", self.actor, 200),
+            ("reason", self.reason, 1000),
+            ("change reference", self.change_ref, 200),
+        ):
+            if value is not None and not 1 <= len(value.strip()) <= longest:
+                raise UnattributedDecisionError(
+                    f"the {name} is missing or too long",
+                    observed=f"{len(value)} characters",
+                    expected=f"1 to {longest}",
+                    next_step="say who decides, why, and under which change (--actor, --reason, --change-ref)",
+                )
+
+    def require_change_ref(self) -> None:
+        """Refuse a decision without a change reference. Raises UnattributedDecisionError."""
+        if self.change_ref is None:
+            raise UnattributedDecisionError(
+                "an override needs a change reference",
+                expected="the change or incident under which it was approved",
+                next_step="give --change-ref",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GovernanceEntry:
+    """One entry. `record_version`, `from_status` and `to_status` name the transition that a decision allowed."""
+
+    entry_id: int
+    at: datetime
+    actor: str
+    action: str
+    dataset: str | None
+    wal_id: str | None
+    record_version: int | None
+    from_status: str | None
+    to_status: str | None
+    reason: str
+    change_ref: str | None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+class GovernanceLog:
+    """Writes and reads entries. Every method joins the caller's transaction when one is given."""
+
+    def __init__(self, database: Database, *, clock: Callable[[], datetime]) -> None:
+        self._database = database
+        self._clock = clock
+
+    def record(
+        self,
+        action: GovernanceAction,
+        decision: Decision,
+        *,
+        dataset: str | None = None,
+        wal_id: str | None = None,
+        details: Mapping[str, Any] | None = None,
+        tx: Transaction | None = None,
+    ) -> None:
+        """Write one entry that changes no record by itself."""
+        entry = {
+            "actor": decision.actor,
+            "action": action,
+            "dataset": dataset,
+            "wal_id": wal_id,
+            "record_version": None,
+            "from_status": None,
+            "to_status": None,
+            "reason": decision.reason,
+            "change_ref": decision.change_ref,
+            "details": dict(details or {}),
+        }
+        self.record_many([entry], tx=tx)
+
+    def record_many(self, entries: Iterable[Mapping[str, Any]], *, tx: Transaction | None = None) -> None:
+        """Write entries given as rows, in one statement; nothing happens for none."""
+        batch = [dict(entry) for entry in entries]
+        if batch:
+            with writing(self._database, tx) as change:
+                change.run("governance.record", batch=orjson.dumps(batch).decode(), at=rfc3339(self._clock()))
+
+    def entries(
+        self,
+        *,
+        action: GovernanceAction | None = None,
+        dataset: str | None = None,
+        wal_id: str | None = None,
+        limit: int = 100,
+        tx: Transaction | None = None,
+    ) -> list[GovernanceEntry]:
+        """Return the newest entries, newest first."""
+        with reading(self._database, tx) as view:
+            rows = view.run("governance.entries", action=action, dataset=dataset, wal_id=wal_id, limit=limit).all()
+        return [
+            GovernanceEntry(
+                entry_id=row.entry_id,
+                at=moment(row.at),
+                actor=row.actor,
+                action=row.action,
+                dataset=row.dataset,
+                wal_id=row.wal_id,
+                record_version=row.record_version,
+                from_status=row.from_status,
+                to_status=row.to_status,
+                reason=row.reason,
+                change_ref=row.change_ref,
+                details=orjson.loads(row.details) if isinstance(row.details, str) else row.details,
+            )
+            for row in rows
+        ]

@@ -1,0 +1,121 @@
+"""Kill switches: a dataset that is switched off is neither received, claimed, replayed nor written (WAL-10).
+
+Persistent and audited: engaging and releasing write the governance log in the same transaction. Belongs here: the
+switches. Does not belong here: obeying them (`ledger/` at claim and effect, `ingest/` at receive, `replay/`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.errors import ExitCode, KfmError
+from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
+from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster.storage.joining import reading, writing
+
+EVERY_DATASET = "*"
+"""Stands for all datasets, also those whose contract comes later."""
+
+
+class KillSwitchError(KfmError):
+    """The kill switch does not allow it."""
+
+    exit_code = ExitCode.REFUSED
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KillSwitch:
+    """An engaged switch; without `expires_at` it stays until somebody releases it."""
+
+    dataset: str
+    engaged_at: datetime
+    engaged_by: str
+    reason: str
+    change_ref: str | None
+    expires_at: datetime | None
+
+
+class KillSwitches:
+    """The switches of a deployment. Every method joins the caller's transaction when one is given."""
+
+    def __init__(self, database: Database, *, clock: Callable[[], datetime]) -> None:
+        self._database = database
+        self._clock = clock
+        self._log = GovernanceLog(database, clock=clock)
+
+    def engage(
+        self,
+        dataset: str,
+        decision: Decision,
+        *,
+        expires_at: datetime | None = None,
+        tx: Transaction | None = None,
+    ) -> None:
+        """Switch a dataset (or `*`) off. Raises KillSwitchError when it is off already or the expiry is over."""
+        now = self._clock()
+        if expires_at is not None and expires_at <= now:
+            raise KillSwitchError(
+                "the kill switch would expire before it begins",
+                observed=rfc3339(expires_at),
+                expected=f"later than {rfc3339(now)}",
+                next_step="give a later expiry, or none",
+            )
+        with writing(self._database, tx) as change:
+            change.run("governance.close_expired", dataset=dataset, at=rfc3339(now))
+            if dataset in self.engaged(tx=change):
+                raise KillSwitchError(
+                    "the kill switch is on already",
+                    observed=dataset,
+                    next_step=f"kfm kill-switch off {dataset}, or leave it on",
+                )
+            expiry = None if expires_at is None else rfc3339(expires_at)
+            change.run(
+                "governance.engage",
+                dataset=dataset,
+                at=rfc3339(now),
+                actor=decision.actor,
+                reason=decision.reason,
+                change_ref=decision.change_ref,
+                expires_at=expiry,
+            )
+            self._log.record(
+                GovernanceAction.KILL_SWITCH_ON, decision, dataset=dataset, details={"expires_at": expiry}, tx=change
+            )
+
+    def release(self, dataset: str, decision: Decision, *, tx: Transaction | None = None) -> None:
+        """Switch a dataset on again. Raises KillSwitchError when it was not off."""
+        now = rfc3339(self._clock())
+        with writing(self._database, tx) as change:
+            change.run("governance.close_expired", dataset=dataset, at=now)
+            released = change.run(
+                "governance.disengage", dataset=dataset, at=now, actor=decision.actor, reason=decision.reason
+            ).one_or_none()
+            if released is None:
+                raise KillSwitchError(
+                    "the kill switch is not on", observed=dataset, next_step="kfm kill-switch list shows what is"
+                )
+            self._log.record(GovernanceAction.KILL_SWITCH_OFF, decision, dataset=dataset, tx=change)
+
+    def engaged(self, *, tx: Transaction | None = None) -> dict[str, KillSwitch]:
+        """Return the switches that are on now, by dataset."""
+        with reading(self._database, tx) as view:
+            rows = view.run("governance.engaged", at=rfc3339(self._clock())).all()
+        return {
+            row.dataset: KillSwitch(
+                dataset=row.dataset,
+                engaged_at=moment(row.engaged_at),
+                engaged_by=row.engaged_by,
+                reason=row.reason,
+                change_ref=row.change_ref,
+                expires_at=None if row.expires_at is None else moment(row.expires_at),
+            )
+            for row in rows
+        }
+
+    def off(self, datasets: Iterable[str], *, tx: Transaction | None = None) -> frozenset[str]:
+        """Return those of the datasets that are switched off, by their own switch or by the one for all."""
+        engaged = self.engaged(tx=tx)
+        return frozenset(name for name in datasets if name in engaged or EVERY_DATASET in engaged)

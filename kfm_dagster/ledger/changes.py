@@ -1,0 +1,153 @@
+"""Changes: how the ledger writes them, for the operations of `store.py`.
+
+Belongs here: what those operations share - joining a transaction, the replay policy in force, readmitting, deciding,
+quarantining. Does not belong here: when any of it happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any
+
+from kfm_dagster.contracts.envelope import Lane, WalId
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.errors import UnknownReplayReasonError
+from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
+from kfm_dagster.governance.switches import KillSwitches
+from kfm_dagster.ledger.leases import Leases
+from kfm_dagster.ledger.policy import LedgerCode, ReplayReason, replay_rules
+from kfm_dagster.ledger.queries import LedgerQueries
+from kfm_dagster.ledger.refusals import explained
+from kfm_dagster.ledger.rows import as_json
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster.storage.joining import writing
+
+DEFAULT_LEASE = timedelta(seconds=960)
+"""SQS's visibility timeout of the built-in contracts (900 s) and a margin."""
+
+_LOST_MESSAGES = {
+    LedgerCode.WORKER_LOST: "the run that held the claim ended without settling it",
+    LedgerCode.LEASE_EXPIRED: "the claim's lease ran out",
+}
+
+
+class LedgerChanges(LedgerQueries):
+    """A ledger that can be changed. `worker_id` is a logical name; `clock` returns aware times."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        registry: ContractRegistry,
+        worker_id: str,
+        clock: Callable[[], datetime],
+        lease: timedelta = DEFAULT_LEASE,
+        retry_backoff_seconds: float | None = None,
+    ) -> None:
+        super().__init__(database)
+        self._registry = registry
+        self._worker_id = worker_id
+        self._clock = clock
+        self._retry_backoff_seconds = retry_backoff_seconds
+        self.log = GovernanceLog(database, clock=clock)
+        self.switches = KillSwitches(database, clock=clock)
+        self.leases = Leases(database, switches=self.switches, worker_id=worker_id, clock=clock, lease=lease)
+
+    def _readmit(
+        self,
+        wal_ids: Iterable[str],
+        *,
+        reason: str,
+        tx: Transaction,
+        run_id: str | None = None,
+        actor: str | None = None,
+        replay_run_id: str | None = None,
+    ) -> Sequence[Any]:
+        return tx.run(
+            "ledger.readmit",
+            wal_ids=as_json(sorted(wal_ids)),
+            policy=as_json(self._rules(tx)),
+            reason=reason,
+            run_id=run_id,
+            replay_run_id=replay_run_id,
+            lane=None if reason == ReplayReason.RETRY else Lane.BULK,
+            actor=actor or self._worker_id,
+            at=self._now(),
+        ).all()
+
+    def _rules(self, tx: Transaction) -> list[Any]:
+        """Replay policy of the datasets that have a contract and are not switched off."""
+        return list(replay_rules(self._registry, without=self.switches.off((c.id for c in self._registry), tx=tx)))
+
+    def _decide(
+        self,
+        versions: Mapping[WalId, int],
+        from_status: Status,
+        to_status: Status,
+        action: GovernanceAction,
+        decision: Decision,
+        details: Mapping[str, Any],
+        tx: Transaction,
+    ) -> list[WalId]:
+        """Log a decision on records as they stand; return those that it is carried out on."""
+        if not versions:
+            return []
+        batch = [{"wal_id": wal_id, "version": version} for wal_id, version in sorted(versions.items())]
+        rows = tx.run(
+            "ledger.decide",
+            batch=as_json(batch),
+            from_status=from_status,
+            to_status=to_status,
+            action=action,
+            actor=decision.actor,
+            why=decision.reason,
+            change_ref=decision.change_ref,
+            details=as_json(details),
+            at=self._now(),
+        )
+        return [WalId(row.wal_id) for row in rows]
+
+    def _fail_lost(self, tx: Transaction, name: str, code: LedgerCode, **which: str) -> list[Any]:
+        rows = tx.run(
+            name,
+            which,
+            error_code=code,
+            error_message=_LOST_MESSAGES[code],
+            at=self._now(),
+            actor=self._worker_id,
+        )
+        return list(rows)
+
+    def _superseded(self, wal_ids: Iterable[WalId], tx: Transaction) -> dict[WalId, str]:
+        wanted = sorted(wal_ids)
+        rows = tx.run("ledger.superseded_of", wal_ids=as_json(wanted)) if wanted else ()
+        return {WalId(row.older_wal_id): LedgerCode.SUPERSEDED for row in rows}
+
+    def _give_up(self, reasons: Mapping[WalId, str], tx: Transaction) -> set[WalId]:
+        found: set[WalId] = set()
+        for reason in sorted(set(reasons.values())):
+            units = sorted(wal_id for wal_id in reasons if reasons[wal_id] == reason)
+            found |= self._quarantine(units, reason=reason, actor=self._worker_id, tx=tx)
+        return found
+
+    def _quarantine(self, wal_ids: Sequence[str], *, reason: str, actor: str, tx: Transaction) -> set[WalId]:
+        if not wal_ids:
+            return set()
+        rows = tx.run("ledger.quarantine", wal_ids=as_json(wal_ids), reason=reason, actor=actor, at=self._now())
+        return {WalId(row.wal_id) for row in rows}
+
+    def _check_reason(self, reason: str, tx: Transaction) -> None:
+        if tx.run("ledger.replay_reason", code=reason).one_or_none() is None:
+            raise UnknownReplayReasonError(observed=reason, expected=" or ".join(self.replay_reasons(tx=tx)))
+
+    def _now(self) -> str:
+        return rfc3339(self._clock())
+
+    @contextmanager
+    def _changing(self, tx: Transaction | None) -> Iterator[Transaction]:
+        with explained(), writing(self.database, tx) as changing:
+            yield changing

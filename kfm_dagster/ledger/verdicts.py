@@ -1,0 +1,79 @@
+"""Verdicts: how each attempt of a batch ended, and what follows from it.
+
+Belongs here: pure decisions from envelopes and contracts, as rows for the settling statements. Does not belong here:
+changing a record (`store.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from kfm_dagster.contracts.envelope import Envelope, WalId
+from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.ledger.policy import LedgerCode, backoff_seconds, is_overdue, quarantine_reason
+from kfm_dagster.ledger.redaction import redact
+from kfm_dagster.ledger.rows import findings_row
+from kfm_dagster.ledger.state_machine import success_hindrance
+
+
+@dataclass(kw_only=True, slots=True)
+class Verdicts:
+    """Rows of the successes, rows of the failures, and why those failures get no further attempt that get none."""
+
+    succeeded: list[dict[str, Any]] = field(default_factory=list)
+    failed: list[dict[str, Any]] = field(default_factory=list)
+    given_up: dict[WalId, str] = field(default_factory=dict)
+    due: dict[WalId, datetime] = field(default_factory=dict)
+    """When each of the other failures is due again."""
+
+    def overdue(self, failures: Iterable[Any], registry: ContractRegistry) -> dict[WalId, str]:
+        """Those failed records whose next attempt would begin after the deadline, as rows tell their discovery."""
+        return {
+            WalId(row.wal_id): LedgerCode.DEADLINE_EXCEEDED
+            for row in failures
+            if row.wal_id in self.due
+            and is_overdue(
+                registry[row.dataset].retry,
+                discovered=moment(row.created_at),
+                due=self.due[row.wal_id],
+                replay_reason=row.replay_reason,
+            )
+        }
+
+
+def judge(
+    envelopes: Sequence[Envelope], registry: ContractRegistry, *, now: datetime, base_seconds: float | None
+) -> Verdicts:
+    """Say of each unit whether it succeeded, failed and is due again, or is given up."""
+    verdicts = Verdicts()
+    for unit in envelopes:
+        row = findings_row(unit)
+        trouble = _trouble(unit, row)
+        if trouble is None:
+            verdicts.succeeded.append(row)
+            continue
+        code, message = trouble
+        retry = registry[unit.dataset].retry
+        reason = quarantine_reason(retry, attempt=unit.attempt, error_code=code)
+        due = None
+        if reason is None:
+            wait = backoff_seconds(retry, wal_id=unit.wal_id, attempt=unit.attempt, base_seconds=base_seconds)
+            verdicts.due[unit.wal_id] = due = now + timedelta(seconds=wait)
+        else:
+            verdicts.given_up[unit.wal_id] = reason
+        next_attempt_at = None if due is None else rfc3339(due)
+        verdicts.failed.append(
+            row | {"error_code": code, "error_message": redact(message), "next_attempt_at": next_attempt_at}
+        )
+    return verdicts
+
+
+def _trouble(unit: Envelope, findings: Mapping[str, str]) -> tuple[str, str] | None:
+    if unit.failure is not None:
+        return unit.failure.code, unit.failure.message
+    hindrance = success_hindrance(findings)
+    return None if hindrance is None else (LedgerCode.INCOMPLETE_CHAIN, hindrance)
