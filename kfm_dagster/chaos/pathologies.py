@@ -1,0 +1,393 @@
+"""NODD pathologies: what NOAA's feeds do to those who trust them, each as steps to play and an outcome to expect.
+
+Every one of these has been seen on the real buckets and topics or follows from what S3, SNS and SQS promise. Belongs
+here: the corpus, as data, and `play`. Does not belong here: how objects are made (`samples/`), faults of our own side
+(`plan.py`), or who plays: a test over a folder, or a deployment through `embedded.feed.Feed`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from kfm_dagster.contracts.identity import rfc3339, uuid8
+from kfm_dagster.contracts.issues import IntegrityIssue, MetadataIssue, ParseIssue
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.embedded.feed import SUBJECT, ObjectEvent, topic_of
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.samples import goes_abi, hrrr, nexrad_level2
+
+SCAN = datetime(2025, 4, 2, 17, 1, tzinfo=UTC)
+"""When the observed scans and volumes began."""
+RUN = datetime(2025, 4, 2, 12, tzinfo=UTC)
+"""The model run."""
+OLD_BUCKET = "noaa-nexrad-level2"
+OLD_TOPIC = "arn:aws:sns:us-east-1:811054952067:NewNEXRADLevel2Archive"
+"""Bucket and topic of NEXRAD Level II until 2025-09-01 (AWS open-data registry)."""
+BOMB_BYTES = 10_000_000
+"""What 10 KB of zeros unpack to: 15 times what the reader takes."""
+VOLUME_HEADER_BYTES = 24
+"""ICD 2620010 (Archive II/User), 7.3.3."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Version:
+    """One content of an object, and when S3 says that it came."""
+
+    bucket: str
+    key: str
+    content: bytes
+    at: datetime
+
+    @property
+    def uri(self) -> str:
+        """`s3://bucket/key`."""
+        return f"s3://{self.bucket}/{self.key}"
+
+    @property
+    def etag(self) -> str:
+        """MD5, as of an object put in one part."""
+        return hashlib.md5(self.content, usedforsecurity=False).hexdigest()
+
+    @property
+    def event(self) -> ObjectEvent:
+        """What S3 announces."""
+        return ObjectEvent(bucket=self.bucket, key=self.key, size=len(self.content), etag=self.etag, event_time=self.at)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Store:
+    """The bucket holds this under the version's key, in the place of what was there."""
+
+    version: Version
+    content: bytes | None = None
+    """What is stored, when that is not the version's content."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Announce:
+    """One message with an event for each version, through the topic of the bucket or the one named."""
+
+    versions: tuple[Version, ...]
+    topic: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drain:
+    """The pipeline works until the queue is empty and every unit is terminal."""
+
+
+Step = Store | Announce | Drain
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fate:
+    """What must become of a version; `code` is that of its last error."""
+
+    version: Version
+    status: Status
+    code: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pathology:
+    """A story, how to play it, and how it must end. `shown` are the versions that Items show, one each."""
+
+    name: str
+    story: str
+    steps: tuple[Step, ...]
+    fates: tuple[Fate, ...]
+    shown: tuple[Version, ...] = ()
+    rejected: tuple[ParseIssue, ...] = ()
+
+
+def play(
+    pathology: Pathology,
+    *,
+    registry: ContractRegistry,
+    put: Callable[[str, str, bytes], object],
+    send: Callable[[str], object],
+    drain: Callable[[], object],
+) -> None:
+    """Play the steps: `put` stores (bucket, key, content), `send` puts a body on the queue, `drain` works it off.
+
+    With an embedded cloud these are `feed.put`, `feed.announce_raw` and a call of `embedded.drain.drain`.
+    """
+    for step in (*pathology.steps, Drain()):
+        match step:
+            case Store(version=version, content=content):
+                put(version.bucket, version.key, version.content if content is None else content)
+            case Announce(versions=versions, topic=topic):
+                send(notification(versions, topic=topic or topic_of(registry, versions[0].bucket)))
+            case Drain():
+                drain()
+
+
+def notification(versions: Sequence[Version], *, topic: str) -> str:
+    """Return the body of the SQS message by which SNS delivers one S3 event message."""
+    payload = json.dumps({"Records": [version.event.record() for version in versions]}, separators=(",", ":"))
+    return json.dumps(
+        {
+            "Type": "Notification",
+            "MessageId": uuid8("sns", payload),
+            "TopicArn": topic,
+            "Subject": SUBJECT,
+            "Message": payload,
+            "Timestamp": rfc3339(versions[0].at + timedelta(seconds=1)),
+        }
+    )
+
+
+def pathologies() -> tuple[Pathology, ...]:
+    """Make the corpus; takes about a second."""
+    return (
+        _duplicate(),
+        _late(),
+        _out_of_order(),
+        _rewritten_before_its_run(),
+        _rewritten_after_its_run(),
+        _truncated(),
+        _zero_byte(),
+        _stale_sidecar(),
+        *_created_again(),
+        _moved_bucket(),
+        _volume_without_end(),
+        _volume_that_unpacks_for_ever(),
+    )
+
+
+def _duplicate() -> Pathology:
+    one, other = _volume("KTWX"), _volume("KICT")
+    return Pathology(
+        name="duplicate",
+        story="SQS delivers one message twice, SNS another in a second copy, and once more when all is done.",
+        steps=(
+            *_stored(one, other),
+            Announce(versions=(one,)),
+            Announce(versions=(one,)),
+            Announce(versions=(one, other, one)),
+            Drain(),
+            Announce(versions=(one,)),
+        ),
+        fates=_all_well(one, other),
+        shown=(one, other),
+    )
+
+
+def _late() -> Pathology:
+    timely, late = _volume("KTWX"), _volume("KICT", minutes=1)
+    return Pathology(
+        name="late",
+        story="A message comes when the runs of its day are over.",
+        steps=(
+            *_stored(timely, late),
+            Announce(versions=(timely,)),
+            Drain(),
+            Announce(versions=(late,)),
+        ),
+        fates=_all_well(timely, late),
+        shown=(timely, late),
+    )
+
+
+def _out_of_order() -> Pathology:
+    old, new = _volume("KTWX"), _volume("KTWX", edition=2)
+    return Pathology(
+        name="out of order",
+        story="The event of a rewritten object overtakes that of its first version.",
+        steps=(
+            Store(version=new),
+            Announce(versions=(new,)),
+            Announce(versions=(old,)),
+        ),
+        fates=(
+            Fate(version=old, status=Status.QUARANTINED, code="stale_event"),
+            Fate(version=new, status=Status.SUCCEEDED),
+        ),
+        shown=(new,),
+    )
+
+
+def _rewritten_before_its_run() -> Pathology:
+    old, new = _volume("KTWX"), _volume("KTWX", edition=2)
+    return Pathology(
+        name="rewritten in place",
+        story="An object is put, announced, and put again under its key before anybody has read it.",
+        steps=(
+            Store(version=old),
+            Announce(versions=(old,)),
+            Store(version=new),
+            Announce(versions=(new,)),
+        ),
+        fates=(
+            Fate(version=old, status=Status.QUARANTINED, code="superseded"),
+            Fate(version=new, status=Status.SUCCEEDED),
+        ),
+        shown=(new,),
+    )
+
+
+def _rewritten_after_its_run() -> Pathology:
+    old, new = _volume("KTWX"), _volume("KTWX", edition=2)
+    return Pathology(
+        name="rewritten in place, later",
+        story="An object is put again under its key when its Item stands in the catalog.",
+        steps=(
+            Store(version=old),
+            Announce(versions=(old,)),
+            Drain(),
+            Store(version=new),
+            Announce(versions=(new,)),
+        ),
+        fates=_all_well(old, new),
+        shown=(new,),
+    )
+
+
+def _truncated() -> Pathology:
+    volume = _volume("KTWX")
+    return Pathology(
+        name="truncated",
+        story="The bucket holds the first three quarters of what was announced.",
+        steps=(
+            Store(version=volume, content=volume.content[: len(volume.content) * 3 // 4]),
+            Announce(versions=(volume,)),
+        ),
+        fates=(Fate(version=volume, status=Status.QUARANTINED, code=IntegrityIssue.SIZE_MISMATCH),),
+    )
+
+
+def _zero_byte() -> Pathology:
+    volume = _volume("KTWX", content=b"")
+    return Pathology(
+        name="zero-byte",
+        story="An empty object is put and announced as such.",
+        steps=(
+            Store(version=volume),
+            Announce(versions=(volume,)),
+        ),
+        fates=(Fate(version=volume, status=Status.QUARANTINED, code=IntegrityIssue.SIZE_ZERO),),
+    )
+
+
+def _stale_sidecar() -> Pathology:
+    forecast, _ = _forecast(RUN)
+    _, earlier_index = _forecast(RUN - timedelta(days=1))
+    index = Version(bucket=forecast.bucket, key=f"{forecast.key}.idx", content=earlier_index, at=forecast.at)
+    return Pathology(
+        name="stale sidecar",
+        story="The .idx beside a forecast is that of yesterday's run.",
+        steps=(*_stored(index, forecast), Announce(versions=(index,)), Announce(versions=(forecast,))),
+        fates=(Fate(version=forecast, status=Status.QUARANTINED, code=MetadataIssue.SIDECAR_MISMATCH),),
+    )
+
+
+def _created_again() -> tuple[Pathology, Pathology]:
+    first, again = _scan(created=SCAN + timedelta(minutes=4)), _scan(created=SCAN + timedelta(hours=3))
+    story = "NESDIS issues a scan a second time, under a key that differs in the creation time alone{}."
+    return (
+        Pathology(
+            name="same scan, another creation time",
+            story=story.format(""),
+            steps=(
+                *_stored(first, again),
+                Announce(versions=(first,)),
+                Drain(),
+                Announce(versions=(again,)),
+            ),
+            fates=_all_well(first, again),
+            shown=(again,),
+        ),
+        Pathology(
+            name="same scan, another creation time, newer first",
+            story=story.format("; its event comes first"),
+            steps=(
+                *_stored(first, again),
+                Announce(versions=(again,)),
+                Drain(),
+                Announce(versions=(first,)),
+            ),
+            fates=_all_well(first, again),
+            shown=(again,),
+        ),
+    )
+
+
+def _moved_bucket() -> Pathology:
+    volume = _volume("KTWX")
+    old = Version(bucket=OLD_BUCKET, key=volume.key, content=volume.content, at=volume.at)
+    return Pathology(
+        name="moved bucket",
+        story="A volume is announced by the bucket and topic that ended, and by those that took over.",
+        steps=(
+            Store(version=volume),
+            Announce(versions=(old,), topic=OLD_TOPIC),
+            Announce(versions=(volume,)),
+        ),
+        fates=_all_well(volume),
+        shown=(volume,),
+        rejected=(ParseIssue.UNROUTABLE_TOPIC,),
+    )
+
+
+def _volume_without_end() -> Pathology:
+    whole = _volume("KTWX").content
+    bounds = [VOLUME_HEADER_BYTES]
+    while bounds[-1] < len(whole):  # LDM records, each after its size; that of the last one is negative
+        bounds.append(bounds[-1] + 4 + abs(struct.unpack_from(">i", whole, bounds[-1])[0]))
+    sweep = whole[bounds[-3] : bounds[-2]]
+    volume = _volume("KTWX", content=whole[: bounds[-2]] + 8 * sweep)
+    return Pathology(
+        name="volume that never ends",
+        story="A volume holds sweep after sweep and no record that is marked as the last. Its head says what it is.",
+        steps=(
+            Store(version=volume),
+            Announce(versions=(volume,)),
+        ),
+        fates=_all_well(volume),
+        shown=(volume,),
+    )
+
+
+def _volume_that_unpacks_for_ever() -> Pathology:
+    bomb = gzip.compress(_volume("KTWX").content[:VOLUME_HEADER_BYTES] + bytes(BOMB_BYTES), mtime=0)
+    volume = _volume("KTWX", content=bomb)
+    return Pathology(
+        name="volume that never ends, gzipped",
+        story="Under a volume's key lies what unpacks for as long as anybody reads.",
+        steps=(
+            Store(version=volume),
+            Announce(versions=(volume,)),
+        ),
+        fates=(Fate(version=volume, status=Status.QUARANTINED, code=MetadataIssue.RESOURCE_LIMIT),),
+    )
+
+
+def _volume(site: str, *, minutes: int = 0, edition: int = 1, content: bytes | None = None) -> Version:
+    start = SCAN + timedelta(minutes=minutes)
+    key, made = nexrad_level2.make_nexrad_level2(site=site, start=start, volume_number=edition)
+    at = start + timedelta(minutes=5 * edition)
+    return Version(bucket=nexrad_level2.BUCKET, key=key, content=made if content is None else content, at=at)
+
+
+def _scan(*, created: datetime) -> Version:
+    key, content = goes_abi.make_goes_abi(product="ABI-L2-CMIPC", start=SCAN, satellite=19, band=13, created=created)
+    return Version(bucket="noaa-goes19", key=key, content=content, at=created + timedelta(seconds=30))
+
+
+def _forecast(run: datetime) -> tuple[Version, bytes]:
+    key, content, index = hrrr.make_hrrr(run=run, lead=1)
+    return Version(bucket=hrrr.BUCKET, key=key, content=content, at=run + timedelta(hours=1)), index.encode()
+
+
+def _stored(*versions: Version) -> tuple[Store, ...]:
+    return tuple(Store(version=version) for version in versions)
+
+
+def _all_well(*versions: Version) -> tuple[Fate, ...]:
+    return tuple(Fate(version=version, status=Status.SUCCEEDED) for version in versions)

@@ -1,0 +1,89 @@
+"""The corpus of NODD pathologies, each played through the whole chain."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kfm_dagster.chaos.pathologies import Pathology, pathologies, play
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import (
+    FakeQueue,
+    assert_conserved,
+    open_pipeline,
+    raw_message,
+    take,
+    work_until_done,
+)
+
+CORPUS = {pathology.name: pathology for pathology in pathologies()}
+NAMED = {
+    "duplicate", "late", "out of order", "rewritten in place", "truncated", "zero-byte", "stale sidecar",
+    "same scan, another creation time", "moved bucket", "volume that never ends",
+}  # fmt: skip
+"""The list of clause BEY-09."""
+
+
+@pytest.fixture
+def queue() -> FakeQueue:
+    return FakeQueue()
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path, database_url: str, queue: FakeQueue) -> Iterator[Pipeline]:
+    opened = open_pipeline(tmp_path / "home", tmp_path / "objects", url=database_url, queue=queue)
+    yield opened
+    opened.close()
+
+
+@pytest.mark.clause("BEY-09", "BEY-03")
+@pytest.mark.parametrize("name", CORPUS)
+def test_a_pathology_ends_as_it_must(name: str, pipeline: Pipeline, queue: FakeQueue, tmp_path: Path) -> None:
+    pathology = CORPUS[name]
+    sent: list[SqsMessage] = []
+
+    def put(bucket: str, key: str, content: bytes) -> None:
+        path = tmp_path / "objects" / bucket / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+    def send(body: str) -> None:
+        sent.append(raw_message(body, name=f"{name} {len(sent)}"))
+        take(pipeline, sent[-1])
+
+    play(pathology, registry=pipeline.registry, put=put, send=send, drain=lambda: work_until_done(pipeline))
+
+    records = {(record.object_uri, record.object_version): record for record in pipeline.ledger.find(limit=100)}
+    found = {identity: (record.status, record.last_error_code) for identity, record in records.items()}
+    assert found == {(fate.version.uri, fate.version.etag): (fate.status, fate.code) for fate in pathology.fates}
+    items = traces.items(Path(pipeline.settings.catalog)) if pathology.shown else {}
+    shown = {uri: item["assets"]["data"]["file:checksum"].removeprefix("d50110") for uri, item in items.items()}
+    assert shown == {version.uri: version.etag for version in pathology.shown}
+    rejected = [rejection.reason_code for rejection in pipeline.deliveries.rejected()]
+    assert rejected == [issue.value for issue in pathology.rejected]
+    _assert_told_once(pathology, pipeline)
+    # Every message but the rejected ones is deleted; those go to the dead-letter queue by the redrive policy.
+    assert len(set(queue.deleted)) == len(sent) - len(pathology.rejected)
+    assert [seconds for _, seconds in queue.visibility].count(0) >= len(pathology.rejected)
+
+
+def _assert_told_once(pathology: Pathology, pipeline: Pipeline) -> None:
+    """Lineage tells of each version that succeeded, once, and of no other."""
+    assert_conserved(pipeline)
+    lineage = Path(pipeline.settings.lineage)
+    told = traces.events(lineage)
+    traces.assert_once(told)
+    traces.assert_once(traces.prov_edges(lineage))
+    complete = Counter(source for kind, _, source, *_ in told if kind == "COMPLETE")
+    assert complete == Counter(fate.version.uri for fate in pathology.fates if fate.status is Status.SUCCEEDED)
+
+
+def test_the_corpus_holds_every_pathology_of_the_clause() -> None:
+    assert set(CORPUS) >= NAMED
+    assert len(CORPUS) == len(pathologies())
