@@ -6,6 +6,7 @@ One process keeps one open pipeline per database: a tick or a step would else co
 # No postponed annotations here: Dagster reads ResourceDependency from the annotation itself.
 
 from functools import cache
+from typing import TYPE_CHECKING
 
 import boto3
 import dagster as dg
@@ -16,6 +17,9 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.notifications.sqs import DEFAULT_REGION, Queue, bounded, connect
 from kfm_dagster.settings import Settings
 
+if TYPE_CHECKING:
+    from mypy_boto3_sqs import SQSClient
+
 
 class SqsQueueResource(ResourceWithBoto3Configuration):
     """The SQS queue that NOAA's topics feed; dagster-aws has none, so this is built on its boto3 configuration."""
@@ -24,6 +28,13 @@ class SqsQueueResource(ResourceWithBoto3Configuration):
 
     def connect(self, settings: Settings) -> Queue:
         """Return the queue; no request is made yet."""
+        return connect(settings, name=self.queue_name or None, client=self._client(settings))
+
+    def connect_dead_letters(self, settings: Settings) -> Queue:
+        """Return its dead-letter queue; no request is made yet."""
+        return connect(settings, name=settings.sqs_dlq_queue, client=self._client(settings))
+
+    def _client(self, settings: Settings) -> "SQSClient":
         session = boto3.session.Session(
             aws_access_key_id=self.aws_access_key_id,
             aws_secret_access_key=self.aws_secret_access_key,
@@ -31,7 +42,7 @@ class SqsQueueResource(ResourceWithBoto3Configuration):
             region_name=self.region_name,
             profile_name=self.profile_name,
         )
-        client = session.client(
+        return session.client(
             "sqs",
             region_name=session.region_name or DEFAULT_REGION,
             endpoint_url=self.endpoint_url,
@@ -39,7 +50,6 @@ class SqsQueueResource(ResourceWithBoto3Configuration):
             verify=self.verify,
             config=bounded(settings.receive_threads, max_attempts=self.max_attempts),
         )
-        return connect(settings, name=self.queue_name or None, client=client)
 
 
 class WalResource(dg.ConfigurableResource[Settings]):
@@ -63,6 +73,7 @@ class PipelineResource(dg.ConfigurableResource[Pipeline]):
         """Return the process's open pipeline. Raises KfmError with one line on what is wrong."""
         pipeline = open_pipeline(self.wal.settings())
         pipeline.connect_queue = self.queue.connect
+        pipeline.connect_dead_letters = self.queue.connect_dead_letters
         return pipeline
 
 

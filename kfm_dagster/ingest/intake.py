@@ -72,23 +72,13 @@ def record(pipeline: Pipeline, messages: Sequence[SqsMessage]) -> IntakeReport:
         readmitted = pipeline.ledger.readmit(failed, reason="retry", tx=tx)
         pipeline.deliveries.record(
             [
-                _delivery(message, one, queue=queue, landing_sha256=landed.digest)
+                delivery_of(message, one, queue=queue, landing_sha256=landed.digest)
                 for message, one in zip(messages, parsed, strict=True)
             ],
             tx=tx,
         )
         pipeline.deliveries.reject(
-            [
-                Rejection(
-                    message_id=message.message_id,
-                    record_index=rejection.record_index or 0,
-                    reason_code=rejection.code.value,
-                    detail=rejection.message,
-                    body=message.body,
-                )
-                for message, one in zip(messages, parsed, strict=True)
-                for rejection in one.rejections
-            ],
+            [entry for message, one in zip(messages, parsed, strict=True) for entry in rejections_of(message, one)],
             tx=tx,
         )
     # A message that gave nothing but rejections comes back at once, so that the redrive policy takes it to the DLQ.
@@ -111,7 +101,22 @@ def record(pipeline: Pipeline, messages: Sequence[SqsMessage]) -> IntakeReport:
     )
 
 
-def _delivery(message: SqsMessage, parsed: ParsedMessage, *, queue: str, landing_sha256: str) -> Delivery:
+def rejections_of(message: SqsMessage, parsed: ParsedMessage) -> list[Rejection]:
+    """Return what the ledger keeps of the records that gave no unit."""
+    return [
+        Rejection(
+            message_id=message.message_id,
+            record_index=rejection.record_index or 0,
+            reason_code=rejection.code.value,
+            detail=rejection.message,
+            body=message.body,
+        )
+        for rejection in parsed.rejections
+    ]
+
+
+def delivery_of(message: SqsMessage, parsed: ParsedMessage, *, queue: str, landing_sha256: str) -> Delivery:
+    """Return what the ledger keeps of one receive of a message, from the queue of that name."""
     raw = parsed.envelopes[0].raw if parsed.envelopes else None
     return Delivery(
         message_id=message.message_id,

@@ -44,8 +44,19 @@ ON CONFLICT (message_id, record_index) DO UPDATE SET
 UPDATE nodd_wal_deliveries SET state = 'rejected', settled_at = NULL
 WHERE message_id IN (SELECT value FROM json_each(:message_ids));
 
--- name: settle
-UPDATE nodd_wal_deliveries SET state = :state, settled_at = :at
+-- name: mark_deleted
+UPDATE nodd_wal_deliveries SET state = 'deleted', settled_at = :at
+WHERE message_id IN (SELECT value FROM json_each(:message_ids));
+
+-- name: dead_letter
+-- One that waits on the dead-letter queue itself for its units, or has been deleted from it, is left as it is.
+UPDATE nodd_wal_deliveries SET state = 'dead_lettered', settled_at = :at
+WHERE
+    message_id IN (SELECT value FROM json_each(:message_ids))
+    AND state <> 'dead_lettered' AND (queue <> :queue OR state = 'rejected');
+
+-- name: states
+SELECT message_id, state FROM nodd_wal_deliveries
 WHERE message_id IN (SELECT value FROM json_each(:message_ids));
 
 -- name: due_for_backoff

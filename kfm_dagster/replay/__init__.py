@@ -1,0 +1,1 @@
+"""Replays: units that are let in again by a person's decision, always through the ledger."""

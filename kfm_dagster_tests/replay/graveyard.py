@@ -1,0 +1,205 @@
+"""A dead-letter queue full of every kind of message, behind a real queue server, with a ledger that knows most of them.
+
+Belongs here: what the tests of the dead-letter tooling share. Does not belong here: what they hold.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from kfm_dagster.contracts.envelope import Envelope, WalId
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.embedded.cloud import EmbeddedCloud, ProvisionedQueues, create_queues
+from kfm_dagster.embedded.feed import ObjectEvent
+from kfm_dagster.governance.log import Decision
+from kfm_dagster.ingest.intake import take_in
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.notifications.sqs import connect
+from kfm_dagster.operators.message_parse import parse_message
+from kfm_dagster.settings import Settings
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.factories import failed, finished
+from kfm_dagster_tests.integration.chain import Clock, announce, assert_conserved, raw_message
+
+START = datetime(2025, 4, 2, tzinfo=UTC)
+PARTITION = "2025-04-02"
+DATASET = "nexrad-l2"
+DECISION = Decision(actor="jane", reason="the feed was repaired", change_ref="INC-7")
+MALFORMED = '{"Type": "Notification", "Message": '
+TEST_EVENT = '{"Service": "Amazon S3", "Event": "s3:TestEvent", "Bucket": "noaa-goes19"}'
+
+
+def event(number: int) -> ObjectEvent:
+    """The announcement of a volume that no other number announces."""
+    moment = START + timedelta(seconds=number)
+    return ObjectEvent(
+        bucket="unidata-nexrad-level2",
+        key=f"{moment:%Y/%m/%d}/KTLX/KTLX{moment:%Y%m%d_%H%M%S}_V06",
+        size=1000,
+        etag=f"{number:032x}",
+        event_time=moment + timedelta(minutes=5),
+    )
+
+
+@dataclass(kw_only=True)
+class Graveyard:
+    """A pipeline with its primary and dead-letter queue; `bodies` are all that was ever sent."""
+
+    pipeline: Pipeline
+    cloud: EmbeddedCloud
+    queues: ProvisionedQueues
+    bodies: set[str] = field(default_factory=set)
+
+    def body(self, *numbers: int) -> str:
+        """One message that announces the volumes of these numbers."""
+        return announce([event(number) for number in numbers], registry=self.pipeline.registry).body
+
+    def unit(self, number: int) -> Envelope:
+        """The unit of a number."""
+        message = raw_message(self.body(number), name=str(number))
+        (found,) = parse_message(message, registry=self.pipeline.registry, queue="q").envelopes
+        return found
+
+    def wal_ids(self, numbers: Iterable[int]) -> list[WalId]:
+        """The ids of units."""
+        return [self.unit(number).wal_id for number in numbers]
+
+    def receive_and_let_die(self, bodies: Sequence[str]) -> None:
+        """Have intake receive messages from the primary queue, and SQS move them to the dead-letter queue.
+
+        Their units stay pending, because nothing is acknowledged in between.
+        """
+        self._send(self.pipeline.queue.send(bodies), bodies)
+        while take_in(self.pipeline).received:
+            assert_conserved(self.pipeline)
+        rows = self.ask("SELECT receipt_handle FROM nodd_wal_deliveries WHERE queue <> :dlq", dlq=self.dlq)
+        self.pipeline.queue.change_visibility([(row.receipt_handle, 0) for row in rows])
+        assert self.pipeline.queue.receive(10, budget_seconds=20) == []
+        assert self.pipeline.queue.depth().total == 0
+
+    def bury(self, bodies: Sequence[str]) -> None:
+        """Put messages on the dead-letter queue that the pipeline has never seen."""
+        self._send(self.pipeline.dead_letters.send(bodies), bodies)
+
+    def bring_to(self, status: str, numbers: Iterable[int], *, code: str = "missing_object") -> None:
+        """Take pending units to another status, as runs do."""
+        wanted = self.wal_ids(numbers)
+        ledger = self.pipeline.ledger
+        if status == "quarantined":
+            ledger.quarantine(wanted, reason_code="test", decision=DECISION)
+            return
+        claimed = ledger.claim(dataset=DATASET, partition=PARTITION, run_id="run", limit=10_000, wal_ids=wanted)
+        assert len(claimed) == len(wanted)
+        if status != "in_progress":
+            end = finished if status == "succeeded" else lambda unit: failed(unit, code)
+            ledger.settle([end(unit) for unit in claimed], run_id="run")
+
+    def finish_everything(self) -> None:
+        """Work what is pending or in progress to its success, and acknowledge."""
+        ledger = self.pipeline.ledger
+        ledger.release_lost(run_ids=ledger.in_progress_runs())
+        claimed = ledger.claim(dataset=DATASET, partition=PARTITION, run_id="last", limit=10_000)
+        ledger.settle([finished(unit) for unit in claimed], run_id="last")
+        self.pipeline.acknowledge()
+        self.assert_sound()
+
+    def assert_sound(self) -> None:
+        """Both balances hold, and no message has left a queue before its units were terminal."""
+        assert_conserved(self.pipeline)
+        early = self.ask(
+            "SELECT delivery.message_id, record.status FROM nodd_wal_deliveries AS delivery "
+            "INNER JOIN nodd_wal_delivery_units AS unit ON delivery.message_id = unit.message_id "
+            "LEFT JOIN nodd_wal_records AS record ON unit.wal_id = record.wal_id "
+            "WHERE delivery.state = 'deleted' AND coalesce(record.status, '') NOT IN ('succeeded', 'quarantined')"
+        )
+        assert early == []
+
+    def dead_bodies(self) -> list[str]:
+        """Every body on the dead-letter queue, hidden or not."""
+        dlq = self.pipeline.dead_letters
+        hidden = self.ask("SELECT receipt_handle FROM nodd_wal_deliveries WHERE queue = :dlq", dlq=self.dlq)
+        dlq.change_visibility([(row.receipt_handle, 0) for row in hidden])
+        return [message.body for message in dlq.look(10_000, budget_seconds=30)]
+
+    def readmissions(self) -> dict[str, int]:
+        """How often a drain let each unit in again."""
+        rows = self.ask(
+            "SELECT wal_id, count(*) AS times FROM nodd_wal_transitions WHERE reason = 'dlq-drain' "
+            "AND to_status = 'pending' GROUP BY wal_id"
+        )
+        return {row.wal_id: row.times for row in rows}
+
+    @property
+    def dlq(self) -> str:
+        return self.pipeline.settings.sqs_dlq_queue
+
+    def ask(self, sql: str, **parameters: object) -> list[sa.Row]:
+        with self.pipeline.database.engine.begin() as connection:
+            return list(connection.execute(sa.text(sql), parameters))
+
+    def _send(self, sent: Collection[object], bodies: Sequence[str]) -> None:
+        assert len(sent) == len(bodies)
+        self.bodies |= set(bodies)
+
+
+def open_graveyard(cloud: EmbeddedCloud, home: Path, url: str, **settings: object) -> Graveyard:
+    """Queues of its own on a running cloud, and a pipeline over a fresh database."""
+    name = secrets.token_hex(6)
+    queues = create_queues(
+        cloud.client("sqs"),
+        primary_queue=f"{name}-work",
+        dlq=f"{name}-dead",
+        visibility_timeout=900,
+        max_receive_count=1,
+    )
+    chosen = Settings(
+        home=home,
+        wal_dsn=url,
+        sqs_primary_queue=f"{name}-work",
+        sqs_dlq_queue=f"{name}-dead",
+        retry_backoff_seconds=60,
+        **settings,  # type: ignore[arg-type]
+    )
+    return Graveyard(
+        pipeline=open_pipeline(cloud, chosen, ContractRegistry.load()),
+        cloud=cloud,
+        queues=queues,
+    )
+
+
+def open_pipeline(cloud: EmbeddedCloud, settings: Settings, registry: ContractRegistry) -> Pipeline:
+    """A pipeline over queues of the cloud, with a clock that stands."""
+    sqs = cloud.client("sqs")
+    return Pipeline(
+        settings=settings,
+        registry=registry,
+        database=Database.open(settings.database_url),
+        clock=Clock(),
+        connect_queue=lambda chosen: connect(chosen, client=sqs),
+        connect_dead_letters=lambda chosen: connect(chosen, name=chosen.sqs_dlq_queue, client=sqs),
+    )
+
+
+def one_attempt_only(registry: ContractRegistry) -> ContractRegistry:
+    """The same contracts with one attempt each."""
+    return ContractRegistry.of(
+        [
+            contract.model_copy(update={"retry": contract.retry.model_copy(update={"max_attempts": 1})})
+            for contract in registry
+        ]
+    )
+
+
+def reopened(graveyard: Graveyard, **changes: object) -> Graveyard:
+    """The same queues and database under other settings, or under other contracts (`registry`)."""
+    registry = changes.pop("registry", graveyard.pipeline.registry)
+    assert isinstance(registry, ContractRegistry)
+    settings = graveyard.pipeline.settings.model_copy(update=changes)
+    return dataclasses.replace(graveyard, pipeline=open_pipeline(graveyard.cloud, settings, registry))
