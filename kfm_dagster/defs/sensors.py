@@ -14,6 +14,7 @@ from kfm_dagster.defs.chain import CHAIN, asset_key, op_name
 from kfm_dagster.defs.io_manager import root_run_id
 from kfm_dagster.defs.jobs import INGEST_JOB
 from kfm_dagster.defs.resources import PipelineResource
+from kfm_dagster.ingest.evidence import collect_evidence
 from kfm_dagster.ingest.intake import IntakeReport, take_in
 from kfm_dagster.ingest.nodes import Operator
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -76,6 +77,7 @@ def ingest_sensors(*, interval_seconds: int) -> list[dg.SensorDefinition]:
         _recover(context, opened)
         opened.ledger.retry_due(now=opened.clock(), limit=opened.settings.max_in_flight_units)
         opened.acknowledge()
+        collect_evidence(opened)
         _deliver_lineage(context, opened)
         pending = opened.ledger.pending_by_partition()
         # What appeared since the last tick may be the other sensor's, whose run is not asked for yet.

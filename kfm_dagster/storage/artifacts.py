@@ -1,4 +1,4 @@
-"""Artifacts: immutable, content-addressed blobs under the storage URL (`artifacts/<aa>/<sha256>.<suffix>`).
+"""Artifacts: immutable, content-addressed blobs under the storage URL (`<folder>/<aa>/<sha256>.<suffix>`).
 
 A blob is written before the transaction that names it; one that no record names is an orphan and harmless.
 """
@@ -28,13 +28,14 @@ class ArtifactReference:
 class Artifacts:
     """Reads and writes artifacts in an obstore store (folder or bucket)."""
 
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: Any, *, folder: str = "artifacts") -> None:
         self._store = store
+        self._folder = folder
 
     def put(self, content: bytes, *, suffix: str) -> ArtifactReference:
         """Store the bytes once; the same bytes give the same reference and no second write."""
         digest = hashlib.sha256(content).hexdigest()
-        path = f"artifacts/{digest[:2]}/{digest}.{suffix}"
+        path = f"{self._folder}/{digest[:2]}/{digest}.{suffix}"
         reach(Seam.ARTIFACT_PUT_BEFORE)
         with contextlib.suppress(AlreadyExistsError):
             obstore.put(self._store, path, content, mode="create")

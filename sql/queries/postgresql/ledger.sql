@@ -272,13 +272,19 @@ LIMIT :limit
 FOR UPDATE SKIP LOCKED;
 
 -- name: decide
--- The decision of a person on records as they stand at a version; those that have moved since are left out.
+-- The decision of a person on records as they stand at a version; those that have moved since, or that somebody
+-- discarded, are left out.
 WITH unit AS (
     SELECT record.wal_id, record.version, record.dataset, record.status
     FROM nodd_wal_records AS record
     INNER JOIN jsonb_to_recordset(CAST(:batch AS jsonb)) AS wanted (wal_id text, version integer)
         ON record.wal_id = wanted.wal_id AND record.version = wanted.version
-    WHERE record.status || '' = :from_status
+    WHERE
+        record.status || '' = :from_status
+        AND NOT EXISTS (
+            SELECT 1 FROM quarantine_cases AS c
+            WHERE c.wal_id = record.wal_id AND c.quarantined_version = record.version AND c.state = 'discarded'
+        )
     ORDER BY record.wal_id
     FOR UPDATE OF record
 )

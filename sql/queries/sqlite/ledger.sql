@@ -220,7 +220,8 @@ ORDER BY next_attempt_at, wal_id
 LIMIT :limit;
 
 -- name: decide
--- The decision of a person on records as they stand at a version; those that have moved since are left out.
+-- The decision of a person on records as they stand at a version; those that have moved since, or that somebody
+-- discarded, are left out.
 INSERT INTO governance_log (
     at, actor, action, dataset, wal_id, record_version, from_status, to_status, reason, change_ref, details
 )
@@ -230,7 +231,12 @@ SELECT
 FROM json_each(:batch) AS wanted
 INNER JOIN nodd_wal_records AS record
     ON record.wal_id = wanted.value ->> '$.wal_id' AND record.version = wanted.value ->> '$.version'
-WHERE record.status || '' = :from_status
+WHERE
+    record.status || '' = :from_status
+    AND NOT EXISTS (
+        SELECT 1 FROM quarantine_cases AS c
+        WHERE c.wal_id = record.wal_id AND c.quarantined_version = record.version AND c.state = 'discarded'
+    )
 ORDER BY record.wal_id
 RETURNING wal_id;
 

@@ -1,0 +1,166 @@
+"""Evidence: collecting what a person needs to judge each quarantined unit, once for each quarantine (BEY-06).
+
+A bundle is stored under its hash before its case names it, so a process that dies in between leaves a file that nobody
+names and a case that the next collector takes. Belongs here: the one way in which evidence is collected and read again.
+Does not belong here: what stands in a bundle (`evidence_bundle.py`), the cases (`ledger/cases.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from obstore.exceptions import BaseError
+
+from kfm_dagster.contracts.issues import IntegrityIssue
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.errors import ArtifactError, ContractError, DependencyUnavailableError
+from kfm_dagster.ingest.evidence_bundle import FoundMessage, FoundObject, ObjectState, bundle_of
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.cases import AnnouncingMessage, DueCase, QuarantineCases
+from kfm_dagster.ledger.policy import LedgerCode
+from kfm_dagster.ledger.record import HistoryEntry, NoddWalRecord, replay_history
+from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.seams import carried
+from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
+from kfm_dagster.storage.object_handle import ObjectReadError
+from kfm_dagster.storage.objects import open_store
+
+FOLDER = "evidence"
+EDGE_BYTES = 512
+"""Bytes kept of each end of an object: every format of ours says in them what it is, and where it was cut off."""
+LIMIT = 500
+"""Cases that one call collects at most; what is left is the next call's."""
+BUDGET_SECONDS = 15.0
+"""A call begins no further part after this long: a store that does not answer must not hold up a tick of 60 s."""
+_PART = 50
+
+_OVERWRITTEN = frozenset({LedgerCode.STALE_EVENT.value, LedgerCode.SUPERSEDED.value})
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Facts:
+    case: DueCase
+    record: NoddWalRecord
+    history: Sequence[HistoryEntry]
+    message: FoundMessage | None
+
+
+def collect_evidence(pipeline: Pipeline, *, limit: int = LIMIT) -> int:
+    """Make the evidence of quarantined units that have none, the oldest cases first; return the number of bundles.
+
+    Never raises for what a store does: a landing zone or artifact store that does not answer leaves the cases to the
+    next call, and an object that cannot be read is what the evidence says.
+    """
+    cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
+    due = cases.due(limit=limit)
+    end = time.monotonic() + BUDGET_SECONDS
+    collected = 0
+    for start in range(0, len(due), _PART):
+        if time.monotonic() > end:
+            break
+        try:
+            collected += _collect(pipeline, cases, due[start : start + _PART])
+        except (BaseError, OSError, DependencyUnavailableError) as error:
+            _LOG.warning("evidence is not stored yet, the next collection tries again: %s", type(error).__name__)
+            break
+    return collected
+
+
+def read_evidence(pipeline: Pipeline, reference: ArtifactReference) -> dict[str, Any]:
+    """Read a bundle back. Raises ArtifactError when it is gone or is not the one that was stored."""
+    content: dict[str, Any] = orjson.loads(_bundles(pipeline).get(reference))
+    return content
+
+
+def _bundles(pipeline: Pipeline) -> Artifacts:
+    return Artifacts(open_store(pipeline.settings.storage), folder=FOLDER)
+
+
+def _collect(pipeline: Pipeline, cases: QuarantineCases, due: Sequence[DueCase]) -> int:
+    bundles = _bundles(pipeline)
+
+    def store(facts: _Facts) -> ArtifactReference:
+        found = _look(pipeline, facts.record, reason=facts.case.reason)
+        content = bundle_of(facts.case, facts.record, facts.history, found=found, message=facts.message)
+        return bundles.put(content, suffix="json")
+
+    known = _facts(pipeline, cases, due)
+    with ThreadPoolExecutor(max_workers=pipeline.settings.read_threads) as pool:
+        stored = pool.map(carried(store), known)
+        return cases.attach({facts.case.key: reference for facts, reference in zip(known, stored, strict=True)})
+
+
+def _facts(pipeline: Pipeline, cases: QuarantineCases, due: Sequence[DueCase]) -> list[_Facts]:
+    histories = cases.histories(case.key.wal_id for case in due)
+    # As it stood when it was quarantined, wherever the record is by now.
+    until = [(case, histories[case.key.wal_id][: case.key.version]) for case in due]
+    records = [(case, replay_history(history), history) for case, history in until]
+    messages = _messages(pipeline, cases, [record for _, record, _ in records])
+    return [
+        _Facts(case=case, record=record, history=history, message=messages.get(record.sqs_message_id or ""))
+        for case, record, history in records
+    ]
+
+
+def _messages(
+    pipeline: Pipeline, cases: QuarantineCases, records: Sequence[NoddWalRecord]
+) -> Mapping[str, FoundMessage]:
+    deliveries = cases.messages(record.sqs_message_id for record in records if record.sqs_message_id)
+    landed: dict[str, Mapping[str, SqsMessage] | str] = {}
+    for digest in sorted({delivery.landing for delivery in deliveries.values()}):
+        try:
+            landed[digest] = {message.message_id: message for message in pipeline.landing.read(digest)}
+        except ArtifactError as error:
+            landed[digest] = str(error)
+    return {name: _found_message(delivery, landed[delivery.landing]) for name, delivery in deliveries.items()}
+
+
+def _found_message(delivery: AnnouncingMessage, batch: Mapping[str, SqsMessage] | str) -> FoundMessage:
+    if isinstance(batch, str):
+        return FoundMessage(delivery=delivery, landed=None, why=batch)
+    message = batch.get(delivery.message_id)
+    why = None if message else "the landed batch does not hold the message"
+    return FoundMessage(delivery=delivery, landed=message, why=why)
+
+
+def _look(pipeline: Pipeline, record: NoddWalRecord, *, reason: str) -> FoundObject:
+    """Look at the object as it stands: its head, and both ends where they may be shown."""
+    if reason in _OVERWRITTEN:
+        return FoundObject(state=ObjectState.OVERWRITTEN, why=reason)
+    try:
+        contract = pipeline.registry[record.dataset]
+    except ContractError:
+        return FoundObject(state=ObjectState.UNREADABLE, why="the dataset has no contract any more")
+    shown = _may_be_shown(contract, record)
+    try:
+        handle = pipeline.objects.open(contract, record.object_uri)
+        head, first = handle.probe(EDGE_BYTES) if shown else (handle.head(), b"")
+        # An object shorter than both ends is told by its first bytes and what follows them.
+        start = max(head.size - EDGE_BYTES, len(first))
+        last = handle.read(start, head.size - start) if shown and start < head.size else b""
+    except ObjectReadError as error:
+        absent = error.code is IntegrityIssue.MISSING_OBJECT
+        return FoundObject(state=ObjectState.ABSENT if absent else ObjectState.UNREADABLE, why=str(error.observed))
+    return FoundObject(
+        state=ObjectState.PRESENT if shown else ObjectState.WITHHELD,
+        size=head.size,
+        version=head.etag,
+        content_type=head.content_type,
+        last_modified=head.last_modified,
+        first=first,
+        last=last,
+    )
+
+
+def _may_be_shown(contract: DatasetContract, record: NoddWalRecord) -> bool:
+    """Tell whether content may stand in evidence: not where governance keeps it from anybody."""
+    governance = contract.governance
+    restricted = governance.sensitivity != "none" or governance.indigenous_data_flag
+    return not restricted and record.last_error_code != LedgerCode.GOVERNANCE_HARD_FAIL

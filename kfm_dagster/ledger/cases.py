@@ -1,0 +1,224 @@
+"""Quarantine cases: what stands out for a person to judge, with its evidence, until somebody closes it (BEY-06).
+
+The database opens a case in the statement that quarantines a unit, and closes it as released in the one that lets the
+unit in again, so that neither can be forgotten. Belongs here: finding cases, giving them their evidence, discarding.
+Does not belong here: making the evidence (`ingest/evidence.py`), releasing (`Ledger.override`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum, unique
+from itertools import groupby
+from typing import Any
+
+from kfm_dagster.contracts.envelope import WalId
+from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.errors import ExitCode, KfmError
+from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
+from kfm_dagster.ledger.record import HistoryEntry
+from kfm_dagster.ledger.rows import as_json
+from kfm_dagster.storage.artifacts import ArtifactReference
+from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster.storage.joining import reading, writing
+
+
+class CaseConflictError(KfmError):
+    """The unit has no such open case."""
+
+    exit_code = ExitCode.REFUSED
+
+
+@unique
+class CaseState(StrEnum):
+    """How a case stands."""
+
+    OPEN = "open"
+    """The unit is quarantined and waits for a person."""
+    RELEASED = "released"
+    """The unit was let in again."""
+    DISCARDED = "discarded"
+    """The unit stays out for good."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CaseKey:
+    """One quarantine of one unit: the version that it gave the record."""
+
+    wal_id: WalId
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuarantineCase:
+    """A case, and where its unit stands. `reason` is why the unit was quarantined, `error_code` what it had failed of.
+
+    `closed_by`, `closing_reason` and `change_ref` are those of the decision in the governance log.
+    """
+
+    key: CaseKey
+    opened_at: datetime
+    reason: str
+    evidence: ArtifactReference | None
+    collected_at: datetime | None
+    state: CaseState
+    closed_at: datetime | None
+    closed_by: str | None
+    closing_reason: str | None
+    change_ref: str | None
+    dataset: str
+    object_uri: str
+    attempts: int
+    error_code: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DueCase:
+    """A case without evidence."""
+
+    key: CaseKey
+    opened_at: datetime
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnnouncingMessage:
+    """The message that announced a unit, and the landed batch that holds it."""
+
+    message_id: str
+    queue: str
+    receive_count: int
+    first_received_at: datetime
+    landing: str
+
+
+class QuarantineCases:
+    """The cases of a ledger. Every method joins the caller's transaction when one is given."""
+
+    def __init__(self, database: Database, *, clock: Callable[[], datetime]) -> None:
+        self._database = database
+        self._clock = clock
+        self._log = GovernanceLog(database, clock=clock)
+
+    def due(self, *, limit: int) -> list[DueCase]:
+        """Return the oldest cases without evidence; their number decides the cost, not that of records."""
+        with self._database.snapshot() as view:
+            return [
+                DueCase(key=_key(row), opened_at=moment(row.opened_at), reason=row.reason)
+                for row in view.run("evidence.due", limit=limit)
+            ]
+
+    def histories(self, wal_ids: Iterable[WalId]) -> dict[WalId, list[HistoryEntry]]:
+        """Return every change of the given units, oldest first."""
+        with self._database.snapshot() as view:
+            rows = view.run("evidence.histories", wal_ids=as_json(sorted(set(wal_ids)))).mappings().all()
+        entries = [HistoryEntry.model_validate(dict(row)) for row in rows]
+        return {WalId(wal_id): list(found) for wal_id, found in groupby(entries, key=lambda entry: entry.wal_id)}
+
+    def messages(self, message_ids: Iterable[str]) -> dict[str, AnnouncingMessage]:
+        """Return where the given messages are landed; one that was never received is left out."""
+        with self._database.snapshot() as view:
+            rows = view.run("evidence.messages", message_ids=as_json(sorted(set(message_ids)))).all()
+        return {
+            row.message_id: AnnouncingMessage(
+                message_id=row.message_id,
+                queue=row.queue,
+                receive_count=row.receive_count,
+                first_received_at=moment(row.first_received_at),
+                landing=row.landing_sha256,
+            )
+            for row in rows
+        }
+
+    def attach(self, bundles: Mapping[CaseKey, ArtifactReference], *, tx: Transaction | None = None) -> int:
+        """Give cases their evidence; one that has it by now keeps it. Return the number of those that got theirs."""
+        batch = [
+            {"wal_id": key.wal_id, "version": key.version, "uri": bundle.uri, "sha256": bundle.sha256}
+            for key, bundle in bundles.items()
+        ]
+        if not batch:
+            return 0
+        with writing(self._database, tx) as change:
+            return len(change.run("evidence.attach", batch=as_json(batch), at=self._now()).all())
+
+    def find(
+        self,
+        state: CaseState,
+        *,
+        dataset: str | None = None,
+        reason: str | None = None,
+        limit: int = 100,
+        tx: Transaction | None = None,
+    ) -> list[QuarantineCase]:
+        """Return cases of a state, the newest first."""
+        with reading(self._database, tx) as view:
+            rows = view.run("evidence.cases", state=state, dataset=dataset, reason=reason, limit=limit).all()
+        return [_case(row) for row in rows]
+
+    def of(self, wal_id: str, *, tx: Transaction | None = None) -> list[QuarantineCase]:
+        """Return every case of a unit, the newest first."""
+        with reading(self._database, tx) as view:
+            rows = view.run("evidence.cases_of", wal_id=wal_id).all()
+        return [_case(row) for row in rows]
+
+    def discard(self, versions: Mapping[WalId, int], *, decision: Decision, tx: Transaction | None = None) -> None:
+        """Close the open cases of units for good, and log who decided it.
+
+        Compare-and-swap, all or none: raises CaseConflictError for the first unit that has no open case of its version.
+        """
+        batch = as_json([{"wal_id": wal_id, "version": version} for wal_id, version in sorted(versions.items())])
+        with writing(self._database, tx) as change:
+            standing = {row.wal_id: row for row in change.run("evidence.lock_open", batch=batch)}
+            for wal_id in sorted(versions.keys() - standing.keys()):
+                raise CaseConflictError(
+                    observed=f"{wal_id} at version {versions[wal_id]}",
+                    expected="an open case of exactly this version",
+                    next_step=f"kfm quarantine show {wal_id}",
+                )
+            self._log.record_many([_discard_entry(row, decision) for row in standing.values()], tx=change)
+            change.run("evidence.discard", batch=batch, at=self._now())
+
+    def _now(self) -> str:
+        return rfc3339(self._clock())
+
+
+def _discard_entry(row: Any, decision: Decision) -> dict[str, Any]:
+    return {
+        "actor": decision.actor,
+        "action": GovernanceAction.DISCARD,
+        "dataset": row.dataset,
+        "wal_id": row.wal_id,
+        "record_version": None,
+        "from_status": None,
+        "to_status": None,
+        "reason": decision.reason,
+        "change_ref": decision.change_ref,
+        "details": {"quarantined_version": row.quarantined_version},
+    }
+
+
+def _key(row: Any) -> CaseKey:
+    return CaseKey(wal_id=WalId(row.wal_id), version=row.quarantined_version)
+
+
+def _case(row: Any) -> QuarantineCase:
+    return QuarantineCase(
+        key=_key(row),
+        opened_at=moment(row.opened_at),
+        reason=row.reason,
+        evidence=(
+            None if row.evidence_uri is None else ArtifactReference(uri=row.evidence_uri, sha256=row.evidence_sha256)
+        ),
+        collected_at=None if row.collected_at is None else moment(row.collected_at),
+        state=CaseState(row.state),
+        closed_at=None if row.closed_at is None else moment(row.closed_at),
+        closed_by=row.closed_by,
+        closing_reason=row.closing_reason,
+        change_ref=row.change_ref,
+        dataset=row.dataset,
+        object_uri=row.object_uri,
+        attempts=row.attempts,
+        error_code=row.last_error_code,
+    )
