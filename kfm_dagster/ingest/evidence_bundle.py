@@ -29,6 +29,9 @@ MAX_BODY_CHARACTERS = 16_384
 _DEPTH = 20
 """An S3 event in a text in a notification is 8 levels deep; a message that is nested without end must not be walked."""
 
+_NO_JSON_NUMBER = 2**63
+"""orjson writes no greater integer, and a message that holds one must not keep its unit from its evidence."""
+
 _OPERATORS = {
     "integrity_status": "integrity_check",
     "metadata_status": "metadata_extract",
@@ -132,6 +135,8 @@ def redacted(value: Any, *, spared: Collection[str] = (), depth: int = _DEPTH) -
         }
     if isinstance(value, list):
         return [redacted(one, spared=spared, depth=depth - 1) for one in value]
+    if isinstance(value, int) and abs(value) >= _NO_JSON_NUMBER:
+        return str(value)
     if not isinstance(value, str) or value in spared:
         return value
     inner = _json_inside(value)

@@ -1,0 +1,460 @@
+"""Every quarantined unit has a case, and every case its evidence: once, whole, and without what nobody may read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import obstore
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from obstore.exceptions import GenericError
+
+from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity
+from kfm_dagster.contracts.issues import Issue, Severity
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.governance.log import Decision, GovernanceAction
+from kfm_dagster.ingest import evidence
+from kfm_dagster.ingest.evidence import EDGE_BYTES, collect_evidence, read_evidence
+from kfm_dagster.ingest.evidence_bundle import redacted
+from kfm_dagster.ingest.nodes import Operator, Source
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.cases import CaseState, QuarantineCases
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.storage.statements import statement
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import (
+    DAY,
+    CrashError,
+    Seam,
+    StoredObject,
+    announce,
+    missing,
+    open_pipeline,
+    put,
+    replaced,
+    run_chain,
+    take,
+    truncated,
+    volumes,
+    work_until_done,
+)
+
+PARTITION = DAY.isoformat()
+JANE = Decision(actor="jane", reason="looked at it", change_ref="CHG-7")
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> Path:
+    """Folder in the place of the providers' object stores."""
+    folder = tmp_path / "objects"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path, objects: Path, database_url: str) -> Iterator[Pipeline]:
+    """A pipeline over `objects`, once on SQLite and once on PostgreSQL."""
+    opened = open_pipeline(tmp_path / "home", objects, url=database_url)
+    yield opened
+    opened.close()
+
+
+def cases_of(pipeline: Pipeline) -> QuarantineCases:
+    return QuarantineCases(pipeline.database, clock=pipeline.clock)
+
+
+def bundles(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
+    """The evidence of every open case, by object; a case without any is an error."""
+    found = {}
+    for case in cases_of(pipeline).find(CaseState.OPEN):
+        assert case.evidence is not None
+        found[case.object_uri] = read_evidence(pipeline, case.evidence)
+    return found
+
+
+def announce_all(pipeline: Pipeline, *items: StoredObject) -> None:
+    take(pipeline, *(announce([item.event()], registry=pipeline.registry) for item in items))
+
+
+def quarantine_by_hand(pipeline: Pipeline, *items: StoredObject) -> None:
+    announce_all(pipeline, *items)
+    records = traces.records(pipeline)
+    wal_ids = [records[item.uri].wal_id for item in items]
+    pipeline.ledger.quarantine(wal_ids, reason_code="looked_odd", decision=JANE)
+
+
+@pytest.mark.clause("BEY-06", "WSM-14")
+def test_units_that_ran_out_of_attempts_keep_everything_that_explains_them(pipeline: Pipeline, objects: Path) -> None:
+    sound, cut, gone = volumes(3)[0], truncated(volumes(3)[1]), missing(volumes(3)[2])
+    put(objects, [sound, cut, gone])
+    announce_all(pipeline, sound, cut, gone)
+    work_until_done(pipeline)
+
+    found = bundles(pipeline)
+    records = traces.records(pipeline)
+    assert set(found) == {cut.uri, gone.uri}
+    for item, code in ((cut, "size_mismatch"), (gone, "missing_object")):
+        record, bundle = records[item.uri], found[item.uri]
+        assert (bundle["wal_id"], bundle["quarantined_version"]) == (record.wal_id, record.version)
+        assert (bundle["reason"], bundle["error"]["code"]) == ("attempts_exhausted", code)
+        assert bundle["error"]["message"] == record.last_error_message
+        assert (bundle["operator"], bundle["attempts"]) == (Operator.INTEGRITY_CHECK, 3)
+        assert bundle["run_id"] == record.ingest_run_id
+        assert bundle["code_version"]
+        assert bundle["announced"] == {
+            "version": item.event().etag,
+            "size": len(item.announced),
+            "sequencer": record.sequencer,
+            "event_time": "2025-04-03T00:00:00.000000Z",
+        }
+        assert [(entry["from"], entry["to"]) for entry in bundle["history"]][-2:] == [
+            ("in_progress", "failed"),
+            ("failed", "quarantined"),
+        ]
+        assert len(bundle["history"]) == record.version
+        message = bundle["message"]["body"]["Message"]["Records"][0]["s3"]
+        assert (message["object"]["key"], message["bucket"]["name"]) == (item.key, item.bucket)
+    assert cut.stored is not None
+    assert found[cut.uri]["found"] | {"last_modified": None} == {
+        "state": "present",
+        "why": None,
+        "size": len(cut.stored),
+        "version": truncated_etag(cut),
+        "content_type": None,
+        "last_modified": None,
+        "first_hex": cut.stored[:EDGE_BYTES].hex(),
+        "last_hex": cut.stored[-EDGE_BYTES:].hex(),
+    }
+    assert found[gone.uri]["found"]["state"] == "absent"
+    assert found[gone.uri]["found"]["size"] is None
+
+
+def truncated_etag(item: StoredObject) -> str:
+    assert item.stored is not None
+    return StoredObject(bucket=item.bucket, key=item.key, stored=item.stored, announced=item.stored).event().etag
+
+
+@pytest.mark.clause("BEY-06")
+@pytest.mark.parametrize("size", [0, 1, EDGE_BYTES - 1, EDGE_BYTES, EDGE_BYTES + 1, 2 * EDGE_BYTES, 2 * EDGE_BYTES + 1])
+def test_both_ends_of_an_object_are_kept_and_no_byte_twice(size: int, tmp_path: Path, objects: Path) -> None:
+    pipeline = open_pipeline(tmp_path / "home", objects)
+    content = bytes(number % 251 for number in range(size))
+    item = replaced(volumes(1)[0], content)
+    put(objects, [item])
+    quarantine_by_hand(pipeline, item)
+    assert collect_evidence(pipeline) == 1
+    found = bundles(pipeline)[item.uri]["found"]
+    first, last = bytes.fromhex(found["first_hex"]), bytes.fromhex(found["last_hex"])
+    assert first == content[:EDGE_BYTES]
+    assert last == content[max(EDGE_BYTES, size - EDGE_BYTES) :]
+    pipeline.close()
+
+
+@pytest.mark.clause("BEY-06")
+def test_a_unit_that_a_newer_version_overtook_is_kept_without_reading_the_object(
+    pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = volumes(1)[0]
+    new = replaced(old, old.announced + b"more")
+    put(objects, [new])
+    announce_all(pipeline, old)
+    take(pipeline, announce([_later(new)], registry=pipeline.registry))
+    monkeypatch.setattr(type(pipeline.objects), "open", _must_not_be_called)
+    assert collect_evidence(pipeline) == 1
+    [bundle] = bundles(pipeline).values()
+    assert (bundle["reason"], bundle["found"]["state"]) == ("superseded", "overwritten")
+    assert bundle["message"]["body"]["Message"]["Records"][0]["s3"]["object"]["key"] == old.key
+
+
+def _later(item: StoredObject) -> Any:
+    event = item.event()
+    return item.event(event_time=event.event_time + timedelta(hours=1))
+
+
+def _must_not_be_called(*_: object, **__: object) -> Any:
+    raise AssertionError("the object has been overwritten, there is nothing to look at")
+
+
+@pytest.mark.clause("BEY-06")
+@pytest.mark.parametrize("why", ["hard fail", "restricted dataset", "indigenous data"])
+def test_what_governance_keeps_back_is_not_in_the_evidence(
+    why: str, pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item = volumes(1)[0]
+    put(objects, [item])
+    if why != "hard fail":
+        change = {"sensitivity": "restricted"} if why == "restricted dataset" else {"indigenous_data_flag": True}
+        pipeline.registry = _governed(pipeline.registry, **change)
+        quarantine_by_hand(pipeline, item)
+        collect_evidence(pipeline)
+    else:
+        announce_all(pipeline, item)
+        claimed = pipeline.ledger.claim(dataset="nexrad-l2", partition=PARTITION, run_id="run-1", limit=1)
+        pipeline.ledger.settle([_refused(unit) for unit in claimed], run_id="run-1")
+        collect_evidence(pipeline)
+    [bundle] = bundles(pipeline).values()
+    assert (bundle["found"]["state"], bundle["found"]["size"]) == ("withheld", len(item.announced))
+    assert (bundle["found"]["first_hex"], bundle["found"]["last_hex"]) == ("", "")
+
+
+def _governed(registry: ContractRegistry, **change: object) -> ContractRegistry:
+    return ContractRegistry.of(
+        [
+            contract.model_copy(update={"governance": contract.governance.model_copy(update=change)})
+            for contract in registry
+        ]
+    )
+
+
+def _refused(unit: Envelope) -> Envelope:
+    issue = Issue(code="governance_hard_fail", severity=Severity.FAILED, message="not to be published")
+    return unit.evolve(integrity=Integrity(status=CheckStatus.FAILED, issues=(issue,)))
+
+
+SECRETS = {
+    "UnsubscribeURL": "https://sns.us-east-1.amazonaws.com/?Action=Unsubscribe&SubscriptionArn=arn:aws:sns:x:abcdef",
+    "Signature": "EXAMPLElDMXvB8r9R83tGoNn0ecwd5UjllzsvSvbItzfaMpN2nk5HVSw7XnOn/49IkxDKz8YrlH2qJXj2iZB0Zo2O71c4qQk1fMU",
+    "note": "mail jane.doe@noaa.gov, see https://b.s3.amazonaws.com/k?X-Amz-Signature=deadbeef&X-Amz-Expires=60",
+    "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+}
+LEAKS = ("Action=Unsubscribe", "EXAMPLEl", "jane.doe", "deadbeef", "wJalr")
+
+
+@pytest.mark.clause("BEY-06", "SEC-04")
+def test_a_message_is_kept_without_its_secrets_however_deep_they_are(pipeline: Pipeline, objects: Path) -> None:
+    item = volumes(1)[0]
+    message = announce([item.event()], registry=pipeline.registry)
+    body = json.loads(message.body)
+    inner = json.loads(body["Message"])
+    inner["Records"][0]["responseElements"] = SECRETS | {"deeper": json.dumps(SECRETS)}
+    body = body | SECRETS | {"Message": json.dumps(inner)}
+    put(objects, [item])
+    take(pipeline, _with_body(message, json.dumps(body)))
+    [record] = pipeline.ledger.find()
+    pipeline.ledger.quarantine([record.wal_id], reason_code="looked_odd", decision=JANE)
+    collect_evidence(pipeline)
+    [bundle] = bundles(pipeline).values()
+    text = json.dumps(bundle)
+    assert [leak for leak in LEAKS if leak in text] == []
+    kept = bundle["message"]["body"]
+    assert (kept["MessageId"], kept["TopicArn"]) == (body["MessageId"], body["TopicArn"])
+    assert kept["Message"]["Records"][0]["s3"]["object"]["key"] == item.key
+
+
+def _with_body(message: Any, body: str) -> Any:
+    return type(message)(
+        message_id=message.message_id,
+        body=body,
+        receipt_handle=message.receipt_handle,
+        receive_count=1,
+        sent_at=message.sent_at,
+    )
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(value=JSON, depth=st.integers(0, 3), name=st.sampled_from(["token", "x-amz-signature", "password", "Signature"]))
+def test_a_secret_is_found_in_any_json_under_any_layers_of_text(value: Any, depth: int, name: str) -> None:
+    hidden: Any = {"data": value, name: "hunter2hunter2"}
+    for _ in range(depth):
+        hidden = {"Message": json.dumps(hidden)}
+    # Whatever a sender wrote, it can be stored.
+    assert b"hunter2" not in orjson.dumps(redacted(hidden))
+
+
+def test_json_without_end_is_cut_and_never_walked_to_its_end() -> None:
+    value: Any = "secret"
+    for _ in range(500):
+        value = [value]
+    assert "secret" not in json.dumps(redacted(value))
+
+
+@pytest.mark.clause("BEY-06")
+@pytest.mark.parametrize("seam", ["before the bundle is stored", "before the case names it", "settle committed"])
+def test_a_crash_leaves_nothing_half_and_the_next_collector_takes_over(
+    seam: str, pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item = truncated(volumes(1)[0])
+    put(objects, [item])
+    if seam == "settle committed":
+        pipeline.registry = ContractRegistry.of([_one_attempt(contract) for contract in pipeline.registry])
+        announce_all(pipeline, item)
+        with pytest.raises(CrashError):
+            run_chain(
+                pipeline, "nexrad-l2", PARTITION, "run-1", Source.LEDGER,
+                dies_at=Seam(operator=Operator.SETTLE, point="committed"),
+            )  # fmt: skip
+    else:
+        quarantine_by_hand(pipeline, item)
+        with monkeypatch.context() as patch:
+            if seam == "before the bundle is stored":
+                patch.setattr(evidence.Artifacts, "put", _dying)
+            else:
+                patch.setattr(QuarantineCases, "attach", _dying)
+            with pytest.raises(CrashError):
+                collect_evidence(pipeline)
+    [case] = cases_of(pipeline).find(CaseState.OPEN)
+    assert (case.evidence, case.collected_at) == (None, None)
+    assert collect_evidence(pipeline) == 1
+    [bundle] = bundles(pipeline).values()
+    assert bundle["found"]["state"] == "present"
+    assert collect_evidence(pipeline) == 0
+    stored = [path for path in (Path(pipeline.settings.storage) / "evidence").rglob("*") if path.is_file()]
+    # The same facts are the same file, so not even an orphan is left.
+    assert len(stored) == 1
+
+
+def _dying(*_: object, **__: object) -> Any:
+    raise CrashError
+
+
+def _one_attempt(contract: Any) -> Any:
+    return contract.model_copy(update={"retry": contract.retry.model_copy(update={"max_attempts": 1})})
+
+
+@pytest.mark.clause("BEY-06")
+def test_two_collectors_at_once_give_a_case_one_bundle(pipeline: Pipeline, objects: Path) -> None:
+    item = volumes(1)[0]
+    put(objects, [item])
+    quarantine_by_hand(pipeline, item)
+    other = cases_of(pipeline)
+    [due] = other.due(limit=5)
+    assert collect_evidence(pipeline) == 1
+    [case] = other.of(due.key.wal_id)
+    assert case.evidence is not None
+    late = type(case.evidence)(uri=f"evidence/{'0' * 2}/{'0' * 64}.json", sha256="0" * 64)
+    assert other.attach({due.key: late}) == 0
+    assert other.of(due.key.wal_id) == [case]
+
+
+@pytest.mark.parametrize("what", ["artifact store", "landing zone"])
+def test_a_store_that_does_not_answer_leaves_the_case_to_the_next_collector(
+    what: str, pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item = volumes(1)[0]
+    put(objects, [item])
+    quarantine_by_hand(pipeline, item)
+    with monkeypatch.context() as patch:
+        patch.setattr(obstore, "put" if what == "artifact store" else "get", _unavailable)
+        assert collect_evidence(pipeline) == 0
+    assert collect_evidence(pipeline) == 1
+
+
+def _unavailable(*_: object, **__: object) -> Any:
+    raise GenericError("no answer")
+
+
+def test_a_message_that_the_landing_zone_lost_is_said_to_be_lost(pipeline: Pipeline, objects: Path) -> None:
+    quarantine_by_hand(pipeline, missing(volumes(1)[0]))
+    for path in (Path(pipeline.settings.storage) / "landing").rglob("*.gz"):
+        path.unlink()
+    collect_evidence(pipeline)
+    [bundle] = bundles(pipeline).values()
+    assert bundle["message"]["body"] is None
+    assert "a landed batch is gone" in bundle["message"]["why_no_body"]
+
+
+def test_a_unit_that_a_listing_found_has_no_message(pipeline: Pipeline, objects: Path) -> None:
+    item = truncated(volumes(1)[0])
+    put(objects, [replaced(item, b"")])
+    run_chain(pipeline, "nexrad-l2", PARTITION, "run-1", Source.LISTING)
+    work_until_done(pipeline)
+    [bundle] = bundles(pipeline).values()
+    assert (bundle["message"], bundle["error"]["code"]) == (None, "size_zero")
+
+
+@pytest.mark.clause("BEY-06")
+def test_the_chain_and_the_ledger_s_tick_collect_by_themselves(pipeline: Pipeline, objects: Path) -> None:
+    item = truncated(volumes(1)[0])
+    put(objects, [item])
+    announce_all(pipeline, item)
+    work_until_done(pipeline)
+    assert pipeline.ledger.find(status=Status.QUARANTINED) != []
+    assert cases_of(pipeline).due(limit=10) == []
+
+
+@pytest.mark.clause("BEY-06")
+def test_a_unit_that_was_released_before_its_evidence_was_collected_still_gets_it(
+    pipeline: Pipeline, objects: Path
+) -> None:
+    item = volumes(1)[0]
+    put(objects, [item])
+    quarantine_by_hand(pipeline, item)
+    [record] = pipeline.ledger.find()
+    moved = pipeline.ledger.override(
+        {record.wal_id: record.version},
+        from_status=Status.QUARANTINED,
+        action=GovernanceAction.RELEASE,
+        decision=JANE,
+    )
+    assert moved == {record.wal_id}
+    run_chain(pipeline, "nexrad-l2", PARTITION, "run-1", Source.LEDGER)
+    [case] = cases_of(pipeline).of(record.wal_id)
+    assert (case.state, case.closed_by, case.change_ref) == (CaseState.RELEASED, "jane", "CHG-7")
+    assert case.evidence is not None
+    bundle = read_evidence(pipeline, case.evidence)
+    # As it stood when it was quarantined, not as it stands now.
+    assert (bundle["attempts"], len(bundle["history"])) == (0, record.version)
+
+
+@pytest.mark.clause("BEY-06", "WSM-16")
+def test_a_released_unit_that_fails_again_goes_back_with_a_second_case(pipeline: Pipeline, objects: Path) -> None:
+    item = truncated(volumes(1)[0])
+    put(objects, [item])
+    announce_all(pipeline, item)
+    work_until_done(pipeline)
+    [record] = pipeline.ledger.find(status=Status.QUARANTINED)
+    assert record.attempts == pipeline.registry["nexrad-l2"].retry.max_attempts
+    pipeline.ledger.override(
+        {record.wal_id: record.version},
+        from_status=Status.QUARANTINED,
+        action=GovernanceAction.RELEASE,
+        decision=JANE,
+    )
+    work_until_done(pipeline)
+    [again] = pipeline.ledger.find(status=Status.QUARANTINED)
+    # Exactly one more attempt (state machine, 7.4).
+    assert again.attempts == record.attempts + 1
+    second, first = cases_of(pipeline).of(record.wal_id)
+    assert (first.state, second.state) == (CaseState.RELEASED, CaseState.OPEN)
+    assert first.evidence is not None
+    assert second.evidence is not None
+    assert read_evidence(pipeline, second.evidence)["attempts"] == again.attempts
+    # Remediated, it succeeds.
+    put(objects, [volumes(1)[0]])
+    pipeline.ledger.override(
+        {again.wal_id: again.version},
+        from_status=Status.QUARANTINED,
+        action=GovernanceAction.RELEASE,
+        decision=JANE,
+    )
+    work_until_done(pipeline)
+    assert traces.statuses(pipeline) == {Status.SUCCEEDED: 1}
+    assert {case.state for case in cases_of(pipeline).of(record.wal_id)} == {CaseState.RELEASED}
+
+
+def test_nothing_is_asked_of_a_ledger_without_due_cases(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("histories", "messages", "attach"):
+        monkeypatch.setattr(QuarantineCases, name, _must_not_be_called)
+    assert collect_evidence(pipeline) == 0
+
+
+def test_what_waits_for_evidence_is_found_by_its_own_index(pipeline: Pipeline) -> None:
+    explain = "EXPLAIN QUERY PLAN" if pipeline.database.dialect == "sqlite" else "EXPLAIN"
+    with pipeline.database.transaction() as tx:
+        if pipeline.database.dialect == "postgresql":
+            tx.connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
+        query = statement(pipeline.database.dialect, "evidence.due").text.replace(":limit", "5")
+        plan = tx.connection.exec_driver_sql(f"{explain} {query}").all()
+    assert "quarantine_cases_without_evidence" in str(plan)
