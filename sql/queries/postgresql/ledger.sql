@@ -180,6 +180,7 @@ WHERE
 RETURNING record.wal_id, record.dataset, record.created_at, record.replay_reason;
 
 -- name: fail_runs
+-- Due at once: where it cannot be let in now (its dataset is switched off), a later tick does it.
 WITH lost AS (
     SELECT wal_id FROM nodd_wal_records
     WHERE
@@ -194,6 +195,7 @@ UPDATE nodd_wal_records AS record SET
     status = 'failed',
     last_error_code = :error_code,
     last_error_message = :error_message,
+    next_attempt_at = :at,
     updated_at = :at,
     changed_by = :actor,
     change_reason = :error_code,
@@ -217,6 +219,7 @@ UPDATE nodd_wal_records AS record SET
     status = 'failed',
     last_error_code = :error_code,
     last_error_message = :error_message,
+    next_attempt_at = :at,
     updated_at = :at,
     changed_by = :actor,
     change_reason = :error_code,
@@ -249,7 +252,8 @@ WITH allowed AS (
 UPDATE nodd_wal_records AS record SET
     status = 'pending',
     replay_reason = :reason,
-    replay_run_id = :replay_run_id,
+    -- A retry goes on with what let the unit in.
+    replay_run_id = CASE WHEN :reason = 'retry' THEN record.replay_run_id ELSE :replay_run_id END,
     lane = coalesce(:lane, record.lane),
     ingest_run_id = coalesce(:run_id, record.ingest_run_id),
     next_attempt_at = NULL,

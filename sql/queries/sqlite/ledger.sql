@@ -156,11 +156,13 @@ WHERE
 RETURNING wal_id, dataset, created_at, replay_reason;
 
 -- name: fail_runs
+-- Due at once: where it cannot be let in now (its dataset is switched off), a later tick does it.
 -- Named, because without statistics the planner reads every claim in progress.
 UPDATE nodd_wal_records INDEXED BY nodd_wal_records_in_progress SET
     status = 'failed',
     last_error_code = :error_code,
     last_error_message = :error_message,
+    next_attempt_at = :at,
     updated_at = :at,
     changed_by = :actor,
     change_reason = :error_code,
@@ -174,6 +176,7 @@ UPDATE nodd_wal_records INDEXED BY nodd_wal_records_in_progress SET
     status = 'failed',
     last_error_code = :error_code,
     last_error_message = :error_message,
+    next_attempt_at = :at,
     updated_at = :at,
     changed_by = :actor,
     change_reason = :error_code,
@@ -188,7 +191,8 @@ RETURNING wal_id, dataset, attempts;
 UPDATE nodd_wal_records SET
     status = 'pending',
     replay_reason = :reason,
-    replay_run_id = :replay_run_id,
+    -- A retry goes on with what let the unit in.
+    replay_run_id = CASE WHEN :reason = 'retry' THEN replay_run_id ELSE :replay_run_id END,
     lane = coalesce(:lane, lane),
     ingest_run_id = coalesce(:run_id, ingest_run_id),
     next_attempt_at = NULL,

@@ -1,0 +1,289 @@
+"""The selection spec: which records a replay is about, how it is done, and what it may not exceed.
+
+A YAML file or the options of a command give the same document, checked by one strict model; the same spec on the same
+ledger selects the same records in the same order. Does not belong here: asking the ledger (`units.py`), and whether a
+sound spec is allowed (`guards.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from datetime import date, timedelta
+from enum import StrEnum, unique
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import orjson
+import yaml
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.ledger.policy import ReplayReason
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.settings import Environment
+
+API_VERSION = "kfm.nodd.replay/v1"
+SCHEMA_FILE = "docs/spec/replay-selection.schema.json"
+EVERY_DATASET = "*"
+"""Stands for every dataset that has a contract; the guards refuse it in prod."""
+
+
+class SelectionError(ConfigurationError):
+    """A replay selection is wrong."""
+
+
+@unique
+class Mode(StrEnum):
+    """What a replay does with what it selects."""
+
+    FAILED_ONLY = "failed-only"
+    """Let failed units in again, within their contract's policy."""
+    REPAIR_AND_REPLACE = "repair-and-replace"
+    """Let succeeded and quarantined units in again, too, under an approval."""
+    BACKFILL = "backfill"
+    """List the buckets of whole days, and ingest what the ledger does not have."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+Text = Annotated[str, Field(min_length=1, max_length=200)]
+Code = Annotated[str, Field(min_length=1, max_length=100)]
+Dataset = Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9]*(-[a-z0-9]+)*)$", max_length=40)]
+WalIdText = Annotated[str, Field(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
+
+
+class Metadata(_Strict):
+    """Who the replay is for."""
+
+    name: Annotated[str, Field(min_length=1, max_length=100)] = Field(description="Shown wherever the replay is.")
+    description: str = Field("", max_length=1000, description="What it is about, in a sentence.")
+    env: Environment = Field(description="dev, stage or prod; must be where it runs.")
+    labels: dict[Text, Text] = Field(
+        {}, description="replay_reason (a governed reason, default incident) and incident_id have a meaning."
+    )
+
+
+class EventTime(_Strict):
+    """When the source says that the objects were written; the start belongs to it, the end does not."""
+
+    start: AwareDatetime | None = None
+    end: AwareDatetime | None = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> EventTime:
+        if self.start is not None and self.end is not None and self.start >= self.end:
+            raise ValueError("end is not later than start")
+        return self
+
+
+class Created(_Strict):
+    """When the units were discovered; `after` belongs to it, `before` does not."""
+
+    after: AwareDatetime | None = None
+    before: AwareDatetime | None = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Created:
+        if self.after is not None and self.before is not None and self.after >= self.before:
+            raise ValueError("before is not later than after")
+        return self
+
+
+class Attempts(_Strict):
+    """How often units have been tried."""
+
+    max: int = Field(ge=0, le=1000, description="Only units with so many attempts or fewer.")
+
+
+class Filters(_Strict):
+    """Which records; each filter that is given narrows the selection."""
+
+    datasets: list[Dataset] = Field([], description='Dataset ids; "*" stands for all of them (not in prod).')
+    status: list[Status] = Field([], description="Default: failed. Never pending or in_progress.")
+    error_codes: list[Code] = Field([], description="Only records whose last error has one of these codes.")
+    event_time: EventTime = Field(EventTime(), description="Only objects written within this time.")
+    created: Created = Field(Created(), description="Only units discovered within this time.")
+    attempts: Attempts | None = Field(None, description="Only units that have not been tried too often.")
+    wal_ids: list[WalIdText] = Field([], max_length=10_000, description="Exactly these units; stands for a scope.")
+
+
+class SpecLimits(_Strict):
+    """How much, at most; the environment's own limits hold besides."""
+
+    max_records: int | None = Field(None, ge=1, description="Take the first so many, by event time. Default: all.")
+    batch_size: int | None = Field(None, ge=1, description="Units let in at a time.")
+    max_batches: int | None = Field(None, ge=1, description="Refuse a selection that needs more batches.")
+
+
+class Options(_Strict):
+    """How."""
+
+    dry_run: bool = Field(default=False, description="Only say what would be done.")
+    allow_repair_and_replace: bool = Field(default=False, description="Needed, with an approval, for that mode.")
+    must_match: bool = Field(
+        default=False, description="Repeat successes: a result that differs from the earlier one stops the replay."
+    )
+    allow_downgrade: bool = Field(default=False, description="Replace results that a newer release has made.")
+    respect_kill_switch: bool = Field(
+        default=True,
+        description="true: nothing is done while a dataset of it is switched off. false: units of such a dataset are "
+        "left out and counted. No option lets them in.",
+    )
+    approval: Text | None = Field(None, description="Change or incident under which it was approved.")
+    records_per_second: float | None = Field(None, ge=1, description="Slower than the environment's limit.")
+    batches_per_minute: int | None = Field(None, ge=1, description="Slower than the environment's limit.")
+    notes: str = Field("", max_length=2000, description="For people.")
+
+
+class Spec(_Strict):
+    """What to do with which records."""
+
+    mode: Mode = Mode.FAILED_ONLY
+    filters: Filters
+    limits: SpecLimits = SpecLimits()
+    options: Options = Options()
+
+    @property
+    def statuses(self) -> tuple[Status, ...]:
+        """The statuses that are selected, each once."""
+        return tuple(dict.fromkeys(self.filters.status)) or (Status.FAILED,)
+
+    @model_validator(mode="after")
+    def _fits_its_mode(self) -> Spec:
+        if self.mode is Mode.BACKFILL:
+            self._is_of_days()
+            return self
+        possible = [Status.FAILED]
+        if self.mode is Mode.REPAIR_AND_REPLACE:
+            possible += [Status.SUCCEEDED, Status.QUARANTINED]
+        if wrong := [status.value for status in self.statuses if status not in possible]:
+            raise ValueError(f"{self.mode} selects {' or '.join(possible)}, not {', '.join(wrong)}")
+        if self.options.must_match and self.mode is Mode.FAILED_ONLY:
+            raise ValueError("must_match compares successes, and failed-only selects none")
+        return self
+
+    def _is_of_days(self) -> None:
+        filters = self.filters
+        if not filters.datasets or filters.event_time.start is None or filters.event_time.end is None:
+            raise ValueError("backfill needs datasets, event_time.start and event_time.end")
+        if filters.status or filters.error_codes or filters.wal_ids or filters.attempts or filters.created != Created():
+            raise ValueError("backfill lists buckets; it takes no filter but datasets and event_time")
+
+
+class Selection(_Strict):
+    """A replay selection, as a file holds it."""
+
+    apiVersion: Literal["kfm.nodd.replay/v1"]  # noqa: N815 - the key's name in the file, as in Kubernetes
+    kind: Literal["ReplaySelection"]
+    metadata: Metadata
+    spec: Spec
+
+    @model_validator(mode="after")
+    def _reason_is_no_retry(self) -> Selection:
+        # A retry is the contract's own; it would put the units into the live lane and count as nobody's decision.
+        if self.replay_reason == ReplayReason.RETRY:
+            raise ValueError("metadata.labels.replay_reason is 'retry', which is the contract's own reason")
+        return self
+
+    @property
+    def replay_reason(self) -> str:
+        """Why the records are let in again, a word of the ledger's vocabulary."""
+        return self.metadata.labels.get("replay_reason", ReplayReason.INCIDENT)
+
+    @property
+    def change_ref(self) -> str | None:
+        """The change or incident that the spec itself names."""
+        return self.spec.options.approval or self.metadata.labels.get("incident_id")
+
+    @property
+    def days(self) -> tuple[date, date]:
+        """First and last UTC day of a backfill."""
+        window = self.spec.filters.event_time
+        if window.start is None or window.end is None:
+            raise ValueError("only a backfill has days")
+        return window.start.date(), (window.end - timedelta(microseconds=1)).date()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document, every default written out."""
+        return self.model_dump(mode="json")
+
+    def sha256(self) -> str:
+        """Return the digest by which an approval can name this selection."""
+        return hashlib.sha256(orjson.dumps(self.as_json(), option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def load_selection(path: Path) -> Selection:
+    """Read a file. Raises SelectionError with file, line and reason."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise SelectionError(
+            "the selection file cannot be read", observed=f"{path}: {reason}", next_step="give a readable file"
+        ) from None
+    return parse_selection(text, source=str(path))
+
+
+def parse_selection(text: str, *, source: str) -> Selection:
+    """Read YAML text. Raises SelectionError with source, line and reason."""
+    try:
+        tree = yaml.compose(text, Loader=yaml.SafeLoader)
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = source if mark is None else f"{source}:{mark.line + 1}"
+        raise SelectionError(
+            f"{where} is not valid YAML", observed=getattr(error, "problem", None), next_step="correct the file"
+        ) from None
+    return selection_of(document, source=source, tree=tree)
+
+
+def selection_of(document: object, *, source: str, tree: yaml.Node | None = None) -> Selection:
+    """Check a document. Raises SelectionError naming the first wrong key, and its line where `tree` tells it."""
+    try:
+        # As JSON, so that text becomes a time or a word of a vocabulary, and nothing becomes what it is not.
+        return Selection.model_validate_json(orjson.dumps(document, option=orjson.OPT_NON_STR_KEYS))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the document"
+        line = "" if tree is None else f":{_line(tree, first['loc'])}"
+        more = f" ({error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        raise SelectionError(
+            f"{source}{line}: {where} is wrong{more}",
+            observed=repr(first["input"])[:120],
+            expected=first["msg"].removeprefix("Value error, "),
+            next_step=f"correct it; the JSON Schema is {SCHEMA_FILE}",
+        ) from None
+    except TypeError as error:
+        raise SelectionError(f"{source} holds what JSON cannot", observed=str(error), next_step="correct it") from None
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of a selection; published as docs/spec/replay-selection.schema.json."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"urn:{API_VERSION.replace('/', ':')}",
+        **Selection.model_json_schema(),
+    }
+
+
+def _line(tree: yaml.Node, path: Sequence[int | str]) -> int:
+    """Line of the deepest part of `path` that the text has; a missing key is at its parent."""
+    node = tree
+    line = node.start_mark.line
+    for part in path:
+        if isinstance(node, yaml.MappingNode):
+            found = [(key, value) for key, value in node.value if key.value == str(part)]
+            if not found:
+                break
+            (key, node), *_ = found
+            line = key.start_mark.line
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            node = node.value[part]
+            line = node.start_mark.line
+        else:
+            break
+    return line + 1
