@@ -69,6 +69,7 @@ class Settings(BaseSettings):
     chaos_plan: Path | None = Field(
         None, description="Plan of faults; only kfm_dagster.chaos.definitions reads it, and never in prod."
     )
+    actor: str = Field("", description="Who decides on the command line (governance log); default: the OS user.")
     worker_id: str = Field("local", description="Logical worker identity in the ledger; never a host name.")
 
     @field_validator("wal_dsn")

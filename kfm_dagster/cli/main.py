@@ -14,6 +14,9 @@ from kfm_dagster.cli.bench import bench
 from kfm_dagster.cli.dataset import dataset
 from kfm_dagster.cli.demo import demo
 from kfm_dagster.cli.deployment import drain, ui
+from kfm_dagster.cli.governance import governance
+from kfm_dagster.cli.kill_switch import kill_switch
+from kfm_dagster.cli.quarantine import discard, quarantine, release
 from kfm_dagster.cli.wal import wal
 from kfm_dagster.errors import ExitCode, KfmError
 
@@ -30,7 +33,7 @@ def kfm() -> None:
     """
 
 
-for command in (demo, ui, drain, wal, dataset, bench):
+for command in (demo, ui, drain, wal, dataset, bench, quarantine, release, discard, kill_switch, governance):
     kfm.add_command(command)
 
 

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
+from kfm_dagster.cli.deciding import unknown_record
+from kfm_dagster.cli.governance import entry_row
+from kfm_dagster.cli.opening import opened_pipeline
+from kfm_dagster.cli.quarantine import case_row
+from kfm_dagster.cli.tables import show_fields, show_rows, show_section
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.errors import ConfigurationError, KfmError
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.cases import QuarantineCases
+from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Settings
 
 LIST_COLUMNS = ("wal_id", "dataset", "status", "attempts", "last_error_code", "updated_at", "object_uri")
+HISTORY_COLUMNS = ("version", "at", "from_status", "to_status", "actor", "reason", "run_id", "attempts")
+SECTIONS = {
+    "versions": ("wal_id", "object_version", "sequencer", "event_time", "status", "superseded_by"),
+    "lease": ("run_id", "worker_id", "acquired_at", "renewed_at", "expires_at"),
+    "cases": ("quarantined_version", "state", "reason", "opened_at", "closed_at", "closed_by", "closing_reason"),
+    "governance": ("at", "actor", "action", "change", "change_ref", "reason"),
+    "history": HISTORY_COLUMNS,
+}
+"""What `kfm wal show` tells besides the record, with the columns of its tables."""
 
 
 @click.group()
@@ -45,13 +59,13 @@ def list_records(
     limit: int,
     as_json: bool,
 ) -> None:
-    """List records, in the order of their ids.
+    """List records, the newest event first.
 
     Example: kfm wal list --dataset goes-abi --status failed --json
     """
     if dataset is not None:
         _ = ContractRegistry.load(Settings.load().contracts_dir)[dataset]
-    with _pipeline() as pipeline:
+    with opened_pipeline() as pipeline:
         records = pipeline.ledger.find(
             dataset=dataset,
             status=Status(status) if status else None,
@@ -59,29 +73,29 @@ def list_records(
             error_code=error_code,
             limit=limit,
         )
-        _show([record.model_dump(mode="json") for record in records], LIST_COLUMNS, as_json=as_json)
+    show_rows([record.model_dump(mode="json") for record in records], LIST_COLUMNS, as_json=as_json)
 
 
 @wal.command()
 @click.argument("wal_id")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def show(*, wal_id: str, as_json: bool) -> None:
-    """Show one record with every field.
+    """Show the whole story of one unit: record, versions of its object, lease, cases, decisions, changes.
 
     Example: kfm wal show 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a
     """
-    with _pipeline() as pipeline:
+    with opened_pipeline() as pipeline:
         record = pipeline.ledger.get(wal_id)
         if record is None:
-            raise KfmError("there is no such record", observed=wal_id, next_step="kfm wal list")
-        document = record.model_dump(mode="json")
-        if as_json:
-            click.echo(json.dumps(document))
-            return
-        table = Table("field", "value")
-        for name, value in document.items():
-            table.add_row(name, "" if value is None else str(value))
-        Console().print(table)
+            raise unknown_record(wal_id)
+        story = _story(pipeline, record)
+    document = record.model_dump(mode="json")
+    if as_json:
+        click.echo(json.dumps(document | story))
+        return
+    show_fields(document)
+    for title, columns in SECTIONS.items():
+        show_section(title, story[title], columns)
 
 
 @wal.command()
@@ -92,38 +106,37 @@ def history(*, wal_id: str, as_json: bool) -> None:
 
     Example: kfm wal history 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a
     """
-    with _pipeline() as pipeline:
+    with opened_pipeline() as pipeline:
         rows = pipeline.ledger.history(wal_id)
-        if not rows:
-            raise KfmError("there is no such record", observed=wal_id, next_step="kfm wal list")
-        columns = ("version", "at", "from_status", "to_status", "actor", "reason", "run_id", "attempts")
-        _show([row.model_dump(mode="json") for row in rows], columns, as_json=as_json)
+    if not rows:
+        raise unknown_record(wal_id)
+    show_rows([row.model_dump(mode="json") for row in rows], HISTORY_COLUMNS, as_json=as_json)
 
 
-@contextmanager
-def _pipeline() -> Iterator[Pipeline]:
-    settings = Settings.load()
-    # Looking must not make what it looks for, least of all in a folder that a wrong KFM_HOME names.
-    if not settings.wal_dsn and not (settings.home / "kfm.db").exists():
-        raise ConfigurationError(
-            "there is no ledger yet",
-            observed=str(settings.home / "kfm.db"),
-            expected="a database that an ingest has made",
-            next_step="ingest something (kfm demo), or correct KFM_HOME or KFM_WAL_DSN",
-        )
-    opened = Pipeline.open(settings)
-    try:
-        yield opened
-    finally:
-        opened.close()
+def _story(pipeline: Pipeline, record: NoddWalRecord) -> dict[str, list[dict[str, Any]]]:
+    """Return what stands about a unit outside its record; only a unit in progress is under a lease."""
+    ledger = pipeline.ledger
+    held = [
+        lease
+        for lease in ledger.leases.all()
+        if record.status is Status.IN_PROGRESS
+        and (lease.run_id, lease.dataset) == (record.ingest_run_id, record.dataset)
+    ]
+    cases = QuarantineCases(pipeline.database, clock=pipeline.clock).of(record.wal_id)
+    return {
+        "versions": _plain(ledger.versions(record.wal_id)),
+        "lease": _plain(held),
+        "cases": [case_row(case) for case in cases],
+        "governance": [entry_row(entry) for entry in ledger.log.entries(wal_id=record.wal_id)],
+        "history": [entry.model_dump(mode="json") for entry in ledger.history(record.wal_id)],
+    }
 
 
-def _show(rows: list[dict[str, Any]], columns: tuple[str, ...], *, as_json: bool) -> None:
-    if as_json:
-        for row in rows:
-            click.echo(json.dumps(row))
-        return
-    table = Table(*columns)
-    for row in rows:
-        table.add_row(*("" if row[name] is None else str(row[name]) for name in columns))
-    Console().print(table)
+def _plain(values: Iterable[Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            name: rfc3339(value) if isinstance(value, datetime) else value
+            for name, value in dataclasses.asdict(one).items()
+        }
+        for one in values
+    ]

@@ -135,14 +135,10 @@ def redacted(value: Any, *, spared: Collection[str] = (), depth: int = _DEPTH) -
         }
     if isinstance(value, list):
         return [redacted(one, spared=spared, depth=depth - 1) for one in value]
-    if isinstance(value, int) and abs(value) >= _NO_JSON_NUMBER:
-        return str(value)
-    if not isinstance(value, str) or value in spared:
-        return value
-    inner = _json_inside(value)
-    if inner is not None:
-        return redacted(inner, spared=spared, depth=depth - 1)
-    return redact(value, MAX_BODY_CHARACTERS)
+    if isinstance(value, str) and value not in spared:
+        inner = _json_inside(value)
+        return redact(value, MAX_BODY_CHARACTERS) if inner is None else redacted(inner, spared=spared, depth=depth - 1)
+    return str(value) if isinstance(value, int) and abs(value) >= _NO_JSON_NUMBER else value
 
 
 def _is_secret(name: str) -> bool:

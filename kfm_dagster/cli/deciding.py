@@ -1,0 +1,71 @@
+"""Decisions on the command line: who decides, why, under which change, and on which units.
+
+Belongs here: what the governing commands share. Does not belong here: what is decided.
+"""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import click
+
+from kfm_dagster.errors import ExitCode, KfmError
+from kfm_dagster.governance.log import Decision, UnattributedDecisionError
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster.settings import Environment, Settings
+from kfm_dagster.storage.database import Transaction
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class RecordMovedError(KfmError):
+    """The record has changed since it was looked at."""
+
+    exit_code = ExitCode.REFUSED
+
+
+def deciding(command: Command) -> Command:
+    """Give a command the options of a decision: --reason, --change-ref, --actor."""
+    for option in (
+        click.option("--actor", help="Who decides. Default: KFM_ACTOR, else the user of this machine."),
+        click.option("--change-ref", help="Change or incident under which it was approved. Always needed in prod."),
+        click.option("--reason", required=True, help="Why, for whoever reads the governance log."),
+    ):
+        command = option(command)
+    return command
+
+
+def decision_of(settings: Settings, *, actor: str | None, reason: str, change_ref: str | None) -> Decision:
+    """Return the decision. Raises UnattributedDecisionError for an empty part, in prod without a change reference."""
+    decision = Decision(actor=actor or settings.actor or _user(), reason=reason, change_ref=change_ref)
+    if settings.env is Environment.PROD:
+        decision.require_change_ref()
+    return decision
+
+
+def records_of(pipeline: Pipeline, wal_ids: Iterable[str], tx: Transaction) -> list[NoddWalRecord]:
+    """Return the named records, each once. Raises KfmError for one that is not there."""
+    found = []
+    for wal_id in dict.fromkeys(wal_ids):
+        record = pipeline.ledger.get(wal_id, tx=tx)
+        if record is None:
+            raise unknown_record(wal_id)
+        found.append(record)
+    return found
+
+
+def unknown_record(wal_id: str) -> KfmError:
+    """Return the refusal of a record that is not there."""
+    return KfmError("there is no such record", observed=wal_id, next_step="kfm wal list")
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run under a number that has no name
+        raise UnattributedDecisionError(
+            "nobody is known to decide", expected="a name", next_step="give --actor, or set KFM_ACTOR"
+        ) from None

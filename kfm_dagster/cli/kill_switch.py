@@ -1,0 +1,111 @@
+"""`kfm kill-switch`: switch a dataset off and on again.
+
+Nothing of a dataset that is off is received, claimed, replayed or written; its messages stay safe in the queue.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any
+
+import click
+
+from kfm_dagster.cli.deciding import deciding, decision_of
+from kfm_dagster.cli.opening import opened_pipeline
+from kfm_dagster.cli.tables import show_rows
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.governance.switches import EVERY_DATASET, KillSwitch
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.settings import Settings
+
+COLUMNS = ("dataset", "engaged_at", "engaged_by", "expires_at", "change_ref", "reason")
+ALL = "all"
+"""The word for every dataset, also those whose contract comes later."""
+
+_DURATION = re.compile(r"(\d{1,6})([smhd])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+@click.group("kill-switch")
+def kill_switch() -> None:
+    """Switch datasets off and on again, or list what is off.
+
+    Example: kfm kill-switch list
+    """
+
+
+@kill_switch.command()
+@click.argument("dataset", metavar="DATASET|all")
+@click.option("--expires", help="After so long (30m, 4h, 2d) or at this time (2026-01-31T12:00:00Z). Default: never.")
+@deciding
+def on(*, dataset: str, expires: str | None, reason: str, change_ref: str | None, actor: str | None) -> None:
+    """Switch a dataset off: nothing of it is claimed, replayed or written until the switch is off again.
+
+    Example: kfm kill-switch on goes-abi --reason "INC-7: wrong projection upstream" --expires 4h
+    """
+    decision = decision_of(Settings.load(), actor=actor, reason=reason, change_ref=change_ref)
+    with opened_pipeline() as pipeline:
+        name = _named(pipeline, dataset)
+        expires_at = None if expires is None else _moment(expires, now=pipeline.clock())
+        pipeline.ledger.switches.engage(name, decision, expires_at=expires_at)
+    until = "until it is switched on again" if expires_at is None else f"until {rfc3339(expires_at)}"
+    click.echo(f"{dataset} is off {until}")
+
+
+@kill_switch.command()
+@click.argument("dataset", metavar="DATASET|all")
+@deciding
+def off(*, dataset: str, reason: str, change_ref: str | None, actor: str | None) -> None:
+    """Take the switch back: the dataset is received, claimed and written again.
+
+    Example: kfm kill-switch off goes-abi --reason "INC-7 is over"
+    """
+    decision = decision_of(Settings.load(), actor=actor, reason=reason, change_ref=change_ref)
+    with opened_pipeline() as pipeline:
+        pipeline.ledger.switches.release(EVERY_DATASET if dataset == ALL else dataset, decision)
+        still = EVERY_DATASET in pipeline.ledger.switches.engaged() and dataset != ALL
+    click.echo(f"{dataset} is on again" + (", but the switch for all datasets is still on" if still else ""))
+
+
+@kill_switch.command("list")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+def list_switches(*, as_json: bool) -> None:
+    """List the switches that are on now. Earlier ones stand in kfm governance log.
+
+    Example: kfm kill-switch list --json
+    """
+    with opened_pipeline() as pipeline:
+        engaged = pipeline.ledger.switches.engaged()
+    show_rows([_row(switch) for switch in engaged.values()], COLUMNS, as_json=as_json)
+
+
+def _named(pipeline: Pipeline, dataset: str) -> str:
+    if dataset == ALL:
+        return EVERY_DATASET
+    return pipeline.registry[dataset].id
+
+
+def _moment(text: str, *, now: datetime) -> datetime:
+    moment = None
+    with suppress(ValueError, OverflowError):
+        found = _DURATION.fullmatch(text)
+        moment = now + timedelta(**{_UNITS[found[2]]: int(found[1])}) if found else datetime.fromisoformat(text)
+    if moment is None or moment.tzinfo is None:
+        raise click.BadParameter(
+            f"{text!r} is neither a duration (30m, 4h, 2d) nor a time with its zone (2026-01-31T12:00:00Z)",
+            param_hint="--expires",
+        )
+    return moment
+
+
+def _row(switch: KillSwitch) -> dict[str, Any]:
+    return {
+        "dataset": ALL if switch.dataset == EVERY_DATASET else switch.dataset,
+        "engaged_at": rfc3339(switch.engaged_at),
+        "engaged_by": switch.engaged_by,
+        "expires_at": None if switch.expires_at is None else rfc3339(switch.expires_at),
+        "change_ref": switch.change_ref,
+        "reason": switch.reason,
+    }

@@ -1,0 +1,31 @@
+"""Opening the pipeline for a command that looks into a deployment, or decides something about it. Nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.settings import Settings
+
+
+@contextmanager
+def opened_pipeline() -> Iterator[Pipeline]:
+    """Open the deployment that the environment names. Raises ConfigurationError when it has no ledger yet.
+
+    Looking must not make what it looks for, and a decision must not be kept in a folder that a wrong KFM_HOME names.
+    """
+    settings = Settings.load()
+    if not settings.wal_dsn and not (settings.home / "kfm.db").exists():
+        raise ConfigurationError(
+            "there is no ledger yet",
+            observed=str(settings.home / "kfm.db"),
+            expected="a database that an ingest has made",
+            next_step="ingest something (kfm demo), or correct KFM_HOME or KFM_WAL_DSN",
+        )
+    opened = Pipeline.open(settings)
+    try:
+        yield opened
+    finally:
+        opened.close()
