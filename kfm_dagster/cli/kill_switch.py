@@ -24,7 +24,7 @@ COLUMNS = ("dataset", "engaged_at", "engaged_by", "expires_at", "change_ref", "r
 ALL = "all"
 """The word for every dataset, also those whose contract comes later."""
 
-_DURATION = re.compile(r"(\d{1,6})([smhd])")
+_DURATION = re.compile(r"(\d{1,9})([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 

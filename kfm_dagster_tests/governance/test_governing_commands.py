@@ -1,0 +1,317 @@
+"""The governing commands: each decision is carried out whole and logged, or refused in one line and nothing changes."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.errors import ExitCode
+from kfm_dagster.governance.log import Decision, GovernanceAction
+from kfm_dagster.ingest.evidence import collect_evidence
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.cases import CaseState, QuarantineCases
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster_tests.factories import envelope, failed, finished
+from kfm_dagster_tests.governance.conftest import Call, every_row
+
+DAY = "2025-12-03"
+PERSON = Decision(actor="person", reason="looked at it", change_ref="CHG-1")
+NOBODY = "00000000-0000-8000-8000-000000000000"
+STATES = ("pending", "in_progress", "succeeded", "failed", "quarantined", "discarded")
+WHY = ["--reason", "seen by eye"]
+CHANGE = ["--change-ref", "CHG-9"]
+
+
+@pytest.fixture
+def units(deployment: Pipeline) -> dict[str, Envelope]:
+    """One unit of each state, by its name; two are quarantined, one of them discarded."""
+    ledger = deployment.ledger
+    found = {state: envelope(number) for number, state in enumerate(STATES)}
+    ledger.ensure(found.values())
+    working = [found[state].wal_id for state in ("in_progress", "succeeded", "failed")]
+    claimed = ledger.claim(dataset="nexrad-l2", partition=DAY, run_id="run-1", limit=9, wal_ids=working)
+    ends = {found["succeeded"].wal_id: finished, found["failed"].wal_id: failed}
+    ledger.settle([ends[unit.wal_id](unit) for unit in claimed if unit.wal_id in ends], run_id="run-1")
+    out = [found["quarantined"].wal_id, found["discarded"].wal_id]
+    ledger.quarantine(out, reason_code="looked_odd", decision=PERSON)
+    cases(deployment).discard({found["discarded"].wal_id: 2}, decision=PERSON)
+    return found
+
+
+def cases(pipeline: Pipeline) -> QuarantineCases:
+    return QuarantineCases(pipeline.database, clock=pipeline.clock)
+
+
+REFUSED: dict[str, tuple[list[str], ExitCode, list[str]]] = {
+    # name: arguments ({state} is the unit of that state), exit code, what the line says
+    "release: pending": (["release", "{pending}", *WHY, *CHANGE], ExitCode.REFUSED, ["pending > pending"]),
+    "release: in progress": (["release", "{in_progress}", *WHY, *CHANGE], ExitCode.REFUSED, ["in_progress > pending"]),
+    "release: succeeded": (["release", "{succeeded}", *WHY, *CHANGE], ExitCode.REFUSED, ["succeeded > pending"]),
+    "release: failed": (["release", "{failed}", *WHY, *CHANGE], ExitCode.REFUSED, ["not quarantined"]),
+    "release: discarded": (["release", "{discarded}", *WHY, *CHANGE], ExitCode.REFUSED, ["was discarded", "for good"]),
+    "release: unknown": (["release", NOBODY, *WHY, *CHANGE], ExitCode.USAGE, ["there is no such record", NOBODY]),
+    "release: one of two is wrong": (
+        ["release", "{quarantined}", "{succeeded}", *WHY, *CHANGE], ExitCode.REFUSED, ["succeeded > pending"],
+    ),
+    "release: another version": (
+        ["release", "{quarantined}", "--version", "7", *WHY, *CHANGE],
+        ExitCode.REFUSED, ["at version 2", "expected version 7"],
+    ),
+    "release: one version for two": (
+        ["release", "{quarantined}", "{discarded}", "--version", "2", *WHY, *CHANGE], ExitCode.USAGE, ["one WAL_ID"],
+    ),
+    "release: version 0": (
+        ["release", "{quarantined}", "--version", "0", *WHY, *CHANGE], ExitCode.USAGE, ["--version"],
+    ),
+    "release: no change": (["release", "{quarantined}", *WHY], ExitCode.USAGE, ["change reference"]),
+    "release: no reason": (["release", "{quarantined}", *CHANGE], ExitCode.USAGE, ["--reason"]),
+    "release: empty reason": (["release", "{quarantined}", "--reason", " ", *CHANGE], ExitCode.USAGE, ["reason"]),
+    "release: no unit": (["release", *WHY, *CHANGE], ExitCode.USAGE, ["WAL_ID"]),
+    "discard: pending": (["discard", "{pending}", *WHY], ExitCode.REFUSED, ["pending > quarantined"]),
+    "discard: again": (["discard", "{discarded}", *WHY], ExitCode.REFUSED, ["was discarded"]),
+    "discard: another version": (
+        ["discard", "{quarantined}", "--version", "3", *WHY], ExitCode.REFUSED, ["at version 2"],
+    ),
+    "discard: long reason": (["discard", "{quarantined}", "--reason", "x" * 1001], ExitCode.USAGE, ["1001 characters"]),
+    "quarantine: succeeded": (
+        ["quarantine", "add", "{succeeded}", "--reason-code", "odd", *WHY],
+        ExitCode.REFUSED, ["succeeded > quarantined"],
+    ),
+    "quarantine: in progress": (
+        ["quarantine", "add", "{in_progress}", "--reason-code", "odd", *WHY],
+        ExitCode.REFUSED, ["in_progress > quarantined"],
+    ),
+    "quarantine: twice": (
+        ["quarantine", "add", "{pending}", "{quarantined}", "--reason-code", "odd", *WHY],
+        ExitCode.REFUSED, ["quarantined > quarantined"],
+    ),
+    "quarantine: unknown": (
+        ["quarantine", "add", "{pending}", NOBODY, "--reason-code", "odd", *WHY], ExitCode.USAGE, ["no such record"],
+    ),
+    "quarantine: no code": (
+        ["quarantine", "add", "{pending}", "--reason-code", "Not a code", *WHY], ExitCode.USAGE, ["--reason-code"],
+    ),
+    "quarantine show: never": (["quarantine", "show", "{pending}"], ExitCode.USAGE, ["ever quarantined"]),
+    "quarantine list: dataset": (["quarantine", "list", "--dataset", "goes-xyz"], ExitCode.USAGE, ["goes-xyz"]),
+    "switch: unknown dataset": (["kill-switch", "on", "goes-xyz", *WHY], ExitCode.USAGE, ["goes-xyz", "nexrad-l2"]),
+    "switch: on already": (["kill-switch", "on", "hrrr", *WHY], ExitCode.REFUSED, ["on already", "hrrr"]),
+    "switch: not on": (["kill-switch", "off", "nexrad-l2", *WHY], ExitCode.REFUSED, ["is not on", "nexrad-l2"]),
+    "switch: off nothing": (["kill-switch", "off", "all", *WHY], ExitCode.REFUSED, ["is not on"]),
+    "switch: no time": (["kill-switch", "on", "all", *WHY, "--expires", "soon"], ExitCode.USAGE, ["'soon' is neither"]),
+    "switch: endless": (["kill-switch", "on", "all", *WHY, "--expires", "9999999d"], ExitCode.USAGE, ["--expires"]),
+    "switch: no zone": (
+        ["kill-switch", "on", "all", *WHY, "--expires", "2099-01-31T12:00:00"], ExitCode.USAGE, ["with its zone"],
+    ),
+    "switch: over": (
+        ["kill-switch", "on", "all", *WHY, "--expires", "2020-01-31T12:00:00Z"], ExitCode.REFUSED, ["before it begins"],
+    ),
+    "switch: at once over": (
+        ["kill-switch", "on", "all", *WHY, "--expires", "0m"], ExitCode.REFUSED, ["before it begins"],
+    ),
+    "log: unknown action": (["governance", "log", "--action", "party"], ExitCode.USAGE, ["--action", "'party'"]),
+}  # fmt: skip
+
+
+@pytest.mark.clause("WSM-16", "SEC-02", "BEY-06", "WAL-10")
+def test_a_refused_decision_is_one_line_and_changes_no_row(
+    call: Call, deployment: Pipeline, units: dict[str, Envelope]
+) -> None:
+    deployment.ledger.switches.engage("hrrr", PERSON)
+    before = every_row(deployment.database)
+    ids = {state: unit.wal_id for state, unit in units.items()}
+    for name, (arguments, code, said) in REFUSED.items():
+        answer = call(*(argument.format(**ids) for argument in arguments))
+        assert (answer.code, answer.out) == (code, ""), (name, answer)
+        assert answer.err.startswith("kfm: "), name
+        assert answer.err.count("\n") == 1, name
+        for text in said:
+            assert text in answer.err, name
+    assert every_row(deployment.database) == before
+
+
+NEEDS_A_CHANGE = {
+    "release": ["release", "{quarantined}"],
+    "discard": ["discard", "{quarantined}"],
+    "quarantine add": ["quarantine", "add", "{pending}", "--reason-code", "odd"],
+    "kill-switch on": ["kill-switch", "on", "nexrad-l2"],
+    "kill-switch off": ["kill-switch", "off", "hrrr"],
+}
+
+
+@pytest.mark.clause("SEC-02")
+def test_in_production_every_decision_needs_a_change_reference(
+    call: Call, deployment: Pipeline, units: dict[str, Envelope], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment.ledger.switches.engage("hrrr", PERSON)
+    monkeypatch.setenv("KFM_ENV", "prod")
+    ids = {state: unit.wal_id for state, unit in units.items()}
+    before = every_row(deployment.database)
+    for name, arguments in NEEDS_A_CHANGE.items():
+        answer = call(*(argument.format(**ids) for argument in arguments), *WHY)
+        assert (answer.code, answer.out) == (ExitCode.USAGE, ""), name
+        assert "--change-ref" in answer.err, name
+    assert every_row(deployment.database) == before
+    for name, arguments in reversed(NEEDS_A_CHANGE.items()):
+        if name != "discard":  # of the same unit as release
+            assert call(*(argument.format(**ids) for argument in arguments), *WHY, *CHANGE).code == ExitCode.DONE, name
+    assert {entry.change_ref for entry in deployment.ledger.log.entries(limit=4)} == {"CHG-9"}
+
+
+@pytest.mark.clause("WSM-16", "BEY-06", "SEC-02")
+def test_a_release_lets_the_unit_in_closes_its_case_and_stands_in_the_log(
+    call: Call, deployment: Pipeline, units: dict[str, Envelope]
+) -> None:
+    wal_id = units["quarantined"].wal_id
+    answer = call("release", wal_id, wal_id, *WHY, *CHANGE, "--json")
+    assert answer.code == ExitCode.DONE
+    assert answer.rows == [{"wal_id": wal_id, "from": "quarantined", "to": "pending", "seen_version": 2}]
+    record = deployment.ledger.get(wal_id)
+    assert record is not None
+    assert (record.status, record.version, record.changed_by) == (Status.PENDING, 3, "jane")
+    [case] = cases(deployment).of(wal_id)
+    assert (case.state, case.closed_by, case.closing_reason, case.change_ref) == (
+        CaseState.RELEASED,
+        "jane",
+        "seen by eye",
+        "CHG-9",
+    )
+    [row] = call("governance", "log", "--action", "release", "--json").rows
+    assert (row["wal_id"], row["change"], row["change_ref"]) == (
+        wal_id,
+        "quarantined > pending (version 3)",
+        "CHG-9",
+    )
+
+
+@pytest.mark.clause("BEY-06")
+def test_the_second_of_two_releases_that_saw_the_same_version_loses(
+    call: Call, deployment: Pipeline, units: dict[str, Envelope]
+) -> None:
+    wal_id = units["quarantined"].wal_id
+    arguments = ("release", wal_id, "--version", "2", *WHY, *CHANGE)
+    assert call(*arguments).code == ExitCode.DONE
+    assert call(*arguments).code == ExitCode.REFUSED
+    # Back in quarantine at a later version: what was seen is no longer what stands.
+    deployment.ledger.quarantine([wal_id], reason_code="odd_again", decision=PERSON)
+    lost = call(*arguments)
+    assert (lost.code, "at version 4; expected version 2" in lost.err) == (ExitCode.REFUSED, True)
+    assert len(deployment.ledger.log.entries(action=GovernanceAction.RELEASE)) == 1
+
+
+@pytest.mark.clause("BEY-06", "SEC-02")
+def test_a_discarded_unit_stays_out_of_every_later_release(
+    call: Call, deployment: Pipeline, units: dict[str, Envelope]
+) -> None:
+    wal_id = units["quarantined"].wal_id
+    assert call("discard", wal_id, *WHY).code == ExitCode.DONE
+    assert [row["wal_id"] for row in call("quarantine", "list", "--json").rows] == []
+    discarded = call("quarantine", "list", "--state", "discarded", "--json").rows
+    assert {row["wal_id"] for row in discarded} == {wal_id, units["discarded"].wal_id}
+    record = deployment.ledger.get(wal_id)
+    assert record is not None
+    moved = deployment.ledger.override(
+        {record.wal_id: record.version},
+        from_status=Status.QUARANTINED,
+        action=GovernanceAction.RELEASE,
+        decision=PERSON,
+    )
+    assert moved == frozenset()
+    assert deployment.ledger.get(wal_id) == record
+    [entry] = call("governance", "log", "--wal-id", wal_id, "--action", "discard", "--json").rows
+    assert (entry["actor"], entry["details"]) == ("jane", {"quarantined_version": 2})
+
+
+@pytest.mark.clause("WSM-08", "SEC-02")
+def test_a_person_quarantines_what_waits_and_what_failed(
+    call: Call, deployment: Pipeline, units: dict[str, Envelope]
+) -> None:
+    pending, broken = units["pending"].wal_id, units["failed"].wal_id
+    answer = call("quarantine", "add", pending, broken, "--reason-code", "bad_site", *WHY, "--actor", "john")
+    assert answer.code == ExitCode.DONE
+    assert answer.out.splitlines() == [
+        f"{pending}: pending > quarantined (seen at version 1)",
+        f"{broken}: failed > quarantined (seen at version 3)",
+    ]
+    rows = call("quarantine", "list", "--reason", "bad_site", "--json").rows
+    assert {row["wal_id"]: row["error_code"] for row in rows} == {pending: "bad_site", broken: "missing_object"}
+    entries = call("governance", "log", "--action", "quarantine", "--limit", "2", "--json").rows
+    assert {(entry["wal_id"], entry["actor"], entry["to_status"]) for entry in entries} == {
+        (pending, "john", "quarantined"),
+        (broken, "john", "quarantined"),
+    }
+
+
+@pytest.mark.clause("WAL-10", "SEC-02")
+def test_a_switch_is_on_until_it_is_taken_back_or_expires(call: Call, deployment: Pipeline) -> None:
+    assert call("kill-switch", "list", "--json").out == ""
+    before = datetime.now(UTC)
+    assert call("kill-switch", "on", "nexrad-l2", *WHY, "--expires", "90m").code == ExitCode.DONE
+    assert call("kill-switch", "on", "all", *WHY, *CHANGE).code == ExitCode.DONE
+    everything, one = call("kill-switch", "list", "--json").rows
+    assert (everything["dataset"], everything["expires_at"], everything["change_ref"]) == ("all", None, "CHG-9")
+    assert (one["dataset"], one["engaged_by"], one["reason"]) == ("nexrad-l2", "jane", "seen by eye")
+    lasting = datetime.fromisoformat(one["expires_at"]) - before
+    assert timedelta(minutes=90) <= lasting < timedelta(minutes=95)
+    assert deployment.ledger.switches.off(["goes-abi"]) == {"goes-abi"}
+
+    off = call("kill-switch", "off", "nexrad-l2", *WHY)
+    assert (off.code, "the switch for all datasets is still on" in off.out) == (ExitCode.DONE, True)
+    assert call("kill-switch", "off", "all", *WHY).code == ExitCode.DONE
+    assert deployment.ledger.switches.engaged() == {}
+    actions = [row["action"] for row in call("governance", "log", "--json").rows]
+    assert actions == ["kill_switch_off", "kill_switch_off", "kill_switch_on", "kill_switch_on"]
+
+
+@pytest.mark.clause("BEY-06")
+def test_quarantine_show_tells_the_evidence_to_people_and_to_scripts(
+    call: Call, deployment: Pipeline, units: dict[str, Envelope], tmp_path: Path
+) -> None:
+    unit = units["quarantined"]
+    path = tmp_path / "objects" / unit.bucket / unit.key
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"AR2V0006." + bytes(range(256)) * 8)
+    assert "not collected yet" in call("quarantine", "show", unit.wal_id).out
+    collect_evidence(deployment)
+    [document] = call("quarantine", "show", unit.wal_id, "--json").rows
+    [case] = document["cases"]
+    assert (case["state"], case["reason"], case["evidence"]["found"]["size"]) == ("open", "looked_odd", 2057)
+    text = call("quarantine", "show", unit.wal_id).out
+    for shown in ("looked_odd", unit.object_uri, "2057", "41 52 32 56 30 30 30 36", "AR2V0006.", "000007c9"):
+        assert shown in text
+    for file in (tmp_path / "home" / "storage" / "evidence").rglob("*.json"):
+        file.unlink()
+    assert "evidence: lost" in call("quarantine", "show", unit.wal_id).out
+
+
+def test_wal_show_tells_the_whole_story_of_a_unit(
+    call: Call, deployment: Pipeline, units: dict[str, Envelope], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newer = units["quarantined"].evolve(
+        wal_id="00000000-0000-8000-8000-00000000000a",
+        object_version="newer",
+        event_time=units["quarantined"].event_time + timedelta(hours=1),
+    )
+    deployment.ledger.ensure([newer])
+    [story] = call("wal", "show", units["quarantined"].wal_id, "--json").rows
+    assert (story["status"], story["lane"], story["lease"]) == ("quarantined", "live", [])
+    assert [version["superseded_by"] for version in story["versions"]] == [newer.wal_id, None]
+    assert [case["state"] for case in story["cases"]] == ["open"]
+    assert [entry["action"] for entry in story["governance"]] == ["quarantine"]
+    assert [entry["to_status"] for entry in story["history"]] == ["pending", "quarantined"]
+    [working] = call("wal", "show", units["in_progress"].wal_id, "--json").rows
+    assert [lease["run_id"] for lease in working["lease"]] == ["run-1"]
+    text = call("wal", "show", units["quarantined"].wal_id).out
+    for shown in ("looked_odd", newer.wal_id, "lease: none", "governance", "looked at it"):
+        assert shown in text
+
+
+def test_a_table_cuts_nothing_and_takes_nothing_for_markup(
+    call: Call, deployment: Pipeline, units: dict[str, Envelope]
+) -> None:
+    reason = "[red]see https://noaa.gov/" + "x" * 300 + "[/red]"
+    call("kill-switch", "on", "hrrr", "--reason", reason)
+    assert reason in call("kill-switch", "list").out
+    assert units["failed"].object_uri in call("wal", "list").out
