@@ -17,7 +17,7 @@ from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import QueueUnavailableError
-from kfm_dagster.ledger.deliveries import Deliveries, DueMessage
+from kfm_dagster.ledger.deliveries import Deliveries, DueBackoff, DueMessage
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.lineage.backend import ClientBackend
 from kfm_dagster.lineage.store import Lineage
@@ -126,13 +126,17 @@ class Pipeline:
         Each from the queue that it was last received from: a drain receives from the dead-letter queue. Returns the
         number of deleted messages. Harmless to repeat: what SQS did not take stays due.
         """
-        later = self.deliveries.due_for_backoff(retrying) if retrying else []
-        for queue, postponed in self._by_queue(later):
-            queue.change_visibility([(entry.receipt_handle, entry.seconds) for entry in postponed])
+        if retrying:
+            self.postpone(self.deliveries.due_for_backoff(retrying))
         return sum(
             self._delete(queue, finished)
             for queue, finished in self._by_queue(self.deliveries.due_for_deletion(limit=limit))
         )
+
+    def postpone(self, messages: Iterable[DueBackoff]) -> None:
+        """Keep messages out of sight for so many seconds from now, each on the queue that it was last received from."""
+        for queue, postponed in self._by_queue(messages):
+            queue.change_visibility([(entry.receipt_handle, entry.seconds) for entry in postponed])
 
     def _delete(self, queue: Queue, due: Sequence[DueMessage]) -> int:
         refused = set(queue.delete([entry.receipt_handle for entry in due]))

@@ -81,6 +81,14 @@ class DueBackoff(DueMessage):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class HeldMessage(DueMessage):
+    """A message in flight of which a run holds a unit, of the given dataset."""
+
+    dataset: str
+    received_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Conservation:
     """Both sides of the balance: what came in, and what became of it (BEY-03)."""
 
@@ -154,6 +162,21 @@ class Deliveries:
                 queue=row.queue,
                 receipt_handle=row.receipt_handle,
                 seconds=max(0, math.ceil((moment(row.next_attempt_at) - now).total_seconds())),
+            )
+            for row in rows
+        ]
+
+    def held_by(self, run_id: str, *, after: str, limit: int, tx: Transaction | None = None) -> list[HeldMessage]:
+        """Return the messages in flight whose units a run holds, by id; the last id as `after` gives the next page."""
+        with reading(self._database, tx) as view:
+            rows = view.run("deliveries.held_by", run_id=run_id, after=after, limit=limit).all()
+        return [
+            HeldMessage(
+                message_id=row.message_id,
+                queue=row.queue,
+                receipt_handle=row.receipt_handle,
+                dataset=row.dataset,
+                received_at=moment(row.received_at),
             )
             for row in rows
         ]

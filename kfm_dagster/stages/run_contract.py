@@ -10,6 +10,7 @@ Belongs here: the order. Does not belong here: what a node does (`ingest/nodes.p
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum, unique
@@ -79,6 +80,10 @@ class Node(Protocol):
         """Return every setting that changes the result, as JSON values."""
         ...
 
+    def working(self) -> AbstractContextManager[None]:
+        """Hold on, for as long as the block lasts, to what the run must not lose while it computes."""
+        ...
+
     def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
         """Enrich the batch. External effects made here must converge when the call is repeated."""
         ...
@@ -144,7 +149,8 @@ class StageRunner:
                 batch = StageBatch(envelopes=self._load(earlier), state=earlier, skipped=SkipCause.ALREADY_SUCCEEDED)
                 return ComputedStage(node=node, run_id=run_id, inputs_hash=digest, skipped=batch)
             try:
-                envelopes = node.compute(upstream.envelopes if upstream else [])
+                with node.working():
+                    envelopes = node.compute(upstream.envelopes if upstream else [])
             except Exception as error:
                 self._record_failure(node, run_id=run_id, digest=digest)
                 raise StageFailedError(dataset_id=node.dataset_id, error_class=classify(error), cause=error) from error

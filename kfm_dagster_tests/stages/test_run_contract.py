@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -45,6 +46,9 @@ class FakeNode:
 
     def parameters(self) -> Mapping[str, Any]:
         return {"setting": self.setting}
+
+    def working(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
         self.calls.append("compute")

@@ -19,6 +19,19 @@ WHERE
 ORDER BY delivery.received_at, delivery.message_id
 LIMIT :limit;
 
+-- name: held_by
+SELECT
+    delivery.message_id, delivery.queue, delivery.receipt_handle, delivery.received_at, min(record.dataset) AS dataset
+FROM nodd_wal_records AS record
+INNER JOIN nodd_wal_delivery_units AS unit ON record.wal_id = unit.wal_id
+INNER JOIN nodd_wal_deliveries AS delivery ON unit.message_id = delivery.message_id
+WHERE
+    record.status = 'in_progress' AND record.ingest_run_id = :run_id AND delivery.state = 'in_flight'
+    AND delivery.message_id > :after
+GROUP BY delivery.message_id, delivery.queue, delivery.receipt_handle, delivery.received_at
+ORDER BY delivery.message_id
+LIMIT :limit;
+
 -- name: counts
 SELECT state, count(*) AS messages FROM nodd_wal_deliveries GROUP BY state;
 

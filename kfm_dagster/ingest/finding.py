@@ -1,0 +1,149 @@
+"""Finding: the first node of the chain - where a run's units come from, and how it claims them.
+
+Belongs here: landed messages, the ledger, and a bucket's listing as sources of units. Does not belong here: what is
+done to a unit (`nodes.py`), or how a notification is parsed (`operators/message_parse.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from enum import StrEnum, unique
+from typing import Any, Protocol
+
+from typing_extensions import override
+
+from kfm_dagster.contracts.envelope import Envelope, Lane, WalId
+from kfm_dagster.ingest.node import ChainNode, Operator, in_chunks
+from kfm_dagster.ingest.switched_off import refuse_switched_off
+from kfm_dagster.ledger.policy import ReplayReason
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.operators.message_parse import parse_listed, parse_message
+from kfm_dagster.run_state.inputs_hash import InputReference
+from kfm_dagster.storage.database import Transaction
+
+LISTING_CHUNK = 5_000
+"""Listed objects that enter the ledger in one transaction; a busy day has over 100,000."""
+
+
+@unique
+class Source(StrEnum):
+    """Where message_parse takes its units from."""
+
+    LANDING = "landing"
+    """Landed message batches, named by digest."""
+    LEDGER = "ledger"
+    """What is pending in the ledger."""
+    LISTING = "listing"
+    """The bucket's objects of the partition's day, and what is pending in the ledger."""
+
+
+class ListingAccount(Protocol):
+    """What a backfill keeps of the listing of one of its days."""
+
+    def opened(self, tx: Transaction) -> bool:
+        """Begin to count the objects; False when nobody wants the listing any more."""
+        ...
+
+    def counted(self, tx: Transaction, *, listed: int, created: int, readmitted: int) -> bool:
+        """Count what entered the ledger in this transaction; False when nobody wants the rest any more."""
+        ...
+
+    def closed(self, tx: Transaction) -> None:
+        """Note that every object of the day is in the ledger."""
+        ...
+
+
+@dataclass(kw_only=True)
+class MessageParse(ChainNode):
+    """Find the units, make sure each has a pending record, claim them.
+
+    A listing enters the ledger in the bulk lane, so that what is announced today goes first. With `lane` only units of
+    that lane are claimed; a run that a person starts claims from both, live units first.
+    """
+
+    operator = Operator.MESSAGE_PARSE
+
+    source: Source
+    landing: Sequence[str] = ()
+    limit: int
+    lane: Lane | None = None
+    account: ListingAccount | None = None
+    """Of the backfill that asked for this listing, where one did."""
+
+    @override
+    def inputs(self) -> Sequence[InputReference]:
+        return [InputReference(uri=f"landing:{digest}", checksum=digest) for digest in self.landing]
+
+    @override
+    def parameters(self) -> Mapping[str, Any]:
+        return {**super().parameters(), "source": self.source.value, "limit": self.limit, "lane": self.lane}
+
+    @override
+    def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
+        if self.source is Source.LANDING:
+            return self._landed()
+        if self.source is Source.LISTING:
+            # Whoever asked for it has to see that nothing will come; the other sources find nothing to claim.
+            refuse_switched_off(self.pipeline.ledger.switches, self.dataset)
+            self._enter_listing()
+        return []
+
+    @override
+    def apply(self, tx: Transaction, batch: list[Envelope]) -> list[Envelope]:
+        # Ensured and claimed in the transaction that names the output: a run that dies before it has claimed nothing.
+        ledger = self.pipeline.ledger
+        if batch:
+            ledger.ensure(batch, tx=tx)
+        if self.account is not None:
+            self.account.closed(tx)
+        return ledger.claim(
+            dataset=self.dataset,
+            partition=self.partition,
+            run_id=self.run_id,
+            limit=self.limit,
+            lane=self.lane,
+            tx=tx,
+        )
+
+    def _landed(self) -> list[Envelope]:
+        found: dict[WalId, Envelope] = {}
+        for digest in self.landing:
+            for message in self.pipeline.landing.read(digest):
+                parsed = parse_message(
+                    message, registry=self.pipeline.registry, queue=self.pipeline.settings.sqs_primary_queue
+                )
+                for unit in parsed.envelopes:
+                    if unit.dataset == self.dataset and unit.partition == self.partition:
+                        found.setdefault(unit.wal_id, unit)
+        return list(found.values())
+
+    def _enter_listing(self) -> None:
+        """Give every object of the day its record, and let failed ones in again, a chunk to a transaction.
+
+        A listing that dies is begun again: what it had entered is known then, and nothing is entered twice.
+        """
+        if self.account is not None:
+            with self.pipeline.database.transaction() as tx:
+                if not self.account.opened(tx):
+                    return
+        for chunk in in_chunks(self._listed(), LISTING_CHUNK):
+            if not self._enter(chunk):
+                return
+
+    def _enter(self, chunk: Sequence[Envelope]) -> bool:
+        ledger = self.pipeline.ledger
+        with self.pipeline.database.transaction() as tx:
+            ensured = ledger.ensure(chunk, lane=Lane.BULK, tx=tx)
+            failed = [wal_id for wal_id, status in ensured.existing.items() if status is Status.FAILED]
+            readmitted = ledger.readmit(failed, reason=ReplayReason.BACKFILL, tx=tx)
+            return self.account is None or self.account.counted(
+                tx, listed=len(chunk), created=len(ensured.created), readmitted=len(readmitted)
+            )
+
+    def _listed(self) -> Iterator[Envelope]:
+        for listed in self.pipeline.objects.list_day(self.contract, date.fromisoformat(self.partition)):
+            unit = parse_listed(self.contract, listed)
+            if unit is not None:
+                yield unit

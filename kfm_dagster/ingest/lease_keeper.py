@@ -1,0 +1,91 @@
+"""Keeping what a run holds while a node works: its leases, and its messages out of sight (BEY-02).
+
+A claim is taken from a run whose lease is over, and a message comes again when its visibility timeout is; both are
+shorter than the longest work. So a thread beside the work renews them, and ends with it. Belongs here: when to renew.
+Does not belong here: who may still write (fences, `ledger/leases.py`), which no renewal can replace.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.deliveries import DueBackoff
+from kfm_dagster.seams import carried
+
+PART = 3
+"""A lease is renewed three times in its life, so that one renewal may fail."""
+
+BATCH = 1_000
+"""Messages that are read and prolonged at a time."""
+
+_log = logging.getLogger(__name__)
+
+
+class LeaseKeeper:
+    """Renews what a run holds: its leases at every tick, its messages once half of their timeout is over."""
+
+    def __init__(self, pipeline: Pipeline, *, run_id: str) -> None:
+        self._pipeline = pipeline
+        self._run_id = run_id
+        self._timeouts = {contract.id: contract.queue.visibility_timeout for contract in pipeline.registry}
+
+    @property
+    def interval_seconds(self) -> float:
+        """Seconds between two ticks; a message that is not prolonged at one tick is seen again before it comes back."""
+        return min(self._pipeline.settings.lease_seconds, *self._timeouts.values()) / PART
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Tick now, and every interval until the block ends; the thread ends with the block."""
+        self.tick()
+        over = threading.Event()
+        work = carried(self._keep)
+        thread = threading.Thread(target=work, args=(over,), name=f"lease-keeper-{self._run_id}", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def tick(self) -> None:
+        """Renew once. What goes wrong is logged: work that is not lost yet must not be lost by this."""
+        for name, renew in (("leases", self._renew_leases), ("messages", self._prolong_messages)):
+            try:
+                renew()
+            except Exception as error:
+                _log.warning("run %s could not renew its %s: %s: %s", self._run_id, name, type(error).__name__, error)
+
+    def _keep(self, over: threading.Event) -> None:
+        while not over.wait(self.interval_seconds):
+            self.tick()
+
+    def _renew_leases(self) -> None:
+        self._pipeline.ledger.leases.renew(self._run_id)
+
+    def _prolong_messages(self) -> None:
+        now = self._pipeline.clock()
+        after = ""
+        while True:
+            held = self._pipeline.deliveries.held_by(self._run_id, after=after, limit=BATCH)
+            due = [
+                DueBackoff(
+                    message_id=message.message_id,
+                    queue=message.queue,
+                    receipt_handle=message.receipt_handle,
+                    seconds=self._timeouts[message.dataset],
+                )
+                for message in held
+                if message.dataset in self._timeouts
+                and now - message.received_at >= timedelta(seconds=self._timeouts[message.dataset]) / 2
+            ]
+            if due:
+                self._pipeline.postpone(due)
+            if len(held) < BATCH:
+                return
+            after = held[-1].message_id

@@ -1,0 +1,108 @@
+"""A node: what each of the chain's nodes shares - its dataset, partition and run, and what it holds while it works.
+
+Belongs here: the operators' names, and the defaults of the run contract's protocol. Does not belong here: what a node
+does (`finding.py`, `nodes.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from enum import StrEnum, unique
+from itertools import islice
+from typing import Any, ClassVar
+
+from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.ingest.lease_keeper import LeaseKeeper
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.run_state.inputs_hash import InputReference
+from kfm_dagster.run_state.record import ValidationSummary
+from kfm_dagster.seams import carried
+from kfm_dagster.storage.database import Transaction
+
+
+@unique
+class Operator(StrEnum):
+    """The nodes of the chain, in order; the value names run-state and Dagster ops."""
+
+    MESSAGE_PARSE = "message_parse"
+    INTEGRITY_CHECK = "integrity_check"
+    METADATA_EXTRACT = "metadata_extract"
+    STAC_REGISTER = "stac_register"
+    PROVENANCE_EMIT = "provenance_emit"
+    SETTLE = "settle"
+
+
+@dataclass(kw_only=True)
+class ChainNode:
+    """What every node shares: its dataset, partition and run."""
+
+    operator: ClassVar[Operator]
+
+    pipeline: Pipeline
+    dataset: str
+    partition: str
+    run_id: str
+
+    @property
+    def contract(self) -> DatasetContract:
+        """The dataset's contract."""
+        return self.pipeline.registry[self.dataset]
+
+    @property
+    def dataset_id(self) -> str:
+        """Node id of run-state."""
+        return f"{self.dataset}.{self.operator}"
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """What the seams reached in this stage are labelled with."""
+        return {
+            "dataset": self.dataset,
+            "operator": self.operator.value,
+            "partition": self.partition,
+            "run": self.run_id,
+        }
+
+    def inputs(self) -> Sequence[InputReference]:
+        """Nothing besides the batch, for most nodes."""
+        return []
+
+    def parameters(self) -> Mapping[str, Any]:
+        """Return what changes the result: the partition and, because any change of it may, the contract."""
+        contract = hashlib.sha256(self.contract.model_dump_json().encode()).hexdigest()
+        return {"partition": self.partition, "contract_sha256": contract}
+
+    def working(self) -> AbstractContextManager[None]:
+        """Keep the run's leases and messages."""
+        return LeaseKeeper(self.pipeline, run_id=self.run_id).keeping()
+
+    def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
+        """Return the batch as it is, for a node that has only to be made durable."""
+        return list(batch)
+
+    def apply(self, tx: Transaction, batch: list[Envelope]) -> list[Envelope]:  # noqa: ARG002, the node's protocol
+        """Return the batch as it is, for a node without a part in the ledger."""
+        return batch
+
+    def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
+        """Count every unit as passed, for a node that checks none."""
+        return ValidationSummary(checks=len(batch), passed=len(batch), failed=0)
+
+    def after_commit(self, batch: Sequence[Envelope]) -> None:
+        """Nothing, for most nodes."""
+
+    def concurrently(self, work: Callable[[Envelope], Envelope], batch: Sequence[Envelope]) -> list[Envelope]:
+        """Do the work on every unit, on as many threads as read at once; in the batch's order."""
+        with ThreadPoolExecutor(max_workers=self.pipeline.settings.read_threads) as pool:
+            return list(pool.map(carried(work), batch))
+
+
+def in_chunks(units: Iterator[Envelope], size: int) -> Iterator[list[Envelope]]:
+    """Yield the units in lists of that size, the last one shorter."""
+    while chunk := list(islice(units, size)):
+        yield chunk

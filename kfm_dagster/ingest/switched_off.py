@@ -1,0 +1,94 @@
+"""Switched off: what receiving and planning do while a kill switch is on, and how it is said (WAL-10).
+
+Belongs here: which switches hold for a queue or a dataset, for how long a message may wait, what counts as on its way,
+and the sentences. Does not
+belong here: the switches themselves (`governance/switches.py`), and claims (`ledger/store.py`), which refuse by
+themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from math import ceil
+
+from kfm_dagster.contracts.envelope import Lane
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.governance.switches import EVERY_DATASET, KillSwitch, KillSwitchError, KillSwitches
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.notifications.sqs import MAX_VISIBILITY_SECONDS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SwitchedOff:
+    """The switches that are on, by dataset; looked at once, so that one tick decides all alike."""
+
+    engaged: Mapping[str, KillSwitch]
+
+    @classmethod
+    def now(cls, switches: KillSwitches) -> SwitchedOff:
+        """Ask which switches are on."""
+        return cls(engaged=switches.engaged())
+
+    def of(self, dataset: str) -> KillSwitch | None:
+        """Return the switch that holds for a dataset, or None; the one for all speaks before its own."""
+        return self.engaged.get(EVERY_DATASET) or self.engaged.get(dataset)
+
+    def of_queue(self, registry: ContractRegistry, queue: str) -> list[KillSwitch]:
+        """Return the switches by which everything that a queue brings is off; none when one dataset is on.
+
+        A queue that no contract names may bring any dataset.
+        """
+        fed = [contract.id for contract in registry if contract.queue.name == queue] or [c.id for c in registry]
+        found = [switch for dataset in fed if (switch := self.of(dataset)) is not None]
+        if len(found) < len(fed):
+            return []
+        return list({switch.dataset: switch for switch in found}.values())
+
+    def hidden_seconds(self, dataset: str, *, now: datetime) -> int | None:
+        """Return for how long a message of the dataset should stay out of sight, or None when the dataset is on.
+
+        Until the switch expires, and no longer than SQS hides a message: what comes back earlier than it must only uses
+        up the receives after which the redrive policy takes it.
+        """
+        switch = self.of(dataset)
+        if switch is None:
+            return None
+        if switch.expires_at is None:
+            return MAX_VISIBILITY_SECONDS
+        return min(MAX_VISIBILITY_SECONDS, max(0, ceil((switch.expires_at - now).total_seconds())))
+
+    def sentences(self) -> str:
+        """Say of every switch that is on what `sentence` says of one."""
+        return "; ".join(sentence(switch) for switch in self.engaged.values())
+
+
+def sentence(switch: KillSwitch) -> str:
+    """Say which switch is on, who turned it, why, and until when."""
+    what = "every dataset is" if switch.dataset == EVERY_DATASET else f"{switch.dataset} is"
+    change = f" ({switch.change_ref})" if switch.change_ref else ""
+    until = f"until {switch.expires_at:%Y-%m-%d %H:%M} UTC" if switch.expires_at else "until somebody releases it"
+    return (
+        f"{what} switched off since {switch.engaged_at:%Y-%m-%d %H:%M} UTC by {switch.engaged_by}, "
+        f"{until}: {switch.reason}{change}"
+    )
+
+
+def units_in_flight(pipeline: Pipeline, lane: Lane, off: SwitchedOff) -> int:
+    """Count the units of a lane that are on their way.
+
+    What waits for a switch is on no way: it would hold up the other datasets.
+    """
+    units = pipeline.ledger.in_flight(lane)
+    if not off.engaged:
+        return units
+    pending = pipeline.ledger.pending_by_partition()
+    return units - sum(entry.units for entry in pending if entry.lane is lane and off.of(entry.dataset))
+
+
+def refuse_switched_off(switches: KillSwitches, dataset: str) -> None:
+    """Raise KillSwitchError when the dataset is switched off."""
+    switch = SwitchedOff.now(switches).of(dataset)
+    if switch is not None:
+        raise KillSwitchError(sentence(switch), next_step=f"kfm kill-switch release {switch.dataset}")
