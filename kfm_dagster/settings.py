@@ -56,7 +56,14 @@ class Settings(BaseSettings):
         5000, ge=1, le=10_000, description="Units that one run claims per dataset; each takes about 25 KB of memory."
     )
     max_in_flight_units: PositiveInt = Field(
-        20000, description="The sensor stops receiving while more units than this are pending or in progress."
+        20000, description="The sensor stops receiving while more live units than this are pending or in progress."
+    )
+    live_share: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="Share of in-flight units and of run slots that bulk work (backfills, replays) can never take; "
+        "1 lets no bulk work in.",
     )
     read_concurrency: PositiveInt = Field(16, description="Objects that one run reads at the same time.")
     lease_seconds: PositiveInt = Field(
@@ -108,6 +115,16 @@ class Settings(BaseSettings):
         return min(self.read_concurrency, (os.cpu_count() or 1) + 1)
 
     @property
+    def max_bulk_in_flight_units(self) -> int:
+        """Bulk units that may be on their way before a backfill lists its next day."""
+        return self._bulk_part(self.max_in_flight_units)
+
+    def bulk_runs(self, run_slots: int | None) -> int:
+        """Bulk runs that may be active at a time, where so many runs may be in progress (None: any number)."""
+        by_units = self._bulk_part(self.max_in_flight_units / self.max_units_per_run)
+        return by_units if run_slots is None else min(by_units, self._bulk_part(run_slots))
+
+    @property
     def database_url(self) -> str:
         """SQLAlchemy URL of the database."""
         return self.wal_dsn or f"sqlite:///{self.home.absolute() / 'kfm.db'}"
@@ -126,3 +143,8 @@ class Settings(BaseSettings):
     def lineage(self) -> str:
         """URL or folder of the lineage files."""
         return self.lineage_url or str(self.home.absolute() / "lineage")
+
+    def _bulk_part(self, whole: float) -> int:
+        """Return what the live share leaves of a whole; one at least, unless it leaves nothing at all."""
+        # A lane that is never served would be none. A thousandth is no part of anything, only a float's error.
+        return 0 if self.live_share == 1 else max(1, int(whole * (1 - self.live_share) + 0.001))

@@ -26,6 +26,7 @@ BAD: dict[str, list[str]] = {
     "receive_threads": ["0", "many"],
     "max_units_per_run": ["0", "10001", "1e3"],
     "max_in_flight_units": ["-5", ""],
+    "live_share": ["-0.1", "1.1", "half", "nan"],
     "read_concurrency": ["0", "x"],
     "lease_seconds": ["0", "16m"],
     "retry_backoff_seconds": ["-1", "x"],

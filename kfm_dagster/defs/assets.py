@@ -9,6 +9,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
+from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.defs.chain import CHAIN, QUEUE_KEY, asset_key, op_name, slug
@@ -25,6 +26,8 @@ from kfm_dagster.ingest.nodes import (
     Source,
     StacRegister,
 )
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.replay.backfill import DayListing
 from kfm_dagster.stages.run_contract import ComputedStage, Node, StageBatch, StageFailedError
 
 DESCRIPTIONS: Mapping[Operator, str] = {
@@ -57,6 +60,10 @@ class MessageParseConfig(dg.Config):
         "day, and what is pending.",
     )
     landing: list[str] = Field(default_factory=list, description="Digests of landed message batches.")
+    lane: Lane | None = Field(
+        default=None, description="LIVE or BULK: only units of that lane are claimed. Empty: both, live units first."
+    )
+    backfill_id: str | None = Field(default=None, description="The backfill (kfm backfill) that wants the listing.")
 
 
 def queue_asset() -> dg.AssetSpec:
@@ -120,10 +127,18 @@ def _first_op(dataset: str) -> dg.OpDefinition:
             source=config.source,
             landing=tuple(config.landing),
             limit=opened.settings.max_units_per_run,
+            lane=config.lane,
+            account=_account(opened, config, dataset=dataset, day=context.partition_key),
         )
         return _run(context, node, None, pipeline)
 
     return message_parse
+
+
+def _account(pipeline: Pipeline, config: MessageParseConfig, *, dataset: str, day: str) -> DayListing | None:
+    if config.backfill_id is None:
+        return None
+    return DayListing(pipeline=pipeline, backfill_id=config.backfill_id, dataset=dataset, day=day)
 
 
 def _operator_op(dataset: str, operator: Operator) -> dg.OpDefinition:

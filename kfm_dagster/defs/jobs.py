@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import dagster as dg
 
+from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.defs.chain import CHAIN, asset_key, slug
 
 INGEST_JOB = "ingest"
+LANE_TAG = "kfm/lane"
+"""The lane whose units a run works; dagster.yaml limits the runs of the bulk lane by it."""
+
+_BY_HAND = {LANE_TAG: Lane.BULK.value}
+"""What a person or a backfill of the UI starts lists a day: bulk work. The sensors name the lane of each run."""
 
 
 def ingest_jobs(registry: ContractRegistry) -> list[dg.UnresolvedAssetJobDefinition]:
@@ -16,12 +22,14 @@ def ingest_jobs(registry: ContractRegistry) -> list[dg.UnresolvedAssetJobDefinit
     every = dg.define_asset_job(
         INGEST_JOB,
         selection=dg.AssetSelection.assets(*(key for chain in keys.values() for key in chain)),
+        tags=_BY_HAND,
         description="Every dataset's chain for one day. The sensors ask for it with the datasets that have work.",
     )
     each = [
         dg.define_asset_job(
             f"{INGEST_JOB}_{slug(contract.id)}",
             selection=dg.AssetSelection.assets(*keys[contract.id]),
+            tags=_BY_HAND,
             description=f"Ingest what is missing of {contract.metadata.title} for one day: lists the bucket, works "
             "what the ledger does not know or has pending, and leaves alone what succeeded.",
         )

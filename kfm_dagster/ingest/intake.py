@@ -3,18 +3,25 @@
 A tick lands the raw messages before it looks at them, keeps what cannot be parsed with its reason, and makes a pending
 ledger record for every unit in the same transaction as its delivery. So a message that has been received is never
 without a record, whatever dies next, and back-pressure can count. Runs are planned elsewhere (`ingest/plan.py`).
+
+While everything that the queue brings is switched off, nothing is received. Where it brings other datasets as well,
+units of one that is off are recorded and wait; their messages are put out of sight for as long as SQS allows.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 
-from kfm_dagster.contracts.envelope import Envelope, WalId
+from kfm_dagster.contracts.envelope import Envelope, Lane, WalId
+from kfm_dagster.governance.switches import KillSwitch
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.switched_off import SwitchedOff, units_in_flight
 from kfm_dagster.ledger.deliveries import Delivery, DeliveryState, Rejection
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.ledger.store import EnsureResult
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.operators.message_parse import ParsedMessage, parse_message
 
@@ -24,7 +31,7 @@ class IntakeReport:
     """What one tick took in.
 
     `landed` maps (dataset, partition) to the digests of the batches that hold its units; `full` says that nothing was
-    received because too many units are in flight.
+    received because too many live units are in flight, `off` by which switches nothing may be received.
     """
 
     received: int = 0
@@ -34,19 +41,26 @@ class IntakeReport:
     ignored: int = 0
     rejected: int = 0
     deleted: int = 0
+    postponed: int = 0
     full: bool = False
+    off: tuple[KillSwitch, ...] = ()
     landed: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
 
 
 def take_in(pipeline: Pipeline) -> IntakeReport:
-    """Receive one run's worth of messages at most, unless too many units are in flight, and record them.
+    """Receive one run's worth of messages at most, unless too many live units are in flight, and record them.
+
+    Bulk units do not count: a backfill must not stop what is announced today.
 
     One batch a tick: its run starts while the next tick receives. Raises QueueUnavailableError and
     DatabaseUnavailableError; what was received and not recorded comes back after its visibility timeout.
     """
     settings = pipeline.settings
     deleted = pipeline.acknowledge()
-    room = settings.max_in_flight_units - pipeline.ledger.in_flight()
+    off = SwitchedOff.now(pipeline.ledger.switches)
+    if switches := off.of_queue(pipeline.registry, settings.sqs_primary_queue):
+        return IntakeReport(deleted=deleted, off=tuple(switches))
+    room = settings.max_in_flight_units - units_in_flight(pipeline, Lane.LIVE, off)
     if room <= 0:
         return IntakeReport(deleted=deleted, full=True)
     messages = pipeline.queue.receive(
@@ -66,6 +80,7 @@ def record(pipeline: Pipeline, messages: Sequence[SqsMessage]) -> IntakeReport:
     queue = pipeline.settings.sqs_primary_queue
     parsed = [parse_message(message, registry=pipeline.registry, queue=queue) for message in messages]
     units: dict[WalId, Envelope] = {unit.wal_id: unit for one in parsed for unit in one.envelopes}
+    off = SwitchedOff.now(pipeline.ledger.switches)
     with pipeline.database.transaction() as tx:
         ensured = pipeline.ledger.ensure(list(units.values()), tx=tx)
         failed = [wal_id for wal_id, status in ensured.existing.items() if status is Status.FAILED]
@@ -81,15 +96,10 @@ def record(pipeline: Pipeline, messages: Sequence[SqsMessage]) -> IntakeReport:
             [entry for message, one in zip(messages, parsed, strict=True) for entry in rejections_of(message, one)],
             tx=tx,
         )
-    # A message that gave nothing but rejections comes back at once, so that the redrive policy takes it to the DLQ.
-    poison = [
-        message.receipt_handle or ""
-        for message, one in zip(messages, parsed, strict=True)
-        if one.rejections and not one.envelopes
-    ]
-    if poison:
-        pipeline.queue.change_visibility([(receipt, 0) for receipt in poison])
-    work = {unit.wal_id for unit in units.values() if unit.wal_id in ensured.created} | set(readmitted)
+    changes = _visibility(messages, parsed, off=off, ended=_ended(ensured), now=pipeline.clock())
+    if changes:
+        pipeline.queue.change_visibility(changes)
+    work = (ensured.created - ensured.stale) | readmitted
     return IntakeReport(
         received=len(messages),
         created=len(ensured.created),
@@ -97,8 +107,44 @@ def record(pipeline: Pipeline, messages: Sequence[SqsMessage]) -> IntakeReport:
         known=len(ensured.existing) - len(readmitted),
         ignored=sum(len(one.ignored) for one in parsed),
         rejected=sum(len(one.rejections) for one in parsed),
-        landed={(units[wal_id].dataset, units[wal_id].partition): (landed.digest,) for wal_id in work},
+        postponed=sum(seconds > 0 for _, seconds in changes),
+        landed={
+            (units[wal_id].dataset, units[wal_id].partition): (landed.digest,)
+            for wal_id in work
+            if off.of(units[wal_id].dataset) is None
+        },
     )
+
+
+def _ended(ensured: EnsureResult) -> frozenset[WalId]:
+    """Units of a batch that need no run any more, so that their message goes by itself."""
+    return ensured.stale | {
+        wal_id for wal_id, status in ensured.existing.items() if status in {Status.SUCCEEDED, Status.QUARANTINED}
+    }
+
+
+def _visibility(
+    messages: Sequence[SqsMessage],
+    parsed: Sequence[ParsedMessage],
+    *,
+    off: SwitchedOff,
+    ended: Collection[WalId],
+    now: datetime,
+) -> list[tuple[str, int]]:
+    """Return the receipts of messages that must not come again when the queue says, and in how many seconds they may.
+
+    A message that gave nothing but rejections comes at once, so that the redrive policy takes it to the DLQ. One that
+    waits for a dataset to be switched on stays away, so that it does not come again and again until that policy has it.
+    """
+    changes = []
+    for message, one in zip(messages, parsed, strict=True):
+        waiting = {unit.dataset for unit in one.envelopes if unit.wal_id not in ended}
+        hidden = [seconds for name in waiting if (seconds := off.hidden_seconds(name, now=now)) is not None]
+        if hidden:
+            changes.append((message.receipt_handle or "", max(hidden)))
+        elif one.rejections and not one.envelopes:
+            changes.append((message.receipt_handle or "", 0))
+    return changes
 
 
 def rejections_of(message: SqsMessage, parsed: ParsedMessage) -> list[Rejection]:

@@ -1,7 +1,10 @@
-"""Planning: which partitions get how many runs, from what the ledger has pending.
+"""Planning: which partitions get how many runs in which lane, from what the ledger has pending.
 
 Starting a run costs seconds and a unit a millisecond, so a partition gets a run only when it has more pending units
 than the runs that are coming will take; what arrives meanwhile waits in the ledger for the next one.
+
+A run takes units of one lane: a live run is never lengthened by bulk work, and however much bulk work waits, only so
+many of its runs are there at a time.
 """
 
 from __future__ import annotations
@@ -12,15 +15,21 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ledger.reports import PendingPartition
+from kfm_dagster.settings import Settings
+
+LaneKey = tuple[str, Lane]
+"""A partition and a lane: what runs are counted by."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedRun:
-    """One run to ask for: a partition, the datasets that have work in it, and where they take it from."""
+    """One run to ask for: a partition, a lane, the datasets that have work there, and where they take it from."""
 
     partition: str
+    lane: Lane
     datasets: tuple[str, ...]
     source: Source
     landing: Mapping[str, tuple[str, ...]]
@@ -28,50 +37,104 @@ class PlannedRun:
     run_key: str
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ActiveRuns:
+    """Runs that are queued or running, and those of them that have not claimed yet, by partition and lane."""
+
+    active: Counter[LaneKey]
+    coming: Counter[LaneKey]
+
+    def of(self, lane: Lane) -> int:
+        """Return the number of active runs of a lane."""
+        return sum(runs for (_, of_lane), runs in self.active.items() if of_lane is lane)
+
+
+def lane_limits(settings: Settings, *, run_slots: int | None, bulk_waits: bool) -> dict[Lane, int | None]:
+    """Return how many runs of each lane may be active at a time; None is any number.
+
+    `run_slots` are the runs that may be in progress at once (None: any number). Bulk work has what the live share
+    leaves. Live work has everything while no bulk work waits, and all but one run while some does: with every slot's
+    queue full of live runs, bulk work would never have its turn.
+    """
+    bulk = settings.bulk_runs(run_slots)
+    alone = run_slots is None or bulk == 0 or not bulk_waits
+    return {Lane.LIVE: None if alone or run_slots is None else max(1, run_slots - 1), Lane.BULK: bulk}
+
+
 def plan_runs(
     pending: Iterable[PendingPartition],
     *,
     landed: Mapping[tuple[str, str], Sequence[str]],
-    active: Counter[str],
-    coming: Counter[str],
+    runs: ActiveRuns,
+    limits: Mapping[Lane, int | None],
     max_units_per_run: int,
     salt: Callable[[str], str],
 ) -> list[PlannedRun]:
-    """Return the runs that the pending units need beyond those that are there.
+    """Return the runs that the pending units need beyond those that are there, live ones first.
 
-    `active` counts, by partition, the queued and running runs, `coming` those of them that have not claimed yet. An
-    idle partition gets runs for all that is pending, one with active runs only for batches that are at least half full:
-    what a live feed brings in while a run works would else cost a run's start for a handful of units.
+    An idle partition gets runs for all that is pending in a lane, one with active runs only for batches that are at
+    least half full: what a live feed brings in while a run works would else cost a run's start for a handful of units.
+    No lane gets more runs than its limit leaves; the earliest partitions come first.
 
-    The first run of an idle partition takes the landed batches, further ones what is pending. A run_key is remembered
-    for ever, so a run over landed batches is named by their digests, and one over the ledger by `salt(partition)`,
-    which has to change once an earlier run of the partition has come.
+    The first live run of an idle partition takes the landed batches, further ones what is pending. A run_key is
+    remembered for ever, so a run over landed batches is named by their digests, and one over the ledger by
+    `salt(partition)`, which has to change once an earlier run of the partition has come.
     """
-    units: dict[str, dict[str, int]] = defaultdict(dict)
+    units: dict[LaneKey, dict[str, int]] = defaultdict(dict)
     for entry in pending:
-        units[entry.partition][entry.dataset] = entry.units
+        units[entry.partition, entry.lane][entry.dataset] = entry.units
     planned = []
-    for partition, by_dataset in sorted(units.items()):
-        # A run takes up to max_units_per_run of each dataset, so the fullest dataset sets the number of runs.
-        full, rest = divmod(max(by_dataset.values()), max_units_per_run)
-        worth_a_run = rest > 0 and (not active[partition] or rest * 2 >= max_units_per_run)
-        needed = full + worth_a_run
-        for index in range(coming[partition], needed):
-            datasets = tuple(sorted(name for name, count in by_dataset.items() if count > index * max_units_per_run))
-            landing = {name: tuple(sorted(landed[name, partition])) for name in datasets if (name, partition) in landed}
-            first = index == coming[partition]
-            source = Source.LANDING if first and len(landing) == len(datasets) else Source.LEDGER
-            chosen = landing if source is Source.LANDING else {}
-            key = json.dumps(
-                [partition, datasets, source.value, chosen, index, "" if chosen else salt(partition)], sort_keys=True
+    for lane in (Lane.LIVE, Lane.BULK):
+        limit = limits.get(lane)
+        wanted = [
+            run
+            for (partition, of_lane), by_dataset in sorted(units.items())
+            if of_lane is lane
+            for run in _runs_of(
+                (partition, lane),
+                by_dataset,
+                landed=landed if lane is Lane.LIVE else {},
+                runs=runs,
+                max_units_per_run=max_units_per_run,
+                salt=salt,
             )
-            planned.append(
-                PlannedRun(
-                    partition=partition,
-                    datasets=datasets,
-                    source=source,
-                    landing=chosen,
-                    run_key=hashlib.sha256(key.encode()).hexdigest(),
-                )
+        ]
+        planned += wanted if limit is None else wanted[: max(0, limit - runs.of(lane))]
+    return planned
+
+
+def _runs_of(
+    key: LaneKey,
+    by_dataset: Mapping[str, int],
+    *,
+    landed: Mapping[tuple[str, str], Sequence[str]],
+    runs: ActiveRuns,
+    max_units_per_run: int,
+    salt: Callable[[str], str],
+) -> list[PlannedRun]:
+    """Return the runs that one lane of one partition needs beyond those that are there."""
+    partition, lane = key
+    # A run takes up to max_units_per_run of each dataset, so the fullest dataset sets the number of runs.
+    full, rest = divmod(max(by_dataset.values()), max_units_per_run)
+    worth_a_run = rest > 0 and (not runs.active[key] or rest * 2 >= max_units_per_run)
+    planned = []
+    for index in range(runs.coming[key], full + worth_a_run):
+        datasets = tuple(sorted(name for name, count in by_dataset.items() if count > index * max_units_per_run))
+        landing = {name: tuple(sorted(landed[name, partition])) for name in datasets if (name, partition) in landed}
+        first = index == runs.coming[key]
+        source = Source.LANDING if first and len(landing) == len(datasets) else Source.LEDGER
+        chosen = landing if source is Source.LANDING else {}
+        name = [partition, datasets, source.value, chosen, index, "" if chosen else salt(partition)]
+        # Runs of the live lane are named as they were before there were lanes.
+        name += [lane.value] if lane is Lane.BULK else []
+        planned.append(
+            PlannedRun(
+                partition=partition,
+                lane=lane,
+                datasets=datasets,
+                source=source,
+                landing=chosen,
+                run_key=hashlib.sha256(json.dumps(name, sort_keys=True).encode()).hexdigest(),
             )
+        )
     return planned

@@ -12,34 +12,49 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.ingest.nodes import Source
-from kfm_dagster.ingest.plan import PlannedRun, plan_runs
+from kfm_dagster.ingest.plan import ActiveRuns, LaneKey, PlannedRun, lane_limits, plan_runs
 from kfm_dagster.ledger.reports import PendingPartition
+from kfm_dagster.settings import Settings
 
 DAY = "2025-04-02"
 OLDEST = datetime(2025, 4, 2, tzinfo=UTC)
 
 Pending = Mapping[tuple[str, str], int]
+NO_LIMITS: Mapping[Lane, int | None] = {}
+
+
+def counter(runs: Mapping[str, int] | None, lane: Lane) -> Counter[LaneKey]:
+    return Counter({(partition, lane): number for partition, number in (runs or {}).items()})
 
 
 def plan(
     pending: Pending,
     *,
+    bulk: Pending | None = None,
     landed: Mapping[tuple[str, str], tuple[str, ...]] | None = None,
     active: Mapping[str, int] | None = None,
     coming: Mapping[str, int] | None = None,
+    active_bulk: Mapping[str, int] | None = None,
+    limits: Mapping[Lane, int | None] = NO_LIMITS,
     most: int = 10,
     salt: str = "0",
 ) -> list[PlannedRun]:
-    """Plan for pending units by (dataset, partition)."""
+    """Plan for pending live and bulk units by (dataset, partition)."""
+    there = counter(coming, Lane.LIVE)
     return plan_runs(
         [
-            PendingPartition(dataset=dataset, partition=partition, units=units, oldest=OLDEST)
-            for (dataset, partition), units in pending.items()
+            PendingPartition(dataset=dataset, partition=partition, lane=lane, units=units, oldest=OLDEST)
+            for lane, found in ((Lane.LIVE, pending), (Lane.BULK, bulk or {}))
+            for (dataset, partition), units in found.items()
         ],
         landed=landed or {},
-        active=Counter(active or {}) | Counter(coming or {}),
-        coming=Counter(coming or {}),
+        runs=ActiveRuns(
+            active=(counter(active, Lane.LIVE) | there) + counter(active_bulk, Lane.BULK),
+            coming=there,
+        ),
+        limits=limits,
         max_units_per_run=most,
         salt=lambda _: salt,
     )
@@ -47,6 +62,10 @@ def plan(
 
 def shape(runs: list[PlannedRun]) -> list[tuple[str, tuple[str, ...], str]]:
     return [(run.partition, run.datasets, run.source.value) for run in runs]
+
+
+def lanes(runs: list[PlannedRun]) -> list[tuple[str, str]]:
+    return [(run.lane.value, run.partition) for run in runs]
 
 
 @pytest.mark.clause("DAG-03")
@@ -101,6 +120,54 @@ def test_a_run_key_is_the_same_in_every_release() -> None:
     assert run.run_key == "b8a02e166b93b62ed7b35abebd038eaf99dc5dc948f2abc0db5e41184c8c71dd"
 
 
+@pytest.mark.clause("BEY-14")
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        # A run takes units of one lane, live ones are asked for first.
+        ({"pending": {("a", DAY): 1}, "bulk": {("a", DAY): 1}}, [("live", DAY), ("bulk", DAY)]),
+        ({"pending": {("a", DAY): 1}, "bulk": {("a", "1999-01-01"): 1}}, [("live", DAY), ("bulk", "1999-01-01")]),
+        # However much bulk work waits, it gets what its limit leaves; live work is not counted against it.
+        ({"pending": {}, "bulk": {("a", DAY): 60_000}, "limits": {Lane.BULK: 2}}, [("bulk", DAY)] * 2),
+        (
+            {"pending": {("a", DAY): 25}, "bulk": {("a", DAY): 60_000}, "limits": {Lane.BULK: 1}},
+            [*[("live", DAY)] * 3, ("bulk", DAY)],
+        ),
+        ({"pending": {}, "bulk": {("a", DAY): 60}, "limits": {Lane.BULK: 2}, "active_bulk": {"1999-01-01": 2}}, []),
+        ({"pending": {}, "bulk": {("a", DAY): 60}, "limits": {Lane.BULK: 0}}, []),
+        # Bulk runs of a partition hold up no live run of it.
+        ({"pending": {("a", DAY): 1}, "active_bulk": {DAY: 3}}, [("live", DAY)]),
+        # While bulk work waits, live work leaves it a slot.
+        (
+            {"pending": {("a", DAY): 60_000}, "bulk": {("b", DAY): 1}, "limits": {Lane.LIVE: 2, Lane.BULK: 1}},
+            [("live", DAY), ("live", DAY), ("bulk", DAY)],
+        ),
+        ({"pending": {("a", DAY): 60}, "active": {"2025-04-01": 2}, "limits": {Lane.LIVE: 2}}, []),
+    ],
+)
+def test_a_lane_gets_its_share_of_runs_and_no_more(case: dict[str, Any], expected: list[Any]) -> None:
+    assert lanes(plan(**case)) == expected
+
+
+@pytest.mark.clause("BEY-14")
+@pytest.mark.parametrize(
+    ("share", "slots", "waits", "expected"),
+    [
+        (0.5, 3, True, {Lane.LIVE: 2, Lane.BULK: 1}),
+        (0.5, 3, False, {Lane.LIVE: None, Lane.BULK: 1}),
+        (0.5, 10, True, {Lane.LIVE: 9, Lane.BULK: 2}),  # 20,000 units in flight, 5,000 a run: half of four runs
+        (0.0, 3, True, {Lane.LIVE: 2, Lane.BULK: 3}),
+        (0.9, 3, True, {Lane.LIVE: 2, Lane.BULK: 1}),
+        (0.7, 10, True, {Lane.LIVE: 9, Lane.BULK: 1}),
+        (1.0, 3, True, {Lane.LIVE: None, Lane.BULK: 0}),
+        (0.5, 1, True, {Lane.LIVE: 1, Lane.BULK: 1}),
+        (0.5, None, True, {Lane.LIVE: None, Lane.BULK: 2}),
+    ],
+)
+def test_the_live_share_sets_the_limits(share: float, slots: int | None, waits: bool, expected: Any) -> None:
+    assert lane_limits(Settings(live_share=share), run_slots=slots, bulk_waits=waits) == expected
+
+
 _DATASETS = st.sampled_from(["a", "b", "c"])
 _DAYS = st.sampled_from([DAY, "2025-04-01", "2025-04-03"])
 _PENDING = st.dictionaries(st.tuples(_DATASETS, _DAYS), st.integers(1, 60), max_size=9)
@@ -141,6 +208,9 @@ def test_run_keys_are_distinct_and_stable(
     turned = {key: tuple(shuffled.sample(digests, len(digests))) for key, digests in landed.items()}
     assert [run.run_key for run in plan(mixed, active=active, landed=turned, most=most)] == keys
     # Only a run over the ledger may be asked for again, once an earlier one of its partition has come.
+    assert {run.run_key for run in plan({}, bulk=pending, most=most)}.isdisjoint(
+        run.run_key for run in plan(pending, most=most)
+    )
     later = plan(pending, active=active, landed=landed, most=most, salt="1")
     assert [one.run_key == other.run_key for one, other in zip(runs, later, strict=True)] == [
         run.source is Source.LANDING for run in runs

@@ -12,6 +12,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.defs.chain import CHAIN
 from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
@@ -104,7 +105,7 @@ def test_a_tick_lands_the_batch_and_asks_for_one_run_a_day_over_its_datasets(
     assert {message.message_id: message.body for message in landed} == {
         message.message_id: message.body for message in batch
     }
-    config = {"config": {"source": Source.LANDING.name, "landing": [digest]}}
+    config = {"config": {"source": Source.LANDING.name, "landing": [digest], "lane": Lane.LIVE.name}}
     assert tick.run_requests[0].run_config == {
         "ops": {"goes_abi__message_parse": config, "nexrad_l2__message_parse": config}
     }
@@ -202,7 +203,7 @@ def test_the_sensor_receives_nothing_while_too_much_is_in_flight(
     full = limited.tick("nodd_messages")
     assert full.run_requests == []
     assert full.skip_message == (
-        "2 units are in flight, the limit is 2 (KFM_MAX_IN_FLIGHT_UNITS); messages stay safe in the queue"
+        "2 live units are in flight, the limit is 2 (KFM_MAX_IN_FLIGHT_UNITS); messages stay safe in the queue"
     )
     assert (len(queue.waiting), queue.receives) == (4, 1)
 

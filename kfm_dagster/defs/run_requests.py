@@ -1,0 +1,54 @@
+"""Run requests: what the sensors ask Dagster for, from what was planned.
+
+Belongs here: configuration, tags and priority of a run, by its lane. Does not belong here: which runs are needed
+(`ingest/plan.py`, `replay/backfill.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import dagster as dg
+
+from kfm_dagster.contracts.envelope import Lane
+from kfm_dagster.defs.chain import CHAIN, asset_key, op_name
+from kfm_dagster.defs.jobs import LANE_TAG
+from kfm_dagster.ingest.nodes import Operator, Source
+from kfm_dagster.ingest.plan import PlannedRun
+from kfm_dagster.replay.backfill import ListingRequest
+
+BACKFILL_TAG = "kfm/backfill"
+PRIORITY_TAG = "dagster/priority"
+PRIORITIES: Mapping[Lane, str] = {Lane.LIVE: "10", Lane.BULK: "-10"}
+"""Of queued runs the highest number starts first; what a person starts has none, which is 0."""
+
+
+def planned_run(run: PlannedRun) -> dg.RunRequest:
+    """Return the request for a planned run."""
+    configs = {
+        dataset: {"source": run.source.name, "landing": list(run.landing.get(dataset, ())), "lane": run.lane.name}
+        for dataset in run.datasets
+    }
+    return _request(run.run_key, run.partition, run.lane, configs, tags={"kfm/source": run.source.value})
+
+
+def listing_run(request: ListingRequest) -> dg.RunRequest:
+    """Return the request for the run that lists a day of a backfill."""
+    config = {"source": Source.LISTING.name, "lane": Lane.BULK.name, "backfill_id": request.backfill_id}
+    tags = {"kfm/source": Source.LISTING.value, BACKFILL_TAG: request.backfill_id}
+    return _request(request.run_key, request.day, Lane.BULK, dict.fromkeys(request.datasets, config), tags=tags)
+
+
+def _request(
+    run_key: str, partition: str, lane: Lane, configs: Mapping[str, Mapping[str, Any]], *, tags: Mapping[str, str]
+) -> dg.RunRequest:
+    return dg.RunRequest(
+        run_key=run_key,
+        partition_key=partition,
+        asset_selection=[asset_key(dataset, noun) for dataset in configs for noun in CHAIN],
+        run_config={
+            "ops": {op_name(dataset, Operator.MESSAGE_PARSE): {"config": config} for dataset, config in configs.items()}
+        },
+        tags={"kfm/datasets": ",".join(configs), LANE_TAG: lane.value, PRIORITY_TAG: PRIORITIES[lane], **tags},
+    )

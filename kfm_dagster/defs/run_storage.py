@@ -1,0 +1,101 @@
+"""Run storage: what Dagster says of the runs that are there, for planning runs and recovering claims.
+
+Belongs here: questions to the instance. Does not belong here: the answers' use (`defs/sensors.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from datetime import datetime
+from itertools import takewhile
+
+import dagster as dg
+
+from kfm_dagster.contracts.envelope import Lane
+from kfm_dagster.defs.io_manager import root_run_id
+from kfm_dagster.defs.jobs import LANE_TAG
+from kfm_dagster.defs.run_requests import BACKFILL_TAG
+from kfm_dagster.ingest.plan import ActiveRuns, LaneKey
+
+ACTIVE = [
+    dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
+]
+PARTITION_TAG = "dagster/partition"
+MAX_DOUBLINGS = 10
+MAX_PAUSE_SECONDS = 600.0
+"""Longest pause between two runs of a partition whose runs all fail."""
+
+
+def run_slots(instance: dg.DagsterInstance) -> int | None:
+    """Return how many runs may be in progress at once, or None when nothing limits them."""
+    queue = instance.get_concurrency_config().run_queue_config
+    return None if queue is None or queue.max_concurrent_runs < 0 else queue.max_concurrent_runs
+
+
+def active_runs(instance: dg.DagsterInstance, *, claimed: Collection[str]) -> ActiveRuns:
+    """Count, by partition and lane, the queued and running runs, and those of them that will still claim.
+
+    `claimed` are the root run ids that hold claims.
+    """
+    runs = [(root_run_id(run), _key(run)) for run in _active(instance, PARTITION_TAG)]
+    return ActiveRuns(
+        active=Counter(key for _, key in runs), coming=Counter(key for run_id, key in runs if run_id not in claimed)
+    )
+
+
+def listing_days(instance: dg.DagsterInstance) -> set[tuple[str, str]]:
+    """Return the (backfill, day) of which a run is queued or running."""
+    return {(run.tags[BACKFILL_TAG], run.tags[PARTITION_TAG]) for run in _active(instance, BACKFILL_TAG)}
+
+
+def dead_runs(instance: dg.DagsterInstance, root_run_ids: Iterable[str]) -> list[str]:
+    """Return the root run ids of which no run, original or re-execution, is active any more."""
+    dead = []
+    for root in root_run_ids:
+        group = [
+            *instance.get_runs(filters=dg.RunsFilter(run_ids=[root])),
+            *instance.get_runs(filters=dg.RunsFilter(tags={"dagster/root_run_id": root})),
+        ]
+        if not any(run.status in ACTIVE for run in group):
+            dead.append(root)
+    return dead
+
+
+def cooling_down(instance: dg.DagsterInstance, *, now: datetime, interval_seconds: int) -> Callable[[str, Lane], bool]:
+    """Return a function that tells whether a partition's runs of a lane keep failing, so that the next has to wait.
+
+    The pause doubles with every failure in a row: something that fails every run (a database that is down, a disk that
+    is full) must not keep the machine busy starting runs. A listing that fails holds up no live run.
+    """
+
+    def cooling(partition: str, lane: Lane) -> bool:
+        tags = {PARTITION_TAG: partition, LANE_TAG: lane.value}
+        records = instance.get_run_records(filters=dg.RunsFilter(tags=tags), limit=MAX_DOUBLINGS)
+        failures = list(takewhile(lambda record: record.dagster_run.status is dg.DagsterRunStatus.FAILURE, records))
+        if not failures:
+            return False
+        pause = min(interval_seconds * 2.0 ** len(failures), MAX_PAUSE_SECONDS)
+        return now.timestamp() < (failures[0].end_time or 0.0) + pause
+
+    return cooling
+
+
+def runs_so_far(instance: dg.DagsterInstance) -> Callable[[str], str]:
+    """Return a function that names how many runs a partition has had: it changes when one more has been asked for."""
+    return lambda partition: str(instance.get_runs_count(filters=dg.RunsFilter(tags={PARTITION_TAG: partition})))
+
+
+def _active(instance: dg.DagsterInstance, tag: str) -> list[dg.DagsterRun]:
+    """Return the queued and running runs of partitions that carry a tag."""
+    runs = instance.get_runs(filters=dg.RunsFilter(statuses=ACTIVE))
+    return [run for run in runs if PARTITION_TAG in run.tags and tag in run.tags]
+
+
+def _key(run: dg.DagsterRun) -> LaneKey:
+    # Without the tag somebody started it by hand, from the asset graph: then it lists its day.
+    return run.tags[PARTITION_TAG], Lane(run.tags.get(LANE_TAG, Lane.BULK))

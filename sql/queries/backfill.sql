@@ -1,0 +1,99 @@
+-- Statements of backfills that are the same in both databases.
+
+-- name: start
+INSERT INTO backfills (backfill_id, first_day, last_day, state, actor, reason, change_ref, started_at)
+VALUES (:backfill_id, :first_day, :last_day, 'running', :actor, :reason, :change_ref, :at);
+
+-- name: get
+SELECT backfill_id, first_day, last_day, state, actor, reason, change_ref, started_at, ended_at
+FROM backfills
+WHERE backfill_id = :backfill_id;
+
+-- name: newest
+SELECT backfill_id, first_day, last_day, state, actor, reason, change_ref, started_at, ended_at
+FROM backfills
+ORDER BY started_at DESC, backfill_id
+LIMIT :limit;
+
+-- name: datasets
+SELECT DISTINCT dataset FROM backfill_days WHERE backfill_id = :backfill_id ORDER BY dataset;
+
+-- name: running
+SELECT count(*) FROM backfills WHERE state = 'running';
+
+-- name: open_listing
+-- Before each listing: it counts its objects anew. No row: the day is listed, or its backfill has been cancelled.
+UPDATE backfill_days SET listed = 0
+WHERE
+    backfill_id = :backfill_id AND dataset = :dataset AND day = :day AND state = 'requested'
+    AND EXISTS (
+        SELECT 1 FROM backfills AS b WHERE b.backfill_id = backfill_days.backfill_id AND b.state = 'running'
+    )
+RETURNING day;
+
+-- name: count_listed
+UPDATE backfill_days SET
+    listed = listed + :listed, created = created + :created, readmitted = readmitted + :readmitted
+WHERE
+    backfill_id = :backfill_id AND dataset = :dataset AND day = :day AND state = 'requested'
+    AND EXISTS (
+        SELECT 1 FROM backfills AS b WHERE b.backfill_id = backfill_days.backfill_id AND b.state = 'running'
+    )
+RETURNING day;
+
+-- name: close_listing
+-- A listing that was cut short by a cancellation has not listed its day.
+UPDATE backfill_days SET state = 'listed', listed_at = :at
+WHERE
+    backfill_id = :backfill_id AND dataset = :dataset AND day = :day AND state = 'requested'
+    AND EXISTS (
+        SELECT 1 FROM backfills AS b WHERE b.backfill_id = backfill_days.backfill_id AND b.state = 'running'
+    );
+
+-- name: cancel
+UPDATE backfills SET state = 'cancelled', ended_at = :at
+WHERE backfill_id = :backfill_id AND state = 'running'
+RETURNING backfill_id;
+
+-- name: all_listed
+SELECT backfill.backfill_id
+FROM backfills AS backfill
+WHERE
+    backfill.state = 'running'
+    AND NOT EXISTS (
+        SELECT 1 FROM backfill_days AS day WHERE day.backfill_id = backfill.backfill_id AND day.state <> 'listed'
+    )
+ORDER BY backfill.backfill_id;
+
+-- name: finish
+-- Over is a backfill of which nothing waits, is worked on, or will be tried again by itself.
+UPDATE backfills SET state = 'finished', ended_at = :at
+WHERE
+    backfill_id = :backfill_id AND state = 'running'
+    AND NOT EXISTS (
+        SELECT 1
+        FROM backfill_days AS day
+        INNER JOIN nodd_wal_records AS record
+            ON day.dataset = record.dataset AND day.day = record.partition_key
+        WHERE
+            day.backfill_id = backfills.backfill_id AND record.lane = 'bulk'
+            AND (
+                record.status IN ('pending', 'in_progress')
+                OR (record.status = 'failed' AND record.next_attempt_at IS NOT NULL)
+            )
+    )
+RETURNING backfill_id;
+
+-- name: progress
+-- What the ledger says of every day, whoever brought its units.
+SELECT
+    day.dataset, day.day, day.state, day.requests, day.requested_at, day.listed_at, day.listed, day.created,
+    day.readmitted, record.status, count(record.wal_id) AS units
+FROM backfill_days AS day
+LEFT JOIN nodd_wal_records AS record ON day.dataset = record.dataset AND day.day = record.partition_key
+    AND record.status IN ('pending', 'in_progress', 'succeeded', 'failed', 'quarantined')
+WHERE day.backfill_id = :backfill_id
+GROUP BY
+    day.dataset, day.day, day.state, day.requests, day.requested_at, day.listed_at, day.listed, day.created,
+    day.readmitted, record.status
+ORDER BY day.day, day.dataset, record.status;
