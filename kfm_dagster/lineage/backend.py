@@ -1,14 +1,15 @@
 """OpenLineage backends: recorded events leave through openlineage-python's transports (HTTP, Kafka, ...).
 
-Belongs here: the configured client. Does not belong here: which events are due (`store.py`). Nothing of a unit depends
-on a backend: events are recorded first and sent from the record, so a dead backend costs time and no unit.
+Belongs here: the configured client, and telling a backend that is down from an event that it does not want. Does not
+belong here: which events are due, and when they are tried again (`outbox.py`). Nothing of a unit depends on a backend:
+events are recorded first and sent from the record, so a dead backend costs time and no unit.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kfm_dagster.errors import DependencyUnavailableError
 from kfm_dagster.lineage.openlineage import Event
@@ -18,8 +19,11 @@ if TYPE_CHECKING:
     from openlineage.client import OpenLineageClient
     from openlineage.client.event_v2 import RunEvent
 
-FLUSH_SECONDS = 60.0
-"""How long a transport that sends in the background may take for a batch's last events."""
+FLUSH_SECONDS = 20.0
+"""How long a transport that sends in the background may take for the events since the last flush."""
+
+REFUSED = frozenset({400, 409, 410, 413, 415, 422})
+"""HTTP answers that are about the event. Others are about us, the address or the moment, and pass or get repaired."""
 
 
 class BackendUnavailableError(DependencyUnavailableError):
@@ -29,16 +33,25 @@ class BackendUnavailableError(DependencyUnavailableError):
 class Backend(Protocol):
     """Something that takes OpenLineage events. Raises BackendUnavailableError."""
 
-    def send(self, events: Iterable[Event]) -> None:
-        """Send events in order; return when all are taken."""
+    def send(self, event: Event) -> str | None:
+        """Send an event; return why the backend refuses it for good, None when it takes it."""
+        ...
+
+    def flush(self) -> None:
+        """Return when every event sent so far is taken."""
         ...
 
 
 class ClientBackend:
-    """The transport of an OpenLineage client, under that client's own configuration, filters and tags."""
+    """The transports of an OpenLineage client, under that client's own configuration, filters and tags.
+
+    An event is taken when every transport has it. A composite transport would swallow the failure of one of its parts,
+    so its parts are used one by one.
+    """
 
     def __init__(self, client: OpenLineageClient) -> None:
-        self._client = client
+        self._clients = [_for_transport(transport) for transport in _parts(client.transport)]
+        self._lost = {index: _lost_events(each.transport) for index, each in enumerate(self._clients)}
 
     @classmethod
     def from_environment(cls) -> ClientBackend | None:
@@ -54,27 +67,71 @@ class ClientBackend:
         client = OpenLineageClient()
         return None if client.transport.kind in {"noop", "console"} else cls(client)
 
-    def send(self, events: Iterable[Event]) -> None:
-        """Send events in order, and wait for a transport that works in the background."""
-        transport = self._client.transport
-        try:
-            reach(Seam.LINEAGE_SEND_BEFORE)
-            for event in events:
-                self._client.emit(_run_event(event))
-            wait = getattr(transport, "wait_for_completion", None)
-            taken = wait is None or wait(FLUSH_SECONDS)
-            reach(Seam.LINEAGE_SEND_AFTER)
-        except Exception as error:
-            # Every transport raises what its own library raises.
-            raise BackendUnavailableError(
-                observed=f"{transport.kind} transport: {type(error).__name__}: {error}",
-                next_step="nothing is lost; delivery goes on when the backend is back",
-            ) from error
-        if not taken:
-            raise BackendUnavailableError(
-                observed=f"{transport.kind} transport has unsent events after {FLUSH_SECONDS:.0f} s",
-                next_step="nothing is lost; delivery goes on when the backend is back",
-            )
+    def send(self, event: Event) -> str | None:
+        """Hand an event to every transport."""
+        refusals = []
+        for client in self._clients:
+            try:
+                reach(Seam.LINEAGE_SEND_BEFORE)
+                client.emit(_run_event(event))
+                reach(Seam.LINEAGE_SEND_AFTER)
+            except Exception as error:
+                # Every transport raises what its own library raises.
+                status = getattr(getattr(error, "response", None), "status_code", None)
+                if status not in REFUSED:
+                    raise _unavailable(client, f"{type(error).__name__}: {error}") from error
+                refusals.append(f"{client.transport.kind} transport: {error}")
+        return "; ".join(refusals) or None
+
+    def flush(self) -> None:
+        """Wait for transports that work in the background."""
+        for index, client in enumerate(self._clients):
+            wait = getattr(client.transport, "wait_for_completion", None)
+            if wait is not None and not wait(FLUSH_SECONDS):
+                raise _unavailable(client, f"unsent events after {FLUSH_SECONDS:.0f} s")
+            before, self._lost[index] = self._lost[index], _lost_events(client.transport)
+            if self._lost[index] > before:
+                raise _unavailable(client, f"{self._lost[index] - before} events were not taken")
+
+
+def _unavailable(client: OpenLineageClient, why: str) -> BackendUnavailableError:
+    return BackendUnavailableError(
+        observed=f"{client.transport.kind} transport: {why}",
+        next_step="nothing is lost; delivery goes on when the backend is back",
+    )
+
+
+def _parts(transport: Any) -> Sequence[Any]:
+    """Transports that must all have an event; one that only stands in for another stays inside its composite."""
+    if transport.kind == "composite" and transport.config.continue_on_success:
+        return [part for child in transport.transports for part in _parts(child)]
+    return [transport]
+
+
+def _for_transport(transport: Any) -> OpenLineageClient:
+    from openlineage.client import OpenLineageClient  # noqa: PLC0415, as above
+    from openlineage.client.transport.http_common import DEFAULT_RETRY_CONFIG  # noqa: PLC0415, as above
+
+    if transport.kind == "http" and transport.config.retry == DEFAULT_RETRY_CONFIG:
+        # The outbox tries again. Six attempts of 5 s inside one call would hold a tick up for every event, and the
+        # last one's answer would be lost in a RetryError.
+        transport.config.retry = {"total": 0}
+    if transport.kind == "http":
+        transport.session.hooks["response"].append(_refuse_redirect)
+    return OpenLineageClient(transport=transport)
+
+
+def _refuse_redirect(response: Any, **_more: Any) -> None:
+    # Followed as a GET (RFC 9110, 15.4), it would end at a login page that says 200, and the event would be gone.
+    if 300 <= response.status_code < 400 and response.status_code not in {307, 308}:
+        response.close()
+        raise ConnectionError(f"the backend redirects to {response.headers.get('Location')}")
+
+
+def _lost_events(transport: Any) -> int:
+    """Return how many events a transport has given up in the background."""
+    stats = getattr(transport, "get_stats", None)
+    return int(stats().get("failed", 0)) if stats else 0
 
 
 def _run_event(event: Event) -> RunEvent:

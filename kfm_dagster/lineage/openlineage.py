@@ -53,7 +53,8 @@ def openlineage_events(unit: LineageUnit, run: IngestRun) -> tuple[Event, Event]
         "run": {"runId": unit.openlineage_run_id, "facets": _complete_facets(unit, run, producer)},
         "job": job,
         "inputs": [{**data_object, **_input_facets(unit, producer)}],
-        "outputs": [_output(unit, producer)],
+        # A unit that came after a newer one wrote nothing.
+        "outputs": [] if unit.stac.superseded else [_output(unit, producer)],
         "producer": producer,
         "schemaURL": RUN_EVENT_SCHEMA,
     }
@@ -68,13 +69,7 @@ def openlineage_lines(unit: LineageUnit, run: IngestRun) -> bytes:
 def _start_facets(unit: LineageUnit, run: IngestRun, producer: str) -> dict[str, Any]:
     envelope = unit.envelope
     return {
-        "kfmWal": {
-            **_base(producer, f"{SCHEMAS}kfm-wal-facet.schema.json"),
-            "wal_id": envelope.wal_id,
-            "dataset": envelope.dataset,
-            "attempt": envelope.attempt,
-            "prov_activity_id": unit.activity_id,
-        },
+        "kfmWal": _wal_facet(unit, producer),
         "nominalTime": {
             **_base(producer, f"{_FACETS}1-0-1/NominalTimeRunFacet.json#/$defs/NominalTimeRunFacet"),
             "nominalStartTime": rfc3339(envelope.time_range_start),
@@ -88,22 +83,40 @@ def _start_facets(unit: LineageUnit, run: IngestRun, producer: str) -> dict[str,
     }
 
 
+def _wal_facet(unit: LineageUnit, producer: str) -> dict[str, Any]:
+    envelope = unit.envelope
+    facet: dict[str, Any] = {
+        **_base(producer, f"{SCHEMAS}kfm-wal-facet.schema.json"),
+        "wal_id": envelope.wal_id,
+        "dataset": envelope.dataset,
+        "attempt": envelope.attempt,
+        "prov_activity_id": unit.activity_id,
+    }
+    if unit.edition:
+        facet["edition"] = unit.edition
+    if envelope.replay_run_id is not None:
+        facet["replay_run_id"] = envelope.replay_run_id
+        if envelope.replay_reason is not None:
+            facet["replay_reason"] = envelope.replay_reason
+    return facet
+
+
 def _complete_facets(unit: LineageUnit, run: IngestRun, producer: str) -> dict[str, Any]:
     envelope, stac = unit.envelope, unit.stac
+    wal = _wal_facet(unit, producer) | {
+        "integrity_status": envelope.integrity.status if envelope.integrity else "unknown",
+        "metadata_status": envelope.metadata.status if envelope.metadata else "unknown",
+        "stac_status": stac.write_status,
+        "stac_item_id": stac.item_id,
+        "stac_collection_id": stac.collection_id,
+        "stac_item_href": stac.item_href,
+    }
+    if stac.superseded:
+        wal["superseded"] = True
+        if stac.superseded_by is not None:
+            wal["superseded_by"] = stac.superseded_by
     return {
-        "kfmWal": {
-            **_base(producer, f"{SCHEMAS}kfm-wal-facet.schema.json"),
-            "wal_id": envelope.wal_id,
-            "dataset": envelope.dataset,
-            "attempt": envelope.attempt,
-            "prov_activity_id": unit.activity_id,
-            "integrity_status": envelope.integrity.status if envelope.integrity else "unknown",
-            "metadata_status": envelope.metadata.status if envelope.metadata else "unknown",
-            "stac_status": stac.write_status,
-            "stac_item_id": stac.item_id,
-            "stac_collection_id": stac.collection_id,
-            "stac_item_href": stac.item_href,
-        },
+        "kfmWal": wal,
         "kfmRunState": {
             **_base(producer, f"{SCHEMAS}kfm-run-state-facet.schema.json"),
             "dataset_id": f"{envelope.dataset}.stac_register",

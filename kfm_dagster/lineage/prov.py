@@ -29,6 +29,8 @@ RELATIONS: Mapping[str, tuple[str, str]] = {
     "used": ("prov:activity", "prov:entity"),
     "wasGeneratedBy": ("prov:entity", "prov:activity"),
     "wasDerivedFrom": ("prov:generatedEntity", "prov:usedEntity"),
+    "wasRevisionOf": ("prov:generatedEntity", "prov:usedEntity"),
+    "alternateOf": ("prov:alternate1", "prov:alternate2"),
     "wasAssociatedWith": ("prov:activity", "prov:agent"),
     "wasAttributedTo": ("prov:entity", "prov:agent"),
     "actedOnBehalfOf": ("prov:delegate", "prov:responsible"),
@@ -46,6 +48,11 @@ CONTEXT: Mapping[str, Any] = {
     "event_time": {"@id": "kfm:event_time", "@type": "xsd:dateTime"},
 }
 
+_JSON_RELATIONS: Mapping[str, tuple[str, Node]] = {
+    "wasRevisionOf": ("wasDerivedFrom", {"prov:type": {"$": "prov:Revision", "type": "prov:QUALIFIED_NAME"}}),
+}
+"""Relations that PROV-JSON has as another one with a type."""
+
 _JSON_TIMES: Mapping[str, str] = {"startedAtTime": "prov:startTime", "endedAtTime": "prov:endTime"}
 
 SERVICE = agent_id("kfm_dagster")
@@ -54,16 +61,19 @@ OPERATOR = agent_id("kfm_dagster.stac_register")
 upgrade does not change who made what."""
 
 
-def prov_document(units: Iterable[LineageUnit], run: IngestRun, contract: DatasetContract) -> bytes:
-    """Return the JSON-LD document of a batch; the same batch gives the same bytes."""
-    producers = producer_ids(contract)
-    lines = [_joined(_agents(contract))]
-    lines += [_joined(prov_nodes(unit, run, producers)) for unit in units]
-    return b'{"@context":%b,\n"@graph":[\n%b\n]}\n' % (orjson.dumps(CONTEXT), b",\n".join(lines))
+def prov_document(lines: Iterable[bytes], contract: DatasetContract) -> bytes:
+    """Return the JSON-LD document of a batch of `prov_line`s; the same batch gives the same bytes."""
+    body = b",\n".join([_joined(_agents(contract)), *lines])
+    return b'{"@context":%b,\n"@graph":[\n%b\n]}\n' % (orjson.dumps(CONTEXT), body)
+
+
+def prov_line(unit: LineageUnit, run: IngestRun, producers: list[str]) -> bytes:
+    """Return the nodes of one unit; `producers` are the agents who made the source object."""
+    return _joined(prov_nodes(unit, run, producers))
 
 
 def prov_nodes(unit: LineageUnit, run: IngestRun, producers: list[str]) -> Iterator[Node]:
-    """Yield the activity and the entities of one unit; `producers` are the agents who made the source object."""
+    """Yield the activity and the entities of one unit."""
     yield _activity(unit, run)
     yield _object(unit, producers)
     yield from _messages(unit)
@@ -89,7 +99,8 @@ def prov_json(document: bytes) -> dict[str, Any]:
             for other in _listed(node.get(relation, [])):
                 # Named by what it relates, so that a node met twice gives one relation.
                 name = f"_:{relation}.{node['id'][9:]}.{other[9:]}"
-                found.setdefault(relation, {})[name] = {subject: node["id"], target: other}
+                kind, more = _JSON_RELATIONS.get(relation, (relation, {}))
+                found.setdefault(kind, {})[name] = {subject: node["id"], target: other, **more}
     return found
 
 
@@ -108,20 +119,27 @@ def _json_attributes(node: Node, classes: list[str]) -> dict[str, Any]:
 
 
 def _activity(unit: LineageUnit, run: IngestRun) -> Node:
-    used = [unit.object_id, unit.message_id] if unit.message_id else [unit.object_id]
-    return {
+    envelope = unit.envelope
+    node: Node = {
         "id": unit.activity_id,
         "type": ["Activity", "kfm:Ingest"],
         "startedAtTime": run.started_text,
         "endedAtTime": run.occurred_text,
-        "used": used,
+        "used": [found for found in (unit.object_id, unit.message_id) if found],
         "wasAssociatedWith": [SERVICE, OPERATOR],
         "kfm:wal_id": unit.wal_id,
-        "kfm:attempt": unit.envelope.attempt,
+        "kfm:attempt": envelope.attempt,
         "kfm:run_id": run.run_id,
         "kfm:openlineage_run_id": unit.openlineage_run_id,
         "kfm:software_version": run.software_version,
     }
+    if unit.edition:
+        node["kfm:edition"] = unit.edition
+    if envelope.replay_run_id is not None:
+        node["kfm:replay_run_id"] = envelope.replay_run_id
+        if envelope.replay_reason is not None:
+            node["kfm:replayReason"] = envelope.replay_reason
+    return node
 
 
 def _object(unit: LineageUnit, producers: list[str]) -> Node:
@@ -184,14 +202,26 @@ def _item(unit: LineageUnit) -> Node:
         "type": ["Entity", "kfm:StacItem"],
         "kfm:stac_item_id": stac.item_id,
         "kfm:stac_collection_id": stac.collection_id,
-        "kfm:stac_item_href": stac.item_href,
         "kfm:dataset_id": f"{unit.envelope.dataset}.stac_register",
-        "wasGeneratedBy": unit.activity_id,
         "wasDerivedFrom": [unit.object_id, unit.qc_report_id],
         "wasAttributedTo": OPERATOR,
     }
+    if stac.superseded:
+        # The Item was considered and never stood, so nothing generated it; nor could the newer unit's activity have
+        # invalidated it, which ended before (PROV-CONSTRAINTS, generation precedes invalidation). The Item that stands
+        # is another aspect of the same thing: an alternate (PROV-DM, 5.5.2).
+        node["kfm:superseded"] = True
+        if unit.yields_to is not None:
+            node["alternateOf"] = unit.yields_to
+        return node
+    node["wasGeneratedBy"] = unit.activity_id
+    node["kfm:stac_item_href"] = stac.item_href
     if stac.content_sha256 is not None:
         node["kfm:content_sha256"] = stac.content_sha256
+    if unit.revises is not None:
+        # Derived as well: readers do not infer it from the subproperty.
+        node["wasRevisionOf"] = unit.revises
+        node["wasDerivedFrom"] = [*node["wasDerivedFrom"], unit.revises]
     return node
 
 

@@ -1,17 +1,13 @@
-"""The lineage store: both paths of a batch's lineage, each unit once per path, whatever crashes.
+"""The lineage store: both paths of a batch's lineage, each unit once per path and edition, whatever crashes.
 
-Per path, and per partition of the batch, the same round until everything is published:
+One transaction per partition of a batch asks the fence, and per path writes a row per unit, the batch, and its bytes
+into the outbox. With that commit the lineage is told: a dead lineage root or backend costs no unit, the outbox brings
+it there later. The primary key (wal_id, path, edition) decides between workers: a batch holds the units whose rows it
+wrote.
 
-    publish what is staged -> which units does the path have? all, published: done
-      -> build the file of the rest -> stage it, durably -> one transaction: the batch (staged) and a row per unit
-
-The primary key (wal_id, path) decides between workers: who comes second is refused as a whole, rolls back, and goes
-round again without the units that the first one has. A crash before the transaction leaves a staged file that nobody
-names, removed by age; a crash after it leaves a staged batch, which the next emit publishes from its file. So what
-readers find holds every unit once, and says what was first recorded.
-
-Belongs here: the protocol, and the queries that link a record with its run and activity. Does not belong here: what a
-document says (`openlineage.py`, `prov.py`), the durability of a file (`files.py`), or backends (`backend.py`).
+Belongs here: recording, and the queries that link a record with its runs and activities. Does not belong here: what a
+document says (`openlineage.py`, `prov.py`), which edition a unit is told as (`editions.py`), or what becomes of a
+recorded batch (`outbox.py`, `delivery.py`).
 """
 
 from __future__ import annotations
@@ -19,52 +15,58 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from itertools import groupby
 
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InternalError
 
 from kfm_dagster.contracts.envelope import ProvenanceResult, ProvenanceStatus, WalId
 from kfm_dagster.contracts.identity import rfc3339
-from kfm_dagster.contracts.issues import Issue, ProvenanceIssue, Severity
+from kfm_dagster.contracts.issues import FenceIssue, Issue, ProvenanceIssue, Severity
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.lineage.backend import Backend
-from kfm_dagster.lineage.files import STORE_ERRORS, LineageFiles, open_files
+from kfm_dagster.lineage.delivery import Delivery
+from kfm_dagster.lineage.editions import History, Told, in_edition
+from kfm_dagster.lineage.files import LineageFiles, open_files
 from kfm_dagster.lineage.openlineage import openlineage_lines
-from kfm_dagster.lineage.prov import OPERATOR, SERVICE, producer_ids, prov_document
+from kfm_dagster.lineage.outbox import Outbox, Undelivered, error_text
+from kfm_dagster.lineage.prov import OPERATOR, SERVICE, producer_ids, prov_document, prov_line
 from kfm_dagster.lineage.unit import IngestRun, LineagePath, LineageUnit
 from kfm_dagster.storage.database import Database, Transaction, is_conflict
+from kfm_dagster.storage.fence import Fence
 
 _LOG = logging.getLogger(__name__)
 
-ORPHAN_SECONDS = 24 * 3600.0
-"""A staged file this old that no staged batch names was left by a crash: its writer's lease (16 min) is long over."""
-
-MAX_ROUNDS = 12
-"""Two rounds do it; each one more means that another worker recorded units of ours, so ten workers may overlap."""
-
 BATCH_ID_DIGITS = 32
-"""128 bits of the content's SHA-256: the same content is the same batch."""
+"""128 bits of a SHA-256."""
 
 _SUFFIX = {LineagePath.OPENLINEAGE: "ndjson", LineagePath.PROV: "jsonld"}
 _ISSUE = {
     LineagePath.OPENLINEAGE: ProvenanceIssue.OPENLINEAGE_EMIT_FAILED,
     LineagePath.PROV: ProvenanceIssue.PROV_STORE_UNAVAILABLE,
 }
+_REFUSALS = (IntegrityError, DataError, InternalError)
+"""What the database raises when it refuses a batch; a database that is gone is nobody's lineage path."""
+
+_RACE = "lineage_emissions_id_names_one_unit"
+"""Another worker tells a unit at this very moment: PostgreSQL may meet its row at this index before the primary key."""
+
+MAX_ROUNDS = 12
+"""One round does it, and each one more means such a moment, so ten workers without a fence may overlap."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
-    """One path's lineage of one record. `state` is that of the file: staged or published.
+    """One path's lineage of one record, in one edition. `state` is that of the file: staged or published.
 
     object_uri and record_status are the record's, None when the ledger does not know the wal_id.
     """
 
     wal_id: WalId
     path: LineagePath
+    edition: str
     lineage_id: str
     href: str
     state: str
@@ -73,12 +75,15 @@ class Link:
     record_status: str | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Staged:
-    """A batch on record whose file may still be out of readers' sight."""
+@dataclass(kw_only=True)
+class _Part:
+    """The units of one partition on their way into the record, and why some do not get there."""
 
-    batch_id: str
-    href: str
+    units: Sequence[LineageUnit]
+    lines: Mapping[LineagePath, dict[WalId, bytes]]
+    """What each path still has to tell, by unit."""
+    failures: dict[LineagePath, dict[WalId, str]] = field(default_factory=lambda: {path: {} for path in LineagePath})
+    refused: Mapping[WalId, FenceIssue] = field(default_factory=dict)
 
 
 class Lineage:
@@ -93,9 +98,9 @@ class Lineage:
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._database = database
-        self._files = files
-        self._backend = backend
         self._clock = clock
+        self._outbox = Outbox(database, files, clock=clock)
+        self._delivery = Delivery(database, files, backend=backend, clock=clock) if backend else None
 
     @classmethod
     def open(cls, database: Database, *, url: str, backend: Backend | None = None) -> Lineage:
@@ -106,50 +111,41 @@ class Lineage:
         return cls(database, open_files(url), backend=backend)
 
     def emit(
-        self, units: Sequence[LineageUnit], *, run: IngestRun, contract: DatasetContract
+        self, units: Sequence[LineageUnit], *, run: IngestRun, contract: DatasetContract, fence: Fence
     ) -> Mapping[WalId, ProvenanceResult]:
-        """Record and publish what each path has not, and return the result of every unit.
+        """Record what each path has not told, and return the result of every unit.
 
-        `units` are of the contract's dataset. A path whose files cannot be written gives its issue to the units that it
-        does not hold. Raises what the database raises: without it the whole stage fails and is tried again.
+        `units` are of the contract's dataset. A unit that the fence refuses gets its issue and is not told; a path that
+        cannot tell a unit gives its issue to that unit. Readers find the files at once unless the lineage root is down.
+        Raises what the database raises: without it the whole stage fails and is tried again.
         """
-        failures: dict[LineagePath, dict[WalId, str]] = {path: {} for path in LineagePath}
-        for path, failed in failures.items():
-            for part in _parts(units):
-                failed.update(self._emit_path(path, part, run, contract))
-        with suppress(*STORE_ERRORS):  # the next emit tries again
-            self._discard_orphans()
+        results: dict[WalId, ProvenanceResult] = {}
         agents = (SERVICE, OPERATOR, *producer_ids(contract))
-        return {unit.wal_id: _result(unit, agents, failures) for unit in units}
+        for part in _partitions(units):
+            recorded = self._record(part, run, contract, fence)
+            results |= {unit.wal_id: _result(unit, agents, recorded) for unit in recorded.units}
+        if results:
+            self._outbox.publish_unless_failing()
+        return results
 
-    def publish_staged(self) -> None:
-        """Finish what crashed runs left, of every dataset; `emit` does it for its own. Raises STORE_ERRORS."""
-        for batch in self._staged():
-            self._publish(batch)
-        self._discard_orphans()
+    def publish_staged(self) -> int:
+        """Publish recorded batches that the root has not got: it was down, or a run died. Returns how many were."""
+        return self._outbox.publish()
 
-    def deliver(self, *, most_batches: int = 10) -> int:
-        """Send recorded OpenLineage batches to the backend, oldest first; return the number of events sent.
+    def deliver(self, *, most_batches: int = 10, within: timedelta = timedelta(seconds=20)) -> int:
+        """Send recorded OpenLineage events to the backend; return how many it took.
 
-        At least once: a batch whose delivery was cut short is sent again whole, byte for byte the same events, so a
-        backend that knows run ids takes each once. Raises BackendUnavailableError or STORE_ERRORS; the rest stays
-        pending.
+        At least once, each event the same bytes whenever it is sent, so a backend that knows run ids takes each once.
+        Raises BackendUnavailableError when the backend is down; everything stays pending.
         """
-        if self._backend is None:
-            return 0
-        with self._database.snapshot() as tx:
-            batches = tx.run("lineage.undelivered", most=most_batches).all()
-        sent = 0
-        for batch in batches:
-            events = [json.loads(line) for line in self._files.read(batch.href).splitlines()]
-            self._backend.send(events)
-            with self._database.transaction() as tx:
-                tx.run("lineage.mark_delivered", batch_id=batch.batch_id)
-            sent += len(events)
-        return sent
+        return self._delivery.deliver(most_batches=most_batches, within=within) if self._delivery else 0
+
+    def undelivered(self) -> Undelivered:
+        """Return what recorded lineage still waits for the root or the backend, and what keeps failing."""
+        return self._outbox.undelivered()
 
     def links_of(self, wal_id: WalId) -> list[Link]:
-        """From a record to its OpenLineage run and PROV activity."""
+        """From a record to its OpenLineage runs and PROV activities, every edition, oldest first."""
         with self._database.snapshot() as tx:
             return _links(tx, "lineage.of_unit", wal_id=wal_id)
 
@@ -158,109 +154,112 @@ class Lineage:
         with self._database.snapshot() as tx:
             return next(iter(_links(tx, "lineage.of_lineage_id", lineage_id=lineage_id)), None)
 
-    def _emit_path(
-        self, path: LineagePath, units: Sequence[LineageUnit], run: IngestRun, contract: DatasetContract
-    ) -> dict[WalId, str]:
-        """Emit one path of one partition; return why, for each unit that readers of the path do not find."""
-        absent = {unit.wal_id: unit for unit in units}
-        why = "other workers kept recording the same units"
+    def _record(self, units: Sequence[LineageUnit], run: IngestRun, contract: DatasetContract, fence: Fence) -> _Part:
+        """Record one partition of a batch. Documents are built before the transaction, which other writers wait for."""
+        history = self._history(units)
+        told = [in_edition(unit, history, run_id=run.run_id) for unit in units]
+        part = _build(told, history, run, contract)
         try:
-            for _ in range(MAX_ROUNDS):
-                for batch in self._staged(path=path, dataset=contract.id):
-                    self._publish(batch)
-                recorded = self._recorded(path, units)
-                absent = {unit.wal_id: unit for unit in units if recorded.get(unit.wal_id) != "published"}
-                if not absent:
-                    break
-                if missing := [unit for unit in units if unit.wal_id not in recorded]:
-                    self._record(path, missing, run, contract)
-        except STORE_ERRORS as error:
-            why = f"{type(error).__name__}: {error}"
-            _LOG.warning("lineage path %s does not take %d units of %s: %s", path, len(absent), contract.id, why)
-        return dict.fromkeys(absent, why)
-
-    def _staged(self, *, path: LineagePath | None = None, dataset: str | None = None) -> list[_Staged]:
-        with self._database.snapshot() as tx:
-            rows = tx.run("lineage.staged").all()
-        return [
-            _Staged(batch_id=row.batch_id, href=row.href)
-            for row in rows
-            if path in {None, row.path} and dataset in {None, row.dataset}
-        ]
-
-    def _recorded(self, path: LineagePath, units: Sequence[LineageUnit]) -> dict[str, str]:
-        """State of the batch that holds each unit already recorded, by wal_id."""
-        with self._database.snapshot() as tx:
-            rows = tx.run("lineage.emitted", path=path, wal_ids=json.dumps([unit.wal_id for unit in units]))
-            return {row.wal_id: row.state for row in rows}
-
-    def _record(
-        self, path: LineagePath, units: Sequence[LineageUnit], run: IngestRun, contract: DatasetContract
-    ) -> None:
-        """Stage the file of the units and name both in one transaction; nothing when another worker has one of them."""
-        content = _content(path, units, run, contract)
-        sha256 = hashlib.sha256(content).hexdigest()
-        batch_id = sha256[:BATCH_ID_DIGITS]
-        self._files.stage(batch_id, content)
-        with suppress(_LostRaceError), self._database.transaction() as tx, _lost_races():
-            tx.run(
-                "lineage.insert_batch",
-                batch_id=batch_id,
-                path=path,
-                dataset=contract.id,
-                run_id=run.run_id,
-                href=f"{path}/{contract.id}/{units[0].envelope.partition}/{batch_id}.{_SUFFIX[path]}",
-                sha256=sha256,
-                unit_count=len(units),
-                delivery="pending" if self._backend and path is LineagePath.OPENLINEAGE else "none",
-                created_at=rfc3339(self._clock()),
-            )
-            rows = [[unit.wal_id, unit.lineage_id(path)] for unit in units]
-            tx.run("lineage.insert_emissions", path=path, batch_id=batch_id, units=json.dumps(rows))
-
-    def _publish(self, batch: _Staged) -> None:
-        if self._files.publish(batch.batch_id, batch.href):
             with self._database.transaction() as tx:
-                tx.run("lineage.mark_published", batch_id=batch.batch_id, published_at=rfc3339(self._clock()))
+                part.refused = fence(tx, {unit.wal_id: unit.envelope.attempt for unit in units})
+                for path in LineagePath:
+                    self._record_path(tx, path, part, run, contract)
+        except DBAPIError as error:
+            if not is_conflict(error):
+                raise
+            for path, lines in part.lines.items():
+                part.failures[path] |= dict.fromkeys(lines, "another writer holds the lineage record")
+        return part
+
+    def _history(self, units: Sequence[LineageUnit]) -> History:
+        related = {other for unit in units for other in (unit.stac.replaces, unit.stac.superseded_by) if other}
+        wal_ids = sorted(related | {unit.wal_id for unit in units})
+        history: dict[WalId, list[Told]] = {}
+        with self._database.snapshot() as tx:
+            for row in tx.run("lineage.history", wal_ids=json.dumps(wal_ids)):
+                told = Told(path=LineagePath(row.path), edition=row.edition, content_sha256=row.content_sha256)
+                history.setdefault(WalId(row.wal_id), []).append(told)
+        return history
+
+    def _record_path(
+        self, tx: Transaction, path: LineagePath, part: _Part, run: IngestRun, contract: DatasetContract
+    ) -> None:
+        """Record one path; when the database refuses it, the other path is not touched."""
+        lines = part.lines[path]
+        units = [unit for unit in part.units if unit.wal_id in lines and unit.wal_id not in part.refused]
+        if not units:
             return
-        # It was never readable, so its units count as not emitted; kept, the row would bar them for ever.
-        _LOG.error("lineage batch %s lost its file %s and is forgotten", batch.batch_id, batch.href)
-        with self._database.transaction() as tx:
-            tx.run("lineage.forget_emissions", batch_id=batch.batch_id)
-            tx.run("lineage.forget_batch", batch_id=batch.batch_id)
+        why = ""
+        for _ in range(MAX_ROUNDS):
+            try:
+                with tx.connection.begin_nested():
+                    self._insert(tx, path, units, lines, run, contract)
+            except _REFUSALS as error:
+                why = error_text(error.orig if isinstance(error.orig, Exception) else error)
+                if _RACE not in why:
+                    break
+            else:
+                return
+        _LOG.warning("lineage path %s of %d units of %s is refused: %s", path, len(units), contract.id, why)
+        part.failures[path] |= dict.fromkeys((unit.wal_id for unit in units), why)
 
-    def _discard_orphans(self) -> None:
-        old = [name for name, age in self._files.staged() if age > ORPHAN_SECONDS]
-        named = {batch.batch_id for batch in self._staged()} if old else set()
-        for name in old:
-            if name not in named:
-                self._files.discard(name)
+    def _insert(
+        self,
+        tx: Transaction,
+        path: LineagePath,
+        units: Sequence[LineageUnit],
+        lines: Mapping[WalId, bytes],
+        run: IngestRun,
+        contract: DatasetContract,
+    ) -> None:
+        rows = [[unit.wal_id, unit.edition, unit.lineage_id(path), unit.registered_sha256] for unit in units]
+        batch_id = hashlib.sha256(json.dumps([path, run.run_id, rows]).encode()).hexdigest()[:BATCH_ID_DIGITS]
+        found = tx.run("lineage.insert_emissions", path=path, batch_id=batch_id, units=json.dumps(rows)).scalars()
+        ours = set(found)  # another worker may have told the others
+        if not ours:
+            return
+        content = _content(path, [lines[unit.wal_id] for unit in units if unit.wal_id in ours], contract)
+        deliver = self._delivery is not None and path is LineagePath.OPENLINEAGE
+        tx.run(
+            "lineage.insert_batch",
+            batch_id=batch_id,
+            path=path,
+            dataset=contract.id,
+            run_id=run.run_id,
+            href=f"{path}/{contract.id}/{units[0].envelope.partition}/{batch_id}.{_SUFFIX[path]}",
+            sha256=hashlib.sha256(content).hexdigest(),
+            unit_count=len(ours),
+            delivery="pending" if deliver else "none",
+            created_at=rfc3339(self._clock()),
+        )
+        self._outbox.put(tx, batch_id, content, deliver=deliver)
 
 
-class _LostRaceError(Exception):
-    """Another worker recorded one of the units first."""
+def _build(units: Sequence[LineageUnit], history: History, run: IngestRun, contract: DatasetContract) -> _Part:
+    """Build what each path has not told; a unit that has no document fails alone."""
+    part = _Part(units=units, lines={path: {} for path in LineagePath})
+    producers = producer_ids(contract)
+    for unit in units:
+        told = {(entry.path, entry.edition) for entry in history.get(unit.wal_id, ())}
+        for path in LineagePath:
+            if (path, unit.edition) not in told:
+                try:
+                    part.lines[path][unit.wal_id] = _line(path, unit, run, producers)
+                except (TypeError, ValueError) as error:  # what a text without a UTF-8 form raises, for one
+                    part.failures[path][unit.wal_id] = error_text(error)
+    return part
 
 
-@contextmanager
-def _lost_races() -> Iterator[None]:
-    try:
-        yield
-    except IntegrityError as error:
-        raise _LostRaceError from error
-    except DBAPIError as error:
-        if is_conflict(error):
-            raise _LostRaceError from error
-        raise
+def _line(path: LineagePath, unit: LineageUnit, run: IngestRun, producers: list[str]) -> bytes:
+    return openlineage_lines(unit, run) if path is LineagePath.OPENLINEAGE else prov_line(unit, run, producers)
 
 
-def _content(path: LineagePath, units: Sequence[LineageUnit], run: IngestRun, contract: DatasetContract) -> bytes:
-    if path is LineagePath.PROV:
-        return prov_document(units, run, contract)
-    return b"".join(openlineage_lines(unit, run) for unit in units)
+def _content(path: LineagePath, lines: Sequence[bytes], contract: DatasetContract) -> bytes:
+    return b"".join(lines) if path is LineagePath.OPENLINEAGE else prov_document(lines, contract)
 
 
-def _parts(units: Sequence[LineageUnit]) -> list[list[LineageUnit]]:
-    """One part per partition, in order, each unit once."""
+def _partitions(units: Sequence[LineageUnit]) -> list[list[LineageUnit]]:
+    """One part per partition, in order, each unit once; in the order of wal_id, so that two workers never deadlock."""
     once = {unit.wal_id: unit for unit in units}
 
     def order(unit: LineageUnit) -> tuple[str, str]:
@@ -269,10 +268,11 @@ def _parts(units: Sequence[LineageUnit]) -> list[list[LineageUnit]]:
     return [list(part) for _, part in groupby(sorted(once.values(), key=order), key=lambda unit: order(unit)[0])]
 
 
-def _result(
-    unit: LineageUnit, agents: tuple[str, ...], failures: Mapping[LineagePath, Mapping[WalId, str]]
-) -> ProvenanceResult:
-    failed = [path for path in LineagePath if unit.wal_id in failures[path]]
+def _result(unit: LineageUnit, agents: tuple[str, ...], part: _Part) -> ProvenanceResult:
+    if (refusal := part.refused.get(unit.wal_id)) is not None:
+        issue = Issue(code=refusal, severity=Severity.FAILED, message="no lineage was told of this unit")
+        return ProvenanceResult(status=ProvenanceStatus.FAILED, issues=(issue,))
+    failed = [path for path in LineagePath if unit.wal_id in part.failures[path]]
     status = (ProvenanceStatus.OK, ProvenanceStatus.PARTIAL, ProvenanceStatus.FAILED)[len(failed)]
     severity = Severity.FAILED if status is ProvenanceStatus.FAILED else Severity.SUSPECT
     return ProvenanceResult(
@@ -282,7 +282,7 @@ def _result(
         agent_ids=agents,
         openlineage_run_id=unit.openlineage_run_id,
         issues=tuple(
-            Issue(code=_ISSUE[path], severity=severity, message=failures[path][unit.wal_id]) for path in failed
+            Issue(code=_ISSUE[path], severity=severity, message=part.failures[path][unit.wal_id]) for path in failed
         ),
     )
 
@@ -292,6 +292,7 @@ def _links(tx: Transaction, name: str, **parameters: str) -> list[Link]:
         Link(
             wal_id=WalId(str(row.wal_id)),
             path=LineagePath(row.path),
+            edition=row.edition,
             lineage_id=row.lineage_id,
             href=row.href,
             state=row.state,

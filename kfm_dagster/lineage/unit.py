@@ -19,6 +19,9 @@ PRODUCER = "https://kfm.dev/kfm_dagster/"
 SCHEMAS = "https://kfm.dev/schemas/"
 """Base of the `$id`s of our published JSON Schemas (docs/spec)."""
 
+FIRST_EDITION = ""
+"""Edition of a unit's lineage before any repair."""
+
 REGISTERED = frozenset({StacStatus.CREATED, StacStatus.UPDATED, StacStatus.NO_OP})
 """What stac-register must have answered before a unit has lineage."""
 
@@ -54,10 +57,12 @@ class LineageUnit:
     """A registered envelope and its lineage ids: UUIDv8 of stable fields, PROV's ones as `urn:uuid:` IRIs.
 
     The object is named by URI and version, messages by the ids that SNS and SQS gave them, and everything that this
-    ingest makes by the unit's wal_id. So a second emit, in any process or release, names the same things.
+    ingest makes by the unit's wal_id and the edition. So a second emit, in any process or release, names the same
+    things, and a repair that changed the Item is told beside what was told before.
     """
 
     wal_id: WalId
+    edition: str
     envelope: Envelope
     stac: StacResult
     openlineage_run_id: str
@@ -67,25 +72,40 @@ class LineageUnit:
     qc_report_id: str
     notification_id: str | None
     message_id: str | None
+    revises: str | None = None
+    """PROV entity of the Item that this unit's Item replaced."""
+    yields_to: str | None = None
+    """PROV entity of the Item that stands instead, when this unit came after a newer one."""
 
     @classmethod
-    def of(cls, envelope: Envelope) -> LineageUnit:
+    def of(
+        cls,
+        envelope: Envelope,
+        *,
+        edition: str = FIRST_EDITION,
+        revises: str | None = None,
+        yields_to: str | None = None,
+    ) -> LineageUnit:
         """Name everything. Raises ValueError for an envelope that stac-register has not registered."""
         stac = envelope.stac
         if stac is None or stac.write_status not in REGISTERED:
             raise ValueError(f"{envelope.wal_id} has no registered STAC Item")
         raw = envelope.raw
+        ingest = _ingest(envelope.wal_id, edition)
         return cls(
             wal_id=envelope.wal_id,
+            edition=edition,
             envelope=envelope,
             stac=stac,
-            openlineage_run_id=uuid8("openlineage", envelope.wal_id),
-            activity_id=_urn("activity", envelope.wal_id),
+            openlineage_run_id=uuid8("openlineage", *ingest),
+            activity_id=_urn("activity", *ingest),
             object_id=_urn("object", envelope.object_uri, envelope.object_version),
-            item_id=_urn("item", envelope.wal_id),
-            qc_report_id=_urn("qc-report", envelope.wal_id),
+            item_id=item_entity(envelope.wal_id, edition),
+            qc_report_id=_urn("qc-report", *ingest),
             notification_id=raw.sns_message_id and _urn("notification", raw.sns_message_id),
             message_id=raw.sqs_message_id and _urn("message", raw.sqs_message_id),
+            revises=revises,
+            yields_to=yields_to,
         )
 
     @property
@@ -93,6 +113,11 @@ class LineageUnit:
         """PROV entities: notification and message when there were any, then object, QC report and STAC Item."""
         messages = tuple(found for found in (self.notification_id, self.message_id) if found)
         return (*messages, self.object_id, self.qc_report_id, self.item_id)
+
+    @property
+    def registered_sha256(self) -> str | None:
+        """Hash of what this ingest registered; None when a newer unit's Item stands."""
+        return None if self.stac.superseded else self.stac.content_sha256
 
     def lineage_id(self, path: LineagePath) -> str:
         """Return what a path calls this ingest: the OpenLineage run id, or the PROV activity id."""
@@ -102,6 +127,15 @@ class LineageUnit:
 def agent_id(name: str) -> str:
     """PROV agent of a piece of software or an organisation, by its name."""
     return _urn("agent", name)
+
+
+def item_entity(wal_id: WalId, edition: str) -> str:
+    """PROV entity of the Item that a unit registered."""
+    return _urn("item", *_ingest(wal_id, edition))
+
+
+def _ingest(wal_id: WalId, edition: str) -> tuple[str, ...]:
+    return (wal_id, edition) if edition else (wal_id,)
 
 
 def _urn(*fields: str | None) -> str:

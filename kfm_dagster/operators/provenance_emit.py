@@ -13,6 +13,7 @@ from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.lineage.unit import REGISTERED, IngestRun, LineageUnit
+from kfm_dagster.storage.fence import Fence
 
 
 def provenance_emit(
@@ -20,17 +21,19 @@ def provenance_emit(
     *,
     contract: DatasetContract,
     lineage: Lineage,
+    fence: Fence,
     run_id: str,
     occurred_at: datetime,
     started_at: datetime | None = None,
 ) -> list[Envelope]:
     """Return the batch in its order, with `provenance` on every unit that has lineage; the others as they were.
 
-    `occurred_at` is now, `started_at` is when the run claimed the batch (default: now).
+    `fence` tells, in the transaction that records, whose claim still stands. `occurred_at` is now, `started_at` is when
+    the run claimed the batch (default: now).
     """
     units = [LineageUnit.of(envelope) for envelope in batch if _has_lineage(envelope)]
     run = IngestRun(run_id=run_id, started_at=started_at or occurred_at, occurred_at=occurred_at)
-    results = lineage.emit(units, run=run, contract=contract)
+    results = lineage.emit(units, run=run, contract=contract, fence=fence)
     return [
         envelope.evolve(provenance=results[envelope.wal_id]) if envelope.wal_id in results else envelope
         for envelope in batch

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from obstore.store import MemoryStore
 
 from kfm_dagster.errors import ConfigurationError
-from kfm_dagster.lineage.files import STORE_ERRORS, BucketFiles, FolderFiles, LineageFiles, open_files
+from kfm_dagster.lineage.files import LEFTOVER_SECONDS, STORE_ERRORS, BucketFiles, FolderFiles, LineageFiles, open_files
 
 HREF = "prov/goes-abi/2025-12-03/a.jsonld"
 
@@ -18,31 +19,32 @@ def files(request: pytest.FixtureRequest, tmp_path: Path) -> LineageFiles:
     return FolderFiles(tmp_path / "lineage") if request.param == "folder" else BucketFiles(MemoryStore())
 
 
-def test_a_staged_file_is_read_only_once_published(files: LineageFiles) -> None:
-    assert list(files.staged()) == []
-    files.stage("a", b"first")
-    files.stage("a", b"content")
-    assert [(name, age < 60) for name, age in files.staged()] == [("a", True)]
+def test_publishing_again_changes_nothing(files: LineageFiles) -> None:
     with pytest.raises(STORE_ERRORS):
         files.read(HREF)
-    assert files.publish("a", HREF)
-    assert files.read(HREF) == b"content"
-    assert list(files.staged()) == []
+    for _ in range(2):
+        files.publish(HREF, b"content")
+        assert files.read(HREF) == b"content"
 
 
-def test_publishing_again_changes_nothing_and_a_lost_file_is_noticed(files: LineageFiles) -> None:
-    files.stage("a", b"content")
-    assert files.publish("a", HREF)
-    assert files.publish("a", HREF)
-    assert files.read(HREF) == b"content"
-    assert not files.publish("b", "prov/other.jsonld")
+def test_a_file_that_cannot_take_its_place_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "prov").write_text("a file where a folder has to be")
+    with pytest.raises(OSError, match="prov"):
+        FolderFiles(tmp_path).publish(HREF, b"content")
+    assert list((tmp_path / ".staging").iterdir()) == []
 
 
-def test_discarding_is_repeatable(files: LineageFiles) -> None:
-    files.stage("a", b"content")
-    files.discard("a")
-    files.discard("a")
-    assert list(files.staged()) == []
+def test_files_that_dead_processes_left_unfinished_are_removed_by_age(tmp_path: Path) -> None:
+    staging = tmp_path / ".staging"
+    staging.mkdir()
+    old, young, foreign = (staging / name for name in ("old.partial", "young.partial", "of-an-earlier-release"))
+    for path in (old, young, foreign):
+        path.write_bytes(b"left by a crash")
+    long_ago = young.stat().st_mtime - LEFTOVER_SECONDS - 60
+    for path in (old, foreign):
+        os.utime(path, (long_ago, long_ago))
+    FolderFiles(tmp_path).publish(HREF, b"content")
+    assert sorted(staging.iterdir()) == [foreign, young]
 
 
 def test_an_unknown_scheme_is_refused(tmp_path: Path) -> None:

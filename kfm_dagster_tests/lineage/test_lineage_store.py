@@ -2,29 +2,46 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
+import sqlalchemy as sa
 
-from kfm_dagster.contracts.envelope import ProvenanceStatus
-from kfm_dagster.contracts.issues import Severity
+from kfm_dagster.contracts.envelope import ProvenanceStatus, StacStatus, WalId
+from kfm_dagster.contracts.issues import FenceIssue, Severity
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.lineage.backend import BackendUnavailableError
+from kfm_dagster.ledger.store import Ledger
+from kfm_dagster.lineage import store
 from kfm_dagster.lineage.files import FolderFiles
-from kfm_dagster.lineage.openlineage import Event
-from kfm_dagster.lineage.store import ORPHAN_SECONDS, Lineage
+from kfm_dagster.lineage.openlineage import Event, openlineage_lines
+from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.lineage.unit import LineagePath, LineageUnit
+from kfm_dagster.storage import database as schema
 from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster_tests.lineage.units import ingest_run, once_each, readable, registered, units
+from kfm_dagster.storage.fence import open_fence
+from kfm_dagster.storage.statements import migrations
+from kfm_dagster_tests.lineage.units import (
+    ingest_run,
+    once_each,
+    readable,
+    registered,
+    repaired,
+    superseded,
+    units,
+    with_stac,
+)
 
 
 @pytest.fixture(scope="module")
@@ -94,12 +111,14 @@ def test_a_crash_at_any_moment_leaves_each_unit_once_after_the_next_emit(
         with pytest.MonkeyPatch.context() as patch:
             passed = crash_at(step, patch)
             try:
-                Lineage.open(database, url=str(root)).emit(batch, run=ingest_run(), contract=contract)
+                Lineage.open(database, url=str(root)).emit(batch, run=ingest_run(), contract=contract, fence=open_fence)
             except Crash:
                 crashes += 1
         # What a reader finds between crash and retry is never double and never half a batch.
         assert set(readable(root).values()) <= {1}
-        retried = Lineage.open(database, url=str(root)).emit(batch, run=ingest_run(minute=9), contract=contract)
+        retried = Lineage.open(database, url=str(root)).emit(
+            batch, run=ingest_run(minute=9), contract=contract, fence=open_fence
+        )
         assert {result.status for result in retried.values()} == {ProvenanceStatus.OK}
         assert readable(root) == once_each(expected)
         if passed() < step:
@@ -109,73 +128,175 @@ def test_a_crash_at_any_moment_leaves_each_unit_once_after_the_next_emit(
 
 @pytest.mark.clause("OPR-11", "WAL-05")
 def test_emitting_again_writes_nothing(lineage: Lineage, root: Path, contract: DatasetContract) -> None:
-    first = lineage.emit(units(0, 5), run=ingest_run(), contract=contract)
+    first = lineage.emit(units(0, 5), run=ingest_run(), contract=contract, fence=open_fence)
     before = files(root)
-    again = lineage.emit(units(0, 5), run=ingest_run(minute=30), contract=contract)
+    again = lineage.emit(units(0, 5), run=ingest_run(minute=30), contract=contract, fence=open_fence)
     assert files(root) == before
     assert again == first
 
 
 @pytest.mark.clause("OPR-11")
 def test_a_later_emit_adds_only_what_is_missing(lineage: Lineage, root: Path, contract: DatasetContract) -> None:
-    lineage.emit(units(0, 3), run=ingest_run(), contract=contract)
+    lineage.emit(units(0, 3), run=ingest_run(), contract=contract, fence=open_fence)
     before = files(root)
-    lineage.emit(units(0, 5), run=ingest_run(minute=30), contract=contract)
+    lineage.emit(units(0, 5), run=ingest_run(minute=30), contract=contract, fence=open_fence)
     assert before.items() <= files(root).items()
     assert readable(root) == once_each(units(0, 5))
 
 
 @pytest.mark.clause("OPR-11")
 @pytest.mark.parametrize(
-    ("down", "code"),
+    ("refused", "code"),
     [(LineagePath.PROV, "prov_store_unavailable"), (LineagePath.OPENLINEAGE, "openlineage_emit_failed")],
 )
 def test_one_path_failing_gives_partial_and_a_replay_emits_the_other(
-    lineage: Lineage, root: Path, contract: DatasetContract, down: LineagePath, code: str
+    lineage: Lineage, database: Database, root: Path, contract: DatasetContract, refused: LineagePath, code: str
 ) -> None:
-    root.mkdir()
-    (root / down).write_text("a file where a folder has to be")
-    results = lineage.emit(units(0, 2), run=ingest_run(), contract=contract)
+    with refusing(database, refused):
+        results = lineage.emit(units(0, 2), run=ingest_run(), contract=contract, fence=open_fence)
     for result in results.values():
         assert result.status is ProvenanceStatus.PARTIAL
         assert [(issue.code, issue.severity) for issue in result.issues] == [(code, Severity.SUSPECT)]
+        assert "no room for lineage" in result.issues[0].message
     envelope = registered(0).evolve(provenance=results[registered(0).wal_id])
     assert envelope.failure is None
-    (root / down).unlink()
-    before = readable_files(root)
-    assert before
-    repaired = lineage.emit(units(0, 2), run=ingest_run(minute=30), contract=contract)
+    before = files(root)
+    assert len(before) == 1
+    repaired = lineage.emit(units(0, 2), run=ingest_run(minute=30), contract=contract, fence=open_fence)
     assert {result.status for result in repaired.values()} == {ProvenanceStatus.OK}
-    assert before.items() <= readable_files(root).items()
+    assert before.items() <= files(root).items()
     assert readable(root) == once_each(units(0, 2))
 
 
 @pytest.mark.clause("OPR-11")
 def test_both_paths_failing_gives_failed_and_a_replay_emits_both(
-    lineage: Lineage, root: Path, contract: DatasetContract
+    lineage: Lineage, database: Database, root: Path, contract: DatasetContract
 ) -> None:
-    root.write_text("a file where the root has to be")
-    [result] = lineage.emit(units(0, 1), run=ingest_run(), contract=contract).values()
+    with refusing(database, *LineagePath):
+        [result] = lineage.emit(units(0, 1), run=ingest_run(), contract=contract, fence=open_fence).values()
     assert result.status is ProvenanceStatus.FAILED
     assert [(issue.code, issue.severity) for issue in result.issues] == [
         ("openlineage_emit_failed", Severity.FAILED),
         ("prov_store_unavailable", Severity.FAILED),
     ]
-    failure = registered(0).evolve(provenance=result).failure
-    assert failure is not None
-    root.unlink()
-    lineage.emit(units(0, 1), run=ingest_run(), contract=contract)
+    assert registered(0).evolve(provenance=result).failure is not None
+    lineage.emit(units(0, 1), run=ingest_run(), contract=contract, fence=open_fence)
     assert readable(root) == once_each(units(0, 1))
 
 
-def test_a_failing_path_blames_only_the_units_that_it_lacks(
-    lineage: Lineage, root: Path, contract: DatasetContract
+@pytest.mark.clause("OPR-11", "BEY-08")
+def test_a_unit_without_a_document_fails_alone(lineage: Lineage, root: Path, contract: DatasetContract) -> None:
+    raw = dataclasses.replace(registered(1).raw, topic_arn="\ud800")  # no UTF-8 form; only PROV tells the topic
+    batch = [
+        registered(0),
+        registered(1, raw=raw),
+        registered(2, replay_run_id="\ud800"),
+        registered(3),
+    ]
+    told = [LineageUnit.of(envelope) for envelope in batch]
+    results = lineage.emit(told, run=ingest_run(), contract=contract, fence=open_fence)
+    assert [results[unit.wal_id].status for unit in told] == [
+        ProvenanceStatus.OK, ProvenanceStatus.PARTIAL, ProvenanceStatus.FAILED, ProvenanceStatus.OK,
+    ]  # fmt: skip
+    assert readable(root) == once_each([told[0], told[3]]) + Counter(
+        {("START", told[1].wal_id): 1, ("COMPLETE", told[1].wal_id): 1}
+    )
+
+
+@pytest.mark.clause("BEY-07")
+@pytest.mark.parametrize("down", ["root", "prov"])
+def test_a_dead_root_costs_no_unit_and_gets_every_file_when_it_is_back(
+    database: Database, root: Path, contract: DatasetContract, down: str
 ) -> None:
-    lineage.emit(units(0, 2), run=ingest_run(), contract=contract)
-    with mock.patch.object(FolderFiles, "stage", side_effect=OSError(28, "No space left on device")):
-        results = lineage.emit(units(0, 3), run=ingest_run(), contract=contract)
-    statuses = [results[unit.wal_id].status for unit in units(0, 3)]
-    assert statuses == [ProvenanceStatus.OK, ProvenanceStatus.OK, ProvenanceStatus.FAILED]
+    clock = Clock()
+    lineage = Lineage(database, FolderFiles(root), clock=clock)
+    blocked = root if down == "root" else root / "prov"
+    blocked.parent.mkdir(parents=True, exist_ok=True)
+    blocked.write_text("a file where a folder has to be")
+    for number in range(3):
+        results = lineage.emit(units(number, number + 1), run=ingest_run(), contract=contract, fence=open_fence)
+        assert {result.status for result in results.values()} == {ProvenanceStatus.OK}
+        clock.forward(1)
+    waiting = lineage.undelivered()
+    assert waiting.files.batches >= 3
+    assert waiting.files.oldest == Clock().now
+    assert "Error" in waiting.failing[0].last_error
+    blocked.unlink()
+    clock.forward(3600)
+    lineage.publish_staged()
+    assert lineage.undelivered().files.batches == 0
+    assert readable(root) == once_each(units(0, 3))
+
+
+@pytest.mark.clause("BEY-07")
+def test_runs_pay_for_a_dead_root_once_and_no_file_waits_behind_another(
+    database: Database, root: Path, contract: DatasetContract
+) -> None:
+    clock = Clock()
+    lineage = Lineage(database, FolderFiles(root), clock=clock)
+    with mock.patch.object(FolderFiles, "publish", side_effect=OSError(28, "No space left on device")) as publish:
+        for number in range(5):
+            lineage.emit(units(number, number + 1), run=ingest_run(), contract=contract, fence=open_fence)
+            clock.forward(1)
+        assert publish.call_count == 1
+        assert lineage.publish_staged() == 0
+        assert publish.call_count == 2
+    # The two that failed wait for their time; the others do not wait for them.
+    assert lineage.publish_staged() == 8
+    clock.forward(60)
+    assert lineage.publish_staged() == 2
+    assert readable(root) == once_each(units(0, 5))
+
+
+@pytest.mark.clause("BEY-02")
+@pytest.mark.parametrize("refusal", FenceIssue)
+def test_a_refused_unit_is_not_told_and_its_neighbours_are(
+    lineage: Lineage, root: Path, contract: DatasetContract, refusal: FenceIssue
+) -> None:
+    batch = units(0, 3)
+    asked: list[dict[WalId, int]] = []
+
+    def fence(tx: Transaction, attempts: Mapping[WalId, int]) -> Mapping[WalId, FenceIssue]:
+        asked.append(dict(attempts))
+        return {batch[1].wal_id: refusal}
+
+    results = lineage.emit(batch, run=ingest_run(), contract=contract, fence=fence)
+    assert asked == [{unit.wal_id: 1 for unit in batch}]
+    assert [results[unit.wal_id].status for unit in batch] == [
+        ProvenanceStatus.OK, ProvenanceStatus.FAILED, ProvenanceStatus.OK,
+    ]  # fmt: skip
+    lost = results[batch[1].wal_id]
+    assert [issue.code for issue in lost.issues] == [refusal]
+    assert (lost.activity_id, lost.openlineage_run_id, lost.entity_ids) == (None, None, ())
+    assert readable(root) == once_each([batch[0], batch[2]])
+    assert lineage.links_of(batch[1].wal_id) == []
+    # Whoever holds the claim now tells it.
+    lineage.emit(batch, run=ingest_run(minute=9), contract=contract, fence=open_fence)
+    assert readable(root) == once_each(batch)
+
+
+@pytest.mark.clause("BEY-02")
+def test_a_claim_lost_while_documents_are_built_publishes_nothing(
+    lineage: Lineage, database: Database, root: Path, contract: DatasetContract, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The moment between what a run last knew of its claim and what it writes."""
+    ledger = Ledger(database, registry=ContractRegistry.of([contract]), worker_id="test", clock=Clock())
+    ledger.ensure([registered(number) for number in range(2)])
+    claimed = ledger.claim(dataset="goes-abi", partition="2025-12-03", run_id="slow", limit=10)
+    batch = [LineageUnit.of(registered(number, attempt=claimed[0].attempt)) for number in range(2)]
+    build = store._build
+
+    def overtaken(*arguments: Any) -> Any:
+        ledger.release_lost(run_ids=["slow"])
+        return build(*arguments)
+
+    monkeypatch.setattr(store, "_build", overtaken)
+    results = lineage.emit(batch, run=ingest_run(), contract=contract, fence=ledger.fence("slow"))
+    assert {issue.code for result in results.values() for issue in result.issues} == {FenceIssue.CLAIM_LOST}
+    assert not root.exists()
+    with database.snapshot() as tx:
+        for table in ("lineage_batches", "lineage_emissions", "lineage_outbox"):
+            assert tx.connection.exec_driver_sql(f"SELECT count(*) FROM {table}").scalar_one() == 0
 
 
 @pytest.mark.clause("OPR-11", "WAL-05")
@@ -196,7 +317,7 @@ def test_workers_with_overlapping_units_emit_each_once(
         try:
             ready.wait()
             worker = Lineage.open(database, url=str(root))
-            results = worker.emit(mine, run=ingest_run(minute=minute), contract=contract)
+            results = worker.emit(mine, run=ingest_run(minute=minute), contract=contract, fence=open_fence)
             statuses.extend(result.status for result in results.values())
         except BaseException as error:  # shown by the assertion below
             errors.append(error)
@@ -217,7 +338,7 @@ def test_workers_with_overlapping_units_emit_each_once(
 def test_a_batch_goes_to_a_file_per_partition(lineage: Lineage, root: Path, contract: DatasetContract) -> None:
     late = registered(7)
     late = late.evolve(time_range_start=late.time_range_start.replace(day=4))
-    lineage.emit([*units(0, 2), LineageUnit.of(late)], run=ingest_run(), contract=contract)
+    lineage.emit([*units(0, 2), LineageUnit.of(late)], run=ingest_run(), contract=contract, fence=open_fence)
     places = Counter(name.rpartition("/")[0] for name in files(root))
     assert places == {
         f"{path}/goes-abi/{day}": 1 for path in ("openlineage", "prov") for day in ("2025-12-03", "2025-12-04")
@@ -228,13 +349,11 @@ def test_a_batch_goes_to_a_file_per_partition(lineage: Lineage, root: Path, cont
 def test_record_run_and_activity_lead_to_each_other(
     lineage: Lineage, database: Database, root: Path, contract: DatasetContract
 ) -> None:
-    from kfm_dagster.ledger.store import Ledger
-
     batch = units(0, 3)
     Ledger(
         database, registry=ContractRegistry.of([contract]), worker_id="test", clock=lambda: ingest_run().occurred_at
     ).ensure([unit.envelope for unit in batch])
-    lineage.emit(batch, run=ingest_run(), contract=contract)
+    lineage.emit(batch, run=ingest_run(), contract=contract, fence=open_fence)
     unit = batch[1]
     openlineage, prov = lineage.links_of(unit.wal_id)
     assert (openlineage.lineage_id, prov.lineage_id) == (unit.openlineage_run_id, unit.activity_id)
@@ -250,78 +369,216 @@ def test_record_run_and_activity_lead_to_each_other(
     assert lineage.find("urn:uuid:unknown") is None
 
 
-def test_a_staged_batch_whose_file_is_gone_is_emitted_again(
-    lineage: Lineage, root: Path, contract: DatasetContract
-) -> None:
+def test_recovery_publishes_what_another_dataset_left(lineage: Lineage, root: Path, contract: DatasetContract) -> None:
     with mock.patch.object(FolderFiles, "publish", side_effect=Crash), pytest.raises(Crash):
-        lineage.emit(units(0, 2), run=ingest_run(), contract=contract)
-    for staged in (root / ".staging").iterdir():
-        staged.unlink()
-    lineage.emit(units(0, 2), run=ingest_run(), contract=contract)
+        lineage.emit(units(0, 2), run=ingest_run(), contract=contract, fence=open_fence)
+    assert not readable(root)
+    lineage.publish_staged()
     assert readable(root) == once_each(units(0, 2))
 
 
-def test_recovery_publishes_what_another_dataset_left(lineage: Lineage, root: Path, contract: DatasetContract) -> None:
-    with mock.patch.object(FolderFiles, "publish", side_effect=Crash), pytest.raises(Crash):
-        lineage.emit(units(0, 2), run=ingest_run(), contract=contract)
-    assert not readable(root)
-    lineage.publish_staged()
-    assert {kind for kind, _ in readable(root)} == {"START", "COMPLETE"}  # it died before PROV's turn
+@pytest.mark.clause("RPL-05")
+def test_a_repair_that_changed_the_item_adds_lineage_and_erases_none(
+    lineage: Lineage, root: Path, contract: DatasetContract
+) -> None:
+    first = LineageUnit.of(registered())
+    lineage.emit([first], run=ingest_run(), contract=contract, fence=open_fence)
+    before = files(root)
+    repair = repaired("replay-1")
+    for status in (StacStatus.UPDATED, StacStatus.NO_OP):  # no-op: the repair died after the catalog, and comes again
+        again = lineage.emit(
+            [LineageUnit.of(with_stac(repair, write_status=status))],
+            run=ingest_run(minute=9), contract=contract, fence=open_fence,
+        )[first.wal_id]  # fmt: skip
+        assert again.status is ProvenanceStatus.OK
+    assert before.items() < files(root).items()
+    links = lineage.links_of(first.wal_id)
+    assert [(link.edition, link.path) for link in links] == [
+        ("", LineagePath.OPENLINEAGE), ("", LineagePath.PROV),
+        ("replay-1", LineagePath.OPENLINEAGE), ("replay-1", LineagePath.PROV),
+    ]  # fmt: skip
+    assert len({link.lineage_id for link in links}) == 4
+    assert [link.lineage_id for link in links[2:]] == [again.openlineage_run_id, again.activity_id]
+    second = LineageUnit.of(repair, edition="replay-1")
+    assert (again.openlineage_run_id, again.entity_ids) == (second.openlineage_run_id, second.entity_ids)
+    [item] = [node for node in nodes(root) if node["id"] == second.item_id]
+    assert item["wasRevisionOf"] == first.item_id
+    assert readable(root) == once_each([first]) + once_each([first])
 
 
-def test_orphaned_files_are_removed_by_age(lineage: Lineage, root: Path, contract: DatasetContract) -> None:
-    staging = root / ".staging"
-    staging.mkdir(parents=True)
-    old, young = staging / "old", staging / "young"
-    for path in (old, young):
-        path.write_bytes(b"left by a crash")
-    long_ago = young.stat().st_mtime - ORPHAN_SECONDS - 60
-    os.utime(old, (long_ago, long_ago))
-    lineage.emit(units(0, 1), run=ingest_run(), contract=contract)
-    assert [path.name for path in staging.iterdir()] == ["young"]
+@pytest.mark.clause("RPL-05", "OPR-11")
+def test_a_replay_that_changed_nothing_adds_nothing_and_the_first_lineage_may_be_a_replays(
+    lineage: Lineage, root: Path, contract: DatasetContract
+) -> None:
+    late = registered(replay_run_id="replay-1", replay_reason="incident")
+    lineage.emit([LineageUnit.of(late)], run=ingest_run(), contract=contract, fence=open_fence)
+    again = with_stac(late.evolve(replay_run_id="replay-2"), write_status=StacStatus.NO_OP)
+    lineage.emit([LineageUnit.of(again)], run=ingest_run(minute=9), contract=contract, fence=open_fence)
+    assert {link.edition for link in lineage.links_of(late.wal_id)} == {""}
+    assert readable(root) == once_each([LineageUnit.of(late)])
+    [activity] = [node for node in nodes(root) if "kfm:Ingest" in node["type"]]
+    assert (activity["kfm:replay_run_id"], activity["kfm:replayReason"]) == ("replay-1", "incident")
 
 
-class _Backend:
-    """A backend that may be down."""
+@pytest.mark.clause("OPR-11", "RPL-05")
+def test_a_path_that_missed_a_repair_is_told_it_later_in_the_same_edition(
+    lineage: Lineage, database: Database, contract: DatasetContract
+) -> None:
+    lineage.emit([LineageUnit.of(registered())], run=ingest_run(), contract=contract, fence=open_fence)
+    with refusing(database, LineagePath.PROV):
+        lineage.emit([LineageUnit.of(repaired("replay-1"))], run=ingest_run(), contract=contract, fence=open_fence)
+    later = with_stac(repaired("replay-2"), write_status=StacStatus.NO_OP)
+    lineage.emit([LineageUnit.of(later)], run=ingest_run(), contract=contract, fence=open_fence)
+    told = [(link.edition, link.path) for link in lineage.links_of(registered().wal_id)]
+    assert sorted(told) == [(edition, path) for edition in ("", "replay-1") for path in LineagePath]
+
+
+@pytest.mark.clause("BEY-01")
+def test_prov_does_not_say_that_a_late_unit_made_the_item_that_stands(
+    lineage: Lineage, root: Path, contract: DatasetContract
+) -> None:
+    newer, late = LineageUnit.of(registered(2)), superseded(1, by=2)
+    lineage.emit([newer, LineageUnit.of(late)], run=ingest_run(), contract=contract, fence=open_fence)
+    [item] = [node for node in nodes(root) if node["id"] == LineageUnit.of(late).item_id]
+    assert item["kfm:superseded"] is True
+    assert item["alternateOf"] == newer.item_id
+    assert not {"wasGeneratedBy", "kfm:content_sha256", "kfm:stac_item_href"} & item.keys()
+    [generated] = [node for node in nodes(root) if node.get("kfm:content_sha256") == f"{2:064x}"]
+    assert generated["wasGeneratedBy"] == newer.activity_id
+    events = [event for event in published_events(root) if event["run"]["facets"]["kfmWal"]["wal_id"] == late.wal_id]
+    assert [event["outputs"] for event in events] == [[], []]
+    assert events[1]["run"]["facets"]["kfmWal"]["superseded"] is True
+
+
+@pytest.mark.parametrize(
+    ("change", "refusal"),
+    [
+        ("UPDATE lineage_emissions SET lineage_id = 'x'", "lineage_is_append_only"),
+        ("DELETE FROM lineage_emissions", "lineage_is_append_only"),
+        ("DELETE FROM lineage_batches", "lineage_is_append_only"),
+        ("UPDATE lineage_batches SET unit_count = 7", "lineage_batches_only_go_on"),
+        ("UPDATE lineage_batches SET state = 'staged', published_at = NULL", "lineage_batches_only_go_on"),
+        ("UPDATE lineage_batches SET delivery = 'none' WHERE path = 'openlineage'", "lineage_batches_only_go_on"),
+        ("DELETE FROM lineage_outbox", "lineage_outbox_leaves_when_done"),
+        ("UPDATE lineage_outbox SET batch_id = 'x'", "lineage_outbox_keeps_its_content"),
+        ("UPDATE lineage_outbox SET attempts = -1", "lineage_outbox_counts_are_not_negative"),
+        ("UPDATE lineage_outbox SET not_taken = '{}'", "lineage_outbox_not_taken_is_a_list"),
+        ("INSERT INTO lineage_emissions SELECT wal_id, path, 'x', lineage_id, batch_id, NULL FROM lineage_emissions",
+         "lineage_emissions_id_names_one_unit"),
+        ("INSERT OR REPLACE INTO lineage_outbox SELECT * FROM lineage_outbox", "lineage_outbox_leaves_when_done"),
+        ("INSERT OR REPLACE INTO lineage_batches SELECT * FROM lineage_batches", "lineage_is_append_only"),
+        ("TRUNCATE lineage_emissions", "lineage_is_append_only"),
+        ("TRUNCATE lineage_batches CASCADE", "lineage_is_append_only"),
+        ("TRUNCATE lineage_outbox", "lineage_outbox_leaves_when_done"),
+    ],
+)  # fmt: skip
+def test_the_database_refuses_what_would_erase_lineage(
+    database: Database, root: Path, contract: DatasetContract, change: str, refusal: str
+) -> None:
+    if ("OR REPLACE" in change and database.dialect != "sqlite") or (
+        "TRUNCATE" in change and database.dialect == "sqlite"
+    ):
+        pytest.skip("another dialect's statement")
+    if database.dialect == "postgresql":
+        change = change.replace(
+            "INSERT INTO lineage_emissions SELECT",
+            "INSERT INTO lineage_emissions (wal_id, path, edition, lineage_id, batch_id, content_sha256) SELECT",
+        )
+    lineage = Lineage(database, FolderFiles(root), backend=mock.Mock())
+    lineage.emit(units(0, 1), run=ingest_run(), contract=contract, fence=open_fence)
+    with pytest.raises(sa.exc.DBAPIError, match=refusal), database.transaction() as tx:
+        tx.connection.exec_driver_sql(change)
+
+
+@pytest.mark.clause("BEY-07")
+@pytest.mark.parametrize("died", ["before the rename", "after the rename"])
+def test_a_batch_that_an_earlier_release_staged_is_published_and_delivered(
+    database_url: str, root: Path, contract: DatasetContract, monkeypatch: pytest.MonkeyPatch, died: str
+) -> None:
+    unit = LineageUnit.of(with_stac(registered(), write_status=StacStatus.NO_OP))
+    content = openlineage_lines(unit, ingest_run())
+    href, batch_id = "openlineage/goes-abi/2025-12-03/old.ndjson", "0" * 32
+    place = root / (".staging" if died == "before the rename" else href.rpartition("/")[0])
+    place.mkdir(parents=True)
+    (place / (batch_id if died == "before the rename" else "old.ndjson")).write_bytes(content)
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "migrations", lambda dialect: migrations(dialect)[:5])
+        old = Database.open(database_url)
+        with old.transaction() as tx:
+            tx.run(
+                "lineage.insert_batch", batch_id=batch_id, path="openlineage", dataset="goes-abi", run_id="old",
+                href=href, sha256=hashlib.sha256(content).hexdigest(), unit_count=1, delivery="pending",
+                created_at="2025-12-03T00:05:00.000000Z",
+            )  # fmt: skip
+            tx.connection.exec_driver_sql(
+                "INSERT INTO lineage_emissions (wal_id, path, lineage_id, batch_id) "
+                f"VALUES ('{unit.wal_id}', 'openlineage', '{unit.openlineage_run_id}', '{batch_id}')"
+            )
+        old.dispose()
+    database = Database.open(database_url)
+    got: list[Event] = []
+    backend = mock.Mock()
+    backend.send.side_effect = got.append
+    lineage = Lineage(database, FolderFiles(root), backend=backend)
+    lineage.emit([unit], run=ingest_run(minute=9), contract=contract, fence=open_fence)
+    assert lineage.deliver() == 2
+    assert [event["eventType"] for event in got] == ["START", "COMPLETE"]
+    assert readable(root) == once_each([unit])
+    assert (root / href).read_bytes() == content
+    database.dispose()
+
+
+class Clock:
+    """A clock that stands until it is moved."""
 
     def __init__(self) -> None:
-        self.down = False
-        self.got: list[Event] = []
+        self.now = datetime(2025, 12, 3, 1, tzinfo=UTC)
 
-    def send(self, events: Iterable[Event]) -> None:
-        for event in events:
-            if self.down and event["eventType"] == "COMPLETE":
-                raise BackendUnavailableError
-            self.got.append(event)
+    def __call__(self) -> datetime:
+        return self.now
+
+    def forward(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
 
 
-def test_a_dead_backend_costs_no_unit_and_gets_everything_when_it_is_back(
-    database: Database, root: Path, contract: DatasetContract
-) -> None:
-    backend = _Backend()
-    lineage = Lineage.open(database, url=str(root), backend=backend)
-    backend.down = True
-    results = lineage.emit(units(0, 2), run=ingest_run(), contract=contract)
-    assert {result.status for result in results.values()} == {ProvenanceStatus.OK}
-    with pytest.raises(BackendUnavailableError):
-        lineage.deliver()
-    backend.down = False
-    assert lineage.deliver() == 4
-    assert lineage.deliver() == 0
-    recorded = [
-        json.loads(line)
-        for path in root.glob("openlineage/**/*.ndjson")
-        for line in path.read_text(encoding="utf-8").splitlines()
+@contextmanager
+def refusing(database: Database, *paths: LineagePath) -> Iterator[None]:
+    """The database takes no batch of these paths: a quota, a broken index, a constraint of somebody's own."""
+    named = ", ".join(f"'{path}'" for path in paths)
+    with database.transaction() as tx:
+        if database.dialect == "sqlite":
+            tx.connection.exec_driver_sql(
+                f"CREATE TRIGGER refusing BEFORE INSERT ON lineage_batches WHEN NEW.path IN ({named}) "
+                "BEGIN SELECT RAISE(ABORT, 'no room for lineage'); END"
+            )
+        else:
+            tx.connection.exec_driver_sql(
+                "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+                "$$BEGIN RAISE EXCEPTION 'no room for lineage'; END$$"
+            )
+            tx.connection.exec_driver_sql(
+                f"CREATE TRIGGER refusing BEFORE INSERT ON lineage_batches FOR EACH ROW WHEN (NEW.path IN ({named})) "
+                "EXECUTE FUNCTION refuse()"
+            )
+    yield
+    with database.transaction() as tx:
+        if database.dialect == "sqlite":
+            tx.connection.exec_driver_sql("DROP TRIGGER refusing")
+        else:
+            tx.connection.exec_driver_sql("DROP FUNCTION refuse() CASCADE")
+
+
+def nodes(root: Path) -> list[dict[str, Any]]:
+    """Every node of the published PROV documents."""
+    return [node for path in root.glob("prov/**/*.jsonld") for node in json.loads(path.read_bytes())["@graph"]]
+
+
+def published_events(root: Path) -> list[dict[str, Any]]:
+    return [
+        json.loads(line) for path in root.glob("openlineage/**/*.ndjson") for line in path.read_bytes().splitlines()
     ]
-    # The first event, sent before the backend went down, comes a second time and is the same.
-    assert backend.got == [recorded[0], *recorded]
 
 
 def files(root: Path) -> dict[str, bytes]:
     """Everything below the root, by path."""
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
-
-
-def readable_files(root: Path) -> dict[str, bytes]:
-    """What is published below the root, by path."""
-    return {name: content for name, content in files(root).items() if not name.startswith(".staging/")}

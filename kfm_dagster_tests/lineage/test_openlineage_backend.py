@@ -3,73 +3,89 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
 
-from kfm_dagster.lineage.backend import BackendUnavailableError, ClientBackend
+from kfm_dagster.lineage.backend import REFUSED, BackendUnavailableError, ClientBackend
 from kfm_dagster.lineage.openlineage import openlineage_events
+from kfm_dagster_tests.lineage.receiver import Receiver, backend_at, opened_backend, receiving
 from kfm_dagster_tests.lineage.units import ingest_run, units
 
-
-class _Server(HTTPServer):
-    status = 201
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.received: list[Any] = []
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.received.append(json.loads(body))
-        self.send_response(self.server.status)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_args: Any) -> None:
-        """Stay quiet."""
+EVENT = openlineage_events(units(0, 1)[0], ingest_run())[0]
 
 
 @pytest.fixture
-def server() -> Iterator[_Server]:
-    with _Server() as opened:
-        thread = threading.Thread(target=opened.serve_forever)
-        thread.start()
+def server() -> Iterator[Receiver]:
+    with receiving() as opened:
         yield opened
-        opened.shutdown()
-        thread.join()
 
 
 @pytest.fixture
-def backend(server: _Server, monkeypatch: pytest.MonkeyPatch) -> ClientBackend:
-    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TYPE", "http")
-    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__URL", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__RETRY", '{"total": 0}')
-    opened = ClientBackend.from_environment()
-    assert opened is not None
-    return opened
+def backend(server: Receiver, monkeypatch: pytest.MonkeyPatch) -> ClientBackend:
+    return backend_at(server.url, monkeypatch)
 
 
-def test_a_backend_receives_what_was_recorded(backend: ClientBackend, server: _Server) -> None:
+def test_a_backend_receives_what_was_recorded(backend: ClientBackend, server: Receiver) -> None:
     events = [event for unit in units(0, 2) for event in openlineage_events(unit, ingest_run())]
-    backend.send(events)
-    for event in server.received:
+    assert [backend.send(event) for event in events] == [None] * 4
+    backend.flush()
+    for event in server.taken:
         event["run"]["facets"].pop("tags")  # the client's own version, which it adds
-    assert [without_empty(event) for event in server.received] == [without_empty(event) for event in events]
+    assert [without_empty(event) for event in server.taken] == [without_empty(event) for event in events]
 
 
-def test_a_refusal_is_not_swallowed(backend: ClientBackend, server: _Server) -> None:
-    server.status = 500
-    with pytest.raises(BackendUnavailableError, match="http transport") as refused:
-        backend.send(openlineage_events(units(0, 1)[0], ingest_run()))
-    assert "\n" not in str(refused.value)
+@pytest.mark.clause("BEY-07")
+@pytest.mark.parametrize("status", [301, 401, 403, 404, 408, 429, 500, 503, *sorted(REFUSED)])
+def test_what_is_about_the_event_is_told_from_what_is_about_the_backend(
+    backend: ClientBackend, server: Receiver, status: int
+) -> None:
+    server.answer = lambda _event: status
+    if status in REFUSED:
+        refusal = backend.send(EVENT)
+        assert refusal is not None
+        assert str(status) in refusal
+    else:
+        with pytest.raises(BackendUnavailableError, match="http transport") as down:
+            backend.send(EVENT)
+        assert "\n" not in str(down.value)
+    assert len(server.asked) == 1  # the outbox tries again, not the client
+
+
+@pytest.mark.clause("BEY-07")
+def test_an_event_is_taken_only_when_every_part_of_a_composite_has_it(
+    server: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client's composite reports success when one of its parts took the event."""
+    parts = {
+        "first": {"type": "http", "url": server.url},
+        "second": {"type": "http", "url": "http://127.0.0.1:9"},
+    }
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TYPE", "composite")
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TRANSPORTS", json.dumps(parts))
+    opened = opened_backend()
+    with pytest.raises(BackendUnavailableError):
+        opened.send(EVENT)
+    assert len(server.taken) == 1
+
+
+@pytest.mark.clause("BEY-07")
+def test_what_a_transport_gives_up_in_the_background_is_not_swallowed(
+    server: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TYPE", "async_http")
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__URL", server.url)
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__RETRY", '{"total": 0}')
+    opened = opened_backend()
+    server.answer = lambda _event: 500
+    assert opened.send(EVENT) is None
+    with pytest.raises(BackendUnavailableError, match="1 events were not taken"):
+        opened.flush()
+    server.answer = lambda _event: 201
+    opened.send(EVENT)
+    opened.flush()
+    assert len(server.taken) == 1
 
 
 @pytest.mark.parametrize("environment", [{}, {"OPENLINEAGE_URL": "http://127.0.0.1:9", "OPENLINEAGE_DISABLED": "true"}])

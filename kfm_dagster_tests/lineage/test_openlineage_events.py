@@ -12,8 +12,8 @@ import pytest
 
 from kfm_dagster.contracts.envelope import RawReference, StacResult, StacStatus
 from kfm_dagster.lineage.openlineage import Event, openlineage_events, openlineage_lines
-from kfm_dagster.lineage.unit import LineageUnit
-from kfm_dagster_tests.lineage.units import ingest_run, registered
+from kfm_dagster.lineage.unit import FIRST_EDITION, LineageUnit
+from kfm_dagster_tests.lineage.units import ingest_run, registered, repaired, superseded
 
 SPEC = Path(__file__).resolve().parents[2] / "docs" / "spec"
 OFFICIAL = "https://openlineage.io/spec/2-0-2/OpenLineage.json"
@@ -22,12 +22,15 @@ CASES = {
     "from a message": registered(),
     "from a listing": registered(raw=RawReference(), object_size=None, integrity=None, metadata=None, attempt=0),
     "without a version": registered(object_version=None),
+    "a replay": repaired("replay-1"),
+    "after a newer unit": superseded(0, by=1),
     "a key with a space": registered(object_uri="s3://noaa-goes19/a b/ä+%.nc"),
 }
 
 
 def events_of(name: str) -> tuple[Event, Event]:
-    return openlineage_events(LineageUnit.of(CASES[name]), ingest_run())
+    edition = "replay-1" if name == "a replay" else FIRST_EDITION
+    return openlineage_events(LineageUnit.of(CASES[name], edition=edition), ingest_run())
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +87,26 @@ def test_our_facets_fit_the_schemas_that_are_published(name: str, schemas: dict[
     assert len(ours) == 3  # kfmWal twice, kfmRunState once
     for facet in ours:
         validate(facet["_schemaURL"], facet, schemas)
+
+
+@pytest.mark.clause("RPL-05")
+def test_both_events_of_a_replay_name_it_and_a_unit_on_its_first_way_names_none() -> None:
+    for event in events_of("a replay"):
+        found = facets(event)["kfmWal"]
+        assert (found["replay_run_id"], found["replay_reason"], found["edition"]) == (
+            "replay-1",
+            "incident",
+            "replay-1",
+        )
+    for event in events_of("from a message"):
+        assert not {"replay_run_id", "replay_reason", "edition", "superseded"} & facets(event)["kfmWal"].keys()
+
+
+def test_a_unit_after_a_newer_one_has_no_output() -> None:
+    _, complete = events_of("after a newer unit")
+    assert complete["outputs"] == []
+    found = facets(complete)["kfmWal"]
+    assert (found["superseded"], found["superseded_by"]) == (True, registered(1).wal_id)
 
 
 @pytest.mark.parametrize("field", ["wal_id", "attempt", "prov_activity_id", "_producer"])
@@ -149,3 +172,13 @@ def test_ids_depend_on_stable_fields_only() -> None:
         *other_version.entity_ids,
     }
     assert len(set(first.entity_ids)) == 5
+
+
+@pytest.mark.clause("RPL-05")
+def test_a_further_edition_has_ids_of_its_own_for_what_it_made_and_the_same_for_what_it_used() -> None:
+    first, second = LineageUnit.of(registered()), LineageUnit.of(registered(), edition="replay-1")
+    assert second == LineageUnit.of(registered(), edition="replay-1")
+    made = [(unit.openlineage_run_id, unit.activity_id, unit.item_id, unit.qc_report_id) for unit in (first, second)]
+    assert not set(made[0]) & set(made[1])
+    used = [(unit.object_id, unit.notification_id, unit.message_id) for unit in (first, second)]
+    assert used[0] == used[1]

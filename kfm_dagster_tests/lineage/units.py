@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 from datetime import UTC, datetime
@@ -75,6 +76,29 @@ def registered(number: int = 0, **changes: Any) -> Envelope:
 
 def units(first: int, stop: int) -> list[LineageUnit]:
     return [LineageUnit.of(registered(number)) for number in range(first, stop)]
+
+
+def superseded(number: int, *, by: int) -> Envelope:
+    """The envelope of a scan that came after a newer one, as stac-register leaves it."""
+    return with_stac(
+        registered(number),
+        write_status=StacStatus.NO_OP,
+        superseded=True,
+        superseded_by=registered(by).wal_id,
+        content_sha256=f"{by:064x}",
+    )
+
+
+def repaired(replay: str, **changes: Any) -> Envelope:
+    """Scan 0 as a repair leaves it that gave its Item another content."""
+    envelope = registered(attempt=2, replay_run_id=replay, replay_reason="incident")
+    values = {"write_status": StacStatus.UPDATED, "content_sha256": "e" * 64, "replaces": envelope.wal_id}
+    return with_stac(envelope, **{**values, **changes})
+
+
+def with_stac(envelope: Envelope, **changes: Any) -> Envelope:
+    assert envelope.stac is not None
+    return envelope.evolve(stac=dataclasses.replace(envelope.stac, **changes))
 
 
 def readable(root: Path) -> Counter[tuple[str, str]]:

@@ -14,6 +14,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.operators.provenance_emit import provenance_emit
 from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.lineage.units import readable, registered
 
 NOW = datetime(2025, 12, 3, 0, 5, tzinfo=UTC)
@@ -24,6 +25,7 @@ def emit(batch: list[Envelope], lineage: Lineage, contracts: ContractRegistry) -
         batch,
         contract=contracts["goes-abi"],
         lineage=lineage,
+        fence=open_fence,
         run_id="run",
         occurred_at=NOW,
         started_at=NOW - timedelta(minutes=1),

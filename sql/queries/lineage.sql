@@ -3,37 +3,73 @@ INSERT INTO lineage_batches
     (batch_id, path, dataset, run_id, href, sha256, unit_count, state, delivery, created_at, published_at)
 VALUES (:batch_id, :path, :dataset, :run_id, :href, :sha256, :unit_count, 'staged', :delivery, :created_at, NULL);
 
--- name: staged
-SELECT batch_id, path, dataset, href FROM lineage_batches WHERE state = 'staged' ORDER BY created_at, batch_id;
+-- name: insert_outbox
+INSERT INTO lineage_outbox
+    (batch_id, destination, content, content_bytes, attempts, next_attempt_at, last_error, events_done, not_taken)
+VALUES (:batch_id, :destination, :content, :content_bytes, 0, :next_attempt_at, NULL, 0, '[]');
+
+-- name: files_refused
+-- Whether the lineage root failed to take something that still waits.
+SELECT EXISTS (
+    SELECT 1 FROM lineage_outbox WHERE destination = 'files' AND last_error IS NOT NULL
+) AS refused;
+
+-- name: files_due
+SELECT batch_id FROM lineage_outbox
+WHERE destination = 'files' AND next_attempt_at <= :now ORDER BY next_attempt_at, batch_id LIMIT :most;
+
+-- name: file_due
+SELECT batch.href, waiting.content, waiting.content_bytes, waiting.attempts
+FROM lineage_outbox AS waiting
+JOIN lineage_batches AS batch ON batch.batch_id = waiting.batch_id
+WHERE waiting.batch_id = :batch_id AND waiting.destination = 'files';
 
 -- name: mark_published
 UPDATE lineage_batches SET state = 'published', published_at = :published_at
 WHERE batch_id = :batch_id AND state = 'staged';
 
--- name: forget_emissions
-DELETE FROM lineage_emissions
-WHERE batch_id IN (SELECT batch_id FROM lineage_batches WHERE batch_id = :batch_id AND state = 'staged');
-
--- name: forget_batch
-DELETE FROM lineage_batches WHERE batch_id = :batch_id AND state = 'staged';
-
--- name: undelivered
-SELECT batch_id, href FROM lineage_batches
-WHERE delivery = 'pending' AND state = 'published' ORDER BY created_at, batch_id LIMIT :most;
-
 -- name: mark_delivered
 UPDATE lineage_batches SET delivery = 'delivered' WHERE batch_id = :batch_id AND delivery = 'pending';
 
+-- name: leave_outbox
+DELETE FROM lineage_outbox WHERE batch_id = :batch_id AND destination = :destination;
+
+-- name: put_off_file
+UPDATE lineage_outbox SET attempts = attempts + 1, next_attempt_at = :next_attempt_at, last_error = :last_error
+WHERE batch_id = :batch_id AND destination = 'files';
+
+-- name: keep_delivery
+-- Nothing happens for a try that another one has taken over.
+UPDATE lineage_outbox SET
+    events_done = :events_done, not_taken = :not_taken, next_attempt_at = :next_attempt_at,
+    last_error = coalesce(:last_error, last_error)
+WHERE batch_id = :batch_id AND destination = 'backend' AND attempts = :attempts
+RETURNING batch_id;
+
+-- name: backlog
+SELECT waiting.destination, count(*) AS batches, sum(batch.unit_count) AS units, min(batch.created_at) AS oldest
+FROM lineage_outbox AS waiting
+JOIN lineage_batches AS batch ON batch.batch_id = waiting.batch_id
+GROUP BY waiting.destination;
+
+-- name: failing
+SELECT waiting.batch_id, waiting.destination, batch.href, waiting.attempts, waiting.next_attempt_at, waiting.last_error,
+    waiting.not_taken
+FROM lineage_outbox AS waiting
+JOIN lineage_batches AS batch ON batch.batch_id = waiting.batch_id
+WHERE waiting.last_error IS NOT NULL
+ORDER BY waiting.attempts DESC, batch.created_at, waiting.batch_id, waiting.destination LIMIT :most;
+
 -- name: of_unit
-SELECT emission.wal_id, emission.path, emission.lineage_id, batch.href, batch.state, batch.run_id,
+SELECT emission.wal_id, emission.path, emission.edition, emission.lineage_id, batch.href, batch.state, batch.run_id,
     record.object_uri, record.status
 FROM lineage_emissions AS emission
 JOIN lineage_batches AS batch ON batch.batch_id = emission.batch_id
 LEFT JOIN nodd_wal_records AS record ON record.wal_id = emission.wal_id
-WHERE emission.wal_id = :wal_id ORDER BY emission.path;
+WHERE emission.wal_id = :wal_id ORDER BY batch.created_at, emission.edition, emission.path;
 
 -- name: of_lineage_id
-SELECT emission.wal_id, emission.path, emission.lineage_id, batch.href, batch.state, batch.run_id,
+SELECT emission.wal_id, emission.path, emission.edition, emission.lineage_id, batch.href, batch.state, batch.run_id,
     record.object_uri, record.status
 FROM lineage_emissions AS emission
 JOIN lineage_batches AS batch ON batch.batch_id = emission.batch_id

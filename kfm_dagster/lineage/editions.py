@@ -1,0 +1,70 @@
+"""Editions: what a unit's lineage is told as, beside what was told of it before (pure).
+
+The first telling of a unit has the empty edition, whichever attempt or replay gets so far. What was told is never
+erased and never told again; when a repair changed the unit's Item, a further edition is added, named by the replay.
+What the Item said decides, not the status of this attempt: a repair that died after the catalog was written is a no-op
+on its next attempt, and its edition is still missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kfm_dagster.contracts.envelope import Envelope, StacResult, StacStatus, WalId
+from kfm_dagster.lineage.unit import FIRST_EDITION, LineagePath, LineageUnit, item_entity
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Told:
+    """One path's telling of a unit; content_sha256 is that of the Item, None when the unit registered none.
+
+    It is None as well for what a release before editions told.
+    """
+
+    path: LineagePath
+    edition: str
+    content_sha256: str | None
+
+
+History = Mapping[WalId, Sequence[Told]]
+"""What was told, by unit, oldest first."""
+
+
+def in_edition(unit: LineageUnit, history: History, *, run_id: str) -> LineageUnit:
+    """Return the unit under the edition that it has to be told as, related to the Items before and after it."""
+    edition = _edition(unit.envelope, unit.stac, history.get(unit.wal_id, ()), run_id)
+    revises, yields_to = _revised(unit, edition, history), _standing(unit.stac, history)
+    if (edition, revises, yields_to) == (unit.edition, unit.revises, unit.yields_to):
+        return unit
+    return LineageUnit.of(unit.envelope, edition=edition, revises=revises, yields_to=yields_to)
+
+
+def _edition(envelope: Envelope, stac: StacResult, told: Sequence[Told], run_id: str) -> str:
+    if not told:
+        return FIRST_EDITION
+    latest = told[-1]
+    if stac.superseded or latest.content_sha256 == stac.content_sha256:
+        return latest.edition
+    if latest.content_sha256 is None and stac.write_status is StacStatus.NO_OP:
+        return latest.edition
+    # Without a replay it was another release of the code that changed the Item, in the middle of a retry.
+    return envelope.replay_run_id or run_id
+
+
+def _revised(unit: LineageUnit, edition: str, history: History) -> str | None:
+    earlier = unit.stac.replaces
+    if earlier is None or unit.stac.superseded:
+        return None
+    editions = [told.edition for told in history.get(earlier, ())]
+    if earlier != unit.wal_id:
+        return item_entity(earlier, editions[-1] if editions else FIRST_EDITION)
+    before = [told for told in editions if told != edition]
+    return item_entity(earlier, before[-1]) if before else None
+
+
+def _standing(stac: StacResult, history: History) -> str | None:
+    if stac.superseded_by is None:
+        return None
+    told = history.get(stac.superseded_by, ())
+    return item_entity(stac.superseded_by, told[-1].edition if told else FIRST_EDITION)

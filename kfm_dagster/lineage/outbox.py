@@ -1,0 +1,183 @@
+"""The lineage outbox: recorded batches reach the lineage root and the backend, whatever is down in between.
+
+A batch is in the outbox from the transaction that records it until each place has it. A place that fails is tried again
+later, further apart each time, and no batch waits behind another. The root gets a batch's file out of the row, and may
+get it twice: the same bytes under the same name.
+
+Belongs here: putting in, publishing, and what still waits. Does not belong here: recording (`store.py`), one file
+(`files.py`), the backend's half (`delivery.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+
+from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.lineage.files import STAGING, STORE_ERRORS, LineageFiles
+from kfm_dagster.storage.database import Database, Transaction
+
+_LOG = logging.getLogger(__name__)
+
+FILES, BACKEND = "files", "backend"
+
+FIRST_PAUSE = timedelta(seconds=15)
+LONGEST_PAUSE = timedelta(minutes=10)
+"""Pauses between two tries of a batch double from the first to the longest."""
+
+ERROR_LENGTH = 300
+
+CODEC = "zstd"
+"""Level 1, Arrow's default: 0.01 ms a unit, and a fifteenth of the bytes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failing:
+    """A batch that a destination did not take; `not_taken` counts the events that the backend was offered in vain."""
+
+    batch_id: str
+    destination: str
+    href: str
+    attempts: int
+    next_attempt_at: datetime
+    last_error: str
+    not_taken: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waiting:
+    """What one destination has not got yet."""
+
+    batches: int = 0
+    units: int = 0
+    oldest: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Undelivered:
+    """What lineage still waits, for the root that readers see and for the backend; `failing` are the worst batches."""
+
+    files: Waiting
+    backend: Waiting
+    failing: Sequence[Failing]
+
+
+class Outbox:
+    """Takes batches in and publishes them. Any number of processes may work on one outbox."""
+
+    def __init__(self, database: Database, files: LineageFiles, *, clock: Callable[[], datetime]) -> None:
+        self._database = database
+        self._files = files
+        self._clock = clock
+
+    def put(self, tx: Transaction, batch_id: str, content: bytes, *, deliver: bool) -> None:
+        """Add a batch that the same transaction records."""
+        now = rfc3339(self._clock())
+        packed = pa.compress(content, codec=CODEC, asbytes=True)
+        row = {"batch_id": batch_id, "next_attempt_at": now}
+        tx.run("lineage.insert_outbox", row, destination=FILES, content=packed, content_bytes=len(content))
+        if deliver:
+            tx.run("lineage.insert_outbox", row, destination=BACKEND, content=None, content_bytes=None)
+
+    def publish_unless_failing(self) -> None:
+        """Publish what is due, but leave it to a later tick while the root does not take files.
+
+        So a run pays for a dead root once, not with every batch.
+        """
+        with self._database.snapshot() as tx:
+            failing = tx.run("lineage.files_refused").scalar_one()
+        if not failing:
+            self.publish()
+
+    def publish(self, *, most: int = 100) -> int:
+        """Publish the files that are due, oldest first; return how many. Ends at the first that fails.
+
+        That one is put off, so the next call gets past it.
+        """
+        with self._database.snapshot() as tx:
+            due = tx.run("lineage.files_due", now=rfc3339(self._clock()), most=most).scalars().all()
+        for number, batch_id in enumerate(due):
+            if not self._publish(batch_id):
+                return number
+        return len(due)
+
+    def undelivered(self, *, most: int = 20) -> Undelivered:
+        """Return what waits, and the batches that failed most often."""
+        with self._database.snapshot() as tx:
+            rows = {row.destination: row for row in tx.run("lineage.backlog")}
+            failing = tx.run("lineage.failing", most=most).all()
+        return Undelivered(
+            files=_waiting(rows.get(FILES)),
+            backend=_waiting(rows.get(BACKEND)),
+            failing=[
+                Failing(
+                    batch_id=row.batch_id,
+                    destination=row.destination,
+                    href=row.href,
+                    attempts=row.attempts,
+                    next_attempt_at=moment(row.next_attempt_at),
+                    last_error=row.last_error,
+                    not_taken=len(positions(row.not_taken)),
+                )
+                for row in failing
+            ],
+        )
+
+    def _publish(self, batch_id: str) -> bool:
+        with self._database.snapshot() as tx:
+            row = tx.run("lineage.file_due", batch_id=batch_id).one_or_none()
+        if row is None:
+            return True  # another process was quicker
+        try:
+            self._files.publish(row.href, self._content(batch_id, row))
+        except STORE_ERRORS as error:
+            _LOG.warning("the lineage root does not take %s: %s", row.href, error_text(error))
+            with self._database.transaction() as tx:
+                tx.run(
+                    "lineage.put_off_file",
+                    batch_id=batch_id,
+                    next_attempt_at=rfc3339(self._clock() + pause_after(row.attempts)),
+                    last_error=error_text(error),
+                )
+            return False
+        with self._database.transaction() as tx:
+            tx.run("lineage.mark_published", batch_id=batch_id, published_at=rfc3339(self._clock()))
+            tx.run("lineage.leave_outbox", batch_id=batch_id, destination=FILES)
+        return True
+
+    def _content(self, batch_id: str, row: Any) -> bytes:
+        if row.content is not None:
+            return bytes(pa.decompress(bytes(row.content), row.content_bytes, codec=CODEC, asbytes=True))
+        # Staged by a release before the outbox; a crash may have come between its rename and its mark.
+        try:
+            return self._files.read(f"{STAGING}/{batch_id}")
+        except STORE_ERRORS:
+            return self._files.read(row.href)
+
+
+def pause_after(attempts: int) -> timedelta:
+    """Return how long a batch waits after a failure, by the number of those before."""
+    doublings: int = 2 ** min(attempts, 20)
+    return min(FIRST_PAUSE * doublings, LONGEST_PAUSE)
+
+
+def error_text(error: Exception) -> str:
+    """Return an error in one line, fit for the row."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:ERROR_LENGTH]
+
+
+def positions(stored: Any) -> tuple[int, ...]:
+    """Read the column `not_taken`: text in SQLite, a list in PostgreSQL."""
+    return tuple(json.loads(stored) if isinstance(stored, str) else stored)
+
+
+def _waiting(row: Any) -> Waiting:
+    if row is None:
+        return Waiting()
+    return Waiting(batches=row.batches, units=int(row.units), oldest=moment(row.oldest))

@@ -1,0 +1,411 @@
+"""The way to the OpenLineage backend: late, at least once, never lost, whatever is down, killed or in a bad mood."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from kfm_dagster.contracts.envelope import ProvenanceStatus
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.lineage.backend import Backend, BackendUnavailableError
+from kfm_dagster.lineage.delivery import LEASE, MAX_REFUSALS
+from kfm_dagster.lineage.files import FolderFiles
+from kfm_dagster.lineage.store import Lineage
+from kfm_dagster.lineage.unit import LineageUnit
+from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.fence import open_fence
+from kfm_dagster_tests.lineage.receiver import TAKEN, Event, Receiver, backend_at, receiving, transport
+from kfm_dagster_tests.lineage.units import ingest_run, units
+
+
+class Clock:
+    """A clock that goes on by a step with every look at it."""
+
+    def __init__(self, *, step: float = 0.0) -> None:
+        self.now = datetime(2025, 12, 3, 1, tzinfo=UTC)
+        self.step = step
+
+    def __call__(self) -> datetime:
+        self.now += timedelta(seconds=self.step)
+        return self.now
+
+    def forward(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+
+@pytest.fixture(scope="module")
+def contract(contracts: ContractRegistry) -> DatasetContract:
+    return contracts["goes-abi"]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "lineage"
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with receiving() as opened:
+        yield opened
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+Open = Callable[..., Lineage]
+
+
+@pytest.fixture
+def open_lineage(database: Database, root: Path, clock: Clock) -> Open:
+    return lambda backend: Lineage(database, FolderFiles(root), backend=backend, clock=clock)
+
+
+def emit(lineage: Lineage, contract: DatasetContract, first: int, stop: int) -> None:
+    """Record a batch; whatever the backend is like, every unit is done."""
+    results = lineage.emit(units(first, stop), run=ingest_run(), contract=contract, fence=open_fence)
+    assert {result.status for result in results.values()} == {ProvenanceStatus.OK}
+
+
+def both(first: int, stop: int, *, times: int = 1) -> Counter[tuple[str, str]]:
+    return Counter({(kind, unit.wal_id): times for unit in units(first, stop) for kind in ("START", "COMPLETE")})
+
+
+def wal_id(event: Event) -> str:
+    return str(event["run"]["facets"]["kfmWal"]["wal_id"])
+
+
+def nothing_waits(lineage: Lineage) -> bool:
+    waiting = lineage.undelivered()
+    return waiting.backend.batches == 0 and list(waiting.failing) == []
+
+
+@pytest.mark.clause("BEY-07")
+@pytest.mark.parametrize("how", ["refused connection", "500", "hangs"])
+def test_a_dead_backend_costs_no_unit_and_gets_each_event_once_when_it_is_back(
+    open_lineage: Open, receiver: Receiver, contract: DatasetContract, clock: Clock, monkeypatch: pytest.MonkeyPatch,
+    how: str,
+) -> None:  # fmt: skip
+    url = "http://127.0.0.1:9" if how == "refused connection" else receiver.url
+    receiver.answer = lambda _event: 500 if how == "500" else None
+    lineage = open_lineage(backend_at(url, monkeypatch, timeout=0.1))
+    for number in range(3):
+        emit(lineage, contract, 2 * number, 2 * number + 2)
+        with pytest.raises(BackendUnavailableError):
+            lineage.deliver()
+        clock.forward(1)
+    waiting = lineage.undelivered()
+    assert (waiting.backend.batches, waiting.backend.units) == (3, 6)
+    assert waiting.backend.oldest == Clock().now
+    assert {failing.destination for failing in waiting.failing} == {"backend"}
+    # One request a tick, not one for every event that waits.
+    assert len(receiver.asked) == (0 if how == "refused connection" else 3)
+    receiver.answer = lambda _event: TAKEN
+    clock.forward(600)
+    back = open_lineage(backend_at(receiver.url, monkeypatch))
+    assert back.deliver() == 12
+    assert receiver.counts() == both(0, 6)
+    assert back.deliver() == 0
+    assert nothing_waits(back)
+
+
+_VICTIM = """
+    import sys
+    from datetime import UTC, datetime
+    from pathlib import Path
+    from kfm_dagster.lineage.backend import ClientBackend
+    from kfm_dagster.lineage.files import FolderFiles
+    from kfm_dagster.lineage.store import Lineage
+    from kfm_dagster.storage.database import Database
+
+    url, root = sys.argv[1:]
+    clock = lambda: datetime(2025, 12, 3, 1, tzinfo=UTC)
+    backend = ClientBackend.from_environment()
+    Lineage(Database.open(url), FolderFiles(Path(root)), backend=backend, clock=clock).deliver()
+"""
+
+
+@pytest.mark.clause("BEY-07")
+@pytest.mark.parametrize("killed_at", [1, 5, 8])
+def test_a_deliverer_killed_between_sending_and_marking_loses_nothing(
+    database_url: str, open_lineage: Open, receiver: Receiver, contract: DatasetContract, root: Path, clock: Clock,
+    monkeypatch: pytest.MonkeyPatch, killed_at: int,
+) -> None:  # fmt: skip
+    lineage = open_lineage(backend_at(receiver.url, monkeypatch))
+    emit(lineage, contract, 0, 2)
+    emit(lineage, contract, 2, 4)
+    victims: list[subprocess.Popen[bytes]] = []
+    started = threading.Event()
+
+    def answer(_event: Event) -> int:
+        if len(receiver.asked) == killed_at:
+            # The backend has the event, and its sender will never know.
+            started.wait()
+            os.kill(victims[0].pid, signal.SIGKILL)
+        return TAKEN
+
+    receiver.answer = answer
+    victims.append(
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(_VICTIM), database_url, str(root)],
+            env={**os.environ, **transport(receiver.url)},
+        )
+    )
+    started.set()
+    assert victims[0].wait() == -signal.SIGKILL
+    receiver.answer = lambda _event: TAKEN
+    before = receiver.counts()
+    assert before.total() == killed_at
+    # The dead one's batch is its own until its lease is over; nobody has to be told that it died.
+    lineage.deliver()
+    clock.forward(LEASE.total_seconds())
+    lineage.deliver()
+    assert receiver.counts().keys() == both(0, 4).keys()
+    assert max(receiver.counts().values()) <= 2
+    # What came twice is the same event, byte for byte.
+    assert len(receiver.bodies()) == 8
+    assert nothing_waits(lineage)
+
+
+@pytest.mark.clause("BEY-07")
+@pytest.mark.parametrize("status", [400, 422, 500])
+def test_an_event_that_the_backend_never_takes_keeps_no_other_and_stays_visible(
+    open_lineage: Open, receiver: Receiver, contract: DatasetContract, clock: Clock, monkeypatch: pytest.MonkeyPatch,
+    status: int,
+) -> None:  # fmt: skip
+    """Refused for good, or one that the backend dies of every time."""
+    bad = units(1, 2)[0].wal_id
+    receiver.answer = lambda event: status if wal_id(event) == bad else TAKEN
+    lineage = open_lineage(backend_at(receiver.url, monkeypatch))
+    emit(lineage, contract, 0, 4)
+    emit(lineage, contract, 4, 6)
+    for _ in range(4):
+        try:
+            lineage.deliver()
+        except BackendUnavailableError:
+            assert status == 500
+        clock.forward(120)
+    assert receiver.counts() == both(0, 1) + both(2, 6)
+    [failing] = lineage.undelivered().failing
+    assert (failing.destination, failing.not_taken) == ("backend", 2)
+    assert str(status) in failing.last_error
+    assert failing.attempts >= 2
+    assert failing.next_attempt_at > clock.now - timedelta(seconds=120)
+    asked = len(receiver.asked)
+    # Its time has not come: a tick costs nothing. When it has, only what was not taken is offered.
+    clock.now = failing.next_attempt_at - timedelta(seconds=1)
+    assert lineage.deliver() == 0
+    assert len(receiver.asked) == asked
+    receiver.answer = lambda _event: TAKEN
+    clock.forward(1)
+    assert lineage.deliver() == 2
+    assert receiver.counts() == both(0, 6)
+    assert nothing_waits(lineage)
+
+
+@pytest.mark.clause("BEY-07")
+def test_pauses_grow_to_a_bound(
+    open_lineage: Open, contract: DatasetContract, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lineage = open_lineage(backend_at("http://127.0.0.1:9", monkeypatch))
+    emit(lineage, contract, 0, 1)
+    pauses = []
+    for _ in range(9):
+        with pytest.raises(BackendUnavailableError):
+            lineage.deliver()
+        [failing] = lineage.undelivered().failing
+        pauses.append((failing.next_attempt_at - clock.now).total_seconds())
+        clock.now = failing.next_attempt_at
+    assert pauses == [15, 30, 60, 120, 240, 480, 600, 600, 600]
+
+
+def test_a_backend_that_refuses_everything_is_asked_a_bounded_number_of_times(
+    open_lineage: Open, receiver: Receiver, contract: DatasetContract, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver.answer = lambda _event: 422
+    lineage = open_lineage(backend_at(receiver.url, monkeypatch))
+    emit(lineage, contract, 0, 40)
+    assert lineage.deliver() == 0
+    assert len(receiver.asked) == MAX_REFUSALS
+    receiver.answer = lambda _event: TAKEN
+    clock.forward(600)
+    assert lineage.deliver() == 80
+    assert receiver.counts() == both(0, 40)
+
+
+@pytest.mark.clause("BEY-07")
+def test_a_tick_ends_in_its_time_and_the_next_one_goes_on_where_it_ended(
+    database: Database, receiver: Receiver, contract: DatasetContract, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Clock(step=0.4)
+    lineage = Lineage(database, FolderFiles(root), backend=backend_at(receiver.url, monkeypatch), clock=slow)
+    emit(lineage, contract, 0, 20)
+    sent = []
+    while taken := lineage.deliver(within=timedelta(seconds=4)):
+        sent.append(taken)
+    assert max(sent) <= 10
+    assert sum(sent) == 40
+    assert receiver.counts() == both(0, 20)
+    assert nothing_waits(lineage)
+
+
+@pytest.mark.clause("BEY-07")
+def test_a_tick_tries_a_bounded_number_of_batches(
+    open_lineage: Open, receiver: Receiver, contract: DatasetContract, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lineage = open_lineage(backend_at(receiver.url, monkeypatch))
+    for number in range(5):
+        emit(lineage, contract, number, number + 1)
+    assert lineage.deliver(most_batches=2) == 4
+    assert lineage.deliver(most_batches=9) == 6
+
+
+@pytest.mark.clause("BEY-07")
+def test_deliverers_at_the_same_time_share_the_work_and_lose_nothing(
+    database_url: str, root: Path, receiver: Receiver, contract: DatasetContract, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Database.open(database_url)
+    backend = backend_at(receiver.url, monkeypatch)
+    lineage = Lineage(first, FolderFiles(root), backend=backend)
+    for number in range(12):
+        emit(lineage, contract, 3 * number, 3 * number + 3)
+    ready, problems = threading.Barrier(3), []
+
+    def work() -> None:
+        database = Database.open(database_url)
+        mine = Lineage(database, FolderFiles(root), backend=backend_at(receiver.url, monkeypatch))
+        try:
+            ready.wait()
+            while mine.deliver(most_batches=1):
+                pass
+        except BaseException as error:  # shown by the assertion below
+            problems.append(error)
+        finally:
+            database.dispose()
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+    assert receiver.counts() == both(0, 36)
+    assert nothing_waits(lineage)
+    first.dispose()
+
+
+@pytest.mark.clause("BEY-07")
+def test_a_deliverer_that_was_overtaken_neither_marks_nor_rewinds(
+    open_lineage: Open, receiver: Receiver, contract: DatasetContract, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stood still for longer than its lease in the middle of a batch, which another one took and finished."""
+    quick = open_lineage(backend_at(receiver.url, monkeypatch))
+    emit(quick, contract, 0, 3)
+    overtaken: list[int] = []
+
+    class Slow:
+        def __init__(self, inner: Backend) -> None:
+            self.inner = inner
+
+        def send(self, event: Event) -> str | None:
+            if not overtaken:
+                clock.forward(LEASE.total_seconds() + 1)
+                overtaken.append(quick.deliver())
+            return self.inner.send(event)
+
+        def flush(self) -> None:
+            self.inner.flush()
+
+    slow = open_lineage(Slow(backend_at(receiver.url, monkeypatch)))
+    slow.deliver(within=timedelta(hours=1))
+    assert overtaken == [6]
+    assert set(receiver.counts()) == set(both(0, 3))
+    assert nothing_waits(quick)
+    emit(quick, contract, 3, 4)
+    assert quick.deliver() == 2
+
+
+@pytest.mark.clause("BEY-07")
+def test_events_wait_for_the_file_that_readers_see_and_a_damaged_one_is_not_sent(
+    open_lineage: Open, receiver: Receiver, contract: DatasetContract, clock: Clock, root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    lineage = open_lineage(backend_at(receiver.url, monkeypatch))
+    root.write_text("a file where the root has to be")
+    emit(lineage, contract, 0, 1)
+    assert lineage.deliver() == 0
+    root.unlink()
+    clock.forward(600)
+    assert lineage.publish_staged() == 2
+    [file] = root.glob("openlineage/**/*.ndjson")
+    content = file.read_bytes()
+    file.write_bytes(content.replace(b"START", b"ABORT"))
+    emit(lineage, contract, 1, 2)
+    assert lineage.deliver() == 2
+    assert receiver.counts() == both(1, 2)
+    [failing] = lineage.undelivered().failing
+    assert "does not hold what was recorded" in failing.last_error
+    file.write_bytes(content)
+    clock.forward(600)
+    assert lineage.deliver() == 2
+    assert receiver.counts() == both(0, 2)
+
+
+@pytest.mark.clause("BEY-07")
+def test_a_transport_that_loses_what_it_was_given_is_given_it_again(
+    open_lineage: Open, contract: DatasetContract, clock: Clock
+) -> None:
+    """A background transport takes every event at once and tells at the flush that some did not get there."""
+    given: list[Event] = []
+    arrived: list[Event] = []
+    lossy = [True]
+
+    class Background:
+        def send(self, event: Event) -> str | None:
+            given.append(event)
+            return None
+
+        def flush(self) -> None:
+            batch, given[:] = list(given), []
+            if lossy[0] and batch:
+                arrived.extend(batch[:1])
+                raise BackendUnavailableError
+            arrived.extend(batch)
+
+    lineage = open_lineage(Background())
+    emit(lineage, contract, 0, 3)
+    with pytest.raises(BackendUnavailableError):
+        lineage.deliver()
+    lossy[0] = False
+    clock.forward(600)
+    lineage.deliver()
+    assert {json.dumps(event) for event in arrived} == {
+        line for unit in units(0, 3) for line in map(json.dumps, _events(unit))
+    }
+    assert nothing_waits(lineage)
+
+
+def test_without_a_backend_nothing_waits_for_one(open_lineage: Open, contract: DatasetContract) -> None:
+    lineage = open_lineage(None)
+    emit(lineage, contract, 0, 1)
+    assert lineage.deliver() == 0
+    assert lineage.undelivered().backend.batches == 0
+
+
+def _events(unit: LineageUnit) -> list[Event]:
+    from kfm_dagster.lineage.openlineage import openlineage_lines
+
+    return [json.loads(line) for line in openlineage_lines(unit, ingest_run()).splitlines()]
