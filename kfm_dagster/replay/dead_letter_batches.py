@@ -270,9 +270,9 @@ class DeadLetterWork:
             (left if why else chosen).append(letter)
             if why:
                 self.note(letter, Outcome.LEFT, why)
-        self.pipeline.deliveries.mark_dead_lettered(
-            [letter.message.message_id for letter in left], queue=self.queue.name
-        )
+        if left:
+            ids = [letter.message.message_id for letter in left]
+            self.pipeline.deliveries.mark_dead_lettered(ids, queue=self.queue.name)
         return chosen
 
     def _why_left(self, letter: DeadLetter, off: frozenset[str]) -> str | None:
