@@ -10,10 +10,13 @@ from contextlib import contextmanager
 import click
 
 from kfm_dagster import __version__
+from kfm_dagster.cli.backfill import backfill
 from kfm_dagster.cli.bench import bench
+from kfm_dagster.cli.cloud import cloud
 from kfm_dagster.cli.dataset import dataset
 from kfm_dagster.cli.demo import demo
 from kfm_dagster.cli.deployment import drain, ui
+from kfm_dagster.cli.dlq import dlq
 from kfm_dagster.cli.governance import governance
 from kfm_dagster.cli.kill_switch import kill_switch
 from kfm_dagster.cli.quarantine import discard, quarantine, release
@@ -33,7 +36,22 @@ def kfm() -> None:
     """
 
 
-for command in (demo, ui, drain, wal, dataset, bench, quarantine, release, discard, kill_switch, governance):
+for command in (
+    demo,
+    ui,
+    drain,
+    wal,
+    dataset,
+    bench,
+    quarantine,
+    release,
+    discard,
+    kill_switch,
+    governance,
+    backfill,
+    dlq,
+    cloud,
+):
     kfm.add_command(command)
 
 

@@ -91,4 +91,5 @@ def refuse_switched_off(switches: KillSwitches, dataset: str) -> None:
     """Raise KillSwitchError when the dataset is switched off."""
     switch = SwitchedOff.now(switches).of(dataset)
     if switch is not None:
-        raise KillSwitchError(sentence(switch), next_step=f"kfm kill-switch release {switch.dataset}")
+        name = "all" if switch.dataset == EVERY_DATASET else dataset
+        raise KillSwitchError(sentence(switch), next_step=f'kfm kill-switch off {name} --reason "..."')

@@ -53,6 +53,8 @@ class Backfill:
 
     backfill_id: str
     datasets: tuple[str, ...]
+    days: Mapping[DayState, int]
+    """Days of all datasets together, by state."""
     first_day: date
     last_day: date
     state: BackfillState
@@ -61,6 +63,11 @@ class Backfill:
     change_ref: str | None
     started_at: datetime
     ended_at: datetime | None
+
+    @property
+    def days_listed(self) -> int:
+        """Days whose every object has a record."""
+        return self.days[DayState.LISTED]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,9 +133,11 @@ def day_progress(database: Database, backfill_id: str) -> list[DayProgress]:
 
 
 def _backfill(row: Any, view: Transaction) -> Backfill:
+    days = view.run("backfill.days_by_state", backfill_id=row.backfill_id).all()
     return Backfill(
         backfill_id=row.backfill_id,
-        datasets=tuple(view.run("backfill.datasets", backfill_id=row.backfill_id).scalars()),
+        datasets=tuple(sorted({found.dataset for found in days})),
+        days={state: sum(found.days for found in days if found.state == state) for state in DayState},
         first_day=date.fromisoformat(row.first_day),
         last_day=date.fromisoformat(row.last_day),
         state=BackfillState(row.state),

@@ -15,8 +15,8 @@ FROM backfills
 ORDER BY started_at DESC, backfill_id
 LIMIT :limit;
 
--- name: datasets
-SELECT DISTINCT dataset FROM backfill_days WHERE backfill_id = :backfill_id ORDER BY dataset;
+-- name: days_by_state
+SELECT dataset, state, count(*) AS days FROM backfill_days WHERE backfill_id = :backfill_id GROUP BY dataset, state;
 
 -- name: running
 SELECT count(*) FROM backfills WHERE state = 'running';

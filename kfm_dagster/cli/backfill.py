@@ -1,0 +1,178 @@
+"""`kfm backfill`: let days of datasets be listed and ingested, and watch how far that is.
+
+The commands write decisions down; a running deployment (`kfm ui`, `kfm drain`, a Dagster daemon) carries them out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from kfm_dagster.cli.deciding import deciding, decision_of
+from kfm_dagster.cli.opening import opened_pipeline
+from kfm_dagster.cli.tables import show_rows
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.errors import ExitCode
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.replay.backfill import cancel_backfill, start_backfill
+from kfm_dagster.replay.backfill_progress import (
+    Backfill,
+    BackfillState,
+    DayProgress,
+    day_progress,
+    find_backfill,
+    newest_backfills,
+)
+from kfm_dagster.settings import Settings
+
+LIST_COLUMNS = ("backfill_id", "state", "datasets", "first_day", "last_day", "days_listed", "days", "actor", "reason")
+DAY_COLUMNS = ("day", "dataset", "state", "listed", "created", "readmitted", "known", *(s.value for s in Status))
+POLL_SECONDS = 1.0
+
+_DAY = click.DateTime(["%Y-%m-%d"])
+
+
+@click.group()
+def backfill() -> None:
+    """List and ingest days of datasets, beside the live messages and never instead of them.
+
+    Example: kfm backfill run nexrad-l2 --from 2025-04-01 --to 2025-04-30 --reason "first fill"
+    """
+
+
+@backfill.command()
+@click.argument("datasets", nargs=-1, required=True, metavar="DATASET...")
+@click.option("--from", "first", type=_DAY, required=True, help="First day, UTC, YYYY-MM-DD.")
+@click.option("--to", "last", type=_DAY, required=True, help="Last day, itself included.")
+@deciding
+def run(
+    *,
+    datasets: Sequence[str],
+    first: datetime,
+    last: datetime,
+    reason: str,
+    change_ref: str | None,
+    actor: str | None,
+) -> None:
+    """Let every object of these days in that the ledger does not know, and those that have failed.
+
+    Example: kfm backfill run goes-abi hrrr --from 2025-04-01 --to 2025-04-03 --reason "outage of 2 April"
+    """
+    decision = decision_of(Settings.load(), actor=actor, reason=reason, change_ref=change_ref)
+    with opened_pipeline() as pipeline:
+        started = start_backfill(
+            pipeline, datasets=datasets, first_day=first.date(), last_day=last.date(), decision=decision
+        )
+    click.echo(started.backfill_id)
+    click.echo(
+        f"{_days(started)} days to list; the running deployment does it; kfm backfill status {started.backfill_id} "
+        "--follow shows how far it is",
+        err=True,
+    )
+
+
+@backfill.command()
+@click.argument("backfill_id", required=False)
+@click.option(
+    "--follow", is_flag=True, help="Show a progress bar until the backfill is over; 4 if units did not succeed."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line: a backfill, or each of its days.")
+@click.pass_context
+def status(context: click.Context, *, backfill_id: str | None, follow: bool, as_json: bool) -> None:
+    """List the newest backfills, or show every day of one as the ledger knows it.
+
+    Example: kfm backfill status bf-20261121T135100-1f2e3d --follow
+    """
+    with opened_pipeline() as pipeline:
+        if backfill_id is None:
+            if follow:
+                raise click.UsageError("--follow needs the id of a backfill")
+            show_rows(map(_row, newest_backfills(pipeline.database)), LIST_COLUMNS, as_json=as_json)
+            return
+        found = find_backfill(pipeline.database, backfill_id)
+        days = _follow(pipeline, backfill_id) if follow else day_progress(pipeline.database, backfill_id)
+    if not as_json:
+        click.echo(f"{backfill_id}: {found.reason} ({found.actor})")
+    show_rows(map(_day_row, days), DAY_COLUMNS, as_json=as_json)
+    if follow and any(day.units[bad] for day in days for bad in (Status.FAILED, Status.QUARANTINED)):
+        context.exit(ExitCode.FINISHED_WITH_FAILURES)
+
+
+@backfill.command()
+@click.argument("backfill_id")
+@deciding
+def cancel(*, backfill_id: str, reason: str, change_ref: str | None, actor: str | None) -> None:
+    """List no further day. What is listed already is ingested all the same; kfm kill-switch stops that, too.
+
+    Example: kfm backfill cancel bf-20261121T135100-1f2e3d --reason "wrong month"
+    """
+    decision = decision_of(Settings.load(), actor=actor, reason=reason, change_ref=change_ref)
+    with opened_pipeline() as pipeline:
+        ended = cancel_backfill(pipeline, backfill_id, decision=decision)
+    click.echo(f"{backfill_id} is cancelled, {ended.days_listed} of {_days(ended)} days had been listed")
+
+
+def _follow(pipeline: Pipeline, backfill_id: str) -> list[DayProgress]:
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("units"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[days]}"),
+        console=Console(stderr=True),
+    )
+    task = bar.add_task(backfill_id, total=None, days="")
+    with bar:
+        while True:
+            found = find_backfill(pipeline.database, backfill_id)
+            days = day_progress(pipeline.database, backfill_id)
+            units = sum(sum(day.units.values()) for day in days)
+            done = units - sum(day.open_units for day in days)
+            text = f"{found.days_listed} of {_days(found)} days listed"
+            bar.update(task, total=units or None, completed=done, days=text)
+            if found.state is not BackfillState.RUNNING:
+                return days
+            time.sleep(POLL_SECONDS)
+
+
+def _days(found: Backfill) -> int:
+    return sum(found.days.values())
+
+
+def _row(found: Backfill) -> dict[str, Any]:
+    return {
+        "backfill_id": found.backfill_id,
+        "state": found.state.value,
+        "datasets": " ".join(found.datasets),
+        "first_day": found.first_day.isoformat(),
+        "last_day": found.last_day.isoformat(),
+        "days_listed": found.days_listed,
+        "days": _days(found),
+        "actor": found.actor,
+        "reason": found.reason,
+        "change_ref": found.change_ref,
+        "started_at": rfc3339(found.started_at),
+        "ended_at": None if found.ended_at is None else rfc3339(found.ended_at),
+    }
+
+
+def _day_row(day: DayProgress) -> dict[str, Any]:
+    return {
+        "day": day.day.isoformat(),
+        "dataset": day.dataset,
+        "state": day.state.value,
+        "requests": day.requests,
+        "listed": day.listed,
+        "created": day.created,
+        "readmitted": day.readmitted,
+        "known": day.known,
+        **{status.value: units for status, units in day.units.items()},
+    }
