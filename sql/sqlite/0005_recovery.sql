@@ -53,7 +53,11 @@ END
 -- ;
 -- INSERT OR REPLACE deletes rows without a DELETE trigger.
 CREATE TRIGGER governance_log_is_not_replaced BEFORE INSERT ON governance_log
-WHEN EXISTS (SELECT 1 FROM governance_log AS r WHERE r.entry_id = NEW.entry_id)
+WHEN
+    EXISTS (SELECT 1 FROM governance_log AS r WHERE r.entry_id = NEW.entry_id)
+    OR EXISTS (
+        SELECT 1 FROM governance_log AS r WHERE r.wal_id = NEW.wal_id AND r.record_version = NEW.record_version
+    )
 BEGIN
     SELECT RAISE(ABORT, 'governance_log_is_append_only');
 END

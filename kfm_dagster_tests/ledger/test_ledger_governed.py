@@ -1,0 +1,393 @@
+"""Both databases by themselves let nobody override, forge or forget: what a person types by hand is refused, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+
+from kfm_dagster.errors import IllegalTransitionError, UnknownReplayReasonError
+from kfm_dagster.governance.log import Decision, GovernanceAction, UnattributedDecisionError
+from kfm_dagster.ledger.cases import CaseState, QuarantineCases
+from kfm_dagster.ledger.refusals import explained
+from kfm_dagster.ledger.state_machine import OVERRIDES, Status
+from kfm_dagster_tests.factories import envelope, finished
+from kfm_dagster_tests.governance.conftest import every_row
+from kfm_dagster_tests.ledger.bench import JANE, Bench
+
+T = "2025-12-03T12:00:00.000000Z"
+LATER = "2025-12-03T13:00:00.000000Z"
+
+# Everything that the way back needs besides its decision, so that only the decision can be what is missing.
+BACK = f"""
+UPDATE nodd_wal_records SET
+    status = 'pending', version = version + 1, updated_at = '{LATER}', changed_by = 'person',
+    change_reason = 'incident', replay_reason = 'incident'
+WHERE wal_id = :wal_id
+"""
+DECIDE = f"""
+INSERT INTO governance_log (
+    at, actor, action, dataset, wal_id, record_version, from_status, to_status, reason, change_ref, details
+)
+VALUES (
+    '{T}', :actor, :action, 'nexrad-l2', :wal_id, :record_version, :from_status, :to_status, :reason, :change_ref,
+    '{{}}'
+)
+"""
+TERMINAL = ("quarantined", "succeeded")
+
+
+def decision(unit: str, status: str, version: int, **changes: Any) -> dict[str, Any]:
+    """The row that allows a unit to leave its terminal state, with something wrong if need be."""
+    right = {
+        "actor": "person", "action": "release", "wal_id": unit, "record_version": version + 1, "from_status": status,
+        "to_status": "pending", "reason": "by hand", "change_ref": "CHG-1",
+    }  # fmt: skip
+    return right | changes
+
+
+def type_together(bench: Bench, *statements: tuple[str, Mapping[str, Any]]) -> None:
+    """Type statements into one transaction."""
+    with bench.database.engine.begin() as connection:
+        for sql, parameters in statements:
+            connection.execute(sa.text(sql), dict(parameters))
+
+
+NOT_ENOUGH: dict[str, list[dict[str, Any]]] = {
+    "no decision": [],
+    "a decision on a later version": [{"record_version": 9}],
+    "a decision on the version that stands": [{"record_version": 0}],
+    "a decision on another state": [{"from_status": "failed"}],
+    "a decision to another state": [{"to_status": "succeeded"}],
+    "a decision on another unit": [{"wal_id": envelope(99).wal_id}],
+    "a decision on no change": [{"record_version": None, "from_status": None, "to_status": None}],
+    "half a decision": [{"to_status": None}],
+    "a decision without a change reference": [{"change_ref": None}],
+    "a decision under an empty reference": [{"change_ref": ""}],
+    "a decision by nobody": [{"actor": ""}],
+    "a decision for nothing": [{"reason": ""}],
+    "a decision without an action": [{"action": "Let it in!"}],
+    "two decisions": [{}, {"actor": "another"}],
+}
+
+
+@pytest.mark.clause("WSM-02", "WSM-16")
+@pytest.mark.parametrize("status", TERMINAL)
+def test_no_unit_leaves_a_terminal_state_without_a_decision_on_exactly_that(bench: Bench, status: str) -> None:
+    unit = envelope()
+    bench.bring_to(status, unit)
+    bench.ledger.ensure([envelope(99)])
+    record = bench.ledger.get(unit.wal_id)
+    assert record is not None
+    before = every_row(bench.database)
+    for name, wrong in NOT_ENOUGH.items():
+        rows = [decision(unit.wal_id, status, record.version, **changes) for changes in wrong]
+        for row in rows:
+            if row["record_version"] == 0:
+                row["record_version"] = record.version
+        with pytest.raises(DBAPIError):
+            type_together(bench, *((DECIDE, row) for row in rows), (BACK, {"wal_id": unit.wal_id}))
+        assert every_row(bench.database) == before, name
+    type_together(bench, (DECIDE, decision(unit.wal_id, status, record.version)), (BACK, {"wal_id": unit.wal_id}))
+    assert bench.ledger.statuses([unit.wal_id]) == {unit.wal_id: Status.PENDING}
+
+
+@pytest.mark.clause("WSM-16")
+@pytest.mark.parametrize("status", TERMINAL)
+def test_a_decision_that_is_not_carried_out_with_it_is_refused_when_it_is_committed(bench: Bench, status: str) -> None:
+    unit = envelope()
+    bench.bring_to(status, unit)
+    record = bench.ledger.get(unit.wal_id)
+    assert record is not None
+    with pytest.raises(DBAPIError, match=r"(?i)foreign key|decision_was_carried_out"):
+        type_together(bench, (DECIDE, decision(unit.wal_id, status, record.version)))
+    assert [entry.actor for entry in bench.ledger.log.entries(action=GovernanceAction.RELEASE)] == []
+    # So it cannot lie in wait for a transition that somebody makes later.
+    with pytest.raises(IllegalTransitionError, match=f"{status} > pending"), explained():
+        type_together(bench, (BACK, {"wal_id": unit.wal_id}))
+
+
+@pytest.mark.clause("WSM-16")
+def test_a_decision_serves_once(bench: Bench) -> None:
+    unit = envelope()
+    bench.bring_to("quarantined", unit)
+    type_together(bench, (DECIDE, decision(unit.wal_id, "quarantined", 2)), (BACK, {"wal_id": unit.wal_id}))
+    bench.ledger.quarantine([unit.wal_id], reason_code="again", decision=JANE)
+    with pytest.raises(DBAPIError, match="illegal_transition"):
+        type_together(bench, (BACK, {"wal_id": unit.wal_id}))
+
+
+@pytest.mark.clause("WSM-02", "WSM-16")
+def test_a_decision_opens_no_other_way_out_of_a_terminal_state(bench: Bench) -> None:
+    allowed = {(rule.from_status, rule.to_status) for rule in OVERRIDES}
+    assert allowed == {("quarantined", "pending"), ("succeeded", "pending")}
+    for number, status in enumerate(TERMINAL):
+        unit = envelope(number)
+        bench.bring_to(status, unit)
+        record = bench.ledger.get(unit.wal_id)
+        assert record is not None
+        for to in ("in_progress", "failed", "succeeded", "quarantined"):
+            row = decision(unit.wal_id, status, record.version, to_status=to)
+            move = BACK.replace("'pending'", f"'{to}'")
+            with pytest.raises(DBAPIError, match=f"{status} > {to}"):
+                type_together(bench, (DECIDE, row), (move, {"wal_id": unit.wal_id}))
+
+
+@pytest.mark.clause("WSM-16", "SEC-02")
+@pytest.mark.parametrize("status", [Status.QUARANTINED, Status.SUCCEEDED])
+def test_an_override_names_who_why_and_under_which_change(bench: Bench, status: Status) -> None:
+    unit = envelope()
+    bench.bring_to(status, unit)
+    record = bench.ledger.get(unit.wal_id)
+    assert record is not None
+    seen = {unit.wal_id: record.version}
+    action = GovernanceAction.RELEASE if status is Status.QUARANTINED else GovernanceAction.REPEAT
+    with pytest.raises(UnattributedDecisionError, match="change reference"):
+        bench.ledger.override(seen, from_status=status, action=action, decision=Decision(actor="jane", reason="x"))
+    for part in ({"actor": ""}, {"actor": " "}, {"reason": ""}, {"reason": "x" * 1001}, {"change_ref": ""}):
+        with pytest.raises(UnattributedDecisionError):
+            Decision(**{"actor": "jane", "reason": "x", "change_ref": "CHG-1"} | part)
+    with pytest.raises(UnknownReplayReasonError):
+        bench.ledger.override(seen, from_status=status, action=action, decision=JANE, replay_reason="whim")
+    # Compare-and-swap: neither another version nor another state.
+    for wrong in ({unit.wal_id: record.version + 1}, {unit.wal_id: record.version - 1}, {}):
+        assert bench.ledger.override(wrong, from_status=status, action=action, decision=JANE) == frozenset()
+    other = Status.SUCCEEDED if status is Status.QUARANTINED else Status.QUARANTINED
+    assert bench.ledger.override(seen, from_status=other, action=action, decision=JANE) == frozenset()
+    assert bench.ledger.get(unit.wal_id) == record
+    assert bench.ledger.override(seen, from_status=status, action=action, decision=JANE) == {unit.wal_id}
+    [entry] = bench.ledger.log.entries(action=action)
+    assert (entry.wal_id, entry.record_version, entry.from_status, entry.to_status) == (
+        unit.wal_id,
+        record.version + 1,
+        status,
+        Status.PENDING,
+    )
+    assert (entry.at, entry.actor, entry.reason, entry.change_ref) == (
+        bench.clock.now,
+        "jane",
+        "looked at it",
+        "CHG-2",
+    )
+
+
+def filled(bench: Bench) -> None:
+    """Give every protected table a row."""
+    unit, other, kept = envelope(1), envelope(2), envelope(3)
+    bench.bring_to("succeeded", unit)
+    bench.ledger.override({unit.wal_id: 3}, from_status=Status.SUCCEEDED, action=GovernanceAction.REPEAT, decision=JANE)
+    again = [finished(one) for one in bench.claim(unit)]
+    assert again[0].stac is not None
+    changed = again[0].evolve(stac=_with_hash(again[0].stac))
+    assert bench.ledger.settle([changed], run_id="run-1").mismatched == (unit.wal_id,)
+    bench.ledger.ensure([other, _newer(other)])
+    bench.bring_to("quarantined", kept)
+    bench.ledger.switches.engage("hrrr", JANE)
+    bench.bring_to("in_progress", envelope(4))
+
+
+def _with_hash(stac: Any) -> Any:
+    return type(stac)(
+        write_status=stac.write_status,
+        item_id=stac.item_id,
+        collection_id=stac.collection_id,
+        item_href=stac.item_href,
+        content_sha256="0" * 64,
+    )
+
+
+def _newer(unit: Any) -> Any:
+    return envelope(2, object_version="newer", event_time=unit.event_time.replace(hour=23))
+
+
+# Per protected table: assignments that nobody may make, and the columns whose row a REPLACE would take away unseen.
+PROTECTED: dict[str, tuple[list[str], list[tuple[str, ...]]]] = {
+    "governance_log": (
+        ["reason = 'nothing happened'", "change_ref = NULL", "actor = 'another'"],
+        [("entry_id",), ("wal_id", "record_version")],
+    ),
+    "nodd_wal_supersessions": (["newer_wal_id = older_wal_id", f"found_at = '{LATER}'"], [("older_wal_id",)]),
+    "nodd_wal_outcomes": (["item_sha256 = NULL", "attempt = attempt + 5"], [("wal_id", "attempt")]),
+    "replay_mismatches": (["permitted = NOT permitted"], [("wal_id", "attempt")]),
+    "nodd_wal_transitions": (["reason = 'other'", "actor = 'another'"], [("wal_id", "version")]),
+    "kill_switches": (
+        ["reason = 'other'", "dataset = 'goes-abi'", f"expires_at = '{LATER}'", "engaged_by = 'another'"],
+        [("switch_id",), ("dataset",)],
+    ),
+    "quarantine_cases": (
+        ["reason = 'other'", f"opened_at = '{LATER}'", "quarantined_version = quarantined_version + 1"],
+        [("wal_id", "quarantined_version")],
+    ),
+}
+
+
+@pytest.mark.clause("SEC-02", "WSM-17")
+@pytest.mark.parametrize("table", PROTECTED)
+def test_what_is_kept_for_ever_is_neither_changed_nor_deleted_nor_replaced(bench: Bench, table: str) -> None:
+    filled(bench)
+    assignments, unique = PROTECTED[table]
+    statements = [f"UPDATE {table} SET {assignment}" for assignment in assignments]
+    statements.append(f"DELETE FROM {table}")
+    if bench.database.dialect == "postgresql":
+        statements += [f"TRUNCATE {table}", f"TRUNCATE {table} CASCADE"]
+    else:
+        statements += [f"UPDATE OR REPLACE {table} SET {assignment}" for assignment in assignments]
+        statements += list(_replacements(bench, table, unique))
+    before = every_row(bench.database)
+    assert before[table] != []
+    for statement in statements:
+        with pytest.raises(DBAPIError):
+            bench.type_by_hand(statement)
+        assert every_row(bench.database) == before, statement
+
+
+def _replacements(bench: Bench, table: str, unique: Iterable[tuple[str, ...]]) -> Iterable[str]:
+    """INSERT OR REPLACE of a row that stands, under each of its unique keys alone, with everything else made up."""
+    with bench.database.engine.begin() as connection:
+        columns = [column["name"] for column in sa.inspect(connection).get_columns(table)]
+    generated = {"governance_log": "entry_id", "kill_switches": "switch_id"}.get(table)
+    for key in unique:
+        named = [name for name in columns if name in key or name != generated]
+        values = ", ".join(name if name in key or name not in {"reason", "actor"} else "'forged'" for name in named)
+        condition = " AND ".join(f"{name} IS NOT NULL" for name in key)
+        yield f"INSERT OR REPLACE INTO {table} ({', '.join(named)}) SELECT {values} FROM {table} WHERE {condition}"
+
+
+IMPOSSIBLE: dict[str, str] = {
+    "kill_switches_expires_later": "INSERT INTO kill_switches (dataset, engaged_at, engaged_by, reason, expires_at) "
+    f"VALUES ('goes-abi', '{T}', 'jane', 'x', '{T}')",
+    "kill_switches_is_attributed": "INSERT INTO kill_switches (dataset, engaged_at, engaged_by, reason) "
+    f"VALUES ('goes-abi', '{T}', '', 'x')",
+    "kill_switches_release_is_attributed": "UPDATE kill_switches SET released_at = engaged_at, released_by = 'jane'",
+    "kill_switches_one_open_per_dataset": "INSERT INTO kill_switches (dataset, engaged_at, engaged_by, reason) "
+    f"VALUES ('hrrr', '{LATER}', 'jane', 'x')",
+    "nodd_wal_supersessions_of_another_unit": "INSERT INTO nodd_wal_supersessions "
+    "(older_wal_id, newer_wal_id, found_at) "
+    f"SELECT wal_id, wal_id, '{T}' FROM nodd_wal_records WHERE status = 'succeeded'",
+    "nodd_wal_supersessions_newer_is_known": "INSERT INTO nodd_wal_supersessions "
+    "(older_wal_id, newer_wal_id, found_at) "
+    f"SELECT wal_id, 'nobody', '{T}' FROM nodd_wal_records WHERE status = 'succeeded'",
+    "nodd_wal_outcomes_record_is_known": "INSERT INTO nodd_wal_outcomes "
+    f"(wal_id, attempt, at, run_id, code_version, superseded) VALUES ('nobody', 1, '{T}', 'r', '1', :false)",
+    "replay_mismatches_outcome_is_known": "INSERT INTO replay_mismatches (wal_id, attempt, earlier_attempt, at, "
+    "dataset, item_differs, provenance_differs, permitted) "
+    f"SELECT wal_id, 9, 1, '{T}', 'nexrad-l2', :true, :true, :true FROM replay_mismatches",
+    "replay_mismatches_something_differs": "INSERT INTO replay_mismatches (wal_id, attempt, earlier_attempt, at, "
+    "dataset, item_differs, provenance_differs, permitted) "
+    f"SELECT wal_id, 1, 2, '{T}', 'nexrad-l2', :false, :false, :false FROM replay_mismatches",
+    "nodd_wal_leases_lasts": "UPDATE nodd_wal_leases SET expires_at = renewed_at",
+    "nodd_wal_records_lane_is_known": "UPDATE nodd_wal_records SET lane = 'fast', status = 'quarantined', "
+    "last_error_code = 'x', version = version + 1 WHERE status = 'pending'",
+    "cases_are_opened_by_the_ledger": "INSERT INTO quarantine_cases (wal_id, quarantined_version, opened_at, reason, "
+    f"state) SELECT wal_id, version, '{T}', 'x', 'open' FROM nodd_wal_records WHERE status = 'succeeded'",
+}
+"""What each constraint of the governing tables prevents, by its name; SQLite gives foreign keys no name."""
+
+
+@pytest.mark.clause("SEC-02")
+def test_what_cannot_be_is_refused_by_the_constraint_that_is_named_for_it(bench: Bench) -> None:
+    filled(bench)
+    bench.ledger.ensure([envelope(5)])
+    words = (
+        {":true": "1", ":false": "0"} if bench.database.dialect == "sqlite" else {":true": "TRUE", ":false": "FALSE"}
+    )
+    before = every_row(bench.database)
+    for constraint, statement in IMPOSSIBLE.items():
+        sql = statement
+        for word, value in words.items():
+            sql = sql.replace(word, value)
+        said = constraint
+        if bench.database.dialect == "sqlite" and constraint.endswith("_is_known") and "lane" not in constraint:
+            said = "FOREIGN KEY"
+        with pytest.raises(DBAPIError, match=said):
+            bench.type_by_hand(sql)
+        assert every_row(bench.database) == before, constraint
+
+
+@pytest.mark.clause("WAL-10", "SEC-02")
+def test_a_switch_only_closes_and_only_once(bench: Bench) -> None:
+    bench.ledger.switches.engage("hrrr", JANE)
+    close = f"UPDATE kill_switches SET released_at = '{LATER}', released_by = 'jane', release_reason = :reason"
+    for wrong in (close + ", reason = 'other'", close + ", dataset = 'goes-abi'"):
+        with pytest.raises(DBAPIError, match="kill_switches_only_close"):
+            bench.type_by_hand(wrong, reason="x")
+    assert bench.type_by_hand(close, reason="x") == 1
+    with pytest.raises(DBAPIError, match="kill_switches_only_close"):
+        bench.type_by_hand(close, reason="y")
+    with pytest.raises(DBAPIError, match="kill_switches_only_close"):
+        bench.type_by_hand("UPDATE kill_switches SET released_at = NULL, released_by = NULL, release_reason = NULL")
+
+
+CLOSE_CASE = f"UPDATE quarantine_cases SET state = :state, closed_at = '{LATER}', closing_entry = :entry"
+EVIDENCE = "evidence/" + "a" * 2 + "/" + "a" * 64 + ".json"
+
+
+@pytest.mark.clause("BEY-06", "SEC-02")
+def test_a_case_is_closed_only_by_the_decision_that_the_log_has_on_it(bench: Bench) -> None:
+    unit, other = envelope(1), envelope(2)
+    for one in (unit, other):
+        bench.bring_to("quarantined", one)
+    bench.ledger.log.record(GovernanceAction.DISCARD, JANE, wal_id=other.wal_id)
+    bench.ledger.log.record(GovernanceAction.REPLAY_STARTED, JANE, wal_id=unit.wal_id)
+    where = f" WHERE wal_id = '{unit.wal_id}'"
+    entries = {(row["action"], row["wal_id"]): row["entry_id"] for row in bench.ask("SELECT * FROM governance_log")}
+    before = every_row(bench.database)
+    for state, entry in (
+        ("discarded", None),
+        ("discarded", 999),
+        ("discarded", entries["discard", other.wal_id]),
+        ("discarded", entries["replay_started", unit.wal_id]),
+        ("released", entries["discard", other.wal_id]),
+        ("released", entries["quarantine", unit.wal_id]),
+        ("open", entries["quarantine", unit.wal_id]),
+        ("forgotten", entries["quarantine", unit.wal_id]),
+    ):
+        with pytest.raises(DBAPIError):
+            bench.type_by_hand(CLOSE_CASE + where, state=state, entry=entry)
+        assert every_row(bench.database) == before, state
+    bench.ledger.log.record(GovernanceAction.DISCARD, JANE, wal_id=unit.wal_id)
+    [right] = bench.ask(f"SELECT max(entry_id) AS entry FROM governance_log {where} AND action = 'discard'")
+    assert bench.type_by_hand(CLOSE_CASE + where, state="discarded", entry=right["entry"]) == 1
+    with pytest.raises(DBAPIError, match="cases_are_filled_and_closed_once"):
+        bench.type_by_hand(f"UPDATE quarantine_cases SET state = 'open', closed_at = NULL, closing_entry = NULL{where}")
+    # And what is discarded stays out, with the best of decisions.
+    with pytest.raises(IllegalTransitionError, match="discarded_stays_out"), explained():
+        type_together(bench, (DECIDE, decision(unit.wal_id, "quarantined", 2)), (BACK, {"wal_id": unit.wal_id}))
+
+
+@pytest.mark.clause("BEY-06")
+def test_evidence_is_named_by_its_hash_and_comes_once(bench: Bench) -> None:
+    bench.bring_to("quarantined", envelope())
+    attach = f"UPDATE quarantine_cases SET evidence_uri = :uri, evidence_sha256 = :sha256, collected_at = '{T}'"
+    wrong = [
+        {"uri": EVIDENCE, "sha256": None},
+        {"uri": None, "sha256": "a" * 64},
+        {"uri": EVIDENCE, "sha256": "b" * 64},
+        {"uri": "elsewhere.json", "sha256": "a" * 64},
+    ]
+    for values in wrong:
+        with pytest.raises(DBAPIError, match="evidence_is_content_addressed"):
+            bench.type_by_hand(attach, **values)
+    assert bench.type_by_hand(attach, uri=EVIDENCE, sha256="a" * 64) == 1
+    for values in ({"uri": EVIDENCE.replace("a", "b"), "sha256": "b" * 64}, {"uri": None, "sha256": None}):
+        with pytest.raises(DBAPIError, match="cases_are_filled_and_closed_once"):
+            bench.type_by_hand(attach, **values)
+
+
+@pytest.mark.clause("BEY-06")
+def test_a_unit_that_is_quarantined_and_released_by_hand_has_its_case_all_the_same(bench: Bench) -> None:
+    unit = envelope()
+    bench.ledger.ensure([unit])
+    bench.type_by_hand(
+        "UPDATE nodd_wal_records SET status = 'quarantined', last_error_code = 'x', version = version + 1, "
+        "changed_by = 'person', change_reason = 'by hand'"
+    )
+    cases = QuarantineCases(bench.database, clock=bench.clock)
+    [case] = cases.of(unit.wal_id)
+    assert (case.state, case.reason, case.key.version) == (CaseState.OPEN, "by hand", 2)
+    type_together(bench, (DECIDE, decision(unit.wal_id, "quarantined", 2)), (BACK, {"wal_id": unit.wal_id}))
+    [case] = cases.of(unit.wal_id)
+    assert (case.state, case.closed_by, case.change_ref) == (CaseState.RELEASED, "person", "CHG-1")
