@@ -27,7 +27,6 @@ CASES = [
     for database in ("sqlite", "postgresql")
     if database == "sqlite" or seam.partition(".")[0] in TRANSACTIONS
 ]
-ONE_LINEAGE_PATH = [seam for seam in Seam if seam.startswith(("lineage.stage.", "lineage.publish."))]
 
 
 @pytest.fixture(scope="module")
@@ -83,10 +82,10 @@ def test_one_pass_of_the_chain_reaches_every_seam(undisturbed: tuple[dict[str, A
     }
 
 
-@pytest.mark.clause("BEY-09", "WAL-05", "BEY-03")
+@pytest.mark.clause("BEY-09", "BEY-07", "WAL-05", "BEY-03")
 @pytest.mark.parametrize(
     ("seam", "database_url"),
-    [case for case in CASES if can_fail(case[0]) and case[0] not in ONE_LINEAGE_PATH],
+    [case for case in CASES if can_fail(case[0])],
     indirect=["database_url"],
 )
 def test_a_dependency_that_fails_at_a_seam_costs_time_and_nothing_else(
@@ -97,27 +96,6 @@ def test_a_dependency_that_fails_at_a_seam_costs_time_and_nothing_else(
         found = finish(disturbed)
     assert [entry["seam"] for entry in injector.tally.injected()] == [seam]
     assert found == expected
-
-
-@pytest.mark.clause("BEY-09", "OPR-11")
-@pytest.mark.parametrize(
-    ("seam", "database_url"), [(seam, "sqlite") for seam in ONE_LINEAGE_PATH], indirect=["database_url"]
-)
-def test_a_lineage_path_that_fails_leaves_its_units_partial_and_the_rest_as_it_is(
-    seam: Seam, disturbed: World, undisturbed: tuple[dict[str, Any], Counter[Seam]]
-) -> None:
-    expected, reached = undisturbed
-    with injecting(parse_plan(plan(seam, "error", reached), source="plan"), disturbed.root / "state"):
-        found = finish(disturbed)
-    partial = {
-        uri: record | ({"provenance_status": "partial"} if record["status"] is Status.SUCCEEDED else {})
-        for uri, record in expected["ledger"].items()
-    }
-    assert found["ledger"] == partial
-    assert found["catalog"] == expected["catalog"]
-    # What was staged before the failure is published by the next look; what was not is the failed path's.
-    lost = [name for name in ("events", "edges") if found[name] != expected[name]]
-    assert lost == (["events"] if "stage" in seam else [])
 
 
 @pytest.mark.clause("BEY-09", "WAL-05", "WAL-08", "BEY-03")

@@ -7,11 +7,15 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import date, timedelta
 from pathlib import Path
+from typing import Any
 
 import pystac
 import pytest
 import rdflib
 
+from kfm_dagster.chaos.injector import state_folder
+from kfm_dagster.chaos.plan import API_VERSION, load_plan
+from kfm_dagster.chaos.tally import Tally
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.embedded.cloud import EmbeddedCloud
 from kfm_dagster.embedded.demo import environment
@@ -23,20 +27,37 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.progress import Progress
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.samples.nexrad_level2 import nexrad_level2_samples
+from kfm_dagster.seams import Seam
 from kfm_dagster.settings import Settings
 
 FIRST_DAY = date(2025, 4, 1)
 UNITS_PER_DAY = 4
 DEATHS = [
-    (Operator.MESSAGE_PARSE, "committing"),
-    (Operator.INTEGRITY_CHECK, "computed"),
-    (Operator.METADATA_EXTRACT, "computed"),
-    (Operator.STAC_REGISTER, "computed"),
-    (Operator.PROVENANCE_EMIT, "computed"),
-    (Operator.SETTLE, "committing"),
-    (Operator.SETTLE, "committed"),
+    # The artifact is put inside the stage's transaction, after the ledger's part.
+    (Operator.MESSAGE_PARSE, Seam.ARTIFACT_PUT_AFTER),
+    (Operator.INTEGRITY_CHECK, Seam.STAGE_COMPUTED),
+    (Operator.METADATA_EXTRACT, Seam.STAGE_COMPUTED),
+    (Operator.STAC_REGISTER, Seam.STAGE_COMPUTED),
+    (Operator.PROVENANCE_EMIT, Seam.STAGE_COMPUTED),
+    (Operator.SETTLE, Seam.ARTIFACT_PUT_AFTER),
+    (Operator.SETTLE, Seam.STAGE_COMMITTED),
 ]
 """One day each; the day's first run dies there."""
+
+
+def chaos_plan() -> dict[str, Any]:
+    """The deaths of the runs."""
+    rules = [
+        {
+            "name": f"day-{number}",
+            "fault": "kill",
+            "seam": seam.value,
+            "where": {"operator": operator.value, "partition": (FIRST_DAY + timedelta(days=number)).isoformat()},
+            "nth": 1,
+        }
+        for number, (operator, seam) in enumerate(DEATHS)
+    ]
+    return {"apiVersion": API_VERSION, "rules": rules}
 
 
 @pytest.fixture
@@ -56,42 +77,40 @@ def published(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.deployment
-@pytest.mark.clause("DAG-10", "WAL-08", "BEY-03")
+@pytest.mark.clause("DAG-10", "WAL-08", "BEY-03", "BEY-09")
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore:ConjunctiveGraph is deprecated:DeprecationWarning")  # rdflib's JSON-LD parser
 def test_deaths_in_every_operator_and_of_the_daemon_lose_and_double_nothing(
     published: dict[str, str], database_url: str, tmp_path: Path
 ) -> None:
-    deaths = tmp_path / "deaths"
-    deaths.mkdir()
-    for number, (operator, point) in enumerate(DEATHS):
-        (deaths / (FIRST_DAY + timedelta(days=number)).isoformat()).write_text(f"{operator} {point}")
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps(chaos_plan()))
     home = tmp_path / "home"
     variables = published | {
         "KFM_HOME": str(home),
         "KFM_WAL_DSN": database_url,
         "KFM_SENSOR_INTERVAL_SECONDS": "1",
         "KFM_RETRY_BACKOFF_SECONDS": "1",
-        "KFM_TEST_DEATHS": str(deaths),
+        "KFM_CHAOS_PLAN": str(plan),
     }
     with environment(variables):
         pipeline = Pipeline.open(Settings.load())
-        module = "kfm_dagster_tests.integration.killing_definitions"
-        with Deployment(home, environment={}, module=module) as deployment:
+        tally = Tally(state_folder(home, load_plan(plan)))
+        with Deployment(home, environment={}, module="kfm_dagster.chaos.definitions") as deployment:
             daemon_killed = False
 
             def watch(_: Progress) -> None:
                 nonlocal daemon_killed
                 balance = pipeline.deliveries.conservation()
                 assert (balance.residual_units, balance.residual_messages) == (0, 0)
-                if not daemon_killed and len(list(deaths.iterdir())) <= len(DEATHS) // 2:
+                if not daemon_killed and len(tally.injected()) > len(DEATHS) // 2:
                     deployment.kill("daemon")
                     deployment.start_daemon()
                     daemon_killed = True
 
             drain(deployment, pipeline, timeout_seconds=600, report=watch)
         assert daemon_killed
-        assert list(deaths.iterdir()) == []
+        assert {entry["rule"] for entry in tally.injected()} == {rule["name"] for rule in chaos_plan()["rules"]}
         _assert_whole(pipeline, home)
         pipeline.close()
 
