@@ -97,7 +97,8 @@ class Pipeline:
     @cached_property
     def lineage(self) -> Lineage:
         """OpenLineage and PROV-O."""
-        return Lineage.open(self.database, url=self.settings.lineage, backend=ClientBackend.from_environment())
+        backend = ClientBackend.from_environment()
+        return Lineage.open(self.database, url=self.settings.lineage, backend=backend, clock=self.clock)
 
     @cached_property
     def queue(self) -> Queue:

@@ -103,12 +103,19 @@ class Lineage:
         self._delivery = Delivery(database, files, backend=backend, clock=clock) if backend else None
 
     @classmethod
-    def open(cls, database: Database, *, url: str, backend: Backend | None = None) -> Lineage:
+    def open(
+        cls,
+        database: Database,
+        *,
+        url: str,
+        backend: Backend | None = None,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> Lineage:
         """Open the lineage root, a folder or `s3://bucket/prefix`. Raises ConfigurationError.
 
         With a backend, OpenLineage batches recorded from now on wait for `deliver`.
         """
-        return cls(database, open_files(url), backend=backend)
+        return cls(database, open_files(url), backend=backend, clock=clock)
 
     def emit(
         self, units: Sequence[LineageUnit], *, run: IngestRun, contract: DatasetContract, fence: Fence

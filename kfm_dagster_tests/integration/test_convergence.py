@@ -12,6 +12,7 @@ from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.ingest.nodes import Operator, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.lineage.outbox import Outbox
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.integration import traces
@@ -96,24 +97,26 @@ def test_a_run_that_dies_at_any_seam_is_made_good_by_the_next(
 
 
 @pytest.mark.clause("WAL-05", "WAL-08")
-@pytest.mark.parametrize("when", ["catalog promoted", "one lineage path told"])
+@pytest.mark.parametrize("when", ["catalog promoted", "one lineage path told", "lineage recorded"])
 def test_a_run_that_dies_inside_a_writing_operator_is_made_good_by_the_next(
     when: str, pipeline: Pipeline, objects: Path, undisturbed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(objects, ITEMS)
     take_items(pipeline)
     with monkeypatch.context() as patch:
-        # Before the transaction of the catalog's index ends, or between the two paths of the lineage.
+        # Before the transaction of the catalog's index ends, between the two paths of the lineage, or before its files.
         if when == "catalog promoted":
             patch.setattr(Catalog, "_publish_documents", _dying)
-        else:
-            original, calls = Lineage._emit_path, []
+        elif when == "one lineage path told":
+            original, calls = Lineage._record_path, []
 
-            def emit_path(self: Lineage, *arguments: Any) -> Any:
+            def record_path(self: Lineage, *arguments: Any) -> Any:
                 calls.append(1)
                 return original(self, *arguments) if len(calls) == 1 else _dying()
 
-            patch.setattr(Lineage, "_emit_path", emit_path)
+            patch.setattr(Lineage, "_record_path", record_path)
+        else:
+            patch.setattr(Outbox, "publish", _dying)
         with pytest.raises(CrashError):
             run_chain(pipeline, "nexrad-l2", PARTITION, "run-1", Source.LEDGER)
     pipeline.ledger.release_lost(run_ids=["run-1"])

@@ -84,13 +84,9 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     found = Recorder()
 
     class RecordedFiles(FolderFiles):
-        def stage(self, name: str, content: bytes) -> None:
-            found.note(f"lineage stage {name}")
-            super().stage(name, content)
-
-        def publish(self, name: str, href: str) -> bool:
+        def publish(self, href: str, content: bytes) -> None:
             found.note(f"lineage publish {href}")
-            return super().publish(name, href)
+            super().publish(href, content)
 
     monkeypatch.setattr(
         "kfm_dagster.ingest.pipeline.open_publisher", lambda url: RecordedPublisher(open_publisher(url), found)
@@ -117,7 +113,7 @@ def test_every_write_comes_after_the_durable_claim_and_before_the_final_status(
     claimed, settled = effects.index("done nexrad-l2.message_parse"), effects.index("done nexrad-l2.settle")
     writes = [(effect, statuses) for effect, statuses in recorder.seen if not effect.startswith("done")]
     kinds = {" ".join(effect.split()[:-1]) for effect, _ in writes}
-    assert kinds == {"stage", "promote", "lineage stage", "lineage publish"}
+    assert kinds == {"stage", "promote", "lineage publish"}
     assert (claimed, settled) == (0, len(effects) - 1)
     every_unit = {item.uri: Status.IN_PROGRESS for item in (*sound, gone, half)}
     assert {effect: statuses for effect, statuses in writes if statuses != every_unit} == {}
