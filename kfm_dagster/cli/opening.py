@@ -11,12 +11,12 @@ from kfm_dagster.settings import Settings
 
 
 @contextmanager
-def opened_pipeline() -> Iterator[Pipeline]:
-    """Open the deployment that the environment names. Raises ConfigurationError when it has no ledger yet.
+def opened_pipeline(settings: Settings | None = None) -> Iterator[Pipeline]:
+    """Open the deployment of the settings, else of the environment. Raises ConfigurationError without a ledger.
 
     Looking must not make what it looks for, and a decision must not be kept in a folder that a wrong KFM_HOME names.
     """
-    settings = Settings.load()
+    settings = settings or Settings.load()
     if not settings.wal_dsn and not (settings.home / "kfm.db").exists():
         raise ConfigurationError(
             "there is no ledger yet",

@@ -21,6 +21,7 @@ from kfm_dagster.ingest.switched_off import SwitchedOff, sentence, units_in_flig
 from kfm_dagster.ledger.reports import PendingPartition
 from kfm_dagster.lineage.backend import BackendUnavailableError
 from kfm_dagster.replay.backfill import advance_backfills
+from kfm_dagster.replay.engine import advance_replays
 
 
 def ingest_sensors(*, interval_seconds: int) -> list[dg.SensorDefinition]:
@@ -62,6 +63,7 @@ def ingest_sensors(*, interval_seconds: int) -> list[dg.SensorDefinition]:
         opened.acknowledge()
         collect_evidence(opened)
         _deliver_lineage(context, opened)
+        advance_replays(opened, say=context.log.info)
         off = SwitchedOff.now(opened.ledger.switches)
         pending = [entry for entry in opened.ledger.pending_by_partition() if off.of(entry.dataset) is None]
         # What appeared since the last tick may be the other sensor's, whose run is not asked for yet.

@@ -9,6 +9,7 @@ from kfm_dagster.embedded.deployment import Deployment
 from kfm_dagster.errors import DependencyUnavailableError
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.progress import Progress, progress
+from kfm_dagster.replay.engine import ReplayEngine
 
 POLL_SECONDS = 0.5
 QUIET_POLLS = 3
@@ -27,11 +28,12 @@ def drain(
     Raises DrainError when a part of the deployment dies or the time is over; nothing is lost, the next drain goes on.
     """
     deadline = time.monotonic() + timeout_seconds
+    replays = ReplayEngine(pipeline=pipeline)
     quiet = 0
     while True:
         now = progress(pipeline)
         report(now)
-        quiet = quiet + 1 if now.drained else 0
+        quiet = quiet + 1 if now.drained and not replays.at_work() else 0
         if quiet >= QUIET_POLLS:
             return now
         if not deployment.alive():

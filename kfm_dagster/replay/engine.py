@@ -13,61 +13,24 @@ from dataclasses import dataclass, field
 
 from kfm_dagster import __version__
 from kfm_dagster.contracts.identity import moment, rfc3339
-from kfm_dagster.errors import DependencyUnavailableError, KfmError, UnknownReplayReasonError
+from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, KfmError, UnknownReplayReasonError
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.rows import as_json
 from kfm_dagster.replay import pace, runs
-from kfm_dagster.replay.guards import ASKING, Refusal, Request, kill_switch_on, refusals
+from kfm_dagster.replay.accounts import Outcome, outcome_line
+from kfm_dagster.replay.guards import ASKING, kill_switch_on, refusals
 from kfm_dagster.replay.limits import LIMITS, Limits
 from kfm_dagster.replay.pace import Hold, HoldReason, Rate, RecentBatch, Traffic
 from kfm_dagster.replay.plan import ReplayPlan, look
-from kfm_dagster.replay.runs import Account, Differing, Outcome, ReplayRun, ReplayState, ReplayStateError
+from kfm_dagster.replay.refusals import Refusal, Request
+from kfm_dagster.replay.reports import Report, Step
+from kfm_dagster.replay.runs import ReplayRun, ReplayState, ReplayStateError
 from kfm_dagster.replay.selection import Mode, Selection
-from kfm_dagster.replay.units import Admission, AdmittedBatch, admit, frozen
+from kfm_dagster.replay.units import Admission, admit, frozen
 from kfm_dagster.settings import Environment
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.joining import reading, writing
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
-    """What one advance did: let a batch in, was held, changed the state, or nothing."""
-
-    replay_run_id: str
-    state: ReplayState
-    admitted: AdmittedBatch | None = None
-    hold: Hold | None = None
-
-    def __str__(self) -> str:
-        if self.admitted is not None:
-            return f"replay {self.replay_run_id}: {self.admitted}"
-        return f"replay {self.replay_run_id}: {self.state}" + (f", {self.hold}" if self.hold else "")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Report:
-    """A replay, the account of its units, the results that differ, and what holds it at this moment."""
-
-    run: ReplayRun
-    account: Account
-    differing: tuple[Differing, ...]
-    hold: Hold | None
-    has_next_batch: bool
-
-    @property
-    def ended(self) -> bool:
-        """Tell whether nothing more comes without a person."""
-        return self.run.state in {ReplayState.FINISHED, ReplayState.STOPPED}
-
-    def as_json(self) -> dict[str, object]:
-        """Return the published form."""
-        return {
-            **self.run.as_json(),
-            **self.account.as_json(),
-            "mismatches": [found.as_json() for found in self.differing],
-            "hold": None if self.hold is None else str(self.hold),
-        }
 
 
 def new_id() -> str:
@@ -99,7 +62,7 @@ class ReplayEngine:
     def start(self, selection: Selection, decision: Decision, *, tx: Transaction | None = None) -> ReplayRun:
         """Freeze a selection and let it run; nothing is let in yet. Raises GuardError when a guard refuses."""
         if selection.spec.mode is Mode.BACKFILL:
-            raise KfmError("a backfill is no replay of records", next_step="use start_backfill")
+            raise ConfigurationError("a backfill is no replay of records", next_step="use replay.starting.start")
         decision = self.attributed(selection, decision)
         with writing(self.pipeline.database, tx) as change:
             change.run("replay.lock")
@@ -183,6 +146,13 @@ class ReplayEngine:
                 has_next_batch=batch is not None,
             )
 
+    def at_work(self) -> bool:
+        """Tell whether a replay runs that will go on by itself: one that a guard holds waits for a person."""
+        with self.pipeline.database.snapshot() as view:
+            found = runs.running(view)
+        holds = [self.report(replay_run_id).hold for replay_run_id in found]
+        return any(hold is None or hold.reason is not HoldReason.GUARD for hold in holds)
+
     def newest(self, *, limit: int = 20) -> list[ReplayRun]:
         """Return replays, the newest first."""
         with self.pipeline.database.snapshot() as view:
@@ -221,7 +191,7 @@ class ReplayEngine:
         account = runs.account(tx, run.replay_run_id)
         if account.open:
             return Step(replay_run_id=run.replay_run_id, state=run.state)
-        counts = runs.outcome_line(account.outcomes)
+        counts = outcome_line(account.outcomes)
         runs.change_state(tx, run.replay_run_id, run.state, ReplayState.FINISHED, at=self.pipeline.clock())
         outcomes = {outcome.value: account.outcomes[outcome] for outcome in Outcome if account.outcomes[outcome]}
         self._log(GovernanceAction.REPLAY_FINISHED, run, self._engine(counts, run), tx, outcomes=outcomes)
@@ -301,6 +271,12 @@ class ReplayEngine:
     ) -> None:
         about = {"replay_run_id": run.replay_run_id, "spec_sha256": run.spec_sha256, "batches": run.batches}
         self.pipeline.ledger.log.record(action, decision, details={**about, **details}, tx=tx)
+
+
+def advance_replays(pipeline: Pipeline, *, say: Callable[[str], None]) -> None:
+    """Advance every running replay of a deployment by a step, and say what that did."""
+    for step in ReplayEngine(pipeline=pipeline).advance_all():
+        say(str(step))
 
 
 def _held_by(refusal: Refusal) -> Hold:

@@ -8,16 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.replay.guards import (
-    ASKING,
-    LOOKING,
-    Found,
-    GuardError,
-    Refusal,
-    Request,
-    refusals,
-    refusals_of_found,
-)
+from kfm_dagster.replay.guards import ASKING, LOOKING, refusals, refusals_of_found
+from kfm_dagster.replay.refusals import Found, GuardError, Refusal, Request
 from kfm_dagster.replay.selection import Mode, Selection
 from kfm_dagster.replay.units import Admission, SelectedUnit, SkipReason, datasets_of, select
 from kfm_dagster.storage.database import Transaction
@@ -50,6 +42,8 @@ class ReplayPlan:
     skipped: Mapping[SkipReason, int]
     seconds: float
     refusals: tuple[Refusal, ...]
+    listings: int = 0
+    """Days of datasets that a backfill lists; 0 for every other mode."""
 
     @property
     def batches(self) -> int:
@@ -85,6 +79,7 @@ class ReplayPlan:
             "spec_sha256": self.selection.sha256(),
             "records": len(self.units),
             "more_match": self.more,
+            "listings": self.listings,
             "batches": self.batches,
             "batch_size": self.batch_size,
             "admissible": len(self.units) - sum(self.skipped.values()),
@@ -111,7 +106,11 @@ def look(request: Request, *, registry: ContractRegistry, rules: Admission, tx: 
     datasets = datasets_of(selection, registry)
     units: list[SelectedUnit] = []
     more = False
-    if selection.spec.mode is not Mode.BACKFILL:
+    listings = 0
+    if selection.spec.mode is Mode.BACKFILL:
+        first, last = selection.days
+        listings = ((last - first).days + 1) * len(datasets)
+    else:
         wanted = min(selection.spec.limits.max_records or limits.max_selection_records, limits.max_selection_records)
         units, more = select(selection, registry=registry, limit=wanted, tx=tx)
     hindered = [rules.hindrance(unit) for unit in units]
@@ -130,6 +129,7 @@ def look(request: Request, *, registry: ContractRegistry, rules: Admission, tx: 
         skipped=Counter(reason for reason in hindered if reason is not None),
         seconds=_least_seconds(request, len(units)),
         refusals=refusals(ASKING, request) + refusals_of_found(request, found),
+        listings=listings,
     )
 
 

@@ -7,7 +7,7 @@ belong here: deciding anything (`engine.py`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum, unique
@@ -21,6 +21,7 @@ from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ledger.refusals import explained
 from kfm_dagster.ledger.rows import as_json
+from kfm_dagster.replay.accounts import Account, Differing, Outcome
 from kfm_dagster.replay.selection import Selection, parse_selection
 from kfm_dagster.settings import Environment
 from kfm_dagster.storage.database import Transaction
@@ -53,29 +54,6 @@ class ReplayState(StrEnum):
     """A person, or a result that differs, ended it; it can be resumed."""
     FINISHED = "finished"
     """Every unit is decided about, and every one that was let in has ended."""
-
-
-@unique
-class Outcome(StrEnum):
-    """What came of a unit of a replay; the database's view `replay_outcomes` says it."""
-
-    SELECTED = "selected"
-    """Its batch has not come."""
-    SKIPPED = "skipped"
-    """It was not let in."""
-    PENDING = "pending"
-    IN_PROGRESS = "in_progress"
-    RETRYING = "retrying"
-    """An attempt failed and another one is due."""
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    """An attempt failed and no further one is due."""
-    QUARANTINED = "quarantined"
-
-
-OPEN = (Outcome.SELECTED, Outcome.PENDING, Outcome.IN_PROGRESS, Outcome.RETRYING)
-"""Outcomes that are none yet."""
-BAD = (Outcome.FAILED, Outcome.QUARANTINED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,56 +92,6 @@ class ReplayRun:
             "updated_at": rfc3339(self.updated_at),
             "finished_at": None if self.finished_at is None else rfc3339(self.finished_at),
         }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Account:
-    """How many units of a replay had which outcome; the buckets sum to the selection."""
-
-    outcomes: Mapping[Outcome, int]
-    skipped: Mapping[str, int]
-    by_dataset: Mapping[str, Mapping[Outcome, int]]
-
-    @property
-    def units(self) -> int:
-        """Units of the selection."""
-        return sum(self.outcomes.values())
-
-    @property
-    def open(self) -> int:
-        """Units that nothing final came of yet."""
-        return sum(self.outcomes[outcome] for outcome in OPEN)
-
-    @property
-    def bad(self) -> int:
-        """Units that were let in and ended badly."""
-        return sum(self.outcomes[outcome] for outcome in BAD)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the published form."""
-        return {
-            "units": self.units,
-            "outcomes": {outcome.value: self.outcomes[outcome] for outcome in Outcome},
-            "skipped": dict(self.skipped),
-            "datasets": {
-                name: {outcome.value: count for outcome, count in counts.items()}
-                for name, counts in self.by_dataset.items()
-            },
-        }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Differing:
-    """A unit whose result differs from the one before, without permission."""
-
-    wal_id: WalId
-    dataset: str
-    attempt: int
-    at: datetime
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the published form."""
-        return {"wal_id": self.wal_id, "dataset": self.dataset, "attempt": self.attempt, "at": rfc3339(self.at)}
 
 
 def create(
@@ -296,8 +224,3 @@ def _run(row: Any) -> ReplayRun:
         updated_at=moment(row.updated_at),
         finished_at=None if row.finished_at is None else moment(row.finished_at),
     )
-
-
-def outcome_line(counts: Mapping[Outcome, int], *, among: Iterable[Outcome] = Outcome) -> str:
-    """Say how many units had which outcome, in one line without zeros."""
-    return ", ".join(f"{counts[outcome]} {outcome}" for outcome in among if counts.get(outcome)) or "no units"

@@ -210,6 +210,10 @@ class Selection(_Strict):
         """Return the document, every default written out."""
         return self.model_dump(mode="json")
 
+    def brief(self) -> dict[str, Any]:
+        """Return the document as a person would write it, without defaults."""
+        return self.model_dump(mode="json", exclude_defaults=True)
+
     def sha256(self) -> str:
         """Return the digest by which an approval can name this selection."""
         return hashlib.sha256(orjson.dumps(self.as_json(), option=orjson.OPT_SORT_KEYS)).hexdigest()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum, unique
 from typing import Any
 
@@ -29,8 +29,6 @@ from kfm_dagster.storage.database import Transaction
 
 BEGINNING_OF_TIME = "0001-01-01T00:00:00.000000Z"
 """Earlier than every event."""
-ANY_ATTEMPTS = 1_000_000
-"""More than a contract grants."""
 
 
 @unique
@@ -131,9 +129,9 @@ def select(
     parameters = {
         "event_start": _or(filters.event_time.start, BEGINNING_OF_TIME),
         "event_end": _or(filters.event_time.end, END_OF_TIME),
-        "created_after": _or(filters.created.after, BEGINNING_OF_TIME),
-        "created_before": _or(filters.created.before, END_OF_TIME),
-        "attempts_max": ANY_ATTEMPTS if filters.attempts is None else filters.attempts.max,
+        "created_after": filters.created.after and rfc3339(filters.created.after),
+        "created_before": filters.created.before and rfc3339(filters.created.before),
+        "attempts_max": filters.attempts and filters.attempts.max,
         "error_codes": as_json(sorted(set(filters.error_codes))) if filters.error_codes else None,
         "limit": limit + 1,
     }
@@ -279,4 +277,4 @@ def _unit(row: Any) -> SelectedUnit:
 
 
 def _or(value: datetime | None, default: str) -> str:
-    return default if value is None else rfc3339(value.astimezone(UTC))
+    return default if value is None else rfc3339(value)

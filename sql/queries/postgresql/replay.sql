@@ -15,9 +15,9 @@ WITH taken AS (
             candidate.status = wanted.status AND candidate.dataset = wanted.dataset
             AND candidate.event_time >= CAST(:event_start AS timestamptz)
             AND candidate.event_time < CAST(:event_end AS timestamptz)
-            AND candidate.created_at >= CAST(:created_after AS timestamptz)
-            AND candidate.created_at < CAST(:created_before AS timestamptz)
-            AND candidate.attempts <= :attempts_max
+            AND (CAST(:created_after AS timestamptz) IS NULL OR candidate.created_at >= CAST(:created_after AS timestamptz))
+            AND (CAST(:created_before AS timestamptz) IS NULL OR candidate.created_at < CAST(:created_before AS timestamptz))
+            AND (CAST(:attempts_max AS integer) IS NULL OR candidate.attempts <= :attempts_max)
             AND (
                 CAST(:error_codes AS jsonb) IS NULL
                 OR jsonb_exists(CAST(:error_codes AS jsonb), candidate.last_error_code)
@@ -60,9 +60,9 @@ WHERE
     AND record.dataset || '' IN (SELECT jsonb_array_elements_text(CAST(:datasets AS jsonb)))
     AND record.event_time >= CAST(:event_start AS timestamptz)
     AND record.event_time < CAST(:event_end AS timestamptz)
-    AND record.created_at >= CAST(:created_after AS timestamptz)
-    AND record.created_at < CAST(:created_before AS timestamptz)
-    AND record.attempts <= :attempts_max
+    AND (CAST(:created_after AS timestamptz) IS NULL OR record.created_at >= CAST(:created_after AS timestamptz))
+    AND (CAST(:created_before AS timestamptz) IS NULL OR record.created_at < CAST(:created_before AS timestamptz))
+    AND (CAST(:attempts_max AS integer) IS NULL OR record.attempts <= :attempts_max)
     AND (CAST(:error_codes AS jsonb) IS NULL OR jsonb_exists(CAST(:error_codes AS jsonb), record.last_error_code))
 ORDER BY record.event_time, record.wal_id
 LIMIT :limit;

@@ -5,37 +5,40 @@
 SELECT 1;
 
 -- name: select_units
--- Each (status, dataset) is one range of nodd_wal_records_by_selection, read no further than the limit.
+-- Each (status, dataset) is one range of nodd_wal_records_by_selection, read no further than the limit. A filter that is
+-- not given costs no look at the record itself.
 WITH taken AS (
-    SELECT record.*
+    SELECT candidate_of_group.rowid AS id
     FROM json_each(:groups) AS wanted
-    CROSS JOIN nodd_wal_records AS record ON record.rowid IN (
+    CROSS JOIN nodd_wal_records AS candidate_of_group ON candidate_of_group.rowid IN (
         SELECT candidate.rowid FROM nodd_wal_records AS candidate
         WHERE
             candidate.status = wanted.value ->> '$.status' AND candidate.dataset = wanted.value ->> '$.dataset'
             AND candidate.event_time >= :event_start AND candidate.event_time < :event_end
-            AND candidate.created_at >= :created_after AND candidate.created_at < :created_before
-            AND candidate.attempts <= :attempts_max
+            AND (:created_after IS NULL OR candidate.created_at >= :created_after)
+            AND (:created_before IS NULL OR candidate.created_at < :created_before)
+            AND (:attempts_max IS NULL OR candidate.attempts <= :attempts_max)
             AND (:error_codes IS NULL OR candidate.last_error_code IN (SELECT value FROM json_each(:error_codes)))
         ORDER BY candidate.event_time, candidate.wal_id
         LIMIT :limit
     )
-    ORDER BY record.event_time, record.wal_id
+    ORDER BY candidate_of_group.event_time, candidate_of_group.wal_id
     LIMIT :limit
 )
 
 SELECT
-    taken.wal_id, taken.version, taken.status, taken.dataset, taken.partition_key, taken.event_time, taken.attempts,
-    taken.last_error_code, taken.object_uri,
-    EXISTS (SELECT 1 FROM nodd_wal_supersessions AS link WHERE link.older_wal_id = taken.wal_id) AS is_superseded,
+    record.wal_id, record.version, record.status, record.dataset, record.partition_key, record.event_time,
+    record.attempts, record.last_error_code, record.object_uri,
+    EXISTS (SELECT 1 FROM nodd_wal_supersessions AS link WHERE link.older_wal_id = record.wal_id) AS is_superseded,
     (
         SELECT result.code_version FROM nodd_wal_outcomes AS result
-        WHERE result.wal_id = taken.wal_id
+        WHERE result.wal_id = record.wal_id
         ORDER BY result.attempt DESC
         LIMIT 1
     ) AS made_by
 FROM taken
-ORDER BY taken.event_time, taken.wal_id;
+CROSS JOIN nodd_wal_records AS record ON taken.id = record.rowid
+ORDER BY record.event_time, record.wal_id;
 
 -- name: select_named
 SELECT
@@ -54,8 +57,9 @@ WHERE
     AND record.status || '' IN (SELECT value FROM json_each(:statuses))
     AND record.dataset || '' IN (SELECT value FROM json_each(:datasets))
     AND record.event_time >= :event_start AND record.event_time < :event_end
-    AND record.created_at >= :created_after AND record.created_at < :created_before
-    AND record.attempts <= :attempts_max
+    AND (:created_after IS NULL OR record.created_at >= :created_after)
+    AND (:created_before IS NULL OR record.created_at < :created_before)
+    AND (:attempts_max IS NULL OR record.attempts <= :attempts_max)
     AND (:error_codes IS NULL OR record.last_error_code IN (SELECT value FROM json_each(:error_codes)))
 ORDER BY record.event_time, record.wal_id
 LIMIT :limit;

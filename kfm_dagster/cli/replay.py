@@ -1,0 +1,296 @@
+"""`kfm replay`, also `nodd-replay`: have units done again, always through the ledger.
+
+Exit codes: 0 done, 2 usage or an invalid selection, 3 a guard refused, 4 finished with failures, 5 a dependency is
+unavailable.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+from rich.console import Console
+
+from kfm_dagster.cli.deciding import deciding, decision_of
+from kfm_dagster.cli.opening import opened_pipeline
+from kfm_dagster.cli.replay_follow import follow
+from kfm_dagster.cli.replay_options import Asked, How, Shell, everywhere, global_options, selecting, starting
+from kfm_dagster.cli.replay_output import show, show_plan, show_report, show_runs, show_units
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.errors import ExitCode, KfmError
+from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster.replay import runs
+from kfm_dagster.replay.engine import ReplayEngine
+from kfm_dagster.replay.plan import ReplayPlan
+from kfm_dagster.replay.runs import ReplayState
+from kfm_dagster.replay.selection import Selection, load_selection
+from kfm_dagster.replay.starting import Started, start
+
+UNIT_FIELDS = ("position", "batch", "outcome", "skip_reason", "wal_id", "dataset", "last_error_code", "object_uri")
+RECORD_FIELDS = ("wal_id", "dataset", "status", "attempts", "last_error_code", "event_time", "object_uri")
+MISMATCH_FIELDS = ("wal_id", "dataset", "attempt", "earlier_attempt", "at", "replay_run_id", "permitted")
+
+
+class UnconfirmedError(KfmError):
+    """Nobody is at the terminal to confirm the replay."""
+
+
+@click.group()
+@global_options
+def replay() -> None:
+    """Have units done again, always through the ledger: select, dry-run, run, and watch.
+
+    Example: kfm replay status
+    """
+
+
+@replay.command()
+@selecting
+@click.option("--save", type=click.Path(path_type=Path, dir_okay=False), help="Write the selection to this YAML file.")
+@everywhere
+def select(*, shell: Shell, asked: Asked, save: Path | None) -> None:
+    """Count what a selection matches, break it down and show examples. Changes nothing.
+
+    Example: kfm replay select --dataset goes-abi --status failed --event-time-start 2025-12-04 --save incident.yaml
+    """
+    selection = asked.selection(shell.settings)
+    with _engine(shell) as engine:
+        plan = engine.plan(selection)
+    if save is not None:
+        save.write_text(yaml.safe_dump(selection.brief(), sort_keys=False), encoding="utf-8")
+    show_plan(plan, output=shell.output)
+
+
+@replay.command("dry-run")
+@selecting
+@click.option("--change-ref", help="Change or incident under which it is to be approved.")
+@everywhere
+def dry_run(*, shell: Shell, asked: Asked, change_ref: str | None) -> None:
+    """Say which batches a run would let in, and what would refuse it. Changes nothing.
+
+    Example: kfm replay dry-run --selection-file incident.yaml
+    """
+    _dry_run(shell, asked.selection(shell.settings), change_ref)
+
+
+@replay.command()
+@selecting
+@starting
+@everywhere
+def run(*, shell: Shell, asked: Asked, how: How) -> ExitCode:
+    """Start a replay and follow it until it has ended; Ctrl-C leaves it running.
+
+    Example: kfm replay run --selection-file incident.yaml --reason "reader fixed" --change-ref INC-1 --confirm
+    """
+    return _run(shell, asked.selection(shell.settings), how)
+
+
+@replay.command("from-spec")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--dry-run", "dry", is_flag=True, help="Only say what would be done, as options.dry_run does.")
+@starting
+@everywhere
+def from_spec(*, shell: Shell, file: Path, dry: bool, how: How) -> ExitCode:
+    """Do what a selection file says: run it, or dry-run it.
+
+    Example: kfm replay from-spec incident.yaml --dry-run
+    """
+    selection = load_selection(file)
+    if dry or selection.spec.options.dry_run:
+        return _dry_run(shell, selection, how.change_ref)
+    return _run(shell, selection, how)
+
+
+@replay.command()
+@click.argument("replay_run_id", required=False)
+@selecting
+@click.option("--fields", help="Fields to show, with commas.")
+@click.option("--rows", default=50, show_default=True, type=click.IntRange(1, 100_000), help="At most so many.")
+@click.option("--mismatches", is_flag=True, help="Show the results that differ from an earlier success.")
+@everywhere
+def inspect(
+    *, shell: Shell, replay_run_id: str | None, asked: Asked, fields: str | None, rows: int, mismatches: bool
+) -> None:
+    """Show the units of a replay, the records of a selection, or the results that differ.
+
+    Example: kfm replay inspect 3b0e6c1e-5d7a-4c11-9a40-7f3e1d2c4b5a --fields wal_id,outcome,last_error_code
+    """
+    with _engine(shell) as engine:
+        if mismatches:
+            found = _mismatches(engine, replay_run_id, rows)
+        elif replay_run_id is not None:
+            found = _units(engine, replay_run_id, rows)
+        else:
+            found = _records(engine, asked.selection(shell.settings), rows)
+    show_units(found.rows, _chosen(fields, found), output=shell.output)
+
+
+@replay.command()
+@click.argument("replay_run_id", required=False)
+@everywhere
+def status(*, shell: Shell, replay_run_id: str | None) -> None:
+    """Show where a replay stands, or list the newest ones.
+
+    Example: kfm replay status --output json
+    """
+    with _engine(shell) as engine:
+        if replay_run_id is None:
+            show_runs(engine.newest(), output=shell.output)
+        else:
+            show_report(engine.report(replay_run_id), output=shell.output)
+
+
+@replay.command()
+@click.argument("replay_run_id")
+@deciding
+@everywhere
+def pause(*, shell: Shell, replay_run_id: str, **given: Any) -> None:
+    """Let nothing more in until the replay is resumed; what was let in goes on.
+
+    Example: kfm replay pause 3b0e6c1e-5d7a-4c11-9a40-7f3e1d2c4b5a --reason "the archive is slow"
+    """
+    decision = decision_of(shell.settings, **given)
+    with _engine(shell) as engine:
+        engine.pause(replay_run_id, decision)
+        show_report(engine.report(replay_run_id), output=shell.output)
+
+
+@replay.command()
+@click.argument("replay_run_id")
+@deciding
+@everywhere
+def resume(*, shell: Shell, replay_run_id: str, **given: Any) -> None:
+    """Go on where a replay was paused or stopped; results that differ so far count as seen.
+
+    Example: kfm replay resume 3b0e6c1e-5d7a-4c11-9a40-7f3e1d2c4b5a --reason "the archive is back"
+    """
+    decision = decision_of(shell.settings, **given)
+    with _engine(shell) as engine:
+        engine.resume(replay_run_id, decision)
+        show_report(engine.report(replay_run_id), output=shell.output)
+
+
+@replay.command()
+@click.argument("replay_run_id")
+@deciding
+@everywhere
+def stop(*, shell: Shell, replay_run_id: str, **given: Any) -> None:
+    """End a replay: nothing more is let in; what was let in goes on.
+
+    Example: kfm replay stop 3b0e6c1e-5d7a-4c11-9a40-7f3e1d2c4b5a --reason "wrong dataset"
+    """
+    decision = decision_of(shell.settings, **given)
+    with _engine(shell) as engine:
+        engine.stop(replay_run_id, decision)
+        show_report(engine.report(replay_run_id), output=shell.output)
+
+
+@contextmanager
+def _engine(shell: Shell) -> Iterator[ReplayEngine]:
+    with opened_pipeline(shell.settings) as pipeline:
+        yield ReplayEngine(pipeline=pipeline)
+
+
+def _dry_run(shell: Shell, selection: Selection, change_ref: str | None) -> ExitCode:
+    with _engine(shell) as engine:
+        plan = engine.plan(selection, change_ref=change_ref)
+    show_plan(plan, output=shell.output)
+    plan.refuse()
+    return ExitCode.DONE
+
+
+def _run(shell: Shell, selection: Selection, how: How) -> ExitCode:
+    with _engine(shell) as engine:
+        plan = engine.plan(selection, change_ref=how.change_ref)
+        plan.refuse()
+        decision = decision_of(
+            shell.settings,
+            actor=how.actor,
+            reason=_why(how.reason, selection),
+            change_ref=how.change_ref or selection.change_ref,
+        )
+        _confirm(plan, confirmed=how.confirm)
+        started = start(engine, selection, decision)
+        if started.replay_run_id is None:
+            show(_other(started), output=shell.output, as_table=lambda: click.echo(_other_line(started)))
+            return ExitCode.DONE
+        console = Console(stderr=True)
+        console.print(f"replay {started.replay_run_id} runs: {len(started.plan.units)} units", soft_wrap=True)
+        if how.detach:
+            show_report(engine.report(started.replay_run_id), output=shell.output)
+            return ExitCode.DONE
+        report = follow(engine, started.replay_run_id, console=console)
+    show_report(report, output=shell.output)
+    ended_well = report.run.state is ReplayState.FINISHED and not report.account.bad and not report.differing
+    return ExitCode.DONE if ended_well else ExitCode.FINISHED_WITH_FAILURES
+
+
+def _why(reason: str | None, selection: Selection) -> str:
+    found = reason or selection.metadata.description
+    if not found:
+        raise click.UsageError("say why: --reason, or metadata.description of the selection")
+    return found
+
+
+def _confirm(plan: ReplayPlan, *, confirmed: bool) -> None:
+    if confirmed:
+        return
+    if not sys.stdin.isatty():
+        raise UnconfirmedError(expected="--confirm", next_step="look at kfm replay dry-run, then add --confirm")
+    show_plan(plan, output="table")
+    click.confirm("have this done again?", abort=True, err=True)
+
+
+def _other(started: Started) -> dict[str, Any]:
+    return {"replay_run_id": None, "backfill_id": started.backfill_id, "units": 0}
+
+
+def _other_line(started: Started) -> str:
+    if started.backfill_id is None:
+        return "nothing is selected; nothing to do"
+    return f"backfill {started.backfill_id} runs: {started.plan.listings} days of datasets are listed"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Found:
+    """Rows to inspect, the fields that they have, and those that are shown unless others are asked for."""
+
+    rows: Sequence[Mapping[str, Any]]
+    known: Sequence[str]
+    default: Sequence[str]
+
+
+def _units(engine: ReplayEngine, replay_run_id: str, rows: int) -> _Found:
+    _ = engine.report(replay_run_id)
+    with engine.pipeline.database.snapshot() as view:
+        found = list(runs.unit_rows(view, replay_run_id, limit=rows))
+    return _Found(rows=found, known=tuple(found[0]) if found else UNIT_FIELDS, default=UNIT_FIELDS)
+
+
+def _records(engine: ReplayEngine, selection: Selection, rows: int) -> _Found:
+    units = engine.plan(selection).units[:rows]
+    records = [engine.pipeline.ledger.get(unit.wal_id) for unit in units]
+    shown = [record.model_dump(mode="json") for record in records if record is not None]
+    return _Found(rows=shown, known=tuple(NoddWalRecord.model_fields), default=RECORD_FIELDS)
+
+
+def _mismatches(engine: ReplayEngine, replay_run_id: str | None, rows: int) -> _Found:
+    found = engine.pipeline.ledger.mismatches(limit=rows)
+    if replay_run_id is not None:
+        own = {(one.wal_id, one.attempt) for one in engine.report(replay_run_id).differing}
+        found = [one for one in found if (one.wal_id, one.attempt) in own]
+    shown = [{name: getattr(one, name) for name in MISMATCH_FIELDS} | {"at": rfc3339(one.at)} for one in found]
+    return _Found(rows=shown, known=MISMATCH_FIELDS, default=MISMATCH_FIELDS)
+
+
+def _chosen(fields: str | None, found: _Found) -> Sequence[str]:
+    wanted = [part.strip() for part in (fields or "").split(",") if part.strip()]
+    if unknown := [name for name in wanted if name not in found.known]:
+        raise click.BadParameter(f"{', '.join(unknown)}; known are {', '.join(found.known)}", param_hint="--fields")
+    return wanted or found.default

@@ -1,0 +1,82 @@
+"""Following a replay: a progress bar until it has ended, and a word when nobody does the work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from kfm_dagster.replay.accounts import OPEN, outcome_line
+from kfm_dagster.replay.engine import ReplayEngine
+from kfm_dagster.replay.reports import Report
+from kfm_dagster.replay.runs import ReplayState
+
+POLL_SECONDS = 1.0
+IDLE_SECONDS = 30.0
+"""Without a change for so long, nobody seems to work: starting a run takes a daemon about ten seconds."""
+
+
+def follow(
+    engine: ReplayEngine,
+    replay_run_id: str,
+    *,
+    console: Console,
+    idle_seconds: float = IDLE_SECONDS,
+    wait: Callable[[float], None] = time.sleep,
+    now: Callable[[], float] = time.monotonic,
+) -> Report:
+    """Advance and watch a replay until it is finished or stopped; return its last report.
+
+    Says once when nothing moves. Ctrl-C ends the watching, not the replay.
+    """
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("units"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[waiting]}"),
+        console=console,
+    )
+    task = bar.add_task("replaying", total=None, waiting="")
+    seen: object = None
+    since, told = now(), False
+    try:
+        with bar:
+            while True:
+                engine.advance(replay_run_id)
+                report = engine.report(replay_run_id)
+                account = report.account
+                bar.update(task, total=account.units, completed=account.units - account.open, waiting=_waiting(report))
+                if report.ended:
+                    return report
+                current = (report.run.state, dict(account.outcomes))
+                if current != seen:
+                    seen, since = current, now()
+                elif not told and now() - since >= idle_seconds:
+                    console.print(_nobody_works(report), soft_wrap=True)
+                    told = True
+                wait(POLL_SECONDS)
+    except KeyboardInterrupt:
+        console.print(
+            f"the replay goes on without this terminal; kfm replay status {replay_run_id} shows it, "
+            f'kfm replay stop {replay_run_id} --reason "..." ends it',
+            soft_wrap=True,
+        )
+        raise
+
+
+def _waiting(report: Report) -> str:
+    if report.run.state is ReplayState.PAUSED:
+        return f"paused: {report.run.state_reason}"
+    return str(report.hold) if report.hold else outcome_line(report.account.outcomes, among=OPEN)
+
+
+def _nobody_works(report: Report) -> str:
+    if report.run.state is ReplayState.PAUSED:
+        return f"the replay is paused ({report.run.state_reason}); kfm replay resume {report.run.replay_run_id} goes on"
+    if report.hold is not None:
+        return f"nothing is let in: {report.hold}"
+    return "nothing moves: no daemon seems to work on this ledger; kfm drain or kfm ui does the work"

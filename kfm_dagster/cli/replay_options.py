@@ -1,0 +1,284 @@
+"""Options of the replay commands: where they run, how they print, and what they select.
+
+Belongs here: options to settings and to a selection document. Does not belong here: what is done with them.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import yaml
+from pydantic import ValidationError
+
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.replay.selection import API_VERSION, Mode, Selection, SelectionError, load_selection, selection_of
+from kfm_dagster.settings import Environment, Settings
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_META = "kfm_dagster.replay"
+FORMATS = ("table", "json", "yaml")
+LEVELS = ("debug", "info", "warning", "error")
+
+
+def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    """Remember a global option, whether it stood before or after the command's name."""
+    if value is not None:
+        context.meta.setdefault(_META, {})[str(parameter.name)] = value
+
+
+def global_options(command: Command) -> Command:
+    """Give the group, or a command of it, --env, --config, --output and --log-level; `Shell` has what they say."""
+    for option in (
+        click.option("--log-level", type=click.Choice(LEVELS), help="What is logged to stderr. Default: warning."),
+        click.option("--json", "output", flag_value="json", default=None, help="The same as --output json."),
+        click.option("--output", type=click.Choice(FORMATS), help="How the answer is printed. Default: table."),
+        click.option("--config", type=click.Path(path_type=Path), help="YAML file of settings (home, wal_dsn, ...)."),
+        click.option("--env", type=click.Choice([env.value for env in Environment]), help="Instead of KFM_ENV."),
+    ):
+        command = _remembered(option(command))
+    return command
+
+
+def _remembered(command: Command) -> Command:
+    parameter = command.__click_params__[-1]  # type: ignore[attr-defined]
+    parameter.expose_value, parameter.callback = False, _keep
+    return command
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shell:
+    """Where a command runs, and how it prints: options before environment before --config."""
+
+    settings: Settings
+    output: str
+
+
+def everywhere(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the global options; it gets what they say as `shell`. Raises ConfigurationError."""
+
+    @functools.wraps(command)
+    def with_shell(**arguments: Any) -> Any:
+        given = click.get_current_context().meta.get(_META, {})
+        logging.basicConfig(level=str(given.get("log_level", "warning")).upper())
+        shell = Shell(settings=_settings(given), output=given.get("output", "table"))
+        return command(shell=shell, **arguments)
+
+    return global_options(with_shell)
+
+
+def _settings(given: Mapping[str, Any]) -> Settings:
+    values = _config(given["config"]) if "config" in given else {}
+    values |= {"env": given["env"]} if "env" in given else {}
+    if not values:
+        return Settings.load()
+    try:
+        return Settings(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigurationError(
+            f"the setting {'.'.join(str(part) for part in first['loc'])} is wrong",
+            expected=first["msg"].removeprefix("Value error, "),
+            next_step="correct --config, or the environment",
+        ) from None
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigurationError(
+            "--config cannot be read", observed=f"{path}: {error}", next_step="give a YAML file of settings"
+        ) from None
+    known = set(Settings.model_fields)
+    if not isinstance(document, dict) or (set(document) - known):
+        observed = sorted(set(document) - known) if isinstance(document, dict) else type(document).__name__
+        raise ConfigurationError(
+            f"{path} holds no settings", observed=observed, expected=f"a mapping of {', '.join(sorted(known))}"
+        )
+    return {name: value for name, value in document.items() if f"KFM_{name.upper()}" not in os.environ}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """The selection that the options of a command describe."""
+
+    file: Path | None
+    given: Mapping[str, Any]
+
+    def selection(self, settings: Settings) -> Selection:
+        """Return it, checked. Raises SelectionError."""
+        if self.file is None:
+            return selection_of(_document(self.given, settings.env), source="the options")
+        if self.given:
+            names = ", ".join("--" + name.replace("_", "-") for name in self.given)
+            raise SelectionError(
+                "a selection file is given together with options that select",
+                observed=names,
+                expected="one of the two",
+                next_step="leave one out; a file can be made with kfm replay select --save",
+            )
+        return load_selection(self.file)
+
+
+def _document(given: Mapping[str, Any], env: Environment) -> dict[str, Any]:
+    labels = {"replay_reason": given.get("replay_reason"), "incident_id": given.get("incident")}
+    filters = {
+        "datasets": [*given.get("dataset", ()), *given.get("dataset_in", ())],
+        "status": given.get("status"),
+        "error_codes": [*given.get("error_code", ()), *given.get("error_code_in", ())],
+        "event_time": _some({"start": given.get("event_time_start"), "end": given.get("event_time_end")}),
+        "created": _some({"after": given.get("created_after"), "before": given.get("created_before")}),
+        "attempts": _some({"max": given.get("attempts_max")}),
+        "wal_ids": given.get("wal_id"),
+    }
+    limits = {
+        "max_records": given.get("limit"),
+        "batch_size": given.get("batch_size"),
+        "max_batches": given.get("max_batches"),
+    }
+    options = {
+        "allow_repair_and_replace": given.get("allow_repair_and_replace"),
+        "must_match": given.get("must_match"),
+        "allow_downgrade": given.get("allow_downgrade"),
+        "respect_kill_switch": False if given.get("skip_switched_off") else None,
+        "records_per_second": given.get("records_per_second"),
+    }
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "ReplaySelection",
+        "metadata": {"name": given.get("name", "by hand"), "env": env.value, "labels": _some(labels)},
+        "spec": _some(
+            {
+                "mode": given.get("mode"),
+                "filters": _some(filters),
+                "limits": _some(limits),
+                "options": _some(options),
+            },
+            keep={"filters"},
+        ),
+    }
+
+
+def _some(values: Mapping[str, Any], *, keep: frozenset[str] | set[str] = frozenset()) -> dict[str, Any]:
+    """Return what was given; the model has the defaults."""
+    return {name: value for name, value in values.items() if name in keep or value not in (None, [], (), {})}
+
+
+def _listed(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if value else ()
+
+
+def _moment(_context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    if value is None:
+        return None
+    try:
+        found = (
+            datetime.combine(date.fromisoformat(value), time(), UTC)
+            if len(value) == len("2025-12-04")
+            else datetime.fromisoformat(value)
+        )
+        return rfc3339(found)
+    except ValueError:
+        raise click.BadParameter(
+            f"{value!r} is neither a day (2025-12-04: midnight UTC) nor a time with its zone (2025-12-04T06:00:00Z)",
+            param=parameter,
+        ) from None
+
+
+_POSITIVE = click.IntRange(min=1)
+_SELECTING = (
+    click.option("--selection-file", type=click.Path(path_type=Path), help="Selection spec (YAML); no other option."),
+    click.option("--name", help="Name of the replay."),
+    click.option("--mode", type=click.Choice([mode.value for mode in Mode]), help="Default: failed-only."),
+    click.option("--dataset", multiple=True, help="This dataset; may be repeated."),
+    click.option("--dataset-in", callback=_listed, help="These datasets, with commas."),
+    click.option("--status", multiple=True, type=click.Choice([each.value for each in Status]), help="This status."),
+    click.option("--error-code", multiple=True, help="This last error; may be repeated."),
+    click.option("--error-code-in", callback=_listed, help="These last errors, with commas."),
+    click.option("--event-time-start", callback=_moment, help="Written then or later (2025-12-04T00:00:00Z)."),
+    click.option("--event-time-end", callback=_moment, help="Written before."),
+    click.option("--created-after", callback=_moment, help="Discovered then or later."),
+    click.option("--created-before", callback=_moment, help="Discovered before."),
+    click.option("--attempts-max", type=click.IntRange(min=0), help="Tried so often or less."),
+    click.option("--wal-id", multiple=True, help="Exactly this unit; may be repeated."),
+    click.option("--limit", type=_POSITIVE, help="The first so many, by event time."),
+    click.option("--batch-size", type=_POSITIVE, help="Units let in at a time."),
+    click.option("--max-batches", type=_POSITIVE, help="Refuse a selection that needs more."),
+    click.option("--records-per-second", type=click.FloatRange(min=1), help="Slower than the environment's limit."),
+    click.option("--replay-reason", help="Word of the ledger's vocabulary. Default: incident."),
+    click.option("--incident", help="Incident that it is about; counts as a change reference."),
+    click.option("--allow-repair-and-replace", is_flag=True, help="Let succeeded and quarantined units in again."),
+    click.option("--must-match", is_flag=True, help="Repeat successes: a result that differs stops the replay."),
+    click.option("--allow-downgrade", is_flag=True, help="Replace results that a newer release has made."),
+    click.option("--skip-switched-off", is_flag=True, help="Leave out units whose dataset is switched off."),
+)
+
+
+def selecting(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that select; it gets them as `asked`."""
+
+    def asked(given: dict[str, Any]) -> Asked:
+        file = given.pop("selection_file")
+        return Asked(file=file, given={name: value for name, value in given.items() if value not in (None, (), False)})
+
+    return _gathered(command, _SELECTING, "asked", asked)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class How:
+    """Who starts a replay, why, and whether anybody watches."""
+
+    reason: str | None
+    change_ref: str | None
+    actor: str | None
+    confirm: bool
+    detach: bool
+
+
+_STARTING = (
+    click.option("--reason", help="Why, for whoever reads the governance log. Default: the selection's description."),
+    click.option("--change-ref", help="Change or incident under which it was approved."),
+    click.option("--actor", help="Who decides. Default: KFM_ACTOR, else the user of this machine."),
+    click.option("--confirm", is_flag=True, help="Needed where nobody is at the terminal."),
+    click.option("--detach", is_flag=True, help="Return at once; the daemon carries the replay out."),
+)
+
+
+def starting(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of starting a replay; it gets them as `how`."""
+    return _gathered(command, _STARTING, "how", lambda given: How(**given))
+
+
+def _gathered(
+    command: Callable[..., Any],
+    options: Sequence[Callable[[Any], Any]],
+    name: str,
+    value_of: Callable[[dict[str, Any]], Any],
+) -> Callable[..., Any]:
+    """Give a command options that it gets as one value."""
+
+    def bare() -> None: ...
+
+    for option in options:
+        option(bare)
+    names = [str(parameter.name) for parameter in bare.__click_params__]  # type: ignore[attr-defined]
+
+    @functools.wraps(command)
+    def gathering(**arguments: Any) -> Any:
+        given = {each: arguments.pop(each) for each in names}
+        return command(**{name: value_of(given)}, **arguments)
+
+    for option in reversed(options):
+        option(gathering)
+    return gathering

@@ -1,0 +1,91 @@
+"""What the replay commands print: plans, replays and their units, as a table, JSON or YAML."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import click
+import yaml
+
+from kfm_dagster.cli.tables import show_fields, show_rows, show_section
+from kfm_dagster.replay.accounts import outcome_line
+from kfm_dagster.replay.plan import ReplayPlan
+from kfm_dagster.replay.reports import Report
+from kfm_dagster.replay.runs import ReplayRun
+
+RUN_COLUMNS = ("replay_run_id", "name", "mode", "state", "created_at", "actor", "reason")
+EXAMPLE_COLUMNS = ("wal_id", "dataset", "status", "attempts", "last_error_code", "event_time")
+
+
+def show(document: object, *, output: str, as_table: Callable[[], None]) -> None:
+    """Print a document in the wanted format."""
+    if output == "json":
+        click.echo(json.dumps(document))
+    elif output == "yaml":
+        click.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), nl=False)
+    else:
+        as_table()
+
+
+def show_plan(plan: ReplayPlan, *, output: str) -> None:
+    """Print what a selection means now."""
+    show(plan.as_json(), output=output, as_table=lambda: _plan_table(plan))
+
+
+def show_report(report: Report, *, output: str) -> None:
+    """Print where a replay stands."""
+    show(report.as_json(), output=output, as_table=lambda: _report_table(report))
+
+
+def show_runs(found: Sequence[ReplayRun], *, output: str) -> None:
+    """Print replays."""
+    rows = [run.as_json() for run in found]
+    show(rows, output=output, as_table=lambda: show_rows(rows, RUN_COLUMNS))
+
+
+def show_units(rows: Sequence[Mapping[str, Any]], fields: Sequence[str], *, output: str) -> None:
+    """Print units with the chosen fields."""
+    chosen = [{name: row.get(name) for name in fields} for row in rows]
+    show(chosen, output=output, as_table=lambda: show_rows(chosen, fields))
+
+
+def _plan_table(plan: ReplayPlan) -> None:
+    document = plan.as_json()
+    more = ", and more match" if plan.more else ""
+    days = plan.partitions
+    span = f"{len(days)} days, {min(days)} to {max(days)}" if days else ""
+    fields = {
+        "records": f"{len(plan.units)}{more}",
+        "admissible": document["admissible"],
+        "batches": f"{plan.batches} of {plan.batch_size}",
+        "partitions": span,
+        "at least": f"{plan.seconds:.0f} s",
+        "spec_sha256": document["spec_sha256"],
+    }
+    show_fields(fields | ({"listings": plan.listings} if plan.listings else {}))
+    show_section("breakdown", document["breakdown"], ("dataset", "status", "error_code", "units"))
+    show_section("examples", document["examples"], EXAMPLE_COLUMNS)
+    if plan.skipped:
+        show_section(
+            "would be skipped",
+            [{"reason": reason, "units": units} for reason, units in document["skipped"].items()],
+            ("reason", "units"),
+        )
+    if plan.refusals:
+        show_section("a run would be refused", document["refusals"], ("guard", "what", "observed", "expected"))
+
+
+def _report_table(report: Report) -> None:
+    run = report.run.as_json()
+    fields = {name: value for name, value in run.items() if value is not None}
+    show_fields(
+        fields
+        | {"units": report.account.units, "outcomes": outcome_line(report.account.outcomes)}
+        | ({"skipped": dict(report.account.skipped)} if report.account.skipped else {})
+        | ({"held by": str(report.hold)} if report.hold else {})
+    )
+    if report.differing:
+        rows = [found.as_json() for found in report.differing]
+        show_section("results that differ", rows, ("wal_id", "dataset", "attempt", "at"))

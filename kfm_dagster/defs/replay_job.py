@@ -1,0 +1,136 @@
+"""The job `replay`: the same engine as `kfm replay`, started from the launchpad."""
+
+# No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
+
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from kfm_dagster.defs.resources import PipelineResource
+from kfm_dagster.errors import KfmError
+from kfm_dagster.governance.log import Decision
+from kfm_dagster.replay.engine import ReplayEngine
+from kfm_dagster.replay.plan import ReplayPlan
+from kfm_dagster.replay.selection import API_VERSION, Selection, SelectionError, parse_selection, selection_of
+from kfm_dagster.replay.starting import start
+
+REPLAY_JOB = "replay"
+
+
+class ReplayConfig(dg.Config):
+    """What to have done again. Either `spec`, or the fields below it."""
+
+    spec: str = Field("", description="A selection spec (YAML), as kfm replay select --save writes it; alone.")
+    mode: str = Field("failed-only", description="failed-only, repair-and-replace or backfill.")
+    datasets: list[str] = Field(default_factory=list, description="Dataset ids.")
+    status: list[str] = Field(default_factory=list, description="failed; for repairs succeeded or quarantined, too.")
+    error_codes: list[str] = Field(default_factory=list, description="Only records whose last error is one of these.")
+    event_time_start: str = Field("", description="Written then or later: 2025-12-04T00:00:00Z.")
+    event_time_end: str = Field("", description="Written before: 2025-12-05T00:00:00Z.")
+    wal_ids: list[str] = Field(default_factory=list, description="Exactly these units.")
+    max_records: int = Field(0, description="The first so many, by event time; 0: all that match.")
+    batch_size: int = Field(0, description="Units let in at a time; 0: the environment's.")
+    allow_repair_and_replace: bool = Field(default=False, description="Needed for that mode, with a change reference.")
+    must_match: bool = Field(default=False, description="Repeat successes: a result that differs stops the replay.")
+    allow_downgrade: bool = Field(default=False, description="Replace results that a newer release has made.")
+    replay_reason: str = Field("incident", description="Word of the ledger's vocabulary.")
+    actor: str = Field("", description="Who decides; needed to run.")
+    reason: str = Field("", description="Why, for whoever reads the governance log; needed to run.")
+    change_ref: str = Field("", description="Change or incident under which it was approved.")
+    dry_run: bool = Field(default=True, description="true: only say what would be done. false: do it.")
+
+
+def replay_job() -> dg.JobDefinition:
+    """Return the job."""
+
+    @dg.op(
+        name="start_replay",
+        description="Counts the selection, refuses what a guard refuses, and unless it is a dry run starts the "
+        "replay, which the sensor nodd_ledger carries out batch by batch.",
+    )
+    def start_replay(
+        context: dg.OpExecutionContext, config: ReplayConfig, pipeline: PipelineResource
+    ) -> dict[str, Any]:
+        engine = ReplayEngine(pipeline=pipeline.get())
+        try:
+            found = _started(engine, config)
+        except KfmError as error:
+            raise dg.Failure(description=str(error), allow_retries=False) from None
+        context.add_output_metadata(_metadata(found))
+        return found
+
+    @dg.job(
+        name=REPLAY_JOB,
+        description="Have units done again, always through the ledger: the launchpad's form of kfm replay. A dry run "
+        "unless dry_run is false; kfm replay status shows how it goes on.",
+    )
+    def replay() -> None:
+        start_replay()
+
+    return replay
+
+
+def _started(engine: ReplayEngine, config: ReplayConfig) -> dict[str, Any]:
+    selection = _selection(engine, config)
+    change_ref = config.change_ref or None
+    if config.dry_run or selection.spec.options.dry_run:
+        plan = engine.plan(selection, change_ref=change_ref)
+        plan.refuse()
+        return _told(plan, replay_run_id=None, backfill_id=None)
+    decision = Decision(actor=config.actor, reason=config.reason, change_ref=change_ref)
+    started = start(engine, selection, decision)
+    return _told(started.plan, replay_run_id=started.replay_run_id, backfill_id=started.backfill_id)
+
+
+def _told(plan: ReplayPlan, **ids: str | None) -> dict[str, Any]:
+    return {**ids, **plan.as_json()}
+
+
+def _selection(engine: ReplayEngine, config: ReplayConfig) -> Selection:
+    fields = {name: value for name, value in _filters(config).items() if value}
+    if config.spec:
+        if fields:
+            raise SelectionError(
+                "a spec is given together with fields that select",
+                observed=", ".join(fields),
+                expected="one of the two",
+                next_step="empty one of them",
+            )
+        return parse_selection(config.spec, source="the field spec")
+    limits = {"max_records": config.max_records or None, "batch_size": config.batch_size or None}
+    options = {name: getattr(config, name) for name in ("allow_repair_and_replace", "must_match", "allow_downgrade")}
+    document = {
+        "apiVersion": API_VERSION,
+        "kind": "ReplaySelection",
+        "metadata": {
+            "name": "from the launchpad",
+            "env": engine.pipeline.settings.env,
+            "labels": {"replay_reason": config.replay_reason},
+        },
+        "spec": {"mode": config.mode, "filters": fields, "limits": limits, "options": options},
+    }
+    return selection_of(document, source="the configuration")
+
+
+def _filters(config: ReplayConfig) -> dict[str, Any]:
+    times = {"start": config.event_time_start, "end": config.event_time_end}
+    return {
+        "datasets": config.datasets,
+        "status": config.status,
+        "error_codes": config.error_codes,
+        "event_time": {name: value for name, value in times.items() if value},
+        "wal_ids": config.wal_ids,
+    }
+
+
+def _metadata(found: dict[str, Any]) -> dict[str, Any]:
+    shown = {name: value for name, value in found.items() if not isinstance(value, (list, dict)) and value is not None}
+    tables = {name: dg.MetadataValue.md(_table(found[name])) for name in ("breakdown", "examples") if found[name]}
+    return {**shown, **tables}
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    names = list(rows[0])
+    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+    return "\n".join([*lines, *("| " + " | ".join(str(row[name]) for name in names) + " |" for row in rows)])
