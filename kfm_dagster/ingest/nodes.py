@@ -9,6 +9,7 @@ is `stages/run_contract.py`'s business.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -40,6 +41,10 @@ __all__ = [
 
 REGISTER_CHUNK = 1_000
 """Items built and held at a time; each takes about 30 KB until it is written."""
+MISMATCHES_NAMED = 20
+"""Units that one line of the log names."""
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -169,11 +174,17 @@ class Settle(ChainNode):
                 "retrying": len(report.failed),
                 "quarantined": len(report.quarantined),
                 "lost": len(report.lost),
+                "mismatched": len(report.mismatched),
             },
         )
 
     @override
     def after_commit(self, batch: Sequence[Envelope]) -> None:
+        if self.report.mismatched:
+            first = ", ".join(self.report.mismatched[:MISMATCHES_NAMED])
+            _LOG.error(
+                "%d results of %s differ from earlier ones: %s", len(self.report.mismatched), self.dataset, first
+            )
         if any(unit.raw.sqs_message_id for unit in batch):
             self.pipeline.acknowledge(retrying=self.report.failed)
         collect_evidence(self.pipeline)
