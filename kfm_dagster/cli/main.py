@@ -20,6 +20,7 @@ from kfm_dagster.cli.dlq import dlq
 from kfm_dagster.cli.governance import governance
 from kfm_dagster.cli.kill_switch import kill_switch
 from kfm_dagster.cli.quarantine import discard, quarantine, release
+from kfm_dagster.cli.replay import replay
 from kfm_dagster.cli.wal import wal
 from kfm_dagster.errors import ExitCode, KfmError
 
@@ -50,26 +51,32 @@ for command in (
     governance,
     backfill,
     dlq,
+    replay,
     cloud,
 ):
     kfm.add_command(command)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None, *, command: click.Command = kfm, name: str = "kfm") -> None:
     """Run the command line; never shows a traceback for bad input."""
     try:
         with stopped_by_signals():
-            code = kfm.main(args=arguments, prog_name="kfm", standalone_mode=False)
+            code = command.main(args=arguments, prog_name=name, standalone_mode=False)
     except KfmError as error:
-        click.echo(f"kfm: {error}", err=True)
+        click.echo(f"{name}: {error}", err=True)
         sys.exit(error.exit_code)
     except click.ClickException as error:
-        click.echo(f"kfm: {' '.join(error.format_message().split())}; next: kfm --help", err=True)
+        click.echo(f"{name}: {' '.join(error.format_message().split())}; next: {name} --help", err=True)
         sys.exit(ExitCode.USAGE)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("kfm: interrupted; nothing is lost, run the command again to go on", err=True)
+        click.echo(f"{name}: interrupted; nothing is lost, run the command again to go on", err=True)
         sys.exit(INTERRUPTED)
     sys.exit(code if isinstance(code, int) else ExitCode.DONE)
+
+
+def nodd_replay() -> None:
+    """Run `kfm replay` under its own name."""
+    main(command=replay, name="nodd-replay")
 
 
 @contextmanager
