@@ -1,0 +1,237 @@
+"""Fences: a worker whose claim is another's changes neither index nor file, at whatever moment it lost it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from kfm_dagster.catalog.publisher import FolderPublisher
+from kfm_dagster.catalog.store import Catalog
+from kfm_dagster.contracts.envelope import Envelope, StacResult, StacStatus, WalId
+from kfm_dagster.contracts.issues import FenceIssue, StacIssue
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.ledger.store import Ledger
+from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster.storage.fence import Fence, open_fence
+from kfm_dagster_tests.catalog import trees
+from kfm_dagster_tests.catalog.envelopes import DAY, candidates, goes
+
+CREATED, UPDATED, NO_OP, FAILED = StacStatus.CREATED, StacStatus.UPDATED, StacStatus.NO_OP, StacStatus.FAILED
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def refusing(*units: Envelope, issue: FenceIssue = FenceIssue.CLAIM_LOST, from_call: int = 1) -> Fence:
+    """A fence that refuses these units, from its n-th question on."""
+    asked: list[int] = []
+
+    def fence(_tx: Transaction, attempts: Mapping[WalId, int]) -> Mapping[WalId, FenceIssue]:
+        asked.append(1)
+        lost = {unit.wal_id for unit in units} if len(asked) >= from_call else set()
+        return {wal_id: issue for wal_id in attempts if wal_id in lost}
+
+    return fence
+
+
+def index_rows(database: Database) -> Sequence[Any]:
+    with database.snapshot() as tx:
+        return tx.connection.exec_driver_sql("SELECT * FROM catalog_items ORDER BY item_id").all()
+
+
+def codes(results: list[StacResult]) -> list[str | None]:
+    return [result.issues[0].code if result.issues else None for result in results]
+
+
+def nothing(_root: Path, _href: str) -> None:
+    """The files stay as they are."""
+
+
+def removed(root: Path, href: str) -> None:
+    (root / href).unlink()
+
+
+@pytest.mark.clause("BEY-02")
+@pytest.mark.parametrize("from_call", [1, 2], ids=["before the first look", "before the swap"])
+@pytest.mark.parametrize("issue", FenceIssue)
+@pytest.mark.parametrize(
+    ("change", "disturb", "statuses"),
+    [
+        pytest.param({"platform": "goes-18"}, nothing, [UPDATED, FAILED, CREATED], id="a changed Item"),
+        pytest.param({}, removed, [NO_OP, FAILED, CREATED], id="a file to be restored"),
+    ],
+)
+def test_a_refused_unit_changes_neither_index_nor_file_and_its_neighbours_go_on(
+    catalog: Catalog, contracts: ContractRegistry, database: Database, root: Path, change: dict[str, Any],
+    disturb: Callable[[Path, str], None], statuses: list[StacStatus], issue: FenceIssue, from_call: int,
+) -> None:  # fmt: skip
+    first = catalog.register(candidates(contracts, [goes(0), goes(1)]), fence=open_fence)
+    for result in first:
+        disturb(root, str(result.item_href))
+    lost = goes(1, **change)
+    row, file = index_rows(database)[1], _content(root, first[1])
+    fence = refusing(lost, issue=issue, from_call=from_call)
+    results = catalog.register(candidates(contracts, [goes(0, **change), lost, goes(2)]), fence=fence)
+    assert [result.write_status for result in results] == statuses
+    assert codes(results) == [None, issue, None]
+    assert index_rows(database)[1] == row
+    assert _content(root, first[1]) == file
+    # Whoever holds the claim now does it.
+    again = catalog.register(candidates(contracts, [lost]), fence=open_fence)
+    assert again[0].write_status is statuses[0]
+    trees.assert_consistent(root)
+
+
+@pytest.mark.clause("BEY-02")
+def test_even_a_no_op_is_no_answer_for_a_lost_unit(catalog: Catalog, contracts: ContractRegistry, root: Path) -> None:
+    catalog.register(candidates(contracts, [goes(0)]), fence=open_fence)
+    before = trees.files(root)
+    [result] = catalog.register(candidates(contracts, [goes(0)]), fence=refusing(goes(0)))
+    assert (result.write_status, result.item_href) == (FAILED, None)
+    assert trees.files(root) == before
+
+
+@pytest.mark.clause("BEY-02")
+def test_a_first_item_that_is_refused_leaves_no_catalog(
+    catalog: Catalog, contracts: ContractRegistry, database: Database, root: Path
+) -> None:
+    results = catalog.register(candidates(contracts, [goes(0)]), fence=refusing(goes(0), from_call=2))
+    assert codes(results) == [FenceIssue.CLAIM_LOST]
+    assert trees.files(root) == {}
+    with database.snapshot() as tx:
+        assert tx.connection.exec_driver_sql("SELECT count(*) FROM catalog_collections").scalar_one() == 0
+
+
+@pytest.mark.clause("BEY-02")
+def test_a_claim_taken_over_while_files_are_staged_changes_nothing(
+    catalog: Catalog, contracts: ContractRegistry, database: Database, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real ledger, and the longest moment between what a worker last knew and what it writes."""
+    ledger = Ledger(database, registry=contracts, worker_id="test", clock=lambda: NOW)
+    ledger.ensure([goes(0), goes(1)])
+    claimed = ledger.claim(dataset="goes-abi", partition=DAY.date().isoformat(), run_id="slow", limit=10)
+    mine = [goes(number).evolve(attempt=claimed[0].attempt) for number in range(2)]
+    write = FolderPublisher._write
+
+    def overtaken(publisher: FolderPublisher, *arguments: Any) -> None:
+        monkeypatch.setattr(FolderPublisher, "_write", write)
+        ledger.release_lost(run_ids=["slow"])
+        write(publisher, *arguments)
+
+    monkeypatch.setattr(FolderPublisher, "_write", overtaken)
+    results = catalog.register(candidates(contracts, mine), fence=ledger.fence("slow"))
+    assert codes(results) == [FenceIssue.CLAIM_LOST] * 2
+    assert trees.files(root) == {}
+    assert index_rows(database) == []
+
+
+@pytest.mark.clause("BEY-02")
+def test_nobody_takes_a_claim_over_while_its_holder_writes(
+    catalog: Catalog, contracts: ContractRegistry, database: Database, database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Asking is not enough: what the fence let through stays true until the commit."""
+    ledger = Ledger(database, registry=contracts, worker_id="test", clock=lambda: NOW)
+    ledger.ensure([goes(0)])
+    claimed = ledger.claim(dataset="goes-abi", partition=DAY.date().isoformat(), run_id="run", limit=10)
+    publish = Catalog._publish_documents
+    refused: list[bool] = []
+
+    def while_writing(*arguments: Any, **named: Any) -> None:
+        options = {"timeout": 0} if database.dialect == "sqlite" else {}
+        rival = sa.create_engine(database_url, connect_args=options, isolation_level="AUTOCOMMIT")
+        with rival.connect() as connection:
+            take = (
+                "BEGIN IMMEDIATE"
+                if database.dialect == "sqlite"
+                else "SELECT wal_id FROM nodd_wal_records FOR NO KEY UPDATE NOWAIT"
+            )
+            with pytest.raises(sa.exc.OperationalError):
+                connection.exec_driver_sql(take)
+            refused.append(True)
+        rival.dispose()
+        publish(*arguments, **named)
+
+    monkeypatch.setattr(Catalog, "_publish_documents", while_writing)
+    unit = goes(0).evolve(attempt=claimed[0].attempt)
+    [result] = catalog.register(candidates(contracts, [unit]), fence=ledger.fence("run"))
+    assert result.write_status is CREATED
+    assert refused == [True]
+
+
+@pytest.mark.clause("BEY-02")
+def test_claims_are_locked_before_the_collection(
+    catalog: Catalog, contracts: ContractRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    run = Transaction.run
+
+    def seen(tx: Transaction, name: str, *arguments: Any, **named: Any) -> Any:
+        steps.append(name)
+        return run(tx, name, *arguments, **named)
+
+    def fence(_tx: Transaction, attempts: Mapping[WalId, int]) -> Mapping[WalId, FenceIssue]:
+        steps.append(f"fence {len(attempts)}")
+        return {}
+
+    monkeypatch.setattr(Transaction, "run", seen)
+    catalog.register(candidates(contracts, [goes(0), goes(1)]), fence=fence)
+    assert steps[:4] == ["fence 2", "catalog.standing", "fence 2", "catalog.open_collection"]
+
+
+@pytest.mark.clause("BEY-02")
+def test_of_two_issues_of_an_item_the_one_that_is_still_held_stands(
+    catalog: Catalog, contracts: ContractRegistry, root: Path
+) -> None:
+    older, newer = goes(0, created=1), goes(0, created=9)
+    results = catalog.register(candidates(contracts, [newer, older]), fence=refusing(newer))
+    assert [result.write_status for result in results] == [FAILED, CREATED]
+    assert codes(results) == [FenceIssue.CLAIM_LOST, None]
+    assert trees.walk(root)[str(results[1].item_href)]["properties"]["kfm:wal_id"] == older.wal_id
+
+
+@pytest.mark.clause("BEY-02")
+def test_a_unit_is_not_blamed_for_the_lost_claim_of_the_newer_one(
+    catalog: Catalog, contracts: ContractRegistry
+) -> None:
+    older, newer = goes(0, created=1), goes(0, created=9)
+    results = catalog.register(candidates(contracts, [older, newer]), fence=refusing(newer, from_call=2))
+    assert codes(results) == [StacIssue.CATALOG_CONFLICT, FenceIssue.CLAIM_LOST]
+
+
+@pytest.mark.clause("BEY-01")
+def test_a_late_older_issue_is_told_which_unit_superseded_it(catalog: Catalog, contracts: ContractRegistry) -> None:
+    oldest, older, newer = (goes(0, created=created) for created in (1, 4, 9))
+    first, stands = catalog.register(candidates(contracts, [older, newer]), fence=open_fence)
+    [late] = catalog.register(candidates(contracts, [oldest]), fence=open_fence)
+    for result in (first, late):
+        assert (result.write_status, result.superseded, result.superseded_by) == (NO_OP, True, newer.wal_id)
+        assert result.content_sha256 == stands.content_sha256
+    [again] = catalog.register(candidates(contracts, [newer]), fence=open_fence)
+    assert (again.write_status, again.superseded, again.superseded_by) == (NO_OP, False, None)
+
+
+def test_an_item_says_which_units_item_it_replaced_however_often_it_is_asked(
+    catalog: Catalog, contracts: ContractRegistry, root: Path
+) -> None:
+    first, second = goes(0, version="1" * 32), goes(0, version="2" * 32)
+    [created] = catalog.register(candidates(contracts, [first]), fence=open_fence)
+    [updated] = catalog.register(candidates(contracts, [second]), fence=open_fence)
+    [again] = catalog.register(candidates(contracts, [second]), fence=open_fence)
+    removed(root, str(updated.item_href))
+    restored, once_more = (catalog.register(candidates(contracts, [second]), fence=open_fence)[0] for _ in range(2))
+    assert created.replaces is None
+    found = [(result.write_status, result.replaces) for result in (updated, again, restored, once_more)]
+    assert found == [(UPDATED, first.wal_id), *[(NO_OP, first.wal_id)] * 3]
+    [repaired] = catalog.register(
+        candidates(contracts, [goes(0, version="2" * 32, platform="goes-18")]), fence=open_fence
+    )
+    assert (repaired.write_status, repaired.replaces) == (UPDATED, second.wal_id)
+
+
+def _content(root: Path, result: StacResult) -> bytes | None:
+    path = root / str(result.item_href)
+    return path.read_bytes() if path.exists() else None
