@@ -6,7 +6,6 @@ unavailable.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,17 +16,17 @@ import click
 import yaml
 from rich.console import Console
 
+from kfm_dagster.cli.confirming import require_confirmation
 from kfm_dagster.cli.deciding import deciding, decision_of
 from kfm_dagster.cli.opening import opened_pipeline
 from kfm_dagster.cli.replay_follow import follow
 from kfm_dagster.cli.replay_options import Asked, How, Shell, everywhere, global_options, selecting, starting
 from kfm_dagster.cli.replay_output import show, show_plan, show_report, show_runs, show_units
 from kfm_dagster.contracts.identity import rfc3339
-from kfm_dagster.errors import ExitCode, KfmError
+from kfm_dagster.errors import ExitCode
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.replay import runs
 from kfm_dagster.replay.engine import ReplayEngine
-from kfm_dagster.replay.plan import ReplayPlan
 from kfm_dagster.replay.runs import ReplayState
 from kfm_dagster.replay.selection import Selection, load_selection
 from kfm_dagster.replay.starting import Started, start
@@ -35,10 +34,6 @@ from kfm_dagster.replay.starting import Started, start
 UNIT_FIELDS = ("position", "batch", "outcome", "skip_reason", "wal_id", "dataset", "last_error_code", "object_uri")
 RECORD_FIELDS = ("wal_id", "dataset", "status", "attempts", "last_error_code", "event_time", "object_uri")
 MISMATCH_FIELDS = ("wal_id", "dataset", "attempt", "earlier_attempt", "at", "replay_run_id", "permitted")
-
-
-class UnconfirmedError(KfmError):
-    """Nobody is at the terminal to confirm the replay."""
 
 
 @click.group()
@@ -215,7 +210,8 @@ def _run(shell: Shell, selection: Selection, how: How) -> ExitCode:
             reason=_why(how.reason, selection),
             change_ref=how.change_ref or selection.change_ref,
         )
-        _confirm(plan, confirmed=how.confirm)
+        what = f"{len(plan.units)} records" if plan.units else f"{plan.listings} days of datasets"
+        require_confirmation(f"have {what} done again ({selection.spec.mode})?", confirmed=how.confirm)
         started = start(engine, selection, decision)
         if started.replay_run_id is None:
             show(_other(started), output=shell.output, as_table=lambda: click.echo(_other_line(started)))
@@ -236,15 +232,6 @@ def _why(reason: str | None, selection: Selection) -> str:
     if not found:
         raise click.UsageError("say why: --reason, or metadata.description of the selection")
     return found
-
-
-def _confirm(plan: ReplayPlan, *, confirmed: bool) -> None:
-    if confirmed:
-        return
-    if not sys.stdin.isatty():
-        raise UnconfirmedError(expected="--confirm", next_step="look at kfm replay dry-run, then add --confirm")
-    show_plan(plan, output="table")
-    click.confirm("have this done again?", abort=True, err=True)
 
 
 def _other(started: Started) -> dict[str, Any]:

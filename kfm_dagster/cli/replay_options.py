@@ -18,6 +18,7 @@ import click
 import yaml
 from pydantic import ValidationError
 
+from kfm_dagster.cli.confirming import confirm_option
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ledger.state_machine import Status
@@ -250,7 +251,7 @@ _STARTING = (
     click.option("--reason", help="Why, for whoever reads the governance log. Default: the selection's description."),
     click.option("--change-ref", help="Change or incident under which it was approved."),
     click.option("--actor", help="Who decides. Default: KFM_ACTOR, else the user of this machine."),
-    click.option("--confirm", is_flag=True, help="Needed where nobody is at the terminal."),
+    confirm_option,
     click.option("--detach", is_flag=True, help="Return at once; the daemon carries the replay out."),
 )
 
