@@ -24,6 +24,9 @@ from kfm_dagster.settings import Environment
 MAX_BATCH_SIZE = 1_000
 """Messages of one transaction; more would hold the ledger's locks for seconds."""
 
+NOT_SELECTED = "not selected"
+"""Why most messages are left alone: of no interest to whoever reads what became of the others."""
+
 
 @unique
 class Outcome(StrEnum):
@@ -121,6 +124,8 @@ class DeadLetterReport:
     quarantined: int = 0
     end: End | None = None
     detail: str | None = None
+    unmet: frozenset[str] = frozenset()
+    """Messages that were asked for by their ids, and not found or left alone."""
 
     @property
     def outcomes(self) -> Counter[Outcome]:
@@ -129,10 +134,10 @@ class DeadLetterReport:
 
     @property
     def exit_code(self) -> ExitCode:
-        """FINISHED_WITH_FAILURES when it stopped by itself, or a message could not be moved."""
+        """FINISHED_WITH_FAILURES when it stopped by itself, or a message was not treated as it should have been."""
         stopped = self.end in {End.RECURRENCE, End.MISMATCH}
         stuck = self.outcomes.keys() & {Outcome.REFUSED, Outcome.DOUBLED}
-        return ExitCode.FINISHED_WITH_FAILURES if stopped or stuck else ExitCode.DONE
+        return ExitCode.FINISHED_WITH_FAILURES if stopped or stuck or self.unmet else ExitCode.DONE
 
     def as_json(self) -> dict[str, Any]:
         """Return the published form."""
@@ -144,6 +149,7 @@ class DeadLetterReport:
             "units": {"created": self.created, "readmitted": self.readmitted, "quarantined": self.quarantined},
             "end": None if self.end is None else self.end.value,
             "detail": self.detail,
+            "unmet": sorted(self.unmet),
             "messages": [message.as_json() for message in self.messages],
         }
 
@@ -225,6 +231,8 @@ class DeadLetterWork:
             quarantined=self.quarantined,
             end=self.end,
             detail=self.detail,
+            unmet=self.selection.message_ids
+            - {found.message_id for found in self._outcomes.values() if found.outcome is not Outcome.LEFT},
         )
 
     def refuse_unbalanced(self) -> None:
@@ -242,15 +250,12 @@ class DeadLetterWork:
         return None
 
     def _receive(self) -> Sequence[SqsMessage]:
-        wanted = self.bounds.batch_size
-        if self.bounds.limit is not None:
-            wanted = min(wanted, self.bounds.limit - self._acted_on)
-        if wanted <= 0:
+        if self._room() <= 0:
             self.end = End.LIMIT
             return ()
         settings = self.pipeline.settings
         found = self.queue.receive(
-            wanted,
+            self.bounds.batch_size,
             budget_seconds=settings.tick_budget_seconds,
             # As long as an attempt may take: until then the receipt that the ledger keeps is the one that deletes.
             visibility_seconds=settings.lease_seconds,
@@ -260,13 +265,16 @@ class DeadLetterWork:
             self.end = End.EMPTY
         return found
 
+    def _room(self) -> int:
+        return MAX_BATCH_SIZE if self.bounds.limit is None else self.bounds.limit - self._acted_on
+
     def _chosen(self, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
         datasets = {unit.dataset for letter in letters for unit in letter.units}
         off = self.pipeline.ledger.switches.off(datasets)
         chosen: list[DeadLetter] = []
         left: list[DeadLetter] = []
         for letter in letters:
-            why = self._why_left(letter, off)
+            why = self._why_left(letter, off) or ("beyond the limit" if len(chosen) >= self._room() else None)
             (left if why else chosen).append(letter)
             if why:
                 self.note(letter, Outcome.LEFT, why)
@@ -277,7 +285,7 @@ class DeadLetterWork:
 
     def _why_left(self, letter: DeadLetter, off: frozenset[str]) -> str | None:
         if not self.selection.takes(letter):
-            return "not selected"
+            return NOT_SELECTED
         if switched_off := sorted({unit.dataset for unit in letter.units} & off):
             return f"{switched_off[0]} is switched off"
         return self.reason_to_leave(letter)

@@ -17,7 +17,7 @@ from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.intake import delivery_of, rejections_of
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.replay.dead_letter_batches import Bounds, DeadLetterReport, DeadLetterWork, Outcome
+from kfm_dagster.replay.dead_letter_batches import MAX_BATCH_SIZE, Bounds, DeadLetterReport, DeadLetterWork, Outcome
 from kfm_dagster.replay.dead_letters import DeadLetter, DeadLetterClass, Selection
 from kfm_dagster.storage.database import Transaction
 
@@ -61,7 +61,6 @@ def discard(
     *,
     decision: Decision,
     message_ids: frozenset[str],
-    bounds: Bounds | None = None,
     report: Callable[[DeadLetterReport], None] = lambda _: None,
 ) -> DeadLetterReport:
     """Take named unreadable messages off the queue for good. Raises as `drain` does."""
@@ -71,7 +70,7 @@ def discard(
         pipeline=pipeline,
         decision=decision,
         selection=Selection(message_ids=message_ids),
-        bounds=bounds or Bounds(),
+        bounds=Bounds(batch_size=MAX_BATCH_SIZE, limit=len(message_ids)),
         name="dlq-discard",
         reason_to_leave=_why_not_discarded,
         report=report,

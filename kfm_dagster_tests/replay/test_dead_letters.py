@@ -199,6 +199,7 @@ def test_a_drain_takes_what_is_selected_and_leaves_the_rest_to_be_found(graveyar
     [
         (Bounds(batch_size=7, max_batches=2), End.MAX_BATCHES, 14),
         (Bounds(batch_size=10, limit=13), End.LIMIT, 13),
+        (Bounds(batch_size=100, limit=13), End.LIMIT, 13),
         (Bounds(batch_size=10, limit=500), End.EMPTY, 30),
     ],
 )
@@ -329,6 +330,8 @@ def test_a_discard_takes_the_unreadable_ones_that_are_named_and_keeps_what_they_
     outcomes = {message.message_id: message.outcome for message in report.messages}
     assert outcomes[named[malformed(0)]] is Outcome.DISCARDED
     assert outcomes[named[graveyard.body(0)]] is Outcome.LEFT
+    assert report.unmet == {named[graveyard.body(0)]}
+    assert report.exit_code is ExitCode.FINISHED_WITH_FAILURES
     assert sorted(graveyard.dead_bodies()) == sorted([malformed(1), graveyard.body(0)])
     (kept,) = graveyard.pipeline.deliveries.rejected()
     assert (kept.body, kept.reason_code) == (malformed(0), "malformed_json")

@@ -1,0 +1,330 @@
+"""`kfm dlq`: look at the dead-letter queue, and drain, redrive or discard what is on it.
+
+Whatever changes something shows its plan first and asks, or wants --confirm. Does not belong here: what a dead letter
+is and how it is worked on (`replay/dead_letters.py` and its neighbours).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from kfm_dagster.cli.confirming import confirm_option, require_confirmation
+from kfm_dagster.cli.deciding import deciding, decision_of
+from kfm_dagster.cli.opening import opened_pipeline
+from kfm_dagster.cli.tables import show_fields, show_rows
+from kfm_dagster.errors import ExitCode
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.replay import dead_letter_drain, dead_letter_moves, dead_letter_plan
+from kfm_dagster.replay.dead_letter_batches import (
+    MAX_BATCH_SIZE,
+    NOT_SELECTED,
+    Bounds,
+    DeadLetterReport,
+    End,
+    Outcome,
+)
+from kfm_dagster.replay.dead_letter_plan import LOOK_LIMIT, DeadLetterPlan
+from kfm_dagster.replay.dead_letters import DeadLetterClass, Selection
+from kfm_dagster.settings import Settings
+
+LETTER_COLUMNS = ("message_id", "class", "dataset", "error_code", "receive_count", "sent_at", "detail", "objects")
+GROUP_COLUMNS = ("class", "dataset", "error_code", "messages", "units", "no_replay", "recurred")
+OUTCOME_COLUMNS = ("outcome", "messages")
+USUAL = {Outcome.DELETED, Outcome.WAITS, Outcome.MOVED, Outcome.DISCARDED}
+"""Outcomes that are counted and not listed; `--json` lists every message."""
+MESSAGE_COLUMNS = ("message_id", "class", "dataset", "error_code", "outcome", "detail")
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Work = Callable[[Callable[[DeadLetterReport], None]], DeadLetterReport]
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+limit_option = click.option(
+    "--limit", default=LOOK_LIMIT, show_default=True, type=click.IntRange(1, LOOK_LIMIT), help="Look at so many."
+)
+
+
+def _selecting(command: Command) -> Command:
+    """Give a command the options of a selection."""
+    classes = click.Choice([kind.value for kind in DeadLetterClass])
+    for option in (
+        click.option("--error-code", "error_codes", multiple=True, help="Only this error code; may be repeated."),
+        click.option("--dataset", "datasets", multiple=True, help="Only this dataset; may be repeated."),
+        click.option("--class", "classes", multiple=True, type=classes, help="Only this class; may be repeated."),
+    ):
+        command = option(command)
+    return command
+
+
+def _bounding(command: Command) -> Command:
+    """Give a command the options of its bounds."""
+    for option in (
+        click.option("--limit", type=click.IntRange(1), help="Act on so many messages at most. Default: no limit."),
+        click.option("--max-batches", default=20, show_default=True, type=click.IntRange(1), help="So many at most."),
+        click.option(
+            "--batch-size",
+            default=100,
+            show_default=True,
+            type=click.IntRange(1, MAX_BATCH_SIZE),
+            help="Messages received, and committed, together.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group()
+def dlq() -> None:
+    """Look at the dead-letter queue, and drain, redrive or discard what is on it.
+
+    Example: kfm dlq status
+    """
+
+
+@dlq.command()
+@json_option
+def status(*, as_json: bool) -> None:
+    """Show how many messages there are, since when, and until when SQS keeps them.
+
+    Example: kfm dlq status --json
+    """
+    with opened_pipeline() as pipeline:
+        found = dead_letter_plan.status(pipeline).as_json()
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
+        show_fields(found | {f"ledger: {state}": count for state, count in found.pop("ledger").items()})
+
+
+@dlq.command("list")
+@_selecting
+@limit_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+def list_letters(
+    *, classes: Sequence[str], datasets: Sequence[str], error_codes: Sequence[str], limit: int, as_json: bool
+) -> None:
+    """List messages, the oldest first, by what became of their units.
+
+    Example: kfm dlq list --class unreadable
+    """
+    with opened_pipeline() as pipeline:
+        wanted = _selection(pipeline, classes, datasets, error_codes)
+        letters = [letter for letter in dead_letter_plan.look(pipeline, limit=limit) if wanted.takes(letter)]
+    show_rows([letter.as_json() for letter in letters], LETTER_COLUMNS, as_json=as_json)
+
+
+@dlq.command()
+@_selecting
+@limit_option
+@json_option
+def plan(
+    *, classes: Sequence[str], datasets: Sequence[str], error_codes: Sequence[str], limit: int, as_json: bool
+) -> None:
+    """Count messages by class, dataset and error code. Changes nothing.
+
+    Example: kfm dlq plan --dataset goes-abi
+    """
+    with opened_pipeline() as pipeline:
+        found = dead_letter_plan.plan(
+            pipeline, selection=_selection(pipeline, classes, datasets, error_codes), limit=limit
+        )
+    if as_json:
+        click.echo(json.dumps(found.as_json()))
+    else:
+        _show_plan(found)
+
+
+@dlq.command()
+@_selecting
+@_bounding
+@click.option(
+    "--stop-after",
+    default=dead_letter_drain.STOP_AFTER,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Stop when so many drained units have come back with the error that they had; 0: never.",
+)
+@click.option("--pause", default=0.0, show_default=True, type=click.FloatRange(0), help="Seconds between two batches.")
+@deciding
+@confirm_option
+@json_option
+def drain(
+    *,
+    classes: Sequence[str],
+    datasets: Sequence[str],
+    error_codes: Sequence[str],
+    batch_size: int,
+    max_batches: int,
+    limit: int | None,
+    stop_after: int,
+    pause: float,
+    reason: str,
+    change_ref: str | None,
+    actor: str | None,
+    confirm: bool,
+    as_json: bool,
+) -> ExitCode:
+    """Work on messages where they lie: records for unknown units, another attempt for failed ones.
+
+    A message leaves the queue when its units are all terminal; an unreadable one stays for a person. Exit code 4: the
+    drain stopped by itself, because the same error came back or the ledger does not balance.
+
+    Example: kfm dlq drain --error-code storage_unavailable --reason "S3 is back" --change-ref INC-7
+    """
+    decision = decision_of(Settings.load(), actor=actor, reason=reason, change_ref=change_ref)
+    bounds = Bounds(batch_size=batch_size, max_batches=max_batches, limit=limit)
+    with opened_pipeline() as pipeline:
+        selection = _selection(pipeline, classes, datasets, error_codes)
+
+        def work(report: Callable[[DeadLetterReport], None]) -> DeadLetterReport:
+            return dead_letter_drain.drain(
+                pipeline,
+                decision=decision,
+                selection=selection,
+                bounds=bounds,
+                stop_after=stop_after or None,
+                pause_seconds=pause,
+                report=report,
+            )
+
+        return _carry_out("drain", pipeline, selection, work, confirmed=confirm, as_json=as_json)
+
+
+@dlq.command()
+@_selecting
+@_bounding
+@deciding
+@confirm_option
+@json_option
+def redrive(
+    *,
+    classes: Sequence[str],
+    datasets: Sequence[str],
+    error_codes: Sequence[str],
+    batch_size: int,
+    max_batches: int,
+    limit: int | None,
+    reason: str,
+    change_ref: str | None,
+    actor: str | None,
+    confirm: bool,
+    as_json: bool,
+) -> ExitCode:
+    """Move messages back to the primary queue: unknown ones, and failed ones that may be tried again.
+
+    Sent first and deleted then, so that none is ever on neither queue. Exit code 4: a queue refused a message.
+
+    Example: kfm dlq redrive --class unknown --reason "the consumer is back" --change-ref CHG-9
+    """
+    decision = decision_of(Settings.load(), actor=actor, reason=reason, change_ref=change_ref)
+    bounds = Bounds(batch_size=batch_size, max_batches=max_batches, limit=limit)
+    with opened_pipeline() as pipeline:
+        selection = _selection(pipeline, classes, datasets, error_codes)
+
+        def work(report: Callable[[DeadLetterReport], None]) -> DeadLetterReport:
+            return dead_letter_moves.redrive(
+                pipeline, decision=decision, selection=selection, bounds=bounds, report=report
+            )
+
+        return _carry_out("redrive", pipeline, selection, work, confirmed=confirm, as_json=as_json)
+
+
+@dlq.command()
+@click.argument("message_ids", metavar="MESSAGE_ID...", nargs=-1, required=True)
+@deciding
+@confirm_option
+@json_option
+def discard(
+    *,
+    message_ids: Sequence[str],
+    reason: str,
+    change_ref: str | None,
+    actor: str | None,
+    confirm: bool,
+    as_json: bool,
+) -> ExitCode:
+    """Take unreadable messages off the queue for good; their bytes and their reason are kept.
+
+    Exit code 4: a named message was not found, or can be read.
+
+    Example: kfm dlq discard 5f0c1d0e-1b5a-4c11-9a40-7f3e1d2c4b5a --reason "a test of the sender"
+    """
+    decision = decision_of(Settings.load(), actor=actor, reason=reason, change_ref=change_ref)
+    named = frozenset(message_ids)
+    with opened_pipeline() as pipeline:
+
+        def work(report: Callable[[DeadLetterReport], None]) -> DeadLetterReport:
+            return dead_letter_moves.discard(pipeline, decision=decision, message_ids=named, report=report)
+
+        return _carry_out("discard", pipeline, Selection(message_ids=named), work, confirmed=confirm, as_json=as_json)
+
+
+def _selection(
+    pipeline: Pipeline, classes: Sequence[str], datasets: Sequence[str], error_codes: Sequence[str]
+) -> Selection:
+    """Return the selection. Raises KfmError for a dataset without a contract."""
+    for name in datasets:
+        _ = pipeline.registry[name]
+    return Selection(
+        classes=frozenset(map(DeadLetterClass, classes)),
+        datasets=frozenset(datasets),
+        error_codes=frozenset(error_codes),
+    )
+
+
+def _carry_out(
+    name: str, pipeline: Pipeline, selection: Selection, work: Work, *, confirmed: bool, as_json: bool
+) -> ExitCode:
+    """Show the plan, ask, do it with a progress bar, and show what became of each message."""
+    planned = dead_letter_plan.plan(pipeline, selection=selection)
+    if not as_json:
+        _show_plan(planned)
+    require_confirmation(f"{name} {planned.selected} messages of {planned.queue}?", confirmed=confirmed)
+    with _bar(name, total=planned.selected) as advance:
+        done = work(advance)
+    if as_json:
+        click.echo(json.dumps({"plan": planned.as_json(), "report": done.as_json()}))
+    else:
+        _show_report(done)
+    return done.exit_code
+
+
+@contextmanager
+def _bar(name: str, *, total: int) -> Iterator[Callable[[DeadLetterReport], None]]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(name, total=total)
+        yield lambda report: bar.update(task, completed=sum(report.outcomes.values()) - report.outcomes[Outcome.LEFT])
+
+
+def _show_plan(planned: DeadLetterPlan) -> None:
+    click.echo(f"{planned.queue}: {planned.looked_at} messages looked at, {planned.selected} selected")
+    show_rows([group.as_json() for group in planned.groups], GROUP_COLUMNS)
+
+
+def _show_report(done: DeadLetterReport) -> None:
+    unusual = [message for message in done.messages if message.outcome not in USUAL and message.detail != NOT_SELECTED]
+    if unusual:
+        show_rows([message.as_json() for message in unusual], MESSAGE_COLUMNS)
+    show_rows(
+        [{"outcome": outcome.value, "messages": count} for outcome, count in done.outcomes.most_common()],
+        OUTCOME_COLUMNS,
+    )
+    click.echo(
+        f"{done.run_id}: batches {done.batches}, units created {done.created}, let in again {done.readmitted}, "
+        f"quarantined {done.quarantined}"
+    )
+    if done.outcomes[Outcome.WAITS]:
+        click.echo(
+            f"{done.outcomes[Outcome.WAITS]} messages stay until the daemon (or kfm drain) has worked their units"
+        )
+    for message_id in sorted(done.unmet):
+        click.echo(f"not done: {message_id}", err=True)
+    if done.end is not None and done.end is not End.EMPTY:
+        click.echo(f"ended at {done.end}" + (f": {done.detail}" if done.detail else ""), err=True)
