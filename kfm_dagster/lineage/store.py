@@ -13,13 +13,13 @@ recorded batch (`outbox.py`, `delivery.py`).
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 
+import orjson
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InternalError
 
 from kfm_dagster.contracts.envelope import ProvenanceResult, ProvenanceStatus, WalId
@@ -183,7 +183,7 @@ class Lineage:
         wal_ids = sorted(related | {unit.wal_id for unit in units})
         history: dict[WalId, list[Told]] = {}
         with self._database.snapshot() as tx:
-            for row in tx.run("lineage.history", wal_ids=json.dumps(wal_ids)):
+            for row in tx.run("lineage.history", wal_ids=orjson.dumps(wal_ids).decode()):
                 told = Told(path=LineagePath(row.path), edition=row.edition, content_sha256=row.content_sha256)
                 history.setdefault(WalId(row.wal_id), []).append(told)
         return history
@@ -220,8 +220,9 @@ class Lineage:
         contract: DatasetContract,
     ) -> None:
         rows = [[unit.wal_id, unit.edition, unit.lineage_id(path), unit.registered_sha256] for unit in units]
-        batch_id = hashlib.sha256(json.dumps([path, run.run_id, rows]).encode()).hexdigest()[:BATCH_ID_DIGITS]
-        found = tx.run("lineage.insert_emissions", path=path, batch_id=batch_id, units=json.dumps(rows)).scalars()
+        packed = orjson.dumps(rows)
+        batch_id = hashlib.sha256(orjson.dumps([path, run.run_id]) + packed).hexdigest()[:BATCH_ID_DIGITS]
+        found = tx.run("lineage.insert_emissions", path=path, batch_id=batch_id, units=packed.decode()).scalars()
         ours = set(found)  # another worker may have told the others
         if not ours:
             return

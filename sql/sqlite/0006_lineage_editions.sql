@@ -52,8 +52,14 @@ END
 CREATE TRIGGER lineage_emissions_are_not_replaced BEFORE INSERT ON lineage_emissions
 WHEN EXISTS (
     SELECT 1 FROM lineage_emissions AS r
-    WHERE r.lineage_id = NEW.lineage_id OR (r.wal_id = NEW.wal_id AND r.path = NEW.path AND r.edition = NEW.edition)
+    WHERE r.wal_id = NEW.wal_id AND r.path = NEW.path AND r.edition = NEW.edition
 )
+BEGIN
+    SELECT RAISE(IGNORE);
+END
+-- ;
+CREATE TRIGGER lineage_emissions_ids_are_not_replaced BEFORE INSERT ON lineage_emissions
+WHEN EXISTS (SELECT 1 FROM lineage_emissions AS r WHERE r.lineage_id = NEW.lineage_id)
 BEGIN
     SELECT CASE
         WHEN EXISTS (
