@@ -1,0 +1,225 @@
+"""`kfm dlq` and `kfm cloud`: what they print, what they refuse, and their exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfm_dagster.cli.main import main
+from kfm_dagster.embedded.cloud import EmbeddedCloud, aws_client
+from kfm_dagster.errors import ExitCode
+from kfm_dagster.notifications.sqs import Queue
+from kfm_dagster_tests.replay.graveyard import MALFORMED, Graveyard, open_graveyard
+
+WHY = ("--reason", "the feed was repaired", "--actor", "jane")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        found = json.loads(self.out)
+        assert isinstance(found, dict)
+        return found
+
+
+Call = Callable[..., Answer]
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[EmbeddedCloud]:
+    with EmbeddedCloud() as cloud:
+        yield cloud
+
+
+@pytest.fixture
+def graveyard(running: EmbeddedCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Graveyard]:
+    """Queues, and a ledger where the environment of this process says."""
+    for name in os.environ:
+        if name.startswith("KFM_"):
+            monkeypatch.delenv(name)
+    found = open_graveyard(running, tmp_path / "home", "")
+    settings = found.pipeline.settings
+    variables = running.environment() | {
+        "KFM_HOME": str(settings.home),
+        "KFM_SQS_PRIMARY_QUEUE": settings.sqs_primary_queue,
+        "KFM_SQS_DLQ_QUEUE": settings.sqs_dlq_queue,
+        "COLUMNS": "200",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    yield found
+    found.pipeline.close()
+
+
+@pytest.fixture
+def call(graveyard: Graveyard, capfd: pytest.CaptureFixture[str]) -> Call:
+    """Run `kfm dlq ...` in this process."""
+
+    def run(*arguments: str) -> Answer:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main(["dlq", *arguments])
+        shown = capfd.readouterr()
+        assert isinstance(ended.value.code, int)
+        return Answer(code=ended.value.code, out=shown.out, err=shown.err)
+
+    return run
+
+
+def standing(graveyard: Graveyard) -> tuple[dict[str, Any], int]:
+    return graveyard.pipeline.ledger.counts(), graveyard.pipeline.dead_letters.depth().visible
+
+
+def test_looking_prints_what_is_there(graveyard: Graveyard, call: Call) -> None:
+    graveyard.bury([graveyard.body(0), graveyard.body(1), MALFORMED])
+    assert call("status", "--json").document["visible"] == 3
+    assert graveyard.dlq in call("status").out
+    (row,) = [json.loads(line) for line in call("list", "--class", "unreadable", "--json").out.splitlines()]
+    assert (row["class"], row["error_code"], row["wal_ids"]) == ("unreadable", "malformed_json", [])
+    assert "unknown" in call("list", "--dataset", "nexrad-l2").out
+    groups = call("plan", "--json").document["groups"]
+    assert [(group["class"], group["messages"]) for group in groups] == [("unreadable", 1), ("unknown", 2)]
+    assert "2 selected" in call("plan", "--dataset", "nexrad-l2").out
+
+
+@pytest.mark.clause("RPL-06")
+@pytest.mark.parametrize("command", [("drain",), ("redrive",), ("discard", "some-id")])
+def test_nothing_is_done_that_nobody_confirmed(command: tuple[str, ...], graveyard: Graveyard, call: Call) -> None:
+    graveyard.bury([graveyard.body(0), MALFORMED])
+    before = standing(graveyard)
+    answer = call(*command, *WHY)
+    assert answer.code == ExitCode.REFUSED
+    assert answer.err.count("\n") == 1
+    assert "--confirm" in answer.err
+    assert f"{graveyard.dlq}: 2 messages looked at" in answer.out
+    assert standing(graveyard) == before
+
+
+@pytest.mark.parametrize(("said", "code"), [("y\n", ExitCode.DONE), ("n\n", 130)])
+def test_a_person_at_the_terminal_is_asked(
+    said: str, code: int, graveyard: Graveyard, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graveyard.bury([graveyard.body(0)])
+    terminal = io.StringIO(said)
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdin", terminal)
+    answer = call("drain", *WHY)
+    assert answer.code == code
+    assert f"drain 1 messages of {graveyard.dlq}?" in answer.err
+    assert bool(graveyard.pipeline.ledger.counts()) is (said == "y\n")
+
+
+@pytest.mark.clause("RPL-06")
+def test_a_drain_tells_what_became_of_each_message(graveyard: Graveyard, call: Call) -> None:
+    graveyard.bury([graveyard.body(0), MALFORMED])
+    answer = call("drain", *WHY, "--change-ref", "INC-7", "--confirm", "--json")
+    assert answer.code == ExitCode.DONE
+    report = answer.document["report"]
+    assert report["outcomes"] == {"waits": 1, "kept": 1}
+    assert report["units"] == {"created": 1, "readmitted": 0, "quarantined": 0}
+    assert answer.document["plan"]["selected"] == 2
+    (entry,) = graveyard.pipeline.ledger.log.entries()
+    assert (entry.actor, entry.reason, entry.change_ref) == ("jane", "the feed was repaired", "INC-7")
+    graveyard.dead_bodies()
+    again = call("drain", *WHY, "--confirm")
+    assert "malformed_json" in again.out
+    assert "1 messages stay" in again.out
+
+
+@pytest.mark.clause("RPL-06")
+def test_a_drain_that_stops_by_itself_ends_with_exit_code_4(graveyard: Graveyard, call: Call) -> None:
+    graveyard.receive_and_let_die([graveyard.body(number) for number in range(3)])
+    for _ in range(2):
+        graveyard.bring_to("failed", range(3))
+        graveyard.dead_bodies()
+        answer = call("drain", *WHY, "--confirm", "--stop-after", "3")
+    assert answer.code == ExitCode.FINISHED_WITH_FAILURES
+    assert "ended at recurrence: 3 drained units came back with missing_object" in answer.err
+    assert call("drain", *WHY, "--confirm", "--stop-after", "0").code == ExitCode.DONE
+
+
+def test_redrive_and_discard_treat_what_they_are_for(graveyard: Graveyard, call: Call) -> None:
+    graveyard.bury([graveyard.body(0), graveyard.body(1), MALFORMED])
+    moved = call("redrive", *WHY, "--limit", "1", "--confirm", "--json")
+    assert (moved.code, moved.document["report"]["outcomes"]) == (ExitCode.DONE, {"moved": 1, "left": 2})
+    rows = [json.loads(line) for line in call("list", "--json").out.splitlines()]
+    named = {row["class"]: row["message_id"] for row in rows}
+    gone = call("discard", named["unreadable"], *WHY, "--confirm")
+    assert (gone.code, standing(graveyard)[1]) == (ExitCode.DONE, 1)
+    kept = call("discard", named["unknown"], named["unreadable"], *WHY, "--confirm")
+    assert kept.code == ExitCode.FINISHED_WITH_FAILURES
+    assert named["unknown"] in kept.err
+    assert named["unreadable"] in kept.err
+
+
+BAD_INPUT = [
+    (("drain", "--confirm"), "reason", ExitCode.USAGE),
+    (("drain", *WHY, "--confirm", "--dataset", "goes-abx"), "goes-abx", ExitCode.USAGE),
+    (("drain", *WHY, "--confirm", "--class", "odd"), "odd", ExitCode.USAGE),
+    (("drain", *WHY, "--confirm", "--batch-size", "0"), "batch-size", ExitCode.USAGE),
+    (("redrive", "--reason", "", "--confirm"), "reason", ExitCode.USAGE),
+    (("discard", *WHY, "--confirm"), "MESSAGE_ID", ExitCode.USAGE),
+]
+
+
+@pytest.mark.parametrize(("arguments", "named", "code"), BAD_INPUT)
+def test_bad_input_is_one_line_and_changes_nothing(
+    arguments: tuple[str, ...], named: str, code: ExitCode, graveyard: Graveyard, call: Call
+) -> None:
+    graveyard.bury([graveyard.body(0)])
+    before = standing(graveyard)
+    answer = call(*arguments)
+    assert (answer.code, answer.err.count("\n")) == (code, 1)
+    assert named in answer.err
+    assert standing(graveyard) == before
+
+
+def test_what_the_commands_depend_on_is_named(
+    graveyard: Graveyard, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KFM_SQS_DLQ_QUEUE", "not-there")
+    assert call("status").code == ExitCode.DEPENDENCY_UNAVAILABLE
+    monkeypatch.setenv("KFM_SQS_DLQ_QUEUE", graveyard.pipeline.settings.sqs_primary_queue)
+    assert call("plan").code == ExitCode.REFUSED
+    monkeypatch.setenv("KFM_ENV", "prod")
+    refused = call("drain", *WHY, "--confirm")
+    assert (refused.code, "change reference" in refused.err) == (ExitCode.USAGE, True)
+    monkeypatch.setenv("KFM_HOME", str(graveyard.pipeline.settings.home / "elsewhere"))
+    assert "there is no ledger yet" in call("list").err
+
+
+def test_a_cloud_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from kfm_dagster.cli.main import main; main()", "cloud", "--outage"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("KFM_")}
+    with subprocess.Popen(
+        [*command, "--env-file", "cloud.env"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+    ) as served:
+        assert served.stdout is not None
+        lines = []
+        while not lines or not lines[-1].startswith("export no_proxy"):
+            lines.append(served.stdout.readline())
+            assert lines[-1]
+        assert (tmp_path / "cloud.env").read_text(encoding="utf-8") == "".join(lines)
+        exported = dict(line.removeprefix("export ").strip().split("=", 1) for line in lines)
+        client = aws_client("sqs", endpoint_url=exported["AWS_ENDPOINT_URL"])
+        dead = Queue(client, name=exported["KFM_SQS_DLQ_QUEUE"], threads=4)
+        waiting = Queue(client, name=exported["KFM_SQS_PRIMARY_QUEUE"], threads=4)
+        assert dead.depth().visible == waiting.depth().visible > 20
+        served.terminate()
+        assert served.wait(30) == ExitCode.DONE
