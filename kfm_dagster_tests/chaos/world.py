@@ -120,14 +120,15 @@ def one_pass(world: World, pipeline: Pipeline, number: int) -> bool:
 def finish(world: World) -> dict[str, Any]:
     """Do passes until nothing is left, whatever they raise; return what is left of it all."""
     pipeline = world.open()
+    last: Exception | None = None
     try:
         for number in range(MAX_PASSES):
             try:
                 if one_pass(world, pipeline, number):
                     return everything(pipeline)
-            except Exception:
-                continue
-        raise AssertionError(f"not done after {MAX_PASSES} passes: {progress(pipeline)}, {pipeline.ledger.counts()}")
+            except Exception as error:
+                last = error
+        raise AssertionError(f"not done after {MAX_PASSES} passes: {pipeline.ledger.counts()}") from last
     finally:
         pipeline.close()
 
