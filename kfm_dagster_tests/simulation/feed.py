@@ -1,0 +1,171 @@
+"""The provider: writes objects, rewrites them in place, re-issues them, loses them, and announces what it wrote.
+
+It also keeps the truth that the ledger is measured against: every version of every object, in the order in which they
+were written. Does not belong here: delivery (`services.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import orjson
+
+from kfm_dagster.contracts.envelope import Envelope, WalId
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.embedded.feed import ObjectEvent
+from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.operators.message_parse import parse_message
+from kfm_dagster_tests.catalog.envelopes import goes, nexrad
+from kfm_dagster_tests.simulation.scheduling import Actor, Scheduler
+from kfm_dagster_tests.simulation.services import PRIMARY, Broker, Buckets, Stored
+
+GOES_TOPIC = "arn:aws:sns:us-east-1:123901341784:NewGOES19Object"
+NEXRAD_TOPIC = "arn:aws:sns:us-east-1:684042711724:NewNEXRADLevel2Archive"
+LATENESS = 400.0
+"""Seconds that a message or an object may be late."""
+BIRTHS = 6
+"""Objects that are written in a life of the feed, at most; rewritten ones come on top."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Version:
+    """One version of one object: what a unit of the ledger stands for.
+
+    `order` compares versions of one Item: by re-issue, then by the order in which the object was written.
+    """
+
+    unit: Envelope
+    item_id: str
+    order: tuple[str, int]
+    record: Mapping[str, object]
+    sample: Envelope
+    """What metadata-extract would read from it."""
+
+
+class Feed:
+    """What was written, and what is announced of it."""
+
+    def __init__(self, scheduler: Scheduler, registry: ContractRegistry, broker: Broker, buckets: Buckets) -> None:
+        self.versions: dict[WalId, Version] = {}
+        self._scheduler = scheduler
+        self._registry = registry
+        self._broker = broker
+        self._buckets = buckets
+        self._sources: dict[str, Envelope] = {}
+        self._numbers: dict[str, int] = {}
+
+    def live(self, _actor: Actor) -> None:
+        """Write and announce until enough has been written."""
+        scheduler, rng = self._scheduler, self._scheduler.rng
+        for _ in range(rng.randint(2, BIRTHS)):
+            self._happen(rng.random())
+            scheduler.pause("feed", seconds=rng.uniform(1, 200))
+
+    def newer(self, wal_id: str) -> list[WalId]:
+        """Return the versions of the same object that were written after this one."""
+        this = self.versions[WalId(wal_id)]
+        return [
+            other
+            for other, version in self.versions.items()
+            if version.unit.object_uri == this.unit.object_uri and version.order > this.order
+        ]
+
+    def _happen(self, chance: float) -> None:
+        rng = self._scheduler.rng
+        uris = list(self._sources)
+        if not uris or chance < 0.35:
+            self._write(self._another())
+        elif chance < 0.65:
+            self._write(self._sources[rng.choice(uris)])
+        elif chance < 0.75:
+            self._lose(rng.choice(uris))
+        elif chance < 0.9:
+            self._announce(rng.choice(list(self.versions.values())))
+        elif chance < 0.95:
+            self._announce(*rng.sample(list(self.versions.values()), k=min(2, len(self.versions))))
+        else:
+            self._scheduler.happened["unreadable message"] += 1
+            self._broker.send(PRIMARY, "{poison", frozenset())
+
+    def _another(self) -> Envelope:
+        rng = self._scheduler.rng
+        if rng.random() < 0.3:
+            return nexrad()
+        self._scheduler.happened["object"] += 1
+        return goes(rng.randrange(2), created=rng.randrange(3))
+
+    def _write(self, sample: Envelope) -> None:
+        uri = sample.object_uri
+        rng, now = self._scheduler.rng, self._scheduler.now
+        number = self._numbers[uri] = self._numbers.get(uri, 0) + 1
+        if number > 1:
+            self._scheduler.happened["rewritten"] += 1
+        self._sources[uri] = sample
+        etag = hashlib.md5(f"{uri} {number}".encode()).hexdigest()
+        late = rng.uniform(0, LATENESS) if rng.random() < 0.15 else 0.0
+        self._buckets.objects[uri] = Stored(etag=etag, appears_at=now + timedelta(seconds=late))
+        record = ObjectEvent(
+            bucket=sample.bucket, key=sample.key, size=4_000_000, etag=etag, event_time=_milliseconds(now)
+        ).record()
+        unit = self._unit(record, sample)
+        match = self._registry.grammars[unit.dataset].match(unit.key)
+        assert match is not None
+        version = Version(
+            unit=unit, item_id=match.item_id, order=(match.precedence, number), record=record, sample=sample
+        )
+        self.versions[unit.wal_id] = version
+        if rng.random() < 0.9:  # the others are found by a backfill only
+            self._announce(version)
+
+    def _unit(self, record: Mapping[str, object], sample: Envelope) -> Envelope:
+        body = _notification([record], _topic(sample))
+        message = SqsMessage(message_id="m", body=body)
+        (unit,) = parse_message(message, registry=self._registry, queue=PRIMARY).envelopes
+        return unit
+
+    def _announce(self, *versions: Version) -> None:
+        rng = self._scheduler.rng
+        topic = _topic(versions[0].sample)
+        told = [version for version in versions if _topic(version.sample) == topic]
+        body = _notification([version.record for version in told], topic)
+        delay = rng.uniform(0, LATENESS) if rng.random() < 0.3 else 0.0
+        units = frozenset(str(version.unit.wal_id) for version in told)
+        for _ in range(2 if rng.random() < 0.1 else 1):
+            self._broker.send(PRIMARY, body, units, delay=delay)
+            self._scheduler.happened["announced"] += 1
+
+    def _lose(self, uri: str) -> None:
+        """Take an object away, for a while or for ever."""
+        stored = self._buckets.objects.get(uri)
+        if stored is None:
+            return
+        self._scheduler.happened["object lost"] += 1
+        if self._scheduler.rng.random() < 0.5:
+            del self._buckets.objects[uri]
+        else:
+            back = self._scheduler.now + timedelta(seconds=self._scheduler.rng.uniform(60, 1200))
+            self._buckets.objects[uri] = Stored(etag=stored.etag, appears_at=back)
+
+
+def _topic(sample: Envelope) -> str:
+    return NEXRAD_TOPIC if sample.dataset == "nexrad-l2" else GOES_TOPIC
+
+
+def _milliseconds(moment: datetime) -> datetime:
+    # As far as an event's time is told.
+    return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
+
+
+def _notification(records: list[Mapping[str, object]], topic: str) -> str:
+    payload = orjson.dumps({"Records": records}).decode()
+    notification = {
+        "Type": "Notification",
+        "MessageId": hashlib.md5(payload.encode()).hexdigest(),
+        "TopicArn": topic,
+        "Subject": "Amazon S3 Notification",
+        "Message": payload,
+    }
+    return orjson.dumps(notification).decode()

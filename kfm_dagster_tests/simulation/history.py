@@ -1,0 +1,129 @@
+"""One history: a seed lived through, from the first message until everything has ended.
+
+Chaos first, for so many steps; then the faults end, and the world is driven until nothing waits any more. Whatever does
+not hold ends the history, with what happened last. Does not belong here: many seeds (`__main__.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kfm_dagster import seams
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.seams import Seam
+from kfm_dagster_tests.simulation import actors
+from kfm_dagster_tests.simulation.invariants import Account, ViolationError
+from kfm_dagster_tests.simulation.memory import RewrittenTrigger, Template
+from kfm_dagster_tests.simulation.scheduling import CALM, Actor, Scheduler
+from kfm_dagster_tests.simulation.world import World, simulated_contracts
+
+DEFAULT_STEPS = 200
+"""Steps under faults; a unit needs about forty."""
+CALM_STEPS = 6000
+"""Steps in which everything must have ended once the faults are over; it takes some hundreds."""
+SURPRISE = "nobody_is_surprised"
+"""Invariant: no part of the product meets an error that it does not handle."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of a seed. `digest` is the same whenever the seed is lived through again."""
+
+    seed: int
+    steps: int
+    digest: int
+    units: int
+    happened: Counter[str]
+    violation: str | None = None
+    detail: str = ""
+    trace: Sequence[str] = field(default=(), repr=False)
+
+    def __str__(self) -> str:
+        """Say all that is needed to live through it again."""
+        if self.violation is None:
+            return f"seed {self.seed}: {self.steps} steps, {self.units} units, digest {self.digest:08x}"
+        last = "\n    ".join(self.trace)
+        return (
+            f"seed {self.seed} breaks {self.violation} at step {self.steps}\n  {self.detail}\n"
+            f"  again: python -m kfm_dagster_tests.simulation --first {self.seed} --seeds 1\n    {last}"
+        )
+
+
+class Simulation:
+    """Lives through seeds, one after the other, in one database that is cloned anew for each."""
+
+    def __init__(self, *, triggers: Sequence[RewrittenTrigger] = ()) -> None:
+        self._template = Template(triggers=triggers)
+        self._registry: ContractRegistry = simulated_contracts()
+
+    def live(self, seed: int, *, steps: int = DEFAULT_STEPS) -> Outcome:
+        """Live through a seed."""
+        scheduler = Scheduler(seed)
+        world = World(scheduler=scheduler, registry=self._registry, template=self._template, run=actors.run)
+        account = Account(world)
+        seams.install(lambda seam, _: _reached(seam, scheduler, account))
+        violation, detail = None, ""
+        try:
+            _live(world, account, steps)
+        except ViolationError as error:
+            violation, detail = error.invariant, str(error)
+        except Exception as error:  # whatever it is, it is the finding
+            violation, detail = SURPRISE, f"{type(error).__name__}: {error}"
+        finally:
+            trace = list(scheduler.trace)
+            digest = scheduler.digest
+            seams.install(None)
+            scheduler.end()
+        return Outcome(
+            seed=seed,
+            steps=scheduler.steps,
+            digest=digest,
+            units=len(account.units),
+            happened=scheduler.happened,
+            violation=violation,
+            detail=detail,
+            trace=trace,
+        )
+
+
+def _live(world: World, account: Account, steps: int) -> None:
+    scheduler = world.scheduler
+    scheduler.spawn("feed", world.feed.live, skew=scheduler.now - scheduler.now)
+    world.spawn("messages", actors.sensor)
+    world.spawn("ledger", actors.recovery)
+    world.spawn("person", actors.person)
+    while scheduler.steps < steps:
+        scheduler.step()
+    world.faulty, scheduler.chances = False, CALM
+    while scheduler.steps < steps + CALM_STEPS and (account.unfinished() or _is_at_work(scheduler)):
+        scheduler.step()
+    while scheduler.holder is not None:
+        scheduler.step()
+    account.finished()
+
+
+def _is_at_work(scheduler: Scheduler) -> bool:
+    return any(not actor.dead and (actor.run_id or actor.name == "feed") for actor in scheduler.actors)
+
+
+def _reached(seam: Seam, scheduler: Scheduler, account: Account) -> None:
+    actor: Actor | None = scheduler.current
+    if actor is None or seam is Seam.DATABASE_BEGIN:
+        return
+    if seam is Seam.DATABASE_COMMIT_AFTER:
+        for effect in actor.after_commit:
+            effect()
+        actor.after_commit.clear()
+        scheduler.current = None  # the account asks the database past the scheduler
+        try:
+            account.committed(actor)
+        finally:
+            scheduler.current = actor
+        actor.in_transaction = False
+        scheduler.holder = None
+    if actor.in_transaction:
+        scheduler.statement()  # nobody else could do anything that it sees
+    else:
+        scheduler.pause(seam.value)

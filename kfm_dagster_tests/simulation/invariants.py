@@ -1,0 +1,433 @@
+"""What must hold at every moment: an account of its own, kept from outside the product, against which it is held.
+
+The account reads the database past the product after every commit, knows from the feed what was really written, and
+from the scheduler who did it. A method of `Account` per invariant; its name is what a violation is called. Does not
+belong here: making things happen.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import NamedTuple
+
+import orjson
+
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.contracts.model import Retry
+from kfm_dagster.ledger.deliveries import Deliveries
+from kfm_dagster.ledger.queries import LedgerQueries
+from kfm_dagster.ledger.record import replay_history
+from kfm_dagster_tests.simulation.memory import rows
+from kfm_dagster_tests.simulation.scheduling import Actor
+from kfm_dagster_tests.simulation.services import Message
+from kfm_dagster_tests.simulation.world import LEASE_SECONDS, World
+
+TERMINAL = frozenset({"succeeded", "quarantined"})
+FREE = frozenset(
+    {
+        (None, "pending"),
+        ("pending", "in_progress"),
+        ("in_progress", "succeeded"),
+        ("in_progress", "failed"),
+        ("failed", "pending"),
+        ("pending", "quarantined"),
+        ("failed", "quarantined"),
+    }
+)
+"""What may happen without a person (NODD WAL state machine, section 3), written down once more and not imported."""
+OVERRIDES = frozenset({("succeeded", "pending"), ("quarantined", "pending")})
+FULL_CHECK_EVERY = 25
+"""Commits between two checks that replay every history."""
+
+
+class ViolationError(Exception):
+    """An invariant does not hold. `invariant` is its name."""
+
+    def __init__(self, invariant: str, detail: str) -> None:
+        self.invariant = invariant
+        super().__init__(f"{invariant}: {detail}")
+
+
+class Change(NamedTuple):
+    """A row of the history."""
+
+    place: int
+    wal_id: str
+    version: int
+    at: str
+    from_status: str | None
+    to_status: str
+    reason: str
+    run_id: str | None
+    attempts: int
+
+
+class Standing(NamedTuple):
+    """A record as it is."""
+
+    wal_id: str
+    status: str
+    version: int
+    attempts: int
+    run_id: str | None
+    dataset: str
+
+
+@dataclass(kw_only=True)
+class Unit:
+    """What the account knows of one unit."""
+
+    status: str
+    version: int
+    attempts: int
+    run_id: str | None
+    error_code: str | None = None
+    overrides: int = 0
+    superseded: bool = False
+
+
+@dataclass(eq=False)
+class Account:
+    """The account of one world."""
+
+    world: World
+    units: dict[str, Unit] = field(default_factory=dict)
+    off: set[str] = field(default_factory=set)
+    """Datasets that were switched off by a commit, `*` for all."""
+    _leases: dict[tuple[str, str], str] = field(default_factory=dict)
+    _newest_success: dict[str, tuple[str, int]] = field(default_factory=dict)
+    _items: dict[str, tuple[str, int]] = field(default_factory=dict)
+    _in_flight: dict[str, set[Message]] = field(default_factory=lambda: defaultdict(set))
+    _seen_changes: int = 0
+    _told: set[tuple[str, str, str]] = field(default_factory=set)
+    _seen_governance: int = 0
+    _total_changes: int = -1
+    _commits: int = 0
+
+    def __post_init__(self) -> None:
+        self.world.broker.watcher = self
+        self._raw = self.world.template.raw
+        self._queries = LedgerQueries(self.world.database)
+        self._deliveries = Deliveries(self.world.database, clock=lambda: self.world.scheduler.now)
+        self._datasets = {contract.id: contract for contract in self.world.registry}
+
+    # What the world tells.
+
+    def received(self, message: Message) -> None:
+        """A message was delivered: from now on its units are to end."""
+        message.done = {wal_id for wal_id in message.units if self._is_terminal(wal_id)}
+        for wal_id in message.units:
+            self._in_flight[wal_id].add(message)
+
+    def deleted(self, message: Message) -> None:
+        """A message is about to leave its queue for good."""
+        self.deleted_messages_are_done(message)
+        for wal_id in message.units:
+            self._in_flight[wal_id].discard(message)
+
+    def committed(self, actor: Actor) -> None:
+        """A transaction of an actor is durable."""
+        if self._raw.total_changes == self._total_changes:
+            return
+        self._total_changes = self._raw.total_changes
+        self._commits += 1
+        self._note_leases(actor)
+        changes = self._new_changes()
+        records = self._records()
+        governed = self._governed()
+        for change in changes:
+            self._check_change(change, actor, records, governed)
+            self._apply(change)
+        self._note_switches()
+        self.history_matches_the_records(records.values())
+        self._note_supersessions(records)
+        self.catalog_is_written_by_holders_and_never_goes_back(actor, records)
+        self.lineage_is_told_by_holders(actor, records)
+        self.nothing_is_lost()
+        if self._commits % FULL_CHECK_EVERY == 0:
+            self.check_all()
+
+    def check_all(self) -> None:
+        """Check what is too dear for every commit."""
+        self.histories_rebuild_the_records()
+        self.repetitions_give_the_same()
+
+    def finished(self) -> None:
+        """Faults have ended, and everything had the time to end."""
+        self.check_all()
+        self.every_unit_ends()
+        self.lineage_is_read_once()
+
+    # Invariants.
+
+    def transitions_are_legal(self, change: Change) -> None:
+        """WSM-02: only the arrows of the state machine, each from where the unit stood."""
+        known = self.units.get(change.wal_id)
+        stood = None if known is None else known.status
+        if (change.from_status, change.to_status) not in FREE | OVERRIDES or change.from_status != stood:
+            raise ViolationError("transitions_are_legal", f"{change}, stood {stood}")
+
+    def overrides_are_decided(self, change: Change, governed: set[tuple[str, int]]) -> None:
+        """WSM-16: every leaving of a terminal state has its row in the governance log."""
+        if (change.from_status, change.to_status) in OVERRIDES and (change.wal_id, change.version) not in governed:
+            raise ViolationError("overrides_are_decided", str(change))
+
+    def attempts_count_claims(self, change: Change) -> None:
+        """WAL-09: a claim, and nothing else, adds one attempt."""
+        before = self.units[change.wal_id].attempts if change.wal_id in self.units else 0
+        if change.attempts != before + (change.to_status == "in_progress"):
+            raise ViolationError("attempts_count_claims", f"{change}, had {before}")
+
+    def attempts_are_bounded(self, change: Change, dataset: str) -> None:
+        """WAL-10: a unit is let in again only while its contract grants attempts; beyond that by an override."""
+        unit = self.units.get(change.wal_id)
+        if unit is None:
+            return
+        retry: Retry = self._datasets[dataset].retry
+        if (change.from_status, change.to_status) == ("failed", "pending"):
+            granted = retry.attempts_for(unit.error_code or "")
+            if unit.attempts >= granted:
+                raise ViolationError("attempts_are_bounded", f"{change}: {unit.attempts} of {granted} are used")
+        if change.attempts > retry.max_attempts + unit.overrides:
+            raise ViolationError("attempts_are_bounded", f"{change}, {unit.overrides} overrides")
+
+    def superseded_units_stay_out(self, change: Change) -> None:
+        """BEY-01: a version that a newer one made obsolete is neither let in nor claimed, unless a person wants it."""
+        unit = self.units.get(change.wal_id)
+        arrows = {("failed", "pending"), ("pending", "in_progress")}
+        if unit is None or not unit.superseded or unit.overrides:
+            return
+        if (change.from_status, change.to_status) in arrows:
+            raise ViolationError("superseded_units_stay_out", str(change))
+
+    def switched_off_is_left_alone(self, what: str, dataset: str) -> None:
+        """WAL-10: no claim, no readmission and no effect of a dataset that is switched off."""
+        if self.off & {dataset, "*"}:
+            raise ViolationError("switched_off_is_left_alone", f"{what} of {dataset} while {self.off} is off")
+
+    def only_the_holder_settles(self, change: Change, actor: Actor) -> None:
+        """BEY-02: an attempt is ended by the worker that made it, or by recovery when it is lost."""
+        unit = self.units.get(change.wal_id)
+        if unit is None or change.from_status != "in_progress" or change.reason in {"worker_lost", "lease_expired"}:
+            return
+        if actor.run_id != unit.run_id or actor.attempts.get(change.wal_id) != unit.attempts:
+            raise ViolationError("only_the_holder_settles", f"{actor.name} ended {change} of {unit}")
+
+    def claims_are_taken_only_when_lost(self, change: Change, actor: Actor, dataset: str) -> None:
+        """WSM-11: a claim is taken back only from a run that is given up, or when its lease is over."""
+        if change.reason == "worker_lost" and change.run_id not in actor.named_dead:
+            raise ViolationError("claims_are_taken_only_when_lost", f"{change}: nobody named the run")
+        if change.reason == "lease_expired":
+            lease = self._leases.get((change.run_id or "", dataset), "")
+            if lease >= change.at:
+                raise ViolationError("claims_are_taken_only_when_lost", f"{change}: its lease lasts until {lease}")
+
+    def history_matches_the_records(self, records: Iterable[Standing]) -> None:
+        """WSM-17: what the history says is what the record is, and no record is without one or gone."""
+        found = 0
+        for record in records:
+            found += 1
+            unit = self.units.get(record.wal_id)
+            told = unit and (unit.status, unit.version, unit.attempts, unit.run_id)
+            if told != (record.status, record.version, record.attempts, record.run_id):
+                raise ViolationError("history_matches_the_records", f"{record} is {unit} by its history")
+        if found != len(self.units):
+            raise ViolationError("history_matches_the_records", f"{len(self.units)} units, {found} records")
+
+    def older_versions_are_superseded(self, records: dict[str, Standing]) -> None:
+        """BEY-01: of the versions of an object that the ledger knows, all but the newest are marked."""
+        for wal_id, unit in self.units.items():
+            newer = [other for other in self.world.feed.newer(wal_id) if other in records]
+            if newer and not unit.superseded:
+                raise ViolationError("older_versions_are_superseded", f"{wal_id} is not, with newer {newer}")
+
+    def catalog_is_written_by_holders_and_never_goes_back(self, actor: Actor, records: dict[str, Standing]) -> None:
+        """BEY-02, BEY-01: an Item is written under a standing claim, and never becomes an older version's."""
+        for item_id, wal_id, revision in rows(self._raw, "SELECT item_id, wal_id, revision FROM catalog_items"):
+            before = self._items.get(item_id)
+            if before == (wal_id, revision):
+                continue
+            self._items[item_id] = (wal_id, revision)
+            self._written_by_holder("catalog", wal_id, actor, records)
+            order = self.world.feed.versions[wal_id].order
+            if before is not None and order < self.world.feed.versions[before[0]].order:
+                raise ViolationError("items_are_the_newest_version", f"{item_id} went from {before[0]} to {wal_id}")
+        for item_id, newest in self._newest_success.items():
+            standing = self._items.get(item_id)
+            if standing is None or self.world.feed.versions[standing[0]].order < newest:
+                raise ViolationError("items_are_the_newest_version", f"{item_id} is {standing}, success {newest}")
+
+    def lineage_is_told_by_holders(self, actor: Actor, records: dict[str, Standing]) -> None:
+        """BEY-02: lineage is recorded under a standing claim; a success has both paths."""
+        told = set(rows(self._raw, "SELECT wal_id, path, edition FROM lineage_emissions"))
+        for wal_id, _, _ in told - self._told:
+            self._written_by_holder("lineage", wal_id, actor, records)
+        self._told = told
+        paths = {(wal_id, path) for wal_id, path, _ in told}
+        for record in records.values():
+            if record.status == "succeeded" and not {(record.wal_id, "openlineage"), (record.wal_id, "prov")} <= paths:
+                raise ViolationError("successes_have_lineage", f"{record}")
+
+    def lineage_is_read_once(self) -> None:
+        """WAL-05, BEY-07: readers find every recorded event, each once, whatever failed and whoever died."""
+        files = self.world.lineage_files.files
+        lines = [line for href, content in files.items() if href.endswith(".ndjson") for line in content.splitlines()]
+        events = Counter((event["run"]["runId"], event["eventType"]) for event in map(orjson.loads, lines))
+        recorded = {
+            lineage_id
+            for (lineage_id,) in rows(self._raw, "SELECT lineage_id FROM lineage_emissions WHERE path = 'openlineage'")
+        }
+        if {run_id for run_id, _ in events} != recorded or (events and max(events.values()) > 1):
+            raise ViolationError("lineage_is_read_once", f"{len(recorded)} recorded, {events.most_common(1)} read")
+
+    def deleted_messages_are_done(self, message: Message) -> None:
+        """WSM-09: a message leaves the queue when each of its units has ended, or its like stands on another queue."""
+        missing = message.units - message.done
+        if not missing and not message.body.startswith("{poison"):
+            return
+        others = (other for queue in self.world.broker.queues.values() for other in queue.values())
+        if not any(other is not message and other.body == message.body for other in others):
+            raise ViolationError("deleted_messages_are_done", f"{message.message_id} without {sorted(missing)}")
+
+    def nothing_is_lost(self) -> None:
+        """BEY-03: what came in is what became of it, units and messages."""
+        balance = self._deliveries.conservation()
+        if balance.residual_units or balance.residual_messages or balance.units_received != len(self.units):
+            raise ViolationError("nothing_is_lost", f"{balance}, {len(self.units)} units")
+        on_queues = {message_id for queue in self.world.broker.queues.values() for message_id in queue}
+        open_rows = rows(
+            self._raw, "SELECT message_id FROM nodd_wal_deliveries WHERE state NOT IN ('deleted', 'in_flight')"
+        )
+        gone = [message_id for (message_id,) in open_rows if message_id not in on_queues]
+        if gone:
+            raise ViolationError("nothing_is_lost", f"{gone} are on no queue")
+
+    def histories_rebuild_the_records(self) -> None:
+        """WSM-17: a history replayed from nothing yields its record, field by field."""
+        for wal_id in self.units:
+            if replay_history(self._queries.history(wal_id)) != self._queries.get(wal_id):
+                raise ViolationError("histories_rebuild_the_records", wal_id)
+
+    def repetitions_give_the_same(self) -> None:
+        """WAL-11: the same object gives the same Item and the same lineage, whoever makes them, and how often."""
+        if differing := self._queries.mismatch_counts():
+            raise ViolationError("repetitions_give_the_same", str(differing))
+
+    def every_unit_ends(self) -> None:
+        """Liveness: with the faults over, every unit is terminal and the primary queue is empty."""
+        waiting = self.unfinished()
+        if waiting:
+            raise ViolationError("every_unit_ends", "; ".join(waiting))
+
+    # The rest is bookkeeping.
+
+    def unfinished(self) -> list[str]:
+        """Say what still waits for something."""
+        units = [f"{wal_id} is {unit.status}" for wal_id, unit in self.units.items() if unit.status not in TERMINAL]
+        left = [
+            f"{message.message_id} is on {name}"
+            for name, queue in self.world.broker.queues.items()
+            for message in queue.values()
+            if not message.body.startswith("{poison") or name != "kfm-nodd-dlq"
+        ]
+        unread = [f"{batch} is unread" for (batch,) in rows(self._raw, "SELECT batch_id FROM lineage_outbox")]
+        return units + left + unread
+
+    def _check_change(
+        self, change: Change, actor: Actor, records: dict[str, Standing], governed: set[tuple[str, int]]
+    ) -> None:
+        dataset = records[change.wal_id].dataset
+        self.transitions_are_legal(change)
+        self.overrides_are_decided(change, governed)
+        self.attempts_count_claims(change)
+        self.attempts_are_bounded(change, dataset)
+        self.superseded_units_stay_out(change)
+        self.only_the_holder_settles(change, actor)
+        self.claims_are_taken_only_when_lost(change, actor, dataset)
+        if change.to_status == "in_progress" or (change.from_status, change.to_status) == ("failed", "pending"):
+            self.switched_off_is_left_alone(change.reason, dataset)
+
+    def _written_by_holder(self, what: str, wal_id: str, actor: Actor, records: dict[str, Standing]) -> None:
+        record = records[wal_id]
+        holds = record.status == "in_progress" and record.run_id == actor.run_id
+        if not holds or actor.attempts.get(wal_id) != record.attempts:
+            raise ViolationError("only_the_holder_writes", f"{actor.name} wrote {what} of {record}")
+        self.switched_off_is_left_alone(what, record.dataset)
+
+    def _apply(self, change: Change) -> None:
+        known = self.units.get(change.wal_id)
+        error = change.reason if change.to_status == "failed" else known and known.error_code
+        self.units[change.wal_id] = Unit(
+            status=change.to_status,
+            version=change.version,
+            attempts=change.attempts,
+            run_id=change.run_id,
+            error_code=error,
+            overrides=(known.overrides if known else 0) + ((change.from_status, change.to_status) in OVERRIDES),
+            superseded=known.superseded if known else False,
+        )
+        happened = self.world.scheduler.happened
+        happened[f"{change.from_status} > {change.to_status}"] += 1
+        if change.reason in {"worker_lost", "lease_expired", "superseded", "stale_event", "attempts_exhausted"}:
+            happened[change.reason] += 1
+        if change.to_status in TERMINAL:
+            for message in self._in_flight[change.wal_id]:
+                message.done.add(change.wal_id)
+        if change.to_status == "succeeded":
+            version = self.world.feed.versions[change.wal_id]
+            newest = self._newest_success.get(version.item_id, version.order)
+            self._newest_success[version.item_id] = max(newest, version.order)
+
+    def _note_leases(self, actor: Actor) -> None:
+        """Keep when each lease ends, as its holder's clock has it; only its holder moves it."""
+        ends = rfc3339(self.world.scheduler.now + actor.skew + timedelta(seconds=LEASE_SECONDS))
+        found = rows(self._raw, "SELECT ingest_run_id, dataset, expires_at FROM nodd_wal_leases")
+        for run_id, dataset, expires_at in found:
+            if self._leases.get((run_id, dataset)) != expires_at:
+                if actor.run_id != run_id or expires_at > ends:
+                    raise ViolationError("leases_are_their_holders", f"{actor.name} gave {run_id} until {expires_at}")
+                self._leases[run_id, dataset] = expires_at
+
+    def _note_switches(self) -> None:
+        found = rows(self._raw, "SELECT dataset FROM kill_switches WHERE released_at IS NULL")
+        self.off = {dataset for (dataset,) in found}
+
+    def _note_supersessions(self, records: dict[str, Standing]) -> None:
+        for (wal_id,) in rows(self._raw, "SELECT older_wal_id FROM nodd_wal_supersessions"):
+            self.units[wal_id].superseded = True
+        self.older_versions_are_superseded(records)
+
+    def _new_changes(self) -> list[Change]:
+        found = rows(
+            self._raw,
+            "SELECT rowid, wal_id, version, at, from_status, to_status, reason, run_id, attempts"
+            " FROM nodd_wal_transitions WHERE rowid > ? ORDER BY rowid",
+            self._seen_changes,
+        )
+        changes = [Change(*row) for row in found]
+        if changes:
+            self._seen_changes = changes[-1].place
+        return changes
+
+    def _records(self) -> dict[str, Standing]:
+        found = rows(
+            self._raw, "SELECT wal_id, status, version, attempts, ingest_run_id, dataset FROM nodd_wal_records"
+        )
+        return {row[0]: Standing(*row) for row in found}
+
+    def _governed(self) -> set[tuple[str, int]]:
+        found = rows(
+            self._raw,
+            "SELECT entry_id, wal_id, record_version FROM governance_log"
+            " WHERE entry_id > ? AND record_version IS NOT NULL AND change_ref IS NOT NULL",
+            self._seen_governance,
+        )
+        if found:
+            self._seen_governance = max(row[0] for row in found)
+        return {(row[1], row[2]) for row in found}
+
+    def _is_terminal(self, wal_id: str) -> bool:
+        return wal_id in self.units and self.units[wal_id].status in TERMINAL

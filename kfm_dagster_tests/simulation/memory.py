@@ -1,0 +1,125 @@
+"""The simulated database: real SQLite with the real schema, in memory, cloned from one migrated template.
+
+One connection serves every actor, so a transaction keeps the others waiting, as SQLite's one writer does. Every
+statement is a point at which its actor may die; a commit tells the world. Does not belong here: what the statements
+say, which is the product's business.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.pool import StaticPool
+from typing_extensions import override
+
+from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster_tests.simulation.scheduling import LOCK, Scheduler
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewrittenTrigger:
+    """A trigger that says `new` where it said `old`, or that is gone."""
+
+    name: str
+    old: str | None = None
+    new: str = ""
+
+    def apply(self, raw: sqlite3.Connection) -> None:
+        """Rewrite it."""
+        ((source,),) = rows(raw, "SELECT sql FROM sqlite_schema WHERE type = 'trigger' AND name = ?", self.name)
+        raw.execute(f"DROP TRIGGER {self.name}")
+        if self.old is not None:
+            if self.old not in source:
+                raise AssertionError(f"{self.name} has no {self.old!r}: the mutation is out of date")
+            raw.execute(source.replace(self.old, self.new))
+
+
+class Template:
+    """A migrated database that others are cloned from, and the one connection that they are cloned into."""
+
+    def __init__(self, *, triggers: Sequence[RewrittenTrigger] = ()) -> None:
+        self.raw: sqlite3.Connection = _connect()
+        self.engine = sa.create_engine("sqlite://", creator=lambda: self.raw, poolclass=StaticPool)
+        self.scheduler: Scheduler | None = None
+        sa.event.listen(self.engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+        Database(self.engine)._check_schema(migrate=True)
+        for trigger in triggers:
+            trigger.apply(self.raw)
+        self._image = _connect()
+        self.raw.backup(self._image)
+        sa.event.listen(self.engine, "before_cursor_execute", self._point)
+
+    def clone(self, scheduler: Scheduler) -> SimulatedDatabase:
+        """Return an empty ledger; the one before it is gone."""
+        self._image.backup(self.raw)
+        self.scheduler = scheduler
+        return SimulatedDatabase(self.engine, scheduler)
+
+    def _point(self, *_: object) -> None:
+        if self.scheduler is not None:
+            self.scheduler.statement()
+
+
+class SimulatedDatabase(Database):
+    """A database whose transactions wait for each other, and end with the process that holds them."""
+
+    def __init__(self, engine: sa.Engine, scheduler: Scheduler) -> None:
+        super().__init__(engine)
+        self._scheduler = scheduler
+
+    @override
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        with self._alone(), super().transaction() as tx:
+            yield tx
+
+    @override
+    @contextmanager
+    def snapshot(self) -> Iterator[Transaction]:
+        with self._alone(), super().snapshot() as tx:
+            yield tx
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        scheduler, actor = self._scheduler, self._scheduler.current
+        if actor is None:
+            yield
+            return
+        if actor.in_transaction:
+            raise AssertionError("a transaction was begun inside another one: SQLite would wait for itself")
+        scheduler.pause(LOCK)
+        scheduler.holder, actor.in_transaction = actor, True
+        try:
+            yield
+        finally:
+            actor.after_commit.clear()
+            actor.in_transaction = False
+            # After its commit it has let go already, and another one may be in a transaction.
+            if scheduler.holder is actor:
+                scheduler.holder = None
+
+
+class _Kept(sqlite3.Connection):
+    """A connection that outlives its users: SQLAlchemy closes one in which a process died, and so would the system."""
+
+    @override
+    def close(self) -> None:
+        self.rollback()
+
+
+def _connect() -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        ":memory:", check_same_thread=False, isolation_level=None, cached_statements=512, factory=_Kept
+    )
+    connection.execute("PRAGMA foreign_keys = ON")
+    return connection
+
+
+def rows(raw: sqlite3.Connection, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
+    """Ask past the product."""
+    return raw.execute(sql, parameters).fetchall()

@@ -1,0 +1,277 @@
+"""Mutations: the product broken on purpose, one rule at a time, and the invariant that has to notice.
+
+An invariant that no breakage can violate holds nothing. Each mutation takes away one guard (a condition of a statement,
+a trigger, a call); where the database guards the same thing once more, both go, and that is said. Does not belong here:
+looking for the seed that notices (`test_simulation.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+from sqlalchemy import TextClause, text
+
+from kfm_dagster.catalog import item, outcomes
+from kfm_dagster.contracts.issues import FenceIssue
+from kfm_dagster.governance.switches import KillSwitches
+from kfm_dagster.ingest import intake
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger import verdicts
+from kfm_dagster.ledger.changes import LedgerChanges
+from kfm_dagster.ledger.leases import Leases
+from kfm_dagster.ledger.reports import RecoverReport
+from kfm_dagster.ledger.store import Ledger
+from kfm_dagster.storage import database
+from kfm_dagster.storage.fence import Fence, open_fence
+from kfm_dagster_tests.simulation.history import SURPRISE
+from kfm_dagster_tests.simulation.memory import RewrittenTrigger
+
+Breakage = Callable[[ExitStack], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutation:
+    """One breakage. `invariant` is what notices it first."""
+
+    name: str
+    invariant: str
+    breakages: Sequence[Breakage] = ()
+    triggers: Sequence[RewrittenTrigger] = ()
+
+    def __str__(self) -> str:
+        return self.name
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Break the product for a while."""
+        with ExitStack() as stack:
+            for breakage in self.breakages:
+                breakage(stack)
+            yield
+
+
+def _sql(name: str, old: str, new: str) -> Breakage:
+    """Replace a part of a named statement."""
+
+    def apply(stack: ExitStack) -> None:
+        inner = database.statement
+        original = inner("sqlite", name).text
+        if old not in original:
+            raise AssertionError(f"{name} has no {old!r}: the mutation is out of date")
+        broken = text(original.replace(old, new))
+
+        def mutated(dialect: str, wanted: str) -> TextClause:
+            return broken if wanted == name else inner(dialect, wanted)
+
+        stack.enter_context(patch.object(database, "statement", mutated))
+
+    return apply
+
+
+def _call(owner: Any, name: str, replacement: Any) -> Breakage:
+    """Replace a function."""
+    return lambda stack: stack.enter_context(patch.object(owner, name, replacement))
+
+
+def _recorded_first(pipeline: Pipeline, messages: Any) -> Any:
+    """Commit the deliveries before the units are known, as an intake without one transaction would."""
+    parsed = [intake.parse_message(one, registry=pipeline.registry, queue="q") for one in messages]
+    pipeline.deliveries.record(
+        [
+            intake.delivery_of(message, one, queue=pipeline.settings.sqs_primary_queue, landing_sha256="x")
+            for message, one in zip(messages, parsed, strict=True)
+        ]
+    )
+    return _RECORD(pipeline, messages)
+
+
+def _undecided(self: LedgerChanges, versions: Any, from_status: Any, *more: Any) -> list[Any]:
+    # What leaves quarantine has a case that asks for the decision, too.
+    return sorted(versions) if from_status == "succeeded" else _DECIDE(self, versions, from_status, *more)
+
+
+def _fence_without_switches(self: Leases, run_id: str) -> Fence:
+    fence = _FENCE(self, run_id)
+    return lambda tx, attempts: {
+        wal_id: issue for wal_id, issue in fence(tx, attempts).items() if issue is not FenceIssue.KILL_SWITCH
+    }
+
+
+_RECORD = intake.record
+_FENCE = Leases.fence
+_DECIDE = LedgerChanges._decide
+_NEXT_ATTEMPT = "    next_attempt_at = :at,\n"
+_GUARDS = {
+    " AND attempts = unit.value ->> '$.attempt'": "",
+    " AND ingest_run_id = :run_id": " AND :run_id IS NOT NULL",
+}
+_NO_LEGAL_TRANSITIONS = RewrittenTrigger(name="nodd_wal_records_transition_is_legal")
+
+MUTATIONS = (
+    Mutation(
+        name="a settlement asks neither for the run nor for the attempt",
+        invariant="only_the_holder_settles",
+        breakages=[
+            _sql(name, *guard)
+            for name in ("ledger.settle_succeeded", "ledger.settle_failed")
+            for guard in _GUARDS.items()
+        ],
+    ),
+    Mutation(
+        name="a fence lets everybody through",
+        invariant="only_the_holder_writes",
+        breakages=[_call(Leases, "fence", lambda *_, **__: open_fence)],
+    ),
+    Mutation(
+        name="a fence asks only whether anybody holds the unit",
+        invariant="only_the_holder_writes",
+        breakages=[_sql("ledger.hold", *guard) for guard in _GUARDS.items()],
+    ),
+    Mutation(
+        name="a kill switch is engaged and nobody looks",
+        invariant="switched_off_is_left_alone",
+        breakages=[_call(KillSwitches, "off", lambda *_, **__: frozenset())],
+    ),
+    Mutation(
+        name="the fence does not look at the kill switch",
+        invariant="switched_off_is_left_alone",
+        breakages=[_call(Leases, "fence", _fence_without_switches)],
+    ),
+    Mutation(
+        name="recovery takes claims inside their lease",
+        invariant="claims_are_taken_only_when_lost",
+        breakages=[_sql("ledger.fail_expired", "lease.expires_at < :at AND ", "")],
+    ),
+    Mutation(
+        name="recovery takes the claims of every run",
+        invariant="claims_are_taken_only_when_lost",
+        breakages=[_sql("ledger.fail_runs", "IN (SELECT value FROM json_each(:run_ids))", "IS NOT :run_ids")],
+    ),
+    Mutation(
+        name="recovery never comes",
+        invariant="every_unit_ends",
+        breakages=[_call(Ledger, "release_lost", lambda *_, **__: RecoverReport())],
+    ),
+    Mutation(
+        name="what recovery took back is not due again",
+        invariant="every_unit_ends",
+        breakages=[_sql(name, _NEXT_ATTEMPT, "") for name in ("ledger.fail_runs", "ledger.fail_expired")],
+    ),
+    Mutation(
+        name="attempts are granted without end",
+        invariant="attempts_are_bounded",
+        breakages=[
+            _sql("ledger.readmit", "attempts < CASE", "0 < CASE"),
+            _call(verdicts, "quarantine_reason", lambda *_, **__: None),
+        ],
+    ),
+    Mutation(
+        name="a unit without an attempt left is not given up",
+        invariant="every_unit_ends",
+        breakages=[_call(LedgerChanges, "_give_up", lambda *_, **__: set())],
+    ),
+    Mutation(
+        name="a readmission takes superseded units",
+        invariant="superseded_units_stay_out",
+        breakages=[_sql("ledger.readmit", "link.older_wal_id = nodd_wal_records.wal_id", "link.older_wal_id IS NULL")],
+    ),
+    Mutation(
+        name="units are ensured without admission",
+        invariant="older_versions_are_superseded",
+        breakages=[_sql("ledger.supersede", "WHERE place = 1", "WHERE place = 0")],
+    ),
+    Mutation(
+        name="a superseded unit goes on waiting",
+        invariant="superseded_units_stay_out",
+        breakages=[
+            _sql(
+                "ledger.quarantine",
+                "WHERE wal_id IN (",
+                "WHERE (status <> 'pending' OR :reason = 'person') AND wal_id IN (",
+            )
+        ],
+    ),
+    Mutation(
+        name="a message is deleted when a unit has failed",
+        invariant="deleted_messages_are_done",
+        breakages=[
+            _sql(
+                "deliveries.due_for_deletion", "('succeeded', 'quarantined')", "('succeeded', 'quarantined', 'failed')"
+            )
+        ],
+    ),
+    Mutation(
+        name="deliveries are recorded before their units",
+        invariant="nothing_is_lost",
+        breakages=[_call(intake, "record", _recorded_first)],
+    ),
+    Mutation(
+        name="a delivery is recorded without its units",
+        invariant="nothing_is_lost",
+        breakages=[_sql("deliveries.record_units", "WHERE TRUE", "WHERE FALSE")],
+    ),
+    Mutation(
+        name="a version that came late takes the Item back",
+        invariant="items_are_the_newest_version",
+        breakages=[_call(outcomes, "is_older", lambda *_: False)],
+    ),
+    Mutation(
+        name="an Item says which run wrote it",
+        invariant="repetitions_give_the_same",
+        breakages=[_call(item, "_VOLATILE_PROPERTIES", frozenset())],
+    ),
+    Mutation(
+        name="a claim is not counted, and no trigger minds",
+        invariant="attempts_count_claims",
+        breakages=[_sql("ledger.claim", "nodd_wal_records.attempts + 1", "nodd_wal_records.attempts")],
+        triggers=[RewrittenTrigger(name="nodd_wal_records_attempts_count_claims")],
+    ),
+    Mutation(
+        name="a claim is not counted",
+        invariant=SURPRISE,
+        breakages=[_sql("ledger.claim", "nodd_wal_records.attempts + 1", "nodd_wal_records.attempts")],
+    ),
+    Mutation(
+        name="a unit in progress is quarantined, and no trigger minds",
+        invariant="transitions_are_legal",
+        breakages=[_sql("ledger.quarantine", "('pending', 'failed')", "('pending', 'failed', 'in_progress')")],
+        triggers=[_NO_LEGAL_TRANSITIONS],
+    ),
+    Mutation(
+        name="a unit in progress is quarantined",
+        invariant=SURPRISE,
+        breakages=[_sql("ledger.quarantine", "('pending', 'failed')", "('pending', 'failed', 'in_progress')")],
+    ),
+    Mutation(
+        name="an override is not logged, and no trigger minds",
+        invariant="overrides_are_decided",
+        breakages=[_call(LedgerChanges, "_decide", _undecided)],
+        triggers=[_NO_LEGAL_TRANSITIONS],
+    ),
+    Mutation(
+        name="a history row names the run before",
+        invariant="history_matches_the_records",
+        triggers=[
+            RewrittenTrigger(
+                name="nodd_wal_records_write_history",
+                old="NEW.ingest_run_id, NEW.attempts,",
+                new="OLD.ingest_run_id, NEW.attempts,",
+            )
+        ],
+    ),
+    Mutation(
+        name="a history row forgets the error",
+        invariant="histories_rebuild_the_records",
+        triggers=[
+            RewrittenTrigger(
+                name="nodd_wal_records_write_history",
+                old="'last_error_code', NEW.last_error_code,",
+                new="'last_error_code', NULL,",
+            )
+        ],
+    ),
+)

@@ -1,0 +1,266 @@
+"""The simulated services: SQS with its dead-letter queue, the providers' buckets, and the places that we write to.
+
+Each is a dictionary and the promises of the real one, no more: SQS delivers at least once, in any order, hides a
+message for a while, and gives it up after too many receives; an object appears late, is rewritten in place, is gone.
+Every call is a point before and after. Does not belong here: who calls.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Protocol
+
+from kfm_dagster.catalog.publisher import PublishError
+from kfm_dagster.notifications.landing import LandedBatch
+from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.notifications.queue_values import QueueRules, SendOutcome
+from kfm_dagster.seams import Seam, reach
+from kfm_dagster_tests.simulation.scheduling import Scheduler
+
+PRIMARY, DEAD_LETTERS = "kfm-nodd-primary", "kfm-nodd-dlq"
+VISIBILITY = 900.0
+MAX_RECEIVES = 4
+BATCH = 10
+
+
+@dataclass(kw_only=True, eq=False)
+class Message:
+    """A message on a queue. `units` are those that its body announces, as the feed knows."""
+
+    message_id: str
+    body: str
+    units: frozenset[str]
+    sent_at: datetime
+    visible_at: datetime
+    receives: int = 0
+    handle: str | None = None
+    done: set[str] = field(default_factory=set)
+    """Units that have been terminal since it was received last."""
+
+
+class Watcher(Protocol):
+    """Who keeps an account of the messages."""
+
+    def received(self, message: Message) -> None:
+        """A message was delivered."""
+        ...
+
+    def deleted(self, message: Message) -> None:
+        """A message is about to leave its queue for good."""
+        ...
+
+
+class Broker:
+    """The queues, as SQS has them. `watcher` comes before the first call."""
+
+    watcher: Watcher
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.queues: dict[str, dict[str, Message]] = {PRIMARY: {}, DEAD_LETTERS: {}}
+        self.deleted: list[Message] = []
+        self._sent = 0
+
+    def send(self, queue: str, body: str, units: frozenset[str], *, delay: float = 0.0) -> Message:
+        """Put a message on a queue."""
+        now = self.scheduler.now
+        self._sent += 1
+        message = Message(
+            message_id=f"message-{self._sent}",
+            body=body,
+            units=units,
+            sent_at=now,
+            visible_at=now + timedelta(seconds=delay),
+        )
+        self.queues[queue][message.message_id] = message
+        return message
+
+    def receive(self, queue: str, wanted: int, hidden: float) -> list[SqsMessage]:
+        """Deliver some of what is visible, in no order; give up what came too often."""
+        now, rng = self.scheduler.now, self.scheduler.rng
+        visible = [message for message in self.queues[queue].values() if message.visible_at <= now]
+        rng.shuffle(visible)
+        delivered = []
+        for message in visible[: min(wanted, BATCH)]:
+            if queue == PRIMARY and message.receives >= MAX_RECEIVES:
+                del self.queues[PRIMARY][message.message_id]
+                self.queues[DEAD_LETTERS][message.message_id] = message
+                self.scheduler.happened["dead-lettered"] += 1
+                continue
+            message.receives += 1
+            message.handle = f"{message.message_id}/{message.receives}"
+            # At least once: now and then a message stays visible to the next receiver, too.
+            twice = rng.random() < 0.05
+            message.visible_at = now + timedelta(seconds=5 if twice else hidden)
+            self.watcher.received(message)
+            delivered.append(
+                SqsMessage(
+                    message_id=message.message_id,
+                    body=message.body,
+                    receipt_handle=message.handle,
+                    receive_count=message.receives,
+                    sent_at=message.sent_at,
+                )
+            )
+        return delivered
+
+    def held(self, queue: str, receipt: str) -> Message | None:
+        """Return the message that a receipt still speaks for."""
+        message = self.queues[queue].get(receipt.partition("/")[0])
+        return message if message is not None and message.handle == receipt else None
+
+
+class SimulatedQueue:
+    """What the pipeline takes for a `notifications.sqs.Queue`."""
+
+    def __init__(self, broker: Broker, name: str) -> None:
+        self._broker = broker
+        self.name = name
+        self.url = f"https://simulated/{name}"
+
+    def receive(
+        self,
+        max_messages: int,
+        *,
+        budget_seconds: float = 0,
+        threads: int | None = None,
+        visibility_seconds: float | None = None,
+    ) -> list[SqsMessage]:
+        reach(Seam.QUEUE_RECEIVE_BEFORE)
+        hidden = VISIBILITY if visibility_seconds is None else visibility_seconds
+        found = self._broker.receive(self.name, max_messages, hidden)
+        reach(Seam.QUEUE_RECEIVE_AFTER)
+        return found
+
+    def delete(self, receipts: Sequence[str]) -> list[str]:
+        refused = []
+        for receipt in receipts:
+            reach(Seam.QUEUE_DELETE_BEFORE)
+            message = self._broker.held(self.name, receipt)
+            if message is None:
+                # SQS answers for an old receipt as it likes, and deletes nothing.
+                if self._broker.scheduler.rng.random() < 0.5:
+                    refused.append(receipt)
+            else:
+                self._broker.watcher.deleted(message)
+                self._broker.deleted.append(self._broker.queues[self.name].pop(message.message_id))
+            reach(Seam.QUEUE_DELETE_AFTER)
+        return refused
+
+    def change_visibility(self, changes: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+        refused = []
+        reach(Seam.QUEUE_VISIBILITY_BEFORE)
+        for receipt, seconds in changes:
+            message = self._broker.held(self.name, receipt)
+            if message is None:
+                refused.append((receipt, seconds))
+            else:
+                message.visible_at = self._broker.scheduler.now + timedelta(seconds=seconds)
+        reach(Seam.QUEUE_VISIBILITY_AFTER)
+        return refused
+
+    def give_back(self, messages: Sequence[SqsMessage]) -> None:
+        self.change_visibility([(message.receipt_handle or "", 0) for message in messages])
+
+    def send(self, bodies: Sequence[str]) -> list[SendOutcome]:
+        reach(Seam.QUEUE_SEND_BEFORE)
+        # A message that is sent again announces what the one announced that it was.
+        known = {message.body: message.units for queue in self._broker.queues.values() for message in queue.values()}
+        sent = [self._broker.send(self.name, body, known.get(body, frozenset())) for body in bodies]
+        reach(Seam.QUEUE_SEND_AFTER)
+        return [SendOutcome(message_id=message.message_id) for message in sent]
+
+    def rules(self) -> QueueRules:
+        return QueueRules(
+            visibility_timeout=timedelta(seconds=VISIBILITY),
+            retention=timedelta(days=14),
+            max_receive_count=MAX_RECEIVES if self.name == PRIMARY else None,
+            dead_letter_arn="arn:simulated" if self.name == PRIMARY else None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stored:
+    """What a bucket holds under a key: nothing before `appears_at`."""
+
+    etag: str
+    appears_at: datetime
+
+
+class Buckets:
+    """The providers' objects, by URI: one version each, the last one that was written."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.objects: dict[str, Stored] = {}
+        self._scheduler = scheduler
+
+    def etag(self, uri: str) -> str | None:
+        """Ask for an object as it is now."""
+        reach(Seam.OBJECT_HEAD_BEFORE)
+        stored = self.objects.get(uri)
+        found = stored.etag if stored is not None and stored.appears_at <= self._scheduler.now else None
+        reach(Seam.OBJECT_HEAD_AFTER)
+        return found
+
+
+class SimulatedLanding:
+    """What the pipeline takes for a landing zone."""
+
+    def land(self, messages: Sequence[SqsMessage]) -> LandedBatch:
+        reach(Seam.LANDING_PUT_BEFORE)
+        digest = hashlib.sha256(repr(sorted(message.message_id for message in messages)).encode()).hexdigest()
+        reach(Seam.LANDING_PUT_AFTER)
+        return LandedBatch(digest=f"sha256:{digest}", uri=digest, count=len(messages))
+
+
+class SimulatedLineageFiles:
+    """The lineage root: whole files, and now and then a failure."""
+
+    def __init__(self, *, fails: Callable[[], bool]) -> None:
+        self.files: dict[str, bytes] = {}
+        self._fails = fails
+
+    def publish(self, href: str, content: bytes) -> None:
+        reach(Seam.LINEAGE_PUBLISH_BEFORE)
+        if self._fails():
+            raise OSError("simulated")
+        self.files[href] = content
+        reach(Seam.LINEAGE_PUBLISH_AFTER)
+
+    def read(self, href: str) -> bytes:
+        return self.files[href]
+
+
+class SimulatedPublisher:
+    """Where the catalog's files go; a promoted file stays, whatever becomes of the transaction around it."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+
+    def read(self, paths: Sequence[str]) -> Mapping[str, bytes]:
+        return {path: self.files[path] for path in paths if path in self.files}
+
+    @contextmanager
+    def staging(self, files: Mapping[str, bytes]) -> Iterator[_Staged]:
+        reach(Seam.CATALOG_STAGE_BEFORE)
+        yield _Staged(files, self.files)
+
+
+class _Staged:
+    def __init__(self, files: Mapping[str, bytes], published: dict[str, bytes]) -> None:
+        self._files = files
+        self._published = published
+
+    def promote(self, paths: Sequence[str]) -> Mapping[str, PublishError]:
+        reach(Seam.CATALOG_PROMOTE_BEFORE)
+        for path in paths:
+            self._published[path] = self._files[path]
+        reach(Seam.CATALOG_PROMOTE_AFTER)
+        return {}
+
+    def settle(self) -> None:
+        """The dictionary needs none."""

@@ -1,0 +1,99 @@
+"""The simulation holds its invariants, reaches what it is meant to reach, and notices when the product is broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kfm_dagster_tests.simulation.exploring import explore
+from kfm_dagster_tests.simulation.history import Outcome, Simulation
+from kfm_dagster_tests.simulation.mutations import MUTATIONS, Mutation
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 100_000
+SEEDS = 250
+BOUND = 300
+"""Seeds within which a breakage must be noticed; most take fewer than ten."""
+REACHED = {
+    "killed",
+    "stalled",
+    "re-executed",
+    "rewritten",
+    "object lost",
+    "dead-lettered",
+    "dead letters worked on",
+    "unreadable message",
+    "found by a listing",
+    "superseded",
+    "stale_event",
+    "worker_lost",
+    "lease_expired",
+    "attempts_exhausted",
+    "kill switch on",
+    "kill switch off",
+    "quarantined by a person",
+    "release",
+    "repeat",
+    "repair_and_replace",
+}
+"""What a hundred thousand steps have to meet, or they would hold nothing."""
+
+
+@pytest.mark.clause("WSM-19", "WSM-12", "BEY-02", "BEY-03")
+def test_no_history_of_crashes_zombies_and_disorder_breaks_an_invariant() -> None:
+    found = explore(seeds=SEEDS, least_steps=STEPS)
+    assert not found.broken, "\n".join(map(str, found.broken[:3]))
+    assert found.steps >= STEPS
+    assert not REACHED - found.happened.keys()
+
+
+@pytest.mark.clause("WSM-19")
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
+def test_a_broken_rule_is_noticed_by_its_invariant(mutation: Mutation) -> None:
+    simulation = Simulation(triggers=mutation.triggers)
+    with mutation.applied():
+        broken = next((found for seed in range(BOUND) if (found := simulation.live(seed)).violation), None)
+    assert broken is not None, f"{BOUND} seeds do not notice it"
+    assert broken.violation == mutation.invariant, str(broken)
+
+
+DIGESTS = """
+import json
+from kfm_dagster_tests.simulation.history import Simulation
+simulation = Simulation()
+print(json.dumps([[one.steps, one.digest] for one in map(simulation.live, [3, 1, 4, 15])]))
+"""
+
+
+def digests(*, hash_seed: str) -> list[list[int]]:
+    """Live through some seeds in a process whose sets and dictionaries hash in their own way."""
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    done = subprocess.run([sys.executable, "-c", DIGESTS], env=environment, cwd=ROOT, capture_output=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_a_seed_is_lived_through_alike_in_every_process_and_order() -> None:
+    simulation = Simulation()
+    here = {seed: simulation.live(seed) for seed in (15, 4, 3, 1)}
+    expected = [[here[seed].steps, here[seed].digest] for seed in (3, 1, 4, 15)]
+    assert digests(hash_seed="1") == digests(hash_seed="2") == expected
+
+
+def test_a_broken_seed_says_how_to_live_through_it_again() -> None:
+    mutation = next(one for one in MUTATIONS if one.name == "a fence lets everybody through")
+
+    def live() -> Outcome:
+        with mutation.applied():
+            simulation = Simulation()
+            return next(found for seed in range(BOUND) if (found := simulation.live(seed)).violation)
+
+    first, second = live(), live()
+    assert str(first) == str(second)
+    assert f"seed {first.seed} breaks only_the_holder_writes at step {first.steps}" in str(first)
+    assert f"--first {first.seed} --seeds 1" in str(first)
+    assert first.trace[-1].startswith(f"{first.steps} ")
