@@ -1,23 +1,65 @@
-"""One process that claims until nothing is left: `python -m kfm_dagster_tests.ledger.claimer URL RUN DAY`.
+"""Processes that claim until nothing is left, as `python -m kfm_dagster_tests.ledger.claimer URL RUN DAY`.
 
-It says `ready`, waits for a line on its standard input, and prints the ids it won as JSON.
+One says `ready`, waits for a line on its standard input, and prints what it won, and in which time, as JSON. `contend`
+starts several and lets them go at the same moment.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.storage.database import Database
 
-BITE = 5
-"""Units of one claim; small, so that the processes meet often."""
+ROOT = Path(__file__).resolve().parents[2]
+BITE = 20
+"""Units of one claim; few, so that the processes meet often."""
 WORK_SECONDS = 0.005
 """Pause after a claim: without it SQLite's lock goes back to the one that has just held it."""
+TIMEOUT_SECONDS = 300
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contention:
+    """What each process won, by run, and how long the slowest took."""
+
+    won: Mapping[str, Sequence[str]]
+    seconds: float
+
+
+def contend(url: str, *, day: str, processes: int) -> Contention:
+    """Let processes claim a day's pending units from the same moment on."""
+    with ExitStack() as stack:
+        children = {
+            name: stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-m", "kfm_dagster_tests.ledger.claimer", url, name, day],
+                    cwd=ROOT,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for name in (f"run-{number}" for number in range(processes))
+        }
+        for child in children.values():
+            assert child.stdout.readline() == "ready\n"
+        for child in children.values():
+            child.stdin.write("go\n")
+            child.stdin.flush()
+        told = {name: json.loads(child.communicate(timeout=TIMEOUT_SECONDS)[0]) for name, child in children.items()}
+    return Contention(
+        won={name: one["won"] for name, one in told.items()}, seconds=max(one["seconds"] for one in told.values())
+    )
 
 
 def main(url: str, run_id: str, day: str) -> None:
@@ -25,12 +67,14 @@ def main(url: str, run_id: str, day: str) -> None:
     ledger = Ledger(database, registry=ContractRegistry.load(), worker_id=run_id, clock=lambda: datetime.now(UTC))
     print("ready", flush=True)  # noqa: T201, the parent reads it
     sys.stdin.readline()
+    begun = time.monotonic()
     won: list[str] = []
     while claimed := ledger.claim(dataset="nexrad-l2", partition=day, run_id=run_id, limit=BITE):
         won += [unit.wal_id for unit in claimed]
         time.sleep(WORK_SECONDS)
+    seconds = time.monotonic() - begun
     database.dispose()
-    print(json.dumps(won))  # noqa: T201
+    print(json.dumps({"won": won, "seconds": seconds}))  # noqa: T201
 
 
 if __name__ == "__main__":
