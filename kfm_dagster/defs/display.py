@@ -64,7 +64,8 @@ def failing_units(failing: Sequence[Envelope]) -> dg.TableMetadataValue:
         [
             dg.TableRecord(
                 {
-                    "code": unit.failure.code,
+                    # In the process that gave it, it is a member of an enum that Dagster does not know.
+                    "code": str(unit.failure.code),
                     "message": unit.failure.message,
                     "object_uri": unit.object_uri,
                     "attempt": unit.attempt,

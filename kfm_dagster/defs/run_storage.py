@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from datetime import datetime
+from functools import cache
 from itertools import takewhile
 
 import dagster as dg
@@ -87,7 +88,7 @@ def cooling_down(instance: dg.DagsterInstance, *, now: datetime, interval_second
 
 def runs_so_far(instance: dg.DagsterInstance) -> Callable[[str], str]:
     """Return a function that names how many runs a partition has had: it changes when one more has been asked for."""
-    return lambda partition: str(instance.get_runs_count(filters=dg.RunsFilter(tags={PARTITION_TAG: partition})))
+    return cache(lambda partition: str(instance.get_runs_count(filters=dg.RunsFilter(tags={PARTITION_TAG: partition}))))
 
 
 def _active(instance: dg.DagsterInstance, tag: str) -> list[dg.DagsterRun]:

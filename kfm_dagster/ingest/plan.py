@@ -12,8 +12,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.ingest.nodes import Source
@@ -83,10 +84,10 @@ def plan_runs(
     units: dict[LaneKey, dict[str, int]] = defaultdict(dict)
     for entry in pending:
         units[entry.partition, entry.lane][entry.dataset] = entry.units
-    planned = []
+    planned: list[PlannedRun] = []
     for lane in (Lane.LIVE, Lane.BULK):
-        limit = limits.get(lane)
-        wanted = [
+        # Named one by one, as far as the limit goes: a backlog of a day may need a thousand.
+        wanted = (
             run
             for (partition, of_lane), by_dataset in sorted(units.items())
             if of_lane is lane
@@ -98,8 +99,9 @@ def plan_runs(
                 max_units_per_run=max_units_per_run,
                 salt=salt,
             )
-        ]
-        planned += wanted if limit is None else wanted[: max(0, limit - runs.of(lane))]
+        )
+        limit = limits.get(lane)
+        planned += islice(wanted, None if limit is None else max(0, limit - runs.of(lane)))
     return planned
 
 
@@ -111,13 +113,12 @@ def _runs_of(
     runs: ActiveRuns,
     max_units_per_run: int,
     salt: Callable[[str], str],
-) -> list[PlannedRun]:
-    """Return the runs that one lane of one partition needs beyond those that are there."""
+) -> Iterator[PlannedRun]:
+    """Yield the runs that one lane of one partition needs beyond those that are there."""
     partition, lane = key
     # A run takes up to max_units_per_run of each dataset, so the fullest dataset sets the number of runs.
     full, rest = divmod(max(by_dataset.values()), max_units_per_run)
     worth_a_run = rest > 0 and (not runs.active[key] or rest * 2 >= max_units_per_run)
-    planned = []
     for index in range(runs.coming[key], full + worth_a_run):
         datasets = tuple(sorted(name for name, count in by_dataset.items() if count > index * max_units_per_run))
         landing = {name: tuple(sorted(landed[name, partition])) for name in datasets if (name, partition) in landed}
@@ -127,14 +128,11 @@ def _runs_of(
         name = [partition, datasets, source.value, chosen, index, "" if chosen else salt(partition)]
         # Runs of the live lane are named as they were before there were lanes.
         name += [lane.value] if lane is Lane.BULK else []
-        planned.append(
-            PlannedRun(
-                partition=partition,
-                lane=lane,
-                datasets=datasets,
-                source=source,
-                landing=chosen,
-                run_key=hashlib.sha256(json.dumps(name, sort_keys=True).encode()).hexdigest(),
-            )
+        yield PlannedRun(
+            partition=partition,
+            lane=lane,
+            datasets=datasets,
+            source=source,
+            landing=chosen,
+            run_key=hashlib.sha256(json.dumps(name, sort_keys=True).encode()).hexdigest(),
         )
-    return planned

@@ -1,0 +1,169 @@
+"""Kill switches at receive and at planning, end to end: nothing starts while one is on, all goes on by itself after."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.governance.log import Decision
+from kfm_dagster.governance.switches import EVERY_DATASET
+from kfm_dagster.ingest.switched_off import SwitchedOff, sentence
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.notifications.sqs import MAX_VISIBILITY_SECONDS
+from kfm_dagster.samples.goes_abi import goes_abi_samples
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import DAY, Clock, FakeQueue, announce, good, put, volumes
+from kfm_dagster_tests.integration.face import Face
+
+# Dagster 1.13 asks this deprecated property of its own when it makes a resource with nested ones.
+pytestmark = pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning")
+
+PARTITION = DAY.isoformat()
+WHY = Decision(actor="ada", reason="wrong projection upstream", change_ref="INC-7")
+
+
+@pytest.fixture
+def clock(face: Face) -> Clock:
+    """A clock that stands, for the sensors and runs of `face`."""
+    clock = Clock()
+    face.pipeline.clock = clock
+    return clock
+
+
+@pytest.fixture
+def batch(contracts: ContractRegistry, objects: Path) -> list[SqsMessage]:
+    """Two messages of each of two datasets of one day; the first two are goes-abi's."""
+    items = [*(good(*sample) for sample in goes_abi_samples(DAY, 2)), *volumes(2)]
+    put(objects, items)
+    return [announce([item.event()], registry=contracts) for item in items]
+
+
+def work(face: Face, sensor: str) -> list[set[str]]:
+    """Tick a sensor and launch what it asks for; returns the datasets of each run."""
+    requests = face.tick(sensor).run_requests
+    for request in requests:
+        result = face.launch(request)
+        assert result is not None
+        assert result.success
+    return [set(request.tags["kfm/datasets"].split(",")) for request in requests]
+
+
+def of_status(face: Face, status: Status) -> set[str]:
+    return {record.dataset for record in traces.records(face.pipeline).values() if record.status is status}
+
+
+@pytest.mark.clause("WAL-10")
+def test_nothing_is_received_while_everything_the_queue_brings_is_off(
+    face: Face, queue: FakeQueue, clock: Clock, batch: list[SqsMessage]
+) -> None:
+    queue.waiting = list(batch)
+    switches = face.pipeline.ledger.switches
+    switches.engage(EVERY_DATASET, WHY, expires_at=clock.now + timedelta(hours=3))
+
+    tick = face.tick("nodd_messages")
+    assert tick.run_requests == []
+    assert tick.skip_message == (
+        "nothing is received, messages stay safe in the queue: every dataset is switched off since 2026-01-01 00:00 "
+        "UTC by ada, until 2026-01-01 03:00 UTC: wrong projection upstream (INC-7)"
+    )
+    assert (queue.receives, len(queue.waiting)) == (0, 4)
+
+    clock.forward(3 * 3600)  # the switch expires
+    assert work(face, "nodd_messages") == [{"goes-abi", "nexrad-l2"}]
+    assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 4}
+
+
+@pytest.mark.clause("WAL-10")
+def test_a_queue_whose_datasets_are_off_one_by_one_is_not_received_from(
+    face: Face, queue: FakeQueue, clock: Clock, batch: list[SqsMessage]
+) -> None:
+    queue.waiting = list(batch)
+    switches = face.pipeline.ledger.switches
+    datasets = [contract.id for contract in face.pipeline.registry]
+    for dataset in datasets:
+        assert SwitchedOff.now(switches).of_queue(face.pipeline.registry, "kfm-nodd-primary") == []
+        switches.engage(dataset, WHY)
+    message = face.tick("nodd_messages").skip_message
+    assert all(sentence(switches.engaged()[dataset]) in message for dataset in datasets)
+    assert queue.receives == 0
+
+    switches.release("nexrad-l2", Decision(actor="ada", reason="repaired"))
+    assert work(face, "nodd_messages") == [{"nexrad-l2"}]
+
+
+@pytest.mark.clause("WAL-10")
+def test_units_of_one_dataset_wait_while_its_neighbour_goes_on(
+    face: Face, queue: FakeQueue, clock: Clock, batch: list[SqsMessage]
+) -> None:
+    queue.waiting = list(batch)
+    switches = face.pipeline.ledger.switches
+    switches.engage("goes-abi", WHY)
+
+    assert work(face, "nodd_messages") == [{"nexrad-l2"}]
+    assert (of_status(face, Status.PENDING), of_status(face, Status.SUCCEEDED)) == ({"goes-abi"}, {"nexrad-l2"})
+    # Its messages stay away as long as SQS allows: coming again would use up the receives of the redrive policy.
+    assert queue.visibility == [(message.receipt_handle, MAX_VISIBILITY_SECONDS) for message in batch[:2]]
+
+    for _ in range(2):
+        tick = face.tick("nodd_ledger")
+        assert tick.run_requests == []
+    assert tick.skip_message == (
+        "2 units are pending; goes-abi is switched off since 2026-01-01 00:00 UTC by ada, until somebody releases it: "
+        "wrong projection upstream (INC-7)"
+    )
+
+    switches.release("goes-abi", Decision(actor="ada", reason="repaired"))
+    assert [work(face, "nodd_ledger") for _ in range(2)] == [[], [{"goes-abi"}]]
+    assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 4}
+    assert set(queue.deleted) == {message.receipt_handle for message in batch}
+    assert {record.attempts for record in traces.records(face.pipeline).values()} == {1}
+
+
+@pytest.mark.clause("WAL-10")
+def test_a_message_that_comes_again_is_put_aside_again_until_the_switch_expires(
+    face: Face, queue: FakeQueue, clock: Clock, batch: list[SqsMessage], contracts: ContractRegistry
+) -> None:
+    face.pipeline.ledger.switches.engage("goes-abi", WHY, expires_at=clock.now + timedelta(seconds=100))
+    for seconds in (100, 60):
+        queue.waiting = batch[:1]
+        queue.visibility.clear()
+        tick = face.tick("nodd_messages")
+        assert tick.run_requests == []
+        assert "1 messages put aside (goes-abi is switched off" in tick.skip_message
+        assert queue.visibility == [(batch[0].receipt_handle, seconds)]
+        clock.forward(40)
+    clock.forward(20)
+    queue.waiting = batch[:1]
+    queue.visibility.clear()
+    face.tick("nodd_messages")
+    assert queue.visibility == []
+    assert [work(face, "nodd_ledger") for _ in range(2)] == [[], [{"goes-abi"}]]
+
+
+@pytest.mark.clause("WAL-10", "DAG-04")
+def test_units_that_wait_for_a_switch_do_not_hold_up_the_other_datasets(
+    face: Face, queue: FakeQueue, clock: Clock, batch: list[SqsMessage]
+) -> None:
+    face.pipeline.settings = face.pipeline.settings.model_copy(update={"max_in_flight_units": 2})
+    face.pipeline.ledger.switches.engage("goes-abi", WHY)
+    queue.waiting = list(batch)
+    assert work(face, "nodd_messages") == []
+    assert of_status(face, Status.PENDING) == {"goes-abi"}
+    assert work(face, "nodd_messages") == [{"nexrad-l2"}]
+
+
+@pytest.mark.clause("WAL-10")
+def test_a_listing_of_a_dataset_that_is_off_says_so_and_lists_nothing(
+    face: Face, clock: Clock, batch: list[SqsMessage]
+) -> None:
+    face.pipeline.ledger.switches.engage("nexrad-l2", WHY)
+    result = face.execute("ingest_nexrad_l2", partition=PARTITION, raise_on_error=False)
+    assert not result.success
+    [failure] = [e for e in result.all_events if e.event_type is dg.DagsterEventType.STEP_FAILURE]
+    assert "nexrad-l2 is switched off" in str(failure.step_failure_data)
+    assert traces.records(face.pipeline) == {}

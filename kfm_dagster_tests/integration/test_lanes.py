@@ -1,0 +1,230 @@
+"""Two lanes: whatever bulk work waits, a live message is received, planned and claimed first; and bulk work goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+import yaml
+
+from kfm_dagster.contracts.envelope import Lane
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.defs.resources import open_pipeline
+from kfm_dagster.defs.run_storage import run_slots
+from kfm_dagster.embedded.deployment import default_dagster_yaml
+from kfm_dagster.ingest.nodes import ProvenanceEmit
+from kfm_dagster.ingest.pipeline import utc_now
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.ledger.store import Ledger
+from kfm_dagster.operators.message_parse import parse_message
+from kfm_dagster.settings import Settings
+from kfm_dagster_tests.factories import START, envelope
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import DAY, FakeQueue, announce, missing, put, take, volumes
+from kfm_dagster_tests.integration.face import Face, materialisations
+
+# Dagster 1.13 asks this deprecated property of its own when it makes a resource with nested ones.
+pytestmark = pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning")
+
+PARTITION = DAY.isoformat()
+BULK_DAY = START.date().isoformat()
+BULK_UNITS = 60_000
+"""A busy day of one dataset."""
+UNITS_PER_RUN = 40
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    """An instance with the run queue of the dagster.yaml that ships."""
+    (tmp_path / "dagster").mkdir()
+    shipped = yaml.safe_load(default_dagster_yaml())
+    overrides = {"run_coordinator": shipped["run_coordinator"]}
+    with dg.DagsterInstance.local_temp(str(tmp_path / "dagster"), overrides=overrides) as found:
+        yield found
+
+
+@pytest.fixture
+def small_runs(face: Face, monkeypatch: pytest.MonkeyPatch) -> Iterator[Face]:
+    """A deployment whose runs take few units."""
+    monkeypatch.setenv("KFM_MAX_UNITS_PER_RUN", str(UNITS_PER_RUN))
+    found = Face(instance=face.instance, pipeline=open_pipeline(Settings.load()))
+    yield found
+    found.pipeline.close()
+
+
+def bulk_units(face: Face, units: int) -> None:
+    """Let bulk units wait."""
+    for first in range(0, units, 5_000):
+        chunk = range(first, min(first + 5_000, units))
+        face.pipeline.ledger.ensure([envelope(number) for number in chunk], lane=Lane.BULK)
+
+
+def asked(tick: Any) -> list[tuple[str, str]]:
+    """Lane and partition of every run that a tick asks for."""
+    return [(request.tags["kfm/lane"], request.partition_key) for request in tick.run_requests]
+
+
+def active(face: Face, lane: Lane, partition: str, **tags: str) -> dg.DagsterRun:
+    """A run that has been asked for and is under way."""
+    return face.instance.create_run_for_job(
+        face.repository.get_job("ingest"),
+        status=dg.DagsterRunStatus.STARTED,
+        tags={"kfm/lane": lane.value, "dagster/partition": partition, **tags},
+    )
+
+
+@pytest.mark.clause("BEY-14", "DAG-04")
+def test_a_live_message_goes_first_past_sixty_thousand_bulk_units(
+    small_runs: Face, queue: FakeQueue, objects: Path, contracts: ContractRegistry
+) -> None:
+    # Bulk work has its share, is claimed, and the rest of it waits.
+    face = small_runs
+    bulk_units(face, BULK_UNITS)
+    face.tick("nodd_ledger")
+    [bulk] = face.tick("nodd_ledger").run_requests
+    assert (bulk.tags["kfm/lane"], bulk.partition_key) == ("bulk", BULK_DAY)
+    assert bulk.run_config["ops"]["nexrad_l2__message_parse"]["config"]["lane"] == Lane.BULK.name
+    working = active(face, Lane.BULK, BULK_DAY)
+    claimed = face.pipeline.ledger.claim(
+        dataset="nexrad-l2", partition=BULK_DAY, run_id=working.run_id, limit=UNITS_PER_RUN, lane=Lane.BULK
+    )
+    assert len(claimed) == UNITS_PER_RUN
+
+    # A message comes, for the same dataset: it is received, planned and worked at once.
+    put(objects, volumes(1))
+    queue.waiting = [announce([volumes(1)[0].event()], registry=contracts)]
+    [live] = face.tick("nodd_messages").run_requests
+    assert (live.tags["kfm/lane"], live.partition_key) == ("live", PARTITION)
+    assert int(live.tags["dagster/priority"]) > 0 > int(bulk.tags["dagster/priority"])
+    assert face.launch(live).success  # type: ignore[union-attr]
+    [record] = face.pipeline.ledger.find(partition=PARTITION)
+    assert (record.status, record.lane) == (Status.SUCCEEDED, Lane.LIVE)
+
+    # Nothing more is asked for bulk work while its share is taken.
+    assert [asked(face.tick("nodd_ledger")) for _ in range(2)] == [[], []]
+
+
+@pytest.mark.clause("BEY-14")
+def test_a_live_run_is_not_lengthened_by_bulk_units_of_its_day(
+    face: Face, queue: FakeQueue, objects: Path, contracts: ContractRegistry
+) -> None:
+    put(objects, volumes(3))
+    take(face.pipeline, *(announce([item.event()], registry=contracts) for item in volumes(1)))
+    old = [missing(item) for item in volumes(3)[1:]]
+    listed = [parsed(face, item.event()) for item in old]
+    face.pipeline.ledger.ensure(listed, lane=Lane.BULK)
+    face.tick("nodd_ledger")
+    live, bulk = face.tick("nodd_ledger").run_requests
+    assert asked_units(face, live) == 1
+    assert asked_units(face, bulk) == 2
+
+
+def parsed(face: Face, event: Any) -> Any:
+    """The unit that an event announces."""
+    message = announce([event], registry=face.pipeline.registry)
+    [unit] = parse_message(message, registry=face.pipeline.registry, queue="kfm-nodd-primary").envelopes
+    return unit
+
+
+def asked_units(face: Face, request: dg.RunRequest) -> int:
+    """Launch a run; returns the units that it claimed."""
+    return int(materialisations(face.launch(request))["envelopes"]["units"])
+
+
+@pytest.mark.clause("BEY-14")
+def test_bulk_work_has_its_turn_however_much_live_work_there_is(
+    small_runs: Face,
+) -> None:
+    """Live runs leave a slot while bulk work waits; without that, the higher priority would always win."""
+    face = small_runs
+    bulk_units(face, 10 * UNITS_PER_RUN)
+    slots = run_slots(face.instance)
+    assert slots == 3
+    days = [START + timedelta(days=number) for number in range(1, 8)]
+    face.pipeline.ledger.ensure([envelope(0, time_range_start=day) for day in days])
+    face.tick("nodd_ledger")
+    requests = asked(face.tick("nodd_ledger"))
+    assert requests == [*(("live", day.date().isoformat()) for day in days[: slots - 1]), ("bulk", BULK_DAY)]
+
+    for lane, partition in requests[: slots - 1]:
+        active(face, Lane(lane), partition)
+    assert asked(face.tick("nodd_ledger")) == [("bulk", BULK_DAY)]
+
+
+@pytest.mark.clause("BEY-14")
+@pytest.mark.parametrize(("share", "runs"), [("0.5", 1), ("0.3", 2), ("0", 3), ("1", 0)])
+def test_the_share_is_configuration(face: Face, monkeypatch: pytest.MonkeyPatch, share: str, runs: int) -> None:
+    monkeypatch.setenv("KFM_LIVE_SHARE", share)
+    monkeypatch.setenv("KFM_MAX_UNITS_PER_RUN", "10")
+    chosen = Face(instance=face.instance, pipeline=open_pipeline(Settings.load()))
+    chosen.pipeline.ledger.ensure([envelope(number) for number in range(100)], lane=Lane.BULK)
+    chosen.tick("nodd_ledger")
+    assert asked(chosen.tick("nodd_ledger")) == [("bulk", BULK_DAY)] * runs
+    chosen.pipeline.close()
+
+
+@pytest.mark.clause("BEY-14")
+def test_the_shipped_run_queue_keeps_the_share_that_is_the_default() -> None:
+    queue = yaml.safe_load(default_dagster_yaml())["run_coordinator"]["config"]
+    limits = {limit["key"]: limit["limit"] for limit in queue["tag_concurrency_limits"]}
+    assert set(limits.values()) == {Settings().bulk_runs(queue["max_concurrent_runs"])}
+    assert limits["kfm/lane"] < queue["max_concurrent_runs"]
+
+
+@pytest.mark.clause("BEY-14", "DAG-05")
+def test_what_is_started_by_hand_counts_as_bulk_work(face: Face, objects: Path) -> None:
+    put(objects, volumes(2))
+    result = face.execute("ingest_nexrad_l2", partition=PARTITION)
+    assert result.dagster_run.tags["kfm/lane"] == "bulk"
+    assert {record.lane for record in traces.records(face.pipeline).values()} == {Lane.BULK}
+
+
+@pytest.mark.clause("WSM-11", "BEY-02")
+def test_expired_leases_are_recovered_while_dagsters_run_storage_is_away(
+    face: Face, objects: Path, contracts: ContractRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(objects, volumes(1))
+    take(face.pipeline, announce([volumes(1)[0].event()], registry=contracts))
+    long_ago = Ledger(
+        face.pipeline.database,
+        registry=contracts,
+        worker_id="gone",
+        clock=lambda: utc_now() - timedelta(hours=2),
+    )
+    [unit] = long_ago.claim(dataset="nexrad-l2", partition=PARTITION, run_id="lost", limit=1)
+
+    def away(*_: object, **__: object) -> Any:
+        raise ConnectionError("the run storage is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dg.DagsterInstance, "get_runs", away)
+        with pytest.raises(Exception, match="the run storage is away"):
+            face.tick("nodd_ledger")
+    lost, given_back = face.pipeline.ledger.history(unit.wal_id)[-2:]
+    assert (lost.to_status, lost.reason, lost.actor) == (Status.FAILED, "lease_expired", "local")
+    assert given_back.to_status is Status.PENDING
+    assert face.pipeline.ledger.leases.all() == []
+
+
+@pytest.mark.clause("BEY-13")
+def test_a_run_whose_units_another_run_took_says_so(face: Face, objects: Path, contracts: ContractRegistry) -> None:
+    put(objects, volumes(2))
+    taken: list[str] = []
+
+    def take_away(*_: object, **__: object) -> None:
+        face.pipeline.ledger.release_lost(run_ids=face.pipeline.ledger.in_progress_runs())
+        taken.append("taken")
+
+    with pytest.MonkeyPatch.context() as patch:
+        emit = ProvenanceEmit.compute
+        patch.setattr(ProvenanceEmit, "compute", lambda self, batch: (take_away(), emit(self, batch))[1])
+        result = face.execute("ingest_nexrad_l2", partition=PARTITION)
+    assert taken
+    [check] = result.get_asset_check_evaluations()
+    assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert check.description == "2 of 2 units were another run's when this one settled them"
+    assert check.metadata["lost"].value == 2

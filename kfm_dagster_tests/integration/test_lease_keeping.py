@@ -1,0 +1,173 @@
+"""Keeping leases and messages: long work is not taken, work that ended is, and keeping never harms the work."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.errors import DatabaseUnavailableError, QueueUnavailableError
+from kfm_dagster.ingest.lease_keeper import LeaseKeeper
+from kfm_dagster.ingest.nodes import IntegrityCheck, Operator, Source
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.leases import Leases
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import (
+    DAY,
+    Clock,
+    CrashError,
+    FakeQueue,
+    Seam,
+    announce,
+    put,
+    run_chain,
+    take,
+    volumes,
+)
+
+PARTITION = DAY.isoformat()
+LEASE = 960
+TIMEOUT = 900
+"""Visibility timeout of the built-in contracts."""
+CLAIMED = Seam(operator=Operator.MESSAGE_PARSE, point="committed")
+
+
+@pytest.fixture
+def claimed(pipeline: Pipeline, contracts: ContractRegistry) -> Clock:
+    """Two units of two messages, claimed by `run-1`; the clock that they were claimed by."""
+    items = volumes(2)
+    put(pipeline.settings.object_root, items)  # type: ignore[arg-type]
+    take(pipeline, *(announce([item.event()], registry=contracts) for item in items))
+    with pytest.raises(CrashError):
+        run_chain(pipeline, "nexrad-l2", PARTITION, "run-1", Source.LEDGER, dies_at=CLAIMED)
+    assert traces.statuses(pipeline) == {Status.IN_PROGRESS: 2}
+    assert isinstance(pipeline.clock, Clock)
+    return pipeline.clock
+
+
+@pytest.mark.clause("BEY-02")
+def test_work_that_lasts_many_leases_keeps_its_claims_and_its_messages(
+    pipeline: Pipeline, queue: FakeQueue, claimed: Clock
+) -> None:
+    keeper = LeaseKeeper(pipeline, run_id="run-1")
+    assert keeper.interval_seconds == TIMEOUT / 3
+    hidden_until = claimed.now.timestamp() + TIMEOUT
+    for _ in range(20):
+        claimed.forward(keeper.interval_seconds)
+        assert claimed.now.timestamp() < hidden_until
+        queue.visibility.clear()
+        keeper.tick()
+        assert pipeline.ledger.release_lost().readmitted == ()
+        if queue.visibility:
+            assert len(queue.visibility) == 2
+            assert {seconds for _, seconds in queue.visibility} == {TIMEOUT}
+            hidden_until = claimed.now.timestamp() + TIMEOUT
+    assert traces.statuses(pipeline) == {Status.IN_PROGRESS: 2}
+
+    claimed.forward(LEASE + 1)  # nobody works any more
+    assert len(pipeline.ledger.release_lost().readmitted) == 2
+
+
+@pytest.mark.clause("BEY-02")
+def test_messages_are_left_alone_until_half_of_their_timeout_is_over(
+    pipeline: Pipeline, queue: FakeQueue, claimed: Clock
+) -> None:
+    keeper = LeaseKeeper(pipeline, run_id="run-1")
+    claimed.forward(TIMEOUT / 2 - 1)
+    keeper.tick()
+    assert queue.visibility == []
+    claimed.forward(1)
+    LeaseKeeper(pipeline, run_id="another run").tick()
+    assert queue.visibility == []
+    keeper.tick()
+    assert len(queue.visibility) == 2
+
+
+@pytest.mark.clause("BEY-02")
+def test_every_node_renews_when_it_begins(pipeline: Pipeline, claimed: Clock) -> None:
+    """Many short nodes after one another hold a batch as long as one long one does."""
+    expires: list[float] = []
+
+    def seen(_: object) -> None:
+        expires.extend(lease.expires_at.timestamp() - claimed.now.timestamp() for lease in pipeline.ledger.leases.all())
+        claimed.forward(LEASE - 1)
+
+    run_chain(pipeline, "nexrad-l2", PARTITION, "run-1", Source.LEDGER, seen=seen)
+    # The first node had succeeded and was skipped; a lease is whole after each of the others.
+    assert expires[1:] == [float(LEASE)] * 5
+    assert traces.statuses(pipeline) == {Status.SUCCEEDED: 2}
+
+
+@pytest.mark.clause("BEY-02")
+def test_a_thread_renews_while_the_work_lasts_and_ends_with_it(
+    pipeline: Pipeline, claimed: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renewed = threading.Semaphore(0)
+    threads: set[str] = set()
+
+    def renew(self: Leases, run_id: str, **_: Any) -> int:
+        threads.add(threading.current_thread().name)
+        renewed.release()
+        return 1
+
+    monkeypatch.setattr(Leases, "renew", renew)
+    monkeypatch.setattr(LeaseKeeper, "interval_seconds", 0.001)
+    keeper = LeaseKeeper(pipeline, run_id="run-1")
+    with keeper.keeping():
+        for _ in range(3):
+            assert renewed.acquire(timeout=60)
+    with pytest.raises(CrashError), keeper.keeping():
+        raise CrashError
+    assert "lease-keeper-run-1" in threads
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("lease-keeper")] == []
+
+
+@pytest.mark.clause("BEY-02")
+def test_work_goes_on_when_nothing_can_be_renewed(
+    pipeline: Pipeline, claimed: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> Any:
+        raise DatabaseUnavailableError
+
+    def refuse(*_: object) -> Any:
+        raise QueueUnavailableError
+
+    claimed.forward(TIMEOUT / 2)
+    monkeypatch.setattr(Leases, "renew", fail)
+    monkeypatch.setattr(FakeQueue, "change_visibility", refuse)
+    node = IntegrityCheck(pipeline=pipeline, dataset="nexrad-l2", partition=PARTITION, run_id="run-1")
+    with caplog.at_level(logging.WARNING), node.working():
+        pass
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        "run run-1 could not renew its leases",
+        "run run-1 could not renew its messages",
+    ]
+
+
+@pytest.mark.clause("BEY-02")
+def test_a_stage_computes_inside_what_its_node_holds(
+    pipeline: Pipeline, claimed: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    @contextmanager
+    def keeping(self: LeaseKeeper) -> Iterator[None]:
+        told.append("holds")
+        yield
+        told.append("lets go")
+
+    def check(self: IntegrityCheck, batch: Any) -> list[Any]:
+        told.append("computes")
+        return list(batch)
+
+    monkeypatch.setattr(LeaseKeeper, "keeping", keeping)
+    monkeypatch.setattr(IntegrityCheck, "compute", check)
+    node = IntegrityCheck(pipeline=pipeline, dataset="nexrad-l2", partition=PARTITION, run_id="run-1")
+    pipeline.stages.run(node, run_id="run-1", upstream=None)
+    assert told == ["holds", "computes", "lets go"]
