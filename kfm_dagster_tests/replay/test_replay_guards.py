@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -196,6 +195,13 @@ def test_no_option_lets_a_unit_of_a_switched_off_dataset_in(stand: Stand) -> Non
     assert stand.statuses() == {"failed": 2}
 
 
+def grant(stand: Stand, *, attempts: int) -> None:
+    """Change the contract's attempts, as a release may."""
+    contract = stand.pipeline.registry["nexrad-l2"]
+    retry = contract.retry.model_copy(update={"max_attempts": attempts})
+    stand.pipeline.registry.contracts["nexrad-l2"] = contract.model_copy(update={"retry": retry})  # type: ignore[index]
+
+
 @pytest.mark.clause("WAL-10", "RPL-03")
 def test_units_whose_attempts_are_used_up_are_skipped_with_their_reason(stand: Stand) -> None:
     spent, fresh = stand.bring("failed"), stand.bring("failed", first=1)
@@ -204,9 +210,7 @@ def test_units_whose_attempts_are_used_up_are_skipped_with_their_reason(stand: S
         stand.pipeline.ledger.readmit([spent[0].wal_id], reason="test")
         stand.work(failed, run_id=f"again-{number}")
     # The contract is stricter by the time of the replay, as after a release.
-    contract = stand.pipeline.registry["nexrad-l2"]
-    stricter = contract.retry.model_copy(update={"max_attempts": granted - 1})
-    stand.pipeline.registry.contracts["nexrad-l2"] = contract.model_copy(update={"retry": stricter})  # type: ignore[index]
+    grant(stand, attempts=granted - 1)
     plan = stand.engine.plan(selection())
     assert (len(plan.units), plan.skipped) == (2, {"attempts_exhausted": 1})
     run = stand.engine.start(selection(), PERSON)
@@ -237,6 +241,7 @@ def test_results_of_newer_code_are_not_replaced_by_older_code(code_version: str,
 @pytest.mark.clause("RPL-07")
 def test_a_result_that_newer_code_makes_after_the_start_is_skipped(stand: Stand) -> None:
     [unit] = stand.bring("failed")
+    grant(stand, attempts=9)
     older = ReplayEngine(pipeline=stand.pipeline, code_version="0.0.9")
     run = older.start(selection(), PERSON)
     # Another release's worker retries it with success, and once more without, before its batch comes.
@@ -247,7 +252,7 @@ def test_a_result_that_newer_code_makes_after_the_start_is_skipped(stand: Stand)
         versions, from_status=Status.SUCCEEDED, action=GovernanceAction.REPEAT, decision=PERSON
     )
     assert again == {unit.wal_id}
-    stand.work(partial(failed, code="size_mismatch"), run_id="run-3")
+    stand.work(failed, run_id="run-3")
     assert stand.statuses() == {"failed": 1}
     assert str(older.advance(run.replay_run_id)).endswith("skipped 1 downgrade")
 
