@@ -1,0 +1,412 @@
+"""Backfills: what is missing is ingested, what succeeded stays, what failed goes in again; whoever dies."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.exc import DBAPIError
+
+from kfm_dagster.contracts.envelope import Lane
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.defs.partitions import FIRST_DAY
+from kfm_dagster.errors import ContractError
+from kfm_dagster.governance.log import Decision, GovernanceAction
+from kfm_dagster.governance.switches import KillSwitchError
+from kfm_dagster.ingest import finding
+from kfm_dagster.ingest.finding import LISTING_CHUNK
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.operators.message_parse import parse_listed
+from kfm_dagster.replay.backfill import (
+    EARLIEST_DAY,
+    AdvanceReport,
+    advance_backfills,
+    cancel_backfill,
+    start_backfill,
+)
+from kfm_dagster.replay.backfill_progress import (
+    Backfill,
+    BackfillError,
+    BackfillState,
+    DayProgress,
+    DayState,
+    day_progress,
+    find_backfill,
+)
+from kfm_dagster.stages.run_contract import StageBatch
+from kfm_dagster.storage.objects import ListedObject
+from kfm_dagster_tests.factories import failed, finished
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import Clock, announce, assert_conserved, missing, put, take, volumes
+from kfm_dagster_tests.integration.dying_listing import DATASET, DAY, listing, objects_of_a_day
+from kfm_dagster_tests.integration.face import Face
+
+# Dagster 1.13 asks this deprecated property of its own when it makes a resource with nested ones.
+pytestmark = pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning")
+
+WHY = Decision(actor="ada", reason="outage of 2 April", change_ref="CHG-1")
+OBJECTS = 12_000
+"""More than two chunks."""
+LIMIT = 500
+
+
+def start(pipeline: Pipeline, first: date = DAY, last: date = DAY, *datasets: str) -> Backfill:
+    return start_backfill(pipeline, datasets=datasets or (DATASET,), first_day=first, last_day=last, decision=WHY)
+
+
+def list_the_day(pipeline: Pipeline, run_id: str, *, backfill_id: str | None = None, limit: int = LIMIT) -> StageBatch:
+    """Run the first node of a listing run."""
+    node = listing(pipeline, run_id, backfill_id=backfill_id, limit=limit)
+    batch = pipeline.stages.commit(pipeline.stages.run(node, run_id=run_id, upstream=None))
+    assert_conserved(pipeline)
+    return batch
+
+
+def the_day(pipeline: Pipeline, backfill: Backfill) -> DayProgress:
+    [day] = day_progress(pipeline.database, backfill.backfill_id)
+    return day
+
+
+def counts(day: DayProgress) -> tuple[int, int, int, int]:
+    return (day.listed, day.created, day.readmitted, day.known)
+
+
+def versions(pipeline: Pipeline) -> dict[str, int]:
+    return {record.wal_id: record.version for record in pipeline.ledger.find(limit=10 * OBJECTS)}
+
+
+@pytest.fixture
+def bucket(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A bucket whose day holds OBJECTS objects; how many of them had been listed when each chunk was entered."""
+    listed = [0]
+    entered: list[int] = []
+
+    def list_day(contract: DatasetContract, day: date) -> Iterator[ListedObject]:
+        listed[0] = 0
+        for found in objects_of_a_day(OBJECTS):
+            listed[0] += 1
+            yield found
+
+    ensure = pipeline.ledger.ensure
+
+    def watching(units: Any, **more: Any) -> Any:
+        entered.append(listed[0])
+        return ensure(units, **more)
+
+    monkeypatch.setattr(pipeline.objects, "list_day", list_day)
+    monkeypatch.setattr(pipeline.ledger, "ensure", watching)
+    return entered
+
+
+@pytest.mark.clause("DAG-05", "WAL-04")
+def test_a_busy_day_enters_in_pieces_and_what_is_known_is_left_alone(pipeline: Pipeline, bucket: list[int]) -> None:
+    known = [parse_listed(pipeline.registry[DATASET], found) for found in objects_of_a_day(30)]
+    units = [unit for unit in known if unit is not None]
+    pipeline.ledger.ensure(units)
+    claimed = pipeline.ledger.claim(dataset=DATASET, partition=DAY.isoformat(), run_id="earlier", limit=20)
+    done, bad = claimed[:10], claimed[10:]
+    pipeline.ledger.settle([*map(finished, done), *map(failed, bad)], run_id="earlier")
+    waiting = {unit.wal_id for unit in units} - {unit.wal_id for unit in claimed}
+    before = versions(pipeline)
+    bucket.clear()
+
+    backfill = start(pipeline)
+    [request] = advance_backfills(pipeline, listing=(), limit=1).requests
+    assert (request.day, request.datasets) == (DAY.isoformat(), (DATASET,))
+    batch = list_the_day(pipeline, "first", backfill_id=backfill.backfill_id)
+
+    assert bucket == [LISTING_CHUNK, 2 * LISTING_CHUNK, OBJECTS]  # never more than a chunk ahead of the ledger
+    day = the_day(pipeline, backfill)
+    assert (day.state, *counts(day)) == (DayState.LISTED, OBJECTS, OBJECTS - 30, 10, 20)
+    assert len(batch.envelopes) == LIMIT  # the rest waits for further runs
+    records = {record.wal_id: record for record in pipeline.ledger.find(limit=10 * OBJECTS)}
+    assert Counter(record.lane for record in records.values()) == {Lane.BULK: OBJECTS - 20, Lane.LIVE: 20}
+    assert {records[unit.wal_id].version - before[unit.wal_id] for unit in done} == {0}
+    assert {records[wal_id].version - before[wal_id] for wal_id in waiting} == {0}
+    assert {(records[unit.wal_id].replay_reason, records[unit.wal_id].lane) for unit in bad} == {
+        ("backfill", Lane.BULK)
+    }
+    assert {unit.lane for unit in batch.envelopes} == {Lane.BULK}
+
+    # The same backfill again lists again, and changes nothing.
+    after = versions(pipeline)
+    again = start(pipeline)
+    pipeline.settings = pipeline.settings.model_copy(update={"max_in_flight_units": 10 * OBJECTS})
+    advance_backfills(pipeline, listing=(), limit=1)
+    list_the_day(pipeline, "second", backfill_id=again.backfill_id, limit=1)
+    assert counts(the_day(pipeline, again)) == (OBJECTS, 0, 0, OBJECTS)
+    changed = {wal_id for wal_id, version in versions(pipeline).items() if version != after[wal_id]}
+    assert len(changed) == 1  # the one that the run claimed
+
+
+@pytest.mark.clause("DAG-05", "DAG-10")
+def test_a_listing_that_is_killed_is_begun_again_and_counts_each_object_once(
+    pipeline: Pipeline, bucket: list[int], database_url: str
+) -> None:
+    backfill = start(pipeline)
+    advance_backfills(pipeline, listing=(), limit=1)
+    arguments = [database_url, str(pipeline.settings.home), backfill.backfill_id, str(OBJECTS), str(LISTING_CHUNK + 9)]
+    died = subprocess.run(
+        [sys.executable, "-m", "kfm_dagster_tests.integration.dying_listing", *arguments], check=False
+    )
+    assert died.returncode == -9
+    assert_conserved(pipeline)
+    assert (the_day(pipeline, backfill).state, pipeline.ledger.in_flight()) == (DayState.REQUESTED, LISTING_CHUNK)
+
+    assert isinstance(pipeline.clock, Clock)
+    pipeline.clock.forward(3600)
+    [request] = advance_backfills(pipeline, listing=(), limit=1).requests
+    assert request.run_key.endswith("/2")
+    list_the_day(pipeline, "second", backfill_id=backfill.backfill_id)
+    day = the_day(pipeline, backfill)
+    assert (day.state, *counts(day)) == (DayState.LISTED, OBJECTS, OBJECTS, 0, 0)
+    assert {record.attempts for record in pipeline.ledger.find(limit=10 * OBJECTS)} == {0, 1}
+
+
+def ask(pipeline: Pipeline, *, listing: Any = (), limit: int = 1, later: float = 0) -> AdvanceReport:
+    assert isinstance(pipeline.clock, Clock)
+    pipeline.clock.forward(later)
+    return advance_backfills(pipeline, listing=listing, limit=limit)
+
+
+def days(report: AdvanceReport) -> list[tuple[str, tuple[str, ...]]]:
+    return [(request.day, request.datasets) for request in report.requests]
+
+
+@pytest.mark.clause("DAG-05")
+def test_days_are_asked_for_one_after_another_over_all_datasets(pipeline: Pipeline) -> None:
+    backfill = start(pipeline, date(2025, 2, 27), date(2025, 3, 1), "hrrr", DATASET)
+    asked = []
+    listing: set[tuple[str, str]] = set()
+    for _ in range(3):
+        [request] = ask(pipeline, listing=listing).requests
+        asked.append((request.day, request.datasets))
+        listing = {(backfill.backfill_id, request.day)}
+        assert ask(pipeline, listing=listing, later=3600).requests == ()
+        for dataset in request.datasets:
+            _list(pipeline, backfill, dataset, request.day)
+        listing = set()
+    assert asked == [(day, ("hrrr", DATASET)) for day in ("2025-02-27", "2025-02-28", "2025-03-01")]
+    assert find_backfill(pipeline.database, backfill.backfill_id).state is BackfillState.RUNNING
+    assert ask(pipeline).finished == (backfill.backfill_id,)
+    assert ask(pipeline).reason == "no backfill is running"
+
+
+def _list(pipeline: Pipeline, backfill: Backfill, dataset: str, day: str) -> None:
+    """List a day in which nothing is."""
+    with pipeline.database.transaction() as tx:
+        key = {"backfill_id": backfill.backfill_id, "dataset": dataset, "day": day}
+        assert tx.run("backfill.open_listing", key).one_or_none() is not None
+        tx.run("backfill.close_listing", key, at="2026-01-01T00:00:00.000000Z")
+
+
+@pytest.mark.clause("BEY-14", "DAG-05")
+def test_no_further_day_is_listed_while_bulk_work_has_its_share(pipeline: Pipeline) -> None:
+    pipeline.settings = pipeline.settings.model_copy(update={"max_in_flight_units": 20})
+    units = [unit for found in objects_of_a_day(11) if (unit := parse_listed(pipeline.registry[DATASET], found))]
+    start(pipeline, DAY, DAY + timedelta(days=9))
+    pipeline.ledger.ensure(units[:1])  # live work is no matter
+    pipeline.ledger.ensure(units[1:10], lane=Lane.BULK)
+    assert [len(ask(pipeline, limit=3).requests) for _ in range(4)] == [1, 1, 1, 0]
+    pipeline.ledger.ensure(units[10:], lane=Lane.BULK)
+    report = ask(pipeline, limit=9)
+    assert report.requests == ()
+    assert (
+        report.reason == "10 bulk units are in flight, KFM_LIVE_SHARE leaves 10 to them; the next day is listed later"
+    )
+
+
+@pytest.mark.clause("DAG-05")
+def test_a_lost_run_is_asked_for_again_and_later_each_time(pipeline: Pipeline) -> None:
+    backfill = start(pipeline)
+    keys = [*(request.run_key for request in ask(pipeline).requests)]
+    for pause in (10, 20, 40):
+        assert ask(pipeline, later=pause - 1).requests == ()
+        assert ask(pipeline, listing={(backfill.backfill_id, DAY.isoformat())}, later=1).requests == ()
+        keys += [request.run_key for request in ask(pipeline).requests]
+    assert [key.rsplit("/", 1)[1] for key in keys] == ["1", "2", "3", "4"]
+
+
+@pytest.mark.clause("DAG-05")
+def test_backfills_take_turns(pipeline: Pipeline) -> None:
+    first = start(pipeline, DAY, DAY + timedelta(days=30))
+    turns = []
+    listing: set[tuple[str, str]] = set()
+    for number in range(5):
+        if number == 1:
+            second = start(pipeline, DAY, DAY + timedelta(days=1), "hrrr")
+        [request] = ask(pipeline, listing=listing, limit=len(listing) + 1, later=1).requests
+        listing.add((request.backfill_id, request.day))
+        turns.append(request.backfill_id)
+    one, other = first.backfill_id, second.backfill_id
+    assert turns == [one, other, one, other, one]
+
+
+@pytest.mark.clause("WAL-10", "DAG-05")
+def test_a_dataset_that_is_off_waits_and_its_neighbours_go_on(pipeline: Pipeline) -> None:
+    backfill = start(pipeline, DAY, DAY, "hrrr", DATASET)
+    pipeline.ledger.switches.engage("hrrr", WHY)
+    with pytest.raises(KillSwitchError, match="hrrr is switched off"):
+        start(pipeline, DAY, DAY, DATASET, "hrrr")
+    assert days(ask(pipeline)) == [(DAY.isoformat(), (DATASET,))]
+    _list(pipeline, backfill, DATASET, DAY.isoformat())
+    report = ask(pipeline)
+    assert (report.requests, "hrrr is switched off" in report.reason) == ((), True)
+    pipeline.ledger.switches.release("hrrr", WHY)
+    assert days(ask(pipeline)) == [(DAY.isoformat(), ("hrrr",))]
+
+
+@pytest.mark.clause("DAG-05", "SEC-02")
+def test_a_cancelled_backfill_lists_nothing_more(pipeline: Pipeline, bucket: list[int]) -> None:
+    backfill = start(pipeline, DAY, DAY + timedelta(days=1))
+    assert len(ask(pipeline).requests) == 1
+    # The first chunk is in; somebody cancels between two transactions.
+    enter = finding.MessageParse._enter
+
+    def entering(self: finding.MessageParse, chunk: Any) -> bool:
+        if bucket:
+            cancel_backfill(pipeline, backfill.backfill_id, decision=WHY)
+        return enter(self, chunk)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finding.MessageParse, "_enter", entering)
+        list_the_day(pipeline, "run", backfill_id=backfill.backfill_id)
+    assert len(bucket) == 2  # the chunk that was on its way, and none after it
+    progress = day_progress(pipeline.database, backfill.backfill_id)
+    assert [day.state for day in progress] == [DayState.REQUESTED, DayState.WAITING]
+    assert ask(pipeline, later=3600).requests == ()
+    list_the_day(pipeline, "late", backfill_id=backfill.backfill_id)
+    assert len(bucket) == 2
+    with pytest.raises(BackfillError, match="the backfill is over"):
+        cancel_backfill(pipeline, backfill.backfill_id, decision=WHY)
+    logged = {action: pipeline.ledger.log.entries(action=action) for action in GovernanceAction}
+    for action in (GovernanceAction.BACKFILL_STARTED, GovernanceAction.BACKFILL_CANCELLED):
+        [entry] = logged[action]
+        assert (entry.actor, entry.reason, entry.change_ref, entry.dataset) == ("ada", WHY.reason, "CHG-1", DATASET)
+        assert entry.details["backfill_id"] == backfill.backfill_id
+
+
+@pytest.mark.clause("DAG-05")
+@pytest.mark.parametrize(
+    ("first", "last", "datasets", "error"),
+    [
+        (DAY, DAY - timedelta(days=1), (DATASET,), BackfillError),
+        (EARLIEST_DAY - timedelta(days=1), DAY, (DATASET,), BackfillError),
+        (DAY, date(2026, 1, 2), (DATASET,), BackfillError),  # the clock stands at 1 January
+        (DAY, DAY, ("no-such",), ContractError),
+    ],
+)
+def test_a_window_that_cannot_be_is_refused_and_leaves_nothing(
+    pipeline: Pipeline, first: date, last: date, datasets: tuple[str, ...], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        start(pipeline, first, last, *datasets)
+    assert pipeline.ledger.log.entries() == []
+    assert ask(pipeline).reason == "no backfill is running"
+
+
+def test_the_earliest_day_is_the_first_partition() -> None:
+    assert EARLIEST_DAY.isoformat() == FIRST_DAY
+
+
+@pytest.mark.clause("DAG-05", "BEY-14")
+def test_sensors_and_runs_carry_a_backfill_out(face: Face, objects: Path) -> None:
+    """Real objects of two days; one is there already, one fails, one had failed before its object came."""
+    items = volumes(5)
+    put(objects, items)
+    take(face.pipeline, announce([items[0].event()], registry=face.pipeline.registry))
+    drain(face, "nodd_ledger")
+    (objects / items[1].bucket / items[1].key).unlink()
+    take(face.pipeline, announce([missing(items[1]).event()], registry=face.pipeline.registry))
+    face.pipeline.settings = face.pipeline.settings.model_copy(update={"retry_backoff_seconds": 3600.0})
+    face.pipeline.ledger._retry_backoff_seconds = 3600.0
+    drain(face, "nodd_ledger")
+    put(objects, items)
+    before = traces.records(face.pipeline)
+    assert {record.status for record in before.values()} == {Status.SUCCEEDED, Status.FAILED}
+
+    backfill = start(face.pipeline, DAY - timedelta(days=1), DAY)
+    drain(face, "nodd_backfill")
+    after = traces.records(face.pipeline)
+    assert {record.status for record in after.values()} == {Status.SUCCEEDED}
+    assert set(after) == {item.uri for item in items}
+    assert after[items[0].uri] == before[items[0].uri]
+    assert after[items[1].uri].replay_reason == "backfill"
+    assert [day.state for day in day_progress(face.pipeline.database, backfill.backfill_id)] == [DayState.LISTED] * 2
+    assert "no backfill is running" in face.tick("nodd_backfill").skip_message
+    assert find_backfill(face.pipeline.database, backfill.backfill_id).state is BackfillState.FINISHED
+
+
+def drain(face: Face, sensor: str) -> None:
+    """Tick a sensor and launch what it asks for until it asks for nothing, twice."""
+    quiet = 0
+    while quiet < 2:
+        requests = face.tick(sensor).run_requests
+        quiet = 0 if requests else quiet + 1
+        for request in requests:
+            result = face.launch(request)
+            assert result is not None
+            assert result.success
+            if sensor == "nodd_backfill":
+                assert (result.dagster_run.tags["kfm/lane"], result.dagster_run.tags["kfm/source"]) == (
+                    "bulk",
+                    "listing",
+                )
+
+
+@pytest.mark.clause("DAG-05")
+def test_a_partition_of_the_ui_is_backfilled_by_the_same_way(face: Face, objects: Path) -> None:
+    items = volumes(2)
+    put(objects, [items[0], missing(items[1])])
+    take(face.pipeline, announce([items[1].event()], registry=face.pipeline.registry))
+    face.pipeline.ledger._retry_backoff_seconds = 3600.0
+    assert face.execute("ingest_nexrad_l2", partition=DAY.isoformat()).success
+    assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 1, Status.FAILED: 1}
+    put(objects, items)
+    assert face.execute("ingest_nexrad_l2", partition=DAY.isoformat()).success
+    records = traces.records(face.pipeline)
+    assert {record.status for record in records.values()} == {Status.SUCCEEDED}
+    assert (records[items[0].uri].replay_reason, records[items[0].uri].attempts) == (None, 1)
+    assert (records[items[1].uri].replay_reason, records[items[1].uri].attempts) == ("backfill", 2)
+
+
+def inserted(last_day: str = "2025-01-01", state: str = "running", actor: str = "a") -> str:
+    return (
+        "INSERT INTO backfills (backfill_id, first_day, last_day, state, actor, reason, started_at) "
+        f"VALUES ('x', '2025-01-01', '{last_day}', '{state}', '{actor}', 'b', '2025-01-01T00:00:00Z')"
+    )
+
+
+REFUSED = [
+    ("UPDATE backfills SET state = 'running', ended_at = NULL", "backfills_only_end"),
+    ("UPDATE backfills SET reason = 'another'", "backfills_only_end"),
+    ("DELETE FROM backfills", "backfills_are_kept"),
+    (inserted(last_day="2024-12-31"), "backfills_window_has_a_day"),
+    (inserted(last_day="tomorrow"), "backfills_days_are_days"),
+    (inserted(state="finished"), "backfills_end_has_a_time"),
+    (inserted(actor=""), "backfills_is_attributed"),
+    ("UPDATE backfill_days SET state = 'waiting', requests = 0, requested_at = NULL", "backfill_days_only_go_on"),
+    ("UPDATE backfill_days SET readmitted = -1", "backfill_days_only_go_on"),
+    ("UPDATE backfill_days SET listed = -1", "backfill_days_counts_are_counts"),
+    ("UPDATE backfill_days SET state = 'listed'", "backfill_days_states_have_their_times"),
+    ("UPDATE backfill_days SET dataset = 'another'", "backfill_days_only_go_on"),
+    ("DELETE FROM backfill_days", "backfill_days_are_kept"),
+]
+
+
+@pytest.mark.clause("DAG-05")
+@pytest.mark.parametrize(("statement", "name"), REFUSED)
+def test_the_database_refuses_what_would_lose_a_backfill(pipeline: Pipeline, statement: str, name: str) -> None:
+    backfill = start(pipeline)
+    ask(pipeline)
+    if "backfills SET" in statement:
+        cancel_backfill(pipeline, backfill.backfill_id, decision=WHY)
+    with pytest.raises(DBAPIError, match=name), pipeline.database.engine.begin() as connection:
+        connection.exec_driver_sql(statement)
