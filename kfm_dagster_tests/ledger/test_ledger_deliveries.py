@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -122,6 +124,24 @@ def test_a_failed_unit_holds_its_message_back_until_its_next_attempt(bench: Benc
     assert entry.seconds == 30
     bench.clock.advance(3600)
     assert [entry.seconds for entry in bench.deliveries.due_for_backoff([two.wal_id])] == [0]
+
+
+@pytest.mark.clause("BEY-03")
+def test_a_message_found_among_the_dead_letters_is_dead_unless_it_waits_there_for_its_units(bench: Bench) -> None:
+    unit = envelope()
+    drained = dataclasses.replace(message(2, unit), queue="kfm-nodd-dlq")
+    receive(bench, message(1, unit), drained, message(3, unit), message(4, unit), units=(unit,))
+    bench.deliveries.reject([rejection(3)])
+    bench.deliveries.mark_deleted(["m4"])  # in vain, as it turns out
+    names = ["m1", "m2", "m3", "m4", "m5"]
+    bench.deliveries.mark_dead_lettered(names, queue="kfm-nodd-dlq")
+    assert bench.deliveries.states(names) == {
+        "m1": DeliveryState.DEAD_LETTERED,
+        "m2": DeliveryState.IN_FLIGHT,
+        "m3": DeliveryState.DEAD_LETTERED,
+        "m4": DeliveryState.DEAD_LETTERED,
+    }
+    assert bench.deliveries.conservation().residual_messages == 0
 
 
 @pytest.mark.clause("BEY-03")
