@@ -1,0 +1,110 @@
+"""Replays in Dagster: the job of the launchpad, the sensor that carries them out, the check that alerts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from kfm_dagster.replay.engine import ReplayEngine
+from kfm_dagster.replay.runs import ReplayState
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import DAY, announce, missing, put, take, volumes
+from kfm_dagster_tests.integration.face import Face
+from kfm_dagster_tests.replay.replays import PERSON, every_table
+from kfm_dagster_tests.replay.test_replay_chain import wanted
+
+PARTITION = DAY.isoformat()
+SCOPE: dict[str, Any] = {
+    "datasets": ["nexrad-l2"],
+    "status": ["failed"],
+    "event_time_start": "2025-04-01T00:00:00Z",
+    "event_time_end": "2025-05-01T00:00:00Z",
+}
+PERSON_SAYS = {"actor": "jane", "reason": "the object is there now", "change_ref": "INC-1"}
+
+
+def replayed(face: Face, **config: Any) -> dg.ExecuteInProcessResult:
+    return face.repository.get_job("replay").execute_in_process(
+        run_config={"ops": {"start_replay": {"config": config}}}, instance=face.instance, raise_on_error=False
+    )
+
+
+def shown(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
+    [output] = [event for event in result.all_events if event.event_type is dg.DagsterEventType.STEP_OUTPUT]
+    return {name: value.value for name, value in output.step_output_data.metadata.items()}
+
+
+def failing(face: Face, objects: Path) -> None:
+    """One unit that failed because its object was not there; it is there now."""
+    [item] = volumes(1)
+    take(face.pipeline, announce([item.event()], registry=face.pipeline.registry))
+    put(objects, [missing(item)])
+    # The contract's own retry is far away, so that only the replay can let it in.
+    face.pipeline.ledger._retry_backoff_seconds = 3600
+    face.execute("ingest_nexrad_l2", partition=PARTITION)
+    put(objects, [item])
+
+
+@pytest.mark.clause("RPL-01", "RPL-04")
+def test_the_job_is_a_dry_run_unless_told_and_refuses_as_the_command_does(face: Face, objects: Path) -> None:
+    failing(face, objects)
+    before = every_table(face.pipeline)
+    dry = replayed(face, **SCOPE)
+    assert dry.success
+    assert (shown(dry)["records"], shown(dry)["batches"]) == (1, 1)
+    assert "missing_object" in shown(dry)["breakdown"]
+    refused = replayed(face, **{**SCOPE, "datasets": []})
+    assert not refused.success
+    [failure] = [event for event in refused.all_events if event.event_type is dg.DagsterEventType.STEP_FAILURE]
+    assert "guard scope refused" in str(failure.step_failure_data.error)
+    assert not replayed(face, spec="kind: x", **SCOPE).success
+    assert not replayed(face, **SCOPE, dry_run=False).success, "nobody decides"
+    assert every_table(face.pipeline) == before
+
+
+@pytest.mark.clause("RPL-01", "RPL-05")
+def test_the_job_starts_a_replay_that_the_sensor_carries_out(face: Face, objects: Path) -> None:
+    failing(face, objects)
+    started = replayed(face, **SCOPE, **PERSON_SAYS, dry_run=False)
+    assert started.success
+    replay_run_id = shown(started)["replay_run_id"]
+    engine = ReplayEngine(pipeline=face.pipeline)
+    assert traces.statuses(face.pipeline) == {"failed": 1}
+    for _ in range(4):
+        for request in face.tick("nodd_ledger").run_requests or []:
+            launched = face.launch(request)
+            assert launched is None or launched.success
+    assert engine.report(replay_run_id).run.state is ReplayState.FINISHED
+    assert traces.statuses(face.pipeline) == {"succeeded": 1}
+    [record] = traces.records(face.pipeline).values()
+    assert record.replay_run_id == replay_run_id
+
+
+@pytest.mark.clause("WAL-11")
+def test_a_result_that_differs_fails_the_run_s_check_and_names_the_unit(
+    face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [item] = volumes(1)
+    put(objects, [item])
+    take(face.pipeline, announce([item.event()], registry=face.pipeline.registry))
+    first = face.execute("ingest_nexrad_l2", partition=PARTITION)
+    assert [check.passed for check in first.get_asset_check_evaluations()] == [True]
+    engine = ReplayEngine(pipeline=face.pipeline)
+    engine.start(wanted("succeeded", mode="repair-and-replace", must_match=True), PERSON)
+    assert [step.admitted is not None for step in engine.advance_all()] == [True]
+    contract = face.pipeline.registry["nexrad-l2"]
+    stac = contract.stac.model_copy(
+        update={"data_asset": contract.stac.data_asset.model_copy(update={"title": "Volume"})}
+    )
+    monkeypatch.setitem(
+        face.pipeline.registry.contracts, "nexrad-l2", contract.model_copy(update={"stac": stac})  # type: ignore[arg-type]
+    )  # fmt: skip
+    second = face.execute("ingest_nexrad_l2", partition=PARTITION)
+    [check] = second.get_asset_check_evaluations()
+    [record] = traces.records(face.pipeline).values()
+    assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.ERROR)
+    assert check.metadata["mismatched_units"].value == [record.wal_id]
+    assert "1 of 1 units gave another result than before" in str(check.description)
