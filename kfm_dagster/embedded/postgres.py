@@ -5,33 +5,60 @@ Belongs here: its start and stop. Does not belong here: anything that knows a sc
 
 from __future__ import annotations
 
+import os
+import signal
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+import psutil
 
 from kfm_dagster.errors import DatabaseUnavailableError
+
+CRASH_SECONDS = 30
+"""How long an immediate shutdown may take."""
+
+
+class RestartablePostgres:
+    """A server whose data is in `folder`, while the context is open; the data stays and serves the next start."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._server: Any = None
+
+    def __enter__(self) -> Self:
+        """Start. Raises DatabaseUnavailableError when the `demo` extra is missing or the server does not start."""
+        pgserver = _pgserver()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._server = pgserver.get_server(self._folder, cleanup_mode="stop")
+        except (OSError, RuntimeError, ValueError) as error:
+            raise DatabaseUnavailableError("the embedded PostgreSQL does not start", observed=error) from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.cleanup()
+
+    @property
+    def url(self) -> str:
+        """`postgresql+psycopg2://...`: a bare postgresql:// means psycopg 3 to SQLAlchemy 2.1."""
+        return str(self._server.get_uri()).replace("postgresql://", "postgresql+psycopg2://", 1)
+
+    def crash_and_restart(self) -> None:
+        """Stop at once, as a crash does (SIGQUIT: immediate shutdown, recovery at the next start), and start again."""
+        pid = self._server.get_pid()
+        os.kill(pid, signal.SIGQUIT)
+        psutil.Process(pid).wait(timeout=CRASH_SECONDS)
+        self._server.ensure_postgres_running()
 
 
 @contextmanager
 def embedded_postgres(folder: Path) -> Iterator[str]:
-    """Run a server whose data is in `folder` and give its URL, `postgresql+psycopg2://...`; stop it at the end.
-
-    The data stays and serves the next start. Raises DatabaseUnavailableError when the `demo` extra is not installed or
-    the server does not start.
-    """
-    pgserver = _pgserver()
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        server = pgserver.get_server(folder, cleanup_mode="stop")
-    except (OSError, RuntimeError, ValueError) as error:
-        raise DatabaseUnavailableError("the embedded PostgreSQL does not start", observed=error) from None
-    try:
-        # A bare postgresql:// means psycopg 3 to SQLAlchemy 2.1.
-        yield server.get_uri().replace("postgresql://", "postgresql+psycopg2://", 1)
-    finally:
-        server.cleanup()
+    """Run a server as RestartablePostgres does, and give its URL."""
+    with RestartablePostgres(folder) as server:
+        yield server.url
 
 
 def _pgserver() -> Any:

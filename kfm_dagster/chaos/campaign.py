@@ -1,0 +1,319 @@
+"""A campaign: hundreds of SIGKILLs while thousands of units are ingested, and proof that nothing is lost or doubled.
+
+The crew (`crew.py`) works a real queue, a real database and real files; a chaos plan kills its processes at random
+seams, and whoever dies is started again. The balance is asked for all the while. At the end every unit must have
+exactly one terminal record, one STAC Item and one set of lineage. Run as
+
+    python -m kfm_dagster.chaos.campaign --units 1000 --kills 20 [--database postgresql]
+
+Belongs here: starting, watching and judging. Does not belong here: faults (`plan.py`, `injector.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kfm_dagster.chaos.feeder import Disorder, Feeder
+from kfm_dagster.chaos.injector import state_folder
+from kfm_dagster.chaos.plan import API_VERSION, load_plan
+from kfm_dagster.chaos.tally import Tally
+from kfm_dagster.contracts.envelope import WalId
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.embedded.cloud import EmbeddedCloud
+from kfm_dagster.embedded.demo import environment
+from kfm_dagster.embedded.feed import Feed, ObjectEvent
+from kfm_dagster.embedded.postgres import RestartablePostgres
+from kfm_dagster.errors import ExitCode, KfmError
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.samples.nexrad_level2 import nexrad_level2_samples
+from kfm_dagster.settings import Settings
+
+DATASET = "nexrad-l2"
+FIRST_DAY = date(2025, 4, 1)
+DAYS = 4
+CREW = ("receiver", "keeper", "worker", "worker")
+LEASE_SECONDS = 20
+"""Short, so that the claims of the dead come back soon; living workers renew theirs."""
+VISIBILITY_SECONDS = 30
+KILL_PROBABILITY = 0.006
+"""Per occasion: some ten occasions a unit make this many times the deaths that are asked for."""
+SAMPLE_SECONDS = 0.5
+POSTGRES_RESTARTS = 5
+
+
+class CampaignError(KfmError):
+    """The campaign found something lost, doubled or unfinished."""
+
+    exit_code = ExitCode.FINISHED_WITH_FAILURES
+
+
+@dataclass(frozen=True, kw_only=True)
+class CampaignReport:
+    """What was done and found. `samples` is how often the balance was asked for; it held every time."""
+
+    database: str
+    units: int
+    kills: int
+    kills_by_seam: dict[str, int]
+    database_restarts: int
+    samples: int
+    most_attempts: int
+    seconds: float
+
+
+def run_campaign(
+    home: Path,
+    *,
+    database_url: str,
+    units: int,
+    kills: int,
+    seed: int = 1,
+    timeout_seconds: float = 3600,
+    restart_database: Callable[[], None] | None = None,
+    restarts: int = 0,
+) -> CampaignReport:
+    """Run a campaign below `home`. Raises CampaignError with what is wrong."""
+    home.mkdir(parents=True, exist_ok=True)
+    registry = ContractRegistry.load()
+    plan = _write_plan(home, kills=kills, seed=seed)
+    began = time.monotonic()
+    with ExitStack() as stack:
+        cloud = stack.enter_context(EmbeddedCloud())
+        cloud.provision(registry, visibility_timeout=VISIBILITY_SECONDS, max_receive_count=1000)
+        stack.enter_context(environment(cloud.environment() | _variables(home, database_url, plan, units)))
+        pipeline = Pipeline.open(Settings.load())
+        stack.callback(pipeline.close)
+        events = list(_objects(home / "objects", units))
+        Feeder(Feed(cloud, registry), Disorder(seed=seed)).announce(events)
+        tally = Tally(state_folder(home, load_plan(plan)))
+        crew = stack.enter_context(_crew(home))
+        watch = _Watch(pipeline, units=units, deadline=began + timeout_seconds)
+        done = 0
+        while not watch.finished():
+            crew()
+            due = len(tally.injected()) * restarts // max(kills, 1)
+            if restart_database is not None and done < due:
+                restart_database()
+                done += 1
+            time.sleep(SAMPLE_SECONDS)
+        deaths = Counter(entry["seam"] for entry in tally.injected())
+        if sum(deaths.values()) != kills:
+            raise CampaignError("not every death came", observed=sum(deaths.values()), expected=kills)
+        return CampaignReport(
+            database=pipeline.database.dialect,
+            units=units,
+            kills=sum(deaths.values()),
+            kills_by_seam=dict(sorted(deaths.items())),
+            database_restarts=done,
+            samples=watch.samples,
+            most_attempts=_assert_whole(pipeline, home, events),
+            seconds=round(time.monotonic() - began, 1),
+        )
+
+
+@dataclass
+class _Watch:
+    """Looks at the balance until every unit is terminal and every message gone."""
+
+    pipeline: Pipeline
+    units: int
+    deadline: float
+    samples: int = 0
+
+    def finished(self) -> bool:
+        try:
+            balance = self.pipeline.deliveries.conservation()
+            depth = self.pipeline.queue.depth()
+        except Exception:
+            # The database is being restarted.
+            return self._in_time()
+        self.samples += 1
+        if (balance.residual_units, balance.residual_messages) != (0, 0):
+            raise CampaignError("the balance does not hold", observed=balance)
+        terminal = balance.units[Status.SUCCEEDED] + balance.units[Status.QUARANTINED]
+        if terminal == self.units and not (depth.visible or depth.in_flight or depth.delayed):
+            return True
+        return self._in_time()
+
+    def _in_time(self) -> bool:
+        if time.monotonic() > self.deadline:
+            raise CampaignError("the campaign did not end in time", observed=self.pipeline.ledger.counts())
+        return False
+
+
+def _variables(home: Path, database_url: str, plan: Path, units: int) -> dict[str, str]:
+    return {
+        "KFM_HOME": str(home.absolute()),
+        "KFM_WAL_DSN": database_url,
+        "KFM_OBJECT_ROOT": str((home / "objects").absolute()),
+        "KFM_CHAOS_PLAN": str(plan.absolute()),
+        "KFM_LEASE_SECONDS": str(LEASE_SECONDS),
+        "KFM_RETRY_BACKOFF_SECONDS": "1",
+        "KFM_TICK_BUDGET_SECONDS": "5",
+        "KFM_RECEIVE_THREADS": "2",
+        "KFM_MAX_UNITS_PER_RUN": str(max(25, units // 100)),
+    }
+
+
+def _write_plan(home: Path, *, kills: int, seed: int) -> Path:
+    """Let most deaths come in the stages of a run, and the others to receiver and keeper."""
+    outside = kills // 5
+    rules = [
+        {"name": "in-a-run", "seam": "*", "where": {"run": "?*"}, "at_most": kills - outside},
+        {"name": "outside", "seam": "*", "where": {"run": ""}, "at_most": outside},
+    ]
+    plan = home / "plan.json"
+    document = {
+        "apiVersion": API_VERSION,
+        "seed": seed,
+        "rules": [{**rule, "fault": "kill", "probability": KILL_PROBABILITY} for rule in rules if rule["at_most"]],
+    }
+    plan.write_text(json.dumps(document), encoding="utf-8")
+    return plan
+
+
+def _objects(root: Path, units: int) -> Iterator[ObjectEvent]:
+    """Write volumes of a few days below root; return what S3 would say of each."""
+    for number in range(DAYS):
+        count = units // DAYS + (number < units % DAYS)
+        for bucket, key, content in nexrad_level2_samples(FIRST_DAY + timedelta(days=number), count):
+            path = root / bucket / key
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+            etag = hashlib.md5(content, usedforsecurity=False).hexdigest()
+            yield ObjectEvent(bucket=bucket, key=key, size=len(content), etag=etag, event_time=datetime.now(UTC))
+
+
+@contextmanager
+def _crew(home: Path) -> Iterator[Callable[[], None]]:
+    """Start the crew; the value, called again and again, starts anew whoever has died."""
+    members: dict[int, subprocess.Popen[bytes]] = {}
+    stop = home / "stop"
+    with (home / "crew.log").open("ab") as log:
+
+        def revive() -> None:
+            for place, role in enumerate(CREW):
+                if place not in members or members[place].poll() is not None:
+                    command = [sys.executable, "-m", "kfm_dagster.chaos.crew", role]
+                    members[place] = subprocess.Popen(  # noqa: S603, our own module
+                        command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                    )
+
+        try:
+            yield revive
+        finally:
+            stop.touch()
+            for member in members.values():
+                try:
+                    member.wait(timeout=20)
+                except subprocess.TimeoutExpired:
+                    member.kill()
+                    member.wait()
+
+
+def _assert_whole(pipeline: Pipeline, home: Path, events: list[ObjectEvent]) -> int:
+    """Every unit has one terminal record, one Item and one set of lineage; return the most attempts that one took."""
+    records = pipeline.ledger.find(limit=len(events) + 1)
+    _compare("records", Counter(record.object_uri for record in records), {f"s3://{e.bucket}/{e.key}" for e in events})
+    if unfinished := [record.wal_id for record in records if record.status is not Status.SUCCEEDED]:
+        raise CampaignError("units did not succeed", observed=f"{len(unfinished)}, the first {unfinished[0]}")
+    wal_ids = {WalId(record.wal_id) for record in records}
+    items = Counter(path.stem for path in (home / "catalog" / DATASET).rglob("*_V06.json"))
+    _compare("Items", items, {str(record.stac_item_id) for record in records})
+    started = Counter(event["run"]["runId"] for event in _events(home) if event["eventType"] == "START")
+    completed = Counter(event["run"]["runId"] for event in _events(home) if event["eventType"] == "COMPLETE")
+    links = [link for wal_id in wal_ids for link in pipeline.lineage.links_of(wal_id)]
+    runs = {link.lineage_id for link in links if link.path == "openlineage"}
+    _compare("START events", started, runs)
+    _compare("COMPLETE events", completed, runs)
+    _compare("PROV activities", _activities(home), {link.lineage_id for link in links if link.path == "prov"})
+    if len(links) != 2 * len(wal_ids):
+        raise CampaignError("lineage is missing or doubled", observed=len(links), expected=2 * len(wal_ids))
+    return max(record.attempts for record in records)
+
+
+def _compare(what: str, found: Counter[str], expected: set[str]) -> None:
+    doubled = [name for name, count in found.items() if count > 1]
+    missing = expected - found.keys()
+    foreign = found.keys() - expected
+    if doubled or missing or foreign:
+        raise CampaignError(
+            f"{what} are not one for one",
+            observed=f"{len(doubled)} doubled, {len(missing)} missing, {len(foreign)} of nothing known",
+            expected=f"{len(expected)}, each once",
+        )
+
+
+def _events(home: Path) -> Iterator[dict[str, Any]]:
+    for file in sorted((home / "lineage" / "openlineage").rglob("*.ndjson")):
+        for line in file.read_bytes().splitlines():
+            yield json.loads(line)
+
+
+def _activities(home: Path) -> Counter[str]:
+    """Return the PROV activities of ingests by id, over every document."""
+    return Counter(
+        node["id"]
+        for file in (home / "lineage" / "prov").rglob("*.jsonld")
+        for node in json.loads(file.read_bytes())["@graph"]
+        if "kfm:Ingest" in node.get("type", ())
+    )
+
+
+@click.command()
+@click.option("--units", default=1000, show_default=True, type=click.IntRange(4, 100_000), help="Units to ingest.")
+@click.option("--kills", default=20, show_default=True, type=click.IntRange(0, 10_000), help="Processes to kill.")
+@click.option("--database", type=click.Choice(["sqlite", "postgresql"]), default="sqlite", show_default=True)
+@click.option("--seed", default=1, show_default=True, type=int, help="Of deaths and disorder.")
+@click.option("--timeout", default=3600, show_default=True, type=click.IntRange(1), help="Seconds.")
+def main(*, units: int, kills: int, database: str, seed: int, timeout: int) -> None:
+    """Kill processes while units are ingested, prove that nothing is lost or doubled, and print the figures as JSON.
+
+    Example: python -m kfm_dagster.chaos.campaign --units 10000 --kills 200 --database postgresql
+    """
+    with ExitStack() as stack:
+        folder = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="kfm-campaign-", ignore_cleanup_errors=True))
+        )
+        folder.chmod(0o755)
+        url, server = f"sqlite:///{folder / 'kfm.db'}", None
+        if database == "postgresql":
+            server = stack.enter_context(RestartablePostgres(folder / "postgres"))
+            url = server.url
+        report = run_campaign(
+            folder / "home",
+            database_url=url,
+            units=units,
+            kills=kills,
+            seed=seed,
+            timeout_seconds=timeout,
+            restart_database=server.crash_and_restart if server else None,
+            restarts=POSTGRES_RESTARTS if server else 0,
+        )
+    click.echo(json.dumps(asdict(report)))
+
+
+if __name__ == "__main__":
+    # Ctrl-C and a closed terminal let the crew and the servers end, too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        main(standalone_mode=False)
+    except KfmError as error:
+        click.echo(f"campaign: {error}", err=True)
+        sys.exit(error.exit_code)

@@ -1,0 +1,57 @@
+"""SIGKILLs by the dozen at random seams, and restarts of PostgreSQL, while a thousand units are ingested."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from kfm_dagster.chaos.campaign import CampaignReport, run_campaign
+from kfm_dagster.embedded.postgres import RestartablePostgres
+
+UNITS, KILLS, RESTARTS = 1000, 20, 2
+
+CLAUSES = pytest.mark.clause("BEY-02", "BEY-03", "BEY-09", "WAL-04", "WAL-05", "WSM-11")
+
+
+def _tell(report: CampaignReport) -> None:
+    print(f"campaign: {report}")  # the figure that CI reports
+
+
+@pytest.mark.deployment
+@CLAUSES
+@pytest.mark.timeout(900)
+def test_killed_processes_lose_and_double_nothing_on_sqlite(tmp_path: Path) -> None:
+    report = run_campaign(
+        tmp_path / "home",
+        database_url=f"sqlite:///{tmp_path / 'kfm.db'}",
+        units=UNITS,
+        kills=KILLS,
+        timeout_seconds=800,
+    )
+    _tell(report)
+    assert (report.kills, report.units) == (KILLS, UNITS)
+    assert report.samples > 0
+
+
+@pytest.mark.deployment
+@CLAUSES
+@pytest.mark.timeout(900)
+def test_killed_processes_and_a_crashing_server_lose_and_double_nothing_on_postgresql(tmp_path: Path) -> None:
+    # Not below pytest's folder: the server may run as a user of its own.
+    with tempfile.TemporaryDirectory(prefix="kfm-campaign-", ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o755)
+        with RestartablePostgres(Path(folder) / "data") as server:
+            report = run_campaign(
+                tmp_path / "home",
+                database_url=server.url,
+                units=UNITS,
+                kills=KILLS,
+                timeout_seconds=800,
+                restart_database=server.crash_and_restart,
+                restarts=RESTARTS,
+            )
+    _tell(report)
+    assert (report.kills, report.units, report.database_restarts) == (KILLS, UNITS, RESTARTS)
+    assert report.samples > 0
