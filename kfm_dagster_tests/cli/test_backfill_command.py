@@ -1,0 +1,137 @@
+"""`kfm backfill`: one line starts a month, one line shows it, one line ends it, and each says who decided."""
+
+from __future__ import annotations
+
+import pytest
+
+from kfm_dagster.cli import backfill as command
+from kfm_dagster.contracts.envelope import Lane
+from kfm_dagster.errors import ExitCode
+from kfm_dagster.governance.log import Decision
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.replay.backfill import DayListing, advance_backfills
+from kfm_dagster.settings import Settings
+from kfm_dagster_tests.cli.test_cli import Call, call, home, ledger  # noqa: F401, fixtures
+from kfm_dagster_tests.factories import START, envelope, failed, finished
+
+MONTH = ("--from", "2025-12-01", "--to", "2025-12-31")
+WHY = ("--reason", "outage", "--actor", "ada")
+
+
+@pytest.fixture(autouse=True)
+def _after_that_month(ledger: object, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.delenv("KFM_ACTOR", raising=False)
+
+
+@pytest.mark.clause("DAG-05", "SEC-02")
+def test_a_month_of_two_datasets_is_one_command_and_is_logged(call: Call) -> None:  # noqa: F811
+    started = call("backfill", "run", "nexrad-l2", "hrrr", *MONTH, *WHY, "--change-ref", "CHG-1")
+    assert started.code == ExitCode.DONE
+    [backfill_id] = started.out.split()
+    [row] = call("backfill", "status", "--json").rows
+    assert (row["backfill_id"], row["state"], row["datasets"]) == (backfill_id, "running", "hrrr nexrad-l2")
+    assert (row["days"], row["days_listed"], row["actor"], row["change_ref"]) == (62, 0, "ada", "CHG-1")
+    assert len(call("backfill", "status", backfill_id, "--json").rows) == 62
+
+    logged = call("governance", "log", "--action", "backfill_started", "--json").rows
+    assert {entry["dataset"] for entry in logged} == {"hrrr", "nexrad-l2"}
+    assert {(entry["actor"], entry["reason"], entry["change_ref"]) for entry in logged} == {("ada", "outage", "CHG-1")}
+
+
+@pytest.mark.clause("DAG-05")
+def test_progress_is_what_the_ledger_says_of_each_day(call: Call) -> None:  # noqa: F811
+    [backfill_id] = call("backfill", "run", "nexrad-l2", *MONTH, *WHY).out.split()
+    rows = {row["day"]: row for row in call("backfill", "status", backfill_id, "--json").rows}
+    day = rows.pop(START.date().isoformat())
+    assert (day["succeeded"], day["failed"], day["pending"], day["state"]) == (1, 1, 1, "waiting")
+    assert {row["succeeded"] for row in rows.values()} == {0}
+    assert "succeeded" in call("backfill", "status", backfill_id).out
+
+
+@pytest.mark.clause("DAG-05")
+def test_a_cancelled_backfill_is_over(call: Call) -> None:  # noqa: F811
+    [backfill_id] = call("backfill", "run", "nexrad-l2", *MONTH, *WHY).out.split()
+    ended = call("backfill", "cancel", backfill_id, *WHY)
+    assert (ended.code, ended.out.strip()) == (
+        ExitCode.DONE,
+        f"{backfill_id} is cancelled, 0 of 31 days had been listed",
+    )
+    again = call("backfill", "cancel", backfill_id, *WHY)
+    assert again.code == ExitCode.USAGE
+    assert "the backfill is over" in again.err
+    assert call("backfill", "status", "--json").rows[0]["state"] == "cancelled"
+
+
+@pytest.mark.clause("DAG-05")
+@pytest.mark.parametrize(("end", "code"), [(finished, ExitCode.DONE), (failed, ExitCode.FINISHED_WITH_FAILURES)])
+def test_following_ends_with_the_backfill_and_tells_of_failures(
+    call: Call,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    end: object,
+    code: ExitCode,
+) -> None:
+    [backfill_id] = call("backfill", "run", "hrrr", "--from", "2025-12-03", "--to", "2025-12-03", *WHY).out.split()
+    looks: list[float] = []
+
+    def work(seconds: float) -> None:
+        """What a deployment does between two looks."""
+        looks.append(seconds)
+        pipeline = Pipeline.open(Settings.load())
+        if len(looks) == 1:
+            advance_backfills(pipeline, listing=(), limit=1)
+        if len(looks) == 2:
+            unit = envelope(dataset="hrrr", object_uri="s3://noaa-hrrr-bdp-pds/hrrr.20251203/conus/x.grib2")
+            account = DayListing(pipeline=pipeline, backfill_id=backfill_id, dataset="hrrr", day="2025-12-03")
+            with pipeline.database.transaction() as tx:
+                assert account.opened(tx)
+                pipeline.ledger.ensure([unit], lane=Lane.BULK, tx=tx)
+                assert account.counted(tx, listed=1, created=1, readmitted=0)
+                account.closed(tx)
+            [claimed] = pipeline.ledger.claim(dataset="hrrr", partition="2025-12-03", run_id="r", limit=1)
+            pipeline.ledger.settle([end(claimed)], run_id="r")  # type: ignore[operator]
+            if end is failed:
+                reason = Decision(actor="ada", reason="no object")
+                pipeline.ledger.quarantine([claimed.wal_id], reason_code="missing_object", decision=reason)
+            assert advance_backfills(pipeline, listing=(), limit=1).finished == (backfill_id,)
+        pipeline.close()
+
+    monkeypatch.setattr(command.time, "sleep", work)
+    followed = call("backfill", "status", backfill_id, "--follow", "--json")
+    assert followed.code == code
+    assert looks == [command.POLL_SECONDS] * 2
+    assert followed.rows[0]["listed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["run", "nexrad-l2", "--from", "2025-12-02", "--to", "2025-12-01", *WHY], ExitCode.USAGE, "no such window"),
+        (["run", "nexrad-l2", "--from", "1990-01-01", "--to", "1990-01-01", *WHY], ExitCode.USAGE, "1991-06-01"),
+        (["run", "nexrad-l2", "--from", "2999-01-01", "--to", "2999-01-01", *WHY], ExitCode.USAGE, "no such window"),
+        (["run", "goes-xyz", *MONTH, *WHY], ExitCode.USAGE, "goes-xyz"),
+        (["run", *MONTH, *WHY], ExitCode.USAGE, "DATASET"),
+        (["run", "nexrad-l2", *MONTH], ExitCode.USAGE, "--reason"),
+        (["status", "bf-1"], ExitCode.USAGE, "there is no such backfill"),
+        (["status", "--follow"], ExitCode.USAGE, "--follow"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_starts_nothing(
+    call: Call,  # noqa: F811
+    arguments: list[str],
+    code: ExitCode,
+    said: str,
+) -> None:
+    refused = call("backfill", *arguments)
+    assert refused.code == code
+    assert said in refused.err
+    assert len(refused.err.splitlines()) == 1
+    assert call("backfill", "status", "--json").rows == []
+
+
+@pytest.mark.clause("WAL-10")
+def test_a_dataset_that_is_off_is_refused_with_the_switch(call: Call) -> None:  # noqa: F811
+    call("kill-switch", "on", "nexrad-l2", *WHY)
+    refused = call("backfill", "run", "nexrad-l2", *MONTH, *WHY)
+    assert refused.code == ExitCode.REFUSED
+    assert "nexrad-l2 is switched off" in refused.err
+    assert "kfm kill-switch off nexrad-l2" in refused.err
