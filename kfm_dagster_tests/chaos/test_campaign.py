@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,19 +11,17 @@ import pytest
 from kfm_dagster.chaos.campaign import CampaignReport, run_campaign
 from kfm_dagster.embedded.postgres import RestartablePostgres
 
+Figure = Callable[[str], None]
+
 UNITS, KILLS, RESTARTS = 1000, 20, 2
 
 CLAUSES = pytest.mark.clause("BEY-02", "BEY-03", "BEY-09", "WAL-04", "WAL-05", "WSM-11")
 
 
-def _tell(report: CampaignReport) -> None:
-    print(f"campaign: {report}")  # the figure that CI reports
-
-
 @pytest.mark.deployment
 @CLAUSES
 @pytest.mark.timeout(900)
-def test_killed_processes_lose_and_double_nothing_on_sqlite(tmp_path: Path) -> None:
+def test_killed_processes_lose_and_double_nothing_on_sqlite(tmp_path: Path, figure: Figure) -> None:
     report = run_campaign(
         tmp_path / "home",
         database_url=f"sqlite:///{tmp_path / 'kfm.db'}",
@@ -30,7 +29,7 @@ def test_killed_processes_lose_and_double_nothing_on_sqlite(tmp_path: Path) -> N
         kills=KILLS,
         timeout_seconds=800,
     )
-    _tell(report)
+    figure(_line(report))
     assert (report.kills, report.units) == (KILLS, UNITS)
     assert report.samples > 0
 
@@ -38,7 +37,9 @@ def test_killed_processes_lose_and_double_nothing_on_sqlite(tmp_path: Path) -> N
 @pytest.mark.deployment
 @CLAUSES
 @pytest.mark.timeout(900)
-def test_killed_processes_and_a_crashing_server_lose_and_double_nothing_on_postgresql(tmp_path: Path) -> None:
+def test_killed_processes_and_a_crashing_server_lose_and_double_nothing_on_postgresql(
+    tmp_path: Path, figure: Figure
+) -> None:
     # Not below pytest's folder: the server may run as a user of its own.
     with tempfile.TemporaryDirectory(prefix="kfm-campaign-", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o755)
@@ -52,6 +53,14 @@ def test_killed_processes_and_a_crashing_server_lose_and_double_nothing_on_postg
                 restart_database=server.crash_and_restart,
                 restarts=RESTARTS,
             )
-    _tell(report)
+    figure(_line(report))
     assert (report.kills, report.units, report.database_restarts) == (KILLS, UNITS, RESTARTS)
     assert report.samples > 0
+
+
+def _line(report: CampaignReport) -> str:
+    return (
+        f"chaos on {report.database}: {report.kills} SIGKILLs and {report.database_restarts} database restarts over "
+        f"{report.units} units in {report.seconds:.0f} s; {report.samples} balances, all even; at most "
+        f"{report.most_attempts} attempts"
+    )

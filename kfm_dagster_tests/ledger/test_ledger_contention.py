@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
@@ -18,7 +19,7 @@ RECORDS = 10_000
 
 @pytest.mark.clause("WSM-13", "WSM-04")
 def test_contending_processes_give_every_record_one_winner_and_one_attempt(
-    database: Database, contracts: ContractRegistry
+    database: Database, contracts: ContractRegistry, figure: Callable[[str], None]
 ) -> None:
     bench = make_bench(database, contracts)
     bench.ledger.ensure([envelope(number) for number in range(RECORDS)])
@@ -32,4 +33,4 @@ def test_contending_processes_give_every_record_one_winner_and_one_attempt(
     }
     # A race in which one process took everything would prove nothing.
     assert sum(1 for ids in found.won.values() if ids) > PROCESSES // 2
-    print(f"{RECORDS / found.seconds:,.0f} claims a second by {PROCESSES} processes on {database.dialect}")  # noqa: T201
+    figure(f"{RECORDS / found.seconds:,.0f} claims a second by {PROCESSES} processes on {database.dialect}")

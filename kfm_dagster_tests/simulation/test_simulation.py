@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,8 +46,9 @@ REACHED = {
 
 
 @pytest.mark.clause("WSM-19", "WSM-12", "BEY-02", "BEY-03")
-def test_no_history_of_crashes_zombies_and_disorder_breaks_an_invariant() -> None:
+def test_no_history_of_crashes_zombies_and_disorder_breaks_an_invariant(figure: Callable[[str], None]) -> None:
     found = explore(seeds=SEEDS, least_steps=STEPS)
+    figure(f"simulation: {found}")
     assert not found.broken, "\n".join(map(str, found.broken[:3]))
     assert found.steps >= STEPS
     assert not REACHED - found.happened.keys()
