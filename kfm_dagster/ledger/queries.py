@@ -70,12 +70,15 @@ class LedgerQueries:
             "before_time": rfc3339(after.event_time) if after else END_OF_TIME,
             "before_id": after.wal_id if after else "",
         }
+        statement = "ledger.find" if partition is None else "ledger.find_in_partition"
         found: list[NoddWalRecord] = []
         with reading(self.database, tx) as view:
             for state in [status] if status else Status:
+                if error_code is not None and state is Status.SUCCEEDED:
+                    continue  # a success has no error, and there are too many of them to look through
                 datasets = [dataset] if dataset else view.run("ledger.datasets_of_status", status=state).scalars().all()
                 for name in datasets:
-                    rows = view.run("ledger.find", filters, status=state, dataset=name)
+                    rows = view.run(statement, filters, status=state, dataset=name)
                     found += [record_of(row) for row in rows.mappings()]
         found.sort(key=lambda record: (record.event_time, record.wal_id), reverse=True)
         return found[:limit]

@@ -1,20 +1,20 @@
 -- Statements about messages that are the same in both databases.
 
 -- name: due_for_deletion
+-- The open messages by their index, the units of each by theirs. An aggregate, because PostgreSQL answers NOT EXISTS
+-- beside an OR by reading every unit that there is.
 SELECT delivery.message_id, delivery.queue, delivery.receipt_handle
 FROM nodd_wal_deliveries AS delivery
 WHERE
-    delivery.state = 'ignored' OR (
-        delivery.state = 'in_flight'
-        AND EXISTS (SELECT 1 FROM nodd_wal_delivery_units AS unit WHERE unit.message_id = delivery.message_id)
-        AND NOT EXISTS (
-            SELECT 1
+    delivery.state IN ('in_flight', 'ignored')
+    AND (
+        delivery.state = 'ignored'
+        OR (
+            SELECT min(CASE WHEN record.status IN ('succeeded', 'quarantined') THEN 1 ELSE 0 END)
             FROM nodd_wal_delivery_units AS unit
             LEFT JOIN nodd_wal_records AS record ON unit.wal_id = record.wal_id
-            WHERE
-                unit.message_id = delivery.message_id
-                AND coalesce(record.status, 'unrecorded') NOT IN ('succeeded', 'quarantined')
-        )
+            WHERE unit.message_id = delivery.message_id
+        ) = 1
     )
 ORDER BY delivery.received_at, delivery.message_id
 LIMIT :limit;

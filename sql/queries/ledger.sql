@@ -14,7 +14,16 @@ ORDER BY version;
 SELECT * FROM nodd_wal_records
 WHERE
     status = :status AND dataset = :dataset AND (event_time, wal_id) < (:before_time, :before_id)
-    AND (:partition IS NULL OR partition_key = :partition)
+    AND (:error_code IS NULL OR last_error_code = :error_code)
+ORDER BY event_time DESC, wal_id DESC
+LIMIT :limit;
+
+-- name: find_in_partition
+-- The same of one day: an index range, too, however many later days there are.
+SELECT * FROM nodd_wal_records
+WHERE
+    status = :status AND dataset = :dataset AND partition_key = :partition
+    AND (event_time, wal_id) < (:before_time, :before_id)
     AND (:error_code IS NULL OR last_error_code = :error_code)
 ORDER BY event_time DESC, wal_id DESC
 LIMIT :limit;

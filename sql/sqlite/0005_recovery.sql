@@ -282,6 +282,11 @@ CREATE INDEX nodd_wal_records_in_progress ON nodd_wal_records (ingest_run_id, da
 -- Lists and selections.
 CREATE INDEX nodd_wal_records_by_selection ON nodd_wal_records (status, dataset, event_time, wal_id)
 -- ;
+-- Work and lists of one partition, the newest first.
+DROP INDEX nodd_wal_records_by_work
+-- ;
+CREATE INDEX nodd_wal_records_by_work ON nodd_wal_records (status, dataset, partition_key, event_time, wal_id)
+-- ;
 -- The history keeps the new columns, too.
 DROP TRIGGER nodd_wal_records_write_first_history
 -- ;

@@ -1,0 +1,1 @@
+"""Measurements that are too long for the tests; each prints what it measured."""

@@ -1,0 +1,380 @@
+"""A ledger of a million records: what its daily statements cost.
+
+    python benchmarks/ledger.py --records 1000000 --database sqlite|postgresql
+
+Records, history, outcomes, leases and deliveries are made by the product's own statements, in batches, so every row is
+legal and of its real size. Mostly succeeded; 1 % failed and due, 1 % failed and not due, 1 % quarantined; the last days
+hold pending units and claims. Belongs here: filling and timing. Does not belong here: whether a plan uses its index,
+which a test holds (`kfm_dagster_tests/ledger/test_ledger_plans.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.embedded.postgres import embedded_postgres
+from kfm_dagster.ledger.deliveries import Deliveries
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.ledger.store import Ledger
+from kfm_dagster.replay.selection import Selection, selection_of
+from kfm_dagster.replay.units import select
+from kfm_dagster.storage.database import Database, Transaction
+
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+CELL = 5_000
+"""Units of one dataset and day, filled in one transaction."""
+DATASETS = ("goes-abi", "nexrad-l2", "hrrr")
+PENDING_CELLS = 2
+CLAIMED_CELLS = 3
+"""Cells, the newest ones, whose units wait, and those of which a thousand are in progress under one run each."""
+CLAIMS = 1_000
+TARGET_MILLISECONDS = 100.0
+SUCCESS = {
+    "integrity_status": "ok",
+    "metadata_status": "ok",
+    "stac_status": "created",
+    "provenance_status": "ok",
+    "stac_collection_id": "c",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """What one statement took; `target` is the most that is wanted, None where nothing is said."""
+
+    name: str
+    milliseconds: float
+    target: float | None
+
+    def __str__(self) -> str:
+        verdict = (
+            ""
+            if self.target is None
+            else f"  {'under' if self.milliseconds < self.target else 'OVER'} {self.target:.0f}"
+        )
+        return f"{self.name:<44}{self.milliseconds:>10.1f} ms{verdict}"
+
+
+@dataclass(kw_only=True)
+class Filling:
+    """Makes the records of cell after cell, the oldest day first."""
+
+    database: Database
+    records: int
+    made: int = 0
+
+    def fill(self) -> None:
+        """Make them all."""
+        cells = max(self.records // CELL, PENDING_CELLS + CLAIMED_CELLS)
+        for number in range(cells):
+            kept = cells - number - 1
+            with self.database.transaction() as tx:
+                self._cell(
+                    tx,
+                    number,
+                    pending=kept < PENDING_CELLS,
+                    claimed=PENDING_CELLS <= kept < PENDING_CELLS + CLAIMED_CELLS,
+                )
+            self.made += CELL
+            if sys.stderr.isatty():
+                print(f"\r{self.made:,} records", end="", file=sys.stderr)  # noqa: T201
+
+    def _cell(self, tx: Transaction, number: int, *, pending: bool, claimed: bool) -> None:
+        units = [_unit(number, place) for place in range(CELL)]
+        stamp = {"at": units[-1]["event_time"], "actor": "benchmark"}
+        tx.run("ledger.ensure", stamp, batch=_json(units), lane="live")
+        self._deliver(tx, units, stamp, gone=[] if pending else [unit["wal_id"] for unit in units])
+        if pending:
+            return
+        run_id = f"run-{number}"
+        where = {"dataset": units[0]["dataset"], "partition": units[0]["partition_key"], "run_id": run_id}
+        everything = {
+            **where,
+            "limit": CELL,
+            "lane": None,
+            "wal_ids": None,
+            "worker_id": "benchmark",
+            "at": stamp["at"],
+        }
+        tx.run("ledger.claim", everything).close()
+        self._settle(tx, units[CLAIMS:] if claimed else units, run_id, stamp)
+        if claimed:
+            # One run's lease is over an hour later than the other's.
+            lease = {"worker_id": "benchmark", "expires_at": rfc3339(NOW + timedelta(hours=1 + number % CLAIMED_CELLS))}
+            tx.run("ledger.acquire_lease", where | lease, at=stamp["at"])
+
+    def _settle(self, tx: Transaction, units: list[dict[str, Any]], run_id: str, stamp: dict[str, str]) -> None:
+        ends: dict[str, list[dict[str, Any]]] = {"failed": [], "quarantined": [], "succeeded": []}
+        for place, unit in enumerate(units):
+            found = {"wal_id": unit["wal_id"], "attempt": 1}
+            kind = place % 100
+            if kind < 3:
+                due = NOW + timedelta(hours=-1 if kind == 0 else 24)
+                trouble = {"error_code": "missing_object", "error_message": "the object is not there"}
+                unknown = dict.fromkeys(("metadata_status", "stac_status", "provenance_status"), "unknown")
+                row = found | trouble | unknown | {"integrity_status": "failed", "next_attempt_at": rfc3339(due)}
+                ends["failed" if kind < 2 else "quarantined"].append(row)
+            else:
+                item = {"stac_item_id": unit["wal_id"], "stac_item_href": f"{unit['dataset']}/{unit['wal_id']}.json"}
+                ends["succeeded"].append(found | SUCCESS | item)
+        out = [row["wal_id"] for row in ends["quarantined"]]
+        tx.run("ledger.settle_succeeded", stamp, batch=_json(ends["succeeded"]), run_id=run_id).close()
+        tx.run("ledger.settle_failed", stamp, batch=_json(ends["failed"] + ends["quarantined"]), run_id=run_id).close()
+        tx.run("ledger.quarantine", stamp, wal_ids=_json(out), reason="attempts_exhausted").close()
+        outcomes = [
+            {"wal_id": row["wal_id"], "attempt": 1, "item_sha256": "0" * 64, "superseded": False}
+            for row in ends["succeeded"]
+        ]
+        tx.run("ledger.record_outcomes", batch=_json(outcomes), run_id=run_id, at=stamp["at"], code_version="0.1.0")
+
+    def _deliver(self, tx: Transaction, units: list[dict[str, Any]], stamp: dict[str, str], *, gone: list[str]) -> None:
+        messages = [
+            {
+                "message_id": f"m-{unit['wal_id']}",
+                "queue": "kfm-nodd-primary",
+                "receipt_handle": "r" * 100,
+                "receives": 1,
+                "landing_sha256": "0" * 64,
+                "state": "in_flight",
+            }
+            for unit in units
+        ]
+        pairs = [{"message_id": f"m-{unit['wal_id']}", "wal_id": unit["wal_id"]} for unit in units]
+        tx.run("deliveries.record", batch=_json(messages), at=stamp["at"])
+        tx.run("deliveries.record_units", batch=_json(pairs))
+        tx.run("deliveries.mark_deleted", message_ids=_json([f"m-{wal_id}" for wal_id in gone]), at=stamp["at"])
+
+
+@dataclass(kw_only=True)
+class Timing:
+    """Times the statements of a filled ledger; each figure is the median of its repetitions."""
+
+    database: Database
+    registry: ContractRegistry
+    repetitions: int = 5
+    figures: list[Figure] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.ledger = self._at(NOW)
+        self.deliveries = Deliveries(self.database, clock=lambda: NOW)
+
+    def measure(self) -> list[Figure]:
+        """Time everything, what changes nothing first."""
+        self._lists()
+        self._accounts()
+        self._replays()
+        self._changes()
+        return self.figures
+
+    def _lists(self) -> None:
+        ledger = self.ledger
+        old = (NOW - timedelta(days=60)).date().isoformat()
+        last = ledger.find(limit=100)[-1]
+        cases: dict[str, dict[str, Any]] = {
+            "wal list": {},
+            "wal list --status failed": {"status": Status.FAILED},
+            "wal list --status succeeded": {"status": Status.SUCCEEDED},
+            "wal list --dataset": {"dataset": "nexrad-l2"},
+            "wal list --partition (old)": {"partition": old},
+            "wal list --partition --dataset": {"partition": old, "dataset": "hrrr"},
+            "wal list --error-code": {"error_code": "missing_object"},
+            "wal list --error-code (of nothing)": {"error_code": "no_such_code"},
+            "wal list, every filter": {
+                "status": Status.FAILED,
+                "dataset": "hrrr",
+                "partition": old,
+                "error_code": "missing_object",
+            },
+            "wal list, next page": {"after": last},
+        }
+        for name, filters in cases.items():
+            self._time(name, lambda filters=filters: ledger.find(limit=100, **filters), TARGET_MILLISECONDS)
+
+    def _accounts(self) -> None:
+        self._time("pending by partition", self.ledger.pending_by_partition, TARGET_MILLISECONDS)
+        self._time("units in flight", self.ledger.in_flight, TARGET_MILLISECONDS)
+        self._time(
+            "messages due for deletion", lambda: self.deliveries.due_for_deletion(limit=10_000), TARGET_MILLISECONDS
+        )
+        self._time("counts (a metric)", self.ledger.counts, None)
+        self._time("conservation (a metric)", self.deliveries.conservation, None)
+
+    def _replays(self) -> None:
+        for name, filters, mode in (
+            ("replay select, 5,000 failed of a dataset", {"datasets": ["goes-abi"]}, "failed-only"),
+            ("replay select, 5,000 failed of all", {}, "failed-only"),
+            (
+                "replay select, 5,000 succeeded in a window",
+                {"datasets": ["hrrr"], "status": ["succeeded"]},
+                "repair-and-replace",
+            ),
+        ):
+            window = {"start": rfc3339(NOW - timedelta(days=60)), "end": rfc3339(NOW)}
+            selection = _selection(mode, {**filters, "event_time": window})
+            self._time(name, lambda selection=selection: self._select(selection), TARGET_MILLISECONDS)
+
+    def _changes(self) -> None:
+        ledger, numbers = self.ledger, count()
+        where = max(ledger.pending_by_partition(), key=lambda entry: entry.units)
+
+        def claim() -> None:
+            run_id = f"claims-{next(numbers)}"
+            found = ledger.claim(dataset=where.dataset, partition=where.partition, run_id=run_id, limit=CLAIMS)
+            _expect(len(found))
+
+        self._time("recovery scan, nothing lost", ledger.release_lost, TARGET_MILLISECONDS)
+        self._time(f"claim of {CLAIMS:,}", claim, TARGET_MILLISECONDS, repetitions=3)
+        self._time("retry_due, 1,000 due", lambda: ledger.retry_due(now=NOW, limit=1_000), TARGET_MILLISECONDS)
+        hours = count(1)
+
+        def recover() -> None:
+            # A lease a run, and one run's is over with every hour.
+            at = NOW + timedelta(hours=next(hours), minutes=1)
+            _expect(len(self._at(at).release_lost().readmitted))
+
+        # Claims of this run have leases of minutes; they must not count.
+        with self.database.transaction() as tx:
+            tx.run("ledger.renew_leases", run_id="", at=rfc3339(NOW), expires_at=rfc3339(NOW + timedelta(days=1)))
+            for number in range(next(numbers)):
+                stamp = {"run_id": f"claims-{number}", "at": rfc3339(NOW)}
+                tx.run("ledger.renew_leases", stamp, expires_at=rfc3339(NOW + timedelta(days=1)))
+        self._time(f"recovery, {CLAIMS:,} expired claims", recover, TARGET_MILLISECONDS, repetitions=CLAIMED_CELLS)
+
+    def _select(self, selection: Selection) -> None:
+        with self.database.snapshot() as tx:
+            select(selection, registry=self.registry, limit=5_000, tx=tx)
+
+    def _at(self, moment: datetime) -> Ledger:
+        return Ledger(self.database, registry=self.registry, worker_id="benchmark", clock=lambda: moment)
+
+    def _time(
+        self, name: str, work: Callable[[], Any], target: float | None, *, repetitions: int | None = None
+    ) -> None:
+        taken = []
+        for _ in range(repetitions or self.repetitions):
+            begun = time.perf_counter()
+            work()
+            taken.append(1000 * (time.perf_counter() - begun))
+        self.figures.append(Figure(name=name, milliseconds=statistics.median(taken), target=target))
+
+
+def run(*, records: int, url: str) -> tuple[float, list[Figure]]:
+    """Fill the database unless it is filled, and time it; returns the seconds of filling, and the figures."""
+    database = Database.open(url)
+    begun = time.perf_counter()
+    if not any(sum(found.values()) for found in Ledger.counts(_questions(database)).values()):
+        Filling(database=database, records=records).fill()
+        if database.dialect == "postgresql":
+            # What autovacuum would do in time.
+            with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+                connection.exec_driver_sql("VACUUM ANALYZE")
+    seconds = time.perf_counter() - begun
+    figures = Timing(database=database, registry=ContractRegistry.load()).measure()
+    database.dispose()
+    return seconds, figures
+
+
+@contextmanager
+def fresh(kind: str, *, folder: Path | None = None) -> Iterator[str]:
+    """Give the URL of a database of that kind; in `folder` it stays, for the next time."""
+    with tempfile.TemporaryDirectory(prefix="kfm-benchmark-", ignore_cleanup_errors=True) as temporary:
+        home = folder or Path(temporary)
+        if kind == "sqlite":
+            yield f"sqlite:///{home / 'ledger.db'}"
+        else:
+            home.chmod(0o755)  # the server may run as a user of its own
+            with embedded_postgres(home / "data") as url:
+                yield url
+
+
+def _questions(database: Database) -> Ledger:
+    return Ledger(database, registry=ContractRegistry.load(), worker_id="benchmark", clock=lambda: NOW)
+
+
+def _selection(mode: str, filters: dict[str, Any]) -> Selection:
+    document = {
+        "apiVersion": "kfm.nodd.replay/v1",
+        "kind": "ReplaySelection",
+        "metadata": {"name": "benchmark", "env": "dev"},
+        "spec": {"mode": mode, "filters": filters},
+    }
+    return selection_of(document, source="benchmark")
+
+
+def _unit(cell: int, place: int) -> dict[str, Any]:
+    number = cell * CELL + place
+    digest = hashlib.md5(str(number).encode(), usedforsecurity=False).hexdigest()
+    start = NOW - timedelta(days=1 + 70 - (cell // len(DATASETS)) % 71) + timedelta(seconds=17 * place)
+    text = rfc3339(start)
+    dataset = DATASETS[cell % len(DATASETS)]
+    return {
+        "wal_id": f"{digest[:8]}-{digest[8:12]}-8{digest[13:16]}-8{digest[17:20]}-{digest[20:]}",
+        "dataset": dataset,
+        "object_uri": f"s3://noaa-{dataset}/{text[:10]}/an-object-with-a-name-of-usual-length-{number:012d}.nc",
+        "provider": "aws",
+        "queue": "kfm-nodd-primary",
+        "event_time": text,
+        "time_range_start": text,
+        "time_range_end": text,
+        "object_version": digest,
+        "object_size": 4_000_000,
+        "sequencer": f"{number:018X}",
+        "partition_key": text[:10],
+        "priority": "high",
+        "schema_version": "2.1",
+        "sqs_message_id": f"m-{digest}",
+        "sns_message_id": digest,
+        "topic_arn": "arn:aws:sns:us-east-1:123901341784:NewGOES19Object",
+        "subject": "Amazon S3 Notification",
+        "extension": {"product": "ABI-L1b-RadC", "scene": "C", "band": "13", "satellite": "19"},
+    }
+
+
+def _expect(units: int) -> None:
+    if units != CLAIMS:
+        raise SystemExit(f"{units} units instead of {CLAIMS}: the ledger is too small, or was timed before")
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(value).decode()
+
+
+def main() -> None:
+    """Fill, time, and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--records", type=int, default=1_000_000)
+    parser.add_argument("--database", choices=["sqlite", "postgresql"], default="sqlite")
+    parser.add_argument("--folder", type=Path, help="keep the database here, and use the one that is here")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    given = parser.parse_args()
+    if given.folder:
+        given.folder.mkdir(parents=True, exist_ok=True)
+    with fresh(given.database, folder=given.folder) as url:
+        seconds, figures = run(records=given.records, url=url)
+    if given.json:
+        print(json.dumps({"seconds": seconds, "figures": [vars(figure) for figure in figures]}))  # noqa: T201
+        return
+    print(f"{given.records:,} records on {given.database}, made in {seconds:.0f} s")  # noqa: T201
+    for figure in figures:
+        print(figure)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
