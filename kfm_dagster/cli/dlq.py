@@ -326,5 +326,5 @@ def _show_report(done: DeadLetterReport) -> None:
         )
     for message_id in sorted(done.unmet):
         click.echo(f"not done: {message_id}", err=True)
-    if done.end is not None and done.end is not End.EMPTY:
+    if done.end not in {None, End.EMPTY, End.LIMIT}:
         click.echo(f"ended at {done.end}" + (f": {done.detail}" if done.detail else ""), err=True)
