@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PYTEST_ARGS ?=
 
-.PHONY: demo ui test lint clauses lock bench clean
+.PHONY: demo ui test lint clauses lock bench soak clean
 
 $(INSTALLED): pyproject.toml requirements.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -38,6 +38,9 @@ clauses: $(INSTALLED)  ## list every clause of the mission with the tests that h
 
 bench: $(INSTALLED)  ## measure a backlog against one run per message and against a plain loop
 	@$(BIN)/kfm bench --units 2000 --dataset nexrad-l2 --run-per-message --floor
+
+soak: $(INSTALLED)  ## simulate, contend and fill ledgers for most of an hour, and print the figures
+	@$(BIN)/python -m benchmarks.soak
 
 lock:  ## pin every dependency with its hashes
 	@uv pip compile -q --generate-hashes --no-emit-index-url --no-header --extra demo --extra dev --python-version 3.11 \

@@ -1,0 +1,48 @@
+"""Contention: eight processes that claim ten thousand records, on both databases, and how fast.
+
+    python -m benchmarks.contention
+
+Every record must have one winner and one attempt, as in the test of the same (`test_ledger_contention.py`), whose
+processes these are.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from itertools import chain
+
+from benchmarks.ledger import fresh
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.factories import envelope
+from kfm_dagster_tests.ledger.bench import DAY, make_bench
+from kfm_dagster_tests.ledger.claimer import contend
+
+PROCESSES = 8
+RECORDS = 10_000
+
+
+def main() -> int:
+    """Print a line per database; 1 when a record had not exactly one winner and one attempt."""
+    wrong = False
+    for kind in ("sqlite", "postgresql"):
+        with fresh(kind) as url:
+            database = Database.open(url)
+            bench = make_bench(database, ContractRegistry.load())
+            bench.ledger.ensure([envelope(number) for number in range(RECORDS)])
+            found = contend(url, day=DAY, processes=PROCESSES)
+            attempts = Counter(record.attempts for record in bench.ledger.find(limit=RECORDS + 1))
+            database.dispose()
+        wins = Counter(chain.from_iterable(found.won.values()))
+        single = len(wins) == RECORDS == wins.total() and attempts == {1: RECORDS}
+        wrong = wrong or not single
+        verdict = "one winner and one attempt each" if single else f"WRONG: {wins.total()} wins, attempts {attempts}"
+        print(  # noqa: T201
+            f"{PROCESSES} processes, {RECORDS:,} records on {kind}: {verdict}, {RECORDS / found.seconds:,.0f} claims/s"
+        )
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
