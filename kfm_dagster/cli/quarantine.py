@@ -236,6 +236,7 @@ def _quarantined(
 
 def _moved(wal_id: str, version: int, *, found: int | None = None) -> RecordMovedError:
     return RecordMovedError(
+        "the record has changed since it was looked at",
         observed=f"{wal_id} at {'another version' if found is None else f'version {found}'}",
         expected=f"version {version}",
         next_step=f"kfm wal show {wal_id}, then decide again",
