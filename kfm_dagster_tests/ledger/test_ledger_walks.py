@@ -1,0 +1,216 @@
+"""Walks: whatever two runs, recovery and a person do to three units in any order, the ledger keeps its rules.
+
+On both databases, one call after the other; what crashes and overlaps is the simulation's (`simulation/`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kfm_dagster.contracts.envelope import Envelope, Lane
+from kfm_dagster.contracts.issues import FenceIssue
+from kfm_dagster.governance.log import GovernanceAction
+from kfm_dagster.ledger.record import NoddWalRecord, replay_history
+from kfm_dagster.ledger.state_machine import LEGAL, Status
+from kfm_dagster_tests.factories import envelope, failed, finished
+from kfm_dagster_tests.ledger.bench import JANE, PERSON, Bench
+
+NUMBERS = itertools.count()
+"""Units of their own for every Hypothesis example, which share a database."""
+RUNS = ("run-1", "run-2")
+DATASET = "nexrad-l2"
+MAX_ATTEMPTS = 3
+LEAVING = {("succeeded", "pending"), ("quarantined", "pending")}
+
+
+@dataclass(kw_only=True)
+class Walk:
+    """Three units, and whatever may happen to them; each method takes the units and the run that are chosen."""
+
+    bench: Bench
+    units: Sequence[Envelope]
+    held: dict[tuple[str, str], Envelope] = field(default_factory=dict)
+    """Claimed envelopes by run, also long after the claim is gone: what a slow worker would write and settle."""
+    off: bool = False
+
+    def ensure(self, chosen: list[Envelope], _run: str) -> None:
+        self.bench.ledger.ensure(chosen)
+
+    def backfill(self, chosen: list[Envelope], _run: str) -> None:
+        created = self.bench.ledger.ensure(chosen, lane=Lane.BULK).created
+        assert {self.record(wal_id).lane for wal_id in created} <= {Lane.BULK}
+
+    def claim(self, chosen: list[Envelope], run: str) -> None:
+        claimed = self.bench.claim(*chosen, run_id=run)
+        assert not (claimed and self.off)
+        assert [unit.lane for unit in claimed] == sorted((unit.lane for unit in claimed), key=list(Lane).index)
+        self.held |= {(run, unit.wal_id): unit for unit in claimed}
+
+    def write(self, chosen: list[Envelope], run: str) -> None:
+        """Ask the fence as a writer does: it lets through exactly what the run holds now, and nothing that is off."""
+        attempts = {unit.wal_id: self.held[run, unit.wal_id].attempt for unit in chosen if self.holds(unit, run)}
+        with self.bench.database.transaction() as tx:
+            refused = self.bench.ledger.fence(run)(tx, attempts)
+        for wal_id, attempt in attempts.items():
+            record = self.record(wal_id)
+            mine = (record.status, record.ingest_run_id, record.attempts) == (Status.IN_PROGRESS, run, attempt)
+            expected = (FenceIssue.KILL_SWITCH if self.off else None) if mine else FenceIssue.CLAIM_LOST
+            assert refused.get(wal_id) == expected
+
+    def renew(self, _chosen: list[Envelope], run: str) -> None:
+        self.bench.ledger.leases.renew(run)
+
+    def succeed(self, chosen: list[Envelope], run: str) -> None:
+        self.settle(chosen, run, finished)
+
+    def fail(self, chosen: list[Envelope], run: str) -> None:
+        self.settle(chosen, run, failed)
+
+    def refuse(self, chosen: list[Envelope], run: str) -> None:
+        self.settle(chosen, run, partial(failed, code="governance_hard_fail"))
+
+    def settle(self, chosen: list[Envelope], run: str, end: Callable[[Envelope], Envelope]) -> None:
+        mine = [end(self.held[run, unit.wal_id]) for unit in chosen if self.holds(unit, run)]
+        before = {unit.wal_id: self.record(unit.wal_id) for unit in mine}
+        report = self.bench.ledger.settle(mine, run_id=run)
+        for unit in mine:
+            stood = before[unit.wal_id]
+            lost = (stood.status, stood.ingest_run_id, stood.attempts) != (Status.IN_PROGRESS, run, unit.attempt)
+            assert (unit.wal_id in report.lost) is lost
+            assert not lost or self.record(unit.wal_id) == stood
+
+    def readmit(self, chosen: list[Envelope], _run: str) -> None:
+        moved = self.bench.ledger.readmit([unit.wal_id for unit in chosen], reason="incident", run_id="replay")
+        assert not (moved and self.off)
+        assert {self.record(wal_id).lane for wal_id in moved} <= {Lane.BULK}
+        assert all(version.superseded_by is None for wal_id in moved for version in self.own_version(wal_id))
+
+    def retry_due(self, chosen: list[Envelope], _run: str) -> None:
+        self.bench.ledger.retry_due(now=self.bench.clock.now, limit=len(chosen))
+
+    def lose_run(self, _chosen: list[Envelope], run: str) -> None:
+        self.bench.ledger.release_lost(run_ids=[run])
+        assert run not in self.bench.ledger.in_progress_runs()
+
+    def expire(self, _chosen: list[Envelope], _run: str) -> None:
+        valid = {lease.run_id for lease in self.bench.ledger.leases.all() if lease.expires_at >= self.bench.clock.now}
+        holding = set(self.bench.ledger.in_progress_runs())
+        self.bench.ledger.release_lost()
+        assert set(self.bench.ledger.in_progress_runs()) == holding & valid
+
+    def quarantine(self, chosen: list[Envelope], _run: str) -> None:
+        statuses = self.bench.ledger.statuses(unit.wal_id for unit in chosen)
+        allowed = [wal_id for wal_id, status in statuses.items() if (status, "quarantined") in LEGAL]
+        self.bench.ledger.quarantine(allowed, reason_code="person", decision=JANE)
+
+    def release(self, chosen: list[Envelope], _run: str) -> None:
+        self.override(chosen, Status.QUARANTINED, GovernanceAction.RELEASE)
+
+    def repeat(self, chosen: list[Envelope], _run: str) -> None:
+        self.override(chosen, Status.SUCCEEDED, GovernanceAction.REPEAT)
+
+    def override(self, chosen: list[Envelope], status: Status, action: GovernanceAction) -> None:
+        records = [found for unit in chosen if (found := self.bench.ledger.get(unit.wal_id)) is not None]
+        # The version that each had before its last change is out of date: such a decision moves nothing.
+        late = {record.wal_id: record.version - 1 for record in records if record.version > 1}
+        ledger = self.bench.ledger
+        assert not ledger.override(late, from_status=status, action=action, decision=JANE)
+        moved = ledger.override(
+            {record.wal_id: record.version for record in records}, from_status=status, action=action, decision=JANE
+        )
+        assert moved == {record.wal_id for record in records if record.status == status}
+
+    def switch(self, _chosen: list[Envelope], _run: str) -> None:
+        change = self.bench.ledger.switches.release if self.off else self.bench.ledger.switches.engage
+        change(DATASET, PERSON)
+        self.off = not self.off
+
+    def holds(self, unit: Envelope, run: str) -> bool:
+        return (run, unit.wal_id) in self.held
+
+    def record(self, wal_id: str) -> NoddWalRecord:
+        found = self.bench.ledger.get(wal_id)
+        assert found is not None
+        return found
+
+    def own_version(self, wal_id: str) -> list[object]:
+        return [version for version in self.bench.ledger.versions(wal_id) if version.wal_id == wal_id]
+
+
+ACTS = (
+    Walk.ensure,
+    Walk.backfill,
+    *[Walk.claim] * 3,
+    *[Walk.write] * 2,
+    Walk.renew,
+    *[Walk.succeed] * 2,
+    *[Walk.fail] * 2,
+    Walk.refuse,
+    Walk.readmit,
+    *[Walk.retry_due] * 2,
+    Walk.lose_run,
+    Walk.expire,
+    Walk.quarantine,
+    *[Walk.release] * 2,
+    Walk.repeat,
+    Walk.switch,
+)
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(ACTS), st.sets(st.integers(0, 2), min_size=1), st.sampled_from(RUNS), st.integers(0, 2000)
+    ),
+    min_size=5,
+    max_size=30,
+)
+
+
+@pytest.mark.clause("WSM-19", "WSM-02", "WSM-16", "WSM-17", "WAL-09", "WAL-10", "BEY-02")
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=STEPS)
+def test_any_walk_keeps_the_rules_and_its_history_rebuilds_the_record(
+    bench: Bench, steps: list[tuple[Callable[[Walk, list[Envelope], str], None], set[int], str, int]]
+) -> None:
+    first = next(NUMBERS)
+    units = [
+        envelope(first, sequencer="00A1"),
+        envelope(next(NUMBERS)),
+        envelope(first, sequencer="00A2", object_version="f" * 32),  # the first one's object, rewritten in place
+    ]
+    walk = Walk(bench=bench, units=units)
+    walk.ensure(units[:2], RUNS[0])
+    for act, chosen, run, seconds in steps:
+        bench.clock.advance(seconds)
+        act(walk, [units[number] for number in sorted(chosen)], run)
+    for unit in units:
+        check(bench, unit.wal_id)
+    if walk.off:
+        walk.switch([], RUNS[0])
+    balance = bench.deliveries.conservation()
+    assert (balance.residual_units, balance.residual_messages) == (0, 0)
+
+
+def check(bench: Bench, wal_id: str) -> None:
+    """What holds of a unit, whatever happened to it."""
+    history = bench.ledger.history(wal_id)
+    record = bench.ledger.get(wal_id)
+    assert (record is None) is (history == [])
+    if record is None:
+        return
+    assert replay_history(history) == record
+    assert record.version == len(history)
+    changes = [(entry.from_status, entry.to_status) for entry in history]
+    left = [entry.version for entry in history if (entry.from_status, entry.to_status) in LEAVING]
+    assert set(changes) <= LEGAL | LEAVING
+    assert record.attempts == sum(after == "in_progress" for _, after in changes) <= MAX_ATTEMPTS + len(left)
+    decided = bench.ledger.log.entries(wal_id=wal_id, limit=1000)
+    assert set(left) <= {entry.record_version for entry in decided if entry.change_ref == JANE.change_ref}
+    superseded = [version for version in bench.ledger.versions(wal_id) if version.superseded_by is not None]
+    assert all(version.sequencer == "00A1" for version in superseded)
+    assert len(superseded) == (len(bench.ledger.versions(wal_id)) > 1)
