@@ -16,13 +16,6 @@ FROM kill_switches
 WHERE released_at IS NULL AND (expires_at IS NULL OR expires_at > :at)
 ORDER BY dataset;
 
--- name: switches
-SELECT
-    switch_id, dataset, engaged_at, engaged_by, reason, change_ref, expires_at, released_at, released_by, release_reason
-FROM kill_switches
-ORDER BY switch_id DESC
-LIMIT :limit;
-
 -- name: engage
 INSERT INTO kill_switches (dataset, engaged_at, engaged_by, reason, change_ref, expires_at)
 VALUES (:dataset, :at, :actor, :reason, :change_ref, :expires_at);
