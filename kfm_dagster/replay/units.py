@@ -60,12 +60,18 @@ class SelectedUnit:
     status: Status
     dataset: str
     partition: str
-    event_time: datetime
+    at: str | datetime
+    """Event time as the database gives it: text in SQLite."""
     attempts: int
     error_code: str | None
     object_uri: str
     superseded: bool
     made_by: str | None
+
+    @property
+    def event_time(self) -> datetime:
+        """When the source says that the object was written."""
+        return moment(self.at)
 
     def as_json(self) -> dict[str, Any]:
         """Return the published form."""
@@ -186,8 +192,10 @@ def admit(
     skipped: dict[WalId, SkipReason] = {}
     wanted: dict[Status, dict[WalId, int]] = {status: {} for status in Status}
     for row in rows:
-        unit = _unit(row)
-        if (hindrance := _conflict(row, unit) or rules.hindrance(unit)) is not None:
+        unit = _unit(row[2:])
+        if (
+            hindrance := _conflict(unit, row.selected_status, row.selected_version) or rules.hindrance(unit)
+        ) is not None:
             skipped[unit.wal_id] = hindrance
         else:
             wanted[unit.status][unit.wal_id] = unit.version
@@ -222,15 +230,13 @@ def admit(
     return AdmittedBatch(batch=batch, admitted=len(admitted), skipped=Counter(skipped.values()))
 
 
-def _conflict(row: Any, unit: SelectedUnit) -> SkipReason | None:
+def _conflict(unit: SelectedUnit, selected_status: str, selected_version: int) -> SkipReason | None:
     """Tell whether the record is another one than was selected.
 
     A failed unit that failed once more meanwhile is still what was meant; a success or a quarantine of another version
     is another result, which nobody has approved to replace.
     """
-    moved = unit.status != row.selected_status or (
-        unit.status is not Status.FAILED and unit.version != row.selected_version
-    )
+    moved = unit.status != selected_status or (unit.status is not Status.FAILED and unit.version != selected_version)
     return SkipReason.MOVED if moved else None
 
 
@@ -260,19 +266,21 @@ def frozen(units: Sequence[SelectedUnit], *, batch_size: int) -> list[dict[str, 
     ]
 
 
-def _unit(row: Any) -> SelectedUnit:
+def _unit(row: Sequence[Any]) -> SelectedUnit:
+    """Read a row by the order of its columns: by their names it would take as long as the query."""
+    wal_id, version, status, dataset, partition, at, attempts, error_code, object_uri, superseded, made_by = row
     return SelectedUnit(
-        wal_id=WalId(row.wal_id),
-        version=row.version,
-        status=Status(row.status),
-        dataset=row.dataset,
-        partition=row.partition_key,
-        event_time=moment(row.event_time),
-        attempts=row.attempts,
-        error_code=row.last_error_code,
-        object_uri=row.object_uri,
-        superseded=bool(row.is_superseded),
-        made_by=row.made_by,
+        wal_id=WalId(wal_id),
+        version=version,
+        status=Status(status),
+        dataset=dataset,
+        partition=partition,
+        at=at,
+        attempts=attempts,
+        error_code=error_code,
+        object_uri=object_uri,
+        superseded=bool(superseded),
+        made_by=made_by,
     )
 
 
