@@ -147,32 +147,37 @@ class Walk:
 ACTS = (
     Walk.ensure,
     Walk.backfill,
-    *[Walk.claim] * 3,
-    *[Walk.write] * 2,
+    *[Walk.claim] * 6,
+    *[Walk.write] * 3,
     Walk.renew,
     *[Walk.succeed] * 2,
-    *[Walk.fail] * 2,
+    *[Walk.fail] * 3,
     Walk.refuse,
     Walk.readmit,
-    *[Walk.retry_due] * 2,
-    Walk.lose_run,
-    Walk.expire,
+    *[Walk.retry_due] * 3,
+    *[Walk.lose_run] * 2,
+    *[Walk.expire] * 2,
     Walk.quarantine,
     *[Walk.release] * 2,
     Walk.repeat,
     Walk.switch,
 )
+SECONDS = (0, 0, 0, 40, 400, 1200)
+"""Time before a step: within a lease and a backoff, beyond a backoff, beyond a lease (960 s)."""
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(ACTS), st.sets(st.integers(0, 2), min_size=1), st.sampled_from(RUNS), st.integers(0, 2000)
+        st.sampled_from(ACTS),
+        st.sets(st.integers(0, 2), min_size=1),
+        st.sampled_from(RUNS),
+        st.sampled_from(SECONDS),
     ),
-    min_size=5,
-    max_size=30,
+    min_size=20,
+    max_size=40,
 )
 
 
 @pytest.mark.clause("WSM-19", "WSM-02", "WSM-16", "WSM-17", "WAL-09", "WAL-10", "BEY-02")
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
 def test_any_walk_keeps_the_rules_and_its_history_rebuilds_the_record(
     bench: Bench, steps: list[tuple[Callable[[Walk, list[Envelope], str], None], set[int], str, int]]
