@@ -31,12 +31,15 @@ class Part:
 def parts(*, seeds: int, steps: int, records: int) -> list[Part]:
     """Return the parts in their order."""
     ledger = ("-m", "benchmarks.ledger", "--records", str(records), "--database")
+    campaign = ("-m", "kfm_dagster.chaos.campaign", "--units", "10000", "--kills", "200", "--database")
     return [
         Part(
             name="simulation",
             command=("-m", "kfm_dagster_tests.simulation", "--seeds", str(seeds), "--steps", str(steps)),
         ),
         Part(name="contention", command=("-m", "benchmarks.contention"), lines=0),
+        Part(name="chaos-sqlite", command=(*campaign, "sqlite")),
+        Part(name="chaos-postgresql", command=(*campaign, "postgresql")),
         Part(name="ledger-sqlite", command=(*ledger, "sqlite"), lines=0),
         Part(name="ledger-postgresql", command=(*ledger, "postgresql"), lines=0),
     ]
