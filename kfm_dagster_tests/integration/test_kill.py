@@ -120,9 +120,12 @@ def _assert_whole(pipeline: Pipeline, home: Path) -> None:
     counts = pipeline.ledger.counts()["nexrad-l2"]
     assert {status: count for status, count in counts.items() if count} == {Status.SUCCEEDED: units}
     records = pipeline.ledger.find(limit=1000)
-    # A day that died after its claim was given back once; one that died before it, or after its settlement, was not.
+    # A day that died after its claim was given back once, unless the killed daemon's successor took its run up again
+    # under the same claim; one that died before its claim, or after its settlement, was not.
     attempts = Counter(record.attempts for record in records)
-    assert attempts == {1: 2 * UNITS_PER_DAY, 2: (len(DEATHS) - 2) * UNITS_PER_DAY}
+    assert sum(attempts.values()) == attempts[1] + attempts[2] == units
+    assert attempts[1] >= 2 * UNITS_PER_DAY
+    assert attempts[2] >= UNITS_PER_DAY
 
     catalog = pystac.Catalog.from_file(str(home / "catalog" / "catalog.json"))
     items = Counter(item.id for item in catalog.get_items(recursive=True))
