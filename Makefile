@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PYTEST_ARGS ?=
+# Half of the tests wait for daemons and servers, so a few more workers than processors keep these busy.
+WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
 
 .PHONY: demo ui test lint clauses lock bench soak clean
 
@@ -25,7 +27,7 @@ ui: $(INSTALLED)  ## open the Dagster UI over the demo's data
 	@$(BIN)/kfm ui
 
 test: $(INSTALLED)  ## run every test; browser tests are skipped where there is no Chromium
-	@$(BIN)/pytest $(PYTEST_ARGS)
+	@$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 lint: $(INSTALLED)  ## ruff, mypy --strict, import contracts
 	@$(BIN)/ruff format --check .

@@ -12,10 +12,15 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from hypothesis import settings
 
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.embedded.postgres import embedded_postgres
 from kfm_dagster.storage.database import Database
+
+# No test depends on the clock, and workers share the machine.
+settings.register_profile("kfm", deadline=None)
+settings.load_profile("kfm")
 
 SHARED_DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 

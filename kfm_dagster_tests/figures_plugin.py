@@ -9,17 +9,26 @@ from collections.abc import Callable
 
 import pytest
 
-_FIGURES = pytest.StashKey[list[str]]()
+_FIGURE = "figure"
 
 
 @pytest.fixture
-def figure(request: pytest.FixtureRequest) -> Callable[[str], None]:
+def figure(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
     """Report a figure of this test."""
-    return request.config.stash.setdefault(_FIGURES, []).append
+    return lambda line: record_property(_FIGURE, line)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if found := config.stash.get(_FIGURES, []):
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    # Of the reports and not of this process: a test may have run in a worker of pytest-xdist.
+    reports = [report for found in terminalreporter.stats.values() for report in found if hasattr(report, "when")]
+    figures = [
+        value
+        for report in reports
+        if report.when == "call"
+        for name, value in report.user_properties
+        if name == _FIGURE
+    ]
+    if figures:
         terminalreporter.section("figures")
-        for line in found:
+        for line in figures:
             terminalreporter.write_line(line)

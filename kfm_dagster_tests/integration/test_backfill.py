@@ -48,9 +48,6 @@ from kfm_dagster_tests.integration.chain import Clock, announce, assert_conserve
 from kfm_dagster_tests.integration.dying_listing import DATASET, DAY, listing, objects_of_a_day
 from kfm_dagster_tests.integration.face import Face
 
-# Dagster 1.13 asks this deprecated property of its own when it makes a resource with nested ones.
-pytestmark = pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning")
-
 WHY = Decision(actor="ada", reason="outage of 2 April", change_ref="CHG-1")
 OBJECTS = 12_000
 """More than two chunks."""

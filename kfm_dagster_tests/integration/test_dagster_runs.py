@@ -35,9 +35,6 @@ from kfm_dagster_tests.integration.chain import (
 )
 from kfm_dagster_tests.integration.face import Face, materialisations
 
-# Dagster 1.13 asks this deprecated property of its own when it makes a resource with nested ones.
-pytestmark = pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning")
-
 PARTITION = DAY.isoformat()
 NODES = [f"nexrad-l2.{operator}" for operator in Operator]
 JOB = "ingest_nexrad_l2"

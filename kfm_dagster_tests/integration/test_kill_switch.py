@@ -20,9 +20,6 @@ from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, Clock, FakeQueue, announce, good, put, volumes
 from kfm_dagster_tests.integration.face import Face
 
-# Dagster 1.13 asks this deprecated property of its own when it makes a resource with nested ones.
-pytestmark = pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning")
-
 PARTITION = DAY.isoformat()
 WHY = Decision(actor="ada", reason="wrong projection upstream", change_ref="INC-7")
 

@@ -27,9 +27,6 @@ from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, FakeQueue, announce, missing, put, take, volumes
 from kfm_dagster_tests.integration.face import Face, materialisations
 
-# Dagster 1.13 asks this deprecated property of its own when it makes a resource with nested ones.
-pytestmark = pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning")
-
 PARTITION = DAY.isoformat()
 BULK_DAY = START.date().isoformat()
 BULK_UNITS = 60_000

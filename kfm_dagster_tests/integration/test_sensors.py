@@ -44,9 +44,6 @@ from kfm_dagster_tests.integration.chain import (
 )
 from kfm_dagster_tests.integration.face import Face
 
-# Dagster 1.13 asks this deprecated property of its own when it makes a resource with nested ones.
-pytestmark = pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated:DeprecationWarning")
-
 PARTITION = DAY.isoformat()
 NEXT_DAY = DAY + timedelta(days=1)
 

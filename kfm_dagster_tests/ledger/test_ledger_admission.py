@@ -212,7 +212,7 @@ def histories(draw: st.DrawFn) -> tuple[list[Envelope], list[list[Envelope]]]:
 
 
 @pytest.mark.clause("BEY-01")
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(history=histories(), stage=st.integers(0, 10**9))
 def test_any_arrival_of_any_versions_leaves_only_the_newest(
     bench: Bench, history: tuple[list[Envelope], list[list[Envelope]]], stage: int

@@ -195,7 +195,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.clause("BEY-03")
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
 def test_conservation_holds_after_every_step_of_any_story(bench: Bench, steps: list) -> None:
     for step, number in steps:

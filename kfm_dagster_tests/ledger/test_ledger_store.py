@@ -109,7 +109,7 @@ def test_claims_take_urgent_then_old_units_up_to_the_limit(bench: Bench) -> None
     assert bench.ledger.claim(dataset="nexrad-l2", partition="2025-12-04", run_id=RUN, limit=3) == []
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(unit=envelopes())
 def test_a_claimed_envelope_is_the_one_that_was_ensured(bench: Bench, unit: Envelope) -> None:
     # message-parse lets only printable ASCII into these two.

@@ -420,7 +420,7 @@ def test_a_cut_object_is_truncated(length: int) -> None:
 
 
 @pytest.mark.clause("OPR-07")
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_a_corrupt_object_gives_a_code_or_metadata_and_nothing_else(data: st.DataObject) -> None:
     key, content = CORRUPTIBLE[data.draw(st.sampled_from(sorted(CORRUPTIBLE)))]
@@ -532,7 +532,7 @@ def test_an_image_of_space_alone_has_no_footprint() -> None:
     assert geostationary.footprint(EAST, ImageBounds(west=0.14, east=0.148, south=0.14, north=0.148)) is None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.floats(-180, 180),
     st.floats(-0.15, 0.15),

@@ -549,7 +549,7 @@ def mutated(draw: st.DrawFn) -> bytes:
 
 
 @pytest.mark.clause("OPR-07")
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(content=mutated(), index=st.one_of(st.none(), st.just(SAMPLE_INDEX.encode()), st.binary(max_size=200)))
 def test_mutated_object_gives_metadata_or_a_read_error(content: bytes, index: bytes | None) -> None:
     source = CountingSource(content)
@@ -570,7 +570,7 @@ def test_mutated_object_gives_metadata_or_a_read_error(content: bytes, index: by
 
 
 @pytest.mark.clause("OPR-07")
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=400))
 def test_bytes_behind_a_magic_number_give_metadata_or_a_read_error(content: bytes) -> None:
     for prefix in (b"", b"GRIB", SAMPLE[:16], SAMPLE[:37]):

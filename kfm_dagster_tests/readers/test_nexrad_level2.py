@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyproj import Geod
 from shapely.geometry import shape
@@ -283,7 +283,6 @@ def test_an_impossible_position_is_not_published(
         assert read(content).properties["nexrad:position-source"] == expected
 
 
-@settings(deadline=None)
 @given(latitude=st.floats(-85, 85), longitude=st.floats(-180, 180))
 def test_coverage_is_a_valid_disc_anywhere(latitude: float, longitude: float) -> None:
     geometry, (west, south, east, north) = _coverage(latitude, longitude)
@@ -374,7 +373,6 @@ def test_the_status_of_the_radar_is_told(
 
 
 @pytest.mark.clause("OPR-07")
-@settings(deadline=None)
 @given(data=st.data())
 def test_corrupt_bytes_give_metadata_or_an_issue_code(data: st.DataObject, volume: bytes, uncompressed: bytes) -> None:
     content = data.draw(st.sampled_from([volume, uncompressed, gzip.compress(uncompressed), gzip.compress(volume)]))

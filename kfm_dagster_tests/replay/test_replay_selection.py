@@ -157,7 +157,7 @@ def test_each_filter_narrows_the_selection_to_what_it_says(stand: Stand) -> None
 
 
 @pytest.mark.clause("RPL-02")
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_the_same_spec_selects_the_same_records_in_the_same_order_however_they_came(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
