@@ -72,13 +72,13 @@ class Simulation:
         except Exception as error:  # whatever it is, it is the finding
             violation, detail = SURPRISE, f"{type(error).__name__}: {error}"
         finally:
-            trace = list(scheduler.trace)
-            digest = scheduler.digest
+            # Before the end, which lets every actor go on once more.
+            lived, digest, trace = scheduler.steps, scheduler.digest, list(scheduler.trace)
             seams.install(None)
             scheduler.end()
         return Outcome(
             seed=seed,
-            steps=scheduler.steps,
+            steps=lived,
             digest=digest,
             units=len(account.units),
             happened=scheduler.happened,

@@ -98,7 +98,4 @@ def test_a_broken_seed_says_how_to_live_through_it_again() -> None:
     assert str(first) == str(second)
     assert f"seed {first.seed} breaks only_the_holder_writes at step {first.steps}" in str(first)
     assert f"--first {first.seed} --seeds 1" in str(first)
-    told = [int(action.split()[0]) for action in first.trace]
-    assert told == sorted(told)
-    # What led to it, up to the step that broke: not every step is an action worth telling.
-    assert first.steps - 10 <= told[-1] <= first.steps
+    assert first.trace[-1].startswith(f"{first.steps} ")
