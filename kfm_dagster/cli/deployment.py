@@ -15,7 +15,7 @@ from kfm_dagster.cli.progress_bar import drain_bar
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.embedded.cloud import EmbeddedCloud
 from kfm_dagster.embedded.demo import DEMO_ENVIRONMENT, account, environment
-from kfm_dagster.embedded.deployment import Deployment, DeploymentError
+from kfm_dagster.embedded.deployment import Deployment
 from kfm_dagster.embedded.drain import drain as drain_queue
 from kfm_dagster.embedded.feed import Feed
 from kfm_dagster.embedded.sample_day import SAMPLE_DAY, sample_objects
@@ -58,9 +58,9 @@ def ui(*, port: int, cloud: str) -> None:
             day = f"{deployment.url}/locations/kfm_dagster/jobs/ingest?partition={SAMPLE_DAY}"
             console.print(f"the sample objects are of {SAMPLE_DAY} and the day after; to ingest them by hand:")
             console.print(f'  {day} > "Materialize all" > "Launch 1 run"', soft_wrap=True)
-        while deployment.alive():
+        while True:
             time.sleep(1)
-        raise DeploymentError("a part of the deployment ended", next_step=f"read {deployment.home / 'logs'}")
+            deployment.tend()
 
 
 @click.command()

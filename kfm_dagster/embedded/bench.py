@@ -258,11 +258,10 @@ class _MemoryWatch:
 
 
 def _run_processes(pid: int) -> Iterator[int]:
-    """Give the resident bytes of every grandchild: the code server's servers start the runs."""
+    """Give the resident bytes of every descendant: the code server starts the runs."""
     try:
-        for child in psutil.Process(pid).children():
-            for grandchild in child.children(recursive=True):
-                yield int(grandchild.memory_info().rss)
+        for run in psutil.Process(pid).children(recursive=True):
+            yield int(run.memory_info().rss)
     except psutil.Error:
         return
 

@@ -1,7 +1,7 @@
 """A whole deployment on one machine: code server, daemon and, when asked for, the web server, as child processes.
 
-The same commands that production runs, with loopback ports and a DAGSTER_HOME below KFM_HOME. Only processes started
-here are ended here, by pid.
+The same commands that production runs, with loopback ports and a DAGSTER_HOME below KFM_HOME, and whoever waits for
+them is their supervisor. Only processes started here are ended here, by pid.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from types import TracebackType
@@ -24,10 +25,13 @@ from kfm_dagster.errors import DependencyUnavailableError
 START_SECONDS = 120
 """How long a server may take to answer; importing Dagster costs seconds on a busy machine."""
 STOP_SECONDS = 20
+MAX_DEATHS = 5
+DEATH_WINDOW_SECONDS = 300.0
+"""So many deaths of parts in so short a time are no accident: something is wrong that a restart does not mend."""
 
 
 class DeploymentError(DependencyUnavailableError):
-    """A part of the deployment did not start."""
+    """A part of the deployment does not start, or does not stay."""
 
 
 class Deployment:
@@ -56,7 +60,9 @@ class Deployment:
             "DAGSTER_HOME": str(self.dagster_home),
             "PYTHONUNBUFFERED": "1",
         }
+        self._commands: dict[str, Sequence[str]] = {}
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
 
     def __enter__(self) -> Self:
         try:
@@ -87,13 +93,15 @@ class Deployment:
             f"      host: 127.0.0.1\n      port: {port}\n      location_name: kfm_dagster\n",
             encoding="utf-8",
         )
+        # Not `dagster code-server start`: its proxy outlives a killed server and starts no other, and nobody notices.
         self._spawn(
             "code-server",
-            ["dagster", "code-server", "start", "-m", self._module, "-h", "127.0.0.1", "-p", str(port)],
+            ["dagster", "api", "grpc", "-m", self._module, "-h", "127.0.0.1", "-p", str(port)],
         )
         self._wait("code-server", lambda: _accepts(port))
         if self._with_daemon:
-            self.start_daemon()
+            # Sensors, run queue, run monitoring, backfills.
+            self._spawn("daemon", ["dagster-daemon", "run", "-w", str(workspace)])
         if self.web_port is not None:
             self._spawn(
                 "webserver",
@@ -101,13 +109,24 @@ class Deployment:
             )
             self._wait("webserver", lambda: _serves(f"{self.url}/server_info"))
 
-    def start_daemon(self) -> None:
-        """Start the daemon (sensors, run queue, run monitoring, backfills)."""
-        self._spawn("daemon", ["dagster-daemon", "run", "-w", str(self.dagster_home / "workspace.yaml")])
+    def tend(self) -> None:
+        """Start again what died, as a supervisor would. Raises DeploymentError when parts keep dying."""
+        for name, child in list(self._children.items()):
+            if child.poll() is None:
+                continue
+            self._deaths.append(time.monotonic())
+            if len(self._deaths) == MAX_DEATHS and self._deaths[-1] - self._deaths[0] < DEATH_WINDOW_SECONDS:
+                raise DeploymentError(
+                    "parts of the deployment keep dying",
+                    observed=f"the {name} ended with exit code {child.poll()}, "
+                    f"the {MAX_DEATHS}th end within {DEATH_WINDOW_SECONDS:.0f} s",
+                    next_step=f"read {self.log(name)}",
+                )
+            self._spawn(name, self._commands[name])
 
     def kill(self, name: str) -> None:
         """Kill one child with SIGKILL, as a crash would."""
-        child = self._children.pop(name)
+        child = self._children[name]
         child.kill()
         child.wait()
 
@@ -132,11 +151,8 @@ class Deployment:
         """Return the process ids of the children."""
         return [child.pid for child in self._children.values()]
 
-    def alive(self) -> bool:
-        """Tell whether every child still runs."""
-        return all(child.poll() is None for child in self._children.values())
-
-    def _spawn(self, name: str, command: list[str]) -> None:
+    def _spawn(self, name: str, command: Sequence[str]) -> None:
+        self._commands[name] = command
         log = self.log(name)
         log.parent.mkdir(parents=True, exist_ok=True)
         executable = Path(sys.executable).parent / command[0]

@@ -25,7 +25,8 @@ def drain(
 ) -> Progress:
     """Watch until drained, calling `report` on every look.
 
-    Raises DrainError when a part of the deployment dies or the time is over; nothing is lost, the next drain goes on.
+    A part of the deployment that dies is started again. Raises DrainError when the time is over, and DeploymentError
+    when parts keep dying; nothing is lost, the next drain goes on.
     """
     deadline = time.monotonic() + timeout_seconds
     replays = ReplayEngine(pipeline=pipeline)
@@ -36,12 +37,7 @@ def drain(
         quiet = quiet + 1 if now.drained and not replays.at_work() else 0
         if quiet >= QUIET_POLLS:
             return now
-        if not deployment.alive():
-            raise DrainError(
-                "a part of the deployment died",
-                observed=f"{now.units - now.terminal} units unfinished",
-                next_step=f"read {deployment.home / 'logs'} and run the command again; it goes on where it stopped",
-            )
+        deployment.tend()
         if time.monotonic() > deadline:
             raise DrainError(
                 observed=f"{now.queued} messages, {now.units - now.terminal} units left after {timeout_seconds:.0f} s",

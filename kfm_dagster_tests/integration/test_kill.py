@@ -1,4 +1,4 @@
-"""A whole deployment whose runs and daemon die by SIGKILL: nothing is lost, nothing is doubled."""
+"""A whole deployment whose runs, daemon and code server die by SIGKILL: nothing is lost, nothing is doubled."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def published(tmp_path: Path) -> Iterator[dict[str, str]]:
 @pytest.mark.clause("DAG-10", "WAL-08", "BEY-03", "BEY-09")
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore:ConjunctiveGraph is deprecated:DeprecationWarning")  # rdflib's JSON-LD parser
-def test_deaths_in_every_operator_and_of_the_daemon_lose_and_double_nothing(
+def test_deaths_in_every_operator_and_of_daemon_and_code_server_lose_and_double_nothing(
     published: dict[str, str], database_url: str, tmp_path: Path
 ) -> None:
     plan = tmp_path / "plan.json"
@@ -105,11 +105,11 @@ def test_deaths_in_every_operator_and_of_the_daemon_lose_and_double_nothing(
                 injected = tally.injected()
                 if not deaths_before and len(injected) > len(DEATHS) // 2:
                     deployment.kill("daemon")
+                    deployment.kill("code-server")
                     deaths_before.extend(entry["rule"] for entry in injected)
-                    deployment.start_daemon()
 
             drain(deployment, pipeline, timeout_seconds=600, report=watch)
-        assert deaths_before, "the daemon did not die"
+        assert deaths_before, "daemon and code server did not die"
         assert {entry["rule"] for entry in tally.injected()} == {rule["name"] for rule in chaos_plan()["rules"]}
         _assert_every_attempt_is_explained(pipeline, tally, deaths_before=deaths_before)
         _assert_whole(pipeline, home)

@@ -1,0 +1,46 @@
+"""The supervisor of a deployment's parts, with small processes in their place."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kfm_dagster.embedded.deployment import MAX_DEATHS, Deployment, DeploymentError
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Iterator[Deployment]:
+    made = Deployment(tmp_path, environment={})
+    yield made
+    made.stop()
+
+
+def tend_for_ever(deployment: Deployment) -> None:
+    while True:
+        deployment.tend()
+        time.sleep(0.05)
+
+
+def test_a_part_that_is_killed_is_started_again_and_its_neighbour_left_alone(deployment: Deployment) -> None:
+    for name in ("victim", "neighbour"):
+        deployment._spawn(name, ["python", "-c", "import time; time.sleep(600)"])
+    victim, neighbour = deployment.pids()
+    deployment.tend()
+    assert deployment.pids() == [victim, neighbour]
+    deployment.kill("victim")
+    deployment.tend()
+    successor, same = deployment.pids()
+    assert same == neighbour
+    assert successor != victim
+    os.kill(successor, 0)
+
+
+def test_a_part_that_keeps_dying_is_not_started_for_ever(deployment: Deployment, tmp_path: Path) -> None:
+    deployment._spawn("hopeless", ["python", "-c", "print('once more'); raise SystemExit(3)"])
+    with pytest.raises(DeploymentError, match=r"parts of the deployment keep dying.*hopeless ended with exit code 3"):
+        tend_for_ever(deployment)
+    assert (tmp_path / "logs" / "hopeless.log").read_text().splitlines() == ["once more"] * MAX_DEATHS
