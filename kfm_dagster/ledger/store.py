@@ -170,11 +170,18 @@ class Ledger(LedgerChanges):
         )
 
     def retry_due(self, *, now: datetime, limit: int, tx: Transaction | None = None) -> dict[tuple[str, str], int]:
-        """Make failed > pending of the units whose backoff is over; return their number by (dataset, partition)."""
+        """Make failed > pending of the units whose backoff is over; return their number by (dataset, partition).
+
+        A unit that the policy refuses by now goes to quarantine: its contract has become stricter, or a newer version
+        of its object came while its attempt failed. It would else be due, and refused, at every tick before all others.
+        """
         with self._changing(tx) as changing:
             datasets = as_json([rule["dataset"] for rule in self._rules(changing)])
-            due = changing.run("ledger.due", at=rfc3339(now), limit=limit, datasets=datasets)
-            rows = self._readmit(wal_ids_of(due), reason=ReplayReason.RETRY, tx=changing)
+            due = wal_ids_of(changing.run("ledger.due", at=rfc3339(now), limit=limit, datasets=datasets))
+            rows = self._readmit(due, reason=ReplayReason.RETRY, tx=changing)
+            refused = set(due) - set(wal_ids_of(rows))
+            exhausted: dict[WalId, str] = dict.fromkeys(refused, LedgerCode.ATTEMPTS_EXHAUSTED)
+            self._give_up(exhausted | self._superseded(refused, changing), changing)
             return dict(Counter((row.dataset, row.partition_key) for row in rows))
 
     def quarantine(

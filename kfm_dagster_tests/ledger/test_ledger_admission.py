@@ -254,6 +254,23 @@ def test_a_superseded_unit_in_progress_goes_to_quarantine_when_its_attempt_fails
 
 
 @pytest.mark.clause("BEY-01")
+def test_a_unit_that_is_superseded_while_its_attempt_fails_goes_to_quarantine_when_it_is_due(bench: Bench) -> None:
+    if bench.database.dialect == "sqlite":
+        pytest.skip("one writer at a time: whichever comes second sees the other")
+    old, new = version(1, sequencer="01"), version(2, sequencer="02")
+    bench.ledger.ensure([old])
+    claimed = bench.claim(old)
+    with bench.database.transaction() as tx:
+        report = bench.ledger.settle([failed(unit, "etag_mismatch") for unit in claimed], run_id=RUN, tx=tx)
+        bench.ledger.ensure([new])  # neither sees what the other has not committed
+    assert report.failed == (old.wal_id,)
+    bench.clock.advance(10**6)
+    assert bench.ledger.retry_due(now=bench.clock.now, limit=10) == {}
+    assert standing(bench, [old, new]) == ["quarantined", "pending"]
+    assert bench.ledger.history(old.wal_id)[-1].reason == "superseded"
+
+
+@pytest.mark.clause("BEY-01")
 def test_a_superseded_unit_of_a_dead_run_is_not_let_in_again(bench: Bench) -> None:
     old, new = version(1, sequencer="01"), version(2, sequencer="02")
     bench.ledger.ensure([old])

@@ -97,17 +97,25 @@ def test_a_permanent_error_has_its_own_smaller_number_of_attempts(
 
 
 @pytest.mark.clause("WSM-14")
-def test_a_permanent_failure_that_a_stricter_contract_finds_is_not_replayed(
+def test_a_failure_that_a_stricter_contract_gives_no_attempt_makes_way_for_those_behind_it(
     bench: Bench, contracts: ContractRegistry
 ) -> None:
-    """The contract was changed after the attempt: its failed records stay where they are, for a person."""
-    unit = envelope()
-    bench.ledger.ensure([unit])
-    fail(bench, unit, PERMANENT)
+    """The contract was changed after the attempt; due first at every tick, it would keep the next one from its turn."""
+    hopeless, hopeful = envelope(1), envelope(2)
+    bench.ledger.ensure([hopeless, hopeful])
+    fail(bench, hopeless, PERMANENT)
+    bench.clock.advance(1)
+    fail(bench, hopeful, TRANSIENT)
     strict = bench_with(bench, contracts, permanent=PermanentErrors(codes=[PERMANENT], max_attempts=1).model_dump())
-    assert strict.ledger.readmit([unit.wal_id], reason="incident") == frozenset()
-    assert strict.ledger.retry_due(now=bench.clock.now + timedelta(days=1), limit=10) == {}
-    assert bench.ledger.readmit([unit.wal_id]) == {unit.wal_id}
+    assert strict.ledger.readmit([hopeless.wal_id], reason="incident") == frozenset()
+    due = bench.clock.now + timedelta(days=1)
+    assert [strict.ledger.retry_due(now=due, limit=1) for _ in range(3)] == [{}, {("nexrad-l2", DAY): 1}, {}]
+    record = bench.ledger.get(hopeless.wal_id)
+    assert (record.status, record.change_reason, record.last_error_code) == (
+        "quarantined",
+        "attempts_exhausted",
+        PERMANENT,
+    )
 
 
 @pytest.mark.clause("WSM-09", "WSM-14")
