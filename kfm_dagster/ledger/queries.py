@@ -5,9 +5,9 @@ Belongs here: named queries as typed values. Does not belong here: changes (`sto
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
-from kfm_dagster.contracts.envelope import Envelope, Lane, WalId
+from kfm_dagster.contracts.envelope import Lane, WalId
 from kfm_dagster.contracts.identity import moment, rfc3339
 from kfm_dagster.ledger.outcomes import mismatches
 from kfm_dagster.ledger.record import HistoryEntry, NoddWalRecord, record_of
@@ -44,12 +44,6 @@ class LedgerQueries:
         with reading(self.database, tx) as view:
             rows = view.run("ledger.statuses", wal_ids=as_json(sorted(wal_ids))).all()
         return {WalId(row.wal_id): Status(row.status) for row in rows}
-
-    def held(self, units: Sequence[Envelope], *, run_id: str) -> frozenset[WalId]:
-        """Return those of the claimed units whose claim still stands."""
-        batch = as_json([{"wal_id": unit.wal_id, "attempt": unit.attempt} for unit in units])
-        with self.database.transaction() as tx:
-            return frozenset(row.wal_id for row in tx.run("ledger.hold", batch=batch, run_id=run_id))
 
     def find(
         self,

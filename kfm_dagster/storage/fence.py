@@ -1,7 +1,7 @@
 """Fences: who may still write for a unit, asked inside the transaction that writes.
 
 Belongs here: the type that rooms without a ledger (catalog, lineage) take and the ledger gives. Does not belong here:
-how a claim is checked (`ledger/fencing.py`).
+how a claim is checked (`ledger/leases.py`).
 """
 
 from __future__ import annotations
