@@ -45,6 +45,8 @@ PENDING_CELLS = 2
 CLAIMED_CELLS = 3
 """Cells, the newest ones, whose units wait, and those of which a thousand are in progress under one run each."""
 CLAIMS = 1_000
+FILLING_CACHE_KIB = 512 * 1024
+"""Page cache of SQLite while it is filled: keys are random, so with less each cell writes most index pages again."""
 TARGET_MILLISECONDS = 100.0
 SUCCESS = {
     "integrity_status": "ok",
@@ -86,6 +88,8 @@ class Filling:
         for number in range(cells):
             kept = cells - number - 1
             with self.database.transaction() as tx:
+                if self.database.dialect == "sqlite":
+                    tx.connection.exec_driver_sql(f"PRAGMA cache_size = -{FILLING_CACHE_KIB}")
                 self._cell(
                     tx,
                     number,
