@@ -1,0 +1,120 @@
+"""The content hash: what a node would do, as one digest over its inputs, its parameters and its code.
+
+Belongs here: the published algorithm (idempotent-node pattern, "Deterministic Content Hashing") and where the code's
+part of it comes from. Does not belong here: the hash that run-state compares within a run (`run_state/inputs_hash.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from kfm_dagster.errors import ConfigurationError
+
+CODE_SUFFIXES = frozenset({".py", ".sql", ".yaml", ".json"})
+"""Files that decide what a node does."""
+GIT_SECONDS = 30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ManifestEntry:
+    """One input: where it is, its size in bytes, and what tells its version - an ETag, a checksum, or both."""
+
+    uri: str
+    size: int | None = None
+    etag: str | None = None
+    checksum: str | None = None
+
+    def canonical(self) -> dict[str, Any]:
+        """Return the members that are set, ready for JSON."""
+        members = {"uri": self.uri, "size": self.size, "etag": self.etag, "checksum": self.checksum}
+        return {name: value for name, value in members.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CodeFingerprint:
+    """Which code: the Git commit (or the digest of the installed files), the lockfile's SHA-256, an image's digest."""
+
+    code_sha: str
+    lockfile_hash: str
+    image_digest: str | None = None
+
+    def canonical(self) -> dict[str, str]:
+        """Return the hash's `code` member."""
+        image = {} if self.image_digest is None else {"image": self.image_digest}
+        return {"sha": self.code_sha, "lockfile": self.lockfile_hash, **image}
+
+
+def compute_content_hash(
+    inputs: Iterable[Mapping[str, Any]],
+    params: Mapping[str, Any],
+    code_sha: str,
+    lockfile_hash: str,
+    *,
+    image_digest: str | None = None,
+) -> str:
+    """Return 64 hex digits over inputs `{uri, size, etag|checksum}` in any order, parameters and code.
+
+    Raises ValueError for NaN and infinity, which JSON has not.
+    """
+    # Equal URIs would keep the order they came in; their text puts them in one.
+    norm_inputs = sorted(map(dict, inputs), key=lambda entry: (entry["uri"], json.dumps(entry, sort_keys=True)))
+    code = CodeFingerprint(code_sha=code_sha, lockfile_hash=lockfile_hash, image_digest=image_digest).canonical()
+    blob = json.dumps({"inputs": norm_inputs, "params": dict(params), "code": code}, sort_keys=True, allow_nan=False)
+    return hashlib.sha256(blob.encode()).hexdigest()
+
+
+@cache
+def code_fingerprint(folder: Path, lockfile: Path, *, image_digest: str | None = None) -> CodeFingerprint:
+    """Fingerprint the code below a folder, once per process.
+
+    In a Git checkout whose files below the folder are as committed it is the commit; else, installed or changed, the
+    digest of the files themselves. Raises ConfigurationError when the lockfile is missing.
+    """
+    if not lockfile.is_file():
+        raise ConfigurationError(
+            "the code's lockfile is missing", observed=lockfile, expected="the file that pins every dependency"
+        )
+    return CodeFingerprint(
+        code_sha=_commit(folder) or files_digest(folder),
+        lockfile_hash=hashlib.sha256(lockfile.read_bytes()).hexdigest(),
+        image_digest=image_digest,
+    )
+
+
+def files_digest(folder: Path) -> str:
+    """Return `files:` and the SHA-256 over the names and contents of a folder's code files."""
+    whole = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.suffix in CODE_SUFFIXES and path.is_file()):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        whole.update(f"{path.relative_to(folder).as_posix()}\0{content}\n".encode())
+    return f"files:{whole.hexdigest()}"
+
+
+def _commit(folder: Path) -> str | None:
+    """Return the commit that the folder's files are of; None when they are of none."""
+    if _git(folder, "ls-files", "--error-unmatch", "--", ".") in {None, ""}:
+        return None  # beside a repository, or ignored by the one around it (a virtual environment)
+    if _git(folder, "status", "--porcelain", "--", ".") != "":
+        return None
+    return _git(folder, "rev-parse", "HEAD")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(  # noqa: S603, our own arguments
+            ["git", "-C", str(folder), *arguments],  # noqa: S607, whichever git made the checkout
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=GIT_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

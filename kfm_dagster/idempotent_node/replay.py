@@ -1,0 +1,72 @@
+"""Replay of intents: every PENDING and FAILED one is revisited until its content is applied.
+
+What crashed between intent and effect, or failed, is run again from its payload. Content that somebody else applied
+meanwhile is SKIPPED, so nothing takes effect twice. Does not belong here: replaying ingest units of the ledger, which
+selects, guards and paces (`kfm_dagster/replay/`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from kfm_dagster.idempotent_node.node import IdempotentNode
+from kfm_dagster.idempotent_node.transaction import Effect, IdempotentNodes
+from kfm_dagster.idempotent_node.wal import Intent, IntentStatus
+from kfm_dagster.storage.database import Transaction
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class IntentReplay:
+    """What a replay did, by `wal_id`; `failed` says why, and those are tried again by the next replay."""
+
+    applied: list[int] = field(default_factory=list)
+    skipped: list[int] = field(default_factory=list)
+    failed: dict[int, str] = field(default_factory=dict)
+
+
+def replay_intents(
+    nodes: IdempotentNodes,
+    rebuild: Callable[[Intent], IdempotentNode],
+    *,
+    node: str | None = None,
+    started_before: datetime | None = None,
+) -> IntentReplay:
+    """Revisit every unresolved intent once, of one node or of all, oldest first.
+
+    `rebuild` makes the node again from an intent's payload. With `started_before` what began later is left to the
+    worker that may still be at it.
+    """
+    done = IntentReplay()
+    for intent in nodes.intents.unresolved(node):
+        if started_before is not None and intent.started_at >= started_before:
+            continue
+        try:
+            status = _again(nodes, intent, rebuild)
+        except Exception as error:
+            _LOG.warning("intent %d of %s failed again", intent.wal_id, intent.node, exc_info=True)
+            nodes.fail(intent)
+            done.failed[intent.wal_id] = f"{type(error).__name__}: {error}"
+        else:
+            (done.applied if status is IntentStatus.APPLIED else done.skipped).append(intent.wal_id)
+    return done
+
+
+def _again(nodes: IdempotentNodes, intent: Intent, rebuild: Callable[[Intent], IdempotentNode]) -> IntentStatus:
+    effect: Effect | None = None
+    if nodes.intents.applied(intent.content_hash) is None:
+        node = rebuild(intent)
+        effect = node.transform()
+        node.verify(effect)
+
+    def apply(tx: Transaction) -> Effect:
+        if effect is None:
+            raise LookupError(f"{intent.content_hash} was applied and is not any more")
+        node.apply(tx, effect)
+        return effect
+
+    return nodes.upsert(intent, apply).status

@@ -1,0 +1,226 @@
+"""The idempotent upsert: one content takes effect once, together with its output, its intent and its checkpoint.
+
+    begin:   content_hash = checkpoint or APPLIED before? SKIPPED : intent PENDING          (a transaction of its own)
+    upsert:  lock the content > gate on APPLIED > effect > output > APPLIED > checkpoint    (one transaction)
+
+Between the two a node computes, and does what no transaction covers; `Effect.verify` reads that back before it counts.
+Belongs here: the order. Does not belong here: what a node does, and when unresolved intents are revisited
+(`replay.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.idempotent_node.checkpoint import Checkpoints
+from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, ManifestEntry, compute_content_hash
+from kfm_dagster.idempotent_node.wal import Intent, Intents, IntentStatus
+from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster.storage.joining import reading
+
+KIND, STEP = "kfm:node", "kfm:step"
+FORCED = "kfm:forced"
+"""Parameter that makes forced work content of its own: it names the run and the reason."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Output:
+    """One row of `node_output`: what a content gave, and while when it was its node's newest."""
+
+    content_hash: str
+    record: Mapping[str, Any]
+    lineage: Mapping[str, Any] | None
+    valid_from: datetime | None
+    valid_to: datetime | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Content:
+    """What a node is about to do. `context` is what running it again needs beyond its inputs and parameters.
+
+    `node` is the key of its checkpoint, a partition's among them; `kind` is what the node is in every partition.
+    """
+
+    node: str
+    kind: str
+    step: str
+    inputs: Sequence[ManifestEntry]
+    params: Mapping[str, Any]
+    code: CodeFingerprint
+    context: Mapping[str, Any]
+
+    @property
+    def content_hash(self) -> str:
+        """64 hex digits, by the published algorithm over parameters that name kind and step."""
+        return compute_content_hash(
+            [entry.canonical() for entry in self.inputs],
+            # Two kinds of node over the same inputs are not the same content.
+            {**self.params, KIND: self.kind, STEP: self.step},
+            self.code.code_sha,
+            self.code.lockfile_hash,
+            image_digest=self.code.image_digest,
+        )
+
+    def payload(self) -> dict[str, Any]:
+        """Return what an intent keeps of it."""
+        return {
+            "inputs": [entry.canonical() for entry in self.inputs],
+            "params": dict(self.params),
+            "code": self.code.canonical(),
+            "context": dict(self.context),
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Begun:
+    """What `begin` found: an intent to carry out, or (`output`) that there is nothing to do, and who had done it."""
+
+    intent: Intent
+    output: Output | None = None
+    applied_by: Intent | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Effect:
+    """What a node made of its content, about to become durable."""
+
+    record: Mapping[str, Any]
+    lineage: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Upserted:
+    """How an upsert ended: APPLIED with this effect, or SKIPPED with the output of whoever was first."""
+
+    status: IntentStatus
+    output: Output
+
+
+class IdempotentNodes:
+    """Intents, outputs and checkpoints of a database, and the order in which they are written."""
+
+    def __init__(self, database: Database, *, clock: Callable[[], datetime]) -> None:
+        self._database = database
+        self._clock = clock
+        self.intents = Intents(database, clock=clock)
+        self.checkpoints = Checkpoints(database, clock=clock)
+
+    def begin(self, content: Content, *, run_id: str, tx: Transaction | None = None) -> Begun:
+        """Write the intent; SKIPPED at once where the content was applied before.
+
+        `tx` is for a caller with a transaction of its own, which then must commit before the effect begins.
+        """
+        if tx is None:
+            with self._database.transaction() as own:
+                return self.begin(content, run_id=run_id, tx=own)
+        digest = content.content_hash
+        intent = self.intents.append(
+            run_id=run_id,
+            node=content.node,
+            step=content.step,
+            payload=content.payload(),
+            content_hash=digest,
+            tx=tx,
+        )
+        applied = self.intents.applied(digest, tx=tx)
+        if applied is None:
+            return Begun(intent=intent)
+        return Begun(intent=intent, output=self._skip(intent, tx), applied_by=applied)
+
+    def upsert(
+        self, intent: Intent, effect: Callable[[Transaction], Effect], *, tx: Transaction | None = None
+    ) -> Upserted:
+        """Apply an effect once: all of it, its output, APPLIED and the checkpoint in one transaction, or nothing.
+
+        `effect` gets that transaction, and is not called when the content has been applied meanwhile. What it raises
+        is raised on; the intent then stays as it was.
+        """
+        if tx is None:
+            with self._database.transaction() as own:
+                return self.upsert(intent, effect, tx=own)
+        tx.run("idempotent_node.lock_content", content_hash=intent.content_hash)
+        if self.intents.applied(intent.content_hash, tx=tx) is not None:
+            return Upserted(status=IntentStatus.SKIPPED, output=self._skip(intent, tx))
+        made = effect(tx)
+        at = self._clock()
+        self._close_previous(intent, tx=tx, at=at)
+        tx.run(
+            "idempotent_node.put_output",
+            content_hash=intent.content_hash,
+            record=_json(made.record),
+            lineage=None if made.lineage is None else _json(made.lineage),
+            at=rfc3339(at),
+        )
+        self.intents.resolve(intent, IntentStatus.APPLIED, tx=tx)
+        self.checkpoints.advance(intent.node, intent.content_hash, tx=tx)
+        output = Output(
+            content_hash=intent.content_hash,
+            record=made.record,
+            lineage=made.lineage,
+            valid_from=at,
+            valid_to=None,
+        )
+        return Upserted(status=IntentStatus.APPLIED, output=output)
+
+    def fail(self, intent: Intent) -> None:
+        """Mark an intent FAILED, for a replay to take up."""
+        self.intents.resolve(intent, IntentStatus.FAILED)
+
+    def output(self, content_hash: str, *, tx: Transaction | None = None) -> Output | None:
+        """Return what a content gave, or None when it was never applied."""
+        with reading(self._database, tx) as view:
+            row = view.run("idempotent_node.output", content_hash=content_hash).one_or_none()
+        return None if row is None else _output(row)
+
+    def newest(self, node: str) -> Output | None:
+        """Return what a node applied last, or None before its first effect."""
+        with self._database.snapshot() as tx:
+            checkpoint = self.checkpoints.get(node, tx=tx)
+            return None if checkpoint is None else self.output(checkpoint.last_applied_hash, tx=tx)
+
+    def _skip(self, intent: Intent, tx: Transaction) -> Output:
+        """Resolve an intent whose content has been applied; what that gave is its node's newest output again."""
+        self.intents.resolve(intent, IntentStatus.SKIPPED, tx=tx)
+        checkpoint = self.checkpoints.get(intent.node, tx=tx)
+        if checkpoint is not None and checkpoint.last_applied_hash != intent.content_hash:
+            self._close_previous(intent, tx=tx, at=self._clock())
+            tx.run("idempotent_node.reopen_output", content_hash=intent.content_hash)
+            self.checkpoints.advance(intent.node, intent.content_hash, tx=tx)
+        output = self.output(intent.content_hash, tx=tx)
+        if output is None:
+            raise LookupError(f"{intent.content_hash} is applied and has no output")
+        return output
+
+    def _close_previous(self, intent: Intent, *, tx: Transaction, at: datetime) -> None:
+        previous = self.checkpoints.get(intent.node, tx=tx)
+        if previous is not None:
+            tx.run("idempotent_node.close_output", content_hash=previous.last_applied_hash, at=rfc3339(at))
+
+
+def forced(params: Mapping[str, Any], *, run_id: str, reason: str) -> dict[str, Any]:
+    """Return parameters that no earlier content had, so that a node runs although nothing changed."""
+    return {**params, FORCED: {"run_id": run_id, "reason": reason}}
+
+
+def _output(row: Any) -> Output:
+    return Output(
+        content_hash=row.content_hash,
+        record=_value(row.record),
+        lineage=_value(row.lineage),
+        valid_from=None if row.valid_from is None else moment(row.valid_from),
+        valid_to=None if row.valid_to is None else moment(row.valid_to),
+    )
+
+
+def _value(column: Any) -> Any:
+    # SQLite keeps JSON as text; PostgreSQL gives values.
+    return json.loads(column) if isinstance(column, str) else column
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, sort_keys=True, allow_nan=False)

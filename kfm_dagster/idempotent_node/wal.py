@@ -1,0 +1,140 @@
+"""The log of intents (`etl_wal`): what a node is about to do, written before it does it, never deleted.
+
+    PENDING > APPLIED | SKIPPED | FAILED        FAILED > APPLIED | SKIPPED
+
+Belongs here: intents and their moves. Does not belong here: the transaction around an effect (`transaction.py`), the
+ledger of ingest units (`ledger/`), which has its own record.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum, unique
+from typing import Any
+
+from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster.storage.joining import reading, writing
+
+PAGE = 500
+"""Intents that are read at once."""
+
+
+@unique
+class IntentStatus(StrEnum):
+    """Where an intent stands."""
+
+    PENDING = "PENDING"
+    """Written; its effect may be under way, or its worker may have died."""
+    APPLIED = "APPLIED"
+    """Its effect is durable."""
+    SKIPPED = "SKIPPED"
+    """The same content had taken effect already."""
+    FAILED = "FAILED"
+    """The attempt ended with an error; a replay tries again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Intent:
+    """One row of `etl_wal`. `payload` is enough to run the node again."""
+
+    wal_id: int
+    run_id: str
+    node: str
+    step: str
+    payload: Mapping[str, Any]
+    content_hash: str
+    status: IntentStatus
+    started_at: datetime
+    applied_at: datetime | None
+
+
+class Intents:
+    """The intents of a database."""
+
+    def __init__(self, database: Database, *, clock: Callable[[], datetime]) -> None:
+        self._database = database
+        self._clock = clock
+
+    def append(
+        self,
+        *,
+        run_id: str,
+        node: str,
+        step: str,
+        payload: Mapping[str, Any],
+        content_hash: str,
+        tx: Transaction | None = None,
+    ) -> Intent:
+        """Write an intent as PENDING; what the same run left unresolved for the same content is taken up again."""
+        which = {"run_id": run_uuid(run_id), "node": node, "step": step, "content_hash": content_hash}
+        with writing(self._database, tx) as change:
+            row = change.run("idempotent_node.standing", which).one_or_none()
+            if row is None:
+                document = json.dumps(payload, sort_keys=True, allow_nan=False)
+                row = change.run("idempotent_node.append", which, payload=document, at=rfc3339(self._clock())).one()
+            return _intent(row)
+
+    def resolve(self, intent: Intent, status: IntentStatus, *, tx: Transaction | None = None) -> bool:
+        """Move an unresolved intent; False when it was resolved already, or is where it should go."""
+        applied_at = rfc3339(self._clock()) if status is IntentStatus.APPLIED else None
+        with writing(self._database, tx) as change:
+            moved = change.run(
+                "idempotent_node.resolve", wal_id=intent.wal_id, status=status.value, applied_at=applied_at
+            )
+            return moved.rowcount == 1
+
+    def get(self, wal_id: int) -> Intent | None:
+        """Return an intent, or None."""
+        with self._database.snapshot() as tx:
+            row = tx.run("idempotent_node.get", wal_id=wal_id).one_or_none()
+        return None if row is None else _intent(row)
+
+    def applied(self, content_hash: str, *, tx: Transaction | None = None) -> Intent | None:
+        """Return the intent that gave this content its effect, or None when none did."""
+        with reading(self._database, tx) as view:
+            row = view.run("idempotent_node.applied", content_hash=content_hash).one_or_none()
+        return None if row is None else _intent(row)
+
+    def of_run(self, run_id: str) -> list[Intent]:
+        """Return the intents of a run, oldest first."""
+        with self._database.snapshot() as tx:
+            return [_intent(row) for row in tx.run("idempotent_node.of_run", run_id=run_uuid(run_id))]
+
+    def unresolved(self, node: str | None = None) -> Iterator[Intent]:
+        """Yield every PENDING and FAILED intent, of one node or of all, oldest first."""
+        after = 0
+        while True:
+            with self._database.snapshot() as tx:
+                rows = tx.run("idempotent_node.unresolved", node=node, after=after, limit=PAGE).all()
+            if not rows:
+                return
+            after = rows[-1].wal_id
+            yield from map(_intent, rows)
+
+
+def run_uuid(run_id: str) -> str:
+    """Return a run's id as the UUID that `etl_wal` wants: itself, or the UUIDv5 of a name that is none."""
+    try:
+        return str(uuid.UUID(run_id))
+    except ValueError:
+        return str(uuid.uuid5(uuid.NAMESPACE_URL, f"urn:kfm:run:{run_id}"))
+
+
+def _intent(row: Any) -> Intent:
+    # SQLite keeps JSON and times as text; PostgreSQL gives values.
+    return Intent(
+        wal_id=row.wal_id,
+        run_id=str(row.run_id),
+        node=row.node,
+        step=row.step,
+        payload=json.loads(row.payload) if isinstance(row.payload, str) else row.payload,
+        content_hash=row.content_hash,
+        status=IntentStatus(row.status),
+        started_at=moment(row.started_at),
+        applied_at=None if row.applied_at is None else moment(row.applied_at),
+    )

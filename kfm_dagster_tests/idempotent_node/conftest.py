@@ -1,0 +1,18 @@
+"""Inputs and outputs of the counting node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kfm_dagster_tests.idempotent_node.counting import CountLines
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> CountLines:
+    """A node over two files; it has not run."""
+    files = [tmp_path / "b.txt", tmp_path / "a.txt"]
+    for number, file in enumerate(files, start=1):
+        file.write_text("line\n" * number)
+    return CountLines(files=files, folder=tmp_path / "out")

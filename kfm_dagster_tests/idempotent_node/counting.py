@@ -1,0 +1,87 @@
+"""A small node over files and a table: it counts lines, and can be killed wherever it reaches a seam."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, ManifestEntry
+from kfm_dagster.idempotent_node.transaction import Effect, IdempotentNodes
+from kfm_dagster.idempotent_node.wal import Intent
+from kfm_dagster.storage.database import Database, Transaction
+
+CODE = CodeFingerprint(code_sha="c0ffee", lockfile_hash="10cc")
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+RUN = "0f0e0d0c-0b0a-4908-8706-050403020100"
+
+
+def nodes(database: Database) -> IdempotentNodes:
+    return IdempotentNodes(database, clock=lambda: NOW)
+
+
+@dataclass(kw_only=True)
+class CountLines:
+    """Counts the lines of files and leaves the counts in a file named by its content; `calls` says how often it ran.
+
+    `reached` is called before and after its file operation, for a test that lets it die there.
+    """
+
+    files: Sequence[Path]
+    folder: Path
+    minimum: int = 0
+    name: str = "count-lines"
+    kind: str = "count-lines"
+    step: str = "count"
+    calls: int = 0
+    reached: Callable[[], None] = lambda: None
+
+    def inputs(self) -> Sequence[ManifestEntry]:
+        return [
+            ManifestEntry(
+                uri=path.name, size=path.stat().st_size, checksum=hashlib.sha256(path.read_bytes()).hexdigest()
+            )
+            for path in self.files
+        ]
+
+    def params(self) -> Mapping[str, Any]:
+        return {"minimum": self.minimum}
+
+    def context(self) -> Mapping[str, Any]:
+        return {"files": [str(path) for path in self.files], "folder": str(self.folder), "kind": self.kind}
+
+    def transform(self) -> Effect:
+        self.calls += 1
+        counts = {path.name: len(path.read_text().splitlines()) for path in sorted(self.files)}
+        content = json.dumps({name: n for name, n in counts.items() if n >= self.minimum}, sort_keys=True).encode()
+        digest = hashlib.sha256(content).hexdigest()
+        self.reached()
+        self.folder.mkdir(exist_ok=True)
+        (self.folder / digest).write_bytes(content)
+        self.reached()
+        return Effect(record={"sha256": digest, "files": len(counts)})
+
+    def apply(self, tx: Transaction, effect: Effect) -> None:
+        pass
+
+    def verify(self, effect: Effect) -> None:
+        found = hashlib.sha256((self.folder / effect.record["sha256"]).read_bytes()).hexdigest()
+        if found != effect.record["sha256"]:
+            raise OSError(f"{found} stands where {effect.record['sha256']} was written")
+
+
+def rebuilt(intent: Intent) -> CountLines:
+    """Make the node again from its payload alone."""
+    payload = intent.payload
+    return CountLines(
+        files=[Path(file) for file in payload["context"]["files"]],
+        folder=Path(payload["context"]["folder"]),
+        minimum=payload["params"]["minimum"],
+        name=intent.node,
+        kind=payload["context"]["kind"],
+        step=intent.step,
+    )

@@ -1,0 +1,176 @@
+"""The content hash: the published algorithm, written a second time by hand, and what changes it."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.idempotent_node.compute_hash import code_fingerprint, compute_content_hash, files_digest
+
+INPUTS = [
+    {"uri": "s3://b/two", "size": 20, "etag": "e2"},
+    {"uri": "s3://b/one", "size": 10, "checksum": "c1"},
+]
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@pytest.mark.clause("IEN-01")
+@pytest.mark.parametrize(
+    ("inputs", "params", "image", "text"),
+    [
+        ([], {}, None, '{"code": {"lockfile": "L", "sha": "S"}, "inputs": [], "params": {}}'),
+        (
+            INPUTS,
+            {"window": "PT1H", "bands": [13, 2], "aoi": None},
+            None,
+            '{"code": {"lockfile": "L", "sha": "S"}, "inputs": ['  # noqa: ISC004, one text
+            '{"checksum": "c1", "size": 10, "uri": "s3://b/one"}, {"etag": "e2", "size": 20, "uri": "s3://b/two"}], '
+            '"params": {"aoi": null, "bands": [13, 2], "window": "PT1H"}}',
+        ),
+        (
+            [{"uri": "s3://b/\u00e9", "size": 0}],
+            {"f": 0.5},
+            "sha256:1",
+            '{"code": {"image": "sha256:1", "lockfile": "L", "sha": "S"}, "inputs": '  # noqa: ISC004, one text
+            '[{"size": 0, "uri": "s3://b/\\u00e9"}], "params": {"f": 0.5}}',
+        ),
+    ],
+    ids=["nothing", "inputs and parameters", "an image, and text beyond ASCII"],
+)
+def test_the_hash_is_the_sha256_of_the_published_text(inputs: Any, params: Any, image: str | None, text: str) -> None:
+    assert compute_content_hash(inputs, params, "S", "L", image_digest=image) == sha256(text)
+
+
+@pytest.mark.clause("IEN-01")
+def test_golden_vectors() -> None:
+    golden = {
+        compute_content_hash([], {}, "S", "L"): "fa683121d902b2451afc6bba8b24e32aad424b0c2d29aa68c7ea864b58fadfd3",
+        compute_content_hash(
+            INPUTS, {"window": "PT1H"}, "S", "L"
+        ): "0d0573e3cd2c3c8065f203a053b24fa8b8f84c8aae1b5f5f027feb7b8133c406",
+    }
+    assert all(found == expected for found, expected in golden.items())
+
+
+ENTRIES = st.lists(
+    st.fixed_dictionaries(
+        {"uri": st.text(max_size=8)},
+        optional={"size": st.integers(0, 2**53), "etag": st.text(max_size=4), "checksum": st.text(max_size=4)},
+    ),
+    max_size=6,
+)
+PARAMS = st.dictionaries(st.text(max_size=4), st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=4)))
+
+
+@pytest.mark.clause("IEN-01")
+@given(entries=ENTRIES, params=PARAMS, data=st.data())
+def test_the_order_of_inputs_and_keys_changes_nothing(entries: Any, params: Any, data: st.DataObject) -> None:
+    shuffled = [dict(data.draw(st.permutations(list(entry.items())))) for entry in data.draw(st.permutations(entries))]
+    other = dict(data.draw(st.permutations(list(params.items()))))
+    assert compute_content_hash(entries, params, "S", "L") == compute_content_hash(shuffled, other, "S", "L")
+
+
+@pytest.mark.clause("IEN-01")
+@given(entries=ENTRIES.filter(bool), params=PARAMS, place=st.integers(0, 99))
+def test_a_change_of_any_member_changes_the_hash(entries: Any, params: Any, place: int) -> None:
+    chosen = entries[place % len(entries)]
+    rest = [entry for entry in entries if entry is not chosen]
+    variants = [
+        (rest, params, "S", "L", None),
+        *[
+            ([*rest, {**chosen, name: other}], params, "S", "L", None)
+            for name, other in {"uri": chosen["uri"] + "x", "size": -1, "etag": "other", "checksum": "other"}.items()
+        ],
+        (entries, {**params, "one more": 1}, "S", "L", None),
+        (entries, params, "T", "L", None),
+        (entries, params, "S", "M", None),
+        (entries, params, "S", "L", "sha256:1"),
+    ]
+    hashes = {
+        compute_content_hash(inputs, given_params, sha, lock, image_digest=image)
+        for inputs, given_params, sha, lock, image in variants
+    }
+    assert compute_content_hash(entries, params, "S", "L") not in hashes
+    assert len(hashes) == len(variants)
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@localhost"]
+    done = subprocess.run(["git", "-C", str(folder), *identity, *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A repository with a package, its lockfile, and one commit."""
+    package = tmp_path / "repository" / "package"
+    package.mkdir(parents=True)
+    (package / "node.py").write_text("X = 1\n")
+    (package.parent / "lock").write_text("a==1\n")
+    (package.parent / "README").write_text("read me\n")
+    git(package.parent, "init", "-q")
+    git(package.parent, "add", ".")
+    git(package.parent, "commit", "-qm", "begin")
+    return package.parent
+
+
+@pytest.mark.clause("IEN-02")
+def test_a_clean_checkout_is_its_commit_and_a_changed_one_its_files(checkout: Path) -> None:
+    package, lock = checkout / "package", checkout / "lock"
+    code_fingerprint.cache_clear()
+    clean = code_fingerprint(package, lock)
+    assert clean.code_sha == git(checkout, "rev-parse", "HEAD")
+    assert clean.lockfile_hash == sha256("a==1\n")
+    (checkout / "README").write_text("read me again\n")
+    code_fingerprint.cache_clear()
+    assert code_fingerprint(package, lock) == clean, "a file beside the code is no code"
+    (package / "node.py").write_text("X = 2\n")
+    code_fingerprint.cache_clear()
+    changed = code_fingerprint(package, lock)
+    assert changed.code_sha == files_digest(package)
+    assert changed.code_sha.startswith("files:")
+
+
+@pytest.mark.clause("IEN-02")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda package: (package / "node.py").write_text("X = 2\n"),
+        lambda package: (package / "query.sql").write_text("SELECT 1\n"),
+        lambda package: (package / "node.py").rename(package / "other.py"),
+        lambda package: (package.parent / "lock").write_text("a==2\n"),
+    ],
+    ids=["changed", "added", "renamed", "locked otherwise"],
+)
+def test_code_installed_without_git_is_its_files_and_its_lockfile(
+    checkout: Path, tmp_path: Path, change: Callable[[Path], object]
+) -> None:
+    installed = tmp_path / "site" / "package"
+    shutil.copytree(checkout / "package", installed)
+    shutil.copy(checkout / "lock", installed.parent / "lock")
+    code_fingerprint.cache_clear()
+    before = code_fingerprint(installed, installed.parent / "lock")
+    assert before.code_sha == files_digest(checkout / "package")
+    assert code_fingerprint(installed, installed.parent / "lock", image_digest="sha256:1") != before
+    change(installed)
+    code_fingerprint.cache_clear()
+    after = code_fingerprint(installed, installed.parent / "lock")
+    hashes = {compute_content_hash([], {}, one.code_sha, one.lockfile_hash) for one in (before, after)}
+    assert len(hashes) == 2
+
+
+def test_a_missing_lockfile_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="lockfile is missing"):
+        code_fingerprint(tmp_path, tmp_path / "no-such-lock")

@@ -1,0 +1,287 @@
+"""One content takes effect once: gates, checkpoints, versions, and two workers at the same time."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+from itertools import count, pairwise
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from kfm_dagster.idempotent_node.node import content_of, run_node
+from kfm_dagster.idempotent_node.transaction import Effect, IdempotentNodes, Upserted
+from kfm_dagster.idempotent_node.wal import IntentStatus, run_uuid
+from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster_tests.idempotent_node.counting import CODE, NOW, RUN, CountLines, nodes
+
+OTHER_RUN = "1" + RUN[1:]
+
+
+def statuses(made: IdempotentNodes, run_id: str = RUN) -> list[IntentStatus]:
+    return [intent.status for intent in made.intents.of_run(run_id)]
+
+
+@pytest.mark.clause("IEN-07")
+def test_what_was_applied_is_skipped_without_running(node: CountLines, database: Database) -> None:
+    made = nodes(database)
+    first = run_node(made, node, run_id=RUN, code=CODE)
+    second = run_node(made, node, run_id=OTHER_RUN, code=CODE)
+    assert (first.status, second.status) == (IntentStatus.APPLIED, IntentStatus.SKIPPED)
+    assert node.calls == 1
+    assert second.output == first.output
+    assert second.applied_run_id == RUN
+    assert (statuses(made), statuses(made, OTHER_RUN)) == ([IntentStatus.APPLIED], [IntentStatus.SKIPPED])
+    checkpoint = made.checkpoints.get(node.name)
+    assert checkpoint is not None
+    assert checkpoint.last_applied_hash == first.output.content_hash
+
+
+@pytest.mark.clause("IEN-07")
+@pytest.mark.parametrize("change", ["input", "parameter", "code", "force"])
+def test_what_changed_runs_again(node: CountLines, database: Database, change: str) -> None:
+    made = nodes(database)
+    run_node(made, node, run_id=RUN, code=CODE)
+    code, force = CODE, None
+    match change:
+        case "input":
+            node.files[0].write_text("one line\n")
+        case "parameter":
+            node.minimum = 2
+        case "code":
+            code = replace(CODE, code_sha="decaf")
+        case _:
+            force = "the reader was wrong"
+    again = run_node(made, node, run_id=OTHER_RUN, code=code, force=force)
+    assert again.status is IntentStatus.APPLIED
+    assert node.calls == 2
+    [intent] = made.intents.of_run(OTHER_RUN)
+    assert ("kfm:forced" in intent.payload["params"]) == (change == "force")
+
+
+@pytest.mark.clause("IEN-08")
+def test_a_new_version_closes_the_window_of_the_one_before_it(node: CountLines, database: Database) -> None:
+    days = count()
+    made = IdempotentNodes(database, clock=lambda: NOW + timedelta(days=next(days)))
+    contents = []
+    for text in ("a\n", "b\nb\n", "c\nc\nc\n"):
+        node.files[0].write_text(text)
+        contents.append(run_node(made, node, run_id=RUN, code=CODE).output.content_hash)
+    outputs = [output for digest in contents if (output := made.output(digest)) is not None]
+    begins = [output.valid_from for output in outputs]
+    assert all(earlier < later for earlier, later in pairwise(begins) if earlier and later)
+    assert [output.valid_to for output in outputs] == [*begins[1:], None]
+    assert made.newest(node.name) == outputs[-1]
+
+
+@pytest.mark.clause("IEN-08")
+def test_content_that_comes_back_is_the_newest_again_without_a_second_effect(
+    node: CountLines, database: Database
+) -> None:
+    made = nodes(database)
+    original = node.files[0].read_text()
+    first = run_node(made, node, run_id=RUN, code=CODE).output
+    node.files[0].write_text("something else\n")
+    other = run_node(made, node, run_id=RUN, code=CODE).output
+    node.files[0].write_text(original)
+    back = run_node(made, node, run_id=OTHER_RUN, code=CODE)
+    assert (back.status, back.output, node.calls) == (IntentStatus.SKIPPED, first, 2)
+    assert made.newest(node.name) == first
+    closed = made.output(other.content_hash)
+    assert closed is not None
+    assert closed.valid_to == NOW
+
+
+@pytest.mark.clause("IEN-06")
+def test_of_two_workers_with_one_content_one_applies_and_one_skips(node: CountLines, database: Database) -> None:
+    made = nodes(database)
+    content = content_of(node, code=CODE, run_id=RUN)
+    begun = [made.begin(content, run_id=run_id) for run_id in (RUN, OTHER_RUN)]
+    assert all(one.output is None for one in begun)
+    both_inside = threading.Barrier(2, timeout=30)
+    effects: list[str] = []
+
+    def work(number: int) -> Upserted:
+        def effect(tx: Transaction) -> Effect:
+            effects.append(begun[number].intent.run_id)
+            return Effect(record={"by": "whoever was first"})
+
+        both_inside.wait()
+        return made.upsert(begun[number].intent, effect)
+
+    with ThreadPoolExecutor(2) as pool:
+        ends = list(pool.map(work, range(2)))
+    assert Counter(end.status for end in ends) == {IntentStatus.APPLIED: 1, IntentStatus.SKIPPED: 1}
+    assert len(effects) == 1
+    assert ends[0].output == ends[1].output
+    applied = made.intents.applied(content.content_hash)
+    assert applied is not None
+    assert [applied.run_id] == effects
+
+
+@pytest.mark.clause("IEN-06")
+def test_an_effect_that_raises_leaves_nothing_but_a_failed_intent(node: CountLines, database: Database) -> None:
+    made = nodes(database)
+
+    def apply(tx: Transaction, effect: Effect) -> None:
+        tx.run(
+            "idempotent_node.put_output", content_hash="0" * 64, record="{}", lineage=None, at="2026-03-01T00:00:00Z"
+        )
+        raise OSError("the disk is full")
+
+    node.apply = apply  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="disk is full"):
+        run_node(made, node, run_id=RUN, code=CODE)
+    assert statuses(made) == [IntentStatus.FAILED]
+    assert made.newest(node.name) is None
+    assert made.output("0" * 64) is None
+
+
+@pytest.mark.clause("IEN-06")
+def test_a_file_that_is_not_as_it_was_written_is_not_applied(node: CountLines, database: Database) -> None:
+    made = nodes(database)
+    honest = node.transform
+
+    def torn() -> Effect:
+        effect = honest()
+        (node.folder / effect.record["sha256"]).write_bytes(b"torn")
+        return effect
+
+    node.transform = torn  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="stands where"):
+        run_node(made, node, run_id=RUN, code=CODE)
+    assert statuses(made) == [IntentStatus.FAILED]
+    assert made.newest(node.name) is None
+
+
+COLUMNS = {
+    "etl_wal": "wal_id run_id node step payload content_hash status started_at applied_at",
+    "etl_checkpoint": "node last_applied_hash updated_at",
+    "node_output": "content_hash record lineage valid_from valid_to",
+}
+
+
+@pytest.mark.clause("IEN-03")
+def test_the_tables_have_the_published_columns(database: Database) -> None:
+    inspector = sa.inspect(database.engine)
+    for table, columns in COLUMNS.items():
+        assert [column["name"] for column in inspector.get_columns(table)] == columns.split()
+    nullable = {
+        (table, column["name"]) for table in COLUMNS for column in inspector.get_columns(table) if column["nullable"]
+    }
+    assert nullable - {("etl_wal", "wal_id")} == {
+        ("etl_wal", "applied_at"),
+        ("node_output", "lineage"),
+        ("node_output", "valid_from"),
+        ("node_output", "valid_to"),
+    }
+    keys = {table: inspector.get_pk_constraint(table)["constrained_columns"] for table in COLUMNS}
+    assert keys == {"etl_wal": ["wal_id"], "etl_checkpoint": ["node"], "node_output": ["content_hash"]}
+
+
+INSERT = (
+    "INSERT INTO etl_wal (run_id, node, step, payload, content_hash, status, started_at) "
+    f"VALUES ('{RUN}', 'n', 's', '{{}}', '{'b' * 64}', 'PENDING', '2026-03-01T00:00:00Z')"
+)
+REFUSED: list[tuple[str, str]] = [
+    ("etl_wal_begins_pending|etl_wal_applied_has_a_time", INSERT.replace("'PENDING'", "'APPLIED'")),
+    ("etl_wal_begins_pending", INSERT.replace("'PENDING'", "'FAILED'")),
+    ("etl_wal_status_is_known|etl_wal_begins_pending", INSERT.replace("'PENDING'", "'DONE'")),
+    ("etl_wal_content_hash_is_sha256", INSERT.replace("b" * 64, "B" * 64)),
+    ("etl_wal_payload_is_object", INSERT.replace("'{}'", "'[]'")),
+    ("etl_wal_run_id_is_uuid|invalid input syntax for type uuid", INSERT.replace(RUN, "run-1")),
+    ("etl_wal_is_append_only", "DELETE FROM etl_wal"),
+    ("etl_wal_move_is_legal", "UPDATE etl_wal SET status = 'PENDING', applied_at = NULL"),
+    ("etl_wal_move_is_legal", "UPDATE etl_wal SET status = 'SKIPPED', applied_at = NULL"),
+    ("etl_wal_move_is_legal", "UPDATE etl_wal SET status = 'FAILED', applied_at = NULL"),
+    ("etl_wal_move_is_legal", "UPDATE etl_wal SET node = 'another'"),
+    ("node_output_is_kept", "DELETE FROM node_output"),
+    ("node_output_is_immutable", "UPDATE node_output SET record = '{}'"),
+    ("node_output_is_immutable", "UPDATE node_output SET valid_from = '2020-01-01T00:00:00Z'"),
+    ("node_output_window_is_one", "UPDATE node_output SET valid_to = '2020-01-01T00:00:00Z'"),
+    ("etl_checkpoint_names_an_output|FOREIGN KEY", f"UPDATE etl_checkpoint SET last_applied_hash = '{'c' * 64}'"),
+]
+
+
+@pytest.mark.clause("IEN-03", "IEN-04", "IEN-08")
+@pytest.mark.parametrize(("reason", "statement"), REFUSED, ids=lambda value: str(value)[:60])
+def test_the_database_refuses(node: CountLines, database: Database, reason: str, statement: str) -> None:
+    run_node(nodes(database), node, run_id=RUN, code=CODE)
+    before = everything(database)
+    with pytest.raises(sa.exc.DBAPIError, match=reason), database.transaction() as tx:
+        tx.connection.exec_driver_sql(statement)
+    assert everything(database) == before
+
+
+LEGAL = {
+    ("PENDING", "APPLIED"),
+    ("PENDING", "SKIPPED"),
+    ("PENDING", "FAILED"),
+    ("FAILED", "APPLIED"),
+    ("FAILED", "SKIPPED"),
+}
+
+
+@pytest.mark.clause("IEN-04")
+@pytest.mark.parametrize("begin", ["PENDING", "APPLIED", "SKIPPED", "FAILED"])
+@pytest.mark.parametrize("end", ["PENDING", "APPLIED", "SKIPPED", "FAILED"])
+def test_a_status_moves_only_as_published(database: Database, begin: str, end: str) -> None:
+    def move(status: str) -> None:
+        with database.transaction() as tx:
+            tx.connection.exec_driver_sql(
+                f"UPDATE etl_wal SET status = '{status}', "
+                f"applied_at = {chr(39) + '2026-03-01T00:00:00Z' + chr(39) if status == 'APPLIED' else 'NULL'}"
+            )
+
+    with database.transaction() as tx:
+        tx.connection.exec_driver_sql(INSERT)
+        tx.connection.exec_driver_sql(f"INSERT INTO node_output (content_hash, record) VALUES ('{'b' * 64}', '{{}}')")
+    if begin != "PENDING":
+        move(begin)
+    if (begin, end) in LEGAL:
+        move(end)
+    else:
+        with pytest.raises(sa.exc.DBAPIError, match="etl_wal_move_is_legal"):
+            move(end)
+
+
+@pytest.mark.clause("IEN-04")
+def test_content_without_an_output_is_not_applied(database: Database) -> None:
+    with database.transaction() as tx:
+        tx.connection.exec_driver_sql(INSERT)
+    with pytest.raises(sa.exc.DBAPIError, match="etl_wal_applied_has_an_output"), database.transaction() as tx:
+        tx.connection.exec_driver_sql("UPDATE etl_wal SET status = 'APPLIED', applied_at = '2026-03-01T00:00:00Z'")
+
+
+def test_content_is_applied_once_whatever_the_workers_believe(database: Database) -> None:
+    with database.transaction() as tx:
+        tx.connection.exec_driver_sql(INSERT)
+        tx.connection.exec_driver_sql(INSERT)
+        tx.connection.exec_driver_sql(f"INSERT INTO node_output (content_hash, record) VALUES ('{'b' * 64}', '{{}}')")
+    with (
+        pytest.raises(sa.exc.IntegrityError, match=r"etl_wal_content_is_applied_once|UNIQUE constraint"),
+        database.transaction() as tx,
+    ):
+        tx.connection.exec_driver_sql("UPDATE etl_wal SET status = 'APPLIED', applied_at = '2026-03-01T00:00:00Z'")
+
+
+@pytest.mark.parametrize("table", ["etl_wal", "node_output"])
+def test_nothing_is_truncated(table: str, postgres_url: str) -> None:
+    database = Database.open(postgres_url)
+    with pytest.raises(sa.exc.DBAPIError, match=r"append_only|is_kept"), database.transaction() as tx:
+        tx.connection.exec_driver_sql(f"TRUNCATE {table} CASCADE")
+    database.dispose()
+
+
+def test_a_run_that_is_no_uuid_is_always_the_same_one() -> None:
+    assert run_uuid(RUN.upper()) == RUN
+    assert run_uuid("run-1") == run_uuid("run-1") != run_uuid("run-2")
+
+
+def everything(database: Database) -> list[Any]:
+    with database.snapshot() as tx:
+        return [tx.connection.exec_driver_sql(f"SELECT * FROM {table}").all() for table in COLUMNS]

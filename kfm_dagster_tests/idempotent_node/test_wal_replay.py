@@ -1,0 +1,165 @@
+"""Replay: a crash after any statement or file operation, then a replay, ends as if nothing had happened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from kfm_dagster import seams
+from kfm_dagster.idempotent_node.node import content_of, run_node
+from kfm_dagster.idempotent_node.replay import replay_intents
+from kfm_dagster.idempotent_node.transaction import Effect
+from kfm_dagster.idempotent_node.wal import IntentStatus
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.idempotent_node.counting import CODE, NOW, RUN, CountLines, nodes, rebuilt
+
+OTHER_RUN = "1" + RUN[1:]
+
+
+class Died(BaseException):
+    """The process ends here: no handler of the code under test runs, the database rolls back what was not committed."""
+
+
+@contextmanager
+def dying(database: Database, node: CountLines, *, at: int) -> Iterator[list[str]]:
+    """Die at the n-th statement, transaction or file operation; yields what was reached."""
+    reached: list[str] = []
+
+    def reach(what: str) -> None:
+        reached.append(what)
+        if len(reached) == at:
+            raise Died(what)
+
+    def executed(_connection: Any, statement: Any, *_: Any) -> None:
+        reach(str(statement))
+
+    sa.event.listen(database.engine, "after_execute", executed)
+    # Before and after each transaction, too.
+    seams.install(lambda seam, _: reach(seam.value))
+    node.reached = lambda: reach("a file operation")
+    try:
+        yield reached
+    finally:
+        sa.event.remove(database.engine, "after_execute", executed)
+        seams.install(None)
+        node.reached = lambda: None
+
+
+def story(database: Database, node: CountLines) -> Any:
+    """All that a node left: its intents, checkpoint, outputs and files. Names that differ by design are made equal."""
+    made = nodes(database)
+    intents = [intent for intent in made.intents.of_run(RUN) if intent.node == node.name]
+    told = [
+        (
+            intent.step,
+            intent.payload,
+            intent.status,
+            intent.started_at,
+            intent.applied_at,
+            made.output(intent.content_hash),
+        )
+        for intent in intents
+    ]
+    files = {path.name: path.read_bytes() for path in node.folder.glob("*")}
+    text = repr((told, made.checkpoints.get(node.name), files)).replace(str(node.folder), "FOLDER")
+    for intent in intents:
+        text = text.replace(intent.content_hash, "HASH")
+    return text.replace(node.name, "NAME")
+
+
+@pytest.mark.clause("IEN-09", "IEN-06")
+def test_a_crash_anywhere_and_a_replay_end_as_a_clean_run(node: CountLines, database: Database, tmp_path: Path) -> None:
+    made = nodes(database)
+
+    def named(name: str) -> CountLines:
+        # A kind of its own is content of its own, so that one database serves all crashes.
+        return CountLines(files=node.files, folder=tmp_path / name, name=name, kind=name)
+
+    clean = named("clean")
+    run_node(made, clean, run_id=RUN, code=CODE)
+    expected = story(database, clean)
+    for at in count(1):
+        crashed, died = named(f"crashed-{at}"), False
+        with dying(database, crashed, at=at) as reached:
+            try:
+                run_node(made, crashed, run_id=RUN, code=CODE)
+            except Died:
+                died = True
+        begun = any(intent.node == crashed.name for intent in made.intents.of_run(RUN))
+        report = replay_intents(made, rebuilt, node=crashed.name)
+        assert not report.failed
+        if not begun:
+            # It died before its intent was durable: nothing has happened, and whoever asked for the run asks again.
+            run_node(made, crashed, run_id=RUN, code=CODE)
+        assert story(database, crashed) == expected, f"died at {reached[-1]}"
+        if not died:
+            break
+    assert len(reached) > 15, "a run has more moments than that"
+
+
+@pytest.mark.clause("IEN-09")
+def test_every_unresolved_intent_is_revisited_until_it_is_resolved(node: CountLines, database: Database) -> None:
+    made = nodes(database)
+    intents = []
+    for number in range(3):
+        one = CountLines(files=node.files, folder=node.folder, minimum=number, name=f"node-{number}")
+        intents.append(made.begin(content_of(one, code=CODE, run_id=RUN), run_id=RUN).intent)
+    made.fail(intents[1])
+    missing = node.files[0].read_bytes()
+    node.files[0].unlink()
+    first = replay_intents(made, rebuilt)
+    assert set(first.failed) == {intent.wal_id for intent in intents}
+    assert "FileNotFoundError" in first.failed[intents[0].wal_id]
+    assert [intent.status for intent in made.intents.of_run(RUN)] == [IntentStatus.FAILED] * 3
+    node.files[0].write_bytes(missing)
+    assert replay_intents(made, rebuilt, node="node-1").applied == [intents[1].wal_id]
+    assert replay_intents(made, rebuilt).applied == [intents[0].wal_id, intents[2].wal_id]
+    assert [intent.status for intent in made.intents.of_run(RUN)] == [IntentStatus.APPLIED] * 3
+    assert replay_intents(made, rebuilt) == replay_intents(made, rebuilt)
+    assert not list(made.intents.unresolved())
+
+
+@pytest.mark.clause("IEN-09")
+def test_an_intent_whose_content_another_run_applied_is_skipped(node: CountLines, database: Database) -> None:
+    made = nodes(database)
+    lost = made.begin(content_of(node, code=CODE, run_id=RUN), run_id=RUN).intent
+    run_node(made, node, run_id=OTHER_RUN, code=CODE)
+    assert node.calls == 1
+
+    def never(_: object) -> Any:
+        raise AssertionError("nothing is to be computed")
+
+    assert replay_intents(made, never).skipped == [lost.wal_id]
+    found = made.intents.get(lost.wal_id)
+    assert found is not None
+    assert found.status is IntentStatus.SKIPPED
+
+
+def test_what_may_still_be_at_work_is_left_alone(node: CountLines, database: Database) -> None:
+    made = nodes(database)
+    made.begin(content_of(node, code=CODE, run_id=RUN), run_id=RUN)
+    assert not replay_intents(made, rebuilt, started_before=NOW).applied
+    assert len(replay_intents(made, rebuilt, started_before=NOW + timedelta(seconds=1)).applied) == 1
+
+
+@pytest.mark.clause("IEN-05", "IEN-09")
+def test_a_run_takes_its_own_unresolved_intent_up_again(node: CountLines, database: Database) -> None:
+    made = nodes(database)
+    honest = node.verify
+
+    def broken(effect: Effect) -> None:
+        raise OSError("the disk is away")
+
+    node.verify = broken  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="away"):
+        run_node(made, node, run_id=RUN, code=CODE)
+    node.verify = honest  # type: ignore[method-assign]
+    assert run_node(made, node, run_id=RUN, code=CODE).status is IntentStatus.APPLIED
+    assert len(made.intents.of_run(RUN)) == 1

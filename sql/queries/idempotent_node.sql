@@ -1,0 +1,69 @@
+-- name: append
+INSERT INTO etl_wal (run_id, node, step, payload, content_hash, status, started_at)
+VALUES (:run_id, :node, :step, :payload, :content_hash, 'PENDING', :at)
+RETURNING wal_id, run_id, node, step, payload, content_hash, status, started_at, applied_at;
+
+-- name: standing
+SELECT wal_id, run_id, node, step, payload, content_hash, status, started_at, applied_at
+FROM etl_wal
+WHERE node = :node AND step = :step AND run_id = :run_id AND content_hash = :content_hash
+  AND status IN ('PENDING', 'FAILED')
+ORDER BY wal_id
+LIMIT 1;
+
+-- name: get
+SELECT wal_id, run_id, node, step, payload, content_hash, status, started_at, applied_at
+FROM etl_wal
+WHERE wal_id = :wal_id;
+
+-- name: of_run
+SELECT wal_id, run_id, node, step, payload, content_hash, status, started_at, applied_at
+FROM etl_wal
+WHERE run_id = :run_id
+ORDER BY wal_id;
+
+-- name: unresolved
+SELECT wal_id, run_id, node, step, payload, content_hash, status, started_at, applied_at
+FROM etl_wal
+WHERE status IN ('PENDING', 'FAILED') AND (CAST(:node AS text) IS NULL OR node = :node) AND wal_id > :after
+ORDER BY wal_id
+LIMIT :limit;
+
+-- name: applied
+SELECT wal_id, run_id, node, step, payload, content_hash, status, started_at, applied_at
+FROM etl_wal
+WHERE content_hash = :content_hash AND status = 'APPLIED';
+
+-- name: resolve
+UPDATE etl_wal
+SET status = :status, applied_at = :applied_at
+WHERE wal_id = :wal_id AND status IN ('PENDING', 'FAILED') AND status <> :status;
+
+-- name: output
+SELECT content_hash, record, lineage, valid_from, valid_to
+FROM node_output
+WHERE content_hash = :content_hash;
+
+-- name: put_output
+INSERT INTO node_output (content_hash, record, lineage, valid_from)
+VALUES (:content_hash, :record, :lineage, :at);
+
+-- name: close_output
+UPDATE node_output
+SET valid_to = :at
+WHERE content_hash = :content_hash AND valid_to IS NULL;
+
+-- name: reopen_output
+UPDATE node_output
+SET valid_to = NULL
+WHERE content_hash = :content_hash AND valid_to IS NOT NULL;
+
+-- name: checkpoint
+SELECT node, last_applied_hash, updated_at
+FROM etl_checkpoint
+WHERE node = :node;
+
+-- name: advance_checkpoint
+INSERT INTO etl_checkpoint (node, last_applied_hash, updated_at)
+VALUES (:node, :content_hash, :at)
+ON CONFLICT (node) DO UPDATE SET last_applied_hash = excluded.last_applied_hash, updated_at = excluded.updated_at;

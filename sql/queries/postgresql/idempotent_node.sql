@@ -1,0 +1,2 @@
+-- name: lock_content
+SELECT pg_advisory_xact_lock(hashtextextended('etl_wal/' || :content_hash, 0));

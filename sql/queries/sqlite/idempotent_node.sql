@@ -1,0 +1,3 @@
+-- name: lock_content
+-- A transaction that writes is the only one that does.
+SELECT :content_hash;
