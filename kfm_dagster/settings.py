@@ -73,6 +73,7 @@ class Settings(BaseSettings):
         None, ge=0, description="Overrides the base backoff of every contract (demo and tests)."
     )
     lakefs_branch: str = Field("main", description="Branch recorded in run-state.")
+    image_digest: str = Field("", description="Digest of the container image, part of the code's fingerprint.")
     chaos_plan: Path | None = Field(
         None, description="Plan of faults; only kfm_dagster.chaos.definitions reads it, and never in prod."
     )

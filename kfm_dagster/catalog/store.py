@@ -20,15 +20,22 @@ from kfm_dagster.catalog.index import CollectionIndex, Page, Standing, Write
 from kfm_dagster.catalog.item import Candidate, canonical, content_sha256
 from kfm_dagster.catalog.publisher import Publisher, PublishError, Staged
 from kfm_dagster.catalog.validation import validate_document, validate_item
-from kfm_dagster.contracts.envelope import StacResult
+from kfm_dagster.contracts.envelope import StacResult, StacStatus
 from kfm_dagster.contracts.issues import StacIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.storage.database import Database, Transaction, is_conflict
 from kfm_dagster.storage.fence import Fence
 
 PAGE_SIZE = 1000
 """Items that one page links: about 100 kB."""
+
+
+class CatalogVerificationError(KfmError):
+    """An Item does not stand in the catalog as it was written."""
+
+    exit_code = ExitCode.DEPENDENCY_UNAVAILABLE
 
 
 class Catalog:
@@ -71,6 +78,39 @@ class Catalog:
                 result = outcome[candidate.item_id]
                 results[position] = result if candidate is winner else outcomes.beside(candidate, winner, result)
         return [results[position] for position in range(len(candidates))]
+
+    def verify(self, dataset: str, results: Iterable[StacResult]) -> None:
+        """Read back the Items that results speak of. Raises CatalogVerificationError when one does not stand as told.
+
+        An Item that another writer has replaced since stands as the index says now.
+        """
+        told = {
+            result.item_id: result
+            for result in results
+            if result.item_id and result.item_href and result.write_status is not StacStatus.FAILED
+        }
+        paths = [str(result.item_href) for result in told.values()]
+        try:
+            files = {path: _says(content) for path, content in self._publisher.read(paths).items()}
+        except PublishError as error:
+            raise CatalogVerificationError(observed=str(error)) from error
+        differing = [
+            item_id
+            for item_id, result in told.items()
+            if result.superseded or files.get(str(result.item_href)) != result.content_sha256
+        ]
+        if not differing:
+            return
+        with self._database.snapshot() as tx:
+            standing = self._index(tx, self._registry[dataset]).standing(differing)
+        for item_id in differing:
+            path = str(told[item_id].item_href)
+            indexed = standing[item_id].content_sha256 if item_id in standing else None
+            if indexed is None or files.get(path) != indexed:
+                raise CatalogVerificationError(
+                    observed=f"{path} says {files.get(path) or 'nothing that is an Item'}",
+                    expected=f"content {indexed or told[item_id].content_sha256}",
+                )
 
     def _register_elected(
         self,

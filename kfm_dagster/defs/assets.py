@@ -14,6 +14,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.defs.chain import CHAIN, QUEUE_KEY, asset_key, op_name, slug
 from kfm_dagster.defs.io_manager import root_run_id
+from kfm_dagster.defs.jobs import FORCE_TAG
 from kfm_dagster.defs.partitions import DAYS
 from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.ingest.nodes import (
@@ -159,17 +160,20 @@ def _run(
     context: dg.OpExecutionContext, node: Node, upstream: StageBatch | None, pipeline: PipelineResource
 ) -> ComputedStage:
     try:
-        stage = pipeline.get().stages.run(node, run_id=root_run_id(context.run), upstream=upstream)
+        stage = pipeline.get().stages.run(
+            node, run_id=root_run_id(context.run), upstream=upstream, force=context.run.tags.get(FORCE_TAG)
+        )
     except StageFailedError as error:
         raise dg.Failure(description=str(error), metadata={"error_class": error.error_class.value}) from error
     if stage.skipped is not None and stage.skipped.skipped is not None:
         cause = stage.skipped.skipped
-        context.log.info("%s skipped: %s", node.dataset_id, cause)
+        by = stage.skipped.applied_by
+        context.log.info("%s skipped: %s%s", node.dataset_id, cause, f", by run {by}" if by else "")
         context.log_event(
             dg.AssetObservation(
                 context.asset_key,
                 partition=context.partition_key,
-                metadata={"outcome": "skipped", "cause": cause.value},
+                metadata={"outcome": "skipped", "cause": cause.value, **({"applied_by": by} if by else {})},
             )
         )
     return stage

@@ -11,6 +11,8 @@ from kfm_dagster.defs.chain import CHAIN, asset_key, slug
 INGEST_JOB = "ingest"
 LANE_TAG = "kfm/lane"
 """The lane whose units a run works; dagster.yaml limits the runs of the bulk lane by it."""
+FORCE_TAG = "kfm/force"
+"""A reason under this tag makes a run compute what earlier runs have applied; it changes no unit that has ended."""
 
 _BY_HAND = {LANE_TAG: Lane.BULK.value}
 """What a person or a backfill of the UI starts lists a day: bulk work. The sensors name the lane of each run."""

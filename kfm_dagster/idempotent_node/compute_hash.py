@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -71,10 +71,10 @@ def compute_content_hash(
 
 
 @cache
-def code_fingerprint(folder: Path, lockfile: Path, *, image_digest: str | None = None) -> CodeFingerprint:
-    """Fingerprint the code below a folder, once per process.
+def code_fingerprint(*folders: Path, lockfile: Path, image_digest: str | None = None) -> CodeFingerprint:
+    """Fingerprint the code below some folders of one checkout or installation, once per process.
 
-    In a Git checkout whose files below the folder are as committed it is the commit; else, installed or changed, the
+    In a Git checkout whose files below the folders are as committed it is the commit; else, installed or changed, the
     digest of the files themselves. Raises ConfigurationError when the lockfile is missing.
     """
     if not lockfile.is_file():
@@ -82,28 +82,30 @@ def code_fingerprint(folder: Path, lockfile: Path, *, image_digest: str | None =
             "the code's lockfile is missing", observed=lockfile, expected="the file that pins every dependency"
         )
     return CodeFingerprint(
-        code_sha=_commit(folder) or files_digest(folder),
+        code_sha=_commit(folders) or files_digest(*folders),
         lockfile_hash=hashlib.sha256(lockfile.read_bytes()).hexdigest(),
         image_digest=image_digest,
     )
 
 
-def files_digest(folder: Path) -> str:
-    """Return `files:` and the SHA-256 over the names and contents of a folder's code files."""
+def files_digest(*folders: Path) -> str:
+    """Return `files:` and the SHA-256 over the names and contents of the folders' code files."""
     whole = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.suffix in CODE_SUFFIXES and path.is_file()):
-        content = hashlib.sha256(path.read_bytes()).hexdigest()
-        whole.update(f"{path.relative_to(folder).as_posix()}\0{content}\n".encode())
+    for folder in folders:
+        for path in sorted(path for path in folder.rglob("*") if path.suffix in CODE_SUFFIXES and path.is_file()):
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            whole.update(f"{folder.name}/{path.relative_to(folder).as_posix()}\0{content}\n".encode())
     return f"files:{whole.hexdigest()}"
 
 
-def _commit(folder: Path) -> str | None:
-    """Return the commit that the folder's files are of; None when they are of none."""
-    if _git(folder, "ls-files", "--error-unmatch", "--", ".") in {None, ""}:
+def _commit(folders: Sequence[Path]) -> str | None:
+    """Return the commit that the folders' files are of; None when they are of none."""
+    paths = [str(folder) for folder in folders]
+    if not _git(folders[0], "ls-files", "--", *paths):
         return None  # beside a repository, or ignored by the one around it (a virtual environment)
-    if _git(folder, "status", "--porcelain", "--", ".") != "":
+    if _git(folders[0], "status", "--porcelain", "--", *paths) != "":
         return None
-    return _git(folder, "rev-parse", "HEAD")
+    return _git(folders[0], "rev-parse", "HEAD")
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

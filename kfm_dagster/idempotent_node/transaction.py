@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -26,6 +26,8 @@ from kfm_dagster.storage.joining import reading
 KIND, STEP = "kfm:node", "kfm:step"
 FORCED = "kfm:forced"
 """Parameter that makes forced work content of its own: it names the run and the reason."""
+AGAIN = "kfm:again"
+"""Parameter that makes work content of its own where an earlier output must not be handed on: run and intent before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,7 +145,7 @@ class IdempotentNodes:
         if tx is None:
             with self._database.transaction() as own:
                 return self.upsert(intent, effect, tx=own)
-        tx.run("idempotent_node.lock_content", content_hash=intent.content_hash)
+        self.lock(intent.content_hash, tx=tx)
         if self.intents.applied(intent.content_hash, tx=tx) is not None:
             return Upserted(status=IntentStatus.SKIPPED, output=self._skip(intent, tx))
         made = effect(tx)
@@ -166,6 +168,10 @@ class IdempotentNodes:
             valid_to=None,
         )
         return Upserted(status=IntentStatus.APPLIED, output=output)
+
+    def lock(self, content_hash: str, *, tx: Transaction) -> None:
+        """Keep every other transaction from applying a content until this one ends."""
+        tx.run("idempotent_node.lock_content", content_hash=content_hash).close()
 
     def fail(self, intent: Intent) -> None:
         """Mark an intent FAILED, for a replay to take up."""
@@ -200,6 +206,11 @@ class IdempotentNodes:
         previous = self.checkpoints.get(intent.node, tx=tx)
         if previous is not None:
             tx.run("idempotent_node.close_output", content_hash=previous.last_applied_hash, at=rfc3339(at))
+
+
+def again(content: Content, *, run_id: str, applied: Intent) -> Content:
+    """Return the same work as content of its own, after an intent whose output must not be handed on."""
+    return replace(content, params={**content.params, AGAIN: {"run_id": run_id, "after": applied.wal_id}})
 
 
 def forced(params: Mapping[str, Any], *, run_id: str, reason: str) -> dict[str, Any]:

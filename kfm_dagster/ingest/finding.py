@@ -7,14 +7,16 @@ done to a unit (`nodes.py`), or how a notification is parsed (`operators/message
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from enum import StrEnum, unique
 from typing import Any, Protocol
 
+import orjson
 from typing_extensions import override
 
 from kfm_dagster.contracts.envelope import Envelope, Lane, WalId
+from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
 from kfm_dagster.ingest.node import ChainNode, Operator, in_chunks
 from kfm_dagster.ingest.switched_off import refuse_switched_off
 from kfm_dagster.ledger.policy import ReplayReason
@@ -22,6 +24,7 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.operators.message_parse import parse_listed, parse_message
 from kfm_dagster.run_state.inputs_hash import InputReference
 from kfm_dagster.storage.database import Transaction
+from kfm_dagster.storage.objects import ListedObject
 
 LISTING_CHUNK = 5_000
 """Listed objects that enter the ledger in one transaction; a busy day has over 100,000."""
@@ -71,22 +74,46 @@ class MessageParse(ChainNode):
     lane: Lane | None = None
     account: ListingAccount | None = None
     """Of the backfill that asked for this listing, where one did."""
+    listing: Sequence[ListedObject] = field(default=(), repr=False)
+    """What the bucket holds of the day, once `manifest` has listed it."""
 
     @override
     def inputs(self) -> Sequence[InputReference]:
         return [InputReference(uri=f"landing:{digest}", checksum=digest) for digest in self.landing]
 
     @override
+    def manifest(self) -> Sequence[ManifestEntry]:
+        if self.source is Source.LISTING:
+            # Whoever asked for it has to see that nothing will come; the other sources find nothing to claim.
+            refuse_switched_off(self.pipeline.ledger.switches, self.dataset)
+            found = self.pipeline.objects.list_day(self.contract, date.fromisoformat(self.partition))
+            self.listing = sorted(found, key=lambda listed: listed.uri)
+            # Kept, so that what was listed can be read again; an intent is no place for a busy day's objects.
+            kept = self.pipeline.stages.artifacts.put(_listing_lines(self.listing), suffix="ndjson")
+            return [ManifestEntry(uri=kept.uri, checksum=kept.sha256)]
+        return [ManifestEntry(uri=f"landing:{digest}", checksum=digest) for digest in self.landing]
+
+    @override
     def parameters(self) -> Mapping[str, Any]:
         return {**super().parameters(), "source": self.source.value, "limit": self.limit, "lane": self.lane}
+
+    @override
+    def context(self) -> Mapping[str, Any]:
+        return {**super().context(), "landing": list(self.landing)}
+
+    @override
+    def finished(self, tx: Transaction) -> bool:
+        # A listing lets failed units in again, and a backfill counts what it listed.
+        waiting = {Status.PENDING, Status.IN_PROGRESS, *({Status.FAILED} if self.source is Source.LISTING else ())}
+        return self.account is None and not self.pipeline.ledger.holds(
+            dataset=self.dataset, partition=self.partition, statuses=waiting, tx=tx
+        )
 
     @override
     def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
         if self.source is Source.LANDING:
             return self._landed()
         if self.source is Source.LISTING:
-            # Whoever asked for it has to see that nothing will come; the other sources find nothing to claim.
-            refuse_switched_off(self.pipeline.ledger.switches, self.dataset)
             self._enter_listing()
         return []
 
@@ -143,7 +170,15 @@ class MessageParse(ChainNode):
             )
 
     def _listed(self) -> Iterator[Envelope]:
-        for listed in self.pipeline.objects.list_day(self.contract, date.fromisoformat(self.partition)):
+        for listed in self.listing:
             unit = parse_listed(self.contract, listed)
             if unit is not None:
                 yield unit
+
+
+def _listing_lines(listing: Sequence[ListedObject]) -> bytes:
+    """Return a listing as lines of JSON: the same objects in the same versions give the same bytes."""
+    return b"".join(
+        orjson.dumps({"uri": listed.uri, "size": listed.size, "etag": listed.etag}, option=orjson.OPT_APPEND_NEWLINE)
+        for listed in listing
+    )

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
 from kfm_dagster.ingest.lease_keeper import LeaseKeeper
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.run_state.inputs_hash import InputReference
@@ -68,9 +69,29 @@ class ChainNode:
             "run": self.run_id,
         }
 
+    @property
+    def checkpoint(self) -> str:
+        """Key of the node's checkpoint."""
+        return f"{self.dataset_id}@{self.partition}"
+
     def inputs(self) -> Sequence[InputReference]:
         """Nothing besides the batch, for most nodes."""
         return []
+
+    def manifest(self) -> Sequence[ManifestEntry]:
+        """Nothing besides the batch, for most nodes."""
+        return []
+
+    def context(self) -> Mapping[str, Any]:
+        """Return what the node was made with."""
+        return {"dataset": self.dataset, "partition": self.partition, "operator": self.operator.value}
+
+    def finished(self, tx: Transaction) -> bool:  # noqa: ARG002, the node's protocol
+        """Whatever got a batch that was handed on may hand on, too."""
+        return True
+
+    def verify(self, batch: Sequence[Envelope]) -> None:
+        """Nothing, for a node that leaves nothing outside the database."""
 
     def parameters(self) -> Mapping[str, Any]:
         """Return what changes the result: the partition and, because any change of it may, the contract."""

@@ -119,6 +119,10 @@ class StacRegister(ChainNode):
         return registered
 
     @override
+    def verify(self, batch: Sequence[Envelope]) -> None:
+        self.pipeline.catalog.verify(self.dataset, [unit.stac for unit in batch if unit.stac])
+
+    @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
         return _summary([unit.stac.write_status is StacStatus.FAILED for unit in batch if unit.stac])
 

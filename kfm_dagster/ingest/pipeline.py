@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
+from pathlib import Path
 from typing import TypeVar
 
 from kfm_dagster.catalog.publisher import open_publisher
@@ -17,6 +18,8 @@ from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import QueueUnavailableError
+from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, code_fingerprint
+from kfm_dagster.idempotent_node.transaction import IdempotentNodes
 from kfm_dagster.ledger.deliveries import Deliveries, DueBackoff, DueMessage
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.lineage.backend import ClientBackend
@@ -32,6 +35,8 @@ from kfm_dagster.storage.artifacts import Artifacts
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.objects import ObjectStores, open_store
 
+LOCKFILE = "requirements.lock"
+"""Beside the package in a checkout, bundled with it in a wheel."""
 Due = TypeVar("Due", bound=DueMessage)
 
 
@@ -111,11 +116,32 @@ class Pipeline:
         return self.connect_dead_letters(self.settings)
 
     @cached_property
+    def nodes(self) -> IdempotentNodes:
+        """Intents, outputs and checkpoints."""
+        return IdempotentNodes(self.database, clock=self.clock)
+
+    @cached_property
+    def code(self) -> CodeFingerprint:
+        """Which code this process runs."""
+        package = Path(__file__).resolve().parents[1]
+        bundled = package / "_bundled"
+        if bundled.is_dir():
+            return code_fingerprint(
+                package, lockfile=bundled / LOCKFILE, image_digest=self.settings.image_digest or None
+            )
+        root = package.parent
+        return code_fingerprint(
+            package, root / "sql", lockfile=root / LOCKFILE, image_digest=self.settings.image_digest or None
+        )
+
+    @cached_property
     def stages(self) -> StageRunner:
         """The run contract."""
         return StageRunner(
             database=self.database,
             run_states=RelationalRunState(self.database),
+            nodes=self.nodes,
+            code=self.code,
             artifacts=Artifacts(open_store(self.settings.storage)),
             clock=self.clock,
             lakefs_branch=self.settings.lakefs_branch,

@@ -1,9 +1,11 @@
 """The run contract: what happens around every node, always in the same order.
 
-    inputs_hash -> run-state says success? skip -> compute -> one transaction: ledger effect, output, run-state
+    inputs_hash -> run-state says success? skip -> content_hash applied before? hand that output on
+      -> intent PENDING -> compute -> read back what it left outside the database
+      -> one transaction: ledger effect, output, APPLIED, checkpoint, run-state
 
 `StageRunner.run` computes, `StageRunner.commit` makes it durable; Dagster's op calls the first and its IO manager the
-second, so that nothing is stored by two ways. Gates, intents and compensation hook in between the two.
+second, so that nothing is stored by two ways. Gates and compensation hook in between the two.
 Belongs here: the order. Does not belong here: what a node does (`ingest/nodes.py`), or Dagster.
 """
 
@@ -18,6 +20,9 @@ from typing import Any, Protocol
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, KfmError
+from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, ManifestEntry
+from kfm_dagster.idempotent_node.transaction import Content, Effect, IdempotentNodes, Output, again, forced
+from kfm_dagster.idempotent_node.wal import Intent, IntentStatus
 from kfm_dagster.run_state.inputs_hash import InputReference, inputs_hash
 from kfm_dagster.run_state.record import Outcome, RunState, ValidationSummary
 from kfm_dagster.run_state.store import RunStateStore
@@ -26,6 +31,9 @@ from kfm_dagster.stages.envelope_table import from_parquet, to_parquet
 from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.telemetry.spans import span
+
+STEP = "commit"
+"""The one effect of a stage."""
 
 
 @unique
@@ -44,6 +52,8 @@ class SkipCause(StrEnum):
 
     ALREADY_SUCCEEDED = "ALREADY_SUCCEEDED"
     """This node succeeded in this run with the same inputs."""
+    CONTENT_APPLIED = "CONTENT_APPLIED"
+    """An earlier run applied exactly this content: the same inputs, parameters and code."""
 
 
 class StageFailedError(KfmError):
@@ -72,12 +82,29 @@ class Node(Protocol):
         """What the seams reached in this stage are labelled with."""
         ...
 
+    @property
+    def checkpoint(self) -> str:
+        """Key of the node's checkpoint: `<dataset_id>@<partition>`."""
+        ...
+
     def inputs(self) -> Sequence[InputReference]:
         """Return what the node consumes, besides the batch."""
         ...
 
+    def manifest(self) -> Sequence[ManifestEntry]:
+        """Return what of the node's inputs is content, besides the batch: it tells two runs apart, or does not."""
+        ...
+
     def parameters(self) -> Mapping[str, Any]:
         """Return every setting that changes the result, as JSON values."""
+        ...
+
+    def context(self) -> Mapping[str, Any]:
+        """Return what running the node again needs and that changes no result, as JSON values."""
+        ...
+
+    def finished(self, tx: Transaction) -> bool:
+        """Tell whether nothing is in work that an earlier output for the same content names, so it may be handed on."""
         ...
 
     def working(self) -> AbstractContextManager[None]:
@@ -86,6 +113,10 @@ class Node(Protocol):
 
     def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
         """Enrich the batch. External effects made here must converge when the call is repeated."""
+        ...
+
+    def verify(self, batch: Sequence[Envelope]) -> None:
+        """Read back what `compute` left outside the database. Raises KfmError when it is not there as written."""
         ...
 
     def apply(self, tx: Transaction, batch: list[Envelope]) -> list[Envelope]:
@@ -108,6 +139,8 @@ class StageBatch:
     envelopes: Sequence[Envelope]
     state: RunState
     skipped: SkipCause | None = None
+    applied_by: str | None = None
+    """Run whose work a skip for CONTENT_APPLIED relies on."""
 
     @property
     def reference(self) -> InputReference:
@@ -123,6 +156,9 @@ class ComputedStage:
     run_id: str
     inputs_hash: str
     envelopes: list[Envelope] = field(default_factory=list)
+    content: Content | None = None
+    intent: Intent | None = None
+    upstream_reused: bool = False
     skipped: StageBatch | None = None
 
 
@@ -132,34 +168,37 @@ class StageRunner:
 
     database: Database
     run_states: RunStateStore
+    nodes: IdempotentNodes
     artifacts: Artifacts
+    code: CodeFingerprint
     clock: Callable[[], datetime]
     lakefs_branch: str = "main"
 
-    def run(self, node: Node, *, run_id: str, upstream: StageBatch | None) -> ComputedStage:
-        """Skip or compute. A failure is recorded in run-state and raised as StageFailedError."""
+    def run(self, node: Node, *, run_id: str, upstream: StageBatch | None, force: str | None = None) -> ComputedStage:
+        """Skip or compute. A failure is recorded in run-state and raised as StageFailedError.
+
+        With a reason to `force`, content that earlier runs applied is computed again.
+        """
         inputs = [*node.inputs(), *([upstream.reference] if upstream else [])]
         digest = inputs_hash(inputs, node.parameters())
         facts = {"kfm.dataset_id": node.dataset_id, "kfm.run_id": run_id}
         with labelled(**node.labels), span("kfm.stage", facts) as opened:
             earlier = self.run_states.get(node.dataset_id, run_id)
             if earlier is not None and earlier.outcome is Outcome.SUCCESS and earlier.inputs_hash == digest:
-                opened.set_attribute("kfm.outcome", "skipped")
-                opened.add_event("skipped", {"kfm.cause": SkipCause.ALREADY_SUCCEEDED.value})
                 batch = StageBatch(envelopes=self._load(earlier), state=earlier, skipped=SkipCause.ALREADY_SUCCEEDED)
-                return ComputedStage(node=node, run_id=run_id, inputs_hash=digest, skipped=batch)
-            try:
-                with node.working():
-                    envelopes = node.compute(upstream.envelopes if upstream else [])
-            except Exception as error:
-                self._record_failure(node, run_id=run_id, digest=digest)
-                raise StageFailedError(dataset_id=node.dataset_id, error_class=classify(error), cause=error) from error
-            opened.set_attribute("kfm.outcome", "executed")
-            reach(Seam.STAGE_COMPUTED)
-            return ComputedStage(node=node, run_id=run_id, inputs_hash=digest, envelopes=envelopes)
+                stage = ComputedStage(node=node, run_id=run_id, inputs_hash=digest, skipped=batch)
+            else:
+                stage = self._compute(node, run_id=run_id, upstream=upstream, digest=digest, force=force)
+            if stage.skipped is not None and stage.skipped.skipped is not None:
+                opened.set_attribute("kfm.outcome", "skipped")
+                opened.add_event("skipped", {"kfm.cause": stage.skipped.skipped.value})
+            else:
+                opened.set_attribute("kfm.outcome", "executed")
+                reach(Seam.STAGE_COMPUTED)
+            return stage
 
     def commit(self, stage: ComputedStage) -> StageBatch:
-        """Make a computed stage durable in one transaction: ledger effect, output artifact, run-state."""
+        """Make a computed stage durable in one transaction: ledger effect, output, APPLIED, checkpoint, run-state."""
         if stage.skipped is not None:
             return stage.skipped
         with labelled(**stage.node.labels):
@@ -168,24 +207,140 @@ class StageRunner:
             stage.node.after_commit(batch.envelopes)
         return batch
 
+    def _compute(
+        self, node: Node, *, run_id: str, upstream: StageBatch | None, digest: str, force: str | None
+    ) -> ComputedStage:
+        intent: Intent | None = None
+        reused = upstream is not None and upstream.skipped is SkipCause.CONTENT_APPLIED
+        try:
+            content = self._content(node, run_id=run_id, upstream=upstream, force=force)
+            with self.database.transaction() as tx:
+                own = self._own(content, node, run_id=run_id, reused=reused, tx=tx)
+                begun = self.nodes.begin(own, run_id=run_id, tx=tx)
+                if begun.output is not None and begun.applied_by is not None:
+                    skipped = self._reuse(node, run_id, digest, begun.output, begun.applied_by, tx)
+                    return ComputedStage(node=node, run_id=run_id, inputs_hash=digest, skipped=skipped)
+            intent = begun.intent
+            with node.working():
+                envelopes = node.compute(upstream.envelopes if upstream else [])
+                node.verify(envelopes)
+        except Exception as error:
+            if intent is not None:
+                self.nodes.fail(intent)
+            self._record_failure(node, run_id=run_id, digest=digest)
+            raise StageFailedError(dataset_id=node.dataset_id, error_class=classify(error), cause=error) from error
+        return ComputedStage(
+            node=node,
+            run_id=run_id,
+            inputs_hash=digest,
+            envelopes=envelopes,
+            content=own,
+            intent=intent,
+            upstream_reused=reused,
+        )
+
+    def _content(self, node: Node, *, run_id: str, upstream: StageBatch | None, force: str | None) -> Content:
+        batch = (
+            []
+            if upstream is None
+            else [ManifestEntry(uri=upstream.reference.uri, checksum=upstream.reference.checksum)]
+        )
+        parameters = node.parameters()
+        return Content(
+            node=node.checkpoint,
+            kind=node.dataset_id,
+            step=STEP,
+            inputs=[*node.manifest(), *batch],
+            params=parameters if force is None else forced(parameters, run_id=run_id, reason=force),
+            code=self.code,
+            context={**node.context(), "run_id": run_id},
+        )
+
+    def _own(self, content: Content, node: Node, *, run_id: str, reused: bool, tx: Transaction) -> Content:
+        """Return the content, or the same as content of its own where what was applied must not be handed on.
+
+        It may be handed on when nothing it names is in work, and when it was a success or belongs to a batch that was
+        handed on itself: what failed in a batch of this run is tried again.
+        """
+        while (applied := self.nodes.intents.applied(content.content_hash, tx=tx)) is not None:
+            output = self.nodes.output(content.content_hash, tx=tx)
+            succeeded = output is not None and output.record["outcome"] == Outcome.SUCCESS
+            if (succeeded or reused) and node.finished(tx):
+                break
+            content = again(content, run_id=run_id, applied=applied)
+        return content
+
+    def _reuse(
+        self, node: Node, run_id: str, digest: str, output: Output, applied_by: Intent, tx: Transaction
+    ) -> StageBatch:
+        """Hand an earlier run's output on, and say so in this run's record."""
+        record = output.record
+        by = applied_by.payload["context"]["run_id"]
+        state = RunState(
+            dataset_id=node.dataset_id,
+            run_id=run_id,
+            lakefs_branch=self.lakefs_branch,
+            inputs_hash=digest,
+            validation_summary={
+                **record["validation_summary"],
+                "cause": SkipCause.CONTENT_APPLIED.value,
+                "applied_by": by,
+            },
+            outcome=Outcome.SKIPPED,
+            recorded_at=self.clock(),
+            artifact_uri=record["artifact_uri"],
+            artifact_sha256=record["artifact_sha256"],
+        )
+        self.run_states.put(state, tx)
+        return StageBatch(envelopes=self._load(state), state=state, skipped=SkipCause.CONTENT_APPLIED, applied_by=by)
+
     def _commit(self, stage: ComputedStage) -> StageBatch:
-        with self.database.transaction() as tx:
-            envelopes = stage.node.apply(tx, stage.envelopes)
-            # Written before the commit that names it: a rollback leaves an orphan, never a record without its output.
-            artifact = self.artifacts.put(to_parquet(envelopes), suffix="parquet")
-            summary = stage.node.summarize(envelopes)
-            state = RunState(
-                dataset_id=stage.node.dataset_id,
-                run_id=stage.run_id,
-                lakefs_branch=self.lakefs_branch,
-                inputs_hash=stage.inputs_hash,
-                validation_summary=summary.as_json(),
-                outcome=outcome_of(summary),
-                recorded_at=self.clock(),
-                artifact_uri=artifact.uri,
-                artifact_sha256=artifact.sha256,
-            )
-            self.run_states.put(state, tx)
+        if stage.intent is None or stage.content is None:
+            raise ValueError(f"{stage.node.dataset_id} has nothing to commit")
+        try:
+            with self.database.transaction() as tx:
+                return self._upsert(stage, stage.content, stage.intent, tx)
+        except Exception:
+            self.nodes.fail(stage.intent)
+            raise
+
+    def _upsert(self, stage: ComputedStage, content: Content, intent: Intent, tx: Transaction) -> StageBatch:
+        node = stage.node
+        self.nodes.lock(content.content_hash, tx=tx)
+        own = self._own(content, node, run_id=stage.run_id, reused=stage.upstream_reused, tx=tx)
+        if own != content:
+            # Another worker was first, and its units are in work: what this one claims is content of its own.
+            self.nodes.intents.resolve(intent, IntentStatus.SKIPPED, tx=tx)
+            intent = self.nodes.begin(own, run_id=stage.run_id, tx=tx).intent
+        made: list[StageBatch] = []
+
+        def effect(tx: Transaction) -> Effect:
+            made.append(self._make_durable(stage, tx))
+            return Effect(record=_record(made[0].state))
+
+        upserted = self.nodes.upsert(intent, effect, tx=tx)
+        if made:
+            return made[0]
+        applied_by = self.nodes.intents.applied(intent.content_hash, tx=tx) or intent
+        return self._reuse(node, stage.run_id, stage.inputs_hash, upserted.output, applied_by, tx)
+
+    def _make_durable(self, stage: ComputedStage, tx: Transaction) -> StageBatch:
+        envelopes = stage.node.apply(tx, stage.envelopes)
+        # Written before the commit that names it: a rollback leaves an orphan, never a record without its output.
+        artifact = self.artifacts.put(to_parquet(envelopes), suffix="parquet")
+        summary = stage.node.summarize(envelopes)
+        state = RunState(
+            dataset_id=stage.node.dataset_id,
+            run_id=stage.run_id,
+            lakefs_branch=self.lakefs_branch,
+            inputs_hash=stage.inputs_hash,
+            validation_summary=summary.as_json(),
+            outcome=outcome_of(summary),
+            recorded_at=self.clock(),
+            artifact_uri=artifact.uri,
+            artifact_sha256=artifact.sha256,
+        )
+        self.run_states.put(state, tx)
         return StageBatch(envelopes=envelopes, state=state)
 
     def recall(self, dataset_id: str, run_id: str) -> StageBatch | None:
@@ -225,3 +380,15 @@ def outcome_of(summary: ValidationSummary) -> Outcome:
     if summary.failed == 0:
         return Outcome.SUCCESS
     return Outcome.FAILED if summary.passed == 0 else Outcome.PARTIAL
+
+
+def _record(state: RunState) -> dict[str, Any]:
+    """Return what `node_output` keeps of a stage: enough to hand its output on."""
+    return {
+        "dataset_id": state.dataset_id,
+        "run_id": state.run_id,
+        "outcome": state.outcome.value,
+        "validation_summary": dict(state.validation_summary),
+        "artifact_uri": state.artifact_uri,
+        "artifact_sha256": state.artifact_sha256,
+    }

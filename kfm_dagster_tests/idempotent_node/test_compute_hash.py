@@ -130,15 +130,15 @@ def checkout(tmp_path: Path) -> Path:
 def test_a_clean_checkout_is_its_commit_and_a_changed_one_its_files(checkout: Path) -> None:
     package, lock = checkout / "package", checkout / "lock"
     code_fingerprint.cache_clear()
-    clean = code_fingerprint(package, lock)
+    clean = code_fingerprint(package, lockfile=lock)
     assert clean.code_sha == git(checkout, "rev-parse", "HEAD")
     assert clean.lockfile_hash == sha256("a==1\n")
     (checkout / "README").write_text("read me again\n")
     code_fingerprint.cache_clear()
-    assert code_fingerprint(package, lock) == clean, "a file beside the code is no code"
+    assert code_fingerprint(package, lockfile=lock) == clean, "a file beside the code is no code"
     (package / "node.py").write_text("X = 2\n")
     code_fingerprint.cache_clear()
-    changed = code_fingerprint(package, lock)
+    changed = code_fingerprint(package, lockfile=lock)
     assert changed.code_sha == files_digest(package)
     assert changed.code_sha.startswith("files:")
 
@@ -161,16 +161,16 @@ def test_code_installed_without_git_is_its_files_and_its_lockfile(
     shutil.copytree(checkout / "package", installed)
     shutil.copy(checkout / "lock", installed.parent / "lock")
     code_fingerprint.cache_clear()
-    before = code_fingerprint(installed, installed.parent / "lock")
+    before = code_fingerprint(installed, lockfile=installed.parent / "lock")
     assert before.code_sha == files_digest(checkout / "package")
-    assert code_fingerprint(installed, installed.parent / "lock", image_digest="sha256:1") != before
+    assert code_fingerprint(installed, lockfile=installed.parent / "lock", image_digest="sha256:1") != before
     change(installed)
     code_fingerprint.cache_clear()
-    after = code_fingerprint(installed, installed.parent / "lock")
+    after = code_fingerprint(installed, lockfile=installed.parent / "lock")
     hashes = {compute_content_hash([], {}, one.code_sha, one.lockfile_hash) for one in (before, after)}
     assert len(hashes) == 2
 
 
 def test_a_missing_lockfile_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="lockfile is missing"):
-        code_fingerprint(tmp_path, tmp_path / "no-such-lock")
+        code_fingerprint(tmp_path, lockfile=tmp_path / "no-such-lock")

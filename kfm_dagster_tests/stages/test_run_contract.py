@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,9 @@ from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.errors import ArtifactError, ContractError, DatabaseUnavailableError
+from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, ManifestEntry
+from kfm_dagster.idempotent_node.transaction import IdempotentNodes
+from kfm_dagster.idempotent_node.wal import IntentStatus
 from kfm_dagster.run_state.inputs_hash import InputReference
 from kfm_dagster.run_state.record import Outcome, RunState, RunStateError, ValidationSummary
 from kfm_dagster.run_state.store import RelationalRunState
@@ -39,10 +42,29 @@ class FakeNode:
     labels: Mapping[str, str] = field(default_factory=dict)
     setting: int = 1
     fails: Exception | None = None
+    verification_fails: Exception | None = None
+    is_finished: bool = True
     calls: list[str] = field(default_factory=list)
 
     def inputs(self) -> Sequence[InputReference]:
         return []
+
+    @property
+    def checkpoint(self) -> str:
+        return f"{self.dataset_id}@2025-04-01"
+
+    def manifest(self) -> Sequence[ManifestEntry]:
+        return []
+
+    def context(self) -> Mapping[str, Any]:
+        return {}
+
+    def finished(self, tx: Transaction) -> bool:
+        return self.is_finished
+
+    def verify(self, batch: Sequence[Envelope]) -> None:
+        if self.verification_fails:
+            raise self.verification_fails
 
     def parameters(self) -> Mapping[str, Any]:
         return {"setting": self.setting}
@@ -72,7 +94,12 @@ class FakeNode:
 def runner(database: Database, tmp_path: Path) -> StageRunner:
     store = LocalStore(tmp_path / "storage", mkdir=True)
     return StageRunner(
-        database=database, run_states=RelationalRunState(database), artifacts=Artifacts(store), clock=lambda: NOW
+        database=database,
+        run_states=RelationalRunState(database),
+        nodes=IdempotentNodes(database, clock=lambda: NOW),
+        artifacts=Artifacts(store),
+        code=CodeFingerprint(code_sha="c0ffee", lockfile_hash="10cc"),
+        clock=lambda: NOW,
     )
 
 
@@ -110,7 +137,7 @@ def test_the_second_and_every_later_call_skips_and_hands_on_the_output(
 
 
 @pytest.mark.clause("RSP-03")
-@pytest.mark.parametrize("change", ["parameters", "upstream", "run", "node"])
+@pytest.mark.parametrize("change", ["parameters", "upstream", "node"])
 def test_anything_else_runs_again(runner: StageRunner, change: str) -> None:
     upstream = execute(runner, FakeNode([envelope(0)], dataset_id="nexrad-l2.message_parse"))
     other = execute(runner, FakeNode([envelope(9)], dataset_id="nexrad-l2.message_parse", setting=2))
@@ -120,11 +147,88 @@ def test_anything_else_runs_again(runner: StageRunner, change: str) -> None:
         setting=2 if change == "parameters" else 1,
         dataset_id="nexrad-l2.stac_register" if change == "node" else "nexrad-l2.integrity_check",
     )
-    batch = execute(
-        runner, node, run_id="other" if change == "run" else "run", upstream=other if change == "upstream" else upstream
-    )
+    batch = execute(runner, node, upstream=other if change == "upstream" else upstream)
     assert node.calls == ["compute", "apply", "after_commit"]
     assert batch.skipped is None
+
+
+@pytest.mark.clause("IEN-07")
+def test_content_that_another_run_applied_is_handed_on_with_its_run(runner: StageRunner) -> None:
+    first = execute(runner, FakeNode([envelope(1)]))
+    node = FakeNode([envelope(2)])
+    batch = execute(runner, node, run_id="other")
+    assert node.calls == []
+    assert (batch.skipped, batch.applied_by) == (SkipCause.CONTENT_APPLIED, "run")
+    assert list(batch.envelopes) == list(first.envelopes)
+    recorded = runner.run_states.get("nexrad-l2.integrity_check", "other")
+    assert recorded is not None
+    assert (recorded.outcome, recorded.artifact_sha256) == (Outcome.SKIPPED, first.state.artifact_sha256)
+    assert recorded.validation_summary["applied_by"] == "run"
+    assert runner.recall("nexrad-l2.integrity_check", "other") is not None
+
+
+@pytest.mark.parametrize(
+    "why", ["its units are in work", "it did not succeed", "somebody says so", "the code is another"]
+)
+def test_content_that_may_not_be_handed_on_is_computed_again(runner: StageRunner, why: str) -> None:
+    bad = why == "it did not succeed"
+    execute(runner, FakeNode([failed(envelope(1))] if bad else [envelope(1)]))
+    node = FakeNode([envelope(2)], is_finished=why != "its units are in work")
+    if why == "the code is another":
+        runner = replace(runner, code=CodeFingerprint(code_sha="decaf", lockfile_hash="10cc"))
+    force = "the reader was wrong" if why == "somebody says so" else None
+    batch = runner.commit(runner.run(node, run_id="other", upstream=None, force=force))
+    assert node.calls == ["compute", "apply", "after_commit"]
+    assert batch.skipped is None
+    [intent] = runner.nodes.intents.of_run("other")
+    assert intent.status is IntentStatus.APPLIED
+    assert intent.payload["params"].get("kfm:forced", {}).get("reason") == force
+
+
+def test_below_a_batch_that_was_handed_on_even_a_failure_is_handed_on(runner: StageRunner) -> None:
+    def chain(run_id: str) -> list[FakeNode]:
+        first = FakeNode([envelope(1)], dataset_id="nexrad-l2.message_parse")
+        second = FakeNode([failed(envelope(1))])
+        upstream = execute(runner, first, run_id=run_id)
+        execute(runner, second, run_id=run_id, upstream=upstream)
+        return [first, second]
+
+    assert all(node.calls for node in chain("run"))
+    assert not any(node.calls for node in chain("other"))
+
+
+@pytest.mark.clause("IEN-06")
+@pytest.mark.parametrize("in_work", [False, True])
+def test_of_two_runs_that_compute_one_content_the_second_gives_way_or_keeps_its_own(
+    runner: StageRunner, *, in_work: bool
+) -> None:
+    nodes = {run_id: FakeNode([envelope(1)], is_finished=not in_work) for run_id in ("run", "other")}
+    stages = {run_id: runner.run(node, run_id=run_id, upstream=None) for run_id, node in nodes.items()}
+    batches = {run_id: runner.commit(stage) for run_id, stage in stages.items()}
+    assert batches["run"].skipped is None
+    assert nodes["run"].calls == ["compute", "apply", "after_commit"]
+    assert (batches["other"].skipped is None) == in_work
+    assert ("apply" in nodes["other"].calls) == in_work
+    ends = [intent.status for intent in runner.nodes.intents.of_run("other")]
+    assert ends == ([IntentStatus.SKIPPED, IntentStatus.APPLIED] if in_work else [IntentStatus.SKIPPED])
+
+
+@pytest.mark.clause("IEN-06")
+@pytest.mark.parametrize("moment", ["compute", "read back"])
+def test_a_stage_that_fails_leaves_a_failed_intent_that_its_next_attempt_takes_up(
+    runner: StageRunner, moment: str
+) -> None:
+    trouble = OSError("the disk is away")
+    broken = FakeNode([envelope(1)])
+    if moment == "compute":
+        broken.fails = trouble
+    else:
+        broken.verification_fails = trouble
+    with pytest.raises(StageFailedError, match="the disk is away"):
+        execute(runner, broken)
+    assert [intent.status for intent in runner.nodes.intents.of_run("run")] == [IntentStatus.FAILED]
+    execute(runner, FakeNode([envelope(1)]))
+    assert [intent.status for intent in runner.nodes.intents.of_run("run")] == [IntentStatus.APPLIED]
 
 
 @pytest.mark.clause("RSP-05")

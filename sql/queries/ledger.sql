@@ -59,6 +59,12 @@ SELECT DISTINCT ingest_run_id FROM nodd_wal_records WHERE status = 'in_progress'
 SELECT count(*) FROM nodd_wal_records
 WHERE status IN ('pending', 'in_progress') AND (:lane IS NULL OR lane = :lane);
 
+-- name: holds
+SELECT EXISTS (
+    SELECT 1 FROM nodd_wal_records
+    WHERE status = :status AND dataset = :dataset AND partition_key = :partition
+) AS found;
+
 -- name: replay_reason
 SELECT code FROM replay_reasons WHERE code = :code;
 
