@@ -75,7 +75,7 @@ class MessageParse(ChainNode):
     account: ListingAccount | None = None
     """Of the backfill that asked for this listing, where one did."""
     listing: Sequence[ListedObject] = field(default=(), repr=False)
-    """What the bucket holds of the day, once `manifest` has listed it."""
+    """What the bucket holds of the day, once `manifest` has listed it. A backfill counts while it lists."""
 
     @override
     def inputs(self) -> Sequence[InputReference]:
@@ -86,8 +86,8 @@ class MessageParse(ChainNode):
         if self.source is Source.LISTING:
             # Whoever asked for it has to see that nothing will come; the other sources find nothing to claim.
             refuse_switched_off(self.pipeline.ledger.switches, self.dataset)
-            found = self.pipeline.objects.list_day(self.contract, date.fromisoformat(self.partition))
-            self.listing = sorted(found, key=lambda listed: listed.uri)
+        if self.source is Source.LISTING and self.account is None:
+            self.listing = sorted(self._list(), key=lambda listed: listed.uri)
             # Kept, so that what was listed can be read again; an intent is no place for a busy day's objects.
             kept = self.pipeline.stages.artifacts.put(_listing_lines(self.listing), suffix="ndjson")
             return [ManifestEntry(uri=kept.uri, checksum=kept.sha256)]
@@ -169,8 +169,11 @@ class MessageParse(ChainNode):
                 tx, listed=len(chunk), created=len(ensured.created), readmitted=len(readmitted)
             )
 
+    def _list(self) -> Iterator[ListedObject]:
+        return self.pipeline.objects.list_day(self.contract, date.fromisoformat(self.partition))
+
     def _listed(self) -> Iterator[Envelope]:
-        for listed in self.listing:
+        for listed in self.listing if self.account is None else self._list():
             unit = parse_listed(self.contract, listed)
             if unit is not None:
                 yield unit
