@@ -121,12 +121,18 @@ def _seen(entry: PendingPartition) -> str:
 
 
 def _recover(context: dg.SensorEvaluationContext, pipeline: Pipeline) -> None:
-    """Take back the claims of dead runs and of expired leases, the latter also while Dagster's run storage is away."""
-    dead = []
+    """Take back the claims of dead runs and of expired leases, the latter also while Dagster's run storage is away.
+
+    What dead runs intended has failed; it is given up once a later run has done the same node's work.
+    """
+    dead, abandoned = [], []
     try:
         dead = dead_runs(context.instance, pipeline.ledger.in_progress_runs())
+        abandoned = dead_runs(context.instance, pipeline.nodes.intents.pending_runs())
     except Exception as error:
         context.log.warning("Dagster's run storage does not say which runs are dead: %s", error)
+    pipeline.nodes.intents.fail_runs(abandoned)
+    pipeline.nodes.give_up_overtaken()
     report = pipeline.ledger.release_lost(run_ids=dead)
     if report.readmitted or report.quarantined:
         context.log.warning(

@@ -1,19 +1,22 @@
 """Replay of intents: every PENDING and FAILED one is revisited until its content is applied.
 
 What crashed between intent and effect, or failed, is run again from its payload. Content that somebody else applied
-meanwhile is SKIPPED, so nothing takes effect twice. Does not belong here: replaying ingest units of the ledger, which
+meanwhile is SKIPPED, so nothing takes effect twice; so is what a later content of the same node has overtaken, because
+an old result must not come after a new one. Does not belong here: replaying ingest units of the ledger, which
 selects, guards and paces (`kfm_dagster/replay/`).
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.idempotent_node.node import IdempotentNode
-from kfm_dagster.idempotent_node.transaction import Effect, IdempotentNodes
+from kfm_dagster.idempotent_node.transaction import OWN_PARAMETERS, Effect, IdempotentNodes
 from kfm_dagster.idempotent_node.wal import Intent, IntentStatus
 from kfm_dagster.storage.database import Transaction
 
@@ -27,6 +30,12 @@ class IntentReplay:
     applied: list[int] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)
+
+
+class ContentChangedError(KfmError):
+    """The node that was made again is not the one of the intent."""
+
+    exit_code = ExitCode.REFUSED
 
 
 def replay_intents(
@@ -57,9 +66,13 @@ def replay_intents(
 
 
 def _again(nodes: IdempotentNodes, intent: Intent, rebuild: Callable[[Intent], IdempotentNode]) -> IntentStatus:
+    if nodes.overtaken(intent):
+        nodes.intents.resolve(intent, IntentStatus.SKIPPED)
+        return IntentStatus.SKIPPED
     effect: Effect | None = None
     if nodes.intents.applied(intent.content_hash) is None:
         node = rebuild(intent)
+        _refuse_another(node, intent)
         effect = node.transform()
         node.verify(effect)
 
@@ -70,3 +83,26 @@ def _again(nodes: IdempotentNodes, intent: Intent, rebuild: Callable[[Intent], I
         return effect
 
     return nodes.upsert(intent, apply).status
+
+
+def _refuse_another(node: IdempotentNode, intent: Intent) -> None:
+    """Refuse a node whose inputs or parameters are not those of the intent: its result would stand under their hash."""
+    ours = {name: value for name, value in intent.payload["params"].items() if name.startswith(OWN_PARAMETERS)}
+    found = {
+        "inputs": sorted(
+            (entry.canonical() for entry in node.inputs()), key=lambda entry: json.dumps(entry, sort_keys=True)
+        ),
+        "params": {**node.params(), **ours},
+    }
+    expected = {
+        "inputs": sorted(intent.payload["inputs"], key=lambda entry: json.dumps(entry, sort_keys=True)),
+        "params": intent.payload["params"],
+    }
+    for member, value in found.items():
+        if json.dumps(value, sort_keys=True) != json.dumps(expected[member], sort_keys=True):
+            raise ContentChangedError(
+                f"the {member} of {intent.node} are not those of its intent any more",
+                observed=value,
+                expected=expected[member],
+                next_step="run the node as it is now; the intent counts as overtaken then",
+            )

@@ -23,6 +23,8 @@ from kfm_dagster.idempotent_node.wal import Intent, Intents, IntentStatus
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading
 
+OWN_PARAMETERS = "kfm:"
+"""Prefix of the parameters that the pattern adds to a node's."""
 KIND, STEP = "kfm:node", "kfm:step"
 FORCED = "kfm:forced"
 """Parameter that makes forced work content of its own: it names the run and the reason."""
@@ -176,6 +178,16 @@ class IdempotentNodes:
     def fail(self, intent: Intent) -> None:
         """Mark an intent FAILED, for a replay to take up."""
         self.intents.resolve(intent, IntentStatus.FAILED)
+
+    def overtaken(self, intent: Intent) -> bool:
+        """Tell whether the intent's node has applied another content since the intent was written."""
+        with self._database.snapshot() as tx:
+            return tx.run("idempotent_node.overtaken", wal_id=intent.wal_id).first() is not None
+
+    def give_up_overtaken(self) -> int:
+        """Resolve, as SKIPPED, every failed intent whose node has applied something since; return their number."""
+        with self._database.transaction() as tx:
+            return tx.run("idempotent_node.skip_overtaken").rowcount
 
     def output(self, content_hash: str, *, tx: Transaction | None = None) -> Output | None:
         """Return what a content gave, or None when it was never applied."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum, unique
@@ -104,6 +104,17 @@ class Intents:
         """Return the intents of a run, oldest first."""
         with self._database.snapshot() as tx:
             return [_intent(row) for row in tx.run("idempotent_node.of_run", run_id=run_uuid(run_id))]
+
+    def pending_runs(self) -> list[str]:
+        """Return the runs that have PENDING intents."""
+        with self._database.snapshot() as tx:
+            return [str(run_id) for run_id in tx.run("idempotent_node.pending_runs").scalars()]
+
+    def fail_runs(self, run_ids: Iterable[str]) -> int:
+        """Mark FAILED what dead runs left PENDING; return the number of intents."""
+        batch = [{"run_id": run_uuid(run_id)} for run_id in run_ids]
+        with self._database.transaction() as tx:
+            return sum(tx.run("idempotent_node.fail_run", one).rowcount for one in batch)
 
     def unresolved(self, node: str | None = None) -> Iterator[Intent]:
         """Yield every PENDING and FAILED intent, of one node or of all, oldest first."""

@@ -142,6 +142,35 @@ def test_an_intent_whose_content_another_run_applied_is_skipped(node: CountLines
     assert found.status is IntentStatus.SKIPPED
 
 
+@pytest.mark.clause("IEN-05", "IEN-09")
+def test_an_intent_whose_inputs_have_changed_is_not_applied_under_its_hash(
+    node: CountLines, database: Database
+) -> None:
+    made = nodes(database)
+    lost = made.begin(content_of(node, code=CODE, run_id=RUN), run_id=RUN).intent
+    node.files[0].write_text("corrected\n")
+    assert "the inputs of count-lines are not those of its intent" in replay_intents(made, rebuilt).failed[lost.wal_id]
+    assert made.newest(node.name) is None
+    newer = run_node(made, node, run_id=OTHER_RUN, code=CODE)
+    assert replay_intents(made, rebuilt).skipped == [lost.wal_id]
+    assert made.newest(node.name) == newer.output
+
+
+def test_failed_intents_that_were_overtaken_are_given_up_together(node: CountLines, database: Database) -> None:
+    made = nodes(database)
+    for name, later in {"overtaken": True, "waiting": False}.items():
+        one = CountLines(files=node.files, folder=node.folder, name=name, kind=name)
+        intent = made.begin(content_of(one, code=CODE, run_id=RUN), run_id=RUN).intent
+        made.fail(intent)
+        if later:
+            one.minimum = 5
+            run_node(made, one, run_id=OTHER_RUN, code=CODE)
+    assert made.give_up_overtaken() == 1
+    statuses = {intent.node: intent.status for intent in made.intents.of_run(RUN)}
+    assert statuses == {"overtaken": IntentStatus.SKIPPED, "waiting": IntentStatus.FAILED}
+    assert made.give_up_overtaken() == 0
+
+
 def test_what_may_still_be_at_work_is_left_alone(node: CountLines, database: Database) -> None:
     made = nodes(database)
     made.begin(content_of(node, code=CODE, run_id=RUN), run_id=RUN)

@@ -29,6 +29,14 @@ WHERE status IN ('PENDING', 'FAILED') AND (CAST(:node AS text) IS NULL OR node =
 ORDER BY wal_id
 LIMIT :limit;
 
+-- name: pending_runs
+SELECT DISTINCT run_id FROM etl_wal WHERE status IN ('PENDING', 'FAILED') AND status = 'PENDING' ORDER BY run_id;
+
+-- name: fail_run
+UPDATE etl_wal
+SET status = 'FAILED'
+WHERE run_id = :run_id AND status = 'PENDING';
+
 -- name: applied
 SELECT wal_id, run_id, node, step, payload, content_hash, status, started_at, applied_at
 FROM etl_wal
@@ -67,3 +75,18 @@ WHERE node = :node;
 INSERT INTO etl_checkpoint (node, last_applied_hash, updated_at)
 VALUES (:node, :content_hash, :at)
 ON CONFLICT (node) DO UPDATE SET last_applied_hash = excluded.last_applied_hash, updated_at = excluded.updated_at;
+
+-- name: overtaken
+SELECT 1 FROM etl_wal AS w
+JOIN etl_checkpoint AS c ON c.node = w.node
+JOIN etl_wal AS a ON a.content_hash = c.last_applied_hash AND a.status = 'APPLIED'
+WHERE w.wal_id = :wal_id AND a.wal_id > w.wal_id AND a.content_hash <> w.content_hash;
+
+-- name: skip_overtaken
+UPDATE etl_wal
+SET status = 'SKIPPED'
+WHERE status = 'FAILED' AND EXISTS (
+    SELECT 1 FROM etl_checkpoint AS c
+    JOIN etl_wal AS a ON a.content_hash = c.last_applied_hash AND a.status = 'APPLIED'
+    WHERE c.node = etl_wal.node AND a.wal_id > etl_wal.wal_id
+);

@@ -18,7 +18,23 @@ FROM run_state
 WHERE recorded_at >= :moment
 ORDER BY run_id, recorded_at, dataset_id;
 
+-- name: counts
+SELECT outcome, count(*) AS records
+FROM run_state
+GROUP BY outcome;
+
+-- name: holds_records
+SELECT EXISTS (SELECT 1 FROM run_state WHERE dataset_id <> :claim) AS found;
+
+-- name: claim
+INSERT INTO run_state (dataset_id, run_id, lakefs_branch, inputs_hash, validation_summary, outcome, recorded_at,
+                       artifact_uri, artifact_sha256)
+VALUES (:dataset_id, :run_id, :lakefs_branch, :inputs_hash, :validation_summary, :outcome, :recorded_at,
+        :artifact_uri, :artifact_sha256)
+ON CONFLICT (dataset_id, run_id) DO NOTHING;
+
 -- name: put
+-- A skip leaves a success as it stands.
 INSERT INTO run_state (dataset_id, run_id, lakefs_branch, inputs_hash, validation_summary, outcome, recorded_at,
                        artifact_uri, artifact_sha256)
 VALUES (:dataset_id, :run_id, :lakefs_branch, :inputs_hash, :validation_summary, :outcome, :recorded_at,
@@ -30,4 +46,5 @@ ON CONFLICT (dataset_id, run_id) DO UPDATE SET
     outcome = excluded.outcome,
     recorded_at = excluded.recorded_at,
     artifact_uri = excluded.artifact_uri,
-    artifact_sha256 = excluded.artifact_sha256;
+    artifact_sha256 = excluded.artifact_sha256
+WHERE run_state.outcome <> 'success' OR excluded.outcome <> 'skipped';

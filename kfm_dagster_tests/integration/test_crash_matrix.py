@@ -1,0 +1,126 @@
+"""A run that dies after any statement, transaction or file operation of any operator, and is executed again.
+
+The re-execution shares the run's id, as Dagster's do, so it takes the run's intents and claims up again; what is left
+in the end is what a run leaves that nothing happened to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import date, timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from kfm_dagster import seams
+from kfm_dagster.idempotent_node.wal import IntentStatus, run_uuid
+from kfm_dagster.ingest.nodes import MessageParse, Operator, Source
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.samples.nexrad_level2 import nexrad_level2_samples
+from kfm_dagster.stages.run_contract import StageBatch
+from kfm_dagster_tests.catalog import trees
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import ENRICHING, LIMIT, CrashError, assert_conserved, good, put
+
+FIRST_DAY = date(2025, 4, 1)
+CLEAN_DAY = date(2025, 3, 1)
+STRIDE = {"sqlite": 1, "postgresql": 3}
+"""Every moment on the one, every third on the other: the operators' code is the same."""
+
+
+@contextmanager
+def dying(pipeline: Pipeline, *, at: int) -> Iterator[list[str]]:
+    """Die at the n-th statement or seam; yields what was reached."""
+    reached: list[str] = []
+
+    def reach(what: str) -> None:
+        reached.append(what)
+        if len(reached) == at:
+            raise CrashError(what)
+
+    def executed(_connection: Any, statement: Any, *_: Any) -> None:
+        reach(str(statement))
+
+    sa.event.listen(pipeline.database.engine, "after_execute", executed)
+    seams.install(lambda seam, _: reach(seam.value))
+    try:
+        yield reached
+    finally:
+        seams.install(None)
+        sa.event.remove(pipeline.database.engine, "after_execute", executed)
+
+
+def run_day(pipeline: Pipeline, day: date, *, target: Operator | None = None, at: int = 0) -> list[str]:
+    """Run a day's chain, which dies in `target`; returns what was reached there. Raises CrashError."""
+    shared: dict[str, Any] = {
+        "pipeline": pipeline,
+        "dataset": "nexrad-l2",
+        "partition": day.isoformat(),
+        "run_id": run_of(day),
+    }
+    reached: list[str] = []
+    batch: StageBatch | None = None
+    nodes = [MessageParse(**shared, source=Source.LISTING, limit=LIMIT), *(kind(**shared) for kind in ENRICHING)]
+    for node in nodes:
+        with dying(pipeline, at=at) if node.operator is target else nullcontext(reached) as reached:
+            stage = pipeline.stages.run(node, run_id=run_of(day), upstream=batch)
+            batch = pipeline.stages.commit(stage)
+    return reached
+
+
+def run_of(day: date) -> str:
+    return run_uuid(f"the run of {day}")
+
+
+def bring(objects: Path, day: date) -> None:
+    put(objects, [good(*sample) for sample in nexrad_level2_samples(day, 1)])
+
+
+def story(pipeline: Pipeline, day: date) -> dict[str, Any]:
+    """What a day's run left, without what tells two days apart."""
+    [record] = pipeline.ledger.find(partition=day.isoformat())
+    outcome = {name: getattr(record, name) for name in traces.OUTCOME if not name.startswith("stac_item")}
+    intents = pipeline.nodes.intents.of_run(run_of(day))
+    return {
+        **outcome,
+        "attempts": record.attempts,
+        "history": [(entry.from_status, entry.to_status) for entry in pipeline.ledger.history(record.wal_id)],
+        "intents": [(intent.node.split("@")[0], intent.status) for intent in intents],
+        "outputs": [pipeline.nodes.newest(intent.node).content_hash == intent.content_hash for intent in intents],  # type: ignore[union-attr]
+        "run_states": [(state.dataset_id, state.outcome) for state in pipeline.stages.run_states.of_run(run_of(day))],
+        "lineage": sorted((link.path, link.state) for link in pipeline.lineage.links_of(record.wal_id)),
+    }
+
+
+@pytest.mark.clause("IEN-06", "IEN-09", "RSP-10", "WAL-08")
+@pytest.mark.parametrize("operator", Operator, ids=str)
+def test_a_run_that_dies_anywhere_in_an_operator_ends_as_a_clean_one_when_it_is_executed_again(
+    operator: Operator, pipeline: Pipeline, objects: Path
+) -> None:
+    bring(objects, CLEAN_DAY)
+    run_day(pipeline, CLEAN_DAY)
+    expected = story(pipeline, CLEAN_DAY)
+    assert expected["status"] is Status.SUCCEEDED
+    assert [status for _, status in expected["intents"]] == [IntentStatus.APPLIED] * len(Operator)
+    moments = 0
+    for number, at in enumerate(count(1, STRIDE[pipeline.database.dialect])):
+        day = FIRST_DAY + timedelta(days=number)
+        bring(objects, day)
+        try:
+            moments = len(run_day(pipeline, day, target=operator, at=at))
+            died = False
+        except CrashError:
+            died = True
+        assert_conserved(pipeline)
+        run_day(pipeline, day)
+        assert story(pipeline, day) == expected, f"died at moment {at} of {operator}"
+        if not died:
+            break
+    assert moments > 15, "an operator has more moments than that"
+    trees.assert_consistent(Path(pipeline.settings.catalog))
+    assert not list(pipeline.nodes.intents.unresolved())

@@ -1,0 +1,34 @@
+-- Statements that explain a run; they only read.
+
+-- name: intents
+-- What a run intended, with whoever applied the content and what it gave.
+SELECT
+    intent.wal_id, intent.node, intent.step, intent.payload, intent.content_hash, intent.status, intent.started_at,
+    intent.applied_at, applied.run_id AS applied_run_id, applied.payload AS applied_payload, output.record,
+    output.valid_to
+FROM etl_wal AS intent
+LEFT JOIN etl_wal AS applied ON intent.content_hash = applied.content_hash AND applied.status = 'APPLIED'
+LEFT JOIN node_output AS output ON intent.content_hash = output.content_hash
+WHERE intent.run_id = :run_id
+ORDER BY intent.wal_id;
+
+-- name: runs_beginning
+-- A person asks; the tables have a handful of rows per run.
+SELECT run_id FROM run_state
+WHERE substr(run_id, 1, length(:beginning)) = :beginning
+UNION
+SELECT CAST(run_id AS text) FROM etl_wal
+WHERE substr(CAST(run_id AS text), 1, length(:beginning)) = :beginning
+ORDER BY run_id
+LIMIT :limit;
+
+-- name: latest_run
+-- A run's record comes after its intent, so a run whose name is no UUID goes by its name.
+SELECT found.run_id
+FROM (
+    SELECT run_id, recorded_at AS at FROM run_state
+    UNION ALL
+    SELECT CAST(run_id AS text), started_at FROM etl_wal
+) AS found
+ORDER BY found.at DESC, found.run_id DESC
+LIMIT 1;
