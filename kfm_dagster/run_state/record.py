@@ -76,12 +76,18 @@ class RunState:
             "artifact_uri": self.artifact_uri,
             "artifact_sha256": self.artifact_sha256,
         }
-        for error in _validator().iter_errors(document):
-            where = ".".join(str(part) for part in error.instance_path) or "the record"
-            raise RunStateError(
-                observed=f"{where}: {error.message}", expected="kfm_dagster/run_state/run-state.schema.json"
-            )
+        _check(document)
         return document
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> RunState:
+        """Read the published form. Raises RunStateError when it does not fit the schema."""
+        _check(document)
+        values = {
+            "outcome": Outcome(document["outcome"]),
+            "recorded_at": datetime.fromisoformat(document["recorded_at"]),
+        }
+        return cls(**{**document, **values})
 
 
 def run_state_schema() -> dict[str, Any]:
@@ -89,6 +95,14 @@ def run_state_schema() -> dict[str, Any]:
     text = (resources.files("kfm_dagster.run_state") / "run-state.schema.json").read_text(encoding="utf-8")
     schema: dict[str, Any] = json.loads(text)
     return schema
+
+
+def _check(document: Mapping[str, Any]) -> None:
+    for error in _validator().iter_errors(document):
+        where = ".".join(str(part) for part in error.instance_path) or "the record"
+        raise RunStateError(
+            observed=f"{where}: {error.message}", expected="kfm_dagster/run_state/run-state.schema.json"
+        )
 
 
 @cache

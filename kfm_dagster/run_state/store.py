@@ -1,14 +1,19 @@
-"""Run-state stores: what every store does, and the relational one (SQLite, PostgreSQL)."""
+"""Run-state stores: what every store does, and the relational one (SQLite, PostgreSQL).
+
+Belongs here: the protocol that one contract test suite holds for every store. Does not belong here: which of them an
+environment has (`choice.py`), and the ones that live outside the database (`object_store.py`, `delta_store.py`).
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.run_state.record import Outcome, RunState
+from kfm_dagster.run_state.writes import count_write
 from kfm_dagster.storage.database import Database, Transaction
 
 
@@ -28,7 +33,14 @@ class RunStateStore(Protocol):
         ...
 
     def put(self, record: RunState, tx: Transaction) -> None:
-        """Insert or replace the record inside the caller's transaction. Raises RunStateError on a wrong record."""
+        """Insert or replace the record once the caller's transaction commits; a skip leaves a success as it stands.
+
+        Raises RunStateError on a wrong record, before anything is written.
+        """
+        ...
+
+    def counts(self) -> Mapping[Outcome, int]:
+        """Return how many records stand with each outcome, zeros included."""
         ...
 
 
@@ -55,10 +67,29 @@ class RelationalRunState:
             return [_record(row) for row in tx.run("run_state.since", moment=rfc3339(moment))]
 
     def put(self, record: RunState, tx: Transaction) -> None:
-        """Insert or replace the record inside the caller's transaction. Raises RunStateError on a wrong record."""
+        """Insert or replace the record as a part of the caller's transaction; a skip leaves a success as it stands.
+
+        Raises RunStateError on a wrong record.
+        """
         document = record.as_json()
         document["validation_summary"] = json.dumps(document["validation_summary"], sort_keys=True)
-        tx.run("run_state.put", document)
+        if tx.run("run_state.put", document).rowcount:
+            tx.after_commit(lambda: count_write(record.outcome))
+
+    def counts(self) -> Mapping[Outcome, int]:
+        """Return how many records stand with each outcome, zeros included."""
+        with self._database.snapshot() as tx:
+            return by_outcome({Outcome(row.outcome): row.records for row in tx.run("run_state.counts")})
+
+
+def by_outcome(found: Mapping[Outcome, int]) -> dict[Outcome, int]:
+    """Return a count for every outcome there is."""
+    return {outcome: found.get(outcome, 0) for outcome in Outcome}
+
+
+def is_kept(standing: RunState | None, record: RunState) -> bool:
+    """Tell whether a record must leave the standing one as it is: a skip never overwrites a success."""
+    return standing is not None and standing.outcome is Outcome.SUCCESS and record.outcome is Outcome.SKIPPED
 
 
 def _record(row: Any) -> RunState:

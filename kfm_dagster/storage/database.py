@@ -7,7 +7,7 @@ SQLite is the embedded default, PostgreSQL the production one; both speak throug
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,13 +64,17 @@ class Database:
     def transaction(self) -> Iterator[Transaction]:
         """Run one transaction: committed when the block ends, rolled back when it raises.
 
-        On SQLite it begins IMMEDIATE, so that a reader never becomes a writer half-way and fails on a snapshot.
+        On SQLite it begins IMMEDIATE, so that a reader never becomes a writer half-way and fails on a snapshot. What
+        was given to `after_commit` runs once all is committed; what it raises is raised on.
         """
         reach(Seam.DATABASE_BEGIN)
         with self.engine.begin() as connection:
-            yield Transaction(connection)
+            tx = Transaction(connection)
+            yield tx
             reach(Seam.DATABASE_COMMIT_BEFORE)
         reach(Seam.DATABASE_COMMIT_AFTER)
+        for write in tx.committed:
+            write()
 
     @contextmanager
     def snapshot(self) -> Iterator[Transaction]:
@@ -114,6 +118,15 @@ class Transaction:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
+        self.committed: list[Callable[[], None]] = []
+
+    def after_commit(self, write: Callable[[], None]) -> None:
+        """Do this once the transaction is committed: what stands elsewhere must not tell of what was rolled back.
+
+        Not for a nested transaction, whose own rollback takes nothing back from here. A process that dies in between
+        never does it, so somebody must notice that it was not done.
+        """
+        self.committed.append(write)
 
     def run(self, name: str, parameters: Mapping[str, Any] | None = None, /, **more: Any) -> CursorResult[Any]:
         """Execute one named statement."""

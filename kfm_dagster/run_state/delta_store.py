@@ -1,0 +1,174 @@
+"""Run-state as a Delta Lake table at `{base}/{branch}/_run_state`, primary key (dataset_id, run_id).
+
+Delta enforces no keys: each write is one MERGE on the key, and of two writers at a time the table's log lets one
+through, so the other merges again. The table is opened anew for every call, because a branch revert may take its log
+back behind what an open one has seen. Belongs here: that table. Needs the extra `delta`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError
+from kfm_dagster.run_state.record import Outcome, RunState, RunStateError
+from kfm_dagster.run_state.store import by_outcome
+from kfm_dagster.run_state.writes import count_write
+from kfm_dagster.storage.database import Transaction
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+FOLDER = "_run_state"
+MERGE_ATTEMPTS = 20
+"""A conflict means that another writer got through, so twenty workers may write at the same moment."""
+COMPACT_EVERY = 100
+"""Commits between two compactions: each record comes as a file of its own, and a lookup opens what may hold its key."""
+
+SCHEMA = pa.schema(
+    [
+        pa.field("dataset_id", pa.string(), nullable=False),
+        pa.field("run_id", pa.string(), nullable=False),
+        pa.field("lakefs_branch", pa.string(), nullable=False),
+        pa.field("inputs_hash", pa.string(), nullable=False),
+        # JSON text: its members differ from node to node.
+        pa.field("validation_summary", pa.string(), nullable=False),
+        pa.field("outcome", pa.string(), nullable=False),
+        pa.field("recorded_at", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("artifact_uri", pa.string()),
+        pa.field("artifact_sha256", pa.string()),
+    ]
+)
+
+Filter = list[tuple[str, str, Any]]
+
+
+class DeltaRunState:
+    """Run-state of one branch in a Delta table, in a folder or on S3 (the AWS_* variables say which)."""
+
+    def __init__(self, base: str, *, branch: str) -> None:
+        """Make the table unless it is there. Raises ConfigurationError without the package `deltalake`."""
+        try:
+            import deltalake  # noqa: PLC0415 - the extra `delta`
+        except ImportError:
+            raise ConfigurationError(
+                "KFM_RUN_STATE names a Delta table, and deltalake is not installed",
+                next_step="pip install 'kfm-dagster[delta]', or choose another run-state store",
+            ) from None
+        self._branch = branch
+        self.location = f"{base.rstrip('/')}/{branch}/{FOLDER}"
+        with _answering():
+            deltalake.DeltaTable.create(self.location, SCHEMA, mode="ignore", name="run_state")
+
+    def get(self, dataset_id: str, run_id: str) -> RunState | None:
+        """Return the record, or None."""
+        found = self._records([("dataset_id", "=", dataset_id), ("run_id", "=", run_id)])
+        return found[0] if found else None
+
+    def of_run(self, run_id: str) -> Sequence[RunState]:
+        """Return every node's record of a run, in the order they were written."""
+        found = self._records([("run_id", "=", run_id)])
+        return sorted(found, key=lambda state: (state.recorded_at, state.dataset_id))
+
+    def since(self, moment: datetime) -> Sequence[RunState]:
+        """Return every record written at or after a moment, by run and time."""
+        found = self._records([("recorded_at", ">=", moment.astimezone(UTC))])
+        return sorted(found, key=lambda state: (state.run_id, state.recorded_at, state.dataset_id))
+
+    def put(self, record: RunState, tx: Transaction) -> None:
+        """Merge the record into the table after the caller's transaction; a skip leaves a success as it stands.
+
+        Raises RunStateError on a wrong record or one of another branch, before anything is written.
+        """
+        row = record.as_json()
+        if record.lakefs_branch != self._branch:
+            raise RunStateError(observed=f"a record of branch {record.lakefs_branch}", expected=self._branch)
+        row["validation_summary"] = json.dumps(row["validation_summary"], sort_keys=True, allow_nan=False)
+        row["recorded_at"] = record.recorded_at.astimezone(UTC)
+        tx.after_commit(lambda: self._write(record.outcome, pa.Table.from_pylist([row], schema=SCHEMA)))
+
+    def counts(self) -> Mapping[Outcome, int]:
+        """Return how many records stand with each outcome, zeros included."""
+        with _answering():
+            table = self._open().to_pyarrow_table(columns=["outcome"])
+        found = table["outcome"].value_counts().to_pylist()
+        return by_outcome({Outcome(entry["values"]): entry["counts"] for entry in found})
+
+    def _open(self) -> DeltaTable:
+        import deltalake  # noqa: PLC0415
+
+        return deltalake.DeltaTable(self.location)
+
+    def _records(self, filters: Filter) -> list[RunState]:
+        with _answering():
+            table = self._open().to_pyarrow_table(filters=filters)
+        return [_record(row) for row in table.to_pylist()]
+
+    def _write(self, outcome: Outcome, row: pa.Table) -> None:
+        with _answering():
+            merged = self._merge(row)
+        if merged["num_target_rows_inserted"] or merged["num_target_rows_updated"]:
+            count_write(outcome)
+
+    def _merge(self, row: pa.Table) -> dict[str, Any]:
+        from deltalake.exceptions import CommitFailedError  # noqa: PLC0415
+
+        for attempt in range(MERGE_ATTEMPTS):
+            table = self._open()
+            merge = (
+                table.merge(
+                    row,
+                    "old.dataset_id = new.dataset_id AND old.run_id = new.run_id",
+                    source_alias="new",
+                    target_alias="old",
+                )
+                .when_matched_update_all("old.outcome <> 'success' OR new.outcome <> 'skipped'")
+                .when_not_matched_insert_all()
+            )
+            try:
+                merged: dict[str, Any] = merge.execute()
+            except CommitFailedError:
+                if attempt + 1 == MERGE_ATTEMPTS:
+                    raise
+            else:
+                _keep_small(table)
+                return merged
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def _keep_small(table: DeltaTable) -> None:
+    from deltalake.exceptions import CommitFailedError  # noqa: PLC0415
+
+    if table.version() % COMPACT_EVERY == 0:
+        try:
+            table.optimize.compact()
+        except CommitFailedError:
+            return  # another writer was first; the next hundred come
+
+
+def _record(row: Mapping[str, Any]) -> RunState:
+    values = {
+        "validation_summary": json.loads(row["validation_summary"]),
+        "outcome": Outcome(row["outcome"]),
+    }
+    return RunState(**{**row, **values})
+
+
+@contextmanager
+def _answering() -> Iterator[None]:
+    """Turn a table that does not answer into DependencyUnavailableError."""
+    from deltalake.exceptions import DeltaError  # noqa: PLC0415
+
+    try:
+        yield
+    except (DeltaError, OSError) as error:
+        raise DependencyUnavailableError(
+            "the run-state table does not answer",
+            observed=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            next_step="check KFM_RUN_STATE",
+        ) from error
