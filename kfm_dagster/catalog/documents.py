@@ -65,7 +65,7 @@ def collection_document(
         },
         "item_assets": _item_assets(contract),
         "links": [*parents, *(link("child", f"./{year}/catalog.json", title=year) for year in years)],
-        "kfm:dataset": contract.id,
+        "kfm:dataset": contract.public_id,
         "kfm:care_label": contract.governance.care_label,
     }
     if summarised := _summaries(summaries):

@@ -106,7 +106,7 @@ def build_item(
         "id": match.item_id,
         "collection": contract.stac.collection,
         "geometry": metadata.geometry,
-        "properties": _properties(envelope, metadata.stac_properties, run_state),
+        "properties": _properties(envelope, metadata.stac_properties, contract, run_state),
         "links": item_links(),
         "assets": _assets(envelope, contract, metadata),
     }
@@ -149,13 +149,13 @@ def _field_names(item: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _properties(
-    envelope: Envelope, extracted: Mapping[str, Any], run_state: Mapping[str, str] | None
+    envelope: Envelope, extracted: Mapping[str, Any], contract: DatasetContract, run_state: Mapping[str, str] | None
 ) -> dict[str, Any]:
     properties: dict[str, Any] = {
         # STAC 1.1 has an Item's bands on its assets (item.json, "Rules enforcement for STAC Item").
         **{name: value for name, value in extracted.items() if name != "bands"},
         "kfm:wal_id": envelope.wal_id,
-        "kfm:dataset": envelope.dataset,
+        "kfm:dataset": contract.public_id,
         "kfm:integrity": (envelope.integrity.status if envelope.integrity else CheckStatus.UNKNOWN).value,
     }
     sections = (("integrity_check", envelope.integrity), ("metadata_extract", envelope.metadata))
@@ -163,7 +163,8 @@ def _properties(
     if issues:
         properties["kfm:issues"] = issues
     if run_state is not None:
-        properties["kfm:run_state"] = dict(run_state)
+        operator = run_state["dataset_id"].rpartition(".")[2]
+        properties["kfm:run_state"] = {**run_state, "dataset_id": f"{contract.public_id}.{operator}"}
     return properties
 
 

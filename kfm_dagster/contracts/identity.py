@@ -24,6 +24,14 @@ def uuid8(*fields: str | None) -> str:
     return str(uuid.UUID(bytes=bytes(digest)))
 
 
+def pseudonym(dataset: str) -> str:
+    """Name a governed dataset in public: the same in every release, so that its records can still be followed.
+
+    It keeps a name out of sight and no secret: whoever guesses the name can compute the pseudonym.
+    """
+    return f"governed-{hashlib.sha256(dataset.encode()).hexdigest()[:8]}"
+
+
 def wal_id(*, dataset: str, object_uri: str, time_range_start: datetime, object_version: str | None) -> WalId:
     """Id of the unit: same dataset, object, start and version give the same id in every process and release."""
     return WalId(uuid8(dataset, object_uri, rfc3339(time_range_start), object_version))

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 
 from kfm_dagster.contracts.envelope import Priority
+from kfm_dagster.contracts.identity import pseudonym
 from kfm_dagster.contracts.issues import IntegrityIssue, MetadataIssue, ProvenanceIssue, Severity, StacIssue
 
 API_VERSION = "kfm.nodd.dataset/v1"
@@ -314,6 +315,16 @@ class DatasetContract(Strict):
     def id(self) -> str:
         """Dataset id, e.g. `goes-abi`."""
         return self.metadata.id
+
+    @property
+    def governed(self) -> bool:
+        """Whether the dataset's internal name stays out of public outputs (run-state pattern, FAIR+CARE)."""
+        return self.governance.sensitivity != "none" or self.governance.indigenous_data_flag
+
+    @property
+    def public_id(self) -> str:
+        """What public outputs call the dataset."""
+        return pseudonym(self.id) if self.governed else self.id
 
     @model_validator(mode="after")
     def _templates_use_known_groups(self) -> DatasetContract:

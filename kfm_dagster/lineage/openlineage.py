@@ -33,7 +33,7 @@ def openlineage_events(unit: LineageUnit, run: IngestRun) -> tuple[Event, Event]
     ingest, and COMPLETE what came of it.
     """
     producer = PRODUCER + run.software_version
-    job = {"namespace": JOB_NAMESPACE, "name": f"kfm.nodd.ingest.{unit.envelope.dataset}"}
+    job = {"namespace": JOB_NAMESPACE, "name": f"kfm.nodd.ingest.{run.public(unit.envelope.dataset)}"}
     bucket, _, key = unit.envelope.object_uri.partition("://")[2].partition("/")
     scheme = unit.envelope.object_uri.partition("://")[0]
     data_object: dict[str, Any] = {"namespace": f"{scheme}://{bucket}", "name": key}
@@ -69,7 +69,7 @@ def openlineage_lines(unit: LineageUnit, run: IngestRun) -> bytes:
 def _start_facets(unit: LineageUnit, run: IngestRun, producer: str) -> dict[str, Any]:
     envelope = unit.envelope
     return {
-        "kfmWal": _wal_facet(unit, producer),
+        "kfmWal": _wal_facet(unit, run, producer),
         "nominalTime": {
             **_base(producer, f"{_FACETS}1-0-1/NominalTimeRunFacet.json#/$defs/NominalTimeRunFacet"),
             "nominalStartTime": rfc3339(envelope.time_range_start),
@@ -83,12 +83,12 @@ def _start_facets(unit: LineageUnit, run: IngestRun, producer: str) -> dict[str,
     }
 
 
-def _wal_facet(unit: LineageUnit, producer: str) -> dict[str, Any]:
+def _wal_facet(unit: LineageUnit, run: IngestRun, producer: str) -> dict[str, Any]:
     envelope = unit.envelope
     facet: dict[str, Any] = {
         **_base(producer, f"{SCHEMAS}kfm-wal-facet.schema.json"),
         "wal_id": envelope.wal_id,
-        "dataset": envelope.dataset,
+        "dataset": run.public(envelope.dataset),
         "attempt": envelope.attempt,
         "prov_activity_id": unit.activity_id,
     }
@@ -103,7 +103,7 @@ def _wal_facet(unit: LineageUnit, producer: str) -> dict[str, Any]:
 
 def _complete_facets(unit: LineageUnit, run: IngestRun, producer: str) -> dict[str, Any]:
     envelope, stac = unit.envelope, unit.stac
-    wal = _wal_facet(unit, producer) | {
+    wal = _wal_facet(unit, run, producer) | {
         "integrity_status": envelope.integrity.status if envelope.integrity else "unknown",
         "metadata_status": envelope.metadata.status if envelope.metadata else "unknown",
         "stac_status": stac.write_status,
@@ -119,7 +119,7 @@ def _complete_facets(unit: LineageUnit, run: IngestRun, producer: str) -> dict[s
         "kfmWal": wal,
         "kfmRunState": {
             **_base(producer, f"{SCHEMAS}kfm-run-state-facet.schema.json"),
-            "dataset_id": f"{envelope.dataset}.stac_register",
+            "dataset_id": f"{run.public(envelope.dataset)}.stac_register",
             "run_id": run.run_id,
             "outcome": "success",
         },

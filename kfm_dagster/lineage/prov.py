@@ -78,7 +78,7 @@ def prov_nodes(unit: LineageUnit, run: IngestRun, producers: list[str]) -> Itera
     yield _object(unit, producers)
     yield from _messages(unit)
     yield _qc_report(unit)
-    yield _item(unit)
+    yield _item(unit, run)
 
 
 def producer_ids(contract: DatasetContract) -> list[str]:
@@ -195,14 +195,14 @@ def _qc_report(unit: LineageUnit) -> Node:
     return node
 
 
-def _item(unit: LineageUnit) -> Node:
+def _item(unit: LineageUnit, run: IngestRun) -> Node:
     stac = unit.stac
     node: Node = {
         "id": unit.item_id,
         "type": ["Entity", "kfm:StacItem"],
         "kfm:stac_item_id": stac.item_id,
         "kfm:stac_collection_id": stac.collection_id,
-        "kfm:dataset_id": f"{unit.envelope.dataset}.stac_register",
+        "kfm:dataset_id": f"{run.public(unit.envelope.dataset)}.stac_register",
         "wasDerivedFrom": [unit.object_id, unit.qc_report_id],
         "wasAttributedTo": OPERATOR,
     }

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 
@@ -126,6 +126,7 @@ class Lineage:
         cannot tell a unit gives its issue to that unit. Readers find the files at once unless the lineage root is down.
         Raises what the database raises: without it the whole stage fails and is tried again.
         """
+        run = replace(run, governed=contract.governed)
         results: dict[WalId, ProvenanceResult] = {}
         agents = (SERVICE, OPERATOR, *producer_ids(contract))
         for part in _partitions(units):
@@ -234,7 +235,7 @@ class Lineage:
             path=path,
             dataset=contract.id,
             run_id=run.run_id,
-            href=f"{path}/{contract.id}/{units[0].envelope.partition}/{batch_id}.{_SUFFIX[path]}",
+            href=f"{path}/{contract.public_id}/{units[0].envelope.partition}/{batch_id}.{_SUFFIX[path]}",
             sha256=hashlib.sha256(content).hexdigest(),
             unit_count=len(ours),
             delivery="pending" if deliver else "none",

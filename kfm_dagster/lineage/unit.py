@@ -12,7 +12,7 @@ from enum import StrEnum, unique
 
 from kfm_dagster import __version__
 from kfm_dagster.contracts.envelope import Envelope, StacResult, StacStatus, WalId
-from kfm_dagster.contracts.identity import rfc3339, uuid8
+from kfm_dagster.contracts.identity import pseudonym, rfc3339, uuid8
 
 PRODUCER = "https://kfm.dev/kfm_dagster/"
 """URI of the software without its version; identifies, and need not resolve."""
@@ -42,6 +42,8 @@ class IngestRun:
     started_at: datetime
     occurred_at: datetime
     software_version: str = __version__
+    governed: bool = False
+    """Whether the batch's dataset is told of under a pseudonym; `Lineage.emit` takes it from the contract."""
     started_text: str = field(init=False)
     """started_at in RFC 3339, made once for thousands of units."""
     occurred_text: str = field(init=False)
@@ -50,6 +52,10 @@ class IngestRun:
     def __post_init__(self) -> None:
         object.__setattr__(self, "started_text", rfc3339(self.started_at))
         object.__setattr__(self, "occurred_text", rfc3339(self.occurred_at))
+
+    def public(self, dataset: str) -> str:
+        """Return what both documents call a dataset."""
+        return pseudonym(dataset) if self.governed else dataset
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
