@@ -72,7 +72,17 @@ class Settings(BaseSettings):
     retry_backoff_seconds: float | None = Field(
         None, ge=0, description="Overrides the base backoff of every contract (demo and tests)."
     )
-    lakefs_branch: str = Field("main", description="Branch recorded in run-state.")
+    run_state: str = Field(
+        "",
+        description="The one run-state store: empty for the database, a folder or s3://bucket/prefix for objects "
+        "(lakeFS: s3://repository at its S3 gateway), delta+ before either for a Delta table.",
+    )
+    lakefs_branch: str = Field(
+        "main",
+        pattern=r"^[\w-][\w.-]*(/[\w-][\w.-]*)*$",
+        max_length=256,
+        description="Branch recorded in run-state, and part of its path outside the database.",
+    )
     image_digest: str = Field("", description="Digest of the container image, part of the code's fingerprint.")
     chaos_plan: Path | None = Field(
         None, description="Plan of faults; only kfm_dagster.chaos.definitions reads it, and never in prod."
@@ -89,6 +99,19 @@ class Settings(BaseSettings):
                 return "postgresql+psycopg2://" + value.removeprefix(bare)
         if value and not value.startswith(("sqlite:///", "postgresql+psycopg2://")):
             raise ValueError("expected sqlite:///FILE or postgresql+psycopg2://USER@HOST/DATABASE")
+        return value
+
+    @field_validator("run_state")
+    @classmethod
+    def _one_run_state_store(cls, value: str) -> str:
+        scheme, separator, rest = value.removeprefix("delta+").partition("://")
+        if any(mark in value for mark in ",;\n") or "delta+" in rest or "://" in rest:
+            raise ValueError("one store per environment")
+        if (separator and (scheme != "s3" or not rest.strip("/"))) or value == "delta+":
+            raise ValueError(
+                "a folder or s3://bucket/prefix, with delta+ before it for a Delta table; a lakeFS repository is "
+                "s3://REPOSITORY with AWS_ENDPOINT_URL at its S3 gateway"
+            )
         return value
 
     @classmethod

@@ -27,7 +27,7 @@ from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.notifications.landing import Landing
 from kfm_dagster.notifications.sqs import Queue, connect, connect_dead_letters
 from kfm_dagster.readers.registry import refuse_orphans
-from kfm_dagster.run_state.store import RelationalRunState
+from kfm_dagster.run_state.choice import open_run_states
 from kfm_dagster.seams import clock_skew
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.run_contract import StageRunner
@@ -139,7 +139,12 @@ class Pipeline:
         """The run contract."""
         return StageRunner(
             database=self.database,
-            run_states=RelationalRunState(self.database),
+            run_states=open_run_states(
+                self.database,
+                configured=self.settings.run_state,
+                branch=self.settings.lakefs_branch,
+                clock=self.clock,
+            ),
             nodes=self.nodes,
             code=self.code,
             artifacts=Artifacts(open_store(self.settings.storage)),

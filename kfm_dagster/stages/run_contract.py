@@ -259,16 +259,27 @@ class StageRunner:
     def _own(self, content: Content, node: Node, *, run_id: str, reused: bool, tx: Transaction) -> Content:
         """Return the content, or the same as content of its own where what was applied must not be handed on.
 
-        It may be handed on when nothing it names is in work, and when it was a success or belongs to a batch that was
-        handed on itself: what failed in a batch of this run is tried again.
+        It may be handed on when nothing it names is in work, when no rollback took it back, and when it was a success
+        or belongs to a batch that was handed on itself: what failed in a batch of this run is tried again.
         """
         while (applied := self.nodes.intents.applied(content.content_hash, tx=tx)) is not None:
             output = self.nodes.output(content.content_hash, tx=tx)
             succeeded = output is not None and output.record["outcome"] == Outcome.SUCCESS
-            if (succeeded or reused) and node.finished(tx):
+            if (succeeded or reused) and self._stands(output) and node.finished(tx):
                 break
             content = again(content, run_id=run_id, applied=applied)
         return content
+
+    def _stands(self, output: Output | None) -> bool:
+        """Tell whether run-state still says that the run which made an output made it of these inputs.
+
+        A rollback of the data takes run-state with it where that is on their branch, or in a table restored with them;
+        APPLIED in the database then tells of an effect that is gone.
+        """
+        if output is None:
+            return False
+        state = self.run_states.get(output.record["dataset_id"], output.record["run_id"])
+        return state is not None and state.inputs_hash == output.record["inputs_hash"]
 
     def _reuse(
         self, node: Node, run_id: str, digest: str, output: Output, applied_by: Intent, tx: Transaction
@@ -387,6 +398,7 @@ def _record(state: RunState) -> dict[str, Any]:
     return {
         "dataset_id": state.dataset_id,
         "run_id": state.run_id,
+        "inputs_hash": state.inputs_hash,
         "outcome": state.outcome.value,
         "validation_summary": dict(state.validation_summary),
         "artifact_uri": state.artifact_uri,
