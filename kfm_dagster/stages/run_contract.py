@@ -16,7 +16,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum, unique
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any, Protocol, overload
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, KfmError
@@ -130,6 +131,30 @@ class Node(Protocol):
     def after_commit(self, batch: Sequence[Envelope]) -> None:
         """Do what may only happen once the stage is durable; another process repeats it when this one dies here."""
         ...
+
+
+class RecalledEnvelopes(Sequence[Envelope]):
+    """A stored batch that is read when somebody looks into it; how many units it has is known before."""
+
+    def __init__(self, units: int, load: Callable[[], list[Envelope]]) -> None:
+        self._units = units
+        self._load = load
+
+    def __len__(self) -> int:
+        return self._units
+
+    @overload
+    def __getitem__(self, index: int) -> Envelope: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Envelope]: ...
+
+    def __getitem__(self, index: int | slice) -> Envelope | Sequence[Envelope]:
+        return self._envelopes[index]
+
+    @cached_property
+    def _envelopes(self) -> list[Envelope]:
+        return self._load()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,9 +290,11 @@ class StageRunner:
         while (applied := self.nodes.intents.applied(content.content_hash, tx=tx)) is not None:
             output = self.nodes.output(content.content_hash, tx=tx)
             succeeded = output is not None and output.record["outcome"] == Outcome.SUCCESS
-            if (succeeded or reused) and self._stands(output) and node.finished(tx):
+            stands = self._stands(output)
+            if (succeeded or reused) and stands and node.finished(tx):
                 break
-            content = again(content, run_id=run_id, applied=applied)
+            # What was taken back is made up for once, and then handed on again; anything else is this run's own.
+            content = again(content, run_id=run_id if stands else applied.run_id, applied=applied)
         return content
 
     def _stands(self, output: Output | None) -> bool:
@@ -303,7 +330,9 @@ class StageRunner:
             artifact_sha256=record["artifact_sha256"],
         )
         self.run_states.put(state, tx)
-        return StageBatch(envelopes=self._load(state), state=state, skipped=SkipCause.CONTENT_APPLIED, applied_by=by)
+        # Nobody may ever look into them: below an unchanged batch every node hands on.
+        envelopes = RecalledEnvelopes(record["units"], lambda: self._load(state))
+        return StageBatch(envelopes=envelopes, state=state, skipped=SkipCause.CONTENT_APPLIED, applied_by=by)
 
     def _commit(self, stage: ComputedStage) -> StageBatch:
         if stage.intent is None or stage.content is None:
@@ -327,7 +356,7 @@ class StageRunner:
 
         def effect(tx: Transaction) -> Effect:
             made.append(self._make_durable(stage, tx))
-            return Effect(record=_record(made[0].state))
+            return Effect(record=_record(made[0]))
 
         upserted = self.nodes.upsert(intent, effect, tx=tx)
         if made:
@@ -393,13 +422,15 @@ def outcome_of(summary: ValidationSummary) -> Outcome:
     return Outcome.FAILED if summary.passed == 0 else Outcome.PARTIAL
 
 
-def _record(state: RunState) -> dict[str, Any]:
+def _record(batch: StageBatch) -> dict[str, Any]:
     """Return what `node_output` keeps of a stage: enough to hand its output on."""
+    state = batch.state
     return {
         "dataset_id": state.dataset_id,
         "run_id": state.run_id,
         "inputs_hash": state.inputs_hash,
         "outcome": state.outcome.value,
+        "units": len(batch.envelopes),
         "validation_summary": dict(state.validation_summary),
         "artifact_uri": state.artifact_uri,
         "artifact_sha256": state.artifact_sha256,
