@@ -104,8 +104,9 @@ class Settings(BaseSettings):
     @field_validator("run_state")
     @classmethod
     def _one_run_state_store(cls, value: str) -> str:
-        scheme, separator, rest = value.removeprefix("delta+").partition("://")
-        if any(mark in value for mark in ",;\n") or "delta+" in rest or "://" in rest:
+        url = value.removeprefix("delta+")
+        scheme, separator, rest = url.partition("://")
+        if any(mark in value for mark in (",", ";", "\n")) or "delta+" in url or "://" in rest:
             raise ValueError("one store per environment")
         if (separator and (scheme != "s3" or not rest.strip("/"))) or value == "delta+":
             raise ValueError(

@@ -14,7 +14,8 @@ from kfm_dagster.settings import Environment, Settings
 SECRET = "s3cr3t-word"
 ANY_TEXT = {
     "home", "storage_url", "catalog_url", "lineage_url", "contracts_dir", "object_root", "sqs_primary_queue",
-    "sqs_dlq_queue", "lakefs_branch", "worker_id", "chaos_plan", "actor",
+    "sqs_dlq_queue", "worker_id", "chaos_plan", "actor",
+    "image_digest",
 }  # fmt: skip
 """Variables that take any text; what they name is checked where it is opened."""
 BAD: dict[str, list[str]] = {
@@ -30,6 +31,8 @@ BAD: dict[str, list[str]] = {
     "read_concurrency": ["0", "x"],
     "lease_seconds": ["0", "16m"],
     "retry_backoff_seconds": ["-1", "x"],
+    "run_state": ["lakefs://repository/main", "gs://bucket", "s3://", "delta+", "delta+file:///x", "/a,/b"],
+    "lakefs_branch": ["", "/main", "a//b", "../main", "a b", "release/.."],
 }
 
 

@@ -35,7 +35,17 @@ def open_run_states(
     Raises ConfigurationError that names both when this environment's run-state is in another store.
     """
     place = _place(configured)
-    _claim(database, place, branch=branch, at=clock())
+    _refuse_two(database, place)
+    store = _open(database, place, branch)
+    if place != RELATIONAL:
+        document = _claim(place, branch=branch, at=clock()).as_json()
+        with database.transaction() as tx:
+            tx.run("run_state.claim", {**document, "validation_summary": json.dumps(document["validation_summary"])})
+        _refuse_two(database, place)  # two processes may have come at the same moment
+    return store
+
+
+def _open(database: Database, place: str, branch: str) -> RunStateStore:
     if place == RELATIONAL:
         return RelationalRunState(database)
     if place.startswith(DELTA):
@@ -49,25 +59,27 @@ def _place(configured: str) -> str:
         return RELATIONAL
     kind = DELTA if configured.startswith(DELTA) else ""
     url = configured.removeprefix(DELTA)
-    return kind + (url.rstrip("/") if "://" in url else str(Path(url).absolute()))
+    return kind + (url.rstrip("/") if "://" in url else str(Path(url).resolve()))
 
 
-def _claim(database: Database, place: str, *, branch: str, at: datetime) -> None:
-    states = RelationalRunState(database)
-    standing = states.get(CLAIM, CLAIM)
-    if standing is None and place != RELATIONAL:
-        with database.transaction() as tx:
-            if tx.run("run_state.holds_records", claim=CLAIM).scalar_one():
-                raise _two(place, RELATIONAL)
-            document = _claim_of(place, branch=branch, at=at).as_json()
-            tx.run("run_state.claim", {**document, "validation_summary": json.dumps(document["validation_summary"])})
-        standing = states.get(CLAIM, CLAIM)
-    claimed = RELATIONAL if standing is None else str(standing.validation_summary["store"])
-    if claimed != place:
-        raise _two(place, claimed)
+def _refuse_two(database: Database, place: str) -> None:
+    claim = RelationalRunState(database).get(CLAIM, CLAIM)
+    standing = [] if claim is None else [str(claim.validation_summary["store"])]
+    with database.snapshot() as tx:
+        if tx.run("run_state.holds_records", claim=CLAIM).scalar_one():
+            standing.append(RELATIONAL)
+    for other in standing:
+        if other != place:
+            raise ConfigurationError(
+                "this environment would have two run-state stores",
+                observed=f"KFM_RUN_STATE chooses {place}, and run-state is already in {other}",
+                expected="one store per environment",
+                next_step=f"{'unset KFM_RUN_STATE' if other == RELATIONAL else f'set KFM_RUN_STATE to {other}'}, "
+                "or give the other store an environment (KFM_WAL_DSN) of its own",
+            )
 
 
-def _claim_of(place: str, *, branch: str, at: datetime) -> RunState:
+def _claim(place: str, *, branch: str, at: datetime) -> RunState:
     summary = ValidationSummary(checks=0, passed=0, failed=0, extra={"store": place})
     return RunState(
         dataset_id=CLAIM,
@@ -77,14 +89,4 @@ def _claim_of(place: str, *, branch: str, at: datetime) -> RunState:
         validation_summary=summary.as_json(),
         outcome=Outcome.SKIPPED,
         recorded_at=at,
-    )
-
-
-def _two(configured: str, standing: str) -> ConfigurationError:
-    return ConfigurationError(
-        "this environment would have two run-state stores",
-        observed=f"KFM_RUN_STATE chooses {configured}, and run-state is already in {standing}",
-        expected="one store per environment",
-        next_step=f"set KFM_RUN_STATE to {'nothing' if standing == RELATIONAL else standing}, "
-        "or give the other store an environment (KFM_WAL_DSN) of its own",
     )

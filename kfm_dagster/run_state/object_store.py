@@ -114,9 +114,7 @@ def _answering() -> Iterator[None]:
     """Turn a store that does not answer into DependencyUnavailableError."""
     try:
         yield
-    except (AlreadyExistsError, NotFoundError):
-        raise
-    except BaseError as error:
+    except (BaseError, FileNotFoundError) as error:  # a bucket that is not there is no empty one
         raise DependencyUnavailableError(
             "the run-state store does not answer", observed=type(error).__name__, next_step="check KFM_RUN_STATE"
         ) from error

@@ -1,0 +1,67 @@
+"""Every kind of run-state store, each empty and beside a fresh database."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from kfm_dagster.embedded.cloud import EmbeddedCloud
+from kfm_dagster.run_state.choice import open_run_states
+from kfm_dagster.run_state.record import RunState
+from kfm_dagster.run_state.store import RunStateStore
+from kfm_dagster.storage.database import Database
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+STORES = ["sqlite", "postgresql", "folder", "s3", "delta", "delta on s3"]
+
+
+@dataclass
+class Place:
+    """A store as it is configured, and the database whose transactions it follows."""
+
+    database: Database
+    configured: str
+    branch: str = "release/v11.2"
+
+    def open(self) -> RunStateStore:
+        return open_run_states(self.database, configured=self.configured, branch=self.branch, clock=lambda: NOW)
+
+    def put(self, *records: RunState) -> None:
+        store = self.open()
+        for record in records:
+            with self.database.transaction() as tx:
+                store.put(record, tx)
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[EmbeddedCloud]:
+    with EmbeddedCloud() as running:
+        yield running
+
+
+@pytest.fixture
+def bucket(s3_server: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A fresh bucket, and the environment of a process that reaches it; a lakeFS repository looks no other."""
+    for name, value in s3_server.environment().items():
+        monkeypatch.setenv(name, value)
+    name = f"kfm-{secrets.token_hex(6)}"
+    s3_server.client("s3").create_bucket(Bucket=name)
+    return name
+
+
+@pytest.fixture(params=STORES)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """Each store in turn."""
+    kind = request.param
+    url = request.getfixturevalue("postgres_url") if kind == "postgresql" else f"sqlite:///{tmp_path / 'kfm.db'}"
+    configured = {"folder": str(tmp_path / "runs"), "delta": f"delta+{tmp_path / 'runs'}"}.get(kind, "")
+    if kind.endswith("s3"):
+        configured = ("delta+" if kind.startswith("delta") else "") + f"s3://{request.getfixturevalue('bucket')}/base"
+    opened = Database.open(url)
+    yield Place(opened, configured)
+    opened.dispose()

@@ -1,0 +1,92 @@
+"""One run-state store per environment: whatever else is configured is refused with the names of both."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.run_state.delta_store import DeltaRunState
+from kfm_dagster.run_state.object_store import ObjectRunState
+from kfm_dagster.run_state.store import RelationalRunState
+from kfm_dagster.settings import Settings
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.run_state.conftest import Place
+from kfm_dagster_tests.run_state.test_run_state_stores import record
+
+TABLE = "the table run_state of KFM_WAL_DSN"
+
+
+@pytest.mark.clause("RSP-07")
+@pytest.mark.parametrize(
+    ("variable", "kind"),
+    [("", RelationalRunState), ("{0}/runs", ObjectRunState), ("delta+{0}/runs", DeltaRunState)],
+)
+def test_a_pipeline_has_the_store_that_its_settings_choose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, kind: type
+) -> None:
+    monkeypatch.setenv("KFM_HOME", str(tmp_path))
+    monkeypatch.setenv("KFM_RUN_STATE", variable.format(tmp_path))
+    pipeline = Pipeline.open(Settings.load())
+    assert isinstance(pipeline.stages.run_states, kind)
+    pipeline.close()
+
+
+@pytest.mark.clause("RSP-07")
+@pytest.mark.parametrize(
+    "value", ["s3://a/b,delta+s3://c/d", "/a;/b", "delta+delta+/a", "s3://a s3://b", "delta+/a delta+/b"]
+)
+def test_two_stores_in_the_variable_are_refused_with_both_names(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KFM_RUN_STATE", value)
+    with pytest.raises(ConfigurationError, match=r"KFM_RUN_STATE is wrong; .*one store per environment") as refusal:
+        Settings.load()
+    assert value in str(refusal.value)
+
+
+@pytest.mark.clause("RSP-07")
+@pytest.mark.parametrize("second", ["", "folder", "delta", "other folder"])
+@pytest.mark.parametrize("first", ["", "folder", "delta"])
+def test_a_second_store_of_one_environment_is_refused_with_both_names(
+    database: Database, tmp_path: Path, first: str, second: str
+) -> None:
+    where = {"": "", "folder": f"{tmp_path}/a", "delta": f"delta+{tmp_path}/a", "other folder": f"{tmp_path}/b"}
+    place = Place(database, where[first])
+    place.put(record())
+    other = replace(place, configured=where[second])
+    if first == second:
+        other.put(record(1))
+        return
+    for _ in range(2):  # a refusal changes nothing
+        with pytest.raises(ConfigurationError, match="two run-state stores") as refusal:
+            other.open()
+        line = str(refusal.value)
+        assert f"chooses {where[second] or TABLE}, " in line
+        assert f"already in {where[first] or TABLE}; " in line
+    assert place.open().get(record().dataset_id, record().run_id) == record()
+
+
+@pytest.mark.parametrize("spelling", ["{0}/runs/", "../{1}/runs"])
+def test_a_store_has_one_name_however_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spelling: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    database = Database.open(f"sqlite:///{tmp_path / 'kfm.db'}")
+    for configured in (f"{tmp_path}/runs", spelling.format(tmp_path, tmp_path.name)):
+        Place(database, configured).put(record())
+    database.dispose()
+
+
+@pytest.mark.clause("RSP-07")
+def test_a_delta_table_without_the_package_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    database = Database.open(f"sqlite:///{tmp_path / 'kfm.db'}")
+    with pytest.raises(
+        ConfigurationError, match=r"deltalake is not installed; next: pip install 'kfm-dagster\[delta\]'"
+    ):
+        Place(database, f"delta+{tmp_path}/runs").open()
+    assert Place(database, "").open().counts(), "the refusal claims nothing"
+    database.dispose()

@@ -1,0 +1,224 @@
+"""One contract for every run-state store: the database's two, objects in a folder and on S3, and Delta Lake tables."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry import metrics
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+from kfm_dagster.embedded.cloud import EmbeddedCloud
+from kfm_dagster.errors import DependencyUnavailableError
+from kfm_dagster.run_state.record import Outcome, RunState, RunStateError, run_state_schema
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.run_state.conftest import NOW, Place
+
+PUBLISHED = Path(__file__).resolve().parents[2] / "docs" / "spec" / "run-state.schema.json"
+SECOND = timedelta(seconds=1)
+
+
+def record(number: int = 0, **changes: Any) -> RunState:
+    """The success of one node in one run; the number makes another time of it."""
+    values: dict[str, Any] = {
+        "dataset_id": "goes-abi.integrity_check",
+        "run_id": "8a1c1a52-6b8f-4e56-9d5c-000000000001",
+        "lakefs_branch": "release/v11.2",
+        "inputs_hash": f"sha256:{number:064x}",
+        "validation_summary": {"checks": 18, "passed": 18, "failed": 0, "note": "Größe 'quoted' ☂", "deep": {"a": [1]}},
+        "outcome": Outcome.SUCCESS,
+        "recorded_at": NOW + number * SECOND,
+        "artifact_uri": "artifacts/ab/x.parquet",
+        "artifact_sha256": f"{number:064x}",
+    }
+    return RunState(**(values | changes))
+
+
+@pytest.fixture(scope="module")
+def reader() -> InMemoryMetricReader:
+    """What a process with an OpenTelemetry SDK sees; the counter may have been made before."""
+    found = InMemoryMetricReader()
+    metrics.set_meter_provider(MeterProvider(metric_readers=[found]))
+    return found
+
+
+def writes(reader: InMemoryMetricReader) -> dict[str, int]:
+    """The counter `kfm.run_state.writes` by its one attribute."""
+    data = reader.get_metrics_data()
+    points = [
+        point
+        for resource in (data.resource_metrics if data else [])
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+        if metric.name == "kfm.run_state.writes"
+        for point in metric.data.data_points
+    ]
+    return {str(dict(point.attributes or {})["outcome"]): int(getattr(point, "value", 0)) for point in points}
+
+
+@pytest.mark.clause("RSP-01")
+def test_the_published_schema_is_the_one_that_every_write_is_held_against() -> None:
+    assert json.loads(PUBLISHED.read_text(encoding="utf-8")) == run_state_schema()
+
+
+@pytest.mark.clause("RSP-01", "RSP-07")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"run_id": "scheduled/2026-01-01 00:00 %2F ..", "outcome": Outcome.PARTIAL},
+        {"run_id": ".."},
+        {"run_id": "it's"},
+        {"outcome": Outcome.FAILED, "artifact_uri": None, "artifact_sha256": None},
+        {"recorded_at": NOW.replace(microsecond=7).astimezone(timezone(timedelta(hours=-6)))},
+    ],
+)
+def test_a_record_comes_back_as_it_was_put(place: Place, changes: dict[str, Any]) -> None:
+    put = record(**changes)
+    place.put(put)
+    store = place.open()
+    assert store.get(put.dataset_id, put.run_id) == put
+    assert store.of_run(put.run_id) == [put]
+    assert store.get(put.dataset_id, "another run") is None
+    assert store.get("goes-abi.settle", put.run_id) is None
+    assert store.of_run("another run") == []
+
+
+@pytest.mark.clause("RSP-07")
+def test_the_records_of_a_run_and_those_since_a_moment_come_in_order(place: Place) -> None:
+    parse, check, settle = (
+        record(number, dataset_id=f"goes-abi.{name}")
+        for number, name in enumerate(("message_parse", "integrity_check", "settle"))
+    )
+    other = record(1, run_id="9", dataset_id="hrrr.settle")
+    place.put(other, settle, parse, check)
+    store = place.open()
+    assert store.of_run(parse.run_id) == [parse, check, settle]
+    assert store.since(NOW + SECOND) == [check, settle, other]
+    assert store.since(NOW + 9 * SECOND) == []
+
+
+@pytest.mark.clause("RSP-05", "RSP-07")
+@pytest.mark.parametrize("first", [Outcome.FAILED, Outcome.PARTIAL, Outcome.SKIPPED, Outcome.SUCCESS])
+def test_the_last_record_of_a_node_in_a_run_stands(place: Place, first: Outcome) -> None:
+    last = record(2, outcome=Outcome.SUCCESS)
+    place.put(record(1, outcome=first), last)
+    assert place.open().of_run(last.run_id) == [last]
+
+
+@pytest.mark.clause("RSP-04", "RSP-15")
+def test_a_skip_leaves_a_success_as_it_stands_and_counts_as_no_write(
+    place: Place, reader: InMemoryMetricReader
+) -> None:
+    success = record(1)
+    place.put(success)
+    before = writes(reader)
+    place.put(record(2, outcome=Outcome.SKIPPED), record(3, outcome=Outcome.SKIPPED))
+    assert place.open().of_run(success.run_id) == [success]
+    assert writes(reader) == before
+    failed = record(1, run_id="other", outcome=Outcome.FAILED)
+    skipped = record(2, run_id="other", outcome=Outcome.SKIPPED)
+    place.put(failed, skipped)
+    assert place.open().of_run("other") == [skipped]
+
+
+@pytest.mark.clause("RSP-15")
+def test_every_write_counts_once_by_outcome_and_the_store_counts_what_stands(
+    place: Place, reader: InMemoryMetricReader
+) -> None:
+    assert place.open().counts() == dict.fromkeys(Outcome, 0)
+    before = writes(reader)
+    ends = [Outcome.FAILED, Outcome.PARTIAL, Outcome.SUCCESS, Outcome.SUCCESS, Outcome.SKIPPED]
+    place.put(*(record(number, run_id=str(number), outcome=end) for number, end in enumerate(ends)))
+    place.put(record(9, run_id="0"))  # what failed succeeds
+    seen = {outcome: count - before.get(outcome, 0) for outcome, count in writes(reader).items()}
+    assert seen == {"failed": 1, "partial": 1, "success": 3, "skipped": 1}
+    assert place.open().counts() == {
+        Outcome.FAILED: 0,
+        Outcome.PARTIAL: 1,
+        Outcome.SUCCESS: 3,
+        Outcome.SKIPPED: 1,
+    }
+
+
+@pytest.mark.clause("RSP-01", "RSP-07")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dataset_id": "../escape"},
+        {"run_id": ""},
+        {"inputs_hash": "sha256:short"},
+        {"validation_summary": {"checks": 1}},
+        {"artifact_sha256": None},
+    ],
+)
+def test_a_wrong_record_is_refused_and_the_transaction_with_it(place: Place, changes: dict[str, Any]) -> None:
+    with pytest.raises(RunStateError, match=r"run-state\.schema\.json"):
+        place.put(record(**changes))
+    assert place.open().counts() == dict.fromkeys(Outcome, 0)
+
+
+@pytest.mark.clause("RSP-07")
+def test_what_is_rolled_back_was_never_recorded(place: Place, reader: InMemoryMetricReader) -> None:
+    store = place.open()
+    before = writes(reader)
+
+    def put_and_fail() -> None:
+        with place.database.transaction() as tx:
+            store.put(record(), tx)
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        put_and_fail()
+    assert store.of_run(record().run_id) == []
+    assert writes(reader) == before
+
+
+@pytest.mark.clause("RSP-01", "RSP-07")
+@pytest.mark.parametrize("place", ["folder", "s3"], indirect=True)
+def test_an_object_stands_under_its_branch_node_and_run(s3_server: EmbeddedCloud, place: Place) -> None:
+    put = record(run_id="a/b")
+    place.put(put)
+    key = "release/v11.2/_run_state/goes-abi.integrity_check/a%2Fb.json"
+    if place.configured.startswith("s3://"):
+        bucket, base = place.configured.removeprefix("s3://").split("/")
+        content = s3_server.client("s3").get_object(Bucket=bucket, Key=f"{base}/{key}")["Body"].read()
+    else:
+        # A folder's file name has its own escape for "%".
+        [path] = Path(place.configured).rglob("*.json")
+        assert path.relative_to(place.configured).parent.as_posix() == key.rpartition("/")[0]
+        content = path.read_bytes()
+    assert json.loads(content) == put.as_json()
+
+
+@pytest.mark.clause("RSP-07")
+@pytest.mark.parametrize("place", ["folder", "delta"], indirect=True)
+def test_a_branch_has_run_state_of_its_own(place: Place) -> None:
+    place.put(record())
+    other = replace(place, branch="hotfix/atmo-123")
+    assert other.open().of_run(record().run_id) == []
+    with pytest.raises(RunStateError, match="hotfix/atmo-123"):
+        other.put(record())
+
+
+@pytest.mark.parametrize("place", ["folder"], indirect=True)
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"outcome": "success"}', b"\xff"])
+def test_an_object_that_is_no_record_is_named(tmp_path: Path, content: bytes, place: Place) -> None:
+    place.put(record())
+    [path] = (tmp_path / "runs").rglob("*.json")
+    path.write_bytes(content)
+    with pytest.raises(RunStateError, match=r"no run-state record; .*\.json: .*delete the object"):
+        place.open().get(record().dataset_id, record().run_id)
+
+
+@pytest.mark.parametrize("kind", ["", "delta+"])
+def test_a_bucket_that_is_not_there_is_no_empty_store(tmp_path: Path, bucket: str, kind: str) -> None:
+    database = Database.open(f"sqlite:///{tmp_path / 'kfm.db'}")
+    with pytest.raises(DependencyUnavailableError, match=r"does not answer; .*check KFM_RUN_STATE"):
+        Place(database, f"{kind}s3://{bucket}-gone").put(record())
+    database.dispose()
