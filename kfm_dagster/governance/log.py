@@ -52,6 +52,8 @@ class GovernanceAction(StrEnum):
     DLQ_DISCARD = "dlq_discard"
     BACKFILL_STARTED = "backfill_started"
     BACKFILL_CANCELLED = "backfill_cancelled"
+    MASK = "mask"
+    """Published data with sensitive locations generalised, as its steward asked."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,148 @@
+"""Running a window: land, ask run-state, run the node, and say what came of it; and the replay of what was left.
+
+Belongs here: the order around the node. Does not belong here: who asks for a run (`__main__.py`, `definitions.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from docs.examples.atmo_window.landing import land
+from docs.examples.atmo_window.node import AtmoWindow, Tools, checkpoint_of
+from docs.examples.atmo_window.sites import read_sites
+from docs.examples.atmo_window.window import Window
+from kfm_dagster.governance.log import GovernanceLog
+from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, code_fingerprint
+from kfm_dagster.idempotent_node.node import content_of, run_node
+from kfm_dagster.idempotent_node.replay import IntentReplay, replay_intents
+from kfm_dagster.idempotent_node.transaction import IdempotentNodes, Output
+from kfm_dagster.idempotent_node.wal import IntentStatus
+from kfm_dagster.run_state.record import Outcome, ValidationSummary
+from kfm_dagster.run_state.store import RelationalRunState
+from kfm_dagster.storage.artifacts import Artifacts
+from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.objects import open_store
+
+HERE = Path(__file__).resolve().parent
+SAMPLE = HERE / "sample"
+LOCKFILE = HERE.parents[2] / "requirements.lock"
+
+
+def utc_now() -> datetime:
+    """Tell the time of records; no transform sees it."""
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WindowRun:
+    """How a run of a window ended. A skip says whose work it relies on."""
+
+    status: IntentStatus
+    output: Output
+    applied_by: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what people and scripts want to know."""
+        return {
+            "status": self.status.value,
+            "applied_by": self.applied_by,
+            "content_hash": self.output.content_hash,
+            **self.output.record,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Station:
+    """Where windows are made: a folder of weather, a home for what is made of it, and a database."""
+
+    weather: Path
+    salt: bytes
+    nodes: IdempotentNodes
+    tools: Tools
+    database: Database
+
+    def node(self, window: Window, *, run_id: str) -> AtmoWindow:
+        """Land what was delivered for a window, and return the node over it. Raises KfmError when that cannot be."""
+        sites = read_sites(self.weather, salt=self.salt)
+        landed = land(self.weather, sites, window, self.tools.landing)
+        decisions = [decision for _, decision in sorted(sites.decisions.items())]
+        return AtmoWindow(window=window, landed=landed, decisions=decisions, run_id=run_id, tools=self.tools)
+
+    def run(self, window: Window, *, run_id: str, force: str | None = None) -> WindowRun:
+        """Run a window unless its content has taken effect. What it raises is in the run's record, and raised on."""
+        node = self.node(window, run_id=run_id)
+        if (done := self._done_in_this_run(node, force)) is not None:
+            return done
+        try:
+            result = run_node(self.nodes, node, run_id=run_id, code=code(), force=force)
+        except Exception:
+            self._note(node, Outcome.FAILED, ValidationSummary(checks=0, passed=0, failed=0))
+            raise
+        if result.status is IntentStatus.SKIPPED:
+            extra = {"cause": "CONTENT_APPLIED", "applied_by": result.applied_run_id}
+            self._note(node, Outcome.SKIPPED, ValidationSummary(checks=0, passed=0, failed=0, extra=extra))
+        return WindowRun(status=result.status, output=result.output, applied_by=result.applied_run_id)
+
+    def replay(self) -> IntentReplay:
+        """Carry out every intent that was left PENDING or FAILED, from its payload alone."""
+        return replay_intents(self.nodes, lambda intent: AtmoWindow.rebuilt(intent, self.tools))
+
+    def newest(self, window: Window) -> Output | None:
+        """Return what stands for a window."""
+        return self.nodes.newest(checkpoint_of(window))
+
+    def _done_in_this_run(self, node: AtmoWindow, force: str | None) -> WindowRun | None:
+        state = self.tools.run_states.get(node.dataset_id, node.run_id)
+        if state is None or state.outcome is not Outcome.SUCCESS or state.inputs_hash != node.inputs_hash:
+            return None
+        content = content_of(node, code=code(), run_id=node.run_id, force=force)
+        output = self.nodes.output(content.content_hash)
+        if output is None:
+            return None  # the same inputs, and other code
+        return WindowRun(status=IntentStatus.SKIPPED, output=output, applied_by=node.run_id)
+
+    def _note(self, node: AtmoWindow, outcome: Outcome, summary: ValidationSummary) -> None:
+        with self.database.transaction() as tx:
+            self.tools.run_states.put(node.state(outcome, summary), tx)
+
+
+@contextmanager
+def open_station(
+    *,
+    home: Path,
+    weather: Path = SAMPLE,
+    database_url: str | None = None,
+    salt: str = "",
+    clock: Callable[[], datetime] = utc_now,
+    reached: Callable[[str], None] | None = None,
+) -> Iterator[Station]:
+    """Open a home; SQLite inside it unless a database is named. Raises KfmError."""
+    database = Database.open(database_url or f"sqlite:///{home.absolute() / 'atmo.db'}")
+    try:
+        store = open_store(str(home))
+        tools = Tools(
+            landing=Artifacts(store, folder="landing"),
+            outputs=Artifacts(store, folder="windows"),
+            run_states=RelationalRunState(database),
+            log=GovernanceLog(database, clock=clock),
+            clock=clock,
+        )
+        yield Station(
+            weather=weather,
+            salt=salt.encode(),
+            nodes=IdempotentNodes(database, clock=clock),
+            tools=tools if reached is None else replace(tools, reached=reached),
+            database=database,
+        )
+    finally:
+        database.dispose()
+
+
+def code() -> CodeFingerprint:
+    """Return which code this is: this folder, and the lockfile that pins all that it imports."""
+    return code_fingerprint(HERE, lockfile=LOCKFILE)

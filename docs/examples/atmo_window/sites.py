@@ -1,0 +1,93 @@
+"""Stations, and what may be shown of each: `stations.csv` and `masking.json` of a folder of weather.
+
+Belongs here: the one place that reads exact locations, and the masks that the steward asked for. Does not belong here:
+observations (`landing.py`), which come to know of a station only what this module lets through.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.governance.log import Decision
+from kfm_dagster.governance.masking import (
+    DonutMask,
+    ExactLocation,
+    H3Mask,
+    Mask,
+    MaskedLocation,
+    MaskingDecision,
+    MaskingMethod,
+)
+
+DATASET = "atmo"
+EXACT = "exact"
+"""`shown` of a station that is public; the others name a mask."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Site:
+    """What may be shown of a station; `place` is its own id, or the name of its masked group."""
+
+    place: str
+    latitude: float
+    longitude: float
+    masked: MaskedLocation | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sites:
+    """Sites by station id (which is as sensitive as the location), and the decisions behind their masks."""
+
+    by_station: Mapping[str, Site]
+    decisions: Mapping[MaskingMethod, MaskingDecision]
+
+    @property
+    def masked(self) -> dict[str, MaskedLocation]:
+        """Masked locations by the name of their group."""
+        return {site.place: site.masked for site in self.by_station.values() if site.masked is not None}
+
+
+def read_sites(folder: Path, *, salt: bytes) -> Sites:
+    """Read a folder's stations and mask them. Raises ConfigurationError, which names no station."""
+    with _readable(folder / "stations.csv").open(encoding="utf-8", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    masks: dict[MaskingMethod, Mask] = {}
+    decisions: dict[MaskingMethod, MaskingDecision] = {}
+    asked = {row["shown"] for row in rows} - {EXACT}
+    if asked:
+        policy = json.loads(_readable(folder / "masking.json").read_text(encoding="utf-8"))
+        decision = Decision(**policy["decision"])
+        for name in sorted(asked):
+            mask = _mask(name, policy, salt=salt)
+            masks[mask.method] = mask
+            decisions[mask.method] = MaskingDecision.of(mask, dataset=DATASET, decision=decision)
+    return Sites(by_station={row["station"]: _site(row, masks) for row in rows}, decisions=decisions)
+
+
+def _mask(name: str, policy: Mapping[str, Any], *, salt: bytes) -> Mask:
+    if name == MaskingMethod.H3:
+        return H3Mask(**policy["h3"])
+    if name == MaskingMethod.DONUT:
+        return DonutMask(**policy["donut"], salt=salt)
+    raise ConfigurationError("unknown way to show a station", observed=name, expected=f"{EXACT}, h3 or donut")
+
+
+def _site(row: Mapping[str, str], masks: Mapping[MaskingMethod, Mask]) -> Site:
+    latitude, longitude = float(row["latitude"]), float(row["longitude"])
+    if row["shown"] == EXACT:
+        return Site(place=row["station"], latitude=latitude, longitude=longitude)
+    exact = ExactLocation(latitude=latitude, longitude=longitude)
+    shown = masks[MaskingMethod(row["shown"])].apply(row["station"], exact)
+    return Site(place=shown.group, latitude=shown.latitude, longitude=shown.longitude, masked=shown)
+
+
+def _readable(path: Path) -> Path:
+    if not path.is_file():
+        raise ConfigurationError("a file of the weather folder is missing", observed=path)
+    return path

@@ -1,0 +1,296 @@
+"""Masking: sensitive locations are generalised before anything of them is hashed, stored or shown (CARE, IEN-12).
+
+    mask.apply(site, ExactLocation) -> MaskedLocation -> masked_entry(...) -> content hash
+
+Two exact locations under one mask give equal groups, coordinates, manifest entries and content hashes. A value's type
+tells which side of the mask it is on; an `ExactLocation` shows itself in no repr and in no error. Belongs here: the
+masks, a manifest's entry for masked input, and the decision that asks for a mask, for PROV and for the governance log.
+Does not belong here: which sites are sensitive, which the owner of a dataset says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum, unique
+from typing import Any, ClassVar, Protocol, TypedDict
+
+import h3
+
+from kfm_dagster.contracts.identity import uuid8
+from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
+from kfm_dagster.governance.sphere import displaced, ring_radius_m
+from kfm_dagster.storage.database import Transaction
+
+FINEST_RESOLUTION = 8
+"""H3 cells with edges of about half a kilometre; a finer one names a farm."""
+SHORTEST_SALT = 16
+"""Bytes; a salt that can be guessed undoes every displacement."""
+NARROWEST_RING_M = 20.0
+WIDEST_RADIUS_M = 1_000_000.0
+DECIMALS = 5
+"""Of published degrees: about a metre, and the same text under every libm."""
+ROUNDING_M = 1.0
+"""More than rounding to DECIMALS can move a point (0.79 m)."""
+CELL_RADIUS = 1.2
+"""A cell's corner is at most this many average edges from its centre (H3 4: 1.11 over all resolutions)."""
+
+
+class MaskingError(ConfigurationError):
+    """A mask or a location is wrong."""
+
+
+@unique
+class MaskingMethod(StrEnum):
+    """How a location is generalised."""
+
+    H3 = "h3"
+    """It becomes the H3 cell that holds it, together with every other site in that cell."""
+    DONUT = "donut"
+    """It is displaced, always by the same secret step, further than a minimum and no further than a maximum."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExactLocation:
+    """Where a sensitive site is, in degrees (WGS 84). Raises MaskingError, which does not say where either."""
+
+    latitude: float = field(repr=False)
+    longitude: float = field(repr=False)
+
+    def __post_init__(self) -> None:
+        # False for NaN, too.
+        if not (-90 <= self.latitude <= 90 and -180 <= self.longitude <= 180):
+            raise MaskingError(
+                "a location is not on Earth",
+                observed="a value that is not shown",
+                expected="latitude -90 to 90, longitude -180 to 180",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaskedLocation:
+    """What may be shown instead: the name under which sites are grouped, and a point in degrees."""
+
+    group: str
+    latitude: float
+    longitude: float
+
+
+class Mask(Protocol):
+    """Turns exact locations into masked ones, always in the same way."""
+
+    method: ClassVar[MaskingMethod]
+
+    def parameters(self) -> Mapping[str, float]:
+        """Return what may be known of the mask."""
+        ...
+
+    def apply(self, site: str, location: ExactLocation) -> MaskedLocation:
+        """Return what may be shown of a site."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class H3Mask:
+    """Coarsening: a site is shown as its H3 cell. Raises MaskingError for a resolution that masks nothing."""
+
+    method: ClassVar[MaskingMethod] = MaskingMethod.H3
+    resolution: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.resolution <= FINEST_RESOLUTION:
+            raise MaskingError(
+                "an H3 resolution does not mask", observed=self.resolution, expected=f"0 to {FINEST_RESOLUTION}"
+            )
+
+    def parameters(self) -> Mapping[str, float]:
+        """Return the resolution."""
+        return {"resolution": self.resolution}
+
+    def apply(self, site: str, location: ExactLocation) -> MaskedLocation:  # noqa: ARG002, a cell hides the site, too
+        """Return the cell and its centre."""
+        cell = _cell(location, self.resolution)
+        latitude, longitude = h3.cell_to_latlng(cell)
+        return _masked(f"{self.method}:{cell}", latitude, longitude)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DonutMask:
+    """Displacement: a site is shown between `minimum_m` and `maximum_m` away, under a pseudonym.
+
+    Direction and distance are HMAC-SHA256 of the site's id under a salt, uniform over the ring's area. The centre of
+    the site's anchor cell is displaced, not the site: else a survey that moves it by ten metres would move what is
+    shown by ten metres, and whoever learns the step once could undo it to the metre. The ring is narrowed by the
+    cell's radius, so the distance from the site itself keeps its bounds.
+
+    The salt is a secret of the deployment. It is in no parameter, hash, record or repr; losing it changes every place,
+    and publishing a site under two salts narrows down where it is. Raises MaskingError.
+    """
+
+    method: ClassVar[MaskingMethod] = MaskingMethod.DONUT
+    minimum_m: float
+    maximum_m: float
+    salt: bytes = field(repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not (self.minimum_m > 0 and self.minimum_m + NARROWEST_RING_M <= self.maximum_m <= WIDEST_RADIUS_M):
+            raise MaskingError(
+                "a donut's radii are wrong",
+                observed=f"{self.minimum_m} to {self.maximum_m} m",
+                expected=f"0 < minimum, minimum + {NARROWEST_RING_M:.0f} <= maximum <= {WIDEST_RADIUS_M:.0f}",
+            )
+        if len(self.salt) < SHORTEST_SALT:
+            raise MaskingError(
+                "a donut's salt is too short",
+                observed=f"{len(self.salt)} bytes",
+                expected=f"at least {SHORTEST_SALT}, random and secret",
+            )
+
+    def parameters(self) -> Mapping[str, float]:
+        """Return the radii, and never the salt."""
+        return {"minimum_m": self.minimum_m, "maximum_m": self.maximum_m}
+
+    @property
+    def anchor_resolution(self) -> int:
+        """The coarsest H3 resolution whose cells leave at least half of the ring; the mask's parameters decide it."""
+        half = (self.maximum_m - self.minimum_m) / 2
+        return next(resolution for resolution in range(16) if 2 * _cell_radius_m(resolution) <= half)
+
+    def apply(self, site: str, location: ExactLocation) -> MaskedLocation:
+        """Return the site's pseudonym and its displaced place."""
+        resolution = self.anchor_resolution
+        margin = _cell_radius_m(resolution) + ROUNDING_M
+        digest = self._keyed("step", site)
+        latitude, longitude = displaced(
+            *h3.cell_to_latlng(_cell(location, resolution)),
+            bearing=math.tau * _unit(digest[:8]),
+            distance_m=ring_radius_m(self.minimum_m + margin, self.maximum_m - margin, _unit(digest[8:16])),
+        )
+        return _masked(f"{self.method}:{self._keyed('name', site).hex()[:16]}", latitude, longitude)
+
+    def _keyed(self, purpose: str, site: str) -> bytes:
+        # The radii are in it, so that two rings around one site are two independent steps and not one line to it.
+        message = json.dumps(["kfm:donut:1", purpose, site, float(self.minimum_m), float(self.maximum_m)])
+        return hmac.digest(self.salt, message.encode(), hashlib.sha256)
+
+
+class MaskedEntry(TypedDict):
+    """The members of a manifest's entry."""
+
+    uri: str
+    size: int
+    checksum: str
+
+
+def masked_uri(dataset: str, location: MaskedLocation) -> str:
+    """Return the address under which masked input is named: its group's."""
+    return f"urn:kfm:masked:{dataset}:{location.group}"
+
+
+def masked_entry(dataset: str, location: MaskedLocation, content: bytes) -> MaskedEntry:
+    """Return the manifest entry of a group's content after masking, for `ManifestEntry(**entry)`.
+
+    Address, size and checksum of the file it came from are not in it: the checksum of a file with coordinates tells
+    whoever guesses them that the guess is right.
+    """
+    return MaskedEntry(
+        uri=masked_uri(dataset, location), size=len(content), checksum=hashlib.sha256(content).hexdigest()
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaskingDecision:
+    """That a dataset's sensitive sites are masked: how, who asked for it, why, and under which change."""
+
+    dataset: str
+    method: MaskingMethod
+    parameters: Mapping[str, float]
+    decision: Decision
+
+    @classmethod
+    def of(cls, mask: Mask, *, dataset: str, decision: Decision) -> MaskingDecision:
+        """Return the decision for a mask, with what may be known of it."""
+        return cls(dataset=dataset, method=mask.method, parameters=dict(mask.parameters()), decision=decision)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all of it as JSON values."""
+        return {
+            "dataset": self.dataset,
+            "method": self.method.value,
+            "parameters": dict(self.parameters),
+            "actor": self.decision.actor,
+            "reason": self.decision.reason,
+            "change_ref": self.decision.change_ref,
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> MaskingDecision:
+        """Read what `as_json` wrote."""
+        return cls(
+            dataset=document["dataset"],
+            method=MaskingMethod(document["method"]),
+            parameters=dict(document["parameters"]),
+            decision=Decision(
+                actor=document["actor"], reason=document["reason"], change_ref=document.get("change_ref")
+            ),
+        )
+
+    def prov_nodes(self, masked_uris: list[str]) -> list[dict[str, Any]]:
+        """Return PROV-O nodes in the terms of `lineage.prov.CONTEXT`: the masking, who asked, and what it generated.
+
+        What the entities were derived from is left out: it would name what the mask hides.
+        """
+        told = self.as_json()
+        activity = "urn:uuid:" + uuid8("prov", "masking", json.dumps(told, sort_keys=True))
+        agent = "urn:uuid:" + uuid8("prov", "agent", self.decision.actor)
+        masking: dict[str, Any] = {
+            "id": activity,
+            "type": ["Activity", "kfm:Masking"],
+            "wasAssociatedWith": [agent],
+            "kfm:dataset": self.dataset,
+            "kfm:method": self.method.value,
+            **{f"kfm:{name}": value for name, value in sorted(self.parameters.items())},
+            "kfm:reason": self.decision.reason,
+        }
+        if self.decision.change_ref is not None:
+            masking["kfm:change_ref"] = self.decision.change_ref
+        asked = {"id": agent, "type": ["Agent"], "kfm:name": self.decision.actor}
+        entities = [
+            {"id": uri, "type": ["Entity", "kfm:MaskedInput"], "wasGeneratedBy": activity}
+            for uri in sorted(masked_uris)
+        ]
+        return [masking, asked, *entities]
+
+    def record(self, log: GovernanceLog, *, tx: Transaction, details: Mapping[str, Any] | None = None) -> None:
+        """Write the governance log, in the transaction that makes the masked output durable."""
+        told = {"method": self.method.value, "parameters": dict(self.parameters), **(details or {})}
+        log.record(GovernanceAction.MASK, self.decision, dataset=self.dataset, details=told, tx=tx)
+
+
+def _masked(group: str, latitude: float, longitude: float) -> MaskedLocation:
+    # Adding 0.0 makes a negative zero, which prints differently, a zero.
+    return MaskedLocation(
+        group=group, latitude=round(latitude, DECIMALS) + 0.0, longitude=round(longitude, DECIMALS) + 0.0
+    )
+
+
+def _cell(location: ExactLocation, resolution: int) -> str:
+    # One meridian has two names, and at a pole every longitude names the same point.
+    longitude = 0.0 if abs(location.latitude) == 90 else location.longitude
+    cell: str = h3.latlng_to_cell(location.latitude, -180.0 if longitude == 180 else longitude, resolution)
+    return cell
+
+
+def _cell_radius_m(resolution: int) -> float:
+    edge: float = h3.average_hexagon_edge_length(resolution, unit="m")
+    return CELL_RADIUS * edge
+
+
+def _unit(digest: bytes) -> float:
+    """Return a number from 0 to below 1 with 53 bits, the most that a float has."""
+    return (int.from_bytes(digest) >> 11) / 2**53

@@ -1,0 +1,99 @@
+"""Documents that are typed into a shell as they are written: their commands, and a shell to run them in.
+
+A command is a line `$ ...` of a `console` block (continued by `\\`, or by a here-document); what follows it is what a
+reader sees, and is not compared. A command that ends otherwise than with 0 says so: `# exits 3`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_EXITS = re.compile(r"#\s*exits (\d+)\s*$")
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command, and the exit code that the document promises."""
+
+    text: str
+    exits: int = 0
+
+
+def commands(document: str) -> Iterator[Command]:
+    """The commands of a document, in order."""
+    for block in _BLOCK.findall(document):
+        lines = iter(block.splitlines())
+        for line in lines:
+            if not line.startswith("$ "):
+                continue
+            text = line[2:]
+            while text.endswith("\\"):
+                text += "\n" + next(lines).removeprefix("> ")
+            if marker := re.search(r"<<\s*'?(\w+)'?", text):
+                for more in lines:
+                    text += "\n" + more.removeprefix("> ")
+                    if text.endswith("\n" + marker[1]):
+                        break
+            exits = _EXITS.search(text)
+            yield Command(_EXITS.sub("", text).rstrip(), int(exits[1]) if exits else 0)
+
+
+def script(found: Sequence[Command]) -> str:
+    """One script of all commands, which ends with 99 at the first that does not end as it should."""
+    steps = [
+        f"say {number}; {command.text}\nended $? {command.exits} {number}" for number, command in enumerate(found, 1)
+    ]
+    return "\n".join(
+        [
+            'say() { printf "\\n[%s] " "$1"; }',
+            'ended() { [ "$1" -eq "$2" ] || { echo "command $3 ended with $1, the document says $2"; exit 99; }; }',
+            *steps,
+        ]
+    )
+
+
+def told(found: Sequence[Command], output: str) -> str:
+    listed = "\n".join(f"[{number}] {command.text}" for number, command in enumerate(found, 1))
+    return f"{listed}\n--- output ---\n{output}"
+
+
+def shell(
+    text: str, folder: Path, *, seconds: float, variables: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a script in a shell of its own process group, which ends with it, background jobs and all."""
+    keep = {name: value for name, value in os.environ.items() if not name.startswith(("KFM_", "AWS_", "DAGSTER_"))}
+    environment = keep | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "KFM_ACTOR": "on-call",
+        "COLUMNS": "200",
+        **(variables or {}),
+    }
+    log = folder / "shell.log"
+    # A file, not a pipe: a background job would keep a pipe open after the shell has ended.
+    with log.open("wb") as output:
+        started = subprocess.Popen(
+            ["bash", "-c", text],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code = started.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            code = -signal.SIGKILL
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGTERM)
+    return subprocess.CompletedProcess("bash", code, log.read_text(encoding="utf-8", errors="replace"))

@@ -1,0 +1,385 @@
+"""The example node and its guide: run, skip, correction, crash and replay, two workers, masking, Dagster."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import duckdb
+import pyarrow.parquet as pq
+import pytest
+
+from docs.examples.atmo_window import definitions
+from docs.examples.atmo_window.landing import NothingDeliveredError
+from docs.examples.atmo_window.running import SAMPLE, Station, open_station
+from docs.examples.atmo_window.window import Window
+from kfm_dagster.errors import ConfigurationError, KfmError
+from kfm_dagster.governance.log import GovernanceAction
+from kfm_dagster.idempotent_node.transaction import Output
+from kfm_dagster.idempotent_node.wal import IntentStatus
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.docs.console import commands, script, shell, told
+
+ROOT = Path(__file__).resolve().parents[2]
+GUIDE = ROOT / "docs" / "idempotent-node.md"
+EXAMPLE = ROOT / "docs" / "examples" / "atmo_window"
+SALT = "0123456789abcdef0123456789abcdef"
+NOON = Window.named("2026-03-01T12")
+RUNS = [f"{number}f0e0d0c-0b0a-4908-8706-050403020100" for number in range(8)]
+GUIDE_SECONDS = 300
+HEADER = "station,observed_at,revision,temperature_c,pressure_hpa,wind_ms\n"
+
+
+@dataclass(kw_only=True)
+class Ticking:
+    """A clock that is one second later at each look."""
+
+    at: datetime = datetime(2026, 3, 1, 14, tzinfo=UTC)
+
+    def __call__(self) -> datetime:
+        self.at += timedelta(seconds=1)
+        return self.at
+
+
+@pytest.fixture
+def weather(tmp_path: Path) -> Path:
+    """A copy of the example's deliveries, to be changed."""
+    shutil.copytree(SAMPLE, tmp_path / "weather")
+    return tmp_path / "weather"
+
+
+@pytest.fixture
+def opened(weather: Path, tmp_path: Path, database_url: str) -> Callable[..., AbstractContextManager[Station]]:
+    """Opens the one station of a test, on both databases."""
+
+    def opening(home: str = "home", **more: Any) -> AbstractContextManager[Station]:
+        return open_station(
+            home=tmp_path / home, weather=weather, database_url=database_url, salt=SALT, clock=Ticking(), **more
+        )
+
+    return opening
+
+
+@pytest.fixture
+def station(opened: Callable[..., AbstractContextManager[Station]]) -> Iterator[Station]:
+    with opened() as found:
+        yield found
+
+
+def rows(station: Station, output: Output, home: Path) -> dict[str, dict[str, Any]]:
+    """The rows of a window, by place."""
+    return {row["place"]: row for row in pq.read_table(home / output.record["artifact"]["uri"]).to_pylist()}
+
+
+def files(home: Path) -> dict[str, bytes]:
+    """All that stands in a home besides its database."""
+    return {
+        path.relative_to(home).as_posix(): path.read_bytes()
+        for path in home.rglob("*")
+        if path.is_file() and not path.name.startswith("atmo.db")
+    }
+
+
+TOLD = {
+    "etl_wal": "run_id, node, step, payload, content_hash, status",
+    "node_output": "content_hash, record, lineage, valid_to IS NULL",
+    "etl_checkpoint": "node, last_applied_hash",
+    "run_state": "dataset_id, run_id, inputs_hash, outcome, validation_summary, artifact_uri, artifact_sha256",
+    "governance_log": "details, actor, action, dataset, reason, change_ref",
+}
+
+
+def story(database: Database) -> str:
+    """All that is recorded but when, as text that is the same for both databases."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, str) and value.startswith("{"):
+            return json.loads(value)
+        return value if isinstance(value, int | dict | None) else str(value)
+
+    parts = {}
+    with database.snapshot() as tx:
+        for table, columns in TOLD.items():
+            found = tx.connection.exec_driver_sql(f"SELECT {columns} FROM {table}").all()
+            parts[table] = sorted(json.dumps([plain(value) for value in row], sort_keys=True) for row in found)
+    # PostgreSQL has booleans, SQLite has 0 and 1.
+    return json.dumps(parts).replace("true", "1").replace("false", "0")
+
+
+@pytest.mark.clause("IEN-13", "IEN-10")
+def test_two_clean_runs_leave_the_same_bytes(weather: Path, tmp_path: Path) -> None:
+    stories = []
+    for number in range(2):
+        home = tmp_path / str(number)
+        with open_station(home=home, weather=weather, salt=SALT, clock=Ticking()) as station:
+            assert station.run(NOON, run_id=RUNS[0]).status is IntentStatus.APPLIED
+            stories.append((files(home), story(station.database)))
+        # Other files with the same rows, in another order, and one of them as Parquet: the same content.
+        spring = weather / "observations" / "spring.csv"
+        if spring.exists():
+            duckdb.connect().sql(f"COPY (FROM '{spring}' ORDER BY observed_at DESC) TO '{spring}.parquet'")
+            spring.unlink()
+    assert stories[0] == stories[1]
+
+
+@pytest.mark.clause("IEN-13")
+def test_a_window_has_what_the_observations_say(station: Station, tmp_path: Path) -> None:
+    found = rows(station, station.run(NOON, run_id=RUNS[0]).output, tmp_path / "home")
+    told = [line.split(",") for line in (SAMPLE / "observations" / "airports.csv").read_text().splitlines()[1:]]
+    temperatures = [float(row[3]) for row in told if row[0] == "KICT" and "T12:" in row[1]]
+    assert found["KICT"]["observations"] == len(temperatures) == 6
+    assert found["KICT"]["temperature_c_mean"] == pytest.approx(sum(temperatures) / 6, abs=5e-4)
+    assert float(found["KICT"]["temperature_c_min"]) == min(temperatures)
+    assert float(found["KICT"]["temperature_c_max"]) == max(temperatures)
+    # Two sensitive stations in one cell are one row.
+    assert sorted(row["observations"] for row in found.values()) == [6, 6, 6, 12]
+    assert {place.partition(":")[0] for place in found} == {"KICT", "KMHK", "h3", "donut"}
+
+
+@pytest.mark.clause("IEN-13")
+def test_a_run_of_what_stands_changes_nothing_and_says_whose_work_it_relies_on(
+    station: Station, tmp_path: Path
+) -> None:
+    first = station.run(NOON, run_id=RUNS[0])
+    before = files(tmp_path / "home")
+    again, in_same_run = (station.run(NOON, run_id=run) for run in (RUNS[1], RUNS[0]))
+    assert again.status is in_same_run.status is IntentStatus.SKIPPED
+    assert again.applied_by == in_same_run.applied_by == RUNS[0]
+    assert again.output.content_hash == in_same_run.output.content_hash == first.output.content_hash
+    assert files(tmp_path / "home") == before
+    noted = station.tools.run_states.get("atmo.window.2026-03-01t12", RUNS[1])
+    assert noted is not None
+    assert (noted.outcome, noted.validation_summary["cause"]) == ("skipped", "CONTENT_APPLIED")
+    forced = station.run(NOON, run_id=RUNS[2], force="an auditor wants to see it")
+    assert forced.status is IntentStatus.APPLIED
+    assert forced.output.record == first.output.record
+    assert forced.output.content_hash != first.output.content_hash
+
+
+@pytest.mark.clause("IEN-13")
+def test_a_correction_is_a_version_that_ends_the_one_before_and_taking_it_back_ends_it(
+    station: Station, weather: Path, tmp_path: Path
+) -> None:
+    first = station.run(NOON, run_id=RUNS[0]).output
+    other = station.run(Window.named("2026-03-01T13"), run_id=RUNS[1]).output
+    correction = weather / "observations" / "late.csv"
+    correction.write_text(HEADER + "KICT,2026-03-01T12:05:00Z,1,20.00,1013.00,5.00\nKMHK,2026-03-01T12:59:59Z,0,,,\n")
+    second = station.run(NOON, run_id=RUNS[2]).output
+    found, before = (rows(station, output, tmp_path / "home") for output in (second, first))
+    assert float(found["KICT"]["temperature_c_max"]) == 20
+    assert found["KICT"]["observations"] == before["KICT"]["observations"]
+    assert found["KMHK"]["observations"] == before["KMHK"]["observations"] + 1
+    closed = station.nodes.output(first.content_hash)
+    assert closed is not None
+    assert closed.valid_to == second.valid_from
+    assert station.newest(NOON) == second
+    assert station.run(Window.named("2026-03-01T13"), run_id=RUNS[3]).output == other
+    correction.unlink()
+    back = station.run(NOON, run_id=RUNS[4])
+    assert back.status is IntentStatus.SKIPPED
+    assert station.newest(NOON) == first
+    closed = station.nodes.output(second.content_hash)
+    assert closed is not None
+    assert closed.valid_to is not None
+
+
+@pytest.mark.clause("IEN-13", "IEN-09", "IEN-12")
+@pytest.mark.parametrize("moment", ["intent", "output"])
+def test_a_kill_between_intent_and_effect_and_a_replay_end_as_a_clean_run(
+    moment: str,
+    opened: Callable[..., AbstractContextManager[Station]],
+    weather: Path,
+    tmp_path: Path,
+    database_url: str,
+) -> None:
+    with open_station(home=tmp_path / "clean", weather=weather, salt=SALT, clock=Ticking()) as clean:
+        clean.run(NOON, run_id=RUNS[0])
+        expected = story(clean.database), files(tmp_path / "clean")
+    killed = subprocess.run(
+        [sys.executable, "-m", "docs.examples.atmo_window", "run", NOON.name, "--run-id", RUNS[0]],
+        env=os.environ
+        | {
+            "PYTHONPATH": str(ROOT),
+            "ATMO_HOME": str(tmp_path / "home"),
+            "ATMO_WEATHER": str(weather),
+            "ATMO_DATABASE": database_url,
+            "ATMO_MASKING_SALT": SALT,
+            "ATMO_DIE_AT": moment,
+        },
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    # What was delivered may be corrected or gone by the time of the replay, and nobody knows the salt there.
+    shutil.rmtree(weather)
+    with opened() as station:
+        assert station.newest(NOON) is None
+        assert [intent.status for intent in station.nodes.intents.of_run(RUNS[0])] == [IntentStatus.PENDING]
+        done = station.replay()
+        assert (len(done.applied), len(done.skipped), done.failed) == (1, 0, {})
+        assert (story(station.database), files(tmp_path / "home")) == expected
+
+
+@pytest.mark.clause("IEN-13", "IEN-08")
+def test_of_two_workers_at_once_one_applies_and_the_other_skips(
+    opened: Callable[..., AbstractContextManager[Station]],
+) -> None:
+    both_computed = threading.Barrier(2, timeout=60)
+
+    def reached(moment: str) -> None:
+        if moment == "output":
+            both_computed.wait()
+
+    def work(run_id: str) -> tuple[IntentStatus, str, str]:
+        with opened(reached=reached) as station:
+            done = station.run(NOON, run_id=run_id)
+            return done.status, done.applied_by, done.output.content_hash
+
+    with opened():
+        pass  # the schema, once
+    with ThreadPoolExecutor(2) as pool:
+        ends = list(pool.map(work, RUNS[:2]))
+    assert Counter(status for status, _, _ in ends) == {IntentStatus.APPLIED: 1, IntentStatus.SKIPPED: 1}
+    assert len({end[1:] for end in ends}) == 1
+    with opened() as station:
+        assert len(station.tools.log.entries(action=GovernanceAction.MASK)) == 2  # one for each mask of the one window
+
+
+@pytest.mark.clause("IEN-12")
+def test_a_sensitive_station_moves_under_its_mask_and_nothing_changes(
+    station: Station, weather: Path, tmp_path: Path
+) -> None:
+    stations = weather / "stations.csv"
+    first = station.run(NOON, run_id=RUNS[0])
+    before = files(tmp_path / "home")
+    sensitive = [line.split(",") for line in stations.read_text().splitlines() if line.endswith(("h3", "donut"))]
+    for _, latitude, longitude, _ in sensitive:
+        moved = f"{float(latitude) + 0.0002:.5f},{float(longitude) - 0.0002:.5f}"
+        stations.write_text(stations.read_text().replace(f"{latitude},{longitude}", moved))
+    again = station.run(NOON, run_id=RUNS[1])
+    assert (again.status, again.output) == (IntentStatus.SKIPPED, first.output)
+    assert files(tmp_path / "home") == before
+    everything = b"".join(before.values()) + story(station.database).encode() + "".join(before).encode()
+    for name, latitude, longitude, _ in sensitive:
+        for secret in (name, latitude, longitude, latitude[:6], SALT):
+            assert secret.encode() not in everything
+    # And out of its cell, it is another place.
+    stations.write_text(stations.read_text().replace(",38.7", ",38.2"))
+    assert station.run(NOON, run_id=RUNS[2]).status is IntentStatus.APPLIED
+
+
+@pytest.mark.clause("IEN-12")
+def test_who_asked_for_a_mask_and_why_is_in_the_lineage_and_in_the_governance_log(station: Station) -> None:
+    output = station.run(NOON, run_id=RUNS[0]).output
+    assert output.lineage is not None
+    nodes = {node["id"]: node for node in output.lineage["prov"]}
+    derived = next(node for node in nodes.values() if "kfm:AtmoWindow" in node["type"])["wasDerivedFrom"]
+    masked = [uri for uri in derived if uri.startswith("urn:kfm:masked:")]
+    assert len(masked) == 2
+    for uri in masked:
+        masking = nodes[nodes[uri]["wasGeneratedBy"]]
+        assert masking["kfm:change_ref"] == "CARE-2026-014"
+        assert nodes[masking["wasAssociatedWith"][0]]["kfm:name"] == "heritage-steward@example.org"
+    entries = station.tools.log.entries(action=GovernanceAction.MASK, dataset="atmo")
+    assert {entry.details["method"] for entry in entries} == {"h3", "donut"}
+    assert {entry.details["output_sha256"] for entry in entries} == {output.record["artifact"]["sha256"]}
+
+
+REFUSED: list[tuple[str, str]] = [
+    ("1 of stations that stations.csv has not", "NOBODY,2026-03-01T12:00:00Z,0,1,1000,1\n"),
+    ("1 reported in two ways", "KICT,2026-03-01T12:05:00Z,0,1,1000,1\n"),
+    ("does not fit", "KICT,2026-03-01T12:05:00Z,0,warm,1000,1\n"),
+]
+
+
+@pytest.mark.parametrize(("reason", "row"), REFUSED, ids=[reason for reason, _ in REFUSED])
+def test_a_delivery_that_cannot_be_decided_is_refused_before_an_intent(
+    reason: str, row: str, station: Station, weather: Path
+) -> None:
+    (weather / "observations" / "strange.csv").write_text(HEADER + row)
+    with pytest.raises(ConfigurationError, match=reason) as refused:
+        station.run(NOON, run_id=RUNS[0])
+    assert "NOBODY" not in str(refused.value)
+    assert not station.nodes.intents.of_run(RUNS[0])
+
+
+def test_an_hour_without_a_delivery_and_a_salt_that_is_none_are_refused(weather: Path, tmp_path: Path) -> None:
+    with open_station(home=tmp_path, weather=weather, salt=SALT) as station, pytest.raises(NothingDeliveredError):
+        station.run(Window.named("2026-03-01T20"), run_id=RUNS[0])
+    with open_station(home=tmp_path, weather=weather) as station, pytest.raises(KfmError, match="salt is too short"):
+        station.run(NOON, run_id=RUNS[0])
+
+
+@pytest.mark.clause("IEN-13")
+def test_the_asset_runs_skips_and_is_forced_in_dagster(weather: Path, tmp_path: Path) -> None:
+    atmo = definitions.AtmoResource(home=str(tmp_path / "home"), weather=str(weather), salt=SALT)
+
+    def materialized(force: str = "") -> dict[str, Any]:
+        done = dg.materialize(
+            [definitions.atmo_window],
+            partition_key="2026-03-01-12:00",
+            resources={"atmo": atmo},
+            run_config={"ops": {"atmo_window": {"config": {"force": force}}}},
+        )
+        (event,) = done.asset_materializations_for_node("atmo_window")
+        return {name: value.value for name, value in event.metadata.items()} | {"run": done.run_id}
+
+    first, again, forced = materialized(), materialized(), materialized("an auditor wants to see it")
+    assert (first["status"], first["applied_by"]) == ("APPLIED", first["run"])
+    assert (again["status"], again["applied_by"], again["content_hash"]) == (
+        "SKIPPED",
+        first["run"],
+        first["content_hash"],
+    )
+    assert (forced["status"], forced["artifact"]) == ("APPLIED", first["artifact"])
+
+
+@pytest.mark.clause("IEN-13")
+def test_the_example_uses_nothing_but_the_libraries() -> None:
+    allowed = (
+        "kfm_dagster.idempotent_node.",
+        "kfm_dagster.run_state.",
+        "kfm_dagster.governance.",
+        "kfm_dagster.storage.",
+        "kfm_dagster.contracts.identity",
+        "kfm_dagster.errors",
+    )
+    for file in EXAMPLE.glob("*.py"):
+        imported = [
+            name
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+            for name in _imported(node)
+            if name.startswith(("kfm_dagster", "dagster"))
+        ]
+        wrong = [name for name in imported if not name.startswith(allowed)]
+        assert wrong == (["dagster"] if file.name == "definitions.py" else []), file.name
+
+
+def _imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.ImportFrom):
+        return [str(node.module)]
+    return [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+
+
+@pytest.mark.clause("IEN-13", "IEN-09")
+@pytest.mark.timeout(GUIDE_SECONDS + 60)
+def test_every_command_of_the_guide_does_what_it_says(tmp_path: Path) -> None:
+    found = list(commands(GUIDE.read_text(encoding="utf-8")))
+    variables = {"CHECKOUT": str(ROOT), "PYTHONPATH": str(ROOT)}
+    done = shell(script(found), tmp_path, seconds=GUIDE_SECONDS, variables=variables)
+    assert len(found) > 30
+    assert done.returncode == 0, told(found, done.stdout)

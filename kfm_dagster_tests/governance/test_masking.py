@@ -1,0 +1,245 @@
+"""Masking: what is shown keeps its bounds, and nothing that is hashed or shown depends on where a site exactly is."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import h3
+import pytest
+import rdflib
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
+from kfm_dagster.governance.masking import (
+    CELL_RADIUS,
+    FINEST_RESOLUTION,
+    DonutMask,
+    ExactLocation,
+    H3Mask,
+    Mask,
+    MaskedLocation,
+    MaskingDecision,
+    MaskingError,
+    masked_entry,
+)
+from kfm_dagster.governance.sphere import ring_radius_m
+from kfm_dagster.idempotent_node.compute_hash import ManifestEntry, compute_content_hash
+from kfm_dagster.lineage.prov import CONTEXT
+from kfm_dagster.storage.database import Database
+
+SALT = bytes(range(32))
+DECISION = Decision(actor="steward@example.org", reason="a council asked for it", change_ref="CARE-7")
+DONUT = DonutMask(minimum_m=2_000, maximum_m=8_000, salt=SALT)
+MASKS = [H3Mask(resolution=5), DONUT, DonutMask(minimum_m=50, maximum_m=90, salt=SALT)]
+
+LATITUDES = st.one_of(
+    st.floats(-90, 90), st.floats(89.9, 90), st.floats(-90, -89.9), st.sampled_from([-90.0, 0.0, 90.0])
+)
+LONGITUDES = st.one_of(
+    st.floats(-180, 180), st.floats(179.9, 180), st.floats(-180, -179.9), st.sampled_from([-180.0, 0.0, 180.0])
+)
+LOCATIONS = st.builds(ExactLocation, latitude=LATITUDES, longitude=LONGITUDES)
+SITES = st.text(min_size=1, max_size=8)
+
+
+def vector(latitude: float, longitude: float) -> tuple[float, float, float]:
+    phi, lam = math.radians(latitude), math.radians(longitude)
+    return math.cos(phi) * math.cos(lam), math.cos(phi) * math.sin(lam), math.sin(phi)
+
+
+def metres(one: Sequence[float], other: Sequence[float]) -> float:
+    """The distance of two points, by H3's own function."""
+    return float(h3.great_circle_distance(tuple(one), tuple(other), unit="m"))
+
+
+def gnomonic(centre: Sequence[float], point: Sequence[float]) -> tuple[float, float]:
+    """A plane on which great circles are straight, touching the sphere at `centre`."""
+    up, at = vector(*centre), vector(*point)
+    east = (-math.sin(math.radians(centre[1])), math.cos(math.radians(centre[1])), 0.0)
+    north = (up[1] * east[2] - up[2] * east[1], up[2] * east[0] - up[0] * east[2], up[0] * east[1] - up[1] * east[0])
+    dot = [sum(a * b for a, b in zip(at, axis, strict=True)) for axis in (up, east, north)]
+    return dot[1] / dot[0], dot[2] / dot[0]
+
+
+def farthest_outside(cell: str, point: Sequence[float]) -> float:
+    """How far a point is outside of the cell's edges, in units of the cell's size; not positive inside."""
+    centre = h3.cell_to_latlng(cell)
+    corners = [gnomonic(centre, corner) for corner in h3.cell_to_boundary(cell)]
+    x, y = gnomonic(centre, point)
+    size = max(math.hypot(*corner) for corner in corners)
+    return max(
+        -((bx - ax) * (y - ay) - (by - ay) * (x - ax)) / math.hypot(bx - ax, by - ay) / size
+        for (ax, ay), (bx, by) in zip(corners, [*corners[1:], corners[0]], strict=True)
+    )
+
+
+def moved_within(cell: str, shares: Sequence[float]) -> ExactLocation:
+    """Another place in a cell: a mean of its centre and corners."""
+    corners = [h3.cell_to_latlng(cell), *h3.cell_to_boundary(cell)]
+    weights = [*shares, *[0.0] * len(corners)][: len(corners)]
+    x, y, z = (
+        sum(weight * vector(*corner)[axis] for weight, corner in zip(weights, corners, strict=True))
+        for axis in range(3)
+    )
+    return ExactLocation(
+        latitude=math.degrees(math.atan2(z, math.hypot(x, y))), longitude=math.degrees(math.atan2(y, x))
+    )
+
+
+def place(location: ExactLocation | MaskedLocation) -> tuple[float, float]:
+    return location.latitude, location.longitude
+
+
+def published(mask: Mask, site: str, location: ExactLocation) -> str:
+    """All that a node makes public of a masked site, and its content hash."""
+    shown = mask.apply(site, location)
+    content = json.dumps([shown.group, *place(shown), 12.5]).encode()
+    entry = masked_entry("soil", shown, content)
+    decision = MaskingDecision.of(mask, dataset="soil", decision=DECISION)
+    hashed = compute_content_hash(
+        [ManifestEntry(**entry).canonical()], {"masking": dict(mask.parameters())}, "code", "lock"
+    )
+    return repr((shown, content, entry, decision.as_json(), decision.prov_nodes([entry["uri"]]), hashed))
+
+
+@pytest.mark.clause("IEN-12")
+@pytest.mark.parametrize("mask", MASKS, ids=["h3", "donut", "narrow donut"])
+@given(site=SITES, location=LOCATIONS, shares=st.lists(st.floats(0.01, 1), min_size=3, max_size=7))
+def test_nothing_public_and_no_hash_changes_while_a_site_moves_under_its_mask(
+    mask: Mask, site: str, location: ExactLocation, shares: list[float]
+) -> None:
+    resolution = mask.resolution if isinstance(mask, H3Mask) else mask.anchor_resolution  # type: ignore[attr-defined]
+    cell = h3.latlng_to_cell(*place(location), resolution)
+    other = moved_within(cell, shares)
+    assume(h3.latlng_to_cell(*place(other), resolution) == cell)
+    assert published(mask, site, other) == published(mask, site, location)
+
+
+@pytest.mark.clause("IEN-12")
+@given(location=LOCATIONS, resolution=st.integers(0, FINEST_RESOLUTION))
+def test_a_cell_holds_the_site_and_shows_only_its_centre(location: ExactLocation, resolution: int) -> None:
+    shown = H3Mask(resolution=resolution).apply("site", location)
+    cell = shown.group.removeprefix("h3:")
+    assert h3.get_resolution(cell) == resolution
+    # A cell that crosses an edge of the icosahedron bulges by a little beyond its corners' great circles.
+    assert farthest_outside(cell, place(location)) < 1e-2
+    assert metres(place(shown), h3.cell_to_latlng(cell)) < 1
+
+
+@pytest.mark.clause("IEN-12")
+@given(
+    location=LOCATIONS,
+    site=SITES,
+    minimum=st.floats(0.001, 100_000),
+    width=st.floats(20.001, 300_000),
+    salt=st.binary(min_size=16, max_size=32),
+)
+def test_a_donut_keeps_its_distance(
+    location: ExactLocation, site: str, minimum: float, width: float, salt: bytes
+) -> None:
+    mask = DonutMask(minimum_m=minimum, maximum_m=minimum + width, salt=salt)
+    assert minimum <= metres(place(location), place(mask.apply(site, location))) <= minimum + width
+
+
+@given(location=LOCATIONS)
+@pytest.mark.parametrize("mask", MASKS, ids=["h3", "donut", "narrow donut"])
+def test_the_antimeridian_and_the_poles_are_places_like_others(mask: Mask, location: ExactLocation) -> None:
+    shown = mask.apply("site", location)
+    assert -90 <= shown.latitude <= 90
+    assert -180 <= shown.longitude <= 180
+    for latitude in (-90.0, 90.0):
+        pole = mask.apply("site", ExactLocation(latitude=latitude, longitude=0))
+        assert mask.apply("site", ExactLocation(latitude=latitude, longitude=location.longitude)) == pole
+    east, west = (ExactLocation(latitude=location.latitude, longitude=longitude) for longitude in (180.0, -180.0))
+    assert mask.apply("site", east) == mask.apply("site", west)
+
+
+@pytest.mark.parametrize("resolution", range(16))
+def test_no_corner_is_further_from_its_cell_than_the_ring_is_narrowed(resolution: int) -> None:
+    bound = CELL_RADIUS * h3.average_hexagon_edge_length(resolution, unit="m")
+    cells = {h3.latlng_to_cell(latitude, 0.7 * latitude * 2, resolution) for latitude in range(-90, 91)}
+    cells |= {h3.latlng_to_cell(*h3.cell_to_latlng(base), resolution) for base in h3.get_res0_cells()}
+    worst = max(metres(h3.cell_to_latlng(cell), corner) for cell in cells for corner in h3.cell_to_boundary(cell))
+    assert worst < bound
+
+
+def test_a_displacement_is_the_same_each_time_and_another_for_each_site_salt_and_ring() -> None:
+    home = ExactLocation(latitude=38.5, longitude=-98.0)
+    shown = {
+        "first": DONUT.apply("site", home),
+        "another site": DONUT.apply("site 2", home),
+        "another salt": DonutMask(minimum_m=2_000, maximum_m=8_000, salt=SALT[::-1]).apply("site", home),
+        "another ring": DonutMask(minimum_m=2_000, maximum_m=8_001, salt=SALT).apply("site", home),
+    }
+    assert DONUT.apply("site", home) == shown["first"]
+    assert len({location.group for location in shown.values()}) == len({place(each) for each in shown.values()}) == 4
+    # Computed once and written down: another release must not move what has been published.
+    assert shown["first"] == MaskedLocation(group="donut:0892cd1608f3464c", latitude=38.47862, longitude=-97.94804)
+
+
+def test_half_of_a_ring_lies_within_the_radius_of_its_half() -> None:
+    assert ring_radius_m(3, 4, 0.5) == pytest.approx(math.sqrt((9 + 16) / 2), rel=1e-9)
+    assert ring_radius_m(2_000, 8_000, 0) == pytest.approx(2_000)
+    assert ring_radius_m(2_000, 8_000, 1) == pytest.approx(8_000)
+
+
+@pytest.mark.clause("IEN-12")
+def test_neither_a_salt_nor_an_exact_location_is_in_any_text() -> None:
+    home = ExactLocation(latitude=38.123456, longitude=-98.654321)
+    told = f"{home!r} {DONUT!r} {published(DONUT, 'site-of-the-heron', home)} {DONUT.parameters()}"
+    for secret in ("38.123", "98.654", SALT.hex(), repr(SALT), "site-of-the-heron"):
+        assert secret not in told
+    with pytest.raises(MaskingError) as refused:
+        ExactLocation(latitude=98.123456, longitude=0)
+    assert "98.123" not in str(refused.value)
+
+
+WRONG: list[tuple[str, Any]] = [
+    ("not on Earth", lambda: ExactLocation(latitude=math.nan, longitude=0)),
+    ("not on Earth", lambda: ExactLocation(latitude=0, longitude=180.1)),
+    ("does not mask", lambda: H3Mask(resolution=FINEST_RESOLUTION + 1)),
+    ("does not mask", lambda: H3Mask(resolution=-1)),
+    ("radii are wrong", lambda: DonutMask(minimum_m=0, maximum_m=100, salt=SALT)),
+    ("radii are wrong", lambda: DonutMask(minimum_m=100, maximum_m=119, salt=SALT)),
+    ("radii are wrong", lambda: DonutMask(minimum_m=1, maximum_m=math.inf, salt=SALT)),
+    ("salt is too short", lambda: DonutMask(minimum_m=1, maximum_m=100, salt=b"secret")),
+]
+
+
+@pytest.mark.parametrize(("reason", "make"), WRONG, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_mask_that_hides_nothing_is_refused(reason: str, make: Any) -> None:
+    with pytest.raises(MaskingError, match=reason):
+        make()
+
+
+@pytest.mark.clause("IEN-12")
+@pytest.mark.filterwarnings("ignore:ConjunctiveGraph is deprecated:DeprecationWarning")  # rdflib's JSON-LD parser
+def test_a_decision_is_in_prov_and_in_the_governance_log(database: Database) -> None:
+    decision = MaskingDecision.of(DONUT, dataset="soil", decision=DECISION)
+    assert MaskingDecision.from_json(json.loads(json.dumps(decision.as_json()))) == decision
+    graph = rdflib.Graph().parse(
+        data=json.dumps({"@context": dict(CONTEXT), "@graph": decision.prov_nodes(["urn:kfm:masked:soil:donut:1"])}),
+        format="json-ld",
+    )
+    found = graph.query(
+        """PREFIX prov: <http://www.w3.org/ns/prov#> PREFIX kfm: <https://kfm.dev/ns/nodd#>
+        SELECT ?entity ?method ?least ?most ?why ?who WHERE {
+            ?entity a prov:Entity; prov:wasGeneratedBy ?masking.
+            ?masking a prov:Activity, kfm:Masking; kfm:method ?method; kfm:minimum_m ?least; kfm:maximum_m ?most;
+                kfm:reason ?why; prov:wasAssociatedWith [a prov:Agent; kfm:name ?who].
+        }"""
+    )
+    assert [[str(term) for term in row] for row in found] == [
+        ["urn:kfm:masked:soil:donut:1", "donut", "2000", "8000", DECISION.reason, DECISION.actor]
+    ]
+    log = GovernanceLog(database, clock=lambda: datetime(2026, 3, 1, tzinfo=UTC))
+    with database.transaction() as tx:
+        decision.record(log, tx=tx, details={"output": "ab"})
+    (entry,) = log.entries(action=GovernanceAction.MASK, dataset="soil")
+    assert (entry.actor, entry.reason, entry.change_ref) == (DECISION.actor, DECISION.reason, DECISION.change_ref)
+    assert entry.details == {"method": "donut", "parameters": dict(DONUT.parameters()), "output": "ab"}
