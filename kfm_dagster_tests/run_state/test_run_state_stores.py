@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta, timezone
 from pathlib import Path
@@ -15,6 +16,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from kfm_dagster.embedded.cloud import EmbeddedCloud
 from kfm_dagster.errors import DependencyUnavailableError
+from kfm_dagster.run_state import delta_store
 from kfm_dagster.run_state.record import Outcome, RunState, RunStateError, run_state_schema
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.run_state.conftest import NOW, Place
@@ -177,6 +179,34 @@ def test_what_is_rolled_back_was_never_recorded(place: Place, reader: InMemoryMe
         put_and_fail()
     assert store.of_run(record().run_id) == []
     assert writes(reader) == before
+
+
+@pytest.mark.clause("RSP-04", "RSP-07")
+def test_workers_that_write_at_the_same_time_lose_no_record_and_no_success(place: Place) -> None:
+    nodes = [record(number, dataset_id=f"goes-abi.node-{number}") for number in range(3)]
+    skips = [replace(one, outcome=Outcome.SKIPPED) for one in nodes]
+    place.open()
+    with ThreadPoolExecutor(6) as workers:
+        list(workers.map(place.put, [*nodes, *skips]))
+    place.put(*skips)
+    # Where success and skip of one node meet, the success stands, whoever came first.
+    assert place.open().of_run(nodes[0].run_id) == nodes
+
+
+@pytest.mark.parametrize("place", ["delta"], indirect=True)
+def test_a_delta_table_stays_in_few_files_and_can_still_be_taken_back(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deltalake import DeltaTable
+
+    monkeypatch.setattr(delta_store, "COMPACT_EVERY", 3)
+    records = [record(number, run_id=str(number)) for number in range(7)]
+    place.put(*records)
+    table = DeltaTable(tmp_path / "runs" / place.branch / "_run_state")
+    assert len(table.file_uris()) < 4
+    assert place.open().since(NOW) == records
+    table.restore(4)
+    assert place.open().since(NOW) == records[:3]
 
 
 @pytest.mark.clause("RSP-01", "RSP-07")

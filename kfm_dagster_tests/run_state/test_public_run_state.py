@@ -1,0 +1,102 @@
+"""Run-state in public: Items, OpenLineage events and PROV documents name it, and name nothing that is governed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import orjson
+import pytest
+
+from kfm_dagster.catalog.item import build_item
+from kfm_dagster.contracts.identity import pseudonym
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.lineage.store import Lineage
+from kfm_dagster.lineage.unit import LineageUnit
+from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.fence import open_fence
+from kfm_dagster_tests.catalog.envelopes import goes, run_state
+from kfm_dagster_tests.lineage.units import RUN_ID, ingest_run, registered, with_stac
+
+FACET = Path(__file__).resolve().parents[2] / "docs" / "spec" / "kfm-run-state-facet.schema.json"
+OPEN = {"sensitivity": "none", "indigenous_data_flag": False}
+GOVERNED = [{"sensitivity": "restricted"}, {"indigenous_data_flag": True}]
+MASKED = "governed-752b4a88"
+"""`printf goes-abi | sha256sum`, the first 8 digits."""
+
+
+def contract_with(contracts: ContractRegistry, governance: dict[str, Any]) -> DatasetContract:
+    """The GOES contract under other governance, with a collection that does not repeat the dataset's name."""
+    known = contracts["goes-abi"]
+    return known.model_copy(
+        update={
+            "governance": known.governance.model_copy(update=governance),
+            "stac": known.stac.model_copy(update={"collection": "scans"}),
+        }
+    )
+
+
+def item_of(contracts: ContractRegistry, contract: DatasetContract) -> dict[str, Any]:
+    """The Item of a scan, as stac-register builds it."""
+    match = contracts.grammars["goes-abi"].match(goes().key)
+    assert match is not None
+    return build_item(goes(), contract=contract, match=match, run_state=run_state("goes-abi"))
+
+
+def lineage_of(contract: DatasetContract, folder: Path) -> dict[str, str]:
+    """Every lineage file of one scan, by its name below the lineage root."""
+    database = Database.open(f"sqlite:///{folder / 'kfm.db'}")
+    envelope = with_stac(registered(), collection_id="scans", item_href="scans/2025/2025-12-03/scan-0.json")
+    lineage = Lineage.open(database, url=str(folder / "lineage"))
+    lineage.emit([LineageUnit.of(envelope)], run=ingest_run(), contract=contract, fence=open_fence)
+    database.dispose()
+    files = [path for path in (folder / "lineage").rglob("*") if path.is_file()]
+    return {path.relative_to(folder / "lineage").as_posix(): path.read_text(encoding="utf-8") for path in files}
+
+
+@pytest.mark.clause("RSP-09")
+@pytest.mark.parametrize(
+    ("governance", "node"),
+    [(OPEN, "goes-abi.stac_register"), *((governance, f"{MASKED}.stac_register") for governance in GOVERNED)],
+)
+def test_items_facets_and_prov_name_the_run_and_the_node(
+    contracts: ContractRegistry, tmp_path: Path, governance: dict[str, Any], node: str
+) -> None:
+    contract = contract_with(contracts, governance)
+    assert item_of(contracts, contract)["properties"]["kfm:run_state"] == run_state("goes-abi") | {"dataset_id": node}
+
+    files = lineage_of(contract, tmp_path)
+    [events] = [text for name, text in files.items() if name.endswith(".ndjson")]
+    facet = json.loads(events.splitlines()[1])["run"]["facets"]["kfmRunState"]
+    schema = json.loads(FACET.read_text(encoding="utf-8"))
+    assert facet["_schemaURL"] == schema["$id"]
+    jsonschema_rs.validator_for(schema, validate_formats=True).validate(facet)
+    assert (facet["dataset_id"], facet["run_id"], facet["outcome"]) == (node, RUN_ID, "success")
+
+    [document] = [text for name, text in files.items() if name.endswith(".jsonld")]
+    nodes = json.loads(document)["@graph"]
+    assert [one["kfm:run_id"] for one in nodes if "Activity" in one["type"]] == [RUN_ID]
+    assert [one["kfm:dataset_id"] for one in nodes if "kfm:StacItem" in one["type"]] == [node]
+    assert all("kfm:run_id" not in one for one in nodes if "Entity" in one["type"])
+
+
+@pytest.mark.clause("RSP-13")
+@pytest.mark.parametrize("governance", GOVERNED)
+def test_no_public_output_names_a_governed_dataset(
+    contracts: ContractRegistry, tmp_path: Path, governance: dict[str, Any]
+) -> None:
+    contract = contract_with(contracts, governance)
+    public = {"item": orjson.dumps(item_of(contracts, contract)).decode(), **lineage_of(contract, tmp_path)}
+    for name, text in public.items():
+        assert "goes-abi" not in name + text
+        assert MASKED in name + text
+
+
+@pytest.mark.clause("RSP-13")
+def test_a_pseudonym_is_stable_and_a_dataset_id(contracts: ContractRegistry) -> None:
+    assert pseudonym("goes-abi") == MASKED
+    assert len({pseudonym(contract.id) for contract in contracts}) == len(list(contracts))
+    assert all(contract.public_id == contract.id for contract in contracts if not contract.governed)
