@@ -17,6 +17,8 @@ from kfm_dagster.cli.dataset import dataset
 from kfm_dagster.cli.demo import demo
 from kfm_dagster.cli.deployment import drain, ui
 from kfm_dagster.cli.dlq import dlq
+from kfm_dagster.cli.explain import explain
+from kfm_dagster.cli.export import export
 from kfm_dagster.cli.governance import governance
 from kfm_dagster.cli.kill_switch import kill_switch
 from kfm_dagster.cli.quarantine import discard, quarantine, release
@@ -52,6 +54,8 @@ for command in (
     backfill,
     dlq,
     replay,
+    explain,
+    export,
     cloud,
 ):
     kfm.add_command(command)

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sqlalchemy.engine import make_url
 
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.run_state.choice import CLAIM, open_run_states
+from kfm_dagster.run_state.store import RelationalRunState, RunStateStore
 from kfm_dagster.settings import Settings
+from kfm_dagster.storage.database import Database
 
 
 @contextmanager
@@ -18,14 +25,42 @@ def opened_pipeline(settings: Settings | None = None) -> Iterator[Pipeline]:
     """
     settings = settings or Settings.load()
     if not settings.wal_dsn and not (settings.home / "kfm.db").exists():
-        raise ConfigurationError(
-            "there is no ledger yet",
-            observed=str(settings.home / "kfm.db"),
-            expected="a database that an ingest has made",
-            next_step="ingest something (kfm demo), or correct KFM_HOME or KFM_WAL_DSN",
-        )
+        raise _no_ledger(str(settings.home / "kfm.db"))
     opened = Pipeline.open(settings)
     try:
         yield opened
     finally:
         opened.close()
+
+
+@contextmanager
+def opened_database(settings: Settings) -> Iterator[Database]:
+    """Open the database for a command that only looks: none is made, none is migrated. Raises KfmError."""
+    url = make_url(settings.database_url)
+    if url.get_backend_name() == "sqlite" and not Path(str(url.database)).is_file():
+        raise _no_ledger(str(url.database))
+    opened = Database.open(settings.database_url, migrate=False)
+    try:
+        yield opened
+    finally:
+        opened.dispose()
+
+
+def looked_up_states(database: Database, settings: Settings) -> RunStateStore:
+    """Open the environment's run-state store for a command that only looks. Raises KfmError."""
+    table = RelationalRunState(database)
+    if settings.run_state and table.get(CLAIM, CLAIM) is None:
+        # Nothing has been recorded outside the database, and opening that store would settle that it is there.
+        return table
+    return open_run_states(
+        database, configured=settings.run_state, branch=settings.lakefs_branch, clock=lambda: datetime.now(UTC)
+    )
+
+
+def _no_ledger(observed: str) -> ConfigurationError:
+    return ConfigurationError(
+        "there is no ledger yet",
+        observed=observed,
+        expected="a database that an ingest has made",
+        next_step="ingest something (kfm demo), or correct KFM_HOME or KFM_WAL_DSN",
+    )

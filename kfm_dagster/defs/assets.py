@@ -13,6 +13,7 @@ from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.defs.chain import CHAIN, QUEUE_KEY, asset_key, op_name, slug
+from kfm_dagster.defs.display import account_metadata, account_of
 from kfm_dagster.defs.io_manager import root_run_id
 from kfm_dagster.defs.jobs import FORCE_TAG
 from kfm_dagster.defs.partitions import DAYS
@@ -173,7 +174,13 @@ def _run(
             dg.AssetObservation(
                 context.asset_key,
                 partition=context.partition_key,
-                metadata={"outcome": "skipped", "cause": cause.value, **({"applied_by": by} if by else {})},
+                metadata={
+                    "outcome": "skipped",
+                    "cause": cause.value,
+                    "inputs_hash": stage.inputs_hash,
+                    **account_metadata(account_of(pipeline.get(), node.dataset_id, stage.run_id)),
+                    **({"applied_by": by} if by else {}),
+                },
             )
         )
     return stage

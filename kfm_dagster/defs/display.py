@@ -15,18 +15,23 @@ import dagster as dg
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.defs.footprint_map import footprint_map
+from kfm_dagster.ingest.explanation import Explanations
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.run_account import NodeAccount
 from kfm_dagster.stages.run_contract import StageBatch
 
 MAX_TABLE_ROWS = 50
 """Rows of a table in the UI; the artifact holds them all."""
 
+_NO_COUNTS = {"checks", "passed", "failed", "cause", "applied_by"}
+"""Members of a validation summary that count no units by their end, or are shown under names of their own."""
 _FOOTPRINT_NOUNS = {"metadata", "stac_items"}
 _SECTIONS = {"integrity": "integrity", "metadata": "metadata", "stac_items": "stac", "provenance": "provenance"}
 """Asset noun > the section that its operator adds to every unit it works on."""
 
 
-def stage_metadata(noun: str, batch: StageBatch, *, catalog: str) -> dict[str, Any]:
-    """Return the metadata of one materialisation.
+def stage_metadata(noun: str, batch: StageBatch, *, catalog: str, account: NodeAccount | None = None) -> dict[str, Any]:
+    """Return the metadata of one materialisation; `account` is what `kfm explain` tells of the node.
 
     `passed`, `failed` and, where there are some, `failed_earlier` and `given_back` (no longer this run's) sum to
     `units`.
@@ -38,7 +43,7 @@ def stage_metadata(noun: str, batch: StageBatch, *, catalog: str) -> dict[str, A
     given_back = len(units) - summary["checks"] - earlier
     shown: dict[str, Any] = {"units": len(units), "passed": summary["passed"], "failed": summary["failed"]}
     shown |= {name: n for name, n in (("failed_earlier", earlier), ("given_back", given_back)) if n}
-    shown |= {f"settled_{name}": count for name, count in summary.items() if name not in {"checks", "passed", "failed"}}
+    shown |= {f"settled_{name}": count for name, count in summary.items() if name not in _NO_COUNTS}
     if noun == "stac_items":
         written = Counter(unit.stac.write_status.value for unit in units if unit.stac is not None)
         shown |= {f"items_{status}": count for status, count in sorted(written.items())}
@@ -55,7 +60,27 @@ def stage_metadata(noun: str, batch: StageBatch, *, catalog: str) -> dict[str, A
         "run_state": f"{state.dataset_id} / {state.run_id}",
         "inputs_hash": state.inputs_hash,
         "artifact": str(state.artifact_uri),
+        **(account_metadata(account) if account else {}),
     }
+
+
+def account_of(pipeline: Pipeline, dataset_id: str, run_id: str) -> NodeAccount:
+    """Return what a node has recorded in a root run."""
+    return Explanations(database=pipeline.database, run_states=pipeline.stages.run_states).node(dataset_id, run_id)
+
+
+def account_metadata(account: NodeAccount) -> dict[str, Any]:
+    """Return what an account says besides counts: which content it was, who applied it, and from which inputs."""
+    told = {
+        "content_hash": account.content_hash,
+        "intent": account.intent,
+        "applied_by": account.applied_by,
+        "forced": account.forced,
+    }
+    shown: dict[str, Any] = {name: str(value) for name, value in told.items() if value is not None}
+    if account.inputs:
+        shown["inputs"] = dg.MetadataValue.json([dict(entry) for entry in account.inputs[:MAX_TABLE_ROWS]])
+    return shown
 
 
 def failing_units(failing: Sequence[Envelope]) -> dg.TableMetadataValue:

@@ -6,7 +6,7 @@ import dagster as dg
 from pydantic import PrivateAttr
 
 from kfm_dagster.defs.chain import CHAIN
-from kfm_dagster.defs.display import stage_metadata
+from kfm_dagster.defs.display import account_of, stage_metadata
 from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.errors import KfmError
 from kfm_dagster.stages.run_contract import ComputedStage, StageBatch
@@ -32,7 +32,8 @@ class StageIOManager(dg.ConfigurableIOManager):
         batch = pipeline.stages.commit(obj)
         dataset, noun = context.asset_key.path
         self._remember(dataset, batch)
-        context.add_output_metadata(stage_metadata(noun, batch, catalog=pipeline.settings.catalog))
+        account = account_of(pipeline, obj.node.dataset_id, obj.run_id)
+        context.add_output_metadata(stage_metadata(noun, batch, catalog=pipeline.settings.catalog, account=account))
 
     def load_input(self, context: dg.InputContext) -> StageBatch:
         """Return the upstream output of the same root run. Raises KfmError when that run has none."""

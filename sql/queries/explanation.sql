@@ -15,7 +15,8 @@ ORDER BY intent.wal_id;
 -- name: runs_beginning
 -- A person asks; the tables have a handful of rows per run.
 SELECT run_id FROM run_state
-WHERE substr(run_id, 1, length(:beginning)) = :beginning
+-- One record is no run's: it says where run-state is (run_state/choice.py).
+WHERE substr(run_id, 1, length(:beginning)) = :beginning AND dataset_id <> 'kfm.run_state_store'
 UNION
 SELECT CAST(run_id AS text) FROM etl_wal
 WHERE substr(CAST(run_id AS text), 1, length(:beginning)) = :beginning
@@ -26,7 +27,7 @@ LIMIT :limit;
 -- A run's record comes after its intent, so a run whose name is no UUID goes by its name.
 SELECT found.run_id
 FROM (
-    SELECT run_id, recorded_at AS at FROM run_state
+    SELECT run_id, recorded_at AS at FROM run_state WHERE dataset_id <> 'kfm.run_state_store'
     UNION ALL
     SELECT CAST(run_id AS text), started_at FROM etl_wal
 ) AS found

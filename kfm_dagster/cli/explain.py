@@ -1,0 +1,81 @@
+"""`kfm explain`: what a run did, what it did not need to do, and why. Changes nothing, and needs no Dagster."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kfm_dagster.cli.opening import looked_up_states, opened_database
+from kfm_dagster.cli.tables import show_section
+from kfm_dagster.ingest.explanation import Explanations
+from kfm_dagster.ingest.reexecutions import Reexecutions
+from kfm_dagster.ingest.run_account import NodeAccount, RunAccount
+from kfm_dagster.settings import Settings
+
+OVERVIEW = ("node", "what", "outcome", "passed", "why")
+
+
+@click.command()
+@click.argument("run", metavar="RUN")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def explain(*, run: str, as_json: bool) -> None:
+    """Explain a run: what each node did, or why it had nothing to do.
+
+    RUN is the id of a Dagster run or re-execution, the first 8 characters or more of one, or `latest`. Re-executions
+    are looked up in DAGSTER_HOME (default: KFM_HOME/dagster).
+
+    Example: kfm explain latest
+    """
+    settings = Settings.load()
+    home = Path(os.environ.get("DAGSTER_HOME") or settings.home / "dagster")
+    with opened_database(settings) as database:
+        states = looked_up_states(database, settings)
+        account = Explanations(database=database, run_states=states, reexecutions=Reexecutions(home)).explain(run)
+    if as_json:
+        click.echo(json.dumps(account.as_json()))
+    else:
+        _show(account, storage=settings.storage)
+
+
+def _show(account: RunAccount, *, storage: str) -> None:
+    click.echo(f"run {account.run_id}")
+    if account.run_id != account.root_run_id:
+        click.echo(f"re-execution of {account.root_run_id}")
+    elif account.reexecutions:
+        click.echo(f"with its re-executions {', '.join(account.reexecutions)}")
+    click.echo(f"outputs below {storage}\n")
+    show_section("nodes", [_overview(node) for node in account.nodes], OVERVIEW)
+    for dataset, counts in account.units.items():
+        ends = ", ".join(f"{count} {end}" for end, count in counts.items() if end != "claimed")
+        click.echo(f"units of {dataset}: {counts['claimed']} claimed{': ' if ends else ''}{ends}")
+    for node in account.nodes:
+        click.echo()
+        show_section(node.node, _details(node), ("field", "value"))
+
+
+def _overview(node: NodeAccount) -> dict[str, Any]:
+    summary = node.validation_summary or {}
+    return {
+        "node": node.node,
+        "what": node.fate.value.replace("_", " "),
+        "outcome": node.outcome,
+        "passed": f"{summary['passed']}/{summary['checks']}" if summary else None,
+        "why": node.why,
+    }
+
+
+def _details(node: NodeAccount) -> list[dict[str, Any]]:
+    """Return the fields that the overview leaves out and that say something; an input is a row of its own."""
+    shown = {"node", "fate", "why", "outcome", "inputs"}
+    fields = [{"field": name, "value": value} for name, value in node.as_json().items() if value and name not in shown]
+    inputs = [
+        {"field": "input", "value": " ".join(f"{name}={value}" for name, value in entry.items() if name != "uri")}
+        for entry in node.inputs
+    ]
+    for row, entry in zip(inputs, node.inputs, strict=True):
+        row["value"] = f"{entry['uri']} {row['value']}".strip()
+    return [*inputs, *fields]

@@ -1,0 +1,68 @@
+"""`kfm export`: what stands here, as files for the rest of the platform. Only reads the database."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from kfm_dagster.cli.opening import looked_up_states, opened_database
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.exports.dcat import export_dcat
+from kfm_dagster.exports.graph import export_graph
+from kfm_dagster.settings import Settings
+
+_OUT = click.option(
+    "--out", type=click.Path(path_type=Path), help="Folder for the files. Default: a folder below KFM_HOME/exports."
+)
+_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+
+
+@click.group()
+def export() -> None:
+    """Write what stands here for other tools: a DCAT catalog, a lineage graph.
+
+    Example: kfm export dcat --out public/
+    """
+
+
+@export.command()
+@_OUT
+@_JSON
+def dcat(*, out: Path | None, as_json: bool) -> None:
+    """Write every collection as a dcat:Dataset (DCAT 3, JSON-LD).
+
+    Example: kfm export dcat --out public/
+    """
+    settings = Settings.load()
+    with opened_database(settings) as database:
+        file = export_dcat(
+            database,
+            ContractRegistry.load(settings.contracts_dir),
+            looked_up_states(database, settings),
+            catalog=settings.catalog,
+            folder=out or settings.home / "exports" / "dcat",
+        )
+    click.echo(json.dumps({"files": [str(file)]}) if as_json else str(file))
+
+
+@export.command()
+@_OUT
+@_JSON
+def graph(*, out: Path | None, as_json: bool) -> None:
+    """Write every output and its lineage as openCypher (graph.cypher) and bulk CSV (nodes.csv, edges.csv).
+
+    Example: kfm export graph --out public/
+    """
+    settings = Settings.load()
+    with opened_database(settings) as database:
+        registry = ContractRegistry.load(settings.contracts_dir)
+        done = export_graph(database, registry, folder=out or settings.home / "exports" / "graph")
+    files = [str(file) for file in done.files]
+    if as_json:
+        click.echo(json.dumps({"files": files, "counts": dict(done.counts)}))
+        return
+    for file in files:
+        click.echo(file)
+    click.echo(", ".join(f"{count} {name}" for name, count in done.counts.items()) or "nothing has been applied yet")

@@ -1,0 +1,87 @@
+"""Whole files: an export's files come into being together, each whole, and replace only what an export wrote.
+
+A reader sees the old file or the new one. Does not belong here: what the files say, or the catalog's files, which
+several processes write at the same time (`catalog/publisher.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from kfm_dagster.errors import ConfigurationError, ExitCode, KfmError
+
+
+class ForeignFileError(KfmError):
+    """A file that no export wrote stands where this one would go."""
+
+    exit_code = ExitCode.REFUSED
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportFile:
+    """A file to write. It begins with `opening`, by which the next export knows it for its own."""
+
+    name: str
+    opening: bytes
+
+
+@contextmanager
+def whole_files(folder: Path, files: Sequence[ExportFile]) -> Iterator[list[BinaryIO]]:
+    """Open files of a folder for writing; they take their places when the block ends, and none does when it raises.
+
+    Raises ForeignFileError before anything is written, ConfigurationError when the folder cannot be written to.
+    """
+    try:
+        for file in files:
+            _refuse_foreign(folder / file.name, file.opening)
+        folder.mkdir(parents=True, exist_ok=True)
+        parts = [folder / f".{file.name}.{secrets.token_hex(4)}" for file in files]
+        with ExitStack() as stack:
+            opened: list[BinaryIO] = []
+            for part, file in zip(parts, files, strict=True):
+                opened.append(stack.enter_context(part.open("xb")))
+                stack.callback(part.unlink, missing_ok=True)
+                opened[-1].write(file.opening)
+            yield opened
+            for handle in opened:
+                handle.flush()
+                os.fsync(handle.fileno())
+            for part, file in zip(parts, files, strict=True):
+                part.replace(folder / file.name)
+        _sync(folder)
+    except OSError as error:
+        raise ConfigurationError(
+            "the export cannot be written",
+            observed=f"{folder}: {error.strerror or error}",
+            next_step="name another folder with --out",
+        ) from error
+
+
+def _refuse_foreign(path: Path, opening: bytes) -> None:
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        found = b""
+    elif not path.exists():
+        return
+    else:
+        with path.open("rb") as file:
+            found = file.read(len(opening))
+    if found != opening:
+        raise ForeignFileError(
+            observed=str(path),
+            expected="a file of an earlier export, or none",
+            next_step="move it away, or name another folder with --out",
+        )
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

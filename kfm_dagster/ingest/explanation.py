@@ -1,0 +1,110 @@
+"""Explanation: finds the run that a person means, and tells what it recorded. It only reads.
+
+Belongs here: run ids, roots and re-executions, and the queries. Does not belong here: what the records mean
+(`run_account.py`), or how they are shown (`cli/explain.py`, `defs/display.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from kfm_dagster.errors import KfmError
+from kfm_dagster.idempotent_node.wal import run_uuid
+from kfm_dagster.ingest.reexecutions import Reexecution, Reexecutions
+from kfm_dagster.ingest.run_account import (
+    AFTER_ALL,
+    NodeAccount,
+    RunAccount,
+    Window,
+    node_account,
+    node_accounts,
+    units_by_end,
+)
+from kfm_dagster.run_state.store import RunStateStore
+from kfm_dagster.storage.database import Database
+
+LATEST = "latest"
+SHORTEST_BEGINNING = 8
+"""Characters of an id that may stand for it: the first group of a UUID."""
+MATCHES_NAMED = 5
+
+
+class UnknownRunError(KfmError):
+    """Nothing is recorded of such a run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanations:
+    """Explains the runs of a database."""
+
+    database: Database
+    run_states: RunStateStore
+    reexecutions: Reexecutions | None = None
+
+    def explain(self, run: str) -> RunAccount:
+        """Return the account of a run: its id, its root's, an unambiguous beginning of either, or `latest`.
+
+        Raises UnknownRunError when nothing is recorded of it, KfmError when the beginning says too little.
+        """
+        run_id, reexecution = self._resolve(run)
+        root = reexecution.root_run_id if reexecution else run_id
+        window = _window(reexecution) if reexecution else Window()
+        nodes = node_accounts(self.run_states.of_run(root), self._intents(root), window)
+        return RunAccount(
+            run_id=run_id,
+            root_run_id=root,
+            reexecutions=[one.run_id for one in (self.reexecutions.of(root) if self.reexecutions else ())],
+            nodes=nodes,
+            units=units_by_end(nodes),
+        )
+
+    def node(self, dataset_id: str, run_id: str) -> NodeAccount:
+        """Return what one node recorded under a root run's id."""
+        state = self.run_states.get(dataset_id, run_id)
+        intents = [row for row in self._intents(run_id) if row.node.partition("@")[0] == dataset_id]
+        return node_account(dataset_id, state, intents, Window())
+
+    def _intents(self, run_id: str) -> list[Any]:
+        with self.database.snapshot() as tx:
+            return list(tx.run("explanation.intents", run_id=run_uuid(run_id)))
+
+    def _resolve(self, run: str) -> tuple[str, Reexecution | None]:
+        """Return the id that a person means, and the re-execution that it is, if it is one."""
+        if run == LATEST:
+            return self._latest(), None
+        limit = MATCHES_NAMED + 1
+        with self.database.snapshot() as tx:
+            rows = tx.run("explanation.runs_beginning", beginning=run, limit=limit)
+            found: dict[str, Reexecution | None] = {row.run_id: None for row in rows}
+        found |= {one.run_id: one for one in self._recorded(run, limit=limit)}
+        if run in found:
+            return run, found[run]
+        if not found or not run:
+            raise UnknownRunError(observed=run, expected="a run id, the first 8 characters of one, or latest")
+        if len(run) < SHORTEST_BEGINNING or len(found) > 1:
+            raise KfmError(
+                "this is the beginning of more than one run" if len(found) > 1 else "this says too little of a run",
+                observed=f"{run}: {', '.join(sorted(found)[:MATCHES_NAMED])}",
+                expected=f"a whole run id, or a beginning of {SHORTEST_BEGINNING} characters or more that no other has",
+            )
+        return found.popitem()
+
+    def _recorded(self, run: str, *, limit: int) -> Iterable[Reexecution]:
+        """Yield the re-executions whose id begins so and whose root run has recorded something."""
+        for one in self.reexecutions.beginning(run, limit=limit) if self.reexecutions else ():
+            if self.run_states.of_run(one.root_run_id) or self._intents(one.root_run_id):
+                yield one
+
+    def _latest(self) -> str:
+        with self.database.snapshot() as tx:
+            row = tx.run("explanation.latest_run").one_or_none()
+        if row is None:
+            raise UnknownRunError("no run has recorded anything yet", next_step="ingest something (kfm demo)")
+        return str(row.run_id)
+
+
+def _window(run: Reexecution) -> Window:
+    """Return when a re-execution was at work; one that waits has not been yet."""
+    return Window(since=run.started_at or AFTER_ALL, until=run.ended_at or AFTER_ALL)

@@ -1,0 +1,251 @@
+"""The account of a run: what each node did, and why what it did not do was not needed.
+
+Belongs here: joining what run-state and intents recorded into one account, which command, JSON and Dagster metadata all
+show. Pure. Does not belong here: reading the records (`explanation.py`), or showing the account (`cli/explain.py`,
+`defs/display.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum, unique
+from typing import Any
+
+from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.idempotent_node.transaction import AGAIN, FORCED
+from kfm_dagster.idempotent_node.wal import IntentStatus
+from kfm_dagster.ingest.node import Operator
+from kfm_dagster.run_state.record import Outcome, RunState
+from kfm_dagster.stages.run_contract import SkipCause
+
+ENDS = ("succeeded", "retrying", "quarantined", "lost")
+"""How a unit ends in a run, as the settlement's summary counts it."""
+BEFORE_ALL = datetime.min.replace(tzinfo=UTC)
+AFTER_ALL = datetime.max.replace(tzinfo=UTC)
+
+
+@unique
+class Fate(StrEnum):
+    """What became of a node in a run."""
+
+    RAN = "ran"
+    """It computed, whatever the outcome."""
+    SKIPPED = "skipped"
+    """It had nothing to do; `cause` says why."""
+    UNFINISHED = "unfinished"
+    """It has an intent and no end: it is at work, or its process died."""
+    OVERTAKEN = "overtaken"
+    """It died, and a later run has done its work."""
+    NOT_RUN = "not_run"
+    """It is no part of this re-execution, or the re-execution did not get there."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Window:
+    """When a run was at work."""
+
+    since: datetime = BEFORE_ALL
+    until: datetime = AFTER_ALL
+
+    def holds(self, at: datetime) -> bool:
+        """Tell whether a moment lies in it."""
+        return self.since <= at <= self.until
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeAccount:
+    """What a node did in a run. `superseded_at` None: its output is still what the node made last."""
+
+    node: str
+    fate: Fate
+    why: str
+    cause: SkipCause | None = None
+    applied_by: str | None = None
+    forced: str | None = None
+    inputs: Sequence[Mapping[str, Any]] = ()
+    inputs_hash: str | None = None
+    content_hash: str | None = None
+    intent: IntentStatus | None = None
+    attempts: int = 0
+    outcome: Outcome | None = None
+    validation_summary: Mapping[str, Any] | None = None
+    started_at: datetime | None = None
+    applied_at: datetime | None = None
+    recorded_at: datetime | None = None
+    output_uri: str | None = None
+    output_sha256: str | None = None
+    superseded_at: datetime | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return every field as a JSON value, in the order in which a person asks."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {name: rfc3339(value) if isinstance(value, datetime) else value for name, value in values.items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunAccount:
+    """What a run did. `run_id` is the one that was asked for; a root run's account holds its re-executions' part."""
+
+    run_id: str
+    root_run_id: str
+    reexecutions: Sequence[str]
+    nodes: Sequence[NodeAccount]
+    units: Mapping[str, Mapping[str, int]]
+    """Counts of units by dataset and end; they sum to `claimed`."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the account as JSON values."""
+        return {
+            "run_id": self.run_id,
+            "root_run_id": self.root_run_id,
+            "reexecutions": list(self.reexecutions),
+            "nodes": [node.as_json() for node in self.nodes],
+            "units": {dataset: dict(counts) for dataset, counts in self.units.items()},
+        }
+
+
+def node_accounts(states: Sequence[RunState], intents: Sequence[Any], window: Window) -> list[NodeAccount]:
+    """Return the account of every node that recorded a state or an intent, in the order in which they began."""
+    recorded = {state.dataset_id: state for state in states}
+    by_node: dict[str, list[Any]] = {}
+    for row in intents:
+        name = row.node.partition("@")[0]
+        # A node of another team has no run-state; it goes by its whole name.
+        by_node.setdefault(name if name in recorded else row.node, []).append(row)
+    # What failed before it had an intent comes last.
+    names = [*by_node, *(name for name in recorded if name not in by_node)]
+    return [node_account(name, recorded.get(name), by_node.get(name, []), window) for name in names]
+
+
+def node_account(name: str, state: RunState | None, intents: Sequence[Any], window: Window) -> NodeAccount:
+    """Return the account of one node from its record and its intents, oldest first (`explanation.intents`)."""
+    within = [row for row in intents if window.holds(moment(row.started_at))]
+    # What a re-execution did not do itself rests on what had been done before it.
+    last = (within or [row for row in intents if moment(row.started_at) < window.since] or [None])[-1]
+    fate, cause = _fate(state, within[-1] if within else None, window)
+    if state is not None and state.recorded_at > window.until:
+        state = None
+    params = _value(last.payload)["params"] if last is not None else {}
+    forced = params.get(FORCED, {}).get("reason")
+    applied_by = _applied_by(last) if cause is SkipCause.CONTENT_APPLIED else None
+    facts = _of_intent(last, attempts=len(within)) | _of_state(state)
+    return NodeAccount(
+        node=facts.pop("node", name),
+        fate=fate,
+        why=_why(fate, cause, applied_by=applied_by, forced=forced, again=AGAIN in params),
+        cause=cause,
+        applied_by=applied_by,
+        forced=forced if fate is Fate.RAN else None,
+        **facts,
+    )
+
+
+def _fate(state: RunState | None, last: Any | None, window: Window) -> tuple[Fate, SkipCause | None]:
+    """Tell what became of a node, from its record and its last intent in the window."""
+    if last is not None and last.status == IntentStatus.PENDING:
+        return Fate.UNFINISHED, None
+    if state is not None and window.holds(state.recorded_at):
+        skipped = state.outcome is Outcome.SKIPPED
+        return (Fate.SKIPPED, SkipCause(state.validation_summary["cause"])) if skipped else (Fate.RAN, None)
+    if last is not None:
+        return _fate_of(last)
+    if state is not None and state.recorded_at < window.since and state.outcome is Outcome.SUCCESS:
+        return Fate.SKIPPED, SkipCause.ALREADY_SUCCEEDED
+    return Fate.NOT_RUN, None
+
+
+def _fate_of(intent: Any) -> tuple[Fate, SkipCause | None]:
+    """Tell what became of a node without a record, from its intent."""
+    match IntentStatus(intent.status):
+        case IntentStatus.APPLIED:
+            return Fate.RAN, None
+        case IntentStatus.SKIPPED if intent.applied_run_id is not None:
+            return Fate.SKIPPED, SkipCause.CONTENT_APPLIED
+        case IntentStatus.SKIPPED:
+            return Fate.OVERTAKEN, None
+        case _:
+            return Fate.UNFINISHED, None
+
+
+_PLAIN = {
+    Fate.UNFINISHED: "it began and recorded no end: it is at work, or its process died",
+    Fate.OVERTAKEN: "its process died, and a later run has done its work",
+    Fate.NOT_RUN: "no part of this re-execution, or not reached by it",
+}
+
+
+def _why(fate: Fate, cause: SkipCause | None, *, applied_by: str | None, forced: str | None, again: bool) -> str:
+    if cause is SkipCause.ALREADY_SUCCEEDED:
+        return "it had succeeded in this run with the same inputs"
+    if cause is SkipCause.CONTENT_APPLIED:
+        return f"run {applied_by} had applied exactly this content"
+    if fate in _PLAIN:
+        return _PLAIN[fate]
+    if forced is not None:
+        return f"forced: {forced}"
+    return "what had been applied could not be handed on" if again else "no run had applied this content"
+
+
+def _applied_by(row: Any) -> str | None:
+    """Return the run that applied an intent's content, under the id that it had in Dagster."""
+    if row is None or row.applied_run_id is None:
+        return None
+    return str(_value(row.applied_payload)["context"].get("run_id", row.applied_run_id))
+
+
+def _of_intent(row: Any, *, attempts: int) -> dict[str, Any]:
+    if row is None:
+        return {}
+    record = _value(row.record) or {}
+    return {
+        "node": row.node,
+        "inputs": _value(row.payload)["inputs"],
+        "content_hash": row.content_hash,
+        "intent": IntentStatus(row.status),
+        "attempts": attempts,
+        "started_at": moment(row.started_at),
+        "applied_at": None if row.applied_at is None else moment(row.applied_at),
+        "output_uri": record.get("artifact_uri"),
+        "output_sha256": record.get("artifact_sha256"),
+        "superseded_at": None if row.valid_to is None else moment(row.valid_to),
+    }
+
+
+def _of_state(state: RunState | None) -> dict[str, Any]:
+    if state is None:
+        return {}
+    return {
+        "inputs_hash": state.inputs_hash,
+        "outcome": state.outcome,
+        "validation_summary": dict(state.validation_summary),
+        "recorded_at": state.recorded_at,
+        "output_uri": state.artifact_uri,
+        "output_sha256": state.artifact_sha256,
+    }
+
+
+def units_by_end(nodes: Sequence[NodeAccount]) -> dict[str, dict[str, int]]:
+    """Count the units that the run claimed by how they ended; what it did not settle went to another run."""
+    found: dict[str, dict[str, int]] = {}
+    for node in nodes:
+        dataset, _, operator = node.node.partition("@")[0].rpartition(".")
+        summary = node.validation_summary or {}
+        if node.fate is not Fate.RAN:
+            continue
+        if operator == Operator.MESSAGE_PARSE and summary.get("checks"):
+            found[dataset] = {"claimed": summary["checks"]}
+        elif operator == Operator.SETTLE:
+            counts = {end: summary[end] for end in ENDS if end in summary}
+            found[dataset] = {"claimed": sum(counts.values()), **found.get(dataset, {}), **counts}
+    for counts in found.values():
+        if unsettled := counts["claimed"] - sum(counts.get(end, 0) for end in ENDS):
+            counts["unsettled"] = unsettled
+    return found
+
+
+def _value(column: Any) -> Any:
+    # SQLite keeps JSON as text; PostgreSQL gives values.
+    return json.loads(column) if isinstance(column, str) else column

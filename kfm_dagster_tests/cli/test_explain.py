@@ -1,0 +1,248 @@
+"""`kfm explain`: every node of a run with what it did or why it did nothing, for roots and re-executions alike."""
+
+# ruff: noqa: F811 - fixtures are asked for by the name that they are imported under
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+import sqlalchemy as sa
+
+from kfm_dagster.errors import ExitCode
+from kfm_dagster.ingest.nodes import MessageParse, Operator, Source
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.stages.run_contract import SkipCause
+from kfm_dagster_tests.cli.test_cli import Call, call, home, state_of  # noqa: F401, fixtures
+from kfm_dagster_tests.integration import chain
+
+DAY = chain.DAY.isoformat()
+WORKED = "11111111-0000-4000-8000-000000000001"
+AGAIN = "11111111-0000-4000-8000-000000000002"
+FORCED = "22222222-0000-4000-8000-000000000003"
+DIED = "33333333-0000-4000-8000-000000000004"
+REEXECUTED = "44444444-0000-4000-8000-000000000005"
+WAITS = "55555555-0000-4000-8000-000000000006"
+NODES = [f"nexrad-l2.{operator}@{DAY}" for operator in Operator]
+
+
+@pytest.fixture
+def deployment(
+    home: Path,
+    tmp_path: Path,
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Pipeline]:
+    """Four runs of one day: one that worked, one with nothing new, a forced one, and one that died."""
+    objects = tmp_path / "objects"
+    chain.put(objects, chain.volumes(2))
+    pipeline = chain.open_pipeline(home, objects, url=database_url)
+    for run_id in (WORKED, AGAIN):
+        chain.run_chain(pipeline, "nexrad-l2", DAY, run_id)
+        _later(pipeline)
+    force(pipeline, FORCED, reason="the reader was wrong")
+    _later(pipeline)
+    chain.put(objects, chain.volumes(3))
+    seam = chain.Seam(operator=Operator.STAC_REGISTER, point="committing")
+    with pytest.raises(chain.CrashError):
+        chain.run_chain(pipeline, "nexrad-l2", DAY, DIED, dies_at=seam)
+    pipeline.close()
+    monkeypatch.setenv("KFM_WAL_DSN", database_url)
+    yield pipeline
+    pipeline.close()
+
+
+@pytest.fixture
+def dagster_runs(deployment: Pipeline, home: Path) -> None:
+    """Dagster's own storage, with a re-execution of the run that worked, and one that waits for its turn."""
+    folder = home / "dagster"
+    folder.mkdir()
+    at = chain.START + timedelta(minutes=30)
+    with dg.DagsterInstance.local_temp(str(folder)) as instance:
+        for run_id in (REEXECUTED, WAITS):
+            tags = {"dagster/root_run_id": WORKED, "dagster/parent_run_id": WORKED}
+            instance.add_run(
+                dg.DagsterRun(job_name="ingest", run_id=run_id, root_run_id=WORKED, parent_run_id=WORKED, tags=tags)
+            )
+    engine = sa.create_engine(f"sqlite:///{folder / 'history' / 'runs.db'}")
+    with engine.begin() as connection:
+        connection.execute(
+            sa.text("UPDATE runs SET start_time = :start, end_time = :end WHERE run_id = :run_id"),
+            {"start": at.timestamp(), "end": (at + timedelta(seconds=5)).timestamp(), "run_id": REEXECUTED},
+        )
+    engine.dispose()
+
+
+def force(pipeline: Pipeline, run_id: str, *, reason: str) -> None:
+    """Run the first node as a run does that carries the tag kfm/force."""
+    node = MessageParse(
+        pipeline=pipeline, dataset="nexrad-l2", partition=DAY, run_id=run_id, source=Source.LISTING, limit=chain.LIMIT
+    )
+    pipeline.stages.commit(pipeline.stages.run(node, run_id=run_id, upstream=None, force=reason))
+
+
+def _later(pipeline: Pipeline) -> None:
+    assert isinstance(pipeline.clock, chain.Clock)
+    pipeline.clock.forward(3600)
+
+
+def told(call: Call, run: str) -> dict[str, Any]:
+    answer = call("explain", run, "--json")
+    assert answer.code == ExitCode.DONE, answer.err
+    return dict(answer.rows[0])
+
+
+@pytest.mark.clause("RSP-12")
+def test_a_run_is_told_node_by_node_with_inputs_hashes_outcome_and_output(deployment: Pipeline, call: Call) -> None:
+    account = told(call, WORKED)
+    assert [node["node"] for node in account["nodes"]] == NODES
+    assert {node["fate"] for node in account["nodes"]} == {"ran"}
+    assert account["units"]["nexrad-l2"] == {"claimed": 2, "succeeded": 2, "retrying": 0, "quarantined": 0, "lost": 0}
+    before, node = account["nodes"][1:3]
+    state = deployment.stages.run_states.get("nexrad-l2.metadata_extract", WORKED)
+    [intent] = [one for one in deployment.nodes.intents.of_run(WORKED) if one.node == NODES[2]]
+    assert state is not None
+    assert node["inputs"] == [{"uri": before["output_uri"], "checksum": before["output_sha256"]}]
+    assert (node["inputs_hash"], node["content_hash"]) == (state.inputs_hash, intent.content_hash)
+    assert (node["intent"], node["outcome"], node["attempts"]) == ("APPLIED", "success", 1)
+    assert node["validation_summary"] == {"checks": 2, "passed": 2, "failed": 0}
+    assert (node["output_uri"], node["output_sha256"]) == (state.artifact_uri, state.artifact_sha256)
+    assert node["started_at"] == node["applied_at"] == node["recorded_at"] == "2026-01-01T00:00:00.000000Z"
+
+
+@pytest.mark.clause("RSP-12")
+def test_a_skip_names_the_run_that_had_applied_the_content(deployment: Pipeline, call: Call) -> None:
+    account, first = told(call, AGAIN), told(call, WORKED)
+    assert [node["node"] for node in account["nodes"]] == NODES
+    for node, applied in zip(account["nodes"], first["nodes"], strict=True):
+        assert (node["fate"], node["cause"]) == ("skipped", SkipCause.CONTENT_APPLIED)
+        assert (node["applied_by"], node["intent"], node["outcome"]) == (WORKED, "SKIPPED", "skipped")
+        assert WORKED in node["why"]
+        assert (node["content_hash"], node["output_uri"]) == (applied["content_hash"], applied["output_uri"])
+    assert account["units"] == {}
+
+
+@pytest.mark.clause("RSP-12")
+def test_a_reexecution_skips_what_had_succeeded_in_its_run(
+    deployment: Pipeline, dagster_runs: None, call: Call
+) -> None:
+    account = told(call, REEXECUTED[:8])
+    assert (account["run_id"], account["root_run_id"]) == (REEXECUTED, WORKED)
+    assert [node["node"] for node in account["nodes"]] == NODES
+    assert {(node["fate"], node["cause"]) for node in account["nodes"]} == {("skipped", SkipCause.ALREADY_SUCCEEDED)}
+    assert all(node["content_hash"] and node["output_uri"] for node in account["nodes"])
+    assert account["units"] == {}
+    root = told(call, WORKED)
+    assert root["reexecutions"] == [REEXECUTED, WAITS]
+    assert {node["fate"] for node in root["nodes"]} == {"ran"}
+
+
+@pytest.mark.clause("RSP-12")
+def test_force_is_told_with_its_reason(deployment: Pipeline, call: Call) -> None:
+    [node] = told(call, FORCED)["nodes"]
+    assert (node["fate"], node["forced"], node["intent"]) == ("ran", "the reader was wrong", "APPLIED")
+    assert "the reader was wrong" in call("explain", FORCED).out
+
+
+@pytest.mark.clause("RSP-12")
+def test_a_run_that_died_shows_where_and_what_it_left_unsettled(deployment: Pipeline, call: Call) -> None:
+    account = told(call, "latest")
+    assert account["run_id"] == DIED
+    assert [node["fate"] for node in account["nodes"]] == ["ran", "ran", "ran", "unfinished"]
+    assert (account["nodes"][-1]["intent"], account["nodes"][-1]["outcome"]) == ("PENDING", None)
+    assert account["units"]["nexrad-l2"] == {"claimed": 1, "unsettled": 1}
+
+    deployment.nodes.intents.fail_runs([DIED])
+    assert told(call, DIED)["nodes"][-1]["fate"] == "unfinished"
+    chain.work_until_done(_released(deployment))
+    deployment.nodes.give_up_overtaken()
+    assert told(call, DIED)["nodes"][-1]["fate"] == "overtaken"
+
+
+def _released(pipeline: Pipeline) -> Pipeline:
+    pipeline.ledger.release_lost(run_ids=[DIED])
+    return pipeline
+
+
+def test_the_table_is_readable_in_eighty_columns(
+    deployment: Pipeline,
+    call: Call,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", call("explain", AGAIN).out)
+    storage = f"outputs below {deployment.settings.storage}"
+    assert max(len(line) for line in shown.splitlines() if line != storage) <= 80
+    # A name may fold at the end of its column; no word of the overview does.
+    assert shown.count("skipped ") >= len(NODES)
+    assert shown.count("2/2") == len(NODES)
+    unfolded = re.sub(r"\s", "", shown)
+    for text in (AGAIN, WORKED, "CONTENT_APPLIED", "sha256:", *NODES):
+        assert text in unfolded
+
+
+REFUSED = {
+    "unknown": ("99999999", ["nothing is recorded of such a run", "99999999"]),
+    "an unknown whole id": ("99999999-0000-4000-8000-000000000009", ["nothing is recorded of such a run"]),
+    "empty": ("", ["nothing is recorded of such a run"]),
+    "ambiguous": ("11111111-", ["more than one run", WORKED, AGAIN]),
+    "too short": ("2222222", ["too little", FORCED]),
+    "not told apart by LIKE": ("%", ["nothing is recorded of such a run"]),
+}
+
+
+@pytest.mark.clause("RSP-12")
+def test_a_run_that_is_not_there_is_one_line_and_changes_nothing(
+    deployment: Pipeline, call: Call, tmp_path: Path
+) -> None:
+    before = state_of(tmp_path)
+    for run, said in REFUSED.values():
+        answer = call("explain", run)
+        assert (answer.code, answer.out, answer.err.count("\n")) == (ExitCode.USAGE, "", 1)
+        for text in said:
+            assert text.lower() in answer.err.lower()
+    assert state_of(tmp_path) == before
+
+
+@pytest.mark.clause("RSP-12")
+@pytest.mark.parametrize("dsn", [None, "sqlite:///elsewhere.db"])
+def test_where_there_is_no_database_none_is_made(
+    dsn: str | None,
+    call: Call,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if dsn:
+        monkeypatch.setenv("KFM_WAL_DSN", dsn)
+    answer = call("explain", "latest")
+    assert (answer.code, answer.err.count("\n")) == (ExitCode.USAGE, 1)
+    assert "there is no ledger yet" in answer.err
+    assert state_of(tmp_path) == {}
+
+
+@pytest.mark.clause("RSP-12")
+def test_looking_changes_nothing(deployment: Pipeline, dagster_runs: None, call: Call, tmp_path: Path) -> None:
+    with deployment.database.snapshot() as tx:
+        before = tx.run("explanation.intents", run_id=AGAIN).all()
+    deployment.close()
+    files = state_of(tmp_path)
+    for run in (WORKED, AGAIN, REEXECUTED, WAITS, "latest"):
+        assert call("explain", run).code == ExitCode.DONE
+    assert state_of(tmp_path) == files
+    with deployment.database.snapshot() as tx:
+        assert tx.run("explanation.intents", run_id=AGAIN).all() == before
+
+
+def test_it_needs_no_dagster() -> None:
+    looks = (
+        "import sys, kfm_dagster.cli.explain; sys.exit(any(name.split('.')[0] == 'dagster' for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", looks], check=False).returncode == 0

@@ -1,0 +1,139 @@
+"""The DCAT export: every collection a dcat:Dataset that RDF tools read, with the run-state of its latest run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import rdflib
+from hypothesis import given
+from hypothesis import strategies as st
+from rdflib.namespace import DCAT, DCTERMS, FOAF, PROV, RDF, RDFS
+from shapely import from_wkt
+
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.errors import ContractError
+from kfm_dagster.exports.dcat import export_dcat, wkt
+from kfm_dagster.ingest.nodes import Operator
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster_tests.exports.conftest import AGAIN
+from kfm_dagster_tests.integration import chain
+
+ADMS = rdflib.Namespace("http://www.w3.org/ns/adms#")
+KFM = rdflib.Namespace("https://kfm.dev/ns/nodd#")
+GEO = rdflib.Namespace("http://www.opengis.net/ont/geosparql#")
+DATASET = rdflib.URIRef("urn:kfm:collection:nexrad-l2")
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:ConjunctiveGraph is deprecated:DeprecationWarning"  # rdflib's JSON-LD parser
+)
+
+
+def export(pipeline: Pipeline, folder: Path, registry: ContractRegistry | None = None) -> Path:
+    return export_dcat(
+        pipeline.database,
+        registry or pipeline.registry,
+        pipeline.stages.run_states,
+        catalog=pipeline.settings.catalog,
+        folder=folder,
+    )
+
+
+def read(file: Path) -> rdflib.Graph:
+    return rdflib.Graph().parse(data=file.read_text(encoding="utf-8"), format="json-ld")
+
+
+@pytest.mark.clause("RSP-14")
+def test_every_collection_is_a_dataset_with_what_dcat_asks_for(pipeline: Pipeline, tmp_path: Path) -> None:
+    graph = read(export(pipeline, tmp_path / "out"))
+    [catalog] = graph.subjects(RDF.type, DCAT.Catalog)
+    assert list(graph.objects(catalog, DCAT.dataset)) == [DATASET] == list(graph.subjects(RDF.type, DCAT.Dataset))
+    contract = pipeline.registry["nexrad-l2"]
+    assert str(graph.value(DATASET, DCTERMS.title)) == contract.metadata.title
+    assert str(graph.value(DATASET, DCTERMS.description)) == contract.metadata.description
+    assert str(graph.value(DATASET, DCTERMS.identifier)) == "nexrad-l2"
+    assert graph.value(DATASET, DCTERMS.license) == rdflib.URIRef("https://spdx.org/licenses/CC0-1.0")
+    assert {str(word) for word in graph.objects(DATASET, DCAT.keyword)} == set(contract.stac.keywords)
+    for party in (DCTERMS.publisher, DCTERMS.creator):
+        assert graph.value(graph.value(DATASET, party), FOAF.name)
+    when = graph.value(DATASET, DCTERMS.temporal)
+    assert str(graph.value(when, DCAT.startDate)).startswith(chain.DAY.isoformat())
+    assert graph.value(when, DCAT.startDate).datatype == rdflib.XSD.dateTime
+    where = graph.value(graph.value(DATASET, DCTERMS.spatial), DCAT.bbox)
+    assert where.datatype == GEO.wktLiteral
+    assert from_wkt(str(where)).is_valid
+    assert str(graph.value(DATASET, rdflib.URIRef(f"{DCAT}version"))) == str(graph.value(DATASET, DCTERMS.modified))
+    assert "2 Items" in str(graph.value(DATASET, ADMS.versionNotes))
+
+
+@pytest.mark.clause("RSP-14")
+def test_a_dataset_is_distributed_as_stac_and_as_data(pipeline: Pipeline, tmp_path: Path) -> None:
+    graph = read(export(pipeline, tmp_path / "out"))
+    found = {
+        str(graph.value(one, DCAT.accessURL)): str(graph.value(one, DCAT.mediaType)).rpartition("media-types/")[2]
+        for one in graph.objects(DATASET, DCAT.distribution)
+        if (one, RDF.type, DCAT.Distribution) in graph
+    }
+    collection = Path(pipeline.settings.catalog) / "nexrad-l2" / "collection.json"
+    assert collection.is_file()
+    assert found == {
+        collection.as_uri(): "application/json",
+        "s3://unidata-nexrad-level2/": "application/octet-stream",
+    }
+
+
+@pytest.mark.clause("RSP-14")
+def test_its_provenance_refers_to_the_run_state_of_its_latest_run(pipeline: Pipeline, tmp_path: Path) -> None:
+    graph = read(export(pipeline, tmp_path / "out"))
+    note = graph.value(DATASET, DCTERMS.provenance)
+    assert (note, RDF.type, DCTERMS.ProvenanceStatement) in graph
+    assert AGAIN in str(graph.value(note, RDFS.label))
+    assert graph.value(DATASET, PROV.wasGeneratedBy) == rdflib.URIRef(f"urn:uuid:{AGAIN}")
+    told = {
+        (str(graph.value(state, KFM.dataset_id)), str(graph.value(state, KFM.run_id)),
+         str(graph.value(state, KFM.inputs_hash)), str(graph.value(state, KFM.outcome)))
+        for state in graph.objects(note, KFM.run_state)
+    }  # fmt: skip
+    recorded = pipeline.stages.run_states.of_run(AGAIN)
+    assert told == {(state.dataset_id, AGAIN, state.inputs_hash, state.outcome.value) for state in recorded}
+    assert len(told) == len(Operator)
+
+
+@pytest.mark.clause("RSP-14")
+def test_the_same_database_gives_the_same_bytes_and_the_context_is_inline(pipeline: Pipeline, tmp_path: Path) -> None:
+    first, second = (export(pipeline, tmp_path / name).read_bytes() for name in ("first", "second"))
+    assert first == second
+    assert isinstance(json.loads(first)["@context"], dict)
+    # An earlier export is replaced by the next one.
+    assert export(pipeline, tmp_path / "first").read_bytes() == first
+
+
+@pytest.mark.clause("RSP-13")
+def test_a_governed_dataset_is_not_named_in_its_run_state(
+    pipeline: Pipeline, governed: ContractRegistry, tmp_path: Path
+) -> None:
+    graph = read(export(pipeline, tmp_path / "out", governed))
+    named = {str(name) for name in graph.objects(None, KFM.dataset_id)}
+    assert named == {f"{governed['nexrad-l2'].public_id}.{operator}" for operator in Operator}
+    assert "nexrad-l2." not in str(graph.value(DATASET, ADMS.versionNotes))
+
+
+def test_a_collection_without_its_contract_is_refused_and_nothing_is_written(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
+    others = ContractRegistry.of(contract for contract in pipeline.registry if contract.id != "nexrad-l2")
+    with pytest.raises(ContractError, match="nexrad-l2"):
+        export(pipeline, tmp_path / "out", others)
+    assert not (tmp_path / "out").exists()
+
+
+@given(st.floats(-180, 180), st.floats(-90, 89), st.floats(-180, 180), st.floats(0.001, 1))
+def test_a_box_is_valid_wkt_inside_the_world(west: float, south: float, east: float, height: float) -> None:
+    shape = from_wkt(wkt((west, south, east, south + height)))
+    assert shape.geom_type == ("Polygon" if west <= east else "MultiPolygon")
+    bounds = shape.bounds
+    assert bounds[0] >= -180
+    assert bounds[2] <= 180
+    width = east - west if west <= east else east - west + 360
+    assert shape.area == pytest.approx(width * height, rel=1e-6, abs=1e-9)

@@ -1,0 +1,177 @@
+"""The graph export: every output a node, its lineage as edges, and loading it again changes nothing."""
+
+from __future__ import annotations
+
+import csv
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.exports import graph as graph_module
+from kfm_dagster.exports.cypher import Node, literal
+from kfm_dagster.exports.graph import export_graph
+from kfm_dagster.ingest.nodes import Operator
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster_tests.exports.conftest import AGAIN, AWKWARD, DAY, WORKED
+from kfm_dagster_tests.exports.cypher_interpreter import Graph, unquoted
+from kfm_dagster_tests.integration import chain
+
+EMPTY_DAY = "2024-02-29"
+
+
+def statements(folder: Path) -> list[str]:
+    comment, *lines = (folder / "graph.cypher").read_text(encoding="utf-8").split("\n")
+    assert comment.startswith("//")
+    assert lines.pop() == ""
+    return lines
+
+
+def exported(pipeline: Pipeline, folder: Path, registry: ContractRegistry | None = None) -> Graph:
+    export_graph(pipeline.database, registry or pipeline.registry, folder=folder)
+    return Graph().load(statements(folder))
+
+
+def from_csv(folder: Path) -> Graph:
+    """Load the bulk files as neo4j-admin does: an id twice, or an edge without its ends, is an error."""
+    loaded, keys = Graph(), {}
+    names = {"Artifact": "content_hash", "Activity": "activity_id", "Source": "source_id"}
+    with (folder / "nodes.csv").open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            identity, label = row.pop("id:ID"), row.pop(":LABEL")
+            assert identity not in keys
+            keys[identity] = (label, names[label], row.pop(names[label]))
+            loaded.nodes[keys[identity]] = {name: value for name, value in row.items() if value}
+    with (folder / "edges.csv").open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            edge = (keys[row[":START_ID"]], row[":TYPE"], keys[row[":END_ID"]])
+            assert edge not in loaded.edges
+            loaded.edges.add(edge)
+    return loaded
+
+
+def derivations(graph: Graph) -> set[tuple[str, str]]:
+    """Edges between artifacts, by the names of their nodes."""
+    return {
+        (graph.nodes[start]["node"], graph.nodes[end]["node"])
+        for start, kind, end in graph.edges
+        if kind == "WAS_DERIVED_FROM" and end[0] == "Artifact"
+    }
+
+
+def links(dataset: str, day: str) -> set[tuple[str, str]]:
+    """What each operator's output is made from: the output of the one before it."""
+    nodes = [f"{dataset}.{operator}@{day}" for operator in Operator]
+    return set(zip(nodes[1:], nodes, strict=False))
+
+
+@pytest.mark.clause("IEN-15")
+def test_every_output_is_an_artifact_with_what_it_came_from_and_what_made_it(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
+    graph = exported(pipeline, tmp_path / "out")
+    hashes = [intent.content_hash for intent in pipeline.nodes.intents.of_run(WORKED)]
+    assert [key for key in graph.nodes if key[0] == "Artifact"] == [("Artifact", "content_hash", one) for one in hashes]
+    assert derivations(graph) == links("nexrad-l2", DAY)
+    made = {
+        graph.nodes[start]["node"]: graph.nodes[end] for start, kind, end in graph.edges if kind == "WAS_GENERATED_BY"
+    }
+    assert made.keys() == {f"nexrad-l2.{operator}@{DAY}" for operator in Operator}
+    assert all((activity["run_id"], activity["node"]) == (WORKED, node) for node, activity in made.items())
+    sources = [graph.nodes[end]["uri"] for _, _, end in graph.edges if end[0] == "Source"]
+    assert [uri.rpartition(".")[2] for uri in sources] == ["ndjson"]  # the listing that message_parse kept
+    assert AGAIN not in str(graph)  # it made nothing
+
+
+@pytest.mark.clause("IEN-15")
+def test_loading_an_export_twice_or_in_any_order_gives_the_same_graph(
+    pipeline: Pipeline, with_awkward_names: None, tmp_path: Path
+) -> None:
+    once = exported(pipeline, tmp_path / "out")
+    lines = statements(tmp_path / "out")
+    assert Graph().load(lines * 2) == once
+    shuffled = lines * 2
+    random.Random(1).shuffle(shuffled)
+    assert Graph().load(shuffled) == once
+    assert AWKWARD in {properties.get("node") for properties in once.nodes.values()}
+    assert from_csv(tmp_path / "out") == once
+
+
+@pytest.mark.clause("IEN-15")
+def test_a_newer_export_over_an_older_one_gives_the_newer_graph(pipeline: Pipeline, tmp_path: Path) -> None:
+    old = exported(pipeline, tmp_path / "out")
+    chain.put(tmp_path / "objects", chain.volumes(3))
+    chain.run_chain(pipeline, "nexrad-l2", DAY, "22222222-0000-4000-8000-000000000003")
+    new = exported(pipeline, tmp_path / "out")
+    assert len(new.nodes) > len(old.nodes)
+    assert sum("valid_to" in properties for properties in new.nodes.values()) == len(Operator)
+    assert old.load(statements(tmp_path / "out")) == new
+
+
+@pytest.mark.clause("IEN-15")
+def test_outputs_with_equal_bytes_keep_lineages_of_their_own(pipeline: Pipeline, tmp_path: Path) -> None:
+    # A day without objects gives the same empty artifact at every step and in every dataset.
+    for dataset in ("nexrad-l2", "hrrr"):
+        chain.run_chain(pipeline, dataset, EMPTY_DAY, "22222222-0000-4000-8000-000000000003")
+    graph = exported(pipeline, tmp_path / "out")
+    expected = links("nexrad-l2", DAY) | links("nexrad-l2", EMPTY_DAY) | links("hrrr", EMPTY_DAY)
+    assert derivations(graph) == expected
+    assert from_csv(tmp_path / "out") == graph
+
+
+@pytest.mark.clause("IEN-15")
+def test_the_same_database_gives_the_same_bytes(
+    pipeline: Pipeline, with_awkward_names: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = export_graph(pipeline.database, pipeline.registry, folder=tmp_path / "first")
+    monkeypatch.setattr(graph_module, "BATCH", 2)
+    second = export_graph(pipeline.database, pipeline.registry, folder=tmp_path / "second")
+    assert [file.read_bytes() for file in first.files] == [file.read_bytes() for file in second.files]
+    assert first.counts == second.counts == {
+        "Artifact": 7, "Activity": 7, "Source": 2, "WAS_GENERATED_BY": 7, "WAS_DERIVED_FROM": 7,
+    }  # fmt: skip
+
+
+@pytest.mark.clause("RSP-13")
+def test_a_governed_dataset_is_not_named(pipeline: Pipeline, governed: ContractRegistry, tmp_path: Path) -> None:
+    graph = exported(pipeline, tmp_path / "out", governed)
+    assert f"{governed['nexrad-l2'].public_id}.settle@{DAY}" in {one.get("node") for one in graph.nodes.values()}
+    for file in (tmp_path / "out").iterdir():
+        assert "nexrad-l2" not in file.read_text(encoding="utf-8")
+
+
+def test_what_fails_halfway_leaves_the_files_that_stood(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export_graph(pipeline.database, pipeline.registry, folder=tmp_path / "out")
+    before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+    calls = iter(range(3))
+
+    def merge(node: Node) -> str:
+        next(calls)
+        return "MERGE (half"
+
+    monkeypatch.setattr(Node, "merge", merge)
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        _raising(pipeline, tmp_path / "out")
+    assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
+
+
+def _raising(pipeline: Pipeline, folder: Path) -> None:
+    try:
+        export_graph(pipeline.database, pipeline.registry, folder=folder)
+    except StopIteration as error:
+        raise RuntimeError("StopIteration") from error
+
+
+@given(st.text())
+def test_a_literal_is_one_line_that_reads_back_as_the_text(text: str) -> None:
+    written = literal(text)
+    assert unquoted(written) == text
+    assert len(written.splitlines()) == 1
+    assert Graph().load([Node(key=graph_module._artifact("0"), properties={"node": text}).merge()]).nodes == {
+        ("Artifact", "content_hash", "0"): {"node": text}
+    }
