@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,8 @@ def test_every_collection_is_a_dataset_with_what_dcat_asks_for(pipeline: Pipelin
     where = graph.value(graph.value(DATASET, DCTERMS.spatial), DCAT.bbox)
     assert where.datatype == GEO.wktLiteral
     assert from_wkt(str(where)).is_valid
-    assert str(graph.value(DATASET, rdflib.URIRef(f"{DCAT}version"))) == str(graph.value(DATASET, DCTERMS.modified))
+    version = str(graph.value(DATASET, rdflib.URIRef(f"{DCAT}version")))
+    assert datetime.fromisoformat(version) == graph.value(DATASET, DCTERMS.modified).toPython()
     assert "2 Items" in str(graph.value(DATASET, ADMS.versionNotes))
 
 

@@ -1,0 +1,54 @@
+"""What `kfm explain` tells of a node stands on its materialisation and on the observation of a skip, too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from kfm_dagster.defs.chain import CHAIN
+from kfm_dagster.defs.jobs import FORCE_TAG
+from kfm_dagster.ingest.explanation import Explanations
+from kfm_dagster_tests.integration.chain import DAY, put, volumes
+from kfm_dagster_tests.integration.face import Face, materialisations
+
+JOB = "ingest_nexrad_l2"
+
+
+def observations(result: Any) -> dict[str, dict[str, Any]]:
+    """Metadata of every observation of a run, by the asset's noun."""
+    return {
+        event.asset_key.path[-1]: {
+            name: value.value for name, value in event.asset_observation_data.asset_observation.metadata.items()
+        }
+        for event in result.all_events
+        if event.event_type is dg.DagsterEventType.ASSET_OBSERVATION
+    }
+
+
+@pytest.mark.clause("RSP-12")
+def test_materialisations_and_observations_say_what_the_command_says(face: Face, objects: Path) -> None:
+    put(objects, volumes(1))
+    partition = DAY.isoformat()
+    first, second = (face.execute(JOB, partition=partition) for _ in range(2))
+    forced = face.execute(JOB, partition=partition, tags={FORCE_TAG: "the reader was wrong"})
+    reader = Explanations(database=face.pipeline.database, run_states=face.pipeline.stages.run_states)
+    for result in (first, second, forced):
+        shown = materialisations(result)
+        for noun, operator in CHAIN.items():
+            account = reader.node(f"nexrad-l2.{operator}", result.dagster_run.run_id)
+            assert shown[noun]["content_hash"] == account.content_hash
+            assert shown[noun]["intent"] == account.intent
+            assert shown[noun]["inputs_hash"] == account.inputs_hash
+            assert shown[noun]["inputs"] == list(account.inputs)
+    observed = observations(second)
+    assert observed.keys() == CHAIN.keys()
+    assert observations(first) == {}
+    for noun, metadata in observed.items():
+        assert (metadata["cause"], metadata["applied_by"]) == ("CONTENT_APPLIED", first.dagster_run.run_id)
+        assert metadata["content_hash"] == materialisations(first)[noun]["content_hash"]
+        assert materialisations(second)[noun]["applied_by"] == first.dagster_run.run_id
+        assert not {name for name in materialisations(second)[noun] if name.startswith("settled_ca")}
+    assert {metadata.get("forced") for metadata in materialisations(forced).values()} == {"the reader was wrong"}
