@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from docs.examples.atmo_window.running import SAMPLE, Station, open_station
+from docs.examples.atmo_window.running import SAMPLE, Workspace, open_workspace
 from docs.examples.atmo_window.window import Window
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode, KfmError
@@ -32,7 +32,7 @@ def atmo(context: click.Context, home: Path, weather: Path, database: str | None
     Example: ATMO_MASKING_SALT=... python -m docs.examples.atmo_window run 2026-03-01T12
     """
     context.obj = context.with_resource(
-        open_station(
+        open_workspace(
             home=home,
             weather=weather,
             database_url=database,
@@ -48,16 +48,16 @@ def atmo(context: click.Context, home: Path, weather: Path, database: str | None
 @click.option("--force", metavar="REASON", help="Run although nothing changed, and say why.")
 @click.option("--run-id", help="Default: a new UUID.")
 @click.pass_obj
-def run(station: Station, hour: str, force: str | None, run_id: str | None) -> None:
+def run(workspace: Workspace, hour: str, force: str | None, run_id: str | None) -> None:
     """Make the window of an HOUR (2026-03-01T12, UTC) unless it stands."""
-    _print(station.run(Window.named(hour), run_id=run_id or str(uuid.uuid4()), force=force).as_json())
+    _print(workspace.run(Window.named(hour), run_id=run_id or str(uuid.uuid4()), force=force).as_json())
 
 
 @atmo.command()
 @click.pass_obj
-def replay(station: Station) -> None:
+def replay(workspace: Workspace) -> None:
     """Carry out what a crash or a failure left."""
-    done = station.replay()
+    done = workspace.replay()
     _print({"applied": done.applied, "skipped": done.skipped, "failed": done.failed})
     if done.failed:
         sys.exit(ExitCode.FINISHED_WITH_FAILURES)
@@ -68,10 +68,10 @@ def replay(station: Station) -> None:
 @click.option("--version", "content_hash", metavar="HASH", help="A version that has been superseded.")
 @click.option("--field", help="Print only this member, bare.")
 @click.pass_obj
-def show(station: Station, hour: str, content_hash: str | None, field: str | None) -> None:
+def show(workspace: Workspace, hour: str, content_hash: str | None, field: str | None) -> None:
     """Show what stands for an HOUR, or a version of it."""
     window = Window.named(hour)
-    output = station.nodes.output(content_hash) if content_hash else station.newest(window)
+    output = workspace.nodes.output(content_hash) if content_hash else workspace.newest(window)
     if output is None:
         raise KfmError("no such window", observed=hour, next_step=f"python -m docs.examples.atmo_window run {hour}")
     document = _document(output)

@@ -13,7 +13,7 @@ from pathlib import Path
 import dagster as dg
 from pydantic import Field
 
-from docs.examples.atmo_window.running import SAMPLE, open_station
+from docs.examples.atmo_window.running import SAMPLE, open_workspace
 from docs.examples.atmo_window.window import Window
 
 HOURS = dg.HourlyPartitionsDefinition(start_date=datetime(2026, 3, 1, tzinfo=UTC))
@@ -41,10 +41,12 @@ def atmo_window(context: dg.AssetExecutionContext, config: WindowConfig, atmo: A
     """Hourly means, extremes and counts per place; sensitive stations only as masked groups."""
     # A re-execution is the same run: what succeeded in it is not done again.
     run_id = context.run.root_run_id or context.run.run_id
-    with open_station(
+    with open_workspace(
         home=Path(atmo.home), weather=Path(atmo.weather), database_url=atmo.database or None, salt=atmo.salt
-    ) as station:
-        done = station.run(Window(start=context.partition_time_window.start), run_id=run_id, force=config.force or None)
+    ) as workspace:
+        done = workspace.run(
+            Window(start=context.partition_time_window.start), run_id=run_id, force=config.force or None
+        )
     metadata = {name: value for name, value in done.as_json().items() if isinstance(value, str | int)}
     return dg.MaterializeResult(metadata={**metadata, "artifact": done.output.record["artifact"]["uri"]})
 

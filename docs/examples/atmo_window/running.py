@@ -57,7 +57,7 @@ class WindowRun:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Station:
+class Workspace:
     """Where windows are made: a folder of weather, a home for what is made of it, and a database."""
 
     weather: Path
@@ -70,8 +70,7 @@ class Station:
         """Land what was delivered for a window, and return the node over it. Raises KfmError when that cannot be."""
         sites = read_sites(self.weather, salt=self.salt)
         landed = land(self.weather, sites, window, self.tools.landing)
-        decisions = [decision for _, decision in sorted(sites.decisions.items())]
-        return AtmoWindow(window=window, landed=landed, decisions=decisions, run_id=run_id, tools=self.tools)
+        return AtmoWindow(window=window, landed=landed, decisions=sites.decisions, run_id=run_id, tools=self.tools)
 
     def run(self, window: Window, *, run_id: str, force: str | None = None) -> WindowRun:
         """Run a window unless its content has taken effect. What it raises is in the run's record, and raised on."""
@@ -112,7 +111,7 @@ class Station:
 
 
 @contextmanager
-def open_station(
+def open_workspace(
     *,
     home: Path,
     weather: Path = SAMPLE,
@@ -120,7 +119,7 @@ def open_station(
     salt: str = "",
     clock: Callable[[], datetime] = utc_now,
     reached: Callable[[str], None] | None = None,
-) -> Iterator[Station]:
+) -> Iterator[Workspace]:
     """Open a home; SQLite inside it unless a database is named. Raises KfmError."""
     database = Database.open(database_url or f"sqlite:///{home.absolute() / 'atmo.db'}")
     try:
@@ -132,7 +131,7 @@ def open_station(
             log=GovernanceLog(database, clock=clock),
             clock=clock,
         )
-        yield Station(
+        yield Workspace(
             weather=weather,
             salt=salt.encode(),
             nodes=IdempotentNodes(database, clock=clock),

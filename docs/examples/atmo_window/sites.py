@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ class Sites:
     """Sites by station id (which is as sensitive as the location), and the decisions behind their masks."""
 
     by_station: Mapping[str, Site]
-    decisions: Mapping[MaskingMethod, MaskingDecision]
+    decisions: Sequence[MaskingDecision]
 
     @property
     def masked(self) -> dict[str, MaskedLocation]:
@@ -54,20 +54,31 @@ class Sites:
 
 
 def read_sites(folder: Path, *, salt: bytes) -> Sites:
-    """Read a folder's stations and mask them. Raises ConfigurationError, which names no station."""
-    with _readable(folder / "stations.csv").open(encoding="utf-8", newline="") as lines:
+    """Read a folder's stations and mask them. Raises ConfigurationError, which names no station and no location."""
+    stations, policy = folder / "stations.csv", folder / "masking.json"
+    for path in (stations, policy):
+        if not path.is_file():
+            raise ConfigurationError("a file of the weather folder is missing", observed=path)
+    try:
+        return _masked(stations, json.loads(policy.read_text(encoding="utf-8")), salt=salt)
+    except (KeyError, TypeError, ValueError) as error:
+        # Python quotes what it cannot read, and that may be a coordinate; so neither it nor its cause is shown.
+        raise ConfigurationError(
+            "stations or their masking do not fit",
+            observed=f"{type(error).__name__} in {stations} or {policy}",
+            expected="the columns and members of docs/examples/atmo_window/sample",
+        ) from None
+
+
+def _masked(stations: Path, policy: Mapping[str, Any], *, salt: bytes) -> Sites:
+    with stations.open(encoding="utf-8", newline="") as lines:
         rows = list(csv.DictReader(lines))
-    masks: dict[MaskingMethod, Mask] = {}
-    decisions: dict[MaskingMethod, MaskingDecision] = {}
-    asked = {row["shown"] for row in rows} - {EXACT}
-    if asked:
-        policy = json.loads(_readable(folder / "masking.json").read_text(encoding="utf-8"))
-        decision = Decision(**policy["decision"])
-        for name in sorted(asked):
-            mask = _mask(name, policy, salt=salt)
-            masks[mask.method] = mask
-            decisions[mask.method] = MaskingDecision.of(mask, dataset=DATASET, decision=decision)
-    return Sites(by_station={row["station"]: _site(row, masks) for row in rows}, decisions=decisions)
+    decision = Decision(**policy["decision"])
+    masks = {name: _mask(name, policy, salt=salt) for name in sorted({row["shown"] for row in rows} - {EXACT})}
+    return Sites(
+        by_station={row["station"]: _site(row, masks) for row in rows},
+        decisions=[MaskingDecision.of(mask, dataset=DATASET, decision=decision) for mask in masks.values()],
+    )
 
 
 def _mask(name: str, policy: Mapping[str, Any], *, salt: bytes) -> Mask:
@@ -75,19 +86,13 @@ def _mask(name: str, policy: Mapping[str, Any], *, salt: bytes) -> Mask:
         return H3Mask(**policy["h3"])
     if name == MaskingMethod.DONUT:
         return DonutMask(**policy["donut"], salt=salt)
-    raise ConfigurationError("unknown way to show a station", observed=name, expected=f"{EXACT}, h3 or donut")
+    raise ConfigurationError("stations.csv shows a station in an unknown way", expected=f"{EXACT}, h3 or donut")
 
 
-def _site(row: Mapping[str, str], masks: Mapping[MaskingMethod, Mask]) -> Site:
+def _site(row: Mapping[str, str], masks: Mapping[str, Mask]) -> Site:
     latitude, longitude = float(row["latitude"]), float(row["longitude"])
     if row["shown"] == EXACT:
         return Site(place=row["station"], latitude=latitude, longitude=longitude)
     exact = ExactLocation(latitude=latitude, longitude=longitude)
-    shown = masks[MaskingMethod(row["shown"])].apply(row["station"], exact)
+    shown = masks[row["shown"]].apply(row["station"], exact)
     return Site(place=shown.group, latitude=shown.latitude, longitude=shown.longitude, masked=shown)
-
-
-def _readable(path: Path) -> Path:
-    if not path.is_file():
-        raise ConfigurationError("a file of the weather folder is missing", observed=path)
-    return path
