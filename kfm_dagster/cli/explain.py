@@ -11,7 +11,7 @@ import click
 
 from kfm_dagster.cli.opening import looked_up_states, opened_database
 from kfm_dagster.cli.tables import show_section
-from kfm_dagster.ingest.explanation import Explanations
+from kfm_dagster.ingest.explanation import SHORTEST_BEGINNING, Explanations
 from kfm_dagster.ingest.reexecutions import Reexecutions
 from kfm_dagster.ingest.run_account import NodeAccount, RunAccount
 from kfm_dagster.settings import Settings
@@ -48,7 +48,10 @@ def _show(account: RunAccount, *, storage: str) -> None:
     elif account.reexecutions:
         click.echo(f"with its re-executions {', '.join(account.reexecutions)}")
     click.echo(f"outputs below {storage}\n")
-    show_section("nodes", [_overview(node) for node in account.nodes], OVERVIEW)
+    partitions = {node.node.partition("@")[2] for node in account.nodes}
+    common = partitions.pop() if len(partitions) == 1 else ""
+    title = f"nodes of {common}" if common else "nodes"
+    show_section(title, [_overview(node, common) for node in account.nodes], OVERVIEW, whole=OVERVIEW[:-1])
     for dataset, counts in account.units.items():
         ends = ", ".join(f"{count} {end}" for end, count in counts.items() if end != "claimed")
         click.echo(f"units of {dataset}: {counts['claimed']} claimed{': ' if ends else ''}{ends}")
@@ -57,14 +60,16 @@ def _show(account: RunAccount, *, storage: str) -> None:
         show_section(node.node, _details(node), ("field", "value"))
 
 
-def _overview(node: NodeAccount) -> dict[str, Any]:
+def _overview(node: NodeAccount, partition: str) -> dict[str, Any]:
+    """Return a row that stays on few lines: a partition that all nodes share is said once, a run by its beginning."""
     summary = node.validation_summary or {}
+    by = node.applied_by
     return {
-        "node": node.node,
+        "node": node.node.removesuffix(f"@{partition}"),
         "what": node.fate.value.replace("_", " "),
         "outcome": node.outcome,
         "passed": f"{summary['passed']}/{summary['checks']}" if summary else None,
-        "why": node.why,
+        "why": node.why.replace(by, by[:SHORTEST_BEGINNING]) if by else node.why,
     }
 
 

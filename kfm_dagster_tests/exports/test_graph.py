@@ -14,10 +14,12 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.exports import graph as graph_module
 from kfm_dagster.exports.cypher import Node, literal
 from kfm_dagster.exports.graph import export_graph
+from kfm_dagster.idempotent_node.node import run_node
 from kfm_dagster.ingest.nodes import Operator
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster_tests.exports.conftest import AGAIN, AWKWARD, DAY, WORKED
 from kfm_dagster_tests.exports.cypher_interpreter import Graph, unquoted
+from kfm_dagster_tests.idempotent_node import counting
 from kfm_dagster_tests.integration import chain
 
 EMPTY_DAY = "2024-02-29"
@@ -109,6 +111,21 @@ def test_a_newer_export_over_an_older_one_gives_the_newer_graph(pipeline: Pipeli
     assert len(new.nodes) > len(old.nodes)
     assert sum("valid_to" in properties for properties in new.nodes.values()) == len(Operator)
     assert old.load(statements(tmp_path / "out")) == new
+
+
+@pytest.mark.clause("IEN-15")
+def test_content_that_came_back_is_the_newest_again(pipeline: Pipeline, tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+
+    def count(lines: int) -> Graph:
+        file.write_text("line\n" * lines)
+        node = counting.CountLines(files=[file], folder=tmp_path / "counts")
+        run_node(pipeline.nodes, node, run_id=counting.RUN, code=counting.CODE)
+        return exported(pipeline, tmp_path / "out")
+
+    old, between, new = count(1), count(2), count(1)
+    assert sum("valid_to" in properties for properties in between.nodes.values()) == 1
+    assert old.load(statements(tmp_path / "out")) == between.load(statements(tmp_path / "out")) == new
 
 
 @pytest.mark.clause("IEN-15")
