@@ -1,7 +1,8 @@
 """Every named constraint of the schema refuses by itself what it is named for, on both databases.
 
 Each case is a row that is right but for one thing. The tables' triggers are off meanwhile, because most of them would
-refuse the row first; what they refuse is tested in their rooms. A constraint without a case fails the test.
+refuse the row first; what they refuse is tested in `test_guards.py` and in their rooms. A constraint without a case
+fails the test.
 """
 
 from __future__ import annotations
@@ -395,7 +396,7 @@ def test_every_constraint_refuses_what_it_is_named_for(database: Database) -> No
         _switch_triggers_off(connection)
         for table, rows in STANDING.items():
             for row in rows:
-                _insert(connection, table, row)
+                insert(connection, table, row)
         for table in STANDING:
             assert _refusal(connection, table, {}) is None
         for name, changes in CASES.items():
@@ -421,7 +422,7 @@ def _refusal(connection: Connection, table: str, change: Row) -> str | None:
     """What the database says against the table's other row, so changed; None when it would be committed."""
     with connection.begin_nested() as savepoint:
         try:
-            _insert(connection, table, {**STANDING[table][0], **ANOTHER[table], **change})
+            insert(connection, table, {**STANDING[table][0], **ANOTHER[table], **change})
             if connection.dialect.name == "postgresql":
                 connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
             elif connection.exec_driver_sql("PRAGMA foreign_key_check").first() is not None:
@@ -442,7 +443,8 @@ def _switch_triggers_off(connection: Connection) -> None:
         connection.exec_driver_sql(f"DROP TRIGGER {trigger}")
 
 
-def _insert(connection: Connection, table: str, row: Row) -> None:
+def insert(connection: Connection, table: str, row: Row) -> None:
+    """Type a row into a table."""
     connection.execute(sa.insert(sa.table(table, *map(sa.column, row))).values(dict(row)))
 
 
