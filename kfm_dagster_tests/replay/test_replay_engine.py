@@ -8,14 +8,13 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from kfm_dagster.contracts.envelope import Envelope, Lane
+from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.errors import IllegalTransitionError, UnknownReplayReasonError
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ledger.state_machine import Status
@@ -25,7 +24,7 @@ from kfm_dagster.replay.pace import HoldReason
 from kfm_dagster.replay.runs import ReplayState, ReplayStateError, UnknownReplayError
 from kfm_dagster.settings import Environment
 from kfm_dagster_tests.factories import failed, finished
-from kfm_dagster_tests.replay.replays import PERSON, Stand, open_stand, repair, selection
+from kfm_dagster_tests.replay.replays import PERSON, Stand, another_result, open_stand, repair, selection
 
 TABLES = ("replay_units", "replay_runs")
 ROOT = Path(__file__).resolve().parents[2]
@@ -247,13 +246,6 @@ def test_processes_that_advance_one_replay_together_let_every_batch_in_once(stan
     assert admissions(stand, run.replay_run_id) == {unit.wal_id: 1 for unit in units}
     stand.work()
     assert stand.engine.advance(run.replay_run_id).state is ReplayState.FINISHED
-
-
-def another_result(unit: Envelope) -> Envelope:
-    """The unit as it ends when its Item comes out otherwise."""
-    done = finished(unit)
-    assert done.stac is not None
-    return done.evolve(stac=replace(done.stac, content_sha256="f" * 64))
 
 
 @pytest.mark.clause("WAL-11", "RPL-05")
