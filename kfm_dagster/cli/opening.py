@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy import make_url
 
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -17,10 +20,12 @@ def opened_pipeline(settings: Settings | None = None) -> Iterator[Pipeline]:
     Looking must not make what it looks for, and a decision must not be kept in a folder that a wrong KFM_HOME names.
     """
     settings = settings or Settings.load()
-    if not settings.wal_dsn and not (settings.home / "kfm.db").exists():
+    # A database server has its databases made by its owner; a file would be made by opening it.
+    file = make_url(settings.database_url).database if settings.database_url.startswith("sqlite") else None
+    if file is not None and not Path(file).exists():
         raise ConfigurationError(
             "there is no ledger yet",
-            observed=str(settings.home / "kfm.db"),
+            observed=file,
             expected="a database that an ingest has made",
             next_step="ingest something (kfm demo), or correct KFM_HOME or KFM_WAL_DSN",
         )

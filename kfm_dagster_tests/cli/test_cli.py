@@ -163,7 +163,12 @@ BAD_INPUT: dict[str, tuple[list[str], dict[str, str], ExitCode, list[str]]] = {
         ["1<=x<=10000", "next: kfm wal list --help"],
     ),
     "unknown status": (["wal", "list", "--status", "done"], {}, ExitCode.USAGE, ["--status", "'done'"]),
-    "unknown dataset": (["wal", "list", "--dataset", "goes-xyz"], {}, ExitCode.USAGE, ["goes-xyz", "nexrad-l2"]),
+    "unknown dataset": (
+        ["wal", "list", "--dataset", "goes-xyz"],
+        {},
+        ExitCode.USAGE,
+        ["goes-xyz", "nexrad-l2", "next: kfm dataset list"],
+    ),
     "no day": (["wal", "list", "--partition", "yesterday"], {}, ExitCode.USAGE, ["--partition", "yesterday"]),
     "unknown record": (["wal", "show", UNKNOWN_ID], {}, ExitCode.USAGE, ["there is no"]),
     "no record id": (["wal", "show", "what"], {}, ExitCode.USAGE, ["there is no"]),
@@ -179,6 +184,19 @@ BAD_INPUT: dict[str, tuple[list[str], dict[str, str], ExitCode, list[str]]] = {
     "missing contracts": (["dataset", "list"], {"KFM_CONTRACTS_DIR": "nowhere"}, ExitCode.USAGE, ["KFM_CONTRACTS_DIR"]),
     "no units": (["bench", "--units", "0"], {}, ExitCode.USAGE, ["--units"]),
     "unknown dataset, bench": (["bench", "--dataset", "goes-xyz", "--units", "1"], {}, ExitCode.USAGE, ["goes-xyz"]),
+    "no ledger at the DSN": (
+        ["wal", "list"],
+        {"KFM_WAL_DSN": "sqlite:///elsewhere/new.db"},
+        ExitCode.USAGE,
+        ["no ledger yet", "elsewhere/new.db"],
+    ),
+    "no time at all": (["drain", "--timeout", "0"], {}, ExitCode.USAGE, ["--timeout", "x>=1"]),
+    "no folder to write to": (
+        ["cloud", "--env-file", "no/cloud.env"],
+        {},
+        ExitCode.USAGE,
+        ["--env-file", "no folder no"],
+    ),
     "no port": (["ui", "--port", "99999"], {}, ExitCode.USAGE, ["--port"]),
 }
 
