@@ -7,17 +7,15 @@ is and how it is worked on (`replay/dead_letters.py` and its neighbours).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kfm_dagster.cli.confirming import confirm_option, require_confirmation
 from kfm_dagster.cli.deciding import deciding, decision_of
+from kfm_dagster.cli.dlq_output import bar, show_plan, show_report
 from kfm_dagster.cli.gathering import gathered
 from kfm_dagster.cli.opening import opened_pipeline
 from kfm_dagster.cli.tables import show_fields, show_rows
@@ -26,23 +24,14 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.replay import dead_letter_drain, dead_letter_moves, dead_letter_plan
 from kfm_dagster.replay.dead_letter_batches import (
     MAX_BATCH_SIZE,
-    NOT_MEANT,
     Bounds,
     DeadLetterReport,
-    End,
-    Outcome,
 )
-from kfm_dagster.replay.dead_letter_plan import LOOK_LIMIT, DeadLetterPlan
+from kfm_dagster.replay.dead_letter_plan import LOOK_LIMIT
 from kfm_dagster.replay.dead_letters import DeadLetterClass, Selection
 from kfm_dagster.settings import Settings
 
 LETTER_COLUMNS = ("message_id", "class", "dataset", "error_code", "receive_count", "sent_at", "detail", "objects")
-GROUP_COLUMNS = ("class", "dataset", "error_code", "messages", "units", "no_replay", "recurred")
-OUTCOME_COLUMNS = ("outcome", "messages")
-USUAL = {Outcome.DELETED, Outcome.WAITS, Outcome.MOVED, Outcome.DISCARDED}
-"""Outcomes that are counted and not listed; `--json` lists every message."""
-MESSAGE_COLUMNS = ("message_id", "class", "dataset", "error_code", "outcome", "detail")
-
 Work = Callable[[Callable[[DeadLetterReport], None]], DeadLetterReport]
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
@@ -151,7 +140,7 @@ def plan(*, asked: _Asked, limit: int, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found.as_json()))
     else:
-        _show_plan(found)
+        show_plan(found)
 
 
 @dlq.command()
@@ -270,48 +259,13 @@ def _carry_out(
     """Show the plan, ask, do it with a progress bar, and show what became of each message."""
     planned = dead_letter_plan.plan(pipeline, selection=selection)
     if not as_json:
-        _show_plan(planned)
+        show_plan(planned)
     wanted = min(planned.selected, limit or planned.selected)
     require_confirmation(f"{name} {wanted} messages of {planned.queue}?", confirmed=confirmed)
-    with _bar(name, total=wanted) as advance:
+    with bar(name, total=wanted) as advance:
         done = work(advance)
     if as_json:
         click.echo(json.dumps({"plan": planned.as_json(), "report": done.as_json()}))
     else:
-        _show_report(done)
+        show_report(done)
     return done.exit_code
-
-
-@contextmanager
-def _bar(name: str, *, total: int) -> Iterator[Callable[[DeadLetterReport], None]]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(name, total=total)
-        yield lambda report: bar.update(task, completed=sum(report.outcomes.values()) - report.outcomes[Outcome.LEFT])
-
-
-def _show_plan(planned: DeadLetterPlan) -> None:
-    click.echo(f"{planned.queue}: {planned.looked_at} messages looked at, {planned.selected} selected")
-    show_rows([group.as_json() for group in planned.groups], GROUP_COLUMNS)
-
-
-def _show_report(done: DeadLetterReport) -> None:
-    unusual = [message for message in done.messages if message.outcome not in USUAL and message.detail not in NOT_MEANT]
-    if unusual:
-        show_rows([message.as_json() for message in unusual], MESSAGE_COLUMNS)
-    show_rows(
-        [{"outcome": outcome.value, "messages": count} for outcome, count in done.outcomes.most_common()],
-        OUTCOME_COLUMNS,
-    )
-    click.echo(
-        f"{done.run_id}: batches {done.batches}, units created {done.created}, let in again {done.readmitted}, "
-        f"quarantined {done.quarantined}"
-    )
-    if done.outcomes[Outcome.WAITS]:
-        click.echo(
-            f"{done.outcomes[Outcome.WAITS]} messages stay until the daemon (or kfm drain) has worked their units"
-        )
-    for message_id in sorted(done.unmet):
-        click.echo(f"not done: {message_id}", err=True)
-    if done.end not in {None, End.EMPTY, End.LIMIT}:
-        click.echo(f"ended at {done.end}" + (f": {done.detail}" if done.detail else ""), err=True)

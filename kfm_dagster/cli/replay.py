@@ -6,9 +6,8 @@ unavailable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +20,15 @@ from kfm_dagster.cli.deciding import deciding, decision_of
 from kfm_dagster.cli.files import NewFile
 from kfm_dagster.cli.opening import opened_pipeline
 from kfm_dagster.cli.replay_follow import follow
+from kfm_dagster.cli.replay_inspect import MOST_ROWS, chosen, mismatches_of, records_of, units_of
 from kfm_dagster.cli.replay_options import Asked, How, Shell, everywhere, global_options, selecting, starting
 from kfm_dagster.cli.replay_output import show, show_plan, show_report, show_runs, show_units
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.governance.log import Decision
-from kfm_dagster.ledger.record import NoddWalRecord
-from kfm_dagster.replay import runs
 from kfm_dagster.replay.engine import ReplayEngine
 from kfm_dagster.replay.runs import ReplayRun, ReplayState
 from kfm_dagster.replay.selection import Selection, SelectionError, load_selection
 from kfm_dagster.replay.starting import Started, start
-
-UNIT_FIELDS = ("position", "batch", "outcome", "skip_reason", "wal_id", "dataset", "last_error_code", "object_uri")
-RECORD_FIELDS = ("wal_id", "dataset", "status", "attempts", "last_error_code", "event_time", "object_uri")
-MISMATCH_FIELDS = ("wal_id", "dataset", "attempt", "earlier_attempt", "at", "replay_run_id", "permitted")
-
-
-MOST_ROWS = 100_000
 
 
 @click.group()
@@ -133,12 +123,12 @@ def inspect(
         raise click.UsageError(f"{asked.names} selects records; leave out the replay's id and --mismatches")
     with _engine(shell) as engine:
         if mismatches:
-            found = _mismatches(engine, replay_run_id, rows)
+            found = mismatches_of(engine, replay_run_id, rows)
         elif replay_run_id is not None:
-            found = _units(engine, replay_run_id, rows)
+            found = units_of(engine, replay_run_id, rows)
         else:
-            found = _records(engine, asked.selection(shell.settings), rows)
-    show_units(found.rows, _chosen(fields, found), output=shell.output)
+            found = records_of(engine, asked.selection(shell.settings), rows)
+    show_units(found.rows, chosen(fields, found), output=shell.output)
 
 
 @replay.command()
@@ -258,44 +248,3 @@ def _other_line(started: Started) -> str:
     if started.backfill_id is None:
         return "nothing is selected; nothing to do"
     return f"backfill {started.backfill_id} runs: {started.plan.listings} days of datasets are listed"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Found:
-    """Rows to inspect, the fields that they have, and those that are shown unless others are asked for."""
-
-    rows: Sequence[Mapping[str, Any]]
-    known: Sequence[str]
-    default: Sequence[str]
-
-
-def _units(engine: ReplayEngine, replay_run_id: str, rows: int) -> _Found:
-    _ = engine.report(replay_run_id)
-    with engine.pipeline.database.snapshot() as view:
-        found = list(runs.unit_rows(view, replay_run_id, limit=rows))
-    return _Found(rows=found, known=tuple(found[0]) if found else UNIT_FIELDS, default=UNIT_FIELDS)
-
-
-def _records(engine: ReplayEngine, selection: Selection, rows: int) -> _Found:
-    units = engine.plan(selection).units[:rows]
-    records = [engine.pipeline.ledger.get(unit.wal_id) for unit in units]
-    shown = [record.model_dump(mode="json") for record in records if record is not None]
-    return _Found(rows=shown, known=tuple(NoddWalRecord.model_fields), default=RECORD_FIELDS)
-
-
-def _mismatches(engine: ReplayEngine, replay_run_id: str | None, rows: int) -> _Found:
-    if replay_run_id is None:
-        found = engine.pipeline.ledger.mismatches(limit=rows)
-    else:
-        own = {(one.wal_id, one.attempt) for one in engine.report(replay_run_id).differing}
-        everything = engine.pipeline.ledger.mismatches(limit=MOST_ROWS)
-        found = [one for one in everything if (one.wal_id, one.attempt) in own][:rows]
-    shown = [{name: getattr(one, name) for name in MISMATCH_FIELDS} | {"at": rfc3339(one.at)} for one in found]
-    return _Found(rows=shown, known=MISMATCH_FIELDS, default=MISMATCH_FIELDS)
-
-
-def _chosen(fields: str | None, found: _Found) -> Sequence[str]:
-    wanted = [part.strip() for part in (fields or "").split(",") if part.strip()]
-    if unknown := [name for name in wanted if name not in found.known]:
-        raise click.BadParameter(f"{', '.join(unknown)}; known are {', '.join(found.known)}", param_hint="--fields")
-    return wanted or found.default
