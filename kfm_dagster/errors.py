@@ -37,11 +37,17 @@ class KfmError(Exception):
         expected: object = None,
         next_step: str | None = None,
     ) -> None:
-        self.what = what or (type(self).__doc__ or type(self).__name__).strip().splitlines()[0].rstrip(".")
+        self.what = what or self._default()
         self.observed = observed
         self.expected = expected
         self.next_step = next_step
         super().__init__(self._line())
+
+    @classmethod
+    def _default(cls) -> str:
+        """Return the docstring's first line as every other refusal begins: in small letters."""
+        line = (cls.__doc__ or cls.__name__).strip().splitlines()[0].rstrip(".")
+        return line[:1].lower() + line[1:]
 
     def _line(self) -> str:
         parts = [self.what]
@@ -75,6 +81,7 @@ class IllegalTransitionError(KfmError):
             "illegal transition" if why is None else f"illegal transition ({why})",
             observed=f"{wal_id}: {from_status or 'null'} > {to_status}",
             expected="a transition of ledger.state_machine.TRANSITIONS with its conditions met",
+            next_step="see where it stands now (kfm wal show, kfm replay status)",
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from enum import StrEnum, unique
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, PositiveInt, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -98,7 +98,7 @@ class Settings(BaseSettings):
             if value.startswith(bare):
                 return "postgresql+psycopg2://" + value.removeprefix(bare)
         if value and not value.startswith(("sqlite:///", "postgresql+psycopg2://")):
-            raise ValueError("expected sqlite:///FILE or postgresql+psycopg2://USER@HOST/DATABASE")
+            raise ValueError("sqlite:///FILE or postgresql+psycopg2://USER@HOST/DATABASE")
         return value
 
     @field_validator("run_state")
@@ -116,20 +116,20 @@ class Settings(BaseSettings):
         return value
 
     @classmethod
-    def load(cls) -> Self:
-        """Read the environment once. Raises ConfigurationError with the variable's name on a bad value."""
+    def load(cls, **given: Any) -> Self:
+        """Read the environment once; a value that is given wins. Raises ConfigurationError naming the wrong one."""
         try:
-            return cls()
+            return cls(**given)
         except ValidationError as error:
             first = error.errors()[0]
-            name = "KFM_" + "_".join(str(part) for part in first["loc"]).upper()
-            # The value of a DSN may hold a password, so it is named and never shown.
-            observed = "a value that is not shown" if name == "KFM_WAL_DSN" else repr(first["input"])
+            setting = "_".join(str(part) for part in first["loc"])
+            name = f"setting {setting}" if setting in given else f"environment variable KFM_{setting.upper()}"
             raise ConfigurationError(
-                f"environment variable {name} is wrong",
-                observed=observed,
+                f"{name} is wrong",
+                # The value of a DSN may hold a password, so it is named and never shown.
+                observed="a value that is not shown" if setting == "wal_dsn" else repr(first["input"]),
                 expected=first["msg"].removeprefix("Value error, "),
-                next_step=f"correct or unset {name}",
+                next_step=f"correct {'it' if setting in given else f'or unset KFM_{setting.upper()}'}",
             ) from None
 
     @property

@@ -6,7 +6,7 @@ exactly one terminal record, one STAC Item and one set of lineage. Run as
 
     python -m kfm_dagster.chaos.campaign --units 1000 --kills 20 [--database postgresql]
 
-Belongs here: starting, watching and judging. Does not belong here: faults (`plan.py`, `injector.py`).
+Belongs here: starting and watching. Does not belong here: faults (`plan.py`, `injector.py`), judging (`verdict.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -32,13 +31,13 @@ from kfm_dagster.chaos.feeder import Disorder, Feeder
 from kfm_dagster.chaos.injector import state_folder
 from kfm_dagster.chaos.plan import API_VERSION, load_plan
 from kfm_dagster.chaos.tally import Tally
-from kfm_dagster.contracts.envelope import WalId
+from kfm_dagster.chaos.verdict import CampaignError, assert_whole
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.embedded.cloud import EmbeddedCloud
 from kfm_dagster.embedded.demo import environment
 from kfm_dagster.embedded.feed import Feed, ObjectEvent
 from kfm_dagster.embedded.postgres import RestartablePostgres
-from kfm_dagster.errors import ExitCode, KfmError
+from kfm_dagster.errors import KfmError
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.samples.nexrad_level2 import nexrad_level2_samples
@@ -55,12 +54,6 @@ KILL_PROBABILITY = 0.006
 """Per occasion: some ten occasions a unit make this many times the deaths that are asked for."""
 SAMPLE_SECONDS = 0.5
 POSTGRES_RESTARTS = 5
-
-
-class CampaignError(KfmError):
-    """The campaign found something lost, doubled or unfinished."""
-
-    exit_code = ExitCode.FINISHED_WITH_FAILURES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +115,7 @@ def run_campaign(
             kills_by_seam=dict(sorted(deaths.items())),
             database_restarts=done,
             samples=watch.samples,
-            most_attempts=_assert_whole(pipeline, home, events),
+            most_attempts=assert_whole(pipeline, home, dataset=DATASET, events=events),
             seconds=round(time.monotonic() - began, 1),
         )
 
@@ -225,55 +218,6 @@ def _crew(home: Path) -> Iterator[Callable[[], None]]:
                 except subprocess.TimeoutExpired:
                     member.kill()
                     member.wait()
-
-
-def _assert_whole(pipeline: Pipeline, home: Path, events: list[ObjectEvent]) -> int:
-    """Every unit has one terminal record, one Item and one set of lineage; return the most attempts that one took."""
-    records = pipeline.ledger.find(limit=len(events) + 1)
-    _compare("records", Counter(record.object_uri for record in records), {f"s3://{e.bucket}/{e.key}" for e in events})
-    if unfinished := [record.wal_id for record in records if record.status is not Status.SUCCEEDED]:
-        raise CampaignError("units did not succeed", observed=f"{len(unfinished)}, the first {unfinished[0]}")
-    wal_ids = {WalId(record.wal_id) for record in records}
-    items = Counter(path.stem for path in (home / "catalog" / DATASET).rglob("*_V06.json"))
-    _compare("Items", items, {str(record.stac_item_id) for record in records})
-    started = Counter(event["run"]["runId"] for event in _events(home) if event["eventType"] == "START")
-    completed = Counter(event["run"]["runId"] for event in _events(home) if event["eventType"] == "COMPLETE")
-    links = [link for wal_id in wal_ids for link in pipeline.lineage.links_of(wal_id)]
-    runs = {link.lineage_id for link in links if link.path == "openlineage"}
-    _compare("START events", started, runs)
-    _compare("COMPLETE events", completed, runs)
-    _compare("PROV activities", _activities(home), {link.lineage_id for link in links if link.path == "prov"})
-    if len(links) != 2 * len(wal_ids):
-        raise CampaignError("lineage is missing or doubled", observed=len(links), expected=2 * len(wal_ids))
-    return max(record.attempts for record in records)
-
-
-def _compare(what: str, found: Counter[str], expected: set[str]) -> None:
-    doubled = [name for name, count in found.items() if count > 1]
-    missing = expected - found.keys()
-    foreign = found.keys() - expected
-    if doubled or missing or foreign:
-        raise CampaignError(
-            f"{what} are not one for one",
-            observed=f"{len(doubled)} doubled, {len(missing)} missing, {len(foreign)} of nothing known",
-            expected=f"{len(expected)}, each once",
-        )
-
-
-def _events(home: Path) -> Iterator[dict[str, Any]]:
-    for file in sorted((home / "lineage" / "openlineage").rglob("*.ndjson")):
-        for line in file.read_bytes().splitlines():
-            yield json.loads(line)
-
-
-def _activities(home: Path) -> Counter[str]:
-    """Return the PROV activities of ingests by id, over every document."""
-    return Counter(
-        node["id"]
-        for file in (home / "lineage" / "prov").rglob("*.jsonld")
-        for node in json.loads(file.read_bytes())["@graph"]
-        if "kfm:Ingest" in node.get("type", ())
-    )
 
 
 @click.command()

@@ -94,7 +94,9 @@ def status(context: click.Context, *, backfill_id: str | None, follow: bool, as_
         if backfill_id is None:
             if follow:
                 raise click.UsageError("--follow needs the id of a backfill")
-            show_rows(map(_row, newest_backfills(pipeline.database)), LIST_COLUMNS, as_json=as_json)
+            rows = [_row(found) for found in newest_backfills(pipeline.database)]
+            shown = rows if as_json else [row | {"datasets": " ".join(row["datasets"])} for row in rows]
+            show_rows(shown, LIST_COLUMNS, as_json=as_json)
             return
         found = find_backfill(pipeline.database, backfill_id)
         days = _follow(pipeline, backfill_id) if follow else day_progress(pipeline.database, backfill_id)
@@ -151,7 +153,7 @@ def _row(found: Backfill) -> dict[str, Any]:
     return {
         "backfill_id": found.backfill_id,
         "state": found.state.value,
-        "datasets": " ".join(found.datasets),
+        "datasets": list(found.datasets),
         "first_day": found.first_day.isoformat(),
         "last_day": found.last_day.isoformat(),
         "days_listed": found.days_listed,

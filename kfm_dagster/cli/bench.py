@@ -24,7 +24,9 @@ from kfm_dagster.cli.progress_bar import drain_bar
     show_default=True,
     help="Where objects, databases and the queue server go.",
 )
-@click.option("--timeout", default=3600, show_default=True, help="Seconds after which to give up.")
+@click.option(
+    "--timeout", default=3600, show_default=True, type=click.IntRange(1), help="Seconds after which to give up."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object on the last line.")
 def bench(
     *, units: int, dataset: str, run_per_message: bool, floor: bool, home: Path, timeout: int, as_json: bool

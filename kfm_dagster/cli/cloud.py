@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from kfm_dagster.cli.files import NewFile
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.embedded.cloud import EmbeddedCloud
 from kfm_dagster.embedded.demo import DEMO_ENVIRONMENT
@@ -29,9 +30,7 @@ OUTAGE_BEFORE = timedelta(days=7)
     is_flag=True,
     help="Publish two more days first, whose messages stand on the dead-letter queue as after days without a consumer.",
 )
-@click.option(
-    "--env-file", type=click.Path(path_type=Path, dir_okay=False), help="Also write the export lines to this file."
-)
+@click.option("--env-file", type=NewFile(), help="Also write the export lines to this file.")
 def cloud(*, outage: bool, env_file: Path | None) -> None:
     """Serve S3, SNS and SQS on loopback, with the sample objects announced, until Ctrl-C.
 

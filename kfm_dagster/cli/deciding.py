@@ -27,11 +27,17 @@ class RecordMovedError(KfmError):
     exit_code = ExitCode.REFUSED
 
 
+actor_option = click.option("--actor", help="Who decides. Default: KFM_ACTOR, else the user of this machine.")
+change_ref_option = click.option(
+    "--change-ref", help="Change or incident under which it was approved. Always needed in prod."
+)
+
+
 def deciding(command: Command) -> Command:
     """Give a command the options of a decision: --reason, --change-ref, --actor."""
     for option in (
-        click.option("--actor", help="Who decides. Default: KFM_ACTOR, else the user of this machine."),
-        click.option("--change-ref", help="Change or incident under which it was approved. Always needed in prod."),
+        actor_option,
+        change_ref_option,
         click.option("--reason", required=True, help="Why, for whoever reads the governance log."),
     ):
         command = option(command)

@@ -30,7 +30,9 @@ COUNTS = ("received", "succeeded", "failed", "quarantined", "duplicates")
     envvar="KFM_HOME",
     help="Data root.",
 )
-@click.option("--timeout", default=900, show_default=True, help="Seconds after which the demo gives up.")
+@click.option(
+    "--timeout", default=900, show_default=True, type=click.IntRange(1), help="Seconds after which the demo gives up."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
 def demo(*, objects: Path | None, home: Path, timeout: int, as_json: bool) -> None:
     """Ingest objects through a real queue, daemon and runs, and show what became of each.

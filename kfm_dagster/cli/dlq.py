@@ -7,16 +7,16 @@ is and how it is worked on (`replay/dead_letters.py` and its neighbours).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kfm_dagster.cli.confirming import confirm_option, require_confirmation
 from kfm_dagster.cli.deciding import deciding, decision_of
+from kfm_dagster.cli.dlq_output import bar, show_plan, show_report
+from kfm_dagster.cli.gathering import gathered
 from kfm_dagster.cli.opening import opened_pipeline
 from kfm_dagster.cli.tables import show_fields, show_rows
 from kfm_dagster.errors import ExitCode
@@ -24,24 +24,14 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.replay import dead_letter_drain, dead_letter_moves, dead_letter_plan
 from kfm_dagster.replay.dead_letter_batches import (
     MAX_BATCH_SIZE,
-    NOT_SELECTED,
     Bounds,
     DeadLetterReport,
-    End,
-    Outcome,
 )
-from kfm_dagster.replay.dead_letter_plan import LOOK_LIMIT, DeadLetterPlan
+from kfm_dagster.replay.dead_letter_plan import LOOK_LIMIT
 from kfm_dagster.replay.dead_letters import DeadLetterClass, Selection
 from kfm_dagster.settings import Settings
 
 LETTER_COLUMNS = ("message_id", "class", "dataset", "error_code", "receive_count", "sent_at", "detail", "objects")
-GROUP_COLUMNS = ("class", "dataset", "error_code", "messages", "units", "no_replay", "recurred")
-OUTCOME_COLUMNS = ("outcome", "messages")
-USUAL = {Outcome.DELETED, Outcome.WAITS, Outcome.MOVED, Outcome.DISCARDED}
-"""Outcomes that are counted and not listed; `--json` lists every message."""
-MESSAGE_COLUMNS = ("message_id", "class", "dataset", "error_code", "outcome", "detail")
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 Work = Callable[[Callable[[DeadLetterReport], None]], DeadLetterReport]
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
@@ -50,33 +40,52 @@ limit_option = click.option(
 )
 
 
-def _selecting(command: Command) -> Command:
-    """Give a command the options of a selection."""
-    classes = click.Choice([kind.value for kind in DeadLetterClass])
-    for option in (
-        click.option("--error-code", "error_codes", multiple=True, help="Only this error code; may be repeated."),
-        click.option("--dataset", "datasets", multiple=True, help="Only this dataset; may be repeated."),
-        click.option("--class", "classes", multiple=True, type=classes, help="Only this class; may be repeated."),
-    ):
-        command = option(command)
-    return command
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Asked:
+    """The selection that the options of a command describe."""
+
+    classes: Sequence[str]
+    datasets: Sequence[str]
+    error_codes: Sequence[str]
+
+    def selection(self, pipeline: Pipeline) -> Selection:
+        """Return it. Raises ContractError for a dataset without a contract."""
+        for name in self.datasets:
+            _ = pipeline.registry[name]
+        return Selection(
+            classes=frozenset(map(DeadLetterClass, self.classes)),
+            datasets=frozenset(self.datasets),
+            error_codes=frozenset(self.error_codes),
+        )
 
 
-def _bounding(command: Command) -> Command:
-    """Give a command the options of its bounds."""
-    for option in (
-        click.option("--limit", type=click.IntRange(1), help="Act on so many messages at most. Default: no limit."),
-        click.option("--max-batches", default=20, show_default=True, type=click.IntRange(1), help="So many at most."),
-        click.option(
-            "--batch-size",
-            default=100,
-            show_default=True,
-            type=click.IntRange(1, MAX_BATCH_SIZE),
-            help="Messages received, and committed, together.",
-        ),
-    ):
-        command = option(command)
-    return command
+_CLASSES = click.Choice([kind.value for kind in DeadLetterClass])
+_SELECTING = (
+    click.option("--class", "classes", multiple=True, type=_CLASSES, help="Only this class; may be repeated."),
+    click.option("--dataset", "datasets", multiple=True, help="Only this dataset; may be repeated."),
+    click.option("--error-code", "error_codes", multiple=True, help="Only this error code; may be repeated."),
+)
+_BOUNDING = (
+    click.option(
+        "--batch-size",
+        default=100,
+        show_default=True,
+        type=click.IntRange(1, MAX_BATCH_SIZE),
+        help="Messages received, and committed, together.",
+    ),
+    click.option("--max-batches", default=20, show_default=True, type=click.IntRange(1), help="So many at most."),
+    click.option("--limit", type=click.IntRange(1), help="Act on so many messages at most. Default: no limit."),
+)
+
+
+def selecting(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that select; it gets them as `asked`."""
+    return gathered(command, _SELECTING, "asked", _Asked)
+
+
+def bounding(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of its bounds; it gets them as `bounds`."""
+    return gathered(command, _BOUNDING, "bounds", Bounds)
 
 
 @click.group()
@@ -103,46 +112,40 @@ def status(*, as_json: bool) -> None:
 
 
 @dlq.command("list")
-@_selecting
+@selecting
 @limit_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
-def list_letters(
-    *, classes: Sequence[str], datasets: Sequence[str], error_codes: Sequence[str], limit: int, as_json: bool
-) -> None:
+def list_letters(*, asked: _Asked, limit: int, as_json: bool) -> None:
     """List messages, the oldest first, by what became of their units.
 
     Example: kfm dlq list --class unreadable
     """
     with opened_pipeline() as pipeline:
-        wanted = _selection(pipeline, classes, datasets, error_codes)
+        wanted = asked.selection(pipeline)
         letters = [letter for letter in dead_letter_plan.look(pipeline, limit=limit) if wanted.takes(letter)]
     show_rows([letter.as_json() for letter in letters], LETTER_COLUMNS, as_json=as_json)
 
 
 @dlq.command()
-@_selecting
+@selecting
 @limit_option
 @json_option
-def plan(
-    *, classes: Sequence[str], datasets: Sequence[str], error_codes: Sequence[str], limit: int, as_json: bool
-) -> None:
+def plan(*, asked: _Asked, limit: int, as_json: bool) -> None:
     """Count messages by class, dataset and error code. Changes nothing.
 
     Example: kfm dlq plan --dataset goes-abi
     """
     with opened_pipeline() as pipeline:
-        found = dead_letter_plan.plan(
-            pipeline, selection=_selection(pipeline, classes, datasets, error_codes), limit=limit
-        )
+        found = dead_letter_plan.plan(pipeline, selection=asked.selection(pipeline), limit=limit)
     if as_json:
         click.echo(json.dumps(found.as_json()))
     else:
-        _show_plan(found)
+        show_plan(found)
 
 
 @dlq.command()
-@_selecting
-@_bounding
+@selecting
+@bounding
 @click.option(
     "--stop-after",
     default=dead_letter_drain.STOP_AFTER,
@@ -156,19 +159,13 @@ def plan(
 @json_option
 def drain(
     *,
-    classes: Sequence[str],
-    datasets: Sequence[str],
-    error_codes: Sequence[str],
-    batch_size: int,
-    max_batches: int,
-    limit: int | None,
+    asked: _Asked,
+    bounds: Bounds,
     stop_after: int,
     pause: float,
-    reason: str,
-    change_ref: str | None,
-    actor: str | None,
     confirm: bool,
     as_json: bool,
+    **given: Any,
 ) -> ExitCode:
     """Work on messages where they lie: records for unknown units, another attempt for failed ones.
 
@@ -177,10 +174,9 @@ def drain(
 
     Example: kfm dlq drain --error-code storage_unavailable --reason "S3 is back" --change-ref INC-7
     """
-    decision = decision_of(Settings.load(), actor=actor, reason=reason, change_ref=change_ref)
-    bounds = Bounds(batch_size=batch_size, max_batches=max_batches, limit=limit)
+    decision = decision_of(Settings.load(), **given)
     with opened_pipeline() as pipeline:
-        selection = _selection(pipeline, classes, datasets, error_codes)
+        selection = asked.selection(pipeline)
 
         def work(report: Callable[[DeadLetterReport], None]) -> DeadLetterReport:
             return dead_letter_drain.drain(
@@ -193,28 +189,22 @@ def drain(
                 report=report,
             )
 
-        return _carry_out("drain", pipeline, selection, work, confirmed=confirm, as_json=as_json)
+        return _carry_out("drain", pipeline, selection, work, limit=bounds.limit, confirmed=confirm, as_json=as_json)
 
 
 @dlq.command()
-@_selecting
-@_bounding
+@selecting
+@bounding
 @deciding
 @confirm_option
 @json_option
 def redrive(
     *,
-    classes: Sequence[str],
-    datasets: Sequence[str],
-    error_codes: Sequence[str],
-    batch_size: int,
-    max_batches: int,
-    limit: int | None,
-    reason: str,
-    change_ref: str | None,
-    actor: str | None,
+    asked: _Asked,
+    bounds: Bounds,
     confirm: bool,
     as_json: bool,
+    **given: Any,
 ) -> ExitCode:
     """Move messages back to the primary queue: unknown ones, and failed ones that may be tried again.
 
@@ -222,17 +212,16 @@ def redrive(
 
     Example: kfm dlq redrive --class unknown --reason "the consumer is back" --change-ref CHG-9
     """
-    decision = decision_of(Settings.load(), actor=actor, reason=reason, change_ref=change_ref)
-    bounds = Bounds(batch_size=batch_size, max_batches=max_batches, limit=limit)
+    decision = decision_of(Settings.load(), **given)
     with opened_pipeline() as pipeline:
-        selection = _selection(pipeline, classes, datasets, error_codes)
+        selection = asked.selection(pipeline)
 
         def work(report: Callable[[DeadLetterReport], None]) -> DeadLetterReport:
             return dead_letter_moves.redrive(
                 pipeline, decision=decision, selection=selection, bounds=bounds, report=report
             )
 
-        return _carry_out("redrive", pipeline, selection, work, confirmed=confirm, as_json=as_json)
+        return _carry_out("redrive", pipeline, selection, work, limit=bounds.limit, confirmed=confirm, as_json=as_json)
 
 
 @dlq.command()
@@ -240,22 +229,14 @@ def redrive(
 @deciding
 @confirm_option
 @json_option
-def discard(
-    *,
-    message_ids: Sequence[str],
-    reason: str,
-    change_ref: str | None,
-    actor: str | None,
-    confirm: bool,
-    as_json: bool,
-) -> ExitCode:
+def discard(*, message_ids: Sequence[str], confirm: bool, as_json: bool, **given: Any) -> ExitCode:
     """Take unreadable messages off the queue for good; their bytes and their reason are kept.
 
     Exit code 4: a named message was not found, or can be read.
 
     Example: kfm dlq discard 5f0c1d0e-1b5a-4c11-9a40-7f3e1d2c4b5a --reason "a test of the sender"
     """
-    decision = decision_of(Settings.load(), actor=actor, reason=reason, change_ref=change_ref)
+    decision = decision_of(Settings.load(), **given)
     named = frozenset(message_ids)
     with opened_pipeline() as pipeline:
 
@@ -265,66 +246,26 @@ def discard(
         return _carry_out("discard", pipeline, Selection(message_ids=named), work, confirmed=confirm, as_json=as_json)
 
 
-def _selection(
-    pipeline: Pipeline, classes: Sequence[str], datasets: Sequence[str], error_codes: Sequence[str]
-) -> Selection:
-    """Return the selection. Raises KfmError for a dataset without a contract."""
-    for name in datasets:
-        _ = pipeline.registry[name]
-    return Selection(
-        classes=frozenset(map(DeadLetterClass, classes)),
-        datasets=frozenset(datasets),
-        error_codes=frozenset(error_codes),
-    )
-
-
 def _carry_out(
-    name: str, pipeline: Pipeline, selection: Selection, work: Work, *, confirmed: bool, as_json: bool
+    name: str,
+    pipeline: Pipeline,
+    selection: Selection,
+    work: Work,
+    *,
+    limit: int | None = None,
+    confirmed: bool,
+    as_json: bool,
 ) -> ExitCode:
     """Show the plan, ask, do it with a progress bar, and show what became of each message."""
     planned = dead_letter_plan.plan(pipeline, selection=selection)
     if not as_json:
-        _show_plan(planned)
-    require_confirmation(f"{name} {planned.selected} messages of {planned.queue}?", confirmed=confirmed)
-    with _bar(name, total=planned.selected) as advance:
+        show_plan(planned)
+    wanted = min(planned.selected, limit or planned.selected)
+    require_confirmation(f"{name} {wanted} messages of {planned.queue}?", confirmed=confirmed)
+    with bar(name, total=wanted) as advance:
         done = work(advance)
     if as_json:
         click.echo(json.dumps({"plan": planned.as_json(), "report": done.as_json()}))
     else:
-        _show_report(done)
+        show_report(done)
     return done.exit_code
-
-
-@contextmanager
-def _bar(name: str, *, total: int) -> Iterator[Callable[[DeadLetterReport], None]]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(name, total=total)
-        yield lambda report: bar.update(task, completed=sum(report.outcomes.values()) - report.outcomes[Outcome.LEFT])
-
-
-def _show_plan(planned: DeadLetterPlan) -> None:
-    click.echo(f"{planned.queue}: {planned.looked_at} messages looked at, {planned.selected} selected")
-    show_rows([group.as_json() for group in planned.groups], GROUP_COLUMNS)
-
-
-def _show_report(done: DeadLetterReport) -> None:
-    unusual = [message for message in done.messages if message.outcome not in USUAL and message.detail != NOT_SELECTED]
-    if unusual:
-        show_rows([message.as_json() for message in unusual], MESSAGE_COLUMNS)
-    show_rows(
-        [{"outcome": outcome.value, "messages": count} for outcome, count in done.outcomes.most_common()],
-        OUTCOME_COLUMNS,
-    )
-    click.echo(
-        f"{done.run_id}: batches {done.batches}, units created {done.created}, let in again {done.readmitted}, "
-        f"quarantined {done.quarantined}"
-    )
-    if done.outcomes[Outcome.WAITS]:
-        click.echo(
-            f"{done.outcomes[Outcome.WAITS]} messages stay until the daemon (or kfm drain) has worked their units"
-        )
-    for message_id in sorted(done.unmet):
-        click.echo(f"not done: {message_id}", err=True)
-    if done.end not in {None, End.EMPTY, End.LIMIT}:
-        click.echo(f"ended at {done.end}" + (f": {done.detail}" if done.detail else ""), err=True)

@@ -10,55 +10,82 @@ from contextlib import contextmanager
 import click
 
 from kfm_dagster import __version__
-from kfm_dagster.cli.backfill import backfill
-from kfm_dagster.cli.bench import bench
-from kfm_dagster.cli.cloud import cloud
-from kfm_dagster.cli.dataset import dataset
-from kfm_dagster.cli.demo import demo
-from kfm_dagster.cli.deployment import drain, ui
-from kfm_dagster.cli.dlq import dlq
-from kfm_dagster.cli.explain import explain
-from kfm_dagster.cli.export import export
-from kfm_dagster.cli.governance import governance
-from kfm_dagster.cli.kill_switch import kill_switch
-from kfm_dagster.cli.quarantine import discard, quarantine, release
-from kfm_dagster.cli.replay import replay
-from kfm_dagster.cli.wal import wal
+from kfm_dagster.cli.lazy import Lazy, LazyGroup
 from kfm_dagster.errors import ExitCode, KfmError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C (128 + SIGINT), as shells have it."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+COMMANDS = {
+    "backfill": Lazy(
+        "kfm_dagster.cli.backfill:backfill",
+        "List and ingest days of datasets, beside the live messages and never instead of them.",
+    ),
+    "bench": Lazy(
+        "kfm_dagster.cli.bench:bench",
+        "Drain a backlog of sample units through sensor, daemon and runs, and print what it cost.",
+    ),
+    "cloud": Lazy(
+        "kfm_dagster.cli.cloud:cloud",
+        "Serve S3, SNS and SQS on loopback, with the sample objects announced, until Ctrl-C.",
+    ),
+    "dataset": Lazy("kfm_dagster.cli.dataset:dataset", "Look at and check dataset contracts."),
+    "demo": Lazy(
+        "kfm_dagster.cli.demo:demo",
+        "Ingest objects through a real queue, daemon and runs, and show what became of each.",
+    ),
+    "discard": Lazy(
+        "kfm_dagster.cli.quarantine:discard",
+        "Close the cases of quarantined units for good: they stay out, whatever is released later.",
+    ),
+    "dlq": Lazy(
+        "kfm_dagster.cli.dlq:dlq", "Look at the dead-letter queue, and drain, redrive or discard what is on it."
+    ),
+    "drain": Lazy(
+        "kfm_dagster.cli.deployment:drain",
+        "Work the queue until it is empty, with a daemon and code server of its own.",
+    ),
+    "explain": Lazy(
+        "kfm_dagster.cli.explain:explain",
+        "Explain a run: what each node did, or why it had nothing to do.",
+    ),
+    "export": Lazy(
+        "kfm_dagster.cli.export:export",
+        "Write what stands here for other tools: a DCAT catalog, a lineage graph.",
+    ),
+    "governance": Lazy("kfm_dagster.cli.governance:governance", "Look into the governance log."),
+    "kill-switch": Lazy(
+        "kfm_dagster.cli.kill_switch:kill_switch", "Switch datasets off and on again, or list what is off."
+    ),
+    "quarantine": Lazy(
+        "kfm_dagster.cli.quarantine:quarantine",
+        "Look at units that were taken out of automatic flows, or take some out.",
+    ),
+    "release": Lazy(
+        "kfm_dagster.cli.quarantine:release",
+        "Let quarantined units in again: each gets one more attempt, and comes back if that fails.",
+    ),
+    "replay": Lazy(
+        "kfm_dagster.cli.replay:replay",
+        "Have units done again, always through the ledger: select, dry-run, run, and watch.",
+    ),
+    "ui": Lazy(
+        "kfm_dagster.cli.deployment:ui", "Open the Dagster UI over KFM_HOME, with daemon and sensors, until Ctrl-C."
+    ),
+    "wal": Lazy("kfm_dagster.cli.wal:wal", "Look into the ledger (the NODD WAL)."),
+}
+
+
+@click.group(
+    cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(__version__, prog_name="kfm")
 def kfm() -> None:
     """Ingest NOAA open data (NODD) into a STAC catalog with provenance, exactly once.
 
     Example: kfm demo
     """
-
-
-for command in (
-    demo,
-    ui,
-    drain,
-    wal,
-    dataset,
-    bench,
-    quarantine,
-    release,
-    discard,
-    kill_switch,
-    governance,
-    backfill,
-    dlq,
-    replay,
-    explain,
-    export,
-    cloud,
-):
-    kfm.add_command(command)
 
 
 def main(arguments: Sequence[str] | None = None, *, command: click.Command = kfm, name: str = "kfm") -> None:
@@ -69,8 +96,13 @@ def main(arguments: Sequence[str] | None = None, *, command: click.Command = kfm
     except KfmError as error:
         click.echo(f"{name}: {error}", err=True)
         sys.exit(error.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        sys.exit(ExitCode.USAGE)
     except click.ClickException as error:
-        click.echo(f"{name}: {' '.join(error.format_message().split())}; next: {name} --help", err=True)
+        context = getattr(error, "ctx", None)
+        said = " ".join(error.format_message().split()).rstrip(".")
+        click.echo(f"{name}: {said}; next: {context.command_path if context else name} --help", err=True)
         sys.exit(ExitCode.USAGE)
     except (click.Abort, KeyboardInterrupt):
         click.echo(f"{name}: interrupted; nothing is lost, run the command again to go on", err=True)
@@ -80,7 +112,7 @@ def main(arguments: Sequence[str] | None = None, *, command: click.Command = kfm
 
 def nodd_replay() -> None:
     """Run `kfm replay` under its own name."""
-    main(command=replay, name="nodd-replay")
+    main(command=COMMANDS["replay"].load(), name="nodd-replay")
 
 
 @contextmanager

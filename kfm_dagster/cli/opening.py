@@ -24,8 +24,7 @@ def opened_pipeline(settings: Settings | None = None) -> Iterator[Pipeline]:
     Looking must not make what it looks for, and a decision must not be kept in a folder that a wrong KFM_HOME names.
     """
     settings = settings or Settings.load()
-    if not settings.wal_dsn and not (settings.home / "kfm.db").exists():
-        raise _no_ledger(str(settings.home / "kfm.db"))
+    _refuse_a_missing_file(settings)
     opened = Pipeline.open(settings)
     try:
         yield opened
@@ -36,9 +35,7 @@ def opened_pipeline(settings: Settings | None = None) -> Iterator[Pipeline]:
 @contextmanager
 def opened_database(settings: Settings) -> Iterator[Database]:
     """Open the database for a command that only looks: none is made, none is migrated. Raises KfmError."""
-    url = make_url(settings.database_url)
-    if url.get_backend_name() == "sqlite" and not Path(str(url.database)).is_file():
-        raise _no_ledger(str(url.database))
+    _refuse_a_missing_file(settings)
     opened = Database.open(settings.database_url, migrate=False)
     try:
         yield opened
@@ -57,10 +54,13 @@ def looked_up_states(database: Database, settings: Settings) -> RunStateStore:
     )
 
 
-def _no_ledger(observed: str) -> ConfigurationError:
-    return ConfigurationError(
-        "there is no ledger yet",
-        observed=observed,
-        expected="a database that an ingest has made",
-        next_step="ingest something (kfm demo), or correct KFM_HOME or KFM_WAL_DSN",
-    )
+def _refuse_a_missing_file(settings: Settings) -> None:
+    # A database server has its databases made by its owner; a file would be made by opening it.
+    url = make_url(settings.database_url)
+    if url.get_backend_name() == "sqlite" and not Path(str(url.database)).is_file():
+        raise ConfigurationError(
+            "there is no ledger yet",
+            observed=url.database,
+            expected="a database that an ingest has made",
+            next_step="ingest something (kfm demo), or correct KFM_HOME or KFM_WAL_DSN",
+        )

@@ -6,9 +6,8 @@ unavailable.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +17,18 @@ from rich.console import Console
 
 from kfm_dagster.cli.confirming import require_confirmation
 from kfm_dagster.cli.deciding import deciding, decision_of
+from kfm_dagster.cli.files import NewFile
 from kfm_dagster.cli.opening import opened_pipeline
 from kfm_dagster.cli.replay_follow import follow
+from kfm_dagster.cli.replay_inspect import MOST_ROWS, chosen, mismatches_of, records_of, units_of
 from kfm_dagster.cli.replay_options import Asked, How, Shell, everywhere, global_options, selecting, starting
 from kfm_dagster.cli.replay_output import show, show_plan, show_report, show_runs, show_units
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode
-from kfm_dagster.ledger.record import NoddWalRecord
-from kfm_dagster.replay import runs
+from kfm_dagster.governance.log import Decision
 from kfm_dagster.replay.engine import ReplayEngine
-from kfm_dagster.replay.runs import ReplayState
-from kfm_dagster.replay.selection import Selection, load_selection
+from kfm_dagster.replay.runs import ReplayRun, ReplayState
+from kfm_dagster.replay.selection import Selection, SelectionError, load_selection
 from kfm_dagster.replay.starting import Started, start
-
-UNIT_FIELDS = ("position", "batch", "outcome", "skip_reason", "wal_id", "dataset", "last_error_code", "object_uri")
-RECORD_FIELDS = ("wal_id", "dataset", "status", "attempts", "last_error_code", "event_time", "object_uri")
-MISMATCH_FIELDS = ("wal_id", "dataset", "attempt", "earlier_attempt", "at", "replay_run_id", "permitted")
 
 
 @click.group()
@@ -47,7 +42,7 @@ def replay() -> None:
 
 @replay.command()
 @selecting
-@click.option("--save", type=click.Path(path_type=Path, dir_okay=False), help="Write the selection to this YAML file.")
+@click.option("--save", type=NewFile(), help="Write the selection to this YAML file.")
 @everywhere
 def select(*, shell: Shell, asked: Asked, save: Path | None) -> None:
     """Count what a selection matches, break it down and show examples. Changes nothing.
@@ -83,7 +78,15 @@ def run(*, shell: Shell, asked: Asked, how: How) -> ExitCode:
 
     Example: kfm replay run --selection-file incident.yaml --reason "reader fixed" --change-ref INC-1 --confirm
     """
-    return _run(shell, asked.selection(shell.settings), how)
+    selection = asked.selection(shell.settings)
+    if selection.spec.options.dry_run:
+        raise SelectionError(
+            "the selection is for a dry run only",
+            observed="options.dry_run true",
+            expected="false",
+            next_step="kfm replay dry-run, or change the file",
+        )
+    return _run(shell, selection, how)
 
 
 @replay.command("from-spec")
@@ -106,7 +109,7 @@ def from_spec(*, shell: Shell, file: Path, dry: bool, how: How) -> ExitCode:
 @click.argument("replay_run_id", required=False)
 @selecting
 @click.option("--fields", help="Fields to show, with commas.")
-@click.option("--rows", default=50, show_default=True, type=click.IntRange(1, 100_000), help="At most so many.")
+@click.option("--rows", default=50, show_default=True, type=click.IntRange(1, MOST_ROWS), help="At most so many.")
 @click.option("--mismatches", is_flag=True, help="Show the results that differ from an earlier success.")
 @everywhere
 def inspect(
@@ -116,14 +119,16 @@ def inspect(
 
     Example: kfm replay inspect 3b0e6c1e-5d7a-4c11-9a40-7f3e1d2c4b5a --fields wal_id,outcome,last_error_code
     """
+    if asked.names and (mismatches or replay_run_id is not None):
+        raise click.UsageError(f"{asked.names} selects records; leave out the replay's id and --mismatches")
     with _engine(shell) as engine:
         if mismatches:
-            found = _mismatches(engine, replay_run_id, rows)
+            found = mismatches_of(engine, replay_run_id, rows)
         elif replay_run_id is not None:
-            found = _units(engine, replay_run_id, rows)
+            found = units_of(engine, replay_run_id, rows)
         else:
-            found = _records(engine, asked.selection(shell.settings), rows)
-    show_units(found.rows, _chosen(fields, found), output=shell.output)
+            found = records_of(engine, asked.selection(shell.settings), rows)
+    show_units(found.rows, chosen(fields, found), output=shell.output)
 
 
 @replay.command()
@@ -150,10 +155,7 @@ def pause(*, shell: Shell, replay_run_id: str, **given: Any) -> None:
 
     Example: kfm replay pause 3b0e6c1e-5d7a-4c11-9a40-7f3e1d2c4b5a --reason "the archive is slow"
     """
-    decision = decision_of(shell.settings, **given)
-    with _engine(shell) as engine:
-        engine.pause(replay_run_id, decision)
-        show_report(engine.report(replay_run_id), output=shell.output)
+    _change(shell, replay_run_id, ReplayEngine.pause, given)
 
 
 @replay.command()
@@ -165,10 +167,7 @@ def resume(*, shell: Shell, replay_run_id: str, **given: Any) -> None:
 
     Example: kfm replay resume 3b0e6c1e-5d7a-4c11-9a40-7f3e1d2c4b5a --reason "the archive is back"
     """
-    decision = decision_of(shell.settings, **given)
-    with _engine(shell) as engine:
-        engine.resume(replay_run_id, decision)
-        show_report(engine.report(replay_run_id), output=shell.output)
+    _change(shell, replay_run_id, ReplayEngine.resume, given)
 
 
 @replay.command()
@@ -180,16 +179,22 @@ def stop(*, shell: Shell, replay_run_id: str, **given: Any) -> None:
 
     Example: kfm replay stop 3b0e6c1e-5d7a-4c11-9a40-7f3e1d2c4b5a --reason "wrong dataset"
     """
-    decision = decision_of(shell.settings, **given)
-    with _engine(shell) as engine:
-        engine.stop(replay_run_id, decision)
-        show_report(engine.report(replay_run_id), output=shell.output)
+    _change(shell, replay_run_id, ReplayEngine.stop, given)
 
 
 @contextmanager
 def _engine(shell: Shell) -> Iterator[ReplayEngine]:
     with opened_pipeline(shell.settings) as pipeline:
         yield ReplayEngine(pipeline=pipeline)
+
+
+def _change(
+    shell: Shell, replay_run_id: str, change: Callable[[ReplayEngine, str, Decision], ReplayRun], given: dict[str, Any]
+) -> None:
+    decision = decision_of(shell.settings, **given)
+    with _engine(shell) as engine:
+        change(engine, replay_run_id, decision)
+        show_report(engine.report(replay_run_id), output=shell.output)
 
 
 def _dry_run(shell: Shell, selection: Selection, change_ref: str | None) -> ExitCode:
@@ -210,8 +215,9 @@ def _run(shell: Shell, selection: Selection, how: How) -> ExitCode:
             reason=_why(how.reason, selection),
             change_ref=how.change_ref or selection.change_ref,
         )
-        what = f"{len(plan.units)} records" if plan.units else f"{plan.listings} days of datasets"
-        require_confirmation(f"have {what} done again ({selection.spec.mode})?", confirmed=how.confirm)
+        if plan.units or plan.listings:
+            what = f"{len(plan.units)} records" if plan.units else f"{plan.listings} days of datasets"
+            require_confirmation(f"have {what} done again ({selection.spec.mode})?", confirmed=how.confirm)
         started = start(engine, selection, decision)
         if started.replay_run_id is None:
             show(_other(started), output=shell.output, as_table=lambda: click.echo(_other_line(started)))
@@ -242,42 +248,3 @@ def _other_line(started: Started) -> str:
     if started.backfill_id is None:
         return "nothing is selected; nothing to do"
     return f"backfill {started.backfill_id} runs: {started.plan.listings} days of datasets are listed"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Found:
-    """Rows to inspect, the fields that they have, and those that are shown unless others are asked for."""
-
-    rows: Sequence[Mapping[str, Any]]
-    known: Sequence[str]
-    default: Sequence[str]
-
-
-def _units(engine: ReplayEngine, replay_run_id: str, rows: int) -> _Found:
-    _ = engine.report(replay_run_id)
-    with engine.pipeline.database.snapshot() as view:
-        found = list(runs.unit_rows(view, replay_run_id, limit=rows))
-    return _Found(rows=found, known=tuple(found[0]) if found else UNIT_FIELDS, default=UNIT_FIELDS)
-
-
-def _records(engine: ReplayEngine, selection: Selection, rows: int) -> _Found:
-    units = engine.plan(selection).units[:rows]
-    records = [engine.pipeline.ledger.get(unit.wal_id) for unit in units]
-    shown = [record.model_dump(mode="json") for record in records if record is not None]
-    return _Found(rows=shown, known=tuple(NoddWalRecord.model_fields), default=RECORD_FIELDS)
-
-
-def _mismatches(engine: ReplayEngine, replay_run_id: str | None, rows: int) -> _Found:
-    found = engine.pipeline.ledger.mismatches(limit=rows)
-    if replay_run_id is not None:
-        own = {(one.wal_id, one.attempt) for one in engine.report(replay_run_id).differing}
-        found = [one for one in found if (one.wal_id, one.attempt) in own]
-    shown = [{name: getattr(one, name) for name in MISMATCH_FIELDS} | {"at": rfc3339(one.at)} for one in found]
-    return _Found(rows=shown, known=MISMATCH_FIELDS, default=MISMATCH_FIELDS)
-
-
-def _chosen(fields: str | None, found: _Found) -> Sequence[str]:
-    wanted = [part.strip() for part in (fields or "").split(",") if part.strip()]
-    if unknown := [name for name in wanted if name not in found.known]:
-        raise click.BadParameter(f"{', '.join(unknown)}; known are {', '.join(found.known)}", param_hint="--fields")
-    return wanted or found.default

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from pathlib import Path
@@ -16,9 +16,10 @@ from typing import Any, TypeVar
 
 import click
 import yaml
-from pydantic import ValidationError
 
 from kfm_dagster.cli.confirming import confirm_option
+from kfm_dagster.cli.deciding import actor_option, change_ref_option
+from kfm_dagster.cli.gathering import gathered
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ledger.state_machine import Status
@@ -80,18 +81,7 @@ def everywhere(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _settings(given: Mapping[str, Any]) -> Settings:
     values = _config(given["config"]) if "config" in given else {}
-    values |= {"env": given["env"]} if "env" in given else {}
-    if not values:
-        return Settings.load()
-    try:
-        return Settings(**values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigurationError(
-            f"the setting {'.'.join(str(part) for part in first['loc'])} is wrong",
-            expected=first["msg"].removeprefix("Value error, "),
-            next_step="correct --config, or the environment",
-        ) from None
+    return Settings.load(**values, **({"env": given["env"]} if "env" in given else {}))
 
 
 def _config(path: Path) -> dict[str, Any]:
@@ -105,7 +95,10 @@ def _config(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict) or (set(document) - known):
         observed = sorted(set(document) - known) if isinstance(document, dict) else type(document).__name__
         raise ConfigurationError(
-            f"{path} holds no settings", observed=observed, expected=f"a mapping of {', '.join(sorted(known))}"
+            f"{path} holds no settings",
+            observed=observed,
+            expected=f"a mapping of {', '.join(sorted(known))}",
+            next_step="correct the file",
         )
     return {name: value for name, value in document.items() if f"KFM_{name.upper()}" not in os.environ}
 
@@ -117,15 +110,20 @@ class Asked:
     file: Path | None
     given: Mapping[str, Any]
 
+    @property
+    def names(self) -> str:
+        """The options that were given, as they are typed; empty when there is none."""
+        file = [] if self.file is None else ["selection_file"]
+        return ", ".join("--" + name.replace("_", "-") for name in [*file, *self.given])
+
     def selection(self, settings: Settings) -> Selection:
         """Return it, checked. Raises SelectionError."""
         if self.file is None:
             return selection_of(_document(self.given, settings.env), source="the options")
         if self.given:
-            names = ", ".join("--" + name.replace("_", "-") for name in self.given)
             raise SelectionError(
                 "a selection file is given together with options that select",
-                observed=names,
+                observed=self.names,
                 expected="one of the two",
                 next_step="leave one out; a file can be made with kfm replay select --save",
             )
@@ -229,11 +227,11 @@ _SELECTING = (
 def selecting(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that select; it gets them as `asked`."""
 
-    def asked(given: dict[str, Any]) -> Asked:
-        file = given.pop("selection_file")
-        return Asked(file=file, given={name: value for name, value in given.items() if value not in (None, (), False)})
+    def asked(*, selection_file: Path | None, **given: Any) -> Asked:
+        said = {name: value for name, value in given.items() if value not in (None, (), False)}
+        return Asked(file=selection_file, given=said)
 
-    return _gathered(command, _SELECTING, "asked", asked)
+    return gathered(command, _SELECTING, "asked", asked)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -249,8 +247,8 @@ class How:
 
 _STARTING = (
     click.option("--reason", help="Why, for whoever reads the governance log. Default: the selection's description."),
-    click.option("--change-ref", help="Change or incident under which it was approved."),
-    click.option("--actor", help="Who decides. Default: KFM_ACTOR, else the user of this machine."),
+    change_ref_option,
+    actor_option,
     confirm_option,
     click.option("--detach", is_flag=True, help="Return at once; the daemon carries the replay out."),
 )
@@ -258,28 +256,4 @@ _STARTING = (
 
 def starting(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of starting a replay; it gets them as `how`."""
-    return _gathered(command, _STARTING, "how", lambda given: How(**given))
-
-
-def _gathered(
-    command: Callable[..., Any],
-    options: Sequence[Callable[[Any], Any]],
-    name: str,
-    value_of: Callable[[dict[str, Any]], Any],
-) -> Callable[..., Any]:
-    """Give a command options that it gets as one value."""
-
-    def bare() -> None: ...
-
-    for option in options:
-        option(bare)
-    names = [str(parameter.name) for parameter in bare.__click_params__]  # type: ignore[attr-defined]
-
-    @functools.wraps(command)
-    def gathering(**arguments: Any) -> Any:
-        given = {each: arguments.pop(each) for each in names}
-        return command(**{name: value_of(given)}, **arguments)
-
-    for option in reversed(options):
-        option(gathering)
-    return gathering
+    return gathered(command, _STARTING, "how", How)

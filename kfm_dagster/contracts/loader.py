@@ -111,7 +111,10 @@ class ContractRegistry:
             return self.contracts[dataset]
         except KeyError:
             raise ContractError(
-                "unknown dataset", observed=dataset, expected="one of " + ", ".join(self.contracts)
+                "unknown dataset",
+                observed=dataset,
+                expected="one of " + ", ".join(self.contracts),
+                next_step="kfm dataset list",
             ) from None
 
     @cached_property

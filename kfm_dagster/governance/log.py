@@ -82,7 +82,8 @@ class Decision:
         """Refuse a decision without a change reference. Raises UnattributedDecisionError."""
         if self.change_ref is None:
             raise UnattributedDecisionError(
-                "an override needs a change reference",
+                "the decision needs a change reference",
+                observed="none",
                 expected="the change or incident under which it was approved",
                 next_step="give --change-ref",
             )

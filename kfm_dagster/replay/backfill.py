@@ -95,6 +95,7 @@ def start_backfill(
             "there is no such window to backfill",
             observed=f"{first_day} to {last_day} of {', '.join(wanted) or 'no dataset'}",
             expected=f"days from {EARLIEST_DAY} to {now.date()}, the first one not after the last",
+            next_step="correct the days",
         )
     for name in wanted:
         refuse_switched_off(pipeline.ledger.switches, name)

@@ -25,6 +25,8 @@ MAX_BATCH_SIZE = 1_000
 """Messages of one transaction; more would hold the ledger's locks for seconds."""
 
 NOT_SELECTED = "not selected"
+BEYOND_LIMIT = "beyond the limit"
+NOT_MEANT = {NOT_SELECTED, BEYOND_LIMIT}
 """Why most messages are left alone: of no interest to whoever reads what became of the others."""
 
 
@@ -274,7 +276,7 @@ class DeadLetterWork:
         chosen: list[DeadLetter] = []
         left: list[DeadLetter] = []
         for letter in letters:
-            why = self._why_left(letter, off) or ("beyond the limit" if len(chosen) >= self._room() else None)
+            why = self._why_left(letter, off) or (BEYOND_LIMIT if len(chosen) >= self._room() else None)
             (left if why else chosen).append(letter)
             if why:
                 self.note(letter, Outcome.LEFT, why)

@@ -16,6 +16,7 @@ from kfm_dagster.contracts.identity import moment, rfc3339
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, KfmError, UnknownReplayReasonError
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.rows import as_json
 from kfm_dagster.replay import pace, runs
 from kfm_dagster.replay.accounts import Outcome, outcome_line
@@ -55,7 +56,10 @@ class ReplayEngine:
         with reading(self.pipeline.database, tx) as view:
             reasons = self.pipeline.ledger.replay_reasons(tx=view)
             if selection.replay_reason not in reasons:
-                raise UnknownReplayReasonError(observed=selection.replay_reason, expected=" or ".join(reasons))
+                words = sorted(set(reasons) - {ReplayReason.RETRY})
+                raise UnknownReplayReasonError(
+                    observed=selection.replay_reason, expected=" or ".join(words), next_step="correct --replay-reason"
+                )
             request = self._request(selection, change_ref)
             return look(request, registry=self.pipeline.registry, rules=self._rules(selection, view), tx=view)
 

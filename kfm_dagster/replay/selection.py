@@ -75,7 +75,7 @@ class EventTime(_Strict):
     @model_validator(mode="after")
     def _ordered(self) -> EventTime:
         if self.start is not None and self.end is not None and self.start >= self.end:
-            raise ValueError("end is not later than start")
+            raise ValueError("an end later than the start")
         return self
 
 
@@ -88,7 +88,7 @@ class Created(_Strict):
     @model_validator(mode="after")
     def _ordered(self) -> Created:
         if self.after is not None and self.before is not None and self.after >= self.before:
-            raise ValueError("before is not later than after")
+            raise ValueError("before later than after")
         return self
 
 
@@ -160,17 +160,19 @@ class Spec(_Strict):
         if self.mode is Mode.REPAIR_AND_REPLACE:
             possible += [Status.SUCCEEDED, Status.QUARANTINED]
         if wrong := [status.value for status in self.statuses if status not in possible]:
-            raise ValueError(f"{self.mode} selects {' or '.join(possible)}, not {', '.join(wrong)}")
+            raise ValueError(f"status {' or '.join(possible)} for {self.mode}, not {', '.join(wrong)}")
         if self.options.must_match and self.mode is Mode.FAILED_ONLY:
-            raise ValueError("must_match compares successes, and failed-only selects none")
+            raise ValueError("no must_match for failed-only: it compares successes")
         return self
 
     def _is_of_days(self) -> None:
         filters = self.filters
         if not filters.datasets or filters.event_time.start is None or filters.event_time.end is None:
-            raise ValueError("backfill needs datasets, event_time.start and event_time.end")
+            raise ValueError("datasets, event_time.start and event_time.end for a backfill")
         if filters.status or filters.error_codes or filters.wal_ids or filters.attempts or filters.created != Created():
-            raise ValueError("backfill lists buckets; it takes no filter but datasets and event_time")
+            raise ValueError("no filter but datasets and event_time for a backfill, which lists buckets")
+        if self.limits != SpecLimits():
+            raise ValueError("no limits for a backfill: its days are listed whole, as fast as KFM_LIVE_SHARE allows")
 
 
 class Selection(_Strict):
@@ -185,7 +187,7 @@ class Selection(_Strict):
     def _reason_is_no_retry(self) -> Selection:
         # A retry is the contract's own; it would put the units into the live lane and count as nobody's decision.
         if self.replay_reason == ReplayReason.RETRY:
-            raise ValueError("metadata.labels.replay_reason is 'retry', which is the contract's own reason")
+            raise ValueError("another metadata.labels.replay_reason than 'retry', which is the contract's own")
         return self
 
     @property

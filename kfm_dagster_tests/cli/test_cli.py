@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import resources
@@ -13,7 +15,7 @@ import click
 import pytest
 
 from kfm_dagster import __version__
-from kfm_dagster.cli.main import kfm, main
+from kfm_dagster.cli.main import COMMANDS, kfm, main
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -111,6 +113,42 @@ def test_every_command_has_help_with_an_example(path: tuple[str, ...], call: Cal
     assert f"kfm {' '.join(path)}".rstrip() in example
 
 
+def test_the_list_of_commands_says_what_each_says_of_itself(call: Call) -> None:
+    listed = " ".join(call("--help").out.split())
+    for name, command in kfm.commands.items():
+        summary = " ".join((command.help or "").split("\n\n")[0].split())
+        assert COMMANDS[name].summary == summary
+        assert f"{name} {summary}" in listed.replace("dry- run", "dry-run")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "spared"),
+    [
+        (["--help"], ["sqlalchemy", "boto3", "kfm_dagster.ingest", "kfm_dagster.embedded"]),
+        (["wal", "--help"], ["kfm_dagster.embedded", "kfm_dagster.replay", "kfm_dagster.cli.dlq"]),
+    ],
+    ids=" ".join,
+)
+def test_a_command_imports_nothing_of_the_others(arguments: list[str], spared: list[str]) -> None:
+    code = f"""
+import sys
+from kfm_dagster.cli.main import main
+try:
+    main({arguments!r})
+finally:
+    print(*sorted(set({spared!r}) & set(sys.modules)), file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr.strip()) == (ExitCode.DONE, "")
+
+
+@pytest.mark.parametrize("group", [(), ("wal",), ("replay",)])
+def test_a_group_without_a_command_shows_its_help(group: tuple[str, ...], call: Call) -> None:
+    answer = call(*group)
+    assert (answer.code, answer.out) == (ExitCode.USAGE, "")
+    assert answer.err == call(*group, "--help").out
+
+
 BAD_INPUT: dict[str, tuple[list[str], dict[str, str], ExitCode, list[str]]] = {
     # name: arguments, environment, exit code, what the line says
     "unknown command": (["ingset"], {}, ExitCode.USAGE, ["No such command 'ingset'"]),
@@ -118,9 +156,19 @@ BAD_INPUT: dict[str, tuple[list[str], dict[str, str], ExitCode, list[str]]] = {
     "no subcommand argument": (["wal", "show"], {}, ExitCode.USAGE, ["Missing argument 'WAL_ID'"]),
     "unknown option": (["wal", "list", "--colour"], {}, ExitCode.USAGE, ["No such option", "--colour"]),
     "option of a wrong type": (["wal", "list", "--limit", "ten"], {}, ExitCode.USAGE, ["--limit", "ten"]),
-    "option out of range": (["wal", "list", "--limit", "0"], {}, ExitCode.USAGE, ["--limit", "1<=x<=10000"]),
+    "option out of range": (
+        ["wal", "list", "--limit", "0"],
+        {},
+        ExitCode.USAGE,
+        ["1<=x<=10000", "next: kfm wal list --help"],
+    ),
     "unknown status": (["wal", "list", "--status", "done"], {}, ExitCode.USAGE, ["--status", "'done'"]),
-    "unknown dataset": (["wal", "list", "--dataset", "goes-xyz"], {}, ExitCode.USAGE, ["goes-xyz", "nexrad-l2"]),
+    "unknown dataset": (
+        ["wal", "list", "--dataset", "goes-xyz"],
+        {},
+        ExitCode.USAGE,
+        ["goes-xyz", "nexrad-l2", "next: kfm dataset list"],
+    ),
     "no day": (["wal", "list", "--partition", "yesterday"], {}, ExitCode.USAGE, ["--partition", "yesterday"]),
     "unknown record": (["wal", "show", UNKNOWN_ID], {}, ExitCode.USAGE, ["there is no"]),
     "no record id": (["wal", "show", "what"], {}, ExitCode.USAGE, ["there is no"]),
@@ -136,6 +184,19 @@ BAD_INPUT: dict[str, tuple[list[str], dict[str, str], ExitCode, list[str]]] = {
     "missing contracts": (["dataset", "list"], {"KFM_CONTRACTS_DIR": "nowhere"}, ExitCode.USAGE, ["KFM_CONTRACTS_DIR"]),
     "no units": (["bench", "--units", "0"], {}, ExitCode.USAGE, ["--units"]),
     "unknown dataset, bench": (["bench", "--dataset", "goes-xyz", "--units", "1"], {}, ExitCode.USAGE, ["goes-xyz"]),
+    "no ledger at the DSN": (
+        ["wal", "list"],
+        {"KFM_WAL_DSN": "sqlite:///elsewhere/new.db"},
+        ExitCode.USAGE,
+        ["no ledger yet", "elsewhere/new.db"],
+    ),
+    "no time at all": (["drain", "--timeout", "0"], {}, ExitCode.USAGE, ["--timeout", "x>=1"]),
+    "no folder to write to": (
+        ["cloud", "--env-file", "no/cloud.env"],
+        {},
+        ExitCode.USAGE,
+        ["--env-file", "no folder no"],
+    ),
     "no port": (["ui", "--port", "99999"], {}, ExitCode.USAGE, ["--port"]),
 }
 

@@ -125,6 +125,14 @@ def test_a_person_at_the_terminal_is_asked(
     assert bool(graveyard.pipeline.ledger.counts()) is (said == "y\n")
 
 
+def test_what_is_asked_and_told_keeps_within_the_limit(graveyard: Graveyard, call: Call) -> None:
+    graveyard.bury([graveyard.body(number) for number in range(4)])
+    assert "observed drain 3 messages of" in call("drain", *WHY, "--limit", "3").err
+    told = call("drain", *WHY, "--limit", "3", "--confirm")
+    assert told.code == ExitCode.DONE
+    assert "beyond the limit" not in told.out
+
+
 @pytest.mark.clause("RPL-06")
 def test_a_drain_tells_what_became_of_each_message(graveyard: Graveyard, call: Call) -> None:
     graveyard.bury([graveyard.body(0), MALFORMED])

@@ -374,25 +374,12 @@ def test_a_partition_of_the_ui_is_backfilled_by_the_same_way(face: Face, objects
     assert (records[items[1].uri].replay_reason, records[items[1].uri].attempts) == ("backfill", 2)
 
 
-def inserted(last_day: str = "2025-01-01", state: str = "running", actor: str = "a") -> str:
-    return (
-        "INSERT INTO backfills (backfill_id, first_day, last_day, state, actor, reason, started_at) "
-        f"VALUES ('x', '2025-01-01', '{last_day}', '{state}', '{actor}', 'b', '2025-01-01T00:00:00Z')"
-    )
-
-
 REFUSED = [
     ("UPDATE backfills SET state = 'running', ended_at = NULL", "backfills_only_end"),
     ("UPDATE backfills SET reason = 'another'", "backfills_only_end"),
     ("DELETE FROM backfills", "backfills_are_kept"),
-    (inserted(last_day="2024-12-31"), "backfills_window_has_a_day"),
-    (inserted(last_day="tomorrow"), "backfills_days_are_days"),
-    (inserted(state="finished"), "backfills_end_has_a_time"),
-    (inserted(actor=""), "backfills_is_attributed"),
     ("UPDATE backfill_days SET state = 'waiting', requests = 0, requested_at = NULL", "backfill_days_only_go_on"),
     ("UPDATE backfill_days SET readmitted = -1", "backfill_days_only_go_on"),
-    ("UPDATE backfill_days SET listed = -1", "backfill_days_counts_are_counts"),
-    ("UPDATE backfill_days SET state = 'listed'", "backfill_days_states_have_their_times"),
     ("UPDATE backfill_days SET dataset = 'another'", "backfill_days_only_go_on"),
     ("DELETE FROM backfill_days", "backfill_days_are_kept"),
 ]

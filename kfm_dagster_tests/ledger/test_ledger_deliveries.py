@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -142,6 +145,32 @@ def test_a_message_found_among_the_dead_letters_is_dead_unless_it_waits_there_fo
         "m4": DeliveryState.DEAD_LETTERED,
     }
     assert bench.deliveries.conservation().residual_messages == 0
+
+
+@pytest.mark.parametrize("what", ["deleted", "rejected", "dead-lettered"])
+def test_runs_and_ticks_that_note_the_same_messages_at_once_do_not_deadlock(bench: Bench, what: str) -> None:
+    deliveries = bench.deliveries
+    names = [f"{random.Random(number).getrandbits(64):016x}" for number in range(1_500)]
+    deliveries.record(dataclasses.replace(message(0), message_id=name) for name in names)
+    note: dict[str, Callable[[list[str]], None]] = {
+        "deleted": deliveries.mark_deleted,
+        "rejected": lambda part: deliveries.reject(dataclasses.replace(rejection(0), message_id=name) for name in part),
+        "dead-lettered": lambda part: deliveries.mark_dead_lettered(part, queue="kfm-nodd-dlq"),
+    }
+
+    def repeat(seed: int) -> set[str]:
+        noted: set[str] = set()
+        for number in range(6):
+            # The order in which a database meets the rows depends on how many they are.
+            part = random.Random(seed * 10 + number).sample(names, 700 + 130 * number)
+            note[what](part)
+            noted |= set(part)
+        return noted
+
+    with ThreadPoolExecutor(3) as pool:
+        noted = set().union(*pool.map(repeat, range(3)))
+    state = DeliveryState(what.replace("-", "_"))
+    assert deliveries.states(names) == {name: state if name in noted else DeliveryState.IN_FLIGHT for name in names}
 
 
 @pytest.mark.clause("BEY-03")

@@ -324,37 +324,6 @@ def test_a_finding_without_the_end_of_an_attempt_is_refused_while_in_progress(be
         bench.type_by_hand("UPDATE nodd_wal_records SET integrity_status = 'ok', version = version + 1")
 
 
-BROKEN_INVARIANTS = [
-    ("trouble_has_code", "pending", f"status = 'quarantined', {STAMP}"),
-    (
-        "error_message_is_bounded",
-        "pending",
-        f"status = 'quarantined', last_error_code = 'x', last_error_message = :long, {STAMP}",
-    ),
-    ("error_code_is_bounded", "pending", f"status = 'quarantined', last_error_code = :long, {STAMP}"),
-    ("due_time_is_of_failed", "failed", f"status = 'pending', replay_reason = 'test', {STAMP}"),
-    (
-        "change_is_attributed",
-        "failed",
-        "status = 'quarantined', next_attempt_at = NULL, version = version + 1, changed_by = ''",
-    ),
-    (
-        "claim_is_attributed",
-        "pending",
-        f"status = 'in_progress', attempts = 1, last_attempt_at = updated_at, {STAMP}",
-    ),
-]
-
-
-def test_each_invariant_is_a_named_constraint(bench: Bench) -> None:
-    for number, (constraint, state, assignment) in enumerate(BROKEN_INVARIANTS):
-        unit = envelope(number)
-        bench.bring_to(state, unit)
-        long = {"long": "x" * 501} if ":long" in assignment else {}
-        with pytest.raises(DBAPIError, match=constraint):
-            bench.type_by_hand(f"UPDATE nodd_wal_records SET {assignment} WHERE wal_id = :id", id=unit.wal_id, **long)
-
-
 @pytest.mark.clause("WSM-07")
 def test_the_database_refuses_an_unknown_replay_reason(bench: Bench) -> None:
     bench.bring_to("failed", envelope())

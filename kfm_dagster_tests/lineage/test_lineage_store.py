@@ -490,6 +490,25 @@ def test_the_database_refuses_what_would_erase_lineage(
         tx.connection.exec_driver_sql(change)
 
 
+def test_what_was_told_is_passed_over_and_never_replaced(root: Path, contract: DatasetContract, tmp_path: Path) -> None:
+    database = Database.open(f"sqlite:///{tmp_path / 'kfm.db'}")
+    lineage = Lineage(database, FolderFiles(root))
+    lineage.emit(units(0, 1), run=ingest_run(), contract=contract, fence=open_fence)
+    rows = "SELECT * FROM lineage_emissions ORDER BY wal_id, path"
+    forged = "SELECT wal_id, path, edition, 'forged' || wal_id || path, batch_id, NULL FROM lineage_emissions"
+    stolen = "SELECT 'another', path, edition, lineage_id, batch_id, NULL FROM lineage_emissions"
+    with database.transaction() as tx:
+        before = tx.connection.exec_driver_sql(rows).all()
+        tx.connection.exec_driver_sql(f"INSERT OR REPLACE INTO lineage_emissions {forged}")
+        with (
+            pytest.raises(sa.exc.DBAPIError, match="lineage_emissions_id_names_one_unit"),
+            tx.connection.begin_nested(),
+        ):
+            tx.connection.exec_driver_sql(f"INSERT OR REPLACE INTO lineage_emissions {stolen}")
+        assert tx.connection.exec_driver_sql(rows).all() == before
+    database.dispose()
+
+
 @pytest.mark.clause("BEY-07")
 @pytest.mark.parametrize("died", ["before the rename", "after the rename"])
 def test_a_batch_that_an_earlier_release_staged_is_published_and_delivered(

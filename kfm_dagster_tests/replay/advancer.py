@@ -1,8 +1,8 @@
 """Processes that advance a replay: `python -m kfm_dagster_tests.replay.advancer URL HOME REPLAY killed|contend`.
 
 killed: one process after the other, each killed by SIGKILL at a later point of its advance than the one before, until
-one gets through; prints the points. contend: says `ready`, waits for a line, advances until nothing is left to let in,
-and prints the batches that it let in.
+one gets through; prints the points. contend: says `ready`, waits for a line, lets one batch in, says `won`, waits for
+another line, advances until nothing is left to let in, and prints the batches that it let in.
 """
 
 from __future__ import annotations
@@ -87,6 +87,9 @@ def contend(url: str, home: str, replay_run_id: str) -> list[int]:
         step = engine.advance(replay_run_id)
         if step.admitted is not None:
             won.append(step.admitted.batch)
+            if len(won) == 1:
+                print("won", flush=True)  # noqa: T201, the parent reads it
+                sys.stdin.readline()
         elif step.hold is None or step.hold.reason is not HoldReason.RATE:
             return won
         time.sleep(0.005)  # without it SQLite's lock goes back to the one that has just held it

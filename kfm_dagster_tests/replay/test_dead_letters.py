@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -28,12 +29,14 @@ from kfm_dagster_tests.replay.graveyard import (
     DATASET,
     DECISION,
     MALFORMED,
+    PARTITION,
     TEST_EVENT,
     Graveyard,
     event,
     one_attempt_only,
     reopened,
 )
+from kfm_dagster_tests.replay.replays import another_result
 
 SUCCEEDED, QUARANTINED, MISSING, INVALID, PENDING, IN_PROGRESS, UNKNOWN = (
     range(30),
@@ -262,6 +265,25 @@ def _status(graveyard: Graveyard, number: int) -> Status:
     return record.status
 
 
+@pytest.mark.clause("RPL-06", "WAL-11")
+def test_a_drain_stops_when_a_drained_unit_gives_another_result_than_before(graveyard: Graveyard) -> None:
+    graveyard.receive_and_let_die(bodies(graveyard, range(3)))
+    graveyard.bring_to("succeeded", range(3))
+    ledger = graveyard.pipeline.ledger
+    versions = dict.fromkeys(graveyard.wal_ids(range(3)), 3)
+    ledger.override(versions, from_status=Status.SUCCEEDED, action=GovernanceAction.REPEAT, decision=DECISION)
+    graveyard.bring_to("failed", range(3))
+
+    def work(_: DeadLetterReport) -> None:
+        claimed = ledger.claim(dataset=DATASET, partition=PARTITION, run_id="later", limit=10)
+        ledger.settle([another_result(unit) for unit in claimed], run_id="later")
+
+    report = drain(graveyard.pipeline, decision=DECISION, bounds=Bounds(batch_size=1), report=work)
+    assert (report.end, report.readmitted) == (End.MISMATCH, 1)
+    assert report.detail == "1 drained units gave another result than an earlier success"
+    assert report.exit_code is ExitCode.FINISHED_WITH_FAILURES
+
+
 def test_another_error_than_before_is_no_recurrence(graveyard: Graveyard) -> None:
     graveyard.receive_and_let_die([graveyard.body(number) for number in range(8)])
     graveyard.bring_to("failed", range(8))
@@ -400,7 +422,7 @@ def test_what_a_queue_does_not_take_stays_on_the_dead_letter_queue(
 
 
 @pytest.mark.clause("RPL-06")
-@pytest.mark.parametrize("act", [drain, redrive])
+@pytest.mark.parametrize("act", [drain, redrive, partial(discard, message_ids=frozenset({"some-id"}))])
 def test_in_prod_nothing_is_done_without_a_change_reference(graveyard: Graveyard, act: Callable[..., Any]) -> None:
     graveyard.bury([graveyard.body(0)])
     prod = reopened(graveyard, env=Environment.PROD)

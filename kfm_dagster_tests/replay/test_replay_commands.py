@@ -27,12 +27,23 @@ from kfm_dagster.replay.engine import ReplayEngine
 from kfm_dagster.replay.runs import ReplayState
 from kfm_dagster_tests.factories import failed, finished
 from kfm_dagster_tests.replay.graveyard import Graveyard
-from kfm_dagster_tests.replay.replays import NOBODY_ASKED, PERSON, Stand, document, every_table, open_stand, selection
+from kfm_dagster_tests.replay.replays import (
+    NOBODY_ASKED,
+    PERSON,
+    Stand,
+    another_result,
+    document,
+    every_table,
+    open_stand,
+    repair,
+    selection,
+)
 
 SCOPE = [
     "--dataset", "nexrad-l2", "--status", "failed",
     "--event-time-start", "2025-12-03", "--event-time-end", "2025-12-04",
 ]  # fmt: skip
+DAYS = ["--dataset", "hrrr", "--event-time-start", "2025-12-01", "--event-time-end", "2025-12-03"]
 START = ["--reason", "reader fixed", "--confirm"]
 
 
@@ -189,6 +200,27 @@ def test_run_follows_a_replay_to_its_end_and_says_what_came_of_it(
     assert rows == [{"position": number, "outcome": "succeeded"} for number in range(1, 6)]
 
 
+def test_nobody_is_asked_about_nothing(stand: Stand, call: Call) -> None:
+    answer = call("run", *SCOPE, "--reason", "reader fixed")
+    assert (answer.code, answer.out) == (0, "nothing is selected; nothing to do\n")
+
+
+@pytest.mark.clause("RPL-01")
+def test_the_differences_of_a_replay_are_found_behind_those_of_a_later_one(stand: Stand, call: Call) -> None:
+    started = []
+    for first in (0, 10):
+        [unit] = stand.bring("succeeded", 1, first=first)
+        wanted = repair(options={"must_match": True}, filters={"wal_ids": [unit.wal_id]})
+        run = stand.engine.start(wanted, PERSON)
+        stand.clock.forward(60)
+        assert stand.engine.advance(run.replay_run_id).admitted is not None
+        stand.work(another_result, run_id=f"run-{first}")
+        started.append((run.replay_run_id, unit.wal_id))
+    for replay_run_id, wal_id in started:
+        rows = call("inspect", replay_run_id, "--mismatches", "--rows", "1", "--json").json
+        assert [(row["replay_run_id"], row["wal_id"]) for row in rows] == [(replay_run_id, wal_id)]
+
+
 @pytest.mark.clause("RPL-01")
 def test_a_replay_that_finishes_with_failures_has_its_own_exit_code(
     stand: Stand, call: Call, monkeypatch: pytest.MonkeyPatch
@@ -239,9 +271,22 @@ REFUSED: dict[str, tuple[list[str], dict[str, str], int, list[str]]] = {
     "prod without a reference": (["run", *SCOPE, *START], {"KFM_ENV": "prod"}, 3, ["change or incident reference"]),
     "prod by the option": (["run", *SCOPE, *START, "--env", "prod"], {"KFM_ENV": "dev"}, 3, ["reference"]),
     "another environment": (["dry-run", "--selection-file", "s.yaml"], {"KFM_ENV": "stage"}, 3, ["guard environment"]),
+    "a file for a dry run": (["run", "--selection-file", "dry.yaml", *START], {}, 2, ["options.dry_run", "dry-run"]),
+    "a backfill with a limit": (
+        ["run", "--mode", "backfill", *DAYS, "--limit", "5", *START], {}, 2, ["no limits for a backfill"],
+    ),
+    "a file in a folder that is not there": (["select", *SCOPE, "--save", "no/x.yaml"], {}, 2, ["--save", "no folder"]),
+    "a replay and a selection": (["inspect", "nope", *SCOPE], {}, 2, ["--dataset, --status", "leave out"]),
+    "differences of a selection": (["inspect", "--mismatches", *SCOPE], {}, 2, ["--mismatches", "leave out"]),
+    "an environment that is wrong": (
+        ["status", "--env", "dev"], {"KFM_LIVE_SHARE": "2"}, 2, ["KFM_LIVE_SHARE is wrong", "observed '2'"],
+    ),
     "a replay that is not there": (["status", "nope"], {}, 2, ["no such replay", "nope"]),
     "a field that is not there": (["inspect", *SCOPE, "--fields", "wal_id,colour"], {}, 2, ["colour", "wal_id"]),
     "a config that is not there": (["status", "--config", "none.yaml"], {}, 2, ["--config", "none.yaml"]),
+    "a config that is wrong": (
+        ["status", "--config", "dsn.yaml"], {}, 2, ["setting wal_dsn is wrong", "not shown", "sqlite:///"],
+    ),
     "a config of nothing": (["status", "--config", "odd.yaml"], {}, 2, ["odd.yaml", "colour"]),
     "a database that is down": (
         ["status"], {"KFM_WAL_DSN": "postgresql://kfm:secret@127.0.0.1:1/kfm"}, 5, ["127.0.0.1:1"],
@@ -257,7 +302,11 @@ def test_a_refusal_is_one_line_with_its_exit_code_and_changes_nothing(
 ) -> None:
     arguments, environment, code, said = REFUSED[name]
     stand.bring("failed", 2)
-    for file, content in (("s.yaml", document()), ("wrong.yaml", {"apiVersion": "v0"}), ("odd.yaml", {"colour": 1})):
+    files = {
+        "s.yaml": document(), "wrong.yaml": {"apiVersion": "v0"}, "odd.yaml": {"colour": 1},
+        "dry.yaml": document(options={"dry_run": True}), "dsn.yaml": {"wal_dsn": "mysql://kfm:secret@db"},
+    }  # fmt: skip
+    for file, content in files.items():
         (tmp_path / file).write_text(yaml.safe_dump(content))
     for variable, value in environment.items():
         monkeypatch.setenv(variable, value)
@@ -338,9 +387,7 @@ def test_ctrl_c_leaves_the_replay_running_and_says_how_to_stop_it(stand: Stand) 
 
 @pytest.mark.clause("RPL-01")
 def test_a_backfill_is_handed_over_and_a_dry_run_of_it_starts_nothing(stand: Stand, call: Call) -> None:
-    wanted = [
-        "--mode", "backfill", "--dataset", "hrrr", "--event-time-start", "2025-12-01", "--event-time-end", "2025-12-03",
-    ]  # fmt: skip
+    wanted = ["--mode", "backfill", *DAYS]
     assert call("dry-run", *wanted, "--json").json["listings"] == 2
     assert every_table(stand.pipeline)["backfills"] == []
     answer = call("run", *wanted, *START, "--json")

@@ -22,7 +22,8 @@ CREATE TABLE governance_log (
     -- A decision by nobody or for nothing is no audit.
     CONSTRAINT governance_log_entry_is_attributed
     CHECK (length(actor) BETWEEN 1 AND 200 AND length(reason) BETWEEN 1 AND 1000),
-    CONSTRAINT governance_log_action_is_a_word CHECK (length(action) BETWEEN 1 AND 40 AND action NOT GLOB '*[^a-z_]*'),
+    CONSTRAINT governance_log_action_is_a_word
+    CHECK (length(action) BETWEEN 1 AND 40 AND action GLOB '[a-z]*' AND action NOT GLOB '*[^a-z_]*'),
     -- A reference that nobody can look up is none.
     CONSTRAINT governance_log_change_ref_is_bounded CHECK (length(change_ref) BETWEEN 1 AND 200),
     -- Half a change of status would match no transition.

@@ -1,5 +1,6 @@
 -- Batch statements about messages for PostgreSQL: a batch is one JSON parameter, read by jsonb_to_recordset.
--- Rows are written in the order of their key, so that two batches that overlap cannot deadlock.
+-- Rows are written or locked in the order of their key, so that two batches that overlap cannot deadlock: every run and
+-- every tick acknowledges.
 
 -- name: record
 INSERT INTO nodd_wal_deliveries (
@@ -44,19 +45,43 @@ ON CONFLICT (message_id, record_index) DO UPDATE SET
     received_at = excluded.received_at;
 
 -- name: mark_rejected
-UPDATE nodd_wal_deliveries SET state = 'rejected', settled_at = NULL
-WHERE message_id IN (SELECT jsonb_array_elements_text(CAST(:message_ids AS jsonb)));
+WITH known AS (
+    SELECT message_id FROM nodd_wal_deliveries
+    WHERE message_id IN (SELECT jsonb_array_elements_text(CAST(:message_ids AS jsonb)))
+    ORDER BY message_id
+    FOR NO KEY UPDATE
+)
+
+UPDATE nodd_wal_deliveries AS delivery SET state = 'rejected', settled_at = NULL
+FROM known
+WHERE delivery.message_id = known.message_id;
 
 -- name: mark_deleted
-UPDATE nodd_wal_deliveries SET state = 'deleted', settled_at = :at
-WHERE message_id IN (SELECT jsonb_array_elements_text(CAST(:message_ids AS jsonb)));
+WITH known AS (
+    SELECT message_id FROM nodd_wal_deliveries
+    WHERE message_id IN (SELECT jsonb_array_elements_text(CAST(:message_ids AS jsonb)))
+    ORDER BY message_id
+    FOR NO KEY UPDATE
+)
+
+UPDATE nodd_wal_deliveries AS delivery SET state = 'deleted', settled_at = :at
+FROM known
+WHERE delivery.message_id = known.message_id;
 
 -- name: dead_letter
 -- One that waits on the dead-letter queue itself for its units, or has been deleted from it, is left as it is.
-UPDATE nodd_wal_deliveries SET state = 'dead_lettered', settled_at = :at
-WHERE
-    message_id IN (SELECT jsonb_array_elements_text(CAST(:message_ids AS jsonb)))
-    AND state <> 'dead_lettered' AND (queue <> :queue OR state = 'rejected');
+WITH known AS (
+    SELECT message_id FROM nodd_wal_deliveries
+    WHERE
+        message_id IN (SELECT jsonb_array_elements_text(CAST(:message_ids AS jsonb)))
+        AND state <> 'dead_lettered' AND (queue <> :queue OR state = 'rejected')
+    ORDER BY message_id
+    FOR NO KEY UPDATE
+)
+
+UPDATE nodd_wal_deliveries AS delivery SET state = 'dead_lettered', settled_at = :at
+FROM known
+WHERE delivery.message_id = known.message_id;
 
 -- name: states
 SELECT message_id, state FROM nodd_wal_deliveries

@@ -360,15 +360,23 @@ WHERE
 RETURNING wal_id, dataset, attempt, earlier_attempt, permitted;
 
 -- name: quarantine
-UPDATE nodd_wal_records SET
+WITH unit AS (
+    SELECT wal_id FROM nodd_wal_records
+    WHERE
+        wal_id IN (SELECT jsonb_array_elements_text(CAST(:wal_ids AS jsonb)))
+        AND status || '' IN ('pending', 'failed')
+    ORDER BY wal_id
+    FOR UPDATE
+)
+
+UPDATE nodd_wal_records AS record SET
     status = 'quarantined',
-    last_error_code = coalesce(last_error_code, :reason),
+    last_error_code = coalesce(record.last_error_code, :reason),
     next_attempt_at = NULL,
     updated_at = :at,
     changed_by = :actor,
     change_reason = :reason,
     version = version + 1
-WHERE
-    wal_id IN (SELECT jsonb_array_elements_text(CAST(:wal_ids AS jsonb)))
-    AND status || '' IN ('pending', 'failed')
-RETURNING wal_id;
+FROM unit
+WHERE record.wal_id = unit.wal_id
+RETURNING record.wal_id;

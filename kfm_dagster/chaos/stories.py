@@ -1,0 +1,127 @@
+"""Stories of a feed: objects stored, announced and drained in some order, and the fate that each must meet.
+
+Belongs here: the values of which a pathology is made, and `play`. Does not belong here: the corpus (`pathologies.py`),
+or who plays: a test over a folder, or a deployment through `embedded.feed.Feed`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from kfm_dagster.contracts.identity import rfc3339, uuid8
+from kfm_dagster.contracts.issues import ParseIssue
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.embedded.feed import SUBJECT, ObjectEvent, topic_of
+from kfm_dagster.ledger.state_machine import Status
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Version:
+    """One content of an object, and when S3 says that it came."""
+
+    bucket: str
+    key: str
+    content: bytes
+    at: datetime
+
+    @property
+    def uri(self) -> str:
+        """`s3://bucket/key`."""
+        return f"s3://{self.bucket}/{self.key}"
+
+    @property
+    def etag(self) -> str:
+        """MD5, as of an object put in one part."""
+        return hashlib.md5(self.content, usedforsecurity=False).hexdigest()
+
+    @property
+    def event(self) -> ObjectEvent:
+        """What S3 announces."""
+        return ObjectEvent(bucket=self.bucket, key=self.key, size=len(self.content), etag=self.etag, event_time=self.at)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Store:
+    """The bucket holds this under the version's key, in the place of what was there."""
+
+    version: Version
+    content: bytes | None = None
+    """What is stored, when that is not the version's content."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Announce:
+    """One message with an event for each version, through the topic of the bucket or the one named."""
+
+    versions: tuple[Version, ...]
+    topic: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drain:
+    """The pipeline works until the queue is empty and every unit is terminal."""
+
+
+Step = Store | Announce | Drain
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fate:
+    """What must become of a version; `code` is that of its last error."""
+
+    version: Version
+    status: Status
+    code: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pathology:
+    """A story, how to play it, and how it must end. `shown` are the versions that Items show, one each."""
+
+    name: str
+    story: str
+    steps: tuple[Step, ...]
+    fates: tuple[Fate, ...]
+    shown: tuple[Version, ...] = ()
+    rejected: tuple[ParseIssue, ...] = ()
+
+
+def play(
+    pathology: Pathology,
+    *,
+    registry: ContractRegistry,
+    put: Callable[[str, str, bytes], object],
+    send: Callable[[str], object],
+    drain: Callable[[], object],
+) -> None:
+    """Play the steps: `put` stores (bucket, key, content), `send` puts a body on the queue, `drain` works it off.
+
+    With an embedded cloud these are `feed.put`, `feed.announce_raw` and a call of `embedded.drain.drain`.
+    """
+    for step in (*pathology.steps, Drain()):
+        match step:
+            case Store(version=version, content=content):
+                put(version.bucket, version.key, version.content if content is None else content)
+            case Announce(versions=versions, topic=topic):
+                send(notification(versions, topic=topic or topic_of(registry, versions[0].bucket)))
+            case Drain():
+                drain()
+
+
+def notification(versions: Sequence[Version], *, topic: str) -> str:
+    """Return the body of the SQS message by which SNS delivers one S3 event message."""
+    payload = json.dumps({"Records": [version.event.record() for version in versions]}, separators=(",", ":"))
+    return json.dumps(
+        {
+            "Type": "Notification",
+            "MessageId": uuid8("sns", payload),
+            "TopicArn": topic,
+            "Subject": SUBJECT,
+            "Message": payload,
+            "Timestamp": rfc3339(versions[0].at + timedelta(seconds=1)),
+        }
+    )

@@ -1,0 +1,76 @@
+"""The verdict on a campaign: what must be there, once each, when everything has come to its end.
+
+Belongs here: comparing the ledger, the catalog and the lineage with what was announced. Does not belong here: starting
+and watching (`campaign.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from kfm_dagster.contracts.envelope import WalId
+from kfm_dagster.embedded.feed import ObjectEvent
+from kfm_dagster.errors import ExitCode, KfmError
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.state_machine import Status
+
+
+class CampaignError(KfmError):
+    """The campaign found something lost, doubled or unfinished."""
+
+    exit_code = ExitCode.FINISHED_WITH_FAILURES
+
+
+def assert_whole(pipeline: Pipeline, home: Path, *, dataset: str, events: Sequence[ObjectEvent]) -> int:
+    """Hold that every unit has one terminal record, one Item and one set of lineage; return the most attempts of one.
+
+    Raises CampaignError with what is lost, doubled or unfinished.
+    """
+    records = pipeline.ledger.find(limit=len(events) + 1)
+    _compare("records", Counter(record.object_uri for record in records), {f"s3://{e.bucket}/{e.key}" for e in events})
+    if unfinished := [record.wal_id for record in records if record.status is not Status.SUCCEEDED]:
+        raise CampaignError("units did not succeed", observed=f"{len(unfinished)}, the first {unfinished[0]}")
+    wal_ids = {WalId(record.wal_id) for record in records}
+    items = Counter(path.stem for path in (home / "catalog" / dataset).rglob("*_V06.json"))
+    _compare("Items", items, {str(record.stac_item_id) for record in records})
+    events_seen = [(event["eventType"], event["run"]["runId"]) for event in _events(home)]
+    links = [link for wal_id in wal_ids for link in pipeline.lineage.links_of(wal_id)]
+    runs = {link.lineage_id for link in links if link.path == "openlineage"}
+    for kind in ("START", "COMPLETE"):
+        _compare(f"{kind} events", Counter(run_id for found, run_id in events_seen if found == kind), runs)
+    _compare("PROV activities", _activities(home), {link.lineage_id for link in links if link.path == "prov"})
+    if len(links) != 2 * len(wal_ids):
+        raise CampaignError("lineage is missing or doubled", observed=len(links), expected=2 * len(wal_ids))
+    return max(record.attempts for record in records)
+
+
+def _compare(what: str, found: Counter[str], expected: set[str]) -> None:
+    doubled = [name for name, count in found.items() if count > 1]
+    missing = expected - found.keys()
+    foreign = found.keys() - expected
+    if doubled or missing or foreign:
+        raise CampaignError(
+            f"{what} are not one for one",
+            observed=f"{len(doubled)} doubled, {len(missing)} missing, {len(foreign)} of nothing known",
+            expected=f"{len(expected)}, each once",
+        )
+
+
+def _events(home: Path) -> Iterator[dict[str, Any]]:
+    for file in sorted((home / "lineage" / "openlineage").rglob("*.ndjson")):
+        for line in file.read_bytes().splitlines():
+            yield json.loads(line)
+
+
+def _activities(home: Path) -> Counter[str]:
+    """Return the PROV activities of ingests by id, over every document."""
+    return Counter(
+        node["id"]
+        for file in (home / "lineage" / "prov").rglob("*.jsonld")
+        for node in json.loads(file.read_bytes())["@graph"]
+        if "kfm:Ingest" in node.get("type", ())
+    )

@@ -1,0 +1,58 @@
+"""What the commands of the dead-letter queue print: plans, progress and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from kfm_dagster.cli.tables import show_rows
+from kfm_dagster.replay.dead_letter_batches import NOT_MEANT, DeadLetterReport, End, Outcome
+from kfm_dagster.replay.dead_letter_plan import DeadLetterPlan
+
+GROUP_COLUMNS = ("class", "dataset", "error_code", "messages", "units", "no_replay", "recurred")
+OUTCOME_COLUMNS = ("outcome", "messages")
+USUAL = {Outcome.DELETED, Outcome.WAITS, Outcome.MOVED, Outcome.DISCARDED}
+"""Outcomes that are counted and not listed; `--json` lists every message."""
+MESSAGE_COLUMNS = ("message_id", "class", "dataset", "error_code", "outcome", "detail")
+
+
+@contextmanager
+def bar(name: str, *, total: int) -> Iterator[Callable[[DeadLetterReport], None]]:
+    """Show messages worked on of messages planned, on stderr."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(name, total=total)
+        yield lambda report: bar.update(task, completed=sum(report.outcomes.values()) - report.outcomes[Outcome.LEFT])
+
+
+def show_plan(planned: DeadLetterPlan) -> None:
+    """Print what would be worked on."""
+    click.echo(f"{planned.queue}: {planned.looked_at} messages looked at, {planned.selected} selected")
+    show_rows([group.as_json() for group in planned.groups], GROUP_COLUMNS)
+
+
+def show_report(done: DeadLetterReport) -> None:
+    """Print what became of the messages; what a person has to know besides goes to stderr."""
+    unusual = [message for message in done.messages if message.outcome not in USUAL and message.detail not in NOT_MEANT]
+    if unusual:
+        show_rows([message.as_json() for message in unusual], MESSAGE_COLUMNS)
+    show_rows(
+        [{"outcome": outcome.value, "messages": count} for outcome, count in done.outcomes.most_common()],
+        OUTCOME_COLUMNS,
+    )
+    click.echo(
+        f"{done.run_id}: batches {done.batches}, units created {done.created}, let in again {done.readmitted}, "
+        f"quarantined {done.quarantined}"
+    )
+    if done.outcomes[Outcome.WAITS]:
+        click.echo(
+            f"{done.outcomes[Outcome.WAITS]} messages stay until the daemon (or kfm drain) has worked their units"
+        )
+    for message_id in sorted(done.unmet):
+        click.echo(f"not done: {message_id}", err=True)
+    if done.end not in {None, End.EMPTY, End.LIMIT}:
+        click.echo(f"ended at {done.end}" + (f": {done.detail}" if done.detail else ""), err=True)

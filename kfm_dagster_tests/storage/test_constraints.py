@@ -1,0 +1,475 @@
+"""Every named constraint of the schema refuses by itself what it is named for, on both databases.
+
+Each case is a row that is right but for one thing. The tables' triggers are off meanwhile, because most of them would
+refuse the row first; what they refuse is tested in `test_guards.py` and in their rooms. A constraint without a case
+fails the test.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import IntegrityError
+
+from kfm_dagster.storage.database import Database
+
+T, LATER = "2025-12-03T12:00:00.000000Z", "2025-12-03T13:00:00.000000Z"
+DAY = "2025-12-03"
+ONE, TWO, THREE = (f"00000000-0000-8000-8000-{number:012d}" for number in (1, 2, 3))
+HASH = "a" * 64
+EVIDENCE = {"evidence_uri": f"evidence/aa/{HASH}.json", "evidence_sha256": HASH, "collected_at": T}
+
+Row = Mapping[str, Any]
+
+_RECORD: Row = {
+    "wal_id": ONE, "dataset": "d", "object_uri": "s3://b/1", "provider": "aws", "queue": "q", "event_time": T,
+    "time_range_start": T, "time_range_end": T, "status": "pending", "attempts": 0, "last_attempt_at": None,
+    "last_error_code": None, "last_error_message": None, "integrity_status": "unknown", "metadata_status": "unknown",
+    "stac_status": "unknown", "provenance_status": "unknown", "ingest_run_id": None, "worker_id": None,
+    "replay_reason": None, "created_at": T, "updated_at": T, "version": 1, "object_version": None, "partition_key": DAY,
+    "priority": "normal", "schema_version": "2.1", "next_attempt_at": None, "changed_by": "p", "change_reason": "x",
+    "extension": "{}", "lane": "live",
+}  # fmt: skip
+_TRANSITION: Row = {
+    "wal_id": ONE, "version": 1, "at": T, "actor": "p", "from_status": None, "to_status": "pending", "reason": "x",
+    "attempts": 0, "fields": "{}",
+}  # fmt: skip
+_OUTCOME: Row = {"wal_id": ONE, "attempt": 1, "at": T, "run_id": "r", "code_version": "1", "superseded": False}
+
+STANDING: dict[str, Sequence[Row]] = {
+    "run_state": [
+        {
+            "dataset_id": "d.o", "run_id": "r", "lakefs_branch": "main", "inputs_hash": f"sha256:{HASH}",
+            "validation_summary": "{}", "outcome": "success", "recorded_at": T, "artifact_sha256": HASH,
+        }
+    ],
+    "replay_reasons": [{"code": "audit", "meaning": "an audit"}],
+    "nodd_wal_records": [_RECORD, {**_RECORD, "wal_id": TWO, "object_uri": "s3://b/2"}],
+    "nodd_wal_transitions": [_TRANSITION, {**_TRANSITION, "version": 2}, {**_TRANSITION, "wal_id": TWO}],
+    "nodd_wal_deliveries": [
+        {
+            "message_id": "m1", "queue": "q", "receipt_handle": "h", "receive_count": 1, "first_received_at": T,
+            "received_at": T, "landing_sha256": HASH, "state": "in_flight", "settled_at": None,
+        }
+    ],
+    "nodd_wal_delivery_units": [{"message_id": "m1", "wal_id": ONE}],
+    "rejected_messages": [
+        {"message_id": "m1", "record_index": 0, "reason_code": "x", "detail": "x", "body": "{}", "received_at": T}
+    ],
+    "catalog_collections": [{"collection_id": "c1", "dataset": "d", "title": "t"}],
+    "catalog_items": [
+        {
+            "collection_id": "c1", "item_id": "i1", "partition_key": DAY, "page": 1, "content_sha256": HASH,
+            "object_uri": "s3://b/1", "wal_id": ONE, "precedence": "", "sequencer": "", "revision": 1, "west": None,
+            "start_at": T, "end_at": T, "summaries": "{}", "updated_at": T,
+        }
+    ],
+    "catalog_pages": [
+        {
+            "collection_id": "c1", "partition_key": DAY, "page": 1, "items": 1, "over_antimeridian": 0,
+            "over_greenwich": 0, "start_at": T, "end_at": T,
+        }
+    ],
+    "catalog_summaries": [{"collection_id": "c1", "property": "p", "value": "1", "items": 1}],
+    "lineage_batches": [
+        {
+            "batch_id": "b1", "path": "openlineage", "dataset": "d", "run_id": "r", "href": "1", "sha256": HASH,
+            "unit_count": 1, "state": "staged", "delivery": "none", "created_at": T, "published_at": None,
+        }
+    ],
+    "governance_log": [
+        {
+            "at": T, "actor": "p", "action": "release", "wal_id": ONE, "record_version": 2,
+            "from_status": "quarantined", "to_status": "pending", "reason": "x", "change_ref": "C-1", "details": "{}",
+        }
+    ],
+    "kill_switches": [
+        {
+            "dataset": "a", "engaged_at": T, "engaged_by": "p", "reason": "x", "expires_at": None, "released_at": None,
+            "released_by": None, "release_reason": None,
+        }
+    ],
+    "nodd_wal_leases": [
+        {
+            "ingest_run_id": "r", "dataset": "d", "worker_id": "w", "acquired_at": T, "renewed_at": T,
+            "expires_at": LATER,
+        }
+    ],
+    "nodd_wal_supersessions": [{"older_wal_id": ONE, "newer_wal_id": TWO, "found_at": T}],
+    "nodd_wal_outcomes": [_OUTCOME, {**_OUTCOME, "attempt": 2}],
+    "replay_mismatches": [
+        {
+            "wal_id": ONE, "attempt": 2, "earlier_attempt": 1, "at": T, "dataset": "d", "item_differs": True,
+            "provenance_differs": False, "permitted": False,
+        }
+    ],
+    "lineage_emissions": [
+        {
+            "wal_id": ONE, "path": "openlineage", "edition": "", "lineage_id": "l1", "batch_id": "b1",
+            "content_sha256": HASH,
+        }
+    ],
+    "lineage_outbox": [
+        {
+            "batch_id": "b1", "destination": "files", "content": b"x", "content_bytes": 1, "attempts": 0,
+            "next_attempt_at": T, "last_error": None, "events_done": 0, "not_taken": "[]",
+        }
+    ],
+    "replay_runs": [
+        {
+            "replay_run_id": "p1", "name": "n", "mode": "failed-only", "env": "dev", "state": "running",
+            "state_reason": None, "spec": "{}", "spec_sha256": HASH, "batches": 1, "actor": "p", "reason": "x",
+            "change_ref": None, "mismatches_seen": 0, "created_at": T, "updated_at": T, "finished_at": None,
+        }
+    ],
+    "replay_units": [
+        {
+            "replay_run_id": "p1", "position": 1, "batch": 1, "wal_id": ONE, "dataset": "d",
+            "selected_status": "failed", "selected_version": 1, "state": "selected", "skip_reason": None,
+            "admitted_version": None, "decided_at": None,
+        }
+    ],
+    "quarantine_cases": [
+        {
+            "wal_id": ONE, "quarantined_version": 1, "opened_at": T, "reason": "x", "evidence_uri": None,
+            "evidence_sha256": None, "collected_at": None, "state": "open", "closed_at": None, "closing_entry": None,
+        }
+    ],
+    "backfills": [
+        {
+            "backfill_id": "f1", "first_day": DAY, "last_day": DAY, "state": "running", "actor": "p", "reason": "x",
+            "started_at": T, "ended_at": None,
+        }
+    ],
+    "backfill_days": [
+        {
+            "backfill_id": "f1", "dataset": "d", "day": DAY, "state": "waiting", "requests": 0, "requested_at": None,
+            "listed_at": None, "listed": 0, "created": 0, "readmitted": 0,
+        }
+    ],
+}  # fmt: skip
+"""Rows that every table holds, in an order in which each finds what it refers to."""
+
+ANOTHER: dict[str, Row] = {
+    "run_state": {"run_id": "r2"},
+    "replay_reasons": {"code": "drill"},
+    "nodd_wal_records": {"wal_id": THREE, "object_uri": "s3://b/3"},
+    "nodd_wal_transitions": {"wal_id": TWO, "version": 2},
+    "nodd_wal_deliveries": {"message_id": "m2"},
+    "nodd_wal_delivery_units": {"wal_id": TWO},
+    "rejected_messages": {"record_index": 1},
+    "catalog_collections": {"collection_id": "c2"},
+    "catalog_items": {"item_id": "i2"},
+    "catalog_pages": {"page": 2},
+    "catalog_summaries": {"value": "2"},
+    "lineage_batches": {"batch_id": "b2", "href": "2"},
+    "governance_log": {"wal_id": TWO, "record_version": 1},
+    "kill_switches": {"dataset": "b"},
+    "nodd_wal_leases": {"ingest_run_id": "r2"},
+    "nodd_wal_supersessions": {"older_wal_id": TWO, "newer_wal_id": ONE},
+    "nodd_wal_outcomes": {"attempt": 3},
+    "replay_mismatches": {"attempt": 1, "earlier_attempt": 2},
+    "lineage_emissions": {"edition": "e", "lineage_id": "l2"},
+    "lineage_outbox": {"destination": "backend", "content": None, "content_bytes": None},
+    "replay_runs": {"replay_run_id": "p2"},
+    "replay_units": {"position": 2, "wal_id": TWO},
+    "quarantine_cases": {"wal_id": TWO},
+    "backfills": {"backfill_id": "f2"},
+    "backfill_days": {"dataset": "e"},
+}
+"""What makes of each table's first row another one that may stand beside it."""
+
+TERMINAL = {"integrity_status": "ok", "metadata_status": "ok", "stac_status": "created", "provenance_status": "ok"}
+CLAIMED = {"status": "in_progress", "ingest_run_id": "r", "worker_id": "w", "last_attempt_at": T}
+REPLACING = {"mode": "repair-and-replace", "change_ref": "C-1"}
+
+CASES: dict[str, list[Row]] = {
+    "run_state_one_record_per_node_and_run": [{"run_id": "r"}],
+    "run_state_outcome_is_known": [{"outcome": "odd"}],
+    "run_state_inputs_hash_is_sha256": [{"inputs_hash": HASH}, {"inputs_hash": f"sha256:{HASH[:-1]}"}],
+    "run_state_validation_summary_is_object": [{"validation_summary": "[]"}],
+    "run_state_success_has_artifact": [{"artifact_sha256": None}],
+    "replay_reasons_one_row_per_code": [{"code": "retry"}],
+    "replay_reasons_code_is_short": [{"code": ""}, {"code": "x" * 61}],
+    "nodd_wal_records_one_record_per_unit": [{"wal_id": ONE}],
+    "nodd_wal_records_identity_is_unique": [{"object_uri": "s3://b/1"}],
+    "nodd_wal_records_replay_reason_is_governed": [{"replay_reason": "whim"}],
+    "nodd_wal_records_wal_id_is_uuid": [{"wal_id": "w-1"}, {"wal_id": THREE.replace("8", "A")}],
+    "nodd_wal_records_status_is_known": [{"status": "odd"}],
+    "nodd_wal_records_integrity_status_is_known": [{"integrity_status": "odd"}],
+    "nodd_wal_records_metadata_status_is_known": [{"metadata_status": "odd"}],
+    "nodd_wal_records_stac_status_is_known": [{"stac_status": "odd"}],
+    "nodd_wal_records_provenance_status_is_known": [{"provenance_status": "odd"}],
+    "nodd_wal_records_priority_is_known": [{"priority": "odd"}],
+    "nodd_wal_records_lane_is_known": [{"lane": "fast"}],
+    "nodd_wal_records_attempts_are_counted": [{"attempts": -1}],
+    "nodd_wal_records_version_is_positive": [{"version": 0}],
+    "nodd_wal_records_success_is_complete": [
+        {**TERMINAL, "status": "succeeded", column: "unknown"} for column in TERMINAL
+    ],
+    "nodd_wal_records_failed_item_is_no_success": [{**TERMINAL, "status": "succeeded", "stac_status": "failed"}],
+    "nodd_wal_records_time_range_is_ordered": [{"time_range_end": "2025-12-03T11:00:00.000000Z"}],
+    "nodd_wal_records_times_are_rfc3339": [
+        {column: "2025-12-03T12:00:00Z"} for column in ("event_time", "time_range_end", "created_at", "updated_at")
+    ],
+    "nodd_wal_records_partition_is_day_of_start": [{"partition_key": "2025-12-04"}],
+    "nodd_wal_records_trouble_has_code": [{"status": "failed"}, {"status": "quarantined"}],
+    "nodd_wal_records_error_code_is_bounded": [{"last_error_code": ""}, {"last_error_code": "x" * 101}],
+    "nodd_wal_records_error_message_is_bounded": [{"last_error_message": "x" * 501}],
+    "nodd_wal_records_claim_is_attributed": [
+        {**CLAIMED, column: None} for column in ("ingest_run_id", "worker_id", "last_attempt_at")
+    ],
+    "nodd_wal_records_due_time_is_of_failed": [{"next_attempt_at": T}],
+    "nodd_wal_records_change_is_attributed": [{"changed_by": ""}, {"change_reason": ""}],
+    "nodd_wal_records_extension_is_object": [{"extension": "[]"}],
+    "nodd_wal_transitions_one_row_per_version": [{"version": 1}],
+    "nodd_wal_deliveries_one_row_per_message": [{"message_id": "m1"}],
+    "nodd_wal_deliveries_state_is_known": [{"state": "odd"}],
+    "nodd_wal_deliveries_receives_are_counted": [{"receive_count": 0}],
+    "nodd_wal_deliveries_settled_has_time": [{"state": "deleted"}, {"settled_at": T}],
+    "nodd_wal_delivery_units_one_row_per_pair": [{"wal_id": ONE}],
+    "nodd_wal_delivery_units_message_is_known": [{"message_id": "m9"}],
+    "rejected_messages_one_row_per_record": [{"record_index": 0}],
+    "rejected_messages_message_is_known": [{"message_id": "m9"}],
+    "rejected_messages_detail_is_bounded": [{"detail": "x" * 501}],
+    "catalog_collections_one_row_each": [{"collection_id": "c1"}],
+    "catalog_items_one_row_per_item": [{"item_id": "i1", "page": 2}],
+    "catalog_items_collection_exists": [{"collection_id": "c9"}],
+    "catalog_items_page_counts_from_one": [{"page": 0}],
+    "catalog_items_revision_counts_from_one": [{"revision": 0}],
+    "catalog_items_content_is_sha256": [{"content_sha256": "x"}, {"content_sha256": "G" * 64}],
+    "catalog_items_bbox_is_whole": [{"west": 1.0}],
+    "catalog_items_time_range_is_ordered": [{"start_at": LATER}],
+    "catalog_items_summaries_is_object": [{"summaries": "[]"}],
+    "catalog_pages_one_row_each": [{"page": 1}],
+    "catalog_pages_are_not_empty": [{"items": 0}],
+    "catalog_summaries_one_row_per_value": [{"value": "1"}],
+    "catalog_summaries_items_are_not_negative": [{"items": -1}],
+    "lineage_batches_one_row_per_content": [{"batch_id": "b1"}],
+    "lineage_batches_one_file_each": [{"href": "1"}],
+    "lineage_batches_path_is_known": [{"path": "odd"}],
+    "lineage_batches_state_is_known": [{"state": "odd"}],
+    "lineage_batches_published_has_time": [{"state": "published"}, {"published_at": T}],
+    "lineage_batches_delivery_is_known": [{"delivery": "odd"}],
+    "lineage_batches_delivers_openlineage": [{"path": "prov", "delivery": "pending"}],
+    "lineage_batches_delivers_published": [{"delivery": "delivered"}],
+    "lineage_batches_sha256_is_hex": [{"sha256": "x"}, {"sha256": "G" * 64}],
+    "lineage_batches_is_not_empty": [{"unit_count": 0}],
+    "governance_log_by_decision": [{"wal_id": ONE, "record_version": 2}],
+    "governance_log_decision_was_carried_out": [{"record_version": 9}, {"wal_id": THREE}],
+    "governance_log_entry_is_attributed": [
+        {"actor": ""}, {"actor": "x" * 201}, {"reason": ""}, {"reason": "x" * 1001},
+    ],
+    "governance_log_action_is_a_word": [
+        {"action": action} for action in ("", "x" * 41, "Let it in", "_release", "release1")
+    ],
+    "governance_log_change_ref_is_bounded": [{"change_ref": ""}, {"change_ref": "x" * 201}],
+    "governance_log_change_is_whole": [
+        {"record_version": None}, {"from_status": None}, {"to_status": None}, {"wal_id": None},
+    ],
+    "governance_log_override_has_change_ref": [
+        {"change_ref": None}, {"change_ref": None, "from_status": "succeeded"},
+    ],
+    "governance_log_details_are_object": [{"details": "[]"}],
+    "kill_switches_one_open_per_dataset": [{"dataset": "a"}],
+    "kill_switches_is_attributed": [
+        {"engaged_by": ""}, {"engaged_by": "x" * 201}, {"reason": ""}, {"reason": "x" * 1001},
+    ],
+    "kill_switches_expires_later": [{"expires_at": T}],
+    "kill_switches_release_is_attributed": [
+        {"released_at": LATER}, {"released_at": LATER, "released_by": "p"}, {"released_by": "p"},
+        {"release_reason": "x"},
+    ],
+    "nodd_wal_leases_one_row_per_holder": [{"ingest_run_id": "r"}],
+    "nodd_wal_leases_lasts": [{"expires_at": T}],
+    "nodd_wal_supersessions_one_successor": [{"older_wal_id": ONE, "newer_wal_id": TWO}],
+    "nodd_wal_supersessions_older_is_known": [{"older_wal_id": THREE}],
+    "nodd_wal_supersessions_newer_is_known": [{"newer_wal_id": THREE}],
+    "nodd_wal_supersessions_of_another_unit": [{"newer_wal_id": TWO}],
+    "nodd_wal_outcomes_one_row_per_attempt": [{"attempt": 1}],
+    "nodd_wal_outcomes_record_is_known": [{"wal_id": THREE}],
+    "replay_mismatches_one_row_per_attempt": [{"attempt": 2, "earlier_attempt": 1}],
+    "replay_mismatches_outcome_is_known": [{"attempt": 9}],
+    "replay_mismatches_earlier_outcome_is_known": [{"earlier_attempt": 9}],
+    "replay_mismatches_something_differs": [{"item_differs": False}],
+    "lineage_emissions_once_per_unit_path_and_edition": [{"edition": ""}],
+    "lineage_emissions_id_names_one_unit": [{"lineage_id": "l1"}],
+    "lineage_emissions_path_is_known": [{"path": "odd"}],
+    "lineage_emissions_edition_is_bounded": [{"edition": "x" * 201}],
+    "lineage_emissions_content_is_sha256": [{"content_sha256": "x"}, {"content_sha256": "G" * 64}],
+    "lineage_emissions_have_a_batch": [{"batch_id": "b9"}],
+    "lineage_outbox_one_row_per_destination": [{"destination": "files"}],
+    "lineage_outbox_has_a_batch": [{"batch_id": "b9"}],
+    "lineage_outbox_destination_is_known": [{"destination": "odd"}],
+    "lineage_outbox_content_is_for_files": [
+        {"content": b"x", "content_bytes": 1}, {"content": b"x"}, {"content_bytes": 1},
+    ],
+    "lineage_outbox_counts_are_not_negative": [
+        {"attempts": -1}, {"events_done": -1},
+        {"batch_id": "b9", "destination": "files", "content": b"", "content_bytes": -1},
+    ],
+    "lineage_outbox_error_is_bounded": [{"last_error": "x" * 501}],
+    "lineage_outbox_not_taken_is_a_list": [{"not_taken": "{}"}],
+    "replay_runs_one_row_per_replay": [{"replay_run_id": "p1"}],
+    "replay_runs_id_is_short": [{"replay_run_id": ""}, {"replay_run_id": "x" * 61}],
+    "replay_runs_name_is_short": [{"name": ""}, {"name": "x" * 101}],
+    "replay_runs_mode_is_known": [{"mode": "odd"}],
+    "replay_runs_env_is_known": [{"env": "odd"}],
+    "replay_runs_state_is_known": [{"state": "odd"}],
+    "replay_runs_halt_has_reason": [
+        {"state": "paused"}, {"state": "stopped"}, {"state_reason": "x"}, {"state": "paused", "state_reason": ""},
+        {"state": "paused", "state_reason": "x" * 1001},
+    ],
+    "replay_runs_finish_is_stamped": [{"state": "finished"}, {"finished_at": T}],
+    "replay_runs_spec_hash_is_sha256": [{"spec_sha256": "x"}, {"spec_sha256": "G" * 64}],
+    "replay_runs_spec_is_object": [{"spec": "[]"}],
+    "replay_runs_counts_are_counted": [{"batches": -1}, {"mismatches_seen": -1}],
+    "replay_runs_is_attributed": [{"actor": ""}, {"actor": "x" * 201}, {"reason": ""}, {"reason": "x" * 1001}],
+    "replay_runs_change_ref_is_bounded": [{"change_ref": ""}, {"change_ref": "x" * 201}],
+    "replay_runs_replacing_has_change_ref": [{"mode": "repair-and-replace"}],
+    "replay_runs_times_are_rfc3339": [
+        {"created_at": "2025-12-03 12:00:00"}, {"updated_at": "2025-12-03 12:00:00"},
+        {"state": "finished", "finished_at": "2025-12-03 12:00:00"},
+    ],
+    "replay_units_one_row_per_position": [{"position": 1}],
+    "replay_units_one_row_per_unit": [{"wal_id": ONE}],
+    "replay_units_replay_is_known": [{"replay_run_id": "p9"}],
+    "replay_units_record_is_known": [{"wal_id": THREE}],
+    "replay_units_admission_is_in_history": [{"state": "admitted", "admitted_version": 9, "decided_at": T}],
+    "replay_units_are_counted_from_one": [{"position": 0}, {"batch": 0}],
+    "replay_units_state_is_known": [{"state": "odd", "decided_at": T}],
+    "replay_units_skip_has_reason": [
+        {"state": "skipped", "decided_at": T}, {"skip_reason": "x"},
+        {"state": "skipped", "decided_at": T, "skip_reason": ""},
+        {"state": "skipped", "decided_at": T, "skip_reason": "x" * 61},
+    ],
+    "replay_units_admission_has_version": [{"state": "admitted", "decided_at": T}, {"admitted_version": 1}],
+    "replay_units_decision_is_stamped": [{"decided_at": T}, {"state": "skipped", "skip_reason": "x"}],
+    "quarantine_cases_one_row_per_quarantine": [{"wal_id": ONE}],
+    "quarantine_cases_quarantine_happened": [{"quarantined_version": 9}],
+    "quarantine_cases_closing_entry_is_known": [{"state": "discarded", "closed_at": T, "closing_entry": 999}],
+    "quarantine_cases_state_is_known": [{"state": "odd", "closed_at": T, "closing_entry": 1}],
+    "quarantine_cases_evidence_is_content_addressed": [
+        *({**EVIDENCE, column: None} for column in EVIDENCE), {**EVIDENCE, "evidence_sha256": "b" * 64},
+    ],
+    "quarantine_cases_closing_is_whole": [{"state": "discarded"}, {"closed_at": T}, {"closing_entry": 1}],
+    "backfills_one_row_per_backfill": [{"backfill_id": "f1"}],
+    "backfills_window_has_a_day": [{"last_day": "2025-12-02"}],
+    "backfills_days_are_days": [{"first_day": "2025"}, {"last_day": "tomorrow"}],
+    "backfills_state_is_known": [{"state": "odd", "ended_at": T}],
+    "backfills_is_attributed": [{"actor": ""}, {"actor": "x" * 201}, {"reason": ""}, {"reason": "x" * 1001}],
+    "backfills_end_has_a_time": [{"state": "finished"}, {"ended_at": T}],
+    "backfill_days_one_row_per_day": [{"dataset": "d"}],
+    "backfill_days_backfill_is_known": [{"backfill_id": "f9"}],
+    "backfill_days_day_is_a_day": [{"day": "tomorrow"}],
+    "backfill_days_state_is_known": [{"state": "odd", "requested_at": T, "requests": 1}],
+    "backfill_days_states_have_their_times": [
+        {"state": "requested"}, {"state": "requested", "requests": 1}, {"requests": 1},
+        {"state": "listed", "requests": 1, "requested_at": T}, {"listed_at": T},
+    ],
+    "backfill_days_counts_are_counts": [
+        {"state": "requested", "requested_at": T, "requests": -1}, {"listed": -1}, {"created": -1}, {"readmitted": -1},
+    ],
+}  # fmt: skip
+"""What makes the other row of a constraint's table wrong, once for each way."""
+
+OF_TEXT_TIMES = {"nodd_wal_records_times_are_rfc3339", "replay_runs_times_are_rfc3339"}
+"""SQLite keeps times as text, which sorts as time in one form only."""
+NEVER_SAID = {
+    # PostgreSQL takes no value for a generated key; SQLite gives it no name.
+    "governance_log_one_row_per_entry",
+    "kill_switches_one_row_per_switch",
+    # The table's key says more.
+    "catalog_items_by_page",
+}
+SAID_BY_ANOTHER = {"sqlite": {"nodd_wal_records_failed_item_is_no_success": "nodd_wal_records_success_is_complete"}}
+"""Of two constraints that a row breaks PostgreSQL names the first by name, SQLite the first in the table."""
+
+
+def test_every_constraint_refuses_what_it_is_named_for(database: Database) -> None:
+    faults = []
+    with database.engine.connect() as connection, connection.begin() as filled:
+        _switch_triggers_off(connection)
+        for table, rows in STANDING.items():
+            for row in rows:
+                insert(connection, table, row)
+        for table in STANDING:
+            assert _refusal(connection, table, {}) is None
+        for name, changes in CASES.items():
+            if name in OF_TEXT_TIMES and database.dialect != "sqlite":
+                continue
+            table = next(table for table in sorted(STANDING, key=len, reverse=True) if name.startswith(table))
+            expected = SAID_BY_ANOTHER.get(database.dialect, {}).get(name, name)
+            for change in changes:
+                refusal = _refusal(connection, table, change)
+                if refusal is None or not _is_named(refusal, expected, table):
+                    faults.append(f"{name}: {change}: {refusal or 'let in'}")
+        filled.rollback()
+    assert not faults, "\n".join(faults)
+
+
+def test_every_constraint_has_a_case(database: Database) -> None:
+    names = _constraints(database)
+    assert names - NEVER_SAID - set(CASES) == set()
+    assert set(CASES) - names == (set() if database.dialect == "sqlite" else OF_TEXT_TIMES)
+
+
+def _refusal(connection: Connection, table: str, change: Row) -> str | None:
+    """What the database says against the table's other row, so changed; None when it would be committed."""
+    with connection.begin_nested() as savepoint:
+        try:
+            insert(connection, table, {**STANDING[table][0], **ANOTHER[table], **change})
+            if connection.dialect.name == "postgresql":
+                connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
+            elif connection.exec_driver_sql("PRAGMA foreign_key_check").first() is not None:
+                return "FOREIGN KEY constraint failed, when it is committed"
+        except IntegrityError as error:
+            return getattr(getattr(error.orig, "diag", None), "constraint_name", None) or str(error.orig)
+        finally:
+            savepoint.rollback()
+    return None
+
+
+def _switch_triggers_off(connection: Connection) -> None:
+    if connection.dialect.name == "postgresql":
+        for table in STANDING:
+            connection.exec_driver_sql(f"ALTER TABLE {table} DISABLE TRIGGER USER")
+        return
+    for (trigger,) in connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'trigger'").all():
+        connection.exec_driver_sql(f"DROP TRIGGER {trigger}")
+
+
+def insert(connection: Connection, table: str, row: Row) -> None:
+    """Type a row into a table."""
+    connection.execute(sa.insert(sa.table(table, *map(sa.column, row))).values(dict(row)))
+
+
+def _is_named(refusal: str, name: str, table: str) -> bool:
+    # SQLite names a CHECK and an index over expressions; of a key it says the columns, of a reference nothing.
+    keys = (f"UNIQUE constraint failed: {table}.", "FOREIGN KEY constraint failed")
+    return (
+        refusal in {name, f"CHECK constraint failed: {name}"} or name in refusal.split("'") or refusal.startswith(keys)
+    )
+
+
+def _constraints(database: Database) -> set[str]:
+    """Names of the live schema's CHECKs, keys, references and unique indexes."""
+    queries = {
+        "postgresql": """
+            SELECT conname FROM pg_constraint AS c INNER JOIN pg_class AS t ON c.conrelid = t.oid
+            WHERE c.contype IN ('c', 'f', 'u', 'p') AND c.connamespace = 'public'::regnamespace
+            AND t.relname <> 'schema_version'
+            UNION SELECT indexrelid::regclass::text FROM pg_index AS i INNER JOIN pg_class AS t ON i.indrelid = t.oid
+            WHERE i.indisunique AND t.relnamespace = 'public'::regnamespace AND t.relname <> 'schema_version'
+        """,
+        "sqlite": "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL",
+    }
+    with database.engine.begin() as connection:
+        found = connection.exec_driver_sql(queries[database.dialect]).scalars().all()
+    if database.dialect == "postgresql":
+        return set(found)
+    return set(re.findall(r"(?:CONSTRAINT|CREATE UNIQUE INDEX) (\w+)", "\n".join(found)))
