@@ -38,7 +38,7 @@ from kfm_dagster.ingest.nodes import (
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.settings import Settings
-from kfm_dagster.stages.run_contract import SkipCause, StageBatch
+from kfm_dagster.stages.batch import SkipCause, StageBatch
 from kfm_dagster.storage.database import Database
 
 DAY = date(2025, 4, 1)

@@ -35,7 +35,7 @@ from kfm_dagster.ingest.nodes import (
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.reports import PendingPartition
 from kfm_dagster.settings import Settings
-from kfm_dagster.stages.run_contract import StageBatch
+from kfm_dagster.stages.batch import StageBatch
 
 PAUSE_SECONDS = 0.2
 MAX_ATTEMPTS = 20

@@ -30,7 +30,9 @@ from kfm_dagster.ingest.nodes import (
 )
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.replay.backfill import DayListing
-from kfm_dagster.stages.run_contract import ComputedStage, Node, StageBatch, StageFailedError
+from kfm_dagster.stages.batch import StageBatch
+from kfm_dagster.stages.node import Node
+from kfm_dagster.stages.run_contract import ComputedStage, StageFailedError
 
 DESCRIPTIONS: Mapping[Operator, str] = {
     Operator.MESSAGE_PARSE: (

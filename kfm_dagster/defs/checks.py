@@ -9,7 +9,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.defs.chain import asset_key
 from kfm_dagster.defs.display import failing_units
 from kfm_dagster.defs.resources import PipelineResource
-from kfm_dagster.stages.run_contract import StageBatch
+from kfm_dagster.stages.batch import StageBatch
 
 MAX_MISMATCHES = 10_000
 """Newest differences that a check looks through; a run settles no more units than that."""

@@ -18,7 +18,7 @@ from kfm_dagster.defs.footprint_map import footprint_map
 from kfm_dagster.ingest.explanation import Explanations
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.run_account import NodeAccount
-from kfm_dagster.stages.run_contract import StageBatch
+from kfm_dagster.stages.batch import StageBatch
 
 MAX_TABLE_ROWS = 50
 """Rows of a table in the UI; the artifact holds them all."""

@@ -9,7 +9,8 @@ from kfm_dagster.defs.chain import CHAIN
 from kfm_dagster.defs.display import account_of, stage_metadata
 from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.errors import KfmError
-from kfm_dagster.stages.run_contract import ComputedStage, StageBatch
+from kfm_dagster.stages.batch import StageBatch
+from kfm_dagster.stages.run_contract import ComputedStage
 
 MAX_UNITS_KEPT = 5_000
 """Units that stay in memory between stages, over all datasets of a run; a unit takes about 25 KB."""

@@ -19,7 +19,7 @@ from kfm_dagster.idempotent_node.transaction import AGAIN, FORCED
 from kfm_dagster.idempotent_node.wal import IntentStatus
 from kfm_dagster.ingest.node import Operator
 from kfm_dagster.run_state.record import Outcome, RunState
-from kfm_dagster.stages.run_contract import SkipCause
+from kfm_dagster.stages.batch import SkipCause
 
 ENDS = ("succeeded", "retrying", "quarantined", "lost")
 """How a unit ends in a run, as the settlement's summary counts it."""

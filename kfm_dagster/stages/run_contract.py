@@ -11,24 +11,24 @@ Belongs here: the order. Does not belong here: what a node does (`ingest/nodes.p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum, unique
-from functools import cached_property
-from typing import Any, Protocol, overload
+from typing import Any
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, KfmError
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, ManifestEntry
 from kfm_dagster.idempotent_node.transaction import Content, Effect, IdempotentNodes, Output, again, forced
 from kfm_dagster.idempotent_node.wal import Intent, IntentStatus
-from kfm_dagster.run_state.inputs_hash import InputReference, inputs_hash
+from kfm_dagster.run_state.inputs_hash import inputs_hash
 from kfm_dagster.run_state.record import Outcome, RunState, ValidationSummary
 from kfm_dagster.run_state.store import RunStateStore
 from kfm_dagster.seams import Seam, labelled, reach
+from kfm_dagster.stages.batch import RecalledEnvelopes, SkipCause, StageBatch
 from kfm_dagster.stages.envelope_table import from_parquet, to_parquet
+from kfm_dagster.stages.node import Node
 from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.telemetry.spans import span
@@ -47,16 +47,6 @@ class ErrorClass(StrEnum):
     """Anything else, a dependency that does not answer among it; may pass on the next attempt."""
 
 
-@unique
-class SkipCause(StrEnum):
-    """Why a node did nothing."""
-
-    ALREADY_SUCCEEDED = "ALREADY_SUCCEEDED"
-    """This node succeeded in this run with the same inputs."""
-    CONTENT_APPLIED = "CONTENT_APPLIED"
-    """An earlier run applied exactly this content: the same inputs, parameters and code."""
-
-
 class StageFailedError(KfmError):
     """A stage failed as a whole."""
 
@@ -68,109 +58,6 @@ class StageFailedError(KfmError):
             observed=f"{type(cause).__name__}: {cause}",
             next_step="see the run's log; units that the run claimed are given back by themselves",
         )
-
-
-class Node(Protocol):
-    """What a stage runs: one operator over the batch of one dataset."""
-
-    @property
-    def dataset_id(self) -> str:
-        """Node id of run-state: `<dataset>.<operator>`."""
-        ...
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        """What the seams reached in this stage are labelled with."""
-        ...
-
-    @property
-    def checkpoint(self) -> str:
-        """Key of the node's checkpoint: `<dataset_id>@<partition>`."""
-        ...
-
-    def inputs(self) -> Sequence[InputReference]:
-        """Return what the node consumes, besides the batch."""
-        ...
-
-    def manifest(self) -> Sequence[ManifestEntry]:
-        """Return what of the node's inputs is content, besides the batch: it tells two runs apart, or does not."""
-        ...
-
-    def parameters(self) -> Mapping[str, Any]:
-        """Return every setting that changes the result, as JSON values."""
-        ...
-
-    def context(self) -> Mapping[str, Any]:
-        """Return what running the node again needs and that changes no result, as JSON values."""
-        ...
-
-    def finished(self, tx: Transaction) -> bool:
-        """Tell whether nothing is in work that an earlier output for the same content names, so it may be handed on."""
-        ...
-
-    def working(self) -> AbstractContextManager[None]:
-        """Hold on, for as long as the block lasts, to what the run must not lose while it computes."""
-        ...
-
-    def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
-        """Enrich the batch. External effects made here must converge when the call is repeated."""
-        ...
-
-    def verify(self, batch: Sequence[Envelope]) -> None:
-        """Read back what `compute` left outside the database. Raises KfmError when it is not there as written."""
-        ...
-
-    def apply(self, tx: Transaction, batch: list[Envelope]) -> list[Envelope]:
-        """Make the ledger's part durable in the stage's transaction; return the batch as it is stored."""
-        ...
-
-    def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
-        """Count the checks of this node over the batch."""
-        ...
-
-    def after_commit(self, batch: Sequence[Envelope]) -> None:
-        """Do what may only happen once the stage is durable; another process repeats it when this one dies here."""
-        ...
-
-
-class RecalledEnvelopes(Sequence[Envelope]):
-    """A stored batch that is read when somebody looks into it; how many units it has is known before."""
-
-    def __init__(self, units: int, load: Callable[[], list[Envelope]]) -> None:
-        self._units = units
-        self._load = load
-
-    def __len__(self) -> int:
-        return self._units
-
-    @overload
-    def __getitem__(self, index: int) -> Envelope: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Envelope]: ...
-
-    def __getitem__(self, index: int | slice) -> Envelope | Sequence[Envelope]:
-        return self._envelopes[index]
-
-    @cached_property
-    def _envelopes(self) -> list[Envelope]:
-        return self._load()
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageBatch:
-    """A node's output: envelopes, the record that names it, and why it was skipped if it was."""
-
-    envelopes: Sequence[Envelope]
-    state: RunState
-    skipped: SkipCause | None = None
-    applied_by: str | None = None
-    """Run whose work a skip for CONTENT_APPLIED relies on."""
-
-    @property
-    def reference(self) -> InputReference:
-        """The output as an input of the next node."""
-        return InputReference(uri=str(self.state.artifact_uri), checksum=self.state.artifact_sha256)
 
 
 @dataclass(frozen=True, kw_only=True)

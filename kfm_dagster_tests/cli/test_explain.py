@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.nodes import MessageParse, Operator, Source
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.stages.run_contract import SkipCause
+from kfm_dagster.stages.batch import SkipCause
 from kfm_dagster_tests.cli.test_cli import Call, call, home, state_of  # noqa: F401, fixtures
 from kfm_dagster_tests.integration import chain
 

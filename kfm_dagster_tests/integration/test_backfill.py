@@ -40,7 +40,7 @@ from kfm_dagster.replay.backfill_progress import (
     day_progress,
     find_backfill,
 )
-from kfm_dagster.stages.run_contract import StageBatch
+from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.storage.objects import ListedObject
 from kfm_dagster_tests.factories import failed, finished
 from kfm_dagster_tests.integration import traces

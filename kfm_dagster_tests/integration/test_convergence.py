@@ -14,7 +14,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.lineage.outbox import Outbox
 from kfm_dagster.lineage.store import Lineage
-from kfm_dagster.stages.run_contract import SkipCause
+from kfm_dagster.stages.batch import SkipCause
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (

@@ -22,7 +22,7 @@ from kfm_dagster.ingest.nodes import MessageParse, Operator, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.samples.nexrad_level2 import nexrad_level2_samples
-from kfm_dagster.stages.run_contract import StageBatch
+from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import ENRICHING, LIMIT, CrashError, assert_conserved, good, put

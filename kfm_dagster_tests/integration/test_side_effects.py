@@ -17,7 +17,7 @@ from kfm_dagster.ingest.nodes import Operator, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.lineage.files import FolderFiles
-from kfm_dagster.stages.run_contract import StageBatch
+from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,

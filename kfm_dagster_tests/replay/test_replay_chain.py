@@ -14,7 +14,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.replay.engine import ReplayEngine
 from kfm_dagster.replay.runs import ReplayState
 from kfm_dagster.replay.selection import Selection, selection_of
-from kfm_dagster.stages.run_contract import StageBatch
+from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,

@@ -17,7 +17,8 @@ from kfm_dagster.idempotent_node.transaction import IdempotentNodes
 from kfm_dagster.run_state.inputs_hash import InputReference
 from kfm_dagster.run_state.record import ValidationSummary
 from kfm_dagster.run_state.store import RunStateStore
-from kfm_dagster.stages.run_contract import StageBatch, StageRunner
+from kfm_dagster.stages.batch import StageBatch
+from kfm_dagster.stages.run_contract import StageRunner
 from kfm_dagster.storage.artifacts import Artifacts
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster_tests.run_state.conftest import NOW

@@ -25,7 +25,8 @@ from kfm_dagster.idempotent_node.wal import IntentStatus
 from kfm_dagster.run_state.inputs_hash import InputReference
 from kfm_dagster.run_state.record import Outcome, RunState, RunStateError, ValidationSummary
 from kfm_dagster.run_state.store import RelationalRunState
-from kfm_dagster.stages.run_contract import ErrorClass, SkipCause, StageBatch, StageFailedError, StageRunner
+from kfm_dagster.stages.batch import SkipCause, StageBatch
+from kfm_dagster.stages.run_contract import ErrorClass, StageFailedError, StageRunner
 from kfm_dagster.storage.artifacts import Artifacts
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster_tests.factories import envelope, failed

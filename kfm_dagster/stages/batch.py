@@ -1,0 +1,67 @@
+"""What a stage hands on: the envelopes of a batch, the record that names them, and why the stage was skipped if it was.
+
+Belongs here: the value. Does not belong here: how it comes about (`run_contract.py`), or its form at rest
+(`envelope_table.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum, unique
+from functools import cached_property
+from typing import overload
+
+from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.run_state.inputs_hash import InputReference
+from kfm_dagster.run_state.record import RunState
+
+
+@unique
+class SkipCause(StrEnum):
+    """Why a node did nothing."""
+
+    ALREADY_SUCCEEDED = "ALREADY_SUCCEEDED"
+    """This node succeeded in this run with the same inputs."""
+    CONTENT_APPLIED = "CONTENT_APPLIED"
+    """An earlier run applied exactly this content: the same inputs, parameters and code."""
+
+
+class RecalledEnvelopes(Sequence[Envelope]):
+    """A stored batch that is read when somebody looks into it; how many units it has is known before."""
+
+    def __init__(self, units: int, load: Callable[[], list[Envelope]]) -> None:
+        self._units = units
+        self._load = load
+
+    def __len__(self) -> int:
+        return self._units
+
+    @overload
+    def __getitem__(self, index: int) -> Envelope: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Envelope]: ...
+
+    def __getitem__(self, index: int | slice) -> Envelope | Sequence[Envelope]:
+        return self._envelopes[index]
+
+    @cached_property
+    def _envelopes(self) -> list[Envelope]:
+        return self._load()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageBatch:
+    """A node's output: envelopes, the record that names it, and why it was skipped if it was."""
+
+    envelopes: Sequence[Envelope]
+    state: RunState
+    skipped: SkipCause | None = None
+    applied_by: str | None = None
+    """Run whose work a skip for CONTENT_APPLIED relies on."""
+
+    @property
+    def reference(self) -> InputReference:
+        """The output as an input of the next node."""
+        return InputReference(uri=str(self.state.artifact_uri), checksum=self.state.artifact_sha256)

@@ -1,0 +1,76 @@
+"""What a stage runs: the protocol of a node. Does not belong here: the operators' nodes (`ingest/node.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
+from kfm_dagster.run_state.inputs_hash import InputReference
+from kfm_dagster.run_state.record import ValidationSummary
+from kfm_dagster.storage.database import Transaction
+
+
+class Node(Protocol):
+    """What a stage runs: one operator over the batch of one dataset."""
+
+    @property
+    def dataset_id(self) -> str:
+        """Node id of run-state: `<dataset>.<operator>`."""
+        ...
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """What the seams reached in this stage are labelled with."""
+        ...
+
+    @property
+    def checkpoint(self) -> str:
+        """Key of the node's checkpoint: `<dataset_id>@<partition>`."""
+        ...
+
+    def inputs(self) -> Sequence[InputReference]:
+        """Return what the node consumes, besides the batch."""
+        ...
+
+    def manifest(self) -> Sequence[ManifestEntry]:
+        """Return what of the node's inputs is content, besides the batch: it tells two runs apart, or does not."""
+        ...
+
+    def parameters(self) -> Mapping[str, Any]:
+        """Return every setting that changes the result, as JSON values."""
+        ...
+
+    def context(self) -> Mapping[str, Any]:
+        """Return what running the node again needs and that changes no result, as JSON values."""
+        ...
+
+    def finished(self, tx: Transaction) -> bool:
+        """Tell whether nothing is in work that an earlier output for the same content names, so it may be handed on."""
+        ...
+
+    def working(self) -> AbstractContextManager[None]:
+        """Hold on, for as long as the block lasts, to what the run must not lose while it computes."""
+        ...
+
+    def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
+        """Enrich the batch. External effects made here must converge when the call is repeated."""
+        ...
+
+    def verify(self, batch: Sequence[Envelope]) -> None:
+        """Read back what `compute` left outside the database. Raises KfmError when it is not there as written."""
+        ...
+
+    def apply(self, tx: Transaction, batch: list[Envelope]) -> list[Envelope]:
+        """Make the ledger's part durable in the stage's transaction; return the batch as it is stored."""
+        ...
+
+    def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
+        """Count the checks of this node over the batch."""
+        ...
+
+    def after_commit(self, batch: Sequence[Envelope]) -> None:
+        """Do what may only happen once the stage is durable; another process repeats it when this one dies here."""
+        ...
