@@ -96,7 +96,8 @@ class Seam(StrEnum):
 
 
 Labels = Mapping[str, str]
-"""What is being done when a seam is reached: in a stage `dataset`, `operator`, `partition` and `run`, else nothing."""
+"""What is being done when a seam is reached: in a stage `dataset`, `operator`, `partition`, `run` and `units`
+(how many are in its batch, "" before they are found), else nothing."""
 Handler = Callable[[Seam, Labels], None]
 """Told of every seam that is reached. What it raises is what the call at the seam raises."""
 

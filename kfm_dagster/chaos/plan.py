@@ -23,7 +23,7 @@ MAX_DELAY_MS = 60_000
 """A longer wait is a death, which `kill` does better; a run's heartbeat and a sensor's tick are a minute, too."""
 MAX_SKEW_SECONDS = 7 * 24 * 3600
 
-LabelName = Literal["dataset", "operator", "partition", "run"]
+LabelName = Literal["dataset", "operator", "partition", "run", "units"]
 
 
 class _Rule(BaseModel):

@@ -94,7 +94,8 @@ class StageRunner:
         inputs = [*node.inputs(), *([upstream.reference] if upstream else [])]
         digest = inputs_hash(inputs, node.parameters())
         facts = {"kfm.dataset_id": node.dataset_id, "kfm.run_id": run_id}
-        with labelled(**node.labels), span("kfm.stage", facts) as opened:
+        units = str(len(upstream.envelopes)) if upstream else ""
+        with labelled(**node.labels, units=units), span("kfm.stage", facts) as opened:
             earlier = self.run_states.get(node.dataset_id, run_id)
             if earlier is not None and earlier.outcome is Outcome.SUCCESS and earlier.inputs_hash == digest:
                 batch = StageBatch(envelopes=self._load(earlier), state=earlier, skipped=SkipCause.ALREADY_SUCCEEDED)
@@ -113,7 +114,7 @@ class StageRunner:
         """Make a computed stage durable in one transaction: ledger effect, output, APPLIED, checkpoint, run-state."""
         if stage.skipped is not None:
             return stage.skipped
-        with labelled(**stage.node.labels):
+        with labelled(**stage.node.labels, units=str(len(stage.envelopes))):
             batch = self._commit(stage)
             reach(Seam.STAGE_COMMITTED)
             stage.node.after_commit(batch.envelopes)
