@@ -50,8 +50,10 @@ CREW = ("receiver", "keeper", "worker", "worker")
 LEASE_SECONDS = 20
 """Short, so that the claims of the dead come back soon; living workers renew theirs."""
 VISIBILITY_SECONDS = 30
-KILL_PROBABILITY = 0.006
-"""Per occasion: some ten occasions a unit make this many times the deaths that are asked for."""
+KILL_PROBABILITY = 0.003
+"""Per occasion. Some ten occasions a unit make more deaths than one for fifty units, the most that is asked for."""
+UNITS_PER_RUN = 25
+"""Of runs over so few units every second one dies; of hundreds none would ever live until its settlement."""
 SAMPLE_SECONDS = 0.5
 POSTGRES_RESTARTS = 5
 
@@ -89,7 +91,7 @@ def run_campaign(
     with ExitStack() as stack:
         cloud = stack.enter_context(EmbeddedCloud())
         cloud.provision(registry, visibility_timeout=VISIBILITY_SECONDS, max_receive_count=1000)
-        stack.enter_context(environment(cloud.environment() | _variables(home, database_url, plan, units)))
+        stack.enter_context(environment(cloud.environment() | _variables(home, database_url, plan)))
         pipeline = Pipeline.open(Settings.load())
         stack.callback(pipeline.close)
         events = list(_objects(home / "objects", units))
@@ -150,7 +152,7 @@ class _Watch:
         return False
 
 
-def _variables(home: Path, database_url: str, plan: Path, units: int) -> dict[str, str]:
+def _variables(home: Path, database_url: str, plan: Path) -> dict[str, str]:
     return {
         "KFM_HOME": str(home.absolute()),
         "KFM_WAL_DSN": database_url,
@@ -160,7 +162,7 @@ def _variables(home: Path, database_url: str, plan: Path, units: int) -> dict[st
         "KFM_RETRY_BACKOFF_SECONDS": "1",
         "KFM_TICK_BUDGET_SECONDS": "5",
         "KFM_RECEIVE_THREADS": "2",
-        "KFM_MAX_UNITS_PER_RUN": str(max(25, units // 100)),
+        "KFM_MAX_UNITS_PER_RUN": str(UNITS_PER_RUN),
     }
 
 
