@@ -37,7 +37,7 @@ CHROMIUM_ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-PATIENCE = 120_000
+PATIENCE = 300_000
 """Milliseconds that the page may take to show what is waited for: a run's start and end on a busy machine."""
 
 

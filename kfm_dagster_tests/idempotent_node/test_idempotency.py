@@ -78,6 +78,17 @@ def test_a_new_version_closes_the_window_of_the_one_before_it(node: CountLines, 
     assert made.newest(node.name) == outputs[-1]
 
 
+def test_a_worker_whose_clock_is_behind_closes_no_window_before_it_begins(node: CountLines, database: Database) -> None:
+    first = run_node(nodes(database), node, run_id=RUN, code=CODE).output
+    node.minimum = 2
+    behind = IdempotentNodes(database, clock=lambda: NOW - timedelta(hours=1))
+    second = run_node(behind, node, run_id=RUN, code=CODE).output
+    closed = behind.output(first.content_hash)
+    assert closed is not None
+    assert closed.valid_to == closed.valid_from == NOW
+    assert behind.newest(node.name) == second
+
+
 @pytest.mark.clause("IEN-08")
 def test_content_that_comes_back_is_the_newest_again_without_a_second_effect(
     node: CountLines, database: Database

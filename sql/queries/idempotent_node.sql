@@ -57,8 +57,9 @@ INSERT INTO node_output (content_hash, record, lineage, valid_from)
 VALUES (:content_hash, :record, :lineage, :at);
 
 -- name: close_output
+-- A worker whose clock is behind ends the window at its beginning, not before it.
 UPDATE node_output
-SET valid_to = :at
+SET valid_to = CASE WHEN valid_from > :at THEN valid_from ELSE :at END
 WHERE content_hash = :content_hash AND valid_to IS NULL;
 
 -- name: reopen_output
