@@ -160,7 +160,8 @@ class IdempotentNodes:
             lineage=None if made.lineage is None else _json(made.lineage),
             at=rfc3339(at),
         )
-        self.intents.resolve(intent, IntentStatus.APPLIED, tx=tx)
+        if not self.intents.resolve(intent, IntentStatus.APPLIED, tx=tx):
+            self._apply_anew(intent, tx=tx)
         self.checkpoints.advance(intent.node, intent.content_hash, tx=tx)
         output = Output(
             content_hash=intent.content_hash,
@@ -213,6 +214,18 @@ class IdempotentNodes:
         if output is None:
             raise LookupError(f"{intent.content_hash} is applied and has no output")
         return output
+
+    def _apply_anew(self, intent: Intent, *, tx: Transaction) -> None:
+        """Write again an intent that was given up while its worker lived: an output without it could not be found."""
+        anew = self.intents.append(
+            run_id=intent.run_id,
+            node=intent.node,
+            step=intent.step,
+            payload=intent.payload,
+            content_hash=intent.content_hash,
+            tx=tx,
+        )
+        self.intents.resolve(anew, IntentStatus.APPLIED, tx=tx)
 
     def _close_previous(self, intent: Intent, *, tx: Transaction, at: datetime) -> None:
         previous = self.checkpoints.get(intent.node, tx=tx)

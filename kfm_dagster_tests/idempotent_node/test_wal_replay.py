@@ -171,6 +171,25 @@ def test_failed_intents_that_were_overtaken_are_given_up_together(node: CountLin
     assert made.give_up_overtaken() == 0
 
 
+@pytest.mark.clause("IEN-06")
+def test_a_worker_that_lived_after_its_intent_was_given_up_is_still_found_as_the_one_who_applied(
+    node: CountLines, database: Database
+) -> None:
+    made = nodes(database)
+    slow = made.begin(content_of(node, code=CODE, run_id=RUN), run_id=RUN).intent
+    made.intents.fail_runs([RUN])
+    node.minimum = 2
+    run_node(made, node, run_id=OTHER_RUN, code=CODE)
+    assert made.give_up_overtaken() == 1
+
+    upserted = made.upsert(slow, lambda _: Effect(record={"by": "the slow one"}))
+    assert upserted.status is IntentStatus.APPLIED
+    assert [intent.status for intent in made.intents.of_run(RUN)] == [IntentStatus.SKIPPED, IntentStatus.APPLIED]
+    node.minimum = 0
+    again = run_node(made, node, run_id=OTHER_RUN, code=CODE)
+    assert (again.status, again.output) == (IntentStatus.SKIPPED, upserted.output)
+
+
 def test_what_may_still_be_at_work_is_left_alone(node: CountLines, database: Database) -> None:
     made = nodes(database)
     made.begin(content_of(node, code=CODE, run_id=RUN), run_id=RUN)

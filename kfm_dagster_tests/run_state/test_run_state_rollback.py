@@ -6,6 +6,7 @@ the real one.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,7 +45,7 @@ class DeltaTables(MutableMapping[str, str]):
         write_deltalake(self.folder / name, pa.table({"text": [text]}), mode="overwrite")
 
     def __delitem__(self, name: str) -> None:
-        raise NotImplementedError
+        shutil.rmtree(self.folder / name)
 
     def __iter__(self) -> Iterator[str]:
         return (path.name for path in self.folder.iterdir())
@@ -87,7 +88,7 @@ class Branch(MutableMapping[str, str]):
         self.s3.put_object(Bucket=self.repository, Key=f"{self.name}/{self.data}/{name}", Body=text.encode())
 
     def __delitem__(self, name: str) -> None:
-        raise NotImplementedError
+        self.s3.delete_object(Bucket=self.repository, Key=f"{self.name}/{self.data}/{name}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(key.rpartition("/")[2] for key in self._keys(f"{self.data}/"))

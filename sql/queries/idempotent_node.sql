@@ -30,6 +30,7 @@ ORDER BY wal_id
 LIMIT :limit;
 
 -- name: pending_runs
+-- Both conditions, because the index is of both states.
 SELECT DISTINCT run_id FROM etl_wal WHERE status IN ('PENDING', 'FAILED') AND status = 'PENDING' ORDER BY run_id;
 
 -- name: fail_run
