@@ -1,8 +1,8 @@
 """The run launcher of one machine: Dagster's own, which can also tell whether a run's process is still there.
 
 Dagster's DefaultRunLauncher leaves it to the code server to notice that a run died. When the code server dies with its
-runs, nobody does: the runs stay "started" for ever and keep their slots. Run monitoring asks this one. Daemon and code server
-must see each other's processes: containers of one pod share loopback, and need `shareProcessNamespace`, too.
+runs, nobody does: the runs stay "started" for ever and keep their slots. Run monitoring asks this one. Daemon and code
+server must see each other's processes: containers of one pod share loopback, and need `shareProcessNamespace`, too.
 Does not belong here: launchers of clusters, which look after their workers themselves (`dagster-k8s`, `dagster-aws`).
 """
 

@@ -82,12 +82,17 @@ class Explanations:
         if run in found:
             return run, found[run]
         if not found or not run:
-            raise UnknownRunError(observed=run, expected="a run id, the first 8 characters of one, or latest")
+            raise UnknownRunError(
+                observed=run,
+                expected="a run id, the first 8 characters of one, or latest",
+                next_step="copy the id from the Runs page of the UI, or ask for latest",
+            )
         if len(run) < SHORTEST_BEGINNING or len(found) > 1:
             raise KfmError(
                 "this is the beginning of more than one run" if len(found) > 1 else "this says too little of a run",
                 observed=f"{run}: {', '.join(sorted(found)[:MATCHES_NAMED])}",
                 expected=f"a whole run id, or a beginning of {SHORTEST_BEGINNING} characters or more that no other has",
+                next_step="name more of the id",
             )
         return found.popitem()
 
