@@ -82,35 +82,48 @@ class Catalog:
     def verify(self, dataset: str, results: Iterable[StacResult]) -> None:
         """Read back the Items that results speak of. Raises CatalogVerificationError when one does not stand as told.
 
-        An Item that another writer has replaced since stands as the index says now.
+        An Item that another writer has replaced since stands as the index says now. Raises the database's error when
+        the database is gone.
         """
         told = {
-            result.item_id: result
+            str(result.item_id): result
             for result in results
             if result.item_id and result.item_href and result.write_status is not StacStatus.FAILED
         }
-        paths = [str(result.item_href) for result in told.values()]
-        try:
-            files = {path: _says(content) for path, content in self._publisher.read(paths).items()}
-        except PublishError as error:
-            raise CatalogVerificationError(observed=str(error)) from error
-        differing = [
-            item_id
+        files = self._contents(str(result.item_href) for result in told.values())
+        differing = {
+            item_id: str(result.item_href)
             for item_id, result in told.items()
-            if result.superseded or files.get(str(result.item_href)) != result.content_sha256
-        ]
+            if result.superseded or files[str(result.item_href)] != result.content_sha256
+        }
         if not differing:
             return
-        with self._database.snapshot() as tx:
-            standing = self._index(tx, self._registry[dataset]).standing(differing)
-        for item_id in differing:
-            path = str(told[item_id].item_href)
-            indexed = standing[item_id].content_sha256 if item_id in standing else None
-            if indexed is None or files.get(path) != indexed:
-                raise CatalogVerificationError(
-                    observed=f"{path} says {files.get(path) or 'nothing that is an Item'}",
-                    expected=f"content {indexed or told[item_id].content_sha256}",
-                )
+        with self._database.transaction() as tx:
+            index = self._index(tx, self._registry[dataset])
+            # Another writer's files are in their places a moment before its index is; it ends first.
+            index.open_collection()
+            standing = index.standing(differing)
+            files = self._contents(differing.values())
+            # Raised inside, so that asking leaves no trace in an index that has lost its collection.
+            for item_id, path in differing.items():
+                indexed = standing[item_id].content_sha256 if item_id in standing else None
+                if indexed is None or files[path] != indexed:
+                    raise CatalogVerificationError(
+                        observed=f"{path} says {files[path] or 'nothing that is an Item'}",
+                        expected=f"content {indexed or told[item_id].content_sha256}",
+                        next_step="see who else writes to the catalog; the next attempt writes the Item again",
+                    )
+
+    def _contents(self, paths: Iterable[str]) -> dict[str, str | None]:
+        """Content hash of each file as it stands. Raises CatalogVerificationError when they cannot be read."""
+        wanted = list(paths)
+        try:
+            found = self._publisher.read(wanted)
+        except PublishError as error:
+            raise CatalogVerificationError(
+                observed=str(error), next_step="see whether the catalog's place answers; the stage is tried again"
+            ) from error
+        return {path: _says(found.get(path)) for path in wanted}
 
     def _register_elected(
         self,
