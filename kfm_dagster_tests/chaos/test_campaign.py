@@ -10,6 +10,7 @@ import pytest
 
 from kfm_dagster.chaos.campaign import CampaignReport, run_campaign
 from kfm_dagster.embedded.postgres import RestartablePostgres
+from kfm_dagster_tests.patience import HANG_SECONDS
 
 Figure = Callable[[str], None]
 
@@ -20,14 +21,14 @@ CLAUSES = pytest.mark.clause("BEY-02", "BEY-03", "BEY-09", "WAL-04", "WAL-05", "
 
 @pytest.mark.deployment
 @CLAUSES
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(HANG_SECONDS + 60)
 def test_killed_processes_lose_and_double_nothing_on_sqlite(tmp_path: Path, figure: Figure) -> None:
     report = run_campaign(
         tmp_path / "home",
         database_url=f"sqlite:///{tmp_path / 'kfm.db'}",
         units=UNITS,
         kills=KILLS,
-        timeout_seconds=800,
+        timeout_seconds=HANG_SECONDS,
     )
     figure(_line(report))
     assert (report.kills, report.units) == (KILLS, UNITS)
@@ -36,7 +37,7 @@ def test_killed_processes_lose_and_double_nothing_on_sqlite(tmp_path: Path, figu
 
 @pytest.mark.deployment
 @CLAUSES
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(HANG_SECONDS + 60)
 def test_killed_processes_and_a_crashing_server_lose_and_double_nothing_on_postgresql(
     tmp_path: Path, figure: Figure
 ) -> None:
@@ -49,7 +50,7 @@ def test_killed_processes_and_a_crashing_server_lose_and_double_nothing_on_postg
                 database_url=server.url,
                 units=UNITS,
                 kills=KILLS,
-                timeout_seconds=800,
+                timeout_seconds=HANG_SECONDS,
                 restart_database=server.crash_and_restart,
                 restarts=RESTARTS,
             )

@@ -96,4 +96,5 @@ def shell(
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(started.pid, signal.SIGTERM)
+            started.wait()
     return subprocess.CompletedProcess("bash", code, log.read_text(encoding="utf-8", errors="replace"))

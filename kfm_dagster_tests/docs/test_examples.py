@@ -35,6 +35,7 @@ from kfm_dagster.idempotent_node.transaction import Output
 from kfm_dagster.idempotent_node.wal import IntentStatus
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.docs.console import commands, script, shell, told
+from kfm_dagster_tests.patience import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = ROOT / "docs" / "idempotent-node.md"
@@ -42,7 +43,6 @@ EXAMPLE = ROOT / "docs" / "examples" / "atmo_window"
 SALT = "0123456789abcdef0123456789abcdef"
 NOON = Window.named("2026-03-01T12")
 RUNS = [f"{number}f0e0d0c-0b0a-4908-8706-050403020100" for number in range(8)]
-GUIDE_SECONDS = 420
 HEADER = "station,observed_at,revision,temperature_c,pressure_hpa,wind_ms\n"
 
 
@@ -394,10 +394,10 @@ def _imported(node: ast.AST) -> list[str]:
 
 
 @pytest.mark.clause("IEN-13", "IEN-09")
-@pytest.mark.timeout(GUIDE_SECONDS + 60)
+@pytest.mark.timeout(HANG_SECONDS + 60)
 def test_every_command_of_the_guide_does_what_it_says(tmp_path: Path) -> None:
     found = list(commands(GUIDE.read_text(encoding="utf-8")))
     variables = {"CHECKOUT": str(ROOT), "PYTHONPATH": str(ROOT)}
-    done = shell(script(found), tmp_path, seconds=GUIDE_SECONDS, variables=variables)
+    done = shell(script(found), tmp_path, seconds=HANG_SECONDS, variables=variables)
     assert len(found) > 30
     assert done.returncode == 0, told(found, done.stdout)

@@ -29,6 +29,7 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.seams import Seam
 from kfm_dagster.settings import Settings
+from kfm_dagster_tests.patience import HANG_SECONDS
 
 FIRST_DAY = date(2025, 4, 1)
 UNITS_PER_DAY = 4
@@ -83,7 +84,7 @@ def published(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 @pytest.mark.deployment
 @pytest.mark.clause("DAG-10", "WAL-08", "BEY-03", "BEY-09")
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(HANG_SECONDS + 60)
 @pytest.mark.filterwarnings("ignore:ConjunctiveGraph is deprecated:DeprecationWarning")  # rdflib's JSON-LD parser
 def test_deaths_in_every_operator_and_of_daemon_and_code_server_lose_and_double_nothing(
     published: dict[str, str], database_url: str, tmp_path: Path
@@ -113,7 +114,7 @@ def test_deaths_in_every_operator_and_of_daemon_and_code_server_lose_and_double_
                     deployment.kill("code-server")
                     killed = True
 
-            drain(deployment, pipeline, timeout_seconds=600, report=watch)
+            drain(deployment, pipeline, timeout_seconds=HANG_SECONDS, report=watch)
         assert killed, "daemon and code server did not die"
         assert {entry["rule"] for entry in tally.injected()} == {rule["name"] for rule in chaos_plan()["rules"]}
         _assert_every_attempt_is_explained(pipeline, tally)

@@ -17,6 +17,7 @@ from kfm_dagster.notifications.sqs import Queue
 from kfm_dagster.replay.dead_letter_batches import Bounds, End
 from kfm_dagster.replay.dead_letter_drain import drain
 from kfm_dagster.seams import Seam
+from kfm_dagster_tests.patience import HANG_SECONDS
 from kfm_dagster_tests.replay.graveyard import DECISION, MALFORMED, Graveyard
 
 LEASE_SECONDS = 2
@@ -73,7 +74,7 @@ def bury_every_class(graveyard: Graveyard) -> None:
 
 
 @pytest.mark.clause("RPL-06", "WSM-12", "BEY-03")
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(HANG_SECONDS)
 def test_a_drain_that_is_killed_again_and_again_loses_and_doubles_nothing(graveyard: Graveyard) -> None:
     bury_every_class(graveyard)
     for seam, nth in DRAIN_DEATHS:
@@ -101,7 +102,7 @@ def test_a_drain_that_is_killed_again_and_again_loses_and_doubles_nothing(gravey
 
 
 @pytest.mark.clause("RPL-06", "BEY-03")
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(HANG_SECONDS)
 def test_a_redrive_that_is_killed_has_every_message_on_one_of_the_queues(graveyard: Graveyard) -> None:
     bury_every_class(graveyard)
     for seam, nth in REDRIVE_DEATHS:
