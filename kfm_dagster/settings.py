@@ -83,6 +83,15 @@ class Settings(BaseSettings):
         max_length=256,
         description="Branch recorded in run-state, and part of its path outside the database.",
     )
+    energy_grid: str = Field(
+        "",
+        pattern=r"^([A-Z]{3}(/[a-z .'-]+)?)?$",
+        description="Measure energy and CO2e of each step with codecarbon (extra `energy`): the grid's country, ISO "
+        "3166-1 alpha-3, or USA/state.",
+    )
+    worker_usd_per_hour: float | None = Field(
+        None, ge=0, description="Price of an hour of the machine that works; each step then has a cost."
+    )
     image_digest: str = Field("", description="Digest of the container image, part of the code's fingerprint.")
     chaos_plan: Path | None = Field(
         None, description="Plan of faults; only kfm_dagster.chaos.definitions reads it, and never in prod."

@@ -75,7 +75,7 @@ def _overview(node: NodeAccount, partition: str) -> dict[str, Any]:
 
 def _details(node: NodeAccount) -> list[dict[str, Any]]:
     """Return the fields that the overview leaves out and that say something; an input is a row of its own."""
-    shown = {"node", "fate", "why", "outcome", "inputs"}
+    shown = {"node", "fate", "why", "outcome", "inputs", "took"}
     fields = [{"field": name, "value": value} for name, value in node.as_json().items() if value and name not in shown]
     inputs = [
         {"field": "input", "value": " ".join(f"{name}={value}" for name, value in entry.items() if name != "uri")}
@@ -83,4 +83,10 @@ def _details(node: NodeAccount) -> list[dict[str, Any]]:
     ]
     for row, entry in zip(inputs, node.inputs, strict=True):
         row["value"] = f"{entry['uri']} {row['value']}".strip()
-    return [*inputs, *fields]
+    took = [{"field": name, "value": _rounded(value)} for name, value in node.took.items()]
+    return [*inputs, *fields, *took]
+
+
+def _rounded(value: float | str) -> float | str:
+    # Four digits are more than any of these measurements is worth.
+    return float(f"{value:.4g}") if isinstance(value, float) else value

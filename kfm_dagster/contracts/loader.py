@@ -103,6 +103,11 @@ class ContractRegistry:
         _refuse_clashes(list(found.values()))
         return cls(contracts=dict(sorted(found.items())))
 
+    def public_id(self, dataset: str) -> str:
+        """Return what public outputs call a dataset; another team's, which has no contract here, by its own name."""
+        contract = self.contracts.get(dataset)
+        return dataset if contract is None else contract.public_id
+
     def __iter__(self) -> Iterator[DatasetContract]:
         return iter(self.contracts.values())
 

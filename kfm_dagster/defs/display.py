@@ -80,7 +80,7 @@ def account_metadata(account: NodeAccount) -> dict[str, Any]:
     shown: dict[str, Any] = {name: str(value) for name, value in told.items() if value is not None}
     if account.inputs:
         shown["inputs"] = dg.MetadataValue.json([dict(entry) for entry in account.inputs[:MAX_TABLE_ROWS]])
-    return shown
+    return shown | dict(account.took)
 
 
 def failing_units(failing: Sequence[Envelope]) -> dg.TableMetadataValue:

@@ -132,7 +132,7 @@ def _recover(context: dg.SensorEvaluationContext, pipeline: Pipeline) -> None:
     except Exception as error:
         context.log.warning("Dagster's run storage does not say which runs are dead: %s", error)
     pipeline.nodes.intents.fail_runs(abandoned)
-    pipeline.nodes.give_up_overtaken()
+    pipeline.nodes.intents.give_up_overtaken()
     report = pipeline.ledger.release_lost(run_ids=dead)
     if report.readmitted or report.quarantined:
         context.log.warning(

@@ -100,8 +100,8 @@ def run_node(
             return effect
 
         upserted = nodes.upsert(begun.intent, apply)
-    except Exception:
-        nodes.fail(begun.intent)
+    except Exception as error:
+        nodes.fail(begun.intent, error)
         raise
     applied = nodes.intents.applied(begun.intent.content_hash) or begun.intent
     return NodeResult(status=upserted.status, output=upserted.output, applied_run_id=applied.run_id)

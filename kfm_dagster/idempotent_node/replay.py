@@ -58,7 +58,7 @@ def replay_intents(
             status = _again(nodes, intent, rebuild)
         except Exception as error:
             _LOG.warning("intent %d of %s failed again", intent.wal_id, intent.node, exc_info=True)
-            nodes.fail(intent)
+            nodes.fail(intent, error)
             done.failed[intent.wal_id] = f"{type(error).__name__}: {error}"
         else:
             (done.applied if status is IntentStatus.APPLIED else done.skipped).append(intent.wal_id)
@@ -73,6 +73,8 @@ def _again(nodes: IdempotentNodes, intent: Intent, rebuild: Callable[[Intent], I
     if nodes.intents.applied(intent.content_hash) is None:
         node = rebuild(intent)
         _refuse_another(node, intent)
+        nodes.meter.prepare()
+        nodes.meter.begin(intent.wal_id)
         effect = node.transform()
         node.verify(effect)
 

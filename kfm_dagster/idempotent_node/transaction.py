@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from kfm_dagster.contracts.identity import moment, rfc3339
 from kfm_dagster.idempotent_node.checkpoint import Checkpoints
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, ManifestEntry, compute_content_hash
+from kfm_dagster.idempotent_node.steps import StepEnd, StepMeter, Volume
 from kfm_dagster.idempotent_node.wal import Intent, Intents, IntentStatus
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading
@@ -95,6 +96,7 @@ class Effect:
 
     record: Mapping[str, Any]
     lineage: Mapping[str, Any] | None = None
+    volume: Volume = field(default_factory=Volume)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,18 +110,21 @@ class Upserted:
 class IdempotentNodes:
     """Intents, outputs and checkpoints of a database, and the order in which they are written."""
 
-    def __init__(self, database: Database, *, clock: Callable[[], datetime]) -> None:
+    def __init__(self, database: Database, *, clock: Callable[[], datetime], meter: StepMeter | None = None) -> None:
         self._database = database
         self._clock = clock
+        self.meter = meter or StepMeter()
         self.intents = Intents(database, clock=clock)
         self.checkpoints = Checkpoints(database, clock=clock)
 
     def begin(self, content: Content, *, run_id: str, tx: Transaction | None = None) -> Begun:
         """Write the intent; SKIPPED at once where the content was applied before.
 
-        `tx` is for a caller with a transaction of its own, which then must commit before the effect begins.
+        `tx` is for a caller with a transaction of its own, which then must commit before the effect begins; such a
+        caller prepares the meter before.
         """
         if tx is None:
+            self.meter.prepare()
             with self._database.transaction() as own:
                 return self.begin(content, run_id=run_id, tx=own)
         digest = content.content_hash
@@ -133,6 +138,7 @@ class IdempotentNodes:
         )
         applied = self.intents.applied(digest, tx=tx)
         if applied is None:
+            self.meter.begin(intent.wal_id)
             return Begun(intent=intent)
         return Begun(intent=intent, output=self._skip(intent, tx), applied_by=applied)
 
@@ -160,8 +166,9 @@ class IdempotentNodes:
             lineage=None if made.lineage is None else _json(made.lineage),
             at=rfc3339(at),
         )
-        if not self.intents.resolve(intent, IntentStatus.APPLIED, tx=tx):
-            self._apply_anew(intent, tx=tx)
+        end = StepEnd(volume=made.volume.with_declared(intent.payload), spent=self.meter.end(intent.wal_id))
+        if not self.intents.resolve(intent, IntentStatus.APPLIED, end=end, tx=tx):
+            self._apply_anew(intent, end, tx=tx)
         self.checkpoints.advance(intent.node, intent.content_hash, tx=tx)
         output = Output(
             content_hash=intent.content_hash,
@@ -176,19 +183,15 @@ class IdempotentNodes:
         """Keep every other transaction from applying a content until this one ends."""
         tx.run("idempotent_node.lock_content", content_hash=content_hash).close()
 
-    def fail(self, intent: Intent) -> None:
-        """Mark an intent FAILED, for a replay to take up."""
-        self.intents.resolve(intent, IntentStatus.FAILED)
+    def fail(self, intent: Intent, error: BaseException) -> None:
+        """Mark an intent FAILED by an error, for a replay to take up."""
+        end = StepEnd(spent=self.meter.end(intent.wal_id), error=type(error).__name__)
+        self.intents.resolve(intent, IntentStatus.FAILED, end=end)
 
     def overtaken(self, intent: Intent) -> bool:
         """Tell whether the intent's node has applied another content since the intent was written."""
         with self._database.snapshot() as tx:
             return tx.run("idempotent_node.overtaken", wal_id=intent.wal_id).first() is not None
-
-    def give_up_overtaken(self) -> int:
-        """Resolve, as SKIPPED, every failed intent whose node has applied something since; return their number."""
-        with self._database.transaction() as tx:
-            return tx.run("idempotent_node.skip_overtaken").rowcount
 
     def output(self, content_hash: str, *, tx: Transaction | None = None) -> Output | None:
         """Return what a content gave, or None when it was never applied."""
@@ -204,7 +207,7 @@ class IdempotentNodes:
 
     def _skip(self, intent: Intent, tx: Transaction) -> Output:
         """Resolve an intent whose content has been applied; what that gave is its node's newest output again."""
-        self.intents.resolve(intent, IntentStatus.SKIPPED, tx=tx)
+        self.intents.resolve(intent, IntentStatus.SKIPPED, end=StepEnd(spent=self.meter.end(intent.wal_id)), tx=tx)
         checkpoint = self.checkpoints.get(intent.node, tx=tx)
         if checkpoint is not None and checkpoint.last_applied_hash != intent.content_hash:
             self._close_previous(intent, tx=tx, at=self._clock())
@@ -215,7 +218,7 @@ class IdempotentNodes:
             raise LookupError(f"{intent.content_hash} is applied and has no output")
         return output
 
-    def _apply_anew(self, intent: Intent, *, tx: Transaction) -> None:
+    def _apply_anew(self, intent: Intent, end: StepEnd, *, tx: Transaction) -> None:
         """Write again an intent that was given up while its worker lived: an output without it could not be found."""
         anew = self.intents.append(
             run_id=intent.run_id,
@@ -225,7 +228,7 @@ class IdempotentNodes:
             content_hash=intent.content_hash,
             tx=tx,
         )
-        self.intents.resolve(anew, IntentStatus.APPLIED, tx=tx)
+        self.intents.resolve(anew, IntentStatus.APPLIED, end=end, tx=tx)
 
     def _close_previous(self, intent: Intent, *, tx: Transaction, at: datetime) -> None:
         previous = self.checkpoints.get(intent.node, tx=tx)

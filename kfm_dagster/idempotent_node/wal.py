@@ -17,6 +17,7 @@ from enum import StrEnum, unique
 from typing import Any
 
 from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.idempotent_node.steps import DIED, StepEnd
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading, writing
 
@@ -79,14 +80,20 @@ class Intents:
                 row = change.run("idempotent_node.append", which, payload=document, at=rfc3339(self._clock())).one()
             return _intent(row)
 
-    def resolve(self, intent: Intent, status: IntentStatus, *, tx: Transaction | None = None) -> bool:
-        """Move an unresolved intent; False when it was resolved already, or is where it should go."""
-        applied_at = rfc3339(self._clock()) if status is IntentStatus.APPLIED else None
+    def resolve(
+        self, intent: Intent, status: IntentStatus, *, end: StepEnd | None = None, tx: Transaction | None = None
+    ) -> bool:
+        """Move an unresolved intent, and keep how it ended; False when it was resolved already, or is where it goes."""
+        at = self._clock()
+        applied_at = rfc3339(at) if status is IntentStatus.APPLIED else None
         with writing(self._database, tx) as change:
-            moved = change.run(
+            found = change.run(
                 "idempotent_node.resolve", wal_id=intent.wal_id, status=status.value, applied_at=applied_at
             )
-            return moved.rowcount == 1
+            moved = found.rowcount == 1
+            if moved:
+                (end or StepEnd()).write(change, wal_id=intent.wal_id, status=status.value, at=at)
+            return moved
 
     def get(self, wal_id: int) -> Intent | None:
         """Return an intent, or None."""
@@ -112,9 +119,24 @@ class Intents:
 
     def fail_runs(self, run_ids: Iterable[str]) -> int:
         """Mark FAILED what dead runs left PENDING; return the number of intents."""
-        batch = [{"run_id": run_uuid(run_id)} for run_id in run_ids]
+        died = StepEnd(error=DIED)
         with self._database.transaction() as tx:
-            return sum(tx.run("idempotent_node.fail_run", one).rowcount for one in batch)
+            failed = [
+                wal_id
+                for run_id in run_ids
+                for wal_id in tx.run("idempotent_node.fail_run", run_id=run_uuid(run_id)).scalars().all()
+            ]
+            for wal_id in failed:
+                died.write(tx, wal_id=wal_id, status=IntentStatus.FAILED.value, at=self._clock())
+        return len(failed)
+
+    def give_up_overtaken(self) -> int:
+        """Resolve, as SKIPPED, every failed intent whose node has applied something since; return their number."""
+        with self._database.transaction() as tx:
+            given_up = tx.run("idempotent_node.skip_overtaken").scalars().all()
+            for wal_id in given_up:
+                StepEnd().write(tx, wal_id=wal_id, status=IntentStatus.SKIPPED.value, at=self._clock())
+        return len(given_up)
 
     def unresolved(self, node: str | None = None) -> Iterator[Intent]:
         """Yield every PENDING and FAILED intent, of one node or of all, oldest first."""

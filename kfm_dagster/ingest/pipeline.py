@@ -19,6 +19,7 @@ from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import QueueUnavailableError
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, code_fingerprint
+from kfm_dagster.idempotent_node.steps import StepMeter
 from kfm_dagster.idempotent_node.transaction import IdempotentNodes
 from kfm_dagster.ledger.deliveries import Deliveries, DueBackoff, DueMessage
 from kfm_dagster.ledger.store import Ledger
@@ -34,6 +35,7 @@ from kfm_dagster.stages.run_contract import StageRunner
 from kfm_dagster.storage.artifacts import Artifacts
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.objects import ObjectStores, open_store
+from kfm_dagster.telemetry.energy import open_energy_meter
 
 LOCKFILE = "requirements.lock"
 """Beside the package in a checkout, bundled with it in a wheel."""
@@ -103,7 +105,13 @@ class Pipeline:
     def lineage(self) -> Lineage:
         """OpenLineage and PROV-O."""
         backend = ClientBackend.from_environment()
-        return Lineage.open(self.database, url=self.settings.lineage, backend=backend, clock=self.clock)
+        return Lineage.open(
+            self.database,
+            url=self.settings.lineage,
+            backend=backend,
+            clock=self.clock,
+            public=self.registry.public_id,
+        )
 
     @cached_property
     def queue(self) -> Queue:
@@ -118,7 +126,10 @@ class Pipeline:
     @cached_property
     def nodes(self) -> IdempotentNodes:
         """Intents, outputs and checkpoints."""
-        return IdempotentNodes(self.database, clock=self.clock)
+        meter = StepMeter(
+            energy=open_energy_meter(self.settings.energy_grid), usd_per_hour=self.settings.worker_usd_per_hour
+        )
+        return IdempotentNodes(self.database, clock=self.clock, meter=meter)
 
     @cached_property
     def code(self) -> CodeFingerprint:

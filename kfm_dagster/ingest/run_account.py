@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum, unique
 from typing import Any
 
 from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.idempotent_node.steps import MEASURES
 from kfm_dagster.idempotent_node.transaction import AGAIN, FORCED
 from kfm_dagster.idempotent_node.wal import IntentStatus
 from kfm_dagster.ingest.node import Operator
@@ -78,6 +79,8 @@ class NodeAccount:
     output_uri: str | None = None
     output_sha256: str | None = None
     superseded_at: datetime | None = None
+    took: Mapping[str, float | int | str] = field(default_factory=dict)
+    """What was measured of its last step (`idempotent_node/steps.py`)."""
 
     def as_json(self) -> dict[str, Any]:
         """Return every field as a JSON value, in the order in which a person asks."""
@@ -211,6 +214,7 @@ def _of_intent(row: Any, *, attempts: int) -> dict[str, Any]:
         "output_uri": record.get("artifact_uri"),
         "output_sha256": record.get("artifact_sha256"),
         "superseded_at": None if row.valid_to is None else moment(row.valid_to),
+        "took": {name: value for name in MEASURES if (value := getattr(row, name)) is not None},
     }
 
 

@@ -63,8 +63,12 @@ upgrade does not change who made what."""
 
 def prov_document(lines: Iterable[bytes], contract: DatasetContract) -> bytes:
     """Return the JSON-LD document of a batch of `prov_line`s; the same batch gives the same bytes."""
-    body = b",\n".join([_joined(_agents(contract)), *lines])
-    return b'{"@context":%b,\n"@graph":[\n%b\n]}\n' % (orjson.dumps(CONTEXT), body)
+    return jsonld([_joined(_agents(contract)), *lines])
+
+
+def jsonld(lines: Iterable[bytes]) -> bytes:
+    """Return a document of lines that each hold the JSON of some nodes, separated by commas."""
+    return b'{"@context":%b,\n"@graph":[\n%b\n]}\n' % (orjson.dumps(CONTEXT), b",\n".join(lines))
 
 
 def prov_line(unit: LineageUnit, run: IngestRun, producers: list[str]) -> bytes:

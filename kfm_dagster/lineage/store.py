@@ -33,6 +33,7 @@ from kfm_dagster.lineage.files import LineageFiles, open_files
 from kfm_dagster.lineage.openlineage import openlineage_lines
 from kfm_dagster.lineage.outbox import Outbox, Undelivered, error_text
 from kfm_dagster.lineage.prov import OPERATOR, SERVICE, producer_ids, prov_document, prov_line
+from kfm_dagster.lineage.step_telling import StepTelling
 from kfm_dagster.lineage.unit import IngestRun, LineagePath, LineageUnit
 from kfm_dagster.storage.database import Database, Transaction, is_conflict
 from kfm_dagster.storage.fence import Fence
@@ -96,10 +97,12 @@ class Lineage:
         *,
         backend: Backend | None = None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        public: Callable[[str], str] = str,
     ) -> None:
         self._database = database
         self._clock = clock
         self._outbox = Outbox(database, files, clock=clock)
+        self._steps = StepTelling(database, self._outbox, deliver=backend is not None, clock=clock, public=public)
         self._delivery = Delivery(database, files, backend=backend, clock=clock) if backend else None
 
     @classmethod
@@ -110,12 +113,14 @@ class Lineage:
         url: str,
         backend: Backend | None = None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        public: Callable[[str], str] = str,
     ) -> Lineage:
         """Open the lineage root, a folder or `s3://bucket/prefix`. Raises ConfigurationError.
 
-        With a backend, OpenLineage batches recorded from now on wait for `deliver`.
+        With a backend, OpenLineage batches recorded from now on wait for `deliver`. `public` gives the name that a
+        step's dataset has in public.
         """
-        return cls(database, open_files(url), backend=backend, clock=clock)
+        return cls(database, open_files(url), backend=backend, clock=clock, public=public)
 
     def emit(
         self, units: Sequence[LineageUnit], *, run: IngestRun, contract: DatasetContract, fence: Fence
@@ -137,7 +142,8 @@ class Lineage:
         return results
 
     def publish_staged(self) -> int:
-        """Publish recorded batches that the root has not got: it was down, or a run died. Returns how many were."""
+        """Tell the steps that ended, and publish what the root has not got; return the number of files published."""
+        self._steps.tell()
         return self._outbox.publish()
 
     def deliver(self, *, most_batches: int = 10, within: timedelta = timedelta(seconds=20)) -> int:

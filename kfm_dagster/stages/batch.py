@@ -60,6 +60,8 @@ class StageBatch:
     skipped: SkipCause | None = None
     applied_by: str | None = None
     """Run whose work a skip for CONTENT_APPLIED relies on."""
+    stored_bytes: int | None = None
+    """Size of the stored output; None where an earlier release stored it."""
 
     @property
     def reference(self) -> InputReference:

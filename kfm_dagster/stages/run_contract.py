@@ -12,7 +12,7 @@ Belongs here: the order. Does not belong here: what a node does (`ingest/nodes.p
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum, unique
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, KfmError
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, ManifestEntry
+from kfm_dagster.idempotent_node.steps import Volume
 from kfm_dagster.idempotent_node.transaction import Content, Effect, IdempotentNodes, Output, again, forced
 from kfm_dagster.idempotent_node.wal import Intent, IntentStatus
 from kfm_dagster.run_state.inputs_hash import inputs_hash
@@ -70,8 +71,14 @@ class ComputedStage:
     envelopes: list[Envelope] = field(default_factory=list)
     content: Content | None = None
     intent: Intent | None = None
-    upstream_reused: bool = False
+    received: StageBatch | None = None
+    """What the node before handed on; the first node of a chain has none."""
     skipped: StageBatch | None = None
+
+    @property
+    def upstream_reused(self) -> bool:
+        """Whether the node before handed an earlier run's output on."""
+        return self.received is not None and self.received.skipped is SkipCause.CONTENT_APPLIED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +105,7 @@ class StageRunner:
         with labelled(**node.labels, units=units), span("kfm.stage", facts) as opened:
             earlier = self.run_states.get(node.dataset_id, run_id)
             if earlier is not None and earlier.outcome is Outcome.SUCCESS and earlier.inputs_hash == digest:
-                batch = StageBatch(envelopes=self._load(earlier), state=earlier, skipped=SkipCause.ALREADY_SUCCEEDED)
+                batch = self._loaded(earlier, skipped=SkipCause.ALREADY_SUCCEEDED)
                 stage = ComputedStage(node=node, run_id=run_id, inputs_hash=digest, skipped=batch)
             else:
                 stage = self._compute(node, run_id=run_id, upstream=upstream, digest=digest, force=force)
@@ -127,6 +134,7 @@ class StageRunner:
         reused = upstream is not None and upstream.skipped is SkipCause.CONTENT_APPLIED
         try:
             content = self._content(node, run_id=run_id, upstream=upstream, force=force)
+            self.nodes.meter.prepare()
             with self.database.transaction() as tx:
                 own = self._own(content, node, run_id=run_id, reused=reused, tx=tx)
                 begun = self.nodes.begin(own, run_id=run_id, tx=tx)
@@ -139,7 +147,7 @@ class StageRunner:
                 node.verify(envelopes)
         except Exception as error:
             if intent is not None:
-                self.nodes.fail(intent)
+                self.nodes.fail(intent, error)
             self._record_failure(node, run_id=run_id, digest=digest)
             raise StageFailedError(dataset_id=node.dataset_id, error_class=classify(error), cause=error) from error
         return ComputedStage(
@@ -149,7 +157,7 @@ class StageRunner:
             envelopes=envelopes,
             content=own,
             intent=intent,
-            upstream_reused=reused,
+            received=upstream,
         )
 
     def _content(self, node: Node, *, run_id: str, upstream: StageBatch | None, force: str | None) -> Content:
@@ -219,8 +227,13 @@ class StageRunner:
         )
         self.run_states.put(state, tx)
         # Nobody may ever look into them: below an unchanged batch every node hands on.
-        envelopes = RecalledEnvelopes(record["units"], lambda: self._load(state))
-        return StageBatch(envelopes=envelopes, state=state, skipped=SkipCause.CONTENT_APPLIED, applied_by=by)
+        return StageBatch(
+            envelopes=RecalledEnvelopes(record["units"], lambda: from_parquet(self._stored(state))),
+            state=state,
+            skipped=SkipCause.CONTENT_APPLIED,
+            applied_by=by,
+            stored_bytes=record.get("bytes"),
+        )
 
     def _commit(self, stage: ComputedStage) -> StageBatch:
         if stage.intent is None or stage.content is None:
@@ -228,8 +241,8 @@ class StageRunner:
         try:
             with self.database.transaction() as tx:
                 return self._upsert(stage, stage.content, stage.intent, tx)
-        except Exception:
-            self.nodes.fail(stage.intent)
+        except Exception as error:
+            self.nodes.fail(stage.intent, error)
             raise
 
     def _upsert(self, stage: ComputedStage, content: Content, intent: Intent, tx: Transaction) -> StageBatch:
@@ -244,7 +257,11 @@ class StageRunner:
 
         def effect(tx: Transaction) -> Effect:
             made.append(self._make_durable(stage, tx))
-            return Effect(record=_record(made[0]))
+            volume = Volume(rows_out=len(made[0].envelopes), bytes_out=made[0].stored_bytes)
+            if stage.received is not None:
+                rows, size = len(stage.received.envelopes), stage.received.stored_bytes
+                volume = replace(volume, rows_in=rows, bytes_in=size)
+            return Effect(record=_record(made[0]), volume=volume)
 
         upserted = self.nodes.upsert(intent, effect, tx=tx)
         if made:
@@ -255,7 +272,8 @@ class StageRunner:
     def _make_durable(self, stage: ComputedStage, tx: Transaction) -> StageBatch:
         envelopes = stage.node.apply(tx, stage.envelopes)
         # Written before the commit that names it: a rollback leaves an orphan, never a record without its output.
-        artifact = self.artifacts.put(to_parquet(envelopes), suffix="parquet")
+        content = to_parquet(envelopes)
+        artifact = self.artifacts.put(content, suffix="parquet")
         summary = stage.node.summarize(envelopes)
         state = RunState(
             dataset_id=stage.node.dataset_id,
@@ -269,18 +287,22 @@ class StageRunner:
             artifact_sha256=artifact.sha256,
         )
         self.run_states.put(state, tx)
-        return StageBatch(envelopes=envelopes, state=state)
+        return StageBatch(envelopes=envelopes, state=state, stored_bytes=len(content))
 
     def recall(self, dataset_id: str, run_id: str) -> StageBatch | None:
         """Return the output that a node has in a run, or None when it has none."""
         state = self.run_states.get(dataset_id, run_id)
         if state is None or state.artifact_uri is None:
             return None
-        return StageBatch(envelopes=self._load(state), state=state)
+        return self._loaded(state)
 
-    def _load(self, state: RunState) -> list[Envelope]:
+    def _loaded(self, state: RunState, *, skipped: SkipCause | None = None) -> StageBatch:
+        content = self._stored(state)
+        return StageBatch(envelopes=from_parquet(content), state=state, skipped=skipped, stored_bytes=len(content))
+
+    def _stored(self, state: RunState) -> bytes:
         reference = ArtifactReference(uri=str(state.artifact_uri), sha256=str(state.artifact_sha256))
-        return from_parquet(self.artifacts.get(reference))
+        return self.artifacts.get(reference)
 
     def _record_failure(self, node: Node, *, run_id: str, digest: str) -> None:
         state = RunState(
@@ -319,6 +341,7 @@ def _record(batch: StageBatch) -> dict[str, Any]:
         "inputs_hash": state.inputs_hash,
         "outcome": state.outcome.value,
         "units": len(batch.envelopes),
+        "bytes": batch.stored_bytes,
         "validation_summary": dict(state.validation_summary),
         "artifact_uri": state.artifact_uri,
         "artifact_sha256": state.artifact_sha256,

@@ -114,6 +114,10 @@ def test_a_run_is_told_node_by_node_with_inputs_hashes_outcome_and_output(deploy
     assert (node["intent"], node["outcome"], node["attempts"]) == ("APPLIED", "success", 1)
     assert node["validation_summary"] == {"checks": 2, "passed": 2, "failed": 0}
     assert (node["output_uri"], node["output_sha256"]) == (state.artifact_uri, state.artifact_sha256)
+    took = node["took"]
+    assert (took["rows_in"], took["rows_out"]) == (2, 2)
+    assert min(took["bytes_in"], took["bytes_out"], took["seconds"], took["cpu_seconds"]) > 0
+    assert "energy_kwh" not in took
     assert node["started_at"] == node["applied_at"] == node["recorded_at"] == "2026-01-01T00:00:00.000000Z"
 
 
@@ -162,7 +166,7 @@ def test_a_run_that_died_shows_where_and_what_it_left_unsettled(deployment: Pipe
     deployment.nodes.intents.fail_runs([DIED])
     assert told(call, DIED)["nodes"][-1]["fate"] == "unfinished"
     chain.work_until_done(_released(deployment))
-    deployment.nodes.give_up_overtaken()
+    deployment.nodes.intents.give_up_overtaken()
     assert told(call, DIED)["nodes"][-1]["fate"] == "overtaken"
 
 

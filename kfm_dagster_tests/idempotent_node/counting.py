@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, ManifestEntry
+from kfm_dagster.idempotent_node.steps import Volume
 from kfm_dagster.idempotent_node.transaction import Effect, IdempotentNodes
 from kfm_dagster.idempotent_node.wal import Intent
 from kfm_dagster.storage.database import Database, Transaction
@@ -63,7 +64,7 @@ class CountLines:
         self.folder.mkdir(exist_ok=True)
         (self.folder / digest).write_bytes(content)
         self.reached()
-        return Effect(record={"sha256": digest, "files": len(counts)})
+        return Effect(record={"sha256": digest, "files": len(counts)}, volume=Volume(rows_out=len(counts)))
 
     def apply(self, tx: Transaction, effect: Effect) -> None:
         pass

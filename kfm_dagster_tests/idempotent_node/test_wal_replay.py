@@ -111,7 +111,7 @@ def test_every_unresolved_intent_is_revisited_until_it_is_resolved(node: CountLi
     for number in range(3):
         one = CountLines(files=node.files, folder=node.folder, minimum=number, name=f"node-{number}")
         intents.append(made.begin(content_of(one, code=CODE, run_id=RUN), run_id=RUN).intent)
-    made.fail(intents[1])
+    made.fail(intents[1], OSError())
     missing = node.files[0].read_bytes()
     node.files[0].unlink()
     first = replay_intents(made, rebuilt)
@@ -161,14 +161,14 @@ def test_failed_intents_that_were_overtaken_are_given_up_together(node: CountLin
     for name, later in {"overtaken": True, "waiting": False}.items():
         one = CountLines(files=node.files, folder=node.folder, name=name, kind=name)
         intent = made.begin(content_of(one, code=CODE, run_id=RUN), run_id=RUN).intent
-        made.fail(intent)
+        made.fail(intent, OSError())
         if later:
             one.minimum = 5
             run_node(made, one, run_id=OTHER_RUN, code=CODE)
-    assert made.give_up_overtaken() == 1
+    assert made.intents.give_up_overtaken() == 1
     statuses = {intent.node: intent.status for intent in made.intents.of_run(RUN)}
     assert statuses == {"overtaken": IntentStatus.SKIPPED, "waiting": IntentStatus.FAILED}
-    assert made.give_up_overtaken() == 0
+    assert made.intents.give_up_overtaken() == 0
 
 
 @pytest.mark.clause("IEN-06")
@@ -180,7 +180,7 @@ def test_a_worker_that_lived_after_its_intent_was_given_up_is_still_found_as_the
     made.intents.fail_runs([RUN])
     node.minimum = 2
     run_node(made, node, run_id=OTHER_RUN, code=CODE)
-    assert made.give_up_overtaken() == 1
+    assert made.intents.give_up_overtaken() == 1
 
     upserted = made.upsert(slow, lambda _: Effect(record={"by": "the slow one"}))
     assert upserted.status is IntentStatus.APPLIED

@@ -43,6 +43,7 @@ def test_materialisations_and_observations_say_what_the_command_says(face: Face,
             assert shown[noun]["intent"] == account.intent
             assert shown[noun]["inputs_hash"] == account.inputs_hash
             assert shown[noun]["inputs"] == list(account.inputs)
+            assert {name: shown[noun][name] for name in account.took} == account.took
     observed = observations(second)
     assert observed.keys() == CHAIN.keys()
     assert observations(first) == {}

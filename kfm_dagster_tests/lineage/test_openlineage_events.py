@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import uuid
-from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
@@ -13,9 +11,9 @@ import pytest
 from kfm_dagster.contracts.envelope import RawReference, StacResult, StacStatus
 from kfm_dagster.lineage.openlineage import Event, openlineage_events, openlineage_lines
 from kfm_dagster.lineage.unit import FIRST_EDITION, LineageUnit
+from kfm_dagster_tests.lineage.schemas import facets, validate
 from kfm_dagster_tests.lineage.units import ingest_run, registered, repaired, superseded
 
-SPEC = Path(__file__).resolve().parents[2] / "docs" / "spec"
 OFFICIAL = "https://openlineage.io/spec/2-0-2/OpenLineage.json"
 
 CASES = {
@@ -31,41 +29,6 @@ CASES = {
 def events_of(name: str) -> tuple[Event, Event]:
     edition = "replay-1" if name == "a replay" else FIRST_EDITION
     return openlineage_events(LineageUnit.of(CASES[name], edition=edition), ingest_run())
-
-
-@pytest.fixture(scope="module")
-def schemas() -> dict[str, Any]:
-    """Our published facet schemas by `$id`."""
-    loaded = [json.loads(path.read_text(encoding="utf-8")) for path in SPEC.glob("kfm-*-facet.schema.json")]
-    return {schema["$id"]: schema for schema in loaded}
-
-
-@pytest.fixture(scope="module")
-def official(shared_data: Path, schemas: dict[str, Any]) -> dict[str, Any]:
-    """The official schemas and ours by `$id`."""
-    files = (shared_data / "schemas" / "openlineage").rglob("*.json")
-    loaded = [json.loads(path.read_text(encoding="utf-8")) for path in files]
-    return {schema["$id"]: schema for schema in loaded} | schemas
-
-
-def facets(event: Event) -> dict[str, dict[str, Any]]:
-    holders = [event["run"], event["job"], *event["inputs"], *event["outputs"]]
-    return {
-        name: facet
-        for holder in holders
-        for field in ("facets", "inputFacets", "outputFacets")
-        for name, facet in holder.get(field, {}).items()
-    }
-
-
-def validate(schema_url: str, instance: Any, known: dict[str, Any]) -> None:
-    registry = jsonschema_rs.Registry(list(known.items()))
-    validator = jsonschema_rs.validator_for(
-        {"$schema": "https://json-schema.org/draft/2020-12/schema", "$ref": schema_url},
-        registry=registry,
-        validate_formats=True,
-    )
-    validator.validate(json.loads(json.dumps(instance)))
 
 
 @pytest.mark.clause("OPR-12")

@@ -159,6 +159,13 @@ STANDING: dict[str, Sequence[Row]] = {
             "started_at": T, "applied_at": T,
         }
     ],
+    "etl_steps": [
+        {
+            "wal_id": 1, "status": "APPLIED", "ended_at": T, "seconds": 1.0, "cpu_seconds": 1.0, "rows_in": 1,
+            "rows_out": 1, "bytes_in": 1, "bytes_out": 1, "energy_kwh": 1.0, "carbon_gco2e": 1.0, "measured_by": "m",
+            "cost_usd": 1.0, "error": None, "batch_id": "b1",
+        }
+    ],
 }  # fmt: skip
 """Rows that every table holds, in an order in which each finds what it refers to."""
 
@@ -166,6 +173,7 @@ ANOTHER: dict[str, Row] = {
     "node_output": {"content_hash": "b" * 64},
     "etl_checkpoint": {"node": "n2"},
     "etl_wal": {"content_hash": "b" * 64},
+    "etl_steps": {"status": "FAILED"},
     "run_state": {"run_id": "r2"},
     "replay_reasons": {"code": "drill"},
     "nodd_wal_records": {"wal_id": THREE, "object_uri": "s3://b/3"},
@@ -396,6 +404,20 @@ CASES: dict[str, list[Row]] = {
     "node_output_record_is_json": [{"record": "no"}],
     "node_output_lineage_is_json": [{"lineage": "no"}],
     "node_output_window_is_one": [{"valid_from": LATER, "valid_to": T}],
+    "etl_steps_one_row_per_end": [{"status": "APPLIED"}],
+    "etl_steps_have_an_intent": [{"wal_id": 9}],
+    "etl_steps_have_ended": [{"status": "PENDING"}],
+    "etl_steps_measures_are_not_negative": [
+        {name: -1}
+        for name in (
+            "seconds", "cpu_seconds", "rows_in", "rows_out", "bytes_in", "bytes_out", "energy_kwh", "carbon_gco2e",
+            "cost_usd",
+        )
+    ],
+    "etl_steps_energy_has_a_method": [{"measured_by": None}, {"energy_kwh": None}, {"carbon_gco2e": None}],
+    "etl_steps_error_is_of_a_failure": [{"status": "SKIPPED", "error": "x"}],
+    "etl_steps_error_is_bounded": [{"error": "x" * 201}],
+    "etl_steps_are_told_in_a_batch": [{"batch_id": "b9"}],
     "etl_checkpoint_one_row_per_node": [{"node": "n1"}],
     "etl_checkpoint_names_an_output": [{"last_applied_hash": "c" * 64}],
 }  # fmt: skip

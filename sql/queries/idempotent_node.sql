@@ -36,7 +36,8 @@ SELECT DISTINCT run_id FROM etl_wal WHERE status IN ('PENDING', 'FAILED') AND st
 -- name: fail_run
 UPDATE etl_wal
 SET status = 'FAILED'
-WHERE run_id = :run_id AND status = 'PENDING';
+WHERE run_id = :run_id AND status = 'PENDING'
+RETURNING wal_id;
 
 -- name: applied
 SELECT wal_id, run_id, node, step, payload, content_hash, status, started_at, applied_at
@@ -91,4 +92,15 @@ WHERE status = 'FAILED' AND EXISTS (
     SELECT 1 FROM etl_checkpoint AS c
     JOIN etl_wal AS a ON a.content_hash = c.last_applied_hash AND a.status = 'APPLIED'
     WHERE c.node = etl_wal.node AND a.wal_id > etl_wal.wal_id
+)
+RETURNING wal_id;
+
+-- name: put_step
+INSERT INTO etl_steps (
+    wal_id, status, ended_at, seconds, cpu_seconds, rows_in, rows_out, bytes_in, bytes_out, energy_kwh, carbon_gco2e,
+    measured_by, cost_usd, error
+)
+VALUES (
+    :wal_id, :status, :ended_at, :seconds, :cpu_seconds, :rows_in, :rows_out, :bytes_in, :bytes_out, :energy_kwh,
+    :carbon_gco2e, :measured_by, :cost_usd, :error
 );

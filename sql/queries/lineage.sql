@@ -3,6 +3,19 @@ INSERT INTO lineage_batches
     (batch_id, path, dataset, run_id, href, sha256, unit_count, state, delivery, created_at, published_at)
 VALUES (:batch_id, :path, :dataset, :run_id, :href, :sha256, :unit_count, 'staged', :delivery, :created_at, NULL);
 
+-- name: untold_steps
+SELECT
+    step.wal_id, step.status, step.ended_at, step.seconds, step.cpu_seconds, step.rows_in, step.rows_out,
+    step.bytes_in, step.bytes_out, step.energy_kwh, step.carbon_gco2e, step.measured_by, step.cost_usd, step.error,
+    intent.run_id, intent.node, intent.step, intent.payload, intent.content_hash, intent.started_at, output.record
+FROM etl_steps AS step
+JOIN etl_wal AS intent ON intent.wal_id = step.wal_id
+LEFT JOIN node_output AS output ON output.content_hash = intent.content_hash
+WHERE step.batch_id IS NULL ORDER BY intent.run_id, step.wal_id, step.ended_at, step.status LIMIT :most;
+
+-- name: mark_step_told
+UPDATE etl_steps SET batch_id = :batch_id WHERE wal_id = :wal_id AND status = :status;
+
 -- name: insert_outbox
 INSERT INTO lineage_outbox
     (batch_id, destination, content, content_bytes, attempts, next_attempt_at, last_error, events_done, not_taken)

@@ -21,6 +21,7 @@ from docs.examples.atmo_window.window import Window
 from kfm_dagster.governance.log import GovernanceLog
 from kfm_dagster.governance.masking import MaskingDecision
 from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
+from kfm_dagster.idempotent_node.steps import Volume
 from kfm_dagster.idempotent_node.transaction import Effect
 from kfm_dagster.idempotent_node.wal import Intent
 from kfm_dagster.run_state.inputs_hash import InputReference, inputs_hash
@@ -126,7 +127,8 @@ class AtmoWindow:
         with session() as connection:
             connection.register("observations", pa.concat_tables(slices))
             rows = table(connection, "window")
-        stored = self.tools.outputs.put(to_parquet(rows), suffix="parquet")
+        content = to_parquet(rows)
+        stored = self.tools.outputs.put(content, suffix="parquet")
         self.tools.reached("output")
         record = {
             "window": self.window.bounds(),
@@ -135,7 +137,8 @@ class AtmoWindow:
             "observations": pc.sum(rows["observations"]).as_py(),
             "suspect": pc.sum(rows["suspect"]).as_py(),
         }
-        return Effect(record=record, lineage=self._lineage(stored))
+        volume = Volume(rows_in=record["observations"], rows_out=rows.num_rows, bytes_out=len(content))
+        return Effect(record=record, lineage=self._lineage(stored), volume=volume)
 
     def verify(self, effect: Effect) -> None:
         """Read the stored window back. Raises ArtifactError."""

@@ -27,3 +27,6 @@ FROM (
 WHERE lineage_outbox.batch_id = due.batch_id AND lineage_outbox.destination = 'backend'
 RETURNING lineage_outbox.batch_id, due.href, due.sha256, lineage_outbox.attempts, lineage_outbox.events_done,
     CAST(lineage_outbox.not_taken AS text) AS not_taken;
+
+-- name: lock_steps
+SELECT pg_advisory_xact_lock(hashtextextended('etl_steps', 0));

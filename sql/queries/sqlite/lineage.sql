@@ -31,3 +31,7 @@ RETURNING
     batch_id, attempts, events_done, not_taken,
     (SELECT batch.href FROM lineage_batches AS batch WHERE batch.batch_id = lineage_outbox.batch_id) AS href,
     (SELECT batch.sha256 FROM lineage_batches AS batch WHERE batch.batch_id = lineage_outbox.batch_id) AS sha256;
+
+-- name: lock_steps
+-- A transaction that writes is the only one that does.
+SELECT 1;

@@ -1,0 +1,145 @@
+"""Telling steps: each end of an intent once on both paths, in one batch per run and telling (IEN-11).
+
+The stage that ends a step writes one row and nothing else; whoever publishes lineage tells the rows that nobody has
+told, in one transaction with the batches that hold them. So a crash before it leaves the rows, and a crash after it
+leaves the outbox: nothing is lost, nothing is told twice, and no stage waits for it.
+Belongs here: which rows, and the batches. Does not belong here: what is said (`steps.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timedelta
+from itertools import groupby
+from typing import Any
+
+import orjson
+
+from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.lineage.outbox import Outbox
+from kfm_dagster.lineage.prov import Node, jsonld
+from kfm_dagster.lineage.steps import NAMESPACE, Step, step_agents, step_events, step_nodes
+from kfm_dagster.lineage.unit import LineagePath
+from kfm_dagster.storage.database import Database, Transaction
+
+MOST = 500
+"""Steps that one transaction tells: some 30 runs."""
+BATCH_ID_DIGITS = 32
+"""128 bits of a SHA-256."""
+MEASURES = (
+    "seconds", "cpu_seconds", "rows_in", "rows_out", "bytes_in", "bytes_out", "energy_kwh", "carbon_gco2e",
+    "measured_by", "cost_usd",
+)  # fmt: skip
+
+
+class StepTelling:
+    """Tells the steps of a database. `public` gives the name that a dataset has in public."""
+
+    def __init__(
+        self,
+        database: Database,
+        outbox: Outbox,
+        *,
+        deliver: bool,
+        clock: Callable[[], datetime],
+        public: Callable[[str], str],
+    ) -> None:
+        self._database = database
+        self._outbox = outbox
+        self._deliver = deliver
+        self._clock = clock
+        self._public = public
+
+    def tell(self) -> int:
+        """Record the lineage of every step that has none; return their number. Raises the database's errors."""
+        told = 0
+        while True:
+            with self._database.snapshot() as tx:
+                if tx.run("lineage.untold_steps", most=1).first() is None:
+                    return told
+            with self._database.transaction() as tx:
+                tx.run("lineage.lock_steps").close()
+                steps = [self._step(row) for row in tx.run("lineage.untold_steps", most=MOST)]
+                for _, part in groupby(steps, key=lambda step: step.run_id):
+                    self._record(tx, list(part))
+            told += len(steps)
+
+    def _record(self, tx: Transaction, steps: Sequence[Step]) -> None:
+        events = (event for step in steps for event in step_events(step))
+        openlineage = b"".join(orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE) for event in events)
+        nodes = [list(step_agents(steps)), *(list(step_nodes(step)) for step in steps)]
+        stem = hashlib.sha256(openlineage).hexdigest()[:BATCH_ID_DIGITS]
+        batch_id = self._put(tx, LineagePath.OPENLINEAGE, steps, openlineage, f"{stem}.ndjson")
+        self._put(tx, LineagePath.PROV, steps, jsonld(map(_joined, nodes)), f"{stem}.jsonld")
+        tx.run_many(
+            "lineage.mark_step_told",
+            [{"wal_id": step.wal_id, "status": step.status, "batch_id": batch_id} for step in steps],
+        )
+
+    def _put(self, tx: Transaction, path: LineagePath, steps: Sequence[Step], content: bytes, name: str) -> str:
+        digest = hashlib.sha256(content).hexdigest()
+        deliver = self._deliver and path is LineagePath.OPENLINEAGE
+        tx.run(
+            "lineage.insert_batch",
+            batch_id=digest[:BATCH_ID_DIGITS],
+            path=path,
+            dataset=NAMESPACE,
+            run_id=steps[0].run_id,
+            # Beside the units' files, so that who reads those reads one event of each kind per unit.
+            href=f"steps/{path}/{steps[0].ended_at:%Y-%m-%d}/{name}",
+            sha256=digest,
+            unit_count=len(steps),
+            delivery="pending" if deliver else "none",
+            created_at=rfc3339(self._clock()),
+        )
+        self._outbox.put(tx, digest[:BATCH_ID_DIGITS], content, deliver=deliver)
+        return digest[:BATCH_ID_DIGITS]
+
+    def _step(self, row: Any) -> Step:
+        measures = {name: value for name in MEASURES if (value := getattr(row, name)) is not None}
+        ended_at = moment(row.ended_at)
+        # A replay carries out an intent long after it was written; what it measured began when it did.
+        began = ended_at - timedelta(seconds=row.seconds) if row.seconds is not None else moment(row.started_at)
+        payload = _value(row.payload)
+        kind, _, partition = row.node.partition("@")
+        dataset, dot, rest = kind.partition(".")
+        job = f"{self._public(dataset)}{dot}{rest}"
+        return Step(
+            run_id=str(row.run_id),
+            wal_id=row.wal_id,
+            node=f"{job}@{partition}" if partition else job,
+            job=job,
+            step=row.step,
+            status=row.status,
+            content_hash=row.content_hash,
+            code_sha=payload["code"]["sha"],
+            started_at=min(began, ended_at),
+            ended_at=ended_at,
+            inputs=payload["inputs"],
+            artifact=_artifact(_value(row.record)),
+            has_output=row.record is not None,
+            measures=measures,
+            error=row.error,
+        )
+
+
+def _artifact(record: Any) -> tuple[str, str] | None:
+    """Return the file that an output names, in our chain's form or as `{"artifact": {"uri": ..., "sha256": ...}}`."""
+    if not isinstance(record, dict):
+        return None
+    named = record.get("artifact")
+    if not isinstance(named, dict):
+        named = {"uri": record.get("artifact_uri"), "sha256": record.get("artifact_sha256")}
+    uri, digest = named.get("uri"), named.get("sha256")
+    return (uri, digest) if isinstance(uri, str) and isinstance(digest, str) else None
+
+
+def _joined(nodes: Iterable[Node]) -> bytes:
+    return b",".join(map(orjson.dumps, nodes))
+
+
+def _value(column: Any) -> Any:
+    # SQLite keeps JSON as text; PostgreSQL gives values.
+    return json.loads(column) if isinstance(column, str) else column

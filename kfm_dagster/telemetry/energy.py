@@ -1,0 +1,144 @@
+"""Energy: what codecarbon measures of this process, offline, where it is installed and told which grid feeds it.
+
+    pip install 'kfm-dagster[energy]'; export KFM_ENERGY_GRID=USA/virginia
+
+Nothing is estimated without it. codecarbon reads RAPL counters where it may, and otherwise multiplies the processor's
+rated power by its load; carbon comes from the yearly mix of the grid, from tables that it brings with it. Its first
+measurement in a process takes some seconds (it looks for the hardware), each later one about 10 ms.
+Does not belong here: who measures what (`idempotent_node/steps.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+from kfm_dagster.errors import ConfigurationError
+
+_LOG = logging.getLogger(__name__)
+
+_DISTRIBUTION = "codecarbon"
+_GRAMS = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Energy:
+    """What some work took: kWh, grams of CO2 equivalent, and what measured it."""
+
+    kwh: float
+    gco2e: float
+    method: str
+
+
+class EnergyMeter(Protocol):
+    """Measures this process."""
+
+    def prepare(self) -> None:
+        """Do what takes long the first time; harmless to repeat."""
+        ...
+
+    def begin(self) -> Callable[[], Energy | None] | None:
+        """Begin, and return what ends the measurement; None while another one is under way, which would count twice."""
+        ...
+
+
+class NoEnergyMeter:
+    """Measures nothing, so that nothing is said."""
+
+    def prepare(self) -> None:
+        """Nothing to prepare."""
+
+    def begin(self) -> None:
+        """Return None."""
+
+
+class CodecarbonMeter:
+    """Measures with one codecarbon tracker of this process, which is made when it is first needed."""
+
+    def __init__(self, *, country: str, region: str | None) -> None:
+        self._country = country
+        self._region = region
+        self._method = f"{_DISTRIBUTION} {version(_DISTRIBUTION)}, {'/'.join(filter(None, (country, region)))}"
+        self._busy = threading.Lock()
+        self._tracker: Any = None
+
+    def prepare(self) -> None:
+        """Look for the hardware, with a measurement that nobody reads."""
+        if self._tracker is None and (end := self.begin()) is not None:
+            end()
+
+    def begin(self) -> Callable[[], Energy | None] | None:
+        """Begin, unless a measurement is under way."""
+        if not self._busy.acquire(blocking=False):
+            return None
+        try:
+            self._opened().start_task()
+        except Exception:
+            # The lock stays taken: what could not measure once is not asked again, and no work fails for it.
+            _LOG.warning("codecarbon does not measure here; energy is not told", exc_info=True)
+            return None
+        return self._end
+
+    def _end(self) -> Energy | None:
+        try:
+            measured = self._tracker.stop_task()
+            return Energy(kwh=measured.energy_consumed, gco2e=measured.emissions * _GRAMS, method=self._method)
+        except Exception:
+            _LOG.warning("codecarbon lost a measurement; its energy is not told", exc_info=True)
+            return None
+        finally:
+            self._busy.release()
+
+    def _opened(self) -> Any:
+        if self._tracker is None:
+            from codecarbon import OfflineEmissionsTracker  # noqa: PLC0415, an extra that few have installed
+
+            self._tracker = OfflineEmissionsTracker(
+                country_iso_code=self._country,
+                region=self._region,
+                tracking_mode="process",
+                # Runs beside one another each measure themselves.
+                allow_multiple_runs=True,
+                output_methods=[],
+                log_level="error",
+            )
+        return self._tracker
+
+
+def open_energy_meter(grid: str) -> EnergyMeter:
+    """Return the meter for a grid: `COUNTRY` (ISO 3166-1 alpha-3) or `USA/state`; for "" one that says nothing.
+
+    Raises ConfigurationError for a grid that codecarbon has no figures of, because it would take the world's, and when
+    it is not installed.
+    """
+    if not grid:
+        return NoEnergyMeter()
+    if find_spec(_DISTRIBUTION) is None:
+        raise ConfigurationError(
+            "KFM_ENERGY_GRID asks for energy, and codecarbon is not installed",
+            observed=grid,
+            next_step="pip install 'kfm-dagster[energy]', or unset KFM_ENERGY_GRID",
+        )
+    country, _, state = grid.partition("/")
+    if not _has_figures(country, state):
+        raise ConfigurationError(
+            "KFM_ENERGY_GRID names no grid that codecarbon has figures of",
+            observed=grid,
+            expected="an ISO 3166-1 alpha-3 code, such as DEU, or a state, such as USA/virginia",
+            next_step="correct or unset KFM_ENERGY_GRID",
+        )
+    return CodecarbonMeter(country=country, region=state or None)
+
+
+def _has_figures(country: str, state: str) -> bool:
+    from codecarbon.input import DataSource  # noqa: PLC0415, an extra that few have installed
+
+    source = DataSource()  # type: ignore[no-untyped-call]
+    if state:
+        return country == "USA" and state in source.get_country_emissions_data("usa")
+    return country in source.get_global_energy_mix_data()

@@ -1,0 +1,347 @@
+"""Steps of idempotent nodes: each end measured where it can be, and told once on both paths, whatever crashes."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import socket
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+import rdflib
+import sqlalchemy as sa
+
+from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.idempotent_node.node import run_node
+from kfm_dagster.idempotent_node.replay import replay_intents
+from kfm_dagster.idempotent_node.steps import StepMeter
+from kfm_dagster.idempotent_node.transaction import IdempotentNodes
+from kfm_dagster.idempotent_node.wal import IntentStatus
+from kfm_dagster.lineage.outbox import Outbox
+from kfm_dagster.lineage.store import Lineage
+from kfm_dagster.storage.database import Database
+from kfm_dagster.telemetry.energy import Energy, open_energy_meter
+from kfm_dagster_tests.idempotent_node.counting import CODE, RUN, CountLines, rebuilt
+from kfm_dagster_tests.lineage.receiver import backend_at, receiving
+from kfm_dagster_tests.lineage.schemas import facets, validate
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+SECOND_RUN = "1f0e0d0c-0b0a-4908-8706-050403020100"
+MEASURED = Energy(kwh=0.25, gco2e=100.0, method="a meter, DEU")
+KFM = "https://kfm.dev/ns/nodd#"
+
+# rdflib 7.6 uses deprecated classes of its own when it reads JSON-LD.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:ConjunctiveGraph is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Dataset.[a-z_]+ is deprecated:DeprecationWarning"),
+]
+
+
+class Meter:
+    """Measures the same every time."""
+
+    def prepare(self) -> None:
+        """Nothing to prepare."""
+
+    def begin(self) -> Callable[[], Energy | None]:
+        return lambda: MEASURED
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "lineage"
+
+
+@pytest.fixture
+def lineage(database: Database, root: Path) -> Lineage:
+    return Lineage.open(database, url=str(root), clock=lambda: NOON)
+
+
+@pytest.fixture
+def nodes(database: Database) -> IdempotentNodes:
+    return IdempotentNodes(database, clock=lambda: NOON)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> CountLines:
+    text = tmp_path / "one.txt"
+    text.write_text("wind\nrain\n")
+    return CountLines(files=[text], folder=tmp_path / "out")
+
+
+def events(root: Path) -> list[dict[str, Any]]:
+    files = sorted(root.glob("steps/openlineage/*/*.ndjson"))
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def graph(root: Path) -> rdflib.Graph:
+    merged = rdflib.Graph()
+    for file in root.glob("steps/prov/*/*.jsonld"):
+        merged.parse(data=file.read_text(), format="json-ld")
+    return merged
+
+
+def ends(root: Path) -> list[dict[str, Any]]:
+    return [event["run"]["facets"]["kfmStep"] for event in events(root) if event["eventType"] != "START"]
+
+
+def run_three_ways(nodes: IdempotentNodes, node: CountLines) -> None:
+    """One step that is APPLIED, one that is SKIPPED, one that is FAILED."""
+    run_node(nodes, node, run_id=RUN, code=CODE)
+    run_node(nodes, node, run_id=SECOND_RUN, code=CODE)
+    node.minimum = 2
+    node.reached = lambda: (_ for _ in ()).throw(OSError("No space left on device /secret/place"))
+    with pytest.raises(OSError, match="No space"):
+        run_node(nodes, node, run_id=SECOND_RUN, code=CODE)
+
+
+@pytest.mark.clause("IEN-11")
+def test_every_step_is_told_once_on_both_paths_with_all_that_was_measured(
+    database: Database, lineage: Lineage, root: Path, node: CountLines, official: dict[str, Any]
+) -> None:
+    nodes = IdempotentNodes(database, clock=lambda: NOON, meter=StepMeter(energy=Meter(), usd_per_hour=3600.0))
+    run_three_ways(nodes, node)
+    assert lineage.publish_staged() == 4  # two runs, two paths
+    assert lineage.publish_staged() == 0
+
+    told = events(root)
+    for event in told:
+        validate(event["schemaURL"], event, official)
+        for facet in facets(event).values():
+            validate(facet["_schemaURL"], facet, official)
+    assert [event["eventType"] for event in told].count("START") == 3
+    assert len({event["run"]["runId"] for event in told}) == 3
+    by_status = {end["status"]: end for end in ends(root)}
+    assert set(by_status) == {"APPLIED", "SKIPPED", "FAILED"}
+    for status in ("APPLIED", "FAILED"):
+        found = by_status[status]
+        assert (found["energy_kwh"], found["carbon_gco2e"], found["measured_by"]) == (0.25, 100.0, "a meter, DEU")
+        assert found["seconds"] >= found["cost_usd"] * 0.999 > 0  # a dollar a second
+        assert found["cpu_seconds"] >= 0
+    assert (by_status["APPLIED"]["rows_out"], by_status["APPLIED"]["bytes_in"]) == (1, 10)
+    failed = next(event for event in told if event["eventType"] == "FAIL")
+    assert failed["run"]["facets"]["errorMessage"]["message"] == "OSError"
+    assert "secret" not in json.dumps(told)
+
+    read = graph(root)
+    activities = set(read.subjects(rdflib.RDF.type, rdflib.URIRef(KFM + "Step")))
+    assert {str(activity) for activity in activities} == {end["prov_activity_id"] for end in by_status.values()}
+    [(output, by)] = list(read.subject_objects(rdflib.PROV.wasGeneratedBy))
+    assert str(by) == by_status["APPLIED"]["prov_activity_id"]
+    users = {str(user) for user in read.subjects(rdflib.PROV.used, output)}
+    assert users == {by_status["SKIPPED"]["prov_activity_id"]}, "a skip relies on what was made before"
+    assert (by, rdflib.URIRef(KFM + "energy_kwh"), rdflib.Literal(0.25)) in read
+
+
+@pytest.mark.clause("IEN-11")
+def test_what_nobody_measured_is_absent(nodes: IdempotentNodes, lineage: Lineage, root: Path, node: CountLines) -> None:
+    run_node(nodes, node, run_id=RUN, code=CODE)
+    lineage.publish_staged()
+    [end] = ends(root)
+    assert {"seconds", "cpu_seconds"} <= end.keys()
+    assert not {"energy_kwh", "carbon_gco2e", "measured_by", "cost_usd"} & end.keys()
+    assert not any(str(predicate).startswith(KFM + "energy") for predicate in graph(root).predicates())
+
+
+@pytest.mark.clause("IEN-11")
+def test_a_dead_workers_step_and_its_replay_are_two_ends_of_one_intent(
+    nodes: IdempotentNodes, lineage: Lineage, root: Path, node: CountLines
+) -> None:
+    node.reached = lambda: (_ for _ in ()).throw(KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run_node(nodes, node, run_id=RUN, code=CODE)
+    lineage.publish_staged()
+    assert events(root) == [], "it may still be at work"
+    assert nodes.intents.fail_runs([RUN]) == 1
+    lineage.publish_staged()
+    [died] = ends(root)
+    assert (died["status"], "seconds" in died) == ("FAILED", False)
+    assert replay_intents(nodes, rebuilt).applied
+    lineage.publish_staged()
+    assert [end["status"] for end in ends(root)].count("APPLIED") == 1
+    assert len(ends(root)) == 2
+
+
+def test_a_failure_that_a_later_content_has_overtaken_is_told_as_given_up(
+    nodes: IdempotentNodes, lineage: Lineage, root: Path, node: CountLines
+) -> None:
+    reached = node.reached
+    node.reached = lambda: (_ for _ in ()).throw(OSError)
+    with pytest.raises(OSError):  # noqa: PT011, it says nothing
+        run_node(nodes, node, run_id=RUN, code=CODE)
+    node.reached, node.minimum = reached, 2
+    run_node(nodes, node, run_id=SECOND_RUN, code=CODE)
+    assert nodes.intents.give_up_overtaken() == 1
+    lineage.publish_staged()
+    assert sorted(end["status"] for end in ends(root)) == ["APPLIED", "FAILED", "SKIPPED"]
+    skipped = next(end["prov_activity_id"] for end in ends(root) if end["status"] == "SKIPPED")
+    used = set(graph(root).objects(rdflib.URIRef(skipped), rdflib.PROV.used))
+    assert len(used) == 1, "its inputs, and no output: there is none"
+
+
+@pytest.mark.clause("IEN-11")
+def test_a_crash_while_steps_are_told_loses_none_and_doubles_none(
+    nodes: IdempotentNodes, lineage: Lineage, root: Path, node: CountLines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_three_ways(nodes, node)
+    put, survived = Outbox.put, iter(())
+
+    def dying(self: Outbox, *given: Any, **named: Any) -> None:
+        if next(survived, None) is None:
+            raise KeyboardInterrupt
+        put(self, *given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Outbox, "put", dying)
+        for calls in range(4):
+            survived = iter(range(calls))
+            with pytest.raises(KeyboardInterrupt):
+                lineage.publish_staged()
+            assert events(root) == []
+    lineage.publish_staged()
+    assert len({end["prov_activity_id"] for end in ends(root)}) == len(ends(root)) == 3
+
+
+@pytest.mark.clause("IEN-11")
+def test_several_tellers_tell_each_step_once(
+    database: Database, nodes: IdempotentNodes, root: Path, node: CountLines, database_url: str
+) -> None:
+    for minimum in range(40):
+        node.minimum = minimum
+        run_node(nodes, node, run_id=RUN, code=CODE)
+    database.dispose()
+    context = multiprocessing.get_context("spawn")
+    tellers = [context.Process(target=_tell, args=(database_url, str(root))) for _ in range(4)]
+    for teller in tellers:
+        teller.start()
+    for teller in tellers:
+        teller.join(timeout=300)
+    assert [teller.exitcode for teller in tellers] == [0] * 4
+    assert len({end["prov_activity_id"] for end in ends(root)}) == len(ends(root)) == 40
+
+
+def _tell(database_url: str, root: str) -> None:
+    database = Database.open(database_url)
+    Lineage.open(database, url=root, clock=lambda: NOON).publish_staged()
+    database.dispose()
+
+
+def test_a_backend_gets_the_steps(
+    database: Database, nodes: IdempotentNodes, root: Path, node: CountLines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_node(nodes, node, run_id=RUN, code=CODE)
+    with receiving() as receiver:
+        backend = backend_at(receiver.url, monkeypatch)
+        lineage = Lineage.open(database, url=str(root), backend=backend, clock=lambda: NOON)
+        lineage.publish_staged()
+        assert lineage.deliver() == 2
+        assert [event["eventType"] for event in receiver.taken] == ["START", "COMPLETE"]
+
+
+def test_a_governed_dataset_is_told_under_its_public_name(
+    database: Database, nodes: IdempotentNodes, root: Path, node: CountLines
+) -> None:
+    node.name = "sage-grouse.count@2026-03-01"
+    run_node(nodes, node, run_id=RUN, code=CODE)
+    Lineage.open(database, url=str(root), public=lambda _: "governed-1", clock=lambda: NOON).publish_staged()
+    [end] = ends(root)
+    assert end["node"] == "governed-1.count@2026-03-01"
+    files = [file for file in root.rglob("*") if file.is_file()]
+    assert len(files) == 2
+    assert not any(b"sage-grouse" in file.read_bytes() or "sage-grouse" in file.name for file in files)
+
+
+def test_a_manifest_of_many_inputs_is_counted(
+    nodes: IdempotentNodes, lineage: Lineage, root: Path, node: CountLines, tmp_path: Path
+) -> None:
+    files = [tmp_path / f"{number}.txt" for number in range(101)]
+    for file in files:
+        file.write_text("wind\n")
+    node.files = files
+    run_node(nodes, node, run_id=RUN, code=CODE)
+    lineage.publish_staged()
+    [dataset] = events(root)[1]["inputs"]
+    statistics = dataset["inputFacets"]["inputStatistics"]
+    assert (statistics["fileCount"], statistics["size"]) == (101, 505)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE etl_steps SET rows_out = 7",
+        "UPDATE etl_steps SET batch_id = NULL",
+        "DELETE FROM etl_steps",
+    ],
+)
+def test_the_database_keeps_what_was_told(
+    database: Database, nodes: IdempotentNodes, lineage: Lineage, node: CountLines, change: str
+) -> None:
+    run_node(nodes, node, run_id=RUN, code=CODE)
+    lineage.publish_staged()
+    with database.engine.connect() as connection, pytest.raises(sa.exc.DBAPIError, match="etl_steps_are_"):
+        connection.execute(sa.text(change))
+
+
+def test_the_facet_schema_wants_energy_with_its_method(schemas: dict[str, Any]) -> None:
+    address = "https://kfm.dev/schemas/kfm-step-facet.schema.json"
+    facet = {
+        "_producer": "https://kfm.dev/", "_schemaURL": address, "node": "n", "step": "s",
+        "status": IntentStatus.APPLIED.value, "content_hash": "a" * 64, "code_sha": "c",
+        "prov_activity_id": "urn:uuid:00000000-0000-8000-8000-000000000001",
+    }  # fmt: skip
+    validate(address, facet, schemas)
+    with pytest.raises(jsonschema_rs.ValidationError):
+        validate(address, facet | {"energy_kwh": 1.0}, schemas)
+
+
+@pytest.mark.clause("IEN-11")
+def test_codecarbon_measures_this_process_without_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("codecarbon")
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("a request")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    meter = open_energy_meter("USA/virginia")
+    meter.prepare()
+    end = meter.begin()
+    assert end is not None
+    assert meter.begin() is None, "the same energy would be counted twice"
+    sum(range(2_000_000))
+    measured = end()
+    assert measured is not None
+    assert measured.kwh > 0
+    assert measured.gco2e > 0
+    assert measured.method.endswith("USA/virginia")
+    assert meter.begin() is not None
+
+
+@pytest.mark.parametrize("grid", ["XXX", "USA/nowhere", "DEU/virginia", "usa"])
+def test_a_grid_without_figures_is_refused_and_the_worlds_is_not_taken(grid: str) -> None:
+    pytest.importorskip("codecarbon")
+    with pytest.raises(ConfigurationError, match="KFM_ENERGY_GRID"):
+        open_energy_meter(grid)
+
+
+def test_a_meter_that_does_not_work_costs_no_step(
+    database: Database, lineage: Lineage, root: Path, node: CountLines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codecarbon = pytest.importorskip("codecarbon")
+    meter = StepMeter(energy=open_energy_meter("DEU"))
+    monkeypatch.setattr(codecarbon, "OfflineEmissionsTracker", lambda **_: None)
+    run_node(IdempotentNodes(database, clock=lambda: NOON, meter=meter), node, run_id=RUN, code=CODE)
+    lineage.publish_staged()
+    [end] = ends(root)
+    assert end["status"] == "APPLIED"
+    assert "energy_kwh" not in end
+
+
+def test_energy_without_codecarbon_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kfm_dagster.telemetry.energy.find_spec", lambda _: None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'kfm-dagster\[energy\]'"):
+        open_energy_meter("DEU")
+    assert open_energy_meter("").begin() is None
