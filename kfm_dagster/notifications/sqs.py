@@ -14,8 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
-import boto3
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from kfm_dagster.errors import QueueUnavailableError
@@ -26,6 +24,7 @@ from kfm_dagster.seams import Seam, carried, reach
 from kfm_dagster.settings import Settings
 
 if TYPE_CHECKING:
+    from botocore.config import Config
     from mypy_boto3_sqs import SQSClient
     from mypy_boto3_sqs.literals import QueueAttributeFilterType
 
@@ -53,6 +52,9 @@ def connect(settings: Settings, *, name: str | None = None, client: SQSClient | 
     tick ends whatever the endpoint does.
     """
     if client is None:
+        # 0.8 CPU-seconds, which a command that asks no queue does not spend.
+        import boto3  # noqa: PLC0415
+
         session = boto3.session.Session()
         client = session.client(
             "sqs", region_name=session.region_name or DEFAULT_REGION, config=bounded(settings.receive_threads)
@@ -67,6 +69,8 @@ def connect_dead_letters(settings: Settings) -> Queue:
 
 def bounded(threads: int, *, max_attempts: int = 3) -> Config:
     """Return the client configuration under which every request of `threads` threads ends in bounded time."""
+    from botocore.config import Config  # noqa: PLC0415, with boto3
+
     return Config(
         connect_timeout=5,
         read_timeout=10,
