@@ -9,11 +9,12 @@ the others run all the same. Does not belong here: what a part does.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,6 +27,7 @@ class Part:
     name: str
     command: Sequence[str]
     lines: int = 1
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 def parts(*, seeds: int, steps: int, records: int) -> list[Part]:
@@ -38,6 +40,11 @@ def parts(*, seeds: int, steps: int, records: int) -> list[Part]:
             command=("-m", "kfm_dagster_tests.simulation", "--seeds", str(seeds), "--steps", str(steps)),
         ),
         Part(name="contention", command=("-m", "benchmarks.contention"), lines=0),
+        Part(
+            name="crash-matrix",
+            command=("-m", "pytest", "-q", "kfm_dagster_tests/integration/test_crash_matrix.py"),
+            variables={"KFM_CRASH_STRIDE": "1"},
+        ),
         Part(name="chaos-sqlite", command=(*campaign, "sqlite")),
         Part(name="chaos-postgresql", command=(*campaign, "postgresql")),
         Part(name="ledger-sqlite", command=(*ledger, "sqlite"), lines=0),
@@ -53,7 +60,10 @@ def soak(chosen: Sequence[Part]) -> int:
         begun = time.monotonic()
         print(f"soak: {part.name} ...", file=sys.stderr, flush=True)  # noqa: T201
         command = [sys.executable, *part.command]
-        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)  # noqa: S603, our own
+        environment = {**os.environ, **part.variables}
+        done = subprocess.run(  # noqa: S603, our own
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False
+        )
         said = done.stdout.splitlines()
         verdict = "held" if done.returncode == 0 else f"FAILED with exit code {done.returncode}"
         table.append(f"{part.name}: {verdict}, {time.monotonic() - begun:.0f} s")
