@@ -15,6 +15,9 @@ from kfm_dagster_tests.simulation.exploring import explore
 from kfm_dagster_tests.simulation.history import Outcome, Simulation
 from kfm_dagster_tests.simulation.mutations import MUTATIONS, Mutation
 
+# Tracing lines makes a hundred thousand steps twice as long, and what they run is covered by tests that name it.
+pytestmark = pytest.mark.no_cover
+
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 100_000
 SEEDS = 250
