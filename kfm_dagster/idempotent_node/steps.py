@@ -101,6 +101,12 @@ class StepMeter:
         self.end(wal_id)
         self._begun[wal_id] = _Begun(time.perf_counter(), time.process_time(), self._energy.begin())
 
+    def hand_on(self, wal_id: int, other: int) -> None:
+        """Let what was begun with an intent be another's, which takes the work over."""
+        self.end(other)
+        if (begun := self._begun.pop(wal_id, None)) is not None:
+            self._begun[other] = begun
+
     def end(self, wal_id: int) -> Spent:
         """Return what an intent took until now; nothing for one that this process has not begun."""
         begun = self._begun.pop(wal_id, None)

@@ -252,7 +252,9 @@ class StageRunner:
         if own != content:
             # Another worker was first, and its units are in work: what this one claims is content of its own.
             self.nodes.intents.resolve(intent, IntentStatus.SKIPPED, tx=tx)
-            intent = self.nodes.begin(own, run_id=stage.run_id, tx=tx).intent
+            anew = self.nodes.begin(own, run_id=stage.run_id, tx=tx).intent
+            self.nodes.meter.hand_on(intent.wal_id, anew.wal_id)
+            intent = anew
         made: list[StageBatch] = []
 
         def effect(tx: Transaction) -> Effect:

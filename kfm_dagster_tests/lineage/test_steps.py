@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
+import prov.model
 import pytest
 import rdflib
 import sqlalchemy as sa
@@ -18,10 +19,11 @@ import sqlalchemy as sa
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.idempotent_node.node import run_node
 from kfm_dagster.idempotent_node.replay import replay_intents
-from kfm_dagster.idempotent_node.steps import StepMeter
+from kfm_dagster.idempotent_node.steps import Spent, StepMeter
 from kfm_dagster.idempotent_node.transaction import IdempotentNodes
 from kfm_dagster.idempotent_node.wal import IntentStatus
 from kfm_dagster.lineage.outbox import Outbox
+from kfm_dagster.lineage.prov import prov_json
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.storage.database import Database
 from kfm_dagster.telemetry.energy import Energy, open_energy_meter
@@ -127,6 +129,9 @@ def test_every_step_is_told_once_on_both_paths_with_all_that_was_measured(
     assert failed["run"]["facets"]["errorMessage"]["message"] == "OSError"
     assert "secret" not in json.dumps(told)
 
+    for file in root.glob("steps/prov/*/*.jsonld"):
+        document = prov.model.ProvDocument.deserialize(content=json.dumps(prov_json(file.read_bytes())), format="json")
+        assert document.get_records(prov.model.ProvActivity)
     read = graph(root)
     activities = set(read.subjects(rdflib.RDF.type, rdflib.URIRef(KFM + "Step")))
     assert {str(activity) for activity in activities} == {end["prov_activity_id"] for end in by_status.values()}
@@ -296,6 +301,19 @@ def test_the_facet_schema_wants_energy_with_its_method(schemas: dict[str, Any]) 
     validate(address, facet, schemas)
     with pytest.raises(jsonschema_rs.ValidationError):
         validate(address, facet | {"energy_kwh": 1.0}, schemas)
+
+
+def test_work_that_another_intent_takes_over_is_measured_as_that_ones() -> None:
+    meter = StepMeter(usd_per_hour=1.0)
+    meter.begin(1)
+    meter.begin(2)
+    first = meter._begun[1]
+    meter.hand_on(1, 2)
+    assert meter._begun == {2: first}
+    assert meter.end(1) == Spent()
+    assert meter.end(2).cost_usd is not None
+    meter.hand_on(3, 4)
+    assert meter.end(4) == Spent()
 
 
 @pytest.mark.clause("IEN-11")
