@@ -17,7 +17,7 @@ import orjson
 from kfm_dagster.catalog.documents import Bbox, Extent
 from kfm_dagster.catalog.item import Candidate, canonical
 from kfm_dagster.contracts.envelope import WalId
-from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.contracts.identity import moment, rfc3339
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.storage.database import Transaction
 
@@ -41,6 +41,8 @@ class Standing:
     replaces: WalId | None
     precedence: str
     sequencer: str
+    event_time: datetime | None
+    """Time of the unit's event; None when the ledger does not know the unit."""
     revision: int
     summaries: Mapping[str, Sequence[Any]]
 
@@ -99,6 +101,7 @@ class CollectionIndex:
                 replaces=row.replaces_wal_id,
                 precedence=row.precedence,
                 sequencer=row.sequencer,
+                event_time=None if row.event_time is None else moment(row.event_time),
                 revision=row.revision,
                 summaries=row.summaries if isinstance(row.summaries, dict) else orjson.loads(row.summaries),
             )

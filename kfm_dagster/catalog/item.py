@@ -9,6 +9,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -40,8 +41,9 @@ _VOLATILE_PROPERTIES = frozenset({"kfm:run_state", "created", "updated"})
 class Candidate:
     """An Item that wants to stand in the catalog.
 
-    `content` is the canonical JSON that would be written and `item` is what it parses to; `precedence` and `sequencer`
-    order re-issues, empty text where there is none. `attempt` is that of the unit's claim, for the fence.
+    `content` is the canonical JSON that would be written and `item` is what it parses to; `precedence`, `sequencer` and
+    `event_time` order re-issues, the first two empty text where there is none. `attempt` is that of the unit's claim,
+    for the fence.
     """
 
     dataset: str
@@ -56,6 +58,7 @@ class Candidate:
     attempt: int
     precedence: str
     sequencer: str
+    event_time: datetime
 
 
 class UnserialisableItemError(ValueError):
@@ -87,6 +90,7 @@ def build_candidate(
         attempt=envelope.attempt,
         precedence=match.precedence,
         sequencer=envelope.sequencer or "",
+        event_time=envelope.event_time,
     )
 
 

@@ -29,11 +29,14 @@ def is_older(candidate: Candidate, other: Candidate | Standing) -> bool:
     """Tell whether the candidate was issued before the other; False when nothing tells."""
     if candidate.precedence != other.precedence:
         return candidate.precedence < other.precedence
-    if candidate.object_uri == other.object_uri and candidate.sequencer and other.sequencer:
+    if candidate.object_uri != other.object_uri:
+        return False
+    if candidate.sequencer and other.sequencer:
         # S3 event notification message structure: pad the shorter sequencer with zeros on the right, compare as text.
         width = max(len(candidate.sequencer), len(other.sequencer))
         return candidate.sequencer.ljust(width, "0") < other.sequencer.ljust(width, "0")
-    return False
+    # A listing gives no sequencer; admission orders its versions by the time of the event, too (ADR 008).
+    return other.event_time is not None and candidate.event_time < other.event_time
 
 
 def attempts_of(candidates: Iterable[Candidate]) -> dict[WalId, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.envelope import Envelope, StacResult, StacStatus
 from kfm_dagster.contracts.issues import StacIssue
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.catalog import trees
@@ -89,6 +91,26 @@ def test_an_older_issue_that_comes_late_changes_nothing(
     assert late.content_sha256 == stands.content_sha256
     assert trees.files(root) == before
     assert statuses(register(newer)) == [NO_OP]
+
+
+@pytest.mark.clause("WAL-04")
+@pytest.mark.parametrize("which", ["the newer", "the older", "both"])
+def test_a_version_without_a_sequencer_is_ordered_by_its_event(
+    register: Register, root: Path, database: Database, contracts: ContractRegistry, which: str
+) -> None:
+    """A listing gives none; what was announced before and is registered late must not take its Item back."""
+    newer = goes(0, version="2" * 32, sequencer=None if which != "the older" else "0055AED6DCD90281E6")
+    older = goes(0, version="1" * 32, sequencer=None if which != "the newer" else "0055AED6DCD90281E5")
+    older = older.evolve(event_time=newer.event_time - timedelta(minutes=5))
+    Ledger(database, registry=contracts, worker_id="w", clock=lambda: DAY).ensure([older, newer])
+    assert statuses(register(older)) == [CREATED]
+    (stands,) = register(newer)
+    assert stands.write_status is UPDATED
+    before = trees.files(root)
+    (late,) = register(older)
+    assert (late.write_status, late.superseded, late.superseded_by) == (NO_OP, True, newer.wal_id)
+    assert trees.files(root) == before
+    assert [result.superseded for result in register(older, newer)] == [True, False]
 
 
 def test_of_one_item_twice_in_a_batch_the_newest_stands(register: Register, root: Path) -> None:

@@ -3,12 +3,14 @@
 SELECT pg_advisory_xact_lock(1801876338);
 
 -- name: standing
+-- With the event of the unit whose Item stands: what orders versions of an object of which one has no sequencer.
 SELECT
-    item_id, partition_key, page, content_sha256, object_uri, wal_id, replaces_wal_id, precedence, sequencer, revision,
-    summaries
-FROM catalog_items
-WHERE collection_id = :collection_id
-  AND item_id IN (SELECT jsonb_array_elements_text(CAST(:item_ids AS jsonb)));
+    item.item_id, item.partition_key, item.page, item.content_sha256, item.object_uri, item.wal_id,
+    item.replaces_wal_id, item.precedence, item.sequencer, item.revision, item.summaries, record.event_time
+FROM catalog_items AS item
+LEFT JOIN nodd_wal_records AS record ON item.wal_id = record.wal_id
+WHERE item.collection_id = :collection_id
+  AND item.item_id IN (SELECT jsonb_array_elements_text(CAST(:item_ids AS jsonb)));
 
 -- name: apply
 -- Compare-and-swap of a batch: a row comes back for every Item that still stands at the revision its writer saw.
