@@ -90,7 +90,10 @@ class Settings(BaseSettings):
         "3166-1 alpha-3, or USA/state.",
     )
     worker_usd_per_hour: float | None = Field(
-        None, ge=0, description="Price of an hour of the machine that works; each step then has a cost."
+        None,
+        ge=0,
+        allow_inf_nan=False,
+        description="Price of an hour of the machine that works; each step then has a cost.",
     )
     image_digest: str = Field("", description="Digest of the container image, part of the code's fingerprint.")
     chaos_plan: Path | None = Field(

@@ -32,6 +32,8 @@ BAD: dict[str, list[str]] = {
     "lease_seconds": ["0", "16m"],
     "retry_backoff_seconds": ["-1", "x"],
     "run_state": ["lakefs://repository/main", "gs://bucket", "s3://", "delta+", "delta+file:///x", "/a,/b"],
+    "energy_grid": ["usa", "US", "USA/", "USA/Virginia", "USA virginia"],
+    "worker_usd_per_hour": ["-1", "free", "nan", "inf"],
     "lakefs_branch": ["", "/main", "a//b", "../main", "a b", "release/.."],
 }
 
