@@ -34,23 +34,24 @@ def stage_metadata(noun: str, batch: StageBatch, *, catalog: str, account: NodeA
     """Return the metadata of one materialisation; `account` is what `kfm explain` tells of the node.
 
     `passed`, `failed` and, where there are some, `failed_earlier` and `given_back` (no longer this run's) sum to
-    `units`.
+    `units`. What was handed on whole is not read again: its Items and footprints stand with the run that made it.
     """
     units, state = batch.envelopes, batch.state
-    failing = [unit for unit in units if unit.failure is not None]
     summary = state.validation_summary
+    seen: Sequence[Envelope] = () if batch.handed_on_whole else units
+    failing = [unit for unit in seen if unit.failure is not None]
     earlier = _failed_earlier(noun, failing)
     given_back = len(units) - summary["checks"] - earlier
     shown: dict[str, Any] = {"units": len(units), "passed": summary["passed"], "failed": summary["failed"]}
     shown |= {name: n for name, n in (("failed_earlier", earlier), ("given_back", given_back)) if n}
     shown |= {f"settled_{name}": count for name, count in summary.items() if name not in _NO_COUNTS}
     if noun == "stac_items":
-        written = Counter(unit.stac.write_status.value for unit in units if unit.stac is not None)
+        written = Counter(unit.stac.write_status.value for unit in seen if unit.stac is not None)
         shown |= {f"items_{status}": count for status, count in sorted(written.items())}
         shown["catalog"] = _link(catalog)
     if failing:
         shown["failing_units"] = failing_units(failing)
-    if noun in _FOOTPRINT_NOUNS and (picture := footprint_picture(units)):
+    if noun in _FOOTPRINT_NOUNS and (picture := footprint_picture(seen)):
         shown["footprints"] = dg.MetadataValue.md(picture)
     if batch.skipped:
         shown["skip_cause"] = batch.skipped.value
