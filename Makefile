@@ -45,7 +45,7 @@ soak: $(INSTALLED)  ## simulate, contend and fill ledgers for most of an hour, a
 	@$(BIN)/python -m benchmarks.soak
 
 lock:  ## pin every dependency with its hashes
-	@uv pip compile -q --generate-hashes --no-emit-index-url --no-header --extra demo --extra dev --python-version 3.11 \
+	@uv pip compile -q --generate-hashes --no-emit-index-url --no-header --no-strip-extras --extra demo --extra dev --python-version 3.11 \
 		pyproject.toml -o requirements.lock
 
 clean:  ## remove what the demo and the tools left
