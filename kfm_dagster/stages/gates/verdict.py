@@ -1,0 +1,96 @@
+"""What gates are called, what they look at, and what they say (pipeline card, chapter 7, section IX).
+
+Belongs here: the vocabulary that the rules, the stage machine, the audit and the asset checks share. Does not belong
+here: a rule, or what follows from a verdict (`stages/card.py` reads that from `configs/state_machine.yaml`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum, unique
+
+from kfm_dagster.contracts.envelope import WalId
+
+
+@unique
+class Gate(StrEnum):
+    """What a stage must pass."""
+
+    G1 = "G1"
+    """Schema completeness: every section of every envelope that should be there, in its form."""
+    G2 = "G2"
+    """Citation compliance: every extracted field names its source by volume, version and anchor."""
+    G3 = "G3"
+    """Path conventions: arrays of one length of at least two, and path elements that are lengths."""
+    G4 = "G4"
+    """Dimensional closure: every quantity has a unit that fits its dimension."""
+    G5 = "G5"
+    """Freshness against the contract's budget."""
+    G6 = "G6"
+    """Coverage of the partition against the products that the contract expects."""
+    G7 = "G7"
+    """Covariance consistency: symmetric and positive definite."""
+    G8 = "G8"
+    """Uniqueness of wal_id, Item id and object version within batch and catalog."""
+
+
+@unique
+class Stop(StrEnum):
+    """Why a stage must end."""
+
+    S1 = "S1"
+    """Dimensional failure."""
+    S2 = "S2"
+    """Freshness failure."""
+    S3 = "S3"
+    """Path failure."""
+    S4 = "S4"
+    """Covariance failure."""
+    S5 = "S5"
+    """Citation failure."""
+
+
+STOPS: Mapping[Gate, Stop] = {Gate.G4: Stop.S1, Gate.G5: Stop.S2, Gate.G3: Stop.S3, Gate.G7: Stop.S4, Gate.G2: Stop.S5}
+"""Gate > the stop that it triggers where the card lets it; schema, coverage and uniqueness have none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One thing that a gate found wrong: of a unit, or of the batch as a whole where `wal_id` is None."""
+
+    what: str
+    wal_id: WalId | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What a gate said of a batch. A gate with nothing to look at passes and says that it does not apply."""
+
+    gate: Gate
+    rule: str
+    """The rule in words, e.g. `anchor coverage >= 0.9`."""
+    observed: str
+    expected: str
+    findings: tuple[Finding, ...] = ()
+    applies: bool = True
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing was found."""
+        return not self.findings
+
+    @property
+    def units(self) -> frozenset[WalId]:
+        """The units at fault; empty when the batch as a whole is."""
+        return frozenset(finding.wal_id for finding in self.findings if finding.wal_id is not None)
+
+    @property
+    def of_batch(self) -> bool:
+        """Whether something was found that no unit alone is at fault for."""
+        return any(finding.wal_id is None for finding in self.findings)
+
+    @classmethod
+    def not_applicable(cls, gate: Gate, rule: str, why: str) -> Verdict:
+        """Say that there is nothing to look at."""
+        return cls(gate=gate, rule=rule, observed=why, expected="nothing to look at", applies=False)
