@@ -166,6 +166,19 @@ STANDING: dict[str, Sequence[Row]] = {
             "cost_usd": 1.0, "error": None, "batch_id": "b1",
         }
     ],
+    "stage_audit": [
+        {
+            "seq": 1, "at": T, "run_id": "r", "stage": "d.o", "attempt": 1, "kind": "gate", "event": "G1",
+            "details": "{}", "previous_hash": "0" * 64, "hash": HASH,
+        }
+    ],
+    "stage_state": [
+        {
+            "run_id": "r", "stage": "d.o", "attempt": 1, "state": "failed", "idempotency_key": HASH,
+            "input_hashes": "[]", "opened_at": T, "started_at": T, "ended_at": T, "error_class": "E_GATE",
+            "restricted": "[]", "checkpoint_uri": None, "output_sha256": None, "compensation": None,
+        }
+    ],
 }  # fmt: skip
 """Rows that every table holds, in an order in which each finds what it refers to."""
 
@@ -174,6 +187,8 @@ ANOTHER: dict[str, Row] = {
     "etl_checkpoint": {"node": "n2"},
     "etl_wal": {"content_hash": "b" * 64},
     "etl_steps": {"status": "FAILED"},
+    "stage_audit": {"seq": 2, "previous_hash": HASH, "hash": "b" * 64},
+    "stage_state": {"attempt": 2},
     "run_state": {"run_id": "r2"},
     "replay_reasons": {"code": "drill"},
     "nodd_wal_records": {"wal_id": THREE, "object_uri": "s3://b/3"},
@@ -418,6 +433,28 @@ CASES: dict[str, list[Row]] = {
     "etl_steps_error_is_of_a_failure": [{"status": "SKIPPED", "error": "x"}],
     "etl_steps_error_is_bounded": [{"error": "x" * 201}],
     "etl_steps_are_told_in_a_batch": [{"batch_id": "b9"}],
+    "stage_audit_one_line_per_number": [{"seq": 1}],
+    "stage_audit_kind_is_known": [{"kind": "rumour"}],
+    "stage_audit_event_is_named": [{"event": ""}, {"event": "x" * 101}],
+    "stage_audit_details_are_object": [{"details": "[]"}],
+    "stage_audit_hash_is_sha256": [{"hash": "a" * 63}, {"hash": "A" * 64}],
+    "stage_audit_does_not_fork": [{"previous_hash": "0" * 64}],
+    "stage_state_one_row_per_attempt": [{"attempt": 1}],
+    "stage_state_is_known": [{"state": "paused", "error_class": None}],
+    "stage_state_key_is_sha256": [{"idempotency_key": "a" * 63}, {"idempotency_key": "A" * 64}],
+    "stage_state_inputs_are_array": [{"input_hashes": "{}"}],
+    "stage_state_restricted_is_array": [{"restricted": "{}"}],
+    "stage_state_error_is_of_a_failure": [
+        {"error_class": None}, {"state": "succeeded"}, {"error_class": "E_LUCK"},
+        {"state": "running", "ended_at": None},
+    ],
+    "stage_state_times_fit": [
+        {"started_at": None}, {"ended_at": None}, {"state": "pending", "error_class": None, "started_at": None},
+        {"state": "pending", "error_class": None, "ended_at": None},
+    ],
+    "stage_state_checkpoint_has_a_digest": [{"checkpoint_uri": "a"}],
+    "stage_state_compensation_is_object": [{"compensation": "[]"}],
+    "stage_state_rollback_rests_on_something": [{"state": "rolled_back"}],
     "etl_checkpoint_one_row_per_node": [{"node": "n1"}],
     "etl_checkpoint_names_an_output": [{"last_applied_hash": "c" * 64}],
 }  # fmt: skip

@@ -1,0 +1,165 @@
+"""The stage audit: one line per transition, gate, stop, retry, checkpoint, compensation, override and replay (PCS-15).
+
+The lines form one chain: each carries the SHA-256 of itself and of the line before, so that a line changed, taken out,
+put in or moved is found by whoever reads them (`verify_chain`), in the database as in an exported `audit.jsonl`.
+What is cut off at the end only shows against a head that was kept elsewhere, e.g. in a signed release.
+Belongs here: writing, reading and checking lines. Does not belong here: what happened (`store.py`, `run_contract.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum, unique
+from typing import Any
+
+import orjson
+
+from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.errors import KfmError
+from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster.storage.joining import reading
+
+GENESIS = "0" * 64
+"""What the first line has for the hash of the one before."""
+PAGE = 5_000
+"""Lines read at a time."""
+
+
+class AuditChainError(KfmError):
+    """The audit is not what was written."""
+
+
+@unique
+class AuditKind(StrEnum):
+    """What a line tells of."""
+
+    TRANSITION = "transition"
+    GATE = "gate"
+    STOP = "stop"
+    RETRY = "retry"
+    CHECKPOINT = "checkpoint"
+    COMPENSATION = "compensation"
+    OVERRIDE = "override"
+    REPLAY = "replay"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditEvent:
+    """One thing that happened to an attempt of a stage; `event` names it: a move, a gate, a stop."""
+
+    run_id: str
+    stage: str
+    attempt: int
+    kind: AuditKind
+    event: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+class AuditLog:
+    """Appends to the chain and reads it. One writer at a time; `append` locks the chain until its transaction ends."""
+
+    def __init__(self, database: Database, *, clock: Callable[[], datetime]) -> None:
+        self._database = database
+        self._clock = clock
+
+    def append(self, events: Iterable[AuditEvent], *, tx: Transaction) -> None:
+        """Write events in their order, in one statement; nothing happens for none."""
+        pending = list(events)
+        if not pending:
+            return
+        tx.run("stages.lock_audit").close()
+        head = tx.run("stages.audit_head").one_or_none()
+        seq, previous = (0, GENESIS) if head is None else (head.seq, head.hash)
+        at = rfc3339(self._clock())
+        batch = []
+        for event in pending:
+            seq += 1
+            line = _line(
+                seq=seq,
+                at=at,
+                run_id=event.run_id,
+                stage=event.stage,
+                attempt=event.attempt,
+                kind=event.kind.value,
+                event=event.event,
+                details=dict(event.details),
+                previous_hash=previous,
+            )
+            previous = _hash(line)
+            details = orjson.dumps(line["details"], option=orjson.OPT_SORT_KEYS).decode()
+            batch.append({**line, "details": details, "hash": previous})
+        tx.run("stages.append_audit", batch=orjson.dumps(batch).decode())
+
+    def lines(self, *, tx: Transaction | None = None) -> Iterator[dict[str, Any]]:
+        """Yield every line from the first on, as `audit.jsonl` has them."""
+        seq = 0
+        while True:
+            with reading(self._database, tx) as view:
+                rows = view.run("stages.audit_after", seq=seq, limit=PAGE).all()
+            yield from map(_from_row, rows)
+            if len(rows) < PAGE:
+                return
+            seq = rows[-1].seq
+
+    def of_stage(self, run_id: str, stage: str, *, tx: Transaction | None = None) -> Sequence[dict[str, Any]]:
+        """Return the lines of a stage in their order, over all its attempts."""
+        with reading(self._database, tx) as view:
+            return [_from_row(row) for row in view.run("stages.audit_of_stage", run_id=run_id, stage=stage)]
+
+
+def as_jsonl(lines: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
+    """Yield lines as `audit.jsonl` holds them: JSON with sorted keys, one to a line."""
+    for line in lines:
+        yield orjson.dumps(line, option=orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE)
+
+
+def verify_chain(lines: Iterable[Mapping[str, Any]], *, head: str | None = None) -> int:
+    """Return how many lines there are. Raises AuditChainError at the first that does not follow from those before.
+
+    With a `head` that was kept elsewhere, lines missing at the end are found, too.
+    """
+    count, previous = 0, GENESIS
+    for count, line in enumerate(lines, start=1):
+        without = {name: value for name, value in line.items() if name != "hash"}
+        if (line.get("seq"), line.get("previous_hash"), line.get("hash")) != (count, previous, _hash(without)):
+            raise AuditChainError(
+                "the audit has been changed",
+                observed=f"line {count} does not follow from the line before it",
+                expected="every line as it was written, and none missing",
+                next_step="compare it with an earlier export (kfm export) to find what was changed",
+            )
+        previous = str(line["hash"])
+    if head is not None and previous != head:
+        raise AuditChainError(
+            "the audit has lost its end",
+            observed=f"line {count} is the last, its hash {previous[:12]}",
+            expected=f"a last line with the hash {head[:12]}",
+            next_step="compare it with an earlier export (kfm export) to find what is missing",
+        )
+    return count
+
+
+def _line(**entries: Any) -> dict[str, Any]:
+    return entries
+
+
+def _hash(line: Mapping[str, Any]) -> str:
+    return hashlib.sha256(orjson.dumps(line, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def _from_row(row: Any) -> dict[str, Any]:
+    return _line(
+        seq=row.seq,
+        at=rfc3339(moment(row.at)),
+        run_id=row.run_id,
+        stage=row.stage,
+        attempt=row.attempt,
+        kind=row.kind,
+        event=row.event,
+        details=orjson.loads(row.details),
+        previous_hash=row.previous_hash,
+        hash=row.hash,
+    )

@@ -1,0 +1,221 @@
+"""Stages in the database: one row per attempt of (run, stage), moved only with the line of audit that tells of it.
+
+Belongs here: opening, moving and reading attempts. Does not belong here: when a stage moves (`machine.py`), or the
+guards, which are the database's (`sql/*/0012_stages.sql`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+import orjson
+
+from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.errors import ExitCode, KfmError
+from kfm_dagster.stages.audit import AuditEvent, AuditKind, AuditLog
+from kfm_dagster.stages.card import POSSIBLE, ErrorClass, StageState
+from kfm_dagster.stages.gates.verdict import Gate
+from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster.storage.joining import reading
+
+
+class StageMoveError(KfmError):
+    """A stage cannot move so."""
+
+    exit_code = ExitCode.REFUSED
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageAttempt:
+    """One attempt of a stage. `input_hashes`: what it was given; `restricted`: gates whose degraded path was taken."""
+
+    run_id: str
+    stage: str
+    attempt: int
+    state: StageState
+    idempotency_key: str
+    input_hashes: Sequence[str]
+    opened_at: datetime
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    error_class: ErrorClass | None = None
+    restricted: Sequence[Gate] = ()
+    checkpoint_uri: str | None = None
+    output_sha256: str | None = None
+    compensation: Mapping[str, Any] | None = None
+
+    def tells(self, kind: AuditKind, event: str, details: Mapping[str, Any] | None = None) -> AuditEvent:
+        """Return a line of audit about this attempt."""
+        return AuditEvent(
+            run_id=self.run_id,
+            stage=self.stage,
+            attempt=self.attempt,
+            kind=kind,
+            event=event,
+            details=details or {},
+        )
+
+
+class StageStore:
+    """Reads and moves attempts. Methods with `tx` join the caller's transaction."""
+
+    def __init__(self, database: Database, *, clock: Callable[[], datetime]) -> None:
+        self._database = database
+        self._clock = clock
+        self.audit = AuditLog(database, clock=clock)
+
+    def newest(self, run_id: str, stage: str, *, tx: Transaction | None = None) -> StageAttempt | None:
+        """Return the newest attempt of a stage, or None before the first."""
+        with reading(self._database, tx) as view:
+            row = view.run("stages.newest", run_id=run_id, stage=stage).one_or_none()
+        return None if row is None else _attempt(row)
+
+    def of_run(self, run_id: str, *, tx: Transaction | None = None) -> list[StageAttempt]:
+        """Return every attempt of a run's stages, in the order they were opened."""
+        with reading(self._database, tx) as view:
+            return [_attempt(row) for row in view.run("stages.of_run", run_id=run_id)]
+
+    def open(
+        self, run_id: str, stage: str, *, idempotency_key: str, input_hashes: Sequence[str], tx: Transaction
+    ) -> StageAttempt:
+        """Open the next attempt, pending. One that a dead worker left running has failed and is closed first.
+
+        Raises StageMoveError when an attempt after a failure has another key or other inputs than that one.
+        """
+        before = self.newest(run_id, stage, tx=tx)
+        if before is not None and before.state is StageState.RUNNING:
+            lost = {"reason": "its worker is gone, or gave way to another attempt"}
+            before = self.move(before, StageState.FAILED, error_class=ErrorClass.E_INTERNAL, details=lost, tx=tx)
+        if before is not None:
+            _refuse_other(before, idempotency_key, input_hashes)
+            if before.state is StageState.PENDING:
+                return before
+        opened = StageAttempt(
+            run_id=run_id,
+            stage=stage,
+            attempt=1 if before is None else before.attempt + 1,
+            state=StageState.PENDING,
+            idempotency_key=idempotency_key,
+            input_hashes=tuple(input_hashes),
+            opened_at=self._clock(),
+        )
+        tx.run(
+            "stages.open",
+            run_id=run_id,
+            stage=stage,
+            attempt=opened.attempt,
+            idempotency_key=idempotency_key,
+            input_hashes=_json(list(input_hashes)),
+            at=rfc3339(opened.opened_at),
+        )
+        if before is not None:
+            interval = (opened.opened_at - (before.ended_at or before.opened_at)).total_seconds()
+            details = {"after": before.state.value, "interval_seconds": interval}
+            self.audit.append([opened.tells(AuditKind.RETRY, f"attempt {opened.attempt}", details)], tx=tx)
+        return opened
+
+    def move(
+        self,
+        attempt: StageAttempt,
+        to: StageState,
+        *,
+        error_class: ErrorClass | None = None,
+        restricted: Iterable[Gate] | None = None,
+        checkpoint_uri: str | None = None,
+        output_sha256: str | None = None,
+        compensation: Mapping[str, Any] | None = None,
+        details: Mapping[str, Any] | None = None,
+        told: Iterable[AuditEvent] = (),
+        tx: Transaction,
+    ) -> StageAttempt:
+        """Move an attempt, with the audit of the move and before it of what led to it (`told`).
+
+        Raises StageMoveError for a move that does not exist, and when the attempt is no more where it was: another
+        attempt has taken its place.
+        """
+        if (attempt.state, to) not in POSSIBLE:
+            raise StageMoveError("there is no such move of a stage", observed=f"{attempt.state} > {to}")
+        gates = None if restricted is None else sorted(restricted)
+        said = {**(details or {}), **({"error_class": error_class.value} if error_class else {})}
+        if gates:
+            said["restricted"] = [gate.value for gate in gates]
+        move = attempt.tells(AuditKind.TRANSITION, f"{attempt.state.value}>{to.value}", said)
+        self.audit.append([*told, move], tx=tx)
+        at = self._clock()
+        moved = tx.run(
+            "stages.move",
+            run_id=attempt.run_id,
+            stage=attempt.stage,
+            attempt=attempt.attempt,
+            origin=attempt.state.value,
+            state=to.value,
+            at=rfc3339(at),
+            error_class=error_class.value if error_class else None,
+            restricted=None if gates is None else _json([gate.value for gate in gates]),
+            checkpoint_uri=checkpoint_uri,
+            output_sha256=output_sha256,
+            compensation=None if compensation is None else _json(compensation),
+        )
+        if moved.rowcount != 1:
+            raise StageMoveError(
+                "the attempt is not where it was left",
+                observed=f"attempt {attempt.attempt} of {attempt.stage} in run {attempt.run_id}",
+                expected=attempt.state.value,
+                next_step="another attempt has taken over; leave it to that one",
+            )
+        return replace(
+            attempt,
+            state=to,
+            started_at=at if to is StageState.RUNNING else attempt.started_at,
+            ended_at=None if to is StageState.RUNNING else at,
+            error_class=error_class or attempt.error_class,
+            restricted=attempt.restricted if gates is None else tuple(gates),
+            checkpoint_uri=checkpoint_uri or attempt.checkpoint_uri,
+            output_sha256=output_sha256 or attempt.output_sha256,
+            compensation=compensation or attempt.compensation,
+        )
+
+
+def _refuse_other(before: StageAttempt, key: str, input_hashes: Sequence[str]) -> None:
+    same_inputs = before.state is StageState.SUCCEEDED or list(before.input_hashes) == list(input_hashes)
+    if before.idempotency_key == key and same_inputs:
+        return
+    what = "other inputs" if before.idempotency_key == key else "another idempotency key"
+    raise StageMoveError(
+        f"a retry has {what} than the attempt that failed",
+        observed=f"attempt {before.attempt + 1} of {before.stage} in run {before.run_id}",
+        expected="the snapshot that was kept of the first attempt",
+        next_step="start a new run, which takes the inputs as they are now",
+    )
+
+
+def _attempt(row: Any) -> StageAttempt:
+    return StageAttempt(
+        run_id=row.run_id,
+        stage=row.stage,
+        attempt=row.attempt,
+        state=StageState(row.state),
+        idempotency_key=row.idempotency_key,
+        input_hashes=tuple(_value(row.input_hashes)),
+        opened_at=moment(row.opened_at),
+        started_at=None if row.started_at is None else moment(row.started_at),
+        ended_at=None if row.ended_at is None else moment(row.ended_at),
+        error_class=None if row.error_class is None else ErrorClass(row.error_class),
+        restricted=tuple(Gate(gate) for gate in _value(row.restricted)),
+        checkpoint_uri=row.checkpoint_uri,
+        output_sha256=row.output_sha256,
+        compensation=_value(row.compensation),
+    )
+
+
+def _value(column: Any) -> Any:
+    # SQLite keeps JSON as text; PostgreSQL gives values.
+    return json.loads(column) if isinstance(column, str) else column
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()

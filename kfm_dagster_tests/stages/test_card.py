@@ -1,0 +1,152 @@
+"""The pipeline card's two files: what they mean, and how a wrong one is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kfm_dagster.stages.card import (
+    POSSIBLE,
+    REPLAY_PLAN,
+    STATE_MACHINE,
+    Card,
+    CardError,
+    ErrorClass,
+    ReplayPlan,
+    StageState,
+    StateMachine,
+    parse,
+)
+from kfm_dagster.stages.conditions import Condition, ConditionError
+from kfm_dagster.stages.gates.verdict import Gate, Stop
+
+TEXTS = {name: content.decode() for name, content in Card.load().files.items()}
+
+WRONG: list[tuple[str, str, str, str, str]] = [
+    (STATE_MACHINE, "max_retries: 3", "max_retries: -1", "line 10: retry_policy.max_retries", "observed -1"),
+    (STATE_MACHINE, "deadline: 10m", "deadline: soon", "line 10: retry_policy.deadline", "such as 10m"),
+    (STATE_MACHINE, "exp+jitter", "guess", "line 10: retry_policy.backoff", "'const', 'exp'"),
+    (STATE_MACHINE, "deadline: 10m", "deadline: 10m, retry_on: [E_DIM]", "line 10: retry_policy.retry_on", "blindly"),
+    (STATE_MACHINE, "G1..G3", "G1..G9", "line 6: transitions.0", "'G9' in"),
+    (STATE_MACHINE, "G1..G3", "G3..G1", "line 6: transitions.0", "G3..G1 is no range"),
+    (STATE_MACHINE, "G1..G3", "G1..S3", "line 6: transitions.0", "G1..S3 is no range"),
+    (STATE_MACHINE, "G1..G3", "has_checkpoint", "line 6: transitions.0", "cannot depend on has_checkpoint"),
+    (STATE_MACHINE, "any(S1..S5)", "any(S1..S5", "line 8: transitions.2", "the end in"),
+    (STATE_MACHINE, "from: failed", "from: succeeded", "line 9: transitions.3", "is no transition"),
+    (STATE_MACHINE, "from: failed, to: rolled_back", "from: running, to: failed", "line 9: transitions.3", "depend"),
+    (STATE_MACHINE, 'when: "any(S1..S5)"', "whenever: x", "line 8: transitions.2.when", "Field required"),
+    (STATE_MACHINE, "[pending, running,", "[running,", "line 4: states", "pending"),
+    (STATE_MACHINE, "key: run_id+partition", "key: partition", "line 11: idempotency_key", "run_id and any of"),
+    (STATE_MACHINE, "min_anchor_coverage: 0.9", "min_anchor_coverage: 0.5", "gates.G2.min_anchor", "equal to 0.9"),
+    (STATE_MACHINE, "min_points: 2", "min_points: 1", "gates.G3.min_points", "equal to 2"),
+    (STATE_MACHINE, "  G5:", "  G9:", "line 16: gates.G5", "Field required"),
+    (STATE_MACHINE, ", min_coverage: 0.9", "", "line 24: gates.G6.min_coverage", "Field required"),
+    (
+        STATE_MACHINE,
+        "fail_units}\n  G8",
+        "fail_units, min_p_dim: 1.0}\n  G8",
+        "line 25: gates.G7.min_p_dim",
+        "not permitted",
+    ),
+    (STATE_MACHINE, "unlocked: restrict", "unlocked: ignore", "clock.unlocked", "'reject' or 'restrict'"),
+    (STATE_MACHINE, 'version: "1.0.0"', 'version: "2.0.0"', "line 3: version", "'1.0.0'"),
+    (STATE_MACHINE, "version:", "version=", "line 4 is not valid YAML", "mapping values"),
+    (REPLAY_PLAN, "reverse_topology", "any", "line 5: replay.order", "reverse_topology"),
+    (REPLAY_PLAN, "primary_keys: true", "primary_key: true", "line 8: replay.verify", "Field required"),
+]
+
+
+@pytest.mark.clause("PCS-14")
+@pytest.mark.parametrize(("file", "old", "new", "where", "why"), WRONG)
+def test_a_wrong_card_is_refused_with_file_line_and_reason(
+    tmp_path: Path, file: str, old: str, new: str, where: str, why: str
+) -> None:
+    for name, text in TEXTS.items():
+        assert name != file or old in text
+        (tmp_path / name).write_text(text.replace(old, new, 1) if name == file else text, encoding="utf-8")
+    with pytest.raises(CardError) as refused:
+        Card.load(tmp_path)
+    line = str(refused.value)
+    assert line.startswith(file)
+    assert where in line
+    assert why in line
+
+
+def test_a_folder_without_the_card_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CardError, match=r"state_machine\.yaml: No such file.*copy configs/"):
+        Card.load(tmp_path)
+    with pytest.raises(CardError, match="is no folder"):
+        Card.load(tmp_path / "none")
+
+
+@pytest.mark.clause("PCS-01")
+def test_the_card_of_this_release_says_what_the_seed_says() -> None:
+    machine = Card.load().machine
+    assert [(one.origin, one.to) for one in machine.transitions] == list(POSSIBLE)
+    gates, every = {*Gate}, {*Gate, *Stop}
+    start = machine.condition(StageState.PENDING, StageState.RUNNING)
+    end = machine.condition(StageState.RUNNING, StageState.SUCCEEDED)
+    fail = machine.condition(StageState.RUNNING, StageState.FAILED)
+    back = machine.condition(StageState.FAILED, StageState.ROLLED_BACK)
+    assert start
+    assert end
+    assert fail
+    assert back
+    assert [gate for gate in Gate if not start.holds({"deps_succeeded", *(gates - {gate})})] == [*Gate][:3]
+    assert not start.holds(gates)
+    assert [gate for gate in Gate if not end.holds(gates - {gate})] == [*Gate]
+    assert [stop for stop in Stop if not end.holds({*gates, stop})] == [*Stop]
+    assert [stop for stop in Stop if fail.holds({stop})] == [*Stop]
+    assert not fail.holds(gates)
+    assert [back.holds(facts) for facts in (every, {"has_checkpoint"}, {"do_compensate"})] == [False] * 3
+    assert back.holds({"has_checkpoint", "do_compensate"})
+    assert ErrorClass.E_DIM not in machine.retry_policy.retry_on
+
+
+NAMES = ["deps_succeeded", "has_checkpoint", *Gate, *Stop]
+
+
+@st.composite
+def conditions(draw: st.DrawFn, depth: int = 3) -> tuple[str, str]:
+    """A condition, and the same in Python over a set `f`."""
+    kind = draw(st.sampled_from(["name", "gates", "stops", "not", "and", "or"] if depth else ["name"]))
+    if kind == "name":
+        name = draw(st.sampled_from(NAMES))
+        return name, f"({str(name)!r} in f)"
+    if kind in {"gates", "stops"}:
+        series = [one.value for one in (Gate if kind == "gates" else Stop)]
+        first, last = sorted(draw(st.tuples(*[st.integers(0, len(series) - 1)] * 2)))
+        quantifier = draw(st.sampled_from(["", "any", "all"]))
+        text = f"{series[first]}..{series[last]}"
+        meant = quantifier or ("all" if kind == "gates" else "any")
+        names = series[first : last + 1]
+        return (f"{quantifier}({text})" if quantifier else text), f"{meant}(n in f for n in {names})"
+    one, python = draw(conditions(depth=depth - 1))
+    if kind == "not":
+        return f"!({one})", f"(not {python})"
+    other, other_python = draw(conditions(depth=depth - 1))
+    sign, word = ("&&", "and") if kind == "and" else ("||", "or")
+    return f"({one}) {sign} {other}" if kind == "or" else f"({one}){sign}({other})", f"({python} {word} {other_python})"
+
+
+@given(condition=conditions(), facts=st.sets(st.sampled_from([str(name) for name in NAMES])))
+def test_a_condition_means_what_it_says(condition: tuple[str, str], facts: set[str]) -> None:
+    text, python = condition
+    assert Condition.parse(text).holds(facts) == eval(python, {"f": facts})
+
+
+@pytest.mark.parametrize("text", ["", "G1 G2", "G1 &", "&& G1", "(G1", "G1)", "any G1", "any(G1", "!(", "G1..", "é"])
+def test_what_is_no_condition_is_refused(text: str) -> None:
+    with pytest.raises(ConditionError, match=r"expected|no range"):
+        Condition.parse(text)
+
+
+def test_a_duration_is_a_number_and_a_unit() -> None:
+    text = TEXTS[STATE_MACHINE]
+    for written, seconds in (("250ms", 0.25), ("1.5h", 5400), ("2d", 172_800), ("90s", 90)):
+        card = parse(text.replace("10m", written), StateMachine, source="here")
+        assert card.retry_policy.deadline.total_seconds() == seconds
+    assert parse(TEXTS[REPLAY_PLAN], ReplayPlan, source="here").replay.verify.hash

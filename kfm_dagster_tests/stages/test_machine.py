@@ -1,0 +1,126 @@
+"""What the card makes of verdicts, and that another card makes something else of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from kfm_dagster.contracts.envelope import WalId
+from kfm_dagster.stages.card import STATE_MACHINE, Card, ErrorClass, StageState, StateMachine, parse
+from kfm_dagster.stages.gates.verdict import STOPS, Finding, Gate, Stop, Verdict
+from kfm_dagster.stages.machine import ending, idempotency_key, judge, may_roll_back, may_start
+
+CARD = Card.load()
+TEXT = CARD.files[STATE_MACHINE].decode()
+UNIT = WalId("u1")
+
+
+def verdict(gate: Gate, *found: Finding) -> Verdict:
+    return Verdict(gate=gate, rule="r", observed="o", expected="e", findings=found)
+
+
+def verdicts(*failing: Verdict) -> Iterable[Verdict]:
+    named = {one.gate: one for one in failing}
+    return [named.get(gate, verdict(gate)) for gate in Gate]
+
+
+def card(old: str = "", new: str = "") -> StateMachine:
+    assert old in TEXT
+    return parse(TEXT.replace(old, new, 1), StateMachine, source="test")
+
+
+@pytest.mark.clause("PCS-02")
+def test_a_stage_starts_when_its_upstream_and_the_first_three_gates_let_it() -> None:
+    passed = judge(verdicts(), CARD.machine)
+    assert may_start(passed, CARD.machine, deps_succeeded=True)
+    assert not may_start(passed, CARD.machine, deps_succeeded=False)
+    for gate in Gate:
+        of_batch = judge(
+            verdicts(verdict(gate, Finding(what="all"))), card("G5: {on_failure: restrict}", "G5: {on_failure: stop}")
+        )
+        assert may_start(of_batch, CARD.machine, deps_succeeded=True) == (gate not in {Gate.G1, Gate.G2, Gate.G3})
+
+
+@pytest.mark.clause("PCS-02", "PCS-09")
+def test_a_batch_at_fault_fails_the_stage_by_its_stop_and_class() -> None:
+    strict = card("G5: {on_failure: restrict}", "G5: {on_failure: stop}")
+    classes = {Gate.G1: ErrorClass.E_INPUT, Gate.G4: ErrorClass.E_DIM, Gate.G7: ErrorClass.E_UQ}
+    for gate in Gate:
+        judged = judge(verdicts(verdict(gate, Finding(what="all"))), strict)
+        if gate is Gate.G6:
+            assert (ending(judged, strict), judged.restricted) == (StageState.SUCCEEDED, {Gate.G6})
+            continue
+        assert ending(judged, strict) is StageState.FAILED
+        assert judged.stops == ({STOPS[gate]} if gate in STOPS else set())
+        assert judged.error_class is classes.get(gate, ErrorClass.E_GATE)
+        assert [one.gate for one in judged.failing] == [gate]
+    assert set(STOPS.values()) == set(Stop)
+
+
+@pytest.mark.clause("PCS-09")
+def test_units_at_fault_leave_and_the_others_go_on_unless_their_effect_is_out() -> None:
+    found = verdict(Gate.G4, Finding(wal_id=UNIT, what="no unit"))
+    alone = judge(verdicts(found), CARD.machine)
+    assert dict(alone.leaving) == {UNIT: found}
+    assert ending(alone, CARD.machine) is StageState.SUCCEEDED
+    assert alone.restricted == set()
+    out = judge(verdicts(found), CARD.machine, whole=True)
+    assert (dict(out.leaving), out.stops, ending(out, CARD.machine)) == ({}, {Stop.S1}, StageState.FAILED)
+    mixed = judge(verdicts(verdict(Gate.G8, Finding(wal_id=UNIT, what="x"), Finding(what="y"))), CARD.machine)
+    assert ending(mixed, CARD.machine) is StageState.FAILED
+
+
+@pytest.mark.clause("PCS-06")
+def test_the_degraded_path_goes_on_with_its_output_restricted() -> None:
+    late = judge(verdicts(verdict(Gate.G5, Finding(wal_id=UNIT, what="late"))), CARD.machine)
+    assert (late.restricted, dict(late.leaving), late.stops) == ({Gate.G5}, {}, set())
+    assert ending(late, CARD.machine) is StageState.SUCCEEDED
+
+
+@pytest.mark.clause("PCS-14")
+def test_another_card_makes_something_else_of_the_same_verdicts() -> None:
+    late = verdicts(verdict(Gate.G5, Finding(what="late")))
+    stops = card("G5: {on_failure: restrict}", "G5: {on_failure: stop}")
+    deaf = card('when: "any(S1..S5)"', 'when: "any(S3..S5)"')
+    assert ending(judge(late, stops), stops) is StageState.FAILED
+    assert ending(judge(late, CARD.machine), CARD.machine) is StageState.SUCCEEDED
+    assert judge(late, stops).stops == {Stop.S2}
+    lax = card('when: "G1..G8 && !S1..S5"', 'when: "G1..G4"')
+    both = card('when: "any(S1..S5)"', 'when: "S1 && S2"')
+    assert ending(judge(late, stops), deaf) is StageState.FAILED
+    merged = parse(
+        TEXT.replace('when: "any(S1..S5)"', 'when: "S1 && S2"').replace('"G1..G8 && !S1..S5"', '"G1..G4"'),
+        StateMachine,
+        source="test",
+    )
+    assert ending(judge(late, stops), merged) is StageState.SUCCEEDED
+    assert (ending(judge(late, stops), lax), ending(judge(late, stops), both)) == (StageState.FAILED,) * 2
+    open_door = card('when: "deps_succeeded && G1..G3"', 'when: "G1"')
+    assert may_start(judge(verdicts(verdict(Gate.G2, Finding(what="x"))), open_door), open_door, deps_succeeded=False)
+
+
+@pytest.mark.clause("PCS-02")
+def test_a_rollback_needs_what_the_card_asks_for() -> None:
+    facts = [(a, b) for a in (False, True) for b in (False, True)]
+    machine = CARD.machine
+    assert [may_roll_back(machine, has_checkpoint=a, do_compensate=b) for a, b in facts] == [False, False, False, True]
+    other = card("has_checkpoint && do_compensate", "has_checkpoint || do_compensate")
+    assert [may_roll_back(other, has_checkpoint=a, do_compensate=b) for a, b in facts] == [False, True, True, True]
+    none = card('\n  - {from: failed, to: rolled_back, when: "has_checkpoint && do_compensate"}')
+    assert not may_roll_back(none, has_checkpoint=True, do_compensate=True)
+
+
+@pytest.mark.clause("PCS-05")
+def test_the_key_is_made_of_what_the_card_names_and_of_nothing_else() -> None:
+    parts = {"run_id": "r", "stage": "s", "partition": "2025-04-02", "window": "w"}
+    key = idempotency_key(CARD.machine, parts)
+    assert key == idempotency_key(CARD.machine, {**parts, "stage": "other"})
+    assert (
+        len({key, *(idempotency_key(CARD.machine, {**parts, n: "x"}) for n in ("run_id", "partition", "window"))}) == 4
+    )
+    with_stage = card("run_id+partition+window", "run_id+stage")
+    assert idempotency_key(with_stage, parts) == idempotency_key(with_stage, {**parts, "window": "x"})
+    assert idempotency_key(with_stage, parts) != idempotency_key(with_stage, {**parts, "stage": "x"})
+    # What stands at the boundary of two parts belongs to one of them.
+    assert idempotency_key(CARD.machine, {**parts, "run_id": "r\npartition=2025-04-02"}) != key

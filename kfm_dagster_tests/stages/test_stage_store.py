@@ -1,0 +1,273 @@
+"""Stages and their audit in the database: what can be written through the store, and what no hand can type."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import orjson
+import pytest
+import sqlalchemy as sa
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy.exc import DBAPIError
+
+from kfm_dagster.stages.audit import GENESIS, AuditChainError, AuditEvent, AuditKind, as_jsonl, verify_chain
+from kfm_dagster.stages.card import POSSIBLE, ErrorClass, StageState
+from kfm_dagster.stages.gates.verdict import Gate
+from kfm_dagster.stages.store import StageAttempt, StageMoveError, StageStore
+from kfm_dagster.storage.database import Database
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+STAGE = "nexrad-l2.integrity_check"
+KEY, OTHER_KEY, INPUT = "a" * 64, "b" * 64, "c" * 64
+WAY = {
+    StageState.PENDING: [],
+    StageState.RUNNING: [StageState.RUNNING],
+    StageState.SUCCEEDED: [StageState.RUNNING, StageState.SUCCEEDED],
+    StageState.FAILED: [StageState.RUNNING, StageState.FAILED],
+    StageState.ROLLED_BACK: [StageState.RUNNING, StageState.FAILED, StageState.ROLLED_BACK],
+}
+"""How a stage gets into each state."""
+
+
+@pytest.fixture
+def store(database: Database) -> StageStore:
+    ticks = itertools.count()
+    return StageStore(database, clock=lambda: NOW + timedelta(seconds=next(ticks)))
+
+
+def opened(store: StageStore, database: Database, run_id: str = "run", **changes: Any) -> StageAttempt:
+    with database.transaction() as tx:
+        given_: dict[str, Any] = {"idempotency_key": KEY, "input_hashes": [INPUT], **changes}
+        return store.open(run_id, STAGE, tx=tx, **given_)
+
+
+def moved(store: StageStore, database: Database, attempt: StageAttempt, *states: StageState) -> StageAttempt:
+    for state in states:
+        with database.transaction() as tx:
+            attempt = store.move(
+                attempt,
+                state,
+                error_class=ErrorClass.E_GATE if state is StageState.FAILED else None,
+                compensation={"undone": 0} if state is StageState.ROLLED_BACK else None,
+                tx=tx,
+            )
+    return attempt
+
+
+@pytest.mark.clause("PCS-01")
+@pytest.mark.parametrize("origin", StageState)
+def test_only_the_four_moves_are_possible_through_the_store_and_by_hand(
+    database: Database, store: StageStore, origin: StageState
+) -> None:
+    attempt = moved(store, database, opened(store, database), *WAY[origin])
+    for to in StageState:
+        if (origin, to) in POSSIBLE:
+            continue
+        with pytest.raises(StageMoveError, match="no such move"), database.transaction() as tx:
+            store.move(attempt, to, tx=tx)
+        with database.engine.connect() as connection, connection.begin() as typing:
+            # Even with a line of audit that tells of it.
+            _type_audit(connection, store, event=f"{origin.value}>{to.value}")
+            with pytest.raises(DBAPIError, match=r"stage_state_(move_is_legal|error_is|times_fit|rollback)"):
+                connection.execute(sa.text("UPDATE stage_state SET state = :to"), {"to": to.value})
+            typing.rollback()
+    for to in StageState:
+        if (origin, to) in POSSIBLE:
+            assert moved(store, database, attempt, to).state is to
+            break
+    assert verify_chain(store.audit.lines()) > 0 or origin is StageState.PENDING
+
+
+@pytest.mark.clause("PCS-01", "PCS-15")
+def test_no_hand_moves_a_stage_without_its_line_of_audit_or_changes_what_was_given(
+    database: Database, store: StageStore
+) -> None:
+    opened(store, database)
+    typed = {
+        "UPDATE stage_state SET state = 'running', started_at = opened_at": "stage_state_move_is_audited",
+        "UPDATE stage_state SET idempotency_key = '" + OTHER_KEY + "'": "stage_state_move_is_legal",
+        "UPDATE stage_state SET input_hashes = '[]'": "stage_state_move_is_legal",
+        "DELETE FROM stage_state": "stage_state_is_kept",
+        "INSERT INTO stage_state (run_id, stage, attempt, state, idempotency_key, input_hashes, opened_at, started_at) "
+        f"VALUES ('r', 's', 1, 'running', '{KEY}', '[]', '2026-01-01T00:00:00.000000Z', "
+        "'2026-01-01T00:00:00.000000Z')": "stage_state_begins_pending",
+        "INSERT INTO stage_state (run_id, stage, attempt, state, idempotency_key, input_hashes, opened_at) "
+        f"VALUES ('r', 's', 2, 'pending', '{KEY}', '[]', '2026-01-01T00:00:00.000000Z')": "stage_state_begins_pending",
+        "INSERT INTO stage_state (run_id, stage, attempt, state, idempotency_key, input_hashes, opened_at) "
+        f"VALUES ('run', '{STAGE}', 2, 'pending', '{KEY}', '[\"{INPUT}\"]', '2026-01-01T00:00:00.000000Z')": (
+            "stage_state_begins_pending"
+        ),
+        "TRUNCATE stage_state"
+        if database.dialect == "postgresql"
+        else "INSERT OR REPLACE INTO stage_state SELECT * FROM stage_state": "stage_state_is_kept",
+    }
+    for statement, rule in typed.items():
+        # Replacing a pending row is refused by whichever guard SQLite asks first.
+        any_of = f"{rule}|stage_state_begins_pending" if "REPLACE" in statement else rule
+        with pytest.raises(DBAPIError, match=any_of), database.engine.begin() as connection:
+            connection.exec_driver_sql(statement)
+
+
+@pytest.mark.clause("PCS-15")
+def test_no_hand_changes_the_audit_or_breaks_its_chain(database: Database, store: StageStore) -> None:
+    moved(store, database, opened(store, database), StageState.RUNNING)
+    take = "TRUNCATE stage_audit"
+    if database.dialect == "sqlite":
+        take = "INSERT OR REPLACE INTO stage_audit SELECT * FROM stage_audit"
+    for statement in ("UPDATE stage_audit SET event = 'x'", "DELETE FROM stage_audit", take):
+        refused = pytest.raises(DBAPIError, match=r"stage_audit_is_(append_only|chained)")
+        with refused, database.engine.begin() as connection:
+            connection.exec_driver_sql(statement)
+    for change in ({"seq": 3}, {"previous_hash": GENESIS}, {"previous_hash": "e" * 64}, {"seq": 0}):
+        refused = pytest.raises(DBAPIError, match=r"stage_audit_(is_chained|does_not_fork)")
+        with refused, database.engine.begin() as connection:
+            _type_audit(connection, store, event="G1", **change)
+
+
+@pytest.mark.clause("PCS-05", "PCS-06")
+def test_a_retry_keeps_key_and_inputs_and_is_counted_with_its_interval(database: Database, store: StageStore) -> None:
+    moved(store, database, opened(store, database), StageState.RUNNING, StageState.FAILED, StageState.ROLLED_BACK)
+    for change, what in (
+        ({"idempotency_key": OTHER_KEY}, "another idempotency key"),
+        ({"input_hashes": []}, "other inputs"),
+    ):
+        with pytest.raises(StageMoveError, match=f"a retry has {what} .* next: start a new run"):
+            opened(store, database, **change)
+    with (
+        pytest.raises(DBAPIError, match="stage_state_retry_keeps_key_and_inputs"),
+        database.engine.begin() as connection,
+    ):
+        connection.exec_driver_sql(
+            "INSERT INTO stage_state (run_id, stage, attempt, state, idempotency_key, input_hashes, opened_at) "
+            f"VALUES ('run', '{STAGE}', 2, 'pending', '{KEY}', '[]', '2026-01-01T00:00:00.000000Z')"
+        )
+    second = opened(store, database)
+    assert second.attempt == 2
+    assert opened(store, database) == second
+    retry = [line for line in store.audit.of_stage("run", STAGE) if line["kind"] == "retry"]
+    assert [(line["event"], line["details"]["after"]) for line in retry] == [("attempt 2", "rolled_back")]
+    assert retry[0]["details"]["interval_seconds"] > 0
+    done = moved(store, database, second, StageState.RUNNING, StageState.SUCCEEDED)
+    assert store.newest("run", STAGE) == done
+    # What succeeded may be asked again with other inputs, under the same key.
+    assert opened(store, database, input_hashes=[]).attempt == 3
+    assert [one.state for one in store.of_run("run")] == ["rolled_back", "succeeded", "pending"]
+
+
+def test_an_attempt_whose_worker_died_fails_when_the_next_one_opens_and_cannot_come_back(
+    database: Database, store: StageStore
+) -> None:
+    lost = moved(store, database, opened(store, database), StageState.RUNNING)
+    second = opened(store, database)
+    assert [(one.state, one.error_class) for one in store.of_run("run")] == [
+        (StageState.FAILED, ErrorClass.E_INTERNAL),
+        (StageState.PENDING, None),
+    ]
+    with pytest.raises(StageMoveError, match="another attempt has taken over"):
+        moved(store, database, lost, StageState.SUCCEEDED)
+    assert store.newest("run", STAGE) == second
+    assert "running>succeeded" not in [line["event"] for line in store.audit.lines()]
+
+
+def test_what_a_move_brings_is_kept_and_read_back(database: Database, store: StageStore) -> None:
+    running = moved(store, database, opened(store, database), StageState.RUNNING)
+    gate = running.tells(AuditKind.GATE, "G5", {"passed": False})
+    with database.transaction() as tx:
+        done = store.move(
+            running,
+            StageState.SUCCEEDED,
+            restricted=[Gate.G6, Gate.G5],
+            checkpoint_uri="artifacts/x",
+            output_sha256="d" * 64,
+            told=[gate],
+            tx=tx,
+        )
+    assert store.newest("run", STAGE) == done
+    assert done.restricted == (Gate.G5, Gate.G6)
+    lines = store.audit.of_stage("run", STAGE)
+    assert [(line["kind"], line["event"]) for line in lines][-2:] == [
+        ("gate", "G5"),
+        ("transition", "running>succeeded"),
+    ]
+    assert lines[-1]["details"] == {"restricted": ["G5", "G6"]}
+    with pytest.raises(StageMoveError), database.transaction() as tx:
+        store.move(running, StageState.FAILED, error_class=ErrorClass.E_GATE, tx=tx)
+
+
+@pytest.mark.clause("PCS-15")
+def test_many_writers_make_one_chain(database: Database, store: StageStore) -> None:
+    def write(number: int) -> None:
+        for _ in range(5):
+            with database.transaction() as tx:
+                events = [
+                    AuditEvent(run_id=f"r{number}", stage="s", attempt=1, kind=AuditKind.GATE, event=f"G{g}")
+                    for g in (1, 2)
+                ]
+                store.audit.append(events, tx=tx)
+
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        list(pool.map(write, range(4)))
+    lines = list(store.audit.lines())
+    assert verify_chain(lines, head=lines[-1]["hash"]) == 40
+    for first, second in zip(lines[::2], lines[1::2], strict=True):
+        assert (first["run_id"], first["event"], second["event"]) == (second["run_id"], "G1", "G2")
+
+
+def _chain() -> list[dict[str, Any]]:
+    lines: list[dict[str, Any]] = []
+    previous = GENESIS
+    for seq in range(1, 6):
+        line: dict[str, Any] = {
+            "seq": seq,
+            "event": f"G{seq}",
+            "details": {"a": [seq, None]},
+            "previous_hash": previous,
+        }
+        previous = hashlib.sha256(orjson.dumps(line, option=orjson.OPT_SORT_KEYS)).hexdigest()
+        lines.append({**line, "hash": previous})
+    return lines
+
+
+CHAIN = _chain()
+TAMPER: dict[str, Callable[[list[dict[str, Any]], int], list[dict[str, Any]]]] = {
+    "removed": lambda lines, at: lines[:at] + lines[at + 1 :],
+    "doubled": lambda lines, at: lines[: at + 1] + lines[at:],
+    "changed": lambda lines, at: [*lines[:at], {**lines[at], "event": "G8"}, *lines[at + 1 :]],
+    "deepened": lambda lines, at: [*lines[:at], {**lines[at], "details": {"a": [0, None]}}, *lines[at + 1 :]],
+    "added to": lambda lines, at: [*lines[:at], {**lines[at], "more": 1}, *lines[at + 1 :]],
+    "swapped": lambda lines, at: [*lines[:at], *lines[at : at + 2][::-1], *lines[at + 2 :]],
+}
+
+
+@pytest.mark.clause("PCS-15")
+@given(how=st.sampled_from(sorted(TAMPER)), at=st.integers(0, len(CHAIN) - 1))
+def test_a_line_that_was_removed_or_changed_is_found(how: str, at: int) -> None:
+    assert verify_chain([orjson.loads(line) for line in as_jsonl(CHAIN)], head=CHAIN[-1]["hash"]) == 5
+    tampered = TAMPER[how](CHAIN, at)
+    if tampered == CHAIN:
+        return
+    with pytest.raises(AuditChainError, match=r"has been changed|has lost its end"):
+        verify_chain(tampered, head=CHAIN[-1]["hash"])
+
+
+def _type_audit(connection: sa.Connection, store: StageStore, **changes: Any) -> None:
+    lines = list(store.audit.lines())
+    row = {
+        "seq": len(lines) + 1,
+        "at": "2026-01-01T00:00:00.000000Z",
+        "run_id": "run",
+        "stage": STAGE,
+        "attempt": 1,
+        "kind": "transition",
+        "details": "{}",
+        "previous_hash": lines[-1]["hash"] if lines else GENESIS,
+        "hash": "f" * 64,
+        **changes,
+    }
+    connection.execute(sa.insert(sa.table("stage_audit", *map(sa.column, row))).values(row))

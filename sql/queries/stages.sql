@@ -1,0 +1,37 @@
+-- Statements of the stages and their audit that are the same in both databases.
+
+-- name: newest
+SELECT
+    run_id, stage, attempt, state, idempotency_key, input_hashes, opened_at, started_at, ended_at, error_class,
+    restricted, checkpoint_uri, output_sha256, compensation
+FROM stage_state
+WHERE run_id = :run_id AND stage = :stage
+ORDER BY attempt DESC
+LIMIT 1;
+
+-- name: of_run
+SELECT
+    run_id, stage, attempt, state, idempotency_key, input_hashes, opened_at, started_at, ended_at, error_class,
+    restricted, checkpoint_uri, output_sha256, compensation
+FROM stage_state
+WHERE run_id = :run_id
+ORDER BY opened_at, stage, attempt;
+
+-- name: succeeded
+SELECT stage FROM stage_state WHERE run_id = :run_id AND stage = :stage AND state = 'succeeded' LIMIT 1;
+
+-- name: audit_head
+SELECT seq, hash FROM stage_audit ORDER BY seq DESC LIMIT 1;
+
+-- name: audit_after
+SELECT seq, at, run_id, stage, attempt, kind, event, details, previous_hash, hash
+FROM stage_audit
+WHERE seq > :seq
+ORDER BY seq
+LIMIT :limit;
+
+-- name: audit_of_stage
+SELECT seq, at, run_id, stage, attempt, kind, event, details, previous_hash, hash
+FROM stage_audit
+WHERE run_id = :run_id AND stage = :stage
+ORDER BY seq;
