@@ -85,7 +85,6 @@ class Settings(BaseSettings):
     )
     energy_grid: str = Field(
         "",
-        pattern=r"^([A-Z]{3}(/[a-z .'-]+)?)?$",
         description="Measure energy and CO2e of each step with codecarbon (extra `energy`): the grid's country, ISO "
         "3166-1 alpha-3, or USA/state.",
     )

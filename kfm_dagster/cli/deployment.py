@@ -22,6 +22,7 @@ from kfm_dagster.embedded.sample_day import SAMPLE_DAY, sample_objects
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ingest.pipeline import Pipeline, utc_now
 from kfm_dagster.settings import Settings
+from kfm_dagster.telemetry.energy import open_energy_meter
 
 
 @click.command()
@@ -40,6 +41,8 @@ def ui(*, port: int, cloud: str) -> None:
     """
     settings = Settings.load()
     _refuse_taken(port)
+    # The daemon's ticks would refuse it one by one, where nobody looks.
+    open_energy_meter(settings.energy_grid)
     console = Console(stderr=True)
     with ExitStack() as stack:
         if cloud == "embedded":

@@ -23,6 +23,7 @@ from kfm_dagster.ingest.report import ms_per_unit
 from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Settings
+from kfm_dagster.telemetry.energy import open_energy_meter
 
 DEMO_ENVIRONMENT: Mapping[str, str] = {
     # A demo is watched: ticks and retries come in seconds instead of minutes.
@@ -74,6 +75,8 @@ def run_demo(
     started = utc_now()
     settings = demo_settings(home)
     registry = ContractRegistry.load(settings.contracts_dir)
+    # Every part of the deployment would refuse it again and again; here it is refused before any is started.
+    open_energy_meter(settings.energy_grid)
     say("starting S3, SNS and SQS on loopback ...")
     with EmbeddedCloud() as cloud:
         cloud.provision(registry)

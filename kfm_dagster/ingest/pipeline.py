@@ -7,7 +7,7 @@ connects to the database; the queue is connected on first use, because a backfil
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
@@ -35,7 +35,7 @@ from kfm_dagster.stages.run_contract import StageRunner
 from kfm_dagster.storage.artifacts import Artifacts
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.objects import ObjectStores, open_store
-from kfm_dagster.telemetry.energy import open_energy_meter
+from kfm_dagster.telemetry.energy import EnergyMeter, NoEnergyMeter, open_energy_meter
 
 LOCKFILE = "requirements.lock"
 """Beside the package in a checkout, bundled with it in a wheel."""
@@ -57,13 +57,16 @@ class Pipeline:
     clock: Callable[[], datetime] = utc_now
     connect_queue: Callable[[Settings], Queue] = connect
     connect_dead_letters: Callable[[Settings], Queue] = connect_dead_letters
+    energy: EnergyMeter = field(default_factory=NoEnergyMeter)
 
     @classmethod
     def open(cls, settings: Settings) -> Pipeline:
         """Load the contracts and open the database. Raises KfmError with one line on what is wrong."""
         registry = ContractRegistry.load(settings.contracts_dir)
         refuse_orphans(registry)
-        return cls(settings=settings, registry=registry, database=Database.open(settings.database_url))
+        # Before the database, which opening makes: a refusal leaves nothing behind.
+        energy = open_energy_meter(settings.energy_grid)
+        return cls(settings=settings, registry=registry, database=Database.open(settings.database_url), energy=energy)
 
     def close(self) -> None:
         """Give the connections back."""
@@ -126,9 +129,7 @@ class Pipeline:
     @cached_property
     def nodes(self) -> IdempotentNodes:
         """Intents, outputs and checkpoints."""
-        meter = StepMeter(
-            energy=open_energy_meter(self.settings.energy_grid), usd_per_hour=self.settings.worker_usd_per_hour
-        )
+        meter = StepMeter(energy=self.energy, usd_per_hour=self.settings.worker_usd_per_hour)
         return IdempotentNodes(self.database, clock=self.clock, meter=meter)
 
     @cached_property

@@ -10,12 +10,14 @@ Does not belong here: who measures what (`idempotent_node/steps.py`).
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Protocol
 
 from kfm_dagster.errors import ConfigurationError
@@ -121,24 +123,27 @@ def open_energy_meter(grid: str) -> EnergyMeter:
     if find_spec(_DISTRIBUTION) is None:
         raise ConfigurationError(
             "KFM_ENERGY_GRID asks for energy, and codecarbon is not installed",
-            observed=grid,
+            observed=repr(grid),
             next_step="pip install 'kfm-dagster[energy]', or unset KFM_ENERGY_GRID",
         )
-    country, _, state = grid.partition("/")
-    if not _has_figures(country, state):
+    if not _has_figures(grid):
         raise ConfigurationError(
             "KFM_ENERGY_GRID names no grid that codecarbon has figures of",
-            observed=grid,
+            observed=repr(grid),
             expected="an ISO 3166-1 alpha-3 code, such as DEU, or a state, such as USA/virginia",
             next_step="correct or unset KFM_ENERGY_GRID",
         )
+    country, _, state = grid.partition("/")
     return CodecarbonMeter(country=country, region=state or None)
 
 
-def _has_figures(country: str, state: str) -> bool:
+def _has_figures(grid: str) -> bool:
     from codecarbon.input import DataSource  # noqa: PLC0415, an extra that few have installed
 
     source = DataSource()  # type: ignore[no-untyped-call]
-    if state:
-        return country == "USA" and state in source.get_country_emissions_data("usa")
-    return country in source.get_global_energy_mix_data()
+    country, slash, state = grid.partition("/")
+    if slash:
+        # Keys with an underscore say of which unit and source the figures are.
+        return country == "USA" and not state.startswith("_") and state in source.get_country_emissions_data("usa")
+    # Its own getter loads pandas with every table that it has; each command would wait for that.
+    return country in json.loads(Path(source.global_energy_mix_data_path).read_text(encoding="utf-8"))

@@ -16,17 +16,19 @@ import pytest
 import rdflib
 import sqlalchemy as sa
 
-from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.errors import ConfigurationError, ExitCode
 from kfm_dagster.idempotent_node.node import run_node
 from kfm_dagster.idempotent_node.replay import replay_intents
 from kfm_dagster.idempotent_node.steps import Spent, StepMeter
 from kfm_dagster.idempotent_node.transaction import IdempotentNodes
 from kfm_dagster.idempotent_node.wal import IntentStatus
+from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.lineage.outbox import Outbox
 from kfm_dagster.lineage.prov import prov_json
 from kfm_dagster.lineage.store import Lineage
+from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
-from kfm_dagster.telemetry.energy import Energy, open_energy_meter
+from kfm_dagster.telemetry.energy import CodecarbonMeter, Energy, open_energy_meter
 from kfm_dagster_tests.idempotent_node.counting import CODE, RUN, CountLines, rebuilt
 from kfm_dagster_tests.lineage.receiver import backend_at, receiving
 from kfm_dagster_tests.lineage.schemas import facets, validate
@@ -338,11 +340,42 @@ def test_codecarbon_measures_this_process_without_a_request(monkeypatch: pytest.
     assert meter.begin() is not None
 
 
-@pytest.mark.parametrize("grid", ["XXX", "USA/nowhere", "DEU/virginia", "usa"])
-def test_a_grid_without_figures_is_refused_and_the_worlds_is_not_taken(grid: str) -> None:
+@pytest.mark.parametrize(
+    "grid",
+    [
+        "ZZZ", "US", "usa", " ", "USA ", "\nUSA", "World", "virginia", "USA virginia", "USA/", "USA//", "USA/nowhere",
+        "USA/Virginia", "USA/virginia/", "USA/_unit", "usa/virginia", "DEU/virginia", "/", "/virginia",
+    ],
+)  # fmt: skip
+def test_a_grid_without_figures_is_refused_before_anything_is_made(
+    grid: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("codecarbon")
-    with pytest.raises(ConfigurationError, match="KFM_ENERGY_GRID"):
-        open_energy_meter(grid)
+    monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("KFM_ENERGY_GRID", grid)
+    with pytest.raises(ConfigurationError) as refusal:
+        Pipeline.open(Settings.load())
+    assert str(refusal.value) == (
+        f"KFM_ENERGY_GRID names no grid that codecarbon has figures of; observed {grid!r}; "
+        "expected an ISO 3166-1 alpha-3 code, such as DEU, or a state, such as USA/virginia; "
+        "next: correct or unset KFM_ENERGY_GRID"
+    )
+    assert refusal.value.exit_code is ExitCode.USAGE
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("grid", ["DEU", "USA", "USA/virginia", "USA/new york", "USA/district of columbia"])
+def test_a_pipeline_measures_energy_on_the_grid_of_its_settings(
+    grid: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("codecarbon")
+    monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("KFM_ENERGY_GRID", grid)
+    pipeline = Pipeline.open(Settings.load())
+    assert pipeline.nodes.meter._energy is pipeline.energy
+    assert isinstance(pipeline.energy, CodecarbonMeter)
+    assert pipeline.energy._method.endswith(f", {grid}")
+    pipeline.close()
 
 
 def test_a_meter_that_does_not_work_costs_no_step(
