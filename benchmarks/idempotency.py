@@ -43,7 +43,7 @@ from kfm_dagster.ingest.nodes import (
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.settings import Settings
-from kfm_dagster.stages.batch import SkipCause, StageBatch
+from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.storage.database import Database
 
 DAY = date(2025, 4, 1)
@@ -178,7 +178,7 @@ def main() -> None:
         begun = time.perf_counter()
         batches = run_day(pipeline, run_id="second", limit=given.units)
         again = time.perf_counter() - begun
-        skipped = sum(batch.skipped is SkipCause.CONTENT_APPLIED for batch in batches)
+        skipped = sum(batch.handed_on for batch in batches)
         changed = tree(settings.catalog, settings.lineage) != before
         print(  # noqa: T201
             f"again: {again:.2f} s, {skipped} of {len(batches)} nodes handed on, "

@@ -64,10 +64,15 @@ class StageBatch:
     """Size of the stored output; None where an earlier release stored it."""
 
     @property
+    def handed_on(self) -> bool:
+        """Whether it is an earlier run's output, made of exactly this content."""
+        return self.skipped is SkipCause.CONTENT_APPLIED
+
+    @property
     def handed_on_whole(self) -> bool:
         """Whether an earlier run's output was handed on of which every unit had passed: nobody need look into it."""
         passed = self.state.validation_summary.get("passed")
-        return self.skipped is SkipCause.CONTENT_APPLIED and passed == len(self.envelopes)
+        return self.handed_on and passed == len(self.envelopes)
 
     @property
     def reference(self) -> InputReference:

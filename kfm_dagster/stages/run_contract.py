@@ -75,11 +75,6 @@ class ComputedStage:
     """What the node before handed on; the first node of a chain has none."""
     skipped: StageBatch | None = None
 
-    @property
-    def upstream_reused(self) -> bool:
-        """Whether the node before handed an earlier run's output on."""
-        return self.received is not None and self.received.skipped is SkipCause.CONTENT_APPLIED
-
 
 @dataclass(frozen=True, kw_only=True)
 class StageRunner:
@@ -131,12 +126,11 @@ class StageRunner:
         self, node: Node, *, run_id: str, upstream: StageBatch | None, digest: str, force: str | None
     ) -> ComputedStage:
         intent: Intent | None = None
-        reused = upstream is not None and upstream.skipped is SkipCause.CONTENT_APPLIED
         try:
             content = self._content(node, run_id=run_id, upstream=upstream, force=force)
             self.nodes.meter.prepare()
             with self.database.transaction() as tx:
-                own = self._own(content, node, run_id=run_id, reused=reused, tx=tx)
+                own = self._own(content, node, run_id=run_id, received=upstream, tx=tx)
                 begun = self.nodes.begin(own, run_id=run_id, tx=tx)
                 if begun.output is not None and begun.applied_by is not None:
                     skipped = self._reuse(node, run_id, digest, begun.output, begun.applied_by, tx)
@@ -177,12 +171,15 @@ class StageRunner:
             context={**node.context(), "run_id": run_id},
         )
 
-    def _own(self, content: Content, node: Node, *, run_id: str, reused: bool, tx: Transaction) -> Content:
+    def _own(
+        self, content: Content, node: Node, *, run_id: str, received: StageBatch | None, tx: Transaction
+    ) -> Content:
         """Return the content, or the same as content of its own where what was applied must not be handed on.
 
         It may be handed on when nothing it names is in work, when no rollback took it back, and when it was a success
         or belongs to a batch that was handed on itself: what failed in a batch of this run is tried again.
         """
+        reused = received is not None and received.handed_on
         while (applied := self.nodes.intents.applied(content.content_hash, tx=tx)) is not None:
             output = self.nodes.output(content.content_hash, tx=tx)
             succeeded = output is not None and output.record["outcome"] == Outcome.SUCCESS
@@ -248,7 +245,7 @@ class StageRunner:
     def _upsert(self, stage: ComputedStage, content: Content, intent: Intent, tx: Transaction) -> StageBatch:
         node = stage.node
         self.nodes.lock(content.content_hash, tx=tx)
-        own = self._own(content, node, run_id=stage.run_id, reused=stage.upstream_reused, tx=tx)
+        own = self._own(content, node, run_id=stage.run_id, received=stage.received, tx=tx)
         if own != content:
             # Another worker was first, and its units are in work: what this one claims is content of its own.
             self.nodes.intents.resolve(intent, IntentStatus.SKIPPED, tx=tx)
