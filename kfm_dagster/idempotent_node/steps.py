@@ -2,21 +2,21 @@
 
 A row is written with the move of its intent, by whoever moves it, so that every end is known exactly once. Figures that
 nobody measured are absent: a dead worker's, energy without a meter, cost without a price.
-Belongs here: measuring and writing. Does not belong here: what lineage tells of a step (`lineage/steps.py`), or how
-energy is measured (`telemetry/energy.py`).
+Belongs here: measuring and writing. Does not belong here: the values (`telemetry/measures.py`), how energy is measured
+(`telemetry/energy.py`), or what lineage tells of a step (`lineage/steps.py`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
-from typing import Any
 
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.telemetry.energy import Energy, EnergyMeter, NoEnergyMeter
+from kfm_dagster.telemetry.measures import Spent, Volume
 
 _SECONDS_PER_HOUR = 3600
 DIED = "WorkerDied"
@@ -25,40 +25,11 @@ _ERROR_LENGTH = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Volume:
-    """What went through a step; None is what nobody counted. Rows are whatever the node works on: units, windows."""
-
-    rows_in: int | None = None
-    rows_out: int | None = None
-    bytes_in: int | None = None
-    bytes_out: int | None = None
-
-    def with_declared(self, payload: Mapping[str, Any]) -> Volume:
-        """Return the same with the sizes that the input manifest declares, where they are not known better."""
-        sizes = [entry.get("size") for entry in payload["inputs"]]
-        if self.bytes_in is not None or not sizes or None in sizes:
-            return self
-        return replace(self, bytes_in=sum(sizes))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Spent:
-    """What a step took of its worker: wall and CPU seconds of the process, and what these mean where it is known."""
-
-    seconds: float | None = None
-    cpu_seconds: float | None = None
-    energy_kwh: float | None = None
-    carbon_gco2e: float | None = None
-    measured_by: str | None = None
-    cost_usd: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StepEnd:
     """What is kept of an end besides the intent and its status. `error` is the kind of a failure."""
 
-    volume: Volume = Volume()
-    spent: Spent = Spent()
+    volume: Volume = field(default_factory=Volume)
+    spent: Spent = field(default_factory=Spent)
     error: str | None = None
 
     def write(self, tx: Transaction, *, wal_id: int, status: str, at: datetime) -> None:
@@ -71,10 +42,6 @@ class StepEnd:
             ended_at=rfc3339(at),
             error=None if self.error is None else self.error[:_ERROR_LENGTH],
         )
-
-
-MEASURES = tuple(entry.name for part in (Spent, Volume) for entry in fields(part))
-"""Columns of `etl_steps` that hold what was measured."""
 
 
 @dataclass(frozen=True, slots=True)

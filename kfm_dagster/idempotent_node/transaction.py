@@ -19,10 +19,11 @@ from typing import Any
 from kfm_dagster.contracts.identity import moment, rfc3339
 from kfm_dagster.idempotent_node.checkpoint import Checkpoints
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, ManifestEntry, compute_content_hash
-from kfm_dagster.idempotent_node.steps import StepEnd, StepMeter, Volume
+from kfm_dagster.idempotent_node.steps import StepEnd, StepMeter
 from kfm_dagster.idempotent_node.wal import Intent, Intents, IntentStatus
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading
+from kfm_dagster.telemetry.measures import Volume
 
 OWN_PARAMETERS = "kfm:"
 """Prefix of the parameters that the pattern adds to a node's."""

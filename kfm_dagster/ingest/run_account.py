@@ -15,12 +15,12 @@ from enum import StrEnum, unique
 from typing import Any
 
 from kfm_dagster.contracts.identity import moment, rfc3339
-from kfm_dagster.idempotent_node.steps import MEASURES
 from kfm_dagster.idempotent_node.transaction import AGAIN, FORCED
 from kfm_dagster.idempotent_node.wal import IntentStatus
 from kfm_dagster.ingest.node import Operator
 from kfm_dagster.run_state.record import Outcome, RunState
 from kfm_dagster.stages.batch import SkipCause
+from kfm_dagster.telemetry.measures import MEASURES
 
 ENDS = ("succeeded", "retrying", "quarantined", "lost")
 """How a unit ends in a run, as the settlement's summary counts it."""
@@ -80,7 +80,7 @@ class NodeAccount:
     output_sha256: str | None = None
     superseded_at: datetime | None = None
     took: Mapping[str, float | int | str] = field(default_factory=dict)
-    """What was measured of its last step (`idempotent_node/steps.py`)."""
+    """What was measured of its last step (`telemetry/measures.py`)."""
 
     def as_json(self) -> dict[str, Any]:
         """Return every field as a JSON value, in the order in which a person asks."""

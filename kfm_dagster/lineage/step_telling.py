@@ -23,15 +23,12 @@ from kfm_dagster.lineage.prov import Node, jsonld
 from kfm_dagster.lineage.steps import NAMESPACE, Step, step_agents, step_events, step_nodes
 from kfm_dagster.lineage.unit import LineagePath
 from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster.telemetry.measures import MEASURES
 
 MOST = 500
 """Steps that one transaction tells: some 30 runs."""
 BATCH_ID_DIGITS = 32
 """128 bits of a SHA-256."""
-MEASURES = (
-    "seconds", "cpu_seconds", "rows_in", "rows_out", "bytes_in", "bytes_out", "energy_kwh", "carbon_gco2e",
-    "measured_by", "cost_usd",
-)  # fmt: skip
 
 
 class StepTelling:

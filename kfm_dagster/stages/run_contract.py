@@ -20,7 +20,6 @@ from typing import Any
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, KfmError
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, ManifestEntry
-from kfm_dagster.idempotent_node.steps import Volume
 from kfm_dagster.idempotent_node.transaction import Content, Effect, IdempotentNodes, Output, again, forced
 from kfm_dagster.idempotent_node.wal import Intent, IntentStatus
 from kfm_dagster.run_state.inputs_hash import inputs_hash
@@ -32,6 +31,7 @@ from kfm_dagster.stages.envelope_table import from_parquet, to_parquet
 from kfm_dagster.stages.node import Node
 from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
 from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster.telemetry.measures import Volume
 from kfm_dagster.telemetry.spans import span
 
 STEP = "commit"

@@ -1,1 +1,1 @@
-"""Spans and logs."""
+"""Spans of the run contract; what is measured of a step, and its energy."""

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, ManifestEntry
-from kfm_dagster.idempotent_node.steps import Volume
 from kfm_dagster.idempotent_node.transaction import Effect, IdempotentNodes
 from kfm_dagster.idempotent_node.wal import Intent
 from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster.telemetry.measures import Volume
 
 CODE = CodeFingerprint(code_sha="c0ffee", lockfile_hash="10cc")
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
