@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import orjson
@@ -29,6 +30,7 @@ MOST = 500
 """Steps that one transaction tells: some 30 runs."""
 BATCH_ID_DIGITS = 32
 """128 bits of a SHA-256."""
+_RUN = attrgetter("run_id")
 
 
 class StepTelling:
@@ -54,12 +56,13 @@ class StepTelling:
         told = 0
         while True:
             with self._database.snapshot() as tx:
-                if tx.run("lineage.untold_steps", most=1).first() is None:
+                if not tx.run("lineage.some_steps_are_untold").scalar_one():
                     return told
             with self._database.transaction() as tx:
                 tx.run("lineage.lock_steps").close()
                 steps = [self._step(row) for row in tx.run("lineage.untold_steps", most=MOST)]
-                for _, part in groupby(steps, key=lambda step: step.run_id):
+                # Runs beside one another mix their steps; sorting keeps the order of each.
+                for _, part in groupby(sorted(steps, key=_RUN), key=_RUN):
                     self._record(tx, list(part))
             told += len(steps)
 

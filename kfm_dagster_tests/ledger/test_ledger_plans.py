@@ -6,22 +6,29 @@ statement goes by, and that none reads a whole table that grows.
 
 from __future__ import annotations
 
+import hashlib
 import re
+from pathlib import Path
 from typing import Any
 
 import orjson
 import sqlalchemy as sa
 
-from benchmarks.ledger import CELL, CLAIMED_CELLS, PENDING_CELLS, Filling
+from benchmarks.ledger import CELL, CLAIMED_CELLS, NOW, PENDING_CELLS, Filling
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.idempotent_node.wal import Intents, IntentStatus
 from kfm_dagster.ledger.policy import replay_rules
+from kfm_dagster.lineage.step_telling import MOST
+from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.statements import statement
+from kfm_dagster_tests.idempotent_node.counting import CODE
 
 CELLS = PENDING_CELLS + CLAIMED_CELLS + 3
 
 RECORD = r"one_record_per_unit|autoindex_nodd_wal_records_1"
 UNITS_OF_MESSAGE = r"one_row_per_pair|USING (COVERING )?PRIMARY KEY \(message_id=\?\)|SEARCH unit USING PRIMARY KEY"
+IN_ORDER = r"Presorted Key: step.wal_id|TEMP B-TREE FOR (RIGHT PART|LAST 2 TERMS) OF ORDER BY"
 FIND = {"error_code": None}
 
 PLANS: list[tuple[str, dict[str, Any], str]] = [
@@ -58,8 +65,11 @@ PLANS: list[tuple[str, dict[str, Any], str]] = [
     ("replay.select_units", {}, "by_selection"),
     ("replay.select_named", {}, RECORD),
     ("dead_letters.standing", {}, RECORD),
+    ("lineage.some_steps_are_untold", {}, "etl_steps_untold"),
+    ("lineage.untold_steps", {}, "etl_steps_untold"),
+    ("lineage.untold_steps", {}, IN_ORDER),
 ]
-LITTLE = "in_progress|to_claim|by_due_time|by_open_state"
+LITTLE = "in_progress|to_claim|by_due_time|by_open_state|untold"
 """Partial indexes: they hold what is under way, and a plan may read one to its end."""
 GROWING = {
     "nodd_wal_records",
@@ -67,11 +77,20 @@ GROWING = {
     "nodd_wal_deliveries",
     "nodd_wal_delivery_units",
     "nodd_wal_outcomes",
+    "etl_wal",
+    "etl_steps",
+    "node_output",
 }
+STEPS = 2 * MOST
 
 
-def test_no_daily_statement_reads_a_whole_table_that_grows(database: Database, contracts: ContractRegistry) -> None:
+def test_no_daily_statement_reads_a_whole_table_that_grows(
+    database: Database, contracts: ContractRegistry, tmp_path: Path
+) -> None:
     Filling(database=database, records=CELLS * CELL).fill()
+    _end_steps(database, "told")
+    Lineage.open(database, url=str(tmp_path / "lineage")).publish_staged()
+    _end_steps(database, "untold")
     with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         if database.dialect == "postgresql":
             connection.exec_driver_sql("VACUUM ANALYZE")
@@ -87,6 +106,17 @@ def test_no_daily_statement_reads_a_whole_table_that_grows(database: Database, c
     assert not faults, "\n\n".join(faults)
 
 
+def _end_steps(database: Database, run_id: str) -> None:
+    """Intents of one run that had nothing to do."""
+    intents = Intents(database, clock=lambda: NOW)
+    payload = {"inputs": [], "code": CODE.canonical()}
+    with database.transaction() as tx:
+        for place in range(STEPS):
+            digest = hashlib.sha256(f"{run_id} {place}".encode()).hexdigest()
+            intent = intents.append(run_id=run_id, node="n", step="s", payload=payload, content_hash=digest, tx=tx)
+            assert intents.resolve(intent, IntentStatus.SKIPPED, tx=tx)
+
+
 def _plan(database: Database, name: str, parameters: dict[str, Any]) -> str:
     explain = "EXPLAIN QUERY PLAN" if database.dialect == "sqlite" else "EXPLAIN"
     text = statement(database.dialect, name).text
@@ -100,8 +130,8 @@ def _plan(database: Database, name: str, parameters: dict[str, Any]) -> str:
 
 def _read_whole(plan: str, text: str) -> set[str]:
     """Growing tables that a plan reads from end to end; a plan names them as the statement does."""
-    aliases = dict(re.findall(r"(nodd_wal_\w+) AS (\w+)", text))
-    names = {alias: table for table, alias in aliases.items()} | {table: table for table in GROWING}
+    aliases = {alias: table for table, alias in re.findall(r"(\w+) AS (\w+)", text)}
+    names = aliases | {table: table for table in GROWING}
     lines = [line for line in plan.splitlines() if not re.search(LITTLE, line)]
     scanned = re.findall(r"(?:^\s*SCAN|Seq Scan on) (\w+)", "\n".join(lines), re.MULTILINE)
     return {names[name] for name in scanned if names.get(name) in GROWING}
@@ -123,6 +153,7 @@ def _parameters(known: list[Any], contracts: ContractRegistry) -> dict[str, Any]
         "before_time": "9999-12-31T00:00:00.000000Z",
         "before_id": "",
         "limit": 100,
+        "most": MOST,
         "after": "",
         "lane": None,
         "wal_id": wal_ids[0],

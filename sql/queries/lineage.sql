@@ -3,7 +3,11 @@ INSERT INTO lineage_batches
     (batch_id, path, dataset, run_id, href, sha256, unit_count, state, delivery, created_at, published_at)
 VALUES (:batch_id, :path, :dataset, :run_id, :href, :sha256, :unit_count, 'staged', :delivery, :created_at, NULL);
 
+-- name: some_steps_are_untold
+SELECT EXISTS (SELECT 1 FROM etl_steps WHERE batch_id IS NULL) AS untold;
+
 -- name: untold_steps
+-- In the order of the index of untold steps: ordered by run it reads every intent, or sorts every step that waits.
 SELECT
     step.wal_id, step.status, step.ended_at, step.seconds, step.cpu_seconds, step.rows_in, step.rows_out,
     step.bytes_in, step.bytes_out, step.energy_kwh, step.carbon_gco2e, step.measured_by, step.cost_usd, step.error,
@@ -11,7 +15,7 @@ SELECT
 FROM etl_steps AS step
 JOIN etl_wal AS intent ON intent.wal_id = step.wal_id
 LEFT JOIN node_output AS output ON output.content_hash = intent.content_hash
-WHERE step.batch_id IS NULL ORDER BY intent.run_id, step.wal_id, step.ended_at, step.status LIMIT :most;
+WHERE step.batch_id IS NULL ORDER BY step.wal_id, step.ended_at, step.status LIMIT :most;
 
 -- name: mark_step_told
 UPDATE etl_steps SET batch_id = :batch_id WHERE wal_id = :wal_id AND status = :status;
