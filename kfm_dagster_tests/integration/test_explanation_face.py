@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,3 +62,32 @@ def test_materialisations_and_observations_say_what_the_command_says(
         assert materialisations(second)[noun]["applied_by"] == first.dagster_run.run_id
         assert not {name for name in materialisations(second)[noun] if name.startswith("settled_ca")}
     assert {metadata.get("forced") for metadata in materialisations(forced).values()} == {"the reader was wrong"}
+
+
+@pytest.mark.clause("IEN-11")
+def test_every_step_of_a_run_is_told_by_the_sensor_and_each_uses_what_the_one_before_made(
+    face: Face, objects: Path
+) -> None:
+    put(objects, volumes(1))
+    run = face.execute(JOB, partition=DAY.isoformat()).dagster_run.run_id
+    root = Path(face.pipeline.settings.lineage) / "steps"
+    assert not root.exists(), "a run waits for no telling"
+    for _ in range(2):  # the second tick finds nothing untold
+        face.tick("nodd_ledger")
+        [told] = root.glob("openlineage/*/*.ndjson")
+        [proven] = root.glob("prov/*/*.jsonld")
+
+    ends = [event for event in map(json.loads, told.read_text().splitlines()) if event["eventType"] != "START"]
+    assert [event["job"]["name"] for event in ends] == [f"nexrad-l2.{operator}" for operator in CHAIN.values()]
+    assert {event["run"]["facets"]["parent"]["run"]["runId"] for event in ends} == {run}
+    for before, after in pairwise(ends):
+        assert [entry for entry in after["inputs"] if entry in before["outputs"]], after["job"]["name"]
+
+    nodes = json.loads(proven.read_text())["@graph"]
+    made = {node["wasGeneratedBy"]: node["alternateOf"] for node in nodes if "wasGeneratedBy" in node}
+    activities = [node for node in nodes if "kfm:node" in node]
+    assert [node["id"] for node in activities] == [
+        event["run"]["facets"]["kfmStep"]["prov_activity_id"] for event in ends
+    ]
+    for before, after in pairwise(activities):
+        assert made[before["id"]] in after["used"], after["kfm:node"]

@@ -29,7 +29,7 @@ from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
 from kfm_dagster.telemetry.energy import CodecarbonMeter, Energy, open_energy_meter
-from kfm_dagster.telemetry.measures import Spent
+from kfm_dagster.telemetry.measures import MEASURES, Spent
 from kfm_dagster_tests.idempotent_node.counting import CODE, RUN, CountLines, rebuilt
 from kfm_dagster_tests.lineage.receiver import backend_at, receiving
 from kfm_dagster_tests.lineage.schemas import facets, validate
@@ -108,7 +108,7 @@ def run_three_ways(nodes: IdempotentNodes, node: CountLines) -> None:
 def test_every_step_is_told_once_on_both_paths_with_all_that_was_measured(
     database: Database, lineage: Lineage, root: Path, node: CountLines, official: dict[str, Any]
 ) -> None:
-    nodes = IdempotentNodes(database, clock=lambda: NOON, meter=StepMeter(energy=Meter(), usd_per_hour=3600.0))
+    nodes = IdempotentNodes(database, clock=lambda: NOON, meter=StepMeter(energy=Meter(), usd_per_hour=36.0))
     run_three_ways(nodes, node)
     assert lineage.publish_staged() == 4  # two runs, two paths
     assert lineage.publish_staged() == 0
@@ -125,7 +125,8 @@ def test_every_step_is_told_once_on_both_paths_with_all_that_was_measured(
     for status in ("APPLIED", "FAILED"):
         found = by_status[status]
         assert (found["energy_kwh"], found["carbon_gco2e"], found["measured_by"]) == (0.25, 100.0, "a meter, DEU")
-        assert found["seconds"] >= found["cost_usd"] * 0.999 > 0  # a dollar a second
+        assert found["seconds"] > 0
+        assert found["cost_usd"] == pytest.approx(found["seconds"] * 0.01), "36 dollars an hour are a cent a second"
         assert found["cpu_seconds"] >= 0
     assert (by_status["APPLIED"]["rows_out"], by_status["APPLIED"]["bytes_in"]) == (1, 10)
     failed = next(event for event in told if event["eventType"] == "FAIL")
@@ -277,21 +278,84 @@ def test_a_manifest_of_many_inputs_is_counted(
     assert (statistics["fileCount"], statistics["size"]) == (101, 505)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        "UPDATE etl_steps SET rows_out = 7",
-        "UPDATE etl_steps SET batch_id = NULL",
-        "DELETE FROM etl_steps",
-    ],
-)
-def test_the_database_keeps_what_was_told(
-    database: Database, nodes: IdempotentNodes, lineage: Lineage, node: CountLines, change: str
+@pytest.mark.clause("IEN-11")
+def test_runs_beside_one_another_are_told_each_in_a_batch_of_its_own(
+    nodes: IdempotentNodes, lineage: Lineage, root: Path, node: CountLines
 ) -> None:
+    for minimum in range(6):
+        node.minimum = minimum
+        run_node(nodes, node, run_id=(RUN, SECOND_RUN)[minimum % 2], code=CODE)
+    assert lineage.publish_staged() == 4  # two runs, two paths
+    told = [
+        {event["run"]["facets"]["parent"]["run"]["runId"] for event in map(json.loads, file.read_text().splitlines())}
+        for file in root.glob("steps/openlineage/*/*.ndjson")
+    ]
+    assert sorted(map(sorted, told)) == [[RUN], [SECOND_RUN]]
+    assert len({end["prov_activity_id"] for end in ends(root)}) == len(ends(root)) == 6
+
+
+FIGURES = [name for name in MEASURES if name != "measured_by"]
+CHANGES = {
+    **{f"another {name}": f"UPDATE etl_steps SET {name} = COALESCE({name}, 0) + 1" for name in [*FIGURES, "wal_id"]},
+    **{
+        f"no {name}": f"UPDATE etl_steps SET {name} = NULL" for name in MEASURES if name not in {"rows_in", "bytes_out"}
+    },
+    "another meter": "UPDATE etl_steps SET measured_by = 'a guess'",
+    "another end": "UPDATE etl_steps SET status = 'FAILED'",
+    "another time": "UPDATE etl_steps SET ended_at = '2026-03-01T12:00:01.000000Z'",
+    "an error": "UPDATE etl_steps SET error = 'OSError'",
+    "other figures when it is told": "UPDATE etl_steps SET seconds = 7, batch_id = 'b'",
+    "deleted": "DELETE FROM etl_steps",
+}
+TAKEN = {"sqlite": "INSERT OR REPLACE INTO etl_steps SELECT * FROM etl_steps", "postgresql": "TRUNCATE etl_steps"}
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["untold", "told"])
+def test_the_database_keeps_what_was_measured(
+    database: Database, lineage: Lineage, node: CountLines, told: bool
+) -> None:
+    nodes = IdempotentNodes(database, clock=lambda: NOON, meter=StepMeter(energy=Meter(), usd_per_hour=36.0))
     run_node(nodes, node, run_id=RUN, code=CODE)
+    if told:
+        lineage.publish_staged()
+    before = stored_steps(database)
+    for name, change in {**CHANGES, "replaced or emptied": TAKEN[database.dialect]}.items():
+        kept = "etl_steps_are_only_told" if change.startswith("UPDATE") else "etl_steps_are_kept"
+        refused = refusal(database, change)
+        assert kept in refused, f"{name}: {refused or 'it was done'}"
+    assert stored_steps(database) == before
+
+
+@pytest.mark.clause("IEN-11")
+def test_a_step_is_told_once(
+    database: Database, nodes: IdempotentNodes, lineage: Lineage, root: Path, node: CountLines
+) -> None:
+    run_three_ways(nodes, node)
     lineage.publish_staged()
-    with database.engine.connect() as connection, pytest.raises(sa.exc.DBAPIError, match="etl_steps_are_"):
-        connection.execute(sa.text(change))
+    with database.engine.connect() as connection:
+        batches = connection.execute(sa.text("SELECT DISTINCT batch_id FROM etl_steps")).scalars().all()
+    assert len(batches) == 2
+    before = stored_steps(database), events(root)
+    for batch in ("NULL", "batch_id", *(f"'{name}'" for name in batches)):
+        assert "etl_steps_are_only_told" in refusal(database, f"UPDATE etl_steps SET batch_id = {batch}"), batch
+    assert lineage.publish_staged() == 0
+    assert (stored_steps(database), events(root)) == before
+
+
+def stored_steps(database: Database) -> list[tuple[Any, ...]]:
+    with database.engine.connect() as connection:
+        return [tuple(row) for row in connection.execute(sa.text("SELECT * FROM etl_steps ORDER BY wal_id, status"))]
+
+
+def refusal(database: Database, change: str) -> str:
+    """What the database says of a change; nothing when it makes it."""
+    with database.engine.begin() as connection:
+        try:
+            connection.execute(sa.text(change))
+        except sa.exc.DBAPIError as error:
+            connection.rollback()
+            return str(error.orig)
+    return ""
 
 
 def test_the_facet_schema_wants_energy_with_its_method(schemas: dict[str, Any]) -> None:
