@@ -41,6 +41,9 @@ class Settings(BaseSettings):
     catalog_url: str = Field("", description="STAC catalog, folder or s3://; default $KFM_HOME/catalog.")
     lineage_url: str = Field("", description="OpenLineage and PROV-O files; default $KFM_HOME/lineage.")
     contracts_dir: Path | None = Field(None, description="Folder with further dataset contracts (YAML).")
+    configs_dir: Path | None = Field(
+        None, description="Folder with the pipeline card, state_machine.yaml and replay_plan.yaml; default: configs/."
+    )
     object_root: Path | None = Field(
         None, description="Read objects from ROOT/<bucket>/<key> instead of the provider's object store."
     )

@@ -169,6 +169,8 @@ class Envelope:
     metadata: Metadata | None = None
     stac: StacResult | None = None
     provenance: ProvenanceResult | None = None
+    gate_issues: tuple[Issue, ...] = ()
+    """Gates that made the unit leave the chain, after what the operators found."""
 
     @property
     def partition(self) -> str:
@@ -187,9 +189,10 @@ class Envelope:
 
     @property
     def issues(self) -> tuple[Issue, ...]:
-        """Findings of every operator so far, in the order of the chain."""
+        """Findings of every operator so far, in the order of the chain, and then of the gates."""
         sections = (self.integrity, self.metadata, self.stac, self.provenance)
-        return tuple(issue for section in sections if section is not None for issue in section.issues)
+        found = tuple(issue for section in sections if section is not None for issue in section.issues)
+        return found + self.gate_issues
 
     @property
     def failure(self) -> Issue | None:
@@ -206,7 +209,7 @@ class Envelope:
                 for issue in section.issues:
                     if issue.severity is Severity.FAILED:
                         return issue  # type: ignore[no-any-return]
-        return None
+        return next(iter(self.gate_issues), None)
 
     def evolve(self, **changes: Any) -> Envelope:
         """Return a copy with the given fields replaced."""

@@ -88,6 +88,20 @@ class ProvenanceIssue(StrEnum):
 
 
 @unique
+class GateIssue(StrEnum):
+    """Which gate of the pipeline card made a unit leave; the member's name is the gate's."""
+
+    G1 = "gate_schema_incomplete"
+    G2 = "gate_citation_missing"
+    G3 = "gate_path_invalid"
+    G4 = "gate_dimension_open"
+    G5 = "gate_stale"
+    G6 = "gate_coverage_low"
+    G7 = "gate_covariance_not_pd"
+    G8 = "gate_not_unique"
+
+
+@unique
 class FenceIssue(StrEnum):
     """Why a worker may not write for a unit, although its operators did their work."""
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator,
 
 from kfm_dagster.contracts.envelope import Priority
 from kfm_dagster.contracts.identity import pseudonym
-from kfm_dagster.contracts.issues import IntegrityIssue, MetadataIssue, ProvenanceIssue, Severity, StacIssue
+from kfm_dagster.contracts.issues import GateIssue, IntegrityIssue, MetadataIssue, ProvenanceIssue, Severity, StacIssue
 
 API_VERSION = "kfm.nodd.dataset/v1"
 
@@ -278,7 +278,7 @@ class Retry(Strict):
     def _permanent_is_no_more_patient(self) -> Retry:
         if self.permanent.max_attempts is not None and self.permanent.max_attempts > self.max_attempts:
             raise ValueError("permanent.max_attempts is greater than max_attempts")
-        known = {*IntegrityIssue, *MetadataIssue, *StacIssue, *ProvenanceIssue}
+        known = {*IntegrityIssue, *MetadataIssue, *StacIssue, *ProvenanceIssue, *GateIssue}
         if unknown := sorted(set(self.permanent.codes) - known):
             raise ValueError(f"permanent.codes {unknown} are no issue codes")
         return self

@@ -23,6 +23,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.run_state.inputs_hash import InputReference
 from kfm_dagster.run_state.record import ValidationSummary
 from kfm_dagster.seams import carried
+from kfm_dagster.stages.gates.verdict import Gate, Verdict
 from kfm_dagster.storage.database import Transaction
 
 
@@ -73,6 +74,24 @@ class ChainNode:
     def checkpoint(self) -> str:
         """Key of the node's checkpoint."""
         return f"{self.dataset_id}@{self.partition}"
+
+    @property
+    def window(self) -> str:
+        """The UTC day of the partition."""
+        return f"{self.partition}T00:00:00Z/P1D"
+
+    @property
+    def leaves_effects(self) -> bool:
+        """Nothing changes outside the database, for most nodes."""
+        return False
+
+    def gates(self, batch: Sequence[Envelope]) -> Sequence[Verdict]:
+        """Judge a batch by every gate."""
+        return [Verdict.not_applicable(gate, "r", "o") for gate in Gate]
+
+    def compensate(self) -> Mapping[str, Any] | None:
+        """Nothing is to be undone, for most nodes."""
+        return {}
 
     def inputs(self) -> Sequence[InputReference]:
         """Nothing besides the batch, for most nodes."""

@@ -31,6 +31,7 @@ from kfm_dagster.readers.registry import refuse_orphans
 from kfm_dagster.run_state.choice import open_run_states
 from kfm_dagster.seams import clock_skew
 from kfm_dagster.settings import Settings
+from kfm_dagster.stages.card import Card
 from kfm_dagster.stages.run_contract import StageRunner
 from kfm_dagster.storage.artifacts import Artifacts
 from kfm_dagster.storage.database import Database
@@ -55,6 +56,7 @@ class Pipeline:
     registry: ContractRegistry
     database: Database
     clock: Callable[[], datetime] = utc_now
+    card: Card = field(default_factory=Card.load)
     connect_queue: Callable[[Settings], Queue] = connect
     connect_dead_letters: Callable[[Settings], Queue] = connect_dead_letters
     energy: EnergyMeter = field(default_factory=NoEnergyMeter)
@@ -64,9 +66,11 @@ class Pipeline:
         """Load the contracts and open the database. Raises KfmError with one line on what is wrong."""
         registry = ContractRegistry.load(settings.contracts_dir)
         refuse_orphans(registry)
+        card = Card.load(settings.configs_dir)
         # Before the database, which opening makes: a refusal leaves nothing behind.
         energy = open_energy_meter(settings.energy_grid)
-        return cls(settings=settings, registry=registry, database=Database.open(settings.database_url), energy=energy)
+        database = Database.open(settings.database_url)
+        return cls(settings=settings, registry=registry, database=database, card=card, energy=energy)
 
     def close(self) -> None:
         """Give the connections back."""
@@ -161,6 +165,7 @@ class Pipeline:
             code=self.code,
             artifacts=Artifacts(open_store(self.settings.storage)),
             clock=self.clock,
+            card=self.card.machine,
             lakefs_branch=self.settings.lakefs_branch,
         )
 

@@ -11,7 +11,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum, unique
 from typing import TypedDict
 
-from kfm_dagster.contracts.model import DatasetContract, Retry
+from kfm_dagster.contracts.issues import GateIssue
+from kfm_dagster.contracts.model import Backoff, DatasetContract, Retry
 
 
 @unique
@@ -79,7 +80,8 @@ def replay_rules(contracts: Iterable[DatasetContract], *, without: Collection[st
 
 def quarantine_reason(retry: Retry, *, attempt: int, error_code: str) -> str | None:
     """Say why a unit that failed its n-th attempt goes to quarantine, or None when it may be tried again."""
-    if error_code in NEVER_REPLAYED:
+    # What does not close dimensionally (E_DIM) is corrected, not tried again.
+    if error_code in NEVER_REPLAYED or error_code == GateIssue.G4:
         return error_code
     return LedgerCode.ATTEMPTS_EXHAUSTED if attempt >= retry.attempts_for(error_code) else None
 
@@ -91,16 +93,15 @@ def is_overdue(retry: Retry, *, discovered: datetime, due: datetime, replay_reas
     return due > discovered + timedelta(seconds=retry.deadline_seconds)
 
 
-def backoff_seconds(retry: Retry, *, wal_id: str, attempt: int, base_seconds: float | None = None) -> float:
-    """Seconds to wait after a unit's n-th attempt failed; `base_seconds` replaces the contract's base."""
-    backoff = retry.backoff
+def backoff_seconds(backoff: Backoff, *, key: str, attempt: int, base_seconds: float | None = None) -> float:
+    """Seconds to wait after the n-th attempt of what `key` names; `base_seconds` replaces the configured base."""
     base = backoff.base_seconds if base_seconds is None else base_seconds
     # Attempts are at most 20 (contract model), so the power cannot overflow.
     seconds = base * 2.0 ** (max(attempt, 1) - 1) if backoff.kind.startswith("exp") else base
     seconds = min(seconds, backoff.maximum_seconds)
-    return seconds * (0.5 + _share(wal_id, attempt) / 2) if backoff.kind.endswith("jitter") else seconds
+    return seconds * (0.5 + _share(key, attempt) / 2) if backoff.kind.endswith("jitter") else seconds
 
 
-def _share(wal_id: str, attempt: int) -> float:
-    """Return a number of [0, 1) that is the unit's and the attempt's own."""
-    return int.from_bytes(hashlib.sha256(f"{wal_id}#{attempt}".encode()).digest()[:8]) / 2**64
+def _share(key: str, attempt: int) -> float:
+    """Return a number of [0, 1) that is the key's and the attempt's own."""
+    return int.from_bytes(hashlib.sha256(f"{key}#{attempt}".encode()).digest()[:8]) / 2**64

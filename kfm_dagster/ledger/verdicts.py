@@ -61,7 +61,7 @@ def judge(
         reason = quarantine_reason(retry, attempt=unit.attempt, error_code=code)
         due = None
         if reason is None:
-            wait = backoff_seconds(retry, wal_id=unit.wal_id, attempt=unit.attempt, base_seconds=base_seconds)
+            wait = backoff_seconds(retry.backoff, key=unit.wal_id, attempt=unit.attempt, base_seconds=base_seconds)
             verdicts.due[unit.wal_id] = due = now + timedelta(seconds=wait)
         else:
             verdicts.given_up[unit.wal_id] = reason

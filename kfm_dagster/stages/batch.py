@@ -7,7 +7,7 @@ Belongs here: the value. Does not belong here: how it comes about (`run_contract
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum, unique
 from functools import cached_property
 from typing import overload
@@ -15,6 +15,8 @@ from typing import overload
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.run_state.inputs_hash import InputReference
 from kfm_dagster.run_state.record import RunState
+from kfm_dagster.stages.gates.verdict import Gate
+from kfm_dagster.stages.machine import Judgement
 
 
 @unique
@@ -62,6 +64,13 @@ class StageBatch:
     """Run whose work a skip for CONTENT_APPLIED relies on."""
     stored_bytes: int | None = None
     """Size of the stored output; None where an earlier release stored it."""
+    judgement: Judgement | None = field(default=None, compare=False)
+    """What the gates said of it, for the stage that made it and the next one; None for what was read back."""
+
+    @property
+    def restricted(self) -> tuple[Gate, ...]:
+        """Gates whose degraded path this output or one before it took; with any it is [Restricted]."""
+        return tuple(Gate(gate) for gate in self.state.validation_summary.get("restricted", ()))
 
     @property
     def handed_on(self) -> bool:

@@ -85,6 +85,7 @@ SCHEMA = pa.schema(
         pa.field("agent_ids", _TEXTS),
         pa.field("openlineage_run_id", _TEXT),
         pa.field("provenance_issues", _TEXT),
+        pa.field("gate_issues", _TEXT),
     ]
 )
 
@@ -130,6 +131,7 @@ def _row(unit: Envelope) -> dict[str, Any]:
         "replay_run_id": unit.replay_run_id,
         "attempt": unit.attempt,
         "record_version": unit.record_version,
+        "gate_issues": _issues_text(unit.gate_issues) if unit.gate_issues else None,
     }
     if (integrity := unit.integrity) is not None:
         row |= {
@@ -203,6 +205,8 @@ def _envelope(row: dict[str, Any]) -> Envelope:
         metadata=_metadata(row),
         stac=_stac(row),
         provenance=_provenance(row),
+        # Batches of earlier releases have no such column.
+        gate_issues=_issues(row["gate_issues"]) if row.get("gate_issues") else (),
     )
 
 

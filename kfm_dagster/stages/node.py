@@ -10,6 +10,7 @@ from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
 from kfm_dagster.run_state.inputs_hash import InputReference
 from kfm_dagster.run_state.record import ValidationSummary
+from kfm_dagster.stages.gates.verdict import Verdict
 from kfm_dagster.storage.database import Transaction
 
 
@@ -53,6 +54,29 @@ class Node(Protocol):
 
     def working(self) -> AbstractContextManager[None]:
         """Hold on, for as long as the block lasts, to what the run must not lose while it computes."""
+        ...
+
+    @property
+    def partition(self) -> str:
+        """What part of the dataset it works on, e.g. a UTC day."""
+        ...
+
+    @property
+    def window(self) -> str:
+        """The time that its inputs are of, as an ISO 8601 interval."""
+        ...
+
+    @property
+    def leaves_effects(self) -> bool:
+        """Whether `compute` changes something outside the database: no unit can leave alone after that."""
+        ...
+
+    def gates(self, batch: Sequence[Envelope]) -> Sequence[Verdict]:
+        """Judge a batch, which is this node's output or, where none judged it before, its input, by every gate."""
+        ...
+
+    def compensate(self) -> Mapping[str, Any] | None:
+        """Undo what `compute` changed outside the database; return what that was, or None when it cannot be undone."""
         ...
 
     def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:

@@ -1,12 +1,15 @@
 """The run contract: what happens around every node, always in the same order.
 
-    inputs_hash -> run-state says success? skip -> content_hash applied before? hand that output on
-      -> intent PENDING -> compute -> read back what it left outside the database
-      -> one transaction: ledger effect, output, APPLIED, checkpoint, run-state
+    inputs_hash -> run-state says success? skip -> upstream succeeded, gates of the entry: running
+      -> content_hash applied before? hand that output on
+      -> intent PENDING -> compute -> read back what it left outside the database -> gates of the output
+      -> one transaction: ledger effect, output, APPLIED, checkpoint, run-state, stage succeeded
+      on failure: class the error -> failed -> compensation -> rolled_back
 
 `StageRunner.run` computes, `StageRunner.commit` makes it durable; Dagster's op calls the first and its IO manager the
-second, so that nothing is stored by two ways. Gates and compensation hook in between the two.
-Belongs here: the order. Does not belong here: what a node does (`ingest/nodes.py`), or Dagster.
+second, so that nothing is stored by two ways.
+Belongs here: the order. Does not belong here: what a node does (`ingest/nodes.py`), how a stage moves (`keeper.py`), or
+Dagster.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from enum import StrEnum, unique
+from functools import cached_property
 from typing import Any
 
 from kfm_dagster.contracts.envelope import Envelope
@@ -27,8 +30,12 @@ from kfm_dagster.run_state.record import Outcome, RunState, ValidationSummary
 from kfm_dagster.run_state.store import RunStateStore
 from kfm_dagster.seams import Seam, labelled, reach
 from kfm_dagster.stages.batch import RecalledEnvelopes, SkipCause, StageBatch
+from kfm_dagster.stages.card import ErrorClass, StateMachine
 from kfm_dagster.stages.envelope_table import from_parquet, to_parquet
+from kfm_dagster.stages.keeper import StageKeeper, StageStoppedError
+from kfm_dagster.stages.machine import Judgement
 from kfm_dagster.stages.node import Node
+from kfm_dagster.stages.store import StageAttempt, StageMoveError, StageStore
 from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.telemetry.measures import Volume
@@ -38,22 +45,13 @@ STEP = "commit"
 """The one effect of a stage."""
 
 
-@unique
-class ErrorClass(StrEnum):
-    """Why a stage failed as a whole (pipeline card, chapter 7, section IV)."""
-
-    E_INPUT = "E_INPUT"
-    """Contract, type or window: the input or the configuration is wrong; a person has to act."""
-    E_INTERNAL = "E_INTERNAL"
-    """Anything else, a dependency that does not answer among it; may pass on the next attempt."""
-
-
 class StageFailedError(KfmError):
-    """A stage failed as a whole."""
+    """A stage failed as a whole. `judgement`: what the gates said, where they failed it."""
 
     def __init__(self, *, dataset_id: str, error_class: ErrorClass, cause: BaseException) -> None:
         self.dataset_id = dataset_id
         self.error_class = error_class
+        self.judgement = cause.judgement if isinstance(cause, StageStoppedError) else None
         super().__init__(
             f"{dataset_id} failed with {error_class}",
             observed=f"{type(cause).__name__}: {cause}",
@@ -71,6 +69,8 @@ class ComputedStage:
     envelopes: list[Envelope] = field(default_factory=list)
     content: Content | None = None
     intent: Intent | None = None
+    attempt: StageAttempt | None = None
+    judgement: Judgement | None = None
     received: StageBatch | None = None
     """What the node before handed on; the first node of a chain has none."""
     skipped: StageBatch | None = None
@@ -86,7 +86,14 @@ class StageRunner:
     artifacts: Artifacts
     code: CodeFingerprint
     clock: Callable[[], datetime]
+    card: StateMachine
     lakefs_branch: str = "main"
+
+    @cached_property
+    def keeper(self) -> StageKeeper:
+        """Moves the stages."""
+        store = StageStore(self.database, clock=self.clock)
+        return StageKeeper(card=self.card, store=store, database=self.database, clock=self.clock)
 
     def run(self, node: Node, *, run_id: str, upstream: StageBatch | None, force: str | None = None) -> ComputedStage:
         """Skip or compute. A failure is recorded in run-state and raised as StageFailedError.
@@ -94,7 +101,7 @@ class StageRunner:
         With a reason to `force`, content that earlier runs applied is computed again.
         """
         inputs = [*node.inputs(), *([upstream.reference] if upstream else [])]
-        digest = inputs_hash(inputs, node.parameters())
+        digest = inputs_hash(inputs, self._parameters(node))
         facts = {"kfm.dataset_id": node.dataset_id, "kfm.run_id": run_id}
         units = str(len(upstream.envelopes)) if upstream else ""
         with labelled(**node.labels, units=units), span("kfm.stage", facts) as opened:
@@ -126,23 +133,33 @@ class StageRunner:
         self, node: Node, *, run_id: str, upstream: StageBatch | None, digest: str, force: str | None
     ) -> ComputedStage:
         intent: Intent | None = None
+        attempt: StageAttempt | None = None
+        snapshot: list[str] = []
         try:
             content = self._content(node, run_id=run_id, upstream=upstream, force=force)
+            snapshot = [entry.checksum for entry in content.inputs]
             self.nodes.meter.prepare()
             with self.database.transaction() as tx:
+                started = self.keeper.start(node, run_id=run_id, upstream=upstream, snapshot=snapshot, tx=tx)
                 own = self._own(content, node, run_id=run_id, received=upstream, tx=tx)
                 begun = self.nodes.begin(own, run_id=run_id, tx=tx)
                 if begun.output is not None and begun.applied_by is not None:
                     skipped = self._reuse(node, run_id, digest, begun.output, begun.applied_by, tx)
+                    self.keeper.succeed(started, skipped, None, tx=tx)
                     return ComputedStage(node=node, run_id=run_id, inputs_hash=digest, skipped=skipped)
-            intent = begun.intent
+            intent, attempt = begun.intent, started
             with node.working():
                 envelopes = node.compute(upstream.envelopes if upstream else [])
                 node.verify(envelopes)
+                envelopes, judgement = self.keeper.weigh(node, attempt, envelopes)
         except Exception as error:
             if intent is not None:
                 self.nodes.fail(intent, error)
             self._record_failure(node, run_id=run_id, digest=digest)
+            if attempt is not None:
+                self.keeper.fail(node, attempt, error, classify(error), received=upstream)
+            elif isinstance(error, StageStoppedError):
+                self.keeper.refuse(node, run_id=run_id, snapshot=snapshot, stopped=error)
             raise StageFailedError(dataset_id=node.dataset_id, error_class=classify(error), cause=error) from error
         return ComputedStage(
             node=node,
@@ -151,8 +168,14 @@ class StageRunner:
             envelopes=envelopes,
             content=own,
             intent=intent,
+            attempt=attempt,
+            judgement=judgement,
             received=upstream,
         )
+
+    def _parameters(self, node: Node) -> dict[str, Any]:
+        """Return the node's parameters and the gates of the card, which decide as they do what leaves the chain."""
+        return {**node.parameters(), "card_gates": self.card.gates.model_dump(mode="json")}
 
     def _content(self, node: Node, *, run_id: str, upstream: StageBatch | None, force: str | None) -> Content:
         batch = (
@@ -160,7 +183,7 @@ class StageRunner:
             if upstream is None
             else [ManifestEntry(uri=upstream.reference.uri, checksum=upstream.reference.checksum)]
         )
-        parameters = node.parameters()
+        parameters = self._parameters(node)
         return Content(
             node=node.checkpoint,
             kind=node.dataset_id,
@@ -233,13 +256,17 @@ class StageRunner:
         )
 
     def _commit(self, stage: ComputedStage) -> StageBatch:
-        if stage.intent is None or stage.content is None:
+        if stage.intent is None or stage.content is None or stage.attempt is None:
             raise ValueError(f"{stage.node.dataset_id} has nothing to commit")
         try:
             with self.database.transaction() as tx:
-                return self._upsert(stage, stage.content, stage.intent, tx)
+                batch = self._upsert(stage, stage.content, stage.intent, tx)
+                # Last, because the audit is one chain: whoever appends to it keeps the others waiting.
+                self.keeper.succeed(stage.attempt, batch, stage.judgement, tx=tx)
+                return batch
         except Exception as error:
             self.nodes.fail(stage.intent, error)
+            self.keeper.fail(stage.node, stage.attempt, error, classify(error), received=stage.received)
             raise
 
     def _upsert(self, stage: ComputedStage, content: Content, intent: Intent, tx: Transaction) -> StageBatch:
@@ -273,7 +300,7 @@ class StageRunner:
         # Written before the commit that names it: a rollback leaves an orphan, never a record without its output.
         content = to_parquet(envelopes)
         artifact = self.artifacts.put(content, suffix="parquet")
-        summary = stage.node.summarize(envelopes)
+        summary = _with_gates(stage.node.summarize(envelopes), stage)
         state = RunState(
             dataset_id=stage.node.dataset_id,
             run_id=stage.run_id,
@@ -286,7 +313,7 @@ class StageRunner:
             artifact_sha256=artifact.sha256,
         )
         self.run_states.put(state, tx)
-        return StageBatch(envelopes=envelopes, state=state, stored_bytes=len(content))
+        return StageBatch(envelopes=envelopes, state=state, stored_bytes=len(content), judgement=stage.judgement)
 
     def recall(self, dataset_id: str, run_id: str) -> StageBatch | None:
         """Return the output that a node has in a run, or None when it has none."""
@@ -318,10 +345,24 @@ class StageRunner:
 
 
 def classify(error: BaseException) -> ErrorClass:
-    """Tell a wrong input from an internal error."""
+    """Tell what the gates stopped and what is wrong with the input from an internal error."""
+    if isinstance(error, StageStoppedError):
+        return error.error_class
     if isinstance(error, DependencyUnavailableError):
         return ErrorClass.E_INTERNAL
-    return ErrorClass.E_INPUT if isinstance(error, ConfigurationError) else ErrorClass.E_INTERNAL
+    return ErrorClass.E_INPUT if isinstance(error, (ConfigurationError, StageMoveError)) else ErrorClass.E_INTERNAL
+
+
+def _with_gates(summary: ValidationSummary, stage: ComputedStage) -> ValidationSummary:
+    """Count the units that a gate made leave as failed, and name the gates whose degraded path was taken."""
+    leaving = stage.judgement.leaving if stage.judgement else {}
+    left = sum(1 for unit in stage.envelopes if unit.gate_issues and unit.wal_id in leaving)
+    gates = {
+        *(stage.judgement.restricted if stage.judgement else ()),
+        *(stage.received.restricted if stage.received else ()),
+    }
+    extra = {**summary.extra, **({"restricted": sorted(gates)} if gates else {})}
+    return replace(summary, passed=summary.passed - left, failed=summary.failed + left, extra=extra)
 
 
 def outcome_of(summary: ValidationSummary) -> Outcome:

@@ -79,6 +79,25 @@ class StageStore:
         with reading(self._database, tx) as view:
             return [_attempt(row) for row in view.run("stages.of_run", run_id=run_id)]
 
+    def unfinished(self, run_ids: Iterable[str], *, limit: int, tx: Transaction) -> list[StageAttempt]:
+        """Return the attempts of these runs that are at work, oldest first."""
+        names = sorted(set(run_ids))
+        rows = tx.run("stages.unfinished", run_ids=_json(names), limit=limit) if names else ()
+        return [_attempt(row) for row in rows]
+
+    def unfinished_runs(self) -> set[str]:
+        """Return the runs with an attempt at work."""
+        with self._database.snapshot() as view:
+            return {row.run_id for row in view.run("stages.unfinished_runs")}
+
+    def first_opened(self, run_id: str, stage: str) -> datetime:
+        """Return when the first attempt of a stage was opened. Raises LookupError before that."""
+        with self._database.snapshot() as view:
+            row = view.run("stages.first_opened", run_id=run_id, stage=stage).one_or_none()
+        if row is None:
+            raise LookupError(f"{stage} has no attempt in run {run_id}")
+        return moment(row.opened_at)
+
     def open(
         self, run_id: str, stage: str, *, idempotency_key: str, input_hashes: Sequence[str], tx: Transaction
     ) -> StageAttempt:

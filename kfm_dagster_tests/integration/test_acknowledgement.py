@@ -87,7 +87,9 @@ def test_a_message_of_several_records_goes_when_the_last_unit_is_terminal(
     # The contract grants three attempts; each wait is the policy's, from 60 seconds, and none follows the last.
     [given_up] = pipeline.ledger.find(status=Status.QUARANTINED)
     retry = pipeline.registry[given_up.dataset].retry
-    waits = [backoff_seconds(retry, wal_id=given_up.wal_id, attempt=attempt, base_seconds=60) for attempt in (1, 2)]
+    waits = [
+        backoff_seconds(retry.backoff, key=given_up.wal_id, attempt=attempt, base_seconds=60) for attempt in (1, 2)
+    ]
     first, second = ((message.receipt_handle, math.ceil(seconds)) for seconds in waits)
     assert backoffs == [[first], [first, second], [first, second]]
     assert traces.statuses(pipeline) == {Status.SUCCEEDED: 2, Status.QUARANTINED: 1}

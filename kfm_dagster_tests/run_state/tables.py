@@ -18,6 +18,8 @@ from kfm_dagster.run_state.inputs_hash import InputReference
 from kfm_dagster.run_state.record import ValidationSummary
 from kfm_dagster.run_state.store import RunStateStore
 from kfm_dagster.stages.batch import StageBatch
+from kfm_dagster.stages.card import Card
+from kfm_dagster.stages.gates.verdict import Gate, Verdict
 from kfm_dagster.stages.run_contract import StageRunner
 from kfm_dagster.storage.artifacts import Artifacts
 from kfm_dagster.storage.database import Database, Transaction
@@ -56,6 +58,24 @@ class Shout:
         return {}
 
     def context(self) -> Mapping[str, Any]:
+        return {}
+
+    @property
+    def partition(self) -> str:
+        return "2025-04-01"
+
+    @property
+    def window(self) -> str:
+        return "2025-04-01T00:00:00Z/P1D"
+
+    @property
+    def leaves_effects(self) -> bool:
+        return False
+
+    def gates(self, batch: Sequence[Envelope]) -> Sequence[Verdict]:
+        return [Verdict.not_applicable(gate, "none", "none") for gate in Gate]
+
+    def compensate(self) -> Mapping[str, Any] | None:
         return {}
 
     def finished(self, tx: Transaction) -> bool:
@@ -111,6 +131,7 @@ class Platform:
             artifacts=Artifacts(LocalStore(self.folder / "storage", mkdir=True)),
             code=CodeFingerprint(code_sha="c0ffee", lockfile_hash="10cc"),
             clock=lambda: NOW,
+            card=Card.load().machine,
             lakefs_branch=self.branch,
         )
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from obstore.store import LocalStore
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -19,89 +15,14 @@ from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.errors import ArtifactError, ContractError, DatabaseUnavailableError
-from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, ManifestEntry
-from kfm_dagster.idempotent_node.transaction import IdempotentNodes
+from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint
 from kfm_dagster.idempotent_node.wal import IntentStatus
-from kfm_dagster.run_state.inputs_hash import InputReference
-from kfm_dagster.run_state.record import Outcome, RunState, RunStateError, ValidationSummary
-from kfm_dagster.run_state.store import RelationalRunState
-from kfm_dagster.stages.batch import SkipCause, StageBatch
-from kfm_dagster.stages.run_contract import ErrorClass, StageFailedError, StageRunner
-from kfm_dagster.storage.artifacts import Artifacts
-from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster.run_state.record import Outcome, RunState, RunStateError
+from kfm_dagster.stages.batch import SkipCause
+from kfm_dagster.stages.card import ErrorClass
+from kfm_dagster.stages.run_contract import StageFailedError, StageRunner
 from kfm_dagster_tests.factories import envelope, failed
-
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-@dataclass
-class FakeNode:
-    """A node that counts what is done to it."""
-
-    batch: list[Envelope]
-    dataset_id: str = "nexrad-l2.integrity_check"
-    labels: Mapping[str, str] = field(default_factory=dict)
-    setting: int = 1
-    fails: Exception | None = None
-    verification_fails: Exception | None = None
-    is_finished: bool = True
-    calls: list[str] = field(default_factory=list)
-
-    def inputs(self) -> Sequence[InputReference]:
-        return []
-
-    @property
-    def checkpoint(self) -> str:
-        return f"{self.dataset_id}@2025-04-01"
-
-    def manifest(self) -> Sequence[ManifestEntry]:
-        return []
-
-    def context(self) -> Mapping[str, Any]:
-        return {}
-
-    def finished(self, tx: Transaction) -> bool:
-        return self.is_finished
-
-    def verify(self, batch: Sequence[Envelope]) -> None:
-        if self.verification_fails:
-            raise self.verification_fails
-
-    def parameters(self) -> Mapping[str, Any]:
-        return {"setting": self.setting}
-
-    def working(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
-        self.calls.append("compute")
-        if self.fails:
-            raise self.fails
-        return self.batch
-
-    def apply(self, tx: Transaction, batch: list[Envelope]) -> list[Envelope]:
-        self.calls.append("apply")
-        return batch
-
-    def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
-        bad = sum(1 for unit in batch if unit.failure)
-        return ValidationSummary(checks=len(batch), passed=len(batch) - bad, failed=bad)
-
-    def after_commit(self, batch: Sequence[Envelope]) -> None:
-        self.calls.append("after_commit")
-
-
-@pytest.fixture
-def runner(database: Database, tmp_path: Path) -> StageRunner:
-    store = LocalStore(tmp_path / "storage", mkdir=True)
-    return StageRunner(
-        database=database,
-        run_states=RelationalRunState(database),
-        nodes=IdempotentNodes(database, clock=lambda: NOW),
-        artifacts=Artifacts(store),
-        code=CodeFingerprint(code_sha="c0ffee", lockfile_hash="10cc"),
-        clock=lambda: NOW,
-    )
+from kfm_dagster_tests.stages.fake_node import NOW, FakeNode, execute
 
 
 @pytest.fixture(scope="module")
@@ -111,12 +32,6 @@ def spans() -> InMemorySpanExporter:
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
     return exporter
-
-
-def execute(
-    runner: StageRunner, node: FakeNode, *, run_id: str = "run", upstream: StageBatch | None = None
-) -> StageBatch:
-    return runner.commit(runner.run(node, run_id=run_id, upstream=upstream))
 
 
 @pytest.mark.clause("RSP-03", "RSP-04")

@@ -17,8 +17,11 @@ FROM stage_state
 WHERE run_id = :run_id
 ORDER BY opened_at, stage, attempt;
 
--- name: succeeded
-SELECT stage FROM stage_state WHERE run_id = :run_id AND stage = :stage AND state = 'succeeded' LIMIT 1;
+-- name: first_opened
+SELECT opened_at FROM stage_state WHERE run_id = :run_id AND stage = :stage AND attempt = 1;
+
+-- name: unfinished_runs
+SELECT DISTINCT run_id FROM stage_state WHERE state = 'running';
 
 -- name: audit_head
 SELECT seq, hash FROM stage_audit ORDER BY seq DESC LIMIT 1;

@@ -30,3 +30,12 @@ FROM jsonb_to_recordset(CAST(:batch AS jsonb)) AS line (
     previous_hash text, hash text
 )
 ORDER BY seq;
+
+-- name: unfinished
+SELECT
+    run_id, stage, attempt, state, idempotency_key, input_hashes, opened_at, started_at, ended_at, error_class,
+    restricted, checkpoint_uri, output_sha256, compensation
+FROM stage_state
+WHERE state = 'running' AND run_id IN (SELECT jsonb_array_elements_text(CAST(:run_ids AS jsonb)))
+ORDER BY opened_at, stage
+LIMIT :limit;

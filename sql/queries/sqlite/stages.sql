@@ -27,3 +27,12 @@ SELECT
     value ->> '$.kind', value ->> '$.event', value ->> '$.details', value ->> '$.previous_hash', value ->> '$.hash'
 FROM json_each(:batch)
 ORDER BY key;
+
+-- name: unfinished
+SELECT
+    run_id, stage, attempt, state, idempotency_key, input_hashes, opened_at, started_at, ended_at, error_class,
+    restricted, checkpoint_uri, output_sha256, compensation
+FROM stage_state
+WHERE state = 'running' AND run_id IN (SELECT value FROM json_each(:run_ids))
+ORDER BY opened_at, stage
+LIMIT :limit;

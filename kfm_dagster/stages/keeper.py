@@ -1,0 +1,239 @@
+"""The keeper: moves a stage under the run contract by what the card makes of its gates, and writes down why.
+
+    open pending > gates of the entry > running > compute > gates of the output > succeeded, with the output's commit
+    what fails on the way: failed > compensation > rolled_back
+
+Belongs here: which state follows, the audit of it, retries. Does not belong here: the order around it
+(`run_contract.py`), the rules (`machine.py`), or the gates (`gates/`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.contracts.issues import GateIssue, Issue, Severity
+from kfm_dagster.errors import KfmError
+from kfm_dagster.ledger.policy import backoff_seconds
+from kfm_dagster.run_state.record import Outcome
+from kfm_dagster.stages.audit import AuditEvent, AuditKind
+from kfm_dagster.stages.batch import StageBatch
+from kfm_dagster.stages.card import ErrorClass, OnFailure, StageState, StateMachine
+from kfm_dagster.stages.gates.verdict import STOPS, Gate, Verdict
+from kfm_dagster.stages.machine import Judgement, ending, idempotency_key, judge, may_roll_back, may_start
+from kfm_dagster.stages.node import Node
+from kfm_dagster.stages.store import StageAttempt, StageMoveError, StageStore
+from kfm_dagster.storage.database import Database, Transaction
+
+UNITS_NAMED = 100
+"""Units at fault that a line of audit names; it counts them all."""
+
+_LOG = logging.getLogger(__name__)
+
+
+class StageStoppedError(KfmError):
+    """A stage may not go on."""
+
+    def __init__(self, *, attempt: StageAttempt, judgement: Judgement, why: str) -> None:
+        self.error_class = judgement.error_class
+        self.judgement = judgement
+        self.told = tuple(told(attempt, judgement))
+        first = next(iter(judgement.failing), None)
+        super().__init__(
+            f"{attempt.stage} {why}",
+            observed="its upstream has not succeeded" if first is None else f"{first.gate}: {first.observed}",
+            expected="what the pipeline card asks for" if first is None else first.expected,
+            next_step="correct the input, or what the contract or the card (KFM_CONFIGS_DIR) says of it",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageKeeper:
+    """Moves the attempts of stages."""
+
+    card: StateMachine
+    store: StageStore
+    database: Database
+    clock: Callable[[], datetime]
+
+    def start(
+        self, node: Node, *, run_id: str, upstream: StageBatch | None, snapshot: Sequence[str], tx: Transaction
+    ) -> StageAttempt:
+        """Open the next attempt and let it run. Raises StageMoveError, StageStoppedError (`refuse` keeps that one)."""
+        parts = {"run_id": run_id, "stage": node.dataset_id, "partition": node.partition, "window": node.window}
+        attempt = self.store.open(
+            run_id,
+            node.dataset_id,
+            idempotency_key=idempotency_key(self.card, parts),
+            input_hashes=snapshot,
+            tx=tx,
+        )
+        judgement = self._of_entry(node, upstream)
+        if not may_start(judgement, self.card, deps_succeeded=self._succeeded(upstream, tx)):
+            raise StageStoppedError(attempt=attempt, judgement=judgement, why="may not start")
+        return self.store.move(attempt, StageState.RUNNING, tx=tx)
+
+    def refuse(self, node: Node, *, run_id: str, snapshot: Sequence[str], stopped: StageStoppedError) -> None:
+        """Keep of a stage that may not start that it was asked for, and why it stays pending."""
+        with self.database.transaction() as tx:
+            parts = {"run_id": run_id, "stage": node.dataset_id, "partition": node.partition, "window": node.window}
+            key = idempotency_key(self.card, parts)
+            self.store.open(run_id, node.dataset_id, idempotency_key=key, input_hashes=snapshot, tx=tx)
+            self.store.audit.append(stopped.told, tx=tx)
+
+    def weigh(self, node: Node, attempt: StageAttempt, batch: Sequence[Envelope]) -> tuple[list[Envelope], Judgement]:
+        """Judge an output; return it with the units at fault marked. Raises StageStoppedError."""
+        judgement = judge(node.gates(batch), self.card, whole=node.leaves_effects)
+        if ending(judgement, self.card) is not StageState.SUCCEEDED:
+            raise StageStoppedError(attempt=attempt, judgement=judgement, why="may not succeed")
+        return [_marked(unit, judgement) for unit in batch], judgement
+
+    def succeed(
+        self, attempt: StageAttempt, batch: StageBatch, judgement: Judgement | None, *, tx: Transaction
+    ) -> None:
+        """Let an attempt succeed together with its output, whose digest and, at a checkpoint, whose place it keeps."""
+        lines = [] if judgement is None else list(told(attempt, judgement))
+        state = batch.state
+        saved = attempt.stage.rsplit(".", 1)[-1] in self.card.checkpoints and state.artifact_uri is not None
+        if saved:
+            details = {"uri": state.artifact_uri, "sha256": state.artifact_sha256}
+            lines.append(attempt.tells(AuditKind.CHECKPOINT, "saved", details))
+        self.store.move(
+            attempt,
+            StageState.SUCCEEDED,
+            restricted=batch.restricted,
+            checkpoint_uri=state.artifact_uri if saved else None,
+            output_sha256=state.artifact_sha256,
+            details={"units": len(batch.envelopes), **({"handed_on": batch.applied_by} if batch.handed_on else {})},
+            told=lines,
+            tx=tx,
+        )
+
+    def fail(
+        self,
+        node: Node,
+        attempt: StageAttempt,
+        error: BaseException,
+        error_class: ErrorClass,
+        *,
+        received: StageBatch | None,
+    ) -> None:
+        """Let a running attempt fail, undo what it left outside the database, and roll it back where the card says."""
+        lines = error.told if isinstance(error, StageStoppedError) else ()
+        try:
+            with self.database.transaction() as tx:
+                details = {"error": type(error).__name__}
+                failed = self.store.move(
+                    attempt, StageState.FAILED, error_class=error_class, details=details, told=lines, tx=tx
+                )
+        except StageMoveError as gone:
+            # Whoever took the stage over closed this attempt, and answers for the stage.
+            _LOG.warning("%s", gone)
+            return
+        self._roll_back(node, failed, received)
+
+    def close(self, run_ids: Iterable[str], *, limit: int = 1_000) -> int:
+        """Let the attempts of dead runs fail; return how many there were."""
+        with self.database.transaction() as tx:
+            left = self.store.unfinished(run_ids, limit=limit, tx=tx)
+            for attempt in left:
+                lost = {"reason": "its run is dead"}
+                self.store.move(attempt, StageState.FAILED, error_class=ErrorClass.E_INTERNAL, details=lost, tx=tx)
+        return len(left)
+
+    def retry_in(self, run_id: str, stage: str) -> float | None:
+        """Return the seconds after which a failed stage is tried again, or None when it is not."""
+        attempt = self.store.newest(run_id, stage)
+        policy = self.card.retry_policy
+        if attempt is None or attempt.error_class not in policy.retry_on or attempt.attempt > policy.max_retries:
+            return None
+        wait = backoff_seconds(policy.delays, key=f"{run_id}/{stage}", attempt=attempt.attempt)
+        begun = self.store.first_opened(run_id, stage)
+        late = self.clock() + timedelta(seconds=wait) > begun + policy.deadline
+        return None if late else wait
+
+    def _of_entry(self, node: Node, upstream: StageBatch | None) -> Judgement:
+        """Judge what a stage is given by the gates that the card asks for; what was judged as an output stands."""
+        condition = self.card.condition(StageState.PENDING, StageState.RUNNING)
+        if upstream is None or upstream.handed_on or condition is None:
+            return judge([_nothing(gate) for gate in Gate], self.card)
+        if upstream.judgement is not None:
+            return upstream.judgement
+        asked = [verdict for verdict in node.gates(upstream.envelopes) if verdict.gate in condition.gates]
+        return judge(asked, self.card)
+
+    def _succeeded(self, upstream: StageBatch | None, tx: Transaction) -> bool:
+        if upstream is None:
+            return True
+        newest = self.store.newest(upstream.state.run_id, upstream.state.dataset_id, tx=tx)
+        # A stage that an earlier release ran has no row.
+        return newest.state is StageState.SUCCEEDED if newest else upstream.state.outcome is not Outcome.FAILED
+
+    def _roll_back(self, node: Node, failed: StageAttempt, received: StageBatch | None) -> None:
+        try:
+            undone = node.compensate()
+        except Exception as error:
+            _LOG.exception("%s could not be compensated", failed.stage)
+            with self.database.transaction() as tx:
+                line = failed.tells(AuditKind.COMPENSATION, "failed", {"error": type(error).__name__})
+                self.store.audit.append([line], tx=tx)
+            return
+        # What a stage goes back to is what its upstream saved; before the first one there is nothing.
+        before = None if received is None else self.store.newest(received.state.run_id, received.state.dataset_id)
+        has_checkpoint = received is None or (before is not None and before.checkpoint_uri is not None)
+        if not may_roll_back(self.card, has_checkpoint=has_checkpoint, do_compensate=undone is not None):
+            return
+        compensation: Mapping[str, Any] = undone or {}
+        with self.database.transaction() as tx:
+            self.store.move(
+                failed,
+                StageState.ROLLED_BACK,
+                compensation=compensation,
+                told=[failed.tells(AuditKind.COMPENSATION, "done", compensation)],
+                tx=tx,
+            )
+
+
+def told(attempt: StageAttempt, judgement: Judgement) -> Iterable[AuditEvent]:
+    """Yield the lines of audit about verdicts: one per gate that applies, one per stop."""
+    for verdict in judgement.verdicts:
+        if verdict.applies:
+            yield attempt.tells(AuditKind.GATE, verdict.gate.value, _details(verdict, judgement))
+    for verdict in judgement.verdicts:
+        if verdict.gate in STOPS and not verdict.passed and verdict.gate not in judgement.restricted:
+            scope = "batch" if STOPS[verdict.gate] in judgement.stops else "units"
+            stop = {"gate": verdict.gate.value, "scope": scope, "units": len(verdict.units)}
+            yield attempt.tells(AuditKind.STOP, STOPS[verdict.gate].value, stop)
+
+
+def _details(verdict: Verdict, judgement: Judgement) -> dict[str, Any]:
+    outcome = "passed"
+    if verdict.gate in judgement.restricted:
+        outcome = OnFailure.RESTRICT.value
+    elif not verdict.passed:
+        outcome = OnFailure.FAIL_UNITS.value if verdict.gate in judgement.passed else OnFailure.STOP.value
+    return {
+        "rule": verdict.rule,
+        "observed": verdict.observed,
+        "expected": verdict.expected,
+        "outcome": outcome,
+        "units_at_fault": len(verdict.units),
+        "units": sorted(verdict.units)[:UNITS_NAMED],
+    }
+
+
+def _marked(unit: Envelope, judgement: Judgement) -> Envelope:
+    verdict = judgement.leaving.get(unit.wal_id)
+    if verdict is None or unit.failure is not None:
+        return unit
+    what = next(finding.what for finding in verdict.findings if finding.wal_id == unit.wal_id)
+    issue = Issue(code=GateIssue[verdict.gate].value, severity=Severity.FAILED, message=what)
+    return unit.evolve(gate_issues=(*unit.gate_issues, issue))
+
+
+def _nothing(gate: Gate) -> Verdict:
+    return Verdict.not_applicable(gate, "judged where it was made", "nothing new")

@@ -1,0 +1,258 @@
+"""The run contract under the pipeline card: what gates, stops, retries and rollback do to a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from kfm_dagster.contracts.issues import GateIssue
+from kfm_dagster.errors import ContractError
+from kfm_dagster.run_state.record import Outcome
+from kfm_dagster.stages.audit import verify_chain
+from kfm_dagster.stages.batch import StageBatch
+from kfm_dagster.stages.card import STATE_MACHINE, Card, ErrorClass, StageState, StateMachine, parse
+from kfm_dagster.stages.gates.verdict import STOPS, Finding, Gate, Stop, Verdict
+from kfm_dagster.stages.run_contract import StageFailedError, StageRunner
+from kfm_dagster_tests.factories import envelope
+from kfm_dagster_tests.stages.fake_node import NOW, FakeNode, execute
+
+FIRST, SECOND = "nexrad-l2.message_parse", "nexrad-l2.integrity_check"
+TEXT = Card.load().files[STATE_MACHINE].decode()
+Under = Callable[..., StageRunner]
+
+
+@pytest.fixture
+def under(runner: StageRunner) -> Under:
+    """The runner under another card, or at another time."""
+
+    def changed(*changes: tuple[str, str], after: timedelta = timedelta()) -> StageRunner:
+        text = TEXT
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        return replace(runner, card=parse(text, StateMachine, source="test"), clock=lambda: NOW + after)
+
+    return changed
+
+
+def first(runner: StageRunner, run_id: str = "run", units: int = 2) -> StageBatch:
+    node = FakeNode([envelope(number) for number in range(units)], dataset_id=FIRST)
+    return execute(runner, node, run_id=run_id)
+
+
+def fault(gate: Gate, *numbers: int) -> Verdict:
+    found = [Finding(wal_id=envelope(number).wal_id, what="wrong") for number in numbers] or [Finding(what="all wrong")]
+    return Verdict(gate=gate, rule="a rule", observed="wrong", expected="right", findings=tuple(found))
+
+
+def lines(runner: StageRunner, stage: str = SECOND, run_id: str = "run") -> list[tuple[str, str]]:
+    return [(line["kind"], line["event"]) for line in runner.keeper.store.audit.of_stage(run_id, stage)]
+
+
+def state(runner: StageRunner, stage: str = SECOND, run_id: str = "run") -> StageState | None:
+    newest = runner.keeper.store.newest(run_id, stage)
+    return newest.state if newest else None
+
+
+@pytest.mark.clause("PCS-01", "PCS-07", "PCS-15")
+def test_a_stage_goes_its_way_with_one_line_for_everything(runner: StageRunner) -> None:
+    batch = execute(runner, FakeNode([envelope(1)], verdicts=[fault(Gate.G6)]), upstream=first(runner))
+    newest = runner.keeper.store.newest("run", SECOND)
+    assert newest is not None
+    assert newest.state is StageState.SUCCEEDED
+    assert (newest.checkpoint_uri, newest.output_sha256) == (batch.state.artifact_uri, batch.state.artifact_sha256)
+    assert lines(runner) == [
+        ("transition", "pending>running"),
+        ("gate", "G6"),
+        ("checkpoint", "saved"),
+        ("transition", "running>succeeded"),
+    ]
+    assert verify_chain(runner.keeper.store.audit.lines()) == 7
+
+
+@pytest.mark.clause("PCS-02")
+def test_a_stage_stays_pending_until_its_upstream_has_succeeded(runner: StageRunner) -> None:
+    upstream = first(runner)
+    broken = FakeNode([], fails=RuntimeError("x"))
+    with pytest.raises(StageFailedError):
+        execute(runner, broken, upstream=upstream)
+    never = replace(upstream, state=replace(upstream.state, dataset_id=SECOND))
+    node = FakeNode([envelope(1)], dataset_id="nexrad-l2.metadata_extract")
+    with pytest.raises(StageFailedError, match="its upstream has not succeeded") as refused:
+        execute(runner, node, upstream=never)
+    assert refused.value.error_class is ErrorClass.E_GATE
+    assert node.calls == []
+    assert state(runner, node.dataset_id) is StageState.PENDING
+    # Once it has, the same attempt begins.
+    execute(runner, FakeNode([envelope(1)]), upstream=upstream)
+    execute(runner, node, upstream=never)
+    assert [one.attempt for one in runner.keeper.store.of_run("run") if one.stage == node.dataset_id] == [1]
+
+
+@pytest.mark.clause("PCS-02", "PCS-09")
+@pytest.mark.parametrize("gate", [Gate.G1, Gate.G2, Gate.G3])
+def test_a_batch_that_nobody_judged_is_judged_before_it_is_used(runner: StageRunner, gate: Gate) -> None:
+    batch = first(runner)
+    recalled = runner.recall(FIRST, "run")
+    assert recalled is not None
+    node = FakeNode([envelope(1)], verdicts=[fault(gate)])
+    with pytest.raises(StageFailedError, match=f"may not start; observed {gate}: wrong"):
+        execute(runner, node, upstream=recalled)
+    assert node.calls == []
+    expected = [("gate", gate.value)] + ([("stop", STOPS[gate].value)] if gate in STOPS else [])
+    assert lines(runner) == expected
+    assert batch.judgement is not None
+
+
+@pytest.mark.clause("PCS-09", "PCS-02")
+@pytest.mark.parametrize("stop", Stop)
+def test_each_stop_fails_the_stage_and_nothing_of_it_counts(under: Under, stop: Stop) -> None:
+    runner = under(("G5: {on_failure: restrict}", "G5: {on_failure: stop}"))
+    gate = next(one for one, stops in STOPS.items() if stops is stop)
+    node = FakeNode([envelope(1)], verdicts=[fault(gate)])
+    with pytest.raises(StageFailedError) as failed:
+        execute(runner, node, upstream=first(runner))
+    assert failed.value.judgement is not None
+    assert failed.value.judgement.stops == {stop}
+    assert node.calls == ["compute", "compensate"]
+    assert lines(runner)[1:] == [
+        ("gate", gate.value),
+        ("stop", stop.value),
+        ("transition", "running>failed"),
+        ("compensation", "done"),
+        ("transition", "failed>rolled_back"),
+    ]
+    recorded = runner.run_states.get(SECOND, "run")
+    assert recorded is not None
+    assert (recorded.outcome, recorded.artifact_uri) == (Outcome.FAILED, None)
+
+
+@pytest.mark.clause("PCS-09")
+def test_units_at_fault_leave_with_the_gates_code_and_their_batch_is_no_success(runner: StageRunner) -> None:
+    node = FakeNode([envelope(n) for n in range(3)], verdicts=[fault(Gate.G4, 1)])
+    batch = execute(runner, node, upstream=first(runner))
+    assert [unit.failure.code if unit.failure else None for unit in batch.envelopes] == [None, GateIssue.G4, None]
+    assert batch.state.outcome is Outcome.PARTIAL
+    summary = batch.state.validation_summary
+    assert (summary["checks"], summary["passed"], summary["failed"]) == (3, 2, 1)
+    assert ("stop", "S1") in lines(runner)
+    recalled = runner.recall(SECOND, "run")
+    assert recalled is not None
+    assert list(recalled.envelopes) == list(batch.envelopes)
+    # What has left the database takes all with it.
+    effects = FakeNode([envelope(n) for n in range(3)], verdicts=[fault(Gate.G4, 1)], leaves_effects=True)
+    with pytest.raises(StageFailedError):
+        execute(runner, effects, run_id="other", upstream=first(runner, "other", units=3))
+    assert "compensate" in effects.calls
+
+
+@pytest.mark.clause("PCS-06", "PCS-09")
+def test_the_degraded_path_tags_the_output_and_all_that_is_made_of_it(runner: StageRunner) -> None:
+    late = execute(runner, FakeNode([envelope(1)], verdicts=[fault(Gate.G5, 1)]), upstream=first(runner))
+    assert late.restricted == (Gate.G5,)
+    node = FakeNode([envelope(1)], dataset_id="nexrad-l2.metadata_extract", verdicts=[fault(Gate.G6)])
+    after = execute(runner, node, upstream=late)
+    assert after.restricted == (Gate.G5, Gate.G6)
+    newest = runner.keeper.store.newest("run", node.dataset_id)
+    assert newest is not None
+    assert newest.restricted == after.restricted
+
+
+@pytest.mark.clause("PCS-05", "PCS-06")
+def test_a_retry_waits_as_the_card_says_and_ends_with_its_retries_or_its_deadline(under: Under) -> None:
+    policy = ("retry_policy: {max_retries: 3, backoff: exp+jitter", "retry_policy: {max_retries: 2, backoff: exp")
+    upstream = first(under())
+    for attempt, wait in ((1, 1.0), (2, 2.0), (3, None)):
+        runner = under(policy, after=timedelta(seconds=attempt))
+        with pytest.raises(StageFailedError):
+            execute(runner, FakeNode([], fails=OSError("away")), upstream=upstream)
+        assert runner.keeper.retry_in("run", SECOND) == wait
+        newest = runner.keeper.store.newest("run", SECOND)
+        assert newest is not None
+        assert newest.attempt == attempt
+    assert under(("max_retries: 3", "max_retries: 9")).keeper.retry_in("run", SECOND) is not None
+    assert under(("max_retries: 3", "max_retries: 9"), after=timedelta(minutes=9)).keeper.retry_in("run", SECOND)
+    late = under(("max_retries: 3", "max_retries: 9"), after=timedelta(minutes=10))
+    assert late.keeper.retry_in("run", SECOND) is None
+    attempts = [one for one in runner.keeper.store.of_run("run") if one.stage == SECOND]
+    assert len({(one.idempotency_key, one.input_hashes) for one in attempts}) == 1
+    assert [event for kind, event in lines(runner) if kind == "retry"] == ["attempt 2", "attempt 3"]
+
+
+@pytest.mark.clause("PCS-04", "PCS-06")
+@pytest.mark.parametrize(
+    ("trouble", "error_class", "again"),
+    [
+        ({"fails": OSError("away")}, ErrorClass.E_INTERNAL, True),
+        ({"fails": ContractError("wrong")}, ErrorClass.E_INPUT, False),
+        ({"verdicts": [fault(Gate.G1)]}, ErrorClass.E_INPUT, False),
+        ({"verdicts": [fault(Gate.G4)]}, ErrorClass.E_DIM, False),
+        ({"verdicts": [fault(Gate.G7)]}, ErrorClass.E_UQ, False),
+        ({"verdicts": [fault(Gate.G8)]}, ErrorClass.E_GATE, False),
+    ],
+)
+def test_what_can_pass_is_rolled_back_and_tried_again_and_the_rest_waits_for_a_person(
+    runner: StageRunner, trouble: dict[str, Any], error_class: ErrorClass, *, again: bool
+) -> None:
+    with pytest.raises(StageFailedError) as failed:
+        execute(runner, FakeNode([envelope(1)], **trouble), upstream=first(runner))
+    assert failed.value.error_class is error_class
+    assert (runner.keeper.retry_in("run", SECOND) is not None) == again
+    assert state(runner) is StageState.ROLLED_BACK
+
+
+@pytest.mark.clause("PCS-02")
+def test_a_rollback_needs_the_checkpoint_before_it_and_a_compensation_that_worked(under: Under) -> None:
+    runner = under(("checkpoints: [message_parse, ", "checkpoints: ["))
+    with pytest.raises(StageFailedError):
+        execute(runner, FakeNode([], fails=OSError("away")), upstream=first(runner))
+    assert state(runner) is StageState.FAILED
+    node = FakeNode([], fails=OSError("away"), compensation_fails=OSError("gone, too"))
+    with pytest.raises(StageFailedError, match="away"):
+        execute(under(), node, run_id="other", upstream=first(under(), "other"))
+    assert state(runner, run_id="other") is StageState.FAILED
+    assert lines(runner, run_id="other")[-1] == ("compensation", "failed")
+
+
+def test_a_commit_that_fails_rolls_its_stage_back_and_the_next_attempt_succeeds(
+    runner: StageRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upstream = first(runner)
+    node = FakeNode([envelope(1)])
+    with monkeypatch.context() as broken:
+        broken.setattr(node, "apply", lambda tx, batch: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            execute(runner, node, upstream=upstream)
+    assert state(runner) is StageState.ROLLED_BACK
+    execute(runner, FakeNode([envelope(1)]), upstream=upstream)
+    assert [one.state for one in runner.keeper.store.of_run("run") if one.stage == SECOND] == [
+        StageState.ROLLED_BACK,
+        StageState.SUCCEEDED,
+    ]
+
+
+def test_a_worker_that_comes_back_after_another_took_its_stage_over_commits_nothing(runner: StageRunner) -> None:
+    upstream = first(runner)
+    slow, quick = FakeNode([envelope(1)]), FakeNode([envelope(2)])
+    computed = runner.run(slow, run_id="run", upstream=upstream)
+    batch = runner.commit(runner.run(quick, run_id="run", upstream=upstream))
+    # Another content, so that nothing but the attempt can tell.
+    late = replace(computed, content=replace(computed.content, params={"other": 1}) if computed.content else None)
+    with pytest.raises(Exception, match="another attempt has taken over"):
+        runner.commit(late)
+    assert runner.run_states.get(SECOND, "run") == batch.state
+    assert state(runner) is StageState.SUCCEEDED
+
+
+@pytest.mark.clause("PCS-14")
+def test_a_threshold_or_action_in_the_card_is_part_of_what_a_stage_is_asked(under: Under) -> None:
+    node = FakeNode([envelope(1)], verdicts=[fault(Gate.G6)])
+    assert execute(under(), node, upstream=first(under())).restricted == (Gate.G6,)
+    strict = under(("G6: {on_failure: restrict, min_coverage: 0.9}", "G6: {on_failure: stop, min_coverage: 0.9}"))
+    # The same run again: another question, so nothing is skipped.
+    with pytest.raises(StageFailedError):
+        execute(strict, FakeNode([envelope(1)], verdicts=[fault(Gate.G6)]), upstream=first(under()))
