@@ -2,7 +2,7 @@
 
 # No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,10 +14,12 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.defs.chain import CHAIN, QUEUE_KEY, asset_key, op_name, slug
 from kfm_dagster.defs.display import account_metadata, account_of
-from kfm_dagster.defs.io_manager import root_run_id
+from kfm_dagster.defs.gate_checks import gate_results, gate_specs, unlooked
+from kfm_dagster.defs.io_manager import raise_again, root_run_id
 from kfm_dagster.defs.jobs import FORCE_TAG
 from kfm_dagster.defs.partitions import DAYS
 from kfm_dagster.defs.resources import PipelineResource
+from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.nodes import (
     IntegrityCheck,
     MessageParse,
@@ -31,8 +33,7 @@ from kfm_dagster.ingest.nodes import (
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.replay.backfill import DayListing
 from kfm_dagster.stages.batch import StageBatch
-from kfm_dagster.stages.node import Node
-from kfm_dagster.stages.run_contract import ComputedStage, StageFailedError
+from kfm_dagster.stages.run_contract import StageFailedError
 
 DESCRIPTIONS: Mapping[Operator, str] = {
     Operator.MESSAGE_PARSE: (
@@ -90,14 +91,8 @@ def _chain(contract: DatasetContract) -> list[dg.AssetsDefinition]:
     upstream: dg.AssetKey | None = None
     for noun, operator in CHAIN.items():
         key = asset_key(contract.id, noun)
-        op = _first_op(contract.id) if upstream is None else _operator_op(contract.id, operator)
-        asset = dg.AssetsDefinition.from_op(
-            op,
-            keys_by_input_name={} if upstream is None else {"upstream": upstream},
-            keys_by_output_name={"result": key},
-            partitions_def=DAYS,
-            group_name=slug(contract.id),
-        )
+        made = _stage_asset(contract.id, operator, key, upstream)
+        asset = made(_first(contract.id, key) if upstream is None else _later(contract.id, operator, key))
         assets.append(asset.map_asset_specs(partial(_described, contract=contract, operator=operator)))
         upstream = key
     return assets
@@ -113,15 +108,25 @@ def _described(spec: dg.AssetSpec, *, contract: DatasetContract, operator: Opera
     return described.replace_attributes(deps=[QUEUE_KEY]) if operator is Operator.MESSAGE_PARSE else described
 
 
-def _first_op(dataset: str) -> dg.OpDefinition:
-    @dg.op(
-        name=op_name(dataset, Operator.MESSAGE_PARSE),
-        description=DESCRIPTIONS[Operator.MESSAGE_PARSE],
-        out=dg.Out(io_manager_key="stage_io"),
+def _stage_asset(
+    dataset: str, operator: Operator, key: dg.AssetKey, upstream: dg.AssetKey | None
+) -> Callable[[Callable[..., Iterator[Any]]], dg.AssetsDefinition]:
+    """Return what makes the asset of a stage, with the gates that it is held against as checks."""
+    return dg.multi_asset(
+        name=op_name(dataset, operator),
+        description=DESCRIPTIONS[operator],
+        ins={} if upstream is None else {"upstream": dg.AssetIn(key=upstream)},
+        outs={"result": dg.AssetOut(key=key, io_manager_key="stage_io")},
+        check_specs=gate_specs(key, operator),
+        partitions_def=DAYS,
+        group_name=slug(dataset),
     )
+
+
+def _first(dataset: str, key: dg.AssetKey) -> Callable[..., Iterator[Any]]:
     def message_parse(
-        context: dg.OpExecutionContext, config: MessageParseConfig, pipeline: PipelineResource
-    ) -> ComputedStage:
+        context: dg.AssetExecutionContext, config: MessageParseConfig, pipeline: PipelineResource
+    ) -> Iterator[Any]:
         opened = pipeline.get()
         node = MessageParse(
             pipeline=opened,
@@ -134,7 +139,7 @@ def _first_op(dataset: str) -> dg.OpDefinition:
             lane=config.lane,
             account=_account(opened, config, dataset=dataset, day=context.partition_key),
         )
-        return _run(context, node, None, pipeline)
+        yield from _run(context, node, None, pipeline, key)
 
     return message_parse
 
@@ -145,36 +150,47 @@ def _account(pipeline: Pipeline, config: MessageParseConfig, *, dataset: str, da
     return DayListing(pipeline=pipeline, backfill_id=config.backfill_id, dataset=dataset, day=day)
 
 
-def _operator_op(dataset: str, operator: Operator) -> dg.OpDefinition:
-    @dg.op(name=op_name(dataset, operator), description=DESCRIPTIONS[operator], out=dg.Out(io_manager_key="stage_io"))
-    def run_operator(context: dg.OpExecutionContext, upstream: StageBatch, pipeline: PipelineResource) -> ComputedStage:
+def _later(dataset: str, operator: Operator, key: dg.AssetKey) -> Callable[..., Iterator[Any]]:
+    def run_operator(
+        context: dg.AssetExecutionContext, upstream: StageBatch, pipeline: PipelineResource
+    ) -> Iterator[Any]:
         node = _NODES[operator](
             pipeline=pipeline.get(),
             dataset=dataset,
             partition=context.partition_key,
             run_id=root_run_id(context.run),
         )
-        return _run(context, node, upstream, pipeline)
+        yield from _run(context, node, upstream, pipeline, key)
 
     return run_operator
 
 
 def _run(
-    context: dg.OpExecutionContext, node: Node, upstream: StageBatch | None, pipeline: PipelineResource
-) -> ComputedStage:
+    context: dg.AssetExecutionContext,
+    node: ChainNode,
+    upstream: StageBatch | None,
+    pipeline: PipelineResource,
+    key: dg.AssetKey,
+) -> Iterator[Any]:
+    stages, run_id = pipeline.get().stages, root_run_id(context.run)
     try:
-        stage = pipeline.get().stages.run(
-            node, run_id=root_run_id(context.run), upstream=upstream, force=context.run.tags.get(FORCE_TAG)
-        )
+        stage = stages.run(node, run_id=run_id, upstream=upstream, force=context.run.tags.get(FORCE_TAG))
     except StageFailedError as error:
+        if error.judgement is not None:
+            yield from gate_results(key, node.operator, error.judgement)
+        raise_again(stages.keeper, node.dataset_id, run_id, error)
         raise dg.Failure(description=str(error), metadata={"error_class": error.error_class.value}) from error
+    if stage.judgement is None:
+        yield from unlooked(key, node.operator, stage)
+    else:
+        yield from gate_results(key, node.operator, stage.judgement)
     if stage.skipped is not None and stage.skipped.skipped is not None:
         cause = stage.skipped.skipped
         by = stage.skipped.applied_by
         context.log.info("%s skipped: %s%s", node.dataset_id, cause, f", by run {by}" if by else "")
         context.log_event(
             dg.AssetObservation(
-                context.asset_key,
+                key,
                 partition=context.partition_key,
                 metadata={
                     "outcome": "skipped",
@@ -185,4 +201,4 @@ def _run(
                 },
             )
         )
-    return stage
+    yield dg.Output(stage, output_name="result")

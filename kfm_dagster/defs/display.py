@@ -23,7 +23,7 @@ from kfm_dagster.stages.batch import StageBatch
 MAX_TABLE_ROWS = 50
 """Rows of a table in the UI; the artifact holds them all."""
 
-_NO_COUNTS = {"checks", "passed", "failed", "cause", "applied_by"}
+_NO_COUNTS = {"checks", "passed", "failed", "cause", "applied_by", "restricted"}
 """Members of a validation summary that count no units by their end, or are shown under names of their own."""
 _FOOTPRINT_NOUNS = {"metadata", "stac_items"}
 _SECTIONS = {"integrity": "integrity", "metadata": "metadata", "stac_items": "stac", "provenance": "provenance"}
@@ -53,6 +53,8 @@ def stage_metadata(noun: str, batch: StageBatch, *, catalog: str, account: NodeA
         shown["failing_units"] = failing_units(failing)
     if noun in _FOOTPRINT_NOUNS and (picture := footprint_picture(seen)):
         shown["footprints"] = dg.MetadataValue.md(picture)
+    if batch.restricted:
+        shown["tag"] = f"[Restricted] {', '.join(batch.restricted)}"
     if batch.skipped:
         shown["skip_cause"] = batch.skipped.value
     # What a person needs only to go deeper comes last.

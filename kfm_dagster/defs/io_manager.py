@@ -10,6 +10,7 @@ from kfm_dagster.defs.display import account_of, stage_metadata
 from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.errors import KfmError
 from kfm_dagster.stages.batch import StageBatch
+from kfm_dagster.stages.keeper import StageKeeper
 from kfm_dagster.stages.run_contract import ComputedStage
 
 MAX_UNITS_KEPT = 5_000
@@ -30,7 +31,11 @@ class StageIOManager(dg.ConfigurableIOManager):
     def handle_output(self, context: dg.OutputContext, obj: ComputedStage) -> None:
         """Commit the stage; the materialisation carries what became of its units."""
         pipeline = self.pipeline.get()
-        batch = pipeline.stages.commit(obj)
+        try:
+            batch = pipeline.stages.commit(obj)
+        except Exception as error:
+            raise_again(pipeline.stages.keeper, obj.node.dataset_id, obj.run_id, error)
+            raise
         dataset, noun = context.asset_key.path
         self._remember(dataset, batch)
         account = account_of(pipeline, obj.node.dataset_id, obj.run_id)
@@ -59,6 +64,13 @@ class StageIOManager(dg.ConfigurableIOManager):
         self._recent[dataset] = batch
         while len(self._recent) > 1 and sum(len(kept.envelopes) for kept in self._recent.values()) > MAX_UNITS_KEPT:
             self._recent.pop(next(iter(self._recent)))
+
+
+def raise_again(keeper: StageKeeper, stage: str, run_id: str, error: BaseException) -> None:
+    """Ask Dagster to try a stage again, when the pipeline card wants that of one that failed so."""
+    wait = keeper.retry_in(run_id, stage)
+    if wait is not None:
+        raise dg.RetryRequested(max_retries=keeper.card.retry_policy.max_retries, seconds_to_wait=wait) from error
 
 
 def root_run_id(run: dg.DagsterRun) -> str:

@@ -125,13 +125,15 @@ def _recover(context: dg.SensorEvaluationContext, pipeline: Pipeline) -> None:
 
     What dead runs intended has failed; it is given up once a later run has done the same node's work.
     """
-    dead, abandoned = [], []
+    dead, abandoned, left = [], [], []
     try:
         dead = dead_runs(context.instance, pipeline.ledger.in_progress_runs())
         abandoned = dead_runs(context.instance, pipeline.nodes.intents.pending_runs())
+        left = dead_runs(context.instance, pipeline.stages.keeper.store.unfinished_runs())
     except Exception as error:
         context.log.warning("Dagster's run storage does not say which runs are dead: %s", error)
     pipeline.nodes.intents.fail_runs(abandoned)
+    pipeline.stages.keeper.close(left)
     pipeline.nodes.intents.give_up_overtaken()
     report = pipeline.ledger.release_lost(run_ids=dead)
     if report.readmitted or report.quarantined:

@@ -39,6 +39,18 @@ class Operator(StrEnum):
     SETTLE = "settle"
 
 
+GATES_OF: Mapping[Operator, tuple[Gate, ...]] = {
+    # What message_parse claims is known when it is committed, and judged by the next one.
+    Operator.INTEGRITY_CHECK: (Gate.G1, Gate.G5, Gate.G8),
+    Operator.METADATA_EXTRACT: (Gate.G1, Gate.G2, Gate.G4),
+    Operator.STAC_REGISTER: (Gate.G1, Gate.G8),
+    Operator.PROVENANCE_EMIT: (Gate.G1,),
+    # The partition is looked at once in a run, when all of it is known.
+    Operator.SETTLE: (Gate.G6,),
+}
+"""Operator > the gates that its output is held against; the others have nothing to look at there."""
+
+
 @dataclass(kw_only=True)
 class ChainNode:
     """What every node shares: its dataset, partition and run."""

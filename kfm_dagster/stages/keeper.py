@@ -87,7 +87,7 @@ class StageKeeper:
 
     def weigh(self, node: Node, attempt: StageAttempt, batch: Sequence[Envelope]) -> tuple[list[Envelope], Judgement]:
         """Judge an output; return it with the units at fault marked. Raises StageStoppedError."""
-        judgement = judge(node.gates(batch), self.card, whole=node.leaves_effects)
+        judgement = judge(node.gates(batch, of=node.dataset_id), self.card, whole=node.leaves_effects)
         if ending(judgement, self.card) is not StageState.SUCCEEDED:
             raise StageStoppedError(attempt=attempt, judgement=judgement, why="may not succeed")
         return [_marked(unit, judgement) for unit in batch], judgement
@@ -163,7 +163,11 @@ class StageKeeper:
             return judge([_nothing(gate) for gate in Gate], self.card)
         if upstream.judgement is not None:
             return upstream.judgement
-        asked = [verdict for verdict in node.gates(upstream.envelopes) if verdict.gate in condition.gates]
+        asked = [
+            verdict
+            for verdict in node.gates(upstream.envelopes, of=upstream.state.dataset_id)
+            if verdict.gate in condition.gates
+        ]
         return judge(asked, self.card)
 
     def _succeeded(self, upstream: StageBatch | None, tx: Transaction) -> bool:

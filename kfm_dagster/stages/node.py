@@ -71,8 +71,8 @@ class Node(Protocol):
         """Whether `compute` changes something outside the database: no unit can leave alone after that."""
         ...
 
-    def gates(self, batch: Sequence[Envelope]) -> Sequence[Verdict]:
-        """Judge a batch, which is this node's output or, where none judged it before, its input, by every gate."""
+    def gates(self, batch: Sequence[Envelope], *, of: str) -> Sequence[Verdict]:
+        """Judge the output of a node (`of`, its dataset_id) by every gate: this one's own, or what it was given."""
         ...
 
     def compensate(self) -> Mapping[str, Any] | None:

@@ -72,7 +72,7 @@ class Shout:
     def leaves_effects(self) -> bool:
         return False
 
-    def gates(self, batch: Sequence[Envelope]) -> Sequence[Verdict]:
+    def gates(self, batch: Sequence[Envelope], *, of: str) -> Sequence[Verdict]:
         return [Verdict.not_applicable(gate, "none", "none") for gate in Gate]
 
     def compensate(self) -> Mapping[str, Any] | None:

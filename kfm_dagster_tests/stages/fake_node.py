@@ -47,7 +47,7 @@ class FakeNode:
     def window(self) -> str:
         return "2025-04-01T00:00:00Z/P1D"
 
-    def gates(self, batch: Sequence[Envelope]) -> Sequence[Verdict]:
+    def gates(self, batch: Sequence[Envelope], *, of: str) -> Sequence[Verdict]:
         said = {verdict.gate: verdict for verdict in self.verdicts}
         return [said.get(gate, Verdict.not_applicable(gate, "none", "none")) for gate in Gate]
 

@@ -144,7 +144,7 @@ def test_units_at_fault_leave_with_the_gates_code_and_their_batch_is_no_success(
     assert recalled is not None
     assert list(recalled.envelopes) == list(batch.envelopes)
     # What has left the database takes all with it.
-    effects = FakeNode([envelope(n) for n in range(3)], verdicts=[fault(Gate.G4, 1)], leaves_effects=True)
+    effects = FakeNode([envelope(n) for n in range(3)], verdicts=[fault(Gate.G4, 1)], leaves_effects=True, setting=2)
     with pytest.raises(StageFailedError):
         execute(runner, effects, run_id="other", upstream=first(runner, "other", units=3))
     assert "compensate" in effects.calls

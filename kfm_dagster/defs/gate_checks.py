@@ -1,0 +1,93 @@
+"""Gates as asset checks: what each stage is held against, and its verdicts as Dagster shows them.
+
+Belongs here: the checks' names and their form. Does not belong here: the rules (`stages/gates/`), or what follows from
+them (`configs/state_machine.yaml`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import dagster as dg
+
+from kfm_dagster.ingest.node import GATES_OF
+from kfm_dagster.ingest.nodes import Operator
+from kfm_dagster.stages.gates.verdict import STOPS, Gate, Verdict
+from kfm_dagster.stages.machine import Judgement
+from kfm_dagster.stages.run_contract import ComputedStage
+
+NAMES: Mapping[Gate, str] = {
+    Gate.G1: "G1_schema_completeness",
+    Gate.G2: "G2_citation_compliance",
+    Gate.G3: "G3_path_conventions",
+    Gate.G4: "G4_dimensional_closure",
+    Gate.G5: "G5_freshness",
+    Gate.G6: "G6_coverage",
+    Gate.G7: "G7_covariance_consistency",
+    Gate.G8: "G8_uniqueness",
+}
+MAX_UNITS_SHOWN = 50
+"""Units at fault that a check names; the audit names more."""
+
+
+def gate_specs(key: dg.AssetKey, operator: Operator) -> list[dg.AssetCheckSpec]:
+    """Return a blocking check for each gate that an operator's output is held against."""
+    return [
+        dg.AssetCheckSpec(
+            name=NAMES[gate],
+            asset=key,
+            blocking=True,
+            description=f"{(gate.__doc__ or gate.value)} Pipeline card, chapter 7"
+            + (f"; the batch at fault is stop {STOPS[gate]}." if gate in STOPS else "."),
+        )
+        for gate in GATES_OF.get(operator, ())
+    ]
+
+
+def gate_results(key: dg.AssetKey, operator: Operator, judgement: Judgement) -> Iterator[dg.AssetCheckResult]:
+    """Yield the result of each gate. An error stops what is downstream; what only units are at fault for is a warning.
+
+    A gate that nothing was there for has passed.
+    """
+    said = {verdict.gate: verdict for verdict in judgement.verdicts}
+    for gate in GATES_OF.get(operator, ()):
+        yield _result(key, said[gate], judgement)
+
+
+def unlooked(key: dg.AssetKey, operator: Operator, stage: ComputedStage) -> Iterator[dg.AssetCheckResult]:
+    """Yield what holds of an output that was handed on: it had passed when it was made."""
+    cause = stage.skipped.skipped.value if stage.skipped and stage.skipped.skipped else ""
+    for gate in GATES_OF.get(operator, ()):
+        yield dg.AssetCheckResult(
+            passed=True, asset_key=key, check_name=NAMES[gate], metadata={"observed": f"skipped: {cause}"}
+        )
+
+
+def _result(key: dg.AssetKey, verdict: Verdict, judgement: Judgement) -> dg.AssetCheckResult:
+    stops = verdict.gate not in judgement.passed
+    restricted = verdict.gate in judgement.restricted
+    named = {str(finding.wal_id): finding.what for finding in verdict.findings[:MAX_UNITS_SHOWN] if finding.wal_id}
+    whole = [finding.what for finding in verdict.findings if finding.wal_id is None][:MAX_UNITS_SHOWN]
+    return dg.AssetCheckResult(
+        passed=verdict.passed,
+        asset_key=key,
+        check_name=NAMES[verdict.gate],
+        severity=dg.AssetCheckSeverity.ERROR if stops else dg.AssetCheckSeverity.WARN,
+        description=None if verdict.passed else _consequence(verdict, stops=stops, restricted=restricted),
+        metadata={
+            "rule": verdict.rule,
+            "observed": verdict.observed,
+            "expected": verdict.expected,
+            **({"tag": "[Restricted]"} if restricted or (stops and verdict.gate in STOPS) else {}),
+            **({"failing_units": dg.MetadataValue.json(named)} if named else {}),
+            **({"failing": dg.MetadataValue.json(whole)} if whole else {}),
+        },
+    )
+
+
+def _consequence(verdict: Verdict, *, stops: bool, restricted: bool) -> str:
+    if restricted:
+        return "the output goes on, [Restricted]"
+    if stops:
+        return f"the batch is stopped{f' ({STOPS[verdict.gate]})' if verdict.gate in STOPS else ''}"
+    return f"{len(verdict.units)} units leave the chain, the others go on"
