@@ -1,7 +1,8 @@
 """The dataset contract: everything the pipeline needs to know about one dataset, as one YAML file.
 
-Unknown keys are refused. `contracts/loader.py` reads files and checks contracts against each other; `key_grammar.py`
-gives the key pattern its meaning. Nothing here reads the environment or a file.
+Unknown keys are refused. `quality.py` has the parts that the gates ask for; `contracts/loader.py` reads files and
+checks contracts against each other; `key_grammar.py` gives the key pattern its meaning. Nothing here reads the
+environment or a file.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator,
 from kfm_dagster.contracts.envelope import Priority
 from kfm_dagster.contracts.identity import pseudonym
 from kfm_dagster.contracts.issues import GateIssue, IntegrityIssue, MetadataIssue, ProvenanceIssue, Severity, StacIssue
+from kfm_dagster.contracts.quality import Citation, Coverage, Freshness, Quantity
 
 API_VERSION = "kfm.nodd.dataset/v1"
 
@@ -189,7 +191,8 @@ class MetadataRules(Strict):
     reader: str
     required: list[str] = Field([], description="STAC properties that must be there, else incomplete_product_metadata.")
     coordinate_decimals: int = Field(6, ge=3, le=9)
-    citations: dict[str, str] = Field({}, description="Field > source (volume, version, section).")
+    citations: list[Citation] = Field([], description="Source of every extracted field; gate G2 wants 90 %.")
+    units: list[Quantity] = Field([], description="Unit of every extracted number; the first that covers one counts.")
     severities: dict[MetadataIssue, Severity] = {}
 
 
@@ -310,6 +313,8 @@ class DatasetContract(Strict):
     governance: Governance
     retry: Retry = Retry()
     ledger: Ledger = Ledger()
+    freshness: Freshness | None = Field(None, description="Default: any age is fresh.")
+    coverage: Coverage | None = Field(None, description="Default: nothing is expected.")
 
     @property
     def id(self) -> str:
@@ -335,4 +340,14 @@ class DatasetContract(Strict):
             raise ValueError(f"groups {sorted(missing)} are not in the key pattern, which has {sorted(groups)}")
         if shadowed := set(self.ledger.extension_fields) & set(CANONICAL_FIELDS):
             raise ValueError(f"ledger.extension_fields {sorted(shadowed)} shadow canonical fields of the ledger")
+        return self
+
+    @model_validator(mode="after")
+    def _coverage_is_countable(self) -> DatasetContract:
+        products = self.coverage.products if self.coverage else []
+        told_by = {name for product in products for name in product.groups}
+        if unknown := told_by - set(self.ledger.extension_fields):
+            raise ValueError(
+                f"coverage tells products by {sorted(unknown)}, which ledger.extension_fields does not keep"
+            )
         return self

@@ -80,6 +80,11 @@ def test_builtin_contract_is_valid_under_the_published_schema(name: str) -> None
         {"integrity.severities": {"no_such_issue": "failed"}},
         {"integrity.severities": {"bad_magic": "ignore"}},
         {"retry.max_attempts": 0},
+        {"metadata_extract.citations": {"grid": "somewhere in WMO-No. 306"}},
+        {"metadata_extract.citations": [{"fields": ["gsd"], "volume": "WMO-No. 306", "version": "2025 edition"}]},
+        {"metadata_extract.citations": [{"fields": ["*"], "volume": "v", "version": "1", "anchor": "everywhere"}]},
+        {"freshness.budget_seconds": 0},
+        {"coverage.products": []},
         {"governance": None},
     ],
 )
@@ -103,6 +108,9 @@ def test_schema_and_loader_refuse_the_same(changes: dict[str, Any]) -> None:
         ({"stac.item_id": "{version}"}, "version"),
         ({"stac.precedence": "created"}, "created"),
         ({"ledger.extension_fields": ["nope"]}, "nope"),
+        ({"ledger.extension_fields": ["region"]}, "coverage tells products by"),
+        ({"metadata_extract.units": [{"fields": ["gsd"], "unit": "m", "minimum": 2, "maximum": 1}]}, "maximum"),
+        ({"coverage.products": [{"name": "a", "per_hour": 1}] * 2}, "twice"),
     ],
 )
 def test_contradictions_inside_a_contract_are_refused(changes: dict[str, Any], says: str) -> None:
@@ -164,6 +172,7 @@ def test_one_yaml_file_adds_a_dataset(tmp_path: Path) -> None:
         stac__collection="my-rap",
         stac__item_id="rap.{date}.t{cycle}z.f{lead}",
         ledger__extension_fields=["cycle", "lead"],
+        coverage=None,
     )
     (tmp_path / "my-rap.yaml").write_text(text)
     registry = ContractRegistry.load(tmp_path)
