@@ -39,3 +39,17 @@ ON CONFLICT (collection_id, item_id) DO UPDATE SET
     updated_at = excluded.updated_at
 WHERE catalog_items.revision = excluded.revision - 1
 RETURNING item_id;
+
+-- name: owners
+-- Whose Items stand, and whose stood there before.
+SELECT item.item_id, item.wal_id, item.object_uri, record.object_version
+FROM catalog_items AS item
+LEFT JOIN nodd_wal_records AS record ON item.wal_id = record.wal_id
+WHERE item.collection_id = :collection_id
+  AND item.item_id IN (SELECT value FROM json_each(:item_ids))
+UNION ALL
+SELECT item.item_id, record.wal_id, record.object_uri, record.object_version
+FROM catalog_items AS item
+INNER JOIN nodd_wal_records AS record ON item.replaces_wal_id = record.wal_id
+WHERE item.collection_id = :collection_id
+  AND item.item_id IN (SELECT value FROM json_each(:item_ids));

@@ -1,0 +1,305 @@
+"""Gate G4, dimensional closure: every number extracted has a unit that fits its dimension, and a value that can be.
+
+A quantity is a numeric field of a unit of ingest. It closes when its declared unit (the contract's, or ours for what we
+make ourselves) has the dimension that STAC or the contract expects, is the unit that STAC or the projection prescribes,
+and its values are finite and in range. p_dim is the share of quantities that close. Does not belong here: what a unit
+is (`units.py`).
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import pyproj
+from pyproj.exceptions import CRSError
+
+from kfm_dagster.contracts.envelope import WalId
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.contracts.quality import Quantity, covers
+from kfm_dagster.stages.gates.subject import Extracted, Subject, shortened
+from kfm_dagster.stages.gates.units import UnitError, dimension, dimension_of, same_unit
+from kfm_dagster.stages.gates.verdict import Finding, Gate, Verdict
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standard:
+    """What a standard says of a field: the unit that its values are in, and what they can be."""
+
+    unit: str
+    minimum: float = -math.inf
+    maximum: float = math.inf
+
+
+_LONGITUDE = Standard(unit="degree", minimum=-180, maximum=180)
+_LATITUDE = Standard(unit="degree", minimum=-90, maximum=90)
+STANDARDS: Mapping[str, Standard] = {
+    # STAC 1.1.0, common metadata.
+    "gsd": Standard(unit="m", minimum=0),
+    # EO extension 2.0.0.
+    "eo:cloud_cover": Standard(unit="percent", minimum=0, maximum=100),
+    "eo:snow_cover": Standard(unit="percent", minimum=0, maximum=100),
+    "bands.eo:center_wavelength": Standard(unit="um", minimum=0),
+    "bands.eo:full_width_half_max": Standard(unit="um", minimum=0),
+    # View extension 1.0.0.
+    "view:off_nadir": Standard(unit="degree", minimum=0, maximum=90),
+    "view:incidence_angle": Standard(unit="degree", minimum=0, maximum=90),
+    "view:azimuth": Standard(unit="degree", minimum=0, maximum=360),
+    "view:sun_azimuth": Standard(unit="degree", minimum=0, maximum=360),
+    "view:sun_elevation": Standard(unit="degree", minimum=-90, maximum=90),
+    # Projection extension 2.0.0.
+    "proj:centroid.lon": _LONGITUDE,
+    "proj:centroid.lat": _LATITUDE,
+    "proj:shape": Standard(unit="1", minimum=1),
+    # Satellite extension 1.2.0.
+    "sat:absolute_orbit": Standard(unit="1", minimum=1),
+    "sat:relative_orbit": Standard(unit="1", minimum=1),
+    # RFC 7946, section 4, and file extension 2.1.0: what metadata-extract and integrity-check make.
+    "bbox.longitude": _LONGITUDE,
+    "bbox.latitude": _LATITUDE,
+    "geometry.longitude": _LONGITUDE,
+    "geometry.latitude": _LATITUDE,
+    "file:size": Standard(unit="byte", minimum=0),
+}
+OF_PROJECTION = frozenset({"proj:transform", "proj:bbox"})
+"""Fields in the unit of the axes of `proj:wkt2` (projection extension 2.0.0)."""
+_NUMBER = (int, float)
+_NUMERIC = (*_NUMBER, list, tuple)
+_LARGEST = sys.float_info.max
+OURS = frozenset({"bbox.longitude", "bbox.latitude", "geometry.longitude", "geometry.latitude", "file:size"})
+"""Quantities whose unit no contract declares: this package makes them, in the standard's unit."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Closure:
+    """A field's declaration held against what is expected of it; without a fault its dimension closes."""
+
+    unit: str | None
+    expected: str | None
+    observed: str | None
+    minimum: float = -math.inf
+    maximum: float = math.inf
+    fault: str | None = None
+
+
+@dataclass(slots=True)
+class _Count:
+    closure: Closure
+    units: int = 0
+    closed: int = 0
+
+
+@dataclass(slots=True)
+class Closing:
+    """What became of every quantity of a batch: counts by field, and what is wrong with single units."""
+
+    counts: dict[str, _Count] = field(default_factory=dict)
+    faults: dict[WalId, list[str]] = field(default_factory=dict)
+
+    @property
+    def p_dim(self) -> float:
+        """Share of quantities that close; 1 when there is none."""
+        total = sum(count.units for count in self.counts.values())
+        return sum(count.closed for count in self.counts.values()) / total if total else 1.0
+
+
+def dimensional_closure(subject: Subject) -> Verdict:
+    """Hold p_dim against the threshold, and name what does not close: fields of the batch, values of units."""
+    least = subject.thresholds.min_p_dim
+    rule = f"p_dim >= {least:g}"
+    closing = close(subject)
+    if not closing.counts:
+        return Verdict.not_applicable(Gate.G4, rule, "no quantity is extracted yet")
+    findings: list[Finding] = []
+    if closing.p_dim < least:
+        findings += [
+            Finding(what=f"{path}: {count.closure.fault}")
+            for path, count in sorted(closing.counts.items())
+            if count.closure.fault is not None
+        ]
+        findings += [
+            Finding(wal_id=wal_id, what=shortened(sorted(texts))) for wal_id, texts in sorted(closing.faults.items())
+        ]
+    total = sum(count.units for count in closing.counts.values())
+    closed = sum(count.closed for count in closing.counts.values())
+    return Verdict(
+        gate=Gate.G4,
+        rule=rule,
+        observed=f"{closed} of {total} quantities close: p_dim {closing.p_dim:.4f}",
+        expected=f"p_dim of {least:g}",
+        findings=tuple(findings),
+    )
+
+
+def dim_report(subject: Subject) -> dict[str, Any]:
+    """Return what `check_dim_report.json` says of a stage, as JSON values; a governed dataset goes by its public id."""
+    closing = close(subject)
+    least = subject.thresholds.min_p_dim
+    return {
+        "dataset": subject.contract.public_id,
+        "stage": subject.stage,
+        "reference_time": subject.reference_time.isoformat(),
+        "p_dim": closing.p_dim,
+        "min_p_dim": least,
+        "ok": closing.p_dim >= least,
+        "quantities": [
+            {
+                "quantity": path,
+                "unit": count.closure.unit,
+                "dimension_expected": count.closure.expected,
+                "dimension_observed": count.closure.observed,
+                "values": count.units,
+                "closed": count.closed,
+                "ok": count.closed == count.units,
+                "fault": count.closure.fault,
+            }
+            for path, count in sorted(closing.counts.items())
+        ],
+    }
+
+
+def close(subject: Subject) -> Closing:
+    """Close every quantity of the units that have not failed."""
+    closing = Closing()
+    for extracted in subject.extracted:
+        numbers = [
+            (path, values)
+            for path, value in extracted.fields
+            if type(value) in _NUMERIC and (values := _numbers(value))
+        ]
+        numbers += _own_numbers(extracted, subject)
+        projection = extracted.metadata.stac_properties.get("proj:wkt2")
+        _close_unit(closing, subject.contract, extracted.unit.wal_id, numbers, projection)
+    return closing
+
+
+def _close_unit(
+    closing: Closing,
+    contract: DatasetContract,
+    wal_id: WalId,
+    numbers: Iterable[tuple[str, Sequence[float]]],
+    projection: Any,
+) -> None:
+    for path, values in numbers:
+        count = closing.counts.get(path)
+        if count is None:
+            count = closing.counts[path] = _Count(closure=closure_of(contract, path))
+        count.units += 1
+        closure = count.closure
+        if closure.fault is not None:
+            continue
+        fault = _out_of_range(closure, values)
+        if fault is None and path in OF_PROJECTION:
+            fault = _not_of_axes(closure, projection)
+        if fault is None:
+            count.closed += 1
+        else:
+            closing.faults.setdefault(wal_id, []).append(f"{path}: {fault}")
+
+
+def closure_of(contract: DatasetContract, path: str) -> Closure:
+    """Hold the declaration of a field against what STAC or the contract expects of it."""
+    declared = _declared(contract, path)
+    standard = STANDARDS.get(path)
+    unit = standard.unit if standard and path in OURS else declared.unit if declared else None
+    if unit is None:
+        return Closure(unit=None, expected=None, observed=None, fault="no unit is declared")
+    try:
+        observed = dimension_of(unit)
+        expected = _expected(path, declared, standard)
+        fault = _mismatch(unit, observed, expected, standard)
+    except UnitError as error:
+        return Closure(unit=unit, expected=None, observed=None, fault=f"{error.what}: {error.observed}")
+    ranges = [(standard.minimum, standard.maximum)] if standard else []
+    if declared is not None:
+        low = -math.inf if declared.minimum is None else declared.minimum
+        ranges.append((low, math.inf if declared.maximum is None else declared.maximum))
+    return Closure(
+        unit=unit,
+        expected=expected,
+        observed=observed,
+        minimum=max((low for low, _ in ranges), default=-math.inf),
+        maximum=min((high for _, high in ranges), default=math.inf),
+        fault=fault,
+    )
+
+
+def _declared(contract: DatasetContract, path: str) -> Quantity | None:
+    for quantity in contract.metadata_extract.units:
+        if any(covers(pattern, path) for pattern in quantity.fields):
+            return quantity
+    return None
+
+
+def _expected(path: str, declared: Quantity | None, standard: Standard | None) -> str | None:
+    """Dimension that a field should have. That of the projection's fields is held against each projection, later."""
+    if standard is not None:
+        return dimension_of(standard.unit)
+    if declared is not None and declared.dimension is not None:
+        return dimension(declared.dimension)
+    if declared is not None and path in OF_PROJECTION:
+        return dimension_of(declared.unit)
+    return None
+
+
+def _mismatch(unit: str, observed: str, expected: str | None, standard: Standard | None) -> str | None:
+    if expected is None:
+        return "neither STAC nor the contract says which dimension it has"
+    if observed != expected:
+        return f"{unit} has dimension {observed}, expected {expected}"
+    if standard is not None and not same_unit(unit, standard.unit):
+        return f"is declared in {unit}, the standard says {standard.unit}"
+    return None
+
+
+def _numbers(value: Any) -> Sequence[float]:
+    """Numbers of a field: a number, or a list that holds nothing else; a truth value is none."""
+    if type(value) in _NUMBER:
+        return (value,)
+    return value if value and all(type(one) in _NUMBER for one in value) else ()
+
+
+def _own_numbers(extracted: Extracted, subject: Subject) -> list[tuple[str, Sequence[float]]]:
+    """Quantities that this package makes itself: footprint and size. What is no geometry at all is G1's finding."""
+    metadata, integrity = extracted.metadata, extracted.unit.integrity
+    found: list[tuple[str, Sequence[float]]] = []
+    if metadata.bbox is not None and len(metadata.bbox) == 4:
+        west, south, east, north = metadata.bbox
+        found += [("bbox.longitude", (west, east)), ("bbox.latitude", (south, north))]
+    measured = subject.footprints[id(metadata.geometry)]
+    if measured.fault is None:
+        found += [("geometry.longitude", measured.longitudes), ("geometry.latitude", measured.latitudes)]
+    if integrity is not None and integrity.actual_size_bytes is not None:
+        found.append(("file:size", (integrity.actual_size_bytes,)))
+    return found
+
+
+def _out_of_range(closure: Closure, values: Sequence[float]) -> str | None:
+    for value in values:
+        # Written so that NaN fails.
+        if not (closure.minimum <= value <= closure.maximum and -_LARGEST <= value <= _LARGEST):
+            return f"{value:g} {closure.unit} is not between {closure.minimum:g} and {closure.maximum:g}"
+    return None
+
+
+def _not_of_axes(closure: Closure, projection: Any) -> str | None:
+    axes = _axis_unit(projection) if isinstance(projection, str) else None
+    if axes is None:
+        return "there is no proj:wkt2 that says which unit its axes have"
+    if dimension_of(axes) != closure.observed or not same_unit(axes, str(closure.unit)):
+        return f"is declared in {closure.unit}, the axes of proj:wkt2 are in {axes}"
+    return None
+
+
+@lru_cache(maxsize=256)
+def _axis_unit(wkt2: str) -> str | None:
+    """Return the unit of a projection's first axis, as `units.txt` calls it; None when the text is no projection."""
+    try:
+        axes = pyproj.CRS.from_wkt(wkt2).axis_info
+    except CRSError:
+        return None
+    return axes[0].unit_name if axes else None

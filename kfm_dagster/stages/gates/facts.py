@@ -1,0 +1,58 @@
+"""Facts of ledger and catalog that gates are evaluated with; one statement each, whatever the size of the batch.
+
+Belongs here: asking, inside the caller's transaction. Does not belong here: judging the answers (`coverage.py`,
+`uniqueness.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import date
+
+import orjson
+
+from kfm_dagster.contracts.envelope import Envelope, WalId
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.stages.gates.subject import CatalogOwner, PartitionFacts, ProductCount
+from kfm_dagster.storage.database import Transaction
+
+
+def partition_facts(contract: DatasetContract, partition: str, *, tx: Transaction) -> PartitionFacts | None:
+    """Count what the ledger has of a partition (`YYYY-MM-DD`); None for a contract that expects nothing.
+
+    It reads the partition's records, 50,000 of them on a full day of imagery: once in a run is enough.
+    """
+    if contract.coverage is None:
+        return None
+    rows = tx.run("ledger.partition_products", dataset=contract.id, partition=partition)
+    return PartitionFacts(
+        day=date.fromisoformat(partition),
+        counts=tuple(
+            ProductCount(
+                hour=row.hour,
+                groups=row.extension if isinstance(row.extension, dict) else orjson.loads(row.extension),
+                objects=row.objects,
+            )
+            for row in rows
+        ),
+    )
+
+
+def catalog_owners(
+    contract: DatasetContract, units: Iterable[Envelope], *, tx: Transaction
+) -> tuple[CatalogOwner, ...]:
+    """Return whose Items stand, or stood before, under the Item ids of a registered batch."""
+    registered = (unit.stac for unit in units if unit.stac is not None)
+    item_ids = sorted({stac.item_id for stac in registered if stac.item_id is not None})
+    if not item_ids:
+        return ()
+    rows = tx.run("catalog.owners", collection_id=contract.stac.collection, item_ids=orjson.dumps(item_ids).decode())
+    return tuple(
+        CatalogOwner(
+            item_id=row.item_id,
+            wal_id=WalId(row.wal_id),
+            object_uri=row.object_uri,
+            object_version=row.object_version,
+        )
+        for row in rows
+    )

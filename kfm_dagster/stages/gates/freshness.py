@@ -1,0 +1,32 @@
+"""Gate G5, freshness: how old a live unit's event was when the run took the unit up. Bulk work is exempt.
+
+A backfill and a replay bring old data on purpose. Does not belong here: the budget (the contract's `freshness`).
+"""
+
+from __future__ import annotations
+
+from kfm_dagster.contracts.envelope import Lane
+from kfm_dagster.stages.gates.subject import Subject
+from kfm_dagster.stages.gates.verdict import Finding, Gate, Verdict
+
+
+def freshness(subject: Subject) -> Verdict:
+    """Name every live unit that is older than the contract's budget at the run's reference time."""
+    if subject.contract.freshness is None:
+        return Verdict.not_applicable(Gate.G5, "age <= budget", "the contract has no budget")
+    budget = subject.contract.freshness.budget_seconds
+    rule = f"age of live units <= {budget} s"
+    ages = sorted(
+        (unit.wal_id, (subject.reference_time - unit.event_time).total_seconds())
+        for unit in subject.standing
+        if unit.lane is Lane.LIVE
+    )
+    if not ages:
+        return Verdict.not_applicable(Gate.G5, rule, "no live unit is in the chain")
+    return Verdict(
+        gate=Gate.G5,
+        rule=rule,
+        observed=f"the oldest of {len(ages)} live units is {max(age for _, age in ages):.0f} s old",
+        expected=f"at most {budget} s",
+        findings=tuple(Finding(wal_id=wal_id, what=f"{age:.0f} s old") for wal_id, age in ages if age > budget),
+    )

@@ -1,0 +1,136 @@
+"""What the gates look at: a stage's batch, the contract that it is held against, and facts of ledger and catalog.
+
+Belongs here: values, and the fields that were extracted, found once for every gate. Does not belong here: asking the
+database for the facts (`facts.py`), rules (one module each).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from functools import cached_property
+from typing import Any
+
+from kfm_dagster.contracts.envelope import Envelope, Metadata, WalId
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.stages.gates.positions import Measured, measure
+
+SECTIONS: Mapping[str, tuple[str, ...]] = {
+    "message_parse": (),
+    "integrity_check": ("integrity",),
+    "metadata_extract": ("integrity", "metadata"),
+    "stac_register": ("integrity", "metadata", "stac"),
+    "provenance_emit": ("integrity", "metadata", "stac", "provenance"),
+    "settle": ("integrity", "metadata", "stac", "provenance"),
+}
+"""Operator > the sections that a unit has after it unless it failed."""
+_LISTS = (list, tuple)
+NAMED = 5
+"""Names that a text gives of a longer list."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Thresholds:
+    """What the gates ask for (`gates` of configs/state_machine.yaml); shares lie in [0, 1]."""
+
+    min_anchor_coverage: float = 0.9
+    """Pipeline card, chapter 7, section II: anchor coverage of at least 90 %."""
+    min_p_dim: float = 1.0
+    """Pipeline card, chapter 7, section I: publication needs p_dim = 1.0."""
+    min_coverage: float = 0.9
+    min_points: int = 2
+    """Pipeline card, chapter 7, section II: path arrays of at least two points."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProductCount:
+    """Distinct objects of one hour and one set of extension fields that the ledger has, in work or done."""
+
+    hour: int
+    groups: Mapping[str, Any]
+    objects: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartitionFacts:
+    """What the ledger says of the partition that the batch is of."""
+
+    day: date
+    counts: Sequence[ProductCount]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CatalogOwner:
+    """A unit whose Item stands in the catalog, or stood there before the one that does."""
+
+    item_id: str
+    wal_id: WalId
+    object_uri: str
+    object_version: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Extracted:
+    """A unit and the fields that its reader gave, as (path, value)."""
+
+    unit: Envelope
+    metadata: Metadata
+    fields: tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """One stage's output. `reference_time` (aware) is when the run claimed its units; facts not asked for are None.
+
+    Units that have failed already carry their reason with them, so no gate but G8 looks at them.
+    """
+
+    stage: str
+    """Operator, a key of SECTIONS."""
+    contract: DatasetContract
+    envelopes: Sequence[Envelope]
+    reference_time: datetime
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    partition: PartitionFacts | None = None
+    catalog: Sequence[CatalogOwner] | None = None
+
+    @cached_property
+    def standing(self) -> tuple[Envelope, ...]:
+        """Units that are still in the chain."""
+        return tuple(unit for unit in self.envelopes if unit.failure is None)
+
+    @cached_property
+    def extracted(self) -> tuple[Extracted, ...]:
+        """What was extracted of each standing unit that has metadata."""
+        return tuple(
+            Extracted(unit=unit, metadata=unit.metadata, fields=tuple(leaves(unit.metadata.stac_properties)))
+            for unit in self.standing
+            if unit.metadata is not None and unit.metadata.stac_properties
+        )
+
+    @cached_property
+    def footprints(self) -> Mapping[int, Measured]:
+        """Every geometry, by its identity: units of one scene share it."""
+        geometries = (unit.metadata.geometry for unit in self.standing if unit.metadata is not None)
+        different = {id(geometry): geometry for geometry in geometries}
+        return {key: measure(geometry) for key, geometry in different.items()}
+
+
+def leaves(fields: Mapping[str, Any], below: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (path, value) of every field; names are joined by dots, the objects of a list share their paths."""
+    for name, value in fields.items():
+        kind = type(value)
+        if kind is dict:
+            yield from leaves(value, f"{below}{name}.")
+        elif kind in _LISTS and value and type(value[0]) is dict:
+            for part in value:
+                yield from leaves(part, f"{below}{name}.")
+        else:
+            yield below + name, value
+
+
+def shortened(names: Sequence[str]) -> str:
+    """Join some names and say how many more there are."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more

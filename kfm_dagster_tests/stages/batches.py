@@ -1,0 +1,159 @@
+"""Batches for the gates: units of sample objects, read by the real operators, at any point of the chain."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from datetime import UTC, date, datetime, timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from kfm_dagster.contracts.envelope import (
+    CheckStatus,
+    Envelope,
+    Integrity,
+    ProvenanceResult,
+    ProvenanceStatus,
+    StacResult,
+    StacStatus,
+)
+from kfm_dagster.contracts.identity import wal_id
+from kfm_dagster.contracts.key_grammar import KeyKind
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.operators.metadata_extract import metadata_extract
+from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
+from kfm_dagster.readers.ranges import BytesSource
+from kfm_dagster.readers.registry import READERS
+from kfm_dagster.samples.goes_abi import goes_abi_samples
+from kfm_dagster.samples.hrrr import hrrr_samples, make_hrrr
+from kfm_dagster.samples.nexrad_level2 import nexrad_level2_samples
+from kfm_dagster.stages.gates.subject import Subject
+
+DAY = date(2026, 3, 1)
+REFERENCE = datetime(2026, 3, 2, 12, tzinfo=UTC)
+"""When the run claimed its units: the day is over."""
+CONTRACTS = ContractRegistry.load()
+OPERATORS = ("message_parse", "integrity_check", "metadata_extract", "stac_register", "provenance_emit")
+
+Objects = Iterator[tuple[str, str, bytes, Callable[[str], BytesSource | None]]]
+"""Bucket, key, content and what opens a sidecar."""
+
+
+def sample_objects(dataset: str, count: int) -> Objects:
+    """Sample objects of a dataset; those of HRRR with their index."""
+    if dataset == "hrrr":
+        for number, (bucket, key, content) in enumerate(hrrr_samples(DAY, count)):
+            index = make_hrrr(run=datetime(2026, 3, 1, number % 24, tzinfo=UTC), lead=number // 24)[2].encode()
+            conus = "/conus/" in key and "wrfsfc" in key
+            yield bucket, key, content, lambda suffix, index=index, here=conus: BytesSource(index) if here else None
+        return
+    samples = {"goes-abi": goes_abi_samples, "nexrad-l2": nexrad_level2_samples}[dataset]
+    for bucket, key, content in samples(DAY, count):
+        yield bucket, key, content, lambda suffix: None
+
+
+def real_objects(folder: Path) -> Objects:
+    """Real objects of every dataset that has a contract."""
+
+    def beside(path: Path) -> Callable[[str], BytesSource | None]:
+        def sidecar(suffix: str) -> BytesSource | None:
+            file = path.with_name(path.name + suffix)
+            return BytesSource(file.read_bytes()) if file.is_file() else None
+
+        return sidecar
+
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        bucket, key = path.relative_to(folder).as_posix().split("/", 1)
+        if CONTRACTS.route(bucket=bucket, key=key).kind is KeyKind.DATA:
+            yield bucket, key, path.read_bytes(), beside(path)
+
+
+def headers(objects: Objects) -> Iterator[tuple[str, HeaderMetadata]]:
+    """What the readers make of objects, by dataset; what they refuse is left out."""
+    for bucket, key, content, sidecar in objects:
+        contract = CONTRACTS.route(bucket=bucket, key=key).contract
+        assert contract is not None
+        match = CONTRACTS.grammars[contract.id].match(key)
+        assert match is not None
+        request = ReadRequest(key=key, groups=match.groups, source=BytesSource(content), sidecar=sidecar)
+        try:
+            yield contract.id, READERS[contract.metadata_extract.reader](request)
+        except ReadError:
+            continue
+
+
+def extracted(objects: Objects) -> list[Envelope]:
+    """Units as metadata-extract leaves them, announced a minute before the run."""
+    units = []
+    for bucket, key, content, sidecar in objects:
+        contract = CONTRACTS.route(bucket=bucket, key=key).contract
+        assert contract is not None
+        grammar = CONTRACTS.grammars[contract.id]
+        match = grammar.match(key)
+        assert match is not None
+        uri, etag = f"s3://{bucket}/{key}", hashlib.md5(content).hexdigest()
+        unit = Envelope(
+            wal_id=wal_id(dataset=contract.id, object_uri=uri, time_range_start=match.start, object_version=etag),
+            dataset=contract.id,
+            object_uri=uri,
+            provider="aws",
+            queue="kfm-nodd-primary",
+            event_time=REFERENCE - timedelta(minutes=1),
+            time_range_start=match.start,
+            time_range_end=match.end,
+            schema_version="2.1",
+            object_version=etag,
+            object_size=len(content),
+            integrity=Integrity(status=CheckStatus.OK, actual_size_bytes=len(content), actual_etag=etag),
+        )
+        metadata = metadata_extract(
+            unit,
+            contract=contract,
+            grammar=grammar,
+            source=BytesSource(content),
+            open_sidecar=sidecar,
+            readers=READERS,
+        )
+        units.append(unit.evolve(metadata=metadata))
+    return units
+
+
+def emitted(unit: Envelope) -> Envelope:
+    """The unit as it leaves a chain in which everything went well."""
+    match = CONTRACTS.grammars[unit.dataset].match(unit.key)
+    assert match is not None
+    return unit.evolve(
+        stac=StacResult(
+            write_status=StacStatus.CREATED,
+            item_id=match.item_id,
+            collection_id=CONTRACTS[unit.dataset].stac.collection,
+            item_href=f"{unit.dataset}/{match.item_id}.json",
+            content_sha256="0" * 64,
+        ),
+        provenance=ProvenanceResult(status=ProvenanceStatus.OK, activity_id=f"urn:uuid:{unit.wal_id}"),
+    )
+
+
+@cache
+def batch(dataset: str, count: int = 6) -> tuple[Envelope, ...]:
+    """Units of sample objects at the end of the chain."""
+    return tuple(emitted(unit) for unit in extracted(sample_objects(dataset, count)))
+
+
+def at(stage: str, unit: Envelope) -> Envelope:
+    """The unit as a stage leaves it."""
+    later = {"integrity", "metadata", "stac", "provenance"} - set(_MADE[stage])
+    return unit.evolve(**dict.fromkeys(later))
+
+
+_MADE = {
+    operator: ("integrity", "metadata", "stac", "provenance")[:number] for number, operator in enumerate(OPERATORS)
+}
+
+
+def subject(*units: Envelope, stage: str = "provenance_emit", **changes: Any) -> Subject:
+    """A stage's output over some units of one dataset; by default over a whole sample of NEXRAD."""
+    units = units or batch("nexrad-l2")
+    values = {"contract": CONTRACTS[units[0].dataset], "reference_time": REFERENCE} | changes
+    return Subject(stage=stage, envelopes=units, **values)
