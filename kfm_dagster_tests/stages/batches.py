@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
 from functools import cache
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster.readers.registry import READERS
 from kfm_dagster.samples.goes_abi import goes_abi_samples
-from kfm_dagster.samples.hrrr import hrrr_samples, make_hrrr
+from kfm_dagster.samples.hrrr import BUCKET, PRODUCTS, REGIONS, make_hrrr
 from kfm_dagster.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.stages.gates.subject import Subject
 
@@ -43,14 +44,15 @@ Objects = Iterator[tuple[str, str, bytes, Callable[[str], BytesSource | None]]]
 def sample_objects(dataset: str, count: int) -> Objects:
     """Sample objects of a dataset; those of HRRR with their index."""
     if dataset == "hrrr":
-        for number, (bucket, key, content) in enumerate(hrrr_samples(DAY, count)):
-            index = make_hrrr(run=datetime(2026, 3, 1, number % 24, tzinfo=UTC), lead=number // 24)[2].encode()
-            conus = "/conus/" in key and "wrfsfc" in key
-            yield bucket, key, content, lambda suffix, index=index, here=conus: BytesSource(index) if here else None
+        names = product(range(24), REGIONS, PRODUCTS, range(0, 24, 3))
+        for lead, region, kind, hour in islice(names, count):
+            run = datetime(DAY.year, DAY.month, DAY.day, hour, tzinfo=UTC)
+            key, content, index = make_hrrr(run=run, lead=lead, product=kind, region=region)
+            yield BUCKET, key, content, lambda _, index=index: BytesSource(index.encode())
         return
     samples = {"goes-abi": goes_abi_samples, "nexrad-l2": nexrad_level2_samples}[dataset]
     for bucket, key, content in samples(DAY, count):
-        yield bucket, key, content, lambda suffix: None
+        yield bucket, key, content, lambda _: None
 
 
 def real_objects(folder: Path) -> Objects:

@@ -1,0 +1,101 @@
+"""Facts for the gates, from a real ledger and a real catalog on both databases."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from kfm_dagster.catalog.publisher import FolderPublisher
+from kfm_dagster.catalog.store import Catalog
+from kfm_dagster.contracts.envelope import Envelope, WalId
+from kfm_dagster.contracts.identity import wal_id
+from kfm_dagster.ledger.store import Ledger
+from kfm_dagster.operators.stac_register import stac_register_batch
+from kfm_dagster.stages.gates.coverage import coverage
+from kfm_dagster.stages.gates.facts import catalog_owners, partition_facts
+from kfm_dagster.stages.gates.uniqueness import uniqueness
+from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.fence import open_fence
+from kfm_dagster_tests.ledger.bench import make_bench
+from kfm_dagster_tests.stages.batches import CONTRACTS, DAY, at, batch, subject
+
+GOES, NEXRAD = CONTRACTS["goes-abi"], CONTRACTS["nexrad-l2"]
+
+
+def another(unit: Envelope, **changes: str) -> Envelope:
+    """The unit with another object or version, and the identity that follows."""
+    other = unit.evolve(**changes)
+    identity = wal_id(
+        dataset=other.dataset,
+        object_uri=other.object_uri,
+        time_range_start=other.time_range_start,
+        object_version=other.object_version,
+    )
+    return other.evolve(wal_id=identity)
+
+
+@pytest.fixture
+def ledger(database: Database) -> Ledger:
+    return make_bench(database, CONTRACTS).ledger
+
+
+@pytest.mark.clause("PCS-09")
+def test_partition_is_counted_by_hour_and_key_groups(database: Database, ledger: Ledger) -> None:
+    units = [at("message_parse", unit) for unit in batch("goes-abi", 40)]
+    rewritten = another(units[0], object_version="0" * 32).evolve(event_time=units[0].event_time + timedelta(1))
+    elsewhere = units[1].evolve(
+        wal_id=WalId("0190b6a5-0000-8000-8000-000000000000"),
+        time_range_start=units[1].time_range_start - timedelta(days=1),
+    )
+    ledger.ensure([*units, rewritten, elsewhere])
+    with database.transaction() as tx:
+        facts = partition_facts(GOES, DAY.isoformat(), tx=tx)
+        assert partition_facts(GOES.model_copy(update={"coverage": None}), DAY.isoformat(), tx=tx) is None
+    assert facts is not None
+    counted = Counter[tuple[int, str, str]]()
+    for count in facts.counts:
+        counted[count.hour, count.groups["satellite"], count.groups["product"]] += count.objects
+    grammar = CONTRACTS.grammars["goes-abi"]
+    matches = [match.groups for unit in units if (match := grammar.match(unit.key))]
+    hours = [unit.time_range_start.hour for unit in units]
+    expected = Counter(
+        (hour, groups["satellite"], groups["product"]) for hour, groups in zip(hours, matches, strict=True)
+    )
+    assert facts.day == DAY
+    assert counted == expected
+    assert not coverage(subject(*units, partition=facts)).passed
+
+
+@pytest.mark.clause("PCS-09")
+def test_item_that_two_objects_claim_is_found_and_a_rewrite_is_not(
+    database: Database, ledger: Ledger, tmp_path: Path
+) -> None:
+    catalog = Catalog(database, FolderPublisher(tmp_path), CONTRACTS)
+
+    def registered(unit: Envelope) -> list[Envelope]:
+        ledger.ensure([unit])
+        return stac_register_batch(
+            [unit.evolve(stac=None)],
+            contract=NEXRAD,
+            grammar=CONTRACTS.grammars["nexrad-l2"],
+            catalog=catalog,
+            fence=open_fence,
+        )
+
+    def verdict_of(units: list[Envelope]) -> bool:
+        with database.transaction() as tx:
+            owners = catalog_owners(NEXRAD, units, tx=tx)
+        assert owners
+        return uniqueness(subject(*units, catalog=owners)).passed
+
+    first = batch("nexrad-l2")[0]
+    rewritten = another(first, object_version="0" * 32)
+    packed = another(first, object_uri=first.object_uri + ".gz")
+    assert verdict_of(registered(first))
+    assert verdict_of(registered(rewritten))
+    assert not verdict_of(registered(packed))
+    with database.transaction() as tx:
+        assert catalog_owners(NEXRAD, [first.evolve(stac=None)], tx=tx) == ()

@@ -1,0 +1,624 @@
+"""Gates over batches of sample objects: each fails for what it is there for, and passes what is in order."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Lane, StacStatus, WalId
+from kfm_dagster.contracts.identity import wal_id
+from kfm_dagster.contracts.issues import Issue, Severity
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.contracts.quality import Citation, Quantity
+from kfm_dagster.readers.base import HeaderMetadata
+from kfm_dagster.stages.gates.citations import uncited
+from kfm_dagster.stages.gates.dimensions import dim_report
+from kfm_dagster.stages.gates.evaluate import evaluate
+from kfm_dagster.stages.gates.subject import (
+    CatalogOwner,
+    PartitionFacts,
+    ProductCount,
+    Subject,
+    Thresholds,
+    leaves,
+)
+from kfm_dagster.stages.gates.uniqueness import uniqueness
+from kfm_dagster.stages.gates.units import UnitError, dimension, dimension_of, same_unit
+from kfm_dagster.stages.gates.verdict import Gate, Verdict
+from kfm_dagster_tests.factories import failed
+from kfm_dagster_tests.stages.batches import (
+    CONTRACTS,
+    DAY,
+    OPERATORS,
+    REFERENCE,
+    at,
+    batch,
+    headers,
+    real_objects,
+    sample_objects,
+    subject,
+)
+
+DATASETS = ("goes-abi", "hrrr", "nexrad-l2")
+GATES = (Gate.G1, Gate.G2, Gate.G4, Gate.G5, Gate.G6, Gate.G8)
+
+
+def rules_of(dataset: str, **changes: Any) -> DatasetContract:
+    """A contract with other rules for metadata-extract."""
+    contract = CONTRACTS[dataset]
+    return contract.model_copy(update={"metadata_extract": contract.metadata_extract.model_copy(update=changes)})
+
+
+def first_with(dataset: str, change: Callable[[Envelope], Envelope]) -> tuple[Envelope, ...]:
+    """A sample batch whose first unit is changed."""
+    first, *others = batch(dataset)
+    return (change(first), *others)
+
+
+def metadata_with(**changes: Any) -> Callable[[Envelope], Envelope]:
+    def change(unit: Envelope) -> Envelope:
+        assert unit.metadata is not None
+        return unit.evolve(metadata=replace(unit.metadata, **changes))
+
+    return change
+
+
+def properties_with(**changes: Any) -> Callable[[Envelope], Envelope]:
+    """Change properties; `__` stands for the colon, None removes one."""
+
+    def change(unit: Envelope) -> Envelope:
+        assert unit.metadata is not None
+        found = {**unit.metadata.stac_properties, **{name.replace("__", ":"): value for name, value in changes.items()}}
+        return metadata_with(stac_properties={name: value for name, value in found.items() if value is not None})(unit)
+
+    return change
+
+
+def stac_with(**changes: Any) -> Callable[[Envelope], Envelope]:
+    def change(unit: Envelope) -> Envelope:
+        assert unit.stac is not None
+        return unit.evolve(stac=replace(unit.stac, **changes))
+
+    return change
+
+
+def suspect(code: str) -> tuple[Issue, ...]:
+    return (Issue(code=code, severity=Severity.SUSPECT, message="the contract lets it through"),)
+
+
+def ring(*positions: tuple[float, float]) -> dict[str, Any]:
+    return {"type": "Polygon", "coordinates": [[list(position) for position in positions]]}
+
+
+def full_day(dataset: str, day: date) -> list[ProductCount]:
+    """As many objects as the contract expects, in every hour."""
+    coverage = CONTRACTS[dataset].coverage
+    assert coverage is not None
+    return [
+        ProductCount(hour=hour, groups={**product.groups, "band": "02"}, objects=product.per_hour)
+        for product in coverage.products
+        for hour in product.hours or range(24)
+        if product.since is None or product.since <= day
+    ]
+
+
+def partition(counts: Sequence[ProductCount], *, day: date = DAY) -> PartitionFacts:
+    return PartitionFacts(day=day, counts=counts)
+
+
+GOES, NEXRAD = batch("goes-abi"), batch("nexrad-l2")
+OLD = NEXRAD[0].evolve(event_time=REFERENCE - timedelta(hours=1))
+HOLE = [replace(count, objects=0) if count.hour == 3 else count for count in full_day("hrrr", DAY)]
+
+
+def owner(unit: Envelope, **changes: Any) -> CatalogOwner:
+    assert unit.stac is not None
+    values = {
+        "item_id": unit.stac.item_id,
+        "wal_id": unit.wal_id,
+        "object_uri": unit.object_uri,
+        "object_version": unit.object_version,
+    }
+    return CatalogOwner(**(values | changes))
+
+
+def reissued(unit: Envelope) -> Envelope:
+    """The same scan under another creation stamp: another object of the same Item."""
+    stem, _ = unit.object_uri.rsplit("_c", 1)
+    uri = f"{stem}_c20260602359599.nc"
+    other = wal_id(
+        dataset=unit.dataset, object_uri=uri, time_range_start=unit.time_range_start, object_version=unit.object_version
+    )
+    return unit.evolve(wal_id=other, object_uri=uri)
+
+
+OTHER = WalId("0190b6a5-0000-8000-8000-000000000000")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A subject, and what its gate finds; nothing to find is a pass."""
+
+    gate: Gate
+    name: str
+    subject: Subject
+    says: str | None = None
+    units: int = 0
+    """Units at fault; 0 with something to say is a fault of the batch."""
+
+
+CASES = [
+    # G1
+    *(Case(gate=Gate.G1, name=f"{name} complete", subject=subject(*batch(name))) for name in DATASETS),
+    *(
+        Case(
+            gate=Gate.G1,
+            name=f"{stage} has made its own sections",
+            subject=subject(*(at(stage, unit) for unit in NEXRAD), stage=stage),
+        )
+        for stage in OPERATORS
+    ),
+    *(
+        Case(
+            gate=Gate.G1,
+            name=f"{later} misses what {stage} had to make",
+            subject=subject(*(at(stage, unit) for unit in NEXRAD), stage=later),
+            says="there is no section",
+            units=len(NEXRAD),
+        )
+        for stage, later in pairwise(OPERATORS)
+    ),
+    Case(
+        gate=Gate.G1,
+        name="a unit that failed need not be complete",
+        subject=subject(*first_with("nexrad-l2", lambda unit: failed(at("message_parse", unit)))),
+    ),
+    *(
+        Case(gate=Gate.G1, name=f"unit at fault: {says}", subject=subject(*units), says=says, units=1)
+        for says, units in {
+            "property nexrad:site is missing": first_with("nexrad-l2", properties_with(nexrad__site=None)),
+            "property datetime is missing": first_with("nexrad-l2", properties_with(datetime=None)),
+            "geometry is none of": first_with("nexrad-l2", metadata_with(geometry=None)),
+            "not closed": first_with("hrrr", metadata_with(geometry=ring((0, 0), (1, 0), (1, 1), (0, 1)))),
+            "no arrays of positions": first_with("hrrr", metadata_with(geometry=ring((0,), (1,), (1,), (0,)))),
+            "not finite": first_with("hrrr", metadata_with(geometry=ring((0, 0), (1, 0), (math.nan, 1), (0, 0)))),
+            "geometry is empty": first_with("hrrr", metadata_with(geometry={"type": "Polygon", "coordinates": []})),
+            "bbox is not four": first_with("goes-abi", metadata_with(bbox=(0.0, 0.0, 1.0))),
+            "metadata is unknown": first_with("goes-abi", metadata_with(status=CheckStatus.UNKNOWN)),
+            "the Item is of collection": first_with("goes-abi", stac_with(collection_id="hrrr")),
+            "item_id is missing": first_with("goes-abi", stac_with(item_id=None)),
+            "activity_id is missing": first_with(
+                "goes-abi",
+                lambda unit: unit.evolve(provenance=replace(unit.provenance, activity_id=None)),  # type: ignore[type-var]
+            ),
+            "dataset is": first_with("hrrr", lambda unit: unit.evolve(dataset="rap"))[::-1],
+            "ends before it starts": first_with(
+                "hrrr", lambda unit: unit.evolve(time_range_end=unit.time_range_start - timedelta(1))
+            ),
+            "names no object": first_with("hrrr", lambda unit: unit.evolve(object_uri="s3://bucket/")),
+            "wal_id is no UUID": first_with("hrrr", lambda unit: unit.evolve(wal_id=WalId("one"))),
+        }.items()
+    ),
+    *(
+        Case(
+            gate=Gate.G1,
+            name=f"what the contract lets through as suspect: {code}",
+            subject=subject(*first_with("nexrad-l2", metadata_with(**changes, issues=suspect(code)))),
+        )
+        for code, changes in (
+            ("missing_geolocation", {"geometry": None, "bbox": None}),
+            ("incomplete_product_metadata", {"stac_properties": {"datetime": "2026-03-01T00:00:00Z"}}),
+        )
+    ),
+    # G2
+    *(Case(gate=Gate.G2, name=f"{name} cited", subject=subject(*batch(name))) for name in DATASETS),
+    Case(
+        gate=Gate.G2,
+        name="a contract without sources",
+        subject=subject(*GOES, contract=rules_of("goes-abi", citations=[])),
+        says="no source is cited for bands.eo:center_wavelength",
+    ),
+    Case(
+        gate=Gate.G2,
+        name="fields that no source names",
+        subject=subject(*first_with("nexrad-l2", properties_with(a=1, b=2, c=3))),
+        says="no source is cited for a, b, c",
+    ),
+    Case(
+        gate=Gate.G2,
+        name="one field too many is below the threshold's tolerance",
+        subject=subject(*first_with("nexrad-l2", properties_with(nexrad__new=1))),
+    ),
+    Case(
+        gate=Gate.G2,
+        name="and beyond a stricter threshold",
+        subject=subject(
+            *first_with("nexrad-l2", properties_with(nexrad__new=1)), thresholds=Thresholds(min_anchor_coverage=1)
+        ),
+        says="no source is cited for nexrad:new",
+    ),
+    # G4
+    *(Case(gate=Gate.G4, name=f"{name} closed", subject=subject(*batch(name))) for name in DATASETS),
+    Case(
+        gate=Gate.G4,
+        name="a contract without units",
+        subject=subject(*NEXRAD, contract=rules_of("nexrad-l2", units=[])),
+        says="nexrad:height-m: no unit is declared",
+    ),
+    *(
+        Case(
+            gate=Gate.G4,
+            name=f"declaration at fault: {says}",
+            subject=subject(*units, contract=rules_of(units[0].dataset, units=[Quantity(fields=[path], **unit)])),
+            says=f"{path}: {says}",
+        )
+        for path, unit, says, units in (
+            ("gsd", {"unit": "s"}, r"s has dimension \[time\], expected \[length\]", GOES),
+            ("gsd", {"unit": "km"}, "is declared in km, the standard says m", GOES),
+            ("gsd", {"unit": "dBZ"}, "a unit or a dimension is none that is known: dBZ", GOES),
+            ("goes:mode", {"unit": "1"}, "neither STAC nor the contract says", GOES),
+            ("nexrad:height-m", {"unit": "degree", "dimension": "[length]"}, "degree has dimension", NEXRAD),
+        )
+    ),
+    *(
+        Case(gate=Gate.G4, name=f"value at fault: {says}", subject=subject(*units), says=says, units=1)
+        for says, units in {
+            "nexrad:latitude: 91 degree": first_with("nexrad-l2", properties_with(nexrad__latitude=91)),
+            "nexrad:longitude: nan": first_with("nexrad-l2", properties_with(nexrad__longitude=math.nan)),
+            "nexrad:height-m: inf": first_with("nexrad-l2", properties_with(**{"nexrad:height-m": math.inf})),
+            "gsd: -2 m": first_with("goes-abi", properties_with(gsd=-2)),
+            "bands.eo:center_wavelength: -1 um": first_with(
+                "goes-abi", properties_with(bands=[{"name": "C01", "eo:center_wavelength": -1}])
+            ),
+            "percent-uncorrectable-l0-errors: 50": first_with(
+                "goes-abi", properties_with(**{"goes:percent-uncorrectable-l0-errors": 50})
+            ),
+            "bbox.latitude: 95 degree": first_with("hrrr", metadata_with(bbox=(0.0, 0.0, 1.0, 95.0))),
+            "geometry.longitude: 190 degree": first_with(
+                "hrrr", metadata_with(geometry=ring((0, 0), (190, 0), (1, 1), (0, 0)))
+            ),
+            "proj:transform: is declared in m, the axes of proj:wkt2 are in degree": first_with(
+                "hrrr",
+                properties_with(
+                    proj__wkt2='GEOGCRS["s",DATUM["s",ELLIPSOID["s",6371229,0]],CS[ellipsoidal,2],AXIS["lat",north],'
+                    'AXIS["lon",east],ANGLEUNIT["degree",0.0174532925199433]]'
+                ),
+            ),
+            "proj:bbox: there is no proj:wkt2": first_with("hrrr", properties_with(proj__wkt2="PROJCRS")),
+        }.items()
+    ),
+    Case(
+        gate=Gate.G4,
+        name="a lower threshold",
+        subject=subject(
+            *first_with("nexrad-l2", properties_with(nexrad__latitude=91)), thresholds=Thresholds(min_p_dim=0.9)
+        ),
+    ),
+    # G5
+    *(Case(gate=Gate.G5, name=f"{name} fresh", subject=subject(*batch(name))) for name in DATASETS),
+    Case(gate=Gate.G5, name="an hour old", subject=subject(OLD, *NEXRAD[1:]), says="3600 s old", units=1),
+    Case(gate=Gate.G5, name="a backfill is not stale", subject=subject(OLD.evolve(lane=Lane.BULK), *NEXRAD[1:])),
+    Case(
+        gate=Gate.G5,
+        name="fresh when the run took it up",
+        subject=subject(OLD, reference_time=OLD.event_time + timedelta(seconds=900)),
+    ),
+    # G6
+    *(
+        Case(
+            gate=Gate.G6, name=f"{name} whole", subject=subject(*batch(name), partition=partition(full_day(name, DAY)))
+        )
+        for name in DATASETS
+    ),
+    Case(
+        gate=Gate.G6,
+        name="an empty day",
+        subject=subject(*batch("nexrad-l2"), partition=partition([])),
+        says="volumes of the network: 0 of 31200 objects, 24 of 24 hours short, the first 00 UTC",
+    ),
+    Case(
+        gate=Gate.G6,
+        name="one product is missing and the others are there",
+        subject=subject(
+            *GOES,
+            partition=partition([one for one in full_day("goes-abi", DAY) if one.groups["product"] != "ABI-L2-MCMIPC"]),
+        ),
+        says=r"G18 L2-MCMIPC: 0 of 288|G19 L2-MCMIPC: 0 of 288",
+    ),
+    Case(
+        gate=Gate.G6,
+        name="surplus makes up for no hole",
+        subject=subject(
+            *batch("hrrr"),
+            partition=partition(
+                [*HOLE, *(replace(count, objects=1000) for count in full_day("hrrr", DAY) if count.hour != 3)]
+            ),
+            thresholds=Thresholds(min_coverage=0.99),
+        ),
+        says="1 of .* hours short, the first 03 UTC",
+    ),
+    Case(
+        gate=Gate.G6,
+        name="an hour that has not settled is not expected yet",
+        subject=subject(
+            *batch("hrrr"),
+            partition=partition([count for count in full_day("hrrr", DAY) if count.hour < 3]),
+            reference_time=datetime(DAY.year, DAY.month, DAY.day, 5, 59, tzinfo=UTC),
+        ),
+    ),
+    Case(
+        gate=Gate.G6,
+        name="and is a minute later",
+        subject=subject(
+            *batch("hrrr"),
+            partition=partition([count for count in full_day("hrrr", DAY) if count.hour < 3]),
+            reference_time=datetime(DAY.year, DAY.month, DAY.day, 6, 0, tzinfo=UTC),
+        ),
+        says="conus",
+    ),
+    Case(
+        gate=Gate.G6,
+        name="a day before the satellite was in operation",
+        subject=subject(*GOES, partition=partition([], day=date(2022, 1, 1))),
+    ),
+    # G8
+    *(
+        Case(gate=Gate.G8, name=f"{name} unique", subject=subject(*batch(name), catalog=[*map(owner, batch(name))]))
+        for name in DATASETS
+    ),
+    Case(gate=Gate.G8, name="a unit twice", subject=subject(*NEXRAD, NEXRAD[0]), says="has the unit 2 times", units=1),
+    Case(
+        gate=Gate.G8,
+        name="one object version as two units",
+        subject=subject(*NEXRAD, stac_with(item_id="other")(NEXRAD[0].evolve(wal_id=OTHER))),
+        says="2 units of the batch are of one object version",
+        units=2,
+    ),
+    Case(
+        gate=Gate.G8,
+        name="two units stand as one Item",
+        subject=subject(*GOES, reissued(GOES[0])),
+        says="2 units of the batch stand as one Item",
+        units=2,
+    ),
+    Case(
+        gate=Gate.G8,
+        name="a re-issue that was superseded in its batch",
+        subject=subject(*GOES, stac_with(write_status=StacStatus.NO_OP, superseded=True)(reissued(GOES[0]))),
+    ),
+    Case(
+        gate=Gate.G8,
+        name="a re-issue that failed",
+        subject=subject(*GOES, stac_with(write_status=StacStatus.FAILED)(reissued(GOES[0]))),
+    ),
+    Case(
+        gate=Gate.G8,
+        name="a re-issue replaced the Item in the catalog",
+        subject=subject(*GOES, catalog=[owner(GOES[0]), owner(reissued(GOES[0]))]),
+    ),
+    Case(
+        gate=Gate.G8,
+        name="the object was rewritten since",
+        subject=subject(*NEXRAD, catalog=[owner(NEXRAD[0], wal_id=OTHER, object_version="newer")]),
+    ),
+    Case(
+        gate=Gate.G8,
+        name="the Item stood for another object",
+        subject=subject(*NEXRAD, catalog=[owner(NEXRAD[0], wal_id=OTHER, object_uri=NEXRAD[0].object_uri + ".gz")]),
+        says=r"stood, for another object: s3://.*\.gz",
+        units=1,
+    ),
+    Case(
+        gate=Gate.G8,
+        name="the catalog has the object version as another unit",
+        subject=subject(*NEXRAD, catalog=[owner(NEXRAD[0], wal_id=OTHER)]),
+        says=f"as unit {OTHER}",
+        units=1,
+    ),
+]
+
+
+@pytest.mark.clause("PCS-09")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.gate}-{case.name}")
+def test_gate_finds_what_it_is_there_for_and_nothing_else(case: Case) -> None:
+    (verdict,) = evaluate(case.subject, gates=(case.gate,))
+    assert verdict.gate is case.gate
+    assert verdict.passed is (case.says is None), verdict
+    assert len(verdict.units) == case.units
+    assert verdict.of_batch is (case.says is not None and case.units == 0)
+    assert len(verdict.observed) < 200
+    assert all(len(finding.what) < 400 for finding in verdict.findings)
+    if case.says is not None:
+        assert _matches(case.says, verdict), verdict.findings
+
+
+def _matches(says: str, verdict: Verdict) -> bool:
+    return any(re.search(says, finding.what) for finding in verdict.findings)
+
+
+@pytest.mark.clause("PCS-09")
+@pytest.mark.parametrize("gate", GATES)
+def test_every_gate_has_cases_that_fail_and_cases_that_pass(gate: Gate) -> None:
+    assert {case.says is None for case in CASES if case.gate is gate} == {True, False}
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_order_of_units_changes_no_verdict(name: str) -> None:
+    units = [*first_with(name, properties_with(gsd=-1)), batch(name)[1], *map(day_old, batch(name)[2:])]
+    verdicts = {
+        evaluate(subject(*random.Random(seed).sample(units, len(units)), contract=CONTRACTS[name])) for seed in range(5)
+    }
+    assert len(verdicts) == 1
+    assert not all(verdict.passed for verdict in next(iter(verdicts)))
+
+
+def day_old(unit: Envelope) -> Envelope:
+    return unit.evolve(event_time=REFERENCE - timedelta(days=1))
+
+
+def test_gates_without_anything_to_look_at_do_not_apply() -> None:
+    verdicts = evaluate(subject(failed(at("message_parse", NEXRAD[0])), stage="integrity_check"))
+    assert [verdict.gate for verdict in verdicts] == list(Gate)
+    assert {verdict.gate for verdict in verdicts if verdict.applies} == {Gate.G8}
+    assert all(verdict.passed for verdict in verdicts)
+
+
+def test_a_stage_brings_rules_of_its_own() -> None:
+    own = Verdict(gate=Gate.G3, rule="own", observed="", expected="")
+    assert evaluate(subject(), rules={Gate.G3: lambda _: own})[2] is own
+
+
+# ------------------------------------------------------------------ G2: what the built-in contracts cite
+
+
+def _paths(header: HeaderMetadata) -> set[str]:
+    times = {"datetime", "start_datetime", "end_datetime", "geometry", "bbox"}
+    return (
+        times | {path for path, _ in leaves(header.properties)} | {path for path, _ in leaves(header.native, "native.")}
+    )
+
+
+@pytest.mark.clause("PCS-13")
+@pytest.mark.parametrize("name", DATASETS)
+def test_contracts_cite_every_field_of_sample_objects(name: str) -> None:
+    found = [_paths(header) for _, header in headers(sample_objects(name, 60))]
+    assert found
+    assert uncited(CONTRACTS[name], set().union(*found)) == []
+
+
+@pytest.mark.clause("PCS-13")
+def test_contracts_cite_every_field_of_real_objects(shared_data: Path) -> None:
+    seen = set()
+    for dataset, header in headers(real_objects(shared_data / "objects")):
+        assert uncited(CONTRACTS[dataset], _paths(header)) == []
+        seen.add(dataset)
+    assert seen == set(DATASETS)
+
+
+@pytest.mark.clause("PCS-13")
+@pytest.mark.parametrize("name", DATASETS)
+def test_citations_of_our_own_name_modules_that_there_are(name: str) -> None:
+    root = Path(__file__).resolve().parents[2]
+    version = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    own = [one for one in CONTRACTS[name].metadata_extract.citations if one.volume == "kfm_dagster"]
+    assert own
+    for citation in own:
+        assert version.startswith(citation.version + ".")
+        assert (root / "kfm_dagster" / citation.anchor).is_file()
+
+
+@pytest.mark.clause("PCS-13")
+@given(cited=st.integers(0, 40), bare=st.integers(0, 40))
+def test_anchor_coverage_is_the_share_of_fields_with_a_source(cited: int, bare: int) -> None:
+    names = [f"cited:{number}" for number in range(cited)] + [f"bare:{number}" for number in range(bare)]
+    source = Citation(fields=["cited:*", "datetime", "bbox", "geometry"], volume="v", version="1", anchor="a")
+    unit = metadata_with(stac_properties=dict.fromkeys(["datetime", *names], "x"))(NEXRAD[0])
+    (verdict,) = evaluate(subject(unit, contract=rules_of("nexrad-l2", citations=[source])), gates=(Gate.G2,))
+    assert verdict.passed is ((cited + 3) / (cited + 3 + bare) >= 0.9)
+    assert verdict.units == frozenset()
+
+
+# ------------------------------------------------------------------ G4: the report, and units
+
+
+@pytest.mark.clause("PCS-12")
+def test_dimensional_report_says_which_quantity_does_not_close() -> None:
+    units = first_with("nexrad-l2", properties_with(nexrad__latitude=91))
+    report = dim_report(subject(*units))
+    rows = {row["quantity"]: row for row in report["quantities"]}
+    total = sum(row["values"] for row in rows.values())
+    assert (report["ok"], report["p_dim"]) == (False, (total - 1) / total)
+    assert rows["nexrad:latitude"] == {
+        "quantity": "nexrad:latitude",
+        "unit": "degree",
+        "dimension_expected": "[angle]",
+        "dimension_observed": "[angle]",
+        "values": len(units),
+        "closed": len(units) - 1,
+        "ok": False,
+        "fault": None,
+    }
+    assert rows["file:size"]["dimension_observed"] == "[information]"
+    assert report == orjson.loads(orjson.dumps(report))
+
+
+@pytest.mark.clause("PCS-12")
+def test_publication_needs_every_quantity_closed() -> None:
+    assert dim_report(subject(*GOES))["p_dim"] == 1.0
+    bare = subject(*GOES, contract=rules_of("goes-abi", units=[]))
+    report = dim_report(bare)
+    assert not report["ok"]
+    assert {row["fault"] for row in report["quantities"]} == {None, "no unit is declared"}
+    (verdict,) = evaluate(bare, gates=(Gate.G4,))
+    assert verdict.of_batch
+    assert f"p_dim {report['p_dim']:.4f}" in verdict.observed
+
+
+def test_units_have_the_dimensions_that_they_should() -> None:
+    assert [dimension_of(unit) for unit in ("m", "um", "degree", "byte", "percent", "1", "m/s", "hour")] == [
+        "[length]",
+        "[length]",
+        "[angle]",
+        "[information]",
+        "1",
+        "1",
+        "[length] / [time]",
+        "[time]",
+    ]
+    assert dimension("[length]/[time]") == dimension_of("km/hour")
+    assert same_unit("metre", "m")
+    assert not any(same_unit(*pair) for pair in (("km", "m"), ("K", "degC"), ("percent", "1"), ("m", "s")))
+    for unknown in ("dBZ", "m +", "3 m", "[length]"):
+        with pytest.raises(UnitError):
+            dimension_of(unknown)
+    with pytest.raises(UnitError):
+        dimension("[weight]")
+
+
+# ------------------------------------------------------------------ G8: any pair, and no other
+
+
+@pytest.mark.clause("PCS-09")
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 4), st.integers(0, 4), st.none() | st.integers(0, 2), st.integers(0, 4)), max_size=8
+    )
+)
+def test_every_pair_that_collides_is_found_and_no_other(rows: list[tuple[int, int, int | None, int]]) -> None:
+    template = NEXRAD[0]
+    units = [
+        stac_with(item_id=f"item-{item}")(
+            template.evolve(
+                wal_id=WalId(f"0190b6a5-0000-8000-8000-{unit:012}"),
+                object_uri=f"s3://bucket/{uri}",
+                object_version=None if version is None else str(version),
+            )
+        )
+        for unit, uri, version, item in rows
+    ]
+    expected = set()
+    for index, (unit, uri, version, item) in enumerate(rows):
+        for other_index, (other, other_uri, other_version, other_item) in enumerate(rows):
+            if index == other_index:
+                continue
+            version_shared = version is not None and (uri, version) == (other_uri, other_version)
+            if unit == other or version_shared or item == other_item:
+                expected.add(units[index].wal_id)
+    assert uniqueness(subject(*units, contract=CONTRACTS["nexrad-l2"]) if units else _empty()).units == expected
+
+
+def _empty() -> Subject:
+    return Subject(stage="settle", contract=CONTRACTS["nexrad-l2"], envelopes=[], reference_time=REFERENCE)
