@@ -7,10 +7,11 @@ does (`finding.py`, `nodes.py`).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum, unique
 from itertools import islice
 from typing import Any, ClassVar
@@ -23,6 +24,9 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.run_state.inputs_hash import InputReference
 from kfm_dagster.run_state.record import ValidationSummary
 from kfm_dagster.seams import carried
+from kfm_dagster.stages.gates.evaluate import evaluate
+from kfm_dagster.stages.gates.facts import catalog_owners, partition_facts
+from kfm_dagster.stages.gates.subject import Subject, Thresholds
 from kfm_dagster.stages.gates.verdict import Gate, Verdict
 from kfm_dagster.storage.database import Transaction
 
@@ -56,6 +60,8 @@ class ChainNode:
     """What every node shares: its dataset, partition and run."""
 
     operator: ClassVar[Operator]
+    leaves_effects: ClassVar[bool] = False
+    """Whether `compute` changes something outside the database."""
 
     pipeline: Pipeline
     dataset: str
@@ -92,14 +98,42 @@ class ChainNode:
         """The UTC day of the partition."""
         return f"{self.partition}T00:00:00Z/P1D"
 
-    @property
-    def leaves_effects(self) -> bool:
-        """Nothing changes outside the database, for most nodes."""
-        return False
+    def gates(self, batch: Sequence[Envelope], *, of: str) -> Sequence[Verdict]:
+        """Judge a batch by the gates that its maker is held against; the others have nothing to look at."""
+        maker = Operator(of.rsplit(".", 1)[-1])
+        mine = GATES_OF.get(maker, ()) if of == self.dataset_id else (Gate.G1,)
+        asked = evaluate(self._subject(batch, maker, mine), gates=mine) if mine else ()
+        said = {verdict.gate: verdict for verdict in asked}
+        return [said.get(gate) or Verdict.not_applicable(gate, "looked at elsewhere", maker.value) for gate in Gate]
 
-    def gates(self, batch: Sequence[Envelope]) -> Sequence[Verdict]:
-        """Judge a batch by every gate."""
-        return [Verdict.not_applicable(gate, "r", "o") for gate in Gate]
+    def _subject(self, batch: Sequence[Envelope], maker: Operator, gates: Collection[Gate]) -> Subject:
+        rules = self.pipeline.card.machine.gates
+        facts: dict[str, Any] = {}
+        if Gate.G6 in gates or maker is Operator.STAC_REGISTER:
+            with self.pipeline.database.snapshot() as view:
+                if Gate.G6 in gates:
+                    facts["partition"] = partition_facts(self.contract, self.partition, tx=view)
+                if maker is Operator.STAC_REGISTER:
+                    facts["catalog"] = catalog_owners(self.contract, batch, tx=view)
+        return Subject(
+            stage=maker.value,
+            contract=self.contract,
+            envelopes=batch,
+            reference_time=self.reference_time,
+            thresholds=Thresholds(
+                min_anchor_coverage=rules.G2.min_anchor_coverage,
+                min_p_dim=rules.G4.min_p_dim,
+                min_coverage=rules.G6.min_coverage,
+                min_points=rules.G3.min_points,
+            ),
+            **facts,
+        )
+
+    @property
+    def reference_time(self) -> datetime:
+        """When the run claimed its units; every attempt of a run judges by the same."""
+        claimed = self.pipeline.stages.run_states.get(f"{self.dataset}.{Operator.MESSAGE_PARSE}", self.run_id)
+        return claimed.recorded_at if claimed else self.pipeline.clock()
 
     def compensate(self) -> Mapping[str, Any] | None:
         """Nothing is to be undone, for most nodes."""

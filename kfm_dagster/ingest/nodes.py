@@ -103,6 +103,7 @@ class StacRegister(ChainNode):
     """Write the Items."""
 
     operator = Operator.STAC_REGISTER
+    leaves_effects = True
 
     @override
     def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
@@ -132,6 +133,7 @@ class ProvenanceEmit(ChainNode):
     """Emit the lineage of every registered unit, once."""
 
     operator = Operator.PROVENANCE_EMIT
+    leaves_effects = True
 
     @override
     def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:

@@ -137,7 +137,7 @@ class StageRunner:
         snapshot: list[str] = []
         try:
             content = self._content(node, run_id=run_id, upstream=upstream, force=force)
-            snapshot = [entry.checksum for entry in content.inputs]
+            snapshot = [entry.checksum or entry.uri for entry in content.inputs]
             self.nodes.meter.prepare()
             with self.database.transaction() as tx:
                 started = self.keeper.start(node, run_id=run_id, upstream=upstream, snapshot=snapshot, tx=tx)
@@ -313,7 +313,9 @@ class StageRunner:
             artifact_sha256=artifact.sha256,
         )
         self.run_states.put(state, tx)
-        return StageBatch(envelopes=envelopes, state=state, stored_bytes=len(content), judgement=stage.judgement)
+        return StageBatch(
+            envelopes=envelopes, state=state, stored_bytes=len(content), judgement=_looked(stage.judgement)
+        )
 
     def recall(self, dataset_id: str, run_id: str) -> StageBatch | None:
         """Return the output that a node has in a run, or None when it has none."""
@@ -363,6 +365,11 @@ def _with_gates(summary: ValidationSummary, stage: ComputedStage) -> ValidationS
     }
     extra = {**summary.extra, **({"restricted": sorted(gates)} if gates else {})}
     return replace(summary, passed=summary.passed - left, failed=summary.failed + left, extra=extra)
+
+
+def _looked(judgement: Judgement | None) -> Judgement | None:
+    """Return a judgement for the next stage to rely on, unless no gate had anything to look at."""
+    return judgement if judgement and any(verdict.applies for verdict in judgement.verdicts) else None
 
 
 def outcome_of(summary: ValidationSummary) -> Outcome:
