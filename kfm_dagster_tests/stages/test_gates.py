@@ -197,6 +197,7 @@ CASES = [
             "not finite": first_with("hrrr", metadata_with(geometry=ring((0, 0), (1, 0), (math.nan, 1), (0, 0)))),
             "geometry is empty": first_with("hrrr", metadata_with(geometry={"type": "Polygon", "coordinates": []})),
             "bbox is not four": first_with("goes-abi", metadata_with(bbox=(0.0, 0.0, 1.0))),
+            "bbox is not four finite": first_with("goes-abi", metadata_with(bbox=(0.0, 0.0, 1.0, None))),
             "metadata is unknown": first_with("goes-abi", metadata_with(status=CheckStatus.UNKNOWN)),
             "the Item is of collection": first_with("goes-abi", stac_with(collection_id="hrrr")),
             "item_id is missing": first_with("goes-abi", stac_with(item_id=None)),

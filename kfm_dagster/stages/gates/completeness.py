@@ -21,6 +21,7 @@ _PASSED = frozenset({CheckStatus.OK, CheckStatus.SUSPECT})
 _REGISTERED = frozenset({StacStatus.CREATED, StacStatus.UPDATED, StacStatus.NO_OP})
 _EMITTED = frozenset({ProvenanceStatus.OK, ProvenanceStatus.PARTIAL})
 _NO_GEOMETRY = frozenset({MetadataIssue.MISSING_GEOLOCATION.value, MetadataIssue.INVALID_GEOMETRY.value})
+_NUMBER = (int, float)
 
 Faults = Iterator[str]
 
@@ -86,7 +87,7 @@ def _metadata(unit: Envelope, subject: Subject) -> Faults:
     if (fault := subject.footprints[id(metadata.geometry)].fault) is not None:
         yield fault
     box = metadata.bbox
-    if box is None or len(box) != 4 or not all(map(math.isfinite, box)):
+    if box is None or len(box) != 4 or not all(type(edge) in _NUMBER and math.isfinite(edge) for edge in box):
         yield "bbox is not four finite numbers"
 
 

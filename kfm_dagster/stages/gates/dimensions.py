@@ -264,11 +264,11 @@ def _numbers(value: Any) -> Sequence[float]:
 
 
 def _own_numbers(extracted: Extracted, subject: Subject) -> list[tuple[str, Sequence[float]]]:
-    """Quantities that this package makes itself: footprint and size. What is no geometry at all is G1's finding."""
+    """Quantities that this package makes itself: footprint and size. What is no footprint at all is G1's finding."""
     metadata, integrity = extracted.metadata, extracted.unit.integrity
     found: list[tuple[str, Sequence[float]]] = []
-    if metadata.bbox is not None and len(metadata.bbox) == 4:
-        west, south, east, north = metadata.bbox
+    if len(box := _numbers(metadata.bbox or ())) == 4:
+        west, south, east, north = box
         found += [("bbox.longitude", (west, east)), ("bbox.latitude", (south, north))]
     measured = subject.footprints[id(metadata.geometry)]
     if measured.fault is None:
