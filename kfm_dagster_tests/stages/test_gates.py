@@ -193,6 +193,7 @@ CASES = [
             "property datetime is missing": first_with("nexrad-l2", properties_with(datetime=None)),
             "geometry is none of": first_with("nexrad-l2", metadata_with(geometry=None)),
             "not closed": first_with("hrrr", metadata_with(geometry=ring((0, 0), (1, 0), (1, 1), (0, 1)))),
+            "fewer than four positions": first_with("hrrr", metadata_with(geometry=ring((0, 0), (1, 1), (0, 0)))),
             "no arrays of positions": first_with("hrrr", metadata_with(geometry=ring((0,), (1,), (1,), (0,)))),
             "not finite": first_with("hrrr", metadata_with(geometry=ring((0, 0), (1, 0), (math.nan, 1), (0, 0)))),
             "geometry is empty": first_with("hrrr", metadata_with(geometry={"type": "Polygon", "coordinates": []})),
