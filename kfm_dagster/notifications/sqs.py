@@ -22,6 +22,7 @@ from kfm_dagster.notifications.queue_values import QueueDepth, QueueRules, SendO
 from kfm_dagster.notifications.receiving import BATCH, ReceiveProgress, as_message
 from kfm_dagster.seams import Seam, carried, reach
 from kfm_dagster.settings import Settings
+from kfm_dagster.telemetry.clock.server_dates import AnswerDates
 
 if TYPE_CHECKING:
     from botocore.config import Config
@@ -45,8 +46,14 @@ DEFAULT_REGION = "us-east-1"
 """Where NOAA's topics are; a queue elsewhere is named by AWS_REGION."""
 
 
-def connect(settings: Settings, *, name: str | None = None, client: SQSClient | None = None) -> Queue:
-    """Make a Queue for the settings' primary queue, or the named one; makes no request.
+def connect(
+    settings: Settings,
+    *,
+    name: str | None = None,
+    client: SQSClient | None = None,
+    dates: AnswerDates | None = None,
+) -> Queue:
+    """Make a Queue for the settings' primary queue, or the named one; makes no request. `dates` hears every answer.
 
     Endpoint, credentials and region come from the AWS environment. Timeouts and retries are bounded, so that a sensor's
     tick ends whatever the endpoint does.
@@ -59,6 +66,8 @@ def connect(settings: Settings, *, name: str | None = None, client: SQSClient | 
         client = session.client(
             "sqs", region_name=session.region_name or DEFAULT_REGION, config=bounded(settings.receive_threads)
         )
+    if dates is not None:
+        dates.listen(client)
     return Queue(client, name=name or settings.sqs_primary_queue, threads=settings.receive_threads)
 
 

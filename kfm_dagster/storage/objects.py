@@ -112,6 +112,25 @@ class ObjectStores:
                     if grammar.kind(key) is KeyKind.DATA and _day_of(grammar, key) == day:
                         yield listed
 
+    def endpoint(self, contract: DatasetContract) -> str | None:
+        """Return the URL of the contract's first bucket, for a request that needs no credentials; None for a folder.
+
+        Raises ConfigurationError for an endpoint that no store can have.
+        """
+        if self._root is not None:
+            return None
+        bucket = contract.storage.buckets[0]
+        match contract.storage.provider:
+            case "gcp":
+                return f"https://storage.googleapis.com/{bucket}"
+            case "azure":
+                account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
+                return f"https://{account}.blob.core.windows.net/{bucket}" if account else None
+            case "aws":
+                endpoint = _s3_endpoint() or f"https://s3.{contract.storage.region}.amazonaws.com"
+                _plain_http(endpoint)
+                return f"{endpoint.rstrip('/')}/{bucket}"
+
     def _declared(self, contract: DatasetContract, uri: str) -> tuple[str, str]:
         scheme, _, rest = uri.partition("://")
         bucket, _, key = rest.partition("/")
@@ -221,7 +240,7 @@ def _listed_folder(root: Path, bucket: str, prefix: str) -> Iterator[tuple[str, 
 
 
 def _s3(bucket: str, *, region: str, seconds: float, **more: Any) -> S3Store:
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    endpoint = _s3_endpoint()
     if endpoint:
         more["endpoint"] = endpoint
     return S3Store(
@@ -231,6 +250,11 @@ def _s3(bucket: str, *, region: str, seconds: float, **more: Any) -> S3Store:
         retry_config=_retries(seconds),
         **more,
     )
+
+
+def _s3_endpoint() -> str | None:
+    """Return the endpoint that stands in AWS's place, if one is named."""
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
 
 
 def _plain_http(endpoint: str) -> bool:
