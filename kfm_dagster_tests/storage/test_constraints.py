@@ -179,6 +179,12 @@ STANDING: dict[str, Sequence[Row]] = {
             "restricted": "[]", "checkpoint_uri": None, "output_sha256": None, "compensation": None,
         }
     ],
+    "clock_readings": [
+        {
+            "clock_id": "c1", "at": T, "source": "kernel", "offset_seconds": 0.1, "uncertainty_seconds": 0.5,
+            "state": "locked",
+        }
+    ],
 }  # fmt: skip
 """Rows that every table holds, in an order in which each finds what it refers to."""
 
@@ -189,6 +195,7 @@ ANOTHER: dict[str, Row] = {
     "etl_steps": {"status": "FAILED"},
     "stage_audit": {"seq": 2, "previous_hash": HASH, "hash": "b" * 64},
     "stage_state": {"attempt": 2},
+    "clock_readings": {"at": LATER},
     "run_state": {"run_id": "r2"},
     "replay_reasons": {"code": "drill"},
     "nodd_wal_records": {"wal_id": THREE, "object_uri": "s3://b/3"},
@@ -455,6 +462,17 @@ CASES: dict[str, list[Row]] = {
     "stage_state_checkpoint_has_a_digest": [{"checkpoint_uri": "a"}],
     "stage_state_compensation_is_object": [{"compensation": "[]"}],
     "stage_state_rollback_rests_on_something": [{"state": "rolled_back"}],
+    "clock_readings_clock_is_named": [{"clock_id": ""}, {"clock_id": "x" * 101}],
+    "clock_readings_source_is_named": [{"source": ""}, {"source": "x" * 301}],
+    "clock_readings_state_is_known": [{"state": "right"}],
+    "clock_readings_offset_has_bounds": [
+        {"state": "unknown", "offset_seconds": None}, {"state": "unknown", "uncertainty_seconds": None}
+    ],
+    "clock_readings_offset_is_finite": [
+        {"offset_seconds": float("inf")}, {"offset_seconds": float("-inf")},
+        {"uncertainty_seconds": float("inf")}, {"uncertainty_seconds": -0.1},
+    ],
+    "clock_readings_locked_has_offset": [{"offset_seconds": None, "uncertainty_seconds": None}],
     "etl_checkpoint_one_row_per_node": [{"node": "n1"}],
     "etl_checkpoint_names_an_output": [{"last_applied_hash": "c" * 64}],
 }  # fmt: skip
@@ -473,6 +491,7 @@ NEVER_SAID = {
     "governance_log_one_row_per_entry",
     "kill_switches_one_row_per_switch",
     "etl_wal_one_row_per_intent",
+    "clock_readings_one_row_per_reading",
     # The table's key says more.
     "catalog_items_by_page",
 }

@@ -1,0 +1,59 @@
+"""The recorded readings of this machine's clock (`clock_readings`): append-only, in the order of taking.
+
+Belongs here: writing and reading them. Does not belong here: judging them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster.storage.joining import reading, writing
+from kfm_dagster.telemetry.clock.kernel import clock_id
+from kfm_dagster.telemetry.clock.reading import ClockReading, ClockState
+
+RECENT = 10_000
+"""Readings that are read at most: five weeks of a run every five minutes."""
+
+
+class ClockLog:
+    """Readings of one clock, by default this machine's since it was booted; every other clock's stay out of sight."""
+
+    def __init__(self, database: Database, *, clock: str | None = None) -> None:
+        self._database = database
+        self._clock = clock_id() if clock is None else clock
+
+    def record(self, readings: Iterable[ClockReading], *, tx: Transaction | None = None) -> None:
+        """Keep readings, in their order."""
+        rows = [
+            {
+                "clock_id": self._clock,
+                "at": rfc3339(one.at),
+                "source": one.source,
+                "offset_seconds": one.offset_seconds,
+                "uncertainty_seconds": one.uncertainty_seconds,
+                "state": one.state.value,
+            }
+            for one in readings
+        ]
+        with writing(self._database, tx) as joined:
+            joined.run_many("clock.record", rows)
+
+    def recent(
+        self, *, since: datetime, limit: int = RECENT, tx: Transaction | None = None
+    ) -> tuple[ClockReading, ...]:
+        """Return the last `limit` readings that were taken at `since` or later, in the order of taking."""
+        with reading(self._database, tx) as joined:
+            rows = joined.run("clock.recent", clock_id=self._clock, since=rfc3339(since), limit=limit).all()
+        return tuple(
+            ClockReading(
+                at=moment(row.at),
+                source=row.source,
+                offset_seconds=row.offset_seconds,
+                uncertainty_seconds=row.uncertainty_seconds,
+                state=ClockState(row.state),
+            )
+            for row in reversed(rows)
+        )
