@@ -26,6 +26,10 @@ COMMANDS = {
         "kfm_dagster.cli.bench:bench",
         "Drain a backlog of sample units through sensor, daemon and runs, and print what it cost.",
     ),
+    "clock": Lazy(
+        "kfm_dagster.cli.clock:clock",
+        "Show this machine's clock: its last offsets and stability, and whether stages may write by it.",
+    ),
     "cloud": Lazy(
         "kfm_dagster.cli.cloud:cloud",
         "Serve S3, SNS and SQS on loopback, with the sample objects announced, until Ctrl-C.",

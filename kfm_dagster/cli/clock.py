@@ -1,0 +1,96 @@
+"""`kfm clock`: what is known of this machine's clock, and whether stages may write by it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import click
+
+from kfm_dagster.cli.opening import opened_database
+from kfm_dagster.cli.tables import show_fields, show_section
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.errors import ExitCode
+from kfm_dagster.ingest.pipeline import utc_now
+from kfm_dagster.settings import Settings
+from kfm_dagster.storage.objects import ObjectStores
+from kfm_dagster.telemetry.clock.judgement import ClockJudgement, ClockRules, judge
+from kfm_dagster.telemetry.clock.log import ClockLog
+from kfm_dagster.telemetry.clock.measuring import measure
+from kfm_dagster.telemetry.clock.quality import ClockQuality, clock_quality
+from kfm_dagster.telemetry.clock.reading import ClockReading
+
+SHOWN = timedelta(days=30)
+"""Readings that are summed up: as many days as the database keeps in any case."""
+
+SOURCE_COLUMNS = ("source", "readings", "at", "offset_seconds", "uncertainty_seconds", "delta_t_abs")
+STABILITY_COLUMNS = ("source", "tau_seconds", "sigma_y", "terms")
+
+
+@click.command()
+@click.option("--ask", is_flag=True, help="Measure now, by one request to the object store too, and record it.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def clock(*, ask: bool, as_json: bool) -> int:
+    """Show this machine's clock: its last offsets and stability, and whether stages may write by it.
+
+    Offsets are true time minus this clock, in seconds. Exit code 0 when stages may write, 4 when not.
+
+    Example: kfm clock --ask --json
+    """
+    settings = Settings.load()
+    endpoint = _endpoint(settings) if ask else None
+    with opened_database(settings) as database:
+        log = ClockLog(database)
+        now = measure(clock=utc_now, endpoint=endpoint)
+        if ask:
+            log.record(now)
+        started = utc_now()
+        recorded = log.recent(since=started - SHOWN)
+    # Without --ask nothing is recorded, and the kernel is heard all the same.
+    judgement = judge(recorded if ask else [*recorded, *now], ClockRules(), ts_start=started)
+    _show(now[0], judgement, clock_quality(recorded), as_json=as_json)
+    return ExitCode.DONE if judgement.locked else ExitCode.FINISHED_WITH_FAILURES
+
+
+def _endpoint(settings: Settings) -> str | None:
+    """Return the object store of the first contract, in the order of names; None where a folder stands in its place."""
+    return ObjectStores(object_root=settings.object_root).endpoint(
+        next(iter(ContractRegistry.load(settings.contracts_dir)))
+    )
+
+
+def _show(kernel: ClockReading, judgement: ClockJudgement, qualities: Sequence[ClockQuality], *, as_json: bool) -> None:
+    calibrated_at = judgement.calibrated_at
+    fields: dict[str, Any] = {
+        "state": judgement.state.value,
+        "reason": judgement.reason,
+        "calibrated_at": None if calibrated_at is None else rfc3339(calibrated_at),
+        "kernel": kernel.state.value,
+        "kernel_offset_seconds": kernel.offset_seconds,
+        "kernel_uncertainty_seconds": kernel.uncertainty_seconds,
+    }
+    sources = [
+        {
+            "source": one.source,
+            "readings": one.readings,
+            "at": rfc3339(one.last.at),
+            "offset_seconds": one.last.offset_seconds,
+            "uncertainty_seconds": one.last.uncertainty_seconds,
+            "delta_t_abs": one.delta_t_abs,
+        }
+        for one in qualities
+    ]
+    stability = [
+        {"source": one.source, "tau_seconds": at.tau_seconds, "sigma_y": at.sigma_y, "terms": at.terms}
+        for one in qualities
+        for at in one.stability
+    ]
+    if as_json:
+        click.echo(json.dumps({**fields, "sources": sources, "stability": stability}))
+        return
+    show_fields(fields)
+    show_section("offsets", sources, SOURCE_COLUMNS)
+    show_section("stability", stability, STABILITY_COLUMNS)

@@ -1,0 +1,102 @@
+"""`kfm clock` tells what is recorded, judges it, records when asked to; its exit code says the judgement."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfm_dagster.cli.main import main
+from kfm_dagster.errors import ExitCode
+from kfm_dagster.settings import Settings
+from kfm_dagster.storage.database import Database
+from kfm_dagster.telemetry.clock import kernel
+from kfm_dagster.telemetry.clock.kernel import NtpState
+from kfm_dagster.telemetry.clock.log import ClockLog
+from kfm_dagster.telemetry.clock.reading import ClockReading, ClockState
+
+Call = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    for name in os.environ:
+        if name.startswith(("KFM_", "AWS_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("KFM_HOME", str(tmp_path))
+    opened = Database.open(Settings.load().database_url)
+    yield opened
+    opened.dispose()
+
+
+@pytest.fixture
+def call(database: Database, capsys: pytest.CaptureFixture[str]) -> Call:
+    def run(*arguments: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["clock", *arguments])
+        return int(str(ended.value.code)), capsys.readouterr().out
+
+    return run
+
+
+def server(offset: float, *, hours: float) -> ClockReading:
+    return ClockReading(
+        at=datetime.now(UTC) - timedelta(hours=hours),
+        source="date:s3.example",
+        offset_seconds=offset,
+        uncertainty_seconds=0.55,
+        state=ClockState.UNKNOWN,
+    )
+
+
+def set_kernel(monkeypatch: pytest.MonkeyPatch, said: NtpState) -> None:
+    monkeypatch.setattr(kernel.kernel_clock, "__kwdefaults__", {"ask": lambda: said})
+
+
+LOOSE = NtpState(answer=5, status=0x40, offset=0, maxerror=16_000_000)
+KEPT = NtpState(answer=0, status=0x1, offset=100, maxerror=20_000)
+
+
+@pytest.mark.clause("PCS-10", "PCS-17")
+def test_what_is_recorded_is_told_and_judged(database: Database, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_kernel(monkeypatch, LOOSE)
+    ClockLog(database).record([server(0.2, hours=hours) for hours in (3, 2, 1)])
+
+    code, out = call("--json")
+
+    told = json.loads(out)
+    assert (code, told["state"], told["kernel"]) == (ExitCode.DONE, "locked", "unlocked")
+    [source] = told["sources"]
+    assert (source["source"], source["readings"], source["delta_t_abs"]) == ("date:s3.example", 3, 0.2)
+    hour = next(row for row in told["stability"] if row["tau_seconds"] == 3600)
+    assert (hour["sigma_y"], hour["terms"]) == (pytest.approx(0.0), 1)
+    shown = call()[1]
+    assert "date:s3.example" in shown
+    assert "within 1 s" in shown
+
+
+@pytest.mark.clause("PCS-10")
+def test_a_clock_that_is_off_ends_the_command_with_4(
+    database: Database, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_kernel(monkeypatch, KEPT)
+    assert call()[0] == ExitCode.DONE
+    ClockLog(database).record([server(5.0, hours=1)])
+    code, out = call("--json")
+    assert (code, json.loads(out)["state"]) == (ExitCode.FINISHED_WITH_FAILURES, "unlocked")
+
+
+def test_only_asking_records(database: Database, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    set_kernel(monkeypatch, KEPT)
+    monkeypatch.setenv("KFM_OBJECT_ROOT", str(tmp_path))  # a folder in the object store's place: nobody to ask
+    long_ago = datetime.now(UTC) - timedelta(days=1)
+    call()
+    assert ClockLog(database).recent(since=long_ago) == ()
+    assert call("--ask")[0] == ExitCode.DONE
+    [recorded] = ClockLog(database).recent(since=long_ago)
+    assert (recorded.source, recorded.offset_seconds) == ("kernel", 0.0001)
