@@ -61,6 +61,7 @@ CASES: dict[str, tuple[list[ClockReading], ClockState, str]] = {
     "a kernel that a server refuted before": ([server(5, hours=-1), KEPT], UNLOCKED, "date:s3"),
     "a kernel slewing, and a server": ([kernel(LOCKED, 3.0, 0.1), server(0.2)], UNLOCKED, "kernel tells"),
     "not sharp enough": ([NONE, server(0.6)], UNKNOWN, "offset of 0.600 +- 0.550 s, too blurred"),
+    "beyond the limit, and perhaps not": ([NONE, server(1.2)], UNKNOWN, "offset of 1.200 +- 0.550 s, too blurred"),
     "a kernel with a wide bound": ([kernel(LOCKED, 0.0, 1.1)], UNKNOWN, "too blurred for 1 s"),
     "set wrong since": ([server(0.2, hours=-2), server(5)], UNLOCKED, "offset of 5.000"),
     "set right since": ([server(5, hours=-2), server(0.2)], LOCKED, "offset of 0.200"),

@@ -130,5 +130,6 @@ def test_this_kernel_answers_and_has_one_clock() -> None:
         assert 0 <= found.answer <= 5
         # The kernel counts the maximum error up to 16 s; a layout read wrongly would show anything.
         assert 0 <= found.maxerror <= 16_000_000
+        assert 0 <= found.status < 2**16
         assert (found.answer == 5) or not found.status & 0x40
     assert clock_id() == clock_id() != ""

@@ -139,24 +139,27 @@ def test_answers_of_the_queue_tell_the_time_for_nothing_and_together_more_sharpl
     assert dates.take() is None
 
 
-def test_answers_are_combined_while_they_lie_near_and_agree(queue_of: Any) -> None:
+def test_answers_are_combined_while_they_lie_near_and_agree(date_server: DateServer, queue_of: Any) -> None:
     times: list[datetime] = []
     dates = AnswerDates(clock=lambda: times.pop(0))
     client = queue_of(dates)
 
-    def told(*offsets: float) -> float:
-        for offset in offsets:
-            times.extend([NOW - timedelta(seconds=offset)] * 2)
+    def told(*exchanges: tuple[float, float]) -> float:
+        """Offset after exchanges at so many seconds, with a clock that is wrong by so many."""
+        for seconds, offset in exchanges:
+            true = NOW + timedelta(seconds=seconds)
+            times.extend([true - timedelta(seconds=offset)] * 2)
+            date_server.headers = lambda at=true: {"Date": http_date(at)}
             client.get_queue_url(QueueName="q")
         found = dates.take()
         assert found is not None
         assert found.offset_seconds is not None
         return found.offset_seconds
 
-    # One exchange allows 0.5 s on either side. A step in between ends what was known before; so does a minute.
-    assert told(0.0, 0.6) == pytest.approx(0.3)
-    assert told(0.0, 40.0) == pytest.approx(40.0)
-    assert told(-61.0, -0.4) == pytest.approx(-0.4)
+    # One exchange allows 0.5 s on either side. A step in between ends what was known before, and so does a minute.
+    assert told((0, 0.0), (59, 0.6)) == pytest.approx(0.3)
+    assert told((0, 0.0), (1, 40.0)) == pytest.approx(40.0)
+    assert told((0, 0.0), (61, 0.6)) == pytest.approx(0.6)
 
 
 def test_an_answer_without_a_time_or_none_at_all_stops_no_request(date_server: DateServer, queue_of: Any) -> None:
