@@ -31,7 +31,7 @@ STABILITY_COLUMNS = ("source", "tau_seconds", "sigma_y", "terms")
 
 
 @click.command()
-@click.option("--ask", is_flag=True, help="Measure now, by one request to the object store too, and record it.")
+@click.option("--ask", is_flag=True, help="Measure now, by a request to the object store too, and record it.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def clock(*, ask: bool, as_json: bool) -> int:
     """Show this machine's clock: its last offsets and stability, and whether stages may write by it.
@@ -41,16 +41,17 @@ def clock(*, ask: bool, as_json: bool) -> int:
     Example: kfm clock --ask --json
     """
     settings = Settings.load()
+    rules = ClockRules()
     endpoint = _endpoint(settings) if ask else None
     with opened_database(settings) as database:
         log = ClockLog(database)
-        now = measure(clock=utc_now, endpoint=endpoint)
+        now = measure(rules, clock=utc_now, endpoint=endpoint)
         if ask:
             log.record(now)
         started = utc_now()
         recorded = log.recent(since=started - SHOWN)
     # Without --ask nothing is recorded, and the kernel is heard all the same.
-    judgement = judge(recorded if ask else [*recorded, *now], ClockRules(), ts_start=started)
+    judgement = judge(recorded if ask else [*recorded, *now], rules, ts_start=started)
     _show(now[0], judgement, clock_quality(recorded), as_json=as_json)
     return ExitCode.DONE if judgement.locked else ExitCode.FINISHED_WITH_FAILURES
 

@@ -53,7 +53,7 @@ def test_a_right_clock_is_calibrated_by_one_request_of_a_server_that_refuses(dat
 
 @pytest.mark.clause("PCS-10")
 def test_a_skewed_clock_shows_as_an_offset_and_is_unlocked(date_server: DateServer, skewed: None) -> None:
-    readings = measure(clock=utc_now, endpoint=date_server.url)
+    readings = measure(WIDE, clock=utc_now, endpoint=date_server.url)
     assert holds(readings[-1], -90.0)
     found = judge(readings, WIDE, ts_start=utc_now())
     assert found.state is ClockState.UNLOCKED
@@ -85,7 +85,7 @@ def test_five_seconds_are_too_many_for_the_default_rules(skew: int, state: Clock
 def test_an_answer_that_tells_no_time_is_left_out(headers: dict[str, str], date_server: DateServer) -> None:
     date_server.headers = lambda: headers
     assert ask_date(date_server.url, clock=utc_now) is None
-    assert [one.source for one in measure(clock=utc_now, endpoint=date_server.url)] == ["kernel"]
+    assert [one.source for one in measure(WIDE, clock=utc_now, endpoint=date_server.url)] == ["kernel"]
 
 
 def test_a_redirect_is_an_answer_and_is_not_followed(date_server: DateServer) -> None:
@@ -99,7 +99,7 @@ def test_a_redirect_is_an_answer_and_is_not_followed(date_server: DateServer) ->
 def test_a_network_that_is_away_leaves_the_kernel(url: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closing:
         port = closing.getsockname()[1]
-    [kernel] = measure(clock=utc_now, endpoint=url.format(port=port))
+    [kernel] = measure(WIDE, clock=utc_now, endpoint=url.format(port=port))
     assert kernel.source == "kernel"
 
 
@@ -107,6 +107,26 @@ def test_a_server_that_never_answers_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
         assert ask_date(url, clock=utc_now, seconds=0.05) is None
+
+
+def test_a_server_is_asked_again_only_where_its_answer_decides_nothing(date_server: DateServer) -> None:
+    # The second changes while the first answer is on its way; the machine's clock is right.
+    near, past = NOW + timedelta(seconds=0.4), NOW + timedelta(seconds=0.6)
+    times = [near, near, past, past, past + timedelta(seconds=0.1)]
+    date_server.headers = lambda: {"Date": http_date(past)}
+
+    readings = measure(ClockRules(), clock=lambda: times.pop(0), endpoint=date_server.url)
+
+    assert [judge([one], ClockRules(), ts_start=NOW).locked for one in readings[1:]] == [False, True]
+    assert len(date_server.asked) == 2
+    assert judge(readings[1:], ClockRules(), ts_start=NOW).locked
+
+
+def test_a_server_that_never_decides_is_asked_twice(date_server: DateServer) -> None:
+    date_server.headers = lambda: {"Date": http_date(NOW + timedelta(seconds=1))}
+    readings = measure(ClockRules(), clock=lambda: NOW, endpoint=date_server.url)
+    assert len(readings) == 3
+    assert len(date_server.asked) == 2
 
 
 @pytest.fixture
@@ -129,7 +149,7 @@ def test_answers_of_the_queue_tell_the_time_for_nothing_and_together_more_sharpl
     client.get_queue_url(QueueName="q")
     client.get_queue_url(QueueName="q")
 
-    kernel, found = measure(clock=lambda: NOW, endpoint=date_server.url, answers=dates)
+    kernel, found = measure(WIDE, clock=lambda: NOW, endpoint=date_server.url, answers=dates)
 
     # [12:00:00, 12:00:01) lies between -0.8 and 0.5 s of the first exchange, between -0.7 and 0.4 s of the second.
     assert kernel.source == "kernel"

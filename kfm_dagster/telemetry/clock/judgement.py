@@ -81,6 +81,11 @@ def judge(readings: Sequence[ClockReading], rules: ClockRules, *, ts_start: date
     return _undecided(readings, fresh, rules, ts_start=ts_start)
 
 
+def decides(one: ClockReading, rules: ClockRules) -> bool:
+    """Whether a reading calibrates the clock or proves it wrong."""
+    return _calibrates(one, rules) or _refutes(one, rules)
+
+
 def _undecided(
     readings: Sequence[ClockReading], fresh: Sequence[ClockReading], rules: ClockRules, *, ts_start: datetime
 ) -> ClockJudgement:
@@ -110,7 +115,7 @@ def _undecided(
 def _latest_deciding(readings: Iterable[ClockReading], rules: ClockRules) -> ClockReading | None:
     latest = None
     for one in readings:
-        if _calibrates(one, rules) or _refutes(one, rules):
+        if decides(one, rules):
             latest = one
     return latest
 
