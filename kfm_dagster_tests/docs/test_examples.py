@@ -373,6 +373,7 @@ def test_the_example_uses_nothing_but_the_libraries() -> None:
         "kfm_dagster.run_state.",
         "kfm_dagster.governance.",
         "kfm_dagster.storage.",
+        "kfm_dagster.telemetry.measures",
         "kfm_dagster.contracts.identity",
         "kfm_dagster.errors",
     )
