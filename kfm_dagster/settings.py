@@ -11,7 +11,7 @@ from enum import StrEnum, unique
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, PositiveInt, ValidationError, field_validator
+from pydantic import Field, PositiveInt, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kfm_dagster.errors import ConfigurationError
@@ -98,6 +98,12 @@ class Settings(BaseSettings):
         description="Price of an hour of the machine that works; each step then has a cost.",
     )
     image_digest: str = Field("", description="Digest of the container image, part of the code's fingerprint.")
+    signing_key: Path | None = Field(
+        None,
+        description="OpenPGP secret key that signs release bundles, armoured or binary; default: one made on first use "
+        "in $KFM_HOME/keys.",
+    )
+    signing_passphrase: SecretStr | None = Field(None, description="Passphrase of that key, if it has one.")
     chaos_plan: Path | None = Field(
         None, description="Plan of faults; only kfm_dagster.chaos.definitions reads it, and never in prod."
     )

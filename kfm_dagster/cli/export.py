@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from kfm_dagster.cli.bundle import verify_bundle
 from kfm_dagster.cli.opening import looked_up_states, opened_database
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.exports.dcat import export_dcat
@@ -19,12 +20,31 @@ _OUT = click.option(
 _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 
 
-@click.group()
-def export() -> None:
-    """Write what stands here for other tools: a DCAT catalog, a lineage graph.
+@click.group(invoke_without_command=True)
+@click.option(
+    "--verify",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Verify this release bundle: its signature, every sum, and that no file is missing or extra.",
+)
+@click.option(
+    "--certificate",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="OpenPGP certificate to verify with. Default: that of KFM_SIGNING_KEY, else KFM_HOME/keys/release.asc.",
+)
+@_JSON
+@click.pass_context
+def export(ctx: click.Context, *, verify: Path | None, certificate: Path | None, as_json: bool) -> None:
+    """Write what stands here for other tools: a DCAT catalog, a lineage graph. Verify a release bundle.
 
-    Example: kfm export dcat --out public/
+    Example: kfm export --verify PTN_EXPORT --certificate signer.asc
     """
+    if ctx.invoked_subcommand is not None:
+        if verify or certificate or as_json:
+            raise click.UsageError(f"options of kfm export itself go without {ctx.invoked_subcommand}", ctx)
+        return
+    if verify is None:
+        raise click.exceptions.NoArgsIsHelpError(ctx)
+    verify_bundle(verify, certificate=certificate, as_json=as_json)
 
 
 @export.command()

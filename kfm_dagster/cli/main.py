@@ -56,7 +56,7 @@ COMMANDS = {
     ),
     "export": Lazy(
         "kfm_dagster.cli.export:export",
-        "Write what stands here for other tools: a DCAT catalog, a lineage graph.",
+        "Write what stands here for other tools: a DCAT catalog, a lineage graph. Verify a release bundle.",
     ),
     "governance": Lazy("kfm_dagster.cli.governance:governance", "Look into the governance log."),
     "kill-switch": Lazy(

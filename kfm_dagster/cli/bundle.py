@@ -1,0 +1,51 @@
+"""What `kfm export` itself does: write the release bundle, or verify one. Nothing else of `kfm export`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from kfm_dagster.cli.opening import opened_database
+from kfm_dagster.exports.bundle.content import BUNDLE, LAYOUT, SUMMED, Release
+from kfm_dagster.exports.bundle.keys import open_signer, trusted_certificates
+from kfm_dagster.exports.bundle.verification import verify_release
+from kfm_dagster.exports.bundle.writing import write_release
+from kfm_dagster.settings import Settings
+from kfm_dagster.storage.database import Database
+
+
+def write_bundle(
+    gather: Callable[[Database, Settings], Release], *, out: Path | None, key: Path | None, as_json: bool
+) -> None:
+    """Write `PTN_EXPORT` into a folder (default KFM_HOME/exports), signed by a key file or by the settings' key.
+
+    A key that is made for it is told on stderr. Raises KfmError; then nothing has been written but that key.
+    """
+    settings = Settings.load()
+    with opened_database(settings) as database:
+        signer = open_signer(settings, key)
+        if signer.made is not None:
+            click.echo(
+                f"kfm: made a signing key, {signer.fingerprint}: {signer.made}; keep it, and keep it secret", err=True
+            )
+        folder = (out or settings.home / "exports") / BUNDLE
+        done = write_release(gather(database, settings), folder, signer)
+    if as_json:
+        told = {"folder": str(done.folder), "files": list(LAYOUT)}
+        click.echo(json.dumps({**told, "certificate": str(done.certificate), "signed_by": signer.fingerprint}))
+        return
+    click.echo(str(done.folder))
+    click.echo(f"signed by {signer.fingerprint}; its certificate: {done.certificate}")
+
+
+def verify_bundle(folder: Path, *, certificate: Path | None, as_json: bool) -> None:
+    """Say by whom a bundle was signed, and when. Raises ReleaseRefusedError, and ConfigurationError without a key."""
+    verified = verify_release(folder, trusted_certificates(Settings.load(), certificate))
+    at = verified.signed.at.isoformat().replace("+00:00", "Z")
+    if as_json:
+        click.echo(json.dumps({"signed_by": verified.signed.fingerprint, "signed_at": at, "bytes": verified.size}))
+        return
+    click.echo(f"{len(SUMMED)} files, {verified.size} bytes, as {verified.signed.fingerprint} signed them at {at}")

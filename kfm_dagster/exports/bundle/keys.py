@@ -1,0 +1,182 @@
+"""Whose signature: the secret key that signs releases, and the certificates that are trusted to verify them.
+
+The key is the file of `KFM_SIGNING_KEY` (or `--key`), else one that is made on first use in `KFM_HOME/keys`. A bundle's
+certificate is never taken from the bundle or from beside it: whoever changes the one can change the other.
+Belongs here: reading, making and naming keys. Does not belong here: what is signed.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.exports.bundle.signature import fingerprint_of
+from kfm_dagster.settings import Settings
+
+if TYPE_CHECKING:
+    from pysequoia import Cert, PySigner, Tsk
+
+USER_ID = "kfm release"
+"""Name in a certificate that is made here; a fingerprint says whose it is, a name does not."""
+_KEY = "release.key"
+_CERTIFICATE = "release.asc"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signer:
+    """A secret key that is ready to sign, and its certificate."""
+
+    secret: PySigner
+    certificate: Cert
+    made: Path | None = None
+    """The key's file if it was made just now."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the certificate: 40 capital hex digits."""
+        return fingerprint_of(self.certificate)
+
+
+def open_signer(settings: Settings, key: Path | None = None) -> Signer:
+    """Open the key of a file, else of the settings, else of KFM_HOME, where it is made when there is none.
+
+    Raises ConfigurationError for a file that holds no key that can sign, or one that another passphrase protects.
+    """
+    require_release_extra()
+    passphrase = settings.signing_passphrase.get_secret_value() if settings.signing_passphrase else None
+    if file := key or settings.signing_key:
+        return _signer(file, passphrase, made=False)
+    made = _make_key(settings.home / "keys")
+    return _signer(settings.home / "keys" / _KEY, None, made=made)
+
+
+def trusted_certificates(settings: Settings, file: Path | None = None) -> Sequence[Cert]:
+    """Return the certificates of a file (one or a keyring), else that of the settings' key, else that of KFM_HOME.
+
+    Raises ConfigurationError when there is none.
+    """
+    require_release_extra()
+    if file is None and settings.signing_key is not None:
+        return [_secret_key(settings.signing_key).extract_certificate()]
+    where = file or settings.home / "keys" / _CERTIFICATE
+    if file is None and not where.exists():
+        raise ConfigurationError(
+            "there is no certificate to verify with",
+            observed=f"no {where}",
+            expected="the signer's certificate, from a place that you trust",
+            next_step="name it with --certificate FILE, or correct KFM_HOME",
+        )
+    return _certificates(where)
+
+
+def require_release_extra() -> None:
+    """Raise ConfigurationError where the extra `release` is not installed."""
+    missing = [name for name in ("pysequoia", "matplotlib") if find_spec(name) is None]
+    if missing:
+        raise ConfigurationError(
+            "a release bundle needs packages that are not installed",
+            observed=f"no {' and no '.join(missing)}",
+            next_step="pip install 'kfm-dagster[release]'",
+        )
+
+
+def _signer(file: Path, passphrase: str | None, *, made: bool) -> Signer:
+    key = _secret_key(file)
+    try:
+        secret = key.signer(passphrase)
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"the key in {file} cannot sign",
+            observed=f"{_why(error)}, with {'no' if passphrase is None else 'a'} passphrase",
+            expected="a key that may sign and has not expired, and its passphrase if it has one",
+            next_step="correct KFM_SIGNING_PASSPHRASE, or name another key with --key or KFM_SIGNING_KEY",
+        ) from None
+    return Signer(secret=secret, certificate=key.extract_certificate(), made=file if made else None)
+
+
+def _secret_key(file: Path) -> Tsk:
+    from pysequoia import Tsk  # noqa: PLC0415, the extra `release`
+
+    try:
+        return Tsk.from_bytes(_content(file))
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"{file} holds no OpenPGP secret key",
+            observed=_why(error),
+            expected="one key, ASCII-armoured or binary",
+            next_step="gpg --armor --export-secret-keys KEY > FILE",
+        ) from None
+
+
+def _certificates(file: Path) -> Sequence[Cert]:
+    from pysequoia import Cert  # noqa: PLC0415, the extra `release`
+    from pysequoia.packet import PacketPile, Tag  # noqa: PLC0415
+
+    expected = {"expected": "an OpenPGP certificate (gpg --armor --export KEY)", "next_step": "name another file"}
+    content = _content(file)
+    try:
+        if any(packet.tag in {Tag.SecretKey, Tag.SecretSubkey} for packet in PacketPile.from_bytes(content)):
+            raise ConfigurationError(f"{file} holds a secret key", **expected)
+        found = Cert.split_bytes(content)
+    except RuntimeError as error:
+        raise ConfigurationError(f"{file} holds no OpenPGP certificate", observed=_why(error), **expected) from None
+    if not found:
+        raise ConfigurationError(f"{file} holds no OpenPGP certificate", observed="nothing", **expected)
+    return found
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(
+            "a key cannot be read", observed=f"{file}: {error.strerror or error}", expected="an OpenPGP file"
+        ) from None
+
+
+def _make_key(folder: Path) -> bool:
+    """Make a key and its certificate unless they are there; say whether the key was made."""
+    from pysequoia import Tsk  # noqa: PLC0415, the extra `release`
+
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        made = not (folder / _KEY).exists() and _put(folder / _KEY, str(Tsk.generate(USER_ID)), mode=0o600)
+        if not (folder / _CERTIFICATE).exists():
+            # From the file: another process may have been first, or one may have died between the two.
+            certificate = _secret_key(folder / _KEY).extract_certificate()
+            _put(folder / _CERTIFICATE, str(certificate), mode=0o644)
+    except OSError as error:
+        raise ConfigurationError(
+            "a signing key cannot be made",
+            observed=f"{folder}: {error.strerror or error}",
+            next_step="name a key with --key or KFM_SIGNING_KEY, or correct KFM_HOME",
+        ) from error
+    return made
+
+
+def _put(path: Path, text: str, *, mode: int) -> bool:
+    """Put a whole file where none is; say whether it was this one."""
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="ascii") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        # Unlike a rename, a link replaces nothing: of two processes one is first, and both use its key.
+        path.hardlink_to(part)
+    except FileExistsError:
+        return False
+    finally:
+        part.unlink(missing_ok=True)
+    return True
+
+
+def _why(error: RuntimeError) -> str:
+    # A backtrace follows, and what a parser quotes is not for a terminal.
+    return str(error).partition("\n")[0].rstrip(".")

@@ -1,0 +1,124 @@
+"""Detached OpenPGP signatures (RFC 9580), in the one form that can be written.
+
+A signature that merely verifies is not enough here: ASCII armour has bytes that nobody reads (headers, checksum,
+padding), and so has the signature itself (unhashed subpackets, and the first two octets of the digest, which Sequoia
+takes for a hint). Each of them could change unnoticed. So a signature is accepted in its canonical form only: our
+armour, one version 4 packet in its shortest encoding, no unhashed subpacket, and the digest's true first octets.
+What remains is what the key vouches for.
+
+Belongs here: armour, signing, verifying. Does not belong here: whose key, and from where (`keys.py`).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pysequoia import Cert, PySigner
+    from pysequoia.packet import Packet
+
+_BEGIN = b"-----BEGIN PGP SIGNATURE-----\n\n"
+_END = b"-----END PGP SIGNATURE-----\n"
+_LINE = 64
+"""Characters of base64 on a line (RFC 9580, section 6.1: at most 76); the length that gpg and Sequoia write."""
+_VERSION = 4
+"""gpg 2.2 to 2.5 know no version 6 (RFC 9580, section 5.2.3)."""
+_DIGESTS = {8: "sha256", 9: "sha384", 10: "sha512"}
+"""Id (RFC 9580, section 9.5) > name of the digests that Sequoia signs with."""
+
+
+class BadSignatureError(Exception):
+    """A signature is not accepted; the text says why, in a few words."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Signed:
+    """Who signed (fingerprint of the certificate, 40 capital hex digits), and when by the signer's clock."""
+
+    fingerprint: str
+    at: datetime
+
+
+def sign_detached(content: bytes, signer: PySigner) -> bytes:
+    """Sign bytes; return the signature, armoured. Raises BadSignatureError for a key that makes no version 4 one."""
+    from pysequoia import SignatureMode, sign  # noqa: PLC0415, the extra `release`
+
+    raw = sign(signer, content, mode=SignatureMode.DETACHED, armor=False)
+    _packet_of(raw, content)
+    return _armoured(raw)
+
+
+def verify_detached(content: bytes, signature: bytes, certificates: Sequence[Cert]) -> Signed:
+    """Say who of these signed the bytes. Raises BadSignatureError for anything that `sign_detached` would not write."""
+    from pysequoia import Sig, verify  # noqa: PLC0415, the extra `release`
+
+    raw = _dearmoured(signature)
+    packet = _packet_of(raw, content)
+    try:
+        checked = verify(bytes=content, store=lambda _: list(certificates), signature=Sig.from_bytes(raw))
+    except RuntimeError:
+        # Sequoia's text is a backtrace, and says no more than this.
+        raise BadSignatureError(f"no valid signature by {' or '.join(map(fingerprint_of, certificates))}") from None
+    at = packet.signature_created
+    if at is None:
+        raise BadSignatureError("no time of signing")
+    return Signed(fingerprint=checked.valid_sigs[0].certificate.upper(), at=at)
+
+
+def fingerprint_of(certificate: Cert) -> str:
+    """Return the fingerprint in capital hex digits, as gpg shows it."""
+    return certificate.fingerprint.upper()
+
+
+def _armoured(raw: bytes) -> bytes:
+    # Without a checksum line: RFC 9580, section 6.1 has writers leave it out, and readers ignore it.
+    text = base64.b64encode(raw)
+    lines = (text[start : start + _LINE] + b"\n" for start in range(0, len(text), _LINE))
+    return _BEGIN + b"".join(lines) + _END
+
+
+def _dearmoured(text: bytes) -> bytes:
+    try:
+        raw = base64.b64decode(text.removeprefix(_BEGIN).removesuffix(_END))
+    except ValueError:
+        raise BadSignatureError("not base64") from None
+    if _armoured(raw) != text:
+        raise BadSignatureError("armour of another form")
+    return raw
+
+
+def _packet_of(raw: bytes, content: bytes) -> Packet:
+    """Return the one packet of a signature in canonical form."""
+    from pysequoia.packet import PacketPile, SignatureType, Tag  # noqa: PLC0415, the extra `release`
+
+    try:
+        packets: list[Packet] = list(PacketPile.from_bytes(raw))
+        again = b"".join(bytes(packet) for packet in packets)
+    except RuntimeError:
+        raise BadSignatureError("no OpenPGP packet") from None
+    if len(packets) != 1 or packets[0].tag != Tag.Signature or again != raw:
+        raise BadSignatureError("not one signature packet in its shortest encoding")
+    packet = packets[0]
+    if packet.signature_version != _VERSION or packet.signature_type != SignatureType.Binary:
+        raise BadSignatureError("not a version 4 signature over a binary document")
+    _refuse_unsigned_octets(packet.body, content)
+    return packet
+
+
+def _refuse_unsigned_octets(body: bytes, content: bytes) -> None:
+    """Check the octets that no key vouches for (RFC 9580, sections 5.2.3 and 5.2.4)."""
+    hashed = body[: 6 + int.from_bytes(body[4:6])]
+    unhashed, first = body[len(hashed) : len(hashed) + 2], body[len(hashed) + 2 : len(hashed) + 4]
+    if any(unhashed):
+        raise BadSignatureError("unhashed subpackets")
+    digest = _DIGESTS.get(body[3])
+    if digest is None:
+        raise BadSignatureError("a digest other than SHA-2 with 256 bits or more")
+    trailer = bytes((_VERSION, 0xFF)) + len(hashed).to_bytes(4)
+    if hashlib.new(digest, content + hashed + trailer).digest()[:2] != first:
+        raise BadSignatureError("another digest")

@@ -1,0 +1,236 @@
+"""Writing a bundle: into a folder beside its place, summed, signed, checked, and then put there whole.
+
+Belongs here: bytes and folders. Does not belong here: what is in the files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kfm_dagster import __version__
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.exports.bundle import content
+from kfm_dagster.exports.bundle.configuration import Machine, parse_configuration
+from kfm_dagster.exports.bundle.content import AttemptKind, Release, span
+from kfm_dagster.exports.bundle.figures import library_version, state_transitions_svg, timeline_pdf
+from kfm_dagster.exports.bundle.keys import Signer
+from kfm_dagster.exports.bundle.manifest import OPENING, Manifest, Recorded, SummedFile
+from kfm_dagster.exports.bundle.signature import BadSignatureError, sign_detached
+from kfm_dagster.exports.bundle.verification import VerifiedRelease, verify_release
+from kfm_dagster.exports.whole_files import ExportFile, ForeignFileError, whole_files
+
+_CERTIFICATE = ExportFile(name="{}.cert.asc", opening=b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenRelease:
+    """Where a bundle stands, the certificate beside it for whoever is to verify it, and what its check found."""
+
+    folder: Path
+    certificate: Path
+    verified: VerifiedRelease
+
+
+def write_release(release: Release, folder: Path, signer: Signer) -> WrittenRelease:
+    """Write a bundle; it takes the place of an earlier one. Without fail there is none, the earlier one, or this one.
+
+    The signer's certificate goes to `FOLDER.cert.asc` beside it. Raises ForeignFileError before anything is written
+    where something stands that no export wrote, ConfigurationError for a configuration that is no state machine, a key
+    whose signature gpg could not verify, and a folder that cannot be written to.
+    """
+    folder = folder.absolute()
+    try:
+        _refuse_foreign(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _beside(folder) as part:
+            _fill(part, release, signer)
+            verified = verify_release(part, [signer.certificate])
+            certificate = _write_certificate(folder, signer)
+            _put(part, folder)
+    except OSError as error:
+        raise ConfigurationError(
+            "the export cannot be written",
+            observed=f"{folder}: {error.strerror or error}",
+            next_step="name another folder with --out",
+        ) from error
+    return WrittenRelease(folder=folder, certificate=certificate, verified=verified)
+
+
+def _fill(part: Path, release: Release, signer: Signer) -> None:
+    for name in content.FOLDERS:
+        (part / name).mkdir()
+    lines = _Lines(release.audit_lines)
+    parts: Mapping[str, Iterable[bytes]] = {
+        content.MACHINE: [release.state_machine_yaml],
+        content.PLAN: [release.replay_plan_yaml],
+        content.DIMENSIONS: [_json(release.dim_report)],
+        content.VALIDATION: [_json(release.validate_report)],
+        content.AUDIT: lines,
+        content.TRANSITIONS_FIGURE: [
+            state_transitions_svg(Machine.parse(release.state_machine_yaml), release.transitions)
+        ],
+        content.TIMELINE_FIGURE: [timeline_pdf(release.transitions, release.attempts)],
+    }
+    files = [_write(part, path, parts[path]) for path in content.SUMMED]
+    manifest = _manifest(release, files, signer, audit_events=lines.count).as_yaml()
+    _write(part, content.MANIFEST, [manifest])
+    try:
+        _write(part, content.SIGNATURE, [sign_detached(manifest, signer.secret)])
+    except BadSignatureError as error:
+        raise ConfigurationError(
+            "the key makes no signature that gpg verifies",
+            observed=f"{signer.fingerprint}: {error}",
+            expected="an OpenPGP version 4 key (gpg --quick-generate-key)",
+            next_step="name another key with --key or KFM_SIGNING_KEY",
+        ) from None
+    for name in (*content.FOLDERS, "."):
+        _sync(part / name)
+
+
+def _manifest(release: Release, files: list[SummedFile], signer: Signer, *, audit_events: int) -> Manifest:
+    times = [transition.at for transition in release.transitions]
+    times += [time for each in release.attempts for time in (each.at, each.ended) if time is not None]
+    told = span(times)
+    kinds = [attempt.kind for attempt in release.attempts]
+    return Manifest(
+        versions={
+            "kfm_dagster": __version__,
+            "state_machine": _version(release.state_machine_yaml, content.MACHINE),
+            "replay_plan": _version(release.replay_plan_yaml, content.PLAN),
+            **library_version(),
+        },
+        code=release.code.canonical(),
+        recorded=Recorded(
+            transitions=len(release.transitions),
+            retries=kinds.count(AttemptKind.RETRY),
+            replays=kinds.count(AttemptKind.REPLAY),
+            audit_events=audit_events,
+            first=rfc3339(told[0]) if told else None,
+            last=rfc3339(told[1]) if told else None,
+        ),
+        signed_by=signer.fingerprint,
+        files=files,
+    )
+
+
+class _Lines:
+    """Lines with their ends, counted while they pass."""
+
+    def __init__(self, lines: Iterable[bytes]) -> None:
+        self._lines = lines
+        self.count = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        for line in self._lines:
+            if b"\n" in line:
+                raise ValueError("an audit line goes over several lines")
+            self.count += 1
+            yield line + b"\n"
+
+
+def _write(part: Path, path: str, chunks: Iterable[bytes]) -> SummedFile:
+    digest, size = hashlib.sha256(), 0
+    with (part / path).open("xb") as file:
+        for chunk in chunks:
+            file.write(chunk)
+            digest.update(chunk)
+            size += len(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    return SummedFile(path=path, size=size, sha256=digest.hexdigest())
+
+
+def _json(report: Mapping[str, Any]) -> bytes:
+    return (json.dumps(report, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def _version(configuration: bytes, path: str) -> str:
+    return str(parse_configuration(configuration, path=path)["version"])
+
+
+@contextmanager
+def _beside(folder: Path) -> Iterator[Path]:
+    """Make a folder to fill; it is removed unless it has been renamed."""
+    part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    part.mkdir()
+    try:
+        yield part
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _write_certificate(folder: Path, signer: Signer) -> Path:
+    file = ExportFile(name=_CERTIFICATE.name.format(folder.name), opening=_CERTIFICATE.opening)
+    with whole_files(folder.parent, [file]) as (opened,):
+        opened.write(str(signer.certificate).encode().removeprefix(file.opening))
+    return folder.parent / file.name
+
+
+def _put(part: Path, folder: Path) -> None:
+    """Rename the new folder into its place.
+
+    No rename replaces a folder that has files in it, so an earlier bundle steps aside first, and comes back when the
+    new one cannot take its place.
+    """
+    if not folder.exists():
+        part.rename(folder)
+    else:
+        old = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+        folder.rename(old)
+        try:
+            part.rename(folder)
+        except OSError:
+            old.rename(folder)
+            raise
+        shutil.rmtree(old)
+    _sync(folder.parent)
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Let only what an export wrote be replaced, whole or damaged, or an empty folder."""
+    if not folder.is_symlink() and not folder.exists():
+        return
+    if folder.is_dir() and not folder.is_symlink():
+        strange = sorted(path for path in _below(folder) if path not in {*content.LAYOUT, *content.FOLDERS})
+        if not strange and (not any(folder.iterdir()) or _opening(folder / content.MANIFEST) == OPENING):
+            return
+        observed = str(folder / strange[0]) if strange else f"{folder}, with no {content.MANIFEST} of an export"
+    else:
+        observed = f"{folder}, no folder"
+    raise ForeignFileError(
+        observed=observed,
+        expected="an earlier bundle, or nothing",
+        next_step="move it away, or name another folder with --out",
+    )
+
+
+def _below(folder: Path) -> Iterator[str]:
+    for path in folder.iterdir():
+        yield path.name
+        if path.name in content.FOLDERS and path.is_dir() and not path.is_symlink():
+            yield from (f"{path.name}/{inner.name}" for inner in path.iterdir())
+
+
+def _opening(path: Path) -> bytes:
+    if path.is_symlink() or not path.is_file():
+        return b""
+    with path.open("rb") as file:
+        return file.read(len(OPENING))
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

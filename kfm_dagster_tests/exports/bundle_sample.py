@@ -1,0 +1,102 @@
+"""A release as a day of four runs leaves it: retries, a gate that failed, a rollback, a replay."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from kfm_dagster.exports.bundle.content import Attempt, AttemptKind, Release, StageTransition
+from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+BEGAN = datetime(2025, 12, 3, 6, tzinfo=UTC)
+OPERATORS = ("message_parse", "integrity_check", "metadata_extract", "stac_register", "provenance_emit", "settle")
+RUNS = [f"{number}1111111-0000-4000-8000-00000000000{number}" for number in range(4)]
+NOTE = '“caught” \u2028 🌪 \\ "quoted"'
+"""What an operator wrote: text that JSON, YAML and line readers could each take for something else."""
+
+
+def transitions() -> list[StageTransition]:
+    """Four runs of six stages; in the last one stac_register fails and is rolled back, and settle never begins."""
+    told: list[StageTransition] = []
+    for run, run_id in enumerate(RUNS):
+        for position, operator in enumerate(OPERATORS):
+            at = BEGAN + timedelta(hours=run, minutes=2 * position)
+            path = [None, "pending", "running", "succeeded"]
+            if run == 3 and position >= 3:
+                path = [None, "pending", "running", "failed", "rolled_back"] if position == 3 else [None, "pending"]
+            told += [
+                StageTransition(
+                    at=at + timedelta(seconds=step, microseconds=250),
+                    stage=f"nexrad-l2.{operator}",
+                    run_id=run_id,
+                    from_state=start,
+                    to_state=end,
+                )
+                for step, (start, end) in enumerate(pairwise(path))
+                if end is not None
+            ]
+    return told
+
+
+def attempts() -> list[Attempt]:
+    """Three retries of stac_register, the last still at it, and a replay of metadata_extract."""
+    at = BEGAN + timedelta(hours=3, minutes=6)
+    retries = [
+        Attempt(
+            at=at + timedelta(seconds=4**number),
+            stage="nexrad-l2.stac_register",
+            kind=AttemptKind.RETRY,
+            number=number,
+            ended=at + timedelta(seconds=4**number + 3) if number < 3 else None,
+        )
+        for number in (1, 2, 3)
+    ]
+    replay = Attempt(
+        at=BEGAN + timedelta(hours=2, minutes=30),
+        stage="nexrad-l2.metadata_extract",
+        kind=AttemptKind.REPLAY,
+        number=1,
+        ended=BEGAN + timedelta(hours=2, minutes=41),
+    )
+    return [*retries, replay]
+
+
+def audit_lines(told: Sequence[StageTransition]) -> Iterator[bytes]:
+    for number, each in enumerate(told):
+        event: dict[str, Any] = {
+            "seq": number,
+            "event": "transition",
+            "stage": each.stage,
+            "run_id": each.run_id,
+            "from": each.from_state,
+            "to": each.to_state,
+            "at": each.at.isoformat(),
+            "note": NOTE,
+        }
+        yield json.dumps(event, ensure_ascii=False).encode()
+
+
+def release(*, transitions_of: Sequence[StageTransition] | None = None) -> Release:
+    """A release; its stream of audit lines can be read once, so each use takes its own."""
+    told = transitions() if transitions_of is None else transitions_of
+    return Release(
+        code=CodeFingerprint(code_sha="5efb3d1" + "0" * 33, lockfile_hash="ab" * 32, image_digest=None),
+        state_machine_yaml=(CONFIGS / "state_machine.yaml").read_bytes(),
+        replay_plan_yaml=(CONFIGS / "replay_plan.yaml").read_bytes(),
+        dim_report={"p_dim": 1.0, "checked": 412, "failed": [], "units": {"n_eff": "1", "d_ell": "m"}},
+        validate_report={"gates": {"G5": {"passed": 23, "failed": 1}}, "stops": ["S2"], "note": NOTE, "sigma_y": 1e-11},
+        audit_lines=audit_lines(told),
+        transitions=told,
+        attempts=attempts(),
+    )
+
+
+def nothing() -> Release:
+    """A release of a place where nothing has run yet."""
+    return replace(release(transitions_of=[]), attempts=[])

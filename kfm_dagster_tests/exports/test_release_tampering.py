@@ -1,0 +1,327 @@
+"""Verification: whatever is changed in a bundle, it is refused in one line that names the file at fault."""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+import pysequoia
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kfm_dagster.errors import ExitCode
+from kfm_dagster.exports.bundle.content import FOLDERS, LAYOUT, MANIFEST, SIGNATURE, SUMMED
+from kfm_dagster.exports.bundle.keys import Signer
+from kfm_dagster.exports.bundle.manifest import OPENING
+from kfm_dagster.exports.bundle.signature import BadSignatureError, sign_detached, verify_detached
+from kfm_dagster.exports.bundle.verification import ReleaseRefusedError, verify_release
+from kfm_dagster.exports.bundle.writing import write_release
+from kfm_dagster_tests.exports import bundle_sample
+
+BEGIN, END = b"-----BEGIN PGP SIGNATURE-----\n\n", b"-----END PGP SIGNATURE-----\n"
+FLIPS = st.tuples(st.sampled_from(LAYOUT), st.floats(0, 1, exclude_max=True), st.integers(0, 7))
+
+
+def new_signer(**options: object) -> Signer:
+    key = pysequoia.Tsk.generate("kfm tests", **options)  # type: ignore[arg-type]
+    return Signer(secret=key.signer(), certificate=key.extract_certificate())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """A bundle that verifies, whose files a test may change; they are put back."""
+
+    folder: Path
+    signer: Signer
+    contents: dict[str, bytes]
+
+    def refusal(self) -> str:
+        with pytest.raises(ReleaseRefusedError) as refused:
+            verify_release(self.folder, [self.signer.certificate])
+        line = str(refused.value)
+        assert "\n" not in line
+        assert self.signer.fingerprint in line
+        assert refused.value.exit_code is ExitCode.REFUSED
+        return line
+
+    def put(self, path: str, content: bytes) -> None:
+        (self.folder / path).write_bytes(content)
+
+    def sign_again(self, manifest: bytes) -> None:
+        self.put(MANIFEST, manifest)
+        self.put(SIGNATURE, sign_detached(manifest, self.signer.secret))
+
+    def restore(self) -> None:
+        shutil.rmtree(self.folder)
+        for path, content in self.contents.items():
+            (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
+            self.put(path, content)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    folder = tmp_path_factory.mktemp("bundle") / "PTN_EXPORT"
+    signer = new_signer()
+    write_release(bundle_sample.release(), folder, signer)
+    return Written(folder=folder, signer=signer, contents={path: (folder / path).read_bytes() for path in LAYOUT})
+
+
+@pytest.fixture
+def bundle(made: Written) -> Iterator[Written]:
+    yield made
+    made.restore()
+    verify_release(made.folder, [made.signer.certificate])
+
+
+@pytest.mark.clause("PCS-19")
+@settings(max_examples=300, deadline=None)
+@given(flip=FLIPS)
+def test_a_flipped_bit_anywhere_is_refused_by_the_name_of_its_file(made: Written, flip: tuple[str, float, int]) -> None:
+    path, share, bit = flip
+    content = bytearray(made.contents[path])
+    content[int(share * len(content))] ^= 1 << bit
+    made.put(path, bytes(content))
+    try:
+        assert path in made.refusal()
+    finally:
+        made.put(path, made.contents[path])
+    assert verify_release(made.folder, [made.signer.certificate]).signed.fingerprint == made.signer.fingerprint
+
+
+@pytest.mark.clause("PCS-19")
+@pytest.mark.parametrize("suite", ["Cv25519", "P256", "RSA2k"])
+def test_no_bit_of_a_signature_is_free(suite: str) -> None:
+    signer = new_signer(cipher_suite=getattr(pysequoia.CipherSuite, suite))
+    signature = sign_detached(b"manifest\n", signer.secret)
+    assert verify_detached(b"manifest\n", signature, [signer.certificate]).fingerprint == signer.fingerprint
+    for position in range(len(signature)):
+        for bit in range(8):
+            changed = bytearray(signature)
+            changed[position] ^= 1 << bit
+            with pytest.raises(BadSignatureError):
+                verify_detached(b"manifest\n", bytes(changed), [signer.certificate])
+
+
+def armoured(raw: bytes, *, width: int = 64, headers: bytes = b"", end: bytes = b"\n") -> bytes:
+    text = base64.b64encode(raw)
+    lines = b"".join(text[start : start + width] + end for start in range(0, len(text), width))
+    return BEGIN.removesuffix(b"\n").replace(b"\n", end) + headers + end + lines + END.replace(b"\n", end)
+
+
+def packet(body: bytes) -> bytes:
+    assert len(body) < 192
+    return bytes((0xC2, len(body))) + body
+
+
+def with_unhashed_subpacket(raw: bytes) -> bytes:
+    body = raw[2:]
+    hashed = 6 + int.from_bytes(body[4:6])
+    # Subpacket 16, the issuer's key id (RFC 9580, section 5.2.3.12): where gpg puts it, and no one vouches for it.
+    return packet(body[:hashed] + bytes((0, 10, 9, 16)) + bytes(8) + body[hashed + 2 :])
+
+
+def with_other_digest_octets(raw: bytes) -> bytes:
+    at = 2 + 6 + int.from_bytes(raw[6:8]) + 2
+    return raw[:at] + bytes((raw[at] ^ 0xFF, raw[at + 1])) + raw[at + 2 :]
+
+
+SAME_SIGNATURE: dict[str, Callable[[bytes], bytes]] = {
+    "a comment": lambda raw: armoured(raw, headers=b"Comment: see https://example.org\n"),
+    "line ends of another system": lambda raw: armoured(raw, end=b"\r\n"),
+    "longer lines": lambda raw: armoured(raw, width=76),
+    "text before": lambda raw: b"\n" + armoured(raw),
+    "text after": lambda raw: armoured(raw) + b"\n",
+    "no last line end": lambda raw: armoured(raw)[:-1],
+    "a blank in the middle": lambda raw: armoured(raw).replace(b"\n-----END", b" \n-----END"),
+    "no armour": lambda raw: raw,
+    "what gpg and Sequoia write": lambda raw: pysequoia.armor(raw, pysequoia.ArmorKind.Signature).encode(),
+    "a packet header of the old format": lambda raw: armoured(bytes((0x88,)) + raw[1:]),
+    "a longer packet length": lambda raw: armoured(bytes((0xC2, 0xFF)) + (len(raw) - 2).to_bytes(4) + raw[2:]),
+    "a second packet": lambda raw: armoured(raw + raw),
+    "an unhashed subpacket": lambda raw: armoured(with_unhashed_subpacket(raw)),
+    "other octets of the digest": lambda raw: armoured(with_other_digest_octets(raw)),
+}
+
+
+@pytest.mark.clause("PCS-19")
+@pytest.mark.parametrize("form", SAME_SIGNATURE)
+def test_a_signature_in_another_form_is_refused_though_it_is_one(form: str, bundle: Written) -> None:
+    raw = bytes(pysequoia.Sig.from_bytes(bundle.contents[SIGNATURE]))
+    changed = SAME_SIGNATURE[form](raw)
+    found = pysequoia.verify(
+        bytes=bundle.contents[MANIFEST],
+        store=lambda _: [bundle.signer.certificate],
+        signature=pysequoia.Sig.from_bytes(changed),
+    )
+    assert found.valid_sigs[0].certificate.upper() == bundle.signer.fingerprint
+    bundle.put(SIGNATURE, changed)
+    assert f"observed {SIGNATURE} does not hold for {MANIFEST}: " in bundle.refusal()
+
+
+@pytest.mark.clause("PCS-19")
+@pytest.mark.parametrize("path", LAYOUT)
+@pytest.mark.parametrize(
+    "by", ["nothing", "a link to it", "a folder", "a pipe", "more", "less", "no bytes", "a rename"]
+)
+def test_a_file_that_is_replaced_is_named(path: str, by: str, bundle: Written, tmp_path: Path) -> None:
+    file, content = bundle.folder / path, bundle.contents[path]
+    if by in {"more", "less", "no bytes"}:
+        bundle.put(path, {"more": content + b"\n", "less": content[:-1], "no bytes": b""}[by])
+    elif by == "a rename":
+        file.rename(file.with_name("other"))
+    else:
+        file.rename(tmp_path / "kept")
+        if by == "a link to it":
+            file.symlink_to(tmp_path / "kept")
+        elif by == "a folder":
+            file.mkdir()
+        elif by == "a pipe":
+            os.mkfifo(file)
+    line = bundle.refusal()
+    expected = {"nothing": "is missing", "a rename": "is missing", "more": "", "less": "", "no bytes": ""}
+    assert f"{path} {expected.get(by, 'is no regular file')}" in line
+    if by == "a rename":
+        assert f"{str(file.with_name('other').relative_to(bundle.folder))!a} does not belong there" in line
+
+
+@pytest.mark.clause("PCS-19")
+@pytest.mark.parametrize(
+    "path",
+    [
+        "extra",
+        ".hidden",
+        "configs/extra.yaml",
+        "figs/.DS_Store",
+        "other/",
+        "reports/more/",
+        "a\n\x1b[2Jb",
+        "AUDIT.jsonl",
+    ],
+)
+def test_what_does_not_belong_there_is_named(path: str, bundle: Written) -> None:
+    if path.endswith("/"):
+        (bundle.folder / path).mkdir()
+    else:
+        bundle.put(path, b"")
+    line = bundle.refusal()
+    assert f"observed {path.rstrip('/')!a} does not belong there; " in line
+    assert line.isprintable()
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_that_is_a_link_is_not_followed(name: str, bundle: Written, tmp_path: Path) -> None:
+    (bundle.folder / name).rename(tmp_path / name)
+    (bundle.folder / name).symlink_to(tmp_path / name)
+    assert f"{name} is no folder" in bundle.refusal()
+
+
+@pytest.mark.parametrize("pair", list(combinations(SUMMED, 2)), ids=" and ".join)
+def test_two_files_that_change_places_are_both_named(pair: tuple[str, str], bundle: Written) -> None:
+    for path, other in (pair, pair[::-1]):
+        bundle.put(path, bundle.contents[other])
+    line = bundle.refusal()
+    assert all(path in line for path in pair)
+
+
+def test_every_fault_is_counted_and_the_line_stays_short(bundle: Written) -> None:
+    for number in range(1000):
+        bundle.put(f"extra-{number:04}", b"")
+    line = bundle.refusal()
+    assert "and 995 more" in line
+    assert len(line) < 600
+
+
+@pytest.mark.clause("PCS-19")
+def test_another_key_vouches_for_nothing(bundle: Written) -> None:
+    other = new_signer()
+    bundle.put(SIGNATURE, sign_detached(bundle.contents[MANIFEST], other.secret))
+    assert SIGNATURE in bundle.refusal()
+    with pytest.raises(ReleaseRefusedError, match=f"{SIGNATURE} is of {other.fingerprint}, and {MANIFEST} names"):
+        verify_release(bundle.folder, [bundle.signer.certificate, other.certificate])
+    bundle.restore()
+    with pytest.raises(ReleaseRefusedError, match=SIGNATURE):
+        verify_release(bundle.folder, [other.certificate])
+    assert verify_release(bundle.folder, [other.certificate, bundle.signer.certificate])
+
+
+def test_a_signature_of_another_document_by_the_same_key_is_refused(bundle: Written) -> None:
+    bundle.put(SIGNATURE, sign_detached(bundle.contents[MANIFEST] + b"\n", bundle.signer.secret))
+    assert SIGNATURE in bundle.refusal()
+
+
+def lines_of(manifest: bytes) -> list[str]:
+    return manifest.decode().splitlines(keepends=True)
+
+
+def changed(manifest: bytes, change: Callable[[dict[str, object]], object]) -> bytes:
+    document = yaml.safe_load(manifest)
+    change(document)
+    return OPENING + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=120).encode()
+
+
+def renamed(path: str) -> Callable[[bytes], bytes]:
+    return lambda manifest: changed(manifest, lambda document: document["files"][4].update(path=path))  # type: ignore[index]
+
+
+HOSTILE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "a path out of the bundle": (renamed("../audit.jsonl"), "it names '../audit.jsonl'"),
+    "an absolute path": (renamed("/etc/passwd"), "it names '/etc/passwd'"),
+    "a path over a detour": (renamed("configs/../audit.jsonl"), "it names 'configs/../audit.jsonl'"),
+    "a path with an escape": (renamed("audit\x1b[2J.jsonl"), r"it names 'audit\x1b[2J.jsonl'"),
+    "the manifest itself": (renamed(MANIFEST), f"it names '{MANIFEST}'"),
+    "a file twice": (renamed(SUMMED[0]), f"it names '{SUMMED[0]}'"),
+    "a file less": (lambda m: changed(m, lambda d: d["files"].pop()), f"it names no {SUMMED[-1]}"),  # type: ignore[attr-defined]
+    "no file": (lambda m: changed(m, lambda d: d.update(files=[])), f"it names no {SUMMED[0]}"),
+    "another order": (lambda m: changed(m, lambda d: d["files"].reverse()), "files in another order"),  # type: ignore[attr-defined]
+    "a key more": (lambda m: changed(m, lambda d: d.update(run="rm")), "run: Extra inputs"),
+    "a key less": (lambda m: changed(m, lambda d: d.pop("code")), "code: Field required"),
+    "another version": (lambda m: changed(m, lambda d: d.update(version=2)), "version: Input should be 1"),
+    "a size that is none": (lambda m: changed(m, lambda d: d["files"][0].update(size=-1)), "files.0.size"),  # type: ignore[index]
+    "a sum that is none": (lambda m: changed(m, lambda d: d["files"][0].update(sha256="")), "files.0.sha256"),  # type: ignore[index]
+    "a key twice": (lambda m: m + lines_of(m)[1].encode(), "not in the form that an export writes"),
+    "a comment": (lambda m: m + b"# and more\n", "not in the form that an export writes"),
+    "other line ends": (lambda m: m.replace(b"\n", b"\r\n"), "not in the form that an export writes"),
+    "a list": (lambda _: OPENING + b"[]\n", "the document: Input should be a valid dictionary"),
+    "nothing": (lambda _: b"", "the document: Input should be a valid dictionary"),
+    "no YAML": (lambda _: b"{", "not YAML"),
+    "no text": (lambda _: b"\xff\xfe\xff", "not YAML"),
+    "an object of Python": (lambda _: b"!!python/object/apply:os.getpid []\n", "not YAML"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_manifest_that_no_export_wrote_is_refused_though_it_is_signed(case: str, bundle: Written) -> None:
+    change, expected = HOSTILE[case]
+    bundle.sign_again(change(bundle.contents[MANIFEST]))
+    assert f"observed {MANIFEST} is none of a bundle: {expected}" in bundle.refusal()
+
+
+def test_a_manifest_of_another_signer_is_refused(bundle: Written) -> None:
+    other = new_signer().fingerprint
+    bundle.sign_again(bundle.contents[MANIFEST].replace(bundle.signer.fingerprint.encode(), other.encode()))
+    assert f"{SIGNATURE} is of {bundle.signer.fingerprint}, and {MANIFEST} names {other}" in bundle.refusal()
+
+
+@pytest.mark.parametrize("path", [MANIFEST, SIGNATURE])
+def test_a_huge_manifest_or_signature_is_not_read_whole(path: str, bundle: Written) -> None:
+    with (bundle.folder / path).open("r+b") as file:
+        file.truncate(1 << 40)
+    assert f"{path} has more than 1048576 bytes" in bundle.refusal()
+
+
+def test_a_huge_file_is_refused_by_its_size_alone(bundle: Written) -> None:
+    with (bundle.folder / "audit.jsonl").open("r+b") as file:
+        file.truncate(1 << 40)
+    assert f"audit.jsonl has {1 << 40} bytes instead of {len(bundle.contents['audit.jsonl'])}" in bundle.refusal()
+
+
+def test_a_folder_that_is_empty_is_no_bundle(bundle: Written, tmp_path: Path) -> None:
+    with pytest.raises(ReleaseRefusedError, match=f"{SIGNATURE} is missing"):
+        verify_release(tmp_path, [bundle.signer.certificate])
