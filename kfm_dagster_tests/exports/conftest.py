@@ -10,6 +10,7 @@ import pytest
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.idempotent_node.node import run_node
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster_tests.exports.gpg import Gpg, own_gpg
 from kfm_dagster_tests.idempotent_node import counting
 from kfm_dagster_tests.integration import chain
 
@@ -53,3 +54,10 @@ def governed(contracts: ContractRegistry) -> ContractRegistry:
         )
         for contract in contracts
     )
+
+
+@pytest.fixture
+def gpg() -> Iterator[Gpg]:
+    """GnuPG with a keyring of the test's own."""
+    with own_gpg() as run:
+        yield run

@@ -116,8 +116,9 @@ def armoured(raw: bytes, *, width: int = 64, headers: bytes = b"", end: bytes = 
 
 
 def packet(body: bytes) -> bytes:
-    assert len(body) < 192
-    return bytes((0xC2, len(body))) + body
+    # Lengths of one octet and of two (RFC 9580, section 4.2.1).
+    length = bytes((len(body),)) if len(body) < 192 else (len(body) - 192 + 0xC000).to_bytes(2)
+    return b"\xc2" + length + body
 
 
 def with_unhashed_subpacket(raw: bytes) -> bytes:
@@ -185,8 +186,8 @@ def test_a_file_that_is_replaced_is_named(path: str, by: str, bundle: Written, t
         elif by == "a pipe":
             os.mkfifo(file)
     line = bundle.refusal()
-    expected = {"nothing": "is missing", "a rename": "is missing", "more": "", "less": "", "no bytes": ""}
-    assert f"{path} {expected.get(by, 'is no regular file')}" in line
+    expected = {"nothing": " is missing", "a rename": " is missing", "more": "", "less": "", "no bytes": ""}
+    assert f"{path}{expected.get(by, ' is no regular file')}" in line
     if by == "a rename":
         assert f"{str(file.with_name('other').relative_to(bundle.folder))!a} does not belong there" in line
 

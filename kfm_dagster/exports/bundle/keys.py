@@ -88,16 +88,24 @@ def require_release_extra() -> None:
 
 def _signer(file: Path, passphrase: str | None, *, made: bool) -> Signer:
     key = _secret_key(file)
+    certificate = key.extract_certificate()
+    if certificate.is_revoked:
+        # Sequoia would sign with it all the same, and nobody would accept it.
+        raise _cannot_sign(file, "a revoked key")
     try:
         secret = key.signer(passphrase)
     except RuntimeError as error:
-        raise ConfigurationError(
-            f"the key in {file} cannot sign",
-            observed=f"{_why(error)}, with {'no' if passphrase is None else 'a'} passphrase",
-            expected="a key that may sign and has not expired, and its passphrase if it has one",
-            next_step="correct KFM_SIGNING_PASSPHRASE, or name another key with --key or KFM_SIGNING_KEY",
-        ) from None
-    return Signer(secret=secret, certificate=key.extract_certificate(), made=file if made else None)
+        raise _cannot_sign(file, f"{_why(error)}, with {'no' if passphrase is None else 'a'} passphrase") from None
+    return Signer(secret=secret, certificate=certificate, made=file if made else None)
+
+
+def _cannot_sign(file: Path, observed: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the key in {file} cannot sign",
+        observed=observed,
+        expected="a key that may sign, neither expired nor revoked, with KFM_SIGNING_PASSPHRASE set if it has one",
+        next_step="correct or unset KFM_SIGNING_PASSPHRASE, or name another key with --key or KFM_SIGNING_KEY",
+    )
 
 
 def _secret_key(file: Path) -> Tsk:
@@ -121,7 +129,7 @@ def _certificates(file: Path) -> Sequence[Cert]:
     expected = {"expected": "an OpenPGP certificate (gpg --armor --export KEY)", "next_step": "name another file"}
     content = _content(file)
     try:
-        if any(packet.tag in {Tag.SecretKey, Tag.SecretSubkey} for packet in PacketPile.from_bytes(content)):
+        if any(packet.tag in (Tag.SecretKey, Tag.SecretSubkey) for packet in PacketPile.from_bytes(content)):
             raise ConfigurationError(f"{file} holds a secret key", **expected)
         found = Cert.split_bytes(content)
     except RuntimeError as error:

@@ -54,7 +54,7 @@ class Manifest(_Strict):
     code: dict[str, str]
     """Which code it was: commit or digest of the files, lockfile, image."""
     recorded: Recorded
-    signed_by: Annotated[str, Field(pattern=r"^[0-9A-F]{40}$")]
+    signed_by: Annotated[str, Field(pattern=r"^([0-9A-F]{40}|[0-9A-F]{64})$")]
     """Fingerprint of the signer's certificate."""
     files: list[SummedFile]
 

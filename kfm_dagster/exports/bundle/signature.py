@@ -28,6 +28,8 @@ _LINE = 64
 """Characters of base64 on a line (RFC 9580, section 6.1: at most 76); the length that gpg and Sequoia write."""
 _VERSION = 4
 """gpg 2.2 to 2.5 know no version 6 (RFC 9580, section 5.2.3)."""
+_BINARY = 0x00
+"""Signature over the document's bytes; one over text (0x01) lets line ends change (RFC 9580, section 5.2.1)."""
 _DIGESTS = {8: "sha256", 9: "sha384", 10: "sha512"}
 """Id (RFC 9580, section 9.5) > name of the digests that Sequoia signs with."""
 
@@ -94,7 +96,7 @@ def _dearmoured(text: bytes) -> bytes:
 
 def _packet_of(raw: bytes, content: bytes) -> Packet:
     """Return the one packet of a signature in canonical form."""
-    from pysequoia.packet import PacketPile, SignatureType, Tag  # noqa: PLC0415, the extra `release`
+    from pysequoia.packet import PacketPile, Tag  # noqa: PLC0415, the extra `release`
 
     try:
         packets: list[Packet] = list(PacketPile.from_bytes(raw))
@@ -104,7 +106,7 @@ def _packet_of(raw: bytes, content: bytes) -> Packet:
     if len(packets) != 1 or packets[0].tag != Tag.Signature or again != raw:
         raise BadSignatureError("not one signature packet in its shortest encoding")
     packet = packets[0]
-    if packet.signature_version != _VERSION or packet.signature_type != SignatureType.Binary:
+    if packet.body[:2] != bytes((_VERSION, _BINARY)):
         raise BadSignatureError("not a version 4 signature over a binary document")
     _refuse_unsigned_octets(packet.body, content)
     return packet

@@ -1,0 +1,98 @@
+"""`kfm export` itself: writes a signed bundle and verifies one; every refusal is one line and its exit code."""
+
+# ruff: noqa: F811 - fixtures are asked for by the name that they are imported under
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kfm_dagster.cli.bundle import write_bundle
+from kfm_dagster.errors import ConfigurationError, ExitCode
+from kfm_dagster.exports.bundle.content import LAYOUT, Release
+from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster.settings import Settings
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.cli.test_cli import Call, call, home, ledger, state_of  # noqa: F401, fixtures
+from kfm_dagster_tests.exports import bundle_sample
+
+Ledger = dict[str, NoddWalRecord]
+
+
+def gather(database: Database, settings: Settings) -> Release:
+    return bundle_sample.release()
+
+
+@pytest.fixture
+def bundle(ledger: Ledger, home: Path, capfd: pytest.CaptureFixture[str]) -> Path:
+    """A bundle where it is by default, signed by a key that was made for it."""
+    write_bundle(gather, out=None, key=None, as_json=False)
+    capfd.readouterr()
+    return home / "exports" / "PTN_EXPORT"
+
+
+@pytest.mark.clause("PCS-19")
+def test_a_bundle_is_written_below_the_home_with_a_key_that_is_told_once(
+    ledger: Ledger, home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_bundle(gather, out=None, key=None, as_json=False)
+    shown = capfd.readouterr()
+    folder = home / "exports" / "PTN_EXPORT"
+    assert shown.out.splitlines()[0] == str(folder)
+    assert (shown.err.count("\n"), str(home / "keys" / "release.key") in shown.err) == (1, True)
+    write_bundle(gather, out=tmp_path / "there", key=None, as_json=True)
+    shown = capfd.readouterr()
+    assert shown.err == ""
+    told = json.loads(shown.out)
+    assert (told["folder"], sorted(told["files"])) == (str(tmp_path / "there" / "PTN_EXPORT"), sorted(LAYOUT))
+    assert Path(told["certificate"]).read_bytes() == (home / "keys" / "release.asc").read_bytes()
+
+
+def test_without_a_ledger_neither_key_nor_bundle_is_made(home: Path) -> None:
+    with pytest.raises(ConfigurationError, match="there is no ledger yet"):
+        write_bundle(gather, out=None, key=None, as_json=False)
+    assert not home.exists()
+
+
+@pytest.mark.clause("PCS-19")
+def test_verifying_says_who_signed_when_and_changes_nothing(
+    bundle: Path, call: Call, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = state_of(tmp_path)
+    answer = call("export", "--verify", str(bundle))
+    assert (answer.code, answer.err) == (ExitCode.DONE, "")
+    told = json.loads(call("export", "--verify", str(bundle), "--json").out)
+    assert f"7 files, {told['bytes']} bytes, as {told['signed_by']} signed them at {told['signed_at']}" in answer.out
+    # Somewhere else there is only the certificate that one was given.
+    monkeypatch.setenv("KFM_HOME", str(tmp_path / "elsewhere"))
+    certificate = str(bundle.with_name("PTN_EXPORT.cert.asc"))
+    assert call("export", "--verify", str(bundle), "--certificate", certificate).out == answer.out
+    assert state_of(tmp_path) == before
+
+
+@pytest.mark.clause("PCS-19")
+def test_what_does_not_verify_is_one_line_and_an_exit_code(
+    bundle: Path, call: Call, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit = bundle / "audit.jsonl"
+    content = audit.read_bytes()
+    audit.write_bytes(content.replace(b"failed", b"FAILED"))
+    (tmp_path / "note").write_text("")
+    cases = {
+        ("export", "--verify", str(bundle)): (ExitCode.REFUSED, "audit.jsonl has another SHA-256"),
+        ("export", "--verify", str(tmp_path / "none")): (ExitCode.USAGE, "does not exist"),
+        ("export", "--verify", str(tmp_path / "note")): (ExitCode.USAGE, "is a file"),
+        ("export", "--verify", str(bundle), "--certificate", "none"): (ExitCode.USAGE, "does not exist"),
+        ("export", "--verify", str(bundle), "--certificate", "note"): (ExitCode.USAGE, "no OpenPGP certificate"),
+        ("export", "--verify", str(bundle), "graph"): (ExitCode.USAGE, "go without graph"),
+    }
+    for arguments, (code, said) in cases.items():
+        answer = call(*arguments)
+        assert (answer.code, answer.out, answer.err.count("\n")) == (code, "", 1), answer.err
+        assert said in answer.err
+    audit.write_bytes(content)
+    monkeypatch.setenv("KFM_HOME", str(tmp_path / "elsewhere"))
+    answer = call("export", "--verify", str(bundle))
+    assert (answer.code, "there is no certificate to verify with" in answer.err) == (ExitCode.USAGE, True)

@@ -1,0 +1,253 @@
+"""The release bundle: the card's layout, the same bytes for the same data, gpg's approval, and never half of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import matplotlib as mpl
+import pytest
+import yaml
+
+from kfm_dagster import __version__
+from kfm_dagster.errors import ConfigurationError, ExitCode, KfmError
+from kfm_dagster.exports.bundle.content import LAYOUT, MANIFEST, SIGNATURE, SUMMED
+from kfm_dagster.exports.bundle.keys import Signer
+from kfm_dagster.exports.bundle.verification import verify_release
+from kfm_dagster.exports.bundle.writing import write_release
+from kfm_dagster.exports.whole_files import ForeignFileError
+from kfm_dagster_tests.exports import bundle_sample
+from kfm_dagster_tests.exports.gpg import Gpg
+from kfm_dagster_tests.exports.test_release_tampering import new_signer
+
+DIGESTS = """
+import hashlib
+from pathlib import Path
+from kfm_dagster_tests.exports import bundle_sample
+from kfm_dagster.exports.bundle.configuration import Machine
+from kfm_dagster.exports.bundle.figures import state_transitions_svg, timeline_pdf
+release = bundle_sample.release()
+svg = state_transitions_svg(Machine.parse(release.state_machine_yaml), release.transitions)
+pdf = timeline_pdf(release.transitions, release.attempts)
+print(hashlib.sha256(svg).hexdigest(), hashlib.sha256(pdf).hexdigest())
+"""
+
+
+@pytest.fixture(scope="module")
+def signer() -> Signer:
+    return new_signer()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.clause("PCS-19")
+def test_a_bundle_has_the_cards_layout_and_every_part_as_it_was_given(tmp_path: Path, signer: Signer) -> None:
+    given = bundle_sample.release()
+    done = write_release(given, tmp_path / "PTN_EXPORT", signer)
+    found = contents(done.folder)
+    assert set(found) == set(LAYOUT) == {
+        "configs/state_machine.yaml", "configs/replay_plan.yaml", "reports/check_dim_report.json",
+        "reports/validate_report.json", "audit.jsonl", "figs/state_transitions.svg", "figs/retry_replay_timeline.pdf",
+        "report_manifest.yaml", "SIGNATURE.asc",
+    }  # fmt: skip
+    assert found["configs/state_machine.yaml"] == given.state_machine_yaml
+    assert found["configs/replay_plan.yaml"] == given.replay_plan_yaml
+    assert json.loads(found["reports/check_dim_report.json"]) == given.dim_report
+    assert json.loads(found["reports/validate_report.json"]) == given.validate_report
+    assert found["audit.jsonl"].split(b"\n") == [*bundle_sample.audit_lines(given.transitions), b""]
+    assert found["figs/state_transitions.svg"].startswith(b"<?xml")
+    assert found["figs/retry_replay_timeline.pdf"].startswith(b"%PDF-")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["PTN_EXPORT", "PTN_EXPORT.cert.asc"]
+    assert verify_release(done.folder, [signer.certificate]) == done.verified
+
+
+@pytest.mark.clause("PCS-19")
+def test_the_manifest_sums_every_other_file_and_says_what_was_recorded_by_which_code(
+    tmp_path: Path, signer: Signer
+) -> None:
+    given = bundle_sample.release()
+    folder = write_release(given, tmp_path / "PTN_EXPORT", signer).folder
+    manifest = yaml.safe_load((folder / MANIFEST).read_bytes())
+    assert [(file["path"], file["size"], file["sha256"]) for file in manifest.pop("files")] == [
+        (path, len(content), hashlib.sha256(content).hexdigest())
+        for path in SUMMED
+        if (content := (folder / path).read_bytes())
+    ]
+    assert manifest == {
+        "version": 1,
+        "versions": {
+            "kfm_dagster": __version__, "state_machine": "1.0.0", "replay_plan": "1.0.0", "matplotlib": mpl.__version__
+        },
+        "code": {"sha": "5efb3d1" + "0" * 33, "lockfile": "ab" * 32},
+        "recorded": {
+            "transitions": len(given.transitions), "retries": 3, "replays": 1, "audit_events": len(given.transitions),
+            "first": "2025-12-03T06:00:00.000250Z", "last": "2025-12-03T09:10:00.000250Z",
+        },
+        "signed_by": signer.fingerprint,
+    }  # fmt: skip
+
+
+@pytest.mark.clause("PCS-19")
+def test_gpg_verifies_the_signature_and_refuses_another_manifest(tmp_path: Path, signer: Signer, gpg: Gpg) -> None:
+    done = write_release(bundle_sample.release(), tmp_path / "PTN_EXPORT", signer)
+    assert gpg("--import", done.certificate).returncode == 0
+    told = gpg("--status-fd", "1", "--verify", done.folder / SIGNATURE, done.folder / MANIFEST)
+    assert told.returncode == 0, told.stderr
+    [valid] = [line.split() for line in told.stdout.splitlines() if line.startswith("[GNUPG:] VALIDSIG ")]
+    assert valid[-1] == signer.fingerprint
+    with (done.folder / MANIFEST).open("ab") as file:
+        file.write(b"#")
+    assert gpg("--verify", done.folder / SIGNATURE, done.folder / MANIFEST).returncode == 1
+
+
+def test_the_same_data_give_the_same_bytes_whatever_the_users_style(
+    tmp_path: Path, signer: Signer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = contents(write_release(bundle_sample.release(), tmp_path / "first", signer).folder)
+    with mpl.rc_context({"font.size": 30, "svg.hashsalt": None, "timezone": "Asia/Tokyo", "pdf.compression": 0}):
+        again = contents(write_release(bundle_sample.release(), tmp_path / "again", signer).folder)
+        assert mpl.rcParams["font.size"] == 30
+    # A signature has its own time and salt.
+    assert first.pop(SIGNATURE) != again.pop(SIGNATURE)
+    assert first == again
+    environment = {**os.environ, "PYTHONHASHSEED": "12345", "TZ": "Asia/Tokyo", "LC_ALL": "C"}
+    elsewhere = subprocess.run([sys.executable, "-c", DIGESTS], env=environment, capture_output=True, check=True)
+    figures = [first[path] for path in ("figs/state_transitions.svg", "figs/retry_replay_timeline.pdf")]
+    assert elsewhere.stdout.decode().split() == [hashlib.sha256(figure).hexdigest() for figure in figures]
+
+
+def test_nothing_recorded_makes_a_bundle_that_says_so(tmp_path: Path, signer: Signer) -> None:
+    done = write_release(bundle_sample.nothing(), tmp_path / "PTN_EXPORT", signer)
+    recorded = done.verified.manifest.recorded
+    assert recorded.model_dump() == {
+        "transitions": 0, "retries": 0, "replays": 0, "audit_events": 0, "first": None, "last": None
+    }  # fmt: skip
+    assert (done.folder / "audit.jsonl").read_bytes() == b""
+
+
+def test_a_bundle_takes_the_place_of_an_earlier_one_even_a_damaged_one(tmp_path: Path, signer: Signer) -> None:
+    folder = tmp_path / "deep" / "PTN_EXPORT"
+    write_release(bundle_sample.nothing(), folder, signer)
+    (folder / "audit.jsonl").unlink()
+    (folder / SIGNATURE).write_bytes(b"")
+    other = new_signer()
+    done = write_release(bundle_sample.release(), folder, other)
+    assert verify_release(folder, [other.certificate]) == done.verified
+    assert done.verified.manifest.recorded.transitions > 0
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["PTN_EXPORT", "PTN_EXPORT.cert.asc"]
+    assert done.certificate.read_text() == str(other.certificate)
+
+
+def _file(folder: Path) -> None:
+    folder.write_text("mine")
+
+
+def _other_folder(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "audit.jsonl").write_text("mine")
+
+
+def _other_manifest(folder: Path) -> None:
+    folder.mkdir()
+    (folder / MANIFEST).write_text("version: 1\n")
+
+
+def _link(folder: Path) -> None:
+    (folder.parent / "elsewhere").mkdir()
+    folder.symlink_to(folder.parent / "elsewhere")
+
+
+def _note(folder: Path) -> None:
+    (folder / "figs").mkdir(parents=True)
+    (folder / MANIFEST).write_bytes(b"# kfm export: manifest of a release bundle, version 1\n")
+    (folder / "figs" / "note.txt").write_text("mine")
+
+
+def _certificate(folder: Path) -> None:
+    (folder.parent / f"{folder.name}.cert.asc").write_text("mine")
+
+
+@pytest.mark.parametrize("stands", [_file, _other_folder, _other_manifest, _link, _note, _certificate])
+def test_what_no_export_wrote_is_kept(stands: object, tmp_path: Path, signer: Signer) -> None:
+    assert callable(stands)
+    stands(tmp_path / "PTN_EXPORT")
+    before = contents(tmp_path)
+    with pytest.raises(ForeignFileError) as refusal:
+        write_release(bundle_sample.release(), tmp_path / "PTN_EXPORT", signer)
+    assert "PTN_EXPORT" in str(refusal.value)
+    assert refusal.value.exit_code is ExitCode.REFUSED
+    assert contents(tmp_path) == before
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def _interrupted() -> Iterator[bytes]:
+    yield b"{}"
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        ({"audit_lines": _interrupted}, KeyboardInterrupt, "^$"),
+        ({"audit_lines": lambda: [b'{"a":\n1}']}, ValueError, "over several lines"),
+        ({"dim_report": lambda: {"p_dim": float("nan")}}, ValueError, "NaN|nan|JSON"),
+        ({"state_machine_yaml": lambda: b"{"}, ConfigurationError, "configs/state_machine.yaml cannot be released"),
+        ({"state_machine_yaml": lambda: b"version: 1\nstates: []\ntransitions: []"}, ConfigurationError, "no state"),
+        ({"state_machine_yaml": lambda: b"version: 1\nstates: [a]"}, ConfigurationError, "no list of states"),
+        ({"state_machine_yaml": lambda: b"version: 1\nstates: [a]\ntransitions: [a]"}, ConfigurationError, "no list"),
+        ({"replay_plan_yaml": lambda: b"[]"}, ConfigurationError, "configs/replay_plan.yaml cannot be released"),
+    ],
+)  # fmt: skip
+def test_a_bundle_that_cannot_be_finished_leaves_the_earlier_one_and_nothing_else(
+    changes: dict[str, object], error: type[BaseException], said: str, tmp_path: Path, signer: Signer
+) -> None:
+    write_release(bundle_sample.nothing(), tmp_path / "PTN_EXPORT", signer)
+    before = contents(tmp_path)
+    [(name, make)] = changes.items()
+    assert callable(make)
+    with pytest.raises(error, match=said):
+        write_release(replace(bundle_sample.release(), **{name: make()}), tmp_path / "PTN_EXPORT", signer)
+    assert contents(tmp_path) == before
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_bundle_that_cannot_take_its_place_leaves_the_earlier_one(
+    tmp_path: Path, signer: Signer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "PTN_EXPORT"
+    write_release(bundle_sample.nothing(), folder, signer)
+    before = contents(folder)
+    rename = Path.rename
+
+    def refused(path: Path, target: Path) -> Path:
+        if target == folder and (path / "audit.jsonl").read_bytes():
+            raise PermissionError(13, "Permission denied")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refused)
+    with pytest.raises(ConfigurationError, match=r"cannot be written; observed .*Permission denied"):
+        write_release(bundle_sample.release(), folder, signer)
+    assert contents(folder) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["PTN_EXPORT", "PTN_EXPORT.cert.asc"]
+
+
+def test_a_key_that_gpg_does_not_know_is_refused(tmp_path: Path) -> None:
+    import pysequoia
+
+    with pytest.raises(KfmError, match=r"makes no signature that gpg verifies.*version 4"):
+        write_release(bundle_sample.release(), tmp_path / "PTN_EXPORT", new_signer(profile=pysequoia.Profile.RFC9580))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_place_that_cannot_be_written_to_is_one_line(tmp_path: Path, signer: Signer) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"the export cannot be written; observed .*next: name another folder"):
+        write_release(bundle_sample.release(), tmp_path / "file" / "PTN_EXPORT", signer)

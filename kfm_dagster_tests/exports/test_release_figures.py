@@ -1,0 +1,149 @@
+"""The bundle's figures: every number in them is the data's, and nothing that was recorded is left out."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from xml.etree import ElementTree as ET
+
+import pytest
+from matplotlib.dates import num2date
+from matplotlib.figure import Figure
+
+from kfm_dagster.exports.bundle.configuration import Machine
+from kfm_dagster.exports.bundle.content import Attempt, AttemptKind, StageTransition
+from kfm_dagster.exports.bundle.figures import (
+    draw_timeline,
+    marks,
+    stages_in_order,
+    state_transitions_svg,
+    timeline_pdf,
+)
+from kfm_dagster_tests.exports import bundle_sample
+
+MACHINE = Machine.parse((bundle_sample.CONFIGS / "state_machine.yaml").read_bytes())
+STAGES = [f"nexrad-l2.{operator}" for operator in bundle_sample.OPERATORS]
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def texts(svg: bytes) -> dict[str, str]:
+    """Text by the id of its group."""
+    found = {}
+    for group in ET.fromstring(svg).iter(f"{SVG}g"):
+        if text := group.find(f"{SVG}text"):
+            found[group.get("id", "")] = "".join(text.itertext())
+        elif (text := group.find(f"{SVG}text")) is not None:
+            found[group.get("id", "")] = text.text or ""
+    return found
+
+
+def counts(svg: bytes) -> dict[tuple[str, str], int]:
+    shown = {}
+    for identity, text in texts(svg).items():
+        kind, _, edge = identity.partition("-")
+        if kind == "count":
+            start, _, end = edge.partition("-")
+            shown[start, end] = int(text)
+    return shown
+
+
+def back_to_pending(told: StageTransition) -> StageTransition:
+    return replace(told, from_state="failed", to_state="pending")
+
+
+@pytest.mark.clause("PCS-19")
+@pytest.mark.parametrize("copies", [0, 1, 3])
+def test_the_graph_has_every_state_and_on_every_edge_how_often_it_was_recorded(copies: int) -> None:
+    told = bundle_sample.transitions() * copies
+    svg = state_transitions_svg(MACHINE, told)
+    recorded = Counter((each.from_state, each.to_state) for each in told)
+    assert counts(svg) == {edge: recorded[edge] for edge in MACHINE.edges}
+    shown = texts(svg)
+    assert {name.removeprefix("state-") for name in shown if name.startswith("state-")} == set(MACHINE.states)
+    assert shown.get("begun-pending") == (f"{recorded[None, 'pending']} begun" if copies else None)
+    period = ", 2025-12-03 06:00:00 UTC to 2025-12-03 09:10:00 UTC" if copies else ""
+    assert shown["summary"] == f"{len(told)} transitions in {4 if copies else 0} runs{period}"
+    for edge in MACHINE.edges.values():
+        assert edge.when.replace("&", "&amp;").encode() in svg
+
+
+def test_a_transition_that_the_machine_does_not_know_is_shown_and_dashed() -> None:
+    told = [*bundle_sample.transitions(), back_to_pending(bundle_sample.transitions()[0])]
+    known, unknown = (state_transitions_svg(MACHINE, each) for each in (told[:-1], told))
+    assert counts(unknown) == {**counts(known), ("failed", "pending"): 1}
+    assert b"stroke-dasharray" in unknown
+    assert b"stroke-dasharray" not in known
+    strange = replace(told[0], from_state="running", to_state="lost")
+    assert counts(state_transitions_svg(MACHINE, [strange]))["running", "lost"] == 1
+
+
+def drawn(transitions: Sequence[StageTransition], attempts: Sequence[Attempt]) -> dict[str, list[tuple[object, str]]]:
+    """Marks by kind, as they stand on the axes: time and stage."""
+    stages = stages_in_order(transitions, attempts)
+    axes = draw_timeline(Figure(), stages, marks(transitions, attempts))
+    rows = [label.get_text() for label in axes.get_yticklabels()]
+    assert rows == stages
+    found = {}
+    for points in axes.collections:
+        kind, _, count = str(points.get_label()).partition(" ")
+        offsets = [(num2date(x), rows[round(y)]) for x, y in points.get_offsets()]  # type: ignore[union-attr]
+        assert count == f"({len(offsets)})"
+        found[kind] = offsets
+    return found
+
+
+@pytest.mark.clause("PCS-19")
+def test_the_timeline_marks_every_retry_replay_and_rollback_in_its_stages_row() -> None:
+    transitions, attempts = bundle_sample.transitions(), bundle_sample.attempts()
+    assert stages_in_order(transitions, attempts) == STAGES
+    expected: dict[str, list[tuple[object, str]]] = {
+        kind.value: [(each.at, each.stage) for each in attempts if each.kind is kind] for kind in AttemptKind
+    }
+    expected["rollback"] = [(each.at, each.stage) for each in transitions if each.to_state == "rolled_back"]
+    assert drawn(transitions, attempts) == expected
+    assert {kind: len(told) for kind, told in expected.items()} == {"retry": 3, "replay": 1, "rollback": 1}
+
+
+def test_the_timeline_shows_how_long_an_attempt_took_and_its_number() -> None:
+    attempts = bundle_sample.attempts()
+    axes = draw_timeline(Figure(), STAGES, marks([], attempts))
+    lasted = [tuple(line.get_xdata()) for line in axes.lines]
+    assert sorted(lasted) == sorted((each.at, each.ended) for each in attempts if each.ended is not None)
+    assert sorted(text.get_text() for text in axes.texts) == sorted(str(each.number) for each in attempts)
+    first, last = (num2date(limit) for limit in axes.get_xlim())
+    assert first < min(each.at for each in attempts)
+    assert last > max(each.ended or each.at for each in attempts)
+
+
+def test_a_crowded_row_drops_the_numbers_and_no_mark() -> None:
+    [first, *_] = bundle_sample.attempts()
+    crowd = [replace(first, at=first.at + timedelta(seconds=second), number=second + 1) for second in range(41)]
+    assert not draw_timeline(Figure(), STAGES, marks([], crowd)).texts
+    assert len(drawn([], crowd)["retry"]) == 41
+    assert len(draw_timeline(Figure(), STAGES, marks([], crowd[:40])).texts) == 40
+
+
+def test_nothing_to_mark_is_said_without_a_made_up_time() -> None:
+    axes = draw_timeline(Figure(), [], [])
+    assert axes.get_title() == "Nothing was retried, replayed or rolled back"
+    assert not len(axes.get_xticks())
+
+
+@pytest.mark.clause("PCS-19")
+def test_the_pdf_says_what_was_drawn() -> None:
+    pdf = timeline_pdf(bundle_sample.transitions(), bundle_sample.attempts())
+    said = []
+    for stream in re.findall(rb"stream\r?\n(.*?)\r?\nendstream", pdf, re.DOTALL):
+        try:
+            text = zlib.decompress(stream)
+        except zlib.error:
+            continue
+        for block in re.findall(rb"BT(.*?)ET", text, re.DOTALL):
+            pieces = re.findall(rb"\(((?:\\.|[^\\)])*)\)", block)
+            said.append(re.sub(rb"\\(.)", rb"\1", b"".join(pieces)).decode("latin-1"))
+    assert {"retry (3)", "replay (1)", "rollback (1)", "UTC", "Retries, replays and rollbacks", *STAGES} <= set(said)
+    assert b"/CreationDate" not in pdf

@@ -1,0 +1,208 @@
+"""Signing keys: made once and kept secret, or named; every wrong file is one line that never shows a passphrase."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pysequoia
+import pysequoia.packet
+import pytest
+
+from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.exports.bundle import keys
+from kfm_dagster.exports.bundle.keys import open_signer, trusted_certificates
+from kfm_dagster.exports.bundle.signature import sign_detached, verify_detached
+from kfm_dagster.settings import Settings
+from kfm_dagster_tests.exports.gpg import Gpg
+
+SECRET = "s3cr3t-word"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in os.environ:
+        if name.startswith("KFM_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture(scope="module")
+def key() -> pysequoia.Tsk:
+    return pysequoia.Tsk.generate("kfm tests")
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.clause("PCS-19")
+def test_a_key_is_made_once_where_only_its_owner_can_read_it(home: Path) -> None:
+    first = open_signer(Settings.load())
+    assert first.made == home / "keys" / "release.key"
+    assert [mode(home / "keys"), mode(first.made), mode(home / "keys" / "release.asc")] == [0o700, 0o600, 0o644]
+    again = open_signer(Settings.load())
+    assert (again.made, again.fingerprint) == (None, first.fingerprint)
+    assert sorted(path.name for path in (home / "keys").iterdir()) == ["release.asc", "release.key"]
+    signed = verify_detached(b"x", sign_detached(b"x", again.secret), trusted_certificates(Settings.load()))
+    assert signed.fingerprint == first.fingerprint
+    assert b"PRIVATE" not in (home / "keys" / "release.asc").read_bytes()
+
+
+def test_a_certificate_that_was_lost_is_made_again_from_its_key(home: Path) -> None:
+    made = open_signer(Settings.load())
+    (home / "keys" / "release.asc").unlink()
+    assert open_signer(Settings.load()).fingerprint == made.fingerprint
+    assert [each.fingerprint.upper() for each in trusted_certificates(Settings.load())] == [made.fingerprint]
+
+
+def test_processes_that_begin_together_share_one_key(home: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        opened = list(pool.map(lambda _: open_signer(Settings.load()), range(8)))
+    assert len({signer.fingerprint for signer in opened}) == 1
+    assert sum(signer.made is not None for signer in opened) == 1
+    assert len(list((home / "keys").iterdir())) == 2
+
+
+@pytest.mark.parametrize("armoured", [True, False])
+@pytest.mark.parametrize("named", ["KFM_SIGNING_KEY", "--key"])
+def test_a_named_key_signs_and_is_trusted(
+    named: str, home: Path, tmp_path: Path, key: pysequoia.Tsk, monkeypatch: pytest.MonkeyPatch, *, armoured: bool
+) -> None:
+    file = tmp_path / "named.key"
+    file.write_bytes(str(key).encode() if armoured else bytes(key))
+    if named == "KFM_SIGNING_KEY":
+        monkeypatch.setenv(named, str(file))
+    signer = open_signer(Settings.load(), None if named == "KFM_SIGNING_KEY" else file)
+    assert signer.fingerprint == key.extract_certificate().fingerprint.upper()
+    assert signer.made is None
+    assert not home.exists()
+    if named == "KFM_SIGNING_KEY":
+        assert verify_detached(b"x", sign_detached(b"x", signer.secret), trusted_certificates(Settings.load()))
+
+
+def test_a_key_of_gpg_opens_with_its_passphrase_only(
+    home: Path, tmp_path: Path, gpg: Gpg, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_passphrase = ("--pinentry-mode", "loopback", "--passphrase", SECRET)
+    made = gpg(*with_passphrase, "--quick-generate-key", "kfm tests <kfm@example.org>", "ed25519", "sign", "never")
+    assert made.returncode == 0, made.stderr
+    file, certificate = tmp_path / "gpg.key", tmp_path / "gpg.asc"
+    assert gpg(*with_passphrase, "--armor", "--output", file, "--export-secret-keys").returncode == 0
+    assert gpg("--armor", "--output", certificate, "--export").returncode == 0
+    monkeypatch.setenv("KFM_SIGNING_KEY", str(file))
+    for passphrase in (None, "", "wr0ng-word", SECRET.upper()):
+        if passphrase is not None:
+            monkeypatch.setenv("KFM_SIGNING_PASSPHRASE", passphrase)
+        with pytest.raises(
+            ConfigurationError, match=r"cannot sign; observed .*next: correct or unset KFM_SIGN"
+        ) as refusal:
+            open_signer(Settings.load())
+        assert not passphrase or passphrase not in str(refusal.value)
+    monkeypatch.setenv("KFM_SIGNING_PASSPHRASE", SECRET)
+    settings = Settings.load()
+    assert SECRET not in repr(settings)
+    assert SECRET not in str(settings.model_dump())
+    signature = sign_detached(b"manifest", open_signer(settings).secret)
+    # A certificate needs no passphrase.
+    monkeypatch.delenv("KFM_SIGNING_PASSPHRASE")
+    for trusted in (trusted_certificates(Settings.load()), trusted_certificates(Settings.load(), certificate)):
+        verify_detached(b"manifest", signature, trusted)
+    (tmp_path / "manifest").write_bytes(b"manifest")
+    (tmp_path / "signature").write_bytes(signature)
+    assert gpg("--verify", tmp_path / "signature", tmp_path / "manifest").returncode == 0
+
+
+def test_a_keyring_holds_every_certificate_that_is_trusted(home: Path, tmp_path: Path, key: pysequoia.Tsk) -> None:
+    ring = tmp_path / "ring.asc"
+    other = pysequoia.Tsk.generate("the next key").extract_certificate()
+    ring.write_text(f"{other}{key.extract_certificate()}")
+    trusted = trusted_certificates(Settings.load(), ring)
+    assert [each.fingerprint for each in trusted] == [other.fingerprint, key.extract_certificate().fingerprint]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [None, b"", b"junk", b"\xff" * 100, b"-----BEGIN PGP PRIVATE KEY BLOCK-----\n", "certificate"],
+    ids=["missing", "empty", "junk", "binary junk", "half", "a certificate"],
+)
+def test_a_file_that_holds_no_secret_key_is_one_line(
+    content: bytes | str | None, home: Path, tmp_path: Path, key: pysequoia.Tsk
+) -> None:
+    file = tmp_path / "wrong.key"
+    if content is not None:
+        file.write_bytes(str(key.extract_certificate()).encode() if isinstance(content, str) else content)
+    with pytest.raises(ConfigurationError) as refusal:
+        open_signer(Settings.load(), file)
+    assert str(file) in str(refusal.value)
+    assert len(str(refusal.value)) < 500
+    assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"junk", b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n", "key"],
+    ids=["empty", "junk", "half", "a secret key"],
+)
+def test_a_file_that_holds_no_certificate_is_one_line(
+    content: bytes | str, home: Path, tmp_path: Path, key: pysequoia.Tsk
+) -> None:
+    file = tmp_path / "wrong.asc"
+    file.write_bytes(str(key).encode() if isinstance(content, str) else content)
+    with pytest.raises(ConfigurationError) as refusal:
+        trusted_certificates(Settings.load(), file)
+    assert str(file) in str(refusal.value)
+    assert len(str(refusal.value)) < 500
+
+
+def test_without_a_certificate_nothing_is_trusted_and_no_key_is_made(home: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"no certificate to verify with.*--certificate FILE"):
+        trusted_certificates(Settings.load())
+    assert not home.exists()
+
+
+def revoked(key: pysequoia.Tsk) -> bytes:
+    first, *others = (bytes(packet) for packet in pysequoia.packet.PacketPile.from_bytes(bytes(key)))
+    # What revokes a key follows its packet (RFC 9580, section 10.1).
+    return b"".join([first, bytes(key.extract_certificate().revoke(key.certifier())), *others])
+
+
+def expired(_: pysequoia.Tsk) -> bytes:
+    # Sequoia makes a key that is a minute old.
+    return bytes(pysequoia.Tsk.generate("kfm tests", validity_seconds=1))
+
+
+@pytest.mark.parametrize(("made", "why"), [(revoked, "a revoked key"), (expired, "No suitable signing subkey")])
+def test_a_key_that_may_not_sign_is_one_line(
+    made: Callable[[pysequoia.Tsk], bytes], why: str, home: Path, tmp_path: Path, key: pysequoia.Tsk
+) -> None:
+    file = tmp_path / "old.key"
+    file.write_bytes(made(key))
+    with pytest.raises(ConfigurationError, match=f"cannot sign; observed {why}"):
+        open_signer(Settings.load(), file)
+
+
+def test_a_passphrase_is_of_the_named_key_and_of_no_key_that_is_made(
+    home: Path, tmp_path: Path, key: pysequoia.Tsk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KFM_SIGNING_PASSPHRASE", SECRET)
+    assert open_signer(Settings.load())
+    # Whoever sets one believes the key to be protected, and it is not.
+    (tmp_path / "named.key").write_text(str(key))
+    with pytest.raises(ConfigurationError, match="secret key is not encrypted, with a passphrase") as refusal:
+        open_signer(Settings.load(), tmp_path / "named.key")
+    assert SECRET not in str(refusal.value)
+
+
+@pytest.mark.parametrize("call", [open_signer, trusted_certificates])
+def test_without_the_extra_it_is_said_how_to_install_it(
+    call: object, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert callable(call)
+    monkeypatch.setattr(keys, "find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"no pysequoia and no matplotlib; next: pip install .kfm-dagster.rel"):
+        call(Settings.load())
