@@ -1,0 +1,1 @@
+"""The path of a radar beam: refractivity, geometry, arrival time and phase, their uncertainty and their units."""

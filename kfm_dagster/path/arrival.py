@@ -1,0 +1,245 @@
+"""Arrival time and phase of a beam at the end of its path (pipeline card, chapter 7, section VIII).
+
+    T_arr = ( ∫ ( n_eff / c_ref ) d ell )            general
+    T_arr = ( 1 / c_ref ) * ( ∫ n_eff d ell )        factored
+    Phi   = ( 2π / λ_ref ) * ( ∫ n_eff d ell )
+
+One way, from the antenna to the path's end. What is integrated is aligned first, in this order: time (the volume's
+start against its reference), path (gamma(ell), d ell and n_eff), phase (the reference window). Each step takes what
+the one before gives, so that another order is refused.
+Belongs here: alignment, refusals, the integrals; plain numbers in SI units. Does not belong here: how a path comes
+about (`beam.py`), units as values (`quantities.py`), how sure a result is (`uncertainty.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum, unique
+from typing import TypeVar
+
+import numpy as np
+
+from kfm_dagster.path.beam import BeamPath, Geometry
+from kfm_dagster.path.errors import PathError
+
+SPEED_OF_LIGHT_M_S = 299_792_458.0
+"""In vacuum, exact (SI brochure, 9th edition, section 2.2)."""
+MIN_POINTS = 2
+"""Elements of a path at least (pipeline card, chapter 7, section II)."""
+MIN_INDEX = 1 - 1e-9
+"""n_eff of air is never below 1 (ITU-R P.453-14: N >= 0) but for rounding."""
+CLOSURE = 1e-9
+"""By how much of its length a path may fail to close: its elements' sum, and an ell out of its own element."""
+
+_Step = TypeVar("_Step")
+
+
+@unique
+class DeltaForm(StrEnum):
+    """Which form of T_arr was computed."""
+
+    GENERAL = "general"
+    """c_ref stands within the integral."""
+    FACTORED = "factored"
+    """c_ref is constant along the path and stands before it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimeAligned:
+    """First step: a volume's start, held against the time that it is to agree with."""
+
+    ts_start: datetime
+    reference: datetime
+
+    @property
+    def offset_s(self) -> float:
+        """Seconds by which the start is behind the reference."""
+        return (self.ts_start - self.reference).total_seconds()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PathAligned:
+    """Second step: a path whose arrays belong together."""
+
+    time: TimeAligned
+    path: BeamPath
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhaseAligned:
+    """Third step: a path with the range at which its phase is zero."""
+
+    aligned: PathAligned
+    lambda_ref_m: float
+    reference_range_m: float
+    elements_before: int
+    """Elements of the path that lie before the reference range."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arrival:
+    """Arrival at the end of one beam; SI units, angles in radians."""
+
+    elevation_deg: float
+    geometry: Geometry
+    delta_form: DeltaForm
+    extent_m: float
+    c_ref_m_s: float
+    lambda_ref_m: float
+    reference_range_m: float
+    time_offset_s: float
+    optical_path_m: float
+    """∫ n_eff d ell."""
+    t_arr_s: float
+    phi_rad: float
+    phi_aligned_rad: float
+    """Phi beyond the reference range, modulo 2π: in [0, 2π)."""
+
+
+def align_time(*, ts_start: datetime, reference: datetime, tau: timedelta) -> TimeAligned:
+    """Align the time. Raises PathError for naive datetimes and for an offset beyond tau."""
+    if ts_start.tzinfo is None or reference.tzinfo is None:
+        raise PathError("a path is aligned to an aware time", observed=f"{ts_start} and {reference}")
+    aligned = TimeAligned(ts_start=ts_start, reference=reference)
+    if abs(aligned.offset_s) > tau.total_seconds():
+        raise PathError(
+            "the path's time is not its reference's",
+            observed=f"{aligned.offset_s:g} s apart",
+            expected=f"at most {tau.total_seconds():g} s",
+            next_step="look at the volume's clock",
+        )
+    return aligned
+
+
+def align_path(time: TimeAligned, path: BeamPath, *, min_points: int = MIN_POINTS) -> PathAligned:
+    """Align the path after its time. Raises PathError with everything that `path_faults` finds."""
+    if faults := path_faults(path, min_points=min_points):
+        raise PathError(
+            f"the path at {path.elevation_deg:g} degrees is not aligned",
+            observed="; ".join(faults),
+            expected="gamma(ell), d ell and n_eff at the same points of one beam",
+        )
+    return PathAligned(time=_after(time, TimeAligned), path=path)
+
+
+def align_phase(aligned: PathAligned, *, lambda_ref_m: float, reference_range_m: float) -> PhaseAligned:
+    """Align the phase after the path: it is zero at the reference range, which must end an element of the path.
+
+    Raises PathError for a wavelength that is none and for a range that splits an element.
+    """
+    path = _after(aligned, PathAligned).path
+    if not (math.isfinite(lambda_ref_m) and lambda_ref_m > 0):
+        raise PathError("lambda_ref is no wavelength", observed=lambda_ref_m, expected="metres above zero")
+    ends = np.cumsum(path.d_ell)
+    nearest = int(np.argmin(np.abs(ends - reference_range_m)))
+    if not abs(ends[nearest] - reference_range_m) <= CLOSURE * path.extent_m:
+        raise PathError(
+            "the reference range does not end an element of the path",
+            observed=f"{reference_range_m:g} m; the nearest element ends at {ends[nearest]:g} m",
+            next_step="trace the beam with split_m at the reference range",
+        )
+    return PhaseAligned(
+        aligned=aligned,
+        lambda_ref_m=lambda_ref_m,
+        reference_range_m=reference_range_m,
+        elements_before=nearest + 1,
+    )
+
+
+def arrive(
+    aligned: PhaseAligned,
+    *,
+    c_ref_m_s: float = SPEED_OF_LIGHT_M_S,
+    delta_form: DeltaForm = DeltaForm.GENERAL,
+) -> Arrival:
+    """Return T_arr and Phi of an aligned path. Raises PathError for steps out of order and for a c_ref that is none."""
+    phase = _after(aligned, PhaseAligned)
+    path = phase.aligned.path
+    optical = path.n_eff * path.d_ell
+    before, beyond = float(optical[: phase.elements_before].sum()), float(optical[phase.elements_before :].sum())
+    wave_number = 2 * math.pi / phase.lambda_ref_m
+    return Arrival(
+        elevation_deg=path.elevation_deg,
+        geometry=path.geometry,
+        delta_form=delta_form,
+        extent_m=path.extent_m,
+        c_ref_m_s=c_ref_m_s,
+        lambda_ref_m=phase.lambda_ref_m,
+        reference_range_m=phase.reference_range_m,
+        time_offset_s=phase.aligned.time.offset_s,
+        optical_path_m=before + beyond,
+        t_arr_s=arrival_time(phase.aligned, c_ref_m_s=c_ref_m_s, delta_form=delta_form),
+        phi_rad=wave_number * (before + beyond),
+        phi_aligned_rad=(wave_number * beyond) % (2 * math.pi),
+    )
+
+
+def arrival_time(
+    aligned: PathAligned,
+    *,
+    c_ref_m_s: float = SPEED_OF_LIGHT_M_S,
+    delta_form: DeltaForm = DeltaForm.GENERAL,
+) -> float:
+    """Return T_arr in seconds, in the form asked for. Raises PathError."""
+    path = _after(aligned, PathAligned).path
+    if not (math.isfinite(c_ref_m_s) and c_ref_m_s > 0):
+        raise PathError("c_ref is no speed", observed=c_ref_m_s, expected="metres per second above zero")
+    if delta_form is DeltaForm.GENERAL:
+        return float(np.sum((path.n_eff / c_ref_m_s) * path.d_ell))
+    return float((1 / c_ref_m_s) * np.sum(path.n_eff * path.d_ell))
+
+
+def path_faults(path: BeamPath, *, min_points: int = MIN_POINTS) -> list[str]:
+    """Return what is wrong with a path's arrays, in words; nothing when they belong together."""
+    lengths = {
+        "gamma_ell": {path.height_m.shape, path.distance_m.shape},
+        "d_ell": {path.d_ell.shape},
+        "n_eff": {path.n_eff.shape},
+        "ell": {path.ell.shape},
+    }
+    if len(set().union(*lengths.values())) > 1 or path.ell.ndim != 1:
+        told = ", ".join(f"{name} {'/'.join(map(str, sorted(shapes)))}" for name, shapes in lengths.items())
+        return [f"shapes differ: {told}"]
+    if path.points < min_points:
+        return [f"{path.points} points; at least {min_points} make a path"]
+    return _values_at_fault(path) or _order_at_fault(path)
+
+
+def _values_at_fault(path: BeamPath) -> list[str]:
+    d_ell, n_eff = path.d_ell, path.n_eff
+    bad = {
+        "points with a d_ell that is no length": ~(np.isfinite(d_ell) & (d_ell > 0)),
+        "points with an n_eff that no air has": ~(np.isfinite(n_eff) & (n_eff >= MIN_INDEX)),
+        "points with a gamma_ell or ell that is no position": ~np.isfinite(path.height_m + path.distance_m + path.ell),
+    }
+    return [f"{int(points.sum())} {what}" for what, points in bad.items() if points.any()]
+
+
+def _order_at_fault(path: BeamPath) -> list[str]:
+    """Hold every ell against its own element: the sums of d ell before it and with it.
+
+    True of rectangles and trapezoids, and of a Gauss rule by the separation theorem of Chebyshev, Markov and Stieltjes
+    (Szego, Orthogonal Polynomials, section 3.41).
+    """
+    faults = []
+    ends = np.cumsum(path.d_ell)
+    slack = CLOSURE * abs(path.extent_m)
+    if not np.all(np.diff(path.ell) > 0):
+        faults.append("ell does not ascend")
+    if strayed := int(np.sum((path.ell < ends - path.d_ell - slack) | (path.ell > ends + slack))):
+        faults.append(f"{strayed} points of ell outside of their own d_ell")
+    if not abs(ends[-1] - path.extent_m) <= slack:
+        faults.append(f"d_ell sums to {ends[-1]:.12g} m; the path has {path.extent_m:.12g} m")
+    return faults
+
+
+def _after(step: object, kind: type[_Step]) -> _Step:
+    if not isinstance(step, kind):
+        raise PathError(
+            "a path is aligned out of order",
+            observed=type(step).__name__,
+            expected=f"{kind.__name__}; the order is time, path, phase",
+        )
+    return step

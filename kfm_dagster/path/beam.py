@@ -1,0 +1,227 @@
+"""The geometry of a radar beam: where it is after each metre of its way, gamma(ell), and that way's elements d ell.
+
+Belongs here: tracing a ray at an elevation angle, by the effective-earth formula or through a profile, at the nodes of
+a composite Gauss-Legendre rule whose weights are d ell: the sum over f * d_ell is the integral of f along the beam.
+Does not belong here: profiles (`refractivity.py`), what is integrated (`arrival.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum, unique
+from functools import cached_property, lru_cache
+from itertools import pairwise
+
+import numpy as np
+
+from kfm_dagster.path.errors import PathError
+from kfm_dagster.path.refractivity import Floats, Profile
+
+EARTH_RADIUS_M = 6_371_000.0
+"""Mean radius (IUGG: 6371.0088 km; Doviak and Zrnic, and ITU-R P.834, use 6371 km)."""
+EFFECTIVE_EARTH_FACTOR = 4 / 3
+"""k_e of Doviak and Zrnic (1993), section 2.2.3.1, for the standard gradient of refractivity near the ground."""
+MIN_ELEVATION_DEG, MAX_ELEVATION_DEG = -2.0, 90.0
+"""Beyond what the antenna can do (ICD 2620002, table XI: -1 to 45 degrees), up to the zenith."""
+NODES_PER_PANEL = 8
+PANEL_M = 30_000.0
+"""Longest panel of the rule. The error of eight nodes grows with the 16th power of its length over the scale height: at
+30 km it is below 1e-15 of the integral of n through the exponential atmosphere, in the zenith, too."""
+
+_SETTLED_M = 1e-8
+"""Change of a height at which tracing ends: the rounding of a path of 500 km."""
+_MAX_ROUNDS = 60
+"""Each round shortens the error by more than the path over the earth's radius; 500 km take eight."""
+
+
+@unique
+class Geometry(StrEnum):
+    """How a beam bends."""
+
+    EFFECTIVE_EARTH = "effective-earth"
+    """Straight over an earth of 4/3 its radius (Doviak and Zrnic, 1993, equations 2.28b and c)."""
+    RAY_TRACED = "ray-traced"
+    """By Bouguer's law, n r cos(theta) = constant, through the profile's own gradient."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeamPath:
+    """One beam: gamma(ell) as height and ground distance, d ell and n_eff(ell), arrays of one shape (points,).
+
+    ell: metres from the antenna along the beam, ascending. d_ell: metres, the element that belongs to each ell; they
+    sum to extent_m, where the beam ends. height_m: above mean sea level. distance_m: along the ground at sea level.
+    n_eff: refractive index, dimensionless. Nothing is checked here: `arrival.align_path` does.
+    """
+
+    elevation_deg: float
+    geometry: Geometry
+    extent_m: float
+    ell: Floats
+    d_ell: Floats
+    height_m: Floats
+    distance_m: Floats
+    n_eff: Floats
+
+    @property
+    def points(self) -> int:
+        """Number of nodes."""
+        return len(self.ell)
+
+    @cached_property
+    def gamma_ell(self) -> Floats:
+        """gamma(ell): shape (points, 2), ground distance and height in metres."""
+        return np.stack((self.distance_m, self.height_m), axis=-1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """Nodes and weights along the beam, in metres; `ell` and `d_ell` have the shape (panels, nodes)."""
+
+    ell: Floats
+    d_ell: Floats
+    half_m: Floats
+    """Half the length of each panel, shape (panels,)."""
+
+    def integrals(self, values: Floats) -> Floats:
+        """Return the integrals of a function from 0 to each node; values and result (..., panels, nodes)."""
+        totals = np.sum(values * self.d_ell, axis=-1)
+        before = np.cumsum(totals, axis=-1) - totals
+        within = self.half_m[:, None] * (values @ _partial_integrals().T)
+        found: Floats = before[..., None] + within
+        return found
+
+
+def trace(
+    elevations_deg: Sequence[float],
+    *,
+    antenna_height_m: float,
+    range_m: float,
+    profile: Profile,
+    geometry: Geometry = Geometry.RAY_TRACED,
+    split_m: float | None = None,
+    panel_m: float = PANEL_M,
+) -> tuple[BeamPath, ...]:
+    """Trace the beams of one antenna, all at once, from it to range_m along each.
+
+    antenna_height_m: of the feedhorn above mean sea level. split_m: a range that must end a panel, so that an integral
+    may be split there. Raises PathError for what is no angle, height or range, and when a ray does not settle.
+    """
+    angles = np.radians(_checked(elevations_deg, antenna_height_m=antenna_height_m, range_m=range_m, split_m=split_m))
+    rule = quadrature(range_m, split_m=split_m, panel_m=panel_m)
+    if geometry is Geometry.EFFECTIVE_EARTH:
+        height, distance = _effective_earth(rule.ell, angles[:, None, None], antenna_height_m)
+    else:
+        # A ray that runs away is refused for not settling.
+        with np.errstate(over="ignore", invalid="ignore"):
+            height, distance = _ray_traced(rule, angles[:, None, None], antenna_height_m, profile)
+    index = profile(height)
+    ell, d_ell = _flat(rule.ell), _flat(rule.d_ell)
+    return tuple(
+        BeamPath(
+            elevation_deg=float(elevation),
+            geometry=geometry,
+            extent_m=float(range_m),
+            ell=ell,
+            d_ell=d_ell,
+            height_m=_flat(height[beam]),
+            distance_m=_flat(distance[beam]),
+            n_eff=_flat(index[beam]),
+        )
+        for beam, elevation in enumerate(elevations_deg)
+    )
+
+
+@lru_cache(maxsize=32)
+def quadrature(range_m: float, *, split_m: float | None = None, panel_m: float = PANEL_M) -> Rule:
+    """Return the composite rule from 0 to range_m in panels of at most panel_m metres."""
+    parts = [0.0, range_m] if split_m is None else [0.0, split_m, range_m]
+    edges = np.concatenate(
+        [np.linspace(start, end, math.ceil((end - start) / panel_m) + 1)[:-1] for start, end in pairwise(parts)]
+        + [[range_m]]
+    )
+    nodes, weights = np.polynomial.legendre.leggauss(NODES_PER_PANEL)
+    half = np.diff(edges) / 2
+    return Rule(ell=edges[:-1, None] + half[:, None] * (1 + nodes), d_ell=half[:, None] * weights, half_m=half)
+
+
+@lru_cache(maxsize=1)
+def _partial_integrals() -> Floats:
+    """Return A[i, j]: the integral from -1 to node i of the Lagrange polynomial of node j. Shape (nodes, nodes).
+
+    The polynomial of node j is the sum over k of (k + 1/2) w_j P_k(x_j) P_k, which the rule makes exact.
+    """
+    nodes, weights = np.polynomial.legendre.leggauss(NODES_PER_PANEL)
+    degrees = np.arange(NODES_PER_PANEL)
+    at_nodes = np.polynomial.legendre.legvander(nodes, NODES_PER_PANEL)
+    # The integral of P_k from -1 is (P_k+1 - P_k-1) / (2k + 1), and of P_0 it is 1 + x.
+    integrals = np.empty((NODES_PER_PANEL, NODES_PER_PANEL))
+    integrals[:, 0] = 1 + nodes
+    integrals[:, 1:] = (at_nodes[:, 2:] - at_nodes[:, :-2]) / (2 * degrees[1:] + 1)
+    coefficients = (degrees + 0.5)[:, None] * at_nodes[:, :-1].T * weights
+    return integrals @ coefficients
+
+
+def _effective_earth(ell: Floats, angles: Floats, antenna_height_m: float) -> tuple[Floats, Floats]:
+    """Doviak and Zrnic (1993), equations 2.28b and c, the height without the difference of two radii."""
+    radius = EFFECTIVE_EARTH_FACTOR * EARTH_RADIUS_M
+    square = ell * (ell + 2 * radius * np.sin(angles))
+    rise = square / (np.sqrt(radius * radius + square) + radius)
+    distance = radius * np.arcsin(ell * np.cos(angles) / (radius + rise))
+    return antenna_height_m + rise, distance
+
+
+def _ray_traced(rule: Rule, angles: Floats, antenna_height_m: float, profile: Profile) -> tuple[Floats, Floats]:
+    """Solve the ray's equations at all nodes together, from the effective-earth ray on.
+
+    dr/dl = sin(theta), dphi/dl = cos(theta) / r and, from Bouguer's law (n r cos(theta) is constant along the ray,
+    Born and Wolf, section 3.2), dtheta/dl = cos(theta) (1/r + n'/n). Unlike its quadrature over height, this has no
+    singularity at a horizontal beam. By Picard's iteration: over a path much shorter than the earth's radius each
+    round gains more than a digit.
+    """
+    height, _ = _effective_earth(rule.ell, angles, antenna_height_m)
+    angle = np.broadcast_to(angles, height.shape)
+    for _ in range(_MAX_ROUNDS):
+        radius = EARTH_RADIUS_M + height
+        angle = angles + rule.integrals(np.cos(angle) * (1 / radius + profile.gradient(height) / profile(height)))
+        risen = antenna_height_m + rule.integrals(np.sin(angle))
+        change = float(np.max(np.abs(risen - height)))
+        height = risen
+        if change <= _SETTLED_M:
+            distance = EARTH_RADIUS_M * rule.integrals(np.cos(angle) / (EARTH_RADIUS_M + height))
+            return height, distance
+    raise PathError(
+        "a ray does not settle in this profile",
+        observed=f"heights that still change by {change:g} m",
+        expected=f"{_SETTLED_M:g} m after {_MAX_ROUNDS} rounds",
+        next_step="take a shorter range or a profile without ducts",
+    )
+
+
+def _checked(
+    elevations_deg: Sequence[float], *, antenna_height_m: float, range_m: float, split_m: float | None
+) -> Floats:
+    angles = np.asarray(elevations_deg, dtype=float)
+    if not len(angles) or not np.all((angles >= MIN_ELEVATION_DEG) & (angles <= MAX_ELEVATION_DEG)):
+        raise PathError(
+            "a beam needs an elevation",
+            observed=list(elevations_deg),
+            expected=f"{MIN_ELEVATION_DEG:g} to {MAX_ELEVATION_DEG:g} degrees",
+        )
+    if not math.isfinite(antenna_height_m):
+        raise PathError("an antenna needs a height", observed=antenna_height_m, expected="metres above the sea")
+    if not (math.isfinite(range_m) and range_m > 0) or (split_m is not None and not 0 < split_m < range_m):
+        raise PathError(
+            "a beam needs a range",
+            observed=f"{range_m} m, split at {split_m} m",
+            expected="a length, and a split within it",
+        )
+    return angles
+
+
+def _flat(values: Floats) -> Floats:
+    """Return the panels one after the other, read-only: beams of one volume share them."""
+    flat = values.reshape(-1)
+    flat.flags.writeable = False
+    return flat

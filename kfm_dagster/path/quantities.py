@@ -1,0 +1,151 @@
+"""Path quantities with their units, and the report on whether their dimensions close (gate G4).
+
+Belongs here: `pint` at the boundary; everything within the package computes with plain SI numbers. Does not belong
+here: what a failed report leads to (gates), or the file it is written to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pint
+
+from kfm_dagster.path.arrival import Arrival
+
+UNITS: Mapping[str, str] = {
+    "T_arr": "s",
+    "Phi": "rad",
+    "Phi_aligned": "rad",
+    "optical_path": "m",
+    "ell": "m",
+    "c_ref": "m/s",
+    "lambda_ref": "m",
+    "elevation": "degree",
+    "n_eff": "dimensionless",
+}
+"""Quantity > the unit that a result carries. `n_eff` is the mean along the path, `ell` the path's extent."""
+
+DIMENSIONS: Mapping[str, str] = {
+    "T_arr": "[time]",
+    "Phi": "dimensionless",
+    "Phi_aligned": "dimensionless",
+    "optical_path": "[length]",
+    "ell": "[length]",
+    "c_ref": "[length] / [time]",
+    "lambda_ref": "[length]",
+    "elevation": "dimensionless",
+    "n_eff": "dimensionless",
+}
+"""Quantity > its dimension, as pint writes it."""
+
+EQUATIONS: Mapping[str, str] = {
+    "( ∫ ( n_eff / c_ref ) d ell )": "T_arr",
+    "( 1 / c_ref ) * ( ∫ n_eff d ell )": "T_arr",
+    "( 2π / λ_ref ) * ( ∫ n_eff d ell )": "Phi",
+}
+"""Right side > the quantity whose dimension it must have (pipeline card, chapter 7, section VIII)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DimensionalEntry:
+    """One line of the report."""
+
+    quantity: str
+    unit: str
+    expected: str
+    observed: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether the dimensions agree."""
+        return self.expected == self.observed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DimensionalReport:
+    """Every quantity and equation with its dimension."""
+
+    entries: tuple[DimensionalEntry, ...]
+
+    @property
+    def p_dim(self) -> float:
+        """Share of the entries that are ok; 0 when there are none."""
+        return sum(entry.ok for entry in self.entries) / len(self.entries) if self.entries else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
+        lines = [
+            {
+                "quantity": entry.quantity,
+                "unit": entry.unit,
+                "dimension_expected": entry.expected,
+                "dimension_observed": entry.observed,
+                "ok": entry.ok,
+            }
+            for entry in self.entries
+        ]
+        return {"p_dim": self.p_dim, "quantities": lines}
+
+
+def as_quantities(arrival: Arrival) -> dict[str, pint.Quantity[float]]:
+    """Return the results of one beam with their units, by the names of UNITS."""
+    values = {
+        "T_arr": arrival.t_arr_s,
+        "Phi": arrival.phi_rad,
+        "Phi_aligned": arrival.phi_aligned_rad,
+        "optical_path": arrival.optical_path_m,
+        "ell": arrival.extent_m,
+        "c_ref": arrival.c_ref_m_s,
+        "lambda_ref": arrival.lambda_ref_m,
+        "elevation": arrival.elevation_deg,
+        "n_eff": arrival.optical_path_m / arrival.extent_m,
+    }
+    return {name: pint.Quantity(value, UNITS[name]) for name, value in values.items()}
+
+
+def dimensional_report(quantities: Mapping[str, Any]) -> DimensionalReport:
+    """Hold every quantity against its dimension, and every equation's right side against its left.
+
+    quantities: by the names of DIMENSIONS; a missing one is observed as `missing`, an unknown one is expected as
+    `unknown`. Anything but a pint quantity has no dimension and fails.
+    """
+    names = [*DIMENSIONS, *(name for name in quantities if name not in DIMENSIONS)]
+    entries = [
+        DimensionalEntry(
+            quantity=name,
+            unit=f"{quantities[name].units:~}" if _is_quantity(quantities.get(name)) else "none",
+            expected=DIMENSIONS.get(name, "unknown"),
+            observed=_dimension(quantities.get(name)),
+        )
+        for name in names
+    ]
+    return DimensionalReport(entries=(*entries, *_equations(quantities)))
+
+
+def _equations(quantities: Mapping[str, Any]) -> list[DimensionalEntry]:
+    inputs: list[Any] = [quantities.get(name) for name in ("n_eff", "ell", "c_ref", "lambda_ref")]
+    sides: list[Any] = [None] * len(EQUATIONS)
+    if all(_is_quantity(value) for value in inputs):
+        n_eff, ell, c_ref, lambda_ref = inputs
+        sides = [(n_eff / c_ref) * ell, (1 / c_ref) * (n_eff * ell), n_eff * ell / lambda_ref]
+    return [
+        DimensionalEntry(
+            quantity=f"{left} = {right}",
+            unit=f"{side.to_base_units().units:~}" if side is not None else "none",
+            expected=DIMENSIONS[left],
+            observed=_dimension(side),
+        )
+        for (right, left), side in zip(EQUATIONS.items(), sides, strict=True)
+    ]
+
+
+def _is_quantity(value: Any) -> bool:
+    return isinstance(value, pint.Quantity)
+
+
+def _dimension(value: Any) -> str:
+    if value is None:
+        return "missing"
+    return str(value.dimensionality) if _is_quantity(value) else "no quantity"

@@ -1,0 +1,118 @@
+"""How sure arrival times and phases are: covariances from the uncertainties of what they are computed from.
+
+Belongs here: propagation through the Jacobian, and the check that a matrix can be a covariance. Does not belong here:
+what follows when it cannot (gate G7).
+
+Between beams of one volume the atmosphere and the clock are common; where in its gate a target stands is each beam's
+own. Time and phase of one beam differ by the clock and by the wavelength.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from kfm_dagster.path.refractivity import Exponential, Floats
+
+GATE_M = 250.0
+"""Length of a range gate (ICD 2620002, table XVII-B)."""
+SYMMETRY = 1e-12
+"""Difference of two mirrored correlations that is rounding."""
+LEAST_EIGENVALUE = 1e-12
+"""Of the correlation matrix, below which a covariance counts as singular: rounding of some dozen rows."""
+
+_STEP = 1e-3
+"""Relative step of the central differences: their error is its square, a millionth."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sigmas:
+    """Standard uncertainties of the inputs.
+
+    n0 (N-units) and scale_height_m are assumed: about the spread of the monthly means on P.453's charts over the
+    network. range_m is that of a place within one gate, uniform. clock_s is assumed: 0.1 us, uniform.
+    """
+
+    n0: float = 30.0
+    scale_height_m: float = 500.0
+    range_m: float = GATE_M / math.sqrt(12)
+    clock_s: float = 1e-7 / math.sqrt(12)
+
+
+OpticalPaths = Callable[[Exponential], Floats]
+"""From an atmosphere to the optical paths of all beams of a volume in metres, shape (beams,)."""
+
+
+def sensitivities(optical_paths: OpticalPaths, profile: Exponential) -> Floats:
+    """Return the derivatives of the optical paths by N0 and by the scale height, the beam's bending among them.
+
+    Shape (beams, 2), in m per N-unit and m per m; by central differences.
+    """
+    columns = []
+    for name in ("n0", "scale_height_m"):
+        value = getattr(profile, name)
+        step = _STEP * value
+        above, below = (optical_paths(replace(profile, **{name: moved})) for moved in (value + step, value - step))
+        columns.append((above - below) / (2 * step))
+    return np.stack(columns, axis=-1)
+
+
+def path_covariance(by_input: Floats, *, end_index: Floats, sigmas: Sigmas) -> Floats:
+    """Return the covariance of the optical paths of all beams in m^2, shape (beams, beams).
+
+    by_input: as from `sensitivities`; end_index: n_eff at the end of each beam, shape (beams,).
+    """
+    scaled = by_input * (sigmas.n0, sigmas.scale_height_m)
+    found: Floats = scaled @ scaled.T + np.diag((end_index * sigmas.range_m) ** 2)
+    return found
+
+
+def arrival_covariance(of_paths: Floats, *, c_ref_m_s: float, sigmas: Sigmas) -> Floats:
+    """Return the covariance of T_arr over the beams of a volume in s^2, shape (beams, beams)."""
+    return of_paths / c_ref_m_s**2 + sigmas.clock_s**2
+
+
+def phase_covariances(
+    of_paths: Floats, *, c_ref_m_s: float, lambda_ref_m: float, lambda_sigma: float, phi_rad: Floats, sigmas: Sigmas
+) -> Floats:
+    """Return the covariance of (T_arr, Phi) of each beam, shape (beams, 2, 2), in s^2, s rad and rad^2.
+
+    lambda_sigma: relative standard uncertainty of the wavelength; phi_rad: shape (beams,).
+    """
+    variances = np.diag(of_paths)
+    wave_number = 2 * math.pi / lambda_ref_m
+    found = np.empty((len(variances), 2, 2))
+    found[:, 0, 0] = variances / c_ref_m_s**2 + sigmas.clock_s**2
+    found[:, 0, 1] = found[:, 1, 0] = variances * wave_number / c_ref_m_s
+    found[:, 1, 1] = variances * wave_number**2 + (phi_rad * lambda_sigma) ** 2
+    return found
+
+
+def covariance_faults(matrix: Floats) -> list[str]:
+    """Return what keeps a matrix from being a covariance, in words; nothing when it is symmetric and positive definite.
+
+    Looked at as correlations, so that the rows' units do not matter.
+    """
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
+        return [f"the shape {matrix.shape} is not square"]
+    variances = np.diag(matrix)
+    if not np.isfinite(matrix).all() or not (variances > 0).all():
+        return ["a variance is not above zero, or an entry is not finite"]
+    deviations = np.sqrt(variances)
+    correlations = matrix / deviations / deviations[:, None]
+    if (skew := float(np.max(np.abs(correlations - correlations.T)))) > SYMMETRY:
+        return [f"mirrored correlations differ by {skew:.3g}"]
+    try:
+        np.linalg.cholesky(correlations - LEAST_EIGENVALUE * np.eye(len(matrix)))
+    except np.linalg.LinAlgError:
+        least = float(np.linalg.eigvalsh(correlations)[0])
+        return [f"the least eigenvalue of the correlations is {least:.3g}"]
+    return []
+
+
+def is_positive_definite(matrix: Floats) -> bool:
+    """Tell whether a matrix is symmetric (to SYMMETRY) and positive definite (to LEAST_EIGENVALUE), by Cholesky."""
+    return not covariance_faults(matrix)

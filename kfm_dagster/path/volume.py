@@ -1,0 +1,227 @@
+"""The beams of one NEXRAD volume: from what its Item says to arrival times, phases and their covariance.
+
+Belongs here: which facts of a volume matter, and where they come from when it does not state them. Does not belong
+here: reading a volume (`readers/`), integrals (`arrival.py`), storing results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from kfm_dagster.path.arrival import (
+    MIN_POINTS,
+    SPEED_OF_LIGHT_M_S,
+    Arrival,
+    DeltaForm,
+    align_path,
+    align_phase,
+    align_time,
+    arrive,
+)
+from kfm_dagster.path.beam import MAX_ELEVATION_DEG, MIN_ELEVATION_DEG, BeamPath, Geometry, trace
+from kfm_dagster.path.errors import PathError
+from kfm_dagster.path.refractivity import Exponential, Floats
+from kfm_dagster.path.uncertainty import (
+    Sigmas,
+    arrival_covariance,
+    path_covariance,
+    phase_covariances,
+    sensitivities,
+)
+
+RANGE_M = 460_000.0
+"""Reach of the reflectivity: 460 cells of 1 km (ICD 2620002, table III), 1840 gates of 250 m (table XVII-B)."""
+REFERENCE_RANGE_M = 2_000.0
+"""Where the first gate begins: its middle is at 2,125 m (ICD 2620002, table XVII-B, in every volume seen)."""
+BAND_MHZ = (2700.0, 3000.0)
+"""What a WSR-88D may transmit at (Federal Meteorological Handbook 11, part B): wavelengths of 10.0 to 11.1 cm."""
+_STATED_MHZ = 1.0
+"""A volume states its frequency in whole MHz (ICD 2620002, table XV)."""
+
+_VCP_11 = (0.5, 1.45, 2.4, 3.35, 4.3, 5.25, 6.2, 7.5, 8.7, 10.0, 12.0, 14.0, 16.7, 19.5)
+_VCP_12 = (0.5, 0.9, 1.3, 1.8, 2.4, 3.1, 4.0, 5.1, 6.4, 8.0, 10.0, 12.5, 15.6, 19.5)
+_VCP_21 = (0.5, 1.45, 2.4, 3.35, 4.3, 6.0, 9.9, 14.6, 19.5)
+_VCP_31 = (0.5, 1.5, 2.5, 3.5, 4.5)
+PATTERNS: Mapping[int, tuple[float, ...]] = {
+    11: _VCP_11,
+    211: _VCP_11,
+    12: _VCP_12,
+    212: _VCP_12,
+    21: _VCP_21,
+    121: _VCP_21,
+    221: _VCP_21,
+    31: _VCP_31,
+    32: _VCP_31,
+}
+"""Elevations in degrees of the patterns that volumes without message 5 name by number (Federal Meteorological Handbook
+11, part C, volume coverage patterns)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VolumeFacts:
+    """What the beams of a volume depend on. Elevations distinct and ascending; frequency_mhz None when not stated."""
+
+    site: str
+    antenna_height_m: float
+    elevations_deg: tuple[float, ...]
+    frequency_mhz: float | None = None
+
+    @property
+    def lambda_ref_m(self) -> float:
+        """Wavelength in vacuum at the stated frequency, else at the middle of the band."""
+        middle = sum(BAND_MHZ) / 2
+        return SPEED_OF_LIGHT_M_S / ((self.frequency_mhz or middle) * 1e6)
+
+    @property
+    def lambda_sigma(self) -> float:
+        """Relative standard uncertainty of the wavelength: uniform over the stated step, else over the band."""
+        low, high = BAND_MHZ
+        if self.frequency_mhz is None:
+            return (high - low) / math.sqrt(12) / ((high + low) / 2)
+        return _STATED_MHZ / math.sqrt(12) / self.frequency_mhz
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PathOptions:
+    """How beams are computed: every setting that changes a result."""
+
+    range_m: float = RANGE_M
+    reference_range_m: float = REFERENCE_RANGE_M
+    geometry: Geometry = Geometry.RAY_TRACED
+    profile: Exponential = field(default_factory=Exponential)
+    delta_form: DeltaForm = DeltaForm.GENERAL
+    c_ref_m_s: float = SPEED_OF_LIGHT_M_S
+    sigmas: Sigmas = field(default_factory=Sigmas)
+    min_points: int = MIN_POINTS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VolumeBeams:
+    """What the facts alone determine; volumes of one site and pattern share it.
+
+    of_paths: covariance of the optical paths in m^2, shape (beams, beams).
+    """
+
+    beams: tuple[BeamPath, ...]
+    of_paths: Floats
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PathArrival:
+    """The arrivals of one volume, one for each beam.
+
+    t_covariance: of T_arr over the beams, s^2, shape (beams, beams). phase_covariance: of (T_arr, Phi) of each beam,
+    shape (beams, 2, 2), in s^2, s rad, rad^2.
+    """
+
+    facts: VolumeFacts
+    beams: tuple[BeamPath, ...]
+    arrivals: tuple[Arrival, ...]
+    t_covariance: Floats
+    phase_covariance: Floats
+
+
+def elevations_of(properties: Mapping[str, Any]) -> tuple[float, ...]:
+    """Return the distinct elevations of a volume in degrees, ascending; none when nothing tells them.
+
+    properties: those of a NEXRAD Item. The volume's own pattern (message 5) wins; else its number names one. Angles
+    that no antenna has, as in a message 5 of noise, are left out.
+    """
+    stated: Iterable[Any] = properties.get("nexrad:elevations") or PATTERNS.get(properties.get("nexrad:vcp", 0), ())
+    return tuple(sorted({float(angle) for angle in stated if MIN_ELEVATION_DEG <= angle <= MAX_ELEVATION_DEG}))
+
+
+def facts_of(properties: Mapping[str, Any]) -> VolumeFacts:
+    """Return what an Item's properties say of its beams. Raises PathError when they tell no beam."""
+    site, height = properties.get("nexrad:site"), properties.get("nexrad:height-m")
+    elevations = elevations_of(properties)
+    if not elevations or height is None:
+        raise PathError(
+            "a volume tells no beam",
+            observed=f"site {site}, height {height}, pattern {properties.get('nexrad:vcp')}",
+            expected="the antenna's height, and elevations or a pattern that is known",
+        )
+    return VolumeFacts(
+        site=str(site),
+        antenna_height_m=float(height),
+        elevations_deg=elevations,
+        frequency_mhz=properties.get("nexrad:frequency-mhz"),
+    )
+
+
+def path_arrival(
+    facts: VolumeFacts,
+    *,
+    ts_start: datetime,
+    reference: datetime,
+    tau: timedelta,
+    options: PathOptions = PathOptions(),
+) -> PathArrival:
+    """Return the arrivals of a volume at the end of each of its beams. Raises PathError.
+
+    ts_start: when the volume began; reference: the time that it is to agree with, within tau.
+    """
+    time = align_time(ts_start=ts_start, reference=reference, tau=tau)
+    volume = volume_beams(antenna_height_m=facts.antenna_height_m, elevations_deg=facts.elevations_deg, options=options)
+    arrivals = tuple(
+        arrive(
+            align_phase(
+                align_path(time, beam, min_points=options.min_points),
+                lambda_ref_m=facts.lambda_ref_m,
+                reference_range_m=options.reference_range_m,
+            ),
+            c_ref_m_s=options.c_ref_m_s,
+            delta_form=options.delta_form,
+        )
+        for beam in volume.beams
+    )
+    return PathArrival(
+        facts=facts,
+        beams=volume.beams,
+        arrivals=arrivals,
+        t_covariance=arrival_covariance(volume.of_paths, c_ref_m_s=options.c_ref_m_s, sigmas=options.sigmas),
+        phase_covariance=phase_covariances(
+            volume.of_paths,
+            c_ref_m_s=options.c_ref_m_s,
+            lambda_ref_m=facts.lambda_ref_m,
+            lambda_sigma=facts.lambda_sigma,
+            phi_rad=np.array([arrival.phi_rad for arrival in arrivals]),
+            sigmas=options.sigmas,
+        ),
+    )
+
+
+@lru_cache(maxsize=512)
+def volume_beams(*, antenna_height_m: float, elevations_deg: tuple[float, ...], options: PathOptions) -> VolumeBeams:
+    """Trace the beams of a volume and say how sure their lengths are. Raises PathError.
+
+    Cached because a network has 160 sites and a handful of patterns, and a day 40,000 volumes; an entry takes 100 KB.
+    """
+
+    def traced(profile: Exponential) -> tuple[BeamPath, ...]:
+        return trace(
+            elevations_deg,
+            antenna_height_m=antenna_height_m,
+            range_m=options.range_m,
+            profile=profile,
+            geometry=options.geometry,
+            split_m=options.reference_range_m,
+        )
+
+    def optical_paths(profile: Exponential) -> Floats:
+        return np.array([np.sum(beam.n_eff * beam.d_ell) for beam in traced(profile)])
+
+    beams = traced(options.profile)
+    of_paths = path_covariance(
+        sensitivities(optical_paths, options.profile),
+        end_index=np.array([beam.n_eff[-1] for beam in beams]),
+        sigmas=options.sigmas,
+    )
+    return VolumeBeams(beams=beams, of_paths=of_paths)

@@ -1,0 +1,253 @@
+"""Arrival times and phases: closed forms, both forms of T_arr, the order of alignment, and every refusal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pint
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.integrate import quad
+
+from kfm_dagster.path.arrival import (
+    SPEED_OF_LIGHT_M_S,
+    Arrival,
+    DeltaForm,
+    align_path,
+    align_phase,
+    align_time,
+    arrival_time,
+    arrive,
+    path_faults,
+)
+from kfm_dagster.path.beam import BeamPath, Geometry
+from kfm_dagster.path.errors import PathError
+from kfm_dagster.path.quantities import DIMENSIONS, EQUATIONS, UNITS, as_quantities, dimensional_report
+from kfm_dagster.path.refractivity import Constant, Exponential
+from kfm_dagster_tests.path.beams import START, TAU, aligned, beam, changed, in_time, rectangles
+
+WAVELENGTH_M = 0.103
+RELATIVE = 1e-9
+
+
+def arrival(path: BeamPath, **options: Any) -> Arrival:
+    phase = align_phase(aligned(path), lambda_ref_m=WAVELENGTH_M, reference_range_m=2_000.0)
+    return arrive(phase, **options)
+
+
+# --- closed forms
+
+
+@pytest.mark.clause("PCS-11")
+@given(
+    refractivity=st.floats(0, 450),
+    length=st.floats(10_000, 460_000),
+    elevation=st.floats(-0.5, 90),
+    geometry=st.sampled_from(Geometry),
+)
+def test_in_a_constant_medium_the_way_divided_by_the_speed(
+    refractivity: float, length: float, elevation: float, geometry: Geometry
+) -> None:
+    path = beam(elevation, profile=Constant(refractivity=refractivity), range_m=length, geometry=geometry)
+    found = arrival(path)
+    optical = (1 + refractivity * 1e-6) * length
+    assert found.t_arr_s == pytest.approx(optical / SPEED_OF_LIGHT_M_S, rel=1e-13)
+    assert found.phi_rad == pytest.approx(2 * math.pi * optical / WAVELENGTH_M, rel=1e-13)
+    beyond = 2 * math.pi * (optical - (1 + refractivity * 1e-6) * 2_000) / WAVELENGTH_M
+    assert math.remainder(found.phi_aligned_rad - beyond, 2 * math.pi) == pytest.approx(0, abs=1e-5)
+    assert 0 <= found.phi_aligned_rad < 2 * math.pi
+
+
+@pytest.mark.clause("PCS-11")
+@given(n0=st.floats(0, 450), scale=st.floats(4_000, 10_000), length=st.floats(10_000, 460_000))
+def test_upwards_through_an_exponential_atmosphere_the_closed_form(n0: float, scale: float, length: float) -> None:
+    path = beam(90.0, profile=Exponential(n0=n0, scale_height_m=scale), antenna_height_m=0.0, range_m=length)
+    optical = length + 1e-6 * n0 * scale * (1 - math.exp(-length / scale))
+    assert arrival(path).t_arr_s == pytest.approx(optical / SPEED_OF_LIGHT_M_S, rel=1e-12)
+
+
+@pytest.mark.clause("PCS-11")
+@pytest.mark.parametrize("elevation", [0.0, 0.483, 2.417, 19.5])
+def test_along_a_slant_path_scipy_s_adaptive_integral(elevation: float) -> None:
+    profile, radius = Exponential(), 4 / 3 * 6_371_000.0
+    sine = math.sin(math.radians(elevation))
+
+    def index(ell: float) -> float:
+        height = 400 + math.sqrt(radius**2 + ell**2 + 2 * ell * radius * sine) - radius
+        return float(profile(np.array([height]))[0])
+
+    optical, _ = quad(index, 0, 460_000, epsabs=0, epsrel=1e-12, limit=200)
+    found = arrival(beam(elevation, profile=profile, geometry=Geometry.EFFECTIVE_EARTH))
+    assert found.t_arr_s == pytest.approx(optical / SPEED_OF_LIGHT_M_S, rel=RELATIVE)
+    assert found.phi_rad == pytest.approx(2 * math.pi * optical / WAVELENGTH_M, rel=RELATIVE)
+
+
+@pytest.mark.clause("PCS-11")
+@given(elevation=st.floats(-0.5, 90), c_ref=st.floats(1e8, 3e8), n0=st.floats(0, 450))
+def test_both_forms_give_one_time_and_say_which_they_are(elevation: float, c_ref: float, n0: float) -> None:
+    path = beam(elevation, profile=Exponential(n0=n0))
+    general, factored = (arrival(path, c_ref_m_s=c_ref, delta_form=form) for form in DeltaForm)
+    assert (general.delta_form, factored.delta_form) == (DeltaForm.GENERAL, DeltaForm.FACTORED)
+    assert general.t_arr_s == pytest.approx(factored.t_arr_s, rel=1e-12)
+    assert general.t_arr_s == pytest.approx(general.optical_path_m / c_ref, rel=1e-12)
+
+
+# --- the order of alignment
+
+
+@pytest.mark.clause("PCS-11")
+@pytest.mark.parametrize(
+    "out_of_order",
+    [
+        lambda: align_path(START, rectangles(4)),
+        lambda: align_path(aligned(rectangles(4)), rectangles(4)),
+        lambda: align_phase(in_time(), lambda_ref_m=0.1, reference_range_m=500.0),
+        lambda: align_phase(rectangles(4), lambda_ref_m=0.1, reference_range_m=500.0),
+        lambda: arrive(aligned(rectangles(4))),
+        lambda: arrive(in_time()),
+        lambda: arrival_time(rectangles(4)),
+    ],
+    ids=["path first", "path twice", "phase after time", "phase first", "phase left out", "path left out", "unaligned"],
+)
+def test_another_order_than_time_path_phase_is_refused(out_of_order: Callable[[], Any]) -> None:
+    with pytest.raises(PathError, match="the order is time, path, phase"):
+        out_of_order()
+
+
+@pytest.mark.clause("PCS-11")
+def test_a_volume_that_is_not_in_its_time_is_refused() -> None:
+    later = START + TAU
+    assert align_time(ts_start=later, reference=START, tau=TAU).offset_s == 60
+    with pytest.raises(PathError, match="at most 60 s"):
+        align_time(ts_start=later + timedelta(milliseconds=1), reference=START, tau=TAU)
+    with pytest.raises(PathError, match="aware"):
+        align_time(ts_start=datetime(2024, 5, 6), reference=START, tau=TAU)  # noqa: DTZ001, that is the point
+
+
+# --- refusals
+
+
+def _moved(values: np.ndarray, value: float) -> np.ndarray:
+    other = values.copy()
+    other[1] = value
+    return other
+
+
+GOOD = rectangles(8)
+FAULTS: dict[str, tuple[BeamPath, str]] = {
+    "d_ell shorter": (changed(GOOD, d_ell=GOOD.d_ell[:-1]), "shapes differ"),
+    "n_eff longer": (changed(GOOD, n_eff=np.ones(9)), "shapes differ"),
+    "gamma shorter": (changed(GOOD, height_m=GOOD.height_m[:-1]), "shapes differ"),
+    "ell of two dimensions": (changed(GOOD, ell=GOOD.ell.reshape(2, 4)), "shapes differ"),
+    "all of two dimensions": (
+        changed(
+            GOOD,
+            **{name: getattr(GOOD, name).reshape(2, 4) for name in ("ell", "d_ell", "height_m", "distance_m", "n_eff")},
+        ),
+        "shapes differ",
+    ),
+    "one point": (rectangles(1), "at least 2"),
+    "no point": (
+        changed(GOOD, **dict.fromkeys(("ell", "d_ell", "height_m", "distance_m", "n_eff"), np.array([]))),
+        "at least 2",
+    ),
+    "d_ell of nothing": (changed(GOOD, d_ell=_moved(GOOD.d_ell, 0.0)), "no length"),
+    "d_ell backwards": (changed(GOOD, d_ell=_moved(GOOD.d_ell, -125.0)), "no length"),
+    "d_ell not a number": (changed(GOOD, d_ell=_moved(GOOD.d_ell, math.nan)), "no length"),
+    "d_ell infinite": (changed(GOOD, d_ell=_moved(GOOD.d_ell, math.inf)), "no length"),
+    "n_eff below one": (changed(GOOD, n_eff=_moved(GOOD.n_eff, 0.9999)), "no air"),
+    "n_eff not a number": (changed(GOOD, n_eff=_moved(GOOD.n_eff, math.nan)), "no air"),
+    "n_eff infinite": (changed(GOOD, n_eff=_moved(GOOD.n_eff, math.inf)), "no air"),
+    "gamma not a number": (changed(GOOD, distance_m=_moved(GOOD.distance_m, math.nan)), "no position"),
+    "ell descends": (changed(GOOD, ell=GOOD.ell[::-1].copy()), "does not ascend"),
+    "ell twice": (changed(GOOD, ell=_moved(GOOD.ell, float(GOOD.ell[0]))), "does not ascend"),
+    "ell out of its element": (changed(GOOD, ell=GOOD.ell + 125.0), "outside of their own d_ell"),
+    "elements that do not close": (changed(GOOD, extent_m=1_001.0), "d_ell sums to 1000 m"),
+}
+
+
+@pytest.mark.clause("PCS-11")
+@pytest.mark.parametrize(("path", "fault"), FAULTS.values(), ids=FAULTS)
+def test_arrays_that_make_no_path_are_refused(path: BeamPath, fault: str) -> None:
+    assert path_faults(GOOD) == []
+    with pytest.raises(PathError, match=fault):
+        align_path(in_time(), path)
+
+
+@pytest.mark.clause("PCS-11")
+@given(data=st.data(), elevation=st.floats(-0.5, 90))
+def test_elements_that_are_out_of_step_with_their_points_are_noticed(data: st.DataObject, elevation: float) -> None:
+    path = beam(elevation, profile=Exponential())
+    assert path_faults(path) == []
+    shift = data.draw(st.integers(1, path.points - 1))
+    assert path_faults(changed(path, d_ell=np.roll(path.d_ell, shift)))
+
+
+@pytest.mark.clause("PCS-11")
+@pytest.mark.parametrize("wavelength", [0.0, -0.1, math.nan, math.inf])
+def test_a_wavelength_that_is_none_is_refused(wavelength: float) -> None:
+    with pytest.raises(PathError, match="lambda_ref"):
+        align_phase(aligned(GOOD), lambda_ref_m=wavelength, reference_range_m=500.0)
+
+
+@pytest.mark.parametrize("reference", [400.0, -1.0, 2_000.0, math.nan])
+def test_a_reference_range_within_an_element_is_refused(reference: float) -> None:
+    assert align_phase(aligned(GOOD), lambda_ref_m=0.1, reference_range_m=500.0).elements_before == 4
+    with pytest.raises(PathError, match="reference range"):
+        align_phase(aligned(GOOD), lambda_ref_m=0.1, reference_range_m=reference)
+
+
+@pytest.mark.parametrize("c_ref", [0.0, -1.0, math.nan, math.inf])
+def test_a_speed_that_is_none_is_refused(c_ref: float) -> None:
+    with pytest.raises(PathError, match="c_ref"):
+        arrival_time(aligned(GOOD), c_ref_m_s=c_ref)
+
+
+# --- units
+
+
+@pytest.mark.clause("PCS-11")
+@pytest.mark.clause("PCS-12")
+def test_results_carry_units_and_their_dimensions_close() -> None:
+    found = arrival(beam(0.5, profile=Exponential()))
+    quantities = as_quantities(found)
+    assert quantities.keys() == UNITS.keys() == DIMENSIONS.keys()
+    assert quantities["T_arr"].to("microsecond").magnitude == pytest.approx(1534.63, abs=0.01)
+    assert quantities["Phi"].to("turn").magnitude == pytest.approx(found.optical_path_m / WAVELENGTH_M, rel=1e-12)
+    report = dimensional_report(quantities)
+    assert report.p_dim == 1.0
+    assert len(report.entries) == len(DIMENSIONS) + len(EQUATIONS)
+    line = report.as_json()["quantities"][0]
+    assert line == {
+        "quantity": "T_arr",
+        "unit": "s",
+        "dimension_expected": "[time]",
+        "dimension_observed": "[time]",
+        "ok": True,
+    }
+
+
+@pytest.mark.clause("PCS-12")
+@pytest.mark.parametrize(
+    ("wrong", "failing"),
+    [
+        ({"T_arr": pint.Quantity(1.0, "m")}, {"T_arr"}),
+        ({"Phi": pint.Quantity(1.0, "m")}, {"Phi"}),
+        # A speed in metres would make every equation of time one of nothing.
+        ({"c_ref": pint.Quantity(3e8, "m")}, {"c_ref", *(f"T_arr = {right}" for right in list(EQUATIONS)[:2])}),
+        ({"lambda_ref": 0.1}, {"lambda_ref", *(f"{left} = {right}" for right, left in EQUATIONS.items())}),
+        ({"T_arr": None}, {"T_arr"}),
+        ({"beam_width": pint.Quantity(1.0, "degree")}, {"beam_width"}),
+    ],
+    ids=["time in metres", "phase in metres", "speed in metres", "bare number", "missing", "unknown"],
+)
+def test_a_quantity_of_another_dimension_fails_the_report(wrong: dict[str, Any], failing: set[str]) -> None:
+    quantities = as_quantities(arrival(beam(0.5))) | wrong
+    report = dimensional_report({name: value for name, value in quantities.items() if value is not None})
+    assert {entry.quantity for entry in report.entries if not entry.ok} == failing
+    assert report.p_dim == pytest.approx(1 - len(failing) / len(report.entries))

@@ -1,0 +1,107 @@
+"""The beams of a volume: which facts they come from, and what is computed of them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kfm_dagster.path.arrival import SPEED_OF_LIGHT_M_S, DeltaForm
+from kfm_dagster.path.beam import Geometry
+from kfm_dagster.path.errors import PathError
+from kfm_dagster.path.uncertainty import is_positive_definite
+from kfm_dagster.path.volume import (
+    PATTERNS,
+    RANGE_M,
+    PathOptions,
+    VolumeFacts,
+    elevations_of,
+    facts_of,
+    path_arrival,
+    volume_beams,
+)
+from kfm_dagster.readers import nexrad_level2
+from kfm_dagster_tests.path.beams import START, TAU, beam
+
+FACTS = VolumeFacts(site="KICT", antenna_height_m=427.0, elevations_deg=PATTERNS[12], frequency_mhz=2890)
+
+
+@pytest.mark.parametrize(
+    ("properties", "expected"),
+    [
+        # Split cuts make an elevation twice; the volume's own pattern wins over its number.
+        ({"nexrad:elevations": [0.483, 0.483, 0.879, 19.512], "nexrad:vcp": 212}, (0.483, 0.879, 19.512)),
+        ({"nexrad:elevations": [1.8, 0.5, -0.2]}, (-0.2, 0.5, 1.8)),
+        ({"nexrad:elevations": [], "nexrad:vcp": 32}, (0.5, 1.5, 2.5, 3.5, 4.5)),
+        ({"nexrad:vcp": 221}, PATTERNS[21]),
+        ({"nexrad:elevations": [0.5, 359.8, 180.0]}, (0.5,)),
+        ({"nexrad:vcp": 99}, ()),
+        ({}, ()),
+    ],
+)
+def test_elevations_are_the_volume_s_own_or_its_pattern_s(
+    properties: dict[str, Any], expected: tuple[float, ...]
+) -> None:
+    assert elevations_of(properties) == expected
+
+
+def test_a_volume_without_its_frequency_has_the_band_s_middle_and_its_width() -> None:
+    stated = facts_of({"nexrad:site": "KICT", "nexrad:height-m": 427, "nexrad:vcp": 12, "nexrad:frequency-mhz": 2890})
+    assert stated == FACTS
+    assert stated.lambda_ref_m == pytest.approx(SPEED_OF_LIGHT_M_S / 2.89e9)
+    assert stated.lambda_sigma == pytest.approx(1e-4, rel=0.01)
+    unstated = facts_of({"nexrad:site": "KTLX", "nexrad:height-m": 389.4, "nexrad:vcp": 21})
+    assert 0.100 < unstated.lambda_ref_m < 0.111
+    assert unstated.lambda_sigma == pytest.approx(0.030, abs=0.001)
+
+
+@pytest.mark.parametrize("properties", [{"nexrad:height-m": 400}, {"nexrad:vcp": 12}, {}])
+def test_a_volume_that_tells_no_beam_is_refused(properties: dict[str, Any]) -> None:
+    with pytest.raises(PathError, match="tells no beam"):
+        facts_of(properties)
+
+
+@pytest.mark.clause("PCS-11")
+def test_every_elevation_has_its_arrival_with_a_positive_definite_covariance() -> None:
+    found = path_arrival(FACTS, ts_start=START + timedelta(milliseconds=250), reference=START, tau=TAU)
+    assert [arrival.elevation_deg for arrival in found.arrivals] == list(FACTS.elevations_deg)
+    for arrival, path in zip(found.arrivals, found.beams, strict=True):
+        assert arrival.delta_form is DeltaForm.GENERAL
+        assert (arrival.extent_m, arrival.time_offset_s) == (RANGE_M, 0.25)
+        assert arrival.t_arr_s == pytest.approx(np.sum(path.n_eff * path.d_ell) / SPEED_OF_LIGHT_M_S, rel=1e-14)
+    # The lower the beam, the more air.
+    times = [arrival.t_arr_s for arrival in found.arrivals]
+    assert times == sorted(times, reverse=True)
+    assert min(times) > RANGE_M / SPEED_OF_LIGHT_M_S
+    assert is_positive_definite(found.t_covariance)
+    assert found.phase_covariance.shape == (len(times), 2, 2)
+    assert all(is_positive_definite(matrix) for matrix in found.phase_covariance)
+    assert np.diag(found.t_covariance) == pytest.approx(found.phase_covariance[:, 0, 0], rel=1e-12)
+
+
+def test_options_change_what_they_say() -> None:
+    options = PathOptions(range_m=230_000.0, geometry=Geometry.EFFECTIVE_EARTH, delta_form=DeltaForm.FACTORED)
+    found = path_arrival(FACTS, ts_start=START, reference=START, tau=TAU, options=options)
+    assert {(a.geometry, a.delta_form, a.extent_m) for a in found.arrivals} == {
+        (Geometry.EFFECTIVE_EARTH, DeltaForm.FACTORED, 230_000.0)
+    }
+    alone = beam(
+        0.5, profile=options.profile, antenna_height_m=427.0, range_m=230_000.0, geometry=Geometry.EFFECTIVE_EARTH
+    )
+    assert found.beams[0].height_m == pytest.approx(alone.height_m, abs=1e-6)
+    with pytest.raises(PathError, match="at least 2000"):
+        path_arrival(FACTS, ts_start=START, reference=START, tau=TAU, options=PathOptions(min_points=2_000))
+
+
+def test_volumes_of_one_site_and_pattern_share_their_beams() -> None:
+    volume_beams.cache_clear()
+    for second in range(20):
+        at = START + timedelta(minutes=5 * second)
+        path_arrival(FACTS, ts_start=at, reference=at, tau=TAU)
+    assert (volume_beams.cache_info().misses, volume_beams.cache_info().hits) == (1, 19)
+
+
+def test_the_reach_is_that_of_the_footprint() -> None:
+    assert RANGE_M == nexrad_level2.RANGE_M
