@@ -6,10 +6,12 @@ here: what a failed report leads to (gates), or the file it is written to.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import Any
 
+import numpy as np
 import pint
 
 from kfm_dagster.path.arrival import Arrival
@@ -89,9 +91,30 @@ class DimensionalReport:
         return {"p_dim": self.p_dim, "quantities": lines}
 
 
-def as_quantities(arrival: Arrival) -> dict[str, pint.Quantity[float]]:
+def as_quantities(arrival: Arrival) -> dict[str, pint.Quantity[Any]]:
     """Return the results of one beam with their units, by the names of UNITS."""
-    values = {
+    return {name: pint.Quantity(value, _unit(name)) for name, value in _values(arrival).items()}
+
+
+def as_array_quantities(arrivals: Sequence[Arrival]) -> dict[str, pint.Quantity[Any]]:
+    """Return the results of several beams as arrays with a unit each, shape (beams,), by the names of UNITS."""
+    values = [_values(arrival) for arrival in arrivals]
+    return {name: pint.Quantity(np.array([each[name] for each in values]), _unit(name)) for name in UNITS}
+
+
+def dimensional_report(quantities: Mapping[str, Any]) -> DimensionalReport:
+    """Hold every quantity against its dimension, and every equation's right side against its left.
+
+    quantities: by the names of DIMENSIONS, numbers or arrays; a missing one is observed as `missing`, an unknown one is
+    expected as `unknown`. Anything but a pint quantity has no dimension and fails.
+    """
+    return _report(
+        tuple((name, value.units if isinstance(value, pint.Quantity) else None) for name, value in quantities.items())
+    )
+
+
+def _values(arrival: Arrival) -> dict[str, float]:
+    return {
         "T_arr": arrival.t_arr_s,
         "Phi": arrival.phi_rad,
         "Phi_aligned": arrival.phi_aligned_rad,
@@ -102,50 +125,44 @@ def as_quantities(arrival: Arrival) -> dict[str, pint.Quantity[float]]:
         "elevation": arrival.elevation_deg,
         "n_eff": arrival.optical_path_m / arrival.extent_m,
     }
-    return {name: pint.Quantity(value, UNITS[name]) for name, value in values.items()}
 
 
-def dimensional_report(quantities: Mapping[str, Any]) -> DimensionalReport:
-    """Hold every quantity against its dimension, and every equation's right side against its left.
+@cache
+def _unit(name: str) -> Any:
+    return pint.Unit(UNITS[name])
 
-    quantities: by the names of DIMENSIONS; a missing one is observed as `missing`, an unknown one is expected as
-    `unknown`. Anything but a pint quantity has no dimension and fails.
-    """
-    names = [*DIMENSIONS, *(name for name in quantities if name not in DIMENSIONS)]
+
+@lru_cache(maxsize=256)
+def _report(units: tuple[tuple[str, Any], ...]) -> DimensionalReport:
+    """Report on units, None for what has none. Dimensions do not depend on values, and pint takes its time."""
+    found = dict(units)
+    names = [*DIMENSIONS, *(name for name in found if name not in DIMENSIONS)]
     entries = [
         DimensionalEntry(
             quantity=name,
-            unit=f"{quantities[name].units:~}" if _is_quantity(quantities.get(name)) else "none",
+            unit=_short(found.get(name)),
             expected=DIMENSIONS.get(name, "unknown"),
-            observed=_dimension(quantities.get(name)),
+            observed=_dimension(found.get(name)) if name in found else "missing",
         )
         for name in names
     ]
-    return DimensionalReport(entries=(*entries, *_equations(quantities)))
-
-
-def _equations(quantities: Mapping[str, Any]) -> list[DimensionalEntry]:
-    inputs: list[Any] = [quantities.get(name) for name in ("n_eff", "ell", "c_ref", "lambda_ref")]
+    inputs: list[Any] = [found.get(name) for name in ("n_eff", "ell", "c_ref", "lambda_ref")]
     sides: list[Any] = [None] * len(EQUATIONS)
-    if all(_is_quantity(value) for value in inputs):
+    if None not in inputs:
         n_eff, ell, c_ref, lambda_ref = inputs
         sides = [(n_eff / c_ref) * ell, (1 / c_ref) * (n_eff * ell), n_eff * ell / lambda_ref]
-    return [
+    entries += [
         DimensionalEntry(
-            quantity=f"{left} = {right}",
-            unit=f"{side.to_base_units().units:~}" if side is not None else "none",
-            expected=DIMENSIONS[left],
-            observed=_dimension(side),
+            quantity=f"{left} = {right}", unit=_short(side), expected=DIMENSIONS[left], observed=_dimension(side)
         )
         for (right, left), side in zip(EQUATIONS.items(), sides, strict=True)
     ]
+    return DimensionalReport(entries=tuple(entries))
 
 
-def _is_quantity(value: Any) -> bool:
-    return isinstance(value, pint.Quantity)
+def _short(unit: Any) -> str:
+    return "none" if unit is None else f"{unit:~}"
 
 
-def _dimension(value: Any) -> str:
-    if value is None:
-        return "missing"
-    return str(value.dimensionality) if _is_quantity(value) else "no quantity"
+def _dimension(unit: Any) -> str:
+    return "no quantity" if unit is None else str(unit.dimensionality)

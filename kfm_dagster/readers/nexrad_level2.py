@@ -121,6 +121,8 @@ def _properties(volume: Volume, icao: str, site: Site | None, position: Position
         "nexrad:site-name": site.name if site else None,
         # An all-zero message 5 is real (2005): the radial's own pattern number comes first.
         "nexrad:vcp": radial.vcp or (volume.pattern.number if volume.pattern else 0) or None,
+        "nexrad:elevations": _elevations(volume) or None,
+        "nexrad:frequency-mhz": volume.frequency_mhz,
         "nexrad:volume-number": int(volume.header.extension) if volume.header.extension.isdigit() else None,
         "nexrad:rda-status": status.rda if status else None,
         "nexrad:operability-status": status.operability if status else None,
@@ -140,6 +142,13 @@ def _properties(volume: Volume, icao: str, site: Site | None, position: Position
         "nexrad:height-m": position.height_m,
         "nexrad:position-source": "site table" if isinstance(position, Site) else "volume data block",
     } | {name: value for name, value in optional.items() if value is not None}
+
+
+def _elevations(volume: Volume) -> list[float]:
+    """Distinct target elevations of the pattern in degrees, ascending; AVSET may end the volume before the highest."""
+    angles = volume.pattern.elevations if volume.pattern else ()
+    # A binary angle: what points below the horizon counts from the full turn.
+    return sorted({round(angle - 360 if angle > 180 else angle, 3) for angle in angles})
 
 
 def _native(volume: Volume) -> dict[str, Any]:

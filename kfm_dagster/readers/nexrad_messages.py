@@ -19,6 +19,8 @@ MAX_CUTS = 32
 """Elevation cuts of a volume coverage pattern (ICD 2620002, table XI)."""
 MAX_BLOCKS = 10
 """Data blocks of a radial: three of constants, seven moments (ICD 2620002, table XVII)."""
+BAND_MHZ = (2700, 3000)
+"""What a WSR-88D may transmit at (ICD 2620002, table XV); before 2008 the table was another, and this field none."""
 MOMENTS = ("REF", "VEL", "SW", "ZDR", "PHI", "RHO", "CFP")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -149,6 +151,13 @@ def decode_status(body: bytes) -> Status:
         # In hundredths: 1900 is build 19.0, 2210 is 22.1. Older radars leave it zero.
         build=f"{build / 100:.2f}".removesuffix("0") if build else None,
     )
+
+
+def decode_frequency(body: bytes) -> int | None:
+    """ICD 2620002, table XV: the transmitter's frequency in MHz, byte 1092 of the first segment; None out of band."""
+    (frequency,) = _unpack(">i", body, 1092)
+    low, high = BAND_MHZ
+    return int(frequency) if low <= frequency <= high else None
 
 
 def _unpack(layout: str, data: bytes, offset: int) -> tuple[Any, ...]:

@@ -22,6 +22,7 @@ from kfm_dagster.readers.nexrad_messages import (
     Radial,
     Status,
     VolumeHeader,
+    decode_frequency,
     decode_header,
     decode_pattern,
     decode_radial_1,
@@ -44,7 +45,7 @@ MAX_RECORD_BYTES = 1024 * 1024
 """An LDM record of 120 radials is at most 1.2 MB before compression and 267 KB after it in real volumes."""
 MAX_RECORDS = 4
 
-_MESSAGE = struct.Struct(">12xHxB12x")
+_MESSAGE = struct.Struct(">12xHxB10xH")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +57,8 @@ class Volume:
     radial: Radial
     pattern: Pattern | None
     status: Status | None
+    frequency_mhz: int | None
+    """Of the transmitter, from the adaptation data (message 18)."""
 
 
 class _Bytes(Protocol):
@@ -128,12 +131,15 @@ def read_volume(source: ByteSource) -> Volume:
     bzipped = plain.read(HEADER_BYTES + 4, 3) == b"BZh"
     pattern: Pattern | None = None
     status: Status | None = None
+    frequency: int | None = None
     end = None if gzipped else source.size
     for kind, body in _record_messages(plain, end) if bzipped else _messages(plain, HEADER_BYTES):
         if kind == 2:
             status = decode_status(body)
         elif kind == 5:
             pattern = decode_pattern(body)
+        elif kind == 18:
+            frequency = decode_frequency(body)
         elif kind in {1, 31}:
             return Volume(
                 header=header,
@@ -141,6 +147,7 @@ def read_volume(source: ByteSource) -> Volume:
                 radial=decode_radial_31(body) if kind == 31 else decode_radial_1(body),
                 pattern=pattern,
                 status=status,
+                frequency_mhz=frequency,
             )
     raise ReadError(MetadataIssue.TRUNCATED_OBJECT, "the volume ends before its first radial")
 
@@ -186,17 +193,18 @@ def _record_messages(volume: _Bytes, end: int | None) -> Iterator[tuple[int, byt
 
 
 def _messages(stream: _Bytes, position: int) -> Iterator[tuple[int, bytes]]:
-    """Type and body of each message: 12 bytes of channel terminal manager, 16 of message header (table II), body.
+    """Type and body of each message that matters: 12 bytes of channel terminal manager, 16 of message header, body.
 
+    The header is that of table II. Of message 18 only the first segment matters.
     Goes on to the end of the stream, which the stream itself keeps near: see MAX_UNPACKED_BYTES and MAX_READS.
     """
     while len(header := stream.read(position, _MESSAGE.size)) == _MESSAGE.size:
-        halfwords, kind = _MESSAGE.unpack(header)
+        halfwords, kind, segment = _MESSAGE.unpack(header)
         body_bytes, advance = FRAME_BYTES - _MESSAGE.size, FRAME_BYTES
         if kind == 31:
             # The size counts the message header's 16 bytes and not the 12 before it.
             body_bytes, advance = halfwords * 2 - 16, halfwords * 2 + 12
-        if kind in {1, 2, 5, 31}:
+        if kind in {1, 2, 5, 31} or (kind == 18 and segment == 1):
             body = stream.read(position + _MESSAGE.size, body_bytes)
             if len(body) < body_bytes:
                 raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the volume ends within a message of type {kind}")

@@ -22,6 +22,7 @@ ELEVATIONS = (0.483, 0.483, 0.879, 0.879, 1.318, 1.318, 1.802, 2.417, 3.12, 3.99
 GATES = 120
 """Gates of 250 m per radial: a real radial has up to 1,840, but the head says the same of few."""
 RADIALS = 3
+FREQUENCY_MHZ = 2850
 _FRAME_BYTES = 2432
 _SWEEPS = (
     # Split cut: surveillance with the polarimetric moments, then Doppler.
@@ -77,7 +78,10 @@ def _record(data: bytes, *, last: bool = False) -> bytes:
 
 @lru_cache(maxsize=8)
 def _metadata_record(day: date) -> bytes:
-    """Compress the 134 frames of ICD 2620010, 7.3.5; all but messages 5 and 2, which come last, hold zeros."""
+    """Compress the 134 frames of ICD 2620010, 7.3.5.
+
+    All hold zeros but messages 5 and 2, which come last, and the transmitter's frequency in message 18 (table XV).
+    """
     number, _ = _clock(datetime.combine(day, time(), UTC))
     cuts = b"".join(struct.pack(">H44x", round(angle * 65536 / 360)) for angle in ELEVATIONS)
     pattern = struct.pack(">5HBB10x", 11 + 23 * len(ELEVATIONS), 2, VCP, len(ELEVATIONS), 1, 2, 2) + cuts
@@ -92,6 +96,7 @@ def _metadata_record(day: date) -> bytes:
     }
     frames |= {
         131: _frame(3, bytes(960), number, 0),
+        126: _frame(18, struct.pack(">1092xi1304x", FREQUENCY_MHZ), number, 0, segments=4),
         132: _frame(5, pattern, number, 0),
         133: _frame(2, status, number, 0),
     }

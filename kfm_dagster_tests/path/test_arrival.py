@@ -27,7 +27,14 @@ from kfm_dagster.path.arrival import (
 )
 from kfm_dagster.path.beam import BeamPath, Geometry
 from kfm_dagster.path.errors import PathError
-from kfm_dagster.path.quantities import DIMENSIONS, EQUATIONS, UNITS, as_quantities, dimensional_report
+from kfm_dagster.path.quantities import (
+    DIMENSIONS,
+    EQUATIONS,
+    UNITS,
+    as_array_quantities,
+    as_quantities,
+    dimensional_report,
+)
 from kfm_dagster.path.refractivity import Constant, Exponential
 from kfm_dagster_tests.path.beams import START, TAU, aligned, beam, changed, in_time, rectangles
 
@@ -219,7 +226,10 @@ def test_results_carry_units_and_their_dimensions_close() -> None:
     assert quantities.keys() == UNITS.keys() == DIMENSIONS.keys()
     assert quantities["T_arr"].to("microsecond").magnitude == pytest.approx(1534.63, abs=0.01)
     assert quantities["Phi"].to("turn").magnitude == pytest.approx(found.optical_path_m / WAVELENGTH_M, rel=1e-12)
+    together = as_array_quantities([found, found])
+    assert together["T_arr"].to("s").magnitude.tolist() == [found.t_arr_s] * 2
     report = dimensional_report(quantities)
+    assert report == dimensional_report(together)
     assert report.p_dim == 1.0
     assert len(report.entries) == len(DIMENSIONS) + len(EQUATIONS)
     line = report.as_json()["quantities"][0]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from kfm_dagster.contracts.key_grammar import KeyGrammarReader
+from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.path.arrival import SPEED_OF_LIGHT_M_S, DeltaForm
 from kfm_dagster.path.beam import Geometry
 from kfm_dagster.path.errors import PathError
@@ -15,6 +18,7 @@ from kfm_dagster.path.uncertainty import is_positive_definite
 from kfm_dagster.path.volume import (
     PATTERNS,
     RANGE_M,
+    PathArrival,
     PathOptions,
     VolumeFacts,
     elevations_of,
@@ -23,6 +27,8 @@ from kfm_dagster.path.volume import (
     volume_beams,
 )
 from kfm_dagster.readers import nexrad_level2
+from kfm_dagster.readers.base import ReadRequest
+from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster_tests.path.beams import START, TAU, beam
 
 FACTS = VolumeFacts(site="KICT", antenna_height_m=427.0, elevations_deg=PATTERNS[12], frequency_mhz=2890)
@@ -79,6 +85,32 @@ def test_every_elevation_has_its_arrival_with_a_positive_definite_covariance() -
     assert found.phase_covariance.shape == (len(times), 2, 2)
     assert all(is_positive_definite(matrix) for matrix in found.phase_covariance)
     assert np.diag(found.t_covariance) == pytest.approx(found.phase_covariance[:, 0, 0], rel=1e-12)
+
+
+@pytest.mark.clause("PCS-11")
+def test_every_real_volume_from_1991_on_tells_its_beams(shared_data: Path, contracts: ContractRegistry) -> None:
+    grammar = KeyGrammarReader(contracts["nexrad-l2"])
+    bucket = shared_data / "objects" / "unidata-nexrad-level2"
+    found: dict[str, PathArrival] = {}
+    for file in sorted(path for path in bucket.rglob("*") if path.is_file()):
+        key = file.relative_to(bucket).as_posix()
+        match = grammar.match(key)
+        assert match is not None
+        source = BytesSource(file.read_bytes())
+        header = nexrad_level2.read_nexrad_level2(
+            ReadRequest(key=key, groups=match.groups, source=source, sidecar=lambda _: None)
+        )
+        found[file.name[:12]] = path_arrival(
+            facts_of(header.properties),
+            ts_start=match.start,
+            reference=header.datetime,
+            tau=nexrad_level2.TIME_TOLERANCE,
+        )
+    assert len(found) == 9
+    for arrival in found.values():
+        assert is_positive_definite(arrival.t_covariance)
+    assert found["KTLX19910605"].facts.elevations_deg == PATTERNS[21]
+    assert found["KDMX20250101"].facts.lambda_ref_m == pytest.approx(SPEED_OF_LIGHT_M_S / 2.72e9)
 
 
 def test_options_change_what_they_say() -> None:

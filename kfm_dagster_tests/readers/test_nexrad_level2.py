@@ -23,9 +23,15 @@ from kfm_dagster.contracts.key_grammar import KeyGrammarReader
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.nexrad_level2 import RANGE_M, TIME_TOLERANCE, _coverage, read_nexrad_level2
+from kfm_dagster.readers.nexrad_messages import MAX_CUTS
 from kfm_dagster.readers.nexrad_sites import sites
 from kfm_dagster.readers.ranges import BytesSource
-from kfm_dagster.samples.nexrad_level2 import make_nexrad_level2, nexrad_level2_samples
+from kfm_dagster.samples.nexrad_level2 import (
+    ELEVATIONS,
+    FREQUENCY_MHZ,
+    make_nexrad_level2,
+    nexrad_level2_samples,
+)
 
 START = datetime(2024, 5, 6, 21, 14, 3, 250_000, UTC)
 SITE = "KICT"
@@ -160,7 +166,21 @@ def test_real_volumes_carry_position_pattern_and_status(
     assert (old["nexrad:vcp"], older["nexrad:vcp"]) == (32, 21)
     assert old["nexrad:position-source"] == older["nexrad:position-source"] == "site table"
     assert old["nexrad:operability-status"] == "maintenance action required"
+    # Adaptation data of before 2008 have another layout, and their pattern may be zeros.
+    assert not {"nexrad:frequency-mhz", "nexrad:elevations"} & (old.keys() | older.keys())
+    assert {
+        name[:4]: found["nexrad:frequency-mhz"] for name, found in by_name.items() if "nexrad:frequency-mhz" in found
+    } == {
+        # The licensed frequencies of these sites; two volumes of one site state the same.
+        "KCRP": 2810,
+        "KDMX": 2720,
+        "KLBB": 2850,
+        "KLOT": 2895,
+        "KTLX": 2910,
+        "Leve": 2890,
+    }
     new = by_name["KDMX20250101_225441_V06"]
+    assert new["nexrad:elevations"][0] == 0.483
     assert (new["nexrad:rda-status"], new["processing:software"]) == ("operate", {"WSR-88D RDA": "22.1"})
     assert new["nexrad:position-source"] == "volume data block"
     for stated in by_name.values():
@@ -190,6 +210,8 @@ def test_a_sample_says_what_it_was_made_from(volume: bytes) -> None:
         "nexrad:message-type": 31,
         "nexrad:archive-version": "AR2V0006",
         "nexrad:compression": "bzip2",
+        "nexrad:elevations": sorted({round(round(angle * 65536 / 360) * 360 / 65536, 3) for angle in ELEVATIONS}),
+        "nexrad:frequency-mhz": FREQUENCY_MHZ,
         "nexrad:volume-number": 1,
         "nexrad:vcp": 212,
         "nexrad:moments": ["REF", "ZDR", "PHI", "RHO"],
@@ -349,7 +371,12 @@ def test_a_count_beyond_the_format_is_not_followed(
 ) -> None:
     place = uncompressed.index(marker) + offset
     content = uncompressed[:place] + struct.pack(">H", claimed) + uncompressed[place + 2 :]
-    assert read(content).properties == read(uncompressed).properties
+    found, expected = read(content), read(uncompressed)
+    # Of 65,535 cuts as many are read as a pattern may have; behind the sample's twelve there are zeros.
+    assert set(found.native["target_elev_deg"]) - {0.0} == set(expected.native["target_elev_deg"])
+    assert len(found.native["target_elev_deg"]) in {len(ELEVATIONS), MAX_CUTS}
+    told = {name: value for name, value in found.properties.items() if name != "nexrad:elevations"}
+    assert told.items() <= expected.properties.items()
 
 
 @pytest.mark.parametrize(
@@ -370,6 +397,22 @@ def test_the_status_of_the_radar_is_told(
         uncompressed[:place] + struct.pack(">HH", rda, operability) + uncompressed[place + 4 :]
     ).properties
     assert (properties.get("nexrad:rda-status"), properties.get("nexrad:operability-status")) == expected
+
+
+@pytest.mark.parametrize(("code", "degrees"), [(0xFFDC, -0.198), (0x0058, 0.483)])
+def test_an_elevation_below_the_horizon_is_negative(code: int, degrees: float, uncompressed: bytes) -> None:
+    place = uncompressed.index(struct.pack(">HHH", 2, 212, 12)) - 2 + 22
+    content = uncompressed[:place] + struct.pack(">H", code) + uncompressed[place + 2 :]
+    assert degrees in read(content).properties["nexrad:elevations"]
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"), [(2700, 2700), (3000, 3000), (2699, None), (3001, None), (0, None), (-1, None)]
+)
+def test_a_frequency_out_of_band_is_none(stated: int, expected: int | None, uncompressed: bytes) -> None:
+    place = uncompressed.index(struct.pack(">i", FREQUENCY_MHZ))
+    content = uncompressed[:place] + struct.pack(">i", stated) + uncompressed[place + 4 :]
+    assert read(content).properties.get("nexrad:frequency-mhz") == expected
 
 
 @pytest.mark.clause("OPR-07")

@@ -1,0 +1,106 @@
+"""What G3, G4 and G7 ask of a batch's path quantities (pipeline card, chapter 7, sections II, VIII and IX).
+
+Belongs here: pure rules, from what was computed for each unit to a verdict. Does not belong here: the computation
+(`path/`), what a verdict leads to (`stages/card.py`), or the other parts of G4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kfm_dagster.contracts.envelope import WalId
+from kfm_dagster.path.arrival import MIN_POINTS, path_faults
+from kfm_dagster.path.beam import BeamPath
+from kfm_dagster.path.quantities import DimensionalEntry, dimensional_report
+from kfm_dagster.path.refractivity import Floats
+from kfm_dagster.path.uncertainty import covariance_faults
+from kfm_dagster.stages.gates.verdict import Finding, Gate, Verdict
+
+_NO_PATH = "no unit has path quantities"
+
+
+def path_conventions(paths: Mapping[WalId, Sequence[BeamPath]], *, min_points: int = MIN_POINTS) -> Verdict:
+    """G3: arrays of one length, of at least min_points, d ell lengths that close with the path, ell in step with them.
+
+    paths: the beams of each unit; a unit without any has lost its path and fails.
+    """
+    rule = f"len(gamma_ell) = len(d_ell) = len(n_eff) >= {min_points}, d_ell > 0, sum of d_ell = extent of ell"
+    if not paths:
+        return Verdict.not_applicable(Gate.G3, rule, _NO_PATH)
+    findings = [
+        Finding(wal_id=wal_id, what=f"{beam.elevation_deg:g} degrees: {fault}")
+        for wal_id, beams in paths.items()
+        for beam in beams
+        for fault in path_faults(beam, min_points=min_points)
+    ]
+    findings += [Finding(wal_id=wal_id, what="no path") for wal_id, beams in paths.items() if not beams]
+    return _verdict(Gate.G3, rule, findings, of=sum(map(len, paths.values())), what="paths")
+
+
+def dimensional_closure_of_path(
+    quantities: Mapping[WalId, Sequence[Mapping[str, Any]]], *, min_p_dim: float = 1.0
+) -> Verdict:
+    """G4's part of the path: the share of quantities and equations whose dimensions are right, for each unit.
+
+    quantities: of each unit, of its beams one by one or in arrays (`path.quantities.as_array_quantities`).
+    """
+    rule = f"p_dim of the path quantities >= {min_p_dim:g}"
+    if not quantities:
+        return Verdict.not_applicable(Gate.G4, rule, _NO_PATH)
+    entries = {
+        wal_id: [entry for each in mappings for entry in dimensional_report(each).entries]
+        for wal_id, mappings in quantities.items()
+    }
+    findings = [
+        Finding(wal_id=wal_id, what=_told(entry))
+        for wal_id, told in entries.items()
+        if _p_dim(told) < min_p_dim
+        for entry in told
+        if not entry.ok
+    ]
+    findings += [Finding(wal_id=wal_id, what="no quantities") for wal_id, told in entries.items() if not told]
+    overall = _p_dim([entry for told in entries.values() for entry in told])
+    return Verdict(
+        gate=Gate.G4,
+        rule=rule,
+        observed=f"p_dim = {overall:.4g} over {len(entries)} units",
+        expected=f"p_dim >= {min_p_dim:g}",
+        findings=tuple(findings),
+    )
+
+
+def covariance_consistency(covariances: Mapping[WalId, Mapping[str, Floats]]) -> Verdict:
+    """G7: every covariance is symmetric and positive definite.
+
+    covariances: of each unit, by a name that a person knows it by, matrices of any size.
+    """
+    rule = "covariances are symmetric and positive definite"
+    if not covariances:
+        return Verdict.not_applicable(Gate.G7, rule, _NO_PATH)
+    findings = [
+        Finding(wal_id=wal_id, what=f"{name}: {fault}")
+        for wal_id, matrices in covariances.items()
+        for name, matrix in matrices.items()
+        for fault in covariance_faults(matrix)
+    ]
+    findings += [Finding(wal_id=wal_id, what="no covariance") for wal_id, found in covariances.items() if not found]
+    return _verdict(Gate.G7, rule, findings, of=sum(map(len, covariances.values())), what="covariances")
+
+
+def _verdict(gate: Gate, rule: str, findings: Sequence[Finding], *, of: int, what: str) -> Verdict:
+    return Verdict(
+        gate=gate,
+        rule=rule,
+        observed=f"{len(findings)} faults in {of} {what}",
+        expected="0 faults",
+        findings=tuple(findings),
+    )
+
+
+def _p_dim(entries: Sequence[DimensionalEntry]) -> float:
+    return sum(entry.ok for entry in entries) / len(entries) if entries else 0.0
+
+
+def _told(entry: DimensionalEntry) -> str:
+    return f"{entry.quantity} has the dimension {entry.observed}; expected {entry.expected}"

@@ -1,0 +1,81 @@
+"""The path's part of G3, G4 and G7: what each lets pass, and what each finds at which unit."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pint
+import pytest
+
+from kfm_dagster.contracts.envelope import WalId
+from kfm_dagster.path.quantities import as_array_quantities, as_quantities
+from kfm_dagster.path.volume import PATTERNS, PathArrival, VolumeFacts, path_arrival
+from kfm_dagster.stages.gates.path_rules import (
+    covariance_consistency,
+    dimensional_closure_of_path,
+    path_conventions,
+)
+from kfm_dagster.stages.gates.verdict import Gate
+from kfm_dagster_tests.path.beams import START, TAU, changed
+
+GOOD, BAD = WalId("good"), WalId("bad")
+
+
+@cache
+def volume() -> PathArrival:
+    facts = VolumeFacts(site="KICT", antenna_height_m=427.0, elevations_deg=PATTERNS[32], frequency_mhz=2890)
+    return path_arrival(facts, ts_start=START, reference=START, tau=TAU)
+
+
+@pytest.mark.clause("PCS-09")
+def test_g3_passes_what_is_computed_and_names_the_unit_of_a_broken_path() -> None:
+    beams = volume().beams
+    passed = path_conventions({GOOD: beams})
+    assert (passed.gate, passed.passed, passed.observed) == (Gate.G3, True, "0 faults in 5 paths")
+    broken = changed(beams[1], n_eff=beams[1].n_eff[:-1])
+    failed = path_conventions({GOOD: beams, BAD: [beams[0], broken]})
+    assert (failed.units, failed.of_batch) == ({BAD}, False)
+    assert "1.5 degrees: shapes differ" in failed.findings[0].what
+    assert path_conventions({GOOD: beams, BAD: []}).units == {BAD}
+
+
+@pytest.mark.clause("PCS-09")
+def test_g3_asks_for_as_many_points_as_it_is_told() -> None:
+    beams = volume().beams
+    assert path_conventions({GOOD: beams}, min_points=beams[0].points).passed
+    assert path_conventions({GOOD: beams}, min_points=beams[0].points + 1).units == {GOOD}
+
+
+@pytest.mark.clause("PCS-09")
+def test_g7_passes_what_is_computed_and_names_the_unit_of_a_singular_covariance() -> None:
+    found = volume()
+    good = {"T_arr": found.t_covariance, "T_arr, Phi at 0.5 degrees": found.phase_covariance[0]}
+    assert covariance_consistency({GOOD: good}).passed
+    singular = np.outer(np.diag(found.t_covariance), np.diag(found.t_covariance))
+    failed = covariance_consistency({GOOD: good, BAD: good | {"T_arr": singular}})
+    assert (failed.gate, failed.units) == (Gate.G7, {BAD})
+    assert failed.findings[0].what.startswith("T_arr: the least eigenvalue")
+    assert covariance_consistency({BAD: {}}).units == {BAD}
+
+
+@pytest.mark.clause("PCS-09")
+@pytest.mark.clause("PCS-12")
+def test_g4_passes_what_is_computed_and_names_the_quantity_of_another_dimension() -> None:
+    quantities = [as_quantities(arrival) for arrival in volume().arrivals]
+    passed = dimensional_closure_of_path({GOOD: quantities})
+    assert (passed.gate, passed.passed, passed.observed) == (Gate.G4, True, "p_dim = 1 over 1 units")
+    assert dimensional_closure_of_path({GOOD: [as_array_quantities(volume().arrivals)]}) == passed
+    wrong = [quantities[0], quantities[1] | {"T_arr": pint.Quantity(1.5e-3, "m")}]
+    failed = dimensional_closure_of_path({GOOD: quantities, BAD: wrong})
+    assert failed.units == {BAD}
+    assert [finding.what for finding in failed.findings] == ["T_arr has the dimension [length]; expected [time]"]
+    # A threshold below one lets a unit pass; nothing at all is no closure.
+    assert dimensional_closure_of_path({BAD: wrong}, min_p_dim=0.9).passed
+    assert dimensional_closure_of_path({BAD: []}).units == {BAD}
+
+
+def test_a_batch_without_paths_has_nothing_to_look_at() -> None:
+    for verdict in (path_conventions({}), covariance_consistency({}), dimensional_closure_of_path({})):
+        assert verdict.passed
+        assert not verdict.applies
