@@ -8,7 +8,8 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.defs.assets import dataset_assets, queue_asset
 from kfm_dagster.defs.checks import unit_checks
 from kfm_dagster.defs.io_manager import StageIOManager
-from kfm_dagster.defs.jobs import ingest_jobs
+from kfm_dagster.defs.jobs import ingest_jobs, path_jobs
+from kfm_dagster.defs.path_arrival import path_assets
 from kfm_dagster.defs.replay_job import replay_job
 from kfm_dagster.defs.resources import PipelineResource, SqsQueueResource, WalResource
 from kfm_dagster.defs.sensors import ingest_sensors
@@ -20,9 +21,9 @@ def build_definitions(settings: Settings) -> dg.Definitions:
     registry = ContractRegistry.load(settings.contracts_dir)
     pipeline = PipelineResource(wal=WalResource(), queue=SqsQueueResource())
     return dg.Definitions(
-        assets=[queue_asset(), *dataset_assets(registry)],
+        assets=[queue_asset(), *dataset_assets(registry), *path_assets(registry)],
         asset_checks=unit_checks(registry),
-        jobs=[*ingest_jobs(registry), replay_job()],
+        jobs=[*ingest_jobs(registry), *path_jobs(registry), replay_job()],
         sensors=ingest_sensors(interval_seconds=settings.sensor_interval_seconds),
         resources={"pipeline": pipeline, "stage_io": StageIOManager(pipeline=pipeline)},
         # One process per run: a step's own process would cost seconds, and a batch's units run concurrently inside it.

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dagster as dg
 
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.ingest.nodes import Operator
+from kfm_dagster.ingest.path_arrivals import READER
 
 CHAIN: dict[str, Operator] = {
     "envelopes": Operator.MESSAGE_PARSE,
@@ -32,3 +35,8 @@ def op_name(dataset: str, operator: Operator) -> str:
 def slug(dataset: str) -> str:
     """Return the dataset id as a Dagster name."""
     return dataset.replace("-", "_")
+
+
+def radars(registry: ContractRegistry) -> list[DatasetContract]:
+    """Return the datasets of radar volumes: those with beams."""
+    return [contract for contract in registry if contract.metadata_extract.reader == READER]

@@ -6,9 +6,11 @@ import dagster as dg
 
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.defs.chain import CHAIN, asset_key, slug
+from kfm_dagster.defs.chain import CHAIN, asset_key, radars, slug
+from kfm_dagster.ingest.path_arrivals import NODE
 
 INGEST_JOB = "ingest"
+PATH_JOB = "path_arrival"
 LANE_TAG = "kfm/lane"
 """The lane whose units a run works; dagster.yaml limits the runs of the bulk lane by it."""
 FORCE_TAG = "kfm/force"
@@ -38,3 +40,16 @@ def ingest_jobs(registry: ContractRegistry) -> list[dg.UnresolvedAssetJobDefinit
         for contract in registry
     ]
     return [every, *each]
+
+
+def path_jobs(registry: ContractRegistry) -> list[dg.UnresolvedAssetJobDefinition]:
+    """Return the job over what stands beside the chains of radar volumes; none without such a dataset."""
+    keys = [asset_key(contract.id, NODE) for contract in radars(registry)]
+    job = dg.define_asset_job(
+        PATH_JOB,
+        selection=dg.AssetSelection.assets(*keys),
+        tags=_BY_HAND,
+        description="Arrival times and phases of a day's radar beams, of all metadata that ingests have extracted. Run "
+        "again after more of them, it makes the table anew; else it hands the earlier one on.",
+    )
+    return [job] if keys else []

@@ -206,6 +206,11 @@ class IdempotentNodes:
             checkpoint = self.checkpoints.get(node, tx=tx)
             return None if checkpoint is None else self.output(checkpoint.last_applied_hash, tx=tx)
 
+    def outputs_of(self, node: str) -> list[Output]:
+        """Return everything that a node has applied, in the order of its intents."""
+        with self._database.snapshot() as tx:
+            return [_output(row) for row in tx.run("idempotent_node.outputs_of", node=node)]
+
     def _skip(self, intent: Intent, tx: Transaction) -> Output:
         """Resolve an intent whose content has been applied; what that gave is its node's newest output again."""
         self.intents.resolve(intent, IntentStatus.SKIPPED, end=StepEnd(spent=self.meter.end(intent.wal_id)), tx=tx)

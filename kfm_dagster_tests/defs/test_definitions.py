@@ -23,6 +23,8 @@ CHAIN = {
     "ledger": "settle",
 }
 QUEUE = ("queue",)
+BRANCH = {("nexrad-l2", "path_arrival"): ("nexrad-l2", "metadata")}
+"""Beside the chain of its dataset: no ingest waits for it."""
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +47,14 @@ def test_every_dataset_has_the_whole_chain_after_the_queue(
         for noun in CHAIN:
             expected[contract.id, noun] = {upstream}
             upstream = (contract.id, noun)
+    expected |= {key: {upstream} for key, upstream in BRANCH.items()}
     assert {key: {tuple(parent.path) for parent in node.parent_keys} for key, node in nodes.items()} == expected
 
 
 @pytest.mark.clause("DAG-01")
 def test_every_asset_is_lifted_from_its_dataset_s_own_op(nodes: dict[tuple[str, ...], Any]) -> None:
     ops = {key: node.assets_def.op.name for key, node in nodes.items() if key != QUEUE}
-    assert ops == {(dataset, noun): f"{dataset.replace('-', '_')}__{CHAIN[noun]}" for dataset, noun in ops}
+    assert ops == {(dataset, noun): f"{dataset.replace('-', '_')}__{CHAIN.get(noun, noun)}" for dataset, noun in ops}
 
 
 def test_every_asset_says_what_it_is_and_whose(nodes: dict[tuple[str, ...], Any], contracts: ContractRegistry) -> None:
@@ -82,6 +85,15 @@ def test_jobs_schedules_sensors_and_checks_have_descriptions(definitions: dg.Def
 def test_every_job_takes_an_empty_configuration(definitions: dg.Definitions, contracts: ContractRegistry) -> None:
     for name in ("ingest", *(f"ingest_{contract.id.replace('-', '_')}" for contract in contracts)):
         assert dg.validate_run_config(definitions.resolve_job_def(name), {})
+
+
+def test_no_ingest_makes_what_stands_beside_the_chain(definitions: dg.Definitions) -> None:
+    made = {
+        name: definitions.resolve_job_def(name).asset_layer.selected_asset_keys for name in ("ingest", "path_arrival")
+    }
+    branch = {dg.AssetKey(list(key)) for key in BRANCH}
+    assert made["ingest"] & branch == set()
+    assert made["path_arrival"] == branch
 
 
 @pytest.mark.parametrize("source", Source)

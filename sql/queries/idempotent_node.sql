@@ -104,3 +104,11 @@ VALUES (
     :wal_id, :status, :ended_at, :seconds, :cpu_seconds, :rows_in, :rows_out, :bytes_in, :bytes_out, :energy_kwh,
     :carbon_gco2e, :measured_by, :cost_usd, :error
 );
+
+-- name: outputs_of
+-- Everything that a node has applied, in the order in which it intended it: a partition's batches among it.
+SELECT o.content_hash, o.record, o.lineage, o.valid_from, o.valid_to
+FROM etl_wal AS w
+JOIN node_output AS o ON o.content_hash = w.content_hash
+WHERE w.node = :node AND w.status = 'APPLIED'
+ORDER BY w.wal_id;
