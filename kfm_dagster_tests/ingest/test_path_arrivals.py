@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
+import numpy as np
 import pytest
 
 from kfm_dagster.definitions import build_definitions
@@ -15,7 +19,7 @@ from kfm_dagster.ingest import path_arrivals
 from kfm_dagster.ingest.path_arrivals import compute_path_arrivals, read_table
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.path.errors import PathError
-from kfm_dagster.path.volume import VolumeFacts
+from kfm_dagster.path.volume import PathArrival, VolumeFacts
 from kfm_dagster.samples.nexrad_level2 import ELEVATIONS, FREQUENCY_MHZ
 from kfm_dagster_tests.integration.chain import DAY, missing, open_pipeline, put, run_chain, volumes
 
@@ -47,7 +51,7 @@ def test_every_volume_of_the_day_has_a_row_for_each_elevation(pipeline: Pipeline
     assert len({row["wal_id"] for row in rows}) == 3
     assert {row["delta_form"] for row in rows} == {"general"}
     for row in rows:
-        assert row["t_arr_s"] == pytest.approx(row["optical_path_m"] / row["c_ref_m_s"], rel=1e-12)
+        assert row["t_arr_s"] == pytest.approx(row["optical_path_m"] / row["c_ref_m_s"], rel=1e-12, abs=0)
         assert row["lambda_ref_m"] == pytest.approx(299_792_458 / (FREQUENCY_MHZ * 1e6))
         assert row["frequency_stated"]
         assert len(row["t_arr_covariance_s2"]) == BEAMS
@@ -84,6 +88,24 @@ def test_a_volume_without_a_sound_path_is_left_out_and_named(
     record = compute(pipeline).output.record
     assert (record["units"], list(record["refused"].values())) == (2, ["a volume tells no beam"])
     assert set(record["refused"]).isdisjoint(row["wal_id"] for row in read_table(pipeline, record))
+
+
+@pytest.mark.clause("PCS-09")
+def test_a_volume_that_fails_a_gate_is_left_out_and_the_gate_named(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path_arrival, calls = path_arrivals.path_arrival, count()
+
+    def singular(facts: VolumeFacts, **options: Any) -> PathArrival:
+        found = path_arrival(facts, **options)
+        return replace(found, t_covariance=np.ones_like(found.t_covariance)) if next(calls) == 1 else found
+
+    monkeypatch.setattr(path_arrivals, "path_arrival", singular)
+    record = compute(pipeline).output.record
+    ((unit, why),) = record["refused"].items()
+    assert why.startswith("G7: T_arr over the elevations: the least eigenvalue")
+    assert record["units"] == 2
+    assert unit not in {row["wal_id"] for row in read_table(pipeline, record)}
 
 
 def test_a_unit_that_failed_has_no_path_and_a_day_without_units_an_empty_table(tmp_path: Path) -> None:
