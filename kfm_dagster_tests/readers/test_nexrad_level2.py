@@ -171,7 +171,7 @@ def test_real_volumes_carry_position_pattern_and_status(
     assert {
         name[:4]: found["nexrad:frequency-mhz"] for name, found in by_name.items() if "nexrad:frequency-mhz" in found
     } == {
-        # The licensed frequencies of these sites; two volumes of one site state the same.
+        # Found in the bytes once, by another program; all volumes of one site state the same.
         "KCRP": 2810,
         "KDMX": 2720,
         "KLBB": 2850,
