@@ -16,6 +16,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.pipeline import utc_now
 from kfm_dagster.settings import Settings
+from kfm_dagster.stages.card import Card
 from kfm_dagster.storage.objects import ObjectStores
 from kfm_dagster.telemetry.clock.judgement import ClockJudgement, ClockRules, judge
 from kfm_dagster.telemetry.clock.log import ClockLog
@@ -41,7 +42,8 @@ def clock(*, ask: bool, as_json: bool) -> int:
     Example: kfm clock --ask --json
     """
     settings = Settings.load()
-    rules = ClockRules()
+    card = Card.load(settings.configs_dir).machine.clock
+    rules = ClockRules(tau_calib=card.tau_calib, max_offset=card.max_offset)
     endpoint = _endpoint(settings) if ask else None
     with opened_database(settings) as database:
         log = ClockLog(database)

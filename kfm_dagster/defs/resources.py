@@ -5,7 +5,7 @@ One process keeps one open pipeline per database: a tick or a step would else co
 
 # No postponed annotations here: Dagster reads ResourceDependency from the annotation itself.
 
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import boto3
@@ -16,6 +16,7 @@ from pydantic import Field
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.notifications.sqs import DEFAULT_REGION, Queue, bounded, connect
 from kfm_dagster.settings import Settings
+from kfm_dagster.telemetry.clock.server_dates import AnswerDates
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
@@ -26,9 +27,9 @@ class SqsQueueResource(ResourceWithBoto3Configuration):
 
     queue_name: str = Field(default="", description="Primary queue; KFM_SQS_PRIMARY_QUEUE when empty.")
 
-    def connect(self, settings: Settings) -> Queue:
-        """Return the queue; no request is made yet."""
-        return connect(settings, name=self.queue_name or None, client=self._client(settings))
+    def connect(self, settings: Settings, dates: AnswerDates | None = None) -> Queue:
+        """Return the queue; no request is made yet. `dates` hears every answer."""
+        return connect(settings, name=self.queue_name or None, client=self._client(settings), dates=dates)
 
     def connect_dead_letters(self, settings: Settings) -> Queue:
         """Return its dead-letter queue; no request is made yet."""
@@ -72,7 +73,8 @@ class PipelineResource(dg.ConfigurableResource[Pipeline]):
     def get(self) -> Pipeline:
         """Return the process's open pipeline. Raises KfmError with one line on what is wrong."""
         pipeline = open_pipeline(self.wal.settings())
-        pipeline.connect_queue = self.queue.connect
+        # Its answers tell the time, so that the clock is measured at no cost wherever a sensor ticks.
+        pipeline.connect_queue = partial(self.queue.connect, dates=pipeline.calibration.answers)
         pipeline.connect_dead_letters = self.queue.connect_dead_letters
         return pipeline
 

@@ -68,6 +68,7 @@ def take_in(pipeline: Pipeline) -> IntakeReport:
         budget_seconds=settings.tick_budget_seconds,
         threads=settings.receive_threads,
     )
+    pipeline.calibration.keep_answers()
     if not messages:
         return IntakeReport(deleted=deleted)
     report = record(pipeline, messages)

@@ -135,6 +135,11 @@ class ChainNode:
         claimed = self.pipeline.stages.run_states.get(f"{self.dataset}.{Operator.MESSAGE_PARSE}", self.run_id)
         return claimed.recorded_at if claimed else self.pipeline.clock()
 
+    def unlocked(self) -> str | None:
+        """Say what is wrong with this machine's clock, measured once in a while; None when it is locked."""
+        judged = self.pipeline.calibration.judged(self.contract, self.pipeline.objects)
+        return None if judged.locked else judged.reason
+
     def compensate(self) -> Mapping[str, Any] | None:
         """Nothing is to be undone, for most nodes."""
         return {}

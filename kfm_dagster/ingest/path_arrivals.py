@@ -21,7 +21,6 @@ from kfm_dagster.contracts.envelope import CheckStatus, Envelope, WalId
 from kfm_dagster.contracts.identity import moment
 from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
 from kfm_dagster.idempotent_node.node import NodeResult, run_node
-from kfm_dagster.idempotent_node.steps import Volume
 from kfm_dagster.idempotent_node.transaction import Effect
 from kfm_dagster.ingest.node import Operator
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -39,6 +38,7 @@ from kfm_dagster.stages.gates.path_rules import (
 from kfm_dagster.stages.gates.verdict import Verdict
 from kfm_dagster.storage.artifacts import ArtifactReference
 from kfm_dagster.storage.database import Transaction
+from kfm_dagster.telemetry.measures import Volume
 
 NODE = "path_arrival"
 STEP = "table"

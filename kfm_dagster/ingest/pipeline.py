@@ -21,6 +21,7 @@ from kfm_dagster.errors import QueueUnavailableError
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, code_fingerprint
 from kfm_dagster.idempotent_node.steps import StepMeter
 from kfm_dagster.idempotent_node.transaction import IdempotentNodes
+from kfm_dagster.ingest.calibration import Calibration
 from kfm_dagster.ledger.deliveries import Deliveries, DueBackoff, DueMessage
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.lineage.backend import ClientBackend
@@ -119,6 +120,11 @@ class Pipeline:
             clock=self.clock,
             public=self.registry.public_id,
         )
+
+    @cached_property
+    def calibration(self) -> Calibration:
+        """This machine's clock."""
+        return Calibration(rule=self.card.machine.clock, database=self.database, clock=self.clock)
 
     @cached_property
     def queue(self) -> Queue:

@@ -15,7 +15,6 @@ from typing import overload
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.run_state.inputs_hash import InputReference
 from kfm_dagster.run_state.record import RunState
-from kfm_dagster.stages.gates.verdict import Gate
 from kfm_dagster.stages.machine import Judgement
 
 
@@ -68,9 +67,9 @@ class StageBatch:
     """What the gates said of it, for the stage that made it and the next one; None for what was read back."""
 
     @property
-    def restricted(self) -> tuple[Gate, ...]:
-        """Gates whose degraded path this output or one before it took; with any it is [Restricted]."""
-        return tuple(Gate(gate) for gate in self.state.validation_summary.get("restricted", ()))
+    def restricted(self) -> tuple[str, ...]:
+        """Gates whose degraded path this output or one before it took, and E_SYNC; with any it is [Restricted]."""
+        return tuple(self.state.validation_summary.get("restricted", ()))
 
     @property
     def handed_on(self) -> bool:

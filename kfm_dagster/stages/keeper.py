@@ -17,7 +17,7 @@ from typing import Any
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.issues import GateIssue, Issue, Severity
-from kfm_dagster.errors import KfmError
+from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.ledger.policy import backoff_seconds
 from kfm_dagster.run_state.record import Outcome
 from kfm_dagster.stages.audit import AuditEvent, AuditKind
@@ -33,6 +33,12 @@ UNITS_NAMED = 100
 """Units at fault that a line of audit names; it counts them all."""
 
 _LOG = logging.getLogger(__name__)
+
+
+class UnlockedClockError(KfmError):
+    """The clock is not right enough to write by (E_SYNC)."""
+
+    exit_code = ExitCode.REFUSED
 
 
 class StageStoppedError(KfmError):
@@ -60,6 +66,21 @@ class StageKeeper:
     database: Database
     clock: Callable[[], datetime]
 
+    def synchronise(self, node: Node) -> str | None:
+        """Say why the output will be [Restricted], or None where the clock is locked.
+
+        Raises UnlockedClockError where the card has an unlocked clock reject the stage.
+        """
+        why = node.unlocked()
+        if why is not None and self.card.clock.unlocked == "reject":
+            raise UnlockedClockError(
+                f"{node.dataset_id} may not write",
+                observed=why,
+                expected="a locked clock, calibrated within tau_calib",
+                next_step="see kfm clock --ask; clock.unlocked of state_machine.yaml says what an unlocked clock does",
+            )
+        return why
+
     def start(
         self, node: Node, *, run_id: str, upstream: StageBatch | None, snapshot: Sequence[str], tx: Transaction
     ) -> StageAttempt:
@@ -77,13 +98,16 @@ class StageKeeper:
             raise StageStoppedError(attempt=attempt, judgement=judgement, why="may not start")
         return self.store.move(attempt, StageState.RUNNING, tx=tx)
 
-    def refuse(self, node: Node, *, run_id: str, snapshot: Sequence[str], stopped: StageStoppedError) -> None:
+    def refuse(
+        self, node: Node, *, run_id: str, snapshot: Sequence[str], stopped: StageStoppedError | UnlockedClockError
+    ) -> None:
         """Keep of a stage that may not start that it was asked for, and why it stays pending."""
         with self.database.transaction() as tx:
             parts = {"run_id": run_id, "stage": node.dataset_id, "partition": node.partition, "window": node.window}
             key = idempotency_key(self.card, parts)
-            self.store.open(run_id, node.dataset_id, idempotency_key=key, input_hashes=snapshot, tx=tx)
-            self.store.audit.append(stopped.told, tx=tx)
+            attempt = self.store.open(run_id, node.dataset_id, idempotency_key=key, input_hashes=snapshot, tx=tx)
+            unlocked = [attempt.tells(AuditKind.STOP, ErrorClass.E_SYNC.value, {"reason": str(stopped.observed)})]
+            self.store.audit.append(stopped.told if isinstance(stopped, StageStoppedError) else unlocked, tx=tx)
 
     def weigh(self, node: Node, attempt: StageAttempt, batch: Sequence[Envelope]) -> tuple[list[Envelope], Judgement]:
         """Judge an output; return it with the units at fault marked. Raises StageStoppedError."""

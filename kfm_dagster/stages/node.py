@@ -71,6 +71,10 @@ class Node(Protocol):
         """Whether `compute` changes something outside the database: no unit can leave alone after that."""
         ...
 
+    def unlocked(self) -> str | None:
+        """Say why the clock is not right enough to write by, or None when it is (pipeline card: E_SYNC)."""
+        ...
+
     def gates(self, batch: Sequence[Envelope], *, of: str) -> Sequence[Verdict]:
         """Judge the output of a node (`of`, its dataset_id) by every gate: this one's own, or what it was given."""
         ...

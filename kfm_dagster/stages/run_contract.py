@@ -32,7 +32,7 @@ from kfm_dagster.seams import Seam, labelled, reach
 from kfm_dagster.stages.batch import RecalledEnvelopes, SkipCause, StageBatch
 from kfm_dagster.stages.card import ErrorClass, StateMachine
 from kfm_dagster.stages.envelope_table import from_parquet, to_parquet
-from kfm_dagster.stages.keeper import StageKeeper, StageStoppedError
+from kfm_dagster.stages.keeper import StageKeeper, StageStoppedError, UnlockedClockError
 from kfm_dagster.stages.machine import Judgement
 from kfm_dagster.stages.node import Node
 from kfm_dagster.stages.store import StageAttempt, StageMoveError, StageStore
@@ -71,6 +71,8 @@ class ComputedStage:
     intent: Intent | None = None
     attempt: StageAttempt | None = None
     judgement: Judgement | None = None
+    unlocked: str | None = None
+    """Why the clock was not right enough to write by, where the card lets that restrict the output."""
     received: StageBatch | None = None
     """What the node before handed on; the first node of a chain has none."""
     skipped: StageBatch | None = None
@@ -138,6 +140,7 @@ class StageRunner:
         try:
             content = self._content(node, run_id=run_id, upstream=upstream, force=force)
             snapshot = [entry.checksum or entry.uri for entry in content.inputs]
+            unlocked = self.keeper.synchronise(node)
             self.nodes.meter.prepare()
             with self.database.transaction() as tx:
                 started = self.keeper.start(node, run_id=run_id, upstream=upstream, snapshot=snapshot, tx=tx)
@@ -158,7 +161,7 @@ class StageRunner:
             self._record_failure(node, run_id=run_id, digest=digest)
             if attempt is not None:
                 self.keeper.fail(node, attempt, error, classify(error), received=upstream)
-            elif isinstance(error, StageStoppedError):
+            elif isinstance(error, (StageStoppedError, UnlockedClockError)):
                 self.keeper.refuse(node, run_id=run_id, snapshot=snapshot, stopped=error)
             raise StageFailedError(dataset_id=node.dataset_id, error_class=classify(error), cause=error) from error
         return ComputedStage(
@@ -170,6 +173,7 @@ class StageRunner:
             intent=intent,
             attempt=attempt,
             judgement=judgement,
+            unlocked=unlocked,
             received=upstream,
         )
 
@@ -350,20 +354,23 @@ def classify(error: BaseException) -> ErrorClass:
     """Tell what the gates stopped and what is wrong with the input from an internal error."""
     if isinstance(error, StageStoppedError):
         return error.error_class
+    if isinstance(error, UnlockedClockError):
+        return ErrorClass.E_SYNC
     if isinstance(error, DependencyUnavailableError):
         return ErrorClass.E_INTERNAL
     return ErrorClass.E_INPUT if isinstance(error, (ConfigurationError, StageMoveError)) else ErrorClass.E_INTERNAL
 
 
 def _with_gates(summary: ValidationSummary, stage: ComputedStage) -> ValidationSummary:
-    """Count the units that a gate made leave as failed, and name the gates whose degraded path was taken."""
+    """Count the units that a gate made leave as failed, and say what restricts the output."""
     leaving = stage.judgement.leaving if stage.judgement else {}
     left = sum(1 for unit in stage.envelopes if unit.gate_issues and unit.wal_id in leaving)
-    gates = {
+    why: set[str] = {
         *(stage.judgement.restricted if stage.judgement else ()),
         *(stage.received.restricted if stage.received else ()),
+        *({ErrorClass.E_SYNC.value} if stage.unlocked else ()),
     }
-    extra = {**summary.extra, **({"restricted": sorted(gates)} if gates else {})}
+    extra = {**summary.extra, **({"restricted": sorted(str(one) for one in why)} if why else {})}
     return replace(summary, passed=summary.passed - left, failed=summary.failed + left, extra=extra)
 
 

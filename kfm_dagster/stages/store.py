@@ -18,7 +18,6 @@ from kfm_dagster.contracts.identity import moment, rfc3339
 from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.stages.audit import AuditEvent, AuditKind, AuditLog
 from kfm_dagster.stages.card import POSSIBLE, ErrorClass, StageState
-from kfm_dagster.stages.gates.verdict import Gate
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading
 
@@ -31,7 +30,7 @@ class StageMoveError(KfmError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageAttempt:
-    """One attempt of a stage. `input_hashes`: what it was given; `restricted`: gates whose degraded path was taken."""
+    """One attempt of a stage. `input_hashes`: what it was given; `restricted`: why its output is."""
 
     run_id: str
     stage: str
@@ -43,7 +42,7 @@ class StageAttempt:
     started_at: datetime | None = None
     ended_at: datetime | None = None
     error_class: ErrorClass | None = None
-    restricted: Sequence[Gate] = ()
+    restricted: Sequence[str] = ()
     checkpoint_uri: str | None = None
     output_sha256: str | None = None
     compensation: Mapping[str, Any] | None = None
@@ -143,7 +142,7 @@ class StageStore:
         to: StageState,
         *,
         error_class: ErrorClass | None = None,
-        restricted: Iterable[Gate] | None = None,
+        restricted: Iterable[str] | None = None,
         checkpoint_uri: str | None = None,
         output_sha256: str | None = None,
         compensation: Mapping[str, Any] | None = None,
@@ -158,10 +157,10 @@ class StageStore:
         """
         if (attempt.state, to) not in POSSIBLE:
             raise StageMoveError("there is no such move of a stage", observed=f"{attempt.state} > {to}")
-        gates = None if restricted is None else sorted(restricted)
+        why = None if restricted is None else sorted(str(one) for one in restricted)
         said = {**(details or {}), **({"error_class": error_class.value} if error_class else {})}
-        if gates:
-            said["restricted"] = [gate.value for gate in gates]
+        if why:
+            said["restricted"] = why
         move = attempt.tells(AuditKind.TRANSITION, f"{attempt.state.value}>{to.value}", said)
         self.audit.append([*told, move], tx=tx)
         at = self._clock()
@@ -174,7 +173,7 @@ class StageStore:
             state=to.value,
             at=rfc3339(at),
             error_class=error_class.value if error_class else None,
-            restricted=None if gates is None else _json([gate.value for gate in gates]),
+            restricted=None if why is None else _json(why),
             checkpoint_uri=checkpoint_uri,
             output_sha256=output_sha256,
             compensation=None if compensation is None else _json(compensation),
@@ -192,7 +191,7 @@ class StageStore:
             started_at=at if to is StageState.RUNNING else attempt.started_at,
             ended_at=None if to is StageState.RUNNING else at,
             error_class=error_class or attempt.error_class,
-            restricted=attempt.restricted if gates is None else tuple(gates),
+            restricted=attempt.restricted if why is None else tuple(why),
             checkpoint_uri=checkpoint_uri or attempt.checkpoint_uri,
             output_sha256=output_sha256 or attempt.output_sha256,
             compensation=compensation or attempt.compensation,
@@ -224,7 +223,7 @@ def _attempt(row: Any) -> StageAttempt:
         started_at=None if row.started_at is None else moment(row.started_at),
         ended_at=None if row.ended_at is None else moment(row.ended_at),
         error_class=None if row.error_class is None else ErrorClass(row.error_class),
-        restricted=tuple(Gate(gate) for gate in _value(row.restricted)),
+        restricted=tuple(_value(row.restricted)),
         checkpoint_uri=row.checkpoint_uri,
         output_sha256=row.output_sha256,
         compensation=_value(row.compensation),

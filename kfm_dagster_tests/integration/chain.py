@@ -36,6 +36,7 @@ from kfm_dagster.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.clocks import locked
 
 DAY = date(2025, 4, 2)
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -119,12 +120,14 @@ def open_pipeline(
     values = {"retry_backoff_seconds": 60.0, **settings}
     chosen = Settings(home=home, object_root=objects, wal_dsn=url, **values)
     fake = queue or FakeQueue()
-    return Pipeline(
-        settings=chosen,
-        registry=ContractRegistry.load(),
-        database=Database.open(chosen.database_url),
-        clock=Clock(),
-        connect_queue=lambda _: fake,  # type: ignore[arg-type, return-value]
+    return locked(
+        Pipeline(
+            settings=chosen,
+            registry=ContractRegistry.load(),
+            database=Database.open(chosen.database_url),
+            clock=Clock(),
+            connect_queue=lambda _: fake,  # type: ignore[arg-type, return-value]
+        )
     )
 
 

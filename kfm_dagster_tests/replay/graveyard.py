@@ -25,6 +25,7 @@ from kfm_dagster.notifications.sqs import connect
 from kfm_dagster.operators.message_parse import parse_message
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.clocks import locked
 from kfm_dagster_tests.factories import failed, finished
 from kfm_dagster_tests.integration.chain import Clock, announce, assert_conserved, raw_message
 
@@ -177,13 +178,15 @@ def open_graveyard(cloud: EmbeddedCloud, home: Path, url: str, **settings: objec
 def open_pipeline(cloud: EmbeddedCloud, settings: Settings, registry: ContractRegistry) -> Pipeline:
     """A pipeline over queues of the cloud, with a clock that stands."""
     sqs = cloud.client("sqs")
-    return Pipeline(
-        settings=settings,
-        registry=registry,
-        database=Database.open(settings.database_url),
-        clock=Clock(),
-        connect_queue=lambda chosen: connect(chosen, client=sqs),
-        connect_dead_letters=lambda chosen: connect(chosen, name=chosen.sqs_dlq_queue, client=sqs),
+    return locked(
+        Pipeline(
+            settings=settings,
+            registry=registry,
+            database=Database.open(settings.database_url),
+            clock=Clock(),
+            connect_queue=lambda chosen: connect(chosen, client=sqs),
+            connect_dead_letters=lambda chosen: connect(chosen, name=chosen.sqs_dlq_queue, client=sqs),
+        )
     )
 
 

@@ -72,6 +72,9 @@ class Shout:
     def leaves_effects(self) -> bool:
         return False
 
+    def unlocked(self) -> str | None:
+        return None
+
     def gates(self, batch: Sequence[Envelope], *, of: str) -> Sequence[Verdict]:
         return [Verdict.not_applicable(gate, "none", "none") for gate in Gate]
 

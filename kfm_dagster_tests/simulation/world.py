@@ -22,6 +22,7 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.replay.dead_letter_drain import drain
 from kfm_dagster.settings import Settings
+from kfm_dagster_tests.clocks import locked
 from kfm_dagster_tests.simulation.feed import Feed
 from kfm_dagster_tests.simulation.memory import SimulatedDatabase, Template
 from kfm_dagster_tests.simulation.scheduling import Actor, Scheduler
@@ -99,6 +100,7 @@ class World:
             connect_queue=lambda _: self._queue(PRIMARY),
             connect_dead_letters=lambda _: self._queue(DEAD_LETTERS),
         )
+        locked(pipeline)
         vars(pipeline)["landing"] = SimulatedLanding()
         vars(pipeline)["catalog"] = Catalog(self.database, self.publisher, self.registry)
         vars(pipeline)["lineage"] = Lineage(self.database, self.lineage_files, clock=pipeline.clock)

@@ -31,7 +31,10 @@ class FakeNode:
     fails: Exception | None = None
     verification_fails: Exception | None = None
     verdicts: Sequence[Verdict] = ()
+    of_input: bool = False
+    """Whether the verdicts are of what it is given, too."""
     leaves_effects: bool = False
+    clock: str | None = None
     compensation_fails: Exception | None = None
     is_finished: bool = True
     calls: list[str] = field(default_factory=list)
@@ -47,8 +50,12 @@ class FakeNode:
     def window(self) -> str:
         return "2025-04-01T00:00:00Z/P1D"
 
+    def unlocked(self) -> str | None:
+        return self.clock
+
     def gates(self, batch: Sequence[Envelope], *, of: str) -> Sequence[Verdict]:
-        said = {verdict.gate: verdict for verdict in self.verdicts}
+        heard = self.verdicts if self.of_input or of == self.dataset_id else ()
+        said = {verdict.gate: verdict for verdict in heard}
         return [said.get(gate, Verdict.not_applicable(gate, "none", "none")) for gate in Gate]
 
     def compensate(self) -> Mapping[str, Any] | None:

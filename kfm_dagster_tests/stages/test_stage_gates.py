@@ -96,16 +96,15 @@ def test_a_stage_stays_pending_until_its_upstream_has_succeeded(runner: StageRun
 @pytest.mark.clause("PCS-02", "PCS-09")
 @pytest.mark.parametrize("gate", [Gate.G1, Gate.G2, Gate.G3])
 def test_a_batch_that_nobody_judged_is_judged_before_it_is_used(runner: StageRunner, gate: Gate) -> None:
-    batch = first(runner)
+    first(runner)
     recalled = runner.recall(FIRST, "run")
     assert recalled is not None
-    node = FakeNode([envelope(1)], verdicts=[fault(gate)])
+    node = FakeNode([envelope(1)], verdicts=[fault(gate)], of_input=True)
     with pytest.raises(StageFailedError, match=f"may not start; observed {gate}: wrong"):
         execute(runner, node, upstream=recalled)
     assert node.calls == []
     expected = [("gate", gate.value)] + ([("stop", STOPS[gate].value)] if gate in STOPS else [])
     assert lines(runner) == expected
-    assert batch.judgement is not None
 
 
 @pytest.mark.clause("PCS-09", "PCS-02")
@@ -256,3 +255,20 @@ def test_a_threshold_or_action_in_the_card_is_part_of_what_a_stage_is_asked(unde
     # The same run again: another question, so nothing is skipped.
     with pytest.raises(StageFailedError):
         execute(strict, FakeNode([envelope(1)], verdicts=[fault(Gate.G6)]), upstream=first(under()))
+
+
+@pytest.mark.clause("PCS-10")
+def test_an_unlocked_clock_restricts_what_is_written_or_rejects_the_stage_as_the_card_says(under: Under) -> None:
+    wrong = "kernel tells an offset of 5.000 s"
+    batch = execute(under(), FakeNode([envelope(1)], clock=wrong), upstream=first(under()))
+    assert batch.restricted == (ErrorClass.E_SYNC,)
+    strict = under(("unlocked: restrict", "unlocked: reject"))
+    node = FakeNode([envelope(1)], clock=wrong)
+    with pytest.raises(
+        StageFailedError, match=r"may not write; observed kernel tells .* next: see kfm clock"
+    ) as failed:
+        execute(strict, node, run_id="other", upstream=first(strict, "other"))
+    assert failed.value.error_class is ErrorClass.E_SYNC
+    assert node.calls == []
+    assert lines(strict, run_id="other") == [("stop", "E_SYNC")]
+    execute(strict, FakeNode([envelope(1)]), run_id="other", upstream=first(strict, "other"))

@@ -59,7 +59,7 @@ CREATE TABLE stage_state (
     started_at timestamptz,
     ended_at timestamptz,
     error_class text,
-    -- Gates whose degraded path was taken; an output with any is [Restricted].
+    -- Gates whose degraded path was taken, and E_SYNC; an output with any is [Restricted].
     restricted jsonb NOT NULL DEFAULT '[]',
     -- What was saved before the stage was left.
     checkpoint_uri text,

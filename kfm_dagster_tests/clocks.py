@@ -1,0 +1,28 @@
+"""Clocks of tests that are not about clocks."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.ingest.calibration import Calibration
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.storage.objects import ObjectStores
+from kfm_dagster.telemetry.clock.judgement import ClockJudgement
+from kfm_dagster.telemetry.clock.reading import ClockState
+
+
+class LockedClock:
+    """What the pipeline takes for its calibration: locked, whatever this machine's kernel says, and no reading kept."""
+
+    def keep_answers(self) -> None:
+        """Nothing was heard."""
+
+    def judged(self, contract: DatasetContract, objects: ObjectStores) -> ClockJudgement:
+        return ClockJudgement(state=ClockState.LOCKED, reason="a test says so")
+
+
+def locked(pipeline: Pipeline) -> Pipeline:
+    """Give a pipeline a clock that is locked."""
+    vars(pipeline)["calibration"] = cast("Calibration", LockedClock())
+    return pipeline
