@@ -8,31 +8,29 @@ from pathlib import Path
 
 import click
 
-from kfm_dagster.cli.opening import opened_database
+from kfm_dagster.cli.opening import opened_pipeline
 from kfm_dagster.exports.bundle.content import BUNDLE, LAYOUT, SUMMED, Release
 from kfm_dagster.exports.bundle.keys import open_signer, trusted_certificates
 from kfm_dagster.exports.bundle.verification import verify_release
 from kfm_dagster.exports.bundle.writing import write_release
+from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import Settings
-from kfm_dagster.storage.database import Database
 
 
-def write_bundle(
-    gather: Callable[[Database, Settings], Release], *, out: Path | None, key: Path | None, as_json: bool
-) -> None:
+def write_bundle(gather: Callable[[Pipeline], Release], *, out: Path | None, key: Path | None, as_json: bool) -> None:
     """Write `PTN_EXPORT` into a folder (default KFM_HOME/exports), signed by a key file or by the settings' key.
 
     A key that is made for it is told on stderr. Raises KfmError; then nothing has been written but that key.
     """
     settings = Settings.load()
-    with opened_database(settings) as database:
+    with opened_pipeline(settings) as pipeline:
         signer = open_signer(settings, key)
         if signer.made is not None:
             click.echo(
                 f"kfm: made a signing key, {signer.fingerprint}: {signer.made}; keep it, and keep it secret", err=True
             )
         folder = (out or settings.home / "exports") / BUNDLE
-        done = write_release(gather(database, settings), folder, signer)
+        done = write_release(gather(pipeline), folder, signer)
     if as_json:
         told = {"folder": str(done.folder), "files": list(LAYOUT)}
         click.echo(json.dumps({**told, "certificate": str(done.certificate), "signed_by": signer.fingerprint}))

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import click
 
-from kfm_dagster.cli.bundle import verify_bundle
+from kfm_dagster.cli.bundle import verify_bundle, write_bundle
 from kfm_dagster.cli.opening import looked_up_states, opened_database
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.exports.bundle.gathering import gather_release
 from kfm_dagster.exports.dcat import export_dcat
 from kfm_dagster.exports.graph import export_graph
 from kfm_dagster.settings import Settings
@@ -31,20 +32,41 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="OpenPGP certificate to verify with. Default: that of KFM_SIGNING_KEY, else KFM_HOME/keys/release.asc.",
 )
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for PTN_EXPORT. Default: KFM_HOME/exports."
+)
+@click.option(
+    "--key",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="OpenPGP key to sign with. Default: KFM_SIGNING_KEY, else one that is made once in KFM_HOME/keys.",
+)
 @_JSON
 @click.pass_context
-def export(ctx: click.Context, *, verify: Path | None, certificate: Path | None, as_json: bool) -> None:
-    """Write what stands here for other tools: a DCAT catalog, a lineage graph. Verify a release bundle.
+def export(
+    ctx: click.Context,
+    *,
+    verify: Path | None,
+    certificate: Path | None,
+    out: Path | None,
+    key: Path | None,
+    as_json: bool,
+) -> None:
+    """Write the signed release bundle PTN_EXPORT or verify one; below it, a DCAT catalog and a lineage graph.
 
-    Example: kfm export --verify PTN_EXPORT --certificate signer.asc
+    Example: kfm export --out public/
     """
     if ctx.invoked_subcommand is not None:
-        if verify or certificate or as_json:
+        if verify or certificate or out or key or as_json:
             raise click.UsageError(f"options of kfm export itself go without {ctx.invoked_subcommand}", ctx)
         return
-    if verify is None:
-        raise click.exceptions.NoArgsIsHelpError(ctx)
-    verify_bundle(verify, certificate=certificate, as_json=as_json)
+    if verify is not None and (out or key):
+        raise click.UsageError("--out and --key are for writing a bundle, --verify is for one that is there", ctx)
+    if verify is None and certificate:
+        raise click.UsageError("--certificate goes with --verify", ctx)
+    if verify is not None:
+        verify_bundle(verify, certificate=certificate, as_json=as_json)
+    else:
+        write_bundle(gather_release, out=out, key=key, as_json=as_json)
 
 
 @export.command()

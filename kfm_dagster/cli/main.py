@@ -56,7 +56,7 @@ COMMANDS = {
     ),
     "export": Lazy(
         "kfm_dagster.cli.export:export",
-        "Write what stands here for other tools: a DCAT catalog, a lineage graph. Verify a release bundle.",
+        "Write the signed release bundle PTN_EXPORT or verify one; below it, a DCAT catalog and a lineage graph.",
     ),
     "governance": Lazy("kfm_dagster.cli.governance:governance", "Look into the governance log."),
     "kill-switch": Lazy(
@@ -76,6 +76,10 @@ COMMANDS = {
     ),
     "ui": Lazy(
         "kfm_dagster.cli.deployment:ui", "Open the Dagster UI over KFM_HOME, with daemon and sensors, until Ctrl-C."
+    ),
+    "validate": Lazy(
+        "kfm_dagster.cli.validate:validate",
+        "Show stage states, gate pass rates, stops, retries, dimensional closure and KPIs of the last days.",
     ),
     "wal": Lazy("kfm_dagster.cli.wal:wal", "Look into the ledger (the NODD WAL)."),
 }

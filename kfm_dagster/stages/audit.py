@@ -104,6 +104,17 @@ class AuditLog:
                 return
             seq = rows[-1].seq
 
+    def since(self, moment: datetime, *, tx: Transaction | None = None) -> list[dict[str, Any]]:
+        """Return the lines that were written since then, in their order."""
+        with reading(self._database, tx) as view:
+            return [_from_row(row) for row in view.run("stages.audit_since", since=rfc3339(moment))]
+
+    def head(self, *, tx: Transaction | None = None) -> tuple[int, str]:
+        """Return how many lines there are, and the hash of the last one."""
+        with reading(self._database, tx) as view:
+            row = view.run("stages.audit_head").one_or_none()
+        return (0, GENESIS) if row is None else (row.seq, row.hash)
+
     def of_stage(self, run_id: str, stage: str, *, tx: Transaction | None = None) -> Sequence[dict[str, Any]]:
         """Return the lines of a stage in their order, over all its attempts."""
         with reading(self._database, tx) as view:

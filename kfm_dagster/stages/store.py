@@ -78,6 +78,11 @@ class StageStore:
         with reading(self._database, tx) as view:
             return [_attempt(row) for row in view.run("stages.of_run", run_id=run_id)]
 
+    def since(self, moment: datetime, *, tx: Transaction | None = None) -> list[StageAttempt]:
+        """Return every attempt that was opened since then, oldest first."""
+        with reading(self._database, tx) as view:
+            return [_attempt(row) for row in view.run("stages.opened_since", since=rfc3339(moment))]
+
     def unfinished(self, run_ids: Iterable[str], *, limit: int, tx: Transaction) -> list[StageAttempt]:
         """Return the attempts of these runs that are at work, oldest first."""
         names = sorted(set(run_ids))

@@ -38,3 +38,27 @@ SELECT seq, at, run_id, stage, attempt, kind, event, details, previous_hash, has
 FROM stage_audit
 WHERE run_id = :run_id AND stage = :stage
 ORDER BY seq;
+
+-- name: opened_since
+SELECT
+    run_id, stage, attempt, state, idempotency_key, input_hashes, opened_at, started_at, ended_at, error_class,
+    restricted, checkpoint_uri, output_sha256, compensation
+FROM stage_state
+WHERE opened_at >= :since
+ORDER BY opened_at, run_id, stage, attempt;
+
+-- name: audit_since
+SELECT seq, at, run_id, stage, attempt, kind, event, details, previous_hash, hash
+FROM stage_audit
+WHERE at >= :since
+ORDER BY at, seq;
+
+-- name: newest_output
+SELECT run_id, checkpoint_uri, output_sha256, ended_at
+FROM stage_state
+WHERE stage = :stage AND state = 'succeeded' AND opened_at >= :since
+ORDER BY opened_at DESC
+LIMIT 1;
+
+-- name: replays_since
+SELECT count(*) AS replays FROM replay_runs WHERE created_at >= :since;

@@ -25,6 +25,8 @@ CREATE TABLE stage_audit (
 -- ;
 CREATE INDEX stage_audit_by_stage ON stage_audit (run_id, stage, attempt, kind, event)
 -- ;
+CREATE INDEX stage_audit_by_time ON stage_audit (at, seq)
+-- ;
 CREATE TRIGGER stage_audit_is_chained BEFORE INSERT ON stage_audit
 WHEN
     NEW.previous_hash IS NOT coalesce(
@@ -86,6 +88,8 @@ CREATE TABLE stage_state (
     CONSTRAINT stage_state_rollback_rests_on_something
     CHECK (state <> 'rolled_back' OR compensation IS NOT NULL OR checkpoint_uri IS NOT NULL)
 ) STRICT, WITHOUT ROWID
+-- ;
+CREATE INDEX stage_state_by_time ON stage_state (opened_at)
 -- ;
 CREATE INDEX stage_state_unfinished ON stage_state (state, run_id) WHERE state IN ('pending', 'running')
 -- ;

@@ -1,0 +1,48 @@
+"""`kfm validate`: how the stages went under the pipeline card. Only reads."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import click
+
+from kfm_dagster.cli.opening import opened_pipeline
+from kfm_dagster.cli.tables import show_fields, show_section
+from kfm_dagster.errors import ExitCode
+from kfm_dagster.exports.validation import validate_report
+from kfm_dagster.exports.validation_page import OPENING, validation_page
+from kfm_dagster.exports.whole_files import ExportFile, whole_files
+
+DAYS = 7
+
+
+@click.command()
+@click.option("--days", type=click.IntRange(1, 3650), default=DAYS, show_default=True, help="So many days back.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write the report as a page, too.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def validate(*, days: int, html: Path | None, as_json: bool) -> int:
+    """Show stage states, gate pass rates, stops, retries, dimensional closure and KPIs of the last days.
+
+    Exit code 4 when a stop was triggered or a quantity does not close, else 0.
+
+    Example: kfm validate --days 1 --html validate.html
+    """
+    with opened_pipeline() as pipeline:
+        report = validate_report(pipeline, since=pipeline.clock() - timedelta(days=days))
+    if html is not None:
+        with whole_files(html.parent, [ExportFile(name=html.name, opening=OPENING)]) as [file]:
+            file.write(validation_page(report).removeprefix(OPENING.decode()).encode())
+    if as_json:
+        click.echo(json.dumps(report))
+    else:
+        states = sorted({state for counts in report["stages"].values() for state in counts})
+        rows = [{"stage": stage, **counts} for stage, counts in report["stages"].items()]
+        show_section("stages", rows, ("stage", *states))
+        gates = [{"gate": name, **gate} for name, gate in report["gates"].items()]
+        show_section("gates", gates, ("gate", "looked_at", "pass_rate", "outcomes"))
+        counts = {name: report[name] or "none" for name in ("stops_triggered", "errors", "restricted")}
+        show_fields({**counts, **report["kpis"]})
+    fine = not report["stops_triggered"] and report["dimensional_closure"]["ok"]
+    return ExitCode.DONE if fine else ExitCode.FINISHED_WITH_FAILURES

@@ -1,0 +1,62 @@
+"""Gathering a release: the card as it is obeyed, the reports, and the audit from its first line on.
+
+Belongs here: where each part comes from. Does not belong here: how a bundle is written (`writing.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from kfm_dagster.contracts.identity import moment
+from kfm_dagster.exports.bundle.content import Attempt, AttemptKind, Release, StageTransition
+from kfm_dagster.exports.validation import dimensional_closure, validate_report
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.stages.audit import AuditKind, as_jsonl, verify_chain
+from kfm_dagster.stages.card import REPLAY_PLAN, STATE_MACHINE
+
+EVER = datetime(2000, 1, 1, tzinfo=UTC)
+"""Before anything was recorded."""
+
+
+def gather_release(pipeline: Pipeline) -> Release:
+    """Return everything that was recorded here. Raises AuditChainError before an audit that was changed is signed."""
+    audit = pipeline.stages.keeper.store.audit
+    lines = list(audit.lines())
+    verify_chain(lines, head=audit.head()[1])
+    return Release(
+        code=pipeline.code,
+        state_machine_yaml=pipeline.card.files[STATE_MACHINE],
+        replay_plan_yaml=pipeline.card.files[REPLAY_PLAN],
+        dim_report=dimensional_closure(pipeline, since=EVER),
+        validate_report=validate_report(pipeline, since=EVER),
+        audit_lines=(line.rstrip(b"\n") for line in as_jsonl(lines)),
+        transitions=[_transition(line) for line in lines if line["kind"] == AuditKind.TRANSITION],
+        attempts=list(_attempts(lines)),
+    )
+
+
+def _transition(line: Mapping[str, Any]) -> StageTransition:
+    origin, _, to = line["event"].partition(">")
+    return StageTransition(
+        at=moment(line["at"]), stage=line["stage"], run_id=line["run_id"], from_state=origin, to_state=to
+    )
+
+
+def _attempts(lines: list[dict[str, Any]]) -> Iterator[Attempt]:
+    """Yield retries and replays, each with the time at which its attempt ended."""
+    ends = {
+        (line["run_id"], line["stage"], line["attempt"]): moment(line["at"])
+        for line in lines
+        if line["kind"] == AuditKind.TRANSITION and line["event"].startswith("running>")
+    }
+    for line in lines:
+        if line["kind"] in {AuditKind.RETRY, AuditKind.REPLAY}:
+            yield Attempt(
+                at=moment(line["at"]),
+                stage=line["stage"],
+                kind=AttemptKind(line["kind"]),
+                number=line["attempt"],
+                ended=ends.get((line["run_id"], line["stage"], line["attempt"])),
+            )

@@ -1,0 +1,180 @@
+"""/validate: how the stages of the last days went, and the KPIs of the pipeline card, from what was recorded.
+
+    latency     seconds from the start to the end of a stage that succeeded; P50 and P95 by linear interpolation
+    throughput  units that settled per second, from the first line of the audit in the window to the last
+    Q_res       share of gates that were looked at and did not pass (the residual of quality, 0 to 1)
+    p_dim       share of quantities that close dimensionally, in the newest metadata of each dataset
+
+Belongs here: counting. Does not belong here: pages (`validation_page.py`), or the rules behind the counts (`stages/`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from statistics import quantiles
+from typing import Any
+
+from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.ingest.node import Operator
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.stages.audit import AuditKind
+from kfm_dagster.stages.card import StageState
+from kfm_dagster.stages.envelope_table import from_parquet
+from kfm_dagster.stages.gates.dimensions import dim_report
+from kfm_dagster.stages.gates.subject import Subject, Thresholds
+from kfm_dagster.stages.gates.verdict import Gate
+from kfm_dagster.stages.store import StageAttempt
+from kfm_dagster.storage.artifacts import ArtifactReference
+from kfm_dagster.telemetry.clock.log import ClockLog
+from kfm_dagster.telemetry.clock.quality import clock_quality
+
+Line = Mapping[str, Any]
+
+
+def validate_report(pipeline: Pipeline, *, since: datetime) -> dict[str, Any]:
+    """Return the report as JSON values, over what was opened since then. Raises ArtifactError for a damaged output."""
+    store = pipeline.stages.keeper.store
+    at = pipeline.clock()
+    with pipeline.database.snapshot() as view:
+        attempts = store.since(since, tx=view)
+        lines = store.audit.since(since, tx=view)
+        length, head = store.audit.head(tx=view)
+        replays = view.run("stages.replays_since", since=rfc3339(since)).scalar_one()
+    gates = _gates(lines)
+    closure = dimensional_closure(pipeline, since=since)
+    retries = [line for line in lines if line["kind"] == AuditKind.RETRY]
+    return {
+        "at": rfc3339(at),
+        "since": rfc3339(since),
+        "stages": _stages(attempts),
+        "gates": gates,
+        "stops_triggered": _counted(line["event"] for line in lines if line["kind"] == AuditKind.STOP),
+        "errors": _counted(one.error_class.value for one in attempts if one.error_class),
+        "restricted": _counted(gate for one in attempts for gate in one.restricted),
+        "retries": {
+            "count": len(retries),
+            "by_stage": _counted(line["stage"] for line in retries),
+            "interval_seconds": [line["details"]["interval_seconds"] for line in retries],
+        },
+        "rollbacks": sum(one.state is StageState.ROLLED_BACK for one in attempts),
+        "replays": {"count": replays, "stages": sum(line["kind"] == AuditKind.REPLAY for line in lines)},
+        "dimensional_closure": {"p_dim": closure["p_dim"], "ok": closure["ok"]},
+        "kpis": {
+            **_latency(attempts),
+            "throughput_units_per_second": _throughput(lines),
+            "retry_count": len(retries),
+            "replay_count": replays,
+            "idempotency_conflicts": _conflicts(attempts),
+            "Q_res": _residual(gates),
+            "p_dim": closure["p_dim"],
+            **_clock(pipeline, since),
+        },
+        "audit": {"lines": length, "head": head},
+    }
+
+
+def dimensional_closure(pipeline: Pipeline, *, since: datetime) -> dict[str, Any]:
+    """Return what `check_dim_report.json` says: the quantities of each dataset's newest metadata, and p_dim of all."""
+    rules = pipeline.card.machine.gates
+    reports = []
+    for contract in pipeline.registry:
+        stage = f"{contract.id}.{Operator.METADATA_EXTRACT}"
+        with pipeline.database.snapshot() as view:
+            row = view.run("stages.newest_output", stage=stage, since=rfc3339(since)).one_or_none()
+        if row is None or row.checkpoint_uri is None:
+            continue
+        stored = pipeline.stages.artifacts.get(ArtifactReference(uri=row.checkpoint_uri, sha256=row.output_sha256))
+        subject = Subject(
+            stage=Operator.METADATA_EXTRACT.value,
+            contract=contract,
+            envelopes=from_parquet(stored),
+            reference_time=moment(row.ended_at),
+            thresholds=Thresholds(min_p_dim=rules.G4.min_p_dim),
+        )
+        reports.append({"run_id": row.run_id, **dim_report(subject)})
+    values = sum(quantity["values"] for report in reports for quantity in report["quantities"])
+    closed = sum(quantity["closed"] for report in reports for quantity in report["quantities"])
+    p_dim = closed / values if values else 1.0
+    return {"p_dim": p_dim, "min_p_dim": rules.G4.min_p_dim, "ok": p_dim >= rules.G4.min_p_dim, "datasets": reports}
+
+
+def _stages(attempts: Iterable[StageAttempt]) -> dict[str, dict[str, int]]:
+    """Count the states of each stage by the newest attempt of every run."""
+    newest = {(one.run_id, one.stage): one for one in sorted(attempts, key=lambda one: one.attempt)}
+    states: dict[str, Counter[str]] = defaultdict(Counter)
+    for one in newest.values():
+        states[one.stage][one.state.value] += 1
+    return {stage: dict(sorted(counts.items())) for stage, counts in sorted(states.items())}
+
+
+def _gates(lines: Iterable[Line]) -> dict[str, dict[str, Any]]:
+    outcomes: dict[str, Counter[str]] = {gate.value: Counter() for gate in Gate}
+    for line in lines:
+        if line["kind"] == AuditKind.GATE:
+            outcomes[line["event"]][line["details"]["outcome"]] += 1
+    return {
+        gate: {
+            "looked_at": (looked := counts.total()),
+            "pass_rate": counts["passed"] / looked if looked else None,
+            "outcomes": dict(sorted(counts.items())),
+        }
+        for gate, counts in outcomes.items()
+    }
+
+
+def _residual(gates: Mapping[str, Mapping[str, Any]]) -> float:
+    looked = sum(gate["looked_at"] for gate in gates.values())
+    passed = sum(gate["outcomes"].get("passed", 0) for gate in gates.values())
+    return (looked - passed) / looked if looked else 0.0
+
+
+def _latency(attempts: Iterable[StageAttempt]) -> dict[str, float | None]:
+    seconds = [
+        (one.ended_at - one.started_at).total_seconds()
+        for one in attempts
+        if one.state is StageState.SUCCEEDED and one.ended_at and one.started_at
+    ]
+    if not seconds:
+        return {"latency_p50_seconds": None, "latency_p95_seconds": None}
+    cuts = quantiles(seconds, n=20, method="inclusive") if len(seconds) > 1 else seconds * 19
+    return {"latency_p50_seconds": cuts[9], "latency_p95_seconds": cuts[18]}
+
+
+def _throughput(lines: Sequence[Line]) -> float | None:
+    """Return the units settled per second of the span from the first line to the last one; None without a span."""
+    seconds = (moment(lines[-1]["at"]) - moment(lines[0]["at"])).total_seconds() if lines else 0.0
+    settled = sum(
+        line["details"].get("units", 0)
+        for line in lines
+        if line["event"] == "running>succeeded"
+        and line["stage"].endswith(f".{Operator.SETTLE}")
+        and "handed_on" not in line["details"]
+    )
+    return settled / seconds if seconds > 0 else None
+
+
+def _conflicts(attempts: Sequence[StageAttempt]) -> int:
+    """Count the triggers that came again under one idempotency key with other inputs."""
+    given: dict[tuple[str, str], tuple[str, ...]] = {}
+    conflicts = 0
+    for one in sorted(attempts, key=lambda one: one.attempt):
+        before = given.get((one.run_id, one.stage))
+        conflicts += before is not None and before != tuple(one.input_hashes)
+        given[one.run_id, one.stage] = tuple(one.input_hashes)
+    return conflicts
+
+
+def _clock(pipeline: Pipeline, since: datetime) -> dict[str, Any]:
+    """Return the clock's figures of the source with most readings: |delta t| in seconds, sigma_y by tau in seconds."""
+    qualities = clock_quality(ClockLog(pipeline.database).recent(since=since))
+    best = max(qualities, key=lambda one: one.readings, default=None)
+    if best is None:
+        return {"delta_t_abs_seconds": None, "sigma_y": {}}
+    stable = {f"{one.tau_seconds:g}": one.sigma_y for one in best.stability if one.sigma_y is not None}
+    return {"delta_t_abs_seconds": best.delta_t_abs, "sigma_y": stable}
+
+
+def _counted(names: Iterable[str]) -> dict[str, int]:
+    return dict(sorted(Counter(names).items()))

@@ -1,0 +1,78 @@
+"""The validation report as one HTML page, without scripts and without a request. Does not belong here: the counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+OPENING = b'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Validation, '
+"""What every page begins with."""
+_STYLE = (
+    "body{font:15px/1.4 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
+    "table{border-collapse:collapse;margin:.5rem 0 1.5rem}th,td{border:1px solid #bbb;padding:.2rem .6rem;"
+    "text-align:left}td.number{text-align:right;font-variant-numeric:tabular-nums}"
+)
+
+
+def validation_page(report: Mapping[str, Any]) -> str:
+    """Return the page of a report (`validation.validate_report`)."""
+    states = sorted({state for counts in report["stages"].values() for state in counts})
+    parts = [
+        _table(
+            "Stages",
+            ["stage", *states],
+            ([stage, *map(counts.get, states)] for stage, counts in report["stages"].items()),
+        ),
+        _table(
+            "Gates",
+            ["gate", "looked at", "pass rate", "outcomes"],
+            (
+                [gate, one["looked_at"], one["pass_rate"], _pairs(one["outcomes"])]
+                for gate, one in report["gates"].items()
+            ),
+        ),
+        _table("Stops", ["stop", "times"], report["stops_triggered"].items()),
+        _table("Errors", ["class", "stages"], report["errors"].items()),
+        _table("[Restricted]", ["because of", "stages"], report["restricted"].items()),
+        _table(
+            "Retries and replays",
+            ["what", "count"],
+            [
+                ["retries", report["retries"]["count"]],
+                ["rollbacks", report["rollbacks"]],
+                ["replays", report["replays"]["count"]],
+            ],
+        ),
+        _table("KPIs", ["KPI", "value"], ([name, _value(value)] for name, value in report["kpis"].items())),
+        f"<p>Audit: {report['audit']['lines']} lines, head <code>{escape(report['audit']['head'])}</code></p>",
+    ]
+    span = f"{escape(report['since'])} to {escape(report['at'])}"
+    return (
+        f"{OPENING.decode()}{span}</title><style>{_STYLE}</style></head>"
+        f"<body><h1>Validation, {span}</h1>{''.join(parts)}</body></html>\n"
+    )
+
+
+def _table(title: str, columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in columns)
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
+    nothing = f'<tr><td colspan="{len(columns)}">none</td></tr>'
+    return f"<h2>{escape(title)}</h2><table><thead><tr>{head}</tr></thead><tbody>{body or nothing}</tbody></table>"
+
+
+def _cell(value: Any) -> str:
+    kind = ' class="number"' if isinstance(value, (int, float)) else ""
+    return f"<td{kind}>{escape(_value(value))}</td>"
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return _pairs(value) if isinstance(value, Mapping) else str(value)
+
+
+def _pairs(counts: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}: {_value(count)}" for name, count in counts.items())
