@@ -44,16 +44,22 @@ class Standing:
     event_time: datetime | None
     """Time of the unit's event; None when the ledger does not know the unit."""
     revision: int
+    promotion_id: int | None
+    """Entry of the undo log by which it stands; None for what stood before there was one."""
     summaries: Mapping[str, Sequence[Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Write:
-    """A candidate that is to replace `base`, or to be new when base is None."""
+    """A candidate that is to replace `base`, or to be new when base is None.
+
+    `promotion_id` is its entry in the undo log; one that only brings a lost file back has none of its own.
+    """
 
     candidate: Candidate
     base: Standing | None
     path: str
+    promotion_id: int | None = None
 
     @property
     def partition(self) -> str:
@@ -87,9 +93,7 @@ class CollectionIndex:
 
     def standing(self, item_ids: Iterable[str]) -> dict[str, Standing]:
         """Return what stands, by Item id."""
-        rows = self._tx.run(
-            "catalog.standing", collection_id=self._collection, item_ids=orjson.dumps(list(item_ids)).decode()
-        )
+        rows = self._tx.run("catalog.standing", collection_id=self._collection, item_ids=_json(item_ids))
         return {
             row.item_id: Standing(
                 item_id=row.item_id,
@@ -103,7 +107,8 @@ class CollectionIndex:
                 sequencer=row.sequencer,
                 event_time=None if row.event_time is None else moment(row.event_time),
                 revision=row.revision,
-                summaries=row.summaries if isinstance(row.summaries, dict) else orjson.loads(row.summaries),
+                promotion_id=row.promotion_id,
+                summaries=_loaded(row.summaries),
             )
             for row in rows
         }
@@ -143,6 +148,35 @@ class CollectionIndex:
             change.update(_summary_keys(self._summaries_of(write.candidate)))
             if write.base:
                 change.subtract(_summary_keys(write.base.summaries))
+        self._count_summaries(change)
+
+    def replace_rows(self, taken_back: Iterable[str], put_back: Iterable[int]) -> None:
+        """Take Items out, and put back the rows that promotions replaced; pages and summaries follow, also to nothing.
+
+        An Item is put back where it stood: rows are not revised, so what stands is what stood before, column by column.
+        """
+        change: Counter[tuple[str, str]] = Counter()
+        pages: set[Page] = set()
+        for statement, count, parameters in (
+            ("catalog.take_back", -1, {"collection_id": self._collection, "item_ids": _json(taken_back)}),
+            ("catalog.put_back", 1, {"promotion_ids": _json(put_back)}),
+        ):
+            for row in self._tx.run(statement, parameters).all():
+                pages.add((row.partition_key, row.page))
+                for key in _summary_keys(_loaded(row.summaries)):
+                    change[key] += count
+        for statement in ("catalog.recount_page", "catalog.drop_empty_page"):
+            self._tx.run_many(
+                statement,
+                [
+                    {"collection_id": self._collection, "partition_key": partition, "page": page}
+                    for partition, page in sorted(pages)
+                ],
+            )
+        self._count_summaries(change)
+        self._tx.run("catalog.drop_empty_collection", collection_id=self._collection)
+
+    def _count_summaries(self, change: Counter[tuple[str, str]]) -> None:
         for statement, signed in (("catalog.count_summary_value", change), ("catalog.uncount_summary_value", -change)):
             self._tx.run_many(
                 statement,
@@ -220,6 +254,7 @@ class CollectionIndex:
             _time_text(properties.get("start_datetime") or properties["datetime"]),
             _time_text(properties.get("end_datetime") or properties["datetime"]),
             canonical(self._summaries_of(candidate)).decode(),
+            write.base.promotion_id if write.promotion_id is None and write.base else write.promotion_id,
         ]
 
     def _summaries_of(self, candidate: Candidate) -> dict[str, list[Any]]:
@@ -234,6 +269,15 @@ class CollectionIndex:
             if short or numbers:
                 found[name] = [*short, *numbers]
         return found
+
+
+def _json(values: Iterable[str | int]) -> str:
+    return orjson.dumps(list(values)).decode()
+
+
+def _loaded(column: Any) -> dict[str, Sequence[Any]]:
+    """SQLite keeps JSON as text; PostgreSQL gives values."""
+    return column if isinstance(column, dict) else orjson.loads(column)
 
 
 def _summary_keys(summaries: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, str]]:

@@ -43,7 +43,7 @@ class Candidate:
 
     `content` is the canonical JSON that would be written and `item` is what it parses to; `precedence`, `sequencer` and
     `event_time` order re-issues, the first two empty text where there is none. `attempt` is that of the unit's claim,
-    for the fence.
+    for the fence; `run_id` is the run that the undo log names, None outside of any.
     """
 
     dataset: str
@@ -56,6 +56,7 @@ class Candidate:
     object_uri: str
     wal_id: WalId
     attempt: int
+    run_id: str | None
     precedence: str
     sequencer: str
     event_time: datetime
@@ -88,6 +89,7 @@ def build_candidate(
         object_uri=envelope.object_uri,
         wal_id=envelope.wal_id,
         attempt=envelope.attempt,
+        run_id=run_state["run_id"] if run_state else None,
         precedence=match.precedence,
         sequencer=envelope.sequencer or "",
         event_time=envelope.event_time,

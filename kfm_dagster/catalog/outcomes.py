@@ -101,8 +101,11 @@ def overtaken(lost: Iterable[Write], standing: Mapping[str, Standing]) -> dict[s
     outcome: dict[str, StacResult] = {}
     for write in lost:
         candidate = write.candidate
-        now = standing[candidate.item_id]
-        if now.content_sha256 == candidate.content_sha256:
+        now = standing.get(candidate.item_id)
+        if now is None:
+            text = "the Item that this one replaces was taken back meanwhile"
+            outcome[candidate.item_id] = failed(candidate, StacIssue.CATALOG_CONFLICT, text)
+        elif now.content_sha256 == candidate.content_sha256:
             outcome[candidate.item_id] = unchanged(write, now)
         else:
             text = f"another writer changed the Item: revision {now.revision}, sha256 {now.content_sha256[:12]}"

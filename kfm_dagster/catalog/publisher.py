@@ -11,7 +11,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
@@ -64,6 +64,14 @@ class Publisher(Protocol):
         """Stage files; what was not promoted when the block ends is gone. Raises PublishError."""
         ...
 
+    def names(self, folder: str) -> Sequence[str]:
+        """Return the names of the files in a folder; none when there is no such folder. Raises PublishError."""
+        ...
+
+    def remove(self, paths: Sequence[str]) -> None:
+        """Take files away for good, and folders that are left empty. Absent ones are no error. Raises PublishError."""
+        ...
+
 
 def open_publisher(url: str) -> Publisher:
     """Return the publisher of a folder or of s3://bucket/prefix. Raises ConfigurationError for any other scheme."""
@@ -109,6 +117,32 @@ class FolderPublisher:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
             os.close(lock)
+
+    def names(self, folder: str) -> Sequence[str]:
+        """Return the names of the files in a folder."""
+        try:
+            with os.scandir(self._root / folder) as entries:
+                return [entry.name for entry in entries if entry.is_file()]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise _io_error(error) from error
+
+    def remove(self, paths: Sequence[str]) -> None:
+        """Unlink files, then folders that are left empty, and make it survive a power loss."""
+        folders = {parent for path in paths for parent in (self._root / path).parents if parent != self._root}
+        folders = {folder for folder in folders if folder.is_relative_to(self._root)}
+        try:
+            for path in paths:
+                reach(Seam.CATALOG_REMOVE_BEFORE)
+                (self._root / path).unlink(missing_ok=True)
+                reach(Seam.CATALOG_REMOVE_AFTER)
+            for folder in sorted(folders, reverse=True):  # what lies deeper comes first
+                with suppress(OSError):
+                    folder.rmdir()
+            _sync_folders(folder for folder in (*folders, self._root) if folder.exists())
+        except OSError as error:
+            raise _io_error(error) from error
 
     def _write(self, staged: Mapping[str, Path], files: Mapping[str, bytes]) -> None:
         one_by_one = len(staged) <= FSYNC_LIMIT or _syncfs() is None
@@ -171,12 +205,7 @@ class _StagedInFolder:
         above = {parent for folder in self._folders for parent in folder.parents if parent.is_relative_to(self._root)}
         try:
             reach(Seam.CATALOG_SETTLE_BEFORE)
-            for folder in sorted(self._folders | above, reverse=True):
-                handle = os.open(folder, os.O_RDONLY)
-                try:
-                    os.fsync(handle)
-                finally:
-                    os.close(handle)
+            _sync_folders(sorted(self._folders | above, reverse=True))
             reach(Seam.CATALOG_SETTLE_AFTER)
         except OSError as error:
             raise _io_error(error) from error
@@ -198,6 +227,29 @@ class ObjectStorePublisher:
     def staging(self, files: Mapping[str, bytes]) -> Iterator[Staged]:
         """Keep files in memory until they are promoted."""
         yield _StagedInMemory(self._store, files)
+
+    def names(self, folder: str) -> Sequence[str]:
+        """Return the names of the objects below a prefix, without those deeper down."""
+        try:
+            found = obstore.list_with_delimiter(self._store, folder)
+        except (BaseError, OSError) as error:
+            raise _storage_unavailable(error) from error
+        return [entry["path"].rpartition("/")[2] for entry in found["objects"]]
+
+    def remove(self, paths: Sequence[str]) -> None:
+        """Delete objects; a bucket has no folders."""
+        with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
+            list(pool.map(carried(self._delete), paths))
+
+    def _delete(self, path: str) -> None:
+        try:
+            reach(Seam.CATALOG_REMOVE_BEFORE)
+            obstore.delete(self._store, path)
+            reach(Seam.CATALOG_REMOVE_AFTER)
+        except FileNotFoundError:
+            return
+        except (BaseError, OSError) as error:
+            raise _storage_unavailable(error) from error
 
     def _get(self, path: str) -> bytes | None:
         try:
@@ -230,6 +282,15 @@ class _StagedInMemory:
         except (BaseError, OSError) as error:
             return _storage_unavailable(error)
         return None
+
+
+def _sync_folders(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def _io_error(error: OSError) -> PublishError:

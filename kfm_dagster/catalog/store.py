@@ -1,10 +1,11 @@
 """The catalog's store: register a batch of Items so that index and files agree, whoever writes and whatever crashes.
 
-One transaction asks the fence, compares and swaps the index, promotes the staged files and rewrites the documents that
-lead to them. A crash before its commit leaves files that the index does not know; the next attempt writes them again,
-the same. Claims are locked first, then the collection, then the root: nobody waits the other way round.
-Does not belong here: how an Item is built (`item.py`), queries (`index.py`), file operations (`publisher.py`), or what
-a unit is told about it (`outcomes.py`).
+The undo log is committed first (`promotions.py`). Then one transaction asks the fence, compares and swaps the index,
+promotes the staged files and rewrites the documents that lead to them. A crash before its commit leaves files that the
+index does not know; the next attempt writes them again, the same. Claims are locked first, then the collection, then
+the root: nobody waits the other way round.
+Does not belong here: how an Item is built (`item.py`), queries (`index.py`), file operations (`publisher.py`), going
+back (`undo.py`), or what a unit is told about it (`outcomes.py`).
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from dataclasses import dataclass, field
 import orjson
 from sqlalchemy.exc import DBAPIError
 
-from kfm_dagster.catalog import documents, layout, outcomes
+from kfm_dagster.catalog import layout, outcomes, tree
 from kfm_dagster.catalog.index import CollectionIndex, Page, Standing, Write
-from kfm_dagster.catalog.item import Candidate, canonical, content_sha256
+from kfm_dagster.catalog.item import Candidate, content_sha256
+from kfm_dagster.catalog.promotions import PromotionLog
 from kfm_dagster.catalog.publisher import Publisher, PublishError, Staged
-from kfm_dagster.catalog.validation import validate_document, validate_item
+from kfm_dagster.catalog.undo import UndoReport, undo
+from kfm_dagster.catalog.validation import validate_item
 from kfm_dagster.contracts.envelope import StacResult, StacStatus
 from kfm_dagster.contracts.issues import StacIssue
 from kfm_dagster.contracts.loader import ContractRegistry
@@ -34,6 +37,12 @@ PAGE_SIZE = 1000
 
 class CatalogVerificationError(KfmError):
     """An Item does not stand in the catalog as it was written."""
+
+    exit_code = ExitCode.DEPENDENCY_UNAVAILABLE
+
+
+class CatalogUndoError(KfmError):
+    """A run's Items could not be taken back, or not all of them."""
 
     exit_code = ExitCode.DEPENDENCY_UNAVAILABLE
 
@@ -114,6 +123,24 @@ class Catalog:
                         next_step="see who else writes to the catalog; the next attempt writes the Item again",
                     )
 
+    def undo(self, dataset: str, run_id: str) -> UndoReport:
+        """Put back, byte for byte, what stood before a run wrote; Items that a later run replaced stay.
+
+        Waits for whoever writes to the collection, and may be repeated: it goes on where it died, and does nothing
+        where nothing is left to do. A run whose claims stand can write again afterwards, so they are to be given up
+        first. Raises CatalogUndoError when the catalog's place fails, ContractError for an unknown dataset, and the
+        database's error; then it is to be done again.
+        """
+        contract = self._registry[dataset]
+        try:
+            with self._database.transaction() as tx:
+                return undo(self._index(tx, contract), PromotionLog(tx, contract), self._publisher, contract, run_id)
+        except PublishError as error:
+            raise CatalogUndoError(
+                observed=f"{dataset}, run {run_id}: {error}",
+                next_step="see whether the catalog's place takes files; undoing again finishes what was begun",
+            ) from error
+
     def _contents(self, paths: Iterable[str]) -> dict[str, str | None]:
         """Content hash of each file as it stands. Raises CatalogVerificationError when they cannot be read."""
         wanted = list(paths)
@@ -169,6 +196,7 @@ class Catalog:
             return {}
         files = {write.path: write.candidate.content for write in writes}
         try:
+            writes = self._log(contract, writes)
             with self._publisher.staging(files) as staged, self._database.transaction() as tx:
                 return self._commit(tx, contract, writes, staged, fence)
         except PublishError as error:
@@ -179,6 +207,13 @@ class Catalog:
             return outcomes.all_failed(
                 writes, PublishError(StacIssue.CATALOG_CONFLICT, "another writer holds the catalog")
             )
+
+    def _log(self, contract: DatasetContract, writes: Sequence[Write]) -> Sequence[Write]:
+        """Write down what is to be replaced, and commit it before any file takes its place. Raises PublishError."""
+        overwritten = [write.path for write in writes if write.base and not outcomes.is_restoration(write)]
+        files = self._publisher.read(overwritten) if overwritten else {}
+        with self._database.transaction() as tx:
+            return PromotionLog(tx, contract).enter(writes, files)
 
     def _commit(
         self, tx: Transaction, contract: DatasetContract, offered: Sequence[Write], staged: Staged, fence: Fence
@@ -218,13 +253,8 @@ class Catalog:
 
         Raises PublishError.
         """
-        levels = _documents(index, contract, sorted(applied))
-        if root:
-            levels.append({layout.ROOT: documents.root_document(index.collections())})
-        for path, document in (entry for level in levels for entry in level.items()):
-            if reasons := validate_document(document):
-                raise PublishError(StacIssue.STAC_VALIDATION_FAILED, f"{path}: {'; '.join(reasons)}")
-        files = {path: canonical(document) for level in levels for path, document in level.items()}
+        levels = tree.leading_to(index, contract, sorted(applied), root=root)
+        files = {path: content for level in levels for path, content in level.items()}
         with self._publisher.staging(files) as staged:
             for level in levels:
                 for failure in staged.promote(list(level)).values():
@@ -266,36 +296,6 @@ def _promote(tx: Transaction, index: CollectionIndex, writes: Sequence[Write], s
     if not promoted:
         return _Promotion(failures=failures)
     return _Promotion(is_new=index.open_collection(), applied=index.apply(promoted), failures=failures)
-
-
-def _documents(
-    index: CollectionIndex, contract: DatasetContract, pages: Sequence[Page]
-) -> list[dict[str, dict[str, object]]]:
-    """Documents by path, one level of the tree after the other, leaf first."""
-    collection = contract.stac.collection
-    days = sorted({day for day, _ in pages})
-    years = sorted({day[:4] for day in days})
-    return [
-        {
-            layout.page_path(collection, day, page): documents.page_document(
-                contract, day=day, page=page, item_ids=index.page_items(day, page)
-            )
-            for day, page in pages
-        },
-        {
-            layout.day_path(collection, day): documents.day_document(contract, day=day, pages=index.pages(day))
-            for day in days
-        },
-        {
-            layout.year_path(collection, year): documents.year_document(contract, year=year, days=index.days(year))
-            for year in years
-        },
-        {
-            layout.collection_path(collection): documents.collection_document(
-                contract, extent=index.extent(), summaries=index.summaries(), years=index.years()
-            )
-        },
-    ]
 
 
 def _write(candidate: Candidate, base: Standing | None) -> Write:

@@ -179,7 +179,9 @@ def test_claims_are_locked_before_the_collection(
 
     monkeypatch.setattr(Transaction, "run", seen)
     catalog.register(candidates(contracts, [goes(0), goes(1)]), fence=fence)
-    assert steps[:4] == ["fence 2", "catalog.standing", "fence 2", "catalog.open_collection"]
+    assert steps[:5] == [
+        "fence 2", "catalog.standing", "catalog.log_promotions", "fence 2", "catalog.open_collection",
+    ]  # fmt: skip
 
 
 @pytest.mark.clause("BEY-02")

@@ -61,11 +61,29 @@ STANDING: dict[str, Sequence[Row]] = {
         {"message_id": "m1", "record_index": 0, "reason_code": "x", "detail": "x", "body": "{}", "received_at": T}
     ],
     "catalog_collections": [{"collection_id": "c1", "dataset": "d", "title": "t"}],
+    "catalog_kept_files": [{"sha256": HASH, "content": b"x", "content_bytes": 1}],
+    "catalog_promotions": [
+        {
+            "run_id": "r", "dataset": "d", "collection_id": "c1", "item_id": "i1", "partition_key": DAY,
+            "after_sha256": HASH, "before_promotion_id": None, "before_revision": 1, "before_sha256": HASH,
+            "logged_at": T,
+        }
+    ] * 2,
+    "catalog_replaced_items": [
+        {
+            "promotion_id": 1, "collection_id": "c1", "item_id": "i1", "partition_key": DAY, "page": 1,
+            "content_sha256": HASH, "object_uri": "s3://b/1", "wal_id": ONE, "precedence": "", "sequencer": "",
+            "revision": 1, "west": None, "start_at": T, "end_at": T, "summaries": "{}", "updated_at": T,
+        }
+    ],
+    "catalog_withdrawals": [
+        {"collection_id": "c1", "dataset": "d", "run_id": "r", "up_to_promotion_id": 1, "withdrawn_at": T}
+    ],
     "catalog_items": [
         {
             "collection_id": "c1", "item_id": "i1", "partition_key": DAY, "page": 1, "content_sha256": HASH,
             "object_uri": "s3://b/1", "wal_id": ONE, "precedence": "", "sequencer": "", "revision": 1, "west": None,
-            "start_at": T, "end_at": T, "summaries": "{}", "updated_at": T,
+            "start_at": T, "end_at": T, "summaries": "{}", "updated_at": T, "promotion_id": 1,
         }
     ],
     "catalog_pages": [
@@ -79,7 +97,14 @@ STANDING: dict[str, Sequence[Row]] = {
         {
             "batch_id": "b1", "path": "openlineage", "dataset": "d", "run_id": "r", "href": "1", "sha256": HASH,
             "unit_count": 1, "state": "staged", "delivery": "none", "created_at": T, "published_at": None,
-        }
+        },
+        {
+            "batch_id": "b3", "path": "openlineage", "dataset": "d", "run_id": "r", "href": "3", "sha256": HASH,
+            "unit_count": 1, "state": "staged", "delivery": "none", "created_at": T, "published_at": None,
+        },
+    ],
+    "lineage_invalidations": [
+        {"batch_id": "b1", "invalidated_by": "b3", "reason": "x", "invalidated_at": T}
     ],
     "governance_log": [
         {
@@ -204,10 +229,15 @@ ANOTHER: dict[str, Row] = {
     "nodd_wal_delivery_units": {"wal_id": TWO},
     "rejected_messages": {"record_index": 1},
     "catalog_collections": {"collection_id": "c2"},
+    "catalog_kept_files": {"sha256": "b" * 64},
+    "catalog_promotions": {"item_id": "i2"},
+    "catalog_replaced_items": {"promotion_id": 2},
+    "catalog_withdrawals": {"run_id": "r2"},
     "catalog_items": {"item_id": "i2"},
     "catalog_pages": {"page": 2},
     "catalog_summaries": {"value": "2"},
     "lineage_batches": {"batch_id": "b2", "href": "2"},
+    "lineage_invalidations": {"batch_id": "b3", "invalidated_by": "b1"},
     "governance_log": {"wal_id": TWO, "record_version": 1},
     "kill_switches": {"dataset": "b"},
     "nodd_wal_leases": {"ingest_run_id": "r2"},
@@ -278,6 +308,20 @@ CASES: dict[str, list[Row]] = {
     "rejected_messages_message_is_known": [{"message_id": "m9"}],
     "rejected_messages_detail_is_bounded": [{"detail": "x" * 501}],
     "catalog_collections_one_row_each": [{"collection_id": "c1"}],
+    "catalog_kept_files_one_row_per_content": [{"sha256": HASH}],
+    "catalog_kept_files_sha256_is_hex": [{"sha256": "x"}, {"sha256": "G" * 64}],
+    "catalog_kept_files_length_is_counted": [{"content_bytes": -1}],
+    "catalog_promotions_after_is_sha256": [{"after_sha256": "x"}, {"after_sha256": "G" * 64}],
+    "catalog_promotions_before_is_kept": [{"before_sha256": "b" * 64}],
+    "catalog_promotions_before_is_a_row": [
+        {"before_revision": None},
+        {"before_revision": None, "before_sha256": None, "before_promotion_id": 1},
+    ],
+    "catalog_replaced_items_one_row_per_promotion": [{"promotion_id": 1}],
+    "catalog_replaced_items_promotion_is_logged": [{"promotion_id": 9}],
+    "catalog_withdrawals_once_per_promotion": [{"run_id": "r"}],
+    "catalog_withdrawals_promotion_is_logged": [{"up_to_promotion_id": 9}],
+    "catalog_items_promotion_is_logged": [{"promotion_id": 9}],
     "catalog_items_one_row_per_item": [{"item_id": "i1", "page": 2}],
     "catalog_items_collection_exists": [{"collection_id": "c9"}],
     "catalog_items_page_counts_from_one": [{"page": 0}],
@@ -300,6 +344,11 @@ CASES: dict[str, list[Row]] = {
     "lineage_batches_delivers_published": [{"delivery": "delivered"}],
     "lineage_batches_sha256_is_hex": [{"sha256": "x"}, {"sha256": "G" * 64}],
     "lineage_batches_is_not_empty": [{"unit_count": 0}],
+    "lineage_invalidations_once_per_batch": [{"batch_id": "b1", "invalidated_by": "b3"}],
+    "lineage_invalidations_batch_is_known": [{"batch_id": "b9"}],
+    "lineage_invalidations_are_told": [{"invalidated_by": "b9"}],
+    "lineage_invalidations_come_from_another_batch": [{"invalidated_by": "b3"}],
+    "lineage_invalidations_reason_is_bounded": [{"reason": ""}, {"reason": "x" * 201}],
     "governance_log_by_decision": [{"wal_id": ONE, "record_version": 2}],
     "governance_log_decision_was_carried_out": [{"record_version": 9}, {"wal_id": THREE}],
     "governance_log_entry_is_attributed": [
@@ -492,6 +541,7 @@ NEVER_SAID = {
     "kill_switches_one_row_per_switch",
     "etl_wal_one_row_per_intent",
     "clock_readings_one_row_per_reading",
+    "catalog_promotions_one_row_per_promotion",
     # The table's key says more.
     "catalog_items_by_page",
 }

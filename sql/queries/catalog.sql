@@ -78,3 +78,28 @@ ON CONFLICT (collection_id, property, value) DO UPDATE SET items = catalog_summa
 -- name: uncount_summary_value
 UPDATE catalog_summaries SET items = items - :items
 WHERE collection_id = :collection_id AND property = :property AND value = :value;
+
+-- name: keep_file
+INSERT INTO catalog_kept_files (sha256, content, content_bytes) VALUES (:sha256, :content, :content_bytes)
+ON CONFLICT (sha256) DO NOTHING;
+
+-- name: withdraw
+INSERT INTO catalog_withdrawals (collection_id, dataset, run_id, up_to_promotion_id, withdrawn_at)
+VALUES (:collection_id, :dataset, :run_id, :up_to_promotion_id, :withdrawn_at)
+ON CONFLICT (collection_id, dataset, run_id, up_to_promotion_id) DO NOTHING;
+
+-- name: drop_empty_page
+DELETE FROM catalog_pages
+WHERE collection_id = :collection_id AND partition_key = :partition_key AND page = :page
+  AND NOT EXISTS (
+      SELECT 1 FROM catalog_items AS item
+      WHERE
+          item.collection_id = catalog_pages.collection_id AND item.partition_key = catalog_pages.partition_key
+          AND item.page = catalog_pages.page
+  );
+
+-- name: drop_empty_collection
+DELETE FROM catalog_collections
+WHERE collection_id = :collection_id AND NOT EXISTS (
+    SELECT 1 FROM catalog_items AS item WHERE item.collection_id = catalog_collections.collection_id
+);

@@ -1,0 +1,198 @@
+"""Promotions: the catalog's undo log, which says of every Item that a run writes what stood there before (PCS-03).
+
+An entry is committed before its file takes its place, so a crash leaves a file with its entry or an entry without its
+file. Which entry an Item stands by is a column of the index: an entry that no Item stood by never came through.
+Earlier bytes are kept in the database under their hash: a commit makes them durable together with the entries that
+name them, and rewritten Items are few and small (a kilobyte each, compressed).
+
+Belongs here: writing the log and reading it. Does not belong here: going back (`undo.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+import orjson
+import pyarrow as pa
+
+from kfm_dagster.catalog import outcomes
+from kfm_dagster.catalog.index import Standing, Write
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.storage.database import Transaction
+
+CODEC = "zstd"
+"""Level 1, Arrow's default, as in the lineage outbox."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Promotion:
+    """An entry of the log: an Item's file that a run wrote, or died before it did.
+
+    before_revision is None where nothing stood, before_promotion_id also where the row is older than the log,
+    before_sha256 also where the row had lost its file. `withdrawn`: its run has been undone since.
+    """
+
+    promotion_id: int
+    run_id: str | None
+    dataset: str
+    item_id: str
+    partition: str
+    after_sha256: str
+    before_promotion_id: int | None
+    before_revision: int | None
+    before_sha256: str | None
+    withdrawn: bool
+
+    def came_after(self, standing: Standing | None) -> bool:
+        """Tell whether it was to replace just what stands, or nothing where nothing stands."""
+        before = (self.before_promotion_id, self.before_revision)
+        return before == ((standing.promotion_id, standing.revision) if standing else (None, None))
+
+
+class PromotionLog:
+    """The log of one collection within one transaction."""
+
+    def __init__(self, tx: Transaction, contract: DatasetContract) -> None:
+        self._tx = tx
+        self._contract = contract
+        self._collection = contract.stac.collection
+
+    def enter(self, writes: Sequence[Write], files: Mapping[str, bytes]) -> list[Write]:
+        """Log what is to be written and return the writes with their entries; `files` are those that stand, by path.
+
+        Three statements and one per Item that is overwritten. A write that only brings a lost file back changes nothing
+        that the catalog says, so it is not logged: the Item goes on standing by the entry that it stood by.
+        """
+        logged = [write for write in writes if not outcomes.is_restoration(write)]
+        if not logged:
+            return list(writes)
+        found = self._tx.run(
+            "catalog.log_promotions",
+            collection_id=self._collection,
+            dataset=self._contract.id,
+            rows=_json(self._rows(logged, self._keep(logged, files))),
+            logged_at=_now(),
+        )
+        entries = {row.item_id: row.promotion_id for row in found}
+        if any(write.base for write in logged):
+            self._tx.run("catalog.log_replaced", promotion_ids=_json(entries.values()))
+        return [
+            write if outcomes.is_restoration(write) else replace(write, promotion_id=entries[write.candidate.item_id])
+            for write in writes
+        ]
+
+    def of_items_of(self, run_id: str) -> dict[str, list[Promotion]]:
+        """Return every entry of each Item that a run wrote, whosever it is, oldest first, by Item id."""
+        entries: dict[str, list[Promotion]] = defaultdict(list)
+        for row in self._tx.run(
+            "catalog.promotions_of_items",
+            collection_id=self._collection,
+            dataset=self._contract.id,
+            run_id=run_id,
+        ):
+            entries[row.item_id].append(
+                Promotion(
+                    promotion_id=row.promotion_id,
+                    run_id=row.run_id,
+                    dataset=row.dataset,
+                    item_id=row.item_id,
+                    partition=row.partition_key,
+                    after_sha256=row.after_sha256,
+                    before_promotion_id=row.before_promotion_id,
+                    before_revision=row.before_revision,
+                    before_sha256=row.before_sha256,
+                    withdrawn=bool(row.withdrawn),
+                )
+            )
+        return entries
+
+    def withdraw(self, run_id: str, *, up_to: int) -> None:
+        """Say that a run is undone up to an entry, so that undoing a later run never brings its Items back."""
+        self._tx.run(
+            "catalog.withdraw",
+            collection_id=self._collection,
+            dataset=self._contract.id,
+            run_id=run_id,
+            up_to_promotion_id=up_to,
+            withdrawn_at=_now(),
+        )
+
+    def kept(self, digests: Iterable[str]) -> dict[str, bytes]:
+        """Return earlier bytes by their SHA-256."""
+        return {
+            row.sha256: bytes(pa.decompress(bytes(row.content), row.content_bytes, codec=CODEC, asbytes=True))
+            for row in self._tx.run("catalog.kept_files", digests=_json(digests))
+        }
+
+    def _rows(self, writes: Sequence[Write], before: Mapping[str, str]) -> list[list[str | int | None]]:
+        return [
+            [
+                write.candidate.run_id,
+                write.candidate.item_id,
+                write.partition,
+                sha256(write.candidate.content),
+                write.base.promotion_id if write.base else None,
+                write.base.revision if write.base else None,
+                before.get(write.candidate.item_id),
+            ]
+            for write in writes
+        ]
+
+    def _keep(self, writes: Sequence[Write], files: Mapping[str, bytes]) -> dict[str, str]:
+        """Keep the files that are to be overwritten, and return their hashes by Item id.
+
+        What a promotion of the same row left in the file without coming through is no Item that stood: then the entry
+        of that promotion says what did, and has kept it.
+        """
+        overwritten = [write for write in writes if write.base and write.path in files]
+        if not overwritten:
+            return {}
+        item_ids = _json(write.candidate.item_id for write in overwritten)
+        left: dict[tuple[str, str, int | None, int], str | None] = {
+            (row.item_id, row.after_sha256, row.before_promotion_id, row.before_revision): row.before_sha256
+            for row in self._tx.run("catalog.rivals", collection_id=self._collection, item_ids=item_ids)
+        }
+        before: dict[str, str | None] = {}
+        contents: dict[str, bytes] = {}
+        for write in overwritten:
+            if write.base is None:
+                continue
+            content = files[write.path]
+            digest = sha256(content)
+            key = (write.candidate.item_id, digest, write.base.promotion_id, write.base.revision)
+            if key in left:
+                before[write.candidate.item_id] = left[key]
+            else:
+                before[write.candidate.item_id] = digest
+                contents[digest] = content
+        self._tx.run_many(
+            "catalog.keep_file",
+            [
+                # In one order, so that two writers never wait for each other.
+                {
+                    "sha256": digest,
+                    "content": pa.compress(contents[digest], codec=CODEC, asbytes=True),
+                    "content_bytes": len(contents[digest]),
+                }
+                for digest in sorted(contents)
+            ],
+        )
+        return {item_id: digest for item_id, digest in before.items() if digest is not None}
+
+
+def sha256(content: bytes) -> str:
+    """Hash of a file's bytes, hex; not the content hash of an Item, which leaves out what differs from run to run."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def _json(values: Iterable[object]) -> str:
+    return orjson.dumps(list(values)).decode()
+
+
+def _now() -> str:
+    return rfc3339(datetime.now(UTC))

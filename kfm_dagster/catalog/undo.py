@@ -1,0 +1,173 @@
+"""Undoing a run: every Item that it wrote goes back, byte for byte, to what stood before it (PCS-03).
+
+One transaction under the collection's lock: rows first, then the documents from the root down, so that no link ever
+leads to a file that is gone, then Items, then what nothing leads to any more. A crash before its commit leaves the
+index as it was, and undoing again does the same once more. What a dead promotion left in sight without coming through
+goes as well.
+Does not belong here: the log itself (`promotions.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kfm_dagster.catalog import layout, tree
+from kfm_dagster.catalog.index import CollectionIndex, Standing
+from kfm_dagster.catalog.promotions import Promotion, PromotionLog, sha256
+from kfm_dagster.catalog.publisher import Publisher
+from kfm_dagster.contracts.model import DatasetContract
+
+_PAGE_FILE = re.compile(r"page-(\d{4,})\.json")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UndoReport:
+    """What became of the Items of an undone run, by Item id, sorted.
+
+    `restored` say again what they said before it, `removed` were not there before it. `superseded` were replaced by a
+    later run: they stay, and undoing that run goes back to what stood before both. Items of which nothing was left to
+    undo are in none.
+    """
+
+    restored: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    superseded: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Step:
+    """What to do with an Item: go back behind `oldest`; `in_index` is False where only the file is at odds."""
+
+    oldest: Promotion
+    path: str
+    in_index: bool
+
+
+def undo(
+    index: CollectionIndex, log: PromotionLog, publisher: Publisher, contract: DatasetContract, run_id: str
+) -> UndoReport:
+    """Undo a run in the open transaction. Raises PublishError, after which nothing of it may be committed."""
+    if not log.of_items_of(run_id):
+        return UndoReport()
+    index.open_collection()
+    # Read again: what was logged while this one waited for the lock is either through or will be refused.
+    entries = log.of_items_of(run_id)
+    own = {
+        item_id: [entry for entry in found if entry.run_id == run_id and entry.dataset == contract.id]
+        for item_id, found in entries.items()
+    }
+    standing = index.standing(entries)
+    steps: list[_Step] = []
+    untouched: dict[str, Standing | None] = {}
+    superseded: list[str] = []
+    for item_id, found in entries.items():
+        now = standing.get(item_id)
+        ours = {entry.promotion_id for entry in own[item_id]}
+        oldest = _oldest_to_undo(found, now, ours)
+        if oldest is not None:
+            steps.append(_Step(oldest=oldest, path=_path(contract, now, oldest), in_index=True))
+        else:
+            untouched[item_id] = now
+            if _has_ancestor(found, now, ours):
+                superseded.append(item_id)
+    steps += _left_in_sight(publisher, contract, own, untouched)
+    index.replace_rows(
+        [step.oldest.item_id for step in steps if step.in_index],
+        [step.oldest.promotion_id for step in steps if step.in_index and step.oldest.before_revision is not None],
+    )
+    log.withdraw(run_id, up_to=max(entry.promotion_id for found in own.values() for entry in found))
+    days = {entry.partition for found in own.values() for entry in found} | {now.partition for now in standing.values()}
+    kept = log.kept({step.oldest.before_sha256 for step in steps if step.oldest.before_sha256 is not None})
+    items = {step.path: None if (sha := step.oldest.before_sha256) is None else kept[sha] for step in steps}
+    _publish(publisher, [*tree.around(index, contract, days), items, _stray_pages(index, publisher, contract, days)])
+    return UndoReport(
+        restored=tuple(sorted(step.oldest.item_id for step in steps if step.oldest.before_revision is not None)),
+        removed=tuple(sorted(step.oldest.item_id for step in steps if step.oldest.before_revision is None)),
+        superseded=tuple(sorted(superseded)),
+    )
+
+
+def _oldest_to_undo(entries: Sequence[Promotion], standing: Standing | None, own: set[int]) -> Promotion | None:
+    """Return the entry to go back behind: through this run's, and through those of runs undone before."""
+    by_id = {entry.promotion_id: entry for entry in entries}
+    found = None
+    current = by_id.get(standing.promotion_id or 0) if standing else None
+    while current is not None and (current.promotion_id in own or (found is not None and current.withdrawn)):
+        found = current
+        current = by_id.get(current.before_promotion_id or 0)
+    return found
+
+
+def _has_ancestor(entries: Sequence[Promotion], standing: Standing | None, own: set[int]) -> bool:
+    """Tell whether what stands came after what this run wrote."""
+    by_id = {entry.promotion_id: entry for entry in entries}
+    current = by_id.get(standing.promotion_id or 0) if standing else None
+    while current is not None and current.promotion_id not in own:
+        current = by_id.get(current.before_promotion_id or 0)
+    return current is not None
+
+
+def _left_in_sight(
+    publisher: Publisher,
+    contract: DatasetContract,
+    own: Mapping[str, Sequence[Promotion]],
+    untouched: Mapping[str, Standing | None],
+) -> list[_Step]:
+    """Files of this run that stand without their row: it died between the two, or its undoing did."""
+    paths = {item_id: _path(contract, now, own[item_id][0]) for item_id, now in untouched.items()}
+    files = publisher.read(list(paths.values()))
+    found: list[_Step] = []
+    for item_id, path in paths.items():
+        content = files.get(path)
+        if content is None:
+            continue
+        digest = sha256(content)
+        for entry in own[item_id]:
+            if entry.after_sha256 == digest and entry.came_after(untouched[item_id]):
+                found.append(_Step(oldest=entry, path=path, in_index=False))
+                break
+    return found
+
+
+def _stray_pages(
+    index: CollectionIndex, publisher: Publisher, contract: DatasetContract, days: Iterable[str]
+) -> tree.Level:
+    """Pages that stand and have no Items, those of a dead promotion among them."""
+    stray: dict[str, None] = {}
+    for day in sorted(days):
+        first = layout.page_path(contract.stac.collection, day, 1)
+        indexed = set(index.pages(day))
+        for name in publisher.names(first.rpartition("/")[0]):
+            match = _PAGE_FILE.fullmatch(name)
+            if match and int(match[1]) not in indexed:
+                stray[layout.page_path(contract.stac.collection, day, int(match[1]))] = None
+    return stray
+
+
+def _publish(publisher: Publisher, levels: Sequence[tree.Level]) -> None:
+    """Bring the files in line: those that differ are written, level by level; what must not be there goes last."""
+    standing = publisher.read([path for level in levels for path in level])
+    differing = [
+        {path: content for path, content in level.items() if content is not None and standing.get(path) != content}
+        for level in levels
+    ]
+    files = {path: content for level in differing for path, content in level.items()}
+    if files:
+        with publisher.staging(files) as staged:
+            for level in differing:
+                for failure in staged.promote(list(level)).values():
+                    raise failure
+            staged.settle()
+    # From the leaf up, as nothing is left that leads there.
+    gone = [path for level in reversed(levels) for path, content in level.items() if content is None]
+    if gone:
+        # Those that are not there as well: a promotion may have died with no more than its folder made.
+        publisher.remove(gone)
+
+
+def _path(contract: DatasetContract, standing: Standing | None, entry: Promotion) -> str:
+    """Return where an Item's file is: it never moves while it stands, whatever day a later issue of it says."""
+    partition = standing.partition if standing else entry.partition
+    return layout.item_path(contract.stac.collection, partition, entry.item_id)

@@ -1,0 +1,495 @@
+"""Undoing runs: the catalog goes back byte for byte, whoever wrote meanwhile and whatever died on the way."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from obstore.store import MemoryStore
+
+from kfm_dagster import seams
+from kfm_dagster.catalog.item import Candidate
+from kfm_dagster.catalog.publisher import STAGING, FolderPublisher, ObjectStorePublisher
+from kfm_dagster.catalog.store import Catalog, CatalogUndoError
+from kfm_dagster.catalog.undo import UndoReport
+from kfm_dagster.contracts.envelope import Envelope, StacResult, StacStatus
+from kfm_dagster.contracts.issues import StacIssue
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.operators.stac_register import stac_register
+from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.fence import open_fence
+from kfm_dagster_tests.catalog import trees
+from kfm_dagster_tests.catalog.envelopes import DAY, goes, nexrad, with_metadata
+
+NEXT_YEAR = DAY + timedelta(days=40)
+CREATED, UPDATED, NO_OP, FAILED = StacStatus.CREATED, StacStatus.UPDATED, StacStatus.NO_OP, StacStatus.FAILED
+NOTHING = UndoReport()
+
+Write = Callable[..., list[StacResult]]
+
+
+def of_run(contracts: ContractRegistry, run_id: str, envelopes: Sequence[Envelope]) -> list[Candidate]:
+    """What a run's stac-register makes of the envelopes; the Items name the run."""
+    return [
+        stac_register(
+            envelope,
+            contract=contracts[envelope.dataset],
+            grammar=contracts.grammars[envelope.dataset],
+            run_state={"dataset_id": f"{envelope.dataset}.stac_register", "run_id": run_id},
+        )
+        for envelope in envelopes
+    ]
+
+
+def everything(root: Path, database: Database) -> dict[str, Any]:
+    """The whole catalog: bytes of every file, every folder, and what the index says, column by column."""
+    folders = {
+        str(path.relative_to(root)) for path in root.rglob("*") if path.is_dir() and STAGING not in path.parts
+    } - {STAGING}
+    queries = {
+        "items": "SELECT * FROM catalog_items ORDER BY collection_id, item_id",
+        "pages": "SELECT * FROM catalog_pages ORDER BY collection_id, partition_key, page",
+        "collections": "SELECT * FROM catalog_collections ORDER BY collection_id",
+        "summaries": "SELECT * FROM catalog_summaries WHERE items > 0 ORDER BY collection_id, property, value",
+    }
+    with database.snapshot() as tx:
+        rows = {name: tx.connection.exec_driver_sql(query).all() for name, query in queries.items()}
+    return {"files": trees.files(root), "folders": folders, **rows}
+
+
+@pytest.fixture
+def write(catalog: Catalog, contracts: ContractRegistry) -> Write:
+    return lambda run_id, *envelopes: catalog.register(of_run(contracts, run_id, envelopes), fence=open_fence)
+
+
+def unit(number: int, variant: int) -> Envelope:
+    """Units 0 to 3 are scans of a day, 4 to 6 of a day of another year, 7 is a radar volume; a variant says another."""
+    if number == 7:
+        volume = nexrad()
+        assert volume.metadata is not None
+        return with_metadata(volume, stac_properties={**volume.metadata.stac_properties, "nexrad:vcp": 200 + variant})
+    day = DAY if number < 4 else NEXT_YEAR
+    west = -113.1 - variant / 7
+    return goes(number, day=day, created=variant // 2, platform=f"goes-{variant}", bbox=(west, 14.6, -52.9, 56.8))
+
+
+BATCHES = st.lists(
+    st.lists(st.tuples(st.integers(0, 7), st.integers(0, 3)), min_size=1, max_size=8), min_size=1, max_size=3
+)
+_names = count()
+
+
+def _forget(root: Path, database: Database) -> None:
+    """Begin anew: an example that failed would be the beginning of the next."""
+    shutil.rmtree(root, ignore_errors=True)
+    with database.transaction() as tx:
+        for table in ("catalog_items", "catalog_collections", "catalog_pages", "catalog_summaries"):
+            tx.connection.exec_driver_sql(f"DELETE FROM {table}")
+
+
+@pytest.mark.clause("PCS-03", "PCS-08")
+@settings(
+    max_examples=20,
+    # A shrinking example would begin with what the failed one left in the log, and take minutes.
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(before=st.lists(BATCHES, max_size=3), batches=BATCHES, data=st.data())
+def test_undoing_a_run_leaves_what_stood_before_it_and_undoing_all_in_any_order_leaves_nothing(
+    catalog: Catalog,
+    root: Path,
+    database: Database,
+    write: Write,
+    before: list[Any],
+    batches: list[Any],
+    data: st.DataObject,
+) -> None:
+    """Items new, changed, unchanged and late, several batches a run, two days, two datasets."""
+
+    def run(work: list[list[tuple[int, int]]]) -> str:
+        run_id = f"run-{next(_names)}"
+        for batch in work:
+            for dataset in ("goes-abi", "nexrad-l2"):
+                units = [unit(*one) for one in batch]
+                write(run_id, *(envelope for envelope in units if envelope.dataset == dataset))
+        return run_id
+
+    def undo(run_id: str) -> list[UndoReport]:
+        return [catalog.undo(dataset, run_id) for dataset in ("goes-abi", "nexrad-l2")]
+
+    _forget(root, database)
+    earlier = [run(work) for work in before]
+    standing = everything(root, database)
+    last = run(batches)
+    undo(last)
+    assert everything(root, database) == standing
+    assert undo(last) == [NOTHING, NOTHING]
+    assert everything(root, database) == standing
+    for run_id in data.draw(st.permutations(earlier)):
+        undo(run_id)
+        if (root / "catalog.json").exists():
+            trees.assert_consistent(root)
+        if (root / "goes-abi").exists():
+            trees.assert_counted(database)
+    assert not any(everything(root, database).values())
+
+
+@pytest.mark.clause("PCS-03")
+def test_what_a_later_run_replaced_stays_until_that_run_is_undone_too(
+    catalog: Catalog, root: Path, database: Database, write: Write
+) -> None:
+    [first, second] = write("early", goes(0), goes(1))
+    write("late", goes(0, platform="goes-18"))
+    late = (root / str(first.item_href)).read_bytes()
+    report = catalog.undo("goes-abi", "early")
+    assert report == UndoReport(removed=(str(second.item_id),), superseded=(str(first.item_id),))
+    assert (root / str(first.item_href)).read_bytes() == late
+    assert trees.item_ids(root) == [first.item_id]
+    after = everything(root, database)
+    assert catalog.undo("goes-abi", "early") == UndoReport(superseded=(str(first.item_id),))
+    assert everything(root, database) == after
+    # What an undone run wrote is nothing to go back to.
+    assert catalog.undo("goes-abi", "late") == UndoReport(removed=(str(first.item_id),))
+    assert trees.files(root) == {}
+
+
+@pytest.mark.clause("PCS-03")
+def test_a_run_that_wrote_before_and_after_another_gives_the_others_item_back(
+    catalog: Catalog, root: Path, write: Write
+) -> None:
+    [item] = write("one", goes(0))
+    write("other", goes(0, platform="goes-18"))
+    others = trees.files(root)
+    write("one", goes(0, platform="goes-17"))
+    assert catalog.undo("goes-abi", "one") == UndoReport(restored=(str(item.item_id),))
+    assert trees.files(root) == others
+    assert catalog.undo("goes-abi", "one") == UndoReport(superseded=(str(item.item_id),))
+
+
+@pytest.mark.clause("PCS-03")
+def test_after_an_undo_the_same_unit_is_written_as_the_first_time(
+    catalog: Catalog, root: Path, database: Database, write: Write
+) -> None:
+    write("base", goes(0))
+    first = write("run", goes(0, platform="goes-18"), goes(1))
+    written = trees.files(root)
+    for _ in range(2):
+        report = catalog.undo("goes-abi", "run")
+        assert (len(report.restored), len(report.removed)) == (1, 1)
+        assert write("run", goes(0, platform="goes-18"), goes(1)) == first
+        assert trees.files(root) == written
+        trees.assert_counted(database)
+
+
+@pytest.mark.clause("PCS-03")
+def test_bringing_a_lost_file_back_is_nothing_to_undo(catalog: Catalog, root: Path, write: Write) -> None:
+    [item] = write("run", goes(0))
+    (root / str(item.item_href)).unlink()
+    assert [result.write_status for result in write("mender", goes(0))] == [NO_OP]
+    mended = trees.files(root)
+    assert catalog.undo("goes-abi", "mender") == NOTHING
+    assert trees.files(root) == mended
+    assert catalog.undo("goes-abi", "run") == UndoReport(removed=(str(item.item_id),))
+
+
+@pytest.mark.parametrize("moment", ["_log", "_commit"], ids=["before its log", "after its log"])
+@pytest.mark.parametrize("rewritten", [False, True], ids=["gone", "another's"])
+@pytest.mark.clause("PCS-03", "OPR-09")
+def test_a_writer_that_saw_an_item_which_was_undone_meanwhile_is_refused(
+    catalog: Catalog, open_catalog: Callable[[], Catalog], contracts: ContractRegistry, root: Path, write: Write,
+    monkeypatch: pytest.MonkeyPatch, moment: str, rewritten: bool,
+) -> None:  # fmt: skip
+    """The Item's row is as old as the one that the writer saw, and may be at the same revision, yet it is another."""
+    write("undone", goes(0))
+    step = Catalog._log
+
+    def overtaken(self: Catalog, *arguments: Any) -> Any:
+        monkeypatch.setattr(Catalog, "_log", step)
+        done = step(self, *arguments) if moment == "_commit" else None
+        open_catalog().undo("goes-abi", "undone")
+        if rewritten:
+            write("rival", goes(0, platform="goes-17"))
+        return done or step(self, *arguments)
+
+    monkeypatch.setattr(Catalog, "_log", overtaken)
+    [refused] = catalog.register(of_run(contracts, "late", [goes(0, platform="goes-18")]), fence=open_fence)
+    assert (refused.write_status, refused.issues[0].code) == (FAILED, StacIssue.CATALOG_CONFLICT)
+    assert len(trees.files(root)) == (0 if not rewritten else 6)
+    assert catalog.undo("goes-abi", "late") == NOTHING
+    assert write("late", goes(0, platform="goes-18"))[0].write_status is (UPDATED if rewritten else CREATED)
+
+
+@pytest.mark.clause("PCS-03")
+def test_a_run_is_undone_while_others_write(
+    catalog: Catalog, open_catalog: Callable[[], Catalog], contracts: ContractRegistry, root: Path, database: Database,
+    write: Write,
+) -> None:  # fmt: skip
+    problems: list[BaseException] = []
+
+    def others() -> None:
+        try:
+            mine = open_catalog()
+            for number in range(10, 18):
+                [result] = mine.register(of_run(contracts, "other", [goes(number)]), fence=open_fence)
+                assert result.write_status is CREATED
+        except BaseException as error:
+            problems.append(error)
+
+    write("run", *(goes(number) for number in range(5)))
+    thread = threading.Thread(target=others)
+    thread.start()
+    report = catalog.undo("goes-abi", "run")
+    thread.join()
+    assert problems == []
+    assert len(report.removed) == 5
+    assert len(trees.item_ids(root)) == 8
+    trees.assert_consistent(root)
+    trees.assert_counted(database)
+
+
+class CrashError(BaseException):
+    """The process ends here; no handler of the package may catch it."""
+
+
+@contextmanager
+def dying(database: Database, *, at: int) -> Iterator[list[str]]:
+    """Die at the n-th statement or seam; yields what was reached."""
+    reached: list[str] = []
+
+    def reach(what: str) -> None:
+        reached.append(what)
+        if len(reached) == at:
+            raise CrashError(what)
+
+    def executed(_connection: Any, statement: Any, *_: Any) -> None:
+        reach(str(statement))
+
+    sa.event.listen(database.engine, "after_execute", executed)
+    seams.install(lambda seam, _: reach(seam.value))
+    try:
+        yield reached
+    finally:
+        seams.install(None)
+        sa.event.remove(database.engine, "after_execute", executed)
+
+
+def base(write: Write) -> None:
+    write("base", goes(0), goes(1), goes(2), goes(3))
+
+
+def changes() -> list[Envelope]:
+    """An Item changed, one as it was, and new ones: a page more and the first of another year."""
+    return [
+        goes(0, platform="goes-18"), goes(1), *(goes(number) for number in range(4, 8)), goes(5, day=NEXT_YEAR),
+    ]  # fmt: skip
+
+
+@pytest.mark.clause("PCS-03")
+@pytest.mark.parametrize("first", [False, True], ids=["into a catalog", "into no catalog yet"])
+def test_what_a_promotion_leaves_that_dies_anywhere_is_undone(
+    catalog: Catalog, root: Path, database: Database, write: Write, first: bool
+) -> None:
+    if not first:
+        base(write)
+    root.mkdir(exist_ok=True)
+    before = everything(root, database)
+    deaths = 0
+    for at in count(1):
+        with dying(database, at=at) as reached:
+            try:
+                write("run", *changes())
+            except CrashError:
+                deaths += 1
+        if at % 3 == 0:
+            # A second try that dies finds the file of the first one, which is not what stood before.
+            with dying(database, at=at - 1):
+                try:
+                    write("run", *changes())
+                except CrashError:
+                    deaths += 1
+        catalog.undo("goes-abi", "run")
+        assert everything(root, database) == before, f"died at {at}: {reached[-1]}"
+        if len(reached) < at:
+            break
+    assert deaths > 40
+
+
+@pytest.mark.clause("PCS-03")
+def test_an_undo_that_dies_anywhere_is_finished_by_the_next(
+    catalog: Catalog, root: Path, database: Database, write: Write
+) -> None:
+    base(write)
+    before = everything(root, database)
+    for at in count(1):
+        write("run", *changes())
+        with dying(database, at=at) as reached:
+            try:
+                catalog.undo("goes-abi", "run")
+                died = False
+            except CrashError:
+                died = True
+        catalog.undo("goes-abi", "run")
+        assert everything(root, database) == before, f"died at {at}: {reached[-1]}"
+        if not died:
+            break
+    assert at > 40
+
+
+_VICTIM = """
+    import os, signal, sys
+    from pathlib import Path
+    from kfm_dagster import seams
+    from kfm_dagster.catalog.publisher import FolderPublisher
+    from kfm_dagster.catalog.store import Catalog
+    from kfm_dagster.contracts.loader import ContractRegistry
+    from kfm_dagster.storage.database import Database
+    from kfm_dagster.storage.fence import open_fence
+    from kfm_dagster_tests.catalog.test_undo import changes, of_run
+
+    url, root, work, seam, times = sys.argv[1:]
+    contracts = ContractRegistry.load()
+    catalog = Catalog(Database.open(url), FolderPublisher(Path(root)), contracts, page_size=3)
+    passed = []
+
+    def die(reached, _labels):
+        if reached == seam:
+            passed.append(reached)
+            if len(passed) == int(times):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    seams.install(die)
+    if work == "register":
+        catalog.register(of_run(contracts, "run", changes()), fence=open_fence)
+    else:
+        catalog.undo("goes-abi", "run")
+"""
+
+
+@pytest.mark.clause("PCS-03")
+@pytest.mark.parametrize(
+    ("work", "seam", "times"),
+    [
+        pytest.param("register", "catalog.settle.after", 2, id="all in sight, no row committed"),
+        pytest.param("undo", "catalog.remove.after", 3, id="some files gone"),
+        pytest.param("undo", "database.commit.before", 1, id="all done, nothing committed"),
+    ],
+)
+def test_a_process_killed_on_the_way_leaves_what_another_one_undoes(
+    open_catalog: Callable[[], Catalog], root: Path, database: Database, database_url: str, write: Write, work: str,
+    seam: str, times: int,
+) -> None:  # fmt: skip
+    base(write)
+    before = everything(root, database)
+    if work == "undo":
+        write("run", *changes())
+    victim = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(_VICTIM), database_url, str(root), work, seam, str(times)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+    )
+    assert victim.returncode == -signal.SIGKILL
+    open_catalog().undo("goes-abi", "run")
+    assert everything(root, database) == before
+    trees.assert_consistent(root)
+
+
+@pytest.mark.clause("PCS-03")
+def test_an_undo_whose_place_fails_changes_no_row_and_is_done_again(
+    catalog: Catalog, root: Path, database: Database, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base(write)
+    before = everything(root, database)
+    write("run", *changes())
+    rows = everything(root, database)["items"]
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderPublisher, "_write", full)
+        with pytest.raises(CatalogUndoError, match="No space left on device"):
+            catalog.undo("goes-abi", "run")
+    assert everything(root, database)["items"] == rows
+    catalog.undo("goes-abi", "run")
+    assert everything(root, database) == before
+
+
+@pytest.mark.clause("PCS-03")
+def test_a_catalog_in_a_bucket_goes_back_too(database: Database, contracts: ContractRegistry) -> None:
+    store = MemoryStore()
+    catalog = Catalog(database, ObjectStorePublisher(store), contracts, page_size=3)
+
+    def objects() -> dict[str, bytes]:
+        return {entry["path"]: bytes(store.get(entry["path"]).bytes()) for batch in store.list() for entry in batch}
+
+    catalog.register(of_run(contracts, "base", [goes(0), goes(1)]), fence=open_fence)
+    before = objects()
+    catalog.register(of_run(contracts, "run", changes()), fence=open_fence)
+    report = catalog.undo("goes-abi", "run")
+    assert (len(report.restored), len(report.removed)) == (1, 5)
+    assert objects() == before
+    catalog.undo("goes-abi", "base")
+    assert objects() == {}
+
+
+@pytest.mark.clause("PCS-03")
+@pytest.mark.parametrize(
+    "typed",
+    [
+        *(f"DELETE FROM {table}" for table in ("catalog_promotions", "catalog_replaced_items", "catalog_kept_files")),
+        "DELETE FROM catalog_withdrawals",
+        "UPDATE catalog_promotions SET run_id = 'another'",
+        "UPDATE catalog_replaced_items SET revision = 9",
+        "UPDATE catalog_kept_files SET content_bytes = 9",
+        "UPDATE catalog_withdrawals SET run_id = 'another'",
+        "TRUNCATE catalog_promotions CASCADE",
+        "TRUNCATE catalog_kept_files CASCADE",
+        "INSERT OR REPLACE INTO catalog_promotions SELECT * FROM catalog_promotions",
+        "INSERT OR REPLACE INTO catalog_replaced_items SELECT * FROM catalog_replaced_items",
+    ],
+)
+def test_nobody_changes_the_undo_log(catalog: Catalog, database: Database, write: Write, typed: str) -> None:
+    if ("TRUNCATE" in typed) is (database.dialect == "sqlite") and "TRUNCATE" in typed:
+        pytest.skip("SQLite has no TRUNCATE")
+    if "OR REPLACE" in typed and database.dialect != "sqlite":
+        pytest.skip("SQLite alone has INSERT OR REPLACE")
+    write("base", goes(0))
+    write("run", goes(0, platform="goes-18"))
+    catalog.undo("goes-abi", "run")
+    with pytest.raises(sa.exc.DBAPIError, match="undo_log_is_append_only"), database.transaction() as tx:
+        tx.connection.exec_driver_sql(typed)
+
+
+def test_kept_bytes_are_not_replaced(database: Database, write: Write) -> None:
+    write("base", goes(0))
+    write("run", goes(0, platform="goes-18"))
+    rows = "SELECT sha256, content_bytes FROM catalog_kept_files"
+    forged = "SELECT sha256, content, 1 FROM catalog_kept_files"
+    with database.transaction() as tx:
+        kept = tx.connection.exec_driver_sql(rows).all()
+        replace = "INSERT OR REPLACE" if database.dialect == "sqlite" else "INSERT"
+        harmless = "" if database.dialect == "sqlite" else " ON CONFLICT DO NOTHING"
+        tx.connection.exec_driver_sql(f"{replace} INTO catalog_kept_files {forged}{harmless}")
+        assert tx.connection.exec_driver_sql(rows).all() == kept
+        assert len(kept) == 1
+
+
+def test_a_run_that_wrote_nothing_is_undone_without_a_trace(catalog: Catalog, root: Path, database: Database) -> None:
+    assert catalog.undo("goes-abi", "nobody") == NOTHING
+    assert not root.exists()
+    assert not any(everything(root, database).values())
