@@ -1,7 +1,8 @@
 """Editions: what a unit's lineage is told as, beside what was told of it before (pure).
 
 The first telling of a unit has the empty edition, whichever attempt or replay gets so far. What was told is never
-erased and never told again; when a repair changed the unit's Item, a further edition is added, named by the replay.
+erased and never told again; when a repair changed the unit's Item, or what was told is withdrawn, a further edition is
+added, named by the replay or the run.
 What the Item said decides, not the status of this attempt: a repair that died after the catalog was written is a no-op
 on its next attempt, and its edition is still missing.
 """
@@ -19,12 +20,13 @@ from kfm_dagster.lineage.unit import FIRST_EDITION, LineagePath, LineageUnit, it
 class Told:
     """One path's telling of a unit; content_sha256 is that of the Item, None when the unit registered none.
 
-    It is None as well for what a release before editions told.
+    It is None as well for what a release before editions told. `invalidated`: it was withdrawn since.
     """
 
     path: LineagePath
     edition: str
     content_sha256: str | None
+    invalidated: bool = False
 
 
 History = Mapping[WalId, Sequence[Told]]
@@ -41,22 +43,25 @@ def in_edition(unit: LineageUnit, history: History, *, run_id: str) -> LineageUn
 
 
 def _edition(envelope: Envelope, stac: StacResult, told: Sequence[Told], run_id: str) -> str:
-    if not told:
-        return FIRST_EDITION
-    latest = told[-1]
+    valid = _valid(told)
+    # Without a replay it was another release of the code that changed the Item, in the middle of a retry; or what the
+    # run had told was withdrawn.
+    anew = _unused(envelope.replay_run_id or run_id, told)
+    if not valid:
+        return anew if told else FIRST_EDITION
+    latest = valid[-1]
     if stac.superseded or latest.content_sha256 == stac.content_sha256:
         return latest.edition
     if latest.content_sha256 is None and stac.write_status is StacStatus.NO_OP:
         return latest.edition
-    # Without a replay it was another release of the code that changed the Item, in the middle of a retry.
-    return envelope.replay_run_id or run_id
+    return anew
 
 
 def _revised(unit: LineageUnit, edition: str, history: History) -> str | None:
     earlier = unit.stac.replaces
     if earlier is None or unit.stac.superseded:
         return None
-    editions = [told.edition for told in history.get(earlier, ())]
+    editions = [told.edition for told in _valid(history.get(earlier, ()))]
     if earlier != unit.wal_id:
         return item_entity(earlier, editions[-1] if editions else FIRST_EDITION)
     before = [told for told in editions if told != edition]
@@ -66,5 +71,20 @@ def _revised(unit: LineageUnit, edition: str, history: History) -> str | None:
 def _standing(stac: StacResult, history: History) -> str | None:
     if stac.superseded_by is None:
         return None
-    told = history.get(stac.superseded_by, ())
+    told = _valid(history.get(stac.superseded_by, ()))
     return item_entity(stac.superseded_by, told[-1].edition if told else FIRST_EDITION)
+
+
+def _valid(told: Sequence[Told]) -> list[Told]:
+    return [entry for entry in told if not entry.invalidated]
+
+
+def _unused(name: str, told: Sequence[Told]) -> str:
+    """Return the name, or with a number where what was told under it is withdrawn: an id names one telling for ever."""
+    withdrawn = {entry.edition for entry in told if entry.invalidated}
+    number = 1
+    edition = name
+    while edition in withdrawn:
+        number += 1
+        edition = f"{name}.{number}"
+    return edition

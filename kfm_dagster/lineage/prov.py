@@ -28,6 +28,7 @@ PREFIXES: Mapping[str, str] = {
 RELATIONS: Mapping[str, tuple[str, str]] = {
     "used": ("prov:activity", "prov:entity"),
     "wasGeneratedBy": ("prov:entity", "prov:activity"),
+    "wasInvalidatedBy": ("prov:entity", "prov:activity"),
     "wasDerivedFrom": ("prov:generatedEntity", "prov:usedEntity"),
     "wasRevisionOf": ("prov:generatedEntity", "prov:usedEntity"),
     "alternateOf": ("prov:alternate1", "prov:alternate2"),
@@ -45,6 +46,7 @@ CONTEXT: Mapping[str, Any] = {
     **{relation: {"@id": f"prov:{relation}", "@type": "@id"} for relation in RELATIONS},
     "startedAtTime": {"@id": "prov:startedAtTime", "@type": "xsd:dateTime"},
     "endedAtTime": {"@id": "prov:endedAtTime", "@type": "xsd:dateTime"},
+    "invalidatedAtTime": {"@id": "prov:invalidatedAtTime", "@type": "xsd:dateTime"},
     "event_time": {"@id": "kfm:event_time", "@type": "xsd:dateTime"},
 }
 
@@ -93,7 +95,8 @@ def producer_ids(contract: DatasetContract) -> list[str]:
 def prov_json(document: bytes) -> dict[str, Any]:
     """Convert a document of `prov_document` to PROV-JSON. Raises ValueError for anything else."""
     loaded = orjson.loads(document)
-    if not isinstance(loaded, dict) or loaded.get("@context") != CONTEXT:
+    # A document of an earlier release knows fewer terms, none of them otherwise.
+    if not isinstance(loaded, dict) or not _is_ours(loaded.get("@context")):
         raise ValueError("not a PROV document of this package: it has another @context")
     found: dict[str, Any] = {"prefix": {"kfm": PREFIXES["kfm"], "urn": PREFIXES["urn"]}}
     for node in loaded["@graph"]:
@@ -104,8 +107,14 @@ def prov_json(document: bytes) -> dict[str, Any]:
                 # Named by what it relates, so that a node met twice gives one relation.
                 name = f"_:{relation}.{node['id'][9:]}.{other[9:]}"
                 kind, more = _JSON_RELATIONS.get(relation, (relation, {}))
+                if relation == "wasInvalidatedBy":
+                    more = {"prov:time": node["invalidatedAtTime"]}
                 found.setdefault(kind, {})[name] = {subject: node["id"], target: other, **more}
     return found
+
+
+def _is_ours(context: Any) -> bool:
+    return isinstance(context, dict) and bool(context) and context.items() <= CONTEXT.items()
 
 
 def _json_attributes(node: Node, classes: list[str]) -> dict[str, Any]:

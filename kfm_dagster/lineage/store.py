@@ -6,8 +6,8 @@ it there later. The primary key (wal_id, path, edition) decides between workers:
 wrote.
 
 Belongs here: recording, and the queries that link a record with its runs and activities. Does not belong here: what a
-document says (`openlineage.py`, `prov.py`), which edition a unit is told as (`editions.py`), or what becomes of a
-recorded batch (`outbox.py`, `delivery.py`).
+document says (`openlineage.py`, `prov.py`), which edition a unit is told as (`editions.py`), withdrawing
+(`invalidation.py`), or what becomes of a recorded batch (`outbox.py`, `delivery.py`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ import orjson
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InternalError
 
 from kfm_dagster.contracts.envelope import ProvenanceResult, ProvenanceStatus, WalId
-from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.contracts.identity import moment, rfc3339
 from kfm_dagster.contracts.issues import FenceIssue, Issue, ProvenanceIssue, Severity
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.lineage.backend import Backend
 from kfm_dagster.lineage.delivery import Delivery
 from kfm_dagster.lineage.editions import History, Told, in_edition
 from kfm_dagster.lineage.files import LineageFiles, open_files
+from kfm_dagster.lineage.invalidation import Invalidations
 from kfm_dagster.lineage.openlineage import openlineage_lines
 from kfm_dagster.lineage.outbox import Outbox, Undelivered, error_text
 from kfm_dagster.lineage.prov import OPERATOR, SERVICE, producer_ids, prov_document, prov_line
@@ -62,6 +63,8 @@ MAX_ROUNDS = 12
 class Link:
     """One path's lineage of one record, in one edition. `state` is that of the file: staged or published.
 
+    `invalidated_at` is when it was withdrawn, None while it stands.
+
     object_uri and record_status are the record's, None when the ledger does not know the wal_id.
     """
 
@@ -74,6 +77,7 @@ class Link:
     run_id: str
     object_uri: str | None
     record_status: str | None
+    invalidated_at: datetime | None = None
 
 
 @dataclass(kw_only=True)
@@ -103,6 +107,7 @@ class Lineage:
         self._clock = clock
         self._outbox = Outbox(database, files, clock=clock)
         self._steps = StepTelling(database, self._outbox, deliver=backend is not None, clock=clock, public=public)
+        self._invalidations = Invalidations(database, self._outbox, deliver=backend is not None, clock=clock)
         self._delivery = Delivery(database, files, backend=backend, clock=clock) if backend else None
 
     @classmethod
@@ -141,6 +146,18 @@ class Lineage:
             self._outbox.publish_unless_failing()
         return results
 
+    def invalidate(self, *, run_id: str, contract: DatasetContract, reason: str) -> int:
+        """Withdraw what a run told of the contract's dataset; return how many units that was.
+
+        Nothing is deleted: the withdrawal is told on both paths, and what is withdrawn stands in no `links_of`. A unit
+        that is emitted again is told as a further edition. A second call finds nothing and tells nothing. `reason` is
+        for a person, at most 200 characters. Raises what the database raises.
+        """
+        units = self._invalidations.invalidate(run_id=run_id, contract=contract, reason=reason)
+        if units:
+            self._outbox.publish_unless_failing()
+        return units
+
     def publish_staged(self) -> int:
         """Tell the steps that ended, and publish what the root has not got; return the number of files published."""
         self._steps.tell()
@@ -159,12 +176,12 @@ class Lineage:
         return self._outbox.undelivered()
 
     def links_of(self, wal_id: WalId) -> list[Link]:
-        """From a record to its OpenLineage runs and PROV activities, every edition, oldest first."""
+        """From a record to its OpenLineage runs and PROV activities, every edition that stands, oldest first."""
         with self._database.snapshot() as tx:
             return _links(tx, "lineage.of_unit", wal_id=wal_id)
 
     def find(self, lineage_id: str) -> Link | None:
-        """From an OpenLineage run id or PROV activity id to the record."""
+        """From an OpenLineage run id or PROV activity id to the record, also when it is withdrawn."""
         with self._database.snapshot() as tx:
             return next(iter(_links(tx, "lineage.of_lineage_id", lineage_id=lineage_id)), None)
 
@@ -191,7 +208,12 @@ class Lineage:
         history: dict[WalId, list[Told]] = {}
         with self._database.snapshot() as tx:
             for row in tx.run("lineage.history", wal_ids=orjson.dumps(wal_ids).decode()):
-                told = Told(path=LineagePath(row.path), edition=row.edition, content_sha256=row.content_sha256)
+                told = Told(
+                    path=LineagePath(row.path),
+                    edition=row.edition,
+                    content_sha256=row.content_sha256,
+                    invalidated=bool(row.invalidated),
+                )
                 history.setdefault(WalId(row.wal_id), []).append(told)
         return history
 
@@ -314,6 +336,7 @@ def _links(tx: Transaction, name: str, **parameters: str) -> list[Link]:
             run_id=row.run_id,
             object_uri=row.object_uri,
             record_status=row.status,
+            invalidated_at=None if row.invalidated_at is None else moment(row.invalidated_at),
         )
         for row in tx.run(name, parameters)
     ]

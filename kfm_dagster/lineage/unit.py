@@ -107,7 +107,7 @@ class LineageUnit:
             activity_id=_urn("activity", *ingest),
             object_id=_urn("object", envelope.object_uri, envelope.object_version),
             item_id=item_entity(envelope.wal_id, edition),
-            qc_report_id=_urn("qc-report", *ingest),
+            qc_report_id=qc_report_entity(envelope.wal_id, edition),
             notification_id=raw.sns_message_id and _urn("notification", raw.sns_message_id),
             message_id=raw.sqs_message_id and _urn("message", raw.sqs_message_id),
             revises=revises,
@@ -138,6 +138,16 @@ def agent_id(name: str) -> str:
 def item_entity(wal_id: WalId, edition: str) -> str:
     """PROV entity of the Item that a unit registered."""
     return _urn("item", *_ingest(wal_id, edition))
+
+
+def qc_report_entity(wal_id: WalId, edition: str) -> str:
+    """PROV entity of what the checks said of a unit's object."""
+    return _urn("qc-report", *_ingest(wal_id, edition))
+
+
+def invalidation_activity(batch_id: str) -> str:
+    """PROV activity that withdraws a batch of lineage."""
+    return _urn("invalidation", batch_id)
 
 
 def _ingest(wal_id: WalId, edition: str) -> tuple[str, ...]:

@@ -78,17 +78,41 @@ WHERE waiting.last_error IS NOT NULL
 ORDER BY waiting.attempts DESC, batch.created_at, waiting.batch_id, waiting.destination LIMIT :most;
 
 -- name: of_unit
+-- The lineage view: what stands, which is what nobody has withdrawn.
 SELECT emission.wal_id, emission.path, emission.edition, emission.lineage_id, batch.href, batch.state, batch.run_id,
-    record.object_uri, record.status
+    record.object_uri, record.status, invalidation.invalidated_at
 FROM lineage_emissions AS emission
 JOIN lineage_batches AS batch ON batch.batch_id = emission.batch_id
 LEFT JOIN nodd_wal_records AS record ON record.wal_id = emission.wal_id
-WHERE emission.wal_id = :wal_id ORDER BY batch.created_at, emission.edition, emission.path;
+LEFT JOIN lineage_invalidations AS invalidation ON invalidation.batch_id = emission.batch_id
+WHERE emission.wal_id = :wal_id AND invalidation.batch_id IS NULL
+ORDER BY batch.created_at, emission.edition, emission.path;
 
 -- name: of_lineage_id
 SELECT emission.wal_id, emission.path, emission.edition, emission.lineage_id, batch.href, batch.state, batch.run_id,
-    record.object_uri, record.status
+    record.object_uri, record.status, invalidation.invalidated_at
 FROM lineage_emissions AS emission
 JOIN lineage_batches AS batch ON batch.batch_id = emission.batch_id
 LEFT JOIN nodd_wal_records AS record ON record.wal_id = emission.wal_id
+LEFT JOIN lineage_invalidations AS invalidation ON invalidation.batch_id = emission.batch_id
 WHERE emission.lineage_id = :lineage_id;
+
+-- name: standing_batches
+-- What a run told of a dataset and nobody has withdrawn; batches of invalidations hold no unit.
+SELECT batch.batch_id, batch.path, batch.href
+FROM lineage_batches AS batch
+WHERE batch.run_id = :run_id AND batch.dataset = :dataset
+  AND EXISTS (SELECT 1 FROM lineage_emissions AS emission WHERE emission.batch_id = batch.batch_id)
+  AND NOT EXISTS (SELECT 1 FROM lineage_invalidations AS gone WHERE gone.batch_id = batch.batch_id)
+ORDER BY batch.batch_id;
+
+-- name: invalidate
+-- Returns a row when nobody has withdrawn the batch before.
+INSERT INTO lineage_invalidations (batch_id, invalidated_by, reason, invalidated_at)
+VALUES (:batch_id, :invalidated_by, :reason, :invalidated_at)
+ON CONFLICT (batch_id) DO NOTHING
+RETURNING batch_id;
+
+-- name: emissions_of_batch
+SELECT wal_id, edition, lineage_id, content_sha256 FROM lineage_emissions
+WHERE batch_id = :batch_id ORDER BY wal_id;

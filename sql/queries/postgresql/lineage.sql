@@ -1,7 +1,9 @@
 -- name: history
-SELECT emission.wal_id, emission.path, emission.edition, emission.content_sha256
+SELECT emission.wal_id, emission.path, emission.edition, emission.content_sha256,
+    invalidation.batch_id IS NOT NULL AS invalidated
 FROM lineage_emissions AS emission
 JOIN lineage_batches AS batch ON batch.batch_id = emission.batch_id
+LEFT JOIN lineage_invalidations AS invalidation ON invalidation.batch_id = emission.batch_id
 WHERE emission.wal_id IN (SELECT jsonb_array_elements_text(CAST(:wal_ids AS jsonb)))
 ORDER BY batch.created_at, emission.edition;
 

@@ -1,0 +1,240 @@
+"""Withdrawing lineage: nothing that was told goes, the view is what stood before, and a retry is told anew."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from kfm_dagster import seams
+from kfm_dagster.contracts.envelope import ProvenanceStatus
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.lineage.prov import prov_json
+from kfm_dagster.lineage.store import Lineage, Link
+from kfm_dagster.lineage.unit import IngestRun, LineageUnit
+from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.fence import open_fence
+from kfm_dagster_tests.lineage.schemas import facets, validate
+from kfm_dagster_tests.lineage.units import registered, superseded, units
+
+AT = datetime(2025, 12, 3, 0, 30, tzinfo=UTC)
+pytestmark = [
+    # rdflib 7.6 uses deprecated classes and properties of its own when it reads JSON-LD.
+    pytest.mark.filterwarnings("ignore:ConjunctiveGraph is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Dataset.[a-z_]+ is deprecated:DeprecationWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def contract(contracts: ContractRegistry) -> DatasetContract:
+    return contracts["goes-abi"]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "lineage"
+
+
+@pytest.fixture
+def lineage(database: Database, root: Path) -> Lineage:
+    return Lineage.open(database, url=str(root), clock=lambda: AT)
+
+
+def run(name: str) -> IngestRun:
+    at = datetime(2025, 12, 3, 0, 5, tzinfo=UTC)
+    return IngestRun(run_id=name, started_at=at, occurred_at=at)
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_file() and ".staging" not in path.parts
+    }
+
+
+def view(lineage: Lineage, batch: Sequence[LineageUnit]) -> list[Link]:
+    return [link for unit in batch for link in lineage.links_of(unit.wal_id)]
+
+
+def events(root: Path) -> list[dict[str, Any]]:
+    found = sorted(root.glob("openlineage/**/*.ndjson"))
+    return [json.loads(line) for path in found for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.clause("PCS-03", "PCS-08")
+def test_a_withdrawn_run_leaves_the_view_as_it_was_and_every_file_as_it_was_told(
+    lineage: Lineage, root: Path, contract: DatasetContract
+) -> None:
+    everyone = units(0, 6)
+    lineage.emit(units(0, 3), run=run("before"), contract=contract, fence=open_fence)
+    standing, written = view(lineage, everyone), files(root)
+    lineage.emit(units(2, 6), run=run("undone"), contract=contract, fence=open_fence)
+    told = files(root)
+    [activity] = {link.lineage_id for link in lineage.links_of(everyone[5].wal_id) if link.path == "prov"}
+    assert lineage.invalidate(run_id="undone", contract=contract, reason="S1") == 3
+    assert view(lineage, everyone) == standing
+    withdrawn = lineage.find(activity)
+    assert withdrawn is not None
+    assert (withdrawn.wal_id, withdrawn.invalidated_at) == (everyone[5].wal_id, AT)
+    after = files(root)
+    assert written.items() <= told.items() <= after.items()
+    assert len(after) == len(told) + 2
+    assert lineage.invalidate(run_id="undone", contract=contract, reason="S1") == 0
+    assert files(root) == after
+    assert lineage.undelivered().files.batches == 0
+
+
+@pytest.mark.clause("PCS-03")
+def test_only_the_runs_lineage_of_the_dataset_is_withdrawn(
+    lineage: Lineage, contract: DatasetContract, contracts: ContractRegistry
+) -> None:
+    lineage.emit(units(0, 1), run=run("mine"), contract=contract, fence=open_fence)
+    lineage.emit(units(1, 2), run=run("another"), contract=contract, fence=open_fence)
+    standing = view(lineage, units(0, 2))
+    assert lineage.invalidate(run_id="mine", contract=contracts["nexrad-l2"], reason="S1") == 0
+    assert view(lineage, units(0, 2)) == standing
+    assert lineage.invalidate(run_id="mine", contract=contract, reason="S1") == 1
+    assert view(lineage, units(0, 2)) == view(lineage, units(1, 2)) == standing[2:]
+
+
+@pytest.mark.clause("PCS-03", "RPL-05")
+def test_a_unit_that_is_emitted_again_is_told_as_a_further_edition_each_time(
+    lineage: Lineage, root: Path, contract: DatasetContract
+) -> None:
+    batch = units(0, 2)
+    ids: set[str] = set()
+    for edition in ("", "run", "run.2", "run.3"):
+        results = [lineage.emit(batch, run=run("run"), contract=contract, fence=open_fence) for _attempt in range(2)]
+        assert results[0] == results[1]
+        assert {result.status for result in results[0].values()} == {ProvenanceStatus.OK}
+        links = view(lineage, batch)
+        assert [link.edition for link in links] == [edition] * 4
+        assert ids.isdisjoint(link.lineage_id for link in links)
+        ids |= {link.lineage_id for link in links}
+        assert lineage.invalidate(run_id="run", contract=contract, reason="S1") == 2
+    kinds = [(event["eventType"], event["run"]["runId"]) for event in events(root)]
+    assert len(kinds) == len(set(kinds)) == 3 * 2 * 4
+
+
+@pytest.mark.clause("PCS-03")
+def test_what_is_told_of_a_withdrawal_keeps_to_the_official_schemas(
+    lineage: Lineage, root: Path, contract: DatasetContract, official: dict[str, Any]
+) -> None:
+    lineage.emit(units(0, 1), run=run("run"), contract=contract, fence=open_fence)
+    lineage.invalidate(run_id="run", contract=contract, reason="S1: 3 units without a unit")
+    lineage.emit(units(0, 1), run=run("run"), contract=contract, fence=open_fence)
+    lineage.invalidate(run_id="run", contract=contract, reason="S1")
+    others = [event for event in events(root) if event["eventType"] == "OTHER"]
+    assert len(others) == 2
+    for event in others:
+        validate(event["schemaURL"], event, official)
+        for facet in facets(event).values():
+            validate(facet["_schemaURL"], facet, official)
+    completed = {event["run"]["runId"]: event["job"] for event in events(root) if event["eventType"] == "COMPLETE"}
+    assert {event["run"]["runId"]: event["job"] for event in others} == completed
+
+
+@pytest.mark.clause("PCS-03")
+def test_prov_says_by_what_and_when_each_generated_entity_was_invalidated(
+    lineage: Lineage, root: Path, contract: DatasetContract
+) -> None:
+    lineage.emit(
+        [*units(0, 1), LineageUnit.of(superseded(1, by=0))], run=run("run"), contract=contract, fence=open_fence
+    )
+    lineage.invalidate(run_id="run", contract=contract, reason="S1")
+    import prov.model
+    import rdflib
+    from rdflib import PROV
+
+    graph = rdflib.Graph()
+    for path in root.glob("prov/**/*.jsonld"):
+        graph.parse(path, format="json-ld")
+        assert prov.model.ProvDocument.deserialize(content=json.dumps(prov_json(path.read_bytes())), format="json")
+    generated = set(graph.subjects(PROV.wasGeneratedBy))
+    assert generated == set(graph.subjects(PROV.wasInvalidatedBy)) == set(graph.subjects(PROV.invalidatedAtTime))
+    # The superseded unit's Item never stood, so nothing invalidated it.
+    assert len(generated) == 3
+    [activity] = set(graph.objects(predicate=PROV.wasInvalidatedBy))
+    assert (activity, rdflib.RDF.type, PROV.Activity) in graph
+    assert {time.toPython() for time in graph.objects(predicate=PROV.invalidatedAtTime)} == {AT}
+
+
+class CrashError(BaseException):
+    """The process dies here."""
+
+
+@pytest.mark.clause("PCS-03")
+def test_a_withdrawal_that_dies_anywhere_is_told_once(
+    database: Database, lineage: Lineage, root: Path, contract: DatasetContract
+) -> None:
+    for at in count(1):
+        name = f"run-{at}"
+        batch = units(2 * at, 2 * at + 2)
+        lineage.emit(batch, run=run(name), contract=contract, fence=open_fence)
+        reached: list[str] = []
+
+        def reach(what: str, at: int = at, reached: list[str] = reached) -> None:
+            reached.append(what)
+            if len(reached) == at:
+                raise CrashError(what)
+
+        def executed(_connection: Any, statement: Any, *_: Any, reach: Any = reach) -> None:
+            reach(str(statement))
+
+        sa.event.listen(database.engine, "after_execute", executed)
+        seams.install(lambda seam, _, reach=reach: reach(seam.value))
+        try:
+            lineage.invalidate(run_id=name, contract=contract, reason="S1")
+            died = False
+        except CrashError:
+            died = True
+        finally:
+            seams.install(None)
+            sa.event.remove(database.engine, "after_execute", executed)
+        lineage.invalidate(run_id=name, contract=contract, reason="S1")
+        lineage.publish_staged()
+        assert view(lineage, batch) == []
+        told = [
+            event for event in events(root) if event["run"]["facets"].get("kfmInvalidation", {}).get("run_id") == name
+        ]
+        assert len(told) == 2, f"died at {at}: {reached[-1]}"
+        if not died:
+            break
+    assert at > 15
+
+
+@pytest.mark.clause("PCS-03")
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "DELETE FROM lineage_invalidations",
+        "UPDATE lineage_invalidations SET reason = 'x'",
+        "TRUNCATE lineage_invalidations",
+    ],
+)
+def test_nobody_takes_a_withdrawal_back(
+    database: Database, lineage: Lineage, contract: DatasetContract, typed: str
+) -> None:
+    if typed.startswith("TRUNCATE") and database.dialect == "sqlite":
+        pytest.skip("SQLite has no TRUNCATE")
+    lineage.emit(units(0, 1), run=run("run"), contract=contract, fence=open_fence)
+    lineage.invalidate(run_id="run", contract=contract, reason="S1")
+    with pytest.raises(sa.exc.DBAPIError, match="lineage_is_append_only"), database.transaction() as tx:
+        tx.connection.exec_driver_sql(typed)
+
+
+def test_a_replay_names_the_edition_that_follows_a_withdrawal(lineage: Lineage, contract: DatasetContract) -> None:
+    envelope = registered()
+    lineage.emit([LineageUnit.of(envelope)], run=run("run"), contract=contract, fence=open_fence)
+    lineage.invalidate(run_id="run", contract=contract, reason="S1")
+    replayed = LineageUnit.of(envelope.evolve(attempt=2, replay_run_id="replay", replay_reason="incident"))
+    lineage.emit([replayed], run=run("later"), contract=contract, fence=open_fence)
+    assert [link.edition for link in lineage.links_of(envelope.wal_id)] == ["replay"] * 2
