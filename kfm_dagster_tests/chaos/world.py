@@ -29,6 +29,8 @@ from kfm_dagster.ingest.progress import progress
 from kfm_dagster.lineage.backend import ClientBackend
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.notifications.sqs import connect
+from kfm_dagster.storage.fence import open_fence
+from kfm_dagster_tests.catalog.envelopes import RUN_ID, candidates, goes
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
@@ -114,6 +116,9 @@ def one_pass(world: World, pipeline: Pipeline, number: int) -> bool:
         return False
     # A backfill over what is done: it lists the day and finds nothing to do.
     assert not run_chain(pipeline, "nexrad-l2", DAY.isoformat(), f"run-{uuid.uuid4()}", Source.LISTING).envelopes
+    # A run of another dataset that is rolled back leaves nothing, whatever an earlier pass left of it.
+    pipeline.catalog.register(candidates(pipeline.registry, [goes()]), fence=open_fence)
+    pipeline.catalog.undo("goes-abi", RUN_ID)
     return True
 
 
