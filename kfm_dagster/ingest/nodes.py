@@ -10,8 +10,9 @@ is `stages/run_contract.py`'s business.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from typing_extensions import override
 
@@ -120,6 +121,12 @@ class StacRegister(ChainNode):
         return registered
 
     @override
+    def compensate(self) -> Mapping[str, Any] | None:
+        """Put back what stood in the catalog before this run."""
+        undone = self.pipeline.catalog.undo(self.dataset, self.run_id)
+        return {name: len(getattr(undone, name)) for name in ("restored", "removed", "superseded")}
+
+    @override
     def verify(self, batch: Sequence[Envelope]) -> None:
         self.pipeline.catalog.verify(self.dataset, [unit.stac for unit in batch if unit.stac])
 
@@ -148,6 +155,14 @@ class ProvenanceEmit(ChainNode):
             occurred_at=self.pipeline.clock(),
             started_at=claimed.recorded_at if claimed else None,
         )
+
+    @override
+    def compensate(self) -> Mapping[str, Any] | None:
+        """Withdraw what this run has told; nothing of it is deleted."""
+        reason = f"{self.dataset_id} was rolled back"
+        return {
+            "withdrawn": self.pipeline.lineage.invalidate(run_id=self.run_id, contract=self.contract, reason=reason)
+        }
 
     @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:

@@ -312,6 +312,11 @@ CASES = [
     # G5
     *(Case(gate=Gate.G5, name=f"{name} fresh", subject=subject(*batch(name))) for name in DATASETS),
     Case(gate=Gate.G5, name="an hour old", subject=subject(OLD, *NEXRAD[1:]), says="3600 s old", units=1),
+    Case(
+        gate=Gate.G5,
+        name="nor is what an archive announces of a day long past",
+        subject=subject(OLD, *NEXRAD[1:], reference_time=REFERENCE + timedelta(days=2)),
+    ),
     Case(gate=Gate.G5, name="a backfill is not stale", subject=subject(OLD.evolve(lane=Lane.BULK), *NEXRAD[1:])),
     Case(
         gate=Gate.G5,

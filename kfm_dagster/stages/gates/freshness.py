@@ -1,7 +1,8 @@
 """Gate G5, freshness: how old a live unit's event was when the run took the unit up. Bulk work is exempt.
 
 A backfill and a replay bring old data on purpose, and so does an archive that announces a day long past: nobody waits
-for that any more, and a feed that is silent for a day is missed by its coverage (G6). Does not belong here: the budget (the contract's `freshness`).
+for that any more, and a feed that is silent for a day is missed by its coverage (G6). Does not belong here: the budget
+(the contract's `freshness`).
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.stages.gates.subject import Subject
 from kfm_dagster.stages.gates.verdict import Finding, Gate, Verdict
 
-
 FEED = timedelta(days=1)
-"""Data that ended longer ago is an archive's, not a feed's; the slowest feed here, HRRR's, is through within hours."""
+"""Data of an earlier day than the one before is an archive's, not a feed's: the slowest here is through in hours."""
 
 
 def freshness(subject: Subject) -> Verdict:
@@ -22,12 +22,12 @@ def freshness(subject: Subject) -> Verdict:
     if subject.contract.freshness is None:
         return Verdict.not_applicable(Gate.G5, "age <= budget", "the contract has no budget")
     budget = subject.contract.freshness.budget_seconds
-    feed = subject.reference_time - FEED
+    feed = (subject.reference_time - FEED).date()
     rule = f"age of live units <= {budget} s"
     ages = sorted(
         (unit.wal_id, (subject.reference_time - unit.event_time).total_seconds())
         for unit in subject.standing
-        if unit.lane is Lane.LIVE and unit.time_range_end >= feed
+        if unit.lane is Lane.LIVE and unit.time_range_end.date() >= feed
     )
     if not ages:
         return Verdict.not_applicable(Gate.G5, rule, "no live unit is in the chain")
