@@ -13,6 +13,7 @@ import pytest
 from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import Settings
+from kfm_dagster_tests.clocks import locked
 from kfm_dagster_tests.integration import chain
 from kfm_dagster_tests.integration.face import Face
 
@@ -84,8 +85,8 @@ def face(
     }
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(SqsQueueResource, "connect", lambda self, settings: queue)
-    pipeline = open_pipeline(Settings.load())
+    monkeypatch.setattr(SqsQueueResource, "connect", lambda self, settings, dates=None: queue)
+    pipeline = locked(open_pipeline(Settings.load()))
     yield Face(instance=instance, pipeline=pipeline)
     pipeline.close()
     open_pipeline.cache_clear()

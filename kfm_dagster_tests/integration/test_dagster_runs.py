@@ -33,7 +33,7 @@ from kfm_dagster_tests.integration.chain import (
     take,
     volumes,
 )
-from kfm_dagster_tests.integration.face import Face, materialisations
+from kfm_dagster_tests.integration.face import Face, materialisations, unit_check
 
 PARTITION = DAY.isoformat()
 NODES = [f"nexrad-l2.{operator}" for operator in Operator]
@@ -78,7 +78,7 @@ def test_mixed_outcomes_show_as_counts_a_failed_check_and_a_table(face: Face, ob
         "provenance": "success",
         "ledger": "partial",
     }
-    [check] = result.get_asset_check_evaluations()
+    check = unit_check(result)
     assert (check.check_name, check.passed, check.metadata["observed"].value) == ("every_unit_succeeded", False, 1)
     for table in (check.metadata["failing_units"].value, shown["ledger"]["failing_units"]):
         [row] = [record.data for record in (table.records if hasattr(table, "records") else table)]
@@ -89,7 +89,7 @@ def test_mixed_outcomes_show_as_counts_a_failed_check_and_a_table(face: Face, ob
 @pytest.mark.clause("BEY-13")
 def test_a_run_of_sound_units_passes_its_check(face: Face, objects: Path) -> None:
     put(objects, volumes(1))
-    [check] = face.execute(JOB, partition=PARTITION).get_asset_check_evaluations()
+    check = unit_check(face.execute(JOB, partition=PARTITION))
     assert check.passed
 
 
@@ -100,7 +100,7 @@ def persistent(
     """An instance on disk, which re-execution needs, and the pipeline that its runs share."""
     monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("KFM_OBJECT_ROOT", str(objects))
-    monkeypatch.setattr(SqsQueueResource, "connect", lambda self, settings: queue)
+    monkeypatch.setattr(SqsQueueResource, "connect", lambda self, settings, dates=None: queue)
     pipeline = open_pipeline(Settings.load())
     (tmp_path / "dagster").mkdir()
     with dg.DagsterInstance.local_temp(str(tmp_path / "dagster")) as instance:

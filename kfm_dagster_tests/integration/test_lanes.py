@@ -25,7 +25,7 @@ from kfm_dagster.settings import Settings
 from kfm_dagster_tests.factories import START, envelope
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, FakeQueue, announce, missing, put, take, volumes
-from kfm_dagster_tests.integration.face import Face, materialisations
+from kfm_dagster_tests.integration.face import Face, materialisations, unit_check
 
 PARTITION = DAY.isoformat()
 BULK_DAY = START.date().isoformat()
@@ -222,7 +222,7 @@ def test_a_run_whose_units_another_run_took_says_so(face: Face, objects: Path, c
         patch.setattr(ProvenanceEmit, "compute", lambda self, batch: (take_away(), emit(self, batch))[1])
         result = face.execute("ingest_nexrad_l2", partition=PARTITION)
     assert taken
-    [check] = result.get_asset_check_evaluations()
+    check = unit_check(result)
     assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
     assert check.description == "2 of 2 units were another run's when this one settled them"
     assert check.metadata["lost"].value == 2

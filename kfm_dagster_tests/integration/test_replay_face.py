@@ -12,7 +12,7 @@ from kfm_dagster.replay.engine import ReplayEngine
 from kfm_dagster.replay.runs import ReplayState
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, announce, missing, put, take, volumes
-from kfm_dagster_tests.integration.face import Face
+from kfm_dagster_tests.integration.face import Face, unit_check
 from kfm_dagster_tests.replay.replays import PERSON, every_table
 from kfm_dagster_tests.replay.test_replay_chain import wanted
 
@@ -91,7 +91,7 @@ def test_a_result_that_differs_fails_the_run_s_check_and_names_the_unit(
     put(objects, [item])
     take(face.pipeline, announce([item.event()], registry=face.pipeline.registry))
     first = face.execute("ingest_nexrad_l2", partition=PARTITION)
-    assert [check.passed for check in first.get_asset_check_evaluations()] == [True]
+    assert unit_check(first).passed
     engine = ReplayEngine(pipeline=face.pipeline)
     engine.start(wanted("succeeded", mode="repair-and-replace", must_match=True), PERSON)
     assert [step.admitted is not None for step in engine.advance_all()] == [True]
@@ -103,7 +103,7 @@ def test_a_result_that_differs_fails_the_run_s_check_and_names_the_unit(
         face.pipeline.registry.contracts, "nexrad-l2", contract.model_copy(update={"stac": stac})  # type: ignore[arg-type]
     )  # fmt: skip
     second = face.execute("ingest_nexrad_l2", partition=PARTITION)
-    [check] = second.get_asset_check_evaluations()
+    check = unit_check(second)
     [record] = traces.records(face.pipeline).values()
     assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.ERROR)
     assert check.metadata["mismatched_units"].value == [record.wal_id]

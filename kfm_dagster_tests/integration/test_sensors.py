@@ -243,7 +243,8 @@ def test_a_tick_ends_by_itself_with_any_backlog(
     }.items():
         monkeypatch.setenv(name, value)
     endless: Any = EndlessSqs(batch[0].body)
-    monkeypatch.setattr(SqsQueueResource, "connect", lambda self, settings: Queue(endless, name="endless", threads=4))
+    queue = Queue(endless, name="endless", threads=4)
+    monkeypatch.setattr(SqsQueueResource, "connect", lambda self, settings, dates=None: queue)
     patient = Face(instance=face.instance, pipeline=open_pipeline(Settings.load()))
     assert len(patient.tick("nodd_messages").run_requests) == 1
     # It worked, and neither limit of numbers ended it: four threads at 200 messages a second stay far below.

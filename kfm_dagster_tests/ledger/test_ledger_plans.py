@@ -40,7 +40,7 @@ PLANS: list[tuple[str, dict[str, Any], str]] = [
     ("ledger.find_in_partition", FIND | {"status": "succeeded"}, "by_work"),
     ("ledger.datasets_of_status", {}, "by_work|by_selection"),
     ("ledger.pending_by_partition", {}, "to_claim|by_work"),
-    ("ledger.partition_products", {}, "by_work"),
+    ("gates.partition_products", {}, "by_work"),
     ("catalog.owners", {}, RECORD),
     ("ledger.in_flight", {}, "to_claim|by_work|by_selection"),
     ("ledger.in_progress_runs", {}, "in_progress|by_selection|by_work"),

@@ -24,7 +24,7 @@ def partition_facts(contract: DatasetContract, partition: str, *, tx: Transactio
     """
     if contract.coverage is None:
         return None
-    rows = tx.run("ledger.partition_products", dataset=contract.id, partition=partition)
+    rows = tx.run("gates.partition_products", dataset=contract.id, partition=partition)
     return PartitionFacts(
         day=date.fromisoformat(partition),
         counts=tuple(

@@ -306,12 +306,3 @@ UPDATE nodd_wal_records SET
     version = version + 1
 WHERE wal_id IN (SELECT value FROM json_each(:wal_ids)) AND status || '' IN ('pending', 'failed')
 RETURNING wal_id;
-
--- name: partition_products
--- Objects that a partition has, in work or done, by UTC hour and by the groups of their keys; one that was rewritten
--- counts once.
-SELECT
-    CAST(substr(time_range_start, 12, 2) AS integer) AS hour, extension, count(DISTINCT object_uri) AS objects
-FROM nodd_wal_records
-WHERE status IN ('pending', 'in_progress', 'succeeded') AND dataset = :dataset AND partition_key = :partition
-GROUP BY 1, extension;

@@ -1,0 +1,149 @@
+"""Gates as Dagster shows them: what trips one, what follows for units and batch, and that the YAML decides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from kfm_dagster.contracts.issues import GateIssue
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.stages.card import STATE_MACHINE, Card, StageState, StateMachine, parse
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import DAY, announce, assert_conserved, put, take, volumes
+from kfm_dagster_tests.integration.face import Face, materialisations, unit_check
+
+PARTITION = DAY.isoformat()
+JOB = "ingest_nexrad_l2"
+EXPECTED = {
+    ("integrity", "G1_schema_completeness"), ("integrity", "G5_freshness"), ("integrity", "G8_uniqueness"),
+    ("metadata", "G1_schema_completeness"), ("metadata", "G2_citation_compliance"),
+    ("metadata", "G4_dimensional_closure"), ("stac_items", "G1_schema_completeness"), ("stac_items", "G8_uniqueness"),
+    ("provenance", "G1_schema_completeness"), ("ledger", "G6_coverage"),
+}  # fmt: skip
+
+
+def gates(result: dg.ExecuteInProcessResult) -> dict[tuple[str, str], dg.AssetCheckEvaluation]:
+    """Each gate's check by asset noun and name."""
+    return {
+        (check.asset_key.path[-1], check.check_name): check
+        for check in result.get_asset_check_evaluations()
+        if check.check_name.startswith("G")
+    }
+
+
+def change_contract(face: Face, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    contract = face.pipeline.registry["nexrad-l2"]
+    rules = contract.metadata_extract.model_copy(update=changes)
+    monkeypatch.setitem(
+        face.pipeline.registry.contracts, "nexrad-l2", contract.model_copy(update={"metadata_extract": rules})  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def under(face: Face, old: str, new: str) -> None:
+    """Let the pipeline obey another card."""
+    text = Card.load().files[STATE_MACHINE].decode()
+    assert old in text
+    machine = parse(text.replace(old, new), StateMachine, source="test")
+    face.pipeline.card = face.pipeline.card.model_copy(update={"machine": machine})
+    vars(face.pipeline).pop("stages", None)
+
+
+def announced(face: Face, objects: Path, count: int) -> None:
+    items = volumes(count)
+    put(objects, items)
+    take(face.pipeline, announce([item.event() for item in items], registry=face.pipeline.registry))
+
+
+@pytest.mark.clause("PCS-09")
+def test_every_gate_of_a_sound_run_shows_as_a_passed_blocking_check(face: Face, objects: Path) -> None:
+    announced(face, objects, 2)
+    result = face.execute(JOB, partition=PARTITION)
+    assert result.success
+    found = gates(result)
+    assert set(found) == EXPECTED
+    # A day of two volumes is no day of the network.
+    assert [key for key, check in found.items() if not check.passed] == [("ledger", "G6_coverage")]
+    coverage = found["ledger", "G6_coverage"]
+    assert coverage.severity is dg.AssetCheckSeverity.WARN
+    assert coverage.metadata["tag"].value == "[Restricted]"
+    assert {name: coverage.metadata[name].value for name in ("rule", "expected")} == {
+        "rule": "coverage of each product >= 0.9",
+        "expected": "at least 0.9 of each",
+    }
+    assert materialisations(result)["ledger"]["tag"] == "[Restricted] G6"
+    assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 2}
+
+
+@pytest.mark.clause("PCS-02", "PCS-09", "PCS-13")
+def test_a_stop_of_the_batch_fails_its_check_and_nothing_of_the_batch_goes_on(
+    face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announced(face, objects, 2)
+    change_contract(face, monkeypatch, citations=[])
+    result = face.execute(JOB, partition=PARTITION, raise_on_error=False)
+    assert not result.success
+    check = gates(result)["metadata", "G2_citation_compliance"]
+    assert (check.passed, check.severity, check.metadata["tag"].value) == (
+        False,
+        dg.AssetCheckSeverity.ERROR,
+        "[Restricted]",
+    )
+    assert check.description == "the batch is stopped (S5)"
+    assert set(materialisations(result)) == {"envelopes", "integrity"}
+    states = {one.stage: one.state for one in face.pipeline.stages.keeper.store.of_run(result.dagster_run.run_id)}
+    assert states["nexrad-l2.metadata_extract"] is StageState.ROLLED_BACK
+    assert "nexrad-l2.stac_register" not in states
+    assert traces.statuses(face.pipeline) == {Status.IN_PROGRESS: 2}
+    assert_conserved(face.pipeline)
+
+
+@pytest.mark.clause("PCS-09", "PCS-12")
+def test_units_at_fault_leave_by_their_gate_and_exactly_the_others_succeed(
+    face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announced(face, objects, 3)
+    units = face.pipeline.registry["nexrad-l2"].metadata_extract.units
+    first = volumes(3)[0].key.rsplit("/", 1)[-1]
+    extract = "kfm_dagster.ingest.nodes.metadata_extract"
+    from kfm_dagster.ingest import nodes
+
+    plain = nodes.metadata_extract
+
+    def elsewhere(unit: Any, **parts: Any) -> Any:
+        found = plain(unit, **parts)
+        if not unit.object_uri.endswith(first):
+            return found
+        from dataclasses import replace
+
+        return replace(found, stac_properties={**found.stac_properties, "nexrad:latitude": 91.0})
+
+    monkeypatch.setattr(extract, elsewhere)
+    assert units
+    result = face.execute(JOB, partition=PARTITION)
+    check = gates(result)["metadata", "G4_dimensional_closure"]
+    assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert check.description == "1 units leave the chain, the others go on"
+    assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 2, Status.QUARANTINED: 1}
+    [given_up] = face.pipeline.ledger.find(status=Status.QUARANTINED)
+    assert given_up.object_uri.endswith(first)
+    assert given_up.last_error_code == GateIssue.G4
+    assert not unit_check(result).passed
+    assert_conserved(face.pipeline)
+
+
+@pytest.mark.clause("PCS-06", "PCS-14")
+def test_what_the_card_says_decides_whether_a_thin_day_is_restricted_stopped_or_fine(face: Face, objects: Path) -> None:
+    announced(face, objects, 1)
+    under(face, "G6: {on_failure: restrict, min_coverage: 0.9}", "G6: {on_failure: stop, min_coverage: 0.9}")
+    stopped = face.execute(JOB, partition=PARTITION, raise_on_error=False)
+    assert not stopped.success
+    assert gates(stopped)["ledger", "G6_coverage"].severity is dg.AssetCheckSeverity.ERROR
+    assert traces.statuses(face.pipeline) == {Status.IN_PROGRESS: 1}
+    face.pipeline.ledger.release_lost(run_ids=[stopped.dagster_run.run_id])
+    under(face, "G6: {on_failure: restrict, min_coverage: 0.9}", "G6: {on_failure: stop, min_coverage: 0.0}")
+    fine = face.execute(JOB, partition=PARTITION)
+    assert gates(fine)["ledger", "G6_coverage"].passed
+    assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 1}
