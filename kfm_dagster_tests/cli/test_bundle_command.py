@@ -12,16 +12,15 @@ import pytest
 from kfm_dagster.cli.bundle import write_bundle
 from kfm_dagster.errors import ConfigurationError, ExitCode
 from kfm_dagster.exports.bundle.content import LAYOUT, Release
+from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.record import NoddWalRecord
-from kfm_dagster.settings import Settings
-from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.cli.test_cli import Call, call, home, ledger, state_of  # noqa: F401, fixtures
 from kfm_dagster_tests.exports import bundle_sample
 
 Ledger = dict[str, NoddWalRecord]
 
 
-def gather(database: Database, settings: Settings) -> Release:
+def gather(pipeline: Pipeline) -> Release:
     return bundle_sample.release()
 
 

@@ -1,0 +1,87 @@
+"""What `kfm validate` and `kfm export` say of runs that went through Dagster."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from kfm_dagster.exports.bundle.content import AUDIT, DIMENSIONS, VALIDATION
+from kfm_dagster.exports.bundle.gathering import gather_release
+from kfm_dagster.exports.bundle.keys import open_signer, trusted_certificates
+from kfm_dagster.exports.bundle.verification import verify_release
+from kfm_dagster.exports.bundle.writing import write_release
+from kfm_dagster.exports.validation import validate_report
+from kfm_dagster.exports.validation_page import OPENING, validation_page
+from kfm_dagster.ingest.node import Operator
+from kfm_dagster.stages.audit import verify_chain
+from kfm_dagster_tests.integration.chain import DAY, announce, put, take, volumes
+from kfm_dagster_tests.integration.face import Face
+from kfm_dagster_tests.integration.test_gate_checks import change_contract
+
+PARTITION = DAY.isoformat()
+JOB = "ingest_nexrad_l2"
+
+
+def executed(face: Face, objects: Path, count: int, **more: object) -> None:
+    items = volumes(count)
+    put(objects, items)
+    take(face.pipeline, announce([item.event() for item in items], registry=face.pipeline.registry))
+    face.execute(JOB, partition=PARTITION, **more)
+
+
+@pytest.mark.clause("PCS-12", "PCS-16", "PCS-17")
+def test_the_report_counts_what_was_recorded_and_nothing_else(
+    face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    since = face.pipeline.clock() - timedelta(days=1)
+    nothing = validate_report(face.pipeline, since=since)
+    assert (nothing["stages"], nothing["stops_triggered"], nothing["kpis"]["latency_p50_seconds"]) == ({}, {}, None)
+    executed(face, objects, 3)
+    fine = validate_report(face.pipeline, since=since)
+    assert fine["stages"] == {f"nexrad-l2.{operator}": {"succeeded": 1} for operator in sorted(Operator)}
+    assert {gate: one["pass_rate"] for gate, one in fine["gates"].items()} == {
+        "G1": 1.0, "G2": 1.0, "G3": None, "G4": 1.0, "G5": None, "G6": 0.0, "G7": None, "G8": 1.0,
+    }  # fmt: skip
+    looked = sum(one["looked_at"] for one in fine["gates"].values())
+    kpis = fine["kpis"]
+    assert kpis["Q_res"] == pytest.approx(1 / looked)
+    assert 0 < kpis["latency_p50_seconds"] <= kpis["latency_p95_seconds"]
+    assert kpis["throughput_units_per_second"] > 0
+    assert (kpis["retry_count"], kpis["replay_count"], kpis["idempotency_conflicts"], kpis["p_dim"]) == (0, 0, 0, 1.0)
+    assert (fine["stops_triggered"], fine["restricted"]) == ({}, {"G6": 1})
+    assert fine["dimensional_closure"] == {"p_dim": 1.0, "ok": True}
+    # One stop, of a batch whose fields cite nothing; and the page shows it.
+    change_contract(face, monkeypatch, citations=[])
+    executed(face, objects, 5, raise_on_error=False)
+    stopped = validate_report(face.pipeline, since=since)
+    assert stopped["stops_triggered"] == {"S5": 1}
+    assert stopped["errors"] == {"E_GATE": 1}
+    assert stopped["rollbacks"] == 1
+    assert stopped["stages"]["nexrad-l2.metadata_extract"] == {"rolled_back": 1, "succeeded": 1}
+    page = validation_page(stopped)
+    assert page.encode().startswith(OPENING)
+    assert "<td>S5</td>" in page
+    assert stopped["audit"]["lines"] > fine["audit"]["lines"]
+    later = validate_report(face.pipeline, since=face.pipeline.clock() + timedelta(days=1))
+    assert (later["stages"], later["audit"]) == ({}, stopped["audit"])
+
+
+@pytest.mark.clause("PCS-19", "PCS-12", "PCS-15")
+def test_the_bundle_of_a_run_holds_its_card_reports_and_whole_audit_and_verifies(
+    face: Face, objects: Path, tmp_path: Path
+) -> None:
+    executed(face, objects, 2)
+    signer = open_signer(face.pipeline.settings)
+    folder = tmp_path / "PTN_EXPORT"
+    write_release(gather_release(face.pipeline), folder, signer)
+    assert verify_release(folder, trusted_certificates(face.pipeline.settings)).signed.fingerprint == signer.fingerprint
+    lines = [json.loads(line) for line in (folder / AUDIT).read_text().splitlines()]
+    head = face.pipeline.stages.keeper.store.audit.head()
+    assert (verify_chain(lines, head=head[1]), head[0]) == (len(lines), len(lines))
+    assert json.loads((folder / DIMENSIONS).read_text())["p_dim"] == 1.0
+    assert json.loads((folder / VALIDATION).read_text())["audit"]["head"] == head[1]
+    for name, content in face.pipeline.card.files.items():
+        assert (folder / "configs" / name).read_bytes() == content
