@@ -102,7 +102,7 @@ def _forget(root: Path, database: Database) -> None:
             tx.connection.exec_driver_sql(f"DELETE FROM {table}")
 
 
-@pytest.mark.clause("PCS-03", "PCS-08")
+@pytest.mark.clause("PCS-03")
 @settings(
     max_examples=20,
     # A shrinking example would begin with what the failed one left in the log, and take minutes.

@@ -71,7 +71,6 @@ def test_the_same_metadata_are_not_computed_again_and_more_of_them_are(pipeline:
     assert (more.status, more.output.record["units"]) == (IntentStatus.APPLIED, 4)
 
 
-@pytest.mark.clause("PCS-09")
 def test_a_volume_without_a_sound_path_is_left_out_and_named(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,7 +89,6 @@ def test_a_volume_without_a_sound_path_is_left_out_and_named(
     assert set(record["refused"]).isdisjoint(row["wal_id"] for row in read_table(pipeline, record))
 
 
-@pytest.mark.clause("PCS-09")
 def test_a_volume_that_fails_a_gate_is_left_out_and_the_gate_named(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:

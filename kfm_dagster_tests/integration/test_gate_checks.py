@@ -57,7 +57,6 @@ def announced(face: Face, objects: Path, count: int) -> None:
     take(face.pipeline, announce([item.event() for item in items], registry=face.pipeline.registry))
 
 
-@pytest.mark.clause("PCS-09")
 def test_every_gate_of_a_sound_run_shows_as_a_passed_blocking_check(face: Face, objects: Path) -> None:
     announced(face, objects, 2)
     result = face.execute(JOB, partition=PARTITION)
@@ -77,7 +76,7 @@ def test_every_gate_of_a_sound_run_shows_as_a_passed_blocking_check(face: Face, 
     assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 2}
 
 
-@pytest.mark.clause("PCS-02", "PCS-09", "PCS-13")
+@pytest.mark.clause("PCS-02", "PCS-13")
 def test_a_stop_of_the_batch_fails_its_check_and_nothing_of_the_batch_goes_on(
     face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,7 +99,7 @@ def test_a_stop_of_the_batch_fails_its_check_and_nothing_of_the_batch_goes_on(
     assert_conserved(face.pipeline)
 
 
-@pytest.mark.clause("PCS-09", "PCS-12")
+@pytest.mark.clause("PCS-12")
 def test_units_at_fault_leave_by_their_gate_and_exactly_the_others_succeed(
     face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

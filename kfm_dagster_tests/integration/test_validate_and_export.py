@@ -69,7 +69,7 @@ def test_the_report_counts_what_was_recorded_and_nothing_else(
     assert (later["stages"], later["audit"]) == ({}, stopped["audit"])
 
 
-@pytest.mark.clause("PCS-19", "PCS-12", "PCS-15")
+@pytest.mark.clause("PCS-19", "PCS-12")
 def test_the_bundle_of_a_run_holds_its_card_reports_and_whole_audit_and_verifies(
     face: Face, objects: Path, tmp_path: Path
 ) -> None:

@@ -69,7 +69,7 @@ def events(root: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for path in found for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-@pytest.mark.clause("PCS-03", "PCS-08")
+@pytest.mark.clause("PCS-03")
 def test_a_withdrawn_run_leaves_the_view_as_it_was_and_every_file_as_it_was_told(
     lineage: Lineage, root: Path, contract: DatasetContract
 ) -> None:

@@ -42,7 +42,6 @@ def ledger(database: Database) -> Ledger:
     return make_bench(database, CONTRACTS).ledger
 
 
-@pytest.mark.clause("PCS-09")
 def test_partition_is_counted_by_hour_and_key_groups(database: Database, ledger: Ledger) -> None:
     units = [at("message_parse", unit) for unit in batch("goes-abi", 40)]
     rewritten = another(units[0], object_version="0" * 32).evolve(event_time=units[0].event_time + timedelta(1))
@@ -69,7 +68,6 @@ def test_partition_is_counted_by_hour_and_key_groups(database: Database, ledger:
     assert not coverage(subject(*units, partition=facts)).passed
 
 
-@pytest.mark.clause("PCS-09")
 def test_item_that_two_objects_claim_is_found_and_a_rewrite_is_not(
     database: Database, ledger: Ledger, tmp_path: Path
 ) -> None:

@@ -438,7 +438,6 @@ CASES = [
 ]
 
 
-@pytest.mark.clause("PCS-09")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.gate}-{case.name}")
 def test_gate_finds_what_it_is_there_for_and_nothing_else(case: Case) -> None:
     (verdict,) = evaluate(case.subject, gates=(case.gate,))
@@ -456,7 +455,6 @@ def _matches(says: str, verdict: Verdict) -> bool:
     return any(re.search(says, finding.what) for finding in verdict.findings)
 
 
-@pytest.mark.clause("PCS-09")
 @pytest.mark.parametrize("gate", GATES)
 def test_every_gate_has_cases_that_fail_and_cases_that_pass(gate: Gate) -> None:
     assert {case.says is None for case in CASES if case.gate is gate} == {True, False}
@@ -598,7 +596,6 @@ def test_units_have_the_dimensions_that_they_should() -> None:
 # ------------------------------------------------------------------ G8: any pair, and no other
 
 
-@pytest.mark.clause("PCS-09")
 @given(
     st.lists(
         st.tuples(st.integers(0, 4), st.integers(0, 4), st.none() | st.integers(0, 2), st.integers(0, 4)), max_size=8

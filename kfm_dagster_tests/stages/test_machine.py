@@ -42,7 +42,7 @@ def test_a_stage_starts_when_its_upstream_and_the_first_three_gates_let_it() -> 
         assert may_start(of_batch, CARD.machine, deps_succeeded=True) == (gate not in {Gate.G1, Gate.G2, Gate.G3})
 
 
-@pytest.mark.clause("PCS-02", "PCS-09")
+@pytest.mark.clause("PCS-02")
 def test_a_batch_at_fault_fails_the_stage_by_its_stop_and_class() -> None:
     strict = card("G5: {on_failure: restrict}", "G5: {on_failure: stop}")
     classes = {Gate.G1: ErrorClass.E_INPUT, Gate.G4: ErrorClass.E_DIM, Gate.G7: ErrorClass.E_UQ}
@@ -58,7 +58,6 @@ def test_a_batch_at_fault_fails_the_stage_by_its_stop_and_class() -> None:
     assert set(STOPS.values()) == set(Stop)
 
 
-@pytest.mark.clause("PCS-09")
 def test_units_at_fault_leave_and_the_others_go_on_unless_their_effect_is_out() -> None:
     found = verdict(Gate.G4, Finding(wal_id=UNIT, what="no unit"))
     alone = judge(verdicts(found), CARD.machine)

@@ -58,7 +58,7 @@ def state(runner: StageRunner, stage: str = SECOND, run_id: str = "run") -> Stag
     return newest.state if newest else None
 
 
-@pytest.mark.clause("PCS-01", "PCS-07", "PCS-15")
+@pytest.mark.clause("PCS-01", "PCS-07")
 def test_a_stage_goes_its_way_with_one_line_for_everything(runner: StageRunner) -> None:
     batch = execute(runner, FakeNode([envelope(1)], verdicts=[fault(Gate.G6)]), upstream=first(runner))
     newest = runner.keeper.store.newest("run", SECOND)
@@ -93,7 +93,7 @@ def test_a_stage_stays_pending_until_its_upstream_has_succeeded(runner: StageRun
     assert [one.attempt for one in runner.keeper.store.of_run("run") if one.stage == node.dataset_id] == [1]
 
 
-@pytest.mark.clause("PCS-02", "PCS-09")
+@pytest.mark.clause("PCS-02")
 @pytest.mark.parametrize("gate", [Gate.G1, Gate.G2, Gate.G3])
 def test_a_batch_that_nobody_judged_is_judged_before_it_is_used(runner: StageRunner, gate: Gate) -> None:
     first(runner)
@@ -107,7 +107,7 @@ def test_a_batch_that_nobody_judged_is_judged_before_it_is_used(runner: StageRun
     assert lines(runner) == expected
 
 
-@pytest.mark.clause("PCS-09", "PCS-02")
+@pytest.mark.clause("PCS-02")
 @pytest.mark.parametrize("stop", Stop)
 def test_each_stop_fails_the_stage_and_nothing_of_it_counts(under: Under, stop: Stop) -> None:
     runner = under(("G5: {on_failure: restrict}", "G5: {on_failure: stop}"))
@@ -130,7 +130,6 @@ def test_each_stop_fails_the_stage_and_nothing_of_it_counts(under: Under, stop: 
     assert (recorded.outcome, recorded.artifact_uri) == (Outcome.FAILED, None)
 
 
-@pytest.mark.clause("PCS-09")
 def test_units_at_fault_leave_with_the_gates_code_and_their_batch_is_no_success(runner: StageRunner) -> None:
     node = FakeNode([envelope(n) for n in range(3)], verdicts=[fault(Gate.G4, 1)])
     batch = execute(runner, node, upstream=first(runner))
@@ -149,7 +148,7 @@ def test_units_at_fault_leave_with_the_gates_code_and_their_batch_is_no_success(
     assert "compensate" in effects.calls
 
 
-@pytest.mark.clause("PCS-06", "PCS-09")
+@pytest.mark.clause("PCS-06")
 def test_the_degraded_path_tags_the_output_and_all_that_is_made_of_it(runner: StageRunner) -> None:
     late = execute(runner, FakeNode([envelope(1)], verdicts=[fault(Gate.G5, 1)]), upstream=first(runner))
     assert late.restricted == (Gate.G5,)

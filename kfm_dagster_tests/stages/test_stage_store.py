@@ -84,7 +84,7 @@ def test_only_the_four_moves_are_possible_through_the_store_and_by_hand(
     assert verify_chain(store.audit.lines()) > 0 or origin is StageState.PENDING
 
 
-@pytest.mark.clause("PCS-01", "PCS-15")
+@pytest.mark.clause("PCS-01")
 def test_no_hand_moves_a_stage_without_its_line_of_audit_or_changes_what_was_given(
     database: Database, store: StageStore
 ) -> None:
@@ -114,7 +114,6 @@ def test_no_hand_moves_a_stage_without_its_line_of_audit_or_changes_what_was_giv
             connection.exec_driver_sql(statement)
 
 
-@pytest.mark.clause("PCS-15")
 def test_no_hand_changes_the_audit_or_breaks_its_chain(database: Database, store: StageStore) -> None:
     moved(store, database, opened(store, database), StageState.RUNNING)
     take = "TRUNCATE stage_audit"
@@ -200,7 +199,6 @@ def test_what_a_move_brings_is_kept_and_read_back(database: Database, store: Sta
         store.move(running, StageState.FAILED, error_class=ErrorClass.E_GATE, tx=tx)
 
 
-@pytest.mark.clause("PCS-15")
 def test_many_writers_make_one_chain(database: Database, store: StageStore) -> None:
     def write(number: int) -> None:
         for _ in range(5):
@@ -245,7 +243,6 @@ TAMPER: dict[str, Callable[[list[dict[str, Any]], int], list[dict[str, Any]]]] =
 }
 
 
-@pytest.mark.clause("PCS-15")
 @given(how=st.sampled_from(sorted(TAMPER)), at=st.integers(0, len(CHAIN) - 1))
 def test_a_line_that_was_removed_or_changed_is_found(how: str, at: int) -> None:
     assert verify_chain([orjson.loads(line) for line in as_jsonl(CHAIN)], head=CHAIN[-1]["hash"]) == 5

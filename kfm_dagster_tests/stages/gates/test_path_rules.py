@@ -28,7 +28,6 @@ def volume() -> PathArrival:
     return path_arrival(facts, ts_start=START, reference=START, tau=TAU)
 
 
-@pytest.mark.clause("PCS-09")
 def test_g3_passes_what_is_computed_and_names_the_unit_of_a_broken_path() -> None:
     beams = volume().beams
     passed = path_conventions({GOOD: beams})
@@ -40,14 +39,12 @@ def test_g3_passes_what_is_computed_and_names_the_unit_of_a_broken_path() -> Non
     assert path_conventions({GOOD: beams, BAD: []}).units == {BAD}
 
 
-@pytest.mark.clause("PCS-09")
 def test_g3_asks_for_as_many_points_as_it_is_told() -> None:
     beams = volume().beams
     assert path_conventions({GOOD: beams}, min_points=beams[0].points).passed
     assert path_conventions({GOOD: beams}, min_points=beams[0].points + 1).units == {GOOD}
 
 
-@pytest.mark.clause("PCS-09")
 def test_g7_passes_what_is_computed_and_names_the_unit_of_a_singular_covariance() -> None:
     found = volume()
     good = {"T_arr": found.t_covariance, "T_arr, Phi at 0.5 degrees": found.phase_covariance[0]}
@@ -59,7 +56,6 @@ def test_g7_passes_what_is_computed_and_names_the_unit_of_a_singular_covariance(
     assert covariance_consistency({BAD: {}}).units == {BAD}
 
 
-@pytest.mark.clause("PCS-09")
 @pytest.mark.clause("PCS-12")
 def test_g4_passes_what_is_computed_and_names_the_quantity_of_another_dimension() -> None:
     quantities = [as_quantities(arrival) for arrival in volume().arrivals]
