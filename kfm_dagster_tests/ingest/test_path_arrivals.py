@@ -118,7 +118,8 @@ def test_a_unit_that_failed_has_no_path_and_a_day_without_units_an_empty_table(t
 def test_the_asset_shows_its_counts_and_a_plot(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kfm_dagster.defs.resources.open_pipeline", lambda _: pipeline)
     job = build_definitions(pipeline.settings).resolve_job_def(PATH_JOB)
-    result = job.execute_in_process(partition_key=PARTITION, instance=dg.DagsterInstance.ephemeral())
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = job.execute_in_process(partition_key=PARTITION, instance=instance)
     (event,) = result.get_asset_materialization_events()
     shown = event.materialization.metadata
     assert (shown["units"].value, shown["rows"].value) == (3, 3 * BEAMS)
