@@ -26,6 +26,16 @@ NAMES: Mapping[Gate, str] = {
     Gate.G7: "G7_covariance_consistency",
     Gate.G8: "G8_uniqueness",
 }
+DESCRIPTIONS: Mapping[Gate, str] = {
+    Gate.G1: "Every section that the operator makes is there, in its form.",
+    Gate.G2: "Every extracted field names its source by volume, version and anchor.",
+    Gate.G3: "Path arrays are of one length of at least two, and path elements are lengths.",
+    Gate.G4: "Every quantity has a unit that fits its dimension, and a value that is possible.",
+    Gate.G5: "Live units were no older than the contract's budget when the run claimed them.",
+    Gate.G6: "The day has the products that the contract expects of it.",
+    Gate.G7: "Covariances are symmetric and positive definite.",
+    Gate.G8: "wal_id, object version and Item id are unique in batch and catalog.",
+}
 MAX_UNITS_SHOWN = 50
 """Units at fault that a check names; the audit names more."""
 
@@ -37,8 +47,8 @@ def gate_specs(key: dg.AssetKey, operator: Operator) -> list[dg.AssetCheckSpec]:
             name=NAMES[gate],
             asset=key,
             blocking=True,
-            description=f"{(gate.__doc__ or gate.value)} Pipeline card, chapter 7"
-            + (f"; the batch at fault is stop {STOPS[gate]}." if gate in STOPS else "."),
+            description=f"{DESCRIPTIONS[gate]} {f'Its stop is {STOPS[gate]}. ' if gate in STOPS else ''}"
+            "See docs/pipeline-card.md.",
         )
         for gate in GATES_OF.get(operator, ())
     ]

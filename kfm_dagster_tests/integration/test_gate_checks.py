@@ -57,6 +57,14 @@ def announced(face: Face, objects: Path, count: int) -> None:
     take(face.pipeline, announce([item.event() for item in items], registry=face.pipeline.registry))
 
 
+def test_every_check_says_what_its_gate_asks(face: Face) -> None:
+    graph = face.repository.asset_graph
+    said = {key.name: graph.get_check_spec(key).description for key in graph.asset_check_keys if key.name[0] == "G"}
+    assert len(set(said.values())) == len(said) == 6
+    assert str(said["G2_citation_compliance"]).startswith("Every extracted field names its source")
+    assert all(graph.get_check_spec(key).blocking for key in graph.asset_check_keys if key.name[0] == "G")
+
+
 def test_every_gate_of_a_sound_run_shows_as_a_passed_blocking_check(face: Face, objects: Path) -> None:
     announced(face, objects, 2)
     result = face.execute(JOB, partition=PARTITION)
