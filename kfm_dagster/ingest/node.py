@@ -101,7 +101,8 @@ class ChainNode:
     def gates(self, batch: Sequence[Envelope], *, of: str) -> Sequence[Verdict]:
         """Judge a batch by the gates that its maker is held against; the others have nothing to look at."""
         maker = Operator(of.rsplit(".", 1)[-1])
-        mine = GATES_OF.get(maker, ()) if of == self.dataset_id else (Gate.G1,)
+        # What message_parse has claimed is looked at by whoever is given it.
+        mine = GATES_OF.get(maker, () if of == self.dataset_id else (Gate.G1,))
         asked = evaluate(self._subject(batch, maker, mine), gates=mine) if mine else ()
         said = {verdict.gate: verdict for verdict in asked}
         return [said.get(gate) or Verdict.not_applicable(gate, "looked at elsewhere", maker.value) for gate in Gate]
