@@ -33,7 +33,7 @@ from kfm_dagster.ingest.nodes import (
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.replay.backfill import DayListing
 from kfm_dagster.stages.batch import StageBatch
-from kfm_dagster.stages.run_contract import StageFailedError
+from kfm_dagster.stages.failure import StageFailedError
 
 DESCRIPTIONS: Mapping[Operator, str] = {
     Operator.MESSAGE_PARSE: (

@@ -17,44 +17,20 @@ from typing import Any
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.issues import GateIssue, Issue, Severity
-from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.ledger.policy import backoff_seconds
 from kfm_dagster.run_state.record import Outcome
-from kfm_dagster.stages.audit import AuditEvent, AuditKind
+from kfm_dagster.stages.audit import AuditKind
 from kfm_dagster.stages.batch import StageBatch
-from kfm_dagster.stages.card import ErrorClass, OnFailure, StageState, StateMachine
-from kfm_dagster.stages.gates.verdict import STOPS, Gate, Verdict
+from kfm_dagster.stages.card import ErrorClass, StageState, StateMachine
+from kfm_dagster.stages.failure import StageRefusedError, StageStoppedError, UnlockedClockError, classify
+from kfm_dagster.stages.gates.verdict import Gate, Verdict
 from kfm_dagster.stages.machine import Judgement, ending, idempotency_key, judge, may_roll_back, may_start
 from kfm_dagster.stages.node import Node
 from kfm_dagster.stages.store import StageAttempt, StageMoveError, StageStore
+from kfm_dagster.stages.telling import told
 from kfm_dagster.storage.database import Database, Transaction
 
-UNITS_NAMED = 100
-"""Units at fault that a line of audit names; it counts them all."""
-
 _LOG = logging.getLogger(__name__)
-
-
-class UnlockedClockError(KfmError):
-    """The clock is not right enough to write by (E_SYNC)."""
-
-    exit_code = ExitCode.REFUSED
-
-
-class StageStoppedError(KfmError):
-    """A stage may not go on."""
-
-    def __init__(self, *, attempt: StageAttempt, judgement: Judgement, why: str) -> None:
-        self.error_class = judgement.error_class
-        self.judgement = judgement
-        self.told = tuple(told(attempt, judgement))
-        first = next(iter(judgement.failing), None)
-        super().__init__(
-            f"{attempt.stage} {why}",
-            observed="its upstream has not succeeded" if first is None else f"{first.gate}: {first.observed}",
-            expected="what the pipeline card asks for" if first is None else first.expected,
-            next_step="correct the input, or what the contract or the card (KFM_CONFIGS_DIR) says of it",
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,35 +61,23 @@ class StageKeeper:
         self, node: Node, *, run_id: str, upstream: StageBatch | None, snapshot: Sequence[str], tx: Transaction
     ) -> StageAttempt:
         """Open the next attempt and let it run. Raises StageMoveError, StageStoppedError (`refuse` keeps that one)."""
-        parts = {"run_id": run_id, "stage": node.dataset_id, "partition": node.partition, "window": node.window}
-        attempt = self.store.open(
-            run_id,
-            node.dataset_id,
-            idempotency_key=idempotency_key(self.card, parts),
-            input_hashes=snapshot,
-            tx=tx,
-        )
+        attempt = self._open(node, run_id=run_id, snapshot=snapshot, tx=tx)
         judgement = self._of_entry(node, upstream)
         if not may_start(judgement, self.card, deps_succeeded=self._succeeded(upstream, tx)):
-            raise StageStoppedError(attempt=attempt, judgement=judgement, why="may not start")
+            raise StageStoppedError(stage=node.dataset_id, judgement=judgement, why="may not start")
         return self.store.move(attempt, StageState.RUNNING, tx=tx)
 
-    def refuse(
-        self, node: Node, *, run_id: str, snapshot: Sequence[str], stopped: StageStoppedError | UnlockedClockError
-    ) -> None:
+    def refuse(self, node: Node, *, run_id: str, snapshot: Sequence[str], refused: StageRefusedError) -> None:
         """Keep of a stage that may not start that it was asked for, and why it stays pending."""
         with self.database.transaction() as tx:
-            parts = {"run_id": run_id, "stage": node.dataset_id, "partition": node.partition, "window": node.window}
-            key = idempotency_key(self.card, parts)
-            attempt = self.store.open(run_id, node.dataset_id, idempotency_key=key, input_hashes=snapshot, tx=tx)
-            unlocked = [attempt.tells(AuditKind.STOP, ErrorClass.E_SYNC.value, {"reason": str(stopped.observed)})]
-            self.store.audit.append(stopped.told if isinstance(stopped, StageStoppedError) else unlocked, tx=tx)
+            attempt = self._open(node, run_id=run_id, snapshot=snapshot, tx=tx)
+            self.store.audit.append(refused.tell(attempt), tx=tx)
 
-    def weigh(self, node: Node, attempt: StageAttempt, batch: Sequence[Envelope]) -> tuple[list[Envelope], Judgement]:
+    def weigh(self, node: Node, batch: Sequence[Envelope]) -> tuple[list[Envelope], Judgement]:
         """Judge an output; return it with the units at fault marked. Raises StageStoppedError."""
         judgement = judge(node.gates(batch, of=node.dataset_id), self.card, whole=node.leaves_effects)
         if ending(judgement, self.card) is not StageState.SUCCEEDED:
-            raise StageStoppedError(attempt=attempt, judgement=judgement, why="may not succeed")
+            raise StageStoppedError(stage=node.dataset_id, judgement=judgement, why="may not succeed")
         return [_marked(unit, judgement) for unit in batch], judgement
 
     def succeed(
@@ -137,22 +101,14 @@ class StageKeeper:
             tx=tx,
         )
 
-    def fail(
-        self,
-        node: Node,
-        attempt: StageAttempt,
-        error: BaseException,
-        error_class: ErrorClass,
-        *,
-        received: StageBatch | None,
-    ) -> None:
+    def fail(self, node: Node, attempt: StageAttempt, error: BaseException, *, received: StageBatch | None) -> None:
         """Let a running attempt fail, undo what it left outside the database, and roll it back where the card says."""
-        lines = error.told if isinstance(error, StageStoppedError) else ()
+        lines = error.tell(attempt) if isinstance(error, StageRefusedError) else ()
         try:
             with self.database.transaction() as tx:
                 details = {"error": type(error).__name__}
                 failed = self.store.move(
-                    attempt, StageState.FAILED, error_class=error_class, details=details, told=lines, tx=tx
+                    attempt, StageState.FAILED, error_class=classify(error), details=details, told=lines, tx=tx
                 )
         except StageMoveError as gone:
             # Whoever took the stage over closed this attempt, and answers for the stage.
@@ -179,6 +135,11 @@ class StageKeeper:
         begun = self.store.first_opened(run_id, stage)
         late = self.clock() + timedelta(seconds=wait) > begun + policy.deadline
         return None if late else wait
+
+    def _open(self, node: Node, *, run_id: str, snapshot: Sequence[str], tx: Transaction) -> StageAttempt:
+        parts = {"run_id": run_id, "stage": node.dataset_id, "partition": node.partition, "window": node.window}
+        key = idempotency_key(self.card, parts)
+        return self.store.open(run_id, node.dataset_id, idempotency_key=key, input_hashes=snapshot, tx=tx)
 
     def _of_entry(self, node: Node, upstream: StageBatch | None) -> Judgement:
         """Judge what a stage is given by the gates that the card asks for; what was judged as an output stands."""
@@ -224,34 +185,6 @@ class StageKeeper:
                 told=[failed.tells(AuditKind.COMPENSATION, "done", compensation)],
                 tx=tx,
             )
-
-
-def told(attempt: StageAttempt, judgement: Judgement) -> Iterable[AuditEvent]:
-    """Yield the lines of audit about verdicts: one per gate that applies, one per stop."""
-    for verdict in judgement.verdicts:
-        if verdict.applies:
-            yield attempt.tells(AuditKind.GATE, verdict.gate.value, _details(verdict, judgement))
-    for verdict in judgement.verdicts:
-        if verdict.gate in STOPS and not verdict.passed and verdict.gate not in judgement.restricted:
-            scope = "batch" if STOPS[verdict.gate] in judgement.stops else "units"
-            stop = {"gate": verdict.gate.value, "scope": scope, "units": len(verdict.units)}
-            yield attempt.tells(AuditKind.STOP, STOPS[verdict.gate].value, stop)
-
-
-def _details(verdict: Verdict, judgement: Judgement) -> dict[str, Any]:
-    outcome = "passed"
-    if verdict.gate in judgement.restricted:
-        outcome = OnFailure.RESTRICT.value
-    elif not verdict.passed:
-        outcome = OnFailure.FAIL_UNITS.value if verdict.gate in judgement.passed else OnFailure.STOP.value
-    return {
-        "rule": verdict.rule,
-        "observed": verdict.observed,
-        "expected": verdict.expected,
-        "outcome": outcome,
-        "units_at_fault": len(verdict.units),
-        "units": sorted(verdict.units)[:UNITS_NAMED],
-    }
 
 
 def _marked(unit: Envelope, judgement: Judgement) -> Envelope:

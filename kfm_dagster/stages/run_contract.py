@@ -21,7 +21,6 @@ from functools import cached_property
 from typing import Any
 
 from kfm_dagster.contracts.envelope import Envelope
-from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, KfmError
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, ManifestEntry
 from kfm_dagster.idempotent_node.transaction import Content, Effect, IdempotentNodes, Output, again, forced
 from kfm_dagster.idempotent_node.wal import Intent, IntentStatus
@@ -32,10 +31,11 @@ from kfm_dagster.seams import Seam, labelled, reach
 from kfm_dagster.stages.batch import RecalledEnvelopes, SkipCause, StageBatch
 from kfm_dagster.stages.card import ErrorClass, StateMachine
 from kfm_dagster.stages.envelope_table import from_parquet, to_parquet
-from kfm_dagster.stages.keeper import StageKeeper, StageStoppedError, UnlockedClockError
+from kfm_dagster.stages.failure import StageFailedError, StageRefusedError
+from kfm_dagster.stages.keeper import StageKeeper
 from kfm_dagster.stages.machine import Judgement
 from kfm_dagster.stages.node import Node
-from kfm_dagster.stages.store import StageAttempt, StageMoveError, StageStore
+from kfm_dagster.stages.store import StageAttempt, StageStore
 from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.telemetry.measures import Volume
@@ -43,20 +43,6 @@ from kfm_dagster.telemetry.spans import span
 
 STEP = "commit"
 """The one effect of a stage."""
-
-
-class StageFailedError(KfmError):
-    """A stage failed as a whole. `judgement`: what the gates said, where they failed it."""
-
-    def __init__(self, *, dataset_id: str, error_class: ErrorClass, cause: BaseException) -> None:
-        self.dataset_id = dataset_id
-        self.error_class = error_class
-        self.judgement = cause.judgement if isinstance(cause, StageStoppedError) else None
-        super().__init__(
-            f"{dataset_id} failed with {error_class}",
-            observed=f"{type(cause).__name__}: {cause}",
-            next_step="see the run's log; units that the run claimed are given back by themselves",
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,16 +140,16 @@ class StageRunner:
             with node.working():
                 envelopes = node.compute(upstream.envelopes if upstream else [])
                 node.verify(envelopes)
-                envelopes, judgement = self.keeper.weigh(node, attempt, envelopes)
+                envelopes, judgement = self.keeper.weigh(node, envelopes)
         except Exception as error:
             if intent is not None:
                 self.nodes.fail(intent, error)
             self._record_failure(node, run_id=run_id, digest=digest)
             if attempt is not None:
-                self.keeper.fail(node, attempt, error, classify(error), received=upstream)
-            elif isinstance(error, (StageStoppedError, UnlockedClockError)):
-                self.keeper.refuse(node, run_id=run_id, snapshot=snapshot, stopped=error)
-            raise StageFailedError(dataset_id=node.dataset_id, error_class=classify(error), cause=error) from error
+                self.keeper.fail(node, attempt, error, received=upstream)
+            elif isinstance(error, StageRefusedError):
+                self.keeper.refuse(node, run_id=run_id, snapshot=snapshot, refused=error)
+            raise StageFailedError(dataset_id=node.dataset_id, cause=error) from error
         return ComputedStage(
             node=node,
             run_id=run_id,
@@ -270,7 +256,7 @@ class StageRunner:
                 return batch
         except Exception as error:
             self.nodes.fail(stage.intent, error)
-            self.keeper.fail(stage.node, stage.attempt, error, classify(error), received=stage.received)
+            self.keeper.fail(stage.node, stage.attempt, error, received=stage.received)
             raise
 
     def _upsert(self, stage: ComputedStage, content: Content, intent: Intent, tx: Transaction) -> StageBatch:
@@ -348,17 +334,6 @@ class StageRunner:
         )
         with self.database.transaction() as tx:
             self.run_states.put(state, tx)
-
-
-def classify(error: BaseException) -> ErrorClass:
-    """Tell what the gates stopped and what is wrong with the input from an internal error."""
-    if isinstance(error, StageStoppedError):
-        return error.error_class
-    if isinstance(error, UnlockedClockError):
-        return ErrorClass.E_SYNC
-    if isinstance(error, DependencyUnavailableError):
-        return ErrorClass.E_INTERNAL
-    return ErrorClass.E_INPUT if isinstance(error, (ConfigurationError, StageMoveError)) else ErrorClass.E_INTERNAL
 
 
 def _with_gates(summary: ValidationSummary, stage: ComputedStage) -> ValidationSummary:

@@ -20,7 +20,8 @@ from kfm_dagster.idempotent_node.wal import IntentStatus
 from kfm_dagster.run_state.record import Outcome, RunState, RunStateError
 from kfm_dagster.stages.batch import SkipCause
 from kfm_dagster.stages.card import ErrorClass
-from kfm_dagster.stages.run_contract import StageFailedError, StageRunner
+from kfm_dagster.stages.failure import StageFailedError
+from kfm_dagster.stages.run_contract import StageRunner
 from kfm_dagster_tests.factories import envelope, failed
 from kfm_dagster_tests.stages.fake_node import NOW, FakeNode, execute
 

@@ -15,8 +15,9 @@ from kfm_dagster.run_state.record import Outcome
 from kfm_dagster.stages.audit import verify_chain
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.card import STATE_MACHINE, Card, ErrorClass, StageState, StateMachine, parse
+from kfm_dagster.stages.failure import StageFailedError
 from kfm_dagster.stages.gates.verdict import STOPS, Finding, Gate, Stop, Verdict
-from kfm_dagster.stages.run_contract import StageFailedError, StageRunner
+from kfm_dagster.stages.run_contract import StageRunner
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.stages.fake_node import NOW, FakeNode, execute
 

@@ -1,0 +1,75 @@
+"""Why a stage fails or may not start, and the class of it (pipeline card, chapter 7, section IV).
+
+Belongs here: the errors, and how any error is classed. Does not belong here: what follows (`keeper.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, ExitCode, KfmError
+from kfm_dagster.stages.audit import AuditEvent, AuditKind
+from kfm_dagster.stages.card import ErrorClass
+from kfm_dagster.stages.machine import Judgement
+from kfm_dagster.stages.store import StageAttempt, StageMoveError
+from kfm_dagster.stages.telling import told
+
+
+class StageRefusedError(KfmError):
+    """The pipeline card does not let a stage go on. `error_class` says why, `judgement` what the gates said."""
+
+    exit_code = ExitCode.REFUSED
+    error_class: ErrorClass
+    judgement: Judgement | None = None
+
+    def tell(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
+        """Return the lines of audit that tell of it: one stop, named by its class."""
+        return [attempt.tells(AuditKind.STOP, self.error_class.value, {"reason": str(self.observed)})]
+
+
+class UnlockedClockError(StageRefusedError):
+    """The clock is not right enough to write by."""
+
+    error_class = ErrorClass.E_SYNC
+
+
+class StageStoppedError(StageRefusedError):
+    """Gates, or an upstream that has not succeeded, stop a stage."""
+
+    def __init__(self, *, stage: str, judgement: Judgement, why: str) -> None:
+        self.error_class = judgement.error_class
+        self.judgement = judgement
+        first = next(iter(judgement.failing), None)
+        super().__init__(
+            f"{stage} {why}",
+            observed="its upstream has not succeeded" if first is None else f"{first.gate}: {first.observed}",
+            expected="what the pipeline card asks for" if first is None else first.expected,
+            next_step="correct the input, or what the contract or the card (KFM_CONFIGS_DIR) says of it",
+        )
+
+    def tell(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
+        """Return a line for each gate that was looked at, and for each stop."""
+        return list(told(attempt, self.judgement)) if self.judgement else []
+
+
+class StageFailedError(KfmError):
+    """A stage failed as a whole. `judgement`: what the gates said, where they failed it."""
+
+    def __init__(self, *, dataset_id: str, cause: BaseException) -> None:
+        self.dataset_id = dataset_id
+        self.error_class = classify(cause)
+        self.judgement = cause.judgement if isinstance(cause, StageRefusedError) else None
+        super().__init__(
+            f"{dataset_id} failed with {self.error_class}",
+            observed=f"{type(cause).__name__}: {cause}",
+            next_step="see the run's log; units that the run claimed are given back by themselves",
+        )
+
+
+def classify(error: BaseException) -> ErrorClass:
+    """Tell what the card refused and what is wrong with the input from an internal error."""
+    if isinstance(error, StageRefusedError):
+        return error.error_class
+    if isinstance(error, DependencyUnavailableError):
+        return ErrorClass.E_INTERNAL
+    return ErrorClass.E_INPUT if isinstance(error, (ConfigurationError, StageMoveError)) else ErrorClass.E_INTERNAL
