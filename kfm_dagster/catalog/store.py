@@ -30,6 +30,7 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.storage.database import Database, Transaction, is_conflict
 from kfm_dagster.storage.fence import Fence
+from kfm_dagster.storage.joining import writing
 
 PAGE_SIZE = 1000
 """Items that one page links: about 100 kB."""
@@ -123,7 +124,7 @@ class Catalog:
                         next_step="see who else writes to the catalog; the next attempt writes the Item again",
                     )
 
-    def undo(self, dataset: str, run_id: str) -> UndoReport:
+    def undo(self, dataset: str, run_id: str, *, tx: Transaction | None = None) -> UndoReport:
         """Put back, byte for byte, what stood before a run wrote; Items that a later run replaced stay.
 
         Waits for whoever writes to the collection, and may be repeated: it goes on where it died, and does nothing
@@ -133,8 +134,10 @@ class Catalog:
         """
         contract = self._registry[dataset]
         try:
-            with self._database.transaction() as tx:
-                return undo(self._index(tx, contract), PromotionLog(tx, contract), self._publisher, contract, run_id)
+            with writing(self._database, tx) as change:
+                return undo(
+                    self._index(change, contract), PromotionLog(change, contract), self._publisher, contract, run_id
+                )
         except PublishError as error:
             raise CatalogUndoError(
                 observed=f"{dataset}, run {run_id}: {error}",

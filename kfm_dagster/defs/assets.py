@@ -14,8 +14,9 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.defs.chain import CHAIN, QUEUE_KEY, asset_key, op_name, slug
 from kfm_dagster.defs.display import account_metadata, account_of
+from kfm_dagster.defs.failing import try_again_or_roll_back
 from kfm_dagster.defs.gate_checks import gate_results, gate_specs, unlooked
-from kfm_dagster.defs.io_manager import raise_again, root_run_id
+from kfm_dagster.defs.io_manager import root_run_id
 from kfm_dagster.defs.jobs import FORCE_TAG
 from kfm_dagster.defs.partitions import DAYS
 from kfm_dagster.defs.resources import PipelineResource
@@ -178,7 +179,7 @@ def _run(
     except StageFailedError as error:
         if error.judgement is not None:
             yield from gate_results(key, node.operator, error.judgement)
-        raise_again(stages.keeper, node.dataset_id, run_id, error)
+        try_again_or_roll_back(node, error, tries=context.retry_number + 1, log=context.log)
         raise dg.Failure(description=str(error), metadata={"error_class": error.error_class.value}) from error
     if stage.judgement is None:
         yield from unlooked(key, node.operator, stage)

@@ -7,10 +7,10 @@ from pydantic import PrivateAttr
 
 from kfm_dagster.defs.chain import CHAIN
 from kfm_dagster.defs.display import account_of, stage_metadata
+from kfm_dagster.defs.failing import try_again_or_roll_back
 from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.errors import KfmError
 from kfm_dagster.stages.batch import StageBatch
-from kfm_dagster.stages.keeper import StageKeeper
 from kfm_dagster.stages.run_contract import ComputedStage
 
 MAX_UNITS_KEPT = 5_000
@@ -34,7 +34,8 @@ class StageIOManager(dg.ConfigurableIOManager):
         try:
             batch = pipeline.stages.commit(obj)
         except Exception as error:
-            raise_again(pipeline.stages.keeper, obj.node.dataset_id, obj.run_id, error)
+            step = context.step_context
+            try_again_or_roll_back(obj.node, error, tries=step.previous_attempt_count + 1, log=context.log)
             raise
         dataset, noun = context.asset_key.path
         self._remember(dataset, batch)
@@ -52,7 +53,7 @@ class StageIOManager(dg.ConfigurableIOManager):
         recalled = self.pipeline.get().stages.recall(dataset_id, run_id)
         if recalled is None:
             raise KfmError(
-                f"{dataset}/{noun} has no output in this run",
+                f"{dataset}/{noun} has no output in this run, or it was rolled back",
                 observed=f"run {run_id}",
                 expected="the chain from envelopes on in one run",
                 next_step=f"materialise {dataset}/envelopes and everything downstream of it together",
@@ -64,13 +65,6 @@ class StageIOManager(dg.ConfigurableIOManager):
         self._recent[dataset] = batch
         while len(self._recent) > 1 and sum(len(kept.envelopes) for kept in self._recent.values()) > MAX_UNITS_KEPT:
             self._recent.pop(next(iter(self._recent)))
-
-
-def raise_again(keeper: StageKeeper, stage: str, run_id: str, error: BaseException) -> None:
-    """Ask Dagster to try a stage again, when the pipeline card wants that of one that failed so."""
-    wait = keeper.retry_in(run_id, stage)
-    if wait is not None:
-        raise dg.RetryRequested(max_retries=keeper.card.retry_policy.max_retries, seconds_to_wait=wait) from error
 
 
 def root_run_id(run: dg.DagsterRun) -> str:

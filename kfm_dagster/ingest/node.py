@@ -141,7 +141,7 @@ class ChainNode:
         judged = self.pipeline.calibration.judged(self.contract, self.pipeline.objects)
         return None if judged.locked else judged.reason
 
-    def compensate(self) -> Mapping[str, Any] | None:
+    def compensate(self, *, tx: Transaction | None = None) -> Mapping[str, Any] | None:  # noqa: ARG002, the protocol
         """Nothing is to be undone, for most nodes."""
         return {}
 

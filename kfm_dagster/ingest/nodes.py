@@ -121,9 +121,9 @@ class StacRegister(ChainNode):
         return registered
 
     @override
-    def compensate(self) -> Mapping[str, Any] | None:
+    def compensate(self, *, tx: Transaction | None = None) -> Mapping[str, Any] | None:
         """Put back what stood in the catalog before this run."""
-        undone = self.pipeline.catalog.undo(self.dataset, self.run_id)
+        undone = self.pipeline.catalog.undo(self.dataset, self.run_id, tx=tx)
         return {name: len(getattr(undone, name)) for name in ("restored", "removed", "superseded")}
 
     @override
@@ -157,12 +157,11 @@ class ProvenanceEmit(ChainNode):
         )
 
     @override
-    def compensate(self) -> Mapping[str, Any] | None:
+    def compensate(self, *, tx: Transaction | None = None) -> Mapping[str, Any] | None:
         """Withdraw what this run has told; nothing of it is deleted."""
         reason = f"{self.dataset_id} was rolled back"
-        return {
-            "withdrawn": self.pipeline.lineage.invalidate(run_id=self.run_id, contract=self.contract, reason=reason)
-        }
+        withdrawn = self.pipeline.lineage.invalidate(run_id=self.run_id, contract=self.contract, reason=reason, tx=tx)
+        return {"withdrawn": withdrawn}
 
     @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:

@@ -32,6 +32,7 @@ DEFAULT_LEASE = timedelta(seconds=960)
 _LOST_MESSAGES = {
     LedgerCode.WORKER_LOST: "the run that held the claim ended without settling it",
     LedgerCode.LEASE_EXPIRED: "the claim's lease ran out",
+    LedgerCode.ROLLED_BACK: "a stage of the run failed, and what the run had done was taken back",
 }
 
 
@@ -111,7 +112,7 @@ class LedgerChanges(LedgerQueries):
         )
         return [WalId(row.wal_id) for row in rows]
 
-    def _fail_lost(self, tx: Transaction, name: str, code: LedgerCode, **which: str) -> list[Any]:
+    def _fail_lost(self, tx: Transaction, name: str, code: LedgerCode, **which: str | None) -> list[Any]:
         rows = tx.run(
             name,
             which,

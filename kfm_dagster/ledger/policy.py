@@ -32,6 +32,8 @@ class LedgerCode(StrEnum):
 
     WORKER_LOST = "worker_lost"
     """The run that held the claim is dead."""
+    ROLLED_BACK = "run_rolled_back"
+    """A stage of the run failed for good, and what the run had done was taken back."""
     LEASE_EXPIRED = "lease_expired"
     """The claim is older than the lease."""
     INCOMPLETE_CHAIN = "incomplete_chain"

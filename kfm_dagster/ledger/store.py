@@ -156,18 +156,20 @@ class Ledger(LedgerChanges):
         """
         with self._changing(tx) as changing:
             runs = as_json(sorted(run_ids))
-            lost = self._fail_lost(changing, "ledger.fail_runs", LedgerCode.WORKER_LOST, run_ids=runs)
+            lost = self._fail_lost(changing, "ledger.fail_runs", LedgerCode.WORKER_LOST, run_ids=runs, dataset=None)
             lost += self._fail_lost(changing, "ledger.fail_expired", LedgerCode.LEASE_EXPIRED)
-            taken = {WalId(row.wal_id) for row in lost}
-            rows = self._readmit(taken, reason=ReplayReason.RETRY, tx=changing)
-            readmitted = set(wal_ids_of(rows))
-            quarantined = self._give_up(self._exhausted(lost) | self._superseded(taken, changing), changing)
-            self.leases.drop_idle(tx=changing)
-        return RecoverReport(
-            readmitted=tuple(sorted(readmitted)),
-            quarantined=tuple(sorted(quarantined)),
-            failed=tuple(sorted(taken - readmitted - quarantined)),
-        )
+            return self._let_in_again(lost, changing)
+
+    def release_rolled_back(self, *, run_id: str, dataset: str, tx: Transaction | None = None) -> RecoverReport:
+        """Take back what a run still claims of a dataset, because the run is rolled back there.
+
+        in_progress > failed with code run_rolled_back, then as `release_lost`.
+        """
+        with self._changing(tx) as changing:
+            code, runs = LedgerCode.ROLLED_BACK, as_json([run_id])
+            return self._let_in_again(
+                self._fail_lost(changing, "ledger.fail_runs", code, run_ids=runs, dataset=dataset), changing
+            )
 
     def retry_due(self, *, now: datetime, limit: int, tx: Transaction | None = None) -> dict[tuple[str, str], int]:
         """Make failed > pending of the units whose backoff is over; return their number by (dataset, partition).
@@ -247,6 +249,18 @@ class Ledger(LedgerChanges):
         exhausted = {wal_id: reason for wal_id, reason in verdicts.given_up.items() if wal_id in found}
         overdue = verdicts.overdue(failures, self._registry)
         return overdue | exhausted | self._superseded(found, tx)
+
+    def _let_in_again(self, lost: Sequence[Any], tx: Transaction) -> RecoverReport:
+        taken = {WalId(row.wal_id) for row in lost}
+        rows = self._readmit(taken, reason=ReplayReason.RETRY, tx=tx)
+        readmitted = set(wal_ids_of(rows))
+        quarantined = self._give_up(self._exhausted(lost) | self._superseded(taken, tx), tx)
+        self.leases.drop_idle(tx=tx)
+        return RecoverReport(
+            readmitted=tuple(sorted(readmitted)),
+            quarantined=tuple(sorted(quarantined)),
+            failed=tuple(sorted(taken - readmitted - quarantined)),
+        )
 
     def _exhausted(self, rows: Iterable[Any]) -> dict[WalId, str]:
         limits = {contract.id: contract.retry.max_attempts for contract in self._registry}

@@ -31,6 +31,7 @@ from kfm_dagster.lineage.unit import (
     qc_report_entity,
 )
 from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster.storage.joining import writing
 
 BATCH_ID_DIGITS = 32
 """128 bits of a SHA-256."""
@@ -120,12 +121,12 @@ class Invalidations:
         self._deliver = deliver
         self._clock = clock
 
-    def invalidate(self, *, run_id: str, contract: DatasetContract, reason: str) -> int:
+    def invalidate(self, *, run_id: str, contract: DatasetContract, reason: str, tx: Transaction | None = None) -> int:
         """Withdraw what a run told of a dataset and still stands; return the number of units."""
         at = self._clock()
         withdrawn: set[WalId] = set()
-        with self._database.transaction() as tx:
-            standing = tx.run("lineage.standing_batches", run_id=run_id, dataset=contract.id).all()
+        with writing(self._database, tx) as change:
+            standing = change.run("lineage.standing_batches", run_id=run_id, dataset=contract.id).all()
             for row in standing:
                 why = Invalidation(
                     batch_id=row.batch_id,
@@ -134,7 +135,7 @@ class Invalidations:
                     at=at,
                     reason=reason,
                 )
-                withdrawn |= self._withdraw(tx, LineagePath(row.path), row.href, why, contract)
+                withdrawn |= self._withdraw(change, LineagePath(row.path), row.href, why, contract)
         return len(withdrawn)
 
     def _withdraw(

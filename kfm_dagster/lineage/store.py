@@ -146,16 +146,18 @@ class Lineage:
             self._outbox.publish_unless_failing()
         return results
 
-    def invalidate(self, *, run_id: str, contract: DatasetContract, reason: str) -> int:
+    def invalidate(self, *, run_id: str, contract: DatasetContract, reason: str, tx: Transaction | None = None) -> int:
         """Withdraw what a run told of the contract's dataset; return how many units that was.
 
         Nothing is deleted: the withdrawal is told on both paths, and what is withdrawn stands in no `links_of`. A unit
         that is emitted again is told as a further edition. A second call finds nothing and tells nothing. `reason` is
         for a person, at most 200 characters. Raises what the database raises.
         """
-        units = self._invalidations.invalidate(run_id=run_id, contract=contract, reason=reason)
-        if units:
+        units = self._invalidations.invalidate(run_id=run_id, contract=contract, reason=reason, tx=tx)
+        if units and tx is None:
             self._outbox.publish_unless_failing()
+        elif units and tx is not None:
+            tx.after_commit(self._outbox.publish_unless_failing)
         return units
 
     def publish_staged(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum, unique
 from functools import cache
@@ -15,6 +15,9 @@ import jsonschema_rs
 
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import KfmError
+
+ROLLED_BACK_BY = "rolled_back_by"
+"""Member of the summary of a node whose output was taken back."""
 
 
 class RunStateError(KfmError):
@@ -62,6 +65,23 @@ class RunState:
     recorded_at: datetime
     artifact_uri: str | None = None
     artifact_sha256: str | None = None
+
+    @property
+    def rolled_back_by(self) -> str | None:
+        """The node whose failure took this one's output back, or None while it stands."""
+        return self.validation_summary.get(ROLLED_BACK_BY)
+
+    def taken_back(self, *, by: str, at: datetime) -> RunState:
+        """Return the record that says so: it has failed, and nobody may rely on its output any more."""
+        summary = {**self.validation_summary, ROLLED_BACK_BY: by}
+        return replace(
+            self,
+            outcome=Outcome.FAILED,
+            validation_summary=summary,
+            recorded_at=at,
+            artifact_uri=None,
+            artifact_sha256=None,
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return the published form. Raises RunStateError when it does not fit the schema."""

@@ -52,6 +52,20 @@ class StageStoppedError(StageRefusedError):
         return list(told(attempt, self.judgement)) if self.judgement else []
 
 
+class RolledBackError(StageRefusedError):
+    """The run was rolled back: what a stage did in it was taken back, and its retries are bound to inputs of then."""
+
+    error_class = ErrorClass.E_INPUT
+
+    def __init__(self, *, stage: str, run_id: str, by: str) -> None:
+        super().__init__(
+            f"{stage} was rolled back with its run",
+            observed=f"run {run_id}, where {by} failed for good",
+            expected="a new run",
+            next_step="start one, or let the sensor do it: the units of this one are pending again",
+        )
+
+
 class StageFailedError(KfmError):
     """A stage failed as a whole. `judgement`: what the gates said, where they failed it."""
 

@@ -125,13 +125,19 @@ class StageKeeper:
                 self.store.move(attempt, StageState.FAILED, error_class=ErrorClass.E_INTERNAL, details=lost, tx=tx)
         return len(left)
 
-    def retry_in(self, run_id: str, stage: str) -> float | None:
-        """Return the seconds after which a failed stage is tried again, or None when it is not."""
+    def retry_in(self, run_id: str, stage: str, error_class: ErrorClass, *, tries: int = 1) -> float | None:
+        """Return the seconds after which a stage that failed so is tried again, or None when it is not.
+
+        `tries` are those that the caller knows of: one that may not start stays the same attempt.
+        """
         attempt = self.store.newest(run_id, stage)
         policy = self.card.retry_policy
-        if attempt is None or attempt.error_class not in policy.retry_on or attempt.attempt > policy.max_retries:
+        if attempt is None or attempt.state is StageState.SUCCEEDED or error_class not in policy.retry_on:
             return None
-        wait = backoff_seconds(policy.delays, key=f"{run_id}/{stage}", attempt=attempt.attempt)
+        made = max(attempt.attempt, tries)
+        if made > policy.max_retries:
+            return None
+        wait = backoff_seconds(policy.delays, key=f"{run_id}/{stage}", attempt=made)
         begun = self.store.first_opened(run_id, stage)
         late = self.clock() + timedelta(seconds=wait) > begun + policy.deadline
         return None if late else wait

@@ -79,8 +79,11 @@ class Node(Protocol):
         """Judge the output of a node (`of`, its dataset_id) by every gate: this one's own, or what it was given."""
         ...
 
-    def compensate(self) -> Mapping[str, Any] | None:
-        """Undo what `compute` changed outside the database; return what that was, or None when it cannot be undone."""
+    def compensate(self, *, tx: Transaction | None = None) -> Mapping[str, Any] | None:
+        """Undo what `compute` has left behind; return what that was, or None when it cannot be undone.
+
+        With `tx` the database's part joins the caller's transaction; then it may be repeated until that is committed.
+        """
         ...
 
     def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:

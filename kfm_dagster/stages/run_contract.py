@@ -31,7 +31,7 @@ from kfm_dagster.seams import Seam, labelled, reach
 from kfm_dagster.stages.batch import RecalledEnvelopes, SkipCause, StageBatch
 from kfm_dagster.stages.card import ErrorClass, StateMachine
 from kfm_dagster.stages.envelope_table import from_parquet, to_parquet
-from kfm_dagster.stages.failure import StageFailedError, StageRefusedError
+from kfm_dagster.stages.failure import RolledBackError, StageFailedError, StageRefusedError
 from kfm_dagster.stages.keeper import StageKeeper
 from kfm_dagster.stages.machine import Judgement
 from kfm_dagster.stages.node import Node
@@ -94,6 +94,9 @@ class StageRunner:
         units = str(len(upstream.envelopes)) if upstream else ""
         with labelled(**node.labels, units=units), span("kfm.stage", facts) as opened:
             earlier = self.run_states.get(node.dataset_id, run_id)
+            if earlier is not None and earlier.rolled_back_by is not None:
+                over = RolledBackError(stage=node.dataset_id, run_id=run_id, by=earlier.rolled_back_by)
+                raise StageFailedError(dataset_id=node.dataset_id, cause=over)
             if earlier is not None and earlier.outcome is Outcome.SUCCESS and earlier.inputs_hash == digest:
                 batch = self._loaded(earlier, skipped=SkipCause.ALREADY_SUCCEEDED)
                 stage = ComputedStage(node=node, run_id=run_id, inputs_hash=digest, skipped=batch)
@@ -212,7 +215,7 @@ class StageRunner:
         if output is None:
             return False
         state = self.run_states.get(output.record["dataset_id"], output.record["run_id"])
-        return state is not None and state.inputs_hash == output.record["inputs_hash"]
+        return state is not None and state.inputs_hash == output.record["inputs_hash"] and state.rolled_back_by is None
 
     def _reuse(
         self, node: Node, run_id: str, digest: str, output: Output, applied_by: Intent, tx: Transaction

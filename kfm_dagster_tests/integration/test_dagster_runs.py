@@ -13,18 +13,21 @@ import pytest
 import kfm_dagster
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.defs.resources import PipelineResource, SqsQueueResource, WalResource, open_pipeline
-from kfm_dagster.errors import DatabaseUnavailableError
+from kfm_dagster.errors import ContractError
 from kfm_dagster.ingest.nodes import Operator
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.run_state.record import Outcome
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.envelope_table import from_parquet
 from kfm_dagster.storage.statements import sql_root
+from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.integration import face as face_module
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
+    CrashError,
     FakeQueue,
     announce,
     assert_conserved,
@@ -143,7 +146,7 @@ def test_a_reexecution_from_failure_shares_the_root_run_and_its_claims(
     instance, pipeline = persistent
     put(objects, volumes(2))
     with monkeypatch.context() as patch:
-        patch.setattr(Catalog, "register", _database_is_down)
+        patch.setattr(Catalog, "register", _die)
         first = execute(instance)
     assert not first.success
     assert traces.statuses(pipeline) == {Status.IN_PROGRESS: 2}
@@ -169,8 +172,40 @@ def test_a_reexecution_from_failure_shares_the_root_run_and_its_claims(
     assert_conserved(pipeline)
 
 
-def _database_is_down(*_: object) -> Any:
-    raise DatabaseUnavailableError
+def _die(*_: object, **__: object) -> Any:
+    raise CrashError
+
+
+@pytest.mark.clause("DAG-07", "PCS-03", "PCS-06")
+def test_a_run_that_fails_for_good_is_rolled_back_and_a_new_one_does_its_work(
+    persistent: tuple[dg.DagsterInstance, Pipeline], objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance, pipeline = persistent
+    put(objects, volumes(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(Lineage, "emit", _contract_is_wrong)
+        first = execute(instance)
+    assert not first.success
+    assert traces.statuses(pipeline) == {Status.PENDING: 2}
+    assert trees.files(Path(pipeline.settings.catalog)) == {}
+    reexecutions = {
+        "stac_items has no output in this run, or it was rolled back": dg.ReexecutionOptions.from_failure(
+            first.run_id, instance
+        ),
+        "was rolled back with its run": dg.ReexecutionOptions(parent_run_id=first.run_id),
+    }
+    for line, how in reexecutions.items():
+        again = execute(instance, how)
+        [refused] = [event.step_failure_data.error for event in again.all_events if event.is_step_failure]
+        assert line in str(refused)
+    assert execute(instance).success
+    assert {(record.status, record.attempts) for record in traces.records(pipeline).values()} == {(Status.SUCCEEDED, 2)}
+    assert len(traces.items(Path(pipeline.settings.catalog))) == 2
+    assert_conserved(pipeline)
+
+
+def _contract_is_wrong(*_: object, **__: object) -> Any:
+    raise ContractError(observed="what trying again does not help with")
 
 
 @pytest.mark.clause("DAG-07", "RSP-11", "WAL-05", "WAL-06")

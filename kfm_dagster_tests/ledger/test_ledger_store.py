@@ -472,7 +472,7 @@ PLANS: list[tuple[str, dict[str, str], dict[str, object]]] = [
     ("claim", TO_CLAIM, {"dataset": "nexrad-l2", "partition": DAY, "limit": 5, "lane": None, "wal_ids": None}),
     ("pending_by_partition", TO_CLAIM | {"sqlite": "nodd_wal_records_by_work"}, {}),
     ("in_progress_runs", IN_PROGRESS | {"sqlite": "nodd_wal_records_by_selection"}, {}),
-    ("fail_runs", IN_PROGRESS, {"run_ids": "[]", "error_code": "x", "error_message": "x"}),
+    ("fail_runs", IN_PROGRESS, {"run_ids": "[]", "dataset": None, "error_code": "x", "error_message": "x"}),
     ("fail_expired", IN_PROGRESS, {"error_code": "x", "error_message": "x"}),
     ("find", BY_SELECTION, FIND),
     ("hold", BY_ID, {"batch": "[]"}),

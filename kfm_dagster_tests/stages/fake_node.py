@@ -58,7 +58,7 @@ class FakeNode:
         said = {verdict.gate: verdict for verdict in heard}
         return [said.get(gate, Verdict.not_applicable(gate, "none", "none")) for gate in Gate]
 
-    def compensate(self) -> Mapping[str, Any] | None:
+    def compensate(self, *, tx: Transaction | None = None) -> Mapping[str, Any] | None:
         self.calls.append("compensate")
         if self.compensation_fails:
             raise self.compensation_fails

@@ -169,14 +169,16 @@ def test_a_retry_waits_as_the_card_says_and_ends_with_its_retries_or_its_deadlin
         runner = under(policy, after=timedelta(seconds=attempt))
         with pytest.raises(StageFailedError):
             execute(runner, FakeNode([], fails=OSError("away")), upstream=upstream)
-        assert runner.keeper.retry_in("run", SECOND) == wait
+        assert runner.keeper.retry_in("run", SECOND, ErrorClass.E_INTERNAL) == wait
         newest = runner.keeper.store.newest("run", SECOND)
         assert newest is not None
         assert newest.attempt == attempt
-    assert under(("max_retries: 3", "max_retries: 9")).keeper.retry_in("run", SECOND) is not None
-    assert under(("max_retries: 3", "max_retries: 9"), after=timedelta(minutes=9)).keeper.retry_in("run", SECOND)
+    assert under(("max_retries: 3", "max_retries: 9")).keeper.retry_in("run", SECOND, ErrorClass.E_INTERNAL) is not None
+    assert under(("max_retries: 3", "max_retries: 9"), after=timedelta(minutes=9)).keeper.retry_in(
+        "run", SECOND, ErrorClass.E_INTERNAL
+    )
     late = under(("max_retries: 3", "max_retries: 9"), after=timedelta(minutes=10))
-    assert late.keeper.retry_in("run", SECOND) is None
+    assert late.keeper.retry_in("run", SECOND, ErrorClass.E_INTERNAL) is None
     attempts = [one for one in runner.keeper.store.of_run("run") if one.stage == SECOND]
     assert len({(one.idempotency_key, one.input_hashes) for one in attempts}) == 1
     assert [event for kind, event in lines(runner) if kind == "retry"] == ["attempt 2", "attempt 3"]
@@ -200,7 +202,7 @@ def test_what_can_pass_is_rolled_back_and_tried_again_and_the_rest_waits_for_a_p
     with pytest.raises(StageFailedError) as failed:
         execute(runner, FakeNode([envelope(1)], **trouble), upstream=first(runner))
     assert failed.value.error_class is error_class
-    assert (runner.keeper.retry_in("run", SECOND) is not None) == again
+    assert (runner.keeper.retry_in("run", SECOND, error_class) is not None) == again
     assert state(runner) is StageState.ROLLED_BACK
 
 

@@ -186,6 +186,7 @@ WITH lost AS (
     WHERE
         status = 'in_progress'
         AND ingest_run_id IN (SELECT jsonb_array_elements_text(CAST(:run_ids AS jsonb)))
+        AND (CAST(:dataset AS text) IS NULL OR dataset = :dataset)
     ORDER BY wal_id
     -- A row that somebody holds is being written or settled: it is not lost.
     FOR UPDATE SKIP LOCKED

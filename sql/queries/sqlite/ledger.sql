@@ -167,7 +167,9 @@ UPDATE nodd_wal_records INDEXED BY nodd_wal_records_in_progress SET
     changed_by = :actor,
     change_reason = :error_code,
     version = version + 1
-WHERE status = 'in_progress' AND ingest_run_id IN (SELECT value FROM json_each(:run_ids))
+WHERE
+    status = 'in_progress' AND ingest_run_id IN (SELECT value FROM json_each(:run_ids))
+    AND (:dataset IS NULL OR dataset = :dataset)
 RETURNING wal_id, dataset, attempts;
 
 -- name: fail_expired

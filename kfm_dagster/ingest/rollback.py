@@ -1,0 +1,150 @@
+"""Rolling back a run: when a stage has failed for good, what the stages before it did is taken back, too (PCS-03).
+
+One transaction, in reverse topological order: the claims are taken back first, so that nothing is undone that another
+run may rely on by now; then lineage is withdrawn, Items go back byte for byte, and run-state says of each stage that
+its output stands no more. Does not belong here: what the stage that failed undoes itself (`stages/keeper.py`), or runs
+whose process died: these go forward, because the next attempt of their units converges.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.errors import ExitCode, KfmError
+from kfm_dagster.ingest.node import ChainNode, Operator
+from kfm_dagster.ingest.nodes import ProvenanceEmit, StacRegister
+from kfm_dagster.ledger.reports import RecoverReport
+from kfm_dagster.run_state.record import Outcome, RunState
+from kfm_dagster.stages.audit import AuditKind
+from kfm_dagster.stages.card import StageState
+from kfm_dagster.stages.store import StageAttempt
+from kfm_dagster.storage.database import Transaction
+
+_WITH_EFFECTS: Mapping[Operator, type[ChainNode]] = {
+    Operator.STAC_REGISTER: StacRegister,
+    Operator.PROVENANCE_EMIT: ProvenanceEmit,
+}
+_LOG = logging.getLogger(__name__)
+
+
+class ClaimsLostError(KfmError):
+    """A run cannot be rolled back, because others may rely on what it did."""
+
+    exit_code = ExitCode.REFUSED
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rollback:
+    """What was taken back of a run in a dataset: by stage, the last one first, and the units' claims."""
+
+    compensated: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    claims: RecoverReport = field(default_factory=RecoverReport)
+
+    def __str__(self) -> str:
+        done = "; ".join(f"{stage}: {_counts(undone)}" for stage, undone in self.compensated.items())
+        units = {
+            "pending again": len(self.claims.readmitted),
+            "quarantined": len(self.claims.quarantined),
+            "failed": len(self.claims.failed),
+        }
+        return f"{done}; units: {_counts(units)}" if done else f"units: {_counts(units)}"
+
+
+def roll_back(node: ChainNode) -> Rollback | None:
+    """Take back what a run did in a dataset, after its stage `node` failed for good; None where nothing is to be done.
+
+    Nothing is done where the card knows no rollback, the stage itself could not be compensated, or the run handed an
+    earlier one's work on. Raises ClaimsLostError, and what the catalog and the database raise; then nothing is taken
+    back in the database, and the units' next attempt finds and completes what stands.
+    """
+    failed = _failed(node)
+    states = list(_upstream(node))
+    if failed is None or not states or states[-1].outcome is Outcome.SKIPPED:
+        return None
+    claimed = node.pipeline.stages.recall(states[-1].dataset_id, node.run_id)
+    with node.pipeline.database.transaction() as tx:
+        claims = _take_back_claims(node, claimed.envelopes if claimed else (), tx)
+        compensated = {}
+        for stage in _with_effects(node, states):
+            undone = stage.compensate(tx=tx)
+            compensated[stage.dataset_id] = dict(undone or {})
+        for state in states:
+            taken_back = state.taken_back(by=node.dataset_id, at=node.pipeline.clock())
+            node.pipeline.stages.run_states.put(taken_back, tx)
+        rollback = Rollback(compensated=compensated, claims=claims)
+        _tell(node, failed, rollback, tx)
+    return rollback
+
+
+def roll_back_or_leave(node: ChainNode) -> Rollback | None:
+    """Roll back; where that is impossible, say so in log and audit, and leave it to the units' next attempt."""
+    try:
+        return roll_back(node)
+    except Exception as error:
+        _LOG.exception("run %s could not be rolled back in %s", node.run_id, node.dataset)
+        keeper = node.pipeline.stages.keeper
+        failed = keeper.store.newest(node.run_id, node.dataset_id)
+        if failed is not None:
+            with node.pipeline.database.transaction() as tx:
+                line = failed.tells(AuditKind.COMPENSATION, "run not rolled back", {"error": type(error).__name__})
+                keeper.store.audit.append([line], tx=tx)
+        return None
+
+
+def _failed(node: ChainNode) -> StageAttempt | None:
+    """Return the attempt that failed for good: one that was rolled back itself, or may not even start."""
+    card, store = node.pipeline.card.machine, node.pipeline.stages.keeper.store
+    newest = store.newest(node.run_id, node.dataset_id)
+    if newest is None or card.condition(StageState.FAILED, StageState.ROLLED_BACK) is None:
+        return None
+    return newest if newest.state in {StageState.ROLLED_BACK, StageState.PENDING} else None
+
+
+def _upstream(node: ChainNode) -> Iterator[RunState]:
+    """Yield the records of the stages before this one whose output stands, the last one first."""
+    operators = list(Operator)
+    for operator in reversed(operators[: operators.index(node.operator)]):
+        state = node.pipeline.stages.run_states.get(f"{node.dataset}.{operator}", node.run_id)
+        if state is not None and state.artifact_uri is not None:
+            yield state
+
+
+def _with_effects(node: ChainNode, states: Sequence[RunState]) -> Iterator[ChainNode]:
+    for state in states:
+        kind = _WITH_EFFECTS.get(Operator(state.dataset_id.rsplit(".", 1)[-1]))
+        if kind is not None:
+            yield kind(pipeline=node.pipeline, dataset=node.dataset, partition=node.partition, run_id=node.run_id)
+
+
+def _take_back_claims(node: ChainNode, claimed: Sequence[Envelope], tx: Transaction) -> RecoverReport:
+    """Take back every claim that the run has made. Raises ClaimsLostError when one is not the run's any more."""
+    released = node.pipeline.ledger.release_rolled_back(run_id=node.run_id, dataset=node.dataset, tx=tx)
+    taken = {*released.readmitted, *released.quarantined, *released.failed}
+    lost = {unit.wal_id for unit in claimed} - taken
+    if lost:
+        raise ClaimsLostError(
+            observed=f"{len(lost)} of {len(claimed)} claims of run {node.run_id} in {node.dataset}, {min(lost)} first",
+            expected="every unit still claimed by the run",
+            next_step="none: whoever holds them finds what stands and completes it",
+        )
+    return released
+
+
+def _tell(node: ChainNode, failed: StageAttempt, rollback: Rollback, tx: Transaction) -> None:
+    store = node.pipeline.stages.keeper.store
+    lines = []
+    for stage, undone in rollback.compensated.items():
+        attempt = store.newest(node.run_id, stage, tx=tx)
+        if attempt is not None:
+            lines.append(attempt.tells(AuditKind.COMPENSATION, "done", {**undone, "because": failed.stage}))
+    claims = {name: len(getattr(rollback.claims, name)) for name in ("readmitted", "quarantined", "failed")}
+    lines.append(failed.tells(AuditKind.COMPENSATION, "run rolled back", claims))
+    store.audit.append(lines, tx=tx)
+
+
+def _counts(counts: Mapping[str, Any]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "nothing"

@@ -1,0 +1,189 @@
+"""A run of 500 units that fails at any stage is taken back whole: catalog, lineage and ledger are what they were."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfm_dagster.errors import KfmError
+from kfm_dagster.ingest.node import ChainNode, Operator
+from kfm_dagster.ingest.nodes import (
+    IntegrityCheck,
+    MessageParse,
+    MetadataExtract,
+    ProvenanceEmit,
+    Settle,
+    Source,
+    StacRegister,
+)
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.rollback import ClaimsLostError, roll_back, roll_back_or_leave
+from kfm_dagster.ledger.policy import LedgerCode
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.samples.nexrad_level2 import nexrad_level2_samples
+from kfm_dagster.stages.audit import verify_chain
+from kfm_dagster.stages.batch import StageBatch
+from kfm_dagster.stages.card import StageState
+from kfm_dagster.stages.failure import StageFailedError
+from kfm_dagster_tests.catalog import trees
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import (
+    DAY,
+    StoredObject,
+    announce,
+    assert_conserved,
+    good,
+    put,
+    replaced,
+    run_chain,
+    take,
+)
+
+PARTITION = DAY.isoformat()
+UNITS = 500
+EARLIER = 20
+REWRITTEN = 5
+NODES: dict[Operator, type[ChainNode]] = {
+    node.operator: node
+    for node in (MessageParse, IntegrityCheck, MetadataExtract, StacRegister, ProvenanceEmit, Settle)
+}
+COMPENSATED = {
+    Operator.PROVENANCE_EMIT: ["nexrad-l2.stac_register"],
+    Operator.SETTLE: ["nexrad-l2.provenance_emit", "nexrad-l2.stac_register"],
+}
+"""Stage that fails > stages before it whose effects are taken back, in this order."""
+
+
+@cache
+def volumes_of_the_day() -> tuple[StoredObject, ...]:
+    return tuple(good(bucket, key, content) for bucket, key, content in nexrad_level2_samples(DAY, EARLIER + UNITS))
+
+
+def renumbered(item: StoredObject) -> StoredObject:
+    """The volume under another volume number (ICD 2620010, volume header, bytes 9 to 11)."""
+    return replaced(item, item.announced[:9] + b"777" + item.announced[12:])
+
+
+def arrive(pipeline: Pipeline, root: Path, objects: list[StoredObject], name: str) -> None:
+    put(root, objects)
+    take(pipeline, announce([item.event() for item in objects], registry=pipeline.registry, name=name))
+
+
+def state_of(pipeline: Pipeline) -> dict[str, Any]:
+    """What stands: published files, the lineage view, and the status of every unit."""
+    records = pipeline.ledger.find(limit=10_000)
+    return {
+        "files": trees.files(Path(pipeline.settings.catalog)),
+        "lineage": {record.wal_id: pipeline.lineage.links_of(record.wal_id) for record in records},
+        "ledger": {record.wal_id: record.status for record in records},
+    }
+
+
+class InjectedError(KfmError):
+    """The stage fails here."""
+
+
+def fail(*_: object) -> Any:
+    raise InjectedError(observed="injected")
+
+
+def run_until(pipeline: Pipeline, last: Operator, *, point: str, run_id: str) -> ChainNode:
+    """Run the chain up to a node that fails after its work (computed), or inside its transaction (committing)."""
+    shared: dict[str, Any] = {"pipeline": pipeline, "dataset": "nexrad-l2", "partition": PARTITION, "run_id": run_id}
+    batch: StageBatch | None = None
+    for operator, kind in NODES.items():
+        first = {"source": Source.LEDGER, "limit": 10_000} if operator is Operator.MESSAGE_PARSE else {}
+        node: Any = kind(**shared, **first)
+        if operator is last:
+            setattr(node, "verify" if point == "computed" else "summarize", fail)
+        try:
+            batch = pipeline.stages.commit(pipeline.stages.run(node, run_id=run_id, upstream=batch))
+        except (StageFailedError, InjectedError):
+            assert operator is last
+            return kind(**shared, **first)
+    raise AssertionError("nothing failed")
+
+
+@pytest.mark.clause("PCS-03")
+@pytest.mark.parametrize(
+    ("last", "point"),
+    [
+        *((operator, "computed") for operator in Operator),
+        (Operator.STAC_REGISTER, "committing"),
+        (Operator.SETTLE, "committing"),
+    ],
+)
+def test_a_run_that_fails_at_any_stage_leaves_everything_as_it_was(
+    pipeline: Pipeline, objects: Path, last: Operator, point: str
+) -> None:
+    items = list(volumes_of_the_day())
+    arrive(pipeline, objects, items[:EARLIER], "earlier")
+    run_chain(pipeline, "nexrad-l2", PARTITION, "earlier", Source.LEDGER)
+    rewritten = [renumbered(item) for item in items[:REWRITTEN]]
+    arrive(pipeline, objects, [*rewritten, *items[EARLIER : EARLIER + UNITS - REWRITTEN]], "later")
+    before = state_of(pipeline)
+    assert list(before["ledger"].values()).count(Status.PENDING) == UNITS
+
+    node = run_until(pipeline, last, point=point, run_id="failing")
+    rollback = roll_back(node)
+
+    assert state_of(pipeline) == before
+    assert_conserved(pipeline)
+    store = pipeline.stages.keeper.store
+    newest = store.newest("failing", node.dataset_id)
+    assert newest is not None
+    assert newest.state is StageState.ROLLED_BACK
+    if last is Operator.MESSAGE_PARSE:
+        assert rollback is None
+    else:
+        assert rollback is not None
+        assert list(rollback.compensated) == COMPENSATED.get(last, [])
+        told = [line["event"] for line in store.audit.lines() if line["kind"] == "compensation"]
+        assert told == ["done", *["done"] * len(rollback.compensated), "run rolled back"]
+        unit = pipeline.ledger.find(status=Status.PENDING, limit=1)[0]
+        codes = [change.reason for change in pipeline.ledger.history(unit.wal_id)]
+        assert codes[-3:] == ["claimed", LedgerCode.ROLLED_BACK, "retry"]
+        parsed = pipeline.stages.run_states.get("nexrad-l2.message_parse", "failing")
+        assert parsed is not None
+        assert (parsed.artifact_uri, parsed.rolled_back_by) == (None, node.dataset_id)
+    verify_chain(store.audit.lines())
+
+    run_chain(pipeline, "nexrad-l2", PARTITION, "next", Source.LEDGER)
+    assert set(traces.statuses(pipeline)) == {Status.SUCCEEDED}
+    trees.assert_consistent(Path(pipeline.settings.catalog))
+    assert all(len(pipeline.lineage.links_of(record.wal_id)) for record in pipeline.ledger.find(limit=10_000))
+
+
+@pytest.mark.clause("PCS-03", "BEY-02")
+def test_nothing_is_taken_back_that_another_run_may_rely_on(pipeline: Pipeline, objects: Path) -> None:
+    arrive(pipeline, objects, list(volumes_of_the_day()[:3]), "three")
+    node = run_until(pipeline, Operator.SETTLE, point="computed", run_id="slow")
+    taken = pipeline.ledger.release_lost(run_ids=["slow"])
+    run_chain(pipeline, "nexrad-l2", PARTITION, "quick", Source.LEDGER)
+    after = state_of(pipeline)
+    with pytest.raises(ClaimsLostError, match="3 of 3 claims"):
+        roll_back(node)
+    assert roll_back_or_leave(node) is None
+    assert state_of(pipeline) == after
+    assert len(taken.readmitted) == 3
+    last = list(pipeline.stages.keeper.store.audit.lines())[-1]
+    assert (last["event"], last["details"]) == ("run not rolled back", {"error": "ClaimsLostError"})
+
+
+@pytest.mark.clause("PCS-03")
+def test_a_catalog_that_cannot_be_reached_leaves_the_claims_to_the_units_next_attempt(
+    pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrive(pipeline, objects, list(volumes_of_the_day()[:3]), "three")
+    node = run_until(pipeline, Operator.SETTLE, point="computed", run_id="failing")
+    links = state_of(pipeline)["lineage"]
+    monkeypatch.setattr(type(pipeline.catalog), "undo", fail)
+    assert roll_back_or_leave(node) is None
+    assert traces.statuses(pipeline) == {Status.IN_PROGRESS: 3}
+    assert state_of(pipeline)["lineage"] == links
+    monkeypatch.undo()
+    assert roll_back(node) is not None
+    assert traces.statuses(pipeline) == {Status.PENDING: 3}
