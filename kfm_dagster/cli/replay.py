@@ -19,6 +19,7 @@ from kfm_dagster.cli.confirming import require_confirmation
 from kfm_dagster.cli.deciding import deciding, decision_of
 from kfm_dagster.cli.files import NewFile
 from kfm_dagster.cli.opening import opened_pipeline
+from kfm_dagster.cli.replay_compare import compare as compare_stages
 from kfm_dagster.cli.replay_follow import follow
 from kfm_dagster.cli.replay_inspect import MOST_ROWS, chosen, mismatches_of, records_of, units_of
 from kfm_dagster.cli.replay_options import Asked, How, Shell, everywhere, global_options, selecting, starting
@@ -180,6 +181,18 @@ def stop(*, shell: Shell, replay_run_id: str, **given: Any) -> None:
     Example: kfm replay stop 3b0e6c1e-5d7a-4c11-9a40-7f3e1d2c4b5a --reason "wrong dataset"
     """
     _change(shell, replay_run_id, ReplayEngine.stop, given)
+
+
+@replay.command()
+@click.argument("run_id", metavar="RUN")
+@click.option("--dataset", help="Only this dataset of the run.")
+@everywhere
+def compare(*, shell: Shell, run_id: str, dataset: str | None) -> ExitCode:
+    """Do a run's stages again from their checkpoints, last one first, and compare. Changes nothing; 4 says it differs.
+
+    Example: kfm replay compare 6f9b2f0e-2f64-4c43-9a51-6a1f3a0e9c55
+    """
+    return compare_stages(shell, run_id, dataset)
 
 
 @contextmanager

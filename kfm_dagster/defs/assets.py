@@ -20,6 +20,7 @@ from kfm_dagster.defs.io_manager import root_run_id
 from kfm_dagster.defs.jobs import FORCE_TAG
 from kfm_dagster.defs.partitions import DAYS
 from kfm_dagster.defs.resources import PipelineResource
+from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.nodes import (
     IntegrityCheck,
@@ -32,6 +33,7 @@ from kfm_dagster.ingest.nodes import (
     StacRegister,
 )
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.run_replay import ReplayedParse
 from kfm_dagster.replay.backfill import DayListing
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.failure import StageFailedError
@@ -57,6 +59,15 @@ _NODES: Mapping[Operator, Any] = {
 }
 
 
+class ReplayOf(dg.Config):
+    """The run that is done again as replay_plan.yaml says, and who wants it."""
+
+    run_id: str = Field(description="The run: the id that it has in Dagster, the root's of a re-execution.")
+    actor: str = Field(description="Who decides.")
+    reason: str = Field(description="Why.")
+    change_ref: str = Field(description="The change or incident under which it was approved.")
+
+
 class MessageParseConfig(dg.Config):
     """Where a run takes its units from. Empty is right for a run started by hand."""
 
@@ -68,6 +79,9 @@ class MessageParseConfig(dg.Config):
     landing: list[str] = Field(default_factory=list, description="Digests of landed message batches.")
     lane: Lane | None = Field(
         default=None, description="LIVE or BULK: only units of that lane are claimed. Empty: both, live units first."
+    )
+    replay: ReplayOf | None = Field(
+        default=None, description="Do a run of this day again and compare: replay_plan.yaml, docs/pipeline-card.md."
     )
     backfill_id: str | None = Field(default=None, description="The backfill (kfm backfill) that wants the listing.")
 
@@ -129,20 +143,33 @@ def _first(dataset: str, key: dg.AssetKey) -> Callable[..., Iterator[Any]]:
         context: dg.AssetExecutionContext, config: MessageParseConfig, pipeline: PipelineResource
     ) -> Iterator[Any]:
         opened = pipeline.get()
-        node = MessageParse(
-            pipeline=opened,
-            dataset=dataset,
-            partition=context.partition_key,
-            run_id=root_run_id(context.run),
-            source=config.source,
-            landing=tuple(config.landing),
-            limit=opened.settings.max_units_per_run,
-            lane=config.lane,
-            account=_account(opened, config, dataset=dataset, day=context.partition_key),
-        )
+        parts = {
+            "pipeline": opened,
+            "dataset": dataset,
+            "partition": context.partition_key,
+            "run_id": root_run_id(context.run),
+        }
+        node: ChainNode
+        if config.replay is not None:
+            node = ReplayedParse(**parts, original=config.replay.run_id, decision=_decision(config.replay))
+        else:
+            node = MessageParse(
+                **parts,
+                source=config.source,
+                landing=tuple(config.landing),
+                limit=opened.settings.max_units_per_run,
+                lane=config.lane,
+                account=_account(opened, config, dataset=dataset, day=context.partition_key),
+            )
         yield from _run(context, node, None, pipeline, key)
 
     return message_parse
+
+
+def _decision(replay: ReplayOf) -> Decision:
+    decision = Decision(actor=replay.actor, reason=replay.reason, change_ref=replay.change_ref)
+    decision.require_change_ref()
+    return decision
 
 
 def _account(pipeline: Pipeline, config: MessageParseConfig, *, dataset: str, day: str) -> DayListing | None:

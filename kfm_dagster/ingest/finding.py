@@ -6,6 +6,7 @@ done to a unit (`nodes.py`), or how a notification is parsed (`operators/message
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -23,6 +24,7 @@ from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.operators.message_parse import parse_listed, parse_message
 from kfm_dagster.run_state.inputs_hash import InputReference
+from kfm_dagster.stages.audit import AuditKind
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.objects import ListedObject
 
@@ -125,7 +127,7 @@ class MessageParse(ChainNode):
             ledger.ensure(batch, tx=tx)
         if self.account is not None:
             self.account.closed(tx)
-        return ledger.claim(
+        claimed = ledger.claim(
             dataset=self.dataset,
             partition=self.partition,
             run_id=self.run_id,
@@ -133,6 +135,22 @@ class MessageParse(ChainNode):
             lane=self.lane,
             tx=tx,
         )
+        self._tell_replays(claimed, tx)
+        return claimed
+
+    def _tell_replays(self, claimed: Sequence[Envelope], tx: Transaction) -> None:
+        """Say in the audit which replays' units this run does again."""
+        replays = Counter(unit.replay_run_id for unit in claimed if unit.replay_run_id is not None)
+        store = self.pipeline.stages.keeper.store
+        attempt = store.newest(self.run_id, self.dataset_id, tx=tx) if replays else None
+        if attempt is not None:
+            store.audit.append(
+                [
+                    attempt.tells(AuditKind.REPLAY, "let in", {"replay_run_id": replay_run_id, "units": units})
+                    for replay_run_id, units in sorted(replays.items())
+                ],
+                tx=tx,
+            )
 
     def _landed(self) -> list[Envelope]:
         found: dict[WalId, Envelope] = {}

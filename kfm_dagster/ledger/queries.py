@@ -136,6 +136,14 @@ class LedgerQueries:
         with reading(self.database, tx) as view:
             return int(view.run("ledger.in_flight", lane=lane).scalar_one())
 
+    def succeeded_of_run(
+        self, run_id: str, wal_ids: Iterable[str], *, tx: Transaction | None = None
+    ) -> dict[WalId, int]:
+        """Return, of these units, those whose success is still that run's, each with its version."""
+        with reading(self.database, tx) as view:
+            rows = view.run("ledger.succeeded_of_run", run_id=run_id, wal_ids=as_json(sorted(wal_ids)))
+            return {WalId(row.wal_id): row.version for row in rows}
+
     def mismatches(self, *, limit: int = 100, tx: Transaction | None = None) -> list[Mismatch]:
         """Return the newest results that differ from an earlier success."""
         with reading(self.database, tx) as view:

@@ -68,7 +68,7 @@ class RunState:
 
     @property
     def rolled_back_by(self) -> str | None:
-        """The node whose failure took this one's output back, or None while it stands."""
+        """What took this output back, the node that failed or a replay; None while it stands."""
         return self.validation_summary.get(ROLLED_BACK_BY)
 
     def taken_back(self, *, by: str, at: datetime) -> RunState:

@@ -59,10 +59,10 @@ class RolledBackError(StageRefusedError):
 
     def __init__(self, *, stage: str, run_id: str, by: str) -> None:
         super().__init__(
-            f"{stage} was rolled back with its run",
-            observed=f"run {run_id}, where {by} failed for good",
+            f"{stage} was rolled back in this run",
+            observed=f"run {run_id}, by {by}",
             expected="a new run",
-            next_step="start one, or let the sensor do it: the units of this one are pending again",
+            next_step="start one, or let the sensor do it: what waits for a run is pending in the ledger",
         )
 
 

@@ -58,14 +58,25 @@ class StageKeeper:
         return why
 
     def start(
-        self, node: Node, *, run_id: str, upstream: StageBatch | None, snapshot: Sequence[str], tx: Transaction
+        self,
+        node: Node,
+        *,
+        run_id: str,
+        upstream: StageBatch | None,
+        snapshot: Sequence[str],
+        force: str | None,
+        tx: Transaction,
     ) -> StageAttempt:
-        """Open the next attempt and let it run. Raises StageMoveError, StageStoppedError (`refuse` keeps that one)."""
+        """Open the next attempt and let it run; `force` says why it may not hand on what was applied before.
+
+        Raises StageMoveError, StageStoppedError (`refuse` keeps that one).
+        """
         attempt = self._open(node, run_id=run_id, snapshot=snapshot, tx=tx)
         judgement = self._of_entry(node, upstream)
         if not may_start(judgement, self.card, deps_succeeded=self._succeeded(upstream, tx)):
             raise StageStoppedError(stage=node.dataset_id, judgement=judgement, why="may not start")
-        return self.store.move(attempt, StageState.RUNNING, tx=tx)
+        forced = [] if force is None else [attempt.tells(AuditKind.OVERRIDE, "forced", {"reason": force})]
+        return self.store.move(attempt, StageState.RUNNING, told=forced, tx=tx)
 
     def refuse(self, node: Node, *, run_id: str, snapshot: Sequence[str], refused: StageRefusedError) -> None:
         """Keep of a stage that may not start that it was asked for, and why it stays pending."""

@@ -132,7 +132,9 @@ class StageRunner:
             unlocked = self.keeper.synchronise(node)
             self.nodes.meter.prepare()
             with self.database.transaction() as tx:
-                started = self.keeper.start(node, run_id=run_id, upstream=upstream, snapshot=snapshot, tx=tx)
+                started = self.keeper.start(
+                    node, run_id=run_id, upstream=upstream, snapshot=snapshot, force=force, tx=tx
+                )
                 own = self._own(content, node, run_id=run_id, received=upstream, tx=tx)
                 begun = self.nodes.begin(own, run_id=run_id, tx=tx)
                 if begun.output is not None and begun.applied_by is not None:

@@ -192,7 +192,7 @@ def test_a_run_that_fails_for_good_is_rolled_back_and_a_new_one_does_its_work(
         "stac_items has no output in this run, or it was rolled back": dg.ReexecutionOptions.from_failure(
             first.run_id, instance
         ),
-        "was rolled back with its run": dg.ReexecutionOptions(parent_run_id=first.run_id),
+        "was rolled back in this run": dg.ReexecutionOptions(parent_run_id=first.run_id),
     }
     for line, how in reexecutions.items():
         again = execute(instance, how)

@@ -304,6 +304,11 @@ FROM unit
 ORDER BY wal_id
 RETURNING wal_id;
 
+-- name: succeeded_of_run
+-- Of these units, those whose success is still that run's.
+SELECT wal_id, version FROM nodd_wal_records
+WHERE wal_id IN (SELECT jsonb_array_elements_text(CAST(:wal_ids AS jsonb))) AND status || '' = 'succeeded' AND ingest_run_id = :run_id;
+
 -- name: override
 UPDATE nodd_wal_records AS record SET
     status = 'pending',

@@ -246,6 +246,11 @@ WHERE
 ORDER BY record.wal_id
 RETURNING wal_id;
 
+-- name: succeeded_of_run
+-- Of these units, those whose success is still that run's.
+SELECT wal_id, version FROM nodd_wal_records
+WHERE wal_id IN (SELECT value FROM json_each(:wal_ids)) AND status || '' = 'succeeded' AND ingest_run_id = :run_id;
+
 -- name: override
 UPDATE nodd_wal_records SET
     status = 'pending',

@@ -1,0 +1,38 @@
+"""`kfm replay compare`: would a run give the same again. Reads objects and checkpoints, changes nothing."""
+
+from __future__ import annotations
+
+from kfm_dagster.cli.opening import opened_pipeline
+from kfm_dagster.cli.replay_options import Shell
+from kfm_dagster.cli.replay_output import show
+from kfm_dagster.cli.tables import show_rows
+from kfm_dagster.errors import ExitCode
+from kfm_dagster.ingest.node import Operator
+from kfm_dagster.ingest.run_comparison import RunReplayRefusedError, compare_run
+
+COLUMNS = ("stage", "units", "keys_differing", "results_differing", "first", "diverges")
+
+
+def compare(shell: Shell, run_id: str, dataset: str | None) -> ExitCode:
+    """Print each stage of a run, done again. Raises RunReplayRefusedError where the run cannot be compared."""
+    with opened_pipeline(shell.settings) as pipeline:
+        plan = pipeline.card.replay_plan.replay
+        known = {state.dataset_id for state in pipeline.stages.run_states.of_run(run_id)}
+        datasets = [
+            name
+            for name in sorted(pipeline.registry.contracts)
+            if f"{name}.{Operator.MESSAGE_PARSE}" in known and dataset in {None, name}
+        ]
+        if not datasets:
+            raise RunReplayRefusedError(
+                observed=f"{run_id} has done nothing of {dataset or 'any dataset'}",
+                expected="the whole id of a run, the root's of a re-execution",
+                next_step="kfm explain latest",
+            )
+        rows = [
+            {**comparison.as_json(), "diverges": comparison.diverges(plan)}
+            for name in datasets
+            for comparison in compare_run(pipeline, dataset=name, run_id=run_id)
+        ]
+    show(rows, output=shell.output, as_table=lambda: show_rows(rows, COLUMNS))
+    return ExitCode.FINISHED_WITH_FAILURES if any(row["diverges"] for row in rows) else ExitCode.DONE

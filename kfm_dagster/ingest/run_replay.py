@@ -1,0 +1,157 @@
+"""Replaying a run as `replay_plan.yaml` says (pipeline card, chapter 7, section VII; PCS-08).
+
+The first node of the replaying run does the other one's stages again without effects and compares; a divergence fails
+it before anything is touched, so the original stands. What is equal is let in again by a governed override, claimed,
+and its effects are compensated, all in the node's one transaction; the chain then runs as ever, through every gate.
+Does not belong here: replays of selected units, which are the ledger's (`replay/engine.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from typing_extensions import override
+
+from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.governance.log import Decision, GovernanceAction
+from kfm_dagster.ingest.node import ChainNode, Operator
+from kfm_dagster.ingest.nodes import StacRegister
+from kfm_dagster.ingest.run_comparison import RunReplayRefusedError, StageComparison, compare_run
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.run_state.inputs_hash import InputReference
+from kfm_dagster.stages.audit import AuditEvent, AuditKind
+from kfm_dagster.stages.card import ErrorClass
+from kfm_dagster.stages.failure import StageRefusedError
+from kfm_dagster.stages.store import StageAttempt
+from kfm_dagster.storage.database import Transaction
+
+
+class ReplayDivergedError(StageRefusedError):
+    """A stage that was done again gave another result than the original."""
+
+    error_class = ErrorClass.E_GATE
+
+    def __init__(self, *, original: str, comparisons: Sequence[StageComparison], diverging: StageComparison) -> None:
+        self._original = original
+        self._comparisons = comparisons
+        self._diverging = diverging
+        found = diverging.as_json()
+        super().__init__(
+            f"{diverging.stage} of run {original} gives another result now",
+            observed=f"{found['keys_differing']} units on one side only, {found['results_differing']} with another "
+            f"result, {found['first']} first",
+            expected="the outputs of the original, which stand as they are",
+            next_step=f"kfm replay compare {original}; to replace results on purpose, kfm replay run with an approval",
+        )
+
+    @override
+    def tell(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
+        return list(_told(attempt, self._original, self._comparisons, self._diverging))
+
+
+@dataclass(kw_only=True)
+class ReplayedParse(ChainNode):
+    """Take over the units that a run brought to success, once that run is seen to give the same again."""
+
+    operator = Operator.MESSAGE_PARSE
+
+    original: str
+    decision: Decision
+    comparisons: list[StageComparison] = field(default_factory=list, repr=False)
+
+    @override
+    def inputs(self) -> Sequence[InputReference]:
+        return [InputReference(uri=f"run:{self.original}")]
+
+    @override
+    def parameters(self) -> Mapping[str, Any]:
+        # A replay is content of its own: what an earlier one applied must not be handed on.
+        return {**super().parameters(), "replay_of": self.original, "replayed_by": self.run_id}
+
+    @override
+    def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
+        plan = self.pipeline.card.replay_plan.replay
+        self.comparisons = list(compare_run(self.pipeline, dataset=self.dataset, run_id=self.original))
+        for comparison in self.comparisons:
+            if comparison.diverges(plan):
+                raise ReplayDivergedError(original=self.original, comparisons=self.comparisons, diverging=comparison)
+        parsed = self.pipeline.stages.recall(self.dataset_id, self.original)
+        found = list(parsed.envelopes) if parsed else []
+        if elsewhere := sorted({unit.partition for unit in found} - {self.partition}):
+            raise RunReplayRefusedError(
+                observed=f"units of {', '.join(elsewhere)}",
+                expected=f"units of {self.partition}",
+                next_step="start the replay for the day of the run",
+            )
+        return found
+
+    @override
+    def apply(self, tx: Transaction, batch: list[Envelope]) -> list[Envelope]:
+        ledger = self.pipeline.ledger
+        standing = ledger.succeeded_of_run(self.original, [unit.wal_id for unit in batch], tx=tx)
+        moved = ledger.override(
+            standing,
+            from_status=Status.SUCCEEDED,
+            action=GovernanceAction.REPEAT,
+            decision=self.decision,
+            tx=tx,
+        )
+        claimed = ledger.claim(
+            dataset=self.dataset,
+            partition=self.partition,
+            run_id=self.run_id,
+            limit=max(len(moved), 1),
+            wal_ids=moved,
+            tx=tx,
+        )
+        if not claimed:
+            raise RunReplayRefusedError(
+                observed=f"no unit of {self.dataset} stands as run {self.original} left it, or it is switched off",
+                expected="units that are succeeded by that run",
+                next_step="see kfm explain, and kfm kill-switch list",
+            )
+        undone = self._compensate(tx)
+        self._tell(tx, claimed, undone)
+        return claimed
+
+    def _compensate(self, tx: Transaction) -> Mapping[str, Any] | None:
+        """Take back the original's Items. Its lineage stands: what is generated again is, by its hash, the same."""
+        if not self.pipeline.card.replay_plan.replay.compensate_before_replay:
+            return None
+        parts = {"pipeline": self.pipeline, "dataset": self.dataset, "partition": self.partition}
+        node = StacRegister(**parts, run_id=self.original)  # type: ignore[arg-type]
+        states = self.pipeline.stages.run_states
+        state = states.get(node.dataset_id, self.original)
+        undone = node.compensate(tx=tx)
+        if state is not None:
+            states.put(state.taken_back(by=f"the replay in run {self.run_id}", at=self.pipeline.clock()), tx)
+        return undone
+
+    def _tell(self, tx: Transaction, claimed: Sequence[Envelope], undone: Mapping[str, Any] | None) -> None:
+        store = self.pipeline.stages.keeper.store
+        own = store.newest(self.run_id, self.dataset_id, tx=tx)
+        registered = store.newest(self.original, f"{self.dataset}.{Operator.STAC_REGISTER}", tx=tx)
+        if own is None or registered is None:
+            raise LookupError(f"{self.dataset_id} has no attempt")
+        decided = {"actor": self.decision.actor, "change_ref": self.decision.change_ref, "units": len(claimed)}
+        lines = [
+            *_told(own, self.original, self.comparisons, None),
+            own.tells(AuditKind.OVERRIDE, GovernanceAction.REPEAT.value, decided),
+        ]
+        if undone is not None:
+            lines.append(registered.tells(AuditKind.COMPENSATION, "done", {**undone, "because": self.run_id}))
+        store.audit.append(lines, tx=tx)
+
+
+def _told(
+    attempt: StageAttempt,
+    original: str,
+    comparisons: Sequence[StageComparison],
+    diverging: StageComparison | None,
+) -> Iterator[AuditEvent]:
+    """Yield a line for each stage that was compared."""
+    for comparison in comparisons:
+        event = "diverged" if comparison is diverging else "compared"
+        yield attempt.tells(AuditKind.REPLAY, event, {"replay_of": original, **comparison.as_json()})

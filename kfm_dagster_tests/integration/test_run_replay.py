@@ -1,0 +1,259 @@
+"""Replaying a run by replay_plan.yaml: compared stage by stage, compensated first, and left alone where it diverges."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from kfm_dagster.cli.main import main
+from kfm_dagster.governance.log import Decision, GovernanceAction
+from kfm_dagster.ingest import nodes, run_comparison
+from kfm_dagster.ingest.nodes import Operator, Source
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.run_comparison import RunReplayRefusedError, compare_run
+from kfm_dagster.ingest.run_replay import ReplayedParse
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.stages.card import (
+    REPLAY_PLAN,
+    STATE_MACHINE,
+    Card,
+    ReplayPlan,
+    StageState,
+    StateMachine,
+    Verify,
+    parse,
+)
+from kfm_dagster.stages.failure import StageFailedError
+from kfm_dagster_tests.catalog import trees
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import (
+    DAY,
+    ENRICHING,
+    announce,
+    assert_conserved,
+    put,
+    run_chain,
+    take,
+    truncated,
+    volumes,
+)
+from kfm_dagster_tests.integration.face import Face
+
+PARTITION = DAY.isoformat()
+STAGES = ["nexrad-l2.stac_register", "nexrad-l2.metadata_extract", "nexrad-l2.integrity_check"]
+PERSON = Decision(actor="ada", reason="drill", change_ref="CHG-7")
+
+
+def ingested(pipeline: Pipeline, objects: Path) -> None:
+    """Four units: three succeed, one is cut short and waits for its next attempt."""
+    items = [*volumes(3), truncated(volumes(4)[3])]
+    put(objects, items)
+    take(pipeline, announce([item.event() for item in items], registry=pipeline.registry))
+    run_chain(pipeline, "nexrad-l2", PARTITION, "original", Source.LEDGER)
+
+
+def replayed(pipeline: Pipeline, run_id: str = "replay", original: str = "original") -> None:
+    shared: dict[str, Any] = {"pipeline": pipeline, "dataset": "nexrad-l2", "partition": PARTITION, "run_id": run_id}
+    batch = None
+    for node in (ReplayedParse(**shared, original=original, decision=PERSON), *(kind(**shared) for kind in ENRICHING)):
+        batch = pipeline.stages.commit(pipeline.stages.run(node, run_id=run_id, upstream=batch))
+        assert_conserved(pipeline)
+
+
+def under(pipeline: Pipeline, *changes: tuple[str, str]) -> None:
+    """Let the pipeline obey another card."""
+    texts = {name: content.decode() for name, content in pipeline.card.files.items()}
+    for old, new in changes:
+        [name] = [name for name in texts if old in texts[name]]
+        texts[name] = texts[name].replace(old, new)
+    pipeline.card = Card(
+        machine=parse(texts[STATE_MACHINE], StateMachine, source=STATE_MACHINE),
+        replay_plan=parse(texts[REPLAY_PLAN], ReplayPlan, source=REPLAY_PLAN),
+        files={name: text.encode() for name, text in texts.items()},
+    )
+
+
+def differing(monkeypatch: pytest.MonkeyPatch, wal_id: str) -> None:
+    """Let the reader say something else of one unit."""
+    plain = nodes.metadata_extract
+
+    def otherwise(unit: Any, **parts: Any) -> Any:
+        found = plain(unit, **parts)
+        if unit.wal_id != wal_id:
+            return found
+        return replace(found, stac_properties={**found.stac_properties, "nexrad:vcp": 11})
+
+    monkeypatch.setattr(nodes, "metadata_extract", otherwise)
+
+
+def standing(pipeline: Pipeline) -> Any:
+    return trees.files(Path(pipeline.settings.catalog)), traces.records(pipeline), traces.statuses(pipeline)
+
+
+def lines(pipeline: Pipeline, kind: str) -> list[tuple[str, str, dict[str, Any]]]:
+    found = pipeline.stages.keeper.store.audit.lines()
+    return [(line["run_id"], line["event"], line["details"]) for line in found if line["kind"] == kind]
+
+
+@pytest.mark.clause("PCS-08", "PCS-15")
+def test_a_replay_compensates_first_passes_every_gate_and_ends_in_the_same_outputs(
+    pipeline: Pipeline, objects: Path
+) -> None:
+    ingested(pipeline, objects)
+    before = trees.walk(Path(pipeline.settings.catalog))
+    links = {wal_id: pipeline.lineage.links_of(wal_id) for wal_id in traces.records(pipeline)}
+    replayed(pipeline)
+    after = trees.walk(Path(pipeline.settings.catalog))
+    assert {name: without_run(document) for name, document in after.items()} == {
+        name: without_run(document) for name, document in before.items()
+    }
+    runs = {doc["properties"]["kfm:run_state"]["run_id"] for doc in after.values() if doc["type"] == "Feature"}
+    assert runs == {"replay"}, "the Items are the replay's: the original's were taken back first"
+    assert {wal_id: pipeline.lineage.links_of(wal_id) for wal_id in links} == links
+    records = traces.records(pipeline).values()
+    assert sorted((record.status, record.attempts, record.ingest_run_id) for record in records) == [
+        (Status.FAILED, 1, "original"),
+        *[(Status.SUCCEEDED, 2, "replay")] * 3,
+    ]
+    assert pipeline.ledger.mismatches() == []
+    attempts = pipeline.stages.keeper.store.of_run("replay")
+    assert [one.state for one in attempts] == [StageState.SUCCEEDED] * len(Operator)
+    passed = {event for run_id, event, details in lines(pipeline, "gate") if run_id == "replay"}
+    assert {"G1", "G2", "G4", "G6", "G8"} <= passed
+    compared = lines(pipeline, "replay")
+    assert [(run, event, details["stage"]) for run, event, details in compared] == [
+        ("replay", "compared", stage) for stage in STAGES
+    ]
+    assert all(details["original_sha256"] == details["replayed_sha256"] for _, _, details in compared)
+    decided = {"actor": "ada", "change_ref": "CHG-7", "units": 3}
+    assert lines(pipeline, "override") == [("replay", GovernanceAction.REPEAT.value, decided)]
+    [undone] = lines(pipeline, "compensation")
+    assert undone == ("original", "done", {"because": "replay", "restored": 0, "removed": 3, "superseded": 0})
+    log = pipeline.ledger.log.entries(action=GovernanceAction.REPEAT)
+    assert {(entry.actor, entry.change_ref) for entry in log} == {("ada", "CHG-7")}
+    # It may be replayed once more; the original, which has been taken back, may not.
+    replayed(pipeline, run_id="third", original="replay")
+    with pytest.raises(RunReplayRefusedError, match="stac_register has no output in run original"):
+        list(compare_run(pipeline, dataset="nexrad-l2", run_id="original"))
+
+
+def without_run(document: dict[str, Any]) -> dict[str, Any]:
+    properties = {name: value for name, value in document.get("properties", {}).items() if name != "kfm:run_state"}
+    return {**document, "properties": properties}
+
+
+@pytest.mark.clause("PCS-08", "PCS-15")
+def test_a_divergence_ends_rolled_back_is_reported_and_touches_nothing(
+    pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ingested(pipeline, objects)
+    chosen = pipeline.ledger.find(status=Status.SUCCEEDED, limit=1)[0].wal_id
+    differing(monkeypatch, chosen)
+    before = standing(pipeline)
+    with pytest.raises(StageFailedError, match=f"metadata_extract of run original.* 1 with another result, {chosen}"):
+        replayed(pipeline)
+    assert standing(pipeline) == before
+    attempt = pipeline.stages.keeper.store.newest("replay", "nexrad-l2.message_parse")
+    assert attempt is not None
+    assert attempt.state is StageState.ROLLED_BACK
+    [told] = [details for _, event, details in lines(pipeline, "replay") if event == "diverged"]
+    assert (told["stage"], told["results_differing"], told["keys_differing"]) == ("nexrad-l2.metadata_extract", 1, 0)
+    assert told["first"] == chosen
+    assert told["original_sha256"] != told["replayed_sha256"]
+
+
+@pytest.mark.clause("PCS-08")
+def test_a_changed_object_differs_by_its_result_and_a_unit_without_an_item_by_its_key(
+    pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ingested(pipeline, objects)
+    put(objects, [truncated(volumes(1)[0])])
+    first = pipeline.ledger.find(status=Status.SUCCEEDED, limit=1)[0].wal_id
+    register = run_comparison.may_register
+    monkeypatch.setattr(run_comparison, "may_register", lambda unit: unit.wal_id != first and register(unit))
+    found = {one.stage: one for one in compare_run(pipeline, dataset="nexrad-l2", run_id="original")}
+    assert list(found) == STAGES
+    integrity, items = found["nexrad-l2.integrity_check"], found["nexrad-l2.stac_register"]
+    assert (len(integrity.keys_differing), len(integrity.results_differing)) == (0, 1)
+    assert (items.keys_differing, items.results_differing) == ((first,), ())
+    plan = pipeline.card.replay_plan.replay
+    assert items.diverges(plan)
+    assert not items.diverges(plan.model_copy(update={"verify": Verify(hash=True, primary_keys=False)}))
+
+
+@pytest.mark.clause("PCS-08", "PCS-14")
+def test_what_the_plan_says_is_obeyed(pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ingested(pipeline, objects)
+    shipped = pipeline.card
+
+    under(pipeline, ("enabled: true", "enabled: false"))
+    with pytest.raises(StageFailedError, match=r"replay\.enabled false"):
+        replayed(pipeline, "disabled")
+
+    pipeline.card = shipped
+    under(pipeline, ("compensate_before_replay: true", "compensate_before_replay: false"))
+    replayed(pipeline, "gently")
+    features = [doc for doc in trees.walk(Path(pipeline.settings.catalog)).values() if doc["type"] == "Feature"]
+    assert {doc["properties"]["kfm:run_state"]["run_id"] for doc in features} == {"original"}, "nothing was taken back"
+    assert [run for run, _, _ in lines(pipeline, "compensation")] == ["disabled"]
+
+    chosen = pipeline.ledger.find(status=Status.SUCCEEDED, limit=1)[0].wal_id
+    differing(monkeypatch, chosen)
+    pipeline.card = shipped
+    with pytest.raises(StageFailedError, match="gives another result now"):
+        replayed(pipeline, "strict", original="gently")
+    under(pipeline, ("verify: {hash: true, primary_keys: true}", "verify: {hash: false, primary_keys: true}"))
+    replayed(pipeline, "lenient", original="gently")
+    assert len(pipeline.ledger.mismatches()) == 1, "what nobody compared beforehand is still seen when it is settled"
+
+
+@pytest.mark.clause("PCS-08", "PCS-14")
+def test_a_run_without_checkpoints_is_not_replayed_unless_the_plan_lets_it(
+    make_pipeline: Callable[..., Pipeline], objects: Path
+) -> None:
+    pipeline = make_pipeline()
+    under(pipeline, ("checkpoints: [message_parse, integrity_check,", "checkpoints: [message_parse,"))
+    ingested(pipeline, objects)
+    with pytest.raises(RunReplayRefusedError, match=r"integrity_check has no checkpoint in run original"):
+        list(compare_run(pipeline, dataset="nexrad-l2", run_id="original"))
+    under(pipeline, ("require_checkpoint: true", "require_checkpoint: false"))
+    assert len(list(compare_run(pipeline, dataset="nexrad-l2", run_id="original"))) == len(STAGES)
+
+
+@pytest.mark.clause("PCS-08", "DAG-05")
+def test_a_run_is_compared_by_the_command_and_replayed_by_its_configuration_in_dagster(
+    face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def compared(*arguments: str) -> tuple[Any, Any]:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main(["replay", *arguments])
+        return ended.value.code, capsys.readouterr()
+
+    put(objects, volumes(2))
+    first = face.execute("ingest_nexrad_l2", partition=PARTITION)
+    original = first.dagster_run.run_id
+    code, said = compared("compare", original, "--output", "json")
+    assert code == 0, said.err
+    assert [(row["stage"], row["diverges"]) for row in json.loads(said.out)] == [(stage, False) for stage in STAGES]
+    wanted = {"run_id": original, "actor": "ada", "reason": "drill", "change_ref": "CHG-7"}
+    config = {"ops": {"nexrad_l2__message_parse": {"config": {"replay": wanted}}}}
+    second = face.execute("ingest_nexrad_l2", partition=PARTITION, run_config=config)
+    assert second.success
+    assert {record.ingest_run_id for record in traces.records(face.pipeline).values()} == {second.dagster_run.run_id}
+
+    differing(monkeypatch, next(iter(face.pipeline.ledger.find(limit=1))).wal_id)
+    wanted["run_id"] = second.dagster_run.run_id
+    third = face.execute("ingest_nexrad_l2", partition=PARTITION, run_config=config, raise_on_error=False)
+    [failed] = [event for event in third.all_events if event.event_type is dg.DagsterEventType.STEP_FAILURE]
+    assert "gives another result now" in str(failed.step_failure_data.error)
+    assert compared("compare", second.dagster_run.run_id)[0] == 4
+    assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 2}
+    code, said = compared("compare", "nobody")
+    assert (code, "nobody has done nothing of any dataset" in said.err) == (3, True)
