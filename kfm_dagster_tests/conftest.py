@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from hypothesis import settings
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.embedded.postgres import embedded_postgres
 from kfm_dagster.storage.database import Database
+from kfm_dagster_tests import databases
 
 # No test depends on the clock, and workers share the machine.
 settings.register_profile("kfm", deadline=None)
@@ -56,28 +56,46 @@ def postgres_server() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="kfm-postgres-", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o755)
         with embedded_postgres(Path(folder) / "data") as url:
+            databases.forget_power_loss(url)
             yield url
 
 
+@pytest.fixture(scope="session")
+def postgres_template(postgres_server: str) -> Iterator[str]:
+    """Name of a migrated database on the server, for others to be copied from."""
+    with databases.created(postgres_server) as url:
+        Database.open(url).dispose()
+        yield str(sa.make_url(url).database)
+
+
 @pytest.fixture
-def postgres_url(postgres_server: str) -> Iterator[str]:
-    """URL of a fresh database on the server."""
-    name = f"kfm_{secrets.token_hex(6)}"
-    admin = sa.create_engine(postgres_server, isolation_level="AUTOCOMMIT")
-    with admin.connect() as connection:
-        connection.exec_driver_sql(f"CREATE DATABASE {name}")
-    yield sa.make_url(postgres_server).set(database=name).render_as_string(hide_password=False)
-    with admin.connect() as connection:
-        connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
-    admin.dispose()
+def postgres_url(postgres_server: str, postgres_template: str) -> Iterator[str]:
+    """URL of a fresh, migrated database on the server."""
+    with databases.created(postgres_server, template=postgres_template) as url:
+        yield url
+
+
+@pytest.fixture
+def empty_postgres_url(postgres_server: str) -> Iterator[str]:
+    """URL of a fresh database on the server, with no table."""
+    with databases.created(postgres_server) as url:
+        yield url
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """URL of a fresh database, once on SQLite and once on PostgreSQL."""
+    """URL of a fresh, migrated database, once on SQLite and once on PostgreSQL."""
+    if request.param == "sqlite":
+        return databases.migrated_sqlite(tmp_path / "kfm.db")
+    return str(request.getfixturevalue("postgres_url"))
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of a fresh database with no table, for tests of migrations: once on SQLite and once on PostgreSQL."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'kfm.db'}"
-    return str(request.getfixturevalue("postgres_url"))
+    return str(request.getfixturevalue("empty_postgres_url"))
 
 
 @pytest.fixture

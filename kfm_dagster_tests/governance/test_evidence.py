@@ -485,18 +485,18 @@ UPDATE nodd_wal_records SET
 
 @pytest.mark.clause("BEY-06", "WAL-15")
 def test_a_unit_that_the_last_release_quarantined_gets_its_case_and_its_evidence(
-    tmp_path: Path, objects: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, objects: Path, empty_database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     item = volumes(1)[0]
     put(objects, [item])
     with monkeypatch.context() as earlier:
         earlier.setattr(database, "migrations", lambda dialect: migrations(dialect)[:RELEASED])
-        old = Database.open(database_url)
+        old = Database.open(empty_database_url)
         with old.engine.begin() as connection:
             connection.execute(sa.text(OLD_RECORD), {"wal_id": OLD_ID, "uri": item.uri, "at": NOON})
             connection.execute(sa.text(OLD_QUARANTINE))
         old.dispose()
-    pipeline = open_pipeline(tmp_path / "home", objects, url=database_url)
+    pipeline = open_pipeline(tmp_path / "home", objects, url=empty_database_url)
     assert collect_evidence(pipeline) == 1
     [bundle] = bundles(pipeline).values()
     assert (bundle["wal_id"], bundle["reason"], bundle["found"]["state"]) == (OLD_ID, "by hand", "present")

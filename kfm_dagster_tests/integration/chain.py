@@ -37,6 +37,7 @@ from kfm_dagster.settings import Settings
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.clocks import locked
+from kfm_dagster_tests.databases import migrated_sqlite
 
 DAY = date(2025, 4, 2)
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -119,6 +120,8 @@ def open_pipeline(
     """A pipeline over a folder of objects, with a clock that stands and a queue that remembers."""
     values = {"retry_backoff_seconds": 60.0, **settings}
     chosen = Settings(home=home, object_root=objects, wal_dsn=url, **values)
+    if not url:
+        migrated_sqlite(home / "kfm.db")
     fake = queue or FakeQueue()
     return locked(
         Pipeline(

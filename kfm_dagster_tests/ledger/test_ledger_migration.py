@@ -39,12 +39,12 @@ WHERE wal_id = :wal_id
 
 
 def test_records_history_and_claims_of_the_last_release_are_taken_over(
-    database_url: str, contracts: ContractRegistry, monkeypatch: pytest.MonkeyPatch
+    empty_database_url: str, contracts: ContractRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiting, claimed = envelope(1), envelope(2)
     with monkeypatch.context() as earlier:
         earlier.setattr(module, "migrations", lambda dialect: migrations(dialect)[:RELEASED])
-        old = Database.open(database_url)
+        old = Database.open(empty_database_url)
         at = "2025-12-03T12:00:00.000000Z"
         with old.transaction() as tx:
             for unit in (waiting, claimed):
@@ -54,7 +54,7 @@ def test_records_history_and_claims_of_the_last_release_are_taken_over(
             before = {row["wal_id"]: dict(row) for row in _rows(tx)}
         old.dispose()
 
-    database = Database.open(database_url)
+    database = Database.open(empty_database_url)
     bench = make_bench(database, without_jitter(contracts))
     with database.snapshot() as tx:
         after = {row["wal_id"]: dict(row) for row in _rows(tx)}

@@ -512,7 +512,7 @@ def test_what_was_told_is_passed_over_and_never_replaced(root: Path, contract: D
 @pytest.mark.clause("BEY-07")
 @pytest.mark.parametrize("died", ["before the rename", "after the rename"])
 def test_a_batch_that_an_earlier_release_staged_is_published_and_delivered(
-    database_url: str, root: Path, contract: DatasetContract, monkeypatch: pytest.MonkeyPatch, died: str
+    empty_database_url: str, root: Path, contract: DatasetContract, monkeypatch: pytest.MonkeyPatch, died: str
 ) -> None:
     unit = LineageUnit.of(with_stac(registered(), write_status=StacStatus.NO_OP))
     content = openlineage_lines(unit, ingest_run())
@@ -522,7 +522,7 @@ def test_a_batch_that_an_earlier_release_staged_is_published_and_delivered(
     (place / (batch_id if died == "before the rename" else "old.ndjson")).write_bytes(content)
     with monkeypatch.context() as patch:
         patch.setattr(schema, "migrations", lambda dialect: migrations(dialect)[:5])
-        old = Database.open(database_url)
+        old = Database.open(empty_database_url)
         with old.transaction() as tx:
             tx.run(
                 "lineage.insert_batch", batch_id=batch_id, path="openlineage", dataset="goes-abi", run_id="old",
@@ -534,7 +534,7 @@ def test_a_batch_that_an_earlier_release_staged_is_published_and_delivered(
                 f"VALUES ('{unit.wal_id}', 'openlineage', '{unit.openlineage_run_id}', '{batch_id}')"
             )
         old.dispose()
-    database = Database.open(database_url)
+    database = Database.open(empty_database_url)
     got: list[Event] = []
     backend = mock.Mock()
     backend.send.side_effect = got.append

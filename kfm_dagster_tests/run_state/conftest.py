@@ -15,6 +15,7 @@ from kfm_dagster.run_state.choice import open_run_states
 from kfm_dagster.run_state.record import RunState
 from kfm_dagster.run_state.store import RunStateStore
 from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.databases import migrated_sqlite
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 STORES = ["sqlite", "postgresql", "folder", "s3", "delta", "delta on s3"]
@@ -58,7 +59,7 @@ def bucket(s3_server: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch) -> str:
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     """Each store in turn."""
     kind = request.param
-    url = request.getfixturevalue("postgres_url") if kind == "postgresql" else f"sqlite:///{tmp_path / 'kfm.db'}"
+    url = request.getfixturevalue("postgres_url") if kind == "postgresql" else migrated_sqlite(tmp_path / "kfm.db")
     configured = {"folder": str(tmp_path / "runs"), "delta": f"delta+{tmp_path / 'runs'}"}.get(kind, "")
     if kind.endswith("s3"):
         configured = ("delta+" if kind.startswith("delta") else "") + f"s3://{request.getfixturevalue('bucket')}/base"

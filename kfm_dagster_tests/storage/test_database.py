@@ -12,9 +12,9 @@ from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.statements import migrations
 
 
-def test_opening_twice_applies_each_migration_once(database_url: str) -> None:
-    Database.open(database_url).dispose()
-    database = Database.open(database_url)
+def test_opening_twice_applies_each_migration_once(empty_database_url: str) -> None:
+    Database.open(empty_database_url).dispose()
+    database = Database.open(empty_database_url)
     with database.transaction() as tx:
         numbers = [row.number for row in tx.run("schema.applied")]
     database.dispose()

@@ -1,0 +1,60 @@
+"""Databases for tests: copied from one that is migrated already, because migrating costs more than most tests do.
+
+Belongs here: how a fresh database comes to be. Does not belong here: who asks for one (`conftest.py`).
+"""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from kfm_dagster.storage.database import Database
+
+
+def migrated_sqlite(path: Path) -> str:
+    """Put a migrated database at `path`, unless something stands there, and give its URL."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(_sqlite())
+    return f"sqlite:///{path}"
+
+
+@cache
+def _sqlite() -> bytes:
+    with tempfile.TemporaryDirectory(prefix="kfm-sqlite-") as folder:
+        path = Path(folder) / "kfm.db"
+        Database.open(f"sqlite:///{path}").dispose()  # the last to close writes the whole journal into the file
+        return path.read_bytes()
+
+
+@contextmanager
+def created(server: str, *, template: str = "template1") -> Iterator[str]:
+    """Give the URL of a new database on a PostgreSQL server, and drop it afterwards."""
+    name = f"kfm_{secrets.token_hex(6)}"
+    admin = sa.create_engine(server, isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name} TEMPLATE {template}")
+    yield sa.make_url(server).set(database=name).render_as_string(hide_password=False)
+    with admin.connect() as connection:
+        connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
+    admin.dispose()
+
+
+def forget_power_loss(server: str) -> None:
+    """Let a server that no test crashes wait for no disk: a killed client loses nothing by it.
+
+    Its journal stays small, because it may stand in memory. The campaigns that crash a server start one of their own,
+    which keeps its defaults.
+    """
+    admin = sa.create_engine(server, isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        for setting in ("fsync = off", "full_page_writes = off", "max_wal_size = '256MB'"):
+            connection.exec_driver_sql(f"ALTER SYSTEM SET {setting}")
+        connection.exec_driver_sql("SELECT pg_reload_conf()")
+    admin.dispose()
