@@ -16,11 +16,13 @@ from hypothesis import settings
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.embedded.postgres import embedded_postgres
 from kfm_dagster.storage.database import Database
-from kfm_dagster_tests import databases
+from kfm_dagster_tests import databases, scratch
 
 # No test depends on the clock, and workers share the machine.
 settings.register_profile("kfm", deadline=None)
 settings.load_profile("kfm")
+
+scratch.use_memory()  # before pytest, or a module of tests, asks for a temporary folder
 
 SHARED_DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 
