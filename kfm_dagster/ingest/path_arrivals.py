@@ -17,7 +17,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kfm_dagster.contracts.envelope import CheckStatus, Envelope, WalId
+from kfm_dagster.contracts.envelope import Envelope, WalId
 from kfm_dagster.contracts.identity import moment
 from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
 from kfm_dagster.idempotent_node.node import NodeResult, run_node
@@ -153,7 +153,7 @@ class PathArrivals:
         self.pipeline.stages.artifacts.get(reference)
 
     def _units(self) -> list[Envelope]:
-        """Return the day's units with sound metadata, as last seen, by site and time."""
+        """Return the day's units with sound metadata that are in the chain, as last seen, by site and time."""
         last = {
             unit.wal_id: unit
             for batch in self.batches
@@ -161,7 +161,7 @@ class PathArrivals:
             if unit.metadata is not None
         }
         return sorted(
-            (u for u in last.values() if u.metadata is not None and u.metadata.status is not CheckStatus.FAILED),
+            (unit for unit in last.values() if unit.failure is None),
             key=lambda unit: (unit.key, unit.wal_id),
         )
 

@@ -24,9 +24,10 @@ class NoItemError(Exception):
 
 
 def may_register(envelope: Envelope) -> bool:
-    """Tell whether integrity-check and metadata-extract let the envelope through; suspect ones pass, visibly."""
+    """Tell whether operators, gates and governance let the envelope through; suspect ones pass, visibly."""
     return (
-        envelope.integrity is not None
+        envelope.failure is None
+        and envelope.integrity is not None
         and envelope.integrity.status in _PASSED
         and envelope.metadata is not None
         and envelope.metadata.status in _PASSED

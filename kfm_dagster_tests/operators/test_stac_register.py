@@ -9,7 +9,7 @@ import pytest
 from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity, Metadata, StacStatus
-from kfm_dagster.contracts.issues import IntegrityIssue, Issue, Severity, StacIssue
+from kfm_dagster.contracts.issues import GateIssue, IntegrityIssue, Issue, Severity, StacIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.operators.stac_register import NoItemError, stac_register, stac_register_batch
 from kfm_dagster.storage.database import Database
@@ -56,13 +56,14 @@ def test_failed_units_get_no_item_and_suspect_ones_a_visible_mark(
         goes(3).evolve(metadata=Metadata(status=CheckStatus.FAILED)),
         goes(4).evolve(integrity=None),
         goes(5).evolve(metadata=None),
+        goes(6).evolve(gate_issues=(_issue(GateIssue.G4, Severity.FAILED),)),
     ]
     done = register(catalog, contracts, *batch)
     assert [envelope.wal_id for envelope in done] == [envelope.wal_id for envelope in batch]
     assert [envelope.stac and envelope.stac.write_status for envelope in done] == [
-        StacStatus.CREATED, None, StacStatus.CREATED, None, None, None,
+        StacStatus.CREATED, None, StacStatus.CREATED, None, None, None, None,
     ]  # fmt: skip
-    for position in (1, 3, 4, 5):
+    for position in (1, 3, 4, 5, 6):
         assert done[position] == batch[position]
     suspect = done[2].stac
     assert suspect is not None
