@@ -11,6 +11,7 @@ from typing import Any
 
 from kfm_dagster.catalog.item import DATA_ASSET, STAC_VERSION, used_extensions
 from kfm_dagster.catalog.layout import GEOJSON, link, page_name
+from kfm_dagster.catalog.notice import collection_notice
 from kfm_dagster.contracts.model import DatasetContract
 
 ROOT_ID = "kfm-nodd"
@@ -66,7 +67,7 @@ def collection_document(
         "item_assets": _item_assets(contract),
         "links": [*parents, *(link("child", f"./{year}/catalog.json", title=year) for year in years)],
         "kfm:dataset": contract.public_id,
-        "kfm:care_label": contract.governance.care_label,
+        **collection_notice(contract.governance),
     }
     if summarised := _summaries(summaries):
         found["summaries"] = summarised

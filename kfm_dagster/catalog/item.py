@@ -16,6 +16,7 @@ from urllib.parse import quote
 import orjson
 
 from kfm_dagster.catalog.layout import item_links
+from kfm_dagster.catalog.notice import item_notice
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Metadata, WalId
 from kfm_dagster.contracts.issues import Issue
 from kfm_dagster.contracts.key_grammar import KeyMatch
@@ -163,6 +164,7 @@ def _properties(
         "kfm:wal_id": envelope.wal_id,
         "kfm:dataset": contract.public_id,
         "kfm:integrity": (envelope.integrity.status if envelope.integrity else CheckStatus.UNKNOWN).value,
+        **item_notice(contract.governance),
     }
     sections = (("integrity_check", envelope.integrity), ("metadata_extract", envelope.metadata))
     issues = [_issue(operator, issue) for operator, section in sections if section for issue in section.issues]

@@ -170,7 +170,7 @@ class Envelope:
     stac: StacResult | None = None
     provenance: ProvenanceResult | None = None
     gate_issues: tuple[Issue, ...] = ()
-    """Gates that made the unit leave the chain, after what the operators found."""
+    """Gates, and rules of governance, that made the unit leave the chain, after what the operators found."""
 
     @property
     def partition(self) -> str:

@@ -102,6 +102,13 @@ class GateIssue(StrEnum):
 
 
 @unique
+class GovernanceIssue(StrEnum):
+    """Why governance keeps a unit out of the catalog; the message names the rule."""
+
+    HARD_FAIL = "governance_hard_fail"
+
+
+@unique
 class FenceIssue(StrEnum):
     """Why a worker may not write for a unit, although its operators did their work."""
 

@@ -1,8 +1,8 @@
 """The dataset contract: everything the pipeline needs to know about one dataset, as one YAML file.
 
-Unknown keys are refused. `quality.py` has the parts that the gates ask for; `contracts/loader.py` reads files and
-checks contracts against each other; `key_grammar.py` gives the key pattern its meaning. Nothing here reads the
-environment or a file.
+Unknown keys are refused. `quality.py` has the parts that the gates ask for, `stewardship.py` those of governance;
+`contracts/loader.py` reads files and checks contracts against each other; `key_grammar.py` gives the key pattern its
+meaning. Nothing here reads the environment or a file.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from kfm_dagster.contracts.envelope import Priority
 from kfm_dagster.contracts.identity import pseudonym
 from kfm_dagster.contracts.issues import GateIssue, IntegrityIssue, MetadataIssue, ProvenanceIssue, Severity, StacIssue
 from kfm_dagster.contracts.quality import Citation, Coverage, Freshness, Quantity
+from kfm_dagster.contracts.stewardship import Governance
 
 API_VERSION = "kfm.nodd.dataset/v1"
 
@@ -227,16 +228,6 @@ class StacRules(Strict):
     summaries: list[str] = Field([], description="Item properties summarised in the Collection.")
 
 
-class Governance(Strict):
-    """License and sensitivity."""
-
-    license: str
-    attribution: str | None = None
-    care_label: str = "Public · Low-Risk"
-    sensitivity: Literal["none", "restricted"] = "none"
-    indigenous_data_flag: bool = False
-
-
 class Backoff(Strict):
     """Seconds before attempt n+1, never more than `maximum_seconds`.
 
@@ -340,6 +331,13 @@ class DatasetContract(Strict):
             raise ValueError(f"groups {sorted(missing)} are not in the key pattern, which has {sorted(groups)}")
         if shadowed := set(self.ledger.extension_fields) & set(CANONICAL_FIELDS):
             raise ValueError(f"ledger.extension_fields {sorted(shadowed)} shadow canonical fields of the ledger")
+        return self
+
+    @model_validator(mode="after")
+    def _masking_keeps_what_is_required(self) -> DatasetContract:
+        masking = self.governance.masking
+        if masking and (hidden := set(self.metadata_extract.required) - set(masking.properties)):
+            raise ValueError(f"metadata_extract.required {sorted(hidden)} are not in governance.masking.properties")
         return self
 
     @model_validator(mode="after")

@@ -26,10 +26,10 @@ class UnattributedDecisionError(KfmError):
 
 @unique
 class GovernanceAction(StrEnum):
-    """What a person, or a replay in a person's name, did."""
+    """What a person did, or a replay or a rule in a person's name."""
 
     QUARANTINE = "quarantine"
-    """Took units out of automatic flows."""
+    """Took units out of automatic flows: by hand, or because a rule of their contract refused them."""
     RELEASE = "release"
     """Let quarantined units in again."""
     DISCARD = "discard"
@@ -145,6 +145,11 @@ class GovernanceLog:
         if batch:
             with writing(self._database, tx) as change:
                 change.run("governance.record", batch=orjson.dumps(batch).decode(), at=rfc3339(self._clock()))
+
+    def holds(self, action: GovernanceAction, *, dataset: str, run_id: str, tx: Transaction) -> bool:
+        """Tell whether an entry of a dataset names a run in its details."""
+        found = tx.run("governance.of_run", action=action, dataset=dataset, run_id=run_id).one_or_none()
+        return found is not None
 
     def entries(
         self,

@@ -19,6 +19,7 @@ import orjson
 from kfm_dagster import __version__
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.ledger.cases import AnnouncingMessage, DueCase
+from kfm_dagster.ledger.policy import LedgerCode
 from kfm_dagster.ledger.record import HistoryEntry, NoddWalRecord
 from kfm_dagster.ledger.redaction import redact
 from kfm_dagster.notifications.messages import SqsMessage
@@ -157,6 +158,9 @@ def _json_inside(text: str) -> Any:
 
 def _failed_operator(record: NoddWalRecord) -> str | None:
     """Name of the operator that the unit left the chain at; None where none complained (a lost worker, a person)."""
+    if record.last_error_code == LedgerCode.GOVERNANCE_HARD_FAIL:
+        # Governance judges what metadata-extract has read; the reading itself went well.
+        return _OPERATORS["metadata_status"]
     return next((name for column, name in _OPERATORS.items() if getattr(record, column) == "failed"), None)
 
 

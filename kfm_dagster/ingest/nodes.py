@@ -17,6 +17,9 @@ from typing import Any
 from typing_extensions import override
 
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, StacStatus
+from kfm_dagster.governance.generalise import masking_decision
+from kfm_dagster.governance.log import GovernanceAction
+from kfm_dagster.governance.rules import Rules, hard_fails
 from kfm_dagster.ingest.evidence import collect_evidence
 from kfm_dagster.ingest.finding import MessageParse, Source
 from kfm_dagster.ingest.node import ChainNode, Operator, in_chunks
@@ -69,13 +72,15 @@ class IntegrityCheck(ChainNode):
 
 @dataclass(kw_only=True)
 class MetadataExtract(ChainNode):
-    """Read each object's headers."""
+    """Read each object's headers, and hear governance on what they say."""
 
     operator = Operator.METADATA_EXTRACT
 
     @override
     def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
         grammar = self.pipeline.registry.grammars[self.dataset]
+        # Here, because what is sensitive must not even be stored, and what is refused must not be registered.
+        rules = self._rules()
 
         def extract(unit: Envelope) -> Envelope:
             if unit.failure is not None or unit.integrity is None:
@@ -90,13 +95,32 @@ class MetadataExtract(ChainNode):
                 readers=READERS,
                 open_sidecar=lambda suffix: objects.open_sidecar(self.contract, unit.object_uri, suffix),
             )
-            return unit.evolve(metadata=metadata)
+            found = unit.evolve(metadata=metadata)
+            return found if rules is None else rules.applied(found)
 
         return self.concurrently(extract, batch)
 
     @override
+    def apply(self, tx: Transaction, batch: list[Envelope]) -> list[Envelope]:
+        masking, log = masking_decision(self.contract), self.pipeline.ledger.log
+        masked = sum(1 for unit in batch if unit.metadata)
+        # A run that is executed again may compute what it had computed: it is the same decision.
+        if masking and masked and not log.holds(GovernanceAction.MASK, dataset=self.dataset, run_id=self.run_id, tx=tx):
+            details = {"run_id": self.run_id, "partition": self.partition, "units": masked}
+            masking.record(log, tx=tx, details=details)
+        return batch
+
+    @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
-        return _summary([unit.metadata.status is CheckStatus.FAILED for unit in batch if unit.metadata])
+        return _summary(
+            [unit.metadata.status is CheckStatus.FAILED or hard_fails(unit) for unit in batch if unit.metadata]
+        )
+
+    def _rules(self) -> Rules | None:
+        """Return the rules of governance as they are when the run claims its units; None for an open dataset."""
+        if not Rules.any_of(self.contract):
+            return None
+        return Rules(governance=self.contract.governance, at=self.reference_time)
 
 
 @dataclass(kw_only=True)

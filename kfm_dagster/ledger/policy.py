@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum, unique
 from typing import TypedDict
 
-from kfm_dagster.contracts.issues import GateIssue
+from kfm_dagster.contracts.issues import GateIssue, GovernanceIssue
 from kfm_dagster.contracts.model import Backoff, DatasetContract, Retry
 
 
@@ -46,7 +46,7 @@ class LedgerCode(StrEnum):
     """A newer version of the object has been announced; this one cannot be read any more."""
     STALE_EVENT = "stale_event"
     """The event arrived after one of a newer version of the same object."""
-    GOVERNANCE_HARD_FAIL = "governance_hard_fail"
+    GOVERNANCE_HARD_FAIL = GovernanceIssue.HARD_FAIL.value
     """Governance refused the content; trying again cannot help (state machine, section 7.2)."""
 
 

@@ -18,7 +18,7 @@ from kfm_dagster.contracts.envelope import Envelope, Lane, WalId
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ledger.changes import LedgerChanges
-from kfm_dagster.ledger.outcomes import record_outcomes
+from kfm_dagster.ledger.outcomes import record_outcomes, record_refusals
 from kfm_dagster.ledger.policy import LedgerCode, ReplayReason
 from kfm_dagster.ledger.reports import EnsureResult, RecoverReport, SettleReport
 from kfm_dagster.ledger.rows import as_json, claim_order, claimed_envelope, unit_row, wal_ids_of
@@ -122,8 +122,9 @@ class Ledger(LedgerChanges):
         """Give each claimed unit its final status (WSM-05, WSM-06).
 
         in_progress > succeeded where no operator failed and the sub-statuses allow it, else in_progress > failed with
-        the time of the next attempt, and > quarantined in the same transaction where none remains. Only claims of this
-        run and attempt are touched; the others come back as `lost`.
+        the time of the next attempt, and > quarantined in the same transaction where none remains; what governance
+        refused has its entry in the governance log by then. Only claims of this run and attempt are touched; the others
+        come back as `lost`.
         """
         verdicts = judge(envelopes, self._registry, now=self._clock(), base_seconds=self._retry_backoff_seconds)
         with self._changing(tx) as changing:
@@ -139,7 +140,10 @@ class Ledger(LedgerChanges):
                 log=self.log,
                 actor=self._worker_id,
             )
-            quarantined = self._give_up(self._hopeless(verdicts, failures, changing), changing)
+            hopeless = self._hopeless(verdicts, failures, changing)
+            quarantined = self._give_up(hopeless, changing)
+            refused = [u for u in envelopes if hopeless.get(u.wal_id) == LedgerCode.GOVERNANCE_HARD_FAIL]
+            record_refusals(changing, refused, run_id=run_id, log=self.log, actor=self._worker_id)
         return SettleReport(
             succeeded=tuple(sorted(done)),
             failed=tuple(sorted(not_done - quarantined)),

@@ -9,3 +9,8 @@ SELECT
     value ->> '$.record_version', value ->> '$.from_status', value ->> '$.to_status', value ->> '$.reason',
     value ->> '$.change_ref', value -> '$.details'
 FROM json_each(:batch);
+
+-- name: of_run
+SELECT entry_id FROM governance_log
+WHERE action = :action AND dataset = :dataset AND details ->> '$.run_id' = :run_id
+LIMIT 1;

@@ -1,0 +1,177 @@
+"""Governance rules: whether a unit may be shown, generalised or not at all, before anything is registered (SEC-03).
+
+Pure, over a contract's governance section, a unit's metadata and the run's reference time: no rule reads a clock.
+Belongs here: the rules, their order, and what a ruling does to an envelope. Does not belong here: how a location is
+generalised (`generalise.py`), quarantine (`ledger/`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum, unique
+
+from kfm_dagster.contracts.envelope import Envelope, Metadata
+from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.contracts.issues import GovernanceIssue, Issue, Severity
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.contracts.stewardship import Embargo, Governance
+from kfm_dagster.governance.generalise import generalised
+
+
+@unique
+class Action(StrEnum):
+    """What governance says of a unit."""
+
+    ALLOW = "allow"
+    MASK = "mask"
+    """It goes on with its location generalised."""
+    HARD_FAIL = "hard_fail"
+    """It leaves the chain, for quarantine."""
+
+
+@unique
+class RuleId(StrEnum):
+    """Which rule decided; the members stand in the order in which they are asked."""
+
+    ACCESS = "access"
+    """Nothing of a closed dataset is catalogued."""
+    CONSENT = "consent"
+    """Data of Indigenous peoples need a consent that is valid."""
+    EMBARGO = "embargo"
+    """A unit stays out until its embargo is over."""
+    SENSITIVITY = "sensitivity"
+    """A sensitive location is shown generalised, or not at all."""
+    NONE = "none"
+    """No rule has anything against the unit."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ruling:
+    """The decision on one unit, and what it rests on; the texts hold no location."""
+
+    action: Action
+    rule: RuleId
+    observed: str
+    expected: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.observed}, expected {self.expected}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rules:
+    """The rules of one dataset at one reference time (aware): when the run claimed its units."""
+
+    governance: Governance
+    at: datetime
+
+    @staticmethod
+    def any_of(contract: DatasetContract) -> bool:
+        """Tell whether a contract has any rule: of an open dataset no unit need be looked at."""
+        governance = contract.governance
+        return (
+            governance.access == "closed"
+            or governance.indigenous_data_flag
+            or governance.sensitivity == "sensitive"
+            or any(part is not None for part in (governance.consent, governance.embargo, governance.masking))
+        )
+
+    def ruling(self, unit: Envelope) -> Ruling:
+        """Return the first objection to a unit, and else whether it is masked."""
+        for rule in _RULES:
+            found = rule(self, unit)
+            if found is not None:
+                return found
+        if self.governance.masking is not None:
+            return Ruling(
+                action=Action.MASK, rule=RuleId.SENSITIVITY, observed="a location", expected="it is generalised"
+            )
+        return Ruling(action=Action.ALLOW, rule=RuleId.NONE, observed="no objection", expected="none")
+
+    def applied(self, unit: Envelope) -> Envelope:
+        """Return a unit as it may be stored: without its exact location where that is masked, and with its hard fail.
+
+        A unit that has left the chain before is masked as well, because what it left with is stored, too; it keeps its
+        own reason.
+        """
+        failed, ruling = unit.failure is not None, self.ruling(unit)
+        if self.governance.masking is not None and unit.metadata is not None:
+            unit = unit.evolve(metadata=generalised(unit.metadata, self.governance.masking))
+        if failed or ruling.action is not Action.HARD_FAIL:
+            return unit
+        issue = Issue(code=GovernanceIssue.HARD_FAIL.value, severity=Severity.FAILED, message=str(ruling))
+        return unit.evolve(gate_issues=(*unit.gate_issues, issue))
+
+
+def hard_fails(unit: Envelope) -> bool:
+    """Tell whether a rule took the unit out of the chain."""
+    return any(issue.code == GovernanceIssue.HARD_FAIL for issue in unit.gate_issues)
+
+
+def embargo_end(embargo: Embargo, unit: Envelope) -> datetime:
+    """Return when a unit's embargo is over; it was observed when both its key and its header say that it had ended."""
+    if embargo.until is not None:
+        return embargo.until
+    observed: datetime = max([unit.time_range_end, *(_header_ends(unit.metadata) if unit.metadata else ())])
+    try:
+        return observed + timedelta(days=embargo.days_after_observation or 0)
+    except OverflowError:
+        return datetime.max.replace(tzinfo=UTC)
+
+
+def _header_ends(metadata: Metadata) -> Iterator[datetime]:
+    for name in ("datetime", "end_datetime"):
+        # metadata-extract writes both as RFC 3339; what it has found fault with may be anything.
+        with suppress(OverflowError, TypeError, ValueError):
+            yield moment(metadata.stac_properties.get(name, ""))
+
+
+def _access(rules: Rules, _: Envelope) -> Ruling | None:
+    if rules.governance.access != "closed":
+        return None
+    return _hard_fail(RuleId.ACCESS, "access is closed", "open or restricted")
+
+
+def _consent(rules: Rules, _: Envelope) -> Ruling | None:
+    consent = rules.governance.consent
+    if consent is None:
+        if not rules.governance.indigenous_data_flag:
+            return None
+        return _hard_fail(RuleId.CONSENT, "no consent is on record", "one, for data of Indigenous peoples")
+    if consent.valid_until is None or rules.at < consent.valid_until:
+        return None
+    return _hard_fail(
+        RuleId.CONSENT,
+        f"{consent.reference} was valid until {rfc3339(consent.valid_until)}",
+        f"a consent that is valid at {rfc3339(rules.at)}",
+    )
+
+
+def _embargo(rules: Rules, unit: Envelope) -> Ruling | None:
+    embargo = rules.governance.embargo
+    if embargo is None or (end := embargo_end(embargo, unit)) <= rules.at:
+        return None
+    return _hard_fail(
+        RuleId.EMBARGO, f"embargoed until {rfc3339(end)}", f"an embargo that is over at {rfc3339(rules.at)}"
+    )
+
+
+def _sensitivity(rules: Rules, unit: Envelope) -> Ruling | None:
+    masking = rules.governance.masking
+    if masking is None:
+        if rules.governance.sensitivity != "sensitive":
+            return None
+        return _hard_fail(RuleId.SENSITIVITY, "no masking is declared", "one, for sensitive locations")
+    if unit.metadata is None or unit.metadata.bbox is None:
+        return _hard_fail(RuleId.SENSITIVITY, "no location that could be generalised", "a footprint")
+    return None
+
+
+def _hard_fail(rule: RuleId, observed: str, expected: str) -> Ruling:
+    return Ruling(action=Action.HARD_FAIL, rule=rule, observed=observed, expected=expected)
+
+
+_RULES: tuple[Callable[[Rules, Envelope], Ruling | None], ...] = (_access, _consent, _embargo, _sensitivity)

@@ -1,0 +1,332 @@
+"""Governance through the real nodes: who gets an Item, what is logged and when, and what is left of a place."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kfm_dagster.contracts.issues import GovernanceIssue
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.contracts.stewardship import Governance
+from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceEntry
+from kfm_dagster.ingest.evidence import read_evidence
+from kfm_dagster.ingest.nodes import Operator, Source
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.cases import CaseState, QuarantineCases
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster_tests.governance.conftest import every_row
+from kfm_dagster_tests.governance.test_rules import MASKING, governance
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import (
+    DAY,
+    SEAMS,
+    START,
+    Clock,
+    CrashError,
+    Seam,
+    StoredObject,
+    announce,
+    missing,
+    open_pipeline,
+    put,
+    run_chain,
+    take,
+    truncated,
+    volumes,
+    work_until_done,
+)
+
+PARTITION = DAY.isoformat()
+DATASET = "nexrad-l2"
+SHOWN = ["platform", "instruments", "nexrad:message-type"]
+SHIELDED = {"sensitivity": "sensitive", "access": "restricted", "masking": MASKING | {"properties": SHOWN}}
+RUN = "run-1"
+JANE = Decision(actor="jane", reason="the embargo is over", change_ref="CHG-7")
+Open = Callable[..., Pipeline]
+
+
+def under(pipeline: Pipeline, declared: Governance) -> Pipeline:
+    """The pipeline, with NEXRAD under another governance section."""
+
+    def governed(contract: DatasetContract) -> DatasetContract:
+        if contract.id != DATASET:
+            return contract
+        document = contract.model_dump(mode="json") | {"governance": declared.model_dump(mode="json")}
+        document["metadata_extract"]["required"] = SHOWN
+        return DatasetContract.model_validate(document)
+
+    pipeline.registry = ContractRegistry.of(governed(contract) for contract in pipeline.registry)
+    return pipeline
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> Path:
+    """Folder in the place of the providers' object stores."""
+    folder = tmp_path / "objects"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def opened(tmp_path: Path, objects: Path, database_url: str) -> Iterator[Open]:
+    """Open the deployment under a governance section; again is another process."""
+    found: list[Pipeline] = []
+
+    def again(**declared: Any) -> Pipeline:
+        found.append(under(open_pipeline(tmp_path / "home", objects, url=database_url), governance(**declared)))
+        return found[-1]
+
+    yield again
+    for pipeline in found:
+        pipeline.close()
+
+
+def arrive(pipeline: Pipeline, objects: Path, *items: StoredObject) -> None:
+    put(objects, items)
+    take(pipeline, *(announce([item.event()], registry=pipeline.registry) for item in items))
+
+
+def items_of(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
+    catalog = Path(pipeline.settings.catalog)
+    return traces.items(catalog) if (catalog / "catalog.json").exists() else {}
+
+
+def logged(pipeline: Pipeline, action: GovernanceAction) -> list[GovernanceEntry]:
+    return pipeline.ledger.log.entries(action=action, dataset=DATASET)
+
+
+@pytest.mark.clause("SEC-03", "WSM-09", "BEY-06")
+@pytest.mark.parametrize(
+    ("declared", "rule"),
+    [
+        ({"access": "closed"}, "access: access is closed, expected open or restricted"),
+        (
+            {"embargo": {"until": "2027-01-01T00:00:00Z"}},
+            "embargo: embargoed until 2027-01-01T00:00:00.000000Z, expected an embargo that is over at {at}",
+        ),
+        (
+            {
+                "indigenous_data_flag": True,
+                "consent": {"authority": "a council", "reference": "MOU-7", "valid_until": START},
+            },
+            "consent: MOU-7 was valid until 2026-01-01T00:00:00.000000Z, expected a consent that is valid at {at}",
+        ),
+    ],
+    ids=["access", "embargo", "consent"],
+)
+def test_what_governance_refuses_is_quarantined_at_once_without_a_trace_in_catalog_or_lineage(
+    declared: dict[str, Any], rule: str, opened: Open, objects: Path
+) -> None:
+    rule = rule.format(at="2026-01-01T01:00:00.000000Z")
+    pipeline = opened(**declared)
+    sound, cut = volumes(2)[0], truncated(volumes(2)[1])
+    arrive(pipeline, objects, sound, cut)
+    work_until_done(pipeline)
+    records = traces.records(pipeline)
+    record = records[sound.uri]
+    assert (record.status, record.attempts) == (Status.QUARANTINED, 1)
+    assert (record.last_error_code, record.last_error_message) == (GovernanceIssue.HARD_FAIL, rule)
+    history = [(entry.from_status, entry.to_status, entry.at) for entry in pipeline.ledger.history(record.wal_id)]
+    assert [(before, after) for before, after, _ in history[-2:]] == [
+        (Status.IN_PROGRESS, Status.FAILED),
+        (Status.FAILED, Status.QUARANTINED),
+    ]
+    # What failed for another reason is judged by that one, as often as its contract allows.
+    assert (records[cut.uri].last_error_code, records[cut.uri].attempts) == ("size_mismatch", 3)
+    assert items_of(pipeline) == {}
+    assert not list(Path(pipeline.settings.lineage).rglob("*.*"))
+    [entry] = logged(pipeline, GovernanceAction.QUARANTINE)
+    assert (entry.wal_id, entry.reason, entry.details["run_id"]) == (record.wal_id, rule, record.ingest_run_id)
+    cases = QuarantineCases(pipeline.database, clock=pipeline.clock).find(CaseState.OPEN)
+    [case] = [case for case in cases if case.key.wal_id == record.wal_id]
+    assert case.evidence is not None
+    bundle = read_evidence(pipeline, case.evidence)
+    assert (bundle["reason"], bundle["operator"]) == (GovernanceIssue.HARD_FAIL, Operator.METADATA_EXTRACT)
+    assert (bundle["found"]["state"], bundle["found"]["first_hex"]) == ("withheld", "")
+
+
+@pytest.mark.clause("SEC-03", "WSM-16")
+def test_an_embargoed_unit_comes_back_until_its_embargo_is_over_and_is_then_released(
+    opened: Open, objects: Path
+) -> None:
+    end = datetime(2026, 2, 1, tzinfo=UTC)
+    pipeline = opened(embargo={"until": end})
+    item = volumes(1)[0]
+    arrive(pipeline, objects, item)
+    work_until_done(pipeline)
+    clock = pipeline.clock
+    assert isinstance(clock, Clock)
+    for now, status in ((end - timedelta(days=1), Status.QUARANTINED), (end, Status.SUCCEEDED)):
+        clock.now = now
+        record = traces.records(pipeline)[item.uri]
+        released = pipeline.ledger.override(
+            {record.wal_id: record.version},
+            from_status=Status.QUARANTINED,
+            action=GovernanceAction.RELEASE,
+            decision=JANE,
+        )
+        assert released == {record.wal_id}
+        work_until_done(pipeline)
+        assert traces.records(pipeline)[item.uri].status is status
+    assert items_of(pipeline).keys() == {item.uri}
+    assert len(logged(pipeline, GovernanceAction.QUARANTINE)) == 2
+    collection = traces.catalog_tree(Path(pipeline.settings.catalog))["nexrad-l2/collection.json"]
+    assert collection["kfm:embargo"] == "until 2026-02-01T00:00:00+00:00"
+
+
+@pytest.mark.clause("SEC-03")
+def test_every_attempt_of_a_run_judges_by_the_time_at_which_it_claimed_its_units(opened: Open, objects: Path) -> None:
+    """An embargo that ends between the death of a run and its next execution does not make two outcomes of one run."""
+    pipeline = opened(embargo={"until": START + timedelta(minutes=1)})
+    arrive(pipeline, objects, volumes(1)[0])
+    with pytest.raises(CrashError):
+        run_chain(
+            pipeline,
+            DATASET,
+            PARTITION,
+            RUN,
+            Source.LEDGER,
+            dies_at=Seam(operator=Operator.METADATA_EXTRACT, point="computed"),
+        )
+    clock = pipeline.clock
+    assert isinstance(clock, Clock)
+    clock.forward(120)
+    run_chain(pipeline, DATASET, PARTITION, RUN, Source.LEDGER)
+    assert traces.statuses(pipeline) == {"quarantined": 1}
+
+
+@pytest.mark.clause("SEC-03")
+@pytest.mark.parametrize(
+    "seam", [seam for seam in SEAMS if seam.operator in {Operator.METADATA_EXTRACT, Operator.SETTLE}], ids=str
+)
+def test_a_refusal_and_a_mask_are_logged_once_wherever_the_run_dies(seam: Seam, opened: Open, objects: Path) -> None:
+    shown, embargoed = volumes(24)[0], volumes(24)[-1]
+    embargo = {"days_after_observation": 1}
+    pipeline = opened(**SHIELDED, embargo=embargo)
+    assert isinstance(pipeline.clock, Clock)
+    pipeline.clock.now = datetime(2025, 4, 3, 12, tzinfo=UTC)
+    arrive(pipeline, objects, shown, embargoed)
+    with pytest.raises(CrashError):
+        run_chain(pipeline, DATASET, PARTITION, RUN, Source.LEDGER, dies_at=seam)
+    before = len(logged(pipeline, GovernanceAction.MASK)), len(logged(pipeline, GovernanceAction.QUARANTINE))
+    durable = seam.operator is Operator.SETTLE, seam == Seam(operator=Operator.SETTLE, point="committed")
+    assert before == (int(durable[0] or seam.point == "committed"), int(durable[1]))
+    for _ in range(2):
+        run_chain(pipeline, DATASET, PARTITION, RUN, Source.LEDGER)
+    [masked] = logged(pipeline, GovernanceAction.MASK)
+    assert (masked.actor, masked.reason, masked.change_ref) == ("steward", "sites are sacred", "CARE-1")
+    assert masked.details == {
+        "method": "h3",
+        "parameters": {"resolution": 4},
+        "run_id": RUN,
+        "partition": PARTITION,
+        "units": 2,
+    }
+    [refused] = logged(pipeline, GovernanceAction.QUARANTINE)
+    assert refused.wal_id == traces.records(pipeline)[embargoed.uri].wal_id
+    assert items_of(pipeline).keys() == {shown.uri}
+    # Another run decides for itself.
+    second = volumes(24)[1]
+    arrive(pipeline, objects, second)
+    run_chain(pipeline, DATASET, PARTITION, "run-2", Source.LEDGER)
+    assert [entry.details["run_id"] for entry in logged(pipeline, GovernanceAction.MASK)] == ["run-2", RUN]
+
+
+@pytest.mark.clause("SEC-03")
+def test_an_exact_location_is_nowhere_in_what_is_stored_or_shown(opened: Open, objects: Path, tmp_path: Path) -> None:
+    item, cut = volumes(2)[0], truncated(volumes(2)[1])
+    exact = _positions(item, tmp_path / "open")
+    pipeline = opened(**SHIELDED)
+    seen: list[str] = []
+    arrive(pipeline, objects, item, cut)
+    # Artifacts are compressed; a batch is what stands in one.
+    run_chain(
+        pipeline, DATASET, PARTITION, RUN, Source.LEDGER, seen=lambda batch: seen.extend(map(str, batch.envelopes))
+    )
+    texts = [path.read_text(encoding="utf-8") for path in (tmp_path / "home").rglob("*.*json*") if path.suffix != ".gz"]
+    texts += [row for rows in every_row(pipeline.database).values() for row in rows] + seen
+    assert [position for position in exact if any(position in text for text in texts)] == []
+    [shown] = items_of(pipeline).values()
+    told = shown["properties"]
+    assert {name for name in told if not name.startswith("kfm:")} == {*SHOWN, "datetime"}
+    notice = {"kfm:sensitivity": "sensitive", "kfm:access": "restricted", "kfm:masking": "h3, resolution 4"}
+    assert notice.items() <= told.items()
+    assert notice.items() <= traces.catalog_tree(Path(pipeline.settings.catalog))["nexrad-l2/collection.json"].items()
+    assert logged(pipeline, GovernanceAction.QUARANTINE) == []
+
+
+def _positions(item: StoredObject, folder: Path) -> set[str]:
+    """Every degree that an open dataset shows of the object, as text."""
+    put(folder / "objects", [item])
+    pipeline = open_pipeline(folder / "home", folder / "objects")
+    run_chain(pipeline, DATASET, PARTITION, RUN)
+    [shown] = items_of(pipeline).values()
+    pipeline.close()
+    assert not {"kfm:sensitivity", "kfm:access", "kfm:masking"} & shown["properties"].keys()
+    pairs = [*shown["geometry"]["coordinates"][0], shown["bbox"]]
+    found = {str(degrees) for pair in pairs for degrees in pair}
+    found |= {str(shown["properties"][f"nexrad:{name}"]) for name in ("latitude", "longitude")}
+    # Shorter ones could be anything.
+    return {text for text in found if len(text) > 7}
+
+
+DECLARED = st.fixed_dictionaries(
+    {},
+    optional={
+        "access": st.sampled_from(["restricted", "closed"]),
+        "embargo": st.one_of(
+            st.builds(dict, days_after_observation=st.integers(272, 275)),
+            st.builds(dict, until=st.sampled_from([START, START + timedelta(days=900)])),
+        ),
+        "consent": st.builds(
+            dict,
+            authority=st.just("a council"),
+            reference=st.just("MOU-7"),
+            valid_until=st.sampled_from([None, START, START + timedelta(days=900)]),
+        ),
+        "shielded": st.booleans(),
+    },
+)
+
+
+@pytest.mark.clause("SEC-03", "BEY-03")
+@settings(max_examples=10)
+@given(declared=DECLARED, broken=st.integers(0, 4), released=st.booleans())
+def test_no_unit_that_governance_refuses_ever_gets_an_item(
+    declared: dict[str, Any], broken: int, released: bool
+) -> None:
+    """Whatever a contract declares, each unit's fate is what the rules say of it; `run_chain` holds both balances."""
+    shielded = SHIELDED if declared.pop("shielded", False) else {}
+    if declared.get("access") == "closed":
+        shielded = {**shielded, "access": "closed"}
+    items = [(missing, truncated)[place % 2](item) if place < broken else item for place, item in enumerate(volumes(6))]
+    with tempfile.TemporaryDirectory() as folder:
+        pipeline = under(
+            open_pipeline(Path(folder) / "home", Path(folder) / "objects"), governance(**{**declared, **shielded})
+        )
+        arrive(pipeline, Path(folder) / "objects", *items)
+        work_until_done(pipeline)
+        if released:
+            quarantined = {one.wal_id: one.version for one in pipeline.ledger.find(status=Status.QUARANTINED)}
+            pipeline.ledger.override(
+                quarantined, from_status=Status.QUARANTINED, action=GovernanceAction.RELEASE, decision=JANE
+            )
+            work_until_done(pipeline)
+        found = {record.object_uri: record for record in pipeline.ledger.find()}
+        refused = {uri for uri, record in found.items() if record.last_error_code == GovernanceIssue.HARD_FAIL}
+        sound = {item.uri for item in items[broken:]}
+        assert items_of(pipeline).keys() == sound - refused
+        assert refused <= sound
+        assert {found[uri].status for uri in refused} <= {Status.QUARANTINED}
+        entries = Counter(entry.wal_id for entry in logged(pipeline, GovernanceAction.QUARANTINE))
+        assert entries == dict.fromkeys((found[uri].wal_id for uri in refused), 1 + released)
+        pipeline.close()

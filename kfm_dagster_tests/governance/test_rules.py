@@ -1,0 +1,276 @@
+"""Governance rules alone: what each decides of a unit, and what a generalised header still tells."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Metadata
+from kfm_dagster.contracts.issues import GovernanceIssue, Issue, Severity
+from kfm_dagster.contracts.loader import ContractRegistry, parse_contract
+from kfm_dagster.contracts.stewardship import Governance, Masking
+from kfm_dagster.errors import ContractError
+from kfm_dagster.governance.generalise import TIMES, WITHHELD, generalised
+from kfm_dagster.governance.rules import Action, RuleId, Rules
+from kfm_dagster.ledger.policy import NEVER_REPLAYED
+from kfm_dagster.operators.footprint import Footprint, footprint
+from kfm_dagster_tests.contracts.test_contracts import HRRR, changed
+from kfm_dagster_tests.factories import START, envelope, failed, finished
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+MASKING = {
+    "method": "h3",
+    "resolution": 4,
+    "properties": ["platform"],
+    "requested_by": "steward",
+    "reason": "sites are sacred",
+    "change_ref": "CARE-1",
+}
+CONSENT = {"authority": "a council", "reference": "MOU-7"}
+SHIELDED = {"sensitivity": "sensitive", "access": "restricted", "masking": MASKING}
+
+
+def governance(**declared: Any) -> Governance:
+    return Governance.model_validate({"license": "CC-BY-4.0", **declared})
+
+
+def read(unit: Envelope, **properties: Any) -> Envelope:
+    """The unit as metadata-extract leaves it."""
+    done = finished(unit).evolve(stac=None, provenance=None)
+    assert done.metadata is not None
+    told = {**done.metadata.stac_properties, **properties}
+    return done.evolve(metadata=dataclasses.replace(done.metadata, stac_properties=told))
+
+
+UNIT = read(envelope())
+"""Observed at START, by its key and by its header."""
+LATER = read(envelope(), end_datetime="2025-12-05T00:06:24Z")
+NOWHERE = UNIT.evolve(metadata=Metadata(status=CheckStatus.SUSPECT, stac_properties={"datetime": "x"}))
+
+RULINGS = [
+    ("nothing declared", {}, UNIT, NOON, Action.ALLOW, RuleId.NONE),
+    ("restricted, and shown", {"sensitivity": "restricted", "access": "restricted"}, UNIT, NOON, Action.ALLOW, "none"),
+    ("closed", {"access": "closed"}, UNIT, NOON, Action.HARD_FAIL, RuleId.ACCESS),
+    ("closed and sensitive", {"access": "closed", "sensitivity": "sensitive"}, UNIT, NOON, Action.HARD_FAIL, "access"),
+    ("consented", {"indigenous_data_flag": True, "consent": CONSENT}, UNIT, NOON, Action.ALLOW, RuleId.NONE),
+    (
+        "consent still valid",
+        {"consent": CONSENT | {"valid_until": NOON}, "indigenous_data_flag": True},
+        UNIT,
+        NOON - SECOND,
+        Action.ALLOW,
+        RuleId.NONE,
+    ),
+    (
+        "consent over",
+        {"consent": CONSENT | {"valid_until": NOON}, "indigenous_data_flag": True},
+        UNIT,
+        NOON,
+        Action.HARD_FAIL,
+        RuleId.CONSENT,
+    ),
+    ("embargo", {"embargo": {"until": NOON}}, UNIT, NOON - SECOND, Action.HARD_FAIL, RuleId.EMBARGO),
+    ("embargo over", {"embargo": {"until": NOON}}, UNIT, NOON, Action.ALLOW, RuleId.NONE),
+    (
+        "embargo of a day",
+        {"embargo": {"days_after_observation": 1}},
+        UNIT,
+        START + timedelta(days=1) - SECOND,
+        Action.HARD_FAIL,
+        RuleId.EMBARGO,
+    ),
+    (
+        "embargo of a day, over",
+        {"embargo": {"days_after_observation": 1}},
+        UNIT,
+        START + timedelta(days=1),
+        Action.ALLOW,
+        RuleId.NONE,
+    ),
+    (
+        "the header tells a later end",
+        {"embargo": {"days_after_observation": 1}},
+        LATER,
+        START + timedelta(days=3) - SECOND,
+        Action.HARD_FAIL,
+        RuleId.EMBARGO,
+    ),
+    (
+        "no time in the header",
+        {"embargo": {"days_after_observation": 1}},
+        NOWHERE,
+        START,
+        Action.HARD_FAIL,
+        RuleId.EMBARGO,
+    ),
+    (
+        "an end beyond all time",
+        {"embargo": {"days_after_observation": 1}},
+        read(envelope(), end_datetime="9999-12-31T23:59:59Z"),
+        NOON,
+        Action.HARD_FAIL,
+        RuleId.EMBARGO,
+    ),
+    ("masked", SHIELDED, UNIT, NOON, Action.MASK, RuleId.SENSITIVITY),
+    ("no place to mask", SHIELDED, NOWHERE, NOON, Action.HARD_FAIL, RuleId.SENSITIVITY),
+    ("masked and embargoed", SHIELDED | {"embargo": {"until": NOON}}, UNIT, START, Action.HARD_FAIL, RuleId.EMBARGO),
+]
+
+
+@pytest.mark.clause("SEC-03")
+@pytest.mark.parametrize(
+    ("declared", "unit", "at", "action", "rule"),
+    [case[1:] for case in RULINGS],
+    ids=[case[0] for case in RULINGS],
+)
+def test_what_the_rules_say_of_a_unit(
+    declared: dict[str, Any], unit: Envelope, at: datetime, action: Action, rule: RuleId
+) -> None:
+    rules = Rules(governance=governance(**declared), at=at)
+    ruling = rules.ruling(unit)
+    assert (ruling.action, ruling.rule) == (action, rule)
+    after = rules.applied(unit)
+    if action is Action.HARD_FAIL:
+        assert after.failure is not None
+        assert (after.failure.code, after.failure.severity) == (GovernanceIssue.HARD_FAIL, Severity.FAILED)
+        assert after.failure.message == f"{rule}: {ruling.observed}, expected {ruling.expected}"
+        assert after.failure.code in NEVER_REPLAYED
+    else:
+        assert after.failure is None
+    assert (after.metadata == unit.metadata) is ("masking" not in declared or unit is NOWHERE)
+
+
+@pytest.mark.clause("SEC-03")
+@pytest.mark.parametrize(
+    ("declared", "asked"),
+    [
+        ({}, False),
+        ({"indigenous_data_flag": True, "consent": CONSENT}, True),
+        ({"sensitivity": "restricted", "access": "restricted"}, False),
+        ({"access": "closed"}, True),
+        ({"embargo": {"until": NOON}}, True),
+        ({"consent": CONSENT}, True),
+        (SHIELDED, True),
+    ],
+)
+def test_of_a_dataset_without_a_rule_no_unit_is_looked_at(
+    contracts: ContractRegistry, declared: dict[str, Any], asked: bool
+) -> None:
+    known = contracts["nexrad-l2"]
+    assert Rules.any_of(known.model_copy(update={"governance": governance(**declared)})) is asked
+    assert not any(Rules.any_of(contract) for contract in contracts)
+
+
+@pytest.mark.clause("SEC-03")
+@pytest.mark.parametrize("declared", [{"indigenous_data_flag": True}, {"sensitivity": "sensitive"}])
+def test_a_contract_that_nobody_checked_is_refused_all_the_same(declared: dict[str, Any]) -> None:
+    unchecked = governance().model_copy(update=declared)
+    assert Rules(governance=unchecked, at=NOON).ruling(UNIT).action is Action.HARD_FAIL
+
+
+@pytest.mark.clause("SEC-03")
+@pytest.mark.parametrize(
+    ("declared", "says"),
+    [
+        ({"sensitivity": "restricted"}, "access restricted or closed, and it is open"),
+        ({"sensitivity": "sensitive", "access": "restricted"}, "needs masking"),
+        ({"indigenous_data_flag": True}, "needs consent"),
+        ({"indigenous_data_flag": True, "consent": {"authority": " ", "reference": "x"}}, "pattern"),
+        ({"indigenous_data_flag": True, "consent": {"authority": "a council"}}, "required"),
+        ({"embargo": {}}, "either until or days"),
+        ({"embargo": {"until": "2026-03-01T12:00:00Z", "days_after_observation": 1}}, "either until or days"),
+        ({"embargo": {"until": "2026-03-01T12:00:00"}}, "timezone"),
+        ({"embargo": {"days_after_observation": 0}}, "greater than 0"),
+        ({"masking": MASKING}, "needs a sensitivity"),
+        (SHIELDED | {"masking": MASKING | {"resolution": 9}}, "less than or equal to 8"),
+        (SHIELDED | {"masking": MASKING | {"change_ref": ""}}, "at least 1 character"),
+        (SHIELDED, "are not in governance.masking.properties"),
+        ({"sensitivity": "secret", "access": "restricted"}, "'none', 'restricted' or 'sensitive'"),
+    ],
+)
+def test_a_contract_without_the_declarations_it_needs_is_refused_with_a_line(
+    declared: dict[str, Any], says: str
+) -> None:
+    text = changed(HRRR, {"governance": {"license": "CC-BY-4.0", **declared}})
+    with pytest.raises(ContractError, match=says) as refused:
+        parse_contract(text, source="mine.yaml")
+    assert "\n" not in str(refused.value)
+
+
+LATITUDES = st.floats(-90, 90)
+LONGITUDES = st.floats(-180, 180)
+
+
+@st.composite
+def boxes(draw: st.DrawFn) -> tuple[float, float, float, float]:
+    south, north = sorted((draw(LATITUDES), draw(LATITUDES)))
+    return draw(LONGITUDES), south, draw(LONGITUDES), north
+
+
+@pytest.mark.clause("SEC-03")
+@given(box=boxes(), resolution=st.integers(0, 8))
+@example(box=(179.9, -1.0, -179.9, 1.0), resolution=3)
+@example(box=(-180.0, 89.9, 180.0, 90.0), resolution=1)
+@example(box=(-180.0, -90.0, 180.0, -89.0), resolution=0)
+@example(box=(180.0, 10.0, 180.0, 10.0), resolution=5)
+@example(box=(-180.0, 10.0, -180.0, 10.0), resolution=5)
+def test_a_generalised_footprint_is_valid_and_holds_the_place(
+    box: tuple[float, float, float, float], resolution: int
+) -> None:
+    metadata = Metadata(
+        status=CheckStatus.OK, geometry={"type": "Point", "coordinates": [0, 0]}, bbox=box, stac_properties={}
+    )
+    shown = generalised(metadata, Masking.model_validate(MASKING | {"resolution": resolution}))
+    assert shown.bbox is not None
+    west, south, east, north = shown.bbox
+    checked = footprint(shown.geometry, shown.bbox, decimals=5)
+    assert isinstance(checked, Footprint)
+    latitude = (box[1] + box[3]) / 2
+    # The sides of a cell are arcs of great circles: those of the largest cells bulge beyond the box of their corners.
+    slack = 3.0 / 2**resolution
+    assert south - slack <= latitude <= north + slack
+    middle = box[0] + ((box[2] - box[0]) % 360 if box[0] > box[2] else box[2] - box[0]) / 2
+    # Nearer to a pole so many degrees are no distance any more.
+    if abs(latitude) < 60:
+        assert (middle - west + slack) % 360 <= (east - west) % 360 + 2 * slack
+
+
+@pytest.mark.clause("SEC-03")
+def test_of_a_masked_header_only_its_cell_times_and_named_properties_are_kept() -> None:
+    issue = Issue(code="time_mismatch", severity=Severity.SUSPECT, message="the header of 38.123456 says noon")
+    shifted = []
+    for nudge in (0.0, 0.01):
+        unit = read(
+            envelope(),
+            **{"nexrad:site": f"K{nudge}", "proj:centroid": {"lat": 38.1 + nudge, "lon": -98.6}},
+            end_datetime="2025-12-03T00:07:00Z",
+        )
+        assert unit.metadata is not None
+        bbox = (-99.0 + nudge, 37.0 + nudge, -98.0 + nudge, 38.0 + nudge)
+        unit = unit.evolve(metadata=dataclasses.replace(unit.metadata, bbox=bbox, issues=(issue,)))
+        shifted.append(Rules(governance=governance(**SHIELDED), at=NOON).applied(unit))
+    assert shifted[0] == shifted[1]
+    metadata = shifted[0].metadata
+    assert metadata is not None
+    assert metadata.stac_properties.keys() <= {*TIMES, "platform"}
+    assert [(one.code, one.message) for one in metadata.issues] == [("time_mismatch", WITHHELD)]
+
+
+@pytest.mark.clause("SEC-03")
+def test_a_unit_that_failed_before_keeps_its_reason_and_loses_its_place() -> None:
+    rules = Rules(governance=governance(**SHIELDED, embargo={"until": NOON}), at=START)
+    broken = failed(UNIT)
+    after = rules.applied(broken)
+    assert after.failure == broken.failure
+    assert after.gate_issues == ()
+    assert after.metadata is not None
+    assert broken.metadata is not None
+    assert after.metadata.geometry != broken.metadata.geometry
+    unread = failed(envelope())
+    assert rules.applied(unread) == unread
