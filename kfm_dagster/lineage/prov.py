@@ -8,12 +8,14 @@ share (an object, a notification of several records, the agents) have one id and
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.governance.generalise import masking_decision
 from kfm_dagster.lineage.unit import IngestRun, LineageUnit, agent_id
 
 Node = dict[str, Any]
@@ -65,7 +67,7 @@ upgrade does not change who made what."""
 
 def prov_document(lines: Iterable[bytes], contract: DatasetContract) -> bytes:
     """Return the JSON-LD document of a batch of `prov_line`s; the same batch gives the same bytes."""
-    return jsonld([_joined(_agents(contract)), *lines])
+    return jsonld([_joined([*_agents(contract), *_masking(contract)]), *lines])
 
 
 def jsonld(lines: Iterable[bytes]) -> bytes:
@@ -249,6 +251,12 @@ def _agents(contract: DatasetContract) -> Iterator[Node]:
     }
     for name in _producers(contract):
         yield {"id": agent_id(name), "type": ["Agent", "prov:Organization"], "kfm:name": name}
+
+
+def _masking(contract: DatasetContract) -> list[Node]:
+    """Return the masking that went before every unit of a batch, and who asked for it, in the dataset's public name."""
+    decision = masking_decision(contract)
+    return [] if decision is None else replace(decision, dataset=contract.public_id).prov_nodes([])
 
 
 def _producers(contract: DatasetContract) -> list[str]:

@@ -23,6 +23,7 @@ from kfm_dagster.ingest.nodes import Operator, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import CaseState, QuarantineCases
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.lineage.prov import prov_json
 from kfm_dagster_tests.governance.conftest import every_row
 from kfm_dagster_tests.governance.test_rules import MASKING, governance
 from kfm_dagster_tests.integration import traces
@@ -262,6 +263,10 @@ def test_an_exact_location_is_nowhere_in_what_is_stored_or_shown(opened: Open, o
     assert notice.items() <= told.items()
     assert notice.items() <= traces.catalog_tree(Path(pipeline.settings.catalog))["nexrad-l2/collection.json"].items()
     assert logged(pipeline, GovernanceAction.QUARANTINE) == []
+    [document] = (Path(pipeline.settings.lineage) / "prov").rglob("*.jsonld")
+    activities = prov_json(document.read_bytes())["activity"].values()
+    [masking] = [one for one in activities if one.get("kfm:method") == "h3"]
+    assert (masking["kfm:dataset"], masking["kfm:change_ref"]) == (pipeline.registry[DATASET].public_id, "CARE-1")
 
 
 def _positions(item: StoredObject, folder: Path) -> set[str]:
