@@ -39,7 +39,7 @@ def generalised(metadata: Metadata, masking: Masking) -> Metadata:
     box = None if metadata.bbox is None else cell_box(metadata.bbox, masking.resolution)
     return dataclasses.replace(
         metadata,
-        geometry=None if box is None else _outline(box),
+        geometry=None if box is None else outline(box),
         bbox=box,
         stac_properties={name: value for name, value in metadata.stac_properties.items() if name in kept},
         # A finding may quote what the header says.
@@ -69,8 +69,8 @@ def cell_box(bbox: Box, resolution: int) -> Box:
     return _rounded(first), _rounded(min(latitudes)), _rounded(last), _rounded(max(latitudes))
 
 
-def _outline(box: Box) -> dict[str, Any]:
-    """Return a box as GeoJSON, cut at the antimeridian (RFC 7946, 3.1.9)."""
+def outline(box: Box) -> dict[str, Any]:
+    """Return (west, south, east, north) as GeoJSON, cut at the antimeridian (RFC 7946, 3.1.9)."""
     west, south, east, north = box
     spans = [(west, east)] if west <= east else [(west, 180.0), (-180.0, east)]
     # Rounding may leave nothing of a part beyond the antimeridian, and a ring without an area is none.

@@ -15,7 +15,7 @@ from kfm_dagster.contracts.issues import GovernanceIssue, Issue, Severity
 from kfm_dagster.contracts.loader import ContractRegistry, parse_contract
 from kfm_dagster.contracts.stewardship import Governance, Masking
 from kfm_dagster.errors import ContractError
-from kfm_dagster.governance.generalise import TIMES, WITHHELD, generalised
+from kfm_dagster.governance.generalise import TIMES, WITHHELD, generalised, outline
 from kfm_dagster.governance.rules import Action, RuleId, Rules
 from kfm_dagster.ledger.policy import NEVER_REPLAYED
 from kfm_dagster.operators.footprint import Footprint, footprint
@@ -238,7 +238,28 @@ def test_a_generalised_footprint_is_valid_and_holds_the_place(
     middle = box[0] + ((box[2] - box[0]) % 360 if box[0] > box[2] else box[2] - box[0]) / 2
     # Nearer to a pole so many degrees are no distance any more.
     if abs(latitude) < 60:
-        assert (middle - west + slack) % 360 <= (east - west) % 360 + 2 * slack
+        width = (east - west) % 360
+        assert (middle - west + slack) % 360 <= width + 2 * slack
+        assert width < 60 / 2**resolution
+
+
+@pytest.mark.clause("SEC-03")
+@pytest.mark.parametrize(
+    ("box", "parts"),
+    [
+        ((10.0, 0.0, 11.0, 1.0), [(10.0, 11.0)]),
+        ((179.5, 0.0, -179.5, 1.0), [(179.5, 180.0), (-180.0, -179.5)]),
+        ((179.5, 0.0, -180.0, 1.0), [(179.5, 180.0)]),
+        ((180.0, 0.0, -179.5, 1.0), [(-180.0, -179.5)]),
+    ],
+)
+def test_a_box_is_cut_at_the_antimeridian(
+    box: tuple[float, float, float, float], parts: list[tuple[float, float]]
+) -> None:
+    shown = outline(box)
+    assert isinstance(footprint(shown, box, decimals=5), Footprint)
+    polygons = shown["coordinates"] if shown["type"] == "MultiPolygon" else [shown["coordinates"]]
+    assert [(ring[0][0], ring[1][0]) for [ring] in polygons] == parts
 
 
 @pytest.mark.clause("SEC-03")
