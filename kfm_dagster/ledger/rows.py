@@ -30,6 +30,8 @@ from kfm_dagster.contracts.model import DatasetContract
 
 PRIORITY_RANK = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
 """Order of claims; the claim statement says the same in SQL."""
+_PRIORITIES = {one.value: one for one in Priority}
+_LANES = {one.value: one for one in Lane}
 
 
 def as_json(value: Any) -> str:
@@ -81,33 +83,39 @@ def _pattern(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.ASCII)
 
 
-def claimed_envelope(row: Any) -> Envelope:
-    """Envelope of a claimed record, as it was before any operator saw it."""
+def claimed_envelope(row: Iterable[Any]) -> Envelope:
+    """Envelope of a claimed record, as it was before any operator saw it; `row` is one that the claim returns."""
+    # By place: looking a thousand rows' columns up by name takes longer than all the rest.
+    (
+        wal_id, dataset, object_uri, provider, queue, event_time, time_range_start, time_range_end, priority,
+        schema_version, object_version, object_size, sequencer, sqs_message_id, sns_message_id, topic_arn, subject,
+        attempts, version, lane, replay_reason, replay_run_id,
+    ) = row  # fmt: skip
     return Envelope(
-        wal_id=WalId(row.wal_id),
-        dataset=row.dataset,
-        object_uri=row.object_uri,
-        provider=row.provider,
-        queue=row.queue,
-        event_time=moment(row.event_time),
-        time_range_start=moment(row.time_range_start),
-        time_range_end=moment(row.time_range_end),
-        priority=Priority(row.priority),
-        schema_version=row.schema_version,
-        object_version=row.object_version,
-        object_size=row.object_size,
-        sequencer=row.sequencer,
+        wal_id=WalId(wal_id),
+        dataset=dataset,
+        object_uri=object_uri,
+        provider=provider,
+        queue=queue,
+        event_time=moment(event_time),
+        time_range_start=moment(time_range_start),
+        time_range_end=moment(time_range_end),
+        priority=_PRIORITIES[priority],
+        schema_version=schema_version,
+        object_version=object_version,
+        object_size=object_size,
+        sequencer=sequencer,
         raw=RawReference(
-            sqs_message_id=row.sqs_message_id,
-            sns_message_id=row.sns_message_id,
-            topic_arn=row.topic_arn,
-            subject=row.subject,
+            sqs_message_id=sqs_message_id,
+            sns_message_id=sns_message_id,
+            topic_arn=topic_arn,
+            subject=subject,
         ),
-        lane=Lane(row.lane),
-        replay_reason=row.replay_reason,
-        replay_run_id=row.replay_run_id,
-        attempt=row.attempts,
-        record_version=row.version,
+        lane=_LANES[lane],
+        replay_reason=replay_reason,
+        replay_run_id=replay_run_id,
+        attempt=attempts,
+        record_version=version,
     )
 
 

@@ -22,6 +22,12 @@ from kfm_dagster.storage.statements import Migration, migrations, statement
 
 BUSY_TIMEOUT_SECONDS = 60
 """How long a SQLite writer waits for another one; a batch's transaction takes well under a second."""
+SQLITE_CACHE_KIB = 16 * 1024
+"""Page cache of a connection: a batch touches an index page for nearly every unit (ids are random), which is more than
+SQLite's 2 MiB, so pages would be written and read again within the transaction."""
+SQLITE_CHECKPOINT_PAGES = 4_000
+"""Pages (4 KiB) that the write-ahead log holds before a commit copies them into the database: a batch of a thousand
+changes more than SQLite's 1,000, so each of its commits would wait for the copy."""
 CONNECT_TIMEOUT_SECONDS = 10
 MIGRATION_LOCK = 0x6B666D
 """PostgreSQL advisory lock ("kfm") that lets one process migrate at a time."""
@@ -161,6 +167,8 @@ def _engine(url: URL) -> sa.Engine:
         # In WAL mode NORMAL survives a killed process; FULL is needed against power loss, and a commit is per batch.
         cursor.execute("PRAGMA synchronous = FULL")
         cursor.execute("PRAGMA foreign_keys = ON")
+        cursor.execute(f"PRAGMA cache_size = -{SQLITE_CACHE_KIB}")
+        cursor.execute(f"PRAGMA wal_autocheckpoint = {SQLITE_CHECKPOINT_PAGES}")
         cursor.close()
 
     @sa.event.listens_for(engine, "begin")

@@ -96,7 +96,8 @@ UPDATE nodd_wal_records SET
     change_reason = 'claimed',
     version = picked.version + 1
 FROM (
-    SELECT wal_id, version FROM nodd_wal_records
+    -- By rowid: the row that was picked is not looked for again.
+    SELECT rowid AS place, version FROM nodd_wal_records
     WHERE
         status = 'pending' AND dataset = :dataset AND partition_key = :partition
         AND (:lane IS NULL OR lane = :lane)
@@ -104,7 +105,7 @@ FROM (
     ORDER BY lane DESC, (CASE priority WHEN 'high' THEN 0 WHEN 'normal' THEN 1 ELSE 2 END), event_time, wal_id
     LIMIT :limit
 ) AS picked
-WHERE nodd_wal_records.wal_id = picked.wal_id AND nodd_wal_records.version = picked.version
+WHERE nodd_wal_records.rowid = picked.place AND nodd_wal_records.version = picked.version
 RETURNING
     wal_id, dataset, object_uri, provider, queue, event_time, time_range_start, time_range_end, priority,
     schema_version, object_version, object_size, sequencer, sqs_message_id, sns_message_id, topic_arn, subject,
