@@ -31,15 +31,8 @@ from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.definitions import build_definitions
 from kfm_dagster.idempotent_node.transaction import IdempotentNodes
-from kfm_dagster.ingest.nodes import (
-    IntegrityCheck,
-    MessageParse,
-    MetadataExtract,
-    ProvenanceEmit,
-    Settle,
-    Source,
-    StacRegister,
-)
+from kfm_dagster.ingest.chain import run_chain
+from kfm_dagster.ingest.nodes import MessageParse, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.settings import Settings
@@ -48,22 +41,21 @@ from kfm_dagster.storage.database import Database
 
 DAY = date(2025, 4, 1)
 EMPTY_DAY = date(2025, 5, 1)
-ENRICHING = (IntegrityCheck, MetadataExtract, StacRegister, ProvenanceEmit, Settle)
 
 
 def run_day(pipeline: Pipeline, *, run_id: str, limit: int) -> list[StageBatch]:
     """Run the day's chain; return each node's output."""
-    shared: dict[str, Any] = {
-        "pipeline": pipeline,
-        "dataset": "nexrad-l2",
-        "partition": DAY.isoformat(),
-        "run_id": run_id,
-    }
-    batches: list[StageBatch] = []
-    for node in (MessageParse(**shared, source=Source.LISTING, limit=limit), *(kind(**shared) for kind in ENRICHING)):
-        stage = pipeline.stages.run(node, run_id=run_id, upstream=batches[-1] if batches else None)
-        batches.append(pipeline.stages.commit(stage))
-    return batches
+    partition = DAY.isoformat()
+    return run_chain(
+        MessageParse(
+            pipeline=pipeline,
+            dataset="nexrad-l2",
+            partition=partition,
+            run_id=run_id,
+            source=Source.LISTING,
+            limit=limit,
+        )
+    )
 
 
 @contextmanager

@@ -17,25 +17,15 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from kfm_dagster.chaos.injector import activate
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.ingest.chain import run_chain
 from kfm_dagster.ingest.intake import take_in
-from kfm_dagster.ingest.nodes import (
-    IntegrityCheck,
-    MessageParse,
-    MetadataExtract,
-    ProvenanceEmit,
-    Settle,
-    Source,
-    StacRegister,
-)
+from kfm_dagster.ingest.nodes import MessageParse, Source
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ledger.reports import PendingPartition
 from kfm_dagster.settings import Settings
-from kfm_dagster.stages.batch import StageBatch
 
 PAUSE_SECONDS = 0.2
 MAX_ATTEMPTS = 20
@@ -68,29 +58,19 @@ def keep(pipeline: Pipeline) -> None:
 def work(pipeline: Pipeline) -> None:
     """Run the chain over one partition that has something pending."""
     for entry in pipeline.ledger.pending_by_partition():
-        run_chain(pipeline, entry, run_id=str(uuid.uuid4()))
+        run_chain(
+            MessageParse(
+                pipeline=pipeline,
+                dataset=entry.dataset,
+                partition=entry.partition,
+                run_id=str(uuid.uuid4()),
+                source=Source.LEDGER,
+                landing=(),
+                limit=pipeline.settings.max_units_per_run,
+                lane=entry.lane,
+            )
+        )
         return
-
-
-def run_chain(pipeline: Pipeline, entry: PendingPartition, *, run_id: str) -> None:
-    """Run the six nodes as one run."""
-    shared: dict[str, Any] = {
-        "pipeline": pipeline,
-        "dataset": entry.dataset,
-        "partition": entry.partition,
-        "run_id": run_id,
-    }
-    first = MessageParse(
-        **shared,
-        source=Source.LEDGER,
-        landing=(),
-        limit=pipeline.settings.max_units_per_run,
-        lane=entry.lane,
-    )
-    enriching = (kind(**shared) for kind in (IntegrityCheck, MetadataExtract, StacRegister, ProvenanceEmit, Settle))
-    batch: StageBatch | None = None
-    for node in (first, *enriching):
-        batch = pipeline.stages.commit(pipeline.stages.run(node, run_id=run_id, upstream=batch))
 
 
 ROLES: Mapping[str, Callable[[Pipeline], None]] = {"receiver": receive, "keeper": keep, "worker": work}

@@ -1,8 +1,8 @@
 """The benchmark: a backlog through sensor, daemon and runs, beside two yardsticks in the same call.
 
 `run_per_message` starts one Dagster run for each message, the pattern that the documentation shows for S3 events.
-`floor` is a plain loop that makes the same reads and writes and guarantees nothing. Figures are ratios of one call:
-machines are noisy.
+`floor` is a plain loop (`floor.py`). Beside them stands what gates and audit take of one run (`run_cost.py`). Figures
+are ratios of one call: machines are noisy.
 """
 
 from __future__ import annotations
@@ -14,28 +14,24 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 
-import orjson
 import psutil
 
-from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.embedded.demo import environment
 from kfm_dagster.embedded.deployment import Deployment
 from kfm_dagster.embedded.drain import drain
 from kfm_dagster.embedded.fast_queue import FastQueue, ensure_installed
 from kfm_dagster.embedded.feed import ObjectEvent, topic_of
+from kfm_dagster.embedded.floor import floor_rate
+from kfm_dagster.embedded.run_cost import RunCost, run_cost
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.progress import Progress
 from kfm_dagster.ingest.report import ledger_span, node_seconds
-from kfm_dagster.notifications.sqs import connect
-from kfm_dagster.operators.message_parse import parse_message
-from kfm_dagster.readers.base import ReadRequest
-from kfm_dagster.readers.registry import READERS
 from kfm_dagster.samples.goes_abi import goes_abi_samples
 from kfm_dagster.samples.hrrr import hrrr_samples
 from kfm_dagster.samples.nexrad_level2 import nexrad_level2_samples
@@ -44,6 +40,9 @@ from kfm_dagster.settings import Settings
 Samples = Callable[[date, int], Iterator[tuple[str, str, bytes]]]
 
 DAY = date(2025, 4, 2)
+DAY_OF_RUN = DAY + timedelta(days=1)
+UNITS_OF_RUN = 1_000
+"""Units at most of the run of which gates and audit may take a tenth: what is done once per process counts, too."""
 SAMPLES: dict[str, Samples] = {
     "goes-abi": goes_abi_samples,
     "nexrad-l2": nexrad_level2_samples,
@@ -66,6 +65,8 @@ class BenchResult:
     wall_ms_per_unit_by_node: dict[str, float] = field(default_factory=dict)
     peak_run_mib: float
     runs: int
+    run_cost: dict[str, Any] = field(default_factory=dict)
+    """What gates and audit take of a run (`RunCost.as_json`)."""
     run_per_message_per_second: float | None = None
     floor_per_second: float | None = None
 
@@ -101,6 +102,8 @@ def run_bench(
     with environment({"KFM_OBJECT_ROOT": str((folder / "objects").absolute())}):
         say(f"draining a backlog of {units} messages by sensor and daemon ...")
         drained = _drain(folder / "backlog", home / "fauxqs", bodies, {}, timeout_seconds, report)
+        say("running one chain in this process ...")
+        cost = _run_cost(folder, dataset, min(units, UNITS_OF_RUN))
         single = plain = None
         if run_per_message:
             few = bodies[:RUNS_PER_MESSAGE_UNITS]
@@ -109,7 +112,7 @@ def run_bench(
             single = _drain(folder / "single", home / "fauxqs", few, settings, timeout_seconds, report)
         if floor:
             say("working the same messages in a plain loop ...")
-            plain = _floor(folder / "floor", home / "fauxqs", bodies)
+            plain = floor_rate(folder / "floor", home / "fauxqs", bodies)
     return BenchResult(
         dataset=dataset,
         units=len(bodies),
@@ -119,6 +122,7 @@ def run_bench(
         wall_ms_per_unit_by_node=drained.by_node,
         peak_run_mib=drained.peak_run_mib,
         runs=drained.runs,
+        run_cost=cost.as_json(),
         run_per_message_per_second=None if single is None else RUNS_PER_MESSAGE_UNITS / single.seconds,
         floor_per_second=plain,
     )
@@ -174,63 +178,15 @@ def _drain(
     )
 
 
-def _floor(home: Path, fauxqs: Path, bodies: Sequence[str]) -> float:
-    """Return the units per second of a loop with no guarantees: receive, read headers, write Item and event, delete."""
-    home.mkdir(parents=True)
-    with FastQueue(fauxqs) as queue, environment(queue.environment()):
-        queue.fill(bodies)
-        registry, settings = ContractRegistry.load(), Settings.load()
-        client = connect(settings)
-        began = time.monotonic()
-        done = 0
-        with (home / "lineage.ndjson").open("ab") as lineage:
-            while messages := client.receive(5000, budget_seconds=60):
-                for message in messages:
-                    for unit in parse_message(message, registry=registry, queue=client.name).envelopes:
-                        item = _plain_item(unit, registry, settings.object_root or Path())
-                        (home / f"{item['id']}.json").write_bytes(orjson.dumps(item, default=str))
-                        lineage.write(orjson.dumps({"run": unit.wal_id, "output": item["id"]}) + b"\n")
-                        done += 1
-                client.delete([message.receipt_handle or "" for message in messages])
-        return done / (time.monotonic() - began)
-
-
-def _plain_item(unit: Envelope, registry: ContractRegistry, root: Path) -> dict[str, Any]:
-    contract = registry[unit.dataset]
-    match = registry.grammars[unit.dataset].match(unit.key)
-    if match is None:
-        raise ValueError(unit.key)
-    path = root / unit.bucket / unit.key
-
-    def sidecar(suffix: str) -> _FileSource | None:
-        beside = path.with_name(path.name + suffix)
-        return _FileSource(beside) if beside.is_file() else None
-
-    request = ReadRequest(key=unit.key, groups=match.groups, source=_FileSource(path), sidecar=sidecar)
-    header = READERS[contract.metadata_extract.reader](request)
-    return {
-        "type": "Feature",
-        "stac_version": "1.1.0",
-        "id": match.item_id,
-        "geometry": header.geometry,
-        "bbox": header.bbox,
-        "properties": dict(header.properties),
-        "links": [],
-        "assets": {"data": {"href": unit.object_uri}},
-    }
-
-
-class _FileSource:
-    """A file read by range, as plainly as can be."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.size = path.stat().st_size
-
-    def read(self, start: int, length: int) -> bytes:
-        with self.path.open("rb") as file:
-            file.seek(start)
-            return file.read(length)
+def _run_cost(folder: Path, dataset: str, units: int) -> RunCost:
+    """Measure a run over another day of the deployment that was drained."""
+    _make_objects(folder / "objects", dataset, units, day=DAY_OF_RUN)
+    with environment({"KFM_HOME": str((folder / "backlog").absolute())}):
+        pipeline = Pipeline.open(Settings.load())
+        try:
+            return run_cost(pipeline, dataset=dataset, day=DAY_OF_RUN, units=units)
+        finally:
+            pipeline.close()
 
 
 class _MemoryWatch:
@@ -266,11 +222,11 @@ def _run_processes(pid: int) -> Iterator[int]:
         return
 
 
-def _make_objects(root: Path, dataset: str, units: int) -> list[str]:
+def _make_objects(root: Path, dataset: str, units: int, *, day: date = DAY) -> list[str]:
     """Write the objects below root, and return the SNS envelopes that announce them."""
     registry = ContractRegistry.load()
     bodies = []
-    for number, (bucket, key, content) in enumerate(SAMPLES[dataset](DAY, units)):
+    for number, (bucket, key, content) in enumerate(SAMPLES[dataset](day, units)):
         path = root / bucket / key
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)

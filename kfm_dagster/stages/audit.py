@@ -21,6 +21,7 @@ from kfm_dagster.contracts.identity import moment, rfc3339
 from kfm_dagster.errors import KfmError
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading
+from kfm_dagster.telemetry.spans import span
 
 GENESIS = "0" * 64
 """What the first line has for the hash of the one before."""
@@ -65,6 +66,7 @@ class AuditLog:
         self._database = database
         self._clock = clock
 
+    @span("kfm.audit", {})
     def append(self, events: Iterable[AuditEvent], *, tx: Transaction) -> None:
         """Write events in their order, in one statement; nothing happens for none."""
         pending = list(events)

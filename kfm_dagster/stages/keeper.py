@@ -29,6 +29,7 @@ from kfm_dagster.stages.node import Node
 from kfm_dagster.stages.store import StageAttempt, StageMoveError, StageStore
 from kfm_dagster.stages.telling import told
 from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster.telemetry.spans import span
 
 _LOG = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ class StageKeeper:
             attempt = self._open(node, run_id=run_id, snapshot=snapshot, tx=tx)
             self.store.audit.append(refused.tell(attempt), tx=tx)
 
+    @span("kfm.gates", {})
     def weigh(self, node: Node, batch: Sequence[Envelope]) -> tuple[list[Envelope], Judgement]:
         """Judge an output; return it with the units at fault marked. Raises StageStoppedError."""
         judgement = judge(node.gates(batch, of=node.dataset_id), self.card, whole=node.leaves_effects)
@@ -158,6 +160,7 @@ class StageKeeper:
         key = idempotency_key(self.card, parts)
         return self.store.open(run_id, node.dataset_id, idempotency_key=key, input_hashes=snapshot, tx=tx)
 
+    @span("kfm.gates", {})
     def _of_entry(self, node: Node, upstream: StageBatch | None) -> Judgement:
         """Judge what a stage is given by the gates that the card asks for; what was judged as an output stands."""
         condition = self.card.condition(StageState.PENDING, StageState.RUNNING)

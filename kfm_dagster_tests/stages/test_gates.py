@@ -25,8 +25,9 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.contracts.quality import Citation, Quantity
 from kfm_dagster.readers.base import HeaderMetadata
 from kfm_dagster.stages.gates.citations import uncited
-from kfm_dagster.stages.gates.dimensions import dim_report
+from kfm_dagster.stages.gates.dimensions import STANDARDS, dim_report
 from kfm_dagster.stages.gates.evaluate import evaluate
+from kfm_dagster.stages.gates.known_units import DIMENSION, DIMENSION_OF, SAME
 from kfm_dagster.stages.gates.subject import (
     CatalogOwner,
     PartitionFacts,
@@ -36,7 +37,15 @@ from kfm_dagster.stages.gates.subject import (
     leaves,
 )
 from kfm_dagster.stages.gates.uniqueness import uniqueness
-from kfm_dagster.stages.gates.units import UnitError, dimension, dimension_of, same_unit
+from kfm_dagster.stages.gates.units import (
+    UnitError,
+    ask_dimension,
+    ask_dimension_of,
+    ask_same_unit,
+    dimension,
+    dimension_of,
+    same_unit,
+)
 from kfm_dagster.stages.gates.verdict import Gate, Verdict
 from kfm_dagster_tests.factories import failed
 from kfm_dagster_tests.stages.batches import (
@@ -591,6 +600,15 @@ def test_units_have_the_dimensions_that_they_should() -> None:
             dimension_of(unknown)
     with pytest.raises(UnitError):
         dimension("[weight]")
+
+
+def test_what_is_kept_of_pint_is_what_pint_says_and_is_all_that_contracts_and_standards_ask() -> None:
+    assert {unit: ask_dimension_of(unit) for unit in DIMENSION_OF} == DIMENSION_OF
+    assert {text: ask_dimension(text) for text in DIMENSION} == DIMENSION
+    assert all(ask_same_unit(*pair) for pair in SAME)
+    declared = [quantity for contract in CONTRACTS for quantity in contract.metadata_extract.units]
+    assert {quantity.unit for quantity in declared} | {one.unit for one in STANDARDS.values()} <= set(DIMENSION_OF)
+    assert {quantity.dimension for quantity in declared if quantity.dimension} <= set(DIMENSION)
 
 
 # ------------------------------------------------------------------ G8: any pair, and no other

@@ -1,7 +1,7 @@
 """Units: what a declared unit means, asked of pint over the definitions of `units.txt`.
 
-The registry is built once per process, when it is first asked. Does not belong here: which field has which unit
-(contracts, and `dimensions.py` for what STAC defines).
+What pint says of the units in use is kept (`known_units.py`); for any other its registry is built, once per process.
+Does not belong here: which field has which unit (contracts, and `dimensions.py` for what STAC defines).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 from kfm_dagster.errors import KfmError
+from kfm_dagster.stages.gates.known_units import DIMENSION, DIMENSION_OF, SAME
 
 if TYPE_CHECKING:
     import pint
@@ -30,29 +31,44 @@ def registry() -> pint.UnitRegistry[float]:
         return pint.UnitRegistry(str(path))
 
 
-@cache
 def dimension_of(unit: str) -> str:
     """Return the dimension of a unit, e.g. `[length] / [time]`, and `1` for none. Raises UnitError."""
+    return DIMENSION_OF.get(unit) or ask_dimension_of(unit)
+
+
+@cache
+def ask_dimension_of(unit: str) -> str:
+    """Ask pint for the dimension of a unit. Raises UnitError."""
     try:
         return _named(registry().parse_units(unit).dimensionality)
     except Exception as error:  # pint raises whatever its parser comes upon, AssertionError among it
         raise UnitError(observed=unit, expected="a unit of stages/gates/units.txt", next_step=str(error)) from None
 
 
-@cache
 def dimension(text: str) -> str:
     """Return a dimension as `dimension_of` writes it. Raises UnitError."""
+    return DIMENSION.get(text) or ask_dimension(text)
+
+
+@cache
+def ask_dimension(text: str) -> str:
+    """Ask pint how it writes a dimension. Raises UnitError."""
     try:
         return _named(registry().get_dimensionality("" if text == "1" else text))
     except Exception as error:  # as above
         raise UnitError(observed=text, expected="a dimension of stages/gates/units.txt", next_step=str(error)) from None
 
 
-@cache
 def same_unit(one: str, other: str) -> bool:
     """Tell whether a number means the same in two units. Raises UnitError."""
     if dimension_of(one) != dimension_of(other):
         return False
+    return one == other or (one, other) in SAME or ask_same_unit(one, other)
+
+
+@cache
+def ask_same_unit(one: str, other: str) -> bool:
+    """Ask pint whether a number means the same in two units of one dimension."""
     # Two points, because degrees Celsius differ from kelvins in their zero only.
     return all(math.isclose(registry().convert(value, one, other), value) for value in (1.0, 2.0))
 
