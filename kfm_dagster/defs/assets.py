@@ -2,7 +2,7 @@
 
 # No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from kfm_dagster.defs.jobs import FORCE_TAG
 from kfm_dagster.defs.partitions import DAYS
 from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.governance.log import Decision
-from kfm_dagster.ingest.node import ChainNode
+from kfm_dagster.ingest.node import GATES_OF, ChainNode
 from kfm_dagster.ingest.nodes import (
     IntegrityCheck,
     MessageParse,
@@ -37,6 +37,7 @@ from kfm_dagster.ingest.run_replay import ReplayedParse
 from kfm_dagster.replay.backfill import DayListing
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.failure import StageFailedError
+from kfm_dagster.stages.gates.verdict import Gate
 
 DESCRIPTIONS: Mapping[Operator, str] = {
     Operator.MESSAGE_PARSE: (
@@ -106,7 +107,14 @@ def _chain(contract: DatasetContract) -> list[dg.AssetsDefinition]:
     upstream: dg.AssetKey | None = None
     for noun, operator in CHAIN.items():
         key = asset_key(contract.id, noun)
-        made = _stage_asset(contract.id, operator, key, upstream)
+        made = stage_asset(
+            contract.id,
+            key,
+            name=op_name(contract.id, operator),
+            description=DESCRIPTIONS[operator],
+            gates=GATES_OF.get(operator, ()),
+            upstream=upstream,
+        )
         asset = made(_first(contract.id, key) if upstream is None else _later(contract.id, operator, key))
         assets.append(asset.map_asset_specs(partial(_described, contract=contract, operator=operator)))
         upstream = key
@@ -123,16 +131,22 @@ def _described(spec: dg.AssetSpec, *, contract: DatasetContract, operator: Opera
     return described.replace_attributes(deps=[QUEUE_KEY]) if operator is Operator.MESSAGE_PARSE else described
 
 
-def _stage_asset(
-    dataset: str, operator: Operator, key: dg.AssetKey, upstream: dg.AssetKey | None
+def stage_asset(
+    dataset: str,
+    key: dg.AssetKey,
+    *,
+    name: str,
+    description: str,
+    gates: Sequence[Gate],
+    upstream: dg.AssetKey | None = None,
 ) -> Callable[[Callable[..., Iterator[Any]]], dg.AssetsDefinition]:
     """Return what makes the asset of a stage, with the gates that it is held against as checks."""
     return dg.multi_asset(
-        name=op_name(dataset, operator),
-        description=DESCRIPTIONS[operator],
+        name=name,
+        description=description,
         ins={} if upstream is None else {"upstream": dg.AssetIn(key=upstream)},
         outs={"result": dg.AssetOut(key=key, io_manager_key="stage_io")},
-        check_specs=gate_specs(key, operator),
+        check_specs=gate_specs(key, gates),
         partitions_def=DAYS,
         group_name=slug(dataset),
     )
@@ -161,7 +175,7 @@ def _first(dataset: str, key: dg.AssetKey) -> Callable[..., Iterator[Any]]:
                 lane=config.lane,
                 account=_account(opened, config, dataset=dataset, day=context.partition_key),
             )
-        yield from _run(context, node, None, pipeline, key)
+        yield from run_stage(context, node, None, pipeline, key)
 
     return message_parse
 
@@ -188,30 +202,31 @@ def _later(dataset: str, operator: Operator, key: dg.AssetKey) -> Callable[..., 
             partition=context.partition_key,
             run_id=root_run_id(context.run),
         )
-        yield from _run(context, node, upstream, pipeline, key)
+        yield from run_stage(context, node, upstream, pipeline, key)
 
     return run_operator
 
 
-def _run(
+def run_stage(
     context: dg.AssetExecutionContext,
     node: ChainNode,
     upstream: StageBatch | None,
     pipeline: PipelineResource,
     key: dg.AssetKey,
 ) -> Iterator[Any]:
+    """Yield what a stage's gates said, and its output for the IO manager. Raises what makes Dagster fail or retry."""
     stages, run_id = pipeline.get().stages, root_run_id(context.run)
     try:
         stage = stages.run(node, run_id=run_id, upstream=upstream, force=context.run.tags.get(FORCE_TAG))
     except StageFailedError as error:
         if error.judgement is not None:
-            yield from gate_results(key, node.operator, error.judgement)
+            yield from gate_results(key, node.held_against, error.judgement)
         try_again_or_roll_back(node, error, tries=context.retry_number + 1, log=context.log)
         raise dg.Failure(description=str(error), metadata={"error_class": error.error_class.value}) from error
     if stage.judgement is None:
-        yield from unlooked(key, node.operator, stage)
+        yield from unlooked(key, node.held_against, stage)
     else:
-        yield from gate_results(key, node.operator, stage.judgement)
+        yield from gate_results(key, node.held_against, stage.judgement)
     if stage.skipped is not None and stage.skipped.skipped is not None:
         cause = stage.skipped.skipped
         by = stage.skipped.applied_by

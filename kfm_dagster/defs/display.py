@@ -14,8 +14,11 @@ from typing import Any
 import dagster as dg
 
 from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.defs.arrival_plot import arrival_plot
 from kfm_dagster.defs.footprint_map import footprint_map
+from kfm_dagster.ingest.arrival_table import read_table
 from kfm_dagster.ingest.explanation import Explanations
+from kfm_dagster.ingest.path_arrivals import product_of
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.run_account import NodeAccount
 from kfm_dagster.stages.batch import StageBatch
@@ -23,7 +26,7 @@ from kfm_dagster.stages.batch import StageBatch
 MAX_TABLE_ROWS = 50
 """Rows of a table in the UI; the artifact holds them all."""
 
-_NO_COUNTS = {"checks", "passed", "failed", "cause", "applied_by", "restricted"}
+_NO_COUNTS = {"checks", "passed", "failed", "cause", "applied_by", "restricted", "rows", "product"}
 """Members of a validation summary that count no units by their end, or are shown under names of their own."""
 _FOOTPRINT_NOUNS = {"metadata", "stac_items"}
 _SECTIONS = {"integrity": "integrity", "metadata": "metadata", "stac_items": "stac", "provenance": "provenance"}
@@ -65,6 +68,16 @@ def stage_metadata(noun: str, batch: StageBatch, *, catalog: str, account: NodeA
         "artifact": str(state.artifact_uri),
         **(account_metadata(account) if account else {}),
     }
+
+
+def arrivals_metadata(pipeline: Pipeline, batch: StageBatch) -> dict[str, Any]:
+    """Return what a materialisation of `path_arrival` shows besides its units: the table's rows, and their plot."""
+    summary = batch.state.validation_summary
+    table = product_of(summary)
+    shown: dict[str, Any] = {"rows": summary["rows"], "table": table.uri}
+    if picture := arrival_plot(read_table(pipeline.stages.artifacts, table)):
+        shown["arrivals"] = dg.MetadataValue.md(picture)
+    return shown
 
 
 def account_of(pipeline: Pipeline, dataset_id: str, run_id: str) -> NodeAccount:

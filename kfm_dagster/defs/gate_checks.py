@@ -6,12 +6,10 @@ them (`configs/state_machine.yaml`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import dagster as dg
 
-from kfm_dagster.ingest.node import GATES_OF
-from kfm_dagster.ingest.nodes import Operator
 from kfm_dagster.stages.gates.verdict import STOPS, Gate, Verdict
 from kfm_dagster.stages.machine import Judgement
 from kfm_dagster.stages.run_contract import ComputedStage
@@ -40,8 +38,8 @@ MAX_UNITS_SHOWN = 50
 """Units at fault that a check names; the audit names more."""
 
 
-def gate_specs(key: dg.AssetKey, operator: Operator) -> list[dg.AssetCheckSpec]:
-    """Return a blocking check for each gate that an operator's output is held against."""
+def gate_specs(key: dg.AssetKey, gates: Iterable[Gate]) -> list[dg.AssetCheckSpec]:
+    """Return a blocking check for each gate that an output is held against."""
     return [
         dg.AssetCheckSpec(
             name=NAMES[gate],
@@ -50,24 +48,24 @@ def gate_specs(key: dg.AssetKey, operator: Operator) -> list[dg.AssetCheckSpec]:
             description=f"{DESCRIPTIONS[gate]} {f'Its stop is {STOPS[gate]}. ' if gate in STOPS else ''}"
             "See docs/pipeline-card.md.",
         )
-        for gate in GATES_OF.get(operator, ())
+        for gate in gates
     ]
 
 
-def gate_results(key: dg.AssetKey, operator: Operator, judgement: Judgement) -> Iterator[dg.AssetCheckResult]:
+def gate_results(key: dg.AssetKey, gates: Iterable[Gate], judgement: Judgement) -> Iterator[dg.AssetCheckResult]:
     """Yield the result of each gate. An error stops what is downstream; what only units are at fault for is a warning.
 
     A gate that nothing was there for has passed.
     """
     said = {verdict.gate: verdict for verdict in judgement.verdicts}
-    for gate in GATES_OF.get(operator, ()):
+    for gate in gates:
         yield _result(key, said[gate], judgement)
 
 
-def unlooked(key: dg.AssetKey, operator: Operator, stage: ComputedStage) -> Iterator[dg.AssetCheckResult]:
+def unlooked(key: dg.AssetKey, gates: Iterable[Gate], stage: ComputedStage) -> Iterator[dg.AssetCheckResult]:
     """Yield what holds of an output that was handed on: it had passed when it was made."""
     cause = stage.skipped.skipped.value if stage.skipped and stage.skipped.skipped else ""
-    for gate in GATES_OF.get(operator, ()):
+    for gate in gates:
         yield dg.AssetCheckResult(
             passed=True, asset_key=key, check_name=NAMES[gate], metadata={"observed": f"skipped: {cause}"}
         )

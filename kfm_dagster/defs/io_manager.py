@@ -6,10 +6,11 @@ import dagster as dg
 from pydantic import PrivateAttr
 
 from kfm_dagster.defs.chain import CHAIN
-from kfm_dagster.defs.display import account_of, stage_metadata
+from kfm_dagster.defs.display import account_of, arrivals_metadata, stage_metadata
 from kfm_dagster.defs.failing import try_again_or_roll_back
 from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.errors import KfmError
+from kfm_dagster.ingest.path_arrivals import NODE
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.run_contract import ComputedStage
 
@@ -38,9 +39,15 @@ class StageIOManager(dg.ConfigurableIOManager):
             try_again_or_roll_back(obj.node, error, tries=step.previous_attempt_count + 1, log=context.log)
             raise
         dataset, noun = context.asset_key.path
-        self._remember(dataset, batch)
+        if noun in CHAIN:
+            self._remember(dataset, batch)
         account = account_of(pipeline, obj.node.dataset_id, obj.run_id)
-        context.add_output_metadata(stage_metadata(noun, batch, catalog=pipeline.settings.catalog, account=account))
+        context.add_output_metadata(
+            {
+                **(arrivals_metadata(pipeline, batch) if noun == NODE else {}),
+                **stage_metadata(noun, batch, catalog=pipeline.settings.catalog, account=account),
+            }
+        )
 
     def load_input(self, context: dg.InputContext) -> StageBatch:
         """Return the upstream output of the same root run. Raises KfmError when that run has none."""

@@ -7,7 +7,7 @@ does (`finding.py`, `nodes.py`).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -59,7 +59,8 @@ GATES_OF: Mapping[Operator, tuple[Gate, ...]] = {
 class ChainNode:
     """What every node shares: its dataset, partition and run."""
 
-    operator: ClassVar[Operator]
+    operator: ClassVar[str]
+    """Of the chain an Operator; what stands beside the chain has a name of its own."""
     leaves_effects: ClassVar[bool] = False
     """Whether `compute` changes something outside the database."""
 
@@ -83,7 +84,7 @@ class ChainNode:
         """What the seams reached in this stage are labelled with."""
         return {
             "dataset": self.dataset,
-            "operator": self.operator.value,
+            "operator": str(self.operator),
             "partition": self.partition,
             "run": self.run_id,
         }
@@ -98,14 +99,18 @@ class ChainNode:
         """The UTC day of the partition."""
         return f"{self.partition}T00:00:00Z/P1D"
 
+    @property
+    def held_against(self) -> tuple[Gate, ...]:
+        """The gates that look at its output."""
+        return GATES_OF.get(Operator(self.operator), ())
+
     def gates(self, batch: Sequence[Envelope], *, of: str) -> Sequence[Verdict]:
         """Judge a batch by the gates that its maker is held against; the others have nothing to look at."""
         maker = Operator(of.rsplit(".", 1)[-1])
         # What message_parse has claimed is looked at by whoever is given it.
         mine = GATES_OF.get(maker, () if of == self.dataset_id else (Gate.G1,))
         asked = evaluate(self._subject(batch, maker, mine), gates=mine) if mine else ()
-        said = {verdict.gate: verdict for verdict in asked}
-        return [said.get(gate) or Verdict.not_applicable(gate, "looked at elsewhere", maker.value) for gate in Gate]
+        return of_every_gate(asked, maker=maker.value)
 
     def _subject(self, batch: Sequence[Envelope], maker: Operator, gates: Collection[Gate]) -> Subject:
         rules = self.pipeline.card.machine.gates
@@ -155,7 +160,7 @@ class ChainNode:
 
     def context(self) -> Mapping[str, Any]:
         """Return what the node was made with."""
-        return {"dataset": self.dataset, "partition": self.partition, "operator": self.operator.value}
+        return {"dataset": self.dataset, "partition": self.partition, "operator": str(self.operator)}
 
     def finished(self, tx: Transaction) -> bool:  # noqa: ARG002, the node's protocol
         """Whatever got a batch that was handed on may hand on, too."""
@@ -192,6 +197,12 @@ class ChainNode:
         """Do the work on every unit, on as many threads as read at once; in the batch's order."""
         with ThreadPoolExecutor(max_workers=self.pipeline.settings.read_threads) as pool:
             return list(pool.map(carried(work), batch))
+
+
+def of_every_gate(asked: Iterable[Verdict], *, maker: str) -> list[Verdict]:
+    """Return a verdict of each gate, in order: of those that were not asked, that another operator's output is."""
+    said = {verdict.gate: verdict for verdict in asked}
+    return [said.get(gate) or Verdict.not_applicable(gate, "looked at elsewhere", maker) for gate in Gate]
 
 
 def in_chunks(units: Iterator[Envelope], size: int) -> Iterator[list[Envelope]]:

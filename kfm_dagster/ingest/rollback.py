@@ -106,7 +106,9 @@ def _failed(node: ChainNode) -> StageAttempt | None:
 
 def _upstream(node: ChainNode) -> Iterator[RunState]:
     """Yield the records of the stages before this one whose output stands, the last one first."""
-    operators = list(Operator)
+    operators = [operator.value for operator in Operator]
+    if node.operator not in operators:
+        return  # no part of the chain: nothing was done for it
     for operator in reversed(operators[: operators.index(node.operator)]):
         state = node.pipeline.stages.run_states.get(f"{node.dataset}.{operator}", node.run_id)
         if state is not None and state.artifact_uri is not None:

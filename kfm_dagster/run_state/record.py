@@ -40,7 +40,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidationSummary:
-    """Checks run over a node's units; checks = passed + failed. `extra` holds further counts."""
+    """Checks run over a node's units; checks = passed + failed. `extra` holds further counts and facts."""
 
     checks: int
     passed: int

@@ -367,8 +367,12 @@ def outcome_of(summary: ValidationSummary) -> Outcome:
 
 
 def _record(batch: StageBatch) -> dict[str, Any]:
-    """Return what `node_output` keeps of a stage: enough to hand its output on."""
+    """Return what `node_output` keeps of a stage: enough to hand its output on.
+
+    `product` of a summary is the file that a node makes besides its batch; lineage names it as the step's output.
+    """
     state = batch.state
+    product = state.validation_summary.get("product")
     return {
         "dataset_id": state.dataset_id,
         "run_id": state.run_id,
@@ -379,4 +383,5 @@ def _record(batch: StageBatch) -> dict[str, Any]:
         "validation_summary": dict(state.validation_summary),
         "artifact_uri": state.artifact_uri,
         "artifact_sha256": state.artifact_sha256,
+        **({"artifact": product} if product else {}),
     }

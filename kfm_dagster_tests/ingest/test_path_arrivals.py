@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-import dagster as dg
-import numpy as np
 import pytest
 
-from kfm_dagster.definitions import build_definitions
-from kfm_dagster.defs.jobs import PATH_JOB
-from kfm_dagster.idempotent_node.wal import IntentStatus
 from kfm_dagster.ingest import path_arrivals
-from kfm_dagster.ingest.path_arrivals import compute_path_arrivals, read_table
+from kfm_dagster.ingest.arrival_table import read_table
+from kfm_dagster.ingest.path_arrivals import NODE, PathArrivals, product_of
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.path.errors import PathError
-from kfm_dagster.path.volume import PathArrival, VolumeFacts
+from kfm_dagster.path.volume import VolumeFacts
+from kfm_dagster.run_state.record import Outcome
 from kfm_dagster.samples.nexrad_level2 import ELEVATIONS, FREQUENCY_MHZ
+from kfm_dagster.stages.batch import SkipCause, StageBatch
+from kfm_dagster.stages.failure import StageFailedError
 from kfm_dagster_tests.integration.chain import DAY, missing, open_pipeline, put, run_chain, volumes
+from kfm_dagster_tests.integration.gating import under
 
 DATASET, PARTITION = "nexrad-l2", DAY.isoformat()
 RUNS = ["11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"]
@@ -37,18 +36,22 @@ def pipeline(tmp_path: Path) -> Iterator[Pipeline]:
     opened.close()
 
 
-def compute(pipeline: Pipeline, run_id: str = RUNS[0]) -> path_arrivals.NodeResult:
-    return compute_path_arrivals(pipeline, dataset=DATASET, partition=PARTITION, run_id=run_id)
+def compute(pipeline: Pipeline, run_id: str = RUNS[0]) -> StageBatch:
+    node = PathArrivals(pipeline=pipeline, dataset=DATASET, partition=PARTITION, run_id=run_id)
+    return pipeline.stages.commit(pipeline.stages.run(node, run_id=run_id, upstream=None))
+
+
+def table(pipeline: Pipeline, batch: StageBatch) -> list[dict[str, Any]]:
+    return read_table(pipeline.stages.artifacts, product_of(batch.state.validation_summary))
 
 
 @pytest.mark.clause("PCS-11")
 def test_every_volume_of_the_day_has_a_row_for_each_elevation(pipeline: Pipeline) -> None:
     found = compute(pipeline)
-    assert found.status is IntentStatus.APPLIED
-    record = found.output.record
-    assert (record["units"], record["rows"], record["refused"]) == (3, 3 * BEAMS, {})
-    rows = read_table(pipeline, record)
-    assert len({row["wal_id"] for row in rows}) == 3
+    assert (found.state.outcome, len(found.envelopes), found.restricted) == (Outcome.SUCCESS, 3, ())
+    assert found.state.validation_summary["rows"] == 3 * BEAMS
+    rows = table(pipeline, found)
+    assert {row["wal_id"] for row in rows} == {unit.wal_id for unit in found.envelopes}
     assert {row["delta_form"] for row in rows} == {"general"}
     for row in rows:
         assert row["t_arr_s"] == pytest.approx(row["optical_path_m"] / row["c_ref_m_s"], rel=1e-12, abs=0)
@@ -61,67 +64,74 @@ def test_every_volume_of_the_day_has_a_row_for_each_elevation(pipeline: Pipeline
 @pytest.mark.clause("IEN-07")
 def test_the_same_metadata_are_not_computed_again_and_more_of_them_are(pipeline: Pipeline, tmp_path: Path) -> None:
     first = compute(pipeline)
+    assert compute(pipeline).skipped is SkipCause.ALREADY_SUCCEEDED
     again = compute(pipeline, RUNS[1])
-    assert again.status is IntentStatus.SKIPPED
-    assert again.output.record == first.output.record
+    assert (again.skipped, again.applied_by) == (SkipCause.CONTENT_APPLIED, RUNS[0])
+    assert table(pipeline, again) == table(pipeline, first)
     # Another run of the day brings one more volume: the table is of both runs' units.
     put(tmp_path / "objects", volumes(4))
     run_chain(pipeline, DATASET, PARTITION, RUNS[1])
     more = compute(pipeline, RUNS[1])
-    assert (more.status, more.output.record["units"]) == (IntentStatus.APPLIED, 4)
+    assert (more.skipped, len(more.envelopes)) == (None, 4)
 
 
-def test_a_volume_without_a_sound_path_is_left_out_and_named(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.clause("PCS-05")
+def test_a_retry_takes_the_metadata_of_the_attempt_that_failed_whatever_has_come_since(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls: list[VolumeFacts] = []
-    facts_of = path_arrivals.facts_of
+    with monkeypatch.context() as broken:
+        broken.setattr(path_arrivals, "facts_of", lambda _: 1 / 0)
+        with pytest.raises(StageFailedError, match="E_INTERNAL"):
+            compute(pipeline, RUNS[1])
+    put(tmp_path / "objects", volumes(4))
+    run_chain(pipeline, DATASET, PARTITION, RUNS[1])
+    assert len(compute(pipeline, RUNS[1]).envelopes) == 3
+    # Once it has succeeded, the same run may be asked for what is there now.
+    assert len(compute(pipeline, RUNS[1]).envelopes) == 4
+    attempts = [one for one in pipeline.stages.keeper.store.of_run(RUNS[1]) if one.stage == f"{DATASET}.{NODE}"]
+    assert [(one.attempt, one.state.value) for one in attempts] == [
+        (1, "rolled_back"), (2, "succeeded"), (3, "succeeded")
+    ]  # fmt: skip
+    assert attempts[0].input_hashes == attempts[1].input_hashes
+
+
+@pytest.mark.parametrize(("action", "code"), [("fail_units", "gate_path_invalid"), ("restrict", None)])
+def test_a_volume_without_a_sound_path_has_no_row_and_is_named(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, action: str, code: str | None
+) -> None:
+    numbers, facts_of = count(), path_arrivals.facts_of
 
     def refusing(properties: dict[str, object]) -> VolumeFacts:
-        calls.append(facts_of(properties))
-        if len(calls) == 2:
+        if next(numbers) == 1:
             raise PathError("a volume tells no beam")
-        return calls[-1]
+        return facts_of(properties)
 
     monkeypatch.setattr(path_arrivals, "facts_of", refusing)
-    record = compute(pipeline).output.record
-    assert (record["units"], list(record["refused"].values())) == (2, ["a volume tells no beam"])
-    assert set(record["refused"]).isdisjoint(row["wal_id"] for row in read_table(pipeline, record))
-
-
-def test_a_volume_that_fails_a_gate_is_left_out_and_the_gate_named(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path_arrival, calls = path_arrivals.path_arrival, count()
-
-    def singular(facts: VolumeFacts, **options: Any) -> PathArrival:
-        found = path_arrival(facts, **options)
-        return replace(found, t_covariance=np.ones_like(found.t_covariance)) if next(calls) == 1 else found
-
-    monkeypatch.setattr(path_arrivals, "path_arrival", singular)
-    record = compute(pipeline).output.record
-    ((unit, why),) = record["refused"].items()
-    assert why.startswith("G7: T_arr over the elevations: the least eigenvalue")
-    assert record["units"] == 2
-    assert unit not in {row["wal_id"] for row in read_table(pipeline, record)}
+    under(pipeline, "G3: {on_failure: fail_units", f"G3: {{on_failure: {action}")
+    found = compute(pipeline)
+    assert (found.state.outcome, found.state.validation_summary["failed"]) == (Outcome.PARTIAL, 1)
+    assert found.restricted == (("G3",) if action == "restrict" else ())
+    refused = {unit.wal_id: unit.failure for unit in found.envelopes} | {
+        row["wal_id"]: 0 for row in table(pipeline, found)
+    }
+    [why] = [failure for failure in refused.values() if failure != 0]
+    assert (why.code if why else None) == code
+    lines = pipeline.stages.keeper.store.audit.of_stage(RUNS[0], f"{DATASET}.{NODE}")
+    [gate] = [line["details"] for line in lines if line["event"] == "G3"]
+    assert (gate["outcome"], gate["units_at_fault"]) == (action, 1)
 
 
 def test_a_unit_that_failed_has_no_path_and_a_day_without_units_an_empty_table(tmp_path: Path) -> None:
     opened = open_pipeline(tmp_path / "home", tmp_path / "objects")
-    assert compute(opened).output.record["rows"] == 0
+    assert table(opened, compute(opened)) == []
     put(tmp_path / "objects", [missing(volumes(1)[0])])
     run_chain(opened, DATASET, PARTITION, RUNS[0])
-    assert compute(opened, RUNS[1]).output.record["units"] == 0
+    assert len(compute(opened, RUNS[1]).envelopes) == 0
     opened.close()
 
 
-def test_the_asset_shows_its_counts_and_a_plot(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kfm_dagster.defs.resources.open_pipeline", lambda _: pipeline)
-    job = build_definitions(pipeline.settings).resolve_job_def(PATH_JOB)
-    with dg.DagsterInstance.ephemeral() as instance:
-        result = job.execute_in_process(partition_key=PARTITION, instance=instance)
-    (event,) = result.get_asset_materialization_events()
-    shown = event.materialization.metadata
-    assert (shown["units"].value, shown["rows"].value) == (3, 3 * BEAMS)
-    assert str(shown["arrivals"].value).startswith("![arrivals](data:image/svg+xml;base64,")
-    assert shown["gate_G4"].value == "p_dim = 1 over 3 units"
+def test_lineage_names_the_table_as_what_the_step_made(pipeline: Pipeline, tmp_path: Path) -> None:
+    made = product_of(compute(pipeline).state.validation_summary)
+    pipeline.lineage.publish_staged()
+    told = "".join(file.read_text() for file in (tmp_path / "home").glob("lineage/**/*.ndjson"))
+    assert made.uri in told

@@ -9,11 +9,13 @@ import dagster as dg
 import pytest
 
 from kfm_dagster.contracts.issues import GateIssue
+from kfm_dagster.defs.gate_checks import NAMES
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.stages.card import STATE_MACHINE, Card, StageState, StateMachine, parse
+from kfm_dagster.stages.card import StageState
 from kfm_dagster_tests.integration import traces
-from kfm_dagster_tests.integration.chain import DAY, announce, assert_conserved, put, take, volumes
+from kfm_dagster_tests.integration.chain import DAY, assert_conserved, volumes
 from kfm_dagster_tests.integration.face import Face, materialisations, unit_check
+from kfm_dagster_tests.integration.gating import announced, gates, under
 
 PARTITION = DAY.isoformat()
 JOB = "ingest_nexrad_l2"
@@ -25,15 +27,6 @@ EXPECTED = {
 }  # fmt: skip
 
 
-def gates(result: dg.ExecuteInProcessResult) -> dict[tuple[str, str], dg.AssetCheckEvaluation]:
-    """Each gate's check by asset noun and name."""
-    return {
-        (check.asset_key.path[-1], check.check_name): check
-        for check in result.get_asset_check_evaluations()
-        if check.check_name.startswith("G")
-    }
-
-
 def change_contract(face: Face, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     contract = face.pipeline.registry["nexrad-l2"]
     rules = contract.metadata_extract.model_copy(update=changes)
@@ -42,25 +35,12 @@ def change_contract(face: Face, monkeypatch: pytest.MonkeyPatch, **changes: Any)
     )  # fmt: skip
 
 
-def under(face: Face, old: str, new: str) -> None:
-    """Let the pipeline obey another card."""
-    text = Card.load().files[STATE_MACHINE].decode()
-    assert old in text
-    machine = parse(text.replace(old, new), StateMachine, source="test")
-    face.pipeline.card = face.pipeline.card.model_copy(update={"machine": machine})
-    vars(face.pipeline).pop("stages", None)
-
-
-def announced(face: Face, objects: Path, count: int) -> None:
-    items = volumes(count)
-    put(objects, items)
-    take(face.pipeline, announce([item.event() for item in items], registry=face.pipeline.registry))
-
-
-def test_every_check_says_what_its_gate_asks(face: Face) -> None:
+@pytest.mark.clause("PCS-09")
+def test_every_gate_is_a_blocking_check_that_says_what_it_asks(face: Face) -> None:
     graph = face.repository.asset_graph
     said = {key.name: graph.get_check_spec(key).description for key in graph.asset_check_keys if key.name[0] == "G"}
-    assert len(set(said.values())) == len(said) == 6
+    assert set(said) == set(NAMES.values())
+    assert len(set(said.values())) == len(NAMES)
     assert str(said["G2_citation_compliance"]).startswith("Every extracted field names its source")
     assert all(graph.get_check_spec(key).blocking for key in graph.asset_check_keys if key.name[0] == "G")
 
@@ -145,12 +125,12 @@ def test_units_at_fault_leave_by_their_gate_and_exactly_the_others_succeed(
 @pytest.mark.clause("PCS-06", "PCS-14")
 def test_what_the_card_says_decides_whether_a_thin_day_is_restricted_stopped_or_fine(face: Face, objects: Path) -> None:
     announced(face, objects, 1)
-    under(face, "G6: {on_failure: restrict, min_coverage: 0.9}", "G6: {on_failure: stop, min_coverage: 0.9}")
+    under(face.pipeline, "G6: {on_failure: restrict, min_coverage: 0.9}", "G6: {on_failure: stop, min_coverage: 0.9}")
     stopped = face.execute(JOB, partition=PARTITION, raise_on_error=False)
     assert not stopped.success
     assert gates(stopped)["ledger", "G6_coverage"].severity is dg.AssetCheckSeverity.ERROR
     assert traces.statuses(face.pipeline) == {Status.PENDING: 1}
-    under(face, "G6: {on_failure: restrict, min_coverage: 0.9}", "G6: {on_failure: stop, min_coverage: 0.0}")
+    under(face.pipeline, "G6: {on_failure: restrict, min_coverage: 0.9}", "G6: {on_failure: stop, min_coverage: 0.0}")
     fine = face.execute(JOB, partition=PARTITION)
     assert gates(fine)["ledger", "G6_coverage"].passed
     assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 1}

@@ -40,10 +40,12 @@ WHERE status = 'APPLIED'
 ORDER BY wal_id;
 
 -- name: artifacts
+-- What a node made besides its batch, or else the batch.
 SELECT
-    output.content_hash, intent.node, intent.step, output.record ->> 'artifact_uri' AS uri,
-    output.record ->> 'artifact_sha256' AS sha256, output.record ->> 'outcome' AS outcome, output.valid_from,
-    output.valid_to
+    output.content_hash, intent.node, intent.step,
+    COALESCE(output.record -> 'artifact' ->> 'uri', output.record ->> 'artifact_uri') AS uri,
+    COALESCE(output.record -> 'artifact' ->> 'sha256', output.record ->> 'artifact_sha256') AS sha256,
+    output.record ->> 'outcome' AS outcome, output.valid_from, output.valid_to
 FROM etl_wal AS intent
 INNER JOIN node_output AS output ON intent.content_hash = output.content_hash
 WHERE intent.status = 'APPLIED'

@@ -7,6 +7,7 @@ Belongs here: pure rules, from what was computed for each unit to a verdict. Doe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from kfm_dagster.contracts.envelope import WalId
@@ -20,13 +21,19 @@ from kfm_dagster.stages.gates.verdict import Finding, Gate, Verdict
 _NO_PATH = "no unit has path quantities"
 
 
-def path_conventions(paths: Mapping[WalId, Sequence[BeamPath]], *, min_points: int = MIN_POINTS) -> Verdict:
+def path_conventions(
+    paths: Mapping[WalId, Sequence[BeamPath]],
+    *,
+    refused: Mapping[WalId, str] = MappingProxyType({}),
+    min_points: int = MIN_POINTS,
+) -> Verdict:
     """G3: arrays of one length, of at least min_points, d ell lengths that close with the path, ell in step with them.
 
-    paths: the beams of each unit; a unit without any has lost its path and fails.
+    paths: the beams of each unit; a unit without any has lost its path and fails. refused: units of which no path
+    could be computed (what is missing is rejected), and why.
     """
     rule = f"len(gamma_ell) = len(d_ell) = len(n_eff) >= {min_points}, d_ell > 0, sum of d_ell = extent of ell"
-    if not paths:
+    if not paths and not refused:
         return Verdict.not_applicable(Gate.G3, rule, _NO_PATH)
     findings = [
         Finding(wal_id=wal_id, what=f"{beam.elevation_deg:g} degrees: {fault}")
@@ -35,6 +42,7 @@ def path_conventions(paths: Mapping[WalId, Sequence[BeamPath]], *, min_points: i
         for fault in path_faults(beam, min_points=min_points)
     ]
     findings += [Finding(wal_id=wal_id, what="no path") for wal_id, beams in paths.items() if not beams]
+    findings += [Finding(wal_id=wal_id, what=why) for wal_id, why in refused.items()]
     return _verdict(Gate.G3, rule, findings, of=sum(map(len, paths.values())), what="paths")
 
 
