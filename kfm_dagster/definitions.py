@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dagster as dg
 
-from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.defs.assets import dataset_assets, queue_asset
 from kfm_dagster.defs.checks import unit_checks
 from kfm_dagster.defs.io_manager import StageIOManager
@@ -13,12 +12,13 @@ from kfm_dagster.defs.path_arrival import path_assets
 from kfm_dagster.defs.replay_job import replay_job
 from kfm_dagster.defs.resources import PipelineResource, SqsQueueResource, WalResource
 from kfm_dagster.defs.sensors import ingest_sensors
+from kfm_dagster.ingest.configuration import read_configuration
 from kfm_dagster.settings import Settings
 
 
 def build_definitions(settings: Settings) -> dg.Definitions:
-    """Assemble everything from the contracts in force. Raises ContractError."""
-    registry = ContractRegistry.load(settings.contracts_dir)
+    """Assemble all from the contracts in force. Raises KfmError for a wrong configuration; then no run begins."""
+    registry = read_configuration(settings).registry
     pipeline = PipelineResource(wal=WalResource(), queue=SqsQueueResource())
     return dg.Definitions(
         assets=[queue_asset(), *dataset_assets(registry), *path_assets(registry)],

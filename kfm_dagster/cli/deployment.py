@@ -12,7 +12,6 @@ import click
 from rich.console import Console
 
 from kfm_dagster.cli.progress_bar import drain_bar
-from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.embedded.cloud import EmbeddedCloud
 from kfm_dagster.embedded.demo import DEMO_ENVIRONMENT, account, environment
 from kfm_dagster.embedded.deployment import Deployment
@@ -20,9 +19,9 @@ from kfm_dagster.embedded.drain import drain as drain_queue
 from kfm_dagster.embedded.feed import Feed
 from kfm_dagster.embedded.sample_day import SAMPLE_DAY, sample_objects
 from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.ingest.configuration import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline, utc_now
 from kfm_dagster.settings import Settings
-from kfm_dagster.telemetry.energy import open_energy_meter
 
 
 @click.command()
@@ -42,11 +41,10 @@ def ui(*, port: int, cloud: str) -> None:
     settings = Settings.load()
     _refuse_taken(port)
     # The daemon's ticks would refuse it one by one, where nobody looks.
-    open_energy_meter(settings.energy_grid)
+    registry = read_configuration(settings).registry
     console = Console(stderr=True)
     with ExitStack() as stack:
         if cloud == "embedded":
-            registry = ContractRegistry.load(settings.contracts_dir)
             servers = stack.enter_context(EmbeddedCloud())
             servers.provision(registry)
             feed = Feed(servers, registry)

@@ -29,6 +29,7 @@ from kfm_dagster.embedded.feed import ObjectEvent, topic_of
 from kfm_dagster.embedded.floor import floor_rate
 from kfm_dagster.embedded.run_cost import RunCost, run_cost
 from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.ingest.configuration import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.progress import Progress
 from kfm_dagster.ingest.report import ledger_span, node_seconds
@@ -95,6 +96,7 @@ def run_bench(
         raise ConfigurationError(
             "no samples of this dataset", observed=dataset, expected="one of " + ", ".join(SAMPLES)
         )
+    read_configuration(Settings.load())
     ensure_installed(home / "fauxqs")
     say(f"making {units} objects of {dataset} ...")
     folder = home / "work" / f"{dataset}-{time.time_ns()}"

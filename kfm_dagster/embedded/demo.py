@@ -10,20 +10,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.embedded.cloud import EmbeddedCloud
 from kfm_dagster.embedded.deployment import Deployment
 from kfm_dagster.embedded.drain import drain
 from kfm_dagster.embedded.feed import Feed
 from kfm_dagster.embedded.sample_day import publish_samples
 from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.ingest.configuration import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline, utc_now
 from kfm_dagster.ingest.progress import Progress
 from kfm_dagster.ingest.report import ms_per_unit
 from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Settings
-from kfm_dagster.telemetry.energy import open_energy_meter
 
 DEMO_ENVIRONMENT: Mapping[str, str] = {
     # A demo is watched: ticks and retries come in seconds instead of minutes.
@@ -74,9 +73,8 @@ def run_demo(
         )
     started = utc_now()
     settings = demo_settings(home)
-    registry = ContractRegistry.load(settings.contracts_dir)
     # Every part of the deployment would refuse it again and again; here it is refused before any is started.
-    open_energy_meter(settings.energy_grid)
+    registry = read_configuration(settings).registry
     say("starting S3, SNS and SQS on loopback ...")
     with EmbeddedCloud() as cloud:
         cloud.provision(registry)

@@ -22,13 +22,13 @@ from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, code_finge
 from kfm_dagster.idempotent_node.steps import StepMeter
 from kfm_dagster.idempotent_node.transaction import IdempotentNodes
 from kfm_dagster.ingest.calibration import Calibration
+from kfm_dagster.ingest.configuration import read_configuration
 from kfm_dagster.ledger.deliveries import Deliveries, DueBackoff, DueMessage
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.lineage.backend import ClientBackend
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.notifications.landing import Landing
 from kfm_dagster.notifications.sqs import Queue, connect, connect_dead_letters
-from kfm_dagster.readers.registry import refuse_orphans
 from kfm_dagster.run_state.choice import open_run_states
 from kfm_dagster.seams import clock_skew
 from kfm_dagster.settings import Settings
@@ -37,7 +37,7 @@ from kfm_dagster.stages.run_contract import StageRunner
 from kfm_dagster.storage.artifacts import Artifacts
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.objects import ObjectStores, open_store
-from kfm_dagster.telemetry.energy import EnergyMeter, NoEnergyMeter, open_energy_meter
+from kfm_dagster.telemetry.energy import EnergyMeter, NoEnergyMeter
 
 LOCKFILE = "requirements.lock"
 """Beside the package in a checkout, bundled with it in a wheel."""
@@ -64,14 +64,11 @@ class Pipeline:
 
     @classmethod
     def open(cls, settings: Settings) -> Pipeline:
-        """Load the contracts and open the database. Raises KfmError with one line on what is wrong."""
-        registry = ContractRegistry.load(settings.contracts_dir)
-        refuse_orphans(registry)
-        card = Card.load(settings.configs_dir)
+        """Read the configuration and open the database. Raises KfmError with one line on what is wrong."""
         # Before the database, which opening makes: a refusal leaves nothing behind.
-        energy = open_energy_meter(settings.energy_grid)
+        read = read_configuration(settings)
         database = Database.open(settings.database_url)
-        return cls(settings=settings, registry=registry, database=database, card=card, energy=energy)
+        return cls(settings=settings, registry=read.registry, database=database, card=read.card, energy=read.energy)
 
     def close(self) -> None:
         """Give the connections back."""

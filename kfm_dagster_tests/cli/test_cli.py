@@ -17,11 +17,15 @@ import pytest
 from kfm_dagster import __version__
 from kfm_dagster.cli.main import COMMANDS, kfm, main
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.embedded import bench
+from kfm_dagster.embedded.cloud import EmbeddedCloud
+from kfm_dagster.embedded.deployment import Deployment
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Settings
+from kfm_dagster.stages.card import STATE_MACHINE, Card
 from kfm_dagster_tests.factories import envelope, failed, finished
 
 SECRET = "s3cr3t-word"
@@ -228,6 +232,46 @@ def test_bad_input_is_one_line_and_changes_nothing(
         assert text in answer.err
     assert "Traceback" not in answer.err
     assert SECRET not in answer.err
+    assert state_of(tmp_path) == before
+
+
+WRONG: dict[str, tuple[str, str, str]] = {
+    # name: variable, value, what the line says
+    "no card": ("KFM_CONFIGS_DIR", "nowhere", "KFM_CONFIGS_DIR is no folder; observed nowhere"),
+    "half a card": ("KFM_CONFIGS_DIR", "half", "replay_plan.yaml: No such file"),
+    "a wrong card": ("KFM_CONFIGS_DIR", "wrong", "retry_policy.max_retries is wrong; observed -3"),
+    "no contracts": ("KFM_CONTRACTS_DIR", "nowhere", "KFM_CONTRACTS_DIR"),
+    "no such grid": ("KFM_ENERGY_GRID", "ZZZ", "KFM_ENERGY_GRID"),
+}
+
+
+@pytest.mark.clause("PCS-14")
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("command", [["demo"], ["ui", "--port", "39871"], ["drain"], ["bench", "--units", "1"]])
+def test_a_wrong_configuration_is_one_line_before_anything_is_started_or_made(
+    command: list[str], name: str, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise AssertionError(f"starts {arguments}")
+
+    monkeypatch.setattr(EmbeddedCloud, "__enter__", refuse)
+    monkeypatch.setattr(Deployment, "__enter__", refuse)
+    monkeypatch.setattr(bench, "ensure_installed", refuse)
+    files = Card.load().files
+    for folder, texts in (("half", {STATE_MACHINE: files[STATE_MACHINE]}), ("wrong", files)):
+        (tmp_path / folder).mkdir()
+        for file, text in texts.items():
+            (tmp_path / folder / file).write_bytes(text.replace(b"max_retries: 3", b"max_retries: -3"))
+    variable, value, said = WRONG[name]
+    monkeypatch.setenv(variable, value)
+    before = state_of(tmp_path)
+
+    answer = call(*command)
+
+    assert (answer.code, answer.out) == (ExitCode.USAGE, "")
+    assert answer.err.startswith("kfm: ")
+    assert answer.err.count("\n") == 1
+    assert said in answer.err
     assert state_of(tmp_path) == before
 
 

@@ -13,6 +13,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.definitions import build_definitions
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.settings import Settings
+from kfm_dagster.stages.card import Card, CardError
 
 CHAIN = {
     "envelopes": "message_parse",
@@ -100,6 +101,13 @@ def test_no_ingest_makes_what_stands_beside_the_chain(definitions: dg.Definition
 def test_every_source_can_be_asked_for(definitions: dg.Definitions, source: Source) -> None:
     config = {"ops": {"hrrr__message_parse": {"config": {"source": source.name, "landing": []}}}}
     assert dg.validate_run_config(definitions.resolve_job_def("ingest_hrrr"), config)
+
+
+def test_a_wrong_card_refuses_the_code_location_with_file_and_line(tmp_path: Path) -> None:
+    for name, text in Card.load().files.items():
+        (tmp_path / name).write_bytes(text.replace(b"unlocked: restrict", b"unlocked: ignore"))
+    with pytest.raises(CardError, match=r"state_machine.yaml line \d+: clock.unlocked is wrong"):
+        build_definitions(Settings(configs_dir=tmp_path))
 
 
 def test_assembling_opens_no_connection_and_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
