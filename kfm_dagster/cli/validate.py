@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,7 +14,7 @@ from kfm_dagster.cli.opening import opened_pipeline
 from kfm_dagster.cli.tables import show_fields, show_section
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.exports.validation import validate_report
-from kfm_dagster.exports.validation_page import OPENING, validation_page
+from kfm_dagster.exports.validation_page import OPENING, figure, validation_page
 from kfm_dagster.exports.whole_files import ExportFile, whole_files
 
 DAYS = 7
@@ -38,11 +40,16 @@ def validate(*, days: int, html: Path | None, as_json: bool) -> int:
         click.echo(json.dumps(report))
     else:
         states = sorted({state for counts in report["stages"].values() for state in counts})
-        rows = [{"stage": stage, **counts} for stage, counts in report["stages"].items()]
+        none = dict.fromkeys(states)
+        rows = [{"stage": stage, **none, **counts} for stage, counts in report["stages"].items()]
         show_section("stages", rows, ("stage", *states))
-        gates = [{"gate": name, **gate} for name, gate in report["gates"].items()]
+        gates = [{"gate": name, **_as_text(gate)} for name, gate in report["gates"].items()]
         show_section("gates", gates, ("gate", "looked_at", "pass_rate", "outcomes"))
-        counts = {name: report[name] or "none" for name in ("stops_triggered", "errors", "restricted")}
-        show_fields({**counts, **report["kpis"]})
+        counts = {name: report[name] for name in ("stops_triggered", "errors", "restricted")}
+        show_fields(_as_text({**counts, **report["kpis"]}))
     fine = not report["stops_triggered"] and report["dimensional_closure"]["ok"]
     return ExitCode.DONE if fine else ExitCode.FINISHED_WITH_FAILURES
+
+
+def _as_text(figures: Mapping[str, Any]) -> dict[str, str]:
+    return {name: figure(value) for name, value in figures.items()}

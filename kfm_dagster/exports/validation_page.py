@@ -1,4 +1,7 @@
-"""The validation report as one HTML page, without scripts and without a request. Does not belong here: the counts."""
+"""The validation report for people: its figures as text, and all of it as one HTML page that makes no request.
+
+Does not belong here: the counts (`validation.py`), or a terminal's tables (`cli/validate.py`).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def validation_page(report: Mapping[str, Any]) -> str:
             "Gates",
             ["gate", "looked at", "pass rate", "outcomes"],
             (
-                [gate, one["looked_at"], one["pass_rate"], _pairs(one["outcomes"])]
+                [gate, one["looked_at"], one["pass_rate"], figure(one["outcomes"])]
                 for gate, one in report["gates"].items()
             ),
         ),
@@ -44,7 +47,7 @@ def validation_page(report: Mapping[str, Any]) -> str:
                 ["replays", report["replays"]["count"]],
             ],
         ),
-        _table("KPIs", ["KPI", "value"], ([name, _value(value)] for name, value in report["kpis"].items())),
+        _table("KPIs", ["KPI", "value"], ([name, figure(value)] for name, value in report["kpis"].items())),
         f"<p>Audit: {report['audit']['lines']} lines, head <code>{escape(report['audit']['head'])}</code></p>",
     ]
     span = f"{escape(report['since'])} to {escape(report['at'])}"
@@ -52,6 +55,21 @@ def validation_page(report: Mapping[str, Any]) -> str:
         f"{OPENING.decode()}{span}</title><style>{_STYLE}</style></head>"
         f"<body><h1>Validation, {span}</h1>{''.join(parts)}</body></html>\n"
     )
+
+
+def figure(value: Any) -> str:
+    """Return a value of the report as text: six significant digits, and `none` for what was not there to count.
+
+    A share that is not whole is never shown as whole.
+    """
+    if value is None or value == {}:
+        return "none"
+    if isinstance(value, float):
+        text = f"{value:.6g}"
+        return text if text != "1" or value == 1 else repr(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {figure(one)}" for name, one in value.items())
+    return str(value)
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
@@ -63,16 +81,4 @@ def _table(title: str, columns: Sequence[str], rows: Iterable[Iterable[Any]]) ->
 
 def _cell(value: Any) -> str:
     kind = ' class="number"' if isinstance(value, (int, float)) else ""
-    return f"<td{kind}>{escape(_value(value))}</td>"
-
-
-def _value(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return _pairs(value) if isinstance(value, Mapping) else str(value)
-
-
-def _pairs(counts: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}: {_value(count)}" for name, count in counts.items())
+    return f"<td{kind}>{'' if value is None else escape(figure(value))}</td>"

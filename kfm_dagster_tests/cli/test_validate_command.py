@@ -1,0 +1,89 @@
+"""`kfm validate` as a person and as a script read it."""
+
+# ruff: noqa: F811 - fixtures are asked for by the name that they are imported under
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfm_dagster.errors import ExitCode
+from kfm_dagster.exports.validation_page import figure, validation_page
+from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster_tests.cli.test_cli import Call, call, home, ledger, state_of  # noqa: F401, fixtures
+
+REPORT: dict[str, Any] = {
+    "at": "2026-01-02T00:00:00.000000Z",
+    "since": "2026-01-01T00:00:00.000000Z",
+    "stages": {"a.message_parse": {"succeeded": 2}, "a.settle": {"failed": 1, "succeeded": 1}},
+    "gates": {
+        "G1": {"looked_at": 3, "pass_rate": 2 / 3, "outcomes": {"fail_units": 1, "passed": 2}},
+        "G3": {"looked_at": 0, "pass_rate": None, "outcomes": {}},
+    },
+    "stops_triggered": {},
+    "errors": {"E_GATE": 1},
+    "restricted": {},
+    "retries": {"count": 0, "by_stage": {}, "interval_seconds": []},
+    "rollbacks": 0,
+    "replays": {"count": 0, "stages": 0},
+    "dimensional_closure": {"p_dim": 1.0, "ok": True},
+    "kpis": {
+        "latency_p50_seconds": 0.08834800000000001,
+        "latency_p95_seconds": None,
+        "retry_count": 0,
+        "p_dim": 0.9999999999,
+        "sigma_y": {"16": 1.2345678901e-07},
+    },
+    "audit": {"lines": 12, "head": "ab" * 32},
+}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.08834800000000001, "0.088348"),
+        (123456.789, "123457"),
+        (1.2345678901e-07, "1.23457e-07"),
+        (1.0, "1"),
+        (0.9999999999, "0.9999999999"),
+        (0.0, "0"),
+        (7, "7"),
+        (None, "none"),
+        ({}, "none"),
+        ({"16": 2 / 3, "passed": 2}, "16: 0.666667, passed: 2"),
+    ],
+)
+def test_a_figure_has_the_digits_that_mean_something(value: Any, text: str) -> None:
+    assert figure(value) == text
+
+
+def test_text_and_page_round_figures_and_json_keeps_them(
+    call: Call, ledger: dict[str, NoddWalRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kfm_dagster.cli.validate.validate_report", lambda pipeline, *, since: REPORT)
+    answer = call("validate", "--html", "page.html")
+    assert (answer.code, answer.err) == (ExitCode.DONE, "")
+    rows = {words[0]: words[1:] for line in answer.out.splitlines() if (words := line.split())}
+    assert rows["a.message_parse"] == ["2"]
+    assert rows["a.settle"] == ["1", "1"]
+    assert rows["G1"] == ["3", "0.666667", "fail_units:", "1,", "passed:", "2"]
+    assert rows["G3"] == ["0", "none", "none"]
+    assert (rows["stops_triggered"], rows["errors"]) == (["none"], ["E_GATE:", "1"])
+    assert (rows["latency_p50_seconds"], rows["latency_p95_seconds"]) == (["0.088348"], ["none"])
+    assert rows["sigma_y"] == ["16:", "1.23457e-07"]
+    page = (tmp_path / "page.html").read_text()
+    assert page == validation_page(REPORT)
+    assert "0.0883480000" not in page + answer.out
+    assert "{}" not in page + answer.out
+    assert json.loads(call("validate", "--json").out) == REPORT
+
+
+def test_looking_at_how_it_went_changes_nothing(
+    call: Call, ledger: dict[str, NoddWalRecord], home: Path, tmp_path: Path
+) -> None:
+    before = state_of(tmp_path)
+    assert call("validate").code == ExitCode.DONE
+    assert state_of(tmp_path) == before
