@@ -18,14 +18,15 @@ from kfm_dagster.storage.database import Database
 
 
 @contextmanager
-def opened_pipeline(settings: Settings | None = None) -> Iterator[Pipeline]:
+def opened_pipeline(settings: Settings | None = None, *, read_only: bool = False) -> Iterator[Pipeline]:
     """Open the deployment of the settings, else of the environment. Raises ConfigurationError without a ledger.
 
+    With `read_only` the database takes no write and is not migrated.
     Looking must not make what it looks for, and a decision must not be kept in a folder that a wrong KFM_HOME names.
     """
     settings = settings or Settings.load()
     _refuse_a_missing_file(settings)
-    opened = Pipeline.open(settings)
+    opened = Pipeline.open(settings, read_only=read_only)
     try:
         yield opened
     finally:

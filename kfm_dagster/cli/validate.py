@@ -31,7 +31,7 @@ def validate(*, days: int, html: Path | None, as_json: bool) -> int:
 
     Example: kfm validate --days 1 --html validate.html
     """
-    with opened_pipeline() as pipeline:
+    with opened_pipeline(read_only=True) as pipeline:
         report = validate_report(pipeline, since=pipeline.clock() - timedelta(days=days))
     if html is not None:
         with whole_files(html.parent, [ExportFile(name=html.name, opening=OPENING)]) as [file]:

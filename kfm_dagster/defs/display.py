@@ -75,7 +75,7 @@ def arrivals_metadata(pipeline: Pipeline, batch: StageBatch) -> dict[str, Any]:
     summary = batch.state.validation_summary
     table = product_of(summary)
     shown: dict[str, Any] = {"rows": summary["rows"], "table": table.uri}
-    if picture := arrival_plot(read_table(pipeline.stages.artifacts, table)):
+    if picture := arrival_plot(read_table(pipeline.artifacts, table)):
         shown["arrivals"] = dg.MetadataValue.md(picture)
     return shown
 

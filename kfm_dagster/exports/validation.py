@@ -25,7 +25,7 @@ from kfm_dagster.stages.envelope_table import from_parquet
 from kfm_dagster.stages.gates.dimensions import dim_report
 from kfm_dagster.stages.gates.subject import Subject, Thresholds
 from kfm_dagster.stages.gates.verdict import Gate
-from kfm_dagster.stages.store import StageAttempt
+from kfm_dagster.stages.store import StageAttempt, StageStore
 from kfm_dagster.storage.artifacts import ArtifactReference
 from kfm_dagster.telemetry.clock.log import ClockLog
 from kfm_dagster.telemetry.clock.quality import clock_quality
@@ -35,7 +35,8 @@ Line = Mapping[str, Any]
 
 def validate_report(pipeline: Pipeline, *, since: datetime) -> dict[str, Any]:
     """Return the report as JSON values, over what was opened since then. Raises ArtifactError for a damaged output."""
-    store = pipeline.stages.keeper.store
+    # Not by way of `pipeline.stages`, which settles where run-state is: looking decides nothing.
+    store = StageStore(pipeline.database, clock=pipeline.clock)
     at = pipeline.clock()
     with pipeline.database.snapshot() as view:
         attempts = store.since(since, tx=view)
@@ -85,7 +86,7 @@ def dimensional_closure(pipeline: Pipeline, *, since: datetime) -> dict[str, Any
             row = view.run("stages.newest_output", stage=stage, since=rfc3339(since)).one_or_none()
         if row is None or row.checkpoint_uri is None:
             continue
-        stored = pipeline.stages.artifacts.get(ArtifactReference(uri=row.checkpoint_uri, sha256=row.output_sha256))
+        stored = pipeline.artifacts.get(ArtifactReference(uri=row.checkpoint_uri, sha256=row.output_sha256))
         subject = Subject(
             stage=Operator.METADATA_EXTRACT.value,
             contract=contract,

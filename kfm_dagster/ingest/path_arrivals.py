@@ -123,7 +123,7 @@ class PathArrivals(ChainNode):
     def apply(self, tx: Transaction, batch: list[Envelope]) -> list[Envelope]:
         """Store the table of the units that are still in, under its digest, before the commit that names it."""
         rows = [(unit, self._found[unit.wal_id]) for unit in batch if unit.wal_id in self._found and not unit.failure]
-        table = self.pipeline.stages.artifacts.put(to_parquet(rows), suffix="parquet")
+        table = self.pipeline.artifacts.put(to_parquet(rows), suffix="parquet")
         self._made = {
             "rows": sum(len(arrival.arrivals) for _, arrival in rows),
             "product": {"uri": table.uri, "sha256": table.sha256},
@@ -141,7 +141,7 @@ class PathArrivals(ChainNode):
         last = {
             unit.wal_id: unit
             for batch in self.batches
-            for unit in from_parquet(self.pipeline.stages.artifacts.get(batch))
+            for unit in from_parquet(self.pipeline.artifacts.get(batch))
             if unit.metadata is not None
         }
         return sorted(

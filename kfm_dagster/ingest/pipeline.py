@@ -63,11 +63,11 @@ class Pipeline:
     energy: EnergyMeter = field(default_factory=NoEnergyMeter)
 
     @classmethod
-    def open(cls, settings: Settings) -> Pipeline:
-        """Read the configuration and open the database. Raises KfmError with one line on what is wrong."""
+    def open(cls, settings: Settings, *, read_only: bool = False) -> Pipeline:
+        """Read the configuration and open the database, for looking only if so said. Raises KfmError with one line."""
         # Before the database, which opening makes: a refusal leaves nothing behind.
         read = read_configuration(settings)
-        database = Database.open(settings.database_url)
+        database = Database.open(settings.database_url, read_only=read_only)
         return cls(settings=settings, registry=read.registry, database=database, card=read.card, energy=read.energy)
 
     def close(self) -> None:
@@ -154,6 +154,11 @@ class Pipeline:
         )
 
     @cached_property
+    def artifacts(self) -> Artifacts:
+        """What the stages have stored."""
+        return Artifacts(open_store(self.settings.storage))
+
+    @cached_property
     def stages(self) -> StageRunner:
         """The run contract."""
         return StageRunner(
@@ -166,7 +171,7 @@ class Pipeline:
             ),
             nodes=self.nodes,
             code=self.code,
-            artifacts=Artifacts(open_store(self.settings.storage)),
+            artifacts=self.artifacts,
             clock=self.clock,
             card=self.card.machine,
             lakefs_branch=self.settings.lakefs_branch,

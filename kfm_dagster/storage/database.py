@@ -7,7 +7,7 @@ SQLite is the embedded default, PostgreSQL the production one; both speak throug
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,16 +40,20 @@ class Database:
         self.engine = engine
 
     @classmethod
-    def open(cls, url: str, *, migrate: bool = True) -> Database:
+    def open(cls, url: str, *, migrate: bool = True, read_only: bool = False) -> Database:
         """Connect, and bring the schema up to date.
 
-        Raises DatabaseUnavailableError when the database does not answer, SchemaVersionError when its schema is newer
-        than this release or, with `migrate=False`, older.
+        With `read_only` nothing is migrated, and the database refuses every write of these connections. Raises
+        DatabaseUnavailableError when the database does not answer, SchemaVersionError when its schema is newer than
+        this release or, where it is not migrated, older.
         """
         parsed = make_url(url)
-        database = cls(_engine(parsed))
+        database = cls(_engine(parsed, read_only=read_only))
         try:
-            database._check_schema(migrate=migrate)
+            if read_only:
+                database._look_at_schema()
+            else:
+                database._check_schema(migrate=migrate)
         except OperationalError as error:
             database.dispose()
             raise DatabaseUnavailableError(
@@ -100,23 +104,14 @@ class Database:
                 tx.connection.exec_driver_sql("SELECT pg_advisory_xact_lock(%s)", (MIGRATION_LOCK,))
             tx.run("schema.create_version_table")
             applied = {row.number: row.sha256 for row in tx.run("schema.applied")}
-            if applied and max(applied) > len(known):
-                raise SchemaVersionError(
-                    observed=f"schema {max(applied)}",
-                    expected=f"at most {len(known)}",
-                    next_step="run a release of kfm_dagster that is at least as new as the one that made the database",
-                )
-            pending = [migration for migration in known if migration.number not in applied]
-            _refuse_changed(known, applied)
-            if pending and not migrate:
-                raise SchemaVersionError(
-                    "the database has an older schema than this release needs",
-                    observed=f"schema {max(applied, default=0)}",
-                    expected=str(len(known)),
-                    next_step="open it once with migration allowed",
-                )
-            for migration in pending:
+            for migration in _pending(known, applied, migrate=migrate):
                 _apply(tx, migration)
+
+    def _look_at_schema(self) -> None:
+        with self.snapshot() as tx:
+            there = sa.inspect(tx.connection).has_table("schema_version")
+            applied = {row.number: row.sha256 for row in tx.run("schema.applied")} if there else {}
+        _pending(migrations(self.dialect), applied, migrate=False)
 
 
 class Transaction:
@@ -145,16 +140,17 @@ class Transaction:
             self.connection.execute(statement(self.connection.dialect.name, name), batch)
 
 
-def _engine(url: URL) -> sa.Engine:
+def _engine(url: URL, *, read_only: bool) -> sa.Engine:
     if url.get_backend_name() == "postgresql":
         return sa.create_engine(
             url,
             pool_pre_ping=True,
             connect_args={"connect_timeout": CONNECT_TIMEOUT_SECONDS, "application_name": "kfm_dagster"},
+            execution_options={"postgresql_readonly": read_only},
         )
     if url.get_backend_name() != "sqlite":
         raise ConfigurationError("unknown database", observed=url.get_backend_name(), expected="sqlite or postgresql")
-    if url.database and url.database != ":memory:":
+    if url.database and url.database != ":memory:" and not read_only:
         Path(url.database).parent.mkdir(parents=True, exist_ok=True)
     engine = sa.create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_SECONDS})
 
@@ -163,7 +159,8 @@ def _engine(url: URL) -> sa.Engine:
         # Python's sqlite3 would begin transactions by itself, deferred; ours begin IMMEDIATE in _begin.
         connection.isolation_level = None
         cursor = connection.cursor()
-        cursor.execute("PRAGMA journal_mode = WAL")
+        # The mode is the file's: who only looks finds it as it is.
+        cursor.execute("PRAGMA query_only = ON" if read_only else "PRAGMA journal_mode = WAL")
         # In WAL mode NORMAL survives a killed process; FULL is needed against power loss, and a commit is per batch.
         cursor.execute("PRAGMA synchronous = FULL")
         cursor.execute("PRAGMA foreign_keys = ON")
@@ -192,6 +189,26 @@ def _apply(tx: Transaction, migration: Migration) -> None:
 def _split(script: str) -> list[str]:
     """Split a migration at lines that hold only `-- ;`; trigger bodies contain semicolons of their own."""
     return [part.strip() for part in script.split("\n-- ;\n") if part.strip()]
+
+
+def _pending(known: Sequence[Migration], applied: Mapping[int, str], *, migrate: bool) -> list[Migration]:
+    """Return the migrations that the database has not had. Raises SchemaVersionError."""
+    if applied and max(applied) > len(known):
+        raise SchemaVersionError(
+            observed=f"schema {max(applied)}",
+            expected=f"at most {len(known)}",
+            next_step="run a release of kfm_dagster that is at least as new as the one that made the database",
+        )
+    pending = [migration for migration in known if migration.number not in applied]
+    _refuse_changed(known, applied)
+    if pending and not migrate:
+        raise SchemaVersionError(
+            "the database has an older schema than this release needs",
+            observed=f"schema {max(applied, default=0)}",
+            expected=str(len(known)),
+            next_step="open it once with migration allowed",
+        )
+    return pending
 
 
 def _refuse_changed(known: Iterable[Migration], applied: Mapping[int, str]) -> None:

@@ -6,6 +6,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.errors import DatabaseUnavailableError, SchemaVersionError
 from kfm_dagster.storage.database import Database
@@ -54,6 +55,28 @@ def test_a_failed_transaction_leaves_nothing(database: Database) -> None:
         raise RuntimeError
     with database.transaction() as tx:
         assert 4242 not in {found.number for found in tx.run("schema.applied")}
+
+
+def test_who_only_looks_can_write_nothing(database_url: str) -> None:
+    Database.open(database_url).dispose()
+    looking = Database.open(database_url, read_only=True)
+    with looking.snapshot() as tx:
+        assert tx.run("schema.applied").all()
+    # By either way of asking.
+    for asked in (looking.transaction, looking.snapshot):
+        with pytest.raises(DBAPIError, match=r"read-?only"), asked() as tx:
+            tx.run("schema.record", number=9999, name="x", sha256="y")
+    looking.dispose()
+
+
+def test_looking_into_a_database_that_nobody_has_made_makes_none(database_url: str, tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(SchemaVersionError, match="observed schema 0"):
+            Database.open(database_url, read_only=True)
+    if database_url.startswith("sqlite"):
+        with pytest.raises(DatabaseUnavailableError):
+            Database.open(f"sqlite:///{tmp_path / 'no' / 'such.db'}", read_only=True)
+        assert not (tmp_path / "no").exists()
 
 
 def test_sqlite_is_opened_for_concurrent_durable_use(tmp_path: Path) -> None:
