@@ -103,9 +103,9 @@ def _output(pipeline: Pipeline, dataset: str, operator: Operator, run_id: str) -
     return output
 
 
-def _computed(kind: type[ChainNode]) -> Callable[[Mapping[str, Any], Sequence[Envelope]], Results]:
+def _computed(operator: Operator, kind: type[ChainNode]) -> Callable[[Mapping[str, Any], Sequence[Envelope]], Results]:
     def again(parts: Mapping[str, Any], given: Sequence[Envelope]) -> Results:
-        return _results(kind.operator, kind(**parts).compute(given))
+        return _results(operator, kind(**parts).compute(given))
 
     return again
 
@@ -126,8 +126,8 @@ def _items(parts: Mapping[str, Any], given: Sequence[Envelope]) -> Results:
 
 
 _AGAIN: Mapping[Operator, Callable[[Mapping[str, Any], Sequence[Envelope]], Results]] = {
-    Operator.INTEGRITY_CHECK: _computed(IntegrityCheck),
-    Operator.METADATA_EXTRACT: _computed(MetadataExtract),
+    Operator.INTEGRITY_CHECK: _computed(Operator.INTEGRITY_CHECK, IntegrityCheck),
+    Operator.METADATA_EXTRACT: _computed(Operator.METADATA_EXTRACT, MetadataExtract),
     Operator.STAC_REGISTER: _items,
 }
 """Stages that are functions of what they are given, in topological order. Lineage names runs, so it is told anew."""
