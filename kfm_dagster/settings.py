@@ -42,7 +42,9 @@ class Settings(BaseSettings):
     lineage_url: str = Field("", description="OpenLineage and PROV-O files; default $KFM_HOME/lineage.")
     contracts_dir: Path | None = Field(None, description="Folder with further dataset contracts (YAML).")
     configs_dir: Path | None = Field(
-        None, description="Folder with the pipeline card, state_machine.yaml and replay_plan.yaml; default: configs/."
+        None,
+        description="Folder with the pipeline card, state_machine.yaml, replay_plan.yaml and alerts.yaml; default: "
+        "configs/.",
     )
     object_root: Path | None = Field(
         None, description="Read objects from ROOT/<bucket>/<key> instead of the provider's object store."
@@ -104,6 +106,11 @@ class Settings(BaseSettings):
         "in $KFM_HOME/keys.",
     )
     signing_passphrase: SecretStr | None = Field(None, description="Passphrase of that key, if it has one.")
+    alert_urls: SecretStr | None = Field(
+        None,
+        description="Where alerts go: URLs of apprise (appriseit.com/services), separated by blanks. CHANNEL=URL is of "
+        "one channel of alerts.yaml, a URL alone of all.",
+    )
     chaos_plan: Path | None = Field(
         None, description="Plan of faults; only kfm_dagster.chaos.definitions reads it, and never in prod."
     )

@@ -54,6 +54,8 @@ class GovernanceAction(StrEnum):
     BACKFILL_CANCELLED = "backfill_cancelled"
     MASK = "mask"
     """Published data with sensitive locations generalised, as its steward asked."""
+    ALERT_ACKNOWLEDGED = "alert_acknowledged"
+    """Took an alert on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,35 +1,28 @@
-"""The pipeline card: `configs/state_machine.yaml` and `configs/replay_plan.yaml`, read, checked and obeyed.
+"""The pipeline card: `state_machine.yaml`, `replay_plan.yaml` and `alerts.yaml` of `configs/`, checked and obeyed.
 
-A wrong file is refused with file, line and reason, before anything runs. Belongs here: the models and the reading.
-Does not belong here: what a stage does with them (`machine.py`), or how a gate judges (`gates/`).
+A wrong file is refused with file, line and reason, before anything runs. Belongs here: the models of the first
+two, and that all agree. Does not belong here: what a stage does with them (`machine.py`), how a gate judges (`gates/`),
+or what the alerts' file says (`alerts/plan.py`).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum, unique
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Literal
 
-import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from kfm_dagster.alerts.plan import ALERTS, AlertPlan
+from kfm_dagster.configs import CardError, Duration, Strict, own_folder, parse, refusal
 from kfm_dagster.contracts.model import Backoff
-from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.stages.conditions import WORDS, Condition
 from kfm_dagster.stages.gates.verdict import Gate, Stop
 
 STATE_MACHINE = "state_machine.yaml"
 REPLAY_PLAN = "replay_plan.yaml"
-
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
-_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
-
-
-class CardError(ConfigurationError):
-    """The pipeline card is wrong."""
 
 
 @unique
@@ -82,27 +75,7 @@ class OnFailure(StrEnum):
     """The degraded path: the stage goes on, and its output is [Restricted]."""
 
 
-def _duration(value: object) -> object:
-    """Read `10m`, `1.5h`; anything else is pydantic's to refuse."""
-    if isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())):
-        return timedelta(seconds=float(match[1]) * _SECONDS[match[2]])
-    if isinstance(value, timedelta):
-        return value
-    raise ValueError("a number and one of ms, s, m, h, d, such as 10m")
-
-
-Duration = Annotated[
-    timedelta,
-    BeforeValidator(_duration, json_schema_input_type=Annotated[str, Field(pattern=f"^{_DURATION.pattern}$")]),
-    Field(ge=timedelta(0)),
-]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Transition(_Strict):
+class Transition(Strict):
     """One transition and its condition."""
 
     origin: StageState = Field(alias="from")
@@ -126,7 +99,7 @@ class Transition(_Strict):
         return self
 
 
-class RetryPolicy(_Strict):
+class RetryPolicy(Strict):
     """When a stage that failed as a whole is tried again. Deadline: no attempt begins later after the first one."""
 
     max_retries: int = Field(ge=0, le=20)
@@ -134,7 +107,7 @@ class RetryPolicy(_Strict):
     base: Duration = timedelta(seconds=1)
     maximum: Duration = timedelta(minutes=1)
     deadline: Duration
-    retry_on: list[ErrorClass] = [ErrorClass.E_INTERNAL, ErrorClass.E_SYNC]
+    retry_on: list[ErrorClass] = Field([ErrorClass.E_INTERNAL, ErrorClass.E_SYNC])
 
     @field_validator("retry_on")
     @classmethod
@@ -153,7 +126,7 @@ class RetryPolicy(_Strict):
         )
 
 
-class GateRule(_Strict):
+class GateRule(Strict):
     """What a gate that fails does."""
 
     on_failure: OnFailure
@@ -183,7 +156,7 @@ class CoverageGate(GateRule):
     min_coverage: float = Field(ge=0, le=1)
 
 
-class Gates(_Strict):
+class Gates(Strict):
     """The rules of all gates."""
 
     G1: GateRule
@@ -201,7 +174,7 @@ class Gates(_Strict):
         return rule.on_failure
 
 
-class ClockRule(_Strict):
+class ClockRule(Strict):
     """When writing is allowed: the clock calibrated within tau_calib before, and off by no more than max_offset."""
 
     tau_calib: Duration
@@ -212,7 +185,7 @@ class ClockRule(_Strict):
 _KEY_PARTS = ("run_id", "stage", "partition", "window")
 
 
-class StateMachine(_Strict):
+class StateMachine(Strict):
     """`state_machine.yaml`."""
 
     version: Literal["1.0.0"]
@@ -220,7 +193,7 @@ class StateMachine(_Strict):
     transitions: list[Transition]
     retry_policy: RetryPolicy
     idempotency_key: str
-    checkpoints: list[str] = []
+    checkpoints: list[str] = Field([])
     gates: Gates
     clock: ClockRule
 
@@ -260,14 +233,14 @@ class StateMachine(_Strict):
         return value
 
 
-class Verify(_Strict):
+class Verify(Strict):
     """What of a replay's outputs is compared with the original's."""
 
     hash: bool
     primary_keys: bool
 
 
-class Replay(_Strict):
+class Replay(Strict):
     """How a run is replayed."""
 
     enabled: bool
@@ -277,13 +250,13 @@ class Replay(_Strict):
     verify: Verify
 
 
-class ReplayAlerts(_Strict):
-    """What happens on a divergence; names of alert actions."""
+class ReplayAlerts(Strict):
+    """Which channels of `alerts.yaml` a divergence is told on."""
 
     on_divergence: list[str]
 
 
-class ReplayPlan(_Strict):
+class ReplayPlan(Strict):
     """`replay_plan.yaml`."""
 
     version: Literal["1.0.0"]
@@ -292,81 +265,46 @@ class ReplayPlan(_Strict):
 
 
 class Card(BaseModel):
-    """Both files, and their bytes as they were read."""
+    """The files, and the bytes of those that go with a release as they were read."""
 
     model_config = ConfigDict(frozen=True)
 
     machine: StateMachine
     replay_plan: ReplayPlan
+    alerts: AlertPlan
     files: dict[str, bytes]
 
     @classmethod
     def load(cls, folder: Path | None = None) -> Card:
         """Read a folder's files, or those of this release. Raises CardError with file, line and reason."""
-        root = _own_folder() if folder is None else folder
+        root = own_folder() if folder is None else folder
         if not root.is_dir():
             raise CardError(
                 "KFM_CONFIGS_DIR is no folder", observed=str(root), next_step="create it or unset the variable"
             )
         files = {name: _read(root / name) for name in (STATE_MACHINE, REPLAY_PLAN)}
-        return cls(
+        # A folder of a release that had no alerts goes on without one of its own.
+        alerts = root / ALERTS if (root / ALERTS).exists() else own_folder() / ALERTS
+        card = cls(
             machine=parse(files[STATE_MACHINE].decode(), StateMachine, source=STATE_MACHINE),
             replay_plan=parse(files[REPLAY_PLAN].decode(), ReplayPlan, source=REPLAY_PLAN),
+            alerts=AlertPlan.parse(_read(alerts).decode()),
             files=files,
         )
+        _refuse_unknown_channels(card)
+        return card
 
 
-Model = TypeVar("Model", bound=BaseModel)
-
-
-def parse(text: str, model: type[Model], *, source: str) -> Model:
-    """Build a model from YAML text. Raises CardError naming the source and the line of the first wrong key."""
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        document: Any = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = source if mark is None else f"{source} line {mark.line + 1}"
-        raise CardError(
-            f"{where} is not valid YAML", observed=getattr(error, "problem", None), next_step="correct the file"
-        ) from None
-    try:
-        return model.model_validate(document)
-    except ValidationError as error:
-        first = error.errors()[0]
-        more = f" ({error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        where = ".".join(str(part) for part in first["loc"] if part != "[key]") or "the document"
-        raise CardError(
-            f"{source} line {_line(root, first['loc'])}: {where} is wrong{more}",
-            observed=repr(first["input"])[:120],
-            expected=first["msg"].removeprefix("Value error, "),
-            next_step="correct the file",
-        ) from None
-
-
-def _line(node: yaml.Node | None, path: Sequence[int | str]) -> int:
-    """Return the line, from 1, of what a path leads to, or of the last part of it that is there."""
-    line = 1 if node is None else node.start_mark.line + 1
-    for part in path:
-        found: yaml.Node | None = None
-        if isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                if key.value == str(part):
-                    line, found = key.start_mark.line + 1, value
-        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
-            found = node.value[part]
-            line = found.start_mark.line + 1
-        if found is None:
-            break
-        node = found
-    return line
-
-
-def _own_folder() -> Path:
-    """Return the folder `configs/`: inside the wheel when installed, beside the package in a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    bundled = package / "_bundled" / "configs"
-    return bundled if bundled.is_dir() else package.parent / "configs"
+def _refuse_unknown_channels(card: Card) -> None:
+    for position, name in enumerate(card.replay_plan.alerts.on_divergence):
+        if name not in card.alerts.channels:
+            raise refusal(
+                card.files[REPLAY_PLAN].decode(),
+                ("alerts", "on_divergence", position),
+                source=REPLAY_PLAN,
+                observed=repr(name),
+                expected=f"a channel of {ALERTS}: {', '.join(card.alerts.channels)}",
+            )
 
 
 def _read(path: Path) -> bytes:

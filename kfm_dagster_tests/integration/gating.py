@@ -6,8 +6,9 @@ from pathlib import Path
 
 import dagster as dg
 
+from kfm_dagster.configs import parse
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.stages.card import STATE_MACHINE, Card, StateMachine, parse
+from kfm_dagster.stages.card import STATE_MACHINE, Card, StateMachine
 from kfm_dagster_tests.integration.chain import announce, put, take, volumes
 from kfm_dagster_tests.integration.face import Face
 

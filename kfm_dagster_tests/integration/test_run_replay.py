@@ -12,6 +12,7 @@ import dagster as dg
 import pytest
 
 from kfm_dagster.cli.main import main
+from kfm_dagster.configs import parse
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest import nodes, run_comparison
 from kfm_dagster.ingest.nodes import Operator, Source
@@ -27,7 +28,6 @@ from kfm_dagster.stages.card import (
     StageState,
     StateMachine,
     Verify,
-    parse,
 )
 from kfm_dagster.stages.failure import StageFailedError
 from kfm_dagster_tests.catalog import trees

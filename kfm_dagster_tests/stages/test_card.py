@@ -1,4 +1,4 @@
-"""The pipeline card's two files: what they mean, and how a wrong one is refused."""
+"""The pipeline card's files: what they mean, and how a wrong one is refused."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kfm_dagster.alerts.plan import ALERTS
+from kfm_dagster.configs import CardError, own_folder, parse
 from kfm_dagster.stages.card import (
     POSSIBLE,
     REPLAY_PLAN,
     STATE_MACHINE,
     Card,
-    CardError,
     ErrorClass,
     ReplayPlan,
     StageState,
     StateMachine,
-    parse,
 )
 from kfm_dagster.stages.conditions import Condition, ConditionError
 from kfm_dagster.stages.gates.verdict import Gate, Stop
 
-TEXTS = {name: content.decode() for name, content in Card.load().files.items()}
+TEXTS = {name: (own_folder() / name).read_text(encoding="utf-8") for name in (STATE_MACHINE, REPLAY_PLAN, ALERTS)}
 
 WRONG: list[tuple[str, str, str, str, str]] = [
     (STATE_MACHINE, "max_retries: 3", "max_retries: -1", "line 10: retry_policy.max_retries", "observed -1"),
@@ -55,11 +55,28 @@ WRONG: list[tuple[str, str, str, str, str]] = [
     (STATE_MACHINE, 'version: "1.0.0"', 'version: "2.0.0"', "line 3: version", "'1.0.0'"),
     (STATE_MACHINE, "version:", "version=", "line 4 is not valid YAML", "mapping values"),
     (REPLAY_PLAN, "reverse_topology", "any", "line 5: replay.order", "reverse_topology"),
+    (REPLAY_PLAN, "open_ticket", "open_tickets", "line 10: alerts.on_divergence.1", "notify, page_ops, open_ticket"),
+    (
+        ALERTS,
+        "notify, page_ops, open_ticket",
+        "notify, open_ticket",
+        "line 7: levels.critical.1",
+        "notify, open_ticket",
+    ),
+    (ALERTS, "notify, page_ops", "Notify!, page_ops", "line 5: channels.0", "should match pattern"),
+    (ALERTS, "critical: [notify", "crucial: [notify", "line 7: levels.critical", "Field required"),
+    (ALERTS, "threshold: 4", "threshold: 0", "line 13: rules.state_flapping.threshold", "equal to 1"),
+    (ALERTS, "window: 15m", "window: 0m", "line 15: rules.retry_storm.window", "greater than 0"),
+    (ALERTS, "escalate_after: 30m", "escalate_after: 0s", "line 15: rules.retry_storm.escalate_after", "greater than"),
+    (ALERTS, "suppress: 30m", "suppress: often", "line 15: rules.retry_storm.suppress", "such as 10m"),
+    (ALERTS, "level: critical, suppress: 1h", "level: odd, suppress: 1h", "line 21: rules.unlock.level", "'critical'"),
+    (ALERTS, "  covariance:", "  variance:", "line 11: rules.covariance", "Field required"),
+    (ALERTS, "suppress: 30m, ", "", "line 15: rules.retry_storm.suppress", "Field required"),
     (REPLAY_PLAN, "primary_keys: true", "primary_key: true", "line 8: replay.verify", "Field required"),
 ]
 
 
-@pytest.mark.clause("PCS-14")
+@pytest.mark.clause("PCS-14", "PCS-18")
 @pytest.mark.parametrize(("file", "old", "new", "where", "why"), WRONG)
 def test_a_wrong_card_is_refused_with_file_line_and_reason(
     tmp_path: Path, file: str, old: str, new: str, where: str, why: str
@@ -73,6 +90,14 @@ def test_a_wrong_card_is_refused_with_file_line_and_reason(
     assert line.startswith(file)
     assert where in line
     assert why in line
+
+
+def test_a_folder_from_before_there_were_alerts_goes_on_with_those_of_this_release(tmp_path: Path) -> None:
+    for name in (STATE_MACHINE, REPLAY_PLAN):
+        (tmp_path / name).write_text(TEXTS[name], encoding="utf-8")
+    assert Card.load(tmp_path).alerts == Card.load().alerts
+    (tmp_path / ALERTS).write_text(TEXTS[ALERTS].replace("threshold: 20", "threshold: 30"), encoding="utf-8")
+    assert Card.load(tmp_path).alerts.rules.retry_storm.threshold == 30
 
 
 def test_a_folder_without_the_card_is_refused(tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 import pytest
 
+from kfm_dagster.configs import parse
 from kfm_dagster.contracts.envelope import WalId
-from kfm_dagster.stages.card import STATE_MACHINE, Card, ErrorClass, StageState, StateMachine, parse
+from kfm_dagster.stages.card import STATE_MACHINE, Card, ErrorClass, StageState, StateMachine
 from kfm_dagster.stages.gates.verdict import STOPS, Finding, Gate, Stop, Verdict
 from kfm_dagster.stages.machine import ending, idempotency_key, judge, may_roll_back, may_start
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from kfm_dagster.configs import parse
 from kfm_dagster.contracts.issues import GateIssue
 from kfm_dagster.errors import ContractError
 from kfm_dagster.run_state.record import Outcome
 from kfm_dagster.stages.audit import verify_chain
 from kfm_dagster.stages.batch import StageBatch
-from kfm_dagster.stages.card import STATE_MACHINE, Card, ErrorClass, StageState, StateMachine, parse
+from kfm_dagster.stages.card import STATE_MACHINE, Card, ErrorClass, StageState, StateMachine
 from kfm_dagster.stages.failure import StageFailedError
 from kfm_dagster.stages.gates.verdict import STOPS, Finding, Gate, Stop, Verdict
 from kfm_dagster.stages.run_contract import StageRunner

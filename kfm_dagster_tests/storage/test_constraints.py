@@ -210,6 +210,20 @@ STANDING: dict[str, Sequence[Row]] = {
             "state": "locked",
         }
     ],
+    "alerts": [
+        {
+            "rule": "unlock", "subject": "clock", "state": "firing", "level": "warning", "opened_at": T,
+            "level_since": T, "last_seen_at": T, "observed": 1, "last_event_at": T, "run_id": "r", "place": "d.o",
+            "last_told_at": T, "tellings": 1, "acknowledged_at": None, "acknowledged_by": None,
+            "acknowledged_why": None, "resolved_at": None,
+        }
+    ],
+    "alert_tellings": [
+        {
+            "alert_id": 1, "telling": 1, "endpoint": 1, "channel": "c", "reason": "opened", "queued_at": T,
+            "attempts": 0, "claimed_until": None, "told_at": None, "last_error": None,
+        }
+    ],
 }  # fmt: skip
 """Rows that every table holds, in an order in which each finds what it refers to."""
 
@@ -221,6 +235,8 @@ ANOTHER: dict[str, Row] = {
     "stage_audit": {"seq": 2, "previous_hash": HASH, "hash": "b" * 64},
     "stage_state": {"attempt": 2},
     "clock_readings": {"at": LATER},
+    "alerts": {"subject": "other"},
+    "alert_tellings": {"telling": 2},
     "run_state": {"run_id": "r2"},
     "replay_reasons": {"code": "drill"},
     "nodd_wal_records": {"wal_id": THREE, "object_uri": "s3://b/3"},
@@ -256,6 +272,7 @@ ANOTHER: dict[str, Row] = {
 
 TERMINAL = {"integrity_status": "ok", "metadata_status": "ok", "stac_status": "created", "provenance_status": "ok"}
 CLAIMED = {"status": "in_progress", "ingest_run_id": "r", "worker_id": "w", "last_attempt_at": T}
+ACKNOWLEDGED = {"state": "acknowledged", "acknowledged_at": T, "acknowledged_by": "p", "acknowledged_why": "x"}
 REPLACING = {"mode": "repair-and-replace", "change_ref": "C-1"}
 
 CASES: dict[str, list[Row]] = {
@@ -522,6 +539,25 @@ CASES: dict[str, list[Row]] = {
         {"uncertainty_seconds": float("inf")}, {"uncertainty_seconds": -0.1},
     ],
     "clock_readings_locked_has_offset": [{"offset_seconds": None, "uncertainty_seconds": None}],
+    "alerts_rule_is_known": [{"rule": "mood"}],
+    "alerts_subject_is_named": [{"subject": ""}, {"subject": "x" * 301}],
+    "alerts_place_is_named": [{"place": ""}, {"place": "x" * 301}],
+    "alerts_state_is_known": [{"state": "odd"}],
+    "alerts_level_is_known": [{"level": "odd"}],
+    "alerts_events_are_counted": [{"observed": 0}],
+    "alerts_tellings_are_counted": [{"tellings": -1}, {"tellings": 0}, {"last_told_at": None}],
+    "alerts_acknowledgement_is_whole": [
+        {"state": "acknowledged"}, *({**ACKNOWLEDGED, column: None} for column in ACKNOWLEDGED if column != "state"),
+    ],
+    "alerts_resolution_has_a_time": [{"state": "resolved"}, {"resolved_at": T}],
+    "alerts_one_open_per_key": [{"subject": "clock"}, {"subject": "clock", **ACKNOWLEDGED}],
+    "alert_tellings_once_per_endpoint": [{"telling": 1}],
+    "alert_tellings_alert_is_known": [{"alert_id": 9}],
+    "alert_tellings_are_counted": [{"telling": 0}, {"endpoint": 0}, {"attempts": -1}],
+    "alert_tellings_channel_is_named": [{"channel": ""}, {"channel": "x" * 61}],
+    "alert_tellings_reason_is_known": [{"reason": "fun"}],
+    "alert_tellings_error_is_bounded": [{"last_error": "x" * 501}],
+    "alert_tellings_taken_are_closed": [{"told_at": T}, {"told_at": T, "attempts": 1, "claimed_until": T}],
     "etl_checkpoint_one_row_per_node": [{"node": "n1"}],
     "etl_checkpoint_names_an_output": [{"last_applied_hash": "c" * 64}],
 }  # fmt: skip
@@ -541,6 +577,7 @@ NEVER_SAID = {
     "kill_switches_one_row_per_switch",
     "etl_wal_one_row_per_intent",
     "clock_readings_one_row_per_reading",
+    "alerts_one_row_per_alert",
     "catalog_promotions_one_row_per_promotion",
     # The table's key says more.
     "catalog_items_by_page",

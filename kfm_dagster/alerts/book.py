@@ -1,0 +1,304 @@
+"""The alerts in the database (`alerts`, `alert_tellings`): what fires, what was told where, who took it on.
+
+Belongs here: one evaluation's rows, claims of what is to be sent, acknowledging, reading. Does not belong here: the
+rules themselves and what follows from them, which are set questions (`sql/queries/*/alerts.sql`), sending
+(`channels.py`), or the guards, which are the database's (`sql/*/0016_alerts.sql`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum, unique
+from typing import Any
+
+import orjson
+from sqlalchemy import RowMapping
+
+from kfm_dagster.alerts.plan import Level, Rule
+from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.errors import ExitCode, KfmError
+from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
+from kfm_dagster.storage.database import Database, Transaction
+
+CLAIM = timedelta(minutes=5)
+"""How long one evaluator may be at one message: more than any answer takes. A dead one's message is then another's."""
+ERROR_LENGTH = 500
+
+
+class UnknownAlertError(KfmError):
+    """There is no such alert."""
+
+
+class NotFiringError(KfmError):
+    """The alert does not fire."""
+
+    exit_code = ExitCode.REFUSED
+
+
+@unique
+class AlertState(StrEnum):
+    """Where an alert is."""
+
+    FIRING = "firing"
+    """Nobody has taken it on."""
+    ACKNOWLEDGED = "acknowledged"
+    """Somebody has; it is not told again unless it goes up a level."""
+    RESOLVED = "resolved"
+    """What it told of has left its window."""
+
+
+@unique
+class TellingReason(StrEnum):
+    """Why an alert is told."""
+
+    OPENED = "opened"
+    REPEATED = "repeated"
+    ESCALATED = "escalated"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Terms:
+    """A rule as of one evaluation: from when events count, and which levels anybody hears."""
+
+    rule: Rule
+    level: Level
+    threshold: int
+    since: datetime
+    quiet_since: datetime
+    escalate_before: datetime | None
+    audience: Collection[Level]
+
+    def row(self) -> dict[str, Any]:
+        """Return it as SQL reads it."""
+        times = {name: getattr(self, name) for name in ("since", "quiet_since", "escalate_before")}
+        return {
+            "rule": self.rule,
+            "threshold": self.threshold,
+            "audience": sorted(self.audience),
+            **{name: None if at is None else rfc3339(at) for name, at in times.items()},
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClockLimits:
+    """What the pipeline card asks of a clock: offset in seconds, and since when a calibration counts."""
+
+    max_offset: float
+    calibrated_since: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listener:
+    """An endpoint that hears of a rule at a level, by the first channel that leads to it."""
+
+    rule: Rule
+    level: Level
+    endpoint: int
+    channel: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Alert:
+    """One alert. `observed`: events within the rule's window; `place`: stage or source of the newest of them."""
+
+    alert_id: int
+    rule: Rule
+    subject: str
+    state: AlertState
+    level: Level
+    opened_at: datetime
+    level_since: datetime
+    last_seen_at: datetime
+    observed: int
+    last_event_at: datetime
+    run_id: str | None
+    place: str
+    last_told_at: datetime | None
+    tellings: int
+    acknowledged_at: datetime | None
+    acknowledged_by: str | None
+    acknowledged_why: str | None
+    resolved_at: datetime | None
+    undelivered: int
+
+    @property
+    def key(self) -> str:
+        """Under which no second alert is open; receivers may drop what they have by it."""
+        return f"{self.rule}/{self.subject}"
+
+    def row(self) -> dict[str, Any]:
+        """Return the published form."""
+        values = {
+            name: rfc3339(value) if isinstance(value, datetime) else value for name, value in asdict(self).items()
+        }
+        return {**values, "key": self.key}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Telling:
+    """A message that this evaluator has claimed."""
+
+    alert: Alert
+    telling: int
+    endpoint: int
+    channel: str
+    reason: TellingReason
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Changes:
+    """What an evaluation changed: ids of alerts."""
+
+    opened: Sequence[int] = ()
+    escalated: Sequence[int] = ()
+    resolved: Sequence[int] = ()
+    told: Sequence[int] = ()
+
+
+class AlertBook:
+    """Reads and writes alerts."""
+
+    def __init__(self, database: Database, *, clock: Callable[[], datetime]) -> None:
+        self._database = database
+        self._clock = clock
+
+    def update(self, terms: Sequence[Terms], limits: ClockLimits, listeners: Iterable[Listener]) -> Changes:
+        """Evaluate every rule as of now, and queue what is to be told; one evaluator at a time.
+
+        Nothing is written while nothing is found and nothing is open.
+        """
+        now = self._clock()
+        with self._database.snapshot() as view:
+            if not _findings(view, terms, limits, now) and view.run("alerts.any_open").one_or_none() is None:
+                return Changes()
+        with self._database.transaction() as tx:
+            tx.run("alerts.lock").close()
+            levels = {term.rule: term.level for term in terms}
+            found = [
+                {**finding, "level": levels[Rule(finding["rule"])]} for finding in _findings(tx, terms, limits, now)
+            ]
+            given = {"now": rfc3339(now), "findings": _json(found), "terms": _json([term.row() for term in terms])}
+            resolved = _ids(tx, "alerts.resolve", now=given["now"], findings=given["findings"])
+            tx.run("alerts.see", now=given["now"], findings=given["findings"])
+            opened = _ids(tx, "alerts.open", now=given["now"], findings=given["findings"])
+            escalated = _ids(tx, "alerts.escalate", now=given["now"], terms=given["terms"])
+            told = tx.run("alerts.tell", now=given["now"], terms=given["terms"]).all()
+            tx.run("alerts.queue", now=given["now"], batch=_json(_messages(told, escalated, listeners)))
+        return Changes(opened=opened, escalated=escalated, resolved=resolved, told=[row.alert_id for row in told])
+
+    def claim(self, endpoints: Collection[int]) -> Telling | None:
+        """Take the oldest message to one of these endpoints that nobody is at, or None."""
+        now = self._clock()
+        given = {"now": rfc3339(now), "endpoints": _json(sorted(endpoints))}
+        with self._database.snapshot() as view:
+            if view.run("alerts.due", given).one_or_none() is None:
+                return None
+        with self._database.transaction() as tx:
+            row = tx.run("alerts.claim", given, until=rfc3339(now + CLAIM)).one_or_none()
+            if row is None:
+                return None
+            alert = _alert(tx.run("alerts.get", alert_id=row.alert_id).mappings().one())
+        return Telling(
+            alert=alert,
+            telling=row.telling,
+            endpoint=row.endpoint,
+            channel=row.channel,
+            reason=TellingReason(row.reason),
+        )
+
+    def close(self, telling: Telling, *, error: str | None) -> None:
+        """Keep that a message was taken or, with an error, put it back for the next evaluation."""
+        key = {"alert_id": telling.alert.alert_id, "telling": telling.telling, "endpoint": telling.endpoint}
+        with self._database.transaction() as tx:
+            if error is None:
+                tx.run("alerts.taken", key, at=rfc3339(self._clock()))
+            else:
+                tx.run("alerts.put_back", key, error=error[:ERROR_LENGTH])
+
+    def listed(self, *, resolved_since: datetime | None = None) -> list[Alert]:
+        """Return the open alerts, and those that resolved since then, in the order of opening."""
+        since = rfc3339(resolved_since or self._clock() + timedelta(days=1))
+        with self._database.snapshot() as view:
+            return [_alert(row) for row in view.run("alerts.listed", resolved_since=since).mappings()]
+
+    def acknowledge(self, alert_id: int, decision: Decision) -> Alert:
+        """Take an alert on, in the governance log too. Raises UnknownAlertError, NotFiringError."""
+        log = GovernanceLog(self._database, clock=self._clock)
+        with self._database.transaction() as tx:
+            row = tx.run("alerts.get", alert_id=alert_id).mappings().one_or_none()
+            if row is None:
+                raise UnknownAlertError(observed=alert_id, next_step="kfm alerts list --days 30")
+            before = _alert(row)
+            moved = tx.run(
+                "alerts.acknowledge",
+                alert_id=alert_id,
+                at=rfc3339(self._clock()),
+                actor=decision.actor,
+                reason=decision.reason,
+            )
+            if moved.rowcount != 1:
+                by = f" by {before.acknowledged_by}" if before.state is AlertState.ACKNOWLEDGED else ""
+                raise NotFiringError(
+                    observed=f"alert {alert_id}: {before.state}{by}", expected="firing", next_step="kfm alerts list"
+                )
+            details = {"alert_id": alert_id, "rule": before.rule, "subject": before.subject, "level": before.level}
+            log.record(GovernanceAction.ALERT_ACKNOWLEDGED, decision, details=details, tx=tx)
+            return _alert(tx.run("alerts.get", alert_id=alert_id).mappings().one())
+
+
+def _findings(tx: Transaction, terms: Iterable[Terms], limits: ClockLimits, now: datetime) -> list[dict[str, Any]]:
+    rows = tx.run(
+        "alerts.findings",
+        terms=_json([term.row() for term in terms]),
+        now=rfc3339(now),
+        max_offset=limits.max_offset,
+        calibrated_since=rfc3339(limits.calibrated_since),
+    )
+    return [{**row, "last_event_at": rfc3339(moment(row["last_event_at"]))} for row in rows.mappings()]
+
+
+def _messages(told: Iterable[Any], escalated: Collection[int], listeners: Iterable[Listener]) -> list[dict[str, Any]]:
+    hearing: dict[tuple[str, str], dict[int, str]] = {}
+    for one in listeners:
+        hearing.setdefault((one.rule, one.level), {}).setdefault(one.endpoint, one.channel)
+    return [
+        {
+            "alert_id": row.alert_id,
+            "telling": row.tellings,
+            "endpoint": endpoint,
+            "channel": channel,
+            "reason": _reason(row, escalated),
+        }
+        for row in told
+        for endpoint, channel in hearing[row.rule, row.level].items()
+    ]
+
+
+def _reason(row: Any, escalated: Collection[int]) -> TellingReason:
+    if row.alert_id in escalated:
+        return TellingReason.ESCALATED
+    return TellingReason.OPENED if row.tellings == 1 else TellingReason.REPEATED
+
+
+def _ids(tx: Transaction, name: str, **given: str) -> list[int]:
+    return sorted(tx.run(name, given).scalars())
+
+
+def _alert(columns: RowMapping) -> Alert:
+    times = {
+        name: None if value is None else moment(value)
+        for name, value in columns.items()
+        if name.endswith(("_at", "since"))
+    }
+    words = {
+        "rule": Rule(columns["rule"]),
+        "state": AlertState(columns["state"]),
+        "level": Level(columns["level"]),
+    }
+    return Alert(**{**columns, **times, **words})
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()

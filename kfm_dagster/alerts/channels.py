@@ -1,0 +1,123 @@
+"""Channels: where alerts go, as KFM_ALERT_URLS says, carried by apprise to any of its services.
+
+Belongs here: reading the URLs and sending one message to one of them. Nothing that is logged, kept or shown holds a
+credential. Does not belong here: who is told what (`desk.py`), or what a message says (`message.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Self
+from urllib.parse import unquote
+
+import apprise
+from pydantic import SecretStr
+
+from kfm_dagster.alerts.message import Message
+from kfm_dagster.alerts.plan import Level
+from kfm_dagster.errors import ConfigurationError
+
+SECONDS = 10.0
+"""How long a service may take to answer: a tick of a sensor has 60."""
+SHORTEST_SECRET = 4
+"""Characters; a shorter part of a URL would be blotted out of every second word."""
+
+_ENTRY = re.compile(r"(?:([a-z][a-z0-9_]*)=)?([A-Za-z][A-Za-z0-9+.-]*://\S+)")
+_KINDS = {
+    Level.INFO: apprise.NotifyType.INFO,
+    Level.WARNING: apprise.NotifyType.WARNING,
+    Level.CRITICAL: apprise.NotifyType.FAILURE,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Endpoint:
+    """One URL, by its place among the URLs, from 1, and the channels that lead to it."""
+
+    number: int
+    channels: tuple[str, ...]
+    url: SecretStr = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What an endpoint said. `service`: apprise's name of it; `error`: None when the message was taken."""
+
+    service: str
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Endpoints:
+    """Every URL of the environment."""
+
+    known: tuple[Endpoint, ...] = ()
+
+    @classmethod
+    def parse(cls, urls: SecretStr | None, channels: Collection[str]) -> Self:
+        """Read `URL` or `CHANNEL=URL`, separated by blanks; without a channel it is every channel's.
+
+        Raises ConfigurationError that names the entry by its place.
+        """
+        found: dict[str, list[str]] = {}
+        for place, entry in enumerate(("" if urls is None else urls.get_secret_value()).split(), start=1):
+            match = _ENTRY.fullmatch(entry)
+            if match is None or (match[1] is not None and match[1] not in channels):
+                raise ConfigurationError(
+                    "environment variable KFM_ALERT_URLS is wrong",
+                    observed=f"entry {place}" + ("" if match is None else f", channel {match[1]}"),
+                    expected=f"URL or CHANNEL=URL, separated by blanks; the channels are {', '.join(channels)}",
+                    next_step="correct it, or name the channel in alerts.yaml",
+                )
+            led = found.setdefault(match[2], [])
+            led += [name for name in ([match[1]] if match[1] else channels) if name not in led]
+        return cls(
+            known=tuple(
+                Endpoint(number=number, channels=tuple(names), url=SecretStr(url))
+                for number, (url, names) in enumerate(found.items(), start=1)
+            )
+        )
+
+    def of(self, channel: str) -> list[Endpoint]:
+        """Return the endpoints that a channel leads to."""
+        return [endpoint for endpoint in self.known if channel in endpoint.channels]
+
+    def __getitem__(self, number: int) -> Endpoint:
+        return self.known[number - 1]
+
+
+def send(endpoint: Endpoint, message: Message, *, seconds: float = SECONDS) -> Answer:
+    """Send one message, and wait for the answer so long at most. Raises nothing: what fails is in the answer."""
+    url = endpoint.url.get_secret_value()
+    # apprise writes parts of URLs that it cannot read to its log; what it has to say comes with its result.
+    logging.getLogger(apprise.LOGGER_NAME).propagate = False
+    asset = apprise.AppriseAsset(app_id="kfm_dagster", app_desc="alerts over the stages", app_url="")
+    service = apprise.Apprise.instantiate(url, asset=asset)
+    if service is None:
+        scheme = url.partition("://")[0]
+        return Answer(service=f"{scheme}://", error="apprise knows no such URL (its list: appriseit.com/services)")
+    try:
+        outcome = apprise.Apprise(service, asset=asset).notify(
+            body=message.body, title=message.title, notify_type=_KINDS[message.level], timeout=seconds
+        )
+    except Exception as error:
+        # A plugin's own fault, whose text may hold the URL.
+        return Answer(service=str(service.service_name), error=type(error).__name__)
+    name = str(service.service_name)
+    if outcome:
+        return Answer(service=name)
+    said = [str(entry.message) for one in outcome for entry in one.logs()] or [outcome.status.name]
+    shown = " ".join(one.url for one in outcome)
+    return Answer(service=name, error=_without_secrets(said[0], url, shown))
+
+
+def _without_secrets(text: str, url: str, shown: str) -> str:
+    """Blot out every part of a URL that apprise itself does not show."""
+    parts = {part for raw in re.split(r"[/:@?&=]+", url) for part in (raw, unquote(raw))}
+    for part in sorted(parts, key=len, reverse=True):
+        if len(part) >= SHORTEST_SECRET and part not in shown:
+            text = text.replace(part, "****")
+    return " ".join(text.split())

@@ -1,0 +1,128 @@
+"""The desk: one evaluation, from what is recorded to messages that were taken.
+
+Belongs here: who hears what, and that a dead channel holds up no other. Does not belong here: the rules
+(`sql/queries/*/alerts.sql`), the rows (`book.py`), or sending (`channels.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from pydantic import SecretStr
+
+from kfm_dagster.alerts.book import AlertBook, Changes, ClockLimits, Listener, Terms
+from kfm_dagster.alerts.channels import Answer, Endpoint, Endpoints, send
+from kfm_dagster.alerts.message import Message, message_of, trial
+from kfm_dagster.alerts.plan import AlertPlan, Level, Rule
+from kfm_dagster.storage.database import Database
+
+_LOG = logging.getLogger(__name__)
+
+Send = Callable[[Endpoint, Message], Answer]
+BUDGET_SECONDS = 30.0
+"""After so long an evaluation begins no further message; the next one goes on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """What an evaluation did. `delivered`: messages taken; `dead`: endpoints that took none, with what they said."""
+
+    changes: Changes
+    delivered: int
+    dead: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlertDesk:
+    """Evaluates and delivers. `on_divergence`: channels on which a divergence is told besides those of its level."""
+
+    plan: AlertPlan
+    on_divergence: Collection[str]
+    max_offset: timedelta
+    tau_calib: timedelta
+    database: Database
+    clock: Callable[[], datetime]
+    urls: SecretStr | None
+    send: Send = send
+
+    @property
+    def book(self) -> AlertBook:
+        """The alerts themselves."""
+        return AlertBook(self.database, clock=self.clock)
+
+    def evaluate(self) -> Evaluation:
+        """Evaluate every rule, then deliver what is due. Raises ConfigurationError for wrong URLs, before anything."""
+        endpoints = Endpoints.parse(self.urls, self.plan.channels)
+        now = self.clock()
+        limits = ClockLimits(max_offset=self.max_offset.total_seconds(), calibrated_since=now - self.tau_calib)
+        listeners = self._listeners(endpoints)
+        changes = self.book.update(self._terms(now, listeners), limits, listeners)
+        delivered, dead = self._deliver(endpoints)
+        return Evaluation(changes=changes, delivered=delivered, dead=dead)
+
+    def unheard(self) -> list[str]:
+        """Return the channels that lead nowhere."""
+        endpoints = Endpoints.parse(self.urls, self.plan.channels)
+        return [channel for channel in self.plan.channels if not endpoints.of(channel)]
+
+    def try_out(self) -> list[tuple[str, Answer]]:
+        """Send one message over every channel to each of its endpoints; return what each answered."""
+        endpoints = Endpoints.parse(self.urls, self.plan.channels)
+        return [
+            (channel, self.send(endpoint, trial(channel)))
+            for channel in self.plan.channels
+            for endpoint in endpoints.of(channel)
+        ]
+
+    def _channels(self, rule: Rule, level: Level) -> list[str]:
+        more = self.on_divergence if rule is Rule.REPLAY_DIVERGENCE else ()
+        return [*self.plan.levels[level], *more]
+
+    def _listeners(self, endpoints: Endpoints) -> list[Listener]:
+        return [
+            Listener(rule=rule, level=level, endpoint=endpoint.number, channel=channel)
+            for rule in Rule
+            for level in Level
+            for channel in self._channels(rule, level)
+            for endpoint in endpoints.of(channel)
+        ]
+
+    def _terms(self, now: datetime, listeners: Sequence[Listener]) -> list[Terms]:
+        rules = self.plan.rules
+        return [
+            Terms(
+                rule=rule,
+                level=(terms := rules[rule]).level,
+                threshold=terms.threshold,
+                since=now - terms.window,
+                quiet_since=now - terms.suppress,
+                escalate_before=None if terms.escalate_after is None else now - terms.escalate_after,
+                audience={one.level for one in listeners if one.rule is rule},
+            )
+            for rule in Rule
+        ]
+
+    def _deliver(self, endpoints: Endpoints) -> tuple[int, list[str]]:
+        alive = {endpoint.number for endpoint in endpoints.known}
+        delivered, dead = 0, []
+        until = time.monotonic() + BUDGET_SECONDS
+        while alive and time.monotonic() < until:
+            telling = self.book.claim(alive)
+            if telling is None:
+                break
+            message = message_of(telling, self.plan.rules[telling.alert.rule])
+            answer = self.send(endpoints[telling.endpoint], message)
+            self.book.close(telling, error=answer.error)
+            if answer.error is None:
+                delivered += 1
+                continue
+            # It would let every further message wait as long; the next evaluation tries it again.
+            alive.remove(telling.endpoint)
+            said = f"channel {telling.channel}, URL {telling.endpoint} ({answer.service}): {answer.error}"
+            _LOG.warning("an alert waits for a channel that does not take it: %s", said)
+            dead.append(said)
+        return delivered, dead

@@ -1,0 +1,90 @@
+"""What an alert says to whoever gets it: what fires since when, where to look, how to take it on.
+
+Does not belong here: carrying it (`channels.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from kfm_dagster.alerts.book import Alert, AlertState, Telling, TellingReason
+from kfm_dagster.alerts.plan import Level, Rule, RuleTerms
+from kfm_dagster.contracts.identity import rfc3339
+
+MEANINGS = {
+    Rule.STATE_FLAPPING: "The stage runs again after it failed, again and again.",
+    Rule.RETRY_STORM: "Stages are retried in numbers: what they depend on may be down, and is asked all the more.",
+    Rule.COVARIANCE: "A covariance is not positive definite (G7): its uncertainties mean nothing.",
+    Rule.PATH_DESYNC: "The arrays of a path do not belong together (G3).",
+    Rule.UNLOCK: "The clock is not locked (E_SYNC): outputs are [Restricted] or stages do not run.",
+    Rule.GATE_BREACH: "A gate does not pass: it stops the stage, takes units out, or restricts what is made.",
+    Rule.REPLAY_DIVERGENCE: "A replay gave something else than the original, and was rolled back.",
+}
+LOOK = {
+    Rule.STATE_FLAPPING: "kfm validate --days 1; kfm explain RUN",
+    Rule.RETRY_STORM: "kfm validate --days 1; kfm explain RUN",
+    Rule.COVARIANCE: "kfm validate --days 1; kfm explain RUN",
+    Rule.PATH_DESYNC: "kfm validate --days 1; kfm explain RUN",
+    Rule.UNLOCK: "kfm clock --ask",
+    Rule.GATE_BREACH: "kfm validate --days 1; kfm explain RUN",
+    Rule.REPLAY_DIVERGENCE: "kfm validate --days 1; kfm explain RUN",
+}
+"""Where a rule's evidence is seen; RUN is the run of its newest event."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Message:
+    """Title and body, plain text."""
+
+    level: Level
+    title: str
+    body: str
+
+
+def message_of(telling: Telling, terms: RuleTerms) -> Message:
+    """Return the message about an alert as it is now."""
+    alert = telling.alert
+    count = f"{alert.observed} events within {spoken(terms.window)} (it fires from {terms.threshold} on)"
+    run = f" in run {alert.run_id}" if alert.run_id else ""
+    lines = [
+        MEANINGS[alert.rule],
+        f"{count}, the newest at {rfc3339(alert.last_event_at)} by {alert.place}{run}.",
+        _standing(alert, telling.reason),
+        f"Look: {LOOK[alert.rule].replace('RUN', alert.run_id or 'latest')}",
+        f'Take it on: kfm alerts ack {alert.alert_id} --reason "..."',
+        f"What to do: docs/alerts.md#{alert.rule}. Key: {alert.key}",
+    ]
+    return Message(level=alert.level, title=f"[{alert.level}] {alert.rule}: {alert.subject}", body="\n".join(lines))
+
+
+def trial(channel: str) -> Message:
+    """Return the message of `kfm alerts test`."""
+    return Message(
+        level=Level.INFO,
+        title=f"[test] kfm_dagster: channel {channel}",
+        body="Somebody ran kfm alerts test. Nothing is wrong, and this is where alerts come.",
+    )
+
+
+def spoken(length: timedelta) -> str:
+    """Return a length as alerts.yaml writes it: the largest unit that goes into it."""
+    seconds = length.total_seconds()
+    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:g}{unit}"
+    return f"{seconds:g}s"
+
+
+def _standing(alert: Alert, reason: TellingReason) -> str:
+    since = f"since {rfc3339(alert.opened_at)}"
+    if alert.state is AlertState.RESOLVED:
+        return f"It fired {since} and has resolved by itself meanwhile."
+    if alert.state is AlertState.ACKNOWLEDGED:
+        return f"It fires {since}; {alert.acknowledged_by} has taken it on."
+    why = {
+        TellingReason.OPENED: "",
+        TellingReason.REPEATED: ", and nobody has taken it on",
+        TellingReason.ESCALATED: f", has lasted too long and is {alert.level} now",
+    }
+    return f"It fires {since}{why[reason]}."

@@ -1,0 +1,116 @@
+"""`configs/alerts.yaml`: rules with thresholds, windows, suppression and escalation, and who is told at which level.
+
+Belongs here: the model of the file. Does not belong here: where a channel leads (`channels.py`), or how a rule is
+evaluated (`sql/queries/*/alerts.sql`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from enum import StrEnum, unique
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from kfm_dagster.configs import Duration, Strict, parse, refusal
+
+ALERTS = "alerts.yaml"
+
+
+@unique
+class Level(StrEnum):
+    """How much an alert matters; from the first member up to the last."""
+
+    INFO = "info"
+    """For whoever looks."""
+    WARNING = "warning"
+    """For working hours."""
+    CRITICAL = "critical"
+    """For whoever is on call."""
+
+
+@unique
+class Rule(StrEnum):
+    """What is looked for."""
+
+    STATE_FLAPPING = "state_flapping"
+    """A stage runs again after it failed, again and again."""
+    RETRY_STORM = "retry_storm"
+    """Stages are retried more often than outages explain."""
+    COVARIANCE = "covariance"
+    """A covariance is not positive definite (G7)."""
+    PATH_DESYNC = "path_desync"
+    """The arrays of a path do not belong together (G3)."""
+    UNLOCK = "unlock"
+    """The clock is not locked (E_SYNC)."""
+    GATE_BREACH = "gate_breach"
+    """Any other gate does not pass."""
+    REPLAY_DIVERGENCE = "replay_divergence"
+    """A replay gave something else than the original."""
+
+
+class RuleTerms(Strict):
+    """When a rule opens an alert, and how the alert is told."""
+
+    threshold: int = Field(ge=1)
+    window: Annotated[Duration, Field(gt=timedelta(0))]
+    level: Level
+    suppress: Duration
+    escalate_after: Annotated[Duration, Field(gt=timedelta(0))] | None = None
+
+
+class Rules(Strict):
+    """The terms of all rules."""
+
+    state_flapping: RuleTerms
+    retry_storm: RuleTerms
+    covariance: RuleTerms
+    path_desync: RuleTerms
+    unlock: RuleTerms
+    gate_breach: RuleTerms
+    replay_divergence: RuleTerms
+
+    def __getitem__(self, rule: Rule) -> RuleTerms:
+        terms: RuleTerms = getattr(self, rule.value)
+        return terms
+
+
+class Levels(Strict):
+    """On which channels each level is told."""
+
+    info: list[str]
+    warning: list[str]
+    critical: list[str]
+
+    def __getitem__(self, level: Level) -> Sequence[str]:
+        names: Sequence[str] = getattr(self, level.value)
+        return names
+
+
+ChannelName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,59}$")]
+
+
+class AlertPlan(Strict):
+    """`alerts.yaml`."""
+
+    version: Literal["1.0.0"]
+    channels: list[ChannelName]
+    levels: Levels
+    rules: Rules
+
+    @classmethod
+    def parse(cls, text: str) -> AlertPlan:
+        """Read the file's text. Raises CardError with file, line and reason."""
+        plan = parse(text, cls, source=ALERTS)
+        for level in Level:
+            for position, name in enumerate(plan.levels[level]):
+                if name not in plan.channels:
+                    raise refusal(
+                        text,
+                        ("levels", level.value, position),
+                        source=ALERTS,
+                        observed=repr(name),
+                        expected=f"one of the channels: {', '.join(plan.channels)}",
+                    )
+        return plan

@@ -1,0 +1,122 @@
+"""Configuration files: YAML read into a model, a wrong one refused with file, line and reason.
+
+Belongs here: what the files of `configs/` share. Does not belong here: what any of them says (`stages/card.py`,
+`alerts/plan.py`), or the environment (`settings.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from kfm_dagster.errors import ConfigurationError
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+KeyPath = Sequence[int | str]
+"""The keys and positions that lead to a value of a document."""
+
+
+class CardError(ConfigurationError):
+    """The pipeline card is wrong."""
+
+
+class Strict(BaseModel):
+    """A part of a file: an unknown key is refused, and nothing changes after reading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def _duration(value: object) -> object:
+    """Read `10m`, `1.5h`; anything else is pydantic's to refuse."""
+    if isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())):
+        return timedelta(seconds=float(match[1]) * _SECONDS[match[2]])
+    if isinstance(value, timedelta):
+        return value
+    raise ValueError("a number and one of ms, s, m, h, d, such as 10m")
+
+
+Duration = Annotated[
+    timedelta,
+    BeforeValidator(_duration, json_schema_input_type=Annotated[str, Field(pattern=f"^{_DURATION.pattern}$")]),
+    Field(ge=timedelta(0)),
+]
+
+
+def parse(text: str, model: type[Model], *, source: str) -> Model:
+    """Build a model from YAML text. Raises CardError naming the source and the line of the first wrong key."""
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        document: Any = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = source if mark is None else f"{source} line {mark.line + 1}"
+        raise CardError(
+            f"{where} is not valid YAML", observed=getattr(error, "problem", None), next_step="correct the file"
+        ) from None
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        more = f" ({error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        raise _refusal(
+            root,
+            first["loc"],
+            source=source,
+            observed=repr(first["input"])[:120],
+            expected=first["msg"].removeprefix("Value error, "),
+            more=more,
+        ) from None
+
+
+def refusal(text: str, path: KeyPath, *, source: str, observed: str, expected: str) -> CardError:
+    """Return the refusal of a value that is right by itself and wrong beside others, such as a name of nothing."""
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    return _refusal(root, path, source=source, observed=observed, expected=expected)
+
+
+def own_folder() -> Path:
+    """Return the folder `configs/`: inside the wheel when installed, beside the package in a checkout."""
+    package = Path(__file__).resolve().parent
+    bundled = package / "_bundled" / "configs"
+    return bundled if bundled.is_dir() else package.parent / "configs"
+
+
+def _refusal(
+    root: yaml.Node | None, path: KeyPath, *, source: str, observed: str, expected: str, more: str = ""
+) -> CardError:
+    where = ".".join(str(part) for part in path if part != "[key]") or "the document"
+    return CardError(
+        f"{source} line {_line(root, path)}: {where} is wrong{more}",
+        observed=observed,
+        expected=expected,
+        next_step="correct the file",
+    )
+
+
+def _line(node: yaml.Node | None, path: KeyPath) -> int:
+    """Return the line, from 1, of what a path leads to, or of the last part of it that is there."""
+    line = 1 if node is None else node.start_mark.line + 1
+    for part in path:
+        found: yaml.Node | None = None
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                if key.value == str(part):
+                    line, found = key.start_mark.line + 1, value
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
+            found = node.value[part]
+            line = found.start_mark.line + 1
+        if found is None:
+            break
+        node = found
+    return line

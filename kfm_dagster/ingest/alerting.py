@@ -1,0 +1,20 @@
+"""The alert desk over a pipeline. Nothing else belongs here: it stands apart because apprise takes its time to load."""
+
+from __future__ import annotations
+
+from kfm_dagster.alerts.desk import AlertDesk
+from kfm_dagster.ingest.pipeline import Pipeline
+
+
+def alert_desk(pipeline: Pipeline) -> AlertDesk:
+    """Return the desk with the pipeline's card, database, clock and KFM_ALERT_URLS."""
+    clock = pipeline.card.machine.clock
+    return AlertDesk(
+        plan=pipeline.card.alerts,
+        on_divergence=pipeline.card.replay_plan.alerts.on_divergence,
+        max_offset=clock.max_offset,
+        tau_calib=clock.tau_calib,
+        database=pipeline.database,
+        clock=pipeline.clock,
+        urls=pipeline.settings.alert_urls,
+    )

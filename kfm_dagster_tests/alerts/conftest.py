@@ -1,0 +1,37 @@
+"""A desk over a database with what a test records, once on SQLite and once on PostgreSQL."""
+
+from __future__ import annotations
+
+import pytest
+
+from kfm_dagster.alerts.desk import AlertDesk
+from kfm_dagster.alerts.plan import ALERTS, AlertPlan
+from kfm_dagster.configs import own_folder
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.alerts.recorded import Clock, Mailbox, Record, desk_over
+
+
+@pytest.fixture
+def plan() -> AlertPlan:
+    """The rules of this release."""
+    return AlertPlan.parse((own_folder() / ALERTS).read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def record(database: Database) -> Record:
+    return Record(database)
+
+
+@pytest.fixture
+def now() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def box() -> Mailbox:
+    return Mailbox()
+
+
+@pytest.fixture
+def desk(database: Database, plan: AlertPlan, now: Clock, box: Mailbox) -> AlertDesk:
+    return desk_over(database, plan, now, box)

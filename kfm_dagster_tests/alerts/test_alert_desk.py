@@ -1,0 +1,314 @@
+"""When an alert is told, to whom and how often: suppression, escalation, acknowledgement, crashes, two at once."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from sqlalchemy.exc import DBAPIError
+
+from kfm_dagster.alerts.book import CLAIM, AlertBook, AlertState, NotFiringError, UnknownAlertError
+from kfm_dagster.alerts.channels import Answer, Endpoint
+from kfm_dagster.alerts.desk import AlertDesk
+from kfm_dagster.alerts.message import Message
+from kfm_dagster.alerts.plan import AlertPlan, Level, Rule, RuleTerms
+from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
+from kfm_dagster.stages.audit import AuditKind
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.alerts.recorded import NOON, NOTIFY, PAGE, STAGE, TICKET, Clock, Mailbox, Record, desk_over
+
+HERE = f"path_desync: {STAGE} G3"
+ME = Decision(actor="ann", reason="I am on it")
+
+
+@pytest.fixture
+def plan() -> AlertPlan:
+    """Every rule with the same terms: told again after an hour, up a level after three."""
+    terms = RuleTerms.model_validate(
+        {"threshold": 1, "window": "24h", "level": "warning", "suppress": "1h", "escalate_after": "3h"}
+    )
+    return AlertPlan.model_validate(
+        {
+            "version": "1.0.0",
+            "channels": ["notify", "page_ops", "open_ticket"],
+            "levels": {"info": [], "warning": ["notify"], "critical": ["notify", "page_ops"]},
+            "rules": {rule.value: terms for rule in Rule},
+        }
+    )
+
+
+def repeats(record: Record, now: Clock) -> None:
+    record.at = now.at
+    record.gate("G3")
+
+
+@pytest.mark.clause("PCS-18")
+def test_an_alert_is_told_once_within_its_window_of_suppression_and_again_after_it(
+    desk: AlertDesk, record: Record, now: Clock, box: Mailbox
+) -> None:
+    repeats(record, now)
+    for minutes in (0, 1, 58, 1, 30):
+        now.passes(minutes=minutes)
+        desk.evaluate()
+    # 0 min, and 60 min; 59 min is too early.
+    assert box.taken == [(NOTIFY, f"[warning] {HERE}")] * 2
+    assert [one.tellings for one in desk.book.listed()] == [2]
+    assert "and nobody has taken it on" in box.bodies[1]
+
+
+@pytest.mark.clause("PCS-18")
+def test_an_alert_that_resolves_and_fires_anew_is_suppressed_all_the_same(
+    desk: AlertDesk, record: Record, now: Clock, box: Mailbox
+) -> None:
+    short = desk.plan.rules.path_desync.model_copy(update={"window": timedelta(minutes=10)})
+    vars(desk)["plan"] = desk.plan.model_copy(
+        update={"rules": desk.plan.rules.model_copy(update={"path_desync": short})}
+    )
+    for minutes, opened, resolved, told in ((0, [1], [], [1]), (11, [], [1], []), (11, [2], [], []), (38, [], [2], [])):
+        now.passes(minutes=minutes)
+        if opened:
+            repeats(record, now)
+        changes = desk.evaluate().changes
+        assert (changes.opened, changes.resolved, changes.told) == (opened, resolved, told)
+    repeats(record, now)
+    assert desk.evaluate().changes.told == [3]
+    assert len(box.taken) == 2
+    assert [one.state for one in desk.book.listed(resolved_since=NOON)] == ["resolved", "resolved", "firing"]
+    assert [one.alert_id for one in desk.book.listed()] == [3]
+
+
+@pytest.mark.clause("PCS-18")
+def test_what_nobody_takes_on_goes_up_a_level_and_to_its_channels_at_once(
+    desk: AlertDesk, record: Record, now: Clock, box: Mailbox
+) -> None:
+    repeats(record, now)
+    desk.evaluate()
+    now.passes(hours=2, minutes=59)
+    assert not desk.evaluate().changes.escalated
+    now.passes(minutes=1)
+    assert desk.evaluate().changes.escalated == [1]
+    critical = f"[critical] {HERE}"
+    # Told a minute before, as a warning; the window of suppression does not hold up what has become worse.
+    assert box.taken[2:] == [(NOTIFY, critical), (PAGE, critical)]
+    assert "has lasted too long and is critical now" in box.bodies[-1]
+    now.passes(hours=9)
+    assert not desk.evaluate().changes.escalated
+    [alert] = desk.book.listed()
+    assert (alert.level, alert.level_since) == (Level.CRITICAL, NOON + timedelta(hours=3))
+
+
+@pytest.mark.clause("PCS-18")
+def test_what_somebody_takes_on_is_quiet_and_goes_up_only_if_it_still_repeats(
+    desk: AlertDesk, record: Record, now: Clock, box: Mailbox
+) -> None:
+    repeats(record, now)
+    desk.evaluate()
+    now.passes(hours=1)
+    taken_on = desk.book.acknowledge(1, ME)
+    assert (taken_on.state, taken_on.acknowledged_by, taken_on.acknowledged_at) == ("acknowledged", "ann", now.at)
+    now.passes(hours=3)
+    desk.evaluate()
+    assert len(box.taken) == 1
+    repeats(record, now)
+    assert desk.evaluate().changes.escalated == [1]
+    assert [number for number, _ in box.taken[1:]] == [NOTIFY, PAGE]
+    [alert] = desk.book.listed()
+    assert (alert.state, alert.acknowledged_by) == (AlertState.FIRING, "ann")
+    assert desk.book.acknowledge(1, Decision(actor="bob", reason="again")).acknowledged_by == "bob"
+
+
+def test_who_takes_an_alert_on_and_why_stands_in_the_governance_log(
+    database: Database, desk: AlertDesk, record: Record, now: Clock
+) -> None:
+    repeats(record, now)
+    desk.evaluate()
+    desk.book.acknowledge(1, ME)
+    with pytest.raises(NotFiringError, match=r"alert 1: acknowledged by ann.*expected firing"):
+        desk.book.acknowledge(1, ME)
+    with pytest.raises(UnknownAlertError, match="there is no such alert; observed 2"):
+        desk.book.acknowledge(2, ME)
+    now.passes(days=2)
+    desk.evaluate()
+    with pytest.raises(NotFiringError, match="alert 1: resolved"):
+        desk.book.acknowledge(1, ME)
+    entries = GovernanceLog(database, clock=now).entries(action=GovernanceAction.ALERT_ACKNOWLEDGED)
+    [(actor, reason, details)] = [(one.actor, one.reason, one.details) for one in entries]
+    assert (actor, reason) == ("ann", "I am on it")
+    assert details == {"alert_id": 1, "rule": "path_desync", "subject": f"{STAGE} G3", "level": "warning"}
+
+
+@pytest.mark.clause("PCS-18")
+def test_a_divergence_is_told_on_the_channels_of_the_replay_plan_too(
+    desk: AlertDesk, record: Record, box: Mailbox
+) -> None:
+    record.line(AuditKind.REPLAY, "diverged", run="r7")
+    desk.evaluate()
+    assert sorted(number for number, _ in box.taken) == [NOTIFY, PAGE, TICKET]
+    assert "kfm explain r7" in box.bodies[0]
+
+
+def test_one_url_of_two_channels_hears_an_alert_once(
+    database: Database, plan: AlertPlan, record: Record, now: Clock, box: Mailbox
+) -> None:
+    desk = desk_over(database, plan, now, box, urls="json://127.0.0.1:1/all page_ops=json://127.0.0.1:1/page")
+    record.line(AuditKind.REPLAY, "diverged")
+    desk.evaluate()
+    assert sorted(number for number, _ in box.taken) == [1, 2]
+
+
+def test_what_nobody_hears_is_kept_and_told_as_soon_as_somebody_does(
+    database: Database, plan: AlertPlan, record: Record, now: Clock, box: Mailbox
+) -> None:
+    deaf = desk_over(database, plan, now, box, urls=None)
+    record.gate("G3")
+    assert deaf.evaluate().changes.opened == [1]
+    assert deaf.unheard() == ["notify", "page_ops", "open_ticket"]
+    assert [one.tellings for one in deaf.book.listed()] == [0]
+    now.passes(seconds=30)
+    desk_over(database, plan, now, box).evaluate()
+    assert box.taken == [(NOTIFY, f"[warning] {HERE}")]
+    with pytest.raises(
+        ConfigurationError, match=r"KFM_ALERT_URLS is wrong; observed entry 2, channel pager; .* page_ops"
+    ):
+        desk_over(database, plan, now, box, urls="json://h pager=json://u:secret@h").evaluate()
+
+
+@pytest.mark.clause("PCS-18")
+def test_a_dead_channel_is_tried_again_and_holds_up_no_other(
+    desk: AlertDesk, record: Record, now: Clock, box: Mailbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    box.dead = {NOTIFY}
+    record.line(AuditKind.REPLAY, "diverged")
+    record.gate("G3")
+    for _ in range(2):
+        done = desk.evaluate()
+        assert done.dead == ["channel notify, URL 1 (Box): gone"]
+    assert (
+        caplog.messages == ["an alert waits for a channel that does not take it: channel notify, URL 1 (Box): gone"] * 2
+    )
+    assert sorted(number for number, _ in box.taken) == [PAGE, TICKET]
+    assert [one.undelivered for one in desk.book.listed()] == [1, 1]
+    # Told again while it is dead: it will hear of each alert once, as it is by then.
+    now.passes(hours=1)
+    desk.evaluate()
+    desk.book.acknowledge(1, ME)
+    box.dead, box.taken, box.bodies = set(), [], []
+    now.passes(seconds=30)
+    assert desk.evaluate().delivered == 2
+    assert [number for number, _ in box.taken] == [NOTIFY, NOTIFY]
+    assert sum("ann has taken it on" in body for body in box.bodies) == 1
+    assert desk.evaluate().delivered == 0
+
+
+@pytest.mark.clause("PCS-18")
+def test_evaluators_at_once_tell_each_alert_once(
+    database: Database, plan: AlertPlan, record: Record, now: Clock, box: Mailbox
+) -> None:
+    for number in range(6):
+        record.gate("G3", stage=f"d{number}.settle")
+    together = threading.Barrier(4, timeout=60)
+
+    def evaluates(_: int) -> int:
+        desk = desk_over(database, plan, now, box)
+        together.wait()
+        return len(desk.evaluate().changes.opened)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(evaluates, range(4))) == 6
+    assert sorted(box.taken) == sorted((NOTIFY, f"[warning] path_desync: d{number}.settle G3") for number in range(6))
+
+
+@pytest.mark.clause("PCS-18")
+def test_what_a_dead_evaluator_was_about_to_tell_is_told_by_another_once(
+    database: Database, plan: AlertPlan, record: Record, now: Clock, box: Mailbox
+) -> None:
+    class DiesError(BaseException):
+        pass
+
+    def dies(endpoint: Endpoint, message: Message) -> Answer:
+        raise DiesError
+
+    record.gate("G3")
+    dying = desk_over(database, plan, now, box)
+    vars(dying)["send"] = dies
+    with pytest.raises(DiesError):
+        dying.evaluate()
+    for wait, taken in ((timedelta(seconds=30), 0), (CLAIM, 1), (CLAIM, 1)):
+        now.at += wait
+        # As after a restart: another book, the same database.
+        desk_over(database, plan, now, box).evaluate()
+        assert len(box.taken) == taken
+
+
+def test_a_message_that_was_given_up_and_taken_by_another_stays_taken(
+    desk: AlertDesk, record: Record, now: Clock, box: Mailbox
+) -> None:
+    record.gate("G3")
+    box.dead = {NOTIFY}
+    desk.evaluate()
+    book: AlertBook = desk.book
+    slow = book.claim({NOTIFY})
+    now.at += CLAIM
+    quick = book.claim({NOTIFY})
+    assert slow
+    assert quick
+    book.close(quick, error=None)
+    book.close(slow, error="gone")
+    assert book.claim({NOTIFY}) is None
+    assert [one.undelivered for one in book.listed()] == [0]
+
+
+GUARDED = {
+    "UPDATE alerts SET state = 'resolved', resolved_at = opened_at, subject = 'x'": "alerts_move_is_legal",
+    "UPDATE alerts SET level = 'info'": "alerts_move_is_legal",
+    "UPDATE alerts SET tellings = tellings + 2": "alerts_move_is_legal",
+    "UPDATE alerts SET acknowledged_at = opened_at, acknowledged_by = 'x', acknowledged_why = 'y'": (
+        "alerts_move_is_legal"
+    ),
+    "DELETE FROM alerts": "alerts_are_kept",
+    "INSERT INTO alerts (rule, subject, state, level, opened_at, level_since, last_seen_at, observed, last_event_at, "
+    "place, acknowledged_at, acknowledged_by, acknowledged_why) SELECT rule, 'x', 'acknowledged', level, opened_at, "
+    "level_since, last_seen_at, observed, last_event_at, place, opened_at, 'x', 'y' FROM alerts": "alerts_begin_firing",
+    "UPDATE alert_tellings SET told_at = NULL, last_error = 'x'": "alert_tellings_are_told_once",
+    "UPDATE alert_tellings SET channel = 'x'": "alert_tellings_are_told_once",
+    "DELETE FROM alert_tellings": "alert_tellings_are_kept",
+    "INSERT INTO alert_tellings (alert_id, telling, endpoint, channel, reason, queued_at, attempts) "
+    "SELECT alert_id, 9, 9, channel, reason, queued_at, 1 FROM alert_tellings": "alert_tellings_begin_untold",
+}
+
+
+@pytest.mark.parametrize("statement", GUARDED)
+def test_no_hand_changes_what_was_told_or_taken_on(
+    statement: str, database: Database, desk: AlertDesk, record: Record
+) -> None:
+    record.gate("G3")
+    desk.evaluate()
+    with pytest.raises(DBAPIError, match=GUARDED[statement]), database.engine.begin() as connection:
+        connection.exec_driver_sql(statement)
+
+
+def test_no_hand_lets_an_alert_fire_again_that_is_resolved_or_empties_the_tables(
+    database: Database, desk: AlertDesk, record: Record, now: Clock
+) -> None:
+    record.gate("G3")
+    desk.evaluate()
+    desk.book.acknowledge(1, ME)
+    typed = {"UPDATE alerts SET state = 'firing'": "alerts_move_is_legal"}
+    if database.dialect == "postgresql":
+        typed |= {"TRUNCATE alerts CASCADE": "alert(s|_tellings)_are_kept", "TRUNCATE alert_tellings": "are_kept"}
+    else:
+        typed |= {
+            "INSERT OR REPLACE INTO alerts SELECT * FROM alerts": "alerts_(are_kept|begin_firing)",
+            "INSERT OR REPLACE INTO alert_tellings SELECT * FROM alert_tellings": "alert_tellings_begin_untold",
+        }
+    for statement, rule in typed.items():
+        with pytest.raises(DBAPIError, match=rule), database.engine.begin() as connection:
+            connection.exec_driver_sql(statement)
+    now.passes(days=2)
+    desk.evaluate()
+    for state in ("firing", "acknowledged"):
+        with pytest.raises(DBAPIError, match="alerts_move_is_legal"), database.engine.begin() as connection:
+            connection.exec_driver_sql(f"UPDATE alerts SET state = '{state}', resolved_at = NULL")

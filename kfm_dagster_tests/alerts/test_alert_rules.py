@@ -1,0 +1,182 @@
+"""Each rule trips at its threshold and just not below it, on what is recorded, on both databases."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from datetime import timedelta
+
+import pytest
+import sqlalchemy as sa
+
+from kfm_dagster.alerts.desk import AlertDesk
+from kfm_dagster.alerts.plan import AlertPlan, Level, Rule
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.stages.audit import AuditKind
+from kfm_dagster.stages.card import StageState
+from kfm_dagster.stages.gates.verdict import Gate
+from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.statements import statement
+from kfm_dagster.telemetry.clock.reading import ClockState
+from kfm_dagster_tests.alerts.recorded import NOON, STAGE, Clock, Record
+
+FAILED, ROLLED_BACK, SUCCEEDED = StageState.FAILED, StageState.ROLLED_BACK, StageState.SUCCEEDED
+OTHER = "goes-abi.stac_register"
+
+
+def flaps(record: Record, times: int) -> None:
+    """So many returns from a failure, in two runs, by which nothing else trips."""
+    for number in range(times):
+        record.stage(FAILED if number % 2 else ROLLED_BACK, run=f"r{number}")
+    record.stage(SUCCEEDED, run="last")
+
+
+def breaks(record: Record, times: int) -> None:
+    """As many failures, none of which anything came back from but the stage of another dataset."""
+    for number in range(times):
+        record.stage(FAILED, stage=f"{STAGE}{number}", run=f"r{number}")
+        record.stage(SUCCEEDED, stage=OTHER, run=f"r{number}")
+
+
+def retries(record: Record, times: int, after: str = "failed") -> None:
+    for number in range(times):
+        record.line(AuditKind.RETRY, "attempt 2", run=f"r{number % 3}", after=after, interval_seconds=1.0)
+
+
+def gates(record: Record, gate: str, times: int, outcome: str = "fail_units", stage: str = STAGE) -> None:
+    for number in range(times):
+        record.gate(gate, outcome, stage=stage, run=f"r{number}")
+
+
+def all_gates(record: Record, times: int, outcome: str, but: Collection[str] = ()) -> None:
+    for gate in sorted({*Gate} - {*but}):
+        gates(record, gate, times, outcome)
+
+
+def many_stages(record: Record) -> None:
+    for number in range(20):
+        gates(record, "G6", 1, stage=f"d{number}.settle")
+
+
+def waits(record: Record) -> None:
+    """Three returns, and a fourth attempt that has not begun."""
+    record.stage(FAILED, FAILED, FAILED, FAILED, StageState.PENDING)
+
+
+def reading(record: Record, state: ClockState, offset: float | None, source: str = "kernel") -> None:
+    record.clock(state, offset, source=source)
+
+
+def unkept_but_calibrated(record: Record) -> None:
+    reading(record, ClockState.UNKNOWN, 0.2, "date:s3.example")
+    reading(record, ClockState.UNLOCKED, None)
+
+
+def unkept_and_calibrated_elsewhere(record: Record) -> None:
+    record.clock(ClockState.UNKNOWN, 0.2, source="date:s3.example", name="another machine")
+    reading(record, ClockState.UNLOCKED, None)
+
+
+PATH = "nexrad-l2.path_arrival"
+TRIPS: dict[str, tuple[Callable[[Record], None], Rule, str, int]] = {
+    "four returns": (lambda r: flaps(r, 4), Rule.STATE_FLAPPING, STAGE, 4),
+    "retries of every stage together": (lambda r: retries(r, 20), Rule.RETRY_STORM, "all stages", 20),
+    "a covariance": (lambda r: gates(r, "G7", 1, stage=PATH), Rule.COVARIANCE, f"{PATH} G7", 1),
+    "a covariance that stopped": (lambda r: gates(r, "G7", 1, "stop"), Rule.COVARIANCE, f"{STAGE} G7", 1),
+    "a path": (lambda r: gates(r, "G3", 2, stage=PATH), Rule.PATH_DESYNC, f"{PATH} G3", 2),
+    "a stage that was refused": (lambda r: r.line(AuditKind.STOP, "E_SYNC"), Rule.UNLOCK, "clock", 1),
+    "a stage that was restricted": (
+        lambda r: r.stage(SUCCEEDED, restricted=["E_SYNC", "G5"]), Rule.UNLOCK, "clock", 1
+    ),
+    "a clock that is off": (lambda r: reading(r, ClockState.UNKNOWN, -1.2, "date:x"), Rule.UNLOCK, "clock", 1),
+    "a clock that nothing keeps": (lambda r: reading(r, ClockState.UNLOCKED, None), Rule.UNLOCK, "clock", 1),
+    "calibrated elsewhere": (unkept_and_calibrated_elsewhere, Rule.UNLOCK, "clock", 1),
+    "a gate that stops": (lambda r: gates(r, "G2", 10, "stop"), Rule.GATE_BREACH, f"{STAGE} G2", 10),
+    "a gate that restricts": (lambda r: gates(r, "G5", 11, "restrict"), Rule.GATE_BREACH, f"{STAGE} G5", 11),
+    "a replay": (lambda r: r.line(AuditKind.REPLAY, "diverged"), Rule.REPLAY_DIVERGENCE, "run run", 1),
+}  # fmt: skip
+QUIET: dict[str, Callable[[Record], None]] = {
+    "three returns": lambda r: flaps(r, 3),
+    "failures of many stages": lambda r: breaks(r, 6),
+    "an attempt that waits": waits,
+    "nineteen retries": lambda r: retries(r, 19),
+    "what had succeeded and is asked again": lambda r: retries(r, 30, after="succeeded"),
+    "gates that pass": lambda r: all_gates(r, 12, "passed"),
+    "nine breaches of each gate": lambda r: all_gates(r, 9, "stop", but={"G3", "G7"}),
+    "breaches of many stages": many_stages,
+    "another stop": lambda r: r.line(AuditKind.STOP, "S3"),
+    "another restriction": lambda r: r.stage(SUCCEEDED, restricted=["G5"]),
+    "a clock within its limit": lambda r: reading(r, ClockState.LOCKED, 0.8),
+    "a clock that may be off": lambda r: reading(r, ClockState.UNKNOWN, 1.05, "date:x"),
+    "an unkept clock that is calibrated": unkept_but_calibrated,
+    "a replay that is the same": lambda r: r.line(AuditKind.REPLAY, "compared"),
+}
+
+
+@pytest.mark.clause("PCS-18")
+@pytest.mark.parametrize("case", TRIPS)
+def test_a_rule_trips_at_its_threshold(case: str, desk: AlertDesk, record: Record, now: Clock, plan: AlertPlan) -> None:
+    happens, rule, subject, observed = TRIPS[case]
+    happens(record)
+    now.at = record.at
+    desk.evaluate()
+    [alert] = desk.book.listed()
+    assert (alert.rule, alert.subject, alert.observed) == (rule, subject, observed)
+    assert (alert.level, alert.opened_at, alert.tellings) == (plan.rules[rule].level, now.at, 1)
+    assert alert.run_id or alert.place in {"kernel", "date:x"}
+
+
+@pytest.mark.clause("PCS-18")
+@pytest.mark.parametrize("case", QUIET)
+def test_what_stays_below_a_threshold_is_not_told(case: str, desk: AlertDesk, record: Record, now: Clock) -> None:
+    QUIET[case](record)
+    now.at = record.at
+    assert not desk.evaluate().changes.opened
+    assert desk.book.listed() == []
+
+
+@pytest.mark.clause("PCS-18")
+def test_only_what_is_within_a_rules_window_counts(desk: AlertDesk, record: Record, now: Clock) -> None:
+    for minutes in (61, 59, 30, 10):
+        record.at = NOON - timedelta(minutes=minutes)
+        gates(record, "G6", 3)
+    desk.evaluate()
+    assert desk.book.listed() == []
+    # What a machine ahead of this one has recorded counts once its time has come.
+    record.at = NOON + timedelta(seconds=5)
+    gates(record, "G6", 1)
+    desk.evaluate()
+    assert desk.book.listed() == []
+    now.passes(seconds=5)
+    desk.evaluate()
+    [alert] = desk.book.listed()
+    assert (alert.observed, alert.last_event_at) == (10, record.at)
+
+
+def test_thresholds_windows_and_levels_are_those_of_the_file(
+    database: Database, plan: AlertPlan, record: Record, desk: AlertDesk
+) -> None:
+    gates(record, "G6", 2)
+    rules = plan.rules.model_copy(
+        update={"gate_breach": plan.rules.gate_breach.model_copy(update={"threshold": 2, "level": Level.CRITICAL})}
+    )
+    desk.evaluate()
+    assert desk.book.listed() == []
+    vars(desk)["plan"] = plan.model_copy(update={"rules": rules})
+    desk.evaluate()
+    [alert] = desk.book.listed()
+    assert alert.level is Level.CRITICAL
+
+
+def test_an_evaluation_reads_what_is_wrong_and_not_all_that_is_recorded(database: Database) -> None:
+    given = {"terms": "[]", "now": rfc3339(NOON), "max_offset": 1.0, "calibrated_since": rfc3339(NOON)}
+    explained = f"EXPLAIN {'QUERY PLAN ' if database.dialect == 'sqlite' else ''}"
+    with database.snapshot() as view:
+        if database.dialect == "postgresql":
+            # It reads a handful of rows at once, whatever indexes there are.
+            view.connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
+        query = sa.text(explained + statement(database.dialect, "alerts.findings").text)
+        steps = [str(row[-1]) for row in view.connection.execute(query, given)]
+    assert [step for step in steps if re.search(r"(SCAN|Seq Scan on) (stage_|clock_|r$|c$)", step)] == []
+    assert sum("stage_audit_failed_gates" in step for step in steps) == 1
+    assert sum("stage_audit_by_kind" in step for step in steps) == 3

@@ -1,0 +1,191 @@
+-- Statements of the alerts for PostgreSQL: rules, findings and endpoints are JSON parameters.
+
+-- name: lock
+-- One evaluation after the other: each sees what the one before told.
+SELECT pg_advisory_xact_lock(hashtextextended('kfm_dagster.alerts', 0));
+
+-- name: findings
+-- What each rule has found within its window: a row per subject with at least so many events, and the newest of them.
+WITH terms AS (
+    SELECT rule, since, threshold
+    FROM jsonb_to_recordset(CAST(:terms AS jsonb)) AS t (rule text, since timestamptz, threshold integer)
+),
+tries AS (
+    SELECT
+        stage, run_id, opened_at, started_at,
+        lag(state) OVER (PARTITION BY stage ORDER BY opened_at, run_id, attempt) AS previous
+    FROM stage_state
+    WHERE opened_at >= (SELECT t.since FROM terms AS t WHERE t.rule = 'state_flapping')
+),
+events AS (
+    SELECT 'state_flapping' AS rule, stage AS subject, opened_at AS at, run_id, stage AS place
+    FROM tries
+    WHERE previous IN ('failed', 'rolled_back') AND started_at IS NOT NULL
+    UNION ALL
+    -- What had succeeded and is asked again is no retry of a failure.
+    SELECT 'retry_storm', 'all stages', at, run_id, stage
+    FROM stage_audit
+    WHERE
+        kind = 'retry' AND at >= (SELECT t.since FROM terms AS t WHERE t.rule = 'retry_storm')
+        AND CAST(details AS jsonb) ->> 'after' IN ('failed', 'rolled_back')
+    UNION ALL
+    SELECT
+        CASE event WHEN 'G3' THEN 'path_desync' WHEN 'G7' THEN 'covariance' ELSE 'gate_breach' END,
+        stage || ' ' || event, at, run_id, stage
+    FROM stage_audit
+    WHERE
+        kind = 'gate' AND CAST(details AS jsonb) ->> 'outcome' <> 'passed'
+        AND at >= (
+            SELECT min(t.since) FROM terms AS t WHERE t.rule IN ('covariance', 'path_desync', 'gate_breach')
+        )
+    UNION ALL
+    SELECT 'replay_divergence', 'run ' || run_id, at, run_id, stage
+    FROM stage_audit
+    WHERE
+        kind = 'replay' AND event = 'diverged'
+        AND at >= (SELECT t.since FROM terms AS t WHERE t.rule = 'replay_divergence')
+    UNION ALL
+    SELECT 'unlock', 'clock', at, run_id, stage
+    FROM stage_audit
+    WHERE kind = 'stop' AND event = 'E_SYNC' AND at >= (SELECT t.since FROM terms AS t WHERE t.rule = 'unlock')
+    UNION ALL
+    SELECT 'unlock', 'clock', opened_at, run_id, stage
+    FROM stage_state
+    WHERE
+        opened_at >= (SELECT t.since FROM terms AS t WHERE t.rule = 'unlock')
+        AND restricted @> '["E_SYNC"]'
+    UNION ALL
+    -- A reading that proves the clock wrong, and a kernel that does not keep it while nothing else calibrates it.
+    SELECT 'unlock', 'clock', r.at, CAST(NULL AS text), r.source
+    FROM clock_readings AS r
+    WHERE
+        r.at >= (SELECT t.since FROM terms AS t WHERE t.rule = 'unlock')
+        AND (
+            abs(r.offset_seconds) - r.uncertainty_seconds > :max_offset
+            OR (
+                r.state = 'unlocked'
+                AND NOT EXISTS (
+                    SELECT 1 FROM clock_readings AS c
+                    WHERE
+                        c.clock_id = r.clock_id AND c.at >= CAST(:calibrated_since AS timestamptz)
+                        AND abs(c.offset_seconds) + c.uncertainty_seconds <= :max_offset
+                )
+            )
+        )
+),
+counted AS (
+    SELECT
+        e.rule, e.subject, e.at, e.run_id, e.place, t.threshold,
+        count(*) OVER (PARTITION BY e.rule, e.subject) AS observed,
+        row_number() OVER (PARTITION BY e.rule, e.subject ORDER BY e.at DESC, e.run_id DESC, e.place DESC) AS newest
+    FROM events AS e INNER JOIN terms AS t ON e.rule = t.rule
+    WHERE e.at >= t.since AND e.at <= CAST(:now AS timestamptz)
+)
+SELECT rule, subject, observed, at AS last_event_at, run_id, place
+FROM counted
+WHERE newest = 1 AND observed >= threshold
+ORDER BY rule, subject;
+
+-- name: see
+UPDATE alerts SET
+    last_seen_at = :now, observed = f.observed, last_event_at = f.last_event_at, run_id = f.run_id, place = f.place
+FROM jsonb_to_recordset(CAST(:findings AS jsonb)) AS f (
+    rule text, subject text, level text, observed integer, last_event_at timestamptz, run_id text, place text
+)
+WHERE
+    alerts.rule = f.rule AND alerts.subject = f.subject AND alerts.state <> 'resolved' AND alerts.last_seen_at <= :now;
+
+-- name: resolve
+UPDATE alerts SET state = 'resolved', resolved_at = :now
+WHERE
+    state <> 'resolved' AND last_seen_at <= :now
+    AND NOT EXISTS (
+        SELECT 1 FROM jsonb_to_recordset(CAST(:findings AS jsonb)) AS f (rule text, subject text)
+        WHERE f.rule = alerts.rule AND f.subject = alerts.subject
+    )
+RETURNING alert_id;
+
+-- name: open
+INSERT INTO alerts (
+    rule, subject, level, opened_at, level_since, last_seen_at, observed, last_event_at, run_id, place
+)
+SELECT
+    f.rule, f.subject, f.level, CAST(:now AS timestamptz), CAST(:now AS timestamptz), CAST(:now AS timestamptz),
+    f.observed, f.last_event_at, f.run_id, f.place
+FROM jsonb_to_recordset(CAST(:findings AS jsonb)) AS f (
+    rule text, subject text, level text, observed integer, last_event_at timestamptz, run_id text, place text
+)
+WHERE
+    NOT EXISTS (
+        SELECT 1 FROM alerts AS a WHERE a.rule = f.rule AND a.subject = f.subject AND a.state <> 'resolved'
+    )
+RETURNING alert_id;
+
+-- name: escalate
+UPDATE alerts SET
+    level = CASE alerts.level WHEN 'info' THEN 'warning' ELSE 'critical' END, level_since = :now, state = 'firing'
+FROM jsonb_to_recordset(CAST(:terms AS jsonb)) AS t (rule text, escalate_before timestamptz)
+WHERE
+    alerts.rule = t.rule AND alerts.level <> 'critical' AND alerts.level_since <= t.escalate_before
+    AND (
+        alerts.state = 'firing'
+        OR (
+            alerts.state = 'acknowledged' AND alerts.acknowledged_at <= t.escalate_before
+            AND alerts.last_event_at > t.escalate_before
+        )
+    )
+RETURNING alert_id;
+
+-- name: tell
+-- Not again within the window of suppression, whichever alert of the same rule and subject was told; what has gone up a
+-- level is told at once. An evaluation tells an alert once.
+UPDATE alerts SET tellings = alerts.tellings + 1, last_told_at = :now
+FROM jsonb_to_recordset(CAST(:terms AS jsonb)) AS t (rule text, quiet_since timestamptz, audience jsonb)
+WHERE
+    alerts.rule = t.rule AND alerts.state = 'firing' AND t.audience @> to_jsonb(alerts.level)
+    AND (alerts.last_told_at IS NULL OR alerts.last_told_at < :now)
+    AND (
+        (alerts.level_since = :now AND alerts.opened_at <> :now)
+        OR NOT EXISTS (
+            SELECT 1 FROM alerts AS told
+            WHERE told.rule = alerts.rule AND told.subject = alerts.subject AND told.last_told_at > t.quiet_since
+        )
+    )
+RETURNING alerts.alert_id, alerts.rule, alerts.level, alerts.tellings;
+
+-- name: queue
+-- What an endpoint has not taken yet will tell of the alert as it is then: a second message would say the same.
+INSERT INTO alert_tellings (alert_id, telling, endpoint, channel, reason, queued_at)
+SELECT n.alert_id, n.telling, n.endpoint, n.channel, n.reason, CAST(:now AS timestamptz)
+FROM jsonb_to_recordset(CAST(:batch AS jsonb)) AS n (
+    alert_id bigint, telling integer, endpoint integer, channel text, reason text
+)
+WHERE
+    NOT EXISTS (
+        SELECT 1 FROM alert_tellings AS w
+        WHERE w.alert_id = n.alert_id AND w.endpoint = n.endpoint AND w.told_at IS NULL
+    );
+
+-- name: due
+SELECT 1 FROM alert_tellings
+WHERE
+    told_at IS NULL AND (claimed_until IS NULL OR claimed_until <= :now)
+    AND endpoint IN (SELECT CAST(value AS integer) FROM jsonb_array_elements_text(CAST(:endpoints AS jsonb)))
+LIMIT 1;
+
+-- name: claim
+UPDATE alert_tellings SET claimed_until = :until, attempts = attempts + 1
+WHERE
+    (alert_id, telling, endpoint) IN (
+        SELECT w.alert_id, w.telling, w.endpoint
+        FROM alert_tellings AS w
+        WHERE
+            w.told_at IS NULL AND (w.claimed_until IS NULL OR w.claimed_until <= :now)
+            AND w.endpoint IN (
+                SELECT CAST(value AS integer) FROM jsonb_array_elements_text(CAST(:endpoints AS jsonb))
+            )
+        ORDER BY w.queued_at, w.alert_id, w.endpoint
+        LIMIT 1
+        FOR UPDATE SKIP LOCKED
+    )
+RETURNING alert_id, telling, endpoint, channel, reason, attempts;
