@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dagster as dg
 
+from kfm_dagster.defs.alert_sensor import alert_sensor
 from kfm_dagster.defs.assets import dataset_assets, queue_asset
 from kfm_dagster.defs.checks import unit_checks
 from kfm_dagster.defs.io_manager import StageIOManager
@@ -24,7 +25,7 @@ def build_definitions(settings: Settings) -> dg.Definitions:
         assets=[queue_asset(), *dataset_assets(registry), *path_assets(registry)],
         asset_checks=unit_checks(registry),
         jobs=[*ingest_jobs(registry), *path_jobs(registry), replay_job()],
-        sensors=ingest_sensors(interval_seconds=settings.sensor_interval_seconds),
+        sensors=[*ingest_sensors(interval_seconds=settings.sensor_interval_seconds), alert_sensor()],
         resources={"pipeline": pipeline, "stage_io": StageIOManager(pipeline=pipeline)},
         # One process per run: a step's own process would cost seconds, and a batch's units run concurrently inside it.
         executor=dg.in_process_executor,

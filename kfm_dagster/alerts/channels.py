@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Collection
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Self
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 import apprise
 from pydantic import SecretStr
@@ -26,6 +27,8 @@ SHORTEST_SECRET = 4
 """Characters; a shorter part of a URL would be blotted out of every second word."""
 
 _ENTRY = re.compile(r"(?:([a-z][a-z0-9_]*)=)?([A-Za-z][A-Za-z0-9+.-]*://\S+)")
+_TALKATIVE = (apprise.LOGGER_NAME, "urllib3.connectionpool")
+"""Loggers that write parts of URLs, with what apprise cannot read among them."""
 _KINDS = {
     Level.INFO: apprise.NotifyType.INFO,
     Level.WARNING: apprise.NotifyType.WARNING,
@@ -89,35 +92,67 @@ class Endpoints:
         return self.known[number - 1]
 
 
+class _Blotter(logging.Filter):
+    """Takes what is secret of the URL in use out of what the libraries log, whoever listens to them."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if secrets := _SECRETS.get():
+            record.msg, record.args, record.exc_info = _blotted(record.getMessage(), secrets), (), None
+        return True
+
+
+_SECRETS: ContextVar[frozenset[str]] = ContextVar("kfm_alert_secrets", default=frozenset())
+_BLOTTER = _Blotter()
+
+
 def send(endpoint: Endpoint, message: Message, *, seconds: float = SECONDS) -> Answer:
     """Send one message, and wait for the answer so long at most. Raises nothing: what fails is in the answer."""
     url = endpoint.url.get_secret_value()
-    # apprise writes parts of URLs that it cannot read to its log; what it has to say comes with its result.
-    logging.getLogger(apprise.LOGGER_NAME).propagate = False
+    for name in _TALKATIVE:
+        logging.getLogger(name).addFilter(_BLOTTER)
+    before = _SECRETS.set(frozenset())
+    try:
+        return _sent(url, message, seconds)
+    except Exception as error:
+        # A service's own fault, whose text may hold the URL.
+        return Answer(service=_scheme(url), error=type(error).__name__)
+    finally:
+        _SECRETS.reset(before)
+
+
+def _sent(url: str, message: Message, seconds: float) -> Answer:
+    _SECRETS.set(_secrets(url))
     asset = apprise.AppriseAsset(app_id="kfm_dagster", app_desc="alerts over the stages", app_url="")
     service = apprise.Apprise.instantiate(url, asset=asset)
     if service is None:
-        scheme = url.partition("://")[0]
-        return Answer(service=f"{scheme}://", error="apprise knows no such URL (its list: appriseit.com/services)")
-    try:
-        outcome = apprise.Apprise(service, asset=asset).notify(
-            body=message.body, title=message.title, notify_type=_KINDS[message.level], timeout=seconds
-        )
-    except Exception as error:
-        # A plugin's own fault, whose text may hold the URL.
-        return Answer(service=str(service.service_name), error=type(error).__name__)
-    name = str(service.service_name)
+        return Answer(service=_scheme(url), error="apprise knows no such URL (its list: appriseit.com/services)")
+    shown = str(service.url(privacy=True))  # type: ignore[no-untyped-call]  # apprise types most of itself
+    _SECRETS.set(_secrets(url, shown=shown))
+    outcome = apprise.Apprise(service, asset=asset).notify(
+        body=message.body, title=message.title, notify_type=_KINDS[message.level], timeout=seconds
+    )
     if outcome:
-        return Answer(service=name)
+        return Answer(service=str(service.service_name))
     said = [str(entry.message) for one in outcome for entry in one.logs()] or [outcome.status.name]
-    shown = " ".join(one.url for one in outcome)
-    return Answer(service=name, error=_without_secrets(said[0], url, shown))
+    return Answer(service=str(service.service_name), error=" ".join(said[0].split()))
 
 
-def _without_secrets(text: str, url: str, shown: str) -> str:
-    """Blot out every part of a URL that apprise itself does not show."""
-    parts = {part for raw in re.split(r"[/:@?&=]+", url) for part in (raw, unquote(raw))}
-    for part in sorted(parts, key=len, reverse=True):
-        if len(part) >= SHORTEST_SECRET and part not in shown:
-            text = text.replace(part, "****")
-    return " ".join(text.split())
+def _scheme(url: str) -> str:
+    return f"{url.partition('://')[0]}://"
+
+
+def _secrets(url: str, *, shown: str = "") -> frozenset[str]:
+    """Return the parts of a URL that nobody is to see: all but a host that apprise itself shows.
+
+    A token may stand anywhere, in the place of a host (Slack) or in a path (a webhook).
+    """
+    host = urlsplit(url).hostname or ""
+    pieces = re.split(r"[/:@?&=#]+", url.partition("://")[2])
+    parts = {part for piece in pieces for part in (piece, unquote(piece)) if len(part) >= SHORTEST_SECRET}
+    return frozenset(part for part in parts if part.lower() != host or host not in shown)
+
+
+def _blotted(text: str, secrets: Collection[str]) -> str:
+    for part in sorted(secrets, key=len, reverse=True):
+        text = text.replace(part, "****")
+    return text

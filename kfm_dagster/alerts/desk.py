@@ -6,7 +6,6 @@ Belongs here: who hears what, and that a dead channel holds up no other. Does no
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -19,8 +18,6 @@ from kfm_dagster.alerts.channels import Answer, Endpoint, Endpoints, send
 from kfm_dagster.alerts.message import Message, message_of, trial
 from kfm_dagster.alerts.plan import AlertPlan, Level, Rule
 from kfm_dagster.storage.database import Database
-
-_LOG = logging.getLogger(__name__)
 
 Send = Callable[[Endpoint, Message], Answer]
 BUDGET_SECONDS = 30.0
@@ -65,18 +62,9 @@ class AlertDesk:
         return Evaluation(changes=changes, delivered=delivered, dead=dead)
 
     def unheard(self) -> list[str]:
-        """Return the channels that lead nowhere."""
+        """Return the channels that lead nowhere. Raises ConfigurationError for wrong URLs."""
         endpoints = Endpoints.parse(self.urls, self.plan.channels)
         return [channel for channel in self.plan.channels if not endpoints.of(channel)]
-
-    def try_out(self) -> list[tuple[str, Answer]]:
-        """Send one message over every channel to each of its endpoints; return what each answered."""
-        endpoints = Endpoints.parse(self.urls, self.plan.channels)
-        return [
-            (channel, self.send(endpoint, trial(channel)))
-            for channel in self.plan.channels
-            for endpoint in endpoints.of(channel)
-        ]
 
     def _channels(self, rule: Rule, level: Level) -> list[str]:
         more = self.on_divergence if rule is Rule.REPLAY_DIVERGENCE else ()
@@ -122,7 +110,19 @@ class AlertDesk:
                 continue
             # It would let every further message wait as long; the next evaluation tries it again.
             alive.remove(telling.endpoint)
-            said = f"channel {telling.channel}, URL {telling.endpoint} ({answer.service}): {answer.error}"
-            _LOG.warning("an alert waits for a channel that does not take it: %s", said)
-            dead.append(said)
+            dead.append(f"channel {telling.channel}, URL {telling.endpoint} ({answer.service}): {answer.error}")
         return delivered, dead
+
+
+def try_out(plan: AlertPlan, urls: SecretStr | None) -> list[tuple[str, Answer]]:
+    """Send one message over every channel to each of its URLs; return what each answered.
+
+    Raises ConfigurationError for wrong URLs.
+    """
+    endpoints = Endpoints.parse(urls, plan.channels)
+    nowhere = Answer(service="none", error="the channel has no URL in KFM_ALERT_URLS")
+    answers: list[tuple[str, Answer]] = []
+    for channel in plan.channels:
+        leads = endpoints.of(channel)
+        answers += [(channel, send(one, trial(channel))) for one in leads] or [(channel, nowhere)]
+    return answers

@@ -11,7 +11,7 @@ from datetime import timedelta
 from enum import StrEnum, unique
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from kfm_dagster.configs import Duration, Strict, parse, refusal
 
@@ -50,14 +50,23 @@ class Rule(StrEnum):
     """A replay gave something else than the original."""
 
 
+def _some(value: timedelta) -> timedelta:
+    if not value:
+        raise ValueError("longer than no time at all")
+    return value
+
+
+Span = Annotated[Duration, AfterValidator(_some)]
+
+
 class RuleTerms(Strict):
     """When a rule opens an alert, and how the alert is told."""
 
     threshold: int = Field(ge=1)
-    window: Annotated[Duration, Field(gt=timedelta(0))]
+    window: Span
     level: Level
     suppress: Duration
-    escalate_after: Annotated[Duration, Field(gt=timedelta(0))] | None = None
+    escalate_after: Span | None = None
 
 
 class Rules(Strict):

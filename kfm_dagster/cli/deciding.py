@@ -46,10 +46,15 @@ def deciding(command: Command) -> Command:
 
 def decision_of(settings: Settings, *, actor: str | None, reason: str, change_ref: str | None) -> Decision:
     """Return the decision. Raises UnattributedDecisionError for an empty part, in prod without a change reference."""
-    decision = Decision(actor=actor or settings.actor or _user(), reason=reason, change_ref=change_ref)
+    decision = Decision(actor=actor_of(settings, actor), reason=reason, change_ref=change_ref)
     if settings.env is Environment.PROD:
         decision.require_change_ref()
     return decision
+
+
+def actor_of(settings: Settings, actor: str | None) -> str:
+    """Return who decides: as given, else KFM_ACTOR, else the user. Raises UnattributedDecisionError."""
+    return actor or settings.actor or _user()
 
 
 def records_of(pipeline: Pipeline, wal_ids: Iterable[str], tx: Transaction) -> list[NoddWalRecord]:

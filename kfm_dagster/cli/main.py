@@ -18,6 +18,9 @@ INTERRUPTED = 130
 
 
 COMMANDS = {
+    "alerts": Lazy(
+        "kfm_dagster.cli.alerts:alerts", "Look at alerts over the stages, take them on, and try the channels."
+    ),
     "backfill": Lazy(
         "kfm_dagster.cli.backfill:backfill",
         "List and ingest days of datasets, beside the live messages and never instead of them.",

@@ -1,16 +1,25 @@
-"""Every command of every runbook, run over the home that `kfm demo` leaves; `console.py` says what a command is."""
+"""Every command of every runbook, and of the guide to alerts, run over the home that `kfm demo` leaves (`console.py`)."""
 
 from __future__ import annotations
 
+import re
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from kfm_dagster.alerts.message import LOOK, MEANINGS
+from kfm_dagster.alerts.plan import Rule
+from kfm_dagster.stages.audit import AuditKind
+from kfm_dagster.stages.card import Card
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.alerts.recorded import Clock, Mailbox, Record, desk_over
 from kfm_dagster_tests.docs.console import commands, script, shell, told
 from kfm_dagster_tests.patience import HANG_SECONDS
 
 RUNBOOKS = Path(__file__).resolve().parents[2] / "docs" / "runbooks"
+ALERTS = RUNBOOKS.parent / "alerts.md"
 EXPECTED = {"dlq-drain", "incident-replay", "delayed-queue", "validation-errors", "kill-switch"}
 
 
@@ -23,12 +32,25 @@ def demo_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / ".kfm"
 
 
+def something_fires(home: Path) -> None:
+    """A path out of step, a covariance and a stage that was refused, told as the sensor does."""
+    database = Database.open(f"sqlite:///{home / 'kfm.db'}")
+    record = Record(database, at=datetime.now(UTC))
+    record.gate("G3")
+    record.gate("G7")
+    record.line(AuditKind.STOP, "E_SYNC")
+    desk_over(database, Card.load().alerts, Clock(datetime.now(UTC)), Mailbox()).evaluate()
+    database.dispose()
+
+
 @pytest.mark.deployment
 @pytest.mark.timeout(2 * HANG_SECONDS + 60)
-@pytest.mark.parametrize("name", sorted(path.stem for path in RUNBOOKS.glob("*.md")))
-def test_every_command_of_the_runbook_does_what_it_says(name: str, demo_home: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", [*sorted(RUNBOOKS.glob("*.md")), ALERTS], ids=lambda path: path.stem)
+def test_every_command_of_the_runbook_does_what_it_says(path: Path, demo_home: Path, tmp_path: Path) -> None:
     shutil.copytree(demo_home, tmp_path / ".kfm")
-    found = list(commands((RUNBOOKS / f"{name}.md").read_text(encoding="utf-8")))
+    if path == ALERTS:
+        something_fires(tmp_path / ".kfm")
+    found = list(commands(path.read_text(encoding="utf-8")))
     assert found, "a runbook without a command helps nobody at three in the morning"
     done = shell(script(found), tmp_path, seconds=HANG_SECONDS)
     assert done.returncode == 0, told(found, done.stdout)
@@ -36,3 +58,16 @@ def test_every_command_of_the_runbook_does_what_it_says(name: str, demo_home: Pa
 
 def test_every_runbook_that_an_operator_is_promised_is_there() -> None:
     assert {path.stem for path in RUNBOOKS.glob("*.md")} >= EXPECTED
+
+
+@pytest.mark.clause("PCS-18")
+def test_every_rule_has_a_section_a_meaning_and_a_place_to_look() -> None:
+    text = ALERTS.read_text(encoding="utf-8")
+    sections = re.findall(r"^## (\w+_?\w*)$", text, re.MULTILINE)
+    assert sections[-len(Rule) :] == [rule.value for rule in Rule]
+    assert set(MEANINGS) == set(LOOK) == {*Rule}
+    for rule in Rule:
+        section = text.split(f"## {rule.value}\n")[1].split("\n## ")[0]
+        assert list(commands(section)), f"{rule.value} has no command"
+    for linked in re.findall(r"\]\(([\w/.-]+\.md)\)", text):
+        assert (ALERTS.parent / linked).is_file()

@@ -1,0 +1,91 @@
+"""`kfm alerts`: what fires now and since when, taking it on, and whether the channels lead anywhere.
+
+Does not belong here: evaluating, which the sensor `nodd_alerts` does.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+
+import click
+
+from kfm_dagster.alerts.book import AlertBook
+from kfm_dagster.alerts.desk import try_out
+from kfm_dagster.cli.deciding import actor_of, actor_option
+from kfm_dagster.cli.opening import opened_database, opened_pipeline
+from kfm_dagster.cli.tables import show_rows
+from kfm_dagster.errors import ExitCode
+from kfm_dagster.governance.log import Decision
+from kfm_dagster.ingest.pipeline import utc_now
+from kfm_dagster.settings import Settings
+from kfm_dagster.stages.card import Card
+
+COLUMNS = ("alert_id", "level", "state", "rule", "subject", "opened_at", "observed", "last_event_at", "undelivered")
+TRIED = ("channel", "service", "answer")
+
+
+@click.group()
+def alerts() -> None:
+    """Look at alerts over the stages, take them on, and try the channels.
+
+    Example: kfm alerts list
+    """
+
+
+@alerts.command("list")
+@click.option("--days", type=click.IntRange(1, 3650), help="Those that resolved within so many days, too.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+def list_(*, days: int | None, as_json: bool) -> None:
+    """List the alerts that fire or are taken on, as the last evaluation found them.
+
+    Example: kfm alerts list --json
+    """
+    with opened_database(Settings.load()) as database:
+        resolved_since = None if days is None else utc_now() - timedelta(days=days)
+        found = AlertBook(database, clock=utc_now).listed(resolved_since=resolved_since)
+    if not found and not as_json:
+        click.echo("no alert fires")
+        return
+    show_rows((alert.row() for alert in found), COLUMNS, as_json=as_json, whole=("alert_id", "level", "state"))
+
+
+@alerts.command()
+@click.argument("alert_id", type=click.IntRange(1))
+@click.option("--reason", required=True, help="What you make of it, for whoever reads the governance log.")
+@actor_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def ack(*, alert_id: int, reason: str, actor: str | None, as_json: bool) -> None:
+    """Take an alert on: it is not told again, unless it still repeats when its time of escalation has passed.
+
+    Exit code 3 when it does not fire, 2 when there is none.
+
+    Example: kfm alerts ack 12 --reason "a radar was moved, its contract follows today"
+    """
+    with opened_pipeline() as pipeline:
+        # No override: whoever takes an alert on needs no change reference, not even in prod.
+        decision = Decision(actor=actor_of(pipeline.settings, actor), reason=reason)
+        taken = AlertBook(pipeline.database, clock=pipeline.clock).acknowledge(alert_id, decision)
+    click.echo(
+        json.dumps(taken.row()) if as_json else f"{taken.alert_id}: {taken.key} is {taken.acknowledged_by}'s now"
+    )
+
+
+@alerts.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+def test(*, as_json: bool) -> int:
+    """Send one message to every URL of every channel, and say what each answered.
+
+    Exit code 0 when all were taken, 4 when one was not or a channel has no URL (KFM_ALERT_URLS).
+
+    Example: KFM_ALERT_URLS="notify=slack://... page_ops=pagerduty://..." kfm alerts test
+    """
+    settings = Settings.load()
+    answers = try_out(Card.load(settings.configs_dir).alerts, settings.alert_urls)
+    rows = [
+        {"channel": channel, "service": answer.service, "answer": answer.error or "taken"}
+        for channel, answer in answers
+    ]
+    show_rows(rows, TRIED, as_json=as_json)
+    every = all(answer.error is None for _, answer in answers)
+    return ExitCode.DONE if every else ExitCode.FINISHED_WITH_FAILURES

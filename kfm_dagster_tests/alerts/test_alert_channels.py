@@ -1,0 +1,126 @@
+"""Messages through apprise to a service on loopback; what fails says so, and never with a credential."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+from pydantic import SecretStr
+
+from kfm_dagster.alerts.channels import Endpoint, Endpoints, send
+from kfm_dagster.alerts.desk import AlertDesk
+from kfm_dagster.alerts.message import Message, spoken, trial
+from kfm_dagster.alerts.plan import AlertPlan, Level
+from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.alerts.letterbox import Letterbox, open_letterbox
+from kfm_dagster_tests.alerts.recorded import STAGE, Clock, Record
+
+SECRET = "hunter2-s3cr3t"
+CHANNELS = ["notify", "page_ops"]
+
+
+@pytest.fixture
+def letterbox() -> Iterator[Letterbox]:
+    with open_letterbox() as opened:
+        yield opened
+
+
+def endpoint(url: str) -> Endpoint:
+    return Endpoint(number=1, channels=("notify",), url=SecretStr(url))
+
+
+@pytest.mark.clause("PCS-18")
+def test_an_alert_arrives_with_what_somebody_needs_who_is_woken_by_it(
+    database: Database, plan: AlertPlan, record: Record, now: Clock, letterbox: Letterbox
+) -> None:
+    desk = AlertDesk(
+        plan=plan,
+        on_divergence=[],
+        max_offset=plan.rules.unlock.window,
+        tau_calib=plan.rules.unlock.window,
+        database=database,
+        clock=now,
+        urls=SecretStr(f"notify={letterbox.url('alerts', user=f'kfm:{SECRET}@')}"),
+    )
+    record.gate("G7", run="r1")
+    assert desk.evaluate().delivered == 1
+    assert desk.evaluate().delivered == 0
+    [message] = letterbox.taken
+    assert message["title"] == f"[warning] covariance: {STAGE} G7"
+    assert message["type"] == "warning"
+    for part in (
+        "not positive definite (G7)",
+        "1 events within 1h (it fires from 1 on)",
+        f"the newest at 2026-03-01T12:00:00.000000Z by {STAGE} in run r1",
+        "kfm explain r1",
+        "kfm alerts ack 1 --reason",
+        "docs/alerts.md#covariance",
+        f"Key: covariance/{STAGE} G7",
+    ):
+        assert part in message["message"]
+    [(path, credentials)] = letterbox.asked
+    assert path == "/alerts"
+    assert str(credentials).startswith("Basic ")
+
+
+@pytest.mark.parametrize(
+    ("level", "kind"), [(Level.INFO, "info"), (Level.WARNING, "warning"), (Level.CRITICAL, "failure")]
+)
+def test_a_level_is_told_in_the_services_own_terms(level: Level, kind: str, letterbox: Letterbox) -> None:
+    answer = send(endpoint(letterbox.url()), Message(level=level, title="t", body="b"))
+    assert (answer.service, answer.error) == ("JSON", None)
+    assert [message["type"] for message in letterbox.taken] == [kind]
+
+
+@pytest.mark.clause("PCS-18")
+def test_what_a_channel_does_not_take_says_why_without_a_credential(
+    letterbox: Letterbox, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    letterbox.status = 403
+    refused = send(endpoint(letterbox.url(f"{SECRET}/x", user=f"kfm:{SECRET}@")), trial("notify"))
+    gone = send(endpoint(f"json://kfm:{SECRET}@127.0.0.1:1/{SECRET}"), trial("notify"))
+    unknown = send(endpoint(f"carrier-pigeon://{SECRET}@loft"), trial("notify"))
+    incomplete = send(endpoint(f"slack://{SECRET}"), trial("notify"))
+    letterbox.status = None
+    silent = send(endpoint(letterbox.url(user=f"kfm:{SECRET}@")), trial("notify"), seconds=0.2)
+    broken = send(endpoint(f"json://[{SECRET}"), trial("notify"))
+    answers = [refused, gone, unknown, incomplete, silent, broken]
+    assert [answer.error for answer in answers if answer.error is None] == []
+    assert "error=403" in str(refused.error)
+    assert "127.0.0.1" in str(gone.error)
+    assert "apprise knows no such URL" in str(unknown.error)
+    assert SECRET not in f"{answers}{caplog.text}{capfd.readouterr()}"
+
+
+WRONG = [
+    (f"{SECRET}", "observed entry 1;"),
+    (f"json://h https:/{SECRET}", "observed entry 2;"),
+    (f"pager=json://{SECRET}@h", "observed entry 1, channel pager; .* channels are notify, page_ops"),
+]
+
+
+@pytest.mark.parametrize(("urls", "why"), WRONG)
+def test_wrong_urls_are_refused_by_their_place_and_never_shown(urls: str, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why) as refused:
+        Endpoints.parse(SecretStr(urls), CHANNELS)
+    assert SECRET not in str(refused.value)
+
+
+def test_a_url_is_of_its_channel_or_of_all_and_is_one_endpoint_wherever_it_stands() -> None:
+    found = Endpoints.parse(SecretStr("json://a\n page_ops=json://b notify=json://b  notify=json://a"), CHANNELS)
+    assert {one.url.get_secret_value(): (one.number, set(one.channels)) for one in found.known} == {
+        "json://a": (1, {"notify", "page_ops"}),
+        "json://b": (2, {"notify", "page_ops"}),
+    }
+    assert SECRET not in repr(endpoint(f"json://{SECRET}"))
+    assert Endpoints.parse(None, CHANNELS).of("notify") == []
+
+
+def test_a_length_of_time_is_told_as_the_file_writes_it(plan: AlertPlan) -> None:
+    rules = plan.rules
+    windows = [rules.retry_storm.window, rules.covariance.suppress, rules.replay_divergence.window]
+    assert [spoken(length) for length in windows] == ["15m", "6h", "1d"]
+    assert spoken(windows[0] / 1000) == "0.9s"

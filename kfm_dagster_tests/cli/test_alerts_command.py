@@ -1,0 +1,157 @@
+"""`kfm alerts`: what fires since when, who takes it on, what each channel answers, and the exit codes of all that."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfm_dagster.alerts.desk import AlertDesk
+from kfm_dagster.cli.main import main
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.errors import ExitCode
+from kfm_dagster.settings import Settings
+from kfm_dagster.stages.audit import AuditKind
+from kfm_dagster.stages.card import Card
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.alerts.letterbox import Letterbox, open_letterbox
+from kfm_dagster_tests.alerts.recorded import STAGE, Clock, Mailbox, Record, desk_over
+
+Call = Callable[..., tuple[int, str, str]]
+SECRET = "s3cr3t-word"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in os.environ:
+        if name.startswith("KFM_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("KFM_HOME", str(tmp_path))
+    monkeypatch.setenv("KFM_ACTOR", "on-call")
+    return tmp_path
+
+
+@pytest.fixture
+def call(home: Path, capsys: pytest.CaptureFixture[str]) -> Call:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main(["alerts", *arguments])
+        shown = capsys.readouterr()
+        return int(str(ended.value.code)), shown.out, shown.err
+
+    return run
+
+
+@pytest.fixture
+def desk(home: Path) -> Iterator[AlertDesk]:
+    """A divergence, which fires, and a path, which has resolved."""
+    database = Database.open(Settings.load().database_url)
+    clock = Clock(datetime.now(UTC))
+    record = Record(database, at=clock.at)
+    found = desk_over(database, Card.load().alerts, clock, Mailbox())
+    record.gate("G3")
+    found.evaluate()
+    clock.passes(hours=1, seconds=1)
+    record.at = clock.at
+    record.line(AuditKind.REPLAY, "diverged", run="r7")
+    found.evaluate()
+    yield found
+    database.dispose()
+
+
+def rows(out: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.splitlines()]
+
+
+@pytest.mark.clause("PCS-18")
+def test_a_list_has_what_fires_now_since_when_and_with_days_what_resolved(desk: AlertDesk, call: Call) -> None:
+    code, out, _ = call("list", "--json")
+    [alert] = rows(out)
+    assert code == ExitCode.DONE
+    assert (alert["alert_id"], alert["rule"], alert["subject"], alert["run_id"]) == (
+        2, "replay_divergence", "run r7", "r7",
+    )  # fmt: skip
+    assert (alert["state"], alert["level"], alert["opened_at"]) == ("firing", "critical", rfc3339(desk.clock()))
+    assert (alert["key"], alert["undelivered"], alert["tellings"]) == ("replay_divergence/run r7", 0, 1)
+    assert [row["state"] for row in rows(call("list", "--days", "2", "--json")[1])] == ["resolved", "firing"]
+    assert "run r7" in call("list")[1]
+    assert STAGE not in call("list")[1]
+
+
+@pytest.mark.clause("PCS-18")
+def test_an_alert_is_taken_on_once_by_a_name_and_with_a_reason(
+    desk: AlertDesk, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KFM_ENV", "prod")
+    code, out, _ = call("ack", "2", "--reason", "I compare both outputs", "--actor", "ann")
+    assert (code, out) == (ExitCode.DONE, "2: replay_divergence/run r7 is ann's now\n")
+    [alert] = rows(call("list", "--json")[1])
+    assert (alert["state"], alert["acknowledged_by"], alert["acknowledged_why"]) == (
+        "acknowledged", "ann", "I compare both outputs",
+    )  # fmt: skip
+    for arguments, refused, said in (
+        (
+            ("ack", "2", "--reason", "x"),
+            ExitCode.REFUSED,
+            "the alert does not fire; observed alert 2: acknowledged by ann",
+        ),
+        (("ack", "1", "--reason", "x"), ExitCode.REFUSED, "alert 1: resolved"),
+        (("ack", "9", "--reason", "x"), ExitCode.USAGE, "there is no such alert; observed 9"),
+        (("ack", "2", "--reason", " "), ExitCode.USAGE, "the reason is missing"),
+        (("ack", "2"), ExitCode.USAGE, "--reason"),
+    ):
+        code, _, error = call(*arguments)
+        assert code == refused
+        assert said in error
+        assert len(error.splitlines()) == 1
+
+
+def test_nothing_is_made_by_looking_where_nothing_was_ingested(call: Call, home: Path) -> None:
+    code, _, error = call("list")
+    assert code == ExitCode.USAGE
+    assert "there is no ledger yet" in error
+    assert list(home.iterdir()) == []
+    Database.open(Settings.load().database_url).dispose()
+    assert call("list") == (ExitCode.DONE, "no alert fires\n", "")
+    assert call("list", "--json") == (ExitCode.DONE, "", "")
+
+
+@pytest.fixture
+def letterbox() -> Iterator[Letterbox]:
+    with open_letterbox() as opened:
+        yield opened
+
+
+@pytest.mark.clause("PCS-18")
+def test_a_trial_tells_what_each_channel_answers(
+    letterbox: Letterbox, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KFM_ALERT_URLS", letterbox.url("all", user=f"kfm:{SECRET}@"))
+    code, out, _ = call("test", "--json")
+    assert code == ExitCode.DONE
+    assert rows(out) == [
+        {"channel": channel, "service": "JSON", "answer": "taken"} for channel in ("notify", "page_ops", "open_ticket")
+    ]
+    assert [message["title"] for message in letterbox.taken] == [
+        f"[test] kfm_dagster: channel {channel}" for channel in ("notify", "page_ops", "open_ticket")
+    ]
+    dead = f"page_ops=json://kfm:{SECRET}@127.0.0.1:1/{SECRET}"
+    monkeypatch.setenv("KFM_ALERT_URLS", f"notify={letterbox.url()} {dead}")
+    code, out, error = call("test", "--json")
+    assert code == ExitCode.FINISHED_WITH_FAILURES
+    notify, page, ticket = rows(out)
+    assert notify["answer"] == "taken"
+    assert "127.0.0.1" in page["answer"]
+    assert ticket["answer"] == "the channel has no URL in KFM_ALERT_URLS"
+    assert SECRET not in out + error
+    monkeypatch.setenv("KFM_ALERT_URLS", f"pager=json://{SECRET}@h")
+    code, out, error = call("test")
+    assert code == ExitCode.USAGE
+    assert "KFM_ALERT_URLS is wrong; observed entry 1, channel pager" in error
+    assert SECRET not in out + error
