@@ -54,8 +54,11 @@ class TellingReason(StrEnum):
     """Why an alert is told."""
 
     OPENED = "opened"
+    """For the first time."""
     REPEATED = "repeated"
+    """It still fires when its window of suppression has passed."""
     ESCALATED = "escalated"
+    """It has gone up a level."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,7 +222,7 @@ class AlertBook:
 
     def listed(self, *, resolved_since: datetime | None = None) -> list[Alert]:
         """Return the open alerts, and those that resolved since then, in the order of opening."""
-        since = rfc3339(resolved_since or self._clock() + timedelta(days=1))
+        since = None if resolved_since is None else rfc3339(resolved_since)
         with self._database.snapshot() as view:
             return [_alert(row) for row in view.run("alerts.listed", resolved_since=since).mappings()]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -153,17 +154,15 @@ def test_only_what_is_within_a_rules_window_counts(desk: AlertDesk, record: Reco
     assert (alert.observed, alert.last_event_at) == (10, record.at)
 
 
-def test_thresholds_windows_and_levels_are_those_of_the_file(
-    database: Database, plan: AlertPlan, record: Record, desk: AlertDesk
-) -> None:
+@pytest.mark.clause("PCS-18")
+def test_thresholds_windows_and_levels_are_those_of_the_file(plan: AlertPlan, record: Record, desk: AlertDesk) -> None:
     gates(record, "G6", 2)
     rules = plan.rules.model_copy(
         update={"gate_breach": plan.rules.gate_breach.model_copy(update={"threshold": 2, "level": Level.CRITICAL})}
     )
     desk.evaluate()
     assert desk.book.listed() == []
-    vars(desk)["plan"] = plan.model_copy(update={"rules": rules})
-    desk.evaluate()
+    replace(desk, plan=plan.model_copy(update={"rules": rules})).evaluate()
     [alert] = desk.book.listed()
     assert alert.level is Level.CRITICAL
 

@@ -11,6 +11,7 @@ SELECT
         SELECT count(*) FROM alert_tellings AS t WHERE t.alert_id = alerts.alert_id AND t.told_at IS NULL
     ) AS undelivered
 FROM alerts
+-- Since null nothing has resolved.
 WHERE state <> 'resolved' OR resolved_at >= :resolved_since
 ORDER BY alert_id;
 
