@@ -1,4 +1,4 @@
-"""Every command of every runbook and of the guide to alerts, run over what `kfm demo` leaves (see `console.py`)."""
+"""Every command of each runbook and of the guide to alerts, run over the home that `kfm demo` leaves (`console.py`)."""
 
 from __future__ import annotations
 

@@ -23,7 +23,6 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.stages.card import (
     REPLAY_PLAN,
     STATE_MACHINE,
-    Card,
     ReplayPlan,
     StageState,
     StateMachine,
@@ -72,10 +71,12 @@ def under(pipeline: Pipeline, *changes: tuple[str, str]) -> None:
     for old, new in changes:
         [name] = [name for name in texts if old in texts[name]]
         texts[name] = texts[name].replace(old, new)
-    pipeline.card = Card(
-        machine=parse(texts[STATE_MACHINE], StateMachine, source=STATE_MACHINE),
-        replay_plan=parse(texts[REPLAY_PLAN], ReplayPlan, source=REPLAY_PLAN),
-        files={name: text.encode() for name, text in texts.items()},
+    pipeline.card = pipeline.card.model_copy(
+        update={
+            "machine": parse(texts[STATE_MACHINE], StateMachine, source=STATE_MACHINE),
+            "replay_plan": parse(texts[REPLAY_PLAN], ReplayPlan, source=REPLAY_PLAN),
+            "files": {name: text.encode() for name, text in texts.items()},
+        }
     )
 
 
