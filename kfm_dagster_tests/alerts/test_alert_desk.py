@@ -249,6 +249,15 @@ def test_what_a_dead_evaluator_was_about_to_tell_is_told_by_another_once(
         assert len(box.taken) == taken
 
 
+def test_each_message_is_claimed_by_one(desk: AlertDesk, record: Record, box: Mailbox) -> None:
+    record.gate("G3")
+    record.gate("G7")
+    box.dead = {NOTIFY}
+    desk.evaluate()
+    claims = [desk.book.claim({NOTIFY}) for _ in range(3)]
+    assert [claim and claim.alert.rule for claim in claims] == [Rule.COVARIANCE, Rule.PATH_DESYNC, None]
+
+
 def test_a_message_that_was_given_up_and_taken_by_another_stays_taken(
     desk: AlertDesk, record: Record, now: Clock, box: Mailbox
 ) -> None:

@@ -119,6 +119,7 @@ WHERE
     NOT EXISTS (
         SELECT 1 FROM alerts AS a WHERE a.rule = f.rule AND a.subject = f.subject AND a.state <> 'resolved'
     )
+ORDER BY f.rule, f.subject
 RETURNING alert_id;
 
 -- name: escalate

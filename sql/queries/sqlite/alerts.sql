@@ -122,6 +122,7 @@ WHERE
         SELECT 1 FROM alerts AS a
         WHERE a.rule = f.value ->> 'rule' AND a.subject = f.value ->> 'subject' AND a.state <> 'resolved'
     )
+ORDER BY f.value ->> 'rule', f.value ->> 'subject'
 RETURNING alert_id;
 
 -- name: escalate
