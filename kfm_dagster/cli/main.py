@@ -37,6 +37,10 @@ COMMANDS = {
         "kfm_dagster.cli.cloud:cloud",
         "Serve S3, SNS and SQS on loopback, with the sample objects announced, until Ctrl-C.",
     ),
+    "console": Lazy(
+        "kfm_dagster.cli.console:console",
+        "Serve the report of kfm validate to browsers and monitors, until Ctrl-C.",
+    ),
     "dataset": Lazy("kfm_dagster.cli.dataset:dataset", "Look at and check dataset contracts."),
     "demo": Lazy(
         "kfm_dagster.cli.demo:demo",

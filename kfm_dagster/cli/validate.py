@@ -13,15 +13,13 @@ import click
 from kfm_dagster.cli.opening import opened_pipeline
 from kfm_dagster.cli.tables import show_fields, show_section
 from kfm_dagster.errors import ExitCode
-from kfm_dagster.exports.validation import validate_report
+from kfm_dagster.exports.validation import DAYS, MOST_DAYS, validate_report
 from kfm_dagster.exports.validation_page import OPENING, figure, validation_page
 from kfm_dagster.exports.whole_files import ExportFile, whole_files
 
-DAYS = 7
-
 
 @click.command()
-@click.option("--days", type=click.IntRange(1, 3650), default=DAYS, show_default=True, help="So many days back.")
+@click.option("--days", type=click.IntRange(1, MOST_DAYS), default=DAYS, show_default=True, help="So many days back.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write the report as a page, too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def validate(*, days: int, html: Path | None, as_json: bool) -> int:

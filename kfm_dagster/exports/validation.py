@@ -32,6 +32,9 @@ from kfm_dagster.telemetry.clock.quality import clock_quality
 
 Line = Mapping[str, Any]
 
+DAYS, MOST_DAYS = 7, 3650
+"""How far a report looks back unless one says otherwise, and how far one may say."""
+
 
 def validate_report(pipeline: Pipeline, *, since: datetime) -> dict[str, Any]:
     """Return the report as JSON values, over what was opened since then. Raises ArtifactError for a damaged output."""

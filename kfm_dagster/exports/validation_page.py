@@ -11,11 +11,12 @@ from typing import Any
 
 OPENING = b'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Validation, '
 """What every page begins with."""
-_STYLE = (
+STYLE = (
     "body{font:15px/1.4 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
     "table{border-collapse:collapse;margin:.5rem 0 1.5rem}th,td{border:1px solid #bbb;padding:.2rem .6rem;"
     "text-align:left}td.number{text-align:right;font-variant-numeric:tabular-nums}"
 )
+"""The one style of a page; who serves it names its digest."""
 
 
 def validation_page(report: Mapping[str, Any]) -> str:
@@ -52,7 +53,7 @@ def validation_page(report: Mapping[str, Any]) -> str:
     ]
     span = f"{escape(report['since'])} to {escape(report['at'])}"
     return (
-        f"{OPENING.decode()}{span}</title><style>{_STYLE}</style></head>"
+        f"{OPENING.decode()}{span}</title><style>{STYLE}</style></head>"
         f"<body><h1>Validation, {span}</h1>{''.join(parts)}</body></html>\n"
     )
 

@@ -204,6 +204,7 @@ BAD_INPUT: dict[str, tuple[list[str], dict[str, str], ExitCode, list[str]]] = {
         ExitCode.USAGE,
         ["--env-file", "no folder no"],
     ),
+    "no port, console": (["console", "--port", "0"], {}, ExitCode.USAGE, ["--port"]),
     "no port": (["ui", "--port", "99999"], {}, ExitCode.USAGE, ["--port"]),
 }
 

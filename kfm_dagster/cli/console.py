@@ -1,0 +1,33 @@
+"""`kfm console`: the validation report over HTTP. Only reads."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import click
+
+from kfm_dagster.cli.opening import opened_pipeline
+from kfm_dagster.console.serving import is_loopback, serve
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=3001, show_default=True, type=click.IntRange(1, 65535), help="Port to listen on.")
+def console(*, host: str, port: int) -> None:
+    """Serve the report of kfm validate to browsers and monitors, until Ctrl-C.
+
+    GET /validate answers with JSON or a page, as the Accept header likes or ?format=json says; ?days=1 looks one day
+    back. There is no login: who reaches the address may read it.
+
+    Example: kfm console --port 3001
+    """
+
+    def ready(address: str) -> None:
+        if not is_loopback(host):
+            click.echo(f"# whoever reaches {host} may read the report: there is no login", err=True)
+        click.echo(address)
+        click.echo("# serving until Ctrl-C", err=True)
+
+    # The way to end it, not a failure.
+    with opened_pipeline(read_only=True) as pipeline, suppress(KeyboardInterrupt):
+        serve(pipeline, host=host, port=port, ready=ready)

@@ -1,0 +1,103 @@
+"""The console's web application: `GET /validate`, and nothing that changes anything.
+
+An answer is made anew for each request, from a database that refuses writes. Whatever a page might do but show itself
+is forbidden by its headers. Belongs here: routes, headers, what a refusal looks like. Does not belong here: the report
+(`exports/validation.py`), or the server (`serving.py`).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+from sqlalchemy.exc import DBAPIError
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kfm_dagster.console.asking import BadRequestError, Form, NotAcceptableError, asked_of
+from kfm_dagster.errors import DependencyUnavailableError, KfmError
+from kfm_dagster.exports.validation import validate_report
+from kfm_dagster.exports.validation_page import STYLE, validation_page
+from kfm_dagster.ingest.pipeline import Pipeline
+
+PATH = "/validate"
+_STYLE_DIGEST = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+HEADERS: Mapping[str, str] = {
+    # The page has one style of its own, no script, no picture, no form, and nobody frames it.
+    "content-security-policy": f"default-src 'none'; style-src 'sha256-{_STYLE_DIGEST}'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    # It tells how things are now.
+    "cache-control": "no-store",
+    "vary": "accept",
+}
+_STATUS: Sequence[tuple[type[KfmError], int]] = (
+    (BadRequestError, 400),
+    (NotAcceptableError, 406),
+    (DependencyUnavailableError, 503),
+)
+
+
+def console_app(pipeline: Pipeline, *, hosts: Sequence[str]) -> Starlette:
+    """Return the application over a pipeline; it answers requests to these host names, "*" for any."""
+
+    def validate(request: Request) -> Response:
+        asked = asked_of(request.query_params.multi_items(), accept=request.headers.get("accept", ""))
+        report = validate_report(pipeline, since=pipeline.clock() - timedelta(days=asked.days))
+        content = json.dumps(report) if asked.form is Form.JSON else validation_page(report)
+        return Response(content, media_type=asked.form.media_type)
+
+    application = Starlette(
+        routes=[Route(PATH, validate, methods=["GET"])],
+        middleware=[
+            Middleware(_Hardened),
+            # A page of somebody else's whose name is made to lead here (DNS rebinding) reads nothing.
+            Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
+        ],
+        exception_handlers={KfmError: _refused, DBAPIError: _no_database, HTTPException: _no_such},
+    )
+    application.router.redirect_slashes = False
+    return application
+
+
+class _Hardened:
+    """Puts HEADERS on every answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def hardened(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        await self._app(scope, receive, hardened)
+
+
+def _refused(_: Request, error: Exception) -> Response:
+    status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+    return PlainTextResponse(f"{error}\n", status_code=status)
+
+
+def _no_database(_: Request, error: Exception) -> Response:  # noqa: ARG001, what a driver says may name a user
+    return PlainTextResponse("the database does not answer; next: see its log, then ask again\n", status_code=503)
+
+
+def _no_such(_: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise error
+    text = f"{error.detail.lower()}; expected GET {PATH}\n"
+    return PlainTextResponse(text, status_code=error.status_code, headers=error.headers)

@@ -1,0 +1,97 @@
+"""What a request asks for: how far back, and as JSON or as a page. Does not belong here: answering (`app.py`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum, unique
+
+from kfm_dagster.errors import KfmError
+from kfm_dagster.exports.validation import DAYS, MOST_DAYS
+
+_QUALITY = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?")
+"""RFC 9110, section 12.4.2."""
+
+
+class BadRequestError(KfmError):
+    """A parameter is none that there is, or has no such value."""
+
+
+class NotAcceptableError(KfmError):
+    """The client takes no form that there is."""
+
+
+@unique
+class Form(StrEnum):
+    """How an answer is written."""
+
+    JSON = "json"
+    HTML = "html"
+
+    @property
+    def media_type(self) -> str:
+        """Its name on the wire."""
+        return "application/json" if self is Form.JSON else "text/html"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What to answer."""
+
+    days: int
+    form: Form
+
+
+def asked_of(parameters: Sequence[tuple[str, str]], *, accept: str) -> Asked:
+    """Read the query's parameters and the Accept header ("" for none).
+
+    Raises BadRequestError, and NotAcceptableError where no parameter names the form and Accept allows none.
+    """
+    given = dict(parameters)
+    unknown = sorted(set(given) - {"days", "format"})
+    if unknown or len(given) != len(parameters):
+        raise BadRequestError(
+            observed=repr(unknown[0]) if unknown else "a parameter twice",
+            expected="days and format, each once at most",
+        )
+    named = given.get("format")
+    return Asked(days=_days(given.get("days", str(DAYS))), form=_named(named) if named is not None else _form(accept))
+
+
+def _days(text: str) -> int:
+    # No more digits than a number of days has: Python reads any script's, and thousands of them.
+    if not re.fullmatch(r"[0-9]{1,4}", text) or not 1 <= int(text) <= MOST_DAYS:
+        raise BadRequestError(observed=f"days={text[:40]!r}", expected=f"a whole number from 1 to {MOST_DAYS}")
+    return int(text)
+
+
+def _named(text: str) -> Form:
+    if text not in set(Form):
+        raise BadRequestError(observed=f"format={text[:40]!r}", expected=" or ".join(Form))
+    return Form(text)
+
+
+def _form(accept: str) -> Form:
+    """Return the form that is liked best; JSON where both are liked the same, as by a client that does not say."""
+    liked = {form: _quality(accept, form.media_type) if accept.strip() else 1.0 for form in Form}
+    best = max(Form, key=lambda form: liked[form])
+    if liked[best] == 0:
+        expected = " or ".join(form.media_type for form in Form)
+        raise NotAcceptableError(observed=f"Accept: {accept[:80]!r}", expected=expected)
+    return best
+
+
+def _quality(accept: str, media_type: str) -> float:
+    """Return how much a media type is liked: what the most specific range says that it is in (RFC 9110, 12.5.1)."""
+    ranges = dict(_ranges(accept))
+    kind = media_type.partition("/")[0]
+    return next((ranges[name] for name in (media_type, f"{kind}/*", "*/*") if name in ranges), 0.0)
+
+
+def _ranges(accept: str) -> Iterator[tuple[str, float]]:
+    for part in accept.split(","):
+        name, *parameters = (one.strip().lower() for one in part.split(";"))
+        weights = [one.removeprefix("q=") for one in parameters if one.startswith("q=")]
+        if all(_QUALITY.fullmatch(weight) for weight in weights):
+            yield name, float(weights[0]) if weights else 1.0

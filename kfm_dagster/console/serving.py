@@ -1,0 +1,61 @@
+"""Serving the console on one address until a signal comes. Does not belong here: what is answered (`app.py`)."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from kfm_dagster.console.app import PATH, console_app
+from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.ingest.pipeline import Pipeline
+
+MOST_CONNECTIONS = 32
+"""Beyond them a client is told 503: a report reads the audit of all its days, and a monitor asks once a minute."""
+SHUTDOWN_SECONDS = 5
+"""What an answer under way has left after the signal."""
+
+
+def serve(pipeline: Pipeline, *, host: str, port: int, ready: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM, which is raised again afterwards; `ready` gets the address once it answers there.
+
+    Raises ConfigurationError where the address cannot be taken.
+    """
+    with _listening(host, port) as listening:
+        app = console_app(pipeline, hosts=["localhost", host, f"[{host}]"] if is_loopback(host) else ["*"])
+        config = uvicorn.Config(
+            app,
+            lifespan="off",
+            ws="none",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=MOST_CONNECTIONS,
+            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        )
+        name = f"[{host}]" if ":" in host else host
+        ready(f"http://{name}:{port}{PATH}")
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether nobody but this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise ConfigurationError(
+            "the address cannot be served",
+            observed=f"{host} port {port}: {error.strerror}",
+            expected="an address of this machine and a port that is free",
+            next_step="kfm console with another --host or --port",
+        ) from None

@@ -1,0 +1,195 @@
+"""The console over loopback: the report in both forms, what is refused, and that nothing can be changed by it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from kfm_dagster.console import app
+from kfm_dagster.console.app import PATH, console_app
+from kfm_dagster.errors import KfmError
+from kfm_dagster.exports.validation_page import OPENING
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.settings import Settings
+from kfm_dagster_tests.integration.chain import DAY, Clock, open_pipeline, put, run_chain, volumes
+
+RUN = "11111111-1111-4111-8111-111111111111"
+SECRET = "s3cr3t-word"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What came back."""
+
+    status: int
+    headers: dict[str, str]
+    text: str
+
+
+Ask = Callable[..., Answer]
+
+
+@contextmanager
+def serving(settings: Settings, clock: Callable[[], datetime]) -> Iterator[Ask]:
+    """Ask a server over what settings name, opened as `kfm console` opens it."""
+    looking = Pipeline.open(settings, read_only=True)
+    looking.clock = clock
+    application = console_app(looking, hosts=["localhost", "127.0.0.1"])
+    server = uvicorn.Server(uvicorn.Config(application, port=0, log_level="critical", lifespan="off"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        thread.join(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+
+    def asking(path: str, *, method: str = "GET", **headers: str) -> Answer:
+        connection = HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request(method, path, headers=headers)
+        response = connection.getresponse()
+        text = response.read().decode()
+        connection.close()
+        return Answer(status=response.status, headers={k.lower(): v for k, v in response.getheaders()}, text=text)
+
+    try:
+        yield asking
+    finally:
+        server.should_exit = True
+        thread.join()
+        looking.close()
+
+
+@pytest.fixture
+def worked(database_url: str, tmp_path: Path) -> Iterator[Ask]:
+    """A server over a home with one run."""
+    pipeline = open_pipeline(tmp_path / "home", tmp_path / "objects", url=database_url)
+    put(tmp_path / "objects", volumes(2))
+    run_chain(pipeline, "nexrad-l2", DAY.isoformat(), RUN)
+    pipeline.close()
+    with serving(pipeline.settings, pipeline.clock) as asking:
+        yield asking
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Iterator[Ask]:
+    """A server over a home where nothing has run."""
+    settings = Settings(home=tmp_path / "home")
+    Pipeline.open(settings).close()
+    with serving(settings, Clock()) as asking:
+        yield asking
+
+
+@pytest.mark.clause("PCS-16")
+def test_the_report_comes_as_json_or_as_a_page_and_is_the_same(worked: Ask) -> None:
+    answer = worked(PATH)
+    assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
+    report: dict[str, Any] = json.loads(answer.text)
+    assert report["stages"]["nexrad-l2.settle"] == {"succeeded": 1}
+    assert report["gates"]["G1"]["pass_rate"] == 1.0
+    assert report["dimensional_closure"] == {"p_dim": 1.0, "ok": True}
+    assert {"stops_triggered", "retries", "replays", "kpis"} <= set(report)
+    page = worked(PATH, Accept="text/html")
+    assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert page.text.encode().startswith(OPENING)
+    assert "<td>nexrad-l2.settle</td>" in page.text
+    assert report["audit"]["head"] in page.text
+    assert worked(f"{PATH}?format=html") == page
+    # As long ago as is asked for.
+    assert json.loads(worked(f"{PATH}?days=3&format=json").text)["since"] == "2025-12-29T00:00:00.000000Z"
+    assert worked(PATH, method="HEAD").text == ""
+
+
+def test_the_page_s_headers_allow_its_own_style_and_nothing_else(ask: Ask) -> None:
+    for path, status in ((PATH, 200), (f"{PATH}?days=x", 400), ("/", 404)):
+        answer = ask(path, Accept="text/html")
+        assert answer.status == status
+        assert answer.headers["content-security-policy"].startswith("default-src 'none'; style-src 'sha256-")
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["cache-control"] == "no-store"
+    page = ask(PATH, Accept="text/html")
+    [style] = re.findall("<style>(.*?)</style>", page.text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert f"style-src 'sha256-{digest}';" in page.headers["content-security-policy"]
+    assert not re.search("<script|<img|<form|style=|https?:", page.text)
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "status", "said"),
+    [
+        (f"{PATH}?days=0", {}, 400, "observed days='0'; expected a whole number from 1 to 3650"),
+        (f"{PATH}?days=1&days=2", {}, 400, "a parameter twice"),
+        (f"{PATH}?format=%3Cb%3E", {}, 400, "format='<b>'"),
+        (f"{PATH}?day=1", {}, 400, "'day'; expected days and format"),
+        (PATH, {"Accept": "image/png"}, 406, "expected application/json or text/html"),
+        ("/", {}, 404, "not found; expected GET /validate"),
+        ("/validate/", {}, 404, "not found"),
+        ("/../../etc/passwd", {}, 404, "not found"),
+        (PATH, {"method": "POST"}, 405, "method not allowed"),
+        (PATH, {"method": "DELETE"}, 405, "method not allowed"),
+        (PATH, {"Host": "evil.example"}, 400, "Invalid host header"),
+    ],
+)
+def test_what_is_wrong_is_one_line_of_plain_text(
+    ask: Ask, path: str, options: dict[str, str], status: int, said: str
+) -> None:
+    answer = ask(path, **options)
+    assert (answer.status, answer.headers["content-type"]) == (status, "text/plain; charset=utf-8")
+    assert said in answer.text
+    assert answer.text.rstrip("\n").count("\n") == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (OperationalError("SELECT 1", {}, Exception(f"password {SECRET}")), 503, "the database does not answer"),
+        (KfmError("an output is damaged", next_step="run the node again"), 500, "an output is damaged"),
+        (ZeroDivisionError(SECRET), 500, "Internal Server Error"),
+    ],
+    ids=["database away", "damaged", "a bug"],
+)
+def test_what_fails_behind_it_is_told_without_anything_inner(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int, said: str
+) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(app, "validate_report", failing)
+    answer = ask(PATH)
+    assert (answer.status, answer.text.rstrip("\n").count("\n")) == (status, 0)
+    assert said in answer.text
+    assert SECRET not in answer.text
+    assert "Traceback" not in answer.text
+    # It goes on serving.
+    monkeypatch.undo()
+    assert ask(PATH).status == 200
+
+
+def test_it_could_not_write_if_it_wanted_to(worked: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def writing(pipeline: Pipeline, **_: object) -> dict[str, Any]:
+        try:
+            pipeline.ledger.release_lost(run_ids=["x"])
+            with pipeline.database.transaction() as tx:
+                tx.run("schema.record", number=9999, name="x", sha256="y")
+        except DBAPIError as error:
+            seen.append(str(error.orig).lower().replace("-", ""))
+        return {}
+
+    monkeypatch.setattr(app, "validate_report", writing)
+    assert worked(f"{PATH}?format=json").status == 200
+    [refusal] = seen
+    assert "readonly" in refusal
