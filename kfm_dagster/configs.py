@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.yaml_text import compose_yaml, read_yaml
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -56,8 +57,7 @@ Duration = Annotated[
 def parse(text: str, model: type[Model], *, source: str) -> Model:
     """Build a model from YAML text. Raises CardError naming the source and the line of the first wrong key."""
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        document: Any = yaml.safe_load(text)
+        document: Any = read_yaml(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = source if mark is None else f"{source} line {mark.line + 1}"
@@ -70,7 +70,7 @@ def parse(text: str, model: type[Model], *, source: str) -> Model:
         first = error.errors()[0]
         more = f" ({error.error_count() - 1} more)" if error.error_count() > 1 else ""
         raise _refusal(
-            root,
+            compose_yaml(text),
             first["loc"],
             source=source,
             observed=repr(first["input"])[:120],
@@ -81,8 +81,7 @@ def parse(text: str, model: type[Model], *, source: str) -> Model:
 
 def refusal(text: str, path: KeyPath, *, source: str, observed: str, expected: str) -> CardError:
     """Return the refusal of a value that is right by itself and wrong beside others, such as a name of nothing."""
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
-    return _refusal(root, path, source=source, observed=observed, expected=expected)
+    return _refusal(compose_yaml(text), path, source=source, observed=observed, expected=expected)
 
 
 def own_folder() -> Path:

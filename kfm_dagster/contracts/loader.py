@@ -19,12 +19,13 @@ from pydantic import ValidationError
 from kfm_dagster.contracts.key_grammar import KeyGrammarReader, KeyKind
 from kfm_dagster.contracts.model import API_VERSION, DatasetContract
 from kfm_dagster.errors import ContractError
+from kfm_dagster.yaml_text import read_yaml
 
 
 def parse_contract(text: str, *, source: str) -> DatasetContract:
     """Build a contract from YAML text. Raises ContractError naming the source and the first wrong key."""
     try:
-        document: Any = yaml.safe_load(text)
+        document: Any = read_yaml(text)
     except yaml.YAMLError as error:
         raise ContractError(f"{source} is not valid YAML", observed=str(error), next_step="correct the file") from None
     try:
