@@ -14,7 +14,7 @@ from kfm_dagster.settings import Environment, Settings
 SECRET = "s3cr3t-word"
 ANY_TEXT = {
     "home", "storage_url", "catalog_url", "lineage_url", "contracts_dir", "configs_dir", "object_root",
-    "sqs_primary_queue", "sqs_dlq_queue", "worker_id", "chaos_plan", "actor",
+    "sqs_primary_queue", "sqs_dlq_queue", "worker_id", "chaos_plan", "actor", "alert_urls",
     "image_digest", "energy_grid", "signing_key", "signing_passphrase",
 }  # fmt: skip
 """Variables that take any text; what they name is checked where it is opened."""
