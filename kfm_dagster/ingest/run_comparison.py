@@ -14,7 +14,8 @@ from typing import Any
 import orjson
 
 from kfm_dagster.contracts.envelope import Envelope, StacStatus, WalId
-from kfm_dagster.errors import ConfigurationError, ExitCode
+from kfm_dagster.contracts.issues import IntegrityIssue, MetadataIssue
+from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, ExitCode
 from kfm_dagster.ingest.node import ChainNode, Operator
 from kfm_dagster.ingest.nodes import IntegrityCheck, MetadataExtract
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -24,6 +25,13 @@ from kfm_dagster.stages.card import Replay, StageState
 
 Results = Mapping[WalId, bytes]
 """Primary key of a unit > what a stage made of it, as bytes that are equal where the results are."""
+
+
+_SILENT = frozenset({IntegrityIssue.STORAGE_UNAVAILABLE.value, MetadataIssue.STORAGE_UNAVAILABLE.value})
+
+
+class StoreSilentError(DependencyUnavailableError):
+    """An object's store does not answer, so that nothing can be said of the result."""
 
 
 class RunReplayRefusedError(ConfigurationError):
@@ -65,17 +73,24 @@ class StageComparison:
 def compare_run(pipeline: Pipeline, *, dataset: str, run_id: str) -> Iterator[StageComparison]:
     """Yield the stages of a run that can be done again without effects, in reverse topological order.
 
-    Raises RunReplayRefusedError where the plan or the run does not allow a replay.
+    Looks at the units that the run brought to success. Raises RunReplayRefusedError where the plan or the run does not
+    allow a replay, StoreSilentError where an object's store does not answer: then nothing is known.
     """
-    original = {operator: _output(pipeline, dataset, operator, run_id) for operator in Operator}
+    outputs = {operator: _output(pipeline, dataset, operator, run_id) for operator in Operator}
+    # What failed there is no result of it: another attempt may have gone another way.
+    succeeded = {unit.wal_id for unit in outputs[Operator.SETTLE].envelopes if unit.failure is None}
+    original = {
+        operator: [unit for unit in output.envelopes if unit.wal_id in succeeded]
+        for operator, output in outputs.items()
+    }
     parts = {"pipeline": pipeline, "dataset": dataset, "run_id": run_id}
     operators = list(Operator)
     for operator in reversed(list(_AGAIN)):
         given = original[operators[operators.index(operator) - 1]]
         made = original[operator]
-        partition = next((unit.partition for unit in given.envelopes), "")
-        again = _AGAIN[operator](parts | {"partition": partition}, given.envelopes)
-        yield _compared(f"{dataset}.{operator}", _results(operator, made.envelopes), again)
+        partition = next((unit.partition for unit in given), "")
+        again = _AGAIN[operator](parts | {"partition": partition}, given)
+        yield _compared(f"{dataset}.{operator}", _results(operator, made), again)
 
 
 def _output(pipeline: Pipeline, dataset: str, operator: Operator, run_id: str) -> StageBatch:
@@ -105,7 +120,11 @@ def _output(pipeline: Pipeline, dataset: str, operator: Operator, run_id: str) -
 
 def _computed(operator: Operator, kind: type[ChainNode]) -> Callable[[Mapping[str, Any], Sequence[Envelope]], Results]:
     def again(parts: Mapping[str, Any], given: Sequence[Envelope]) -> Results:
-        return _results(operator, kind(**parts).compute(given))
+        made = kind(**parts).compute(given)
+        for unit in made:
+            if any(issue.code in _SILENT for issue in unit.issues):
+                raise StoreSilentError(observed=f"{unit.object_uri} cannot be read now")
+        return _results(operator, made)
 
     return again
 

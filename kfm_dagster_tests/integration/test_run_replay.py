@@ -13,6 +13,8 @@ import pytest
 
 from kfm_dagster.cli.main import main
 from kfm_dagster.configs import parse
+from kfm_dagster.contracts.envelope import CheckStatus
+from kfm_dagster.contracts.issues import IntegrityIssue, Issue, Severity
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest import nodes, run_comparison
 from kfm_dagster.ingest.nodes import Operator, Source
@@ -23,6 +25,7 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.stages.card import (
     REPLAY_PLAN,
     STATE_MACHINE,
+    ErrorClass,
     ReplayPlan,
     StageState,
     StateMachine,
@@ -186,6 +189,24 @@ def test_a_changed_object_differs_by_its_result_and_a_unit_without_an_item_by_it
     plan = pipeline.card.replay_plan.replay
     assert items.diverges(plan)
     assert not items.diverges(plan.model_copy(update={"verify": Verify(hash=True, primary_keys=False)}))
+
+
+@pytest.mark.clause("PCS-08")
+def test_a_store_that_does_not_answer_is_no_divergence(
+    pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ingested(pipeline, objects)
+    silent = Issue(code=IntegrityIssue.STORAGE_UNAVAILABLE.value, severity=Severity.FAILED, message="403")
+    plain = nodes.integrity_check
+
+    def refused(unit: Any, **parts: Any) -> Any:
+        return replace(plain(unit, **parts), status=CheckStatus.FAILED, issues=(silent,))
+
+    monkeypatch.setattr(nodes, "integrity_check", refused)
+    with pytest.raises(StageFailedError, match="cannot be read now") as failed:
+        replayed(pipeline)
+    assert failed.value.error_class is ErrorClass.E_INTERNAL, "it is tried again"
+    assert [event for _, event, _ in lines(pipeline, "replay")] == []
 
 
 @pytest.mark.clause("PCS-08", "PCS-14")
