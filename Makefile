@@ -31,7 +31,7 @@ ui: $(INSTALLED)  ## open the Dagster UI over the demo's data
 	@$(BIN)/kfm ui
 
 test: $(INSTALLED)  ## run every test; browser tests are skipped where there is no Chromium
-	@$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	@$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: $(INSTALLED)  ## ruff, mypy --strict, import contracts
 	@$(BIN)/ruff format --check .

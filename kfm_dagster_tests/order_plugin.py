@@ -1,0 +1,44 @@
+"""Pytest plugin: gives parallel workers the longest modules first, so that none of them ends long after the others.
+
+xdist by itself begins with the modules of most tests, but those that last longest hold few: they start daemons and
+kill them. `make test` therefore passes `--no-loadscope-reorder`. Without workers the order is pytest's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent
+LONGEST = [
+    "docs/test_runbooks.py",
+    "chaos/test_campaign.py",
+    "integration/test_kill.py",
+    "replay/test_dead_letter_kill.py",
+    "docs/test_examples.py",
+    "integration/test_crash_matrix.py",
+    "simulation/test_simulation.py",
+    "browser/test_dagster_ui.py",
+    "chaos/test_every_seam.py",
+    "embedded/test_deployment.py",
+    "integration/test_convergence.py",
+    "integration/test_backfill.py",
+    "governance/test_governing_commands.py",
+    "catalog/test_undo.py",
+]
+"""Modules of a minute and more, by the processor time that they take; one that is missing costs balance alone."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if gone := [name for name in LONGEST if not (TESTS / name).is_file()]:
+        raise pytest.UsageError(f"kfm_dagster_tests/order_plugin.py names modules that there are not: {gone}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not hasattr(config, "workerinput"):
+        return
+    places = {TESTS / name: place for place, name in enumerate(LONGEST)}
+    sizes = Counter(item.path for item in items)
+    items.sort(key=lambda item: (places.get(item.path, len(LONGEST)), -sizes[item.path], str(item.path)))
