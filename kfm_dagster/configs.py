@@ -84,6 +84,18 @@ def refusal(text: str, path: KeyPath, *, source: str, observed: str, expected: s
     return _refusal(compose_yaml(text), path, source=source, observed=observed, expected=expected)
 
 
+def json_schema(model: type[BaseModel], *, name: str) -> dict[str, Any]:
+    """JSON Schema (2020-12) of a file of `configs/`; published as docs/spec/NAME.schema.json for editors and CI.
+
+    It knows the form of each part, not what the parts must be beside each other: that is what reading refuses.
+    """
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"urn:kfm:nodd:{name}:v1",
+        **model.model_json_schema(),
+    }
+
+
 def own_folder() -> Path:
     """Return the folder `configs/`: inside the wheel when installed, beside the package in a checkout."""
     package = Path(__file__).resolve().parent

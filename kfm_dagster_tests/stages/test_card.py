@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import jsonschema_rs
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
-from kfm_dagster.alerts.plan import ALERTS
-from kfm_dagster.configs import CardError, own_folder, parse
+from kfm_dagster.alerts.plan import ALERTS, AlertPlan
+from kfm_dagster.configs import CardError, json_schema, own_folder, parse
 from kfm_dagster.stages.card import (
     POSSIBLE,
     REPLAY_PLAN,
@@ -25,6 +29,8 @@ from kfm_dagster.stages.gates.verdict import Gate, Stop
 
 TEXTS = {name: (own_folder() / name).read_text(encoding="utf-8") for name in (STATE_MACHINE, REPLAY_PLAN, ALERTS)}
 
+ROOT = Path(__file__).resolve().parents[2]
+MODELS: dict[str, type[BaseModel]] = {STATE_MACHINE: StateMachine, REPLAY_PLAN: ReplayPlan, ALERTS: AlertPlan}
 WRONG: list[tuple[str, str, str, str, str]] = [
     (STATE_MACHINE, "max_retries: 3", "max_retries: -1", "line 10: retry_policy.max_retries", "observed -1"),
     (STATE_MACHINE, "deadline: 10m", "deadline: soon", "line 10: retry_policy.deadline", "such as 10m"),
@@ -181,3 +187,15 @@ def test_a_duration_is_a_number_and_a_unit() -> None:
         card = parse(text.replace("10m", written), StateMachine, source="here")
         assert card.retry_policy.deadline.total_seconds() == seconds
     assert parse(TEXTS[REPLAY_PLAN], ReplayPlan, source="here").replay.verify.hash
+
+
+@pytest.mark.parametrize("file", MODELS)
+def test_the_published_schema_is_the_model_and_takes_what_is_shipped(file: str) -> None:
+    name = file.removesuffix(".yaml").replace("_", "-")
+    schema = json.loads((ROOT / "docs" / "spec" / f"{name}.schema.json").read_text(encoding="utf-8"))
+    assert schema == json_schema(MODELS[file], name=name)
+    validator = jsonschema_rs.Draft202012Validator(schema)
+    document = yaml.safe_load(TEXTS[file])
+    validator.validate(document)
+    assert not validator.is_valid({**document, "more": 1})
+    assert not validator.is_valid({"version": document["version"]})
