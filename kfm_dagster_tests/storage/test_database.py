@@ -69,11 +69,11 @@ def test_who_only_looks_can_write_nothing(database_url: str) -> None:
     looking.dispose()
 
 
-def test_looking_into_a_database_that_nobody_has_made_makes_none(database_url: str, tmp_path: Path) -> None:
+def test_looking_into_a_database_that_nobody_has_made_makes_none(empty_database_url: str, tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(SchemaVersionError, match="observed schema 0"):
-            Database.open(database_url, read_only=True)
-    if database_url.startswith("sqlite"):
+            Database.open(empty_database_url, read_only=True)
+    if empty_database_url.startswith("sqlite"):
         with pytest.raises(DatabaseUnavailableError):
             Database.open(f"sqlite:///{tmp_path / 'no' / 'such.db'}", read_only=True)
         assert not (tmp_path / "no").exists()
