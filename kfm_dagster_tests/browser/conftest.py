@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, expect, sync_playwright
 
+from kfm_dagster.configs import own_folder
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.embedded.cloud import EmbeddedCloud
 from kfm_dagster.embedded.demo import DEMO_ENVIRONMENT
@@ -23,6 +25,7 @@ from kfm_dagster.embedded.feed import Feed
 from kfm_dagster.embedded.sample_day import sample_objects
 from kfm_dagster.ledger.queries import LedgerQueries
 from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster.stages.card import STATE_MACHINE
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.browser.dagster_ui import DagsterUi
 
@@ -51,6 +54,16 @@ class Running:
     @property
     def catalog(self) -> Path:
         return self.deployment.home / "catalog"
+
+    @contextmanager
+    def card(self, old: str, new: str) -> Iterator[None]:
+        """Change a line of the pipeline card for the runs that start meanwhile."""
+        file = self.deployment.home / "configs" / STATE_MACHINE
+        before = file.read_text(encoding="utf-8")
+        assert old in before
+        file.write_text(before.replace(old, new), encoding="utf-8")
+        yield
+        file.write_text(before, encoding="utf-8")
 
     def ledger(self, *, partition: str, dataset: str | None = None) -> dict[str, NoddWalRecord]:
         records = LedgerQueries(self.database).find(dataset=dataset, partition=partition)
@@ -84,7 +97,13 @@ def running(
             feed.deliver(item)
         # Before the deployment, so that its processes find the database migrated.
         database = Database.open(f"sqlite:///{home / 'kfm.db'}")
-        environment = {**cloud.environment(), **DEMO_ENVIRONMENT, "KFM_WAL_DSN": ""}
+        shutil.copytree(own_folder(), home / "configs")
+        environment = {
+            **cloud.environment(),
+            **DEMO_ENVIRONMENT,
+            "KFM_WAL_DSN": "",
+            "KFM_CONFIGS_DIR": str(home / "configs"),
+        }
         with Deployment(home, environment=environment, web_port=free_port()) as deployment:
             yield Running(deployment=deployment, database=database)
         database.dispose()

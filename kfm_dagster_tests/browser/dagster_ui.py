@@ -101,6 +101,14 @@ class DagsterUi:
         """Wait until the page of the run says so."""
         expect(self.page.get_by_text("Success", exact=True)).to_be_visible()
 
+    def expect_failure(self) -> None:
+        """Wait until the page of the run says so."""
+        expect(self.page.get_by_text("Failure", exact=True)).to_be_visible()
+
+    def open_check(self, dataset: str, noun: str, name: str) -> None:
+        """Open what an asset's page tells of one check."""
+        self.page.goto(f"{self.url}/assets/{dataset}/{noun}?view=checks&checkDetail={name}")
+
     def open_partition(self, dataset: str, noun: str, partition: str) -> None:
         """Open what an asset's page tells of one partition's latest materialisation."""
         self.page.goto(f"{self.url}/assets/{dataset}/{noun}?view=partitions&partition={partition}")

@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.deployment]
 CHAIN = ("envelopes", "integrity", "metadata", "stac_items", "provenance", "ledger")
 DAY, NEXT_DAY = "2025-04-02", "2025-04-03"
 """The days of the sample objects."""
+EMPTY_DAY = "2025-04-05"
 WHOLE = {
     ("goes-abi", DAY): 8,
     ("goes-abi", NEXT_DAY): 4,
@@ -98,6 +99,21 @@ def test_a_day_without_objects_succeeds(ui: DagsterUi, running: Running) -> None
     today = datetime.now(UTC).date()
     assert today > SAMPLE_DAY
     assert running.ledger(partition=today.isoformat()) == {}
+
+
+@pytest.mark.clause("PCS-09")
+def test_a_gate_that_stops_a_batch_shows_as_a_failed_check_that_blocks(ui: DagsterUi, running: Running) -> None:
+    with running.card("G6: {on_failure: restrict", "G6: {on_failure: stop"):
+        ui.open_job("ingest_hrrr", partition=EMPTY_DAY)
+        ui.click("Materialize all")
+        ui.click("Launch 1 run")
+        ui.follow("Launched run")
+        ui.expect_failure()
+    ui.open_check("hrrr", "ledger", "G6_coverage")
+    for shown in ("the batch is stopped", "coverage of each product >= 0.9", "0 of 14 products covered"):
+        expect(ui.page.get_by_text(shown).first).to_be_visible()
+    expect(ui.page.get_by_text("This is a blocking asset check")).to_be_visible()
+    expect(ui.page.get_by_text("Failed", exact=True).first).to_be_visible()
 
 
 def test_a_backfill_ingests_what_is_missing_and_leaves_what_succeeded(
