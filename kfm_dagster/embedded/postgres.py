@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -22,19 +23,30 @@ CRASH_SECONDS = 30
 
 
 class RestartablePostgres:
-    """A server whose data is in `folder`, while the context is open; the data stays and serves the next start."""
+    """A server whose data is in `folder`, while the context is open; the data stays and serves the next start.
 
-    def __init__(self, folder: Path) -> None:
+    `settings` are the server's own (postgresql.conf), which stay with the data.
+    """
+
+    def __init__(self, folder: Path, *, settings: Mapping[str, str] | None = None) -> None:
         self._folder = folder
+        self._settings = settings or {}
         self._server: Any = None
 
     def __enter__(self) -> Self:
-        """Start. Raises DatabaseUnavailableError when the `demo` extra is missing or the server does not start."""
+        """Start. Raises DatabaseUnavailableError when the `demo` extra is missing, or nothing starts."""
         pgserver = _pgserver()
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
             self._server = pgserver.get_server(self._folder, cleanup_mode="stop")
-        except (OSError, RuntimeError, ValueError) as error:
+            if self._settings:
+                changes = [f"ALTER SYSTEM SET {name} = '{value}';" for name, value in self._settings.items()]
+                self._server.psql("\n".join(("\\set ON_ERROR_STOP on", *changes)))
+                self._server.stop()
+                self._server.ensure_postgres_running()
+        except (OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
+            if self._server is not None:
+                self._server.cleanup()
             raise DatabaseUnavailableError("the embedded PostgreSQL does not start", observed=error) from None
         return self
 
@@ -55,9 +67,9 @@ class RestartablePostgres:
 
 
 @contextmanager
-def embedded_postgres(folder: Path) -> Iterator[str]:
+def embedded_postgres(folder: Path, *, settings: Mapping[str, str] | None = None) -> Iterator[str]:
     """Run a server as RestartablePostgres does, and give its URL."""
-    with RestartablePostgres(folder) as server:
+    with RestartablePostgres(folder, settings=settings) as server:
         yield server.url
 
 

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from kfm_dagster.embedded.fast_queue import FastQueue, ensure_installed
 from kfm_dagster.embedded.postgres import embedded_postgres
-from kfm_dagster.errors import DependencyUnavailableError
+from kfm_dagster.errors import DatabaseUnavailableError, DependencyUnavailableError
 
 
 def test_postgres_keeps_its_data_over_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,6 +21,21 @@ def test_postgres_keeps_its_data_over_a_restart(tmp_path: Path, monkeypatch: pyt
             with engine.begin() as connection:
                 connection.exec_driver_sql(statement)
             engine.dispose()
+    assert not (tmp_path / "server" / "postmaster.pid").exists()
+
+
+def test_postgres_runs_with_the_settings_it_is_given_and_refuses_what_is_none(tmp_path: Path) -> None:
+    with embedded_postgres(tmp_path / "server", settings={"shared_buffers": "16MB", "work_mem": "5MB"}) as url:
+        engine = sa.create_engine(url)
+        with engine.connect() as connection:
+            shown = [connection.exec_driver_sql(f"SHOW {name}").scalar() for name in ("shared_buffers", "work_mem")]
+        engine.dispose()
+    assert shown == ["16MB", "5MB"]
+    with (
+        pytest.raises(DatabaseUnavailableError, match="the embedded PostgreSQL does not start"),
+        embedded_postgres(tmp_path / "server", settings={"no_such_setting": "1"}),
+    ):
+        pass
     assert not (tmp_path / "server" / "postmaster.pid").exists()
 
 
