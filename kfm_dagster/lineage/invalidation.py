@@ -20,7 +20,7 @@ from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.identity import pseudonym, rfc3339
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.lineage.openlineage import JOB_NAMESPACE, RUN_EVENT_SCHEMA, Event
-from kfm_dagster.lineage.outbox import Outbox
+from kfm_dagster.lineage.outbox import BATCH_ID_DIGITS, Batch, Outbox
 from kfm_dagster.lineage.prov import SERVICE, Node, jsonld
 from kfm_dagster.lineage.unit import (
     PRODUCER,
@@ -32,9 +32,6 @@ from kfm_dagster.lineage.unit import (
 )
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import writing
-
-BATCH_ID_DIGITS = 32
-"""128 bits of a SHA-256."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,10 +112,9 @@ def invalidation_nodes(units: Sequence[Withdrawn], why: Invalidation) -> Iterato
 class Invalidations:
     """Withdraws runs' batches in a database."""
 
-    def __init__(self, database: Database, outbox: Outbox, *, deliver: bool, clock: Callable[[], datetime]) -> None:
+    def __init__(self, database: Database, outbox: Outbox, *, clock: Callable[[], datetime]) -> None:
         self._database = database
         self._outbox = outbox
-        self._deliver = deliver
         self._clock = clock
 
     def invalidate(self, *, run_id: str, contract: DatasetContract, reason: str, tx: Transaction | None = None) -> int:
@@ -160,22 +156,16 @@ class Invalidations:
             )
             for row in tx.run("lineage.emissions_of_batch", batch_id=why.batch_id)
         ]
-        content = _content(path, units, why, contract)
-        deliver = self._deliver and path is LineagePath.OPENLINEAGE
         folder, _, name = href.rpartition("/")
-        tx.run(
-            "lineage.insert_batch",
+        batch = Batch(
             batch_id=batch_id,
             path=path,
             dataset=contract.id,
             run_id=why.run_id,
             href=f"{folder}/{batch_id}.{name.rpartition('.')[2]}",
-            sha256=hashlib.sha256(content).hexdigest(),
-            unit_count=len(units),
-            delivery="pending" if deliver else "none",
-            created_at=rfc3339(why.at),
+            units=len(units),
         )
-        self._outbox.put(tx, batch_id, content, deliver=deliver)
+        self._outbox.record(tx, batch, _content(path, units, why, contract))
         return {unit.wal_id for unit in units}
 
 

@@ -4,12 +4,13 @@ A batch is in the outbox from the transaction that records it until each place h
 later, further apart each time, and no batch waits behind another. The root gets a batch's file out of the row, and may
 get it twice: the same bytes under the same name.
 
-Belongs here: putting in, publishing, and what still waits. Does not belong here: recording (`store.py`), one file
-(`files.py`), the backend's half (`delivery.py`).
+Belongs here: recording a batch, publishing, and what still waits. Does not belong here: what a batch says (`store.py`,
+`step_telling.py`, `invalidation.py`), one file (`files.py`), the backend's half (`delivery.py`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ import pyarrow as pa
 
 from kfm_dagster.contracts.identity import moment, rfc3339
 from kfm_dagster.lineage.files import STAGING, STORE_ERRORS, LineageFiles
+from kfm_dagster.lineage.unit import LineagePath
 from kfm_dagster.storage.database import Database, Transaction
 
 _LOG = logging.getLogger(__name__)
@@ -35,6 +37,22 @@ ERROR_LENGTH = 300
 
 CODEC = "zstd"
 """Level 1, Arrow's default: 0.01 ms a unit, and a fifteenth of the bytes."""
+
+
+BATCH_ID_DIGITS = 32
+"""Hexadecimal digits of a batch's id: 128 bits of a SHA-256."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """What one file at `href`, below the lineage root, tells of so many units or steps."""
+
+    batch_id: str
+    path: LineagePath
+    dataset: str
+    run_id: str
+    href: str
+    units: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,18 +87,37 @@ class Undelivered:
 
 
 class Outbox:
-    """Takes batches in and publishes them. Any number of processes may work on one outbox."""
+    """Takes batches in and publishes them. Any number of processes may work on one outbox.
 
-    def __init__(self, database: Database, files: LineageFiles, *, clock: Callable[[], datetime]) -> None:
+    `deliver` tells whether there is a backend, which gets OpenLineage.
+    """
+
+    def __init__(
+        self, database: Database, files: LineageFiles, *, deliver: bool, clock: Callable[[], datetime]
+    ) -> None:
         self._database = database
         self._files = files
+        self._deliver = deliver
         self._clock = clock
 
-    def put(self, tx: Transaction, batch_id: str, content: bytes, *, deliver: bool) -> None:
-        """Add a batch that the same transaction records."""
+    def record(self, tx: Transaction, batch: Batch, content: bytes) -> None:
+        """Record a batch, which from then on waits for each place that is to have it."""
         now = rfc3339(self._clock())
+        deliver = self._deliver and batch.path is LineagePath.OPENLINEAGE
+        tx.run(
+            "lineage.insert_batch",
+            batch_id=batch.batch_id,
+            path=batch.path,
+            dataset=batch.dataset,
+            run_id=batch.run_id,
+            href=batch.href,
+            sha256=hashlib.sha256(content).hexdigest(),
+            unit_count=batch.units,
+            delivery="pending" if deliver else "none",
+            created_at=now,
+        )
         packed = pa.compress(content, codec=CODEC, asbytes=True)
-        row = {"batch_id": batch_id, "next_attempt_at": now}
+        row = {"batch_id": batch.batch_id, "next_attempt_at": now}
         tx.run("lineage.insert_outbox", row, destination=FILES, content=packed, content_bytes=len(content))
         if deliver:
             tx.run("lineage.insert_outbox", row, destination=BACKEND, content=None, content_bytes=None)

@@ -11,15 +11,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
 import orjson
 
-from kfm_dagster.contracts.identity import moment, rfc3339
-from kfm_dagster.lineage.outbox import Outbox
+from kfm_dagster.contracts.identity import moment
+from kfm_dagster.lineage.outbox import BATCH_ID_DIGITS, Batch, Outbox
 from kfm_dagster.lineage.prov import Node, jsonld
 from kfm_dagster.lineage.steps import NAMESPACE, Step, step_agents, step_events, step_nodes
 from kfm_dagster.lineage.unit import LineagePath
@@ -28,8 +28,6 @@ from kfm_dagster.telemetry.measures import MEASURES
 
 MOST = 500
 """Steps that one transaction tells: some 30 runs."""
-BATCH_ID_DIGITS = 32
-"""128 bits of a SHA-256."""
 _RUN = attrgetter("run_id")
 
 
@@ -41,14 +39,10 @@ class StepTelling:
         database: Database,
         outbox: Outbox,
         *,
-        deliver: bool,
-        clock: Callable[[], datetime],
         public: Callable[[str], str],
     ) -> None:
         self._database = database
         self._outbox = outbox
-        self._deliver = deliver
-        self._clock = clock
         self._public = public
 
     def tell(self) -> int:
@@ -79,23 +73,17 @@ class StepTelling:
         )
 
     def _put(self, tx: Transaction, path: LineagePath, steps: Sequence[Step], content: bytes, name: str) -> str:
-        digest = hashlib.sha256(content).hexdigest()
-        deliver = self._deliver and path is LineagePath.OPENLINEAGE
-        tx.run(
-            "lineage.insert_batch",
-            batch_id=digest[:BATCH_ID_DIGITS],
+        batch = Batch(
+            batch_id=hashlib.sha256(content).hexdigest()[:BATCH_ID_DIGITS],
             path=path,
             dataset=NAMESPACE,
             run_id=steps[0].run_id,
             # Beside the units' files, so that who reads those reads one event of each kind per unit.
             href=f"steps/{path}/{steps[0].ended_at:%Y-%m-%d}/{name}",
-            sha256=digest,
-            unit_count=len(steps),
-            delivery="pending" if deliver else "none",
-            created_at=rfc3339(self._clock()),
+            units=len(steps),
         )
-        self._outbox.put(tx, digest[:BATCH_ID_DIGITS], content, deliver=deliver)
-        return digest[:BATCH_ID_DIGITS]
+        self._outbox.record(tx, batch, content)
+        return batch.batch_id
 
     def _step(self, row: Any) -> Step:
         measures = {name: value for name in MEASURES if (value := getattr(row, name)) is not None}

@@ -23,7 +23,7 @@ import orjson
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InternalError
 
 from kfm_dagster.contracts.envelope import ProvenanceResult, ProvenanceStatus, WalId
-from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.contracts.identity import moment
 from kfm_dagster.contracts.issues import FenceIssue, Issue, ProvenanceIssue, Severity
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.lineage.backend import Backend
@@ -32,7 +32,7 @@ from kfm_dagster.lineage.editions import History, Told, in_edition
 from kfm_dagster.lineage.files import LineageFiles, open_files
 from kfm_dagster.lineage.invalidation import Invalidations
 from kfm_dagster.lineage.openlineage import openlineage_lines
-from kfm_dagster.lineage.outbox import Outbox, Undelivered, error_text
+from kfm_dagster.lineage.outbox import BATCH_ID_DIGITS, Batch, Outbox, Undelivered, error_text
 from kfm_dagster.lineage.prov import OPERATOR, SERVICE, producer_ids, prov_document, prov_line
 from kfm_dagster.lineage.step_telling import StepTelling
 from kfm_dagster.lineage.unit import IngestRun, LineagePath, LineageUnit
@@ -40,9 +40,6 @@ from kfm_dagster.storage.database import Database, Transaction, is_conflict
 from kfm_dagster.storage.fence import Fence
 
 _LOG = logging.getLogger(__name__)
-
-BATCH_ID_DIGITS = 32
-"""128 bits of a SHA-256."""
 
 _SUFFIX = {LineagePath.OPENLINEAGE: "ndjson", LineagePath.PROV: "jsonld"}
 _ISSUE = {
@@ -104,10 +101,9 @@ class Lineage:
         public: Callable[[str], str] = str,
     ) -> None:
         self._database = database
-        self._clock = clock
-        self._outbox = Outbox(database, files, clock=clock)
-        self._steps = StepTelling(database, self._outbox, deliver=backend is not None, clock=clock, public=public)
-        self._invalidations = Invalidations(database, self._outbox, deliver=backend is not None, clock=clock)
+        self._outbox = Outbox(database, files, deliver=backend is not None, clock=clock)
+        self._steps = StepTelling(database, self._outbox, public=public)
+        self._invalidations = Invalidations(database, self._outbox, clock=clock)
         self._delivery = Delivery(database, files, backend=backend, clock=clock) if backend else None
 
     @classmethod
@@ -258,20 +254,15 @@ class Lineage:
         if not ours:
             return
         content = _content(path, [lines[unit.wal_id] for unit in units if unit.wal_id in ours], contract)
-        deliver = self._delivery is not None and path is LineagePath.OPENLINEAGE
-        tx.run(
-            "lineage.insert_batch",
+        batch = Batch(
             batch_id=batch_id,
             path=path,
             dataset=contract.id,
             run_id=run.run_id,
             href=f"{path}/{contract.public_id}/{units[0].envelope.partition}/{batch_id}.{_SUFFIX[path]}",
-            sha256=hashlib.sha256(content).hexdigest(),
-            unit_count=len(ours),
-            delivery="pending" if deliver else "none",
-            created_at=rfc3339(self._clock()),
+            units=len(ours),
         )
-        self._outbox.put(tx, batch_id, content, deliver=deliver)
+        self._outbox.record(tx, batch, content)
 
 
 def _build(units: Sequence[LineageUnit], history: History, run: IngestRun, contract: DatasetContract) -> _Part:

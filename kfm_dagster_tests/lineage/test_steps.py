@@ -197,15 +197,15 @@ def test_a_crash_while_steps_are_told_loses_none_and_doubles_none(
     nodes: IdempotentNodes, lineage: Lineage, root: Path, node: CountLines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_three_ways(nodes, node)
-    put, survived = Outbox.put, iter(())
+    record, survived = Outbox.record, iter(())
 
     def dying(self: Outbox, *given: Any, **named: Any) -> None:
         if next(survived, None) is None:
             raise KeyboardInterrupt
-        put(self, *given, **named)
+        record(self, *given, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Outbox, "put", dying)
+        patch.setattr(Outbox, "record", dying)
         for calls in range(4):
             survived = iter(range(calls))
             with pytest.raises(KeyboardInterrupt):
