@@ -109,6 +109,10 @@ class SchemaVersionError(KfmError):
     exit_code = ExitCode.REFUSED
 
 
+class NoLedgerError(ConfigurationError):
+    """There is no ledger yet."""
+
+
 class ArtifactError(KfmError):
     """A stored artifact is missing or does not match its digest."""
 

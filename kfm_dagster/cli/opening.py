@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 from sqlalchemy.engine import make_url
 
-from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.errors import NoLedgerError, SchemaVersionError
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.run_state.choice import CLAIM, open_run_states
 from kfm_dagster.run_state.store import RelationalRunState, RunStateStore
@@ -19,13 +19,17 @@ from kfm_dagster.storage.database import Database
 
 @contextmanager
 def opened_pipeline(settings: Settings | None = None, *, read_only: bool = False) -> Iterator[Pipeline]:
-    """Open the deployment of the settings, else of the environment. Raises ConfigurationError without a ledger.
+    """Open the deployment of the settings, else of the environment. Raises NoLedgerError without a ledger.
 
     With `read_only` the database takes no write and is not migrated.
     Looking must not make what it looks for, and a decision must not be kept in a folder that a wrong KFM_HOME names.
     """
     settings = settings or Settings.load()
     _refuse_a_missing_file(settings)
+    if not read_only:
+        # Opening would make a ledger in whatever database KFM_WAL_DSN names. An older one is brought up to date.
+        with suppress(SchemaVersionError):
+            Database.open(settings.database_url, read_only=True).dispose()
     opened = Pipeline.open(settings, read_only=read_only)
     try:
         yield opened
@@ -59,8 +63,7 @@ def _refuse_a_missing_file(settings: Settings) -> None:
     # A database server has its databases made by its owner; a file would be made by opening it.
     url = make_url(settings.database_url)
     if url.get_backend_name() == "sqlite" and not Path(str(url.database)).is_file():
-        raise ConfigurationError(
-            "there is no ledger yet",
+        raise NoLedgerError(
             observed=url.database,
             expected="a database that an ingest has made",
             next_step="ingest something (kfm demo), or correct KFM_HOME or KFM_WAL_DSN",

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, CursorResult, make_url
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from kfm_dagster.errors import ConfigurationError, DatabaseUnavailableError, SchemaVersionError
+from kfm_dagster.errors import ConfigurationError, DatabaseUnavailableError, NoLedgerError, SchemaVersionError
 from kfm_dagster.seams import Seam, reach
 from kfm_dagster.storage.statements import Migration, migrations, statement
 
@@ -45,7 +45,7 @@ class Database:
 
         With `read_only` nothing is migrated, and the database refuses every write of these connections. Raises
         DatabaseUnavailableError when the database does not answer, SchemaVersionError when its schema is newer than
-        this release or, where it is not migrated, older.
+        this release or, where it is not migrated, older, and NoLedgerError where it has none and gets none.
         """
         parsed = make_url(url)
         database = cls(_engine(parsed, read_only=read_only))
@@ -201,12 +201,18 @@ def _pending(known: Sequence[Migration], applied: Mapping[int, str], *, migrate:
         )
     pending = [migration for migration in known if migration.number not in applied]
     _refuse_changed(known, applied)
+    if not applied and not migrate:
+        raise NoLedgerError(
+            observed="a database without one",
+            expected="a database that an ingest has made",
+            next_step="ingest something (kfm demo), or correct KFM_HOME or KFM_WAL_DSN",
+        )
     if pending and not migrate:
         raise SchemaVersionError(
             "the database has an older schema than this release needs",
             observed=f"schema {max(applied, default=0)}",
             expected=str(len(known)),
-            next_step="open it once with migration allowed",
+            next_step="start what ingests with this release (kfm ui, kfm drain, dagster-daemon), which makes the rest",
         )
     return pending
 

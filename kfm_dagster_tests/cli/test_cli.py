@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -300,6 +302,36 @@ def test_looking_into_a_ledger_that_is_not_there_makes_none(call: Call, home: Pa
     assert (answer.code, answer.out) == (ExitCode.USAGE, "")
     assert f"there is no ledger yet; observed {home / 'kfm.db'}" in answer.err
     assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["wal", "list"],
+        ["quarantine", "list"],
+        ["kill-switch", "on", "goes-abi", "--reason", "a test", "--expires", "2h"],
+        ["backfill", "status"],
+        ["replay", "status"],
+        ["governance", "log"],
+        ["dlq", "status"],
+        ["explain", "latest"],
+        ["validate"],
+        ["clock"],
+        ["alerts", "list"],
+    ],
+    ids=" ".join,
+)
+def test_a_database_that_is_another_s_gets_no_ledger(
+    command: list[str], call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(sqlite3.connect(tmp_path / "another.db")) as other:
+        other.execute("CREATE TABLE theirs (a)")
+    monkeypatch.setenv("KFM_WAL_DSN", f"sqlite:///{tmp_path / 'another.db'}")
+    answer = call(*command)
+    assert (answer.code, answer.out) == (ExitCode.USAGE, "")
+    assert answer.err.startswith("kfm: there is no ledger yet; observed a database without one; expected ")
+    with closing(sqlite3.connect(tmp_path / "another.db")) as other:
+        assert other.execute("SELECT name FROM sqlite_master").fetchall() == [("theirs",)]
 
 
 def test_wal_list_prints_one_object_per_record(call: Call, ledger: dict[str, NoddWalRecord]) -> None:

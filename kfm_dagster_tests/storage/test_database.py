@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from kfm_dagster.errors import DatabaseUnavailableError, SchemaVersionError
+from kfm_dagster.errors import DatabaseUnavailableError, NoLedgerError, SchemaVersionError
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.statements import migrations
 
@@ -71,7 +71,7 @@ def test_who_only_looks_can_write_nothing(database_url: str) -> None:
 
 def test_looking_into_a_database_that_nobody_has_made_makes_none(empty_database_url: str, tmp_path: Path) -> None:
     for _ in range(2):
-        with pytest.raises(SchemaVersionError, match="observed schema 0"):
+        with pytest.raises(NoLedgerError, match="there is no ledger yet"):
             Database.open(empty_database_url, read_only=True)
     if empty_database_url.startswith("sqlite"):
         with pytest.raises(DatabaseUnavailableError):
