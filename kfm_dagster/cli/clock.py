@@ -37,7 +37,8 @@ STABILITY_COLUMNS = ("source", "tau_seconds", "sigma_y", "terms")
 def clock(*, ask: bool, as_json: bool) -> int:
     """Show this machine's clock: its last offsets and stability, and whether stages may write by it.
 
-    Offsets are true time minus this clock, in seconds. Exit code 0 when stages may write, 4 when not.
+    Offsets are true time minus this clock, in seconds. Exit code 0 when stages may write, 4 when not. A store that does
+    not answer is named, and leaves the kernel and what was recorded.
 
     Example: kfm clock --ask --json
     """
@@ -48,6 +49,8 @@ def clock(*, ask: bool, as_json: bool) -> int:
     with opened_database(settings) as database:
         log = ClockLog(database)
         now = measure(rules, clock=utc_now, endpoint=endpoint)
+        if endpoint is not None and len(now) == 1:
+            click.echo(f"kfm: {endpoint} did not answer; the state is by the kernel and what was recorded", err=True)
         if ask:
             log.record(now)
         started = utc_now()

@@ -34,5 +34,11 @@ def compare(shell: Shell, run_id: str, dataset: str | None) -> ExitCode:
             for name in datasets
             for comparison in compare_run(pipeline, dataset=name, run_id=run_id)
         ]
+    if not any(row["units"] for row in rows):
+        raise RunReplayRefusedError(
+            observed=f"{run_id} brought no unit to success, so there is nothing to compare",
+            expected="a run with units that succeeded",
+            next_step="kfm explain latest",
+        )
     show(rows, output=shell.output, as_table=lambda: show_rows(rows, COLUMNS))
     return ExitCode.FINISHED_WITH_FAILURES if any(row["diverges"] for row in rows) else ExitCode.DONE

@@ -16,6 +16,7 @@ from kfm_dagster.errors import ExitCode
 from kfm_dagster.exports.validation import DAYS, MOST_DAYS, validate_report
 from kfm_dagster.exports.validation_page import OPENING, figure, validation_page
 from kfm_dagster.exports.whole_files import ExportFile, whole_files
+from kfm_dagster.stages.card import OnFailure
 
 
 @click.command()
@@ -25,7 +26,7 @@ from kfm_dagster.exports.whole_files import ExportFile, whole_files
 def validate(*, days: int, html: Path | None, as_json: bool) -> int:
     """Show stage states, gate pass rates, stops, retries, dimensional closure and KPIs of the last days.
 
-    Exit code 4 when a stop was triggered or a quantity does not close, else 0.
+    Exit code 4 when a stop was triggered, a gate stopped a batch or a quantity does not close, else 0.
 
     Example: kfm validate --days 1 --html validate.html
     """
@@ -45,7 +46,9 @@ def validate(*, days: int, html: Path | None, as_json: bool) -> int:
         show_section("gates", gates, ("gate", "looked_at", "pass_rate", "outcomes"))
         counts = {name: report[name] for name in ("stops_triggered", "errors", "restricted")}
         show_fields(_as_text({**counts, **report["kpis"]}))
-    fine = not report["stops_triggered"] and report["dimensional_closure"]["ok"]
+    # G1, G6 and G8 have no stop of their own, and the card may let them stop all the same.
+    stopped = any(OnFailure.STOP in gate["outcomes"] for gate in report["gates"].values())
+    fine = not (stopped or report["stops_triggered"]) and report["dimensional_closure"]["ok"]
     return ExitCode.DONE if fine else ExitCode.FINISHED_WITH_FAILURES
 
 

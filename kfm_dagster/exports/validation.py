@@ -45,8 +45,11 @@ def validate_report(pipeline: Pipeline, *, since: datetime) -> dict[str, Any]:
         attempts = store.since(since, tx=view)
         lines = store.audit.since(since, tx=view)
         length, head = store.audit.head(tx=view)
-        replays = view.run("stages.replays_since", since=rfc3339(since)).scalar_one()
+        selections = view.run("stages.replays_since", since=rfc3339(since)).scalar_one()
     gates = _gates(lines)
+    replayed = [line for line in lines if line["kind"] == AuditKind.REPLAY]
+    # Of selected units, and of runs.
+    replays = selections + len({(line["run_id"], line["stage"]) for line in replayed})
     closure = dimensional_closure(pipeline, since=since)
     retries = [line for line in lines if line["kind"] == AuditKind.RETRY]
     return {
@@ -63,7 +66,7 @@ def validate_report(pipeline: Pipeline, *, since: datetime) -> dict[str, Any]:
             "interval_seconds": [line["details"]["interval_seconds"] for line in retries],
         },
         "rollbacks": sum(one.state is StageState.ROLLED_BACK for one in attempts),
-        "replays": {"count": replays, "stages": sum(line["kind"] == AuditKind.REPLAY for line in lines)},
+        "replays": {"count": replays, "stages": len(replayed)},
         "dimensional_closure": {"p_dim": closure["p_dim"], "ok": closure["ok"]},
         "kpis": {
             **_latency(attempts),

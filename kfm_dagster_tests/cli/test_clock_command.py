@@ -100,3 +100,16 @@ def test_only_asking_records(database: Database, call: Call, monkeypatch: pytest
     assert call("--ask")[0] == ExitCode.DONE
     [recorded] = ClockLog(database).recent(since=long_ago)
     assert (recorded.source, recorded.offset_seconds) == ("kernel", 0.0001)
+
+
+def test_a_store_that_does_not_answer_is_named(
+    database: Database, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_kernel(monkeypatch, KEPT)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    with pytest.raises(SystemExit) as ended:
+        main(["clock", "--ask", "--json"])
+    told = capsys.readouterr()
+    assert (ended.value.code, json.loads(told.out)["kernel"]) == (ExitCode.DONE, "locked")
+    assert told.err.startswith("kfm: http://127.0.0.1:1")
+    assert "did not answer; the state is by the kernel and what was recorded" in told.err

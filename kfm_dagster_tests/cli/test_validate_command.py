@@ -81,6 +81,34 @@ def test_text_and_page_round_figures_and_json_keeps_them(
     assert json.loads(call("validate", "--json").out) == REPORT
 
 
+@pytest.mark.clause("PCS-16")
+@pytest.mark.parametrize(
+    ("differing", "code"),
+    [
+        ({}, ExitCode.DONE),
+        ({"stops_triggered": {"S2": 1}}, ExitCode.FINISHED_WITH_FAILURES),
+        # Coverage has no stop of its own.
+        (
+            {"gates": {"G6": {"looked_at": 1, "pass_rate": 0.0, "outcomes": {"stop": 1}}}},
+            ExitCode.FINISHED_WITH_FAILURES,
+        ),
+        ({"gates": {"G6": {"looked_at": 1, "pass_rate": 0.0, "outcomes": {"restrict": 1}}}}, ExitCode.DONE),
+        ({"dimensional_closure": {"p_dim": 0.9, "ok": False}}, ExitCode.FINISHED_WITH_FAILURES),
+    ],
+    ids=["fine", "a stop", "a gate that stops", "a gate that restricts", "no closure"],
+)
+def test_whatever_stopped_a_stage_has_its_exit_code(
+    differing: dict[str, Any],
+    code: ExitCode,
+    call: Call,
+    ledger: dict[str, NoddWalRecord],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    report = {**REPORT, **differing}
+    monkeypatch.setattr("kfm_dagster.cli.validate.validate_report", lambda pipeline, *, since: report)
+    assert call("validate").code == code
+
+
 def test_looking_at_how_it_went_changes_nothing(
     call: Call, ledger: dict[str, NoddWalRecord], home: Path, tmp_path: Path
 ) -> None:

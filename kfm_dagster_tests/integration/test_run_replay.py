@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from kfm_dagster.cli.main import main
 from kfm_dagster.configs import parse
 from kfm_dagster.contracts.envelope import CheckStatus
 from kfm_dagster.contracts.issues import IntegrityIssue, Issue, Severity
+from kfm_dagster.exports.validation import validate_report
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest import nodes, run_comparison
 from kfm_dagster.ingest.nodes import Operator, Source
@@ -131,6 +133,8 @@ def test_a_replay_compensates_first_passes_every_gate_and_ends_in_the_same_outpu
     passed = {event for run_id, event, details in lines(pipeline, "gate") if run_id == "replay"}
     assert {"G1", "G2", "G4", "G6", "G8"} <= passed
     compared = lines(pipeline, "replay")
+    report = validate_report(pipeline, since=pipeline.clock() - timedelta(days=1))
+    assert (report["replays"], report["kpis"]["replay_count"]) == ({"count": 1, "stages": len(compared)}, 1)
     assert [(run, event, details["stage"]) for run, event, details in compared] == [
         ("replay", "compared", stage) for stage in STAGES
     ]
@@ -279,3 +283,9 @@ def test_a_run_is_compared_by_the_command_and_replayed_by_its_configuration_in_d
     assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 2}
     code, said = compared("compare", "nobody")
     assert (code, "nobody has done nothing of any dataset" in said.err) == (3, True)
+
+    put(objects, [replace(volumes(3)[2], stored=b"")])
+    barren = face.execute("ingest_nexrad_l2", partition=PARTITION).dagster_run.run_id
+    code, said = compared("compare", barren)
+    assert (code, said.out) == (3, "")
+    assert "brought no unit to success" in said.err
