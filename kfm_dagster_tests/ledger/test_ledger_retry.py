@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from kfm_dagster.contracts.envelope import Envelope
-from kfm_dagster.contracts.issues import FenceIssue
+from kfm_dagster.contracts.issues import FenceIssue, GateIssue
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.contracts.model import PermanentErrors, Retry
+from kfm_dagster.contracts.model import Backoff, PermanentErrors, Retry
 from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.governance.switches import EVERY_DATASET
-from kfm_dagster.ledger.policy import ReplayReason
+from kfm_dagster.ledger.policy import ReplayReason, backoff_seconds
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster_tests.factories import envelope, failed, finished
 from kfm_dagster_tests.ledger.bench import DAY, JANE, Bench, make_bench
@@ -275,3 +275,20 @@ def test_other_datasets_go_on_and_a_switch_ends_when_it_expires(bench: Bench) ->
     bench.ledger.switches.engage("nexrad-l2", JANE)
     closed = [row["released_by"] for row in bench.ask("SELECT * FROM kill_switches WHERE released_at IS NOT NULL")]
     assert closed == ["expiry"]
+
+
+@pytest.mark.clause("WSM-15")
+@pytest.mark.parametrize(("kind", "waits"), [("exp", [60, 100, 100]), ("const", [60, 60, 60])])
+def test_no_wait_is_longer_than_the_contract_says(kind: Any, waits: list[float]) -> None:
+    backoff = Backoff(kind=kind, base_seconds=60, maximum_seconds=100)
+    assert [backoff_seconds(backoff, key="unit", attempt=attempt) for attempt in (1, 2, 20)] == waits
+
+
+@pytest.mark.clause("WSM-15")
+def test_what_does_not_close_dimensionally_gets_no_second_attempt(bench: Bench) -> None:
+    unit = envelope()
+    bench.ledger.ensure([unit])
+    assert fail(bench, unit, GateIssue.G4).quarantined == (unit.wal_id,)
+    record = bench.ledger.get(unit.wal_id)
+    assert record is not None
+    assert (record.attempts, record.change_reason, record.last_error_code) == (1, GateIssue.G4, GateIssue.G4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -22,6 +23,8 @@ from kfm_dagster.contracts.envelope import (
 from kfm_dagster.contracts.issues import Issue, Severity
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import IllegalTransitionError, UnknownReplayReasonError
+from kfm_dagster.governance.log import GovernanceAction
+from kfm_dagster.ledger.cases import CaseConflictError, CaseState, QuarantineCases
 from kfm_dagster.ledger.policy import backoff_seconds
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
@@ -500,3 +503,63 @@ def test_each_statement_of_the_daily_work_goes_by_its_index(bench: Bench) -> Non
             assert index[dialect] in plan, name
             # By status it would walk every claim in progress for every unit of a batch.
             assert index is not BY_ID or "by_work" not in plan, name
+
+
+@pytest.mark.clause("WSM-11")
+def test_a_lost_claim_of_a_dataset_without_a_contract_fails_and_keeps_no_other_from_being_taken_back(
+    bench: Bench, contracts: ContractRegistry
+) -> None:
+    orphan, known = envelope(1), envelope(2, dataset="hrrr")
+    bench.ledger.ensure([orphan, known])
+    claimed = bench.claim(orphan, run_id="dead")
+    claimed += bench.ledger.claim(dataset="hrrr", partition=DAY, run_id="dead", limit=1)
+    assert len(claimed) == 2
+    without = ContractRegistry.of([contract for contract in contracts if contract.id != orphan.dataset])
+    report = make_bench(bench.database, without).ledger.release_lost(run_ids=["dead"])
+    assert (report.failed, report.readmitted) == ((orphan.wal_id,), (known.wal_id,))
+
+
+@pytest.mark.clause("BEY-02")
+def test_a_recovery_forgets_the_leases_that_nothing_is_held_under(bench: Bench) -> None:
+    first, second = envelope(1), envelope(2)
+    bench.ledger.ensure([first, second])
+    bench.claim(first, run_id="dead")
+    bench.clock.advance(24 * 3600)
+    bench.claim(second, run_id="alive")
+    bench.ledger.release_lost()
+    assert [lease.run_id for lease in bench.ledger.leases.all()] == ["alive"]
+
+
+@pytest.mark.clause("WAL-11")
+@pytest.mark.parametrize(
+    ("action", "permitted"), [(GovernanceAction.REPAIR_AND_REPLACE, True), (GovernanceAction.REPEAT, False)]
+)
+def test_only_a_result_that_nobody_permitted_to_differ_is_a_mismatch_in_the_audit(
+    bench: Bench, action: GovernanceAction, permitted: bool
+) -> None:
+    unit = envelope()
+    bench.bring_to("succeeded", unit)
+    bench.ledger.override({unit.wal_id: 3}, from_status=Status.SUCCEEDED, action=action, decision=JANE)
+    [again] = [finished(one) for one in bench.claim(unit)]
+    assert again.stac is not None
+    other = again.evolve(stac=replace(again.stac, content_sha256="0" * 64))
+    assert bench.ledger.settle([other], run_id=RUN).mismatched == (() if permitted else (unit.wal_id,))
+    assert [found.permitted for found in bench.ledger.mismatches()] == [permitted]
+    audited = bench.ledger.log.entries(action=GovernanceAction.REPLAY_MISMATCH)
+    assert [entry.wal_id for entry in audited] == ([] if permitted else [unit.wal_id])
+
+
+@pytest.mark.clause("BEY-06", "SEC-02")
+def test_a_discard_of_another_version_or_of_no_case_is_refused_and_closes_none(bench: Bench) -> None:
+    unit, other = envelope(1), envelope(2)
+    bench.bring_to("quarantined", unit)
+    bench.bring_to("failed", other)
+    cases = QuarantineCases(bench.database, clock=bench.clock)
+    for wrong in ({unit.wal_id: 1}, {unit.wal_id: 3}, {other.wal_id: 3}, {unit.wal_id: 2, other.wal_id: 3}):
+        with pytest.raises(CaseConflictError, match="an open case of exactly this version"):
+            cases.discard(wrong, decision=JANE)
+        assert [case.state for case in cases.of(unit.wal_id)] == [CaseState.OPEN]
+        assert bench.ledger.log.entries(action=GovernanceAction.DISCARD) == []
+    cases.discard({unit.wal_id: 2}, decision=JANE)
+    with pytest.raises(CaseConflictError):
+        cases.discard({unit.wal_id: 2}, decision=JANE)

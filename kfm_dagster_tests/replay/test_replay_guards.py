@@ -84,6 +84,9 @@ TRIPPED: dict[str, tuple[Selection, Environment, Guard, str]] = {
         selection(options={"records_per_second": 101}, **PROD), Environment.PROD, Guard.RATE, "101",
     ),
     "fast batches": (selection(options={"batches_per_minute": 121}), Environment.DEV, Guard.RATE, "121"),
+    "fast batches beside records as fast as allowed": (
+        selection(options={"records_per_second": 1_000, "batches_per_minute": 121}), Environment.DEV, Guard.RATE, "121",
+    ),
     "a repair that is not allowed": (
         repair("succeeded", options={"allow_repair_and_replace": False, "approval": "CHG-1"}),
         Environment.DEV, Guard.APPROVAL, "no options.allow_repair_and_replace",
@@ -109,6 +112,28 @@ def test_a_guard_refuses_by_name_and_changes_nothing(name: str, tmp_path: Path) 
     assert observed in str(found[guard].observed)
     assert (refused.value.exit_code, "\n" in str(refused.value)) == (3, False)
     assert every_table(stand.pipeline) == before
+    stand.pipeline.close()
+
+
+ALLOWED: dict[str, tuple[Selection, Environment]] = {
+    "as long a time as prod allows": (
+        selection(filters={"event_time": {"start": "2025-11-03T00:00:00Z", "end": WINDOW["end"]}}, **PROD),
+        Environment.PROD,
+    ),
+    "as many records": (selection(limits={"max_records": 50_000}), Environment.DEV),
+    "as large batches": (selection(limits={"batch_size": 1_000}), Environment.DEV),
+    "as many batches": (selection(limits={"max_batches": 1_000}), Environment.DEV),
+    "as fast records": (selection(options={"records_per_second": 1_000}), Environment.DEV),
+    "as fast batches": (selection(options={"batches_per_minute": 120}), Environment.DEV),
+}
+
+
+@pytest.mark.clause("RPL-03")
+@pytest.mark.parametrize("name", ALLOWED)
+def test_a_guard_allows_what_its_limit_says_to_the_last_one(name: str, tmp_path: Path) -> None:
+    wanted, env = ALLOWED[name]
+    stand = open_stand(tmp_path / "home", "", env=env)
+    assert stand.engine.plan(wanted).refusals == ()
     stand.pipeline.close()
 
 
