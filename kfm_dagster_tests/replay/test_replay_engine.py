@@ -15,13 +15,16 @@ import pytest
 from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.contracts.envelope import Lane
+from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import IllegalTransitionError, UnknownReplayReasonError
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.replay import runs
 from kfm_dagster.replay.engine import ReplayEngine
 from kfm_dagster.replay.pace import HoldReason
 from kfm_dagster.replay.runs import ReplayState, ReplayStateError, UnknownReplayError
+from kfm_dagster.replay.units import Admission
 from kfm_dagster.settings import Environment
 from kfm_dagster_tests.factories import failed, finished
 from kfm_dagster_tests.replay.replays import PERSON, Stand, another_result, open_stand, repair, selection
@@ -409,3 +412,34 @@ def test_a_replay_changes_its_state_as_the_diagram_says_and_not_otherwise(stand:
             with pytest.raises(IllegalTransitionError) as refused:
                 go(replay_run_id, from_state, to_state)
             assert (refused.value.from_status, refused.value.to_status) == (from_state, to_state)
+
+
+@pytest.mark.clause("RPL-05")
+def test_a_unit_that_the_ledger_does_not_take_in_spite_of_all_is_decided_about_too(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand.bring("failed", 2)
+    replay = stand.engine.start(selection(), PERSON)
+    monkeypatch.setattr(Ledger, "readmit", lambda *_, **__: frozenset())
+    assert str(stand.engine.advance(replay.replay_run_id)).endswith("batch 1: 0 units let in, skipped 2 moved")
+    # Undecided units would be its next batch again and again.
+    assert stand.engine.advance(replay.replay_run_id).state is ReplayState.FINISHED
+
+
+@pytest.mark.clause("RPL-07")
+@pytest.mark.parametrize(
+    ("made_by", "running", "newer"),
+    [
+        (None, "1.2.0", False),
+        ("1.10.0", "1.9.0", True),
+        ("1.9.0", "1.9.0", False),
+        ("1.8.0", "1.9.0", False),
+        ("a branch", "1.9.0", True),
+        ("a branch", "a branch", False),
+    ],
+)
+def test_a_result_of_a_version_that_nobody_can_read_is_taken_for_newer(
+    contracts: ContractRegistry, made_by: str | None, running: str, newer: bool
+) -> None:
+    rules = Admission(registry=contracts, switched_off=frozenset(), code_version=running, allow_downgrade=False)
+    assert rules.is_newer(made_by) is newer
