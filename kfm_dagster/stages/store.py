@@ -107,6 +107,8 @@ class StageStore:
     ) -> StageAttempt:
         """Open the next attempt, pending. One that a dead worker left running has failed and is closed first.
 
+        One that was refused is tried again as it is: the same attempt, with a line of audit that tells of the retry.
+
         Raises StageMoveError when an attempt after a failure has another key or other inputs than that one.
         """
         before = self.newest(run_id, stage, tx=tx)
@@ -116,6 +118,8 @@ class StageStore:
         if before is not None:
             _refuse_other(before, idempotency_key, input_hashes)
             if before.state is StageState.PENDING:
+                # It was refused: an attempt that may start is running when others see it.
+                self._tell_retry(before, after=before.state, since=self._refused_at(before, tx), tx=tx)
                 return before
         opened = StageAttempt(
             run_id=run_id,
@@ -136,10 +140,17 @@ class StageStore:
             at=rfc3339(opened.opened_at),
         )
         if before is not None:
-            interval = (opened.opened_at - (before.ended_at or before.opened_at)).total_seconds()
-            details = {"after": before.state.value, "interval_seconds": interval}
-            self.audit.append([opened.tells(AuditKind.RETRY, f"attempt {opened.attempt}", details)], tx=tx)
+            self._tell_retry(opened, after=before.state, since=before.ended_at or before.opened_at, tx=tx)
         return opened
+
+    def _tell_retry(self, attempt: StageAttempt, *, after: StageState, since: datetime, tx: Transaction) -> None:
+        details = {"after": after.value, "interval_seconds": (self._clock() - since).total_seconds()}
+        self.audit.append([attempt.tells(AuditKind.RETRY, f"attempt {attempt.attempt}", details)], tx=tx)
+
+    def _refused_at(self, attempt: StageAttempt, tx: Transaction) -> datetime:
+        key = {"run_id": attempt.run_id, "stage": attempt.stage, "attempt": attempt.attempt}
+        told_at = tx.run("stages.last_told", key).scalar_one()
+        return attempt.opened_at if told_at is None else moment(told_at)
 
     def move(
         self,

@@ -82,6 +82,7 @@ PATH = "nexrad-l2.path_arrival"
 TRIPS: dict[str, tuple[Callable[[Record], None], Rule, str, int]] = {
     "four returns": (lambda r: flaps(r, 4), Rule.STATE_FLAPPING, STAGE, 4),
     "retries of every stage together": (lambda r: retries(r, 20), Rule.RETRY_STORM, "all stages", 20),
+    "retries of what is refused": (lambda r: retries(r, 20, after="pending"), Rule.RETRY_STORM, "all stages", 20),
     "a covariance": (lambda r: gates(r, "G7", 1, stage=PATH), Rule.COVARIANCE, f"{PATH} G7", 1),
     "a covariance that stopped": (lambda r: gates(r, "G7", 1, "stop"), Rule.COVARIANCE, f"{STAGE} G7", 1),
     "a path": (lambda r: gates(r, "G3", 2, stage=PATH), Rule.PATH_DESYNC, f"{PATH} G3", 2),

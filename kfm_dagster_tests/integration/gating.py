@@ -22,11 +22,13 @@ def gates(result: dg.ExecuteInProcessResult) -> dict[tuple[str, str], dg.AssetCh
     }
 
 
-def under(pipeline: Pipeline, old: str, new: str) -> None:
+def under(pipeline: Pipeline, old: str, new: str, *more: tuple[str, str]) -> None:
     """Let a pipeline obey another card."""
     text = Card.load().files[STATE_MACHINE].decode()
-    assert old in text
-    machine = parse(text.replace(old, new), StateMachine, source="test")
+    for before, after in ((old, new), *more):
+        assert before in text
+        text = text.replace(before, after)
+    machine = parse(text, StateMachine, source="test")
     pipeline.card = pipeline.card.model_copy(update={"machine": machine})
     vars(pipeline).pop("stages", None)
 

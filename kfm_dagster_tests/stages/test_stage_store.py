@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy.exc import DBAPIError
 
+from kfm_dagster.contracts.identity import moment
 from kfm_dagster.stages.audit import GENESIS, AuditChainError, AuditEvent, AuditKind, as_jsonl, verify_chain
 from kfm_dagster.stages.card import POSSIBLE, ErrorClass, StageState
 from kfm_dagster.stages.gates.verdict import Gate
@@ -150,13 +151,32 @@ def test_a_retry_keeps_key_and_inputs_and_is_counted_with_its_interval(database:
     assert second.attempt == 2
     assert opened(store, database) == second
     retry = [line for line in store.audit.of_stage("run", STAGE) if line["kind"] == "retry"]
-    assert [(line["event"], line["details"]["after"]) for line in retry] == [("attempt 2", "rolled_back")]
+    assert [(line["event"], line["details"]["after"]) for line in retry] == [
+        ("attempt 2", "rolled_back"),
+        ("attempt 2", "pending"),
+    ]
     assert retry[0]["details"]["interval_seconds"] > 0
     done = moved(store, database, second, StageState.RUNNING, StageState.SUCCEEDED)
     assert store.newest("run", STAGE) == done
     # What succeeded may be asked again with other inputs, under the same key.
     assert opened(store, database, input_hashes=[]).attempt == 3
     assert [one.state for one in store.of_run("run")] == ["rolled_back", "succeeded", "pending"]
+
+
+@pytest.mark.clause("PCS-06", "PCS-15")
+def test_an_attempt_that_was_refused_is_tried_again_as_it_is_and_the_interval_is_told(
+    database: Database, store: StageStore
+) -> None:
+    waiting = opened(store, database)
+    for _ in range(2):
+        with database.transaction() as tx:
+            store.audit.append([waiting.tells(AuditKind.STOP, "E_SYNC")], tx=tx)
+        assert opened(store, database) == waiting
+    stop_1, retry_1, stop_2, retry_2 = store.audit.of_stage("run", STAGE)
+    for stop, retry in ((stop_1, retry_1), (stop_2, retry_2)):
+        assert (retry["kind"], retry["event"], retry["details"]["after"]) == ("retry", "attempt 1", "pending")
+        waited = (moment(retry["at"]) - moment(stop["at"])).total_seconds()
+        assert 0 < retry["details"]["interval_seconds"] <= waited
 
 
 def test_an_attempt_whose_worker_died_fails_when_the_next_one_opens_and_cannot_come_back(

@@ -39,6 +39,9 @@ FROM stage_audit
 WHERE run_id = :run_id AND stage = :stage
 ORDER BY seq;
 
+-- name: last_told
+SELECT max(at) AS at FROM stage_audit WHERE run_id = :run_id AND stage = :stage AND attempt = :attempt;
+
 -- name: opened_since
 SELECT
     run_id, stage, attempt, state, idempotency_key, input_hashes, opened_at, started_at, ended_at, error_class,

@@ -38,7 +38,7 @@ class AttemptKind(StrEnum):
     """Why a stage was done once more."""
 
     RETRY = "retry"
-    """It had failed, and the retry policy allowed another attempt."""
+    """It had failed or was refused, and the retry policy allowed another attempt."""
     REPLAY = "replay"
     """A replay was asked for, whatever had become of it."""
 

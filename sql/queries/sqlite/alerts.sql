@@ -27,7 +27,7 @@ events AS (
     FROM stage_audit
     WHERE
         kind = 'retry' AND at >= (SELECT t.since FROM terms AS t WHERE t.rule = 'retry_storm')
-        AND details ->> 'after' IN ('failed', 'rolled_back')
+        AND details ->> 'after' IN ('failed', 'rolled_back', 'pending')
     UNION ALL
     SELECT
         CASE event WHEN 'G3' THEN 'path_desync' WHEN 'G7' THEN 'covariance' ELSE 'gate_breach' END,

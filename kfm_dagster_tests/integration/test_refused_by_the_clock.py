@@ -1,0 +1,163 @@
+"""A stage that the clock refuses (E_SYNC, `unlocked: reject`), tried again by Dagster as the pipeline card says."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.ingest.node import Operator
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.stages.audit import verify_chain
+from kfm_dagster.stages.card import StageState
+from kfm_dagster.stages.store import StageAttempt
+from kfm_dagster.storage.objects import ObjectStores
+from kfm_dagster.telemetry.clock.judgement import ClockJudgement
+from kfm_dagster.telemetry.clock.reading import ClockState
+from kfm_dagster_tests.catalog import trees
+from kfm_dagster_tests.clocks import LockedClock
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import DAY
+from kfm_dagster_tests.integration.face import Face
+from kfm_dagster_tests.integration.gating import announced, under
+
+JOB = "ingest_nexrad_l2"
+POLICY = "retry_policy: {max_retries: 3, backoff: exp+jitter, deadline: 10m}"
+OPERATORS = list(Operator)
+
+
+@dataclass
+class ScriptedClock(LockedClock):
+    """Unlocked at these looks, counted from 1; each stage looks once whenever it is tried. Keeps what stood then."""
+
+    pipeline: Pipeline
+    unlocked: Collection[int]
+    looks: int = 0
+    stood: list[list[StageAttempt]] = field(default_factory=list)
+
+    def judged(self, contract: DatasetContract, objects: ObjectStores) -> ClockJudgement:
+        self.looks += 1
+        self.stood.append(self.pipeline.stages.keeper.store.since(datetime(2000, 1, 1, tzinfo=UTC)))
+        if self.looks in self.unlocked:
+            return ClockJudgement(state=ClockState.UNLOCKED, reason="kernel tells an offset of 5.000 s")
+        return super().judged(contract, objects)
+
+
+def scripted(face: Face, unlocked: Collection[int], policy: str) -> ScriptedClock:
+    """Let a pipeline reject what is written by an unlocked clock, retry so, and look at such a clock."""
+    pipeline = face.pipeline
+    under(pipeline, POLICY, policy, ("unlocked: restrict", "unlocked: reject"))
+    clock = ScriptedClock(pipeline=pipeline, unlocked=unlocked)
+    vars(pipeline)["calibration"] = clock
+    return clock
+
+
+def waits(result: Any) -> list[float]:
+    """Seconds after which Dagster was asked to try a step again."""
+    events = (event for event in result.all_events if event.event_type is dg.DagsterEventType.STEP_UP_FOR_RETRY)
+    return [event.step_retry_data.seconds_to_wait for event in events]
+
+
+def lines_of(face: Face, run_id: str, operator: Operator) -> list[dict[str, Any]]:
+    return list(face.pipeline.stages.keeper.store.audit.of_stage(run_id, f"nexrad-l2.{operator}"))
+
+
+@pytest.mark.clause("PCS-05", "PCS-06", "PCS-10", "PCS-15")
+@pytest.mark.parametrize("operator", [Operator.MESSAGE_PARSE, Operator.METADATA_EXTRACT, Operator.SETTLE])
+def test_a_stage_that_the_clock_refused_is_tried_again_and_succeeds_once_it_is_locked(
+    face: Face, objects: Path, operator: Operator
+) -> None:
+    announced(face, objects, 2)
+    refused_at = OPERATORS.index(operator) + 1
+    policy = "retry_policy: {max_retries: 3, backoff: exp, base: 10ms, deadline: 10m}"
+    clock = scripted(face, {refused_at, refused_at + 1}, policy)
+    result = face.execute(JOB, partition=DAY.isoformat())
+
+    assert result.success
+    assert waits(result) == [0.01, 0.02]
+    assert clock.looks == len(OPERATORS) + 2
+    run_id, stage = result.dagster_run.run_id, f"nexrad-l2.{operator}"
+    attempts = face.pipeline.stages.keeper.store.of_run(run_id)
+    assert [one.stage for one in attempts] == [f"nexrad-l2.{each}" for each in OPERATORS]
+    assert {(one.attempt, one.state) for one in attempts} == {(1, StageState.SUCCEEDED)}
+    # What the stage was given is kept when it is refused, and it succeeds with exactly that.
+    [refused] = [one for one in clock.stood[refused_at] if one.stage == stage]
+    [succeeded] = [one for one in attempts if one.stage == stage]
+    assert refused.state is StageState.PENDING
+    assert (succeeded.idempotency_key, succeeded.input_hashes, succeeded.opened_at) == (
+        refused.idempotency_key,
+        refused.input_hashes,
+        refused.opened_at,
+    )
+    if operator is not Operator.MESSAGE_PARSE:
+        assert succeeded.input_hashes
+    lines = lines_of(face, run_id, operator)
+    told = [(line["kind"], line["event"]) for line in lines if line["kind"] not in {"gate", "checkpoint"}]
+    assert told == [
+        ("stop", "E_SYNC"),
+        ("retry", "attempt 1"),
+        ("stop", "E_SYNC"),
+        ("retry", "attempt 1"),
+        ("transition", "pending>running"),
+        ("transition", "running>succeeded"),
+    ]
+    retries = [line["details"] for line in lines if line["kind"] == "retry"]
+    assert [retry["after"] for retry in retries] == ["pending", "pending"]
+    assert all(retry["interval_seconds"] >= wait for retry, wait in zip(retries, waits(result), strict=True))
+    assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 2}
+    assert len(traces.items(Path(face.pipeline.settings.catalog))) == 2
+    verify_chain(face.pipeline.stages.keeper.store.audit.lines())
+
+
+@pytest.mark.clause("PCS-03", "PCS-06", "PCS-10", "PCS-14")
+@pytest.mark.parametrize(
+    ("policy", "minutes_per_look", "tries"),
+    [
+        ("retry_policy: {max_retries: 2, backoff: const, base: 10ms, deadline: 10m}", 0, 3),
+        ("retry_policy: {max_retries: 0, backoff: const, base: 10ms, deadline: 10m}", 0, 1),
+        # The third is refused ten minutes after the first; a fourth would begin later.
+        ("retry_policy: {max_retries: 20, backoff: const, base: 10ms, deadline: 10m}", 5, 3),
+        ("retry_policy: {max_retries: 3, backoff: const, base: 10ms, deadline: 10m, retry_on: [E_INTERNAL]}", 0, 1),
+    ],
+)
+def test_a_clock_that_stays_unlocked_ends_with_the_retries_or_the_deadline_and_the_run_is_rolled_back(
+    face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch, policy: str, minutes_per_look: int, tries: int
+) -> None:
+    announced(face, objects, 2)
+    refused_at = OPERATORS.index(Operator.PROVENANCE_EMIT) + 1
+    clock = scripted(face, range(refused_at, 100), policy)
+    skew = "kfm_dagster.ingest.pipeline.clock_skew"
+    monkeypatch.setattr(skew, lambda: timedelta(minutes=minutes_per_look) * max(clock.looks - refused_at, 0))
+    before = trees.files(Path(face.pipeline.settings.catalog))
+    result = face.execute(JOB, partition=DAY.isoformat(), raise_on_error=False)
+
+    assert not result.success
+    assert clock.looks - refused_at + 1 == tries
+    assert waits(result) == [0.01] * (tries - 1)
+    run_id = result.dagster_run.run_id
+    lines = lines_of(face, run_id, Operator.PROVENANCE_EMIT)
+    assert [(line["kind"], line["event"]) for line in lines] == [
+        ("stop", "E_SYNC"),
+        *[("retry", "attempt 1"), ("stop", "E_SYNC")] * (tries - 1),
+        ("compensation", "run rolled back"),
+    ]
+    registered = lines_of(face, run_id, Operator.STAC_REGISTER)[-1]
+    assert (registered["kind"], registered["event"], registered["details"]["because"]) == (
+        "compensation",
+        "done",
+        "nexrad-l2.provenance_emit",
+    )
+    [refused] = [
+        one for one in face.pipeline.stages.keeper.store.of_run(run_id) if one.stage.endswith("provenance_emit")
+    ]
+    assert (refused.attempt, refused.state) == (1, StageState.PENDING)
+    assert traces.statuses(face.pipeline) == {Status.PENDING: 2}
+    assert trees.files(Path(face.pipeline.settings.catalog)) == before
+    verify_chain(face.pipeline.stages.keeper.store.audit.lines())
