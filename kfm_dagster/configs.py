@@ -20,6 +20,8 @@ from kfm_dagster.yaml_text import compose_yaml, read_yaml
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+LONGEST_DAYS = 3650
+"""Ten years. Without a bound, the moment that lies so far back or ahead is no date any more."""
 
 KeyPath = Sequence[int | str]
 """The keys and positions that lead to a value of a document."""
@@ -41,7 +43,10 @@ Model = TypeVar("Model", bound=BaseModel)
 def _duration(value: object) -> object:
     """Read `10m`, `1.5h`; anything else is pydantic's to refuse."""
     if isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())):
-        return timedelta(seconds=float(match[1]) * _SECONDS[match[2]])
+        seconds = float(match[1]) * _SECONDS[match[2]]
+        if seconds > LONGEST_DAYS * _SECONDS["d"]:
+            raise ValueError(f"no more than {LONGEST_DAYS}d")
+        return timedelta(seconds=seconds)
     if isinstance(value, timedelta):
         return value
     raise ValueError("a number and one of ms, s, m, h, d, such as 10m")
@@ -52,6 +57,19 @@ Duration = Annotated[
     BeforeValidator(_duration, json_schema_input_type=Annotated[str, Field(pattern=f"^{_DURATION.pattern}$")]),
     Field(ge=timedelta(0)),
 ]
+
+
+def text_of(content: bytes, *, source: str) -> str:
+    """Return a file's text. Raises CardError naming the source and the line of what is no UTF-8."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise CardError(
+            f"{source} line {line} is no UTF-8 text",
+            observed=f"the byte 0x{content[error.start]:02x}",
+            next_step="save the file as UTF-8",
+        ) from None
 
 
 def parse(text: str, model: type[Model], *, source: str) -> Model:

@@ -14,14 +14,53 @@ _FAST: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_yaml(text: str) -> Any:
-    """Return the one document of a text, None for an empty one. Raises yaml.YAMLError."""
+    """Return the one document of a text, None for an empty one. Raises yaml.YAMLError, for a key that comes twice too.
+
+    YAML 1.2.2, section 3.2.1.1, has the keys of a mapping unique; PyYAML lets the last one win, and says nothing.
+    """
     try:
-        return yaml.load(text, Loader=_FAST)  # noqa: S506 - either is a safe loader
+        return _read(text, _FAST)
     except yaml.YAMLError:
-        return yaml.safe_load(text)  # which shows the place in its error, too
+        return _read(text, yaml.SafeLoader)  # which shows the place in its error, too
 
 
 def compose_yaml(text: str) -> yaml.Node | None:
     """Return the tree of a text that read_yaml has read, whose nodes know their lines."""
     tree: yaml.Node | None = yaml.compose(text, Loader=_FAST)
     return tree
+
+
+def _read(text: str, kind: Any) -> Any:
+    loader = kind(text)
+    try:
+        tree = loader.get_single_node()
+        if tree is None:
+            return None
+        _refuse_twice(tree)
+        return loader.construct_document(tree)
+    finally:
+        loader.dispose()
+
+
+def _refuse_twice(tree: yaml.Node) -> None:
+    """Raise ConstructorError for a mapping that has a key twice."""
+    seen: set[int] = set()
+    rest: list[Any] = [tree]
+    while rest:
+        node = rest.pop()
+        # An anchor may be used often, and even below itself.
+        if isinstance(node, yaml.ScalarNode) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            rest += node.value
+            continue
+        names: set[str] = set()
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in names:
+                    raise yaml.constructor.ConstructorError(
+                        problem=f"the key {key.value!r} comes twice", problem_mark=key.start_mark
+                    )
+                names.add(key.value)
+            rest.append(value)

@@ -11,16 +11,19 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum, unique
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kfm_dagster.alerts.plan import ALERTS, AlertPlan
-from kfm_dagster.configs import CardError, Duration, Strict, own_folder, parse, refusal
+from kfm_dagster.configs import CardError, Duration, Strict, own_folder, parse, refusal, text_of
 from kfm_dagster.contracts.model import Backoff
 from kfm_dagster.stages.conditions import WORDS, Condition
+from kfm_dagster.stages.gates.subject import SECTIONS
 from kfm_dagster.stages.gates.verdict import Gate, Stop
 
+STAGES = (*SECTIONS, "path_arrival")
+"""Names of the stages that there are: the chain's operators, in order, and what stands beside the chain."""
 STATE_MACHINE = "state_machine.yaml"
 REPLAY_PLAN = "replay_plan.yaml"
 
@@ -182,6 +185,14 @@ class ClockRule(Strict):
     unlocked: Literal["reject", "restrict"]
 
 
+def _known(name: str) -> str:
+    if name not in STAGES:
+        raise ValueError(f"one of the stages: {', '.join(STAGES)}")
+    return name
+
+
+StageName = Annotated[str, AfterValidator(_known), Field(json_schema_extra={"enum": list(STAGES)})]
+
 _KEY_PARTS = ("run_id", "stage", "partition", "window")
 
 
@@ -193,7 +204,7 @@ class StateMachine(Strict):
     transitions: list[Transition]
     retry_policy: RetryPolicy
     idempotency_key: str
-    checkpoints: list[str] = Field([])
+    checkpoints: list[StageName] = Field([])
     gates: Gates
     clock: ClockRule
 
@@ -286,9 +297,9 @@ class Card(BaseModel):
         # A folder of a release that had no alerts goes on without one of its own.
         alerts = root / ALERTS if (root / ALERTS).exists() else own_folder() / ALERTS
         card = cls(
-            machine=parse(files[STATE_MACHINE].decode(), StateMachine, source=STATE_MACHINE),
-            replay_plan=parse(files[REPLAY_PLAN].decode(), ReplayPlan, source=REPLAY_PLAN),
-            alerts=AlertPlan.parse(_read(alerts).decode()),
+            machine=parse(text_of(files[STATE_MACHINE], source=STATE_MACHINE), StateMachine, source=STATE_MACHINE),
+            replay_plan=parse(text_of(files[REPLAY_PLAN], source=REPLAY_PLAN), ReplayPlan, source=REPLAY_PLAN),
+            alerts=AlertPlan.parse(text_of(_read(alerts), source=ALERTS)),
             files=files,
         )
         _refuse_unknown_channels(card)

@@ -14,9 +14,12 @@ from pydantic import BaseModel
 
 from kfm_dagster.alerts.plan import ALERTS, AlertPlan
 from kfm_dagster.configs import CardError, json_schema, own_folder, parse
+from kfm_dagster.ingest.node import Operator
+from kfm_dagster.ingest.path_arrivals import NODE as PATH_ARRIVAL
 from kfm_dagster.stages.card import (
     POSSIBLE,
     REPLAY_PLAN,
+    STAGES,
     STATE_MACHINE,
     Card,
     ErrorClass,
@@ -60,6 +63,10 @@ WRONG: list[tuple[str, str, str, str, str]] = [
     (STATE_MACHINE, "unlocked: restrict", "unlocked: ignore", "clock.unlocked", "'reject' or 'restrict'"),
     (STATE_MACHINE, 'version: "1.0.0"', 'version: "2.0.0"', "line 3: version", "'1.0.0'"),
     (STATE_MACHINE, "version:", "version=", "line 4 is not valid YAML", "mapping values"),
+    (STATE_MACHINE, "max_retries: 3", "max_retries: 3, max_retries: 9", "line 10 is not valid", "'max_retries' comes"),
+    (STATE_MACHINE, "deadline: 10m", "deadline: 3651d", "line 10: retry_policy.deadline", "no more than 3650d"),
+    (STATE_MACHINE, "tau_calib: 24h", f"tau_calib: {'9' * 400}d", "line 28: clock.tau_calib", "no more than 3650d"),
+    (STATE_MACHINE, "[message_parse, int", "[mesage_parse, int", "line 13: checkpoints.0", "settle, path_arrival"),
     (REPLAY_PLAN, "reverse_topology", "any", "line 5: replay.order", "reverse_topology"),
     (REPLAY_PLAN, "open_ticket", "open_tickets", "line 10: alerts.on_divergence.1", "notify, page_ops, open_ticket"),
     (
@@ -102,6 +109,20 @@ def test_a_wrong_card_is_refused_with_file_line_and_reason(
     assert line.startswith(file)
     assert where in line
     assert why in line
+
+
+@pytest.mark.clause("PCS-14")
+@pytest.mark.parametrize("file", [STATE_MACHINE, REPLAY_PLAN, ALERTS])
+def test_a_file_that_is_no_text_is_refused_with_its_line(tmp_path: Path, file: str) -> None:
+    for name, text in TEXTS.items():
+        (tmp_path / name).write_bytes(text.encode().replace(b"\n", b"\n# \xe9\n", 1) if name == file else text.encode())
+    with pytest.raises(CardError, match=rf"{file} line 2 is no UTF-8 text; observed the byte 0xe9; next: save"):
+        Card.load(tmp_path)
+
+
+@pytest.mark.clause("PCS-07")
+def test_every_stage_may_be_a_checkpoint_and_nothing_else() -> None:
+    assert (*Operator, PATH_ARRIVAL) == STAGES
 
 
 def test_a_folder_from_before_there_were_alerts_goes_on_with_those_of_this_release(tmp_path: Path) -> None:
