@@ -119,6 +119,14 @@ RULINGS = [
     ),
     ("masked", SHIELDED, UNIT, NOON, Action.MASK, RuleId.SENSITIVITY),
     ("no place to mask", SHIELDED, NOWHERE, NOON, Action.HARD_FAIL, RuleId.SENSITIVITY),
+    (
+        "embargoed, and no place to mask",
+        SHIELDED | {"embargo": {"until": NOON}},
+        NOWHERE,
+        START,
+        Action.HARD_FAIL,
+        RuleId.EMBARGO,
+    ),
     ("masked and embargoed", SHIELDED | {"embargo": {"until": NOON}}, UNIT, START, Action.HARD_FAIL, RuleId.EMBARGO),
 ]
 

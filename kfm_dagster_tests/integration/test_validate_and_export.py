@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,12 @@ from kfm_dagster.exports.bundle.writing import write_release
 from kfm_dagster.exports.validation import validate_report
 from kfm_dagster.exports.validation_page import OPENING, validation_page
 from kfm_dagster.ingest.node import Operator
+from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.stages.audit import verify_chain
+from kfm_dagster.stages.card import ErrorClass, StageState
+from kfm_dagster.stages.store import StageStore
+from kfm_dagster.telemetry.clock.log import ClockLog
+from kfm_dagster.telemetry.clock.reading import ClockReading, ClockState
 from kfm_dagster_tests.integration.chain import DAY, announce, put, take, volumes
 from kfm_dagster_tests.integration.face import Face
 from kfm_dagster_tests.integration.test_gate_checks import change_contract
@@ -85,3 +91,48 @@ def test_the_bundle_of_a_run_holds_its_card_reports_and_whole_audit_and_verifies
     assert json.loads((folder / VALIDATION).read_text())["audit"]["head"] == head[1]
     for name, content in face.pipeline.card.files.items():
         assert (folder / "configs" / name).read_bytes() == content
+
+
+@pytest.mark.clause("PCS-17")
+def test_the_kpis_are_those_of_the_attempts_and_readings_that_were_recorded(pipeline: Pipeline) -> None:
+    begin = datetime(2026, 1, 1, tzinfo=UTC)
+    now = [begin]
+    store = StageStore(pipeline.database, clock=lambda: now[0])
+
+    def attempt(number: int, seconds: int, to: StageState, stage: str = "settle", **more: Any) -> None:
+        given = {"idempotency_key": "a" * 64, "input_hashes": more.pop("inputs", ["i"])}
+        with pipeline.database.transaction() as tx:
+            opened = store.open(f"run {number}", f"nexrad-l2.{stage}", tx=tx, **given)
+            running = store.move(opened, StageState.RUNNING, tx=tx)
+            now[0] += timedelta(seconds=seconds)
+            error = ErrorClass.E_INTERNAL if to is StageState.FAILED else None
+            store.move(running, to, error_class=error, details=more, tx=tx)
+
+    for number in range(1, 22):
+        attempt(number, number, StageState.SUCCEEDED, units=10)
+    # None of these counts as settled, and what failed has no latency.
+    attempt(1, 21, StageState.SUCCEEDED, stage="stac_register", units=500)
+    attempt(30, 22, StageState.SUCCEEDED, units=500, handed_on="run 1")
+    attempt(31, 1_000, StageState.FAILED)
+    # Asked again: with the same inputs it is no conflict, with others it is one.
+    attempt(1, 23, StageState.SUCCEEDED, stage="stac_register")
+    attempt(1, 24, StageState.SUCCEEDED, stage="stac_register", inputs=["other"])
+    log = ClockLog(pipeline.database)
+    for source, offset, times in (("date:s3.example", 0.3, 1), ("kernel", -0.002, 3)):
+        readings = [
+            ClockReading(
+                at=begin + timedelta(seconds=n),
+                source=source,
+                offset_seconds=offset,
+                uncertainty_seconds=0.001,
+                state=ClockState.LOCKED,
+            )
+            for n in range(times)
+        ]
+        log.record(readings)
+    kpis = validate_report(pipeline, since=begin)["kpis"]
+    span = 21 * 22 / 2 + 21 + 22 + 1_000 + 23 + 24
+    assert (kpis["latency_p50_seconds"], kpis["latency_p95_seconds"]) == (13, pytest.approx(22.8))
+    assert kpis["throughput_units_per_second"] == pytest.approx(210 / span)
+    assert (kpis["retry_count"], kpis["idempotency_conflicts"]) == (2, 1)
+    assert kpis["delta_t_abs_seconds"] == 0.002

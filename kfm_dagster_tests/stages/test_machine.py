@@ -124,3 +124,9 @@ def test_the_key_is_made_of_what_the_card_names_and_of_nothing_else() -> None:
     assert idempotency_key(with_stage, parts) != idempotency_key(with_stage, {**parts, "stage": "x"})
     # What stands at the boundary of two parts belongs to one of them.
     assert idempotency_key(CARD.machine, {**parts, "run_id": "r\npartition=2025-04-02"}) != key
+
+
+@pytest.mark.clause("PCS-02")
+def test_a_unit_leaves_by_the_first_gate_that_finds_it() -> None:
+    first, second = (verdict(gate, Finding(what=gate.value, wal_id=UNIT)) for gate in (Gate.G1, Gate.G8))
+    assert dict(judge(verdicts(first, second), CARD.machine).leaving) == {UNIT: first}

@@ -14,12 +14,12 @@ from kfm_dagster.contracts.issues import GateIssue
 from kfm_dagster.errors import ContractError
 from kfm_dagster.run_state.record import Outcome
 from kfm_dagster.stages.audit import verify_chain
-from kfm_dagster.stages.batch import StageBatch
+from kfm_dagster.stages.batch import SkipCause, StageBatch
 from kfm_dagster.stages.card import STATE_MACHINE, Card, ErrorClass, StageState, StateMachine
 from kfm_dagster.stages.failure import StageFailedError
 from kfm_dagster.stages.gates.verdict import STOPS, Finding, Gate, Stop, Verdict
 from kfm_dagster.stages.run_contract import StageRunner
-from kfm_dagster_tests.factories import envelope
+from kfm_dagster_tests.factories import envelope, failed
 from kfm_dagster_tests.stages.fake_node import NOW, FakeNode, execute
 
 FIRST, SECOND = "nexrad-l2.message_parse", "nexrad-l2.integrity_check"
@@ -101,12 +101,85 @@ def test_a_batch_that_nobody_judged_is_judged_before_it_is_used(runner: StageRun
     first(runner)
     recalled = runner.recall(FIRST, "run")
     assert recalled is not None
-    node = FakeNode([envelope(1)], verdicts=[fault(gate)], of_input=True)
+    # G8 is not asked of what a stage is given, so it is not told either.
+    node = FakeNode([envelope(1)], verdicts=[fault(gate), fault(Gate.G8)], of_input=True)
     with pytest.raises(StageFailedError, match=f"may not start; observed {gate}: wrong"):
         execute(runner, node, upstream=recalled)
     assert node.calls == []
     expected = [("gate", gate.value)] + ([("stop", STOPS[gate].value)] if gate in STOPS else [])
     assert lines(runner) == expected
+
+
+@pytest.mark.clause("PCS-02")
+def test_what_an_earlier_run_made_is_not_judged_again(runner: StageRunner) -> None:
+    upstream = first(runner)
+    handed_on = replace(upstream, skipped=SkipCause.CONTENT_APPLIED, applied_by="earlier", judgement=None)
+    node = FakeNode([envelope(1)], dataset_id="nexrad-l2.metadata_extract", verdicts=[fault(Gate.G1)], of_input=True)
+    with pytest.raises(StageFailedError, match="may not succeed"):
+        execute(runner, node, upstream=handed_on)
+    assert "compute" in node.calls
+
+
+@pytest.mark.clause("PCS-02")
+@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.PARTIAL])
+def test_an_upstream_that_only_run_state_knows_must_not_have_failed(runner: StageRunner, outcome: Outcome) -> None:
+    upstream = first(runner)
+    of_old = replace(upstream, state=replace(upstream.state, dataset_id="nexrad-l2.older", outcome=outcome))
+    node = FakeNode([envelope(1)])
+    if outcome is Outcome.PARTIAL:
+        execute(runner, node, upstream=of_old)
+        return
+    with pytest.raises(StageFailedError, match="its upstream has not succeeded"):
+        execute(runner, node, upstream=of_old)
+    assert node.calls == []
+
+
+@pytest.mark.clause("PCS-15")
+def test_what_is_forced_is_an_override_in_the_audit(runner: StageRunner) -> None:
+    upstream = first(runner)
+    runner.commit(runner.run(FakeNode([envelope(1)]), run_id="run", upstream=upstream, force="the reader was wrong"))
+    assert lines(runner)[:2] == [("override", "forced"), ("transition", "pending>running")]
+    [told] = [line for line in runner.keeper.store.audit.of_stage("run", SECOND) if line["kind"] == "override"]
+    assert told["details"] == {"reason": "the reader was wrong"}
+
+
+@pytest.mark.clause("PCS-07")
+def test_a_stage_that_is_no_checkpoint_keeps_its_digest_and_saves_no_place(under: Under) -> None:
+    runner = under(("integrity_check, metadata", "metadata"))
+    batch = execute(runner, FakeNode([envelope(1)]), upstream=first(runner))
+    newest = runner.keeper.store.newest("run", SECOND)
+    assert newest is not None
+    assert (newest.checkpoint_uri, newest.output_sha256) == (None, batch.state.artifact_sha256)
+    assert "checkpoint" not in [kind for kind, _ in lines(runner)]
+
+
+@pytest.mark.clause("PCS-04", "PCS-05")
+def test_a_retry_with_other_inputs_is_an_input_error_that_waits_for_a_person(runner: StageRunner) -> None:
+    with pytest.raises(StageFailedError):
+        execute(runner, FakeNode([], fails=OSError("away")), upstream=first(runner))
+    changed = execute(runner, FakeNode([envelope(5)], dataset_id=FIRST, setting=2), run_id="other")
+    node = FakeNode([envelope(1)])
+    with pytest.raises(StageFailedError, match="a retry has other inputs") as refused:
+        execute(runner, node, upstream=changed)
+    assert refused.value.error_class is ErrorClass.E_INPUT
+    assert node.calls == []
+
+
+@pytest.mark.clause("PCS-06")
+def test_what_has_succeeded_is_never_tried_again(runner: StageRunner) -> None:
+    execute(runner, FakeNode([envelope(1)]), upstream=first(runner))
+    assert runner.keeper.retry_in("run", SECOND, ErrorClass.E_INTERNAL) is None
+    assert runner.keeper.retry_in("run", "nexrad-l2.settle", ErrorClass.E_INTERNAL) is None
+
+
+@pytest.mark.clause("PCS-15")
+def test_the_audit_names_a_hundred_units_at_fault_and_counts_them_all(runner: StageRunner) -> None:
+    node = FakeNode([envelope(n) for n in range(102)], verdicts=[fault(Gate.G4, *range(101))])
+    execute(runner, node, upstream=first(runner))
+    [line] = [line for line in runner.keeper.store.audit.of_stage("run", SECOND) if line["kind"] == "gate"]
+    told = line["details"]
+    assert (told["outcome"], told["units_at_fault"], len(told["units"])) == ("fail_units", 101, 100)
+    assert told["units"] == sorted(envelope(n).wal_id for n in range(101))[:100]
 
 
 @pytest.mark.clause("PCS-02")
@@ -143,6 +216,11 @@ def test_units_at_fault_leave_with_the_gates_code_and_their_batch_is_no_success(
     recalled = runner.recall(SECOND, "run")
     assert recalled is not None
     assert list(recalled.envelopes) == list(batch.envelopes)
+    # Who has left keeps the first reason.
+    gone = failed(envelope(1))
+    both = FakeNode([gone], verdicts=[fault(Gate.G1, 1), fault(Gate.G8, 1)], setting=3)
+    [unit] = execute(runner, both, run_id="third", upstream=first(runner, "third", units=4)).envelopes
+    assert unit == gone
     # What has left the database takes all with it.
     effects = FakeNode([envelope(n) for n in range(3)], verdicts=[fault(Gate.G4, 1)], leaves_effects=True, setting=2)
     with pytest.raises(StageFailedError):
@@ -160,6 +238,8 @@ def test_the_degraded_path_tags_the_output_and_all_that_is_made_of_it(runner: St
     newest = runner.keeper.store.newest("run", node.dataset_id)
     assert newest is not None
     assert newest.restricted == after.restricted
+    # A degraded path is no stop.
+    assert [event for kind, event in lines(runner) if kind in {"gate", "stop"}] == ["G5"]
 
 
 @pytest.mark.clause("PCS-05", "PCS-06")
@@ -180,6 +260,11 @@ def test_a_retry_waits_as_the_card_says_and_ends_with_its_retries_or_its_deadlin
     )
     late = under(("max_retries: 3", "max_retries: 9"), after=timedelta(minutes=10))
     assert late.keeper.retry_in("run", SECOND, ErrorClass.E_INTERNAL) is None
+    # An attempt may begin at the deadline itself, one second after the first was opened, and no later.
+    even = ("max_retries: 3, backoff: exp+jitter", "max_retries: 9, backoff: const, base: 1m")
+    for second, wait in ((1, 60.0), (2, None)):
+        at = under(even, after=timedelta(minutes=9, seconds=second))
+        assert at.keeper.retry_in("run", SECOND, ErrorClass.E_INTERNAL) == wait
     attempts = [one for one in runner.keeper.store.of_run("run") if one.stage == SECOND]
     assert len({(one.idempotency_key, one.input_hashes) for one in attempts}) == 1
     assert [event for kind, event in lines(runner) if kind == "retry"] == ["attempt 2", "attempt 3"]

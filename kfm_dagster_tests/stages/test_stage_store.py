@@ -132,7 +132,8 @@ def test_no_hand_changes_the_audit_or_breaks_its_chain(database: Database, store
 
 @pytest.mark.clause("PCS-05", "PCS-06")
 def test_a_retry_keeps_key_and_inputs_and_is_counted_with_its_interval(database: Database, store: StageStore) -> None:
-    moved(store, database, opened(store, database), StageState.RUNNING, StageState.FAILED, StageState.ROLLED_BACK)
+    states = (StageState.RUNNING, StageState.FAILED, StageState.ROLLED_BACK)
+    before = moved(store, database, opened(store, database), *states)
     for change, what in (
         ({"idempotency_key": OTHER_KEY}, "another idempotency key"),
         ({"input_hashes": []}, "other inputs"),
@@ -155,7 +156,10 @@ def test_a_retry_keeps_key_and_inputs_and_is_counted_with_its_interval(database:
         ("attempt 2", "rolled_back"),
         ("attempt 2", "pending"),
     ]
-    assert retry[0]["details"]["interval_seconds"] > 0
+    # From the end of the attempt that failed, not from its beginning.
+    assert before.ended_at is not None
+    waited = (moment(retry[0]["at"]) - before.ended_at).total_seconds()
+    assert 0 < retry[0]["details"]["interval_seconds"] <= waited
     done = moved(store, database, second, StageState.RUNNING, StageState.SUCCEEDED)
     assert store.newest("run", STAGE) == done
     # What succeeded may be asked again with other inputs, under the same key.

@@ -49,6 +49,7 @@ CASES: dict[str, tuple[list[ClockReading], ClockState, str]] = {
     "exactly the limit": ([server(0.5, 0.5)], LOCKED, "within 1 s"),
     "the last calibration is tau old": ([server(0.2, hours=-24), LOOSE], LOCKED, "date:s3"),
     "a calibration after the start": ([server(0.2, hours=24)], LOCKED, "date:s3"),
+    "too blurred to prove it wrong, by the least": ([server(1.5, 0.5)], UNKNOWN, "too blurred for 1 s"),
     "nothing measured": ([], UNKNOWN, "neither the kernel nor a server"),
     "nobody tells": ([NONE], UNKNOWN, "neither the kernel nor a server"),
     "a kernel that nobody keeps": ([LOOSE], UNLOCKED, "the kernel does not keep the clock"),
