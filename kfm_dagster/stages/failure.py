@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, ExitCode, KfmError
+from kfm_dagster.errors import ConfigurationError, ExitCode, KfmError
 from kfm_dagster.stages.audit import AuditEvent, AuditKind
 from kfm_dagster.stages.card import ErrorClass
 from kfm_dagster.stages.machine import Judgement
@@ -84,6 +84,4 @@ def classify(error: BaseException) -> ErrorClass:
     """Tell what the card refused and what is wrong with the input from an internal error."""
     if isinstance(error, StageRefusedError):
         return error.error_class
-    if isinstance(error, DependencyUnavailableError):
-        return ErrorClass.E_INTERNAL
     return ErrorClass.E_INPUT if isinstance(error, (ConfigurationError, StageMoveError)) else ErrorClass.E_INTERNAL

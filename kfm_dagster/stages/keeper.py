@@ -99,7 +99,7 @@ class StageKeeper:
         """Let an attempt succeed together with its output, whose digest and, at a checkpoint, whose place it keeps."""
         lines = [] if judgement is None else list(told(attempt, judgement))
         state = batch.state
-        saved = attempt.stage.rsplit(".", 1)[-1] in self.card.checkpoints and state.artifact_uri is not None
+        saved = attempt.stage.rsplit(".", 1)[-1] in self.card.checkpoints
         if saved:
             details = {"uri": state.artifact_uri, "sha256": state.artifact_sha256}
             lines.append(attempt.tells(AuditKind.CHECKPOINT, "saved", details))
