@@ -96,7 +96,7 @@ class Deployment:
         # Not `dagster code-server start`: its proxy outlives a killed server and starts no other, and nobody notices.
         self._spawn(
             "code-server",
-            ["dagster", "api", "grpc", "-m", self._module, "-h", "127.0.0.1", "-p", str(port)],
+            ["python", "-m", "kfm_dagster.defs.code_server", "-m", self._module, "-h", "127.0.0.1", "-p", str(port)],
         )
         self._wait("code-server", lambda: _accepts(port))
         if self._with_daemon:

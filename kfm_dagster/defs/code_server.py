@@ -1,0 +1,49 @@
+"""The code server of one machine: Dagster's own, whose runs need not load the definitions again.
+
+`dagster api grpc` starts each run as a new Python process, which spends seconds of a processor on importing Dagster and
+the definitions before it does anything. Here a process that has imported them, and does nothing else, forks for each
+run. A run is a process of its own as before: it may be killed, and it outlives the code server. Run as
+
+    python -m kfm_dagster.defs.code_server -m kfm_dagster.definitions -h 127.0.0.1 -p 4000
+
+Does not belong here: who starts it (`embedded/deployment.py`); whether a run's process is there (`run_launcher.py`).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from multiprocessing import forkserver
+from typing import Any
+
+import click
+from dagster._cli import api
+from dagster._grpc import server
+from dagster._grpc.server import DagsterApiServer
+
+
+class ForkingApiServer(DagsterApiServer):
+    """Dagster's servicer, which forks runs from a process without threads instead of starting them from nothing."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        # Dagster says "spawn", and lets nobody choose.
+        self._mp_ctx = multiprocessing.get_context("forkserver")  # type: ignore[assignment]
+
+
+@click.command()
+@click.option("-m", "module", required=True, help="Module of the definitions; importing it must have no effect.")
+@click.option("-h", "host", default="127.0.0.1", show_default=True, help="Address to serve at.")
+@click.option("-p", "port", required=True, type=int, help="Port to serve at.")
+def main(*, module: str, host: str, port: int) -> None:
+    """Serve the definitions of a module, as `dagster api grpc` does."""
+    # Each run's process executes this module's lines again, which is how multiprocessing passes on the main module, so
+    # that what they import had better be there, too.
+    forkserver.set_forkserver_preload([api.__name__, server.__name__, module])
+    # Now, so that it imports while this process does.
+    forkserver.ensure_running()
+    server.DagsterApiServer = ForkingApiServer  # type: ignore[misc]
+    api.api_cli.main(["grpc", "-m", module, "-h", host, "-p", str(port)], prog_name="dagster api")
+
+
+if __name__ == "__main__":
+    main()
