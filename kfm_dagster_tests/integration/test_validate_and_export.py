@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from kfm_dagster.errors import ExitCode
 from kfm_dagster.exports.bundle.content import AUDIT, DIMENSIONS, VALIDATION
-from kfm_dagster.exports.bundle.gathering import gather_release
+from kfm_dagster.exports.bundle.gathering import NotPublishableError, gather_release
 from kfm_dagster.exports.bundle.keys import open_signer, trusted_certificates
 from kfm_dagster.exports.bundle.verification import verify_release
 from kfm_dagster.exports.bundle.writing import write_release
@@ -91,6 +92,23 @@ def test_the_bundle_of_a_run_holds_its_card_reports_and_whole_audit_and_verifies
     assert json.loads((folder / VALIDATION).read_text())["audit"]["head"] == head[1]
     for name, content in face.pipeline.card.files.items():
         assert (folder / "configs" / name).read_bytes() == content
+
+
+@pytest.mark.clause("PCS-12")
+def test_what_does_not_close_is_not_published_whatever_the_card_lets_pass(
+    face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executed(face, objects, 2)
+    card = face.pipeline.card
+    gates = card.machine.gates.model_copy(update={"G4": card.machine.gates.G4.model_copy(update={"min_p_dim": 0.0})})
+    face.pipeline.card = card.model_copy(update={"machine": card.machine.model_copy(update={"gates": gates})})
+    latitude, *others = face.pipeline.registry["nexrad-l2"].metadata_extract.units
+    change_contract(face, monkeypatch, units=[latitude.model_copy(update={"unit": "m"}), *others])
+    with pytest.raises(NotPublishableError) as refused:
+        gather_release(face.pipeline)
+    assert refused.value.exit_code == ExitCode.REFUSED
+    assert "observed p_dim 0." in str(refused.value)
+    assert "nexrad:latitude" in str(refused.value)
 
 
 @pytest.mark.clause("PCS-17")

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kfm_dagster.contracts.identity import moment
+from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.exports.bundle.content import Attempt, AttemptKind, Release, StageTransition
 from kfm_dagster.exports.validation import dimensional_closure, validate_report
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -18,10 +19,30 @@ from kfm_dagster.stages.card import REPLAY_PLAN, STATE_MACHINE
 
 EVER = datetime(2000, 1, 1, tzinfo=UTC)
 """Before anything was recorded."""
+PUBLISHABLE_P_DIM = 1.0
+"""Every quantity closes dimensionally (pipeline card, chapter 7: a bundle is published with p_dim = 1.0)."""
+
+
+class NotPublishableError(KfmError):
+    """What was recorded must not be published."""
+
+    exit_code = ExitCode.REFUSED
 
 
 def gather_release(pipeline: Pipeline) -> Release:
-    """Return everything that was recorded here. Raises AuditChainError before an audit that was changed is signed."""
+    """Return everything that was recorded here.
+
+    Raises AuditChainError before an audit that was changed is signed, and NotPublishableError for a quantity that does
+    not close, whatever the card lets a gate pass.
+    """
+    closure = dimensional_closure(pipeline, since=EVER)
+    if closure["p_dim"] < PUBLISHABLE_P_DIM:
+        open_ones = [q for report in closure["datasets"] for q in report["quantities"] if q["closed"] < q["values"]]
+        raise NotPublishableError(
+            observed=f"p_dim {closure['p_dim']:g}: {', '.join(sorted({q['quantity'] for q in open_ones}))}",
+            expected=f"p_dim {PUBLISHABLE_P_DIM:g}",
+            next_step="correct the contract's units and replay the units (kfm validate, kfm replay run)",
+        )
     audit = pipeline.stages.keeper.store.audit
     lines = list(audit.lines())
     verify_chain(lines, head=audit.head()[1])
@@ -29,7 +50,7 @@ def gather_release(pipeline: Pipeline) -> Release:
         code=pipeline.code,
         state_machine_yaml=pipeline.card.files[STATE_MACHINE],
         replay_plan_yaml=pipeline.card.files[REPLAY_PLAN],
-        dim_report=dimensional_closure(pipeline, since=EVER),
+        dim_report=closure,
         validate_report=validate_report(pipeline, since=EVER),
         audit_lines=(line.rstrip(b"\n") for line in as_jsonl(lines)),
         transitions=[_transition(line) for line in lines if line["kind"] == AuditKind.TRANSITION],
