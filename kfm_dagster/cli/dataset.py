@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from kfm_dagster.contracts.loader import ContractRegistry, parse_contract
+from kfm_dagster.contracts.loader import ContractRegistry, parse_contract, read_contract_text
 from kfm_dagster.errors import ContractError
 from kfm_dagster.readers.registry import refuse_orphans
 from kfm_dagster.settings import Settings
@@ -60,7 +60,7 @@ def check(*, file: Path) -> None:
     """
     if not file.is_file():
         raise ContractError("there is no such file", observed=str(file), expected="a YAML dataset contract")
-    contract = parse_contract(file.read_text(encoding="utf-8"), source=file.name)
+    contract = parse_contract(read_contract_text(file), source=file.name)
     registry = ContractRegistry.load(Settings.load().contracts_dir)
     refuse_orphans(ContractRegistry.of([*(known for known in registry if known.id != contract.id), contract]))
     click.echo(f"{contract.id}: in order")

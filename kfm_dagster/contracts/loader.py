@@ -42,6 +42,20 @@ def parse_contract(text: str, *, source: str) -> DatasetContract:
         ) from None
 
 
+def read_contract_text(file: Path) -> str:
+    """Read a contract file. Raises ContractError naming it when it is no text."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise ContractError(
+            "the contract file cannot be read",
+            observed=f"{file}: {reason}",
+            expected="a YAML dataset contract in UTF-8",
+            next_step="give a readable file",
+        ) from None
+
+
 def json_schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of a contract; published as docs/spec/dataset-contract.schema.json for editors and CI."""
     return {
@@ -88,7 +102,7 @@ class ContractRegistry:
                     expected="files that end in .yaml",
                     next_step="rename it",
                 )
-            texts += [(path.name, path.read_text(encoding="utf-8")) for path in sorted(extra_dir.glob("*.yaml"))]
+            texts += [(path.name, read_contract_text(path)) for path in sorted(extra_dir.glob("*.yaml"))]
         return cls.of(parse_contract(text, source=source) for source, text in texts)
 
     @classmethod

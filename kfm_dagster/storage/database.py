@@ -7,6 +7,7 @@ SQLite is the embedded default, PostgreSQL the production one; both speak throug
 from __future__ import annotations
 
 import hashlib
+import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, CursorResult, make_url
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
 
 from kfm_dagster.errors import ConfigurationError, DatabaseUnavailableError, NoLedgerError, SchemaVersionError
 from kfm_dagster.seams import Seam, reach
@@ -28,6 +29,8 @@ SQLite's 2 MiB, so pages would be written and read again within the transaction.
 SQLITE_CHECKPOINT_PAGES = 4_000
 """Pages (4 KiB) that the write-ahead log holds before a commit copies them into the database: a batch of a thousand
 changes more than SQLite's 1,000, so each of its commits would wait for the copy."""
+NO_DATABASE = frozenset({sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT})
+"""Result codes of SQLite by which a file is none of its databases, or one that lost its form."""
 CONNECT_TIMEOUT_SECONDS = 10
 MIGRATION_LOCK = 0x6B666D
 """PostgreSQL advisory lock ("kfm") that lets one process migrate at a time."""
@@ -45,7 +48,8 @@ class Database:
 
         With `read_only` nothing is migrated, and the database refuses every write of these connections. Raises
         DatabaseUnavailableError when the database does not answer, SchemaVersionError when its schema is newer than
-        this release or, where it is not migrated, older, and NoLedgerError where it has none and gets none.
+        this release or, where it is not migrated, older, NoLedgerError where it has none and gets none, and
+        ConfigurationError where its folder cannot be made.
         """
         parsed = make_url(url)
         database = cls(_engine(parsed, read_only=read_only))
@@ -54,12 +58,11 @@ class Database:
                 database._look_at_schema()
             else:
                 database._check_schema(migrate=migrate)
-        except OperationalError as error:
+        except DatabaseError as error:
             database.dispose()
-            raise DatabaseUnavailableError(
-                observed=f"{parsed.render_as_string(hide_password=True)}: {str(error.orig).strip()}",
-                next_step="start the database or correct KFM_WAL_DSN",
-            ) from None
+            if (refused := _unusable(parsed, error)) is None:
+                raise
+            raise refused from None
         except BaseException:
             database.dispose()
             raise
@@ -151,7 +154,7 @@ def _engine(url: URL, *, read_only: bool) -> sa.Engine:
     if url.get_backend_name() != "sqlite":
         raise ConfigurationError("unknown database", observed=url.get_backend_name(), expected="sqlite or postgresql")
     if url.database and url.database != ":memory:" and not read_only:
-        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(Path(url.database).parent)
     engine = sa.create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_SECONDS})
 
     @sa.event.listens_for(engine, "connect")
@@ -174,6 +177,32 @@ def _engine(url: URL, *, read_only: bool) -> sa.Engine:
         connection.exec_driver_sql("BEGIN DEFERRED" if read_only else "BEGIN IMMEDIATE")
 
     return engine
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            "the folder of the database cannot be made",
+            observed=f"{folder}: {error.strerror}",
+            next_step="correct KFM_HOME or KFM_WAL_DSN",
+        ) from None
+
+
+def _unusable(url: URL, error: DatabaseError) -> DatabaseUnavailableError | None:
+    """Return why nobody can work with this database, or None when something else is wrong."""
+    observed = f"{url.render_as_string(hide_password=True)}: {str(error.orig).strip()}"
+    if isinstance(error, OperationalError):
+        return DatabaseUnavailableError(observed=observed, next_step="start the database or correct KFM_WAL_DSN")
+    if getattr(error.orig, "sqlite_errorcode", None) in NO_DATABASE:
+        return DatabaseUnavailableError(
+            "the file is no database, or it is damaged",
+            observed=observed,
+            expected="a SQLite database",
+            next_step="correct KFM_HOME or KFM_WAL_DSN, or put the database's backup in the file's place",
+        )
+    return None
 
 
 def _apply(tx: Transaction, migration: Migration) -> None:

@@ -190,6 +190,13 @@ BAD_INPUT: dict[str, tuple[list[str], dict[str, str], ExitCode, list[str]]] = {
     "missing contract": (["dataset", "check", "none.yaml"], {}, ExitCode.USAGE, ["no such file", "none.yaml"]),
     "wrong contract": (["dataset", "check", "wrong.yaml"], {}, ExitCode.USAGE, ["wrong.yaml", "apiVersion"]),
     "no YAML": (["dataset", "check", "broken.yaml"], {}, ExitCode.USAGE, ["broken.yaml is not valid YAML"]),
+    "no text": (["dataset", "check", "latin/one.yaml"], {}, ExitCode.USAGE, ["latin/one.yaml: it is no UTF-8 text"]),
+    "no text among the contracts": (
+        ["dataset", "list"],
+        {"KFM_CONTRACTS_DIR": "latin"},
+        ExitCode.USAGE,
+        ["latin/one.yaml: it is no UTF-8 text"],
+    ),
     "missing contracts": (["dataset", "list"], {"KFM_CONTRACTS_DIR": "nowhere"}, ExitCode.USAGE, ["KFM_CONTRACTS_DIR"]),
     "no units": (["bench", "--units", "0"], {}, ExitCode.USAGE, ["--units"]),
     "unknown dataset, bench": (["bench", "--dataset", "goes-xyz", "--units", "1"], {}, ExitCode.USAGE, ["goes-xyz"]),
@@ -199,6 +206,15 @@ BAD_INPUT: dict[str, tuple[list[str], dict[str, str], ExitCode, list[str]]] = {
         ExitCode.USAGE,
         ["no ledger yet", "elsewhere/new.db"],
     ),
+    **{
+        f"no database, {' '.join(arguments)}": (
+            arguments,
+            {"KFM_WAL_DSN": "sqlite:///garbage.db"},
+            ExitCode.DEPENDENCY_UNAVAILABLE,
+            ["the file is no database", "garbage.db", "next: correct KFM_HOME or KFM_WAL_DSN"],
+        )
+        for arguments in (["validate"], ["wal", "list"], ["explain", "latest"], ["export", "graph"])
+    },
     "no time at all": (["drain", "--timeout", "0"], {}, ExitCode.USAGE, ["--timeout", "x>=1"]),
     "no folder to write to": (
         ["cloud", "--env-file", "no/cloud.env"],
@@ -222,6 +238,9 @@ def test_bad_input_is_one_line_and_changes_nothing(
         request.getfixturevalue("ledger")
     (tmp_path / "wrong.yaml").write_text("kind: NoddDatasetContract\n")
     (tmp_path / "broken.yaml").write_text("a: [")
+    (tmp_path / "garbage.db").write_text("garbage\n")
+    (tmp_path / "latin").mkdir()
+    (tmp_path / "latin" / "one.yaml").write_bytes("title: Mühle\n".encode("latin-1"))
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
     before = state_of(tmp_path)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from kfm_dagster.errors import DatabaseUnavailableError, NoLedgerError, SchemaVersionError
+from kfm_dagster.errors import ConfigurationError, DatabaseUnavailableError, NoLedgerError, SchemaVersionError
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.statements import migrations
 
@@ -46,6 +46,26 @@ def test_a_database_that_is_down_is_one_line_without_the_password() -> None:
         Database.open("postgresql+psycopg2://kfm:secret@127.0.0.1:1/kfm")
     assert "secret" not in str(down.value)
     assert "\n" not in str(down.value)
+
+
+def test_a_file_that_is_no_database_any_more_is_one_line_and_stays_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "kfm.db"
+    Database.open(f"sqlite:///{file}").dispose()
+    whole = file.read_bytes()
+    # Another format, and pages that were overwritten below a header that still stands.
+    for damaged in (b"garbage\n", whole[:100] + b"\xff" * (len(whole) - 100)):
+        file.write_bytes(damaged)
+        for read_only in (True, False):
+            with pytest.raises(DatabaseUnavailableError, match=r"kfm\.db: .*backup") as refused:
+                Database.open(f"sqlite:///{file}", read_only=read_only)
+            assert "\n" not in str(refused.value)
+        assert file.read_bytes() == damaged
+
+
+def test_a_database_whose_folder_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"file/new: Not a directory; next: correct KFM_HOME or KFM_WAL_DSN"):
+        Database.open(f"sqlite:///{tmp_path / 'file' / 'new' / 'kfm.db'}")
 
 
 def test_a_failed_transaction_leaves_nothing(database: Database) -> None:
