@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.cli.progress_bar import drain_bar
 
 
@@ -39,6 +40,7 @@ def bench(
     """
     from kfm_dagster.embedded.bench import run_bench  # noqa: PLC0415, psutil comes with the `demo` extra
 
+    refuse_unwritable_home(home)
     console = Console(stderr=True)
     with drain_bar(console) as report:
         result = run_bench(

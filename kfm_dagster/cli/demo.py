@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.cli.progress_bar import drain_bar
 from kfm_dagster.embedded.demo import DemoResult, run_demo
 
@@ -43,6 +44,7 @@ def demo(*, objects: Path | None, home: Path, timeout: int, as_json: bool) -> No
 
     Example: kfm demo --objects ./nodd --json
     """
+    refuse_unwritable_home(home)
     console = Console(stderr=True)
     with drain_bar(console) as report:
         result = run_demo(home, objects=objects, timeout_seconds=timeout, report=report, say=console.print)

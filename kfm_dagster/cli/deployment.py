@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.cli.progress_bar import drain_bar
 from kfm_dagster.embedded.cloud import EmbeddedCloud
 from kfm_dagster.embedded.demo import DEMO_ENVIRONMENT, account, environment
@@ -21,6 +22,7 @@ from kfm_dagster.embedded.sample_day import SAMPLE_DAY, sample_objects
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ingest.configuration import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline, utc_now
+from kfm_dagster.notifications.sqs import connect
 from kfm_dagster.settings import Settings
 
 
@@ -42,6 +44,7 @@ def ui(*, port: int, cloud: str) -> None:
     _refuse_taken(port)
     # The daemon's ticks would refuse it one by one, where nobody looks.
     registry = read_configuration(settings).registry
+    refuse_unwritable_home(settings.home)
     console = Console(stderr=True)
     with ExitStack() as stack:
         if cloud == "embedded":
@@ -75,10 +78,13 @@ def drain(*, timeout: int, as_json: bool) -> None:
     Example: KFM_SQS_PRIMARY_QUEUE=kfm-nodd-primary kfm drain
     """
     settings = Settings.load()
+    # What opening the pipeline does first, and then the queue: without one there is nothing to make a ledger for.
+    read_configuration(settings)
+    refuse_unwritable_home(settings.home)
+    connect(settings).depth()
     pipeline = Pipeline.open(settings)
     started = utc_now()
     try:
-        pipeline.queue.depth()
         with (
             drain_bar(Console(stderr=True)) as report,
             Deployment(Path(settings.home), environment={}) as deployment,

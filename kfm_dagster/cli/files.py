@@ -1,12 +1,15 @@
-"""Files that a command is to write: refused before anything is done where they cannot be. Nothing else."""
+"""Files and folders that a command is to write: refused before anything is done where they cannot be. Nothing else."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import click
+
+from kfm_dagster.errors import ConfigurationError
 
 
 class NewFile(click.Path):
@@ -16,8 +19,34 @@ class NewFile(click.Path):
         super().__init__(path_type=Path, dir_okay=False, writable=True)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Refuse a folder that is not there, besides what click refuses."""
+        """Refuse a folder that is not there or takes no file, besides what click refuses."""
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if not path.absolute().parent.is_dir():
             self.fail(f"there is no folder {path.parent}", param, ctx)
+        try:
+            _try(path)
+        except OSError as error:
+            self.fail(f"{path} cannot be written ({error.strerror})", param, ctx)
         return path
+
+
+def refuse_unwritable_home(home: Path) -> None:
+    """Raise ConfigurationError where a data root cannot be made or written to; makes nothing."""
+    try:
+        there = next(folder for folder in (home.absolute(), *home.absolute().parents) if folder.exists())
+        tempfile.TemporaryFile(dir=there).close()
+    except OSError as error:
+        raise ConfigurationError(
+            "the data root cannot be written to",
+            observed=f"{home}: {error.strerror}",
+            expected="a folder of yours, or one that can be made",
+            next_step="name another with KFM_HOME, or with --home where the command has it",
+        ) from None
+
+
+def _try(path: Path) -> None:
+    """Raise OSError where a file cannot be written: permissions alone do not tell (root in /proc, a full disk)."""
+    if path.is_file():
+        path.open("ab").close()
+    elif not path.exists():
+        tempfile.TemporaryFile(dir=path.parent).close()

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from kfm_dagster.cli.files import NewFile
 from kfm_dagster.cli.opening import opened_pipeline
 from kfm_dagster.cli.tables import show_fields, show_section
 from kfm_dagster.errors import ExitCode
@@ -21,7 +22,7 @@ from kfm_dagster.stages.card import OnFailure
 
 @click.command()
 @click.option("--days", type=click.IntRange(1, MOST_DAYS), default=DAYS, show_default=True, help="So many days back.")
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write the report as a page, too.")
+@click.option("--html", type=NewFile(), help="Write the report as a page, too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def validate(*, days: int, html: Path | None, as_json: bool) -> int:
     """Show stage states, gate pass rates, stops, retries, dimensional closure and KPIs of the last days.
@@ -33,7 +34,7 @@ def validate(*, days: int, html: Path | None, as_json: bool) -> int:
     with opened_pipeline(read_only=True) as pipeline:
         report = validate_report(pipeline, since=pipeline.clock() - timedelta(days=days))
     if html is not None:
-        with whole_files(html.parent, [ExportFile(name=html.name, opening=OPENING)]) as [file]:
+        with whole_files(html.parent, [ExportFile(name=html.name, opening=OPENING)], option="--html") as [file]:
             file.write(validation_page(report).removeprefix(OPENING.decode()).encode())
     if as_json:
         click.echo(json.dumps(report))

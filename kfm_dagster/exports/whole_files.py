@@ -32,14 +32,15 @@ class ExportFile:
 
 
 @contextmanager
-def whole_files(folder: Path, files: Sequence[ExportFile]) -> Iterator[list[BinaryIO]]:
+def whole_files(folder: Path, files: Sequence[ExportFile], *, option: str = "--out") -> Iterator[list[BinaryIO]]:
     """Open files of a folder for writing; they take their places when the block ends, and none does when it raises.
 
+    `option` is the one by which a person names the place.
     Raises ForeignFileError before anything is written, ConfigurationError when the folder cannot be written to.
     """
     try:
         for file in files:
-            _refuse_foreign(folder / file.name, file.opening)
+            _refuse_foreign(folder / file.name, file.opening, option)
         folder.mkdir(parents=True, exist_ok=True)
         parts = [folder / f".{file.name}.{secrets.token_hex(4)}" for file in files]
         with ExitStack() as stack:
@@ -59,11 +60,11 @@ def whole_files(folder: Path, files: Sequence[ExportFile]) -> Iterator[list[Bina
         raise ConfigurationError(
             "the export cannot be written",
             observed=f"{folder}: {error.strerror or error}",
-            next_step="name another folder with --out",
+            next_step=f"name another folder with {option}",
         ) from error
 
 
-def _refuse_foreign(path: Path, opening: bytes) -> None:
+def _refuse_foreign(path: Path, opening: bytes, option: str) -> None:
     if path.is_symlink() or (path.exists() and not path.is_file()):
         found = b""
     elif not path.exists():
@@ -75,7 +76,7 @@ def _refuse_foreign(path: Path, opening: bytes) -> None:
         raise ForeignFileError(
             observed=str(path),
             expected="a file of an earlier export, or none",
-            next_step="move it away, or name another folder with --out",
+            next_step=f"move it away, or name another folder with {option}",
         )
 
 

@@ -26,6 +26,7 @@ from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.notifications.sqs import Queue
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import STATE_MACHINE, Card
 from kfm_dagster_tests.factories import envelope, failed, finished
@@ -33,6 +34,12 @@ from kfm_dagster_tests.factories import envelope, failed, finished
 SECRET = "s3cr3t-word"
 UNKNOWN_ID = "00000000-0000-8000-8000-000000000000"
 DOWN = f"postgresql://kfm:{SECRET}@127.0.0.1:1/kfm"
+NO_QUEUE = {
+    "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
+    "AWS_ACCESS_KEY_ID": "testing",
+    "AWS_SECRET_ACCESS_KEY": SECRET,
+    "AWS_DEFAULT_REGION": "us-east-1",
+}
 DAY = "2025-12-03"
 
 
@@ -93,11 +100,11 @@ def ledger(home: Path) -> dict[str, NoddWalRecord]:
 
 
 def state_of(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder; SQLite's own side files come and go."""
+    """Every file and folder below a folder; SQLite's own side files come and go."""
     return {
-        str(path.relative_to(folder)): path.read_bytes()
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
         for path in folder.rglob("*")
-        if path.is_file() and not path.name.endswith(("-wal", "-shm"))
+        if not path.name.endswith(("-wal", "-shm"))
     }
 
 
@@ -182,7 +189,18 @@ BAD_INPUT: dict[str, tuple[list[str], dict[str, str], ExitCode, list[str]]] = {
     "bad environment": (["wal", "list"], {"KFM_ENV": "production"}, ExitCode.USAGE, ["KFM_ENV", "'production'"]),
     "bad DSN": (["wal", "list"], {"KFM_WAL_DSN": f"oracle://{SECRET}@x"}, ExitCode.USAGE, ["KFM_WAL_DSN"]),
     "database down": (["wal", "list"], {"KFM_WAL_DSN": DOWN}, ExitCode.DEPENDENCY_UNAVAILABLE, ["127.0.0.1:1"]),
-    "database down, drain": (["drain"], {"KFM_WAL_DSN": DOWN}, ExitCode.DEPENDENCY_UNAVAILABLE, ["127.0.0.1:1"]),
+    "queue down, drain": (
+        ["drain"],
+        NO_QUEUE,
+        ExitCode.DEPENDENCY_UNAVAILABLE,
+        ["queue kfm-nodd-primary does not answer"],
+    ),
+    "queue down, drain into a new folder": (
+        ["drain"],
+        {**NO_QUEUE, "KFM_WAL_DSN": "sqlite:///new/kfm.db"},
+        ExitCode.DEPENDENCY_UNAVAILABLE,
+        ["queue kfm-nodd-primary does not answer"],
+    ),
     "missing objects": (["demo", "--objects", "no/such"], {}, ExitCode.USAGE, ["--objects is no folder", "no/such"]),
     "no such grid": (["demo"], {"KFM_ENERGY_GRID": "ZZZ"}, ExitCode.USAGE, ["KFM_ENERGY_GRID", "'ZZZ'", "expected"]),
     "no such grid, ui": (["ui", "--port", "39871"], {"KFM_ENERGY_GRID": "ZZZ"}, ExitCode.USAGE, ["KFM_ENERGY_GRID"]),
@@ -216,12 +234,33 @@ BAD_INPUT: dict[str, tuple[list[str], dict[str, str], ExitCode, list[str]]] = {
         for arguments in (["validate"], ["wal", "list"], ["explain", "latest"], ["export", "graph"])
     },
     "no time at all": (["drain", "--timeout", "0"], {}, ExitCode.USAGE, ["--timeout", "x>=1"]),
-    "no folder to write to": (
-        ["cloud", "--env-file", "no/cloud.env"],
-        {},
-        ExitCode.USAGE,
-        ["--env-file", "no folder no"],
-    ),
+    **{
+        f"{reason}, {' '.join([*arguments, option])}": ([*arguments, option, place], {}, ExitCode.USAGE, [option, said])
+        for arguments, option in (
+            (["cloud"], "--env-file"),
+            (["replay", "select", "--dataset", "goes-abi"], "--save"),
+            (["validate"], "--html"),
+        )
+        for reason, place, said in (
+            ("a folder that takes no file", "/proc/x", "/proc/x cannot be written (No such file"),
+            ("a file that takes nothing", "/proc/version", "/proc/version cannot be written"),
+            ("no folder", "no/x", "there is no folder no"),
+        )
+    },
+    **{
+        f"no place for a home, {arguments[0]}": (
+            [*arguments],
+            {"KFM_HOME": place},
+            ExitCode.USAGE,
+            ["the data root cannot be written to", f"{place}: ", "KFM_HOME"],
+        )
+        for arguments, place in (
+            (["demo"], "/proc/x/y"),
+            (["ui", "--port", "39871"], "/proc/x"),
+            (["drain"], "wrong.yaml/home"),
+        )
+    },
+    "no place for a home, bench": (["bench", "--home", "/proc/x"], {}, ExitCode.USAGE, ["/proc/x: ", "--home"]),
     "no port, console": (["console", "--port", "0"], {}, ExitCode.USAGE, ["--port"]),
     "no port": (["ui", "--port", "99999"], {}, ExitCode.USAGE, ["--port"]),
 }
@@ -255,6 +294,14 @@ def test_bad_input_is_one_line_and_changes_nothing(
     assert "Traceback" not in answer.err
     assert SECRET not in answer.err
     assert state_of(tmp_path) == before
+
+
+def test_a_drain_that_has_a_queue_asks_for_the_database_next(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Queue, "depth", lambda queue: None)
+    monkeypatch.setenv("KFM_WAL_DSN", DOWN)
+    answer = call("drain")
+    assert (answer.code, answer.out) == (ExitCode.DEPENDENCY_UNAVAILABLE, "")
+    assert "the database does not answer; observed postgresql+psycopg2://kfm:***@127.0.0.1:1" in answer.err
 
 
 WRONG: dict[str, tuple[str, str, str]] = {

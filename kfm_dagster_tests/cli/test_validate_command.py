@@ -109,6 +109,16 @@ def test_whatever_stopped_a_stage_has_its_exit_code(
     assert call("validate").code == code
 
 
+def test_a_page_takes_no_other_file_s_place_and_says_by_which_option(
+    call: Call, ledger: dict[str, NoddWalRecord], tmp_path: Path
+) -> None:
+    (tmp_path / "page.html").write_text("<p>mine</p>")
+    answer = call("validate", "--html", "page.html")
+    assert (answer.code, answer.out) == (ExitCode.REFUSED, "")
+    assert answer.err.endswith("next: move it away, or name another folder with --html\n")
+    assert (tmp_path / "page.html").read_text() == "<p>mine</p>"
+
+
 def test_looking_at_how_it_went_changes_nothing(
     call: Call, ledger: dict[str, NoddWalRecord], home: Path, tmp_path: Path
 ) -> None:
