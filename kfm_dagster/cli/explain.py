@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 from typing import Any
 
 import click
 
-from kfm_dagster.cli.opening import looked_up_states, opened_database
+from kfm_dagster.cli.opening import explanations, looked_up_states, opened_database
 from kfm_dagster.cli.tables import show_section
-from kfm_dagster.ingest.explanation import SHORTEST_BEGINNING, Explanations
-from kfm_dagster.ingest.reexecutions import Reexecutions
+from kfm_dagster.ingest.explanation import SHORTEST_BEGINNING
 from kfm_dagster.ingest.run_account import NodeAccount, RunAccount
 from kfm_dagster.settings import Settings
 
@@ -31,10 +28,8 @@ def explain(*, run: str, as_json: bool) -> None:
     Example: kfm explain latest
     """
     settings = Settings.load()
-    home = Path(os.environ.get("DAGSTER_HOME") or settings.home / "dagster")
     with opened_database(settings) as database:
-        states = looked_up_states(database, settings)
-        account = Explanations(database=database, run_states=states, reexecutions=Reexecutions(home)).explain(run)
+        account = explanations(database, looked_up_states(database, settings), settings).explain(run)
     if as_json:
         click.echo(json.dumps(account.as_json()))
     else:

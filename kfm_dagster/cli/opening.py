@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -10,7 +11,9 @@ from pathlib import Path
 from sqlalchemy.engine import make_url
 
 from kfm_dagster.errors import NoLedgerError, SchemaVersionError
+from kfm_dagster.ingest.explanation import Explanations
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.reexecutions import Reexecutions
 from kfm_dagster.run_state.choice import CLAIM, open_run_states
 from kfm_dagster.run_state.store import RelationalRunState, RunStateStore
 from kfm_dagster.settings import Settings
@@ -57,6 +60,12 @@ def looked_up_states(database: Database, settings: Settings) -> RunStateStore:
     return open_run_states(
         database, configured=settings.run_state, branch=settings.lakefs_branch, clock=lambda: datetime.now(UTC)
     )
+
+
+def explanations(database: Database, run_states: RunStateStore, settings: Settings) -> Explanations:
+    """Explain runs by an opened database; re-executions are looked up in DAGSTER_HOME (default: KFM_HOME/dagster)."""
+    home = Path(os.environ.get("DAGSTER_HOME") or settings.home / "dagster")
+    return Explanations(database=database, run_states=run_states, reexecutions=Reexecutions(home))
 
 
 def _refuse_a_missing_file(settings: Settings) -> None:

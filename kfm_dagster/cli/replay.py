@@ -184,15 +184,17 @@ def stop(*, shell: Shell, replay_run_id: str, **given: Any) -> None:
 
 
 @replay.command()
-@click.argument("run_id", metavar="RUN")
+@click.argument("run", metavar="RUN")
 @click.option("--dataset", help="Only this dataset of the run.")
 @everywhere
-def compare(*, shell: Shell, run_id: str, dataset: str | None) -> ExitCode:
+def compare(*, shell: Shell, run: str, dataset: str | None) -> ExitCode:
     """Do a run's stages again from their checkpoints, last one first, and compare. Changes nothing; 4 says it differs.
+
+    RUN is named as for kfm explain: by its id, the first 8 characters or more of it, or `latest`.
 
     Example: kfm replay compare 6f9b2f0e-2f64-4c43-9a51-6a1f3a0e9c55
     """
-    return compare_stages(shell, run_id, dataset)
+    return compare_stages(shell, run, dataset)
 
 
 @contextmanager

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kfm_dagster.cli.opening import opened_pipeline
+from kfm_dagster.cli.opening import explanations, opened_pipeline
 from kfm_dagster.cli.replay_options import Shell
 from kfm_dagster.cli.replay_output import show
-from kfm_dagster.cli.tables import show_rows
+from kfm_dagster.cli.tables import show_section
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.node import Operator
 from kfm_dagster.ingest.run_comparison import RunReplayRefusedError, compare_run
@@ -13,9 +13,13 @@ from kfm_dagster.ingest.run_comparison import RunReplayRefusedError, compare_run
 COLUMNS = ("stage", "units", "keys_differing", "results_differing", "first", "diverges")
 
 
-def compare(shell: Shell, run_id: str, dataset: str | None) -> ExitCode:
-    """Print each stage of a run, done again. Raises RunReplayRefusedError where the run cannot be compared."""
+def compare(shell: Shell, run: str, dataset: str | None) -> ExitCode:
+    """Print each stage of a run, done again; the run is named as for `kfm explain`.
+
+    Raises UnknownRunError without such a run, RunReplayRefusedError where it cannot be compared.
+    """
     with opened_pipeline(shell.settings) as pipeline:
+        run_id = explanations(pipeline.database, pipeline.stages.run_states, shell.settings).root_of(run)
         plan = pipeline.card.replay_plan.replay
         known = {state.dataset_id for state in pipeline.stages.run_states.of_run(run_id)}
         datasets = [
@@ -26,8 +30,8 @@ def compare(shell: Shell, run_id: str, dataset: str | None) -> ExitCode:
         if not datasets:
             raise RunReplayRefusedError(
                 observed=f"{run_id} has done nothing of {dataset or 'any dataset'}",
-                expected="the whole id of a run, the root's of a re-execution",
-                next_step="kfm explain latest",
+                expected="a run that has received units of it",
+                next_step=f"kfm explain {run_id} tells what it did",
             )
         rows = [
             {**comparison.as_json(), "diverges": comparison.diverges(plan)}
@@ -40,5 +44,5 @@ def compare(shell: Shell, run_id: str, dataset: str | None) -> ExitCode:
             expected="a run with units that succeeded",
             next_step="kfm explain latest",
         )
-    show(rows, output=shell.output, as_table=lambda: show_rows(rows, COLUMNS))
+    show(rows, output=shell.output, as_table=lambda: show_section(f"run {run_id}", rows, COLUMNS))
     return ExitCode.FINISHED_WITH_FAILURES if any(row["diverges"] for row in rows) else ExitCode.DONE

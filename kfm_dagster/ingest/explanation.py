@@ -60,6 +60,11 @@ class Explanations:
             units=units_by_end(nodes),
         )
 
+    def root_of(self, run: str) -> str:
+        """Return the id under which a run recorded what it did, its root's. Named and refused as by `explain`."""
+        run_id, reexecution = self._resolve(run)
+        return reexecution.root_run_id if reexecution else run_id
+
     def node(self, dataset_id: str, run_id: str) -> NodeAccount:
         """Return what one node recorded under a root run's id."""
         state = self.run_states.get(dataset_id, run_id)

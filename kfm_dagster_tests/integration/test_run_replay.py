@@ -268,6 +268,9 @@ def test_a_run_is_compared_by_the_command_and_replayed_by_its_configuration_in_d
     code, said = compared("compare", original, "--output", "json")
     assert code == 0, said.err
     assert [(row["stage"], row["diverges"]) for row in json.loads(said.out)] == [(stage, False) for stage in STAGES]
+    for named in (original[:8], "latest"):
+        assert compared("compare", named, "--output", "json") == (code, said)
+    assert f"run {original}" in compared("compare", "latest")[1].out
     wanted = {"run_id": original, "actor": "ada", "reason": "drill", "change_ref": "CHG-7"}
     config = {"ops": {"nexrad_l2__message_parse": {"config": {"replay": wanted}}}}
     second = face.execute("ingest_nexrad_l2", partition=PARTITION, run_config=config)
@@ -281,8 +284,10 @@ def test_a_run_is_compared_by_the_command_and_replayed_by_its_configuration_in_d
     assert "gives another result now" in str(failed.step_failure_data.error)
     assert compared("compare", second.dagster_run.run_id)[0] == 4
     assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 2}
+    code, said = compared("compare", "latest", "--dataset", "goes-abi")
+    assert (code, f"{third.dagster_run.run_id} has done nothing of goes-abi" in said.err) == (3, True)
     code, said = compared("compare", "nobody")
-    assert (code, "nobody has done nothing of any dataset" in said.err) == (3, True)
+    assert (code, "nothing is recorded of such a run; observed nobody" in said.err) == (2, True)
 
     put(objects, [replace(volumes(3)[2], stored=b"")])
     barren = face.execute("ingest_nexrad_l2", partition=PARTITION).dagster_run.run_id
