@@ -73,14 +73,17 @@ class IllegalTransitionError(KfmError):
 
     exit_code = ExitCode.REFUSED
 
-    def __init__(self, *, wal_id: str, from_status: str | None, to_status: str, why: str | None = None) -> None:
+    def __init__(
+        self, *, wal_id: str, from_status: str | None, to_status: str, expected: str, why: str | None = None
+    ) -> None:
+        """Name the transition, what would be one (`expected`), and why this is none."""
         self.wal_id = wal_id
         self.from_status = from_status
         self.to_status = to_status
         super().__init__(
             "illegal transition" if why is None else f"illegal transition ({why})",
             observed=f"{wal_id}: {from_status or 'null'} > {to_status}",
-            expected="a transition of ledger.state_machine.TRANSITIONS with its conditions met",
+            expected=expected,
             next_step="see where it stands now (kfm wal show, kfm replay status)",
         )
 

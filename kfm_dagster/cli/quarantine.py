@@ -223,7 +223,11 @@ def _quarantined(
             raise _moved(record.wal_id, version, found=record.version)
         if record.status is not Status.QUARANTINED:
             raise IllegalTransitionError(
-                wal_id=record.wal_id, from_status=record.status, to_status=to_status, why="the unit is not quarantined"
+                wal_id=record.wal_id,
+                from_status=record.status,
+                to_status=to_status,
+                expected="a unit of kfm quarantine list",
+                why="the unit is not quarantined",
             )
         if _cases(pipeline).of(record.wal_id, tx=tx)[0].state is CaseState.DISCARDED:
             raise CaseConflictError(

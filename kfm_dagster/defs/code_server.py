@@ -22,7 +22,7 @@ from dagster._grpc.server import DagsterApiServer
 
 
 class ForkingApiServer(DagsterApiServer):
-    """Dagster's servicer, which forks runs from a process without Python threads instead of starting them from nothing."""
+    """Dagster's servicer, which forks runs from a process without Python threads, not from nothing."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

@@ -7,35 +7,45 @@ its context. Does not belong here: refusals that Python makes by itself.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.errors import IllegalTransitionError
+from kfm_dagster.ledger.state_machine import allowed_instead
 
 _REFUSAL = re.compile(r"(?P<rule>[a-z_]+): (?P<wal_id>\S+): (?P<from>[a-z_]+) > (?P<to>[a-z_]+)")
 
 
-def refusal(error: DBAPIError) -> IllegalTransitionError | None:
+Allowed = Callable[[str | None, str], str]
+"""From a refused transition to what would have been one."""
+
+
+def refusal(error: DBAPIError, *, allowed: Allowed = allowed_instead) -> IllegalTransitionError | None:
     """Return the refused transition, or None when the database complains about something else."""
     found = _REFUSAL.search(str(error.orig))
     if found is None:
         return None
+    from_status = None if found["from"] == "null" else found["from"]
     return IllegalTransitionError(
         wal_id=found["wal_id"],
-        from_status=None if found["from"] == "null" else found["from"],
+        from_status=from_status,
         to_status=found["to"],
+        expected=allowed(from_status, found["to"]),
         why=found["rule"],
     )
 
 
 @contextmanager
-def explained() -> Iterator[None]:
-    """Raise IllegalTransitionError instead of the driver's error when a trigger refused."""
+def explained(*, allowed: Allowed = allowed_instead) -> Iterator[None]:
+    """Raise IllegalTransitionError instead of the driver's error when a trigger refused.
+
+    `allowed` is of whatever has the states; by default of the ledger's records.
+    """
     try:
         yield
     except DBAPIError as error:
-        if (refused := refusal(error)) is not None:
+        if (refused := refusal(error, allowed=allowed)) is not None:
             raise refused from error
         raise

@@ -58,7 +58,7 @@ TRANSITIONS: tuple[TransitionRule, ...] = (
         from_status=Status.IN_PROGRESS,
         to_status=Status.SUCCEEDED,
         trigger="every operator completed",
-        condition="each sub-status is one that SUCCESS_REQUIRES names",
+        condition="each sub-status is one that a success may have (section 4.3)",
     ),
     TransitionRule(
         from_status=Status.IN_PROGRESS,
@@ -124,6 +124,15 @@ def success_hindrance(sub_statuses: Mapping[str, str]) -> str | None:
     return None
 
 
+def allowed_instead(from_status: str | None, to_status: str) -> str:
+    """Say what a legal transition asks for, and of any other what this status allows."""
+    rules = [rule for rule in (*TRANSITIONS, *OVERRIDES) if rule.from_status == from_status]
+    for rule in rules:
+        if rule.to_status == to_status:
+            return rule.condition
+    return " or ".join(f"{from_status or 'null'} > {rule.to_status} ({rule.trigger})" for rule in rules)
+
+
 def check_transition(
     *,
     wal_id: str,
@@ -150,4 +159,11 @@ def check_transition(
         elif attempts >= max_attempts:
             why = f"{attempts} of {max_attempts} attempts are used"
     if why is not None:
-        raise IllegalTransitionError(wal_id=wal_id, from_status=from_status, to_status=to_status or "null", why=why)
+        wanted = to_status or "null"
+        raise IllegalTransitionError(
+            wal_id=wal_id,
+            from_status=from_status,
+            to_status=wanted,
+            expected=allowed_instead(from_status, wanted),
+            why=why,
+        )

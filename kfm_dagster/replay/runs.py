@@ -56,6 +56,16 @@ class ReplayState(StrEnum):
     """Every unit is decided about, and every one that was let in has ended."""
 
 
+NEXT_STATES: Mapping[ReplayState, tuple[ReplayState, ...]] = {
+    ReplayState.PLANNED: (ReplayState.RUNNING,),
+    ReplayState.RUNNING: (ReplayState.PAUSED, ReplayState.STOPPED, ReplayState.FINISHED),
+    ReplayState.PAUSED: (ReplayState.RUNNING, ReplayState.STOPPED),
+    ReplayState.STOPPED: (ReplayState.RUNNING,),
+    ReplayState.FINISHED: (),
+}
+"""Every legal change (RPL-05), for telling; the database keeps to it (`sql/*/0007_replay.sql`)."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayRun:
     """A replay, as it was approved and where it stands."""
@@ -104,7 +114,7 @@ def create(
     at: datetime,
 ) -> None:
     """Record a replay with its frozen selection, and let it run."""
-    with explained():
+    with explained(allowed=_allowed):
         tx.run(
             "replay.create",
             replay_run_id=replay_run_id,
@@ -134,7 +144,7 @@ def change_state(
     mismatches_seen: int | None = None,
 ) -> None:
     """Change the state of a replay by compare-and-swap. Raises IllegalTransitionError or ReplayStateError."""
-    with explained():
+    with explained(allowed=_allowed):
         changed = tx.run(
             "replay.change_state",
             replay_run_id=replay_run_id,
@@ -147,6 +157,11 @@ def change_state(
         ).one_or_none()
     if changed is None:
         raise ReplayStateError(observed=f"{replay_run_id} is not {from_state}", next_step="kfm replay status")
+
+
+def _allowed(from_state: str | None, _to_state: str) -> str:
+    then = NEXT_STATES[ReplayState(from_state)] if from_state else (ReplayState.PLANNED,)
+    return " or ".join(f"{from_state or 'null'} > {state}" for state in then) or f"nothing after {from_state}"
 
 
 def get(tx: Transaction, replay_run_id: str) -> ReplayRun:

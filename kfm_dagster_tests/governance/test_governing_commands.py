@@ -70,7 +70,9 @@ REFUSED: dict[str, tuple[list[str], ExitCode, list[str]]] = {
     "release: no reason": (["release", "{quarantined}", *CHANGE], ExitCode.USAGE, ["--reason"]),
     "release: empty reason": (["release", "{quarantined}", "--reason", " ", *CHANGE], ExitCode.USAGE, ["reason"]),
     "release: no unit": (["release", *WHY, *CHANGE], ExitCode.USAGE, ["WAL_ID"]),
-    "discard: pending": (["discard", "{pending}", *WHY], ExitCode.REFUSED, ["pending > quarantined"]),
+    "discard: pending": (
+        ["discard", "{pending}", *WHY], ExitCode.REFUSED, ["pending > quarantined", "kfm quarantine list"],
+    ),
     "discard: again": (["discard", "{discarded}", *WHY], ExitCode.REFUSED, ["was discarded"]),
     "discard: another version": (
         ["discard", "{quarantined}", "--version", "3", *WHY], ExitCode.REFUSED, ["at version 2"],
@@ -78,11 +80,13 @@ REFUSED: dict[str, tuple[list[str], ExitCode, list[str]]] = {
     "discard: long reason": (["discard", "{quarantined}", "--reason", "x" * 1001], ExitCode.USAGE, ["1001 characters"]),
     "quarantine: succeeded": (
         ["quarantine", "add", "{succeeded}", "--reason-code", "odd", *WHY],
-        ExitCode.REFUSED, ["succeeded > quarantined"],
+        ExitCode.REFUSED,
+        ["succeeded > quarantined", "expected succeeded > pending (a person has the unit done again); next:"],
     ),
     "quarantine: in progress": (
         ["quarantine", "add", "{in_progress}", "--reason-code", "odd", *WHY],
-        ExitCode.REFUSED, ["in_progress > quarantined"],
+        ExitCode.REFUSED,
+        ["in_progress > quarantined", "expected in_progress > succeeded (every operator completed) or in_progress > f"],
     ),
     "quarantine: twice": (
         ["quarantine", "add", "{pending}", "{quarantined}", "--reason-code", "odd", *WHY],

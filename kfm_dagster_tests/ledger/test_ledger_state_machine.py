@@ -19,7 +19,7 @@ from kfm_dagster.errors import IllegalTransitionError
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.refusals import explained
-from kfm_dagster.ledger.state_machine import TRANSITIONS, Status, check_transition, success_hindrance
+from kfm_dagster.ledger.state_machine import OVERRIDES, TRANSITIONS, Status, check_transition, success_hindrance
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.statements import migrations
 from kfm_dagster_tests.factories import envelope
@@ -133,8 +133,13 @@ def test_python_refuses_every_pair_that_is_not_legal(before: str | None, after: 
     if (before, after) in LEGAL:
         check()
     else:
-        with pytest.raises(IllegalTransitionError, match=f"w-1: {before or 'null'} > {after or 'null'}"):
+        with pytest.raises(IllegalTransitionError, match=f"w-1: {before or 'null'} > {after or 'null'}") as refused:
             check()
+        # What is told instead is what this status allows: of itself, or by a governed override.
+        overrides = {(rule.from_status, rule.to_status) for rule in OVERRIDES}
+        allowed = {f"{start or 'null'} > {end} (" for start, end in LEGAL | overrides if start == before}
+        told = str(refused.value.expected)
+        assert (before, after) in overrides or {part for part in allowed if part in told} == allowed != set()
 
 
 @pytest.mark.clause("WSM-01", "WSM-02")

@@ -400,6 +400,8 @@ def test_a_replay_changes_its_state_as_the_diagram_says_and_not_otherwise(stand:
         with stand.pipeline.database.transaction() as tx:
             runs.change_state(tx, replay_run_id, from_state, to_state, at=stand.clock(), state_reason=reason)
 
+    told = {(before.value, after.value) for before, then in runs.NEXT_STATES.items() for after in then}
+    assert told == LEGAL | {("planned", "running")}
     for from_state in set(ReplayState) - {ReplayState.PLANNED}:
         for to_state in ReplayState:
             replay_run_id = stand.engine.start(selection(), PERSON).replay_run_id
@@ -412,6 +414,8 @@ def test_a_replay_changes_its_state_as_the_diagram_says_and_not_otherwise(stand:
             with pytest.raises(IllegalTransitionError) as refused:
                 go(replay_run_id, from_state, to_state)
             assert (refused.value.from_status, refused.value.to_status) == (from_state, to_state)
+            allowed = {f"{before} > {after}" for before, after in LEGAL if before == from_state}
+            assert set(str(refused.value.expected).split(" or ")) == (allowed or {"nothing after finished"})
 
 
 @pytest.mark.clause("RPL-05")
