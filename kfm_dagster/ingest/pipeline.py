@@ -197,9 +197,9 @@ class Pipeline:
 
     def _delete(self, queue: Queue, due: Sequence[DueMessage]) -> int:
         refused = set(queue.delete([entry.receipt_handle for entry in due]))
-        deleted = [entry.message_id for entry in due if entry.receipt_handle not in refused]
-        self.deliveries.mark_deleted(deleted)
-        return len(deleted)
+        taken = [entry for entry in due if entry.receipt_handle not in refused]
+        self.deliveries.mark_acknowledged(taken)
+        return len(taken)
 
     def _by_queue(self, messages: Iterable[Due]) -> Iterator[tuple[Queue, list[Due]]]:
         drained: list[Due] = []

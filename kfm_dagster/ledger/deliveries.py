@@ -181,8 +181,19 @@ class Deliveries:
             for row in rows
         ]
 
+    def mark_acknowledged(self, taken: Iterable[DueMessage], *, tx: Transaction | None = None) -> None:
+        """Note that SQS took the deletion of these receipts.
+
+        A message that has come again meanwhile stays in flight, and is due under its newer receipt: SQS takes an old
+        one without an error, and need not delete anything (DeleteMessage in the SQS API reference).
+        """
+        pairs = sorted((entry.message_id, entry.receipt_handle) for entry in taken)
+        batch = [{"message_id": message_id, "receipt_handle": receipt} for message_id, receipt in pairs]
+        with writing(self._database, tx) as change:
+            change.run("deliveries.mark_acknowledged", batch=as_json(batch), at=self._now())
+
     def mark_deleted(self, message_ids: Iterable[str], *, tx: Transaction | None = None) -> None:
-        """Note that SQS took the deletion."""
+        """Note that SQS took the deletion, whatever receipt is on record: not every dead letter has one."""
         with writing(self._database, tx) as change:
             change.run("deliveries.mark_deleted", message_ids=as_json(sorted(message_ids)), at=self._now())
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.contracts.envelope import Envelope
-from kfm_dagster.ledger.deliveries import Delivery, DeliveryState, Rejection
+from kfm_dagster.ledger.deliveries import Delivery, DeliveryState, DueMessage, Rejection
 from kfm_dagster_tests.factories import envelope, failed, finished
 from kfm_dagster_tests.ledger.bench import JANE, Bench
 
@@ -108,6 +108,23 @@ def test_a_redelivery_renews_the_handle_and_a_deleted_message_is_in_flight_again
     assert bench.deliveries.duplicates() == {"nexrad-l2": 0}
 
 
+@pytest.mark.clause("BEY-03")
+def test_a_deletion_by_a_receipt_that_is_not_the_newest_leaves_the_message_due(bench: Bench) -> None:
+    one, two = envelope(1), envelope(2)
+    receive(bench, message(1, one), message(2, two), units=(one, two))
+    bench.bring_to("succeeded", one)
+    bench.bring_to("succeeded", two)
+    taken = bench.deliveries.due_for_deletion(limit=10)
+    # SQS takes both receipts, but the second message has come again by then.
+    receive(bench, message(2, two, receipt="new"), units=(two,))
+    bench.deliveries.mark_acknowledged(taken)
+    assert bench.deliveries.states(["m1", "m2"]) == {"m1": DeliveryState.DELETED, "m2": DeliveryState.IN_FLIGHT}
+    assert due(bench) == [("m2", "new-2")]
+    bench.deliveries.mark_acknowledged(bench.deliveries.due_for_deletion(limit=10))
+    assert due(bench) == []
+    assert bench.deliveries.conservation().messages["deleted"] == 2
+
+
 def test_two_messages_of_one_unit_are_one_duplicate(bench: Bench) -> None:
     unit, other = envelope(1), envelope(2)
     receive(bench, message(1, unit), message(2, unit, other), message(3, unit), units=(unit, other))
@@ -147,13 +164,15 @@ def test_a_message_found_among_the_dead_letters_is_dead_unless_it_waits_there_fo
     assert bench.deliveries.conservation().residual_messages == 0
 
 
-@pytest.mark.parametrize("what", ["deleted", "rejected", "dead-lettered"])
+@pytest.mark.parametrize("what", ["deleted", "acknowledged", "rejected", "dead-lettered"])
 def test_runs_and_ticks_that_note_the_same_messages_at_once_do_not_deadlock(bench: Bench, what: str) -> None:
     deliveries = bench.deliveries
     names = [f"{random.Random(number).getrandbits(64):016x}" for number in range(1_500)]
     deliveries.record(dataclasses.replace(message(0), message_id=name) for name in names)
+    held = {name: DueMessage(message_id=name, queue="kfm-nodd-primary", receipt_handle="r-0") for name in names}
     note: dict[str, Callable[[list[str]], None]] = {
         "deleted": deliveries.mark_deleted,
+        "acknowledged": lambda part: deliveries.mark_acknowledged(held[name] for name in part),
         "rejected": lambda part: deliveries.reject(dataclasses.replace(rejection(0), message_id=name) for name in part),
         "dead-lettered": lambda part: deliveries.mark_dead_lettered(part, queue="kfm-nodd-dlq"),
     }
@@ -169,7 +188,7 @@ def test_runs_and_ticks_that_note_the_same_messages_at_once_do_not_deadlock(benc
 
     with ThreadPoolExecutor(3) as pool:
         noted = set().union(*pool.map(repeat, range(3)))
-    state = DeliveryState(what.replace("-", "_"))
+    state = DeliveryState({"acknowledged": "deleted"}.get(what, what.replace("-", "_")))
     assert deliveries.states(names) == {name: state if name in noted else DeliveryState.IN_FLIGHT for name in names}
 
 
@@ -247,7 +266,7 @@ def test_conservation_holds_after_every_step_of_any_story(bench: Bench, steps: l
             case "retry":
                 bench.ledger.readmit([unit.wal_id])
             case "delete":
-                bench.deliveries.mark_deleted(message_id for message_id, _ in due(bench))
+                bench.deliveries.mark_acknowledged(bench.deliveries.due_for_deletion(limit=100))
             case "dlq":
                 bench.deliveries.mark_dead_lettered([f"m{number + 20}"], queue="kfm-nodd-dlq")
         found = bench.deliveries.conservation()

@@ -64,6 +64,7 @@ PLANS: list[tuple[str, dict[str, Any], str]] = [
     ("deliveries.due_for_backoff", {}, "delivery_units_by_unit"),
     ("deliveries.held_by", {}, "nodd_wal_records_in_progress|by_selection|by_work"),
     ("deliveries.mark_deleted", {}, r"one_row_per_message|autoindex_nodd_wal_deliveries_1"),
+    ("deliveries.mark_acknowledged", {}, r"one_row_per_message|autoindex_nodd_wal_deliveries_1"),
     ("replay.select_units", {}, "by_selection"),
     ("replay.select_named", {}, RECORD),
     ("dead_letters.standing", {}, RECORD),

@@ -68,6 +68,21 @@ UPDATE nodd_wal_deliveries AS delivery SET state = 'deleted', settled_at = :at
 FROM known
 WHERE delivery.message_id = known.message_id;
 
+-- name: mark_acknowledged
+-- Only under the receipt that was deleted; looked at again once a receiver's transaction that was waited for has ended.
+WITH known AS (
+    SELECT delivery.message_id
+    FROM nodd_wal_deliveries AS delivery
+    INNER JOIN jsonb_to_recordset(CAST(:batch AS jsonb)) AS due (message_id text, receipt_handle text)
+        ON delivery.message_id = due.message_id AND delivery.receipt_handle = due.receipt_handle
+    ORDER BY delivery.message_id
+    FOR NO KEY UPDATE OF delivery
+)
+
+UPDATE nodd_wal_deliveries AS delivery SET state = 'deleted', settled_at = :at
+FROM known
+WHERE delivery.message_id = known.message_id;
+
 -- name: dead_letter
 -- One that waits on the dead-letter queue itself for its units, or has been deleted from it, is left as it is.
 WITH known AS (

@@ -48,6 +48,18 @@ WHERE message_id IN (SELECT value FROM json_each(:message_ids));
 UPDATE nodd_wal_deliveries SET state = 'deleted', settled_at = :at
 WHERE message_id IN (SELECT value FROM json_each(:message_ids));
 
+-- name: mark_acknowledged
+-- Only under the receipt that was deleted. The first condition is what finds the rows.
+UPDATE nodd_wal_deliveries SET state = 'deleted', settled_at = :at
+WHERE
+    message_id IN (SELECT value ->> '$.message_id' FROM json_each(:batch))
+    AND (message_id, receipt_handle) IN (
+        SELECT
+            value ->> '$.message_id',
+            value ->> '$.receipt_handle'
+        FROM json_each(:batch)
+    );
+
 -- name: dead_letter
 -- One that waits on the dead-letter queue itself for its units, or has been deleted from it, is left as it is.
 UPDATE nodd_wal_deliveries SET state = 'dead_lettered', settled_at = :at
