@@ -90,7 +90,7 @@ def status(context: click.Context, *, backfill_id: str | None, follow: bool, as_
 
     Example: kfm backfill status bf-20261121T135100-1f2e3d --follow
     """
-    with opened_pipeline() as pipeline:
+    with opened_pipeline(read_only=True) as pipeline:
         if backfill_id is None:
             if follow:
                 raise click.UsageError("--follow needs the id of a backfill")

@@ -103,7 +103,7 @@ def status(*, as_json: bool) -> None:
 
     Example: kfm dlq status --json
     """
-    with opened_pipeline() as pipeline:
+    with opened_pipeline(read_only=True) as pipeline:
         found = dead_letter_plan.status(pipeline).as_json()
     if as_json:
         click.echo(json.dumps(found))
@@ -120,7 +120,7 @@ def list_letters(*, asked: _Asked, limit: int, as_json: bool) -> None:
 
     Example: kfm dlq list --class unreadable
     """
-    with opened_pipeline() as pipeline:
+    with opened_pipeline(read_only=True) as pipeline:
         wanted = asked.selection(pipeline)
         letters = [letter for letter in dead_letter_plan.look(pipeline, limit=limit) if wanted.takes(letter)]
     show_rows([letter.as_json() for letter in letters], LETTER_COLUMNS, as_json=as_json)
@@ -135,7 +135,7 @@ def plan(*, asked: _Asked, limit: int, as_json: bool) -> None:
 
     Example: kfm dlq plan --dataset goes-abi
     """
-    with opened_pipeline() as pipeline:
+    with opened_pipeline(read_only=True) as pipeline:
         found = dead_letter_plan.plan(pipeline, selection=asked.selection(pipeline), limit=limit)
     if as_json:
         click.echo(json.dumps(found.as_json()))

@@ -33,7 +33,7 @@ def log(*, action: str | None, dataset: str | None, wal_id: str | None, limit: i
 
     Example: kfm governance log --action release --dataset goes-abi
     """
-    with opened_pipeline() as pipeline:
+    with opened_pipeline(read_only=True) as pipeline:
         entries = pipeline.ledger.log.entries(
             action=None if action is None else GovernanceAction(action), dataset=dataset, wal_id=wal_id, limit=limit
         )

@@ -76,7 +76,7 @@ def list_switches(*, as_json: bool) -> None:
 
     Example: kfm kill-switch list --json
     """
-    with opened_pipeline() as pipeline:
+    with opened_pipeline(read_only=True) as pipeline:
         engaged = pipeline.ledger.switches.engaged()
     show_rows([_row(switch) for switch in engaged.values()], COLUMNS, as_json=as_json)
 

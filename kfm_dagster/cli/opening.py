@@ -42,9 +42,9 @@ def opened_pipeline(settings: Settings | None = None, *, read_only: bool = False
 
 @contextmanager
 def opened_database(settings: Settings) -> Iterator[Database]:
-    """Open the database for a command that only looks: none is made, none is migrated. Raises KfmError."""
+    """Open the database for a command that only looks at what stands in it. Raises KfmError."""
     _refuse_a_missing_file(settings)
-    opened = Database.open(settings.database_url, migrate=False)
+    opened = Database.open(settings.database_url, read_only=True)
     try:
         yield opened
     finally:

@@ -99,7 +99,7 @@ def list_cases(*, state: str, dataset: str | None, reason: str | None, limit: in
 
     Example: kfm quarantine list --dataset goes-abi --reason attempts_exhausted
     """
-    with opened_pipeline() as pipeline:
+    with opened_pipeline(read_only=True) as pipeline:
         if dataset is not None:
             _ = pipeline.registry[dataset]
         found = _cases(pipeline).find(CaseState(state), dataset=dataset, reason=reason, limit=limit)
@@ -114,7 +114,7 @@ def show(*, wal_id: str, as_json: bool) -> None:
 
     Example: kfm quarantine show 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a
     """
-    with opened_pipeline() as pipeline:
+    with opened_pipeline(read_only=True) as pipeline:
         found = [(case_row(case), _evidence(pipeline, case)) for case in _cases(pipeline).of(wal_id)]
     if not found:
         raise KfmError("no such unit was ever quarantined", observed=wal_id, next_step=f"kfm wal show {wal_id}")

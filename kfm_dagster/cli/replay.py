@@ -122,7 +122,7 @@ def inspect(
     """
     if asked.names and (mismatches or replay_run_id is not None):
         raise click.UsageError(f"{asked.names} selects records; leave out the replay's id and --mismatches")
-    with _engine(shell) as engine:
+    with _engine(shell, read_only=True) as engine:
         if mismatches:
             found = mismatches_of(engine, replay_run_id, rows)
         elif replay_run_id is not None:
@@ -140,7 +140,7 @@ def status(*, shell: Shell, replay_run_id: str | None) -> None:
 
     Example: kfm replay status --output json
     """
-    with _engine(shell) as engine:
+    with _engine(shell, read_only=True) as engine:
         if replay_run_id is None:
             show_runs(engine.newest(), output=shell.output)
         else:
@@ -198,8 +198,8 @@ def compare(*, shell: Shell, run: str, dataset: str | None) -> ExitCode:
 
 
 @contextmanager
-def _engine(shell: Shell) -> Iterator[ReplayEngine]:
-    with opened_pipeline(shell.settings) as pipeline:
+def _engine(shell: Shell, *, read_only: bool = False) -> Iterator[ReplayEngine]:
+    with opened_pipeline(shell.settings, read_only=read_only) as pipeline:
         yield ReplayEngine(pipeline=pipeline)
 
 
@@ -213,7 +213,7 @@ def _change(
 
 
 def _dry_run(shell: Shell, selection: Selection, change_ref: str | None) -> ExitCode:
-    with _engine(shell) as engine:
+    with _engine(shell, read_only=True) as engine:
         plan = engine.plan(selection, change_ref=change_ref)
     show_plan(plan, output=shell.output)
     plan.refuse()

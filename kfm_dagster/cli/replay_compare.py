@@ -18,7 +18,7 @@ def compare(shell: Shell, run: str, dataset: str | None) -> ExitCode:
 
     Raises UnknownRunError without such a run, RunReplayRefusedError where it cannot be compared.
     """
-    with opened_pipeline(shell.settings) as pipeline:
+    with opened_pipeline(shell.settings, read_only=True) as pipeline:
         run_id = explanations(pipeline.database, pipeline.stages.run_states, shell.settings).root_of(run)
         plan = pipeline.card.replay_plan.replay
         known = {state.dataset_id for state in pipeline.stages.run_states.of_run(run_id)}

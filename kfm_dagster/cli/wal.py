@@ -65,7 +65,7 @@ def list_records(
     """
     if dataset is not None:
         _ = ContractRegistry.load(Settings.load().contracts_dir)[dataset]
-    with opened_pipeline() as pipeline:
+    with opened_pipeline(read_only=True) as pipeline:
         records = pipeline.ledger.find(
             dataset=dataset,
             status=Status(status) if status else None,
@@ -84,7 +84,7 @@ def show(*, wal_id: str, as_json: bool) -> None:
 
     Example: kfm wal show 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a
     """
-    with opened_pipeline() as pipeline:
+    with opened_pipeline(read_only=True) as pipeline:
         record = pipeline.ledger.get(wal_id)
         if record is None:
             raise unknown_record(wal_id)
@@ -106,7 +106,7 @@ def history(*, wal_id: str, as_json: bool) -> None:
 
     Example: kfm wal history 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a
     """
-    with opened_pipeline() as pipeline:
+    with opened_pipeline(read_only=True) as pipeline:
         rows = pipeline.ledger.history(wal_id)
     if not rows:
         raise unknown_record(wal_id)

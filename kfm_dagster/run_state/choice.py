@@ -35,9 +35,10 @@ def open_run_states(
     Raises ConfigurationError that names both when this environment's run-state is in another store.
     """
     place = _place(configured)
-    _refuse_two(database, place)
+    claimed = _refuse_two(database, place)
     store = _open(database, place, branch)
-    if place != RELATIONAL:
+    # Who only looks finds the claim there, and writes nothing.
+    if place != RELATIONAL and not claimed:
         document = _claim(place, branch=branch, at=clock()).as_json()
         with database.transaction() as tx:
             tx.run("run_state.claim", {**document, "validation_summary": json.dumps(document["validation_summary"])})
@@ -62,7 +63,8 @@ def _place(configured: str) -> str:
     return kind + (url.rstrip("/") if "://" in url else str(Path(url).resolve()))
 
 
-def _refuse_two(database: Database, place: str) -> None:
+def _refuse_two(database: Database, place: str) -> bool:
+    """Tell whether this store is claimed already. Raises ConfigurationError where another one is in use."""
     claim = RelationalRunState(database).get(CLAIM, CLAIM)
     standing = [] if claim is None else [str(claim.validation_summary["store"])]
     with database.snapshot() as tx:
@@ -77,6 +79,7 @@ def _refuse_two(database: Database, place: str) -> None:
                 next_step=f"{'unset KFM_RUN_STATE' if other == RELATIONAL else f'set KFM_RUN_STATE to {other}'}, "
                 "or give the other store an environment (KFM_WAL_DSN) of its own",
             )
+    return claim is not None
 
 
 def _claim(place: str, *, branch: str, at: datetime) -> RunState:

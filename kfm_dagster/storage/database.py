@@ -43,13 +43,13 @@ class Database:
         self.engine = engine
 
     @classmethod
-    def open(cls, url: str, *, migrate: bool = True, read_only: bool = False) -> Database:
+    def open(cls, url: str, *, read_only: bool = False) -> Database:
         """Connect, and bring the schema up to date.
 
         With `read_only` nothing is migrated, and the database refuses every write of these connections. Raises
         DatabaseUnavailableError when the database does not answer, SchemaVersionError when its schema is newer than
-        this release or, where it is not migrated, older, NoLedgerError where it has none and gets none, and
-        ConfigurationError where its folder cannot be made.
+        this release or, for looking only, older, NoLedgerError for looking where there is none, and ConfigurationError
+        where its folder cannot be made.
         """
         parsed = make_url(url)
         database = cls(_engine(parsed, read_only=read_only))
@@ -57,7 +57,7 @@ class Database:
             if read_only:
                 database._look_at_schema()
             else:
-                database._check_schema(migrate=migrate)
+                database._check_schema()
         except DatabaseError as error:
             database.dispose()
             if (refused := _unusable(parsed, error)) is None:
@@ -100,21 +100,35 @@ class Database:
         """Close every pooled connection."""
         self.engine.dispose()
 
-    def _check_schema(self, *, migrate: bool) -> None:
+    def _check_schema(self) -> None:
         known = migrations(self.dialect)
         with self.transaction() as tx:
             if self.dialect == "postgresql":
                 tx.connection.exec_driver_sql("SELECT pg_advisory_xact_lock(%s)", (MIGRATION_LOCK,))
             tx.run("schema.create_version_table")
             applied = {row.number: row.sha256 for row in tx.run("schema.applied")}
-            for migration in _pending(known, applied, migrate=migrate):
+            for migration in _pending(known, applied):
                 _apply(tx, migration)
 
     def _look_at_schema(self) -> None:
         with self.snapshot() as tx:
             there = sa.inspect(tx.connection).has_table("schema_version")
             applied = {row.number: row.sha256 for row in tx.run("schema.applied")} if there else {}
-        _pending(migrations(self.dialect), applied, migrate=False)
+        known = migrations(self.dialect)
+        pending = _pending(known, applied)
+        if not applied:
+            raise NoLedgerError(
+                observed="a database without one",
+                expected="a database that an ingest has made",
+                next_step="ingest something (kfm demo), or correct KFM_HOME or KFM_WAL_DSN",
+            )
+        if pending:
+            raise SchemaVersionError(
+                "the database has an older schema than this release needs",
+                observed=f"schema {max(applied)}",
+                expected=str(len(known)),
+                next_step="start what ingests with this release (kfm ui, kfm drain, dagster-daemon), which makes the rest",
+            )
 
 
 class Transaction:
@@ -220,7 +234,7 @@ def _split(script: str) -> list[str]:
     return [part.strip() for part in script.split("\n-- ;\n") if part.strip()]
 
 
-def _pending(known: Sequence[Migration], applied: Mapping[int, str], *, migrate: bool) -> list[Migration]:
+def _pending(known: Sequence[Migration], applied: Mapping[int, str]) -> list[Migration]:
     """Return the migrations that the database has not had. Raises SchemaVersionError."""
     if applied and max(applied) > len(known):
         raise SchemaVersionError(
@@ -228,22 +242,8 @@ def _pending(known: Sequence[Migration], applied: Mapping[int, str], *, migrate:
             expected=f"at most {len(known)}",
             next_step="run a release of kfm_dagster that is at least as new as the one that made the database",
         )
-    pending = [migration for migration in known if migration.number not in applied]
     _refuse_changed(known, applied)
-    if not applied and not migrate:
-        raise NoLedgerError(
-            observed="a database without one",
-            expected="a database that an ingest has made",
-            next_step="ingest something (kfm demo), or correct KFM_HOME or KFM_WAL_DSN",
-        )
-    if pending and not migrate:
-        raise SchemaVersionError(
-            "the database has an older schema than this release needs",
-            observed=f"schema {max(applied, default=0)}",
-            expected=str(len(known)),
-            next_step="start what ingests with this release (kfm ui, kfm drain, dagster-daemon), which makes the rest",
-        )
-    return pending
+    return [migration for migration in known if migration.number not in applied]
 
 
 def _refuse_changed(known: Iterable[Migration], applied: Mapping[int, str]) -> None:

@@ -370,22 +370,47 @@ def test_looking_into_a_ledger_that_is_not_there_makes_none(call: Call, home: Pa
     assert not home.exists()
 
 
+LOOKING = (
+    ["wal", "list"],
+    ["wal", "show", UNKNOWN_ID],
+    ["wal", "history", UNKNOWN_ID],
+    ["quarantine", "list"],
+    ["quarantine", "show", UNKNOWN_ID],
+    ["kill-switch", "list"],
+    ["backfill", "status"],
+    ["replay", "status"],
+    ["replay", "inspect", "--dataset", "goes-abi"],
+    ["replay", "dry-run", "--dataset", "goes-abi"],
+    ["replay", "compare", "latest"],
+    ["governance", "log"],
+    ["dlq", "status"],
+    ["dlq", "list"],
+    ["dlq", "plan"],
+    ["explain", "latest"],
+    ["validate"],
+    ["clock"],
+    ["alerts", "list"],
+    ["export", "dcat"],
+    ["export", "graph"],
+)
+"""Commands that change nothing in a ledger."""
+
+
+@pytest.mark.parametrize("command", LOOKING, ids=" ".join)
+def test_who_only_looks_leaves_an_older_ledger_as_it_is(
+    command: list[str], call: Call, ledger: dict[str, NoddWalRecord], home: Path
+) -> None:
+    with closing(sqlite3.connect(home / "kfm.db")) as older, older:
+        older.execute("DELETE FROM schema_version WHERE number = (SELECT max(number) FROM schema_version)")
+    before = state_of(home)
+    answer = call(*command)
+    assert (answer.code, answer.out) == (ExitCode.REFUSED, "")
+    assert answer.err.startswith("kfm: the database has an older schema than this release needs; ")
+    assert state_of(home) == before
+
+
 @pytest.mark.parametrize(
-    "command",
-    [
-        ["wal", "list"],
-        ["quarantine", "list"],
-        ["kill-switch", "on", "goes-abi", "--reason", "a test", "--expires", "2h"],
-        ["backfill", "status"],
-        ["replay", "status"],
-        ["governance", "log"],
-        ["dlq", "status"],
-        ["explain", "latest"],
-        ["validate"],
-        ["clock"],
-        ["alerts", "list"],
-    ],
-    ids=" ".join,
+    "command", [*LOOKING, ["kill-switch", "on", "goes-abi", "--reason", "a test", "--expires", "2h"]], ids=" ".join
 )
 def test_a_database_that_is_another_s_gets_no_ledger(
     command: list[str], call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

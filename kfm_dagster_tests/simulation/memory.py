@@ -47,7 +47,7 @@ class Template:
         self.engine = sa.create_engine("sqlite://", creator=lambda: self.raw, poolclass=StaticPool)
         self.scheduler: Scheduler | None = None
         sa.event.listen(self.engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
-        Database(self.engine)._check_schema(migrate=True)
+        Database(self.engine)._check_schema()
         for trigger in triggers:
             trigger.apply(self.raw)
         self._image = _connect()
