@@ -26,7 +26,7 @@ from kfm_dagster.stages.batch import StageBatch
 MAX_TABLE_ROWS = 50
 """Rows of a table in the UI; the artifact holds them all."""
 
-_NO_COUNTS = {"checks", "passed", "failed", "cause", "applied_by", "restricted", "rows", "product"}
+_NO_COUNTS = {"checks", "passed", "failed", "cause", "applied_by", "restricted", "rows", "product", "quantities"}
 """Members of a validation summary that count no units by their end, or are shown under names of their own."""
 _FOOTPRINT_NOUNS = {"metadata", "stac_items"}
 _SECTIONS = {"integrity": "integrity", "metadata": "metadata", "stac_items": "stac", "provenance": "provenance"}

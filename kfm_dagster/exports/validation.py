@@ -3,7 +3,8 @@
     latency     seconds from the start to the end of a stage that succeeded; P50 and P95 by linear interpolation
     throughput  units that settled per second, from the first line of the audit in the window to the last
     Q_res       share of gates that were looked at and did not pass (the residual of quality, 0 to 1)
-    p_dim       share of quantities that close dimensionally, in the newest metadata of each dataset
+    p_dim       share of quantities that close dimensionally, in the newest metadata of each dataset and the newest path
+                quantities; none where nothing was looked at
 
 Belongs here: counting. Does not belong here: pages (`validation_page.py`), or the rules behind the counts (`stages/`).
 """
@@ -11,13 +12,15 @@ Belongs here: counting. Does not belong here: pages (`validation_page.py`), or t
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from statistics import quantiles
 from typing import Any
 
 from kfm_dagster.contracts.identity import moment, rfc3339
 from kfm_dagster.ingest.node import Operator
+from kfm_dagster.ingest.path_arrivals import NODE as PATH_ARRIVAL
+from kfm_dagster.ingest.path_arrivals import quantities_of
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.stages.audit import AuditKind
 from kfm_dagster.stages.card import StageState
@@ -83,9 +86,17 @@ def validate_report(pipeline: Pipeline, *, since: datetime) -> dict[str, Any]:
 
 
 def dimensional_closure(pipeline: Pipeline, *, since: datetime) -> dict[str, Any]:
-    """Return what `check_dim_report.json` says: the quantities of each dataset's newest metadata, and p_dim of all."""
-    rules = pipeline.card.machine.gates
-    reports = []
+    """Return what `check_dim_report.json` says: the quantities of each dataset's newest metadata and path, and p_dim.
+
+    p_dim is None where there is none of them.
+    """
+    least = pipeline.card.machine.gates.G4.min_p_dim
+    reports = [*_of_metadata(pipeline, since, least), *_of_paths(pipeline, since, least)]
+    p_dim = _share(quantity for report in reports for quantity in report["quantities"])
+    return {"p_dim": p_dim, "min_p_dim": least, "ok": p_dim is None or p_dim >= least, "datasets": reports}
+
+
+def _of_metadata(pipeline: Pipeline, since: datetime, least: float) -> Iterator[dict[str, Any]]:
     for contract in pipeline.registry:
         stage = f"{contract.id}.{Operator.METADATA_EXTRACT}"
         with pipeline.database.snapshot() as view:
@@ -98,13 +109,36 @@ def dimensional_closure(pipeline: Pipeline, *, since: datetime) -> dict[str, Any
             contract=contract,
             envelopes=from_parquet(stored),
             reference_time=moment(row.ended_at),
-            thresholds=Thresholds(min_p_dim=rules.G4.min_p_dim),
+            thresholds=Thresholds(min_p_dim=least),
         )
-        reports.append({"run_id": row.run_id, **dim_report(subject)})
-    values = sum(quantity["values"] for report in reports for quantity in report["quantities"])
-    closed = sum(quantity["closed"] for report in reports for quantity in report["quantities"])
-    p_dim = closed / values if values else 1.0
-    return {"p_dim": p_dim, "min_p_dim": rules.G4.min_p_dim, "ok": p_dim >= rules.G4.min_p_dim, "datasets": reports}
+        yield {"run_id": row.run_id, **dim_report(subject)}
+
+
+def _of_paths(pipeline: Pipeline, since: datetime, least: float) -> Iterator[dict[str, Any]]:
+    """Yield what the newest path quantities of each dataset that has beams were found to be when they were made."""
+    for contract in pipeline.registry:
+        output = pipeline.nodes.newest_of_stage(f"{contract.id}.{PATH_ARRIVAL}", since=since)
+        if output is None:
+            continue
+        quantities = quantities_of(output.record["validation_summary"])
+        p_dim = _share(quantities)
+        yield {
+            "run_id": output.record["run_id"],
+            "dataset": contract.public_id,
+            "stage": PATH_ARRIVAL,
+            "reference_time": None if output.valid_from is None else output.valid_from.isoformat(),
+            "p_dim": p_dim,
+            "min_p_dim": least,
+            "ok": p_dim is None or p_dim >= least,
+            "quantities": quantities,
+        }
+
+
+def _share(quantities: Iterable[Line]) -> float | None:
+    """Return the share of values that close, or None without any."""
+    counts = [(line["closed"], line["values"]) for line in quantities]
+    values = sum(value for _, value in counts)
+    return sum(closed for closed, _ in counts) / values if values else None
 
 
 def _stages(attempts: Iterable[StageAttempt]) -> dict[str, dict[str, int]]:

@@ -36,6 +36,7 @@ from kfm_dagster.stages.gates.path_rules import (
     covariance_consistency,
     dimensional_closure_of_path,
     path_conventions,
+    path_dim_report,
 )
 from kfm_dagster.stages.gates.verdict import Gate, Verdict
 from kfm_dagster.storage.artifacts import ArtifactReference
@@ -105,7 +106,6 @@ class PathArrivals(ChainNode):
     @override
     def gates(self, batch: Sequence[Envelope], *, of: str) -> Sequence[Verdict]:
         rules = self.pipeline.card.machine.gates
-        quantities = {wal_id: [as_array_quantities(found.arrivals)] for wal_id, found in self._found.items()}
         return of_every_gate(
             (
                 path_conventions(
@@ -113,7 +113,7 @@ class PathArrivals(ChainNode):
                     refused=self._refused,
                     min_points=rules.G3.min_points,
                 ),
-                dimensional_closure_of_path(quantities, min_p_dim=rules.G4.min_p_dim),
+                dimensional_closure_of_path(_quantities(self._found), min_p_dim=rules.G4.min_p_dim),
                 covariance_consistency({wal_id: _covariances(found) for wal_id, found in self._found.items()}),
             ),
             maker=of,
@@ -127,6 +127,7 @@ class PathArrivals(ChainNode):
         self._made = {
             "rows": sum(len(arrival.arrivals) for _, arrival in rows),
             "product": {"uri": table.uri, "sha256": table.sha256},
+            "quantities": path_dim_report(_quantities({unit.wal_id: found for unit, found in rows})),
         }
         return batch
 
@@ -166,6 +167,15 @@ class PathArrivals(ChainNode):
 def product_of(summary: Mapping[str, Any]) -> ArtifactReference:
     """Return the table that a validation summary of the node names."""
     return ArtifactReference(**summary["product"])
+
+
+def quantities_of(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the lines of the dimensional report that a validation summary of the node holds; earlier ones had none."""
+    return list(summary.get("quantities", ()))
+
+
+def _quantities(found: Mapping[WalId, PathArrival]) -> dict[WalId, list[dict[str, Any]]]:
+    return {wal_id: [as_array_quantities(each.arrivals)] for wal_id, each in found.items()}
 
 
 def _covariances(found: PathArrival) -> dict[str, Floats]:

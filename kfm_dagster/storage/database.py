@@ -127,7 +127,7 @@ class Database:
                 "the database has an older schema than this release needs",
                 observed=f"schema {max(applied)}",
                 expected=str(len(known)),
-                next_step="start what ingests with this release (kfm ui, kfm drain, dagster-daemon), which makes the rest",
+                next_step="start what ingests with this release (kfm ui, kfm drain, dagster-daemon), which migrates it",
             )
 
 

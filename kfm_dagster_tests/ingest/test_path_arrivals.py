@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kfm_dagster.exports.validation import dimensional_closure
 from kfm_dagster.ingest import path_arrivals
 from kfm_dagster.ingest.arrival_table import read_table
+from kfm_dagster.ingest.node import Operator
 from kfm_dagster.ingest.path_arrivals import NODE, PathArrivals, product_of
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.path.errors import PathError
@@ -59,6 +62,32 @@ def test_every_volume_of_the_day_has_a_row_for_each_elevation(pipeline: Pipeline
         assert row["frequency_stated"]
         assert len(row["t_arr_covariance_s2"]) == BEAMS
     assert [row["elevation_deg"] for row in rows[:BEAMS]] == sorted({row["elevation_deg"] for row in rows})
+
+
+@pytest.mark.clause("PCS-12")
+def test_the_dimensional_report_has_the_newest_path_quantities_beside_those_of_the_metadata(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
+    def told() -> dict[str, Any]:
+        return dimensional_closure(pipeline, since=pipeline.clock() - timedelta(days=1))
+
+    assert [report["stage"] for report in told()["datasets"]] == [Operator.METADATA_EXTRACT]
+    compute(pipeline)
+    both = told()
+    assert [(report["dataset"], report["stage"]) for report in both["datasets"]] == [
+        (DATASET, Operator.METADATA_EXTRACT), (DATASET, NODE),
+    ]  # fmt: skip
+    path = both["datasets"][1]
+    assert (both["p_dim"], both["ok"], path["run_id"], path["p_dim"]) == (1.0, True, RUNS[0], 1.0)
+    lines = {line["quantity"]: line for line in path["quantities"]}
+    assert {line["values"] for line in lines.values()} == {3}
+    assert {"T_arr", "Phi", "n_eff", "T_arr = ( ∫ ( n_eff / c_ref ) d ell )"} <= set(lines)
+    # The newest stands for the dataset, and a unit that is not in its table is not counted.
+    put(tmp_path / "objects", volumes(5))
+    run_chain(pipeline, DATASET, PARTITION, RUNS[1])
+    compute(pipeline, RUNS[1])
+    later = told()["datasets"][1]
+    assert (later["run_id"], {line["values"] for line in later["quantities"]}) == (RUNS[1], {5})
 
 
 @pytest.mark.clause("IEN-07")

@@ -46,6 +46,7 @@ def test_the_report_counts_what_was_recorded_and_nothing_else(
     since = face.pipeline.clock() - timedelta(days=1)
     nothing = validate_report(face.pipeline, since=since)
     assert (nothing["stages"], nothing["stops_triggered"], nothing["kpis"]["latency_p50_seconds"]) == ({}, {}, None)
+    assert nothing["dimensional_closure"] == {"p_dim": None, "ok": True}
     executed(face, objects, 3)
     fine = validate_report(face.pipeline, since=since)
     assert fine["stages"] == {f"nexrad-l2.{operator}": {"succeeded": 1} for operator in sorted(Operator)}
@@ -98,6 +99,8 @@ def test_the_bundle_of_a_run_holds_its_card_reports_and_whole_audit_and_verifies
 def test_what_does_not_close_is_not_published_whatever_the_card_lets_pass(
     face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with pytest.raises(NotPublishableError, match="observed no quantity was looked at"):
+        gather_release(face.pipeline)
     executed(face, objects, 2)
     card = face.pipeline.card
     gates = card.machine.gates.model_copy(update={"G4": card.machine.gates.G4.model_copy(update={"min_p_dim": 0.0})})

@@ -33,9 +33,15 @@ def gather_release(pipeline: Pipeline) -> Release:
     """Return everything that was recorded here.
 
     Raises AuditChainError before an audit that was changed is signed, and NotPublishableError for a quantity that does
-    not close, whatever the card lets a gate pass.
+    not close, whatever the card lets a gate pass, and where none was looked at.
     """
     closure = dimensional_closure(pipeline, since=EVER)
+    if closure["p_dim"] is None:
+        raise NotPublishableError(
+            observed="no quantity was looked at, so there is no p_dim",
+            expected=f"p_dim {PUBLISHABLE_P_DIM:g}",
+            next_step="ingest something first (kfm demo)",
+        )
     if closure["p_dim"] < PUBLISHABLE_P_DIM:
         open_ones = [q for report in closure["datasets"] for q in report["quantities"] if q["closed"] < q["values"]]
         raise NotPublishableError(

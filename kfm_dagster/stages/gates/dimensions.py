@@ -101,10 +101,10 @@ class Closing:
     faults: dict[WalId, list[str]] = field(default_factory=dict)
 
     @property
-    def p_dim(self) -> float:
-        """Share of quantities that close; 1 when there is none."""
+    def p_dim(self) -> float | None:
+        """Share of quantities that close; None when there is none."""
         total = sum(count.units for count in self.counts.values())
-        return sum(count.closed for count in self.counts.values()) / total if total else 1.0
+        return sum(count.closed for count in self.counts.values()) / total if total else None
 
 
 def dimensional_closure(subject: Subject) -> Verdict:
@@ -112,10 +112,11 @@ def dimensional_closure(subject: Subject) -> Verdict:
     least = subject.thresholds.min_p_dim
     rule = f"p_dim >= {least:g}"
     closing = close(subject)
-    if not closing.counts:
+    p_dim = closing.p_dim
+    if p_dim is None:
         return Verdict.not_applicable(Gate.G4, rule, "no quantity is extracted yet")
     findings: list[Finding] = []
-    if closing.p_dim < least:
+    if p_dim < least:
         findings += [
             Finding(what=f"{path}: {count.closure.fault}")
             for path, count in sorted(closing.counts.items())
@@ -129,7 +130,7 @@ def dimensional_closure(subject: Subject) -> Verdict:
     return Verdict(
         gate=Gate.G4,
         rule=rule,
-        observed=f"{closed} of {total} quantities close: p_dim {closing.p_dim:.4f}",
+        observed=f"{closed} of {total} quantities close: p_dim {p_dim:.4f}",
         expected=f"p_dim of {least:g}",
         findings=tuple(findings),
     )
@@ -145,7 +146,7 @@ def dim_report(subject: Subject) -> dict[str, Any]:
         "reference_time": subject.reference_time.isoformat(),
         "p_dim": closing.p_dim,
         "min_p_dim": least,
-        "ok": closing.p_dim >= least,
+        "ok": closing.p_dim is None or closing.p_dim >= least,
         "quantities": [
             {
                 "quantity": path,

@@ -78,6 +78,35 @@ def dimensional_closure_of_path(
     )
 
 
+def path_dim_report(quantities: Mapping[WalId, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Return what `check_dim_report.json` says of path quantities, as JSON values: a line each, as for extracted ones.
+
+    quantities: as for dimensional_closure_of_path; a value is a unit's array, or a beam's number.
+    """
+    told: dict[str, list[DimensionalEntry]] = {}
+    for mappings in quantities.values():
+        for each in mappings:
+            for entry in dimensional_report(each).entries:
+                told.setdefault(entry.quantity, []).append(entry)
+    lines = []
+    for quantity, entries in told.items():
+        wrong = [entry for entry in entries if not entry.ok]
+        shown = (wrong or entries)[0]
+        lines.append(
+            {
+                "quantity": quantity,
+                "unit": shown.unit,
+                "dimension_expected": shown.expected,
+                "dimension_observed": shown.observed,
+                "values": len(entries),
+                "closed": len(entries) - len(wrong),
+                "ok": not wrong,
+                "fault": _told(shown) if wrong else None,
+            }
+        )
+    return lines
+
+
 def covariance_consistency(covariances: Mapping[WalId, Mapping[str, Floats]]) -> Verdict:
     """G7: every covariance is symmetric and positive definite.
 

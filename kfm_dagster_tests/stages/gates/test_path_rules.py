@@ -9,12 +9,13 @@ import pint
 import pytest
 
 from kfm_dagster.contracts.envelope import WalId
-from kfm_dagster.path.quantities import as_array_quantities, as_quantities
+from kfm_dagster.path.quantities import DIMENSIONS, EQUATIONS, as_array_quantities, as_quantities
 from kfm_dagster.path.volume import PATTERNS, PathArrival, VolumeFacts, path_arrival
 from kfm_dagster.stages.gates.path_rules import (
     covariance_consistency,
     dimensional_closure_of_path,
     path_conventions,
+    path_dim_report,
 )
 from kfm_dagster.stages.gates.verdict import Gate
 from kfm_dagster_tests.path.beams import START, TAU, changed
@@ -69,6 +70,23 @@ def test_g4_passes_what_is_computed_and_names_the_quantity_of_another_dimension(
     # A threshold below one lets a unit pass; nothing at all is no closure.
     assert dimensional_closure_of_path({BAD: wrong}, min_p_dim=0.9).passed
     assert dimensional_closure_of_path({BAD: []}).units == {BAD}
+
+
+@pytest.mark.clause("PCS-12")
+def test_the_report_counts_every_quantity_and_equation_and_says_which_is_of_another_dimension() -> None:
+    good = [as_array_quantities(volume().arrivals)]
+    lines = {line["quantity"]: line for line in path_dim_report({GOOD: good, BAD: good})}
+    assert set(lines) == {*DIMENSIONS, *(f"{left} = {right}" for right, left in EQUATIONS.items())}
+    assert {(line["values"], line["closed"], line["ok"], line["fault"]) for line in lines.values()} == {
+        (2, 2, True, None)
+    }
+    told = {"unit": "s", "dimension_expected": "[time]", "dimension_observed": "[time]"}
+    assert lines["T_arr"].items() >= told.items()
+    wrong = [good[0] | {"T_arr": pint.Quantity(1.5e-3, "m")}]
+    line = {line["quantity"]: line for line in path_dim_report({GOOD: good, BAD: wrong})}["T_arr"]
+    assert (line["values"], line["closed"], line["ok"]) == (2, 1, False)
+    assert line["fault"] == "T_arr has the dimension [length]; expected [time]"
+    assert path_dim_report({}) == []
 
 
 def test_a_batch_without_paths_has_nothing_to_look_at() -> None:
