@@ -7,14 +7,14 @@ Belongs here: what the files of `configs/` share. Does not belong here: what any
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from kfm_dagster.documents import DocumentError, KeyPath, Model, checked, line_of
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.yaml_text import compose_yaml, read_yaml
 
@@ -22,9 +22,6 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 LONGEST_DAYS = 3650
 """Ten years. Without a bound, the moment that lies so far back or ahead is no date any more."""
-
-KeyPath = Sequence[int | str]
-"""The keys and positions that lead to a value of a document."""
 
 
 class CardError(ConfigurationError):
@@ -35,9 +32,6 @@ class Strict(BaseModel):
     """A part of a file: an unknown key is refused, and nothing changes after reading."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-Model = TypeVar("Model", bound=BaseModel)
 
 
 def _duration(value: object) -> object:
@@ -83,23 +77,15 @@ def parse(text: str, model: type[Model], *, source: str) -> Model:
             f"{where} is not valid YAML", observed=getattr(error, "problem", None), next_step="correct the file"
         ) from None
     try:
-        return model.model_validate(document)
-    except ValidationError as error:
-        first = error.errors()[0]
-        more = f" ({error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        raise _refusal(
-            compose_yaml(text),
-            first["loc"],
-            source=source,
-            observed=repr(first["input"])[:120],
-            expected=first["msg"].removeprefix("Value error, "),
-            more=more,
-        ) from None
+        return checked(document, model)
+    except DocumentError as wrong:
+        raise _refusal(compose_yaml(text), wrong, source=source) from None
 
 
 def refusal(text: str, path: KeyPath, *, source: str, observed: str, expected: str) -> CardError:
     """Return the refusal of a value that is right by itself and wrong beside others, such as a name of nothing."""
-    return _refusal(compose_yaml(text), path, source=source, observed=observed, expected=expected)
+    wrong = DocumentError(path=path, observed=observed, expected=expected)
+    return _refusal(compose_yaml(text), wrong, source=source)
 
 
 def json_schema(model: type[BaseModel], *, name: str) -> dict[str, Any]:
@@ -121,31 +107,10 @@ def own_folder() -> Path:
     return bundled if bundled.is_dir() else package.parent / "configs"
 
 
-def _refusal(
-    root: yaml.Node | None, path: KeyPath, *, source: str, observed: str, expected: str, more: str = ""
-) -> CardError:
-    where = ".".join(str(part) for part in path if part != "[key]") or "the document"
+def _refusal(tree: yaml.Node | None, wrong: DocumentError, *, source: str) -> CardError:
     return CardError(
-        f"{source} line {_line(root, path)}: {where} is wrong{more}",
-        observed=observed,
-        expected=expected,
+        f"{source} line {line_of(tree, wrong.path)}: {wrong.what}",
+        observed=wrong.observed,
+        expected=wrong.expected,
         next_step="correct the file",
     )
-
-
-def _line(node: yaml.Node | None, path: KeyPath) -> int:
-    """Return the line, from 1, of what a path leads to, or of the last part of it that is there."""
-    line = 1 if node is None else node.start_mark.line + 1
-    for part in path:
-        found: yaml.Node | None = None
-        if isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                if key.value == str(part):
-                    line, found = key.start_mark.line + 1, value
-        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
-            found = node.value[part]
-            line = found.start_mark.line + 1
-        if found is None:
-            break
-        node = found
-    return line

@@ -109,16 +109,16 @@ class AlertPlan(Strict):
     rules: Rules
 
     @classmethod
-    def parse(cls, text: str) -> AlertPlan:
+    def parse(cls, text: str, *, source: str = ALERTS) -> AlertPlan:
         """Read the file's text. Raises CardError with file, line and reason."""
-        plan = parse(text, cls, source=ALERTS)
+        plan = parse(text, cls, source=source)
         for level in Level:
             for position, name in enumerate(plan.levels[level]):
                 if name not in plan.channels:
                     raise refusal(
                         text,
                         ("levels", level.value, position),
-                        source=ALERTS,
+                        source=source,
                         observed=repr(name),
                         expected=f"one of the channels: {', '.join(plan.channels)}",
                     )

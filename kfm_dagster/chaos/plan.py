@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from kfm_dagster.chaos.failures import can_fail
+from kfm_dagster.documents import DocumentError, checked, line_of
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.seams import Seam
+from kfm_dagster.yaml_text import compose_yaml, read_yaml
 
 API_VERSION = "kfm.nodd.chaos/v1"
 MAX_DELAY_MS = 60_000
@@ -131,18 +133,16 @@ def load_plan(path: Path) -> Plan:
 def parse_plan(text: str, *, source: str) -> Plan:
     """Build a plan from YAML or JSON text. Raises ConfigurationError naming the source and the first wrong key."""
     try:
-        document: Any = yaml.safe_load(text)
+        document: Any = read_yaml(text)
     except yaml.YAMLError as error:
         raise ConfigurationError(f"{source} is no YAML", observed=error, next_step="correct the file") from None
     try:
-        return Plan.model_validate(document)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the document"
+        return checked(document, Plan)
+    except DocumentError as wrong:
         raise ConfigurationError(
-            f"{source}: {where} is wrong",
-            observed=repr(first["input"])[:120],
-            expected=first["msg"].removeprefix("Value error, "),
+            f"{source} line {line_of(compose_yaml(text), wrong.path)}: {wrong.what}",
+            observed=wrong.observed,
+            expected=wrong.expected,
             next_step="correct the file; the JSON Schema is docs/spec/chaos-plan.schema.json",
         ) from None
 

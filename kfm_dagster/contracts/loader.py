@@ -14,30 +14,27 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
 
 from kfm_dagster.contracts.key_grammar import KeyGrammarReader, KeyKind
 from kfm_dagster.contracts.model import API_VERSION, DatasetContract
+from kfm_dagster.documents import DocumentError, checked, line_of
 from kfm_dagster.errors import ContractError
-from kfm_dagster.yaml_text import read_yaml
+from kfm_dagster.yaml_text import compose_yaml, read_yaml
 
 
 def parse_contract(text: str, *, source: str) -> DatasetContract:
-    """Build a contract from YAML text. Raises ContractError naming the source and the first wrong key."""
+    """Build a contract from YAML text. Raises ContractError naming the source, the line and the first wrong key."""
     try:
         document: Any = read_yaml(text)
     except yaml.YAMLError as error:
         raise ContractError(f"{source} is not valid YAML", observed=str(error), next_step="correct the file") from None
     try:
-        return DatasetContract.model_validate(document)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the document"
-        more = f" ({error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        return checked(document, DatasetContract)
+    except DocumentError as wrong:
         raise ContractError(
-            f"{source}: {where} is wrong{more}",
-            observed=repr(first["input"])[:120],
-            expected=first["msg"].removeprefix("Value error, "),
+            f"{source} line {line_of(compose_yaml(text), wrong.path)}: {wrong.what}",
+            observed=wrong.observed,
+            expected=wrong.expected,
             next_step="correct the file; the JSON Schema is docs/spec/dataset-contract.schema.json",
         ) from None
 

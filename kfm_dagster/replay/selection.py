@@ -8,7 +8,6 @@ sound spec is allowed (`guards.py`).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from datetime import date, timedelta
 from enum import StrEnum, unique
 from pathlib import Path
@@ -16,12 +15,14 @@ from typing import Annotated, Any, Literal
 
 import orjson
 import yaml
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
+from kfm_dagster.documents import DocumentError, checked, line_of
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Environment
+from kfm_dagster.yaml_text import compose_yaml, read_yaml
 
 API_VERSION = "kfm.nodd.replay/v1"
 SCHEMA_FILE = "docs/spec/replay-selection.schema.json"
@@ -236,35 +237,28 @@ def load_selection(path: Path) -> Selection:
 def parse_selection(text: str, *, source: str) -> Selection:
     """Read YAML text. Raises SelectionError with source, line and reason."""
     try:
-        tree = yaml.compose(text, Loader=yaml.SafeLoader)
-        document = yaml.safe_load(text)
+        document = read_yaml(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = source if mark is None else f"{source}:{mark.line + 1}"
         raise SelectionError(
             f"{where} is not valid YAML", observed=getattr(error, "problem", None), next_step="correct the file"
         ) from None
-    return selection_of(document, source=source, tree=tree)
+    return selection_of(document, source=source, tree=compose_yaml(text))
 
 
 def selection_of(document: object, *, source: str, tree: yaml.Node | None = None) -> Selection:
     """Check a document. Raises SelectionError naming the first wrong key, and its line where `tree` tells it."""
     try:
-        # As JSON, so that text becomes a time or a word of a vocabulary, and nothing becomes what it is not.
-        return Selection.model_validate_json(orjson.dumps(document, option=orjson.OPT_NON_STR_KEYS))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the document"
-        line = "" if tree is None else f":{_line(tree, first['loc'])}"
-        more = f" ({error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        return checked(document, Selection)
+    except DocumentError as wrong:
+        line = "" if tree is None else f":{line_of(tree, wrong.path)}"
         raise SelectionError(
-            f"{source}{line}: {where} is wrong{more}",
-            observed=repr(first["input"])[:120],
-            expected=first["msg"].removeprefix("Value error, "),
+            f"{source}{line}: {wrong.what}",
+            observed=wrong.observed,
+            expected=wrong.expected,
             next_step=f"correct it; the JSON Schema is {SCHEMA_FILE}",
         ) from None
-    except TypeError as error:
-        raise SelectionError(f"{source} holds what JSON cannot", observed=str(error), next_step="correct it") from None
 
 
 def json_schema() -> dict[str, Any]:
@@ -274,22 +268,3 @@ def json_schema() -> dict[str, Any]:
         "$id": f"urn:{API_VERSION.replace('/', ':')}",
         **Selection.model_json_schema(),
     }
-
-
-def _line(tree: yaml.Node, path: Sequence[int | str]) -> int:
-    """Line of the deepest part of `path` that the text has; a missing key is at its parent."""
-    node = tree
-    line = node.start_mark.line
-    for part in path:
-        if isinstance(node, yaml.MappingNode):
-            found = [(key, value) for key, value in node.value if key.value == str(part)]
-            if not found:
-                break
-            (key, node), *_ = found
-            line = key.start_mark.line
-        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-            node = node.value[part]
-            line = node.start_mark.line
-        else:
-            break
-    return line + 1

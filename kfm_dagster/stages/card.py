@@ -294,25 +294,26 @@ class Card(BaseModel):
                 "KFM_CONFIGS_DIR is no folder", observed=str(root), next_step="create it or unset the variable"
             )
         files = {name: _read(root / name) for name in (STATE_MACHINE, REPLAY_PLAN)}
+        machine, replay_plan = str(root / STATE_MACHINE), str(root / REPLAY_PLAN)
         # A folder of a release that had no alerts goes on without one of its own.
         alerts = root / ALERTS if (root / ALERTS).exists() else own_folder() / ALERTS
         card = cls(
-            machine=parse(text_of(files[STATE_MACHINE], source=STATE_MACHINE), StateMachine, source=STATE_MACHINE),
-            replay_plan=parse(text_of(files[REPLAY_PLAN], source=REPLAY_PLAN), ReplayPlan, source=REPLAY_PLAN),
-            alerts=AlertPlan.parse(text_of(_read(alerts), source=ALERTS)),
+            machine=parse(text_of(files[STATE_MACHINE], source=machine), StateMachine, source=machine),
+            replay_plan=parse(text_of(files[REPLAY_PLAN], source=replay_plan), ReplayPlan, source=replay_plan),
+            alerts=AlertPlan.parse(text_of(_read(alerts), source=str(alerts)), source=str(alerts)),
             files=files,
         )
-        _refuse_unknown_channels(card)
+        _refuse_unknown_channels(card, source=replay_plan)
         return card
 
 
-def _refuse_unknown_channels(card: Card) -> None:
+def _refuse_unknown_channels(card: Card, *, source: str) -> None:
     for position, name in enumerate(card.replay_plan.alerts.on_divergence):
         if name not in card.alerts.channels:
             raise refusal(
                 card.files[REPLAY_PLAN].decode(),
                 ("alerts", "on_divergence", position),
-                source=REPLAY_PLAN,
+                source=source,
                 observed=repr(name),
                 expected=f"a channel of {ALERTS}: {', '.join(card.alerts.channels)}",
             )
@@ -324,7 +325,7 @@ def _read(path: Path) -> bytes:
     except OSError as error:
         raise CardError(
             "a file of the pipeline card cannot be read",
-            observed=f"{path.name}: {error.strerror}",
+            observed=f"{path}: {error.strerror}",
             expected=f"{STATE_MACHINE} and {REPLAY_PLAN} in one folder",
             next_step="copy configs/ of this release, or unset KFM_CONFIGS_DIR",
         ) from None

@@ -86,7 +86,7 @@ def test_a_wrong_plan_is_refused_in_one_line(case: str) -> None:
     with pytest.raises(ConfigurationError) as refusal:
         parse_plan(yaml.safe_dump(document), source="plan.yaml")
     line = str(refusal.value)
-    assert line.startswith("plan.yaml: ")
+    assert line.startswith("plan.yaml line ")
     assert "\n" not in line
     assert "observed" in line
     assert "expected" in line
@@ -106,7 +106,7 @@ def test_a_file_that_is_no_yaml_is_refused_in_one_line(text: str) -> None:
         (Environment.PROD, SOUND, "faults are never injected in prod"),
         (Environment.DEV, None, "there is no chaos plan"),
         (Environment.DEV, "not there", "the chaos plan cannot be read"),
-        (Environment.STAGE, changed(0, surprise=1), "plan.yaml: rules.0.kill.surprise is wrong"),
+        (Environment.STAGE, changed(0, surprise=1), "plan.yaml line 3: rules.0.kill.surprise is wrong"),
     ],
 )
 def test_no_plan_is_in_force_after_a_refusal(env: Environment, plan: Any, why: str, tmp_path: Path) -> None:

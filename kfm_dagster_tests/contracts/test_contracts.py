@@ -187,6 +187,22 @@ def test_one_yaml_file_adds_a_dataset(tmp_path: Path) -> None:
     assert registry.grammars["my-rap"].prefixes(date(2026, 6, 1)) == ["rap.20260601/"]
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("max_receive_count:", "max_recieve_count:", "unknown key 'max_recieve_count'; expected max_receive_count;"),
+        ("visibility_timeout: 900", 'visibility_timeout: "900"', "queue.visibility_timeout is wrong; observed '900'"),
+        ("visibility_timeout: 900", "visibility_timeout: true", "queue.visibility_timeout is wrong; observed True"),
+    ],
+)
+def test_a_wrong_key_is_named_with_its_line(old: str, new: str, says: str) -> None:
+    queue = "queue: {visibility_timeout: 900, max_receive_count: 5}\n"
+    with pytest.raises(ContractError) as caught:
+        parse_contract(HRRR + queue.replace(old, new), source="mine.yaml")
+    assert str(caught.value).startswith(f"mine.yaml line {len(HRRR.splitlines()) + 1}: ")
+    assert says in str(caught.value)
+
+
 @pytest.mark.parametrize("text", ["", "[]", "a: [", "- 1", "null"])
 def test_text_that_is_no_contract_is_one_line(text: str) -> None:
     with pytest.raises(ContractError) as caught:

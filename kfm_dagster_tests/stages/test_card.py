@@ -46,19 +46,19 @@ WRONG: list[tuple[str, str, str, str, str]] = [
     (STATE_MACHINE, "any(S1..S5)", "any(S1..S5", "line 8: transitions.2", "the end in"),
     (STATE_MACHINE, "from: failed", "from: succeeded", "line 9: transitions.3", "is no transition"),
     (STATE_MACHINE, "from: failed, to: rolled_back", "from: running, to: failed", "line 9: transitions.3", "depend"),
-    (STATE_MACHINE, 'when: "any(S1..S5)"', "whenever: x", "line 8: transitions.2.when", "Field required"),
+    (STATE_MACHINE, 'when: "any(S1..S5)"', "whenever: x", "line 8: transitions.2.whenever", "expected when;"),
     (STATE_MACHINE, "[pending, running,", "[running,", "line 4: states", "pending"),
     (STATE_MACHINE, "key: run_id+partition", "key: partition", "line 11: idempotency_key", "run_id and any of"),
     (STATE_MACHINE, "min_anchor_coverage: 0.9", "min_anchor_coverage: 0.5", "gates.G2.min_anchor", "equal to 0.9"),
     (STATE_MACHINE, "min_points: 2", "min_points: 1", "gates.G3.min_points", "equal to 2"),
-    (STATE_MACHINE, "  G5:", "  G9:", "line 16: gates.G5", "Field required"),
-    (STATE_MACHINE, ", min_coverage: 0.9", "", "line 24: gates.G6.min_coverage", "Field required"),
+    (STATE_MACHINE, "  G5:", "  G9:", "line 22: gates.G9", "unknown key 'G9'"),
+    (STATE_MACHINE, ", min_coverage: 0.9", "", "line 24: gates.G6.min_coverage", "observed nothing; expected a value"),
     (
         STATE_MACHINE,
         "fail_units}\n  G8",
         "fail_units, min_p_dim: 1.0}\n  G8",
         "line 25: gates.G7.min_p_dim",
-        "not permitted",
+        "unknown key 'min_p_dim'; expected on_failure",
     ),
     (STATE_MACHINE, "unlocked: restrict", "unlocked: ignore", "clock.unlocked", "'reject' or 'restrict'"),
     (STATE_MACHINE, 'version: "1.0.0"', 'version: "2.0.0"', "line 3: version", "'1.0.0'"),
@@ -77,7 +77,7 @@ WRONG: list[tuple[str, str, str, str, str]] = [
         "notify, open_ticket",
     ),
     (ALERTS, "notify, page_ops", "Notify!, page_ops", "line 5: channels.0", "should match pattern"),
-    (ALERTS, "critical: [notify", "crucial: [notify", "line 7: levels.critical", "Field required"),
+    (ALERTS, "critical: [notify", "crucial: [notify", "line 7: levels.crucial", "expected critical;"),
     (ALERTS, "threshold: 4", "threshold: 0", "line 13: rules.state_flapping.threshold", "equal to 1"),
     (ALERTS, "window: 15m", "window: 0m", "line 15: rules.retry_storm.window", "longer than no time"),
     (
@@ -89,9 +89,23 @@ WRONG: list[tuple[str, str, str, str, str]] = [
     ),
     (ALERTS, "suppress: 30m", "suppress: often", "line 15: rules.retry_storm.suppress", "such as 10m"),
     (ALERTS, "level: critical, suppress: 1h", "level: odd, suppress: 1h", "line 21: rules.unlock.level", "'critical'"),
-    (ALERTS, "  covariance:", "  variance:", "line 11: rules.covariance", "Field required"),
-    (ALERTS, "suppress: 30m, ", "", "line 15: rules.retry_storm.suppress", "Field required"),
-    (REPLAY_PLAN, "primary_keys: true", "primary_key: true", "line 8: replay.verify", "Field required"),
+    (ALERTS, "  covariance:", "  variance:", "rules.variance", "expected covariance;"),
+    (ALERTS, "suppress: 30m, ", "", "line 15: rules.retry_storm.suppress", "observed nothing"),
+    (
+        REPLAY_PLAN,
+        "primary_keys: true",
+        "primary_key: true",
+        "line 8: replay.verify.primary_key",
+        "expected primary_keys;",
+    ),
+    (STATE_MACHINE, "max_retries: 3", "max_retrys: 3", "line 10: retry_policy.max_retrys", "expected max_retries;"),
+    (STATE_MACHINE, "max_retries: 3", 'max_retries: "3"', "line 10: retry_policy.max_retries", "observed '3'"),
+    (STATE_MACHINE, "max_retries: 3", "max_retries: true", "line 10: retry_policy.max_retries", "observed True"),
+    (STATE_MACHINE, "min_points: 2", "min_points: 2.0", "gates.G3.min_points", "a valid integer"),
+    (REPLAY_PLAN, "hash: true", "hash: 1", "line 8: replay.verify.hash", "a valid boolean"),
+    (REPLAY_PLAN, "hash: true", "hash: 2026-01-01", "line 8: replay.verify.hash", "a valid boolean"),
+    (REPLAY_PLAN, "hash: true", "hash: !!binary aGk=", "line 2: the document", "not JSON serializable"),
+    (REPLAY_PLAN, "hash: true", "7: true", "line 8: replay.verify.7", "one of hash, primary_keys;"),
 ]
 
 
@@ -106,7 +120,7 @@ def test_a_wrong_card_is_refused_with_file_line_and_reason(
     with pytest.raises(CardError) as refused:
         Card.load(tmp_path)
     line = str(refused.value)
-    assert line.startswith(file)
+    assert line.startswith(f"{tmp_path / file} line ")
     assert where in line
     assert why in line
 
