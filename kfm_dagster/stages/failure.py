@@ -48,8 +48,10 @@ class StageStoppedError(StageRefusedError):
         )
 
     def tell(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
-        """Return a line for each gate that was looked at, and for each stop."""
-        return list(told(attempt, self.judgement)) if self.judgement else []
+        """Return a line for each gate that was looked at, and for each stop; of an upstream that is not there, one."""
+        if self.judgement is None or not self.judgement.failing:
+            return [attempt.tells(AuditKind.STOP, "deps_succeeded", {"reason": str(self.observed)})]
+        return list(told(attempt, self.judgement))
 
 
 class RolledBackError(StageRefusedError):

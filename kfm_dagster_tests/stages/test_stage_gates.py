@@ -76,7 +76,7 @@ def test_a_stage_goes_its_way_with_one_line_for_everything(runner: StageRunner) 
     assert verify_chain(runner.keeper.store.audit.lines()) == 7
 
 
-@pytest.mark.clause("PCS-02")
+@pytest.mark.clause("PCS-02", "PCS-15")
 def test_a_stage_stays_pending_until_its_upstream_has_succeeded(runner: StageRunner) -> None:
     upstream = first(runner)
     broken = FakeNode([], fails=RuntimeError("x"))
@@ -89,6 +89,10 @@ def test_a_stage_stays_pending_until_its_upstream_has_succeeded(runner: StageRun
     assert refused.value.error_class is ErrorClass.E_GATE
     assert node.calls == []
     assert state(runner, node.dataset_id) is StageState.PENDING
+    [told] = runner.keeper.store.audit.of_stage("run", node.dataset_id)
+    assert (told["kind"], told["event"], told["details"]) == (
+        "stop", "deps_succeeded", {"reason": "its upstream has not succeeded"},
+    )  # fmt: skip
     # Once it has, the same attempt begins.
     execute(runner, FakeNode([envelope(1)]), upstream=upstream)
     execute(runner, node, upstream=never)
