@@ -10,6 +10,7 @@ from kfm_dagster.cli.opening import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.governance.log import GovernanceAction, GovernanceEntry
+from kfm_dagster.governance.switches import EVERY_DATASET
 
 COLUMNS = ("entry_id", "at", "actor", "action", "dataset", "wal_id", "change", "change_ref", "reason")
 
@@ -37,6 +38,9 @@ def log(*, action: str | None, dataset: str | None, wal_id: str | None, limit: i
         entries = pipeline.ledger.log.entries(
             action=None if action is None else GovernanceAction(action), dataset=dataset, wal_id=wal_id, limit=limit
         )
+        if not entries and dataset not in {None, EVERY_DATASET}:
+            # A dataset that is no more has its decisions still; a misspelt one has neither.
+            _ = pipeline.registry[dataset]
     show_rows([entry_row(entry) for entry in entries], COLUMNS, as_json=as_json)
 
 

@@ -116,6 +116,7 @@ REFUSED: dict[str, tuple[list[str], ExitCode, list[str]]] = {
         ["kill-switch", "on", "all", *WHY, "--expires", "0m"], ExitCode.REFUSED, ["before it begins"],
     ),
     "log: unknown action": (["governance", "log", "--action", "party"], ExitCode.USAGE, ["--action", "'party'"]),
+    "log: unknown dataset": (["governance", "log", "--dataset", "nope"], ExitCode.USAGE, ["unknown dataset", "nope"]),
 }  # fmt: skip
 
 
