@@ -20,17 +20,20 @@ from kfm_dagster.settings import Settings
 def write_bundle(gather: Callable[[Pipeline], Release], *, out: Path | None, key: Path | None, as_json: bool) -> None:
     """Write `PTN_EXPORT` into a folder (default KFM_HOME/exports), signed by a key file or by the settings' key.
 
-    A key that is made for it is told on stderr. Raises KfmError; then nothing has been written but that key.
+    A key that is made for it is told on stderr. Raises KfmError; then nothing has been written, but that key where only
+    the folder refuses.
     """
     settings = Settings.load()
-    with opened_pipeline(settings) as pipeline:
+    with opened_pipeline(settings, read_only=True) as pipeline:
+        release = gather(pipeline)
+        # After all that may refuse: a key is made for what is signed.
         signer = open_signer(settings, key)
         if signer.made is not None:
             click.echo(
                 f"kfm: made a signing key, {signer.fingerprint}: {signer.made}; keep it, and keep it secret", err=True
             )
         folder = (out or settings.home / "exports") / BUNDLE
-        done = write_release(gather(pipeline), folder, signer)
+        done = write_release(release, folder, signer)
     if as_json:
         told = {"folder": str(done.folder), "files": list(LAYOUT)}
         click.echo(json.dumps({**told, "certificate": str(done.certificate), "signed_by": signer.fingerprint}))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kfm_dagster.cli.opening import explanations, opened_pipeline
+from kfm_dagster.cli.opening import explanations, looked_up_states, opened_pipeline
 from kfm_dagster.cli.replay_options import Shell
 from kfm_dagster.cli.replay_output import show
 from kfm_dagster.cli.tables import show_section
@@ -19,9 +19,10 @@ def compare(shell: Shell, run: str, dataset: str | None) -> ExitCode:
     Raises UnknownRunError without such a run, RunReplayRefusedError where it cannot be compared.
     """
     with opened_pipeline(shell.settings, read_only=True) as pipeline:
-        run_id = explanations(pipeline.database, pipeline.stages.run_states, shell.settings).root_of(run)
+        states = looked_up_states(pipeline.database, shell.settings)
+        run_id = explanations(pipeline.database, states, shell.settings).root_of(run)
         plan = pipeline.card.replay_plan.replay
-        known = {state.dataset_id for state in pipeline.stages.run_states.of_run(run_id)}
+        known = {state.dataset_id for state in states.of_run(run_id)}
         datasets = [
             name
             for name in sorted(pipeline.registry.contracts)

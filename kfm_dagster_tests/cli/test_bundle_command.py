@@ -12,8 +12,10 @@ import pytest
 from kfm_dagster.cli.bundle import write_bundle
 from kfm_dagster.errors import ConfigurationError, ExitCode
 from kfm_dagster.exports.bundle.content import LAYOUT, Release
+from kfm_dagster.exports.bundle.gathering import NotPublishableError, gather_release
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster.settings import Settings
 from kfm_dagster_tests.cli.test_cli import Call, call, home, ledger, state_of  # noqa: F401, fixtures
 from kfm_dagster_tests.exports import bundle_sample
 
@@ -53,6 +55,15 @@ def test_without_a_ledger_neither_key_nor_bundle_is_made(home: Path) -> None:
     with pytest.raises(ConfigurationError, match="there is no ledger yet"):
         write_bundle(gather, out=None, key=None, as_json=False)
     assert not home.exists()
+
+
+@pytest.mark.clause("PCS-12", "PCS-19")
+def test_what_is_not_publishable_leaves_neither_key_nor_bundle(home: Path, tmp_path: Path) -> None:
+    Pipeline.open(Settings.load()).close()
+    before = state_of(tmp_path)
+    with pytest.raises(NotPublishableError, match="observed no quantity was looked at"):
+        write_bundle(gather_release, out=None, key=None, as_json=False)
+    assert state_of(tmp_path) == before
 
 
 @pytest.mark.clause("PCS-19")

@@ -392,6 +392,7 @@ LOOKING = (
     ["alerts", "list"],
     ["export", "dcat"],
     ["export", "graph"],
+    ["export", "--out", "public"],
 )
 """Commands that change nothing in a ledger."""
 
@@ -407,6 +408,16 @@ def test_who_only_looks_leaves_an_older_ledger_as_it_is(
     assert (answer.code, answer.out) == (ExitCode.REFUSED, "")
     assert answer.err.startswith("kfm: the database has an older schema than this release needs; ")
     assert state_of(home) == before
+
+
+def test_comparing_a_run_that_is_not_there_does_not_settle_where_run_state_is(
+    call: Call, ledger: dict[str, NoddWalRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KFM_RUN_STATE", str(tmp_path / "run-state"))
+    before = state_of(tmp_path)
+    answer = call("replay", "compare", "latest")
+    assert (answer.code, answer.out, answer.err.count("\n")) == (ExitCode.USAGE, "", 1)
+    assert state_of(tmp_path) == before
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from kfm_dagster.exports.validation import dimensional_closure, validate_report
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.stages.audit import AuditKind, as_jsonl, verify_chain
 from kfm_dagster.stages.card import REPLAY_PLAN, STATE_MACHINE
+from kfm_dagster.stages.store import StageStore
 
 EVER = datetime(2000, 1, 1, tzinfo=UTC)
 """Before anything was recorded."""
@@ -49,7 +50,7 @@ def gather_release(pipeline: Pipeline) -> Release:
             expected=f"p_dim {PUBLISHABLE_P_DIM:g}",
             next_step="correct the contract's units and replay the units (kfm validate, kfm replay run)",
         )
-    audit = pipeline.stages.keeper.store.audit
+    audit = StageStore(pipeline.database, clock=pipeline.clock).audit
     lines = list(audit.lines())
     verify_chain(lines, head=audit.head()[1])
     return Release(
