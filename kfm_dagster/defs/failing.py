@@ -22,5 +22,5 @@ def try_again_or_roll_back(node: Node, error: BaseException, *, tries: int, log:
     wait = keeper.retry_in(node.run_id, node.dataset_id, error_class, tries=tries)
     if wait is not None:
         raise dg.RetryRequested(max_retries=keeper.card.retry_policy.max_retries, seconds_to_wait=wait) from error
-    if (rollback := roll_back_or_leave(node)) is not None:
+    if (rollback := roll_back_or_leave(node, error)) is not None:
         log.warning("%s failed for good, its run is rolled back: %s", node.dataset_id, rollback)

@@ -54,8 +54,10 @@ class Rollback:
         return f"{done}; units: {_counts(units)}" if done else f"units: {_counts(units)}"
 
 
-def roll_back(node: ChainNode) -> Rollback | None:
+def roll_back(node: ChainNode, because: BaseException) -> Rollback | None:
     """Take back what a run did in a dataset, after its stage `node` failed for good; None where nothing is to be done.
+
+    `because` stands as the last error of every unit of the run: who finds one in quarantine reads which stage and gate.
 
     Nothing is done where the card knows no rollback, the stage itself could not be compensated, or the run handed an
     earlier one's work on. Raises ClaimsLostError, and what the catalog and the database raise; then nothing is taken
@@ -67,7 +69,7 @@ def roll_back(node: ChainNode) -> Rollback | None:
         return None
     claimed = node.pipeline.stages.recall(states[-1].dataset_id, node.run_id)
     with node.pipeline.database.transaction() as tx:
-        claims = _take_back_claims(node, claimed.envelopes if claimed else (), tx)
+        claims = _take_back_claims(node, claimed.envelopes if claimed else (), because, tx)
         compensated = {}
         for stage in _with_effects(node, states):
             undone = stage.compensate(tx=tx)
@@ -80,10 +82,10 @@ def roll_back(node: ChainNode) -> Rollback | None:
     return rollback
 
 
-def roll_back_or_leave(node: ChainNode) -> Rollback | None:
+def roll_back_or_leave(node: ChainNode, because: BaseException) -> Rollback | None:
     """Roll back; where that is impossible, say so in log and audit, and leave it to the units' next attempt."""
     try:
-        return roll_back(node)
+        return roll_back(node, because)
     except Exception as error:
         _LOG.exception("run %s could not be rolled back in %s", node.run_id, node.dataset)
         keeper = node.pipeline.stages.keeper
@@ -122,9 +124,12 @@ def _with_effects(node: ChainNode, states: Sequence[RunState]) -> Iterator[Chain
             yield kind(pipeline=node.pipeline, dataset=node.dataset, partition=node.partition, run_id=node.run_id)
 
 
-def _take_back_claims(node: ChainNode, claimed: Sequence[Envelope], tx: Transaction) -> RecoverReport:
+def _take_back_claims(
+    node: ChainNode, claimed: Sequence[Envelope], because: BaseException, tx: Transaction
+) -> RecoverReport:
     """Take back every claim that the run has made. Raises ClaimsLostError when one is not the run's any more."""
-    released = node.pipeline.ledger.release_rolled_back(run_id=node.run_id, dataset=node.dataset, tx=tx)
+    why = str(because) if isinstance(because, KfmError) else f"{node.dataset_id}: {type(because).__name__}: {because}"
+    released = node.pipeline.ledger.release_rolled_back(run_id=node.run_id, dataset=node.dataset, because=why, tx=tx)
     taken = {*released.readmitted, *released.quarantined, *released.failed}
     lost = {unit.wal_id for unit in claimed} - taken
     if lost:

@@ -20,6 +20,7 @@ from kfm_dagster.governance.switches import KillSwitches
 from kfm_dagster.ledger.leases import Leases
 from kfm_dagster.ledger.policy import LedgerCode, ReplayReason, replay_rules
 from kfm_dagster.ledger.queries import LedgerQueries
+from kfm_dagster.ledger.redaction import redact
 from kfm_dagster.ledger.refusals import explained
 from kfm_dagster.ledger.rows import as_json
 from kfm_dagster.ledger.state_machine import Status
@@ -32,7 +33,7 @@ DEFAULT_LEASE = timedelta(seconds=960)
 _LOST_MESSAGES = {
     LedgerCode.WORKER_LOST: "the run that held the claim ended without settling it",
     LedgerCode.LEASE_EXPIRED: "the claim's lease ran out",
-    LedgerCode.ROLLED_BACK: "a stage of the run failed, and what the run had done was taken back",
+    LedgerCode.ROLLED_BACK: "the run was taken back",
 }
 
 
@@ -112,12 +113,14 @@ class LedgerChanges(LedgerQueries):
         )
         return [WalId(row.wal_id) for row in rows]
 
-    def _fail_lost(self, tx: Transaction, name: str, code: LedgerCode, **which: str | None) -> list[Any]:
+    def _fail_lost(
+        self, tx: Transaction, name: str, code: LedgerCode, *, because: str | None = None, **which: str | None
+    ) -> list[Any]:
         rows = tx.run(
             name,
             which,
             error_code=code,
-            error_message=_LOST_MESSAGES[code],
+            error_message=_LOST_MESSAGES[code] if because is None else redact(f"{_LOST_MESSAGES[code]}: {because}"),
             at=self._now(),
             actor=self._worker_id,
         )

@@ -164,16 +164,17 @@ class Ledger(LedgerChanges):
             lost += self._fail_lost(changing, "ledger.fail_expired", LedgerCode.LEASE_EXPIRED)
             return self._let_in_again(lost, changing)
 
-    def release_rolled_back(self, *, run_id: str, dataset: str, tx: Transaction | None = None) -> RecoverReport:
+    def release_rolled_back(
+        self, *, run_id: str, dataset: str, because: str, tx: Transaction | None = None
+    ) -> RecoverReport:
         """Take back what a run still claims of a dataset, because the run is rolled back there.
 
-        in_progress > failed with code run_rolled_back, then as `release_lost`.
+        in_progress > failed with code run_rolled_back and the reason, redacted; then as `release_lost`.
         """
         with self._changing(tx) as changing:
             code, runs = LedgerCode.ROLLED_BACK, as_json([run_id])
-            return self._let_in_again(
-                self._fail_lost(changing, "ledger.fail_runs", code, run_ids=runs, dataset=dataset), changing
-            )
+            lost = self._fail_lost(changing, "ledger.fail_runs", code, because=because, run_ids=runs, dataset=dataset)
+            return self._let_in_again(lost, changing)
 
     def retry_due(self, *, now: datetime, limit: int, tx: Transaction | None = None) -> dict[tuple[str, str], int]:
         """Make failed > pending of the units whose backoff is over; return their number by (dataset, partition).

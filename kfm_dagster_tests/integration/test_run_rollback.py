@@ -86,6 +86,9 @@ class InjectedError(KfmError):
     """The stage fails here."""
 
 
+WHY = InjectedError(observed="injected")
+
+
 def fail(*_: object) -> Any:
     raise InjectedError(observed="injected")
 
@@ -128,7 +131,7 @@ def test_a_run_that_fails_at_any_stage_leaves_everything_as_it_was(
     assert list(before["ledger"].values()).count(Status.PENDING) == UNITS
 
     node = run_until(pipeline, last, point=point, run_id="failing")
-    rollback = roll_back(node)
+    rollback = roll_back(node, WHY)
 
     assert state_of(pipeline) == before
     assert_conserved(pipeline)
@@ -146,6 +149,7 @@ def test_a_run_that_fails_at_any_stage_leaves_everything_as_it_was(
         unit = pipeline.ledger.find(status=Status.PENDING, limit=1)[0]
         codes = [change.reason for change in pipeline.ledger.history(unit.wal_id)]
         assert codes[-3:] == ["claimed", LedgerCode.ROLLED_BACK, "retry"]
+        assert unit.last_error_message == f"the run was taken back: {WHY}"
         parsed = pipeline.stages.run_states.get("nexrad-l2.message_parse", "failing")
         assert parsed is not None
         assert (parsed.artifact_uri, parsed.rolled_back_by) == (None, node.dataset_id)
@@ -165,8 +169,8 @@ def test_nothing_is_taken_back_that_another_run_may_rely_on(pipeline: Pipeline, 
     run_chain(pipeline, "nexrad-l2", PARTITION, "quick", Source.LEDGER)
     after = state_of(pipeline)
     with pytest.raises(ClaimsLostError, match="3 of 3 claims"):
-        roll_back(node)
-    assert roll_back_or_leave(node) is None
+        roll_back(node, WHY)
+    assert roll_back_or_leave(node, WHY) is None
     assert state_of(pipeline) == after
     assert len(taken.readmitted) == 3
     last = list(pipeline.stages.keeper.store.audit.lines())[-1]
@@ -181,9 +185,9 @@ def test_a_catalog_that_cannot_be_reached_leaves_the_claims_to_the_units_next_at
     node = run_until(pipeline, Operator.SETTLE, point="computed", run_id="failing")
     links = state_of(pipeline)["lineage"]
     monkeypatch.setattr(type(pipeline.catalog), "undo", fail)
-    assert roll_back_or_leave(node) is None
+    assert roll_back_or_leave(node, WHY) is None
     assert traces.statuses(pipeline) == {Status.IN_PROGRESS: 3}
     assert state_of(pipeline)["lineage"] == links
     monkeypatch.undo()
-    assert roll_back(node) is not None
+    assert roll_back(node, WHY) is not None
     assert traces.statuses(pipeline) == {Status.PENDING: 3}

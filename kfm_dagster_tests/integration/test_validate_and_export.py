@@ -19,6 +19,8 @@ from kfm_dagster.exports.validation import validate_report
 from kfm_dagster.exports.validation_page import OPENING, validation_page
 from kfm_dagster.ingest.node import Operator
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.policy import LedgerCode
+from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.stages.audit import verify_chain
 from kfm_dagster.stages.card import ErrorClass, StageState
 from kfm_dagster.stages.store import StageStore
@@ -64,6 +66,14 @@ def test_the_report_counts_what_was_recorded_and_nothing_else(
     # One stop, of a batch whose fields cite nothing; and the page shows it.
     change_contract(face, monkeypatch, citations=[])
     executed(face, objects, 5, raise_on_error=False)
+    [*back] = face.pipeline.ledger.find(status=Status.PENDING)
+    assert len(back) == 2
+    for unit in back:
+        assert (unit.last_error_code, unit.status) == (LedgerCode.ROLLED_BACK, Status.PENDING)
+        assert str(unit.last_error_message).startswith(
+            "the run was taken back: nexrad-l2.metadata_extract failed with E_GATE; "
+        )
+        assert "observed G2: " in str(unit.last_error_message)
     stopped = validate_report(face.pipeline, since=since)
     assert stopped["stops_triggered"] == {"S5": 1}
     assert stopped["errors"] == {"E_GATE": 1}
