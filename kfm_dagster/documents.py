@@ -6,11 +6,12 @@ Belongs here: what contracts, the pipeline card, selections and plans share. Doe
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import date
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
-import orjson
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -43,13 +44,19 @@ def checked(document: object, model: type[Model]) -> Model:
     """Build a model from plain values; nothing becomes what it is not, such as "3" a number. Raises DocumentError."""
     try:
         # By way of JSON, whose strictness still lets text be a time or a word of a vocabulary.
-        content = orjson.dumps(document, option=orjson.OPT_NON_STR_KEYS)
-    except TypeError as error:
+        content = json.dumps(document, allow_nan=False, ensure_ascii=False, default=_as_text).encode()
+    except (TypeError, ValueError, RecursionError) as error:
         raise DocumentError(path=(), observed=str(error), expected="what JSON can hold") from None
     try:
         return model.model_validate_json(content, strict=True)
     except ValidationError as error:
         raise _first(error.errors(), model) from None
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, date):
+        return value.isoformat()
+    raise TypeError(f"{type(value).__name__} {str(value)[:_SHOWN]!r}")
 
 
 def line_of(tree: yaml.Node | None, path: KeyPath) -> int:

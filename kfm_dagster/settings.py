@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from enum import StrEnum, unique
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
+from urllib.parse import urlsplit
 
 from pydantic import Field, PositiveInt, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -123,9 +124,13 @@ class Settings(BaseSettings):
         # SQLAlchemy 2.1 reads a bare postgresql:// as psycopg 3, with which dagster-postgres fails on NOTIFY.
         for bare in ("postgresql://", "postgres://"):
             if value.startswith(bare):
-                return "postgresql+psycopg2://" + value.removeprefix(bare)
+                value = "postgresql+psycopg2://" + value.removeprefix(bare)
         if value and not value.startswith(("sqlite:///", "postgresql+psycopg2://")):
             raise ValueError("sqlite:///FILE or postgresql+psycopg2://USER@HOST/DATABASE")
+        if not value.startswith("sqlite") and _cannot_be_split(value):
+            raise ValueError(
+                "postgresql+psycopg2://USER:PASSWORD@HOST:PORT/DATABASE, with @ / ? # of a password percent-encoded"
+            )
         return value
 
     @field_validator("run_state")
@@ -150,11 +155,13 @@ class Settings(BaseSettings):
         except ValidationError as error:
             first = error.errors()[0]
             setting = "_".join(str(part) for part in first["loc"])
+            field = cls.model_fields[str(first["loc"][0])]
+            # The value of a DSN may hold a password.
+            hidden = first["loc"][0] == "wal_dsn" or SecretStr in get_args(field.annotation)
             name = f"setting {setting}" if setting in given else f"environment variable KFM_{setting.upper()}"
             raise ConfigurationError(
                 f"{name} is wrong",
-                # The value of a DSN may hold a password, so it is named and never shown.
-                observed="a value that is not shown" if setting == "wal_dsn" else repr(first["input"]),
+                observed="a value that is not shown" if hidden else repr(first["input"]),
                 expected=first["msg"].removeprefix("Value error, "),
                 next_step=f"correct {'it' if setting in given else f'or unset KFM_{setting.upper()}'}",
             ) from None
@@ -200,3 +207,12 @@ class Settings(BaseSettings):
         """Return what the live share leaves of a whole; one at least, unless it leaves nothing at all."""
         # A lane that is never served would be none. A thousandth is no part of anything, only a float's error.
         return 0 if self.live_share == 1 else max(1, int(whole * (1 - self.live_share) + 0.001))
+
+
+def _cannot_be_split(url: str) -> bool:
+    """Tell whether a URL's password would be read as part of its host or port, and be shown as such."""
+    try:
+        parts = urlsplit(url)
+        return parts.netloc.count("@") > 1 or (parts.port or 0) < 0
+    except ValueError:
+        return True

@@ -9,8 +9,28 @@ from typing import Any
 
 import yaml
 
-_FAST: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's parser takes a fifth of the time; PyYAML is sometimes built without it."""
+
+class _ToldFaults:
+    """Tells of a scalar that cannot be what it looks like (2025-04-31 is no day) as of any other fault of the text."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: FBT001, FBT002, as PyYAML has it
+        try:
+            return super().construct_object(node, deep=deep)  # type: ignore[misc]
+        except (ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            why = f"{str(node.value)[:_SHOWN]!r} is no value: {error}"
+            raise yaml.constructor.ConstructorError(problem=why, problem_mark=node.start_mark) from None
+
+
+class _Telling(_ToldFaults, yaml.SafeLoader):
+    """Shows the place of a fault in its error, too."""
+
+
+class _Fast(_ToldFaults, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """libyaml's parser takes a fifth of the time; PyYAML is sometimes built without it."""
+
+
+_SHOWN = 60
+"""Characters of a wrong scalar that are shown."""
 
 
 def read_yaml(text: str) -> Any:
@@ -19,14 +39,19 @@ def read_yaml(text: str) -> Any:
     YAML 1.2.2, section 3.2.1.1, has the keys of a mapping unique; PyYAML lets the last one win, and says nothing.
     """
     try:
-        return _read(text, _FAST)
+        return _read(text, _Fast)
     except yaml.YAMLError:
-        return _read(text, yaml.SafeLoader)  # which shows the place in its error, too
+        return _read(text, _Telling)
 
 
 def compose_yaml(text: str) -> yaml.Node | None:
     """Return the tree of a text that read_yaml has read, whose nodes know their lines."""
-    tree: yaml.Node | None = yaml.compose(text, Loader=_FAST)
+    tree: yaml.Node | None
+    try:
+        tree = yaml.compose(text, Loader=_Fast)
+    except yaml.YAMLError:
+        # Neither parser takes all that the other one does.
+        tree = yaml.compose(text, Loader=_Telling)
     return tree
 
 

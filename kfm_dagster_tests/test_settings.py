@@ -20,7 +20,15 @@ ANY_TEXT = {
 """Variables that take any text; what they name is checked where it is opened."""
 BAD: dict[str, list[str]] = {
     "env": ["production", ""],
-    "wal_dsn": [f"mysql://kfm:{SECRET}@host/db", f"kfm:{SECRET}", f"sqlite://{SECRET}"],
+    "wal_dsn": [
+        f"mysql://kfm:{SECRET}@host/db",
+        f"kfm:{SECRET}",
+        f"sqlite://{SECRET}",
+        # What a password must not hold as it is: the rest of it would be taken for a host, and shown.
+        *(f"postgresql://kfm:pa{mark}{SECRET}@host/db" for mark in "@/?#["),
+        f"postgresql://kfm@host:{SECRET}/db",
+        f"postgresql://kfm:pa@ss:{SECRET}@host/db",
+    ],
     "anonymous": ["perhaps"],
     "sensor_interval_seconds": ["0", "-1", "soon", "1.5"],
     "tick_budget_seconds": ["0", "forty"],
@@ -79,6 +87,13 @@ def test_a_bad_value_is_one_line_that_names_its_variable(
 def test_every_postgresql_url_names_the_one_driver(given: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KFM_WAL_DSN", given)
     assert Settings.load().database_url == expected
+
+
+def test_a_secret_given_as_another_type_is_not_shown() -> None:
+    for given in ({"signing_passphrase": 12345678}, {"alert_urls": [f"json://{SECRET}"]}, {"wal_dsn": 12345678}):
+        with pytest.raises(ConfigurationError, match="is wrong; observed a value that is not shown;") as refusal:
+            Settings.load(**given)
+        assert not {SECRET, "12345678"} & set(str(refusal.value).replace("/", " ").replace("'", " ").split())
 
 
 def test_everything_has_its_default_below_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

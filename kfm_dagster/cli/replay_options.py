@@ -25,6 +25,7 @@ from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.replay.selection import API_VERSION, Mode, Selection, SelectionError, load_selection, selection_of
 from kfm_dagster.settings import Environment, Settings
+from kfm_dagster.yaml_text import read_yaml
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -86,14 +87,14 @@ def _settings(given: Mapping[str, Any]) -> Settings:
 
 def _config(path: Path) -> dict[str, Any]:
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = read_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(
             "--config cannot be read", observed=f"{path}: {error}", next_step="give a YAML file of settings"
         ) from None
     known = set(Settings.model_fields)
     if not isinstance(document, dict) or (set(document) - known):
-        observed = sorted(set(document) - known) if isinstance(document, dict) else type(document).__name__
+        observed = sorted(map(str, set(document) - known)) if isinstance(document, dict) else type(document).__name__
         raise ConfigurationError(
             f"{path} holds no settings",
             observed=observed,

@@ -47,7 +47,10 @@ class Condition:
     def parse(cls, text: str) -> Condition:
         """Read a condition. Raises ConditionError with what stands where something else is expected."""
         reader = _Reader(text)
-        test = reader.expression()
+        try:
+            test = reader.expression()
+        except RecursionError:
+            raise ConditionError(f"the parentheses of {text[:60]!r}... are too deep") from None
         reader.expect_end()
         return cls(text, frozenset(reader.names), test)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from kfm_dagster.errors import ExitCode
+from kfm_dagster.exports.bundle.configuration import Machine
 from kfm_dagster.exports.bundle.content import AUDIT, DIMENSIONS, VALIDATION
 from kfm_dagster.exports.bundle.gathering import NotPublishableError, gather_release
 from kfm_dagster.exports.bundle.keys import open_signer, trusted_certificates
@@ -21,7 +23,7 @@ from kfm_dagster.ingest.node import Operator
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.policy import LedgerCode
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.stages.audit import verify_chain
+from kfm_dagster.stages.audit import AuditEvent, AuditKind, AuditLog, verify_chain
 from kfm_dagster.stages.card import ErrorClass, StageState
 from kfm_dagster.stages.store import StageStore
 from kfm_dagster.telemetry.clock.log import ClockLog
@@ -103,6 +105,33 @@ def test_the_bundle_of_a_run_holds_its_card_reports_and_whole_audit_and_verifies
     assert json.loads((folder / VALIDATION).read_text())["audit"]["head"] == head[1]
     for name, content in face.pipeline.card.files.items():
         assert (folder / "configs" / name).read_bytes() == content
+
+
+@pytest.mark.clause("PCS-19")
+def test_a_bundle_beside_a_deployment_that_works_is_as_of_one_line_of_its_audit(
+    face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executed(face, objects, 2)
+    reading = AuditLog.lines
+
+    def growing(log: AuditLog, **more: Any) -> Iterator[dict[str, Any]]:
+        # Another run goes on while the audit is read, and the card's file has what only one YAML parser takes.
+        with face.pipeline.database.transaction() as tx:
+            line = AuditEvent(run_id="r", stage="nexrad-l2.settle", attempt=1, kind=AuditKind.RETRY, event="attempt 2")
+            log.append([line], tx=tx)
+        return reading(log, **more)
+
+    monkeypatch.setattr(AuditLog, "lines", growing)
+    card = face.pipeline.card
+    files = {name: content.replace(b"version: ", b"version:\t", 1) for name, content in card.files.items()}
+    assert files != card.files
+    face.pipeline.card = card.model_copy(update={"files": files})
+    release = gather_release(face.pipeline)
+    lines = [json.loads(line) for line in release.audit_lines]
+    assert (
+        verify_chain(lines, head=release.validate_report["audit"]["head"]) == release.validate_report["audit"]["lines"]
+    )
+    assert Machine.parse(release.state_machine_yaml).states
 
 
 @pytest.mark.clause("PCS-12")

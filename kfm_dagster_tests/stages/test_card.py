@@ -104,7 +104,15 @@ WRONG: list[tuple[str, str, str, str, str]] = [
     (STATE_MACHINE, "min_points: 2", "min_points: 2.0", "gates.G3.min_points", "a valid integer"),
     (REPLAY_PLAN, "hash: true", "hash: 1", "line 8: replay.verify.hash", "a valid boolean"),
     (REPLAY_PLAN, "hash: true", "hash: 2026-01-01", "line 8: replay.verify.hash", "a valid boolean"),
-    (REPLAY_PLAN, "hash: true", "hash: !!binary aGk=", "line 2: the document", "not JSON serializable"),
+    (REPLAY_PLAN, "hash: true", "hash: !!binary aGk=", "line 2: the document", "observed bytes"),
+    # What one of the two parsers takes, and what looks like a value and is none.
+    (STATE_MACHINE, 'version: "1.0.0"', 'version: "\\ud800"', "line 3: the document", "surrogates not allowed"),
+    (STATE_MACHINE, "max_retries: 3", "max_retries: 2025-04-31", "line 10 is not valid YAML", "day is out of range"),
+    (STATE_MACHINE, "max_retries: 3", "max_retries: !!int foo", "line 10 is not valid YAML", "'foo' is no value"),
+    (STATE_MACHINE, "max_retries: 3", "max_retries: !!bool foo", "line 10 is not valid YAML", "'foo' is no value"),
+    (STATE_MACHINE, "min_anchor_coverage: 0.9", "min_anchor_coverage: .nan", "line 3: the document", "what JSON can"),
+    (ALERTS, "escalate_after: 30m", "escalate_after: .inf", "the document", "what JSON can"),
+    (STATE_MACHINE, 'when: "any(S1..S5)"', f'when: "{"(" * 5000}"', "line 8: transitions.2", "are too deep"),
     (REPLAY_PLAN, "hash: true", "7: true", "line 8: replay.verify.7", "one of hash, primary_keys;"),
 ]
 

@@ -14,6 +14,7 @@ import yaml
 
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.exports.bundle.content import MACHINE
+from kfm_dagster.yaml_text import read_yaml
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +58,7 @@ class Machine:
 def parse_configuration(content: bytes, *, path: str) -> Mapping[str, Any]:
     """Read a configuration that says its version. Raises ConfigurationError naming the file."""
     try:
-        document: Any = yaml.safe_load(content)
+        document: Any = read_yaml(content.decode())
     except (yaml.YAMLError, UnicodeDecodeError):
         raise _refused(path, "no YAML") from None
     if not isinstance(document, dict) or "version" not in document:
