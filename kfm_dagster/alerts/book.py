@@ -24,6 +24,8 @@ from kfm_dagster.storage.database import Database, Transaction
 
 CLAIM = timedelta(minutes=5)
 """How long one evaluator may be at one message: more than any answer takes. A dead one's message is then another's."""
+FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=30), timedelta(hours=1)
+"""How long a message waits that was not taken; each further time twice as long. A slow receiver may have taken it."""
 ERROR_LENGTH = 500
 
 
@@ -141,13 +143,14 @@ class Alert:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Telling:
-    """A message that this evaluator has claimed."""
+    """A message that this evaluator has claimed. `attempts`: how often it was, this time among them."""
 
     alert: Alert
     telling: int
     endpoint: int
     channel: str
     reason: TellingReason
+    attempts: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,10 +194,10 @@ class AlertBook:
             tx.run("alerts.queue", now=given["now"], batch=_json(_messages(told, escalated, listeners)))
         return Changes(opened=opened, escalated=escalated, resolved=resolved, told=[row.alert_id for row in told])
 
-    def claim(self, endpoints: Collection[int]) -> Telling | None:
-        """Take the oldest message to one of these endpoints that nobody is at, or None."""
+    def claim(self, leads: Collection[tuple[int, str]]) -> Telling | None:
+        """Take the oldest message that is due, and that nobody is at, to an endpoint by one of its channels."""
         now = self._clock()
-        given = {"now": rfc3339(now), "endpoints": _json(sorted(endpoints))}
+        given = {"now": rfc3339(now), "leads": _json(sorted(leads))}
         with self._database.snapshot() as view:
             if view.run("alerts.due", given).one_or_none() is None:
                 return None
@@ -209,16 +212,18 @@ class AlertBook:
             endpoint=row.endpoint,
             channel=row.channel,
             reason=TellingReason(row.reason),
+            attempts=row.attempts,
         )
 
     def close(self, telling: Telling, *, error: str | None) -> None:
-        """Keep that a message was taken or, with an error, put it back for the next evaluation."""
+        """Keep that a message was taken or, with an error, put it back until it is due again."""
         key = {"alert_id": telling.alert.alert_id, "telling": telling.telling, "endpoint": telling.endpoint}
         with self._database.transaction() as tx:
             if error is None:
                 tx.run("alerts.taken", key, at=rfc3339(self._clock()))
             else:
-                tx.run("alerts.put_back", key, error=error[:ERROR_LENGTH])
+                pause = min(FIRST_PAUSE * 2 ** min(telling.attempts - 1, 10), LONGEST_PAUSE)
+                tx.run("alerts.put_back", key, error=error[:ERROR_LENGTH], until=rfc3339(self._clock() + pause))
 
     def listed(self, *, resolved_since: datetime | None = None) -> list[Alert]:
         """Return the open alerts, and those that resolved since then, in the order of opening."""

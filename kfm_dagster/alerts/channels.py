@@ -84,6 +84,11 @@ class Endpoints:
             )
         )
 
+    @property
+    def leads(self) -> list[tuple[int, str]]:
+        """Which endpoint each channel leads to, by its number."""
+        return [(endpoint.number, channel) for endpoint in self.known for channel in endpoint.channels]
+
     def of(self, channel: str) -> list[Endpoint]:
         """Return the endpoints that a channel leads to."""
         return [endpoint for endpoint in self.known if channel in endpoint.channels]
@@ -126,6 +131,10 @@ def _sent(url: str, message: Message, seconds: float) -> Answer:
     service = apprise.Apprise.instantiate(url, asset=asset)
     if service is None:
         return Answer(service=_scheme(url), error="apprise knows no such URL (its list: appriseit.com/services)")
+    for timeout in ("socket_connect_timeout", "socket_read_timeout"):
+        # A shorter one of apprise's would give up what is taken a moment later, and send it again; the URL's own stands.
+        if timeout not in vars(service):
+            setattr(service, timeout, seconds)
     shown = str(service.url(privacy=True))  # type: ignore[no-untyped-call]  # apprise types most of itself
     _SECRETS.set(_secrets(url, shown=shown))
     outcome = apprise.Apprise(service, asset=asset).notify(

@@ -99,7 +99,7 @@ class AlertDesk:
         delivered, dead = 0, []
         until = time.monotonic() + BUDGET_SECONDS
         while alive and time.monotonic() < until:
-            telling = self.book.claim(alive)
+            telling = self.book.claim([lead for lead in endpoints.leads if lead[0] in alive])
             if telling is None:
                 break
             message = message_of(telling, self.plan.rules[telling.alert.rule])
@@ -108,7 +108,7 @@ class AlertDesk:
             if answer.error is None:
                 delivered += 1
                 continue
-            # It would let every further message wait as long; the next evaluation tries it again.
+            # It would let every further message wait as long; another evaluation tries it again.
             alive.remove(telling.endpoint)
             dead.append(f"channel {telling.channel}, URL {telling.endpoint} ({answer.service}): {answer.error}")
         return delivered, dead

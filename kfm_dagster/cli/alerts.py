@@ -51,7 +51,7 @@ def list_(*, days: int | None, as_json: bool) -> None:
 
 
 @alerts.command()
-@click.argument("alert_id", type=click.IntRange(1))
+@click.argument("alert_id", type=click.IntRange(1, 2**63 - 1))
 @click.option("--reason", required=True, help="What you make of it, for whoever reads the governance log.")
 @actor_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")

@@ -11,13 +11,14 @@ from typing import Any
 
 
 class Letterbox(ThreadingHTTPServer):
-    """Answers every message with `status`; None hangs until the box is closed."""
+    """Answers every message with `status` after a pause of so many seconds; None hangs until the box is closed."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.status: int | None = 200
+        self.pause = 0.0
         self.taken: list[dict[str, Any]] = []
         self.asked: list[tuple[str, str | None]] = []
         self.closing = threading.Event()
@@ -35,6 +36,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.server.status is None:
             self.server.closing.wait()
             return
+        self.server.closing.wait(self.server.pause)
         if self.server.status == 200:
             self.server.taken.append(message)
         self.send_response(self.server.status)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
+import apprise
 import pytest
 from pydantic import SecretStr
 
@@ -72,6 +73,16 @@ def test_a_level_is_told_in_the_services_own_terms(level: Level, kind: str, lett
     answer = send(endpoint(letterbox.url()), Message(level=level, title="t", body="b"))
     assert (answer.service, answer.error) == ("JSON", None)
     assert [message["type"] for message in letterbox.taken] == [kind]
+
+
+@pytest.mark.clause("PCS-18")
+def test_a_receiver_has_as_long_as_it_is_given_unless_its_url_says_otherwise(
+    letterbox: Letterbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apprise.URLBase, "socket_read_timeout", 0.05)
+    letterbox.pause = 0.3
+    assert send(endpoint(letterbox.url()), trial("notify"), seconds=30).error is None
+    assert send(endpoint(letterbox.url() + "?rto=0.05"), trial("notify"), seconds=30).error is not None
 
 
 @pytest.mark.clause("PCS-18")

@@ -14,7 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy.exc import DBAPIError
 
-from kfm_dagster.alerts.book import CLAIM, AlertBook, AlertState, NotFiringError, TellingReason, UnknownAlertError
+from kfm_dagster.alerts.book import (
+    CLAIM,
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    AlertBook,
+    AlertState,
+    NotFiringError,
+    TellingReason,
+    UnknownAlertError,
+)
 from kfm_dagster.alerts.channels import Answer, Endpoint
 from kfm_dagster.alerts.desk import AlertDesk
 from kfm_dagster.alerts.message import Message
@@ -203,11 +212,51 @@ def test_a_dead_channel_is_tried_again_and_holds_up_no_other(
     desk.evaluate()
     desk.book.acknowledge(1, ME)
     box.dead, box.taken, box.bodies = set(), [], []
-    now.passes(seconds=30)
+    now.passes(minutes=4)
     assert desk.evaluate().delivered == 2
     assert [number for number, _ in box.taken] == [NOTIFY, NOTIFY]
     assert sum("ann has taken it on" in body for body in box.bodies) == 1
     assert desk.evaluate().delivered == 0
+
+
+@pytest.mark.clause("PCS-18")
+def test_a_message_that_is_not_taken_waits_twice_as_long_each_time(
+    desk: AlertDesk, record: Record, now: Clock, box: Mailbox
+) -> None:
+    record.gate("G3")
+    box.dead = {NOTIFY}
+    tried: list[float] = []
+    for second in range(0, 15_000, 30):
+        now.at = NOON + timedelta(seconds=second)
+        if desk.evaluate().dead:
+            tried.append(second)
+    waits = [later - earlier for earlier, later in itertools.pairwise(tried)]
+    # From one hour on it waits no longer.
+    assert waits == [30, 60, 120, 240, 480, 960, 1920, 3600, 3600, 3600]
+    box.dead = set()
+    now.passes(hours=1)
+    assert desk.evaluate().dead == []
+    assert [number for number, _ in box.taken].count(NOTIFY) == 1
+
+
+@pytest.mark.clause("PCS-18")
+def test_what_waits_goes_nowhere_but_to_its_own_channel_when_the_urls_change(
+    database: Database, plan: AlertPlan, record: Record, now: Clock, box: Mailbox
+) -> None:
+    record.gate("G3")
+    box.dead = {NOTIFY}
+    desk_over(database, plan, now, box).evaluate()
+    box.dead = set()
+    now.passes(minutes=5)
+    other = desk_over(database, plan, now, box, urls="open_ticket=json://127.0.0.1:1/t page_ops=json://127.0.0.1:1/p")
+    assert (other.evaluate().delivered, box.taken) == (0, [])
+    # Under its number there is another channel now, and a new telling there is not held up by what waits.
+    both = desk_over(database, plan, now, box, urls="page_ops=json://127.0.0.1:1/p notify=json://127.0.0.1:1/n")
+    now.passes(hours=3)
+    both.evaluate()
+    assert sorted(number for number, _ in box.taken) == [1, 2]
+    again = desk_over(database, plan, now, box)
+    assert again.evaluate().delivered == 1
 
 
 @pytest.mark.clause("PCS-18")
@@ -249,12 +298,13 @@ def test_what_a_dead_evaluator_was_about_to_tell_is_told_by_another_once(
         assert len(box.taken) == taken
 
 
-def test_each_message_is_claimed_by_one(desk: AlertDesk, record: Record, box: Mailbox) -> None:
+def test_each_message_is_claimed_by_one(desk: AlertDesk, record: Record, now: Clock, box: Mailbox) -> None:
     record.gate("G3")
     record.gate("G7")
     box.dead = {NOTIFY}
     desk.evaluate()
-    claims = [desk.book.claim({NOTIFY}) for _ in range(3)]
+    now.at += FIRST_PAUSE
+    claims = [desk.book.claim([(NOTIFY, "notify")]) for _ in range(3)]
     assert [claim and claim.alert.rule for claim in claims] == [Rule.COVARIANCE, Rule.PATH_DESYNC, None]
 
 
@@ -265,14 +315,16 @@ def test_a_message_that_was_given_up_and_taken_by_another_stays_taken(
     box.dead = {NOTIFY}
     desk.evaluate()
     book: AlertBook = desk.book
-    slow = book.claim({NOTIFY})
+    now.at += FIRST_PAUSE
+    slow = book.claim([(NOTIFY, "notify")])
     now.at += CLAIM
-    quick = book.claim({NOTIFY})
+    quick = book.claim([(NOTIFY, "notify")])
     assert slow
     assert quick
     book.close(quick, error=None)
     book.close(slow, error="gone")
-    assert book.claim({NOTIFY}) is None
+    now.at += LONGEST_PAUSE
+    assert book.claim([(NOTIFY, "notify")]) is None
     assert [one.undelivered for one in book.listed()] == [0]
 
 
@@ -294,7 +346,7 @@ def test_whatever_happens_nobody_hears_an_alert_twice_within_its_window_unless_i
     database = Database.open(f"sqlite:///{tmp_path_factory.mktemp('alerts') / 'kfm.db'}")
     record, desk = Record(database), desk_over(database, same_terms(), now, box, urls="json://127.0.0.1:1/all")
     heard: list[tuple[timedelta, str]] = []
-    for step, given_ in [*steps, ("dies", False)]:
+    for step, given_ in [*steps, ("dies", False), ("passes", 60)]:
         record.at = now.at
         if step == "passes":
             now.passes(minutes=given_)

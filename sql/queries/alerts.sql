@@ -35,5 +35,5 @@ UPDATE alert_tellings SET told_at = :at, claimed_until = NULL, last_error = NULL
 WHERE alert_id = :alert_id AND telling = :telling AND endpoint = :endpoint AND told_at IS NULL;
 
 -- name: put_back
-UPDATE alert_tellings SET claimed_until = NULL, last_error = :error
+UPDATE alert_tellings SET claimed_until = :until, last_error = :error
 WHERE alert_id = :alert_id AND telling = :telling AND endpoint = :endpoint AND told_at IS NULL;

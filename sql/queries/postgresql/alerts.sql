@@ -164,14 +164,18 @@ FROM jsonb_to_recordset(CAST(:batch AS jsonb)) AS n (
 WHERE
     NOT EXISTS (
         SELECT 1 FROM alert_tellings AS w
-        WHERE w.alert_id = n.alert_id AND w.endpoint = n.endpoint AND w.told_at IS NULL
+        WHERE
+            w.alert_id = n.alert_id AND w.endpoint = n.endpoint AND w.channel = n.channel AND w.told_at IS NULL
     );
 
 -- name: due
+-- An endpoint is a place in a list that may change: what waits goes where its channel leads, or nowhere.
 SELECT 1 FROM alert_tellings
 WHERE
     told_at IS NULL AND (claimed_until IS NULL OR claimed_until <= :now)
-    AND endpoint IN (SELECT CAST(value AS integer) FROM jsonb_array_elements_text(CAST(:endpoints AS jsonb)))
+    AND (endpoint, channel) IN (
+        SELECT CAST(value ->> 0 AS integer), value ->> 1 FROM jsonb_array_elements(CAST(:leads AS jsonb))
+    )
 LIMIT 1;
 
 -- name: claim
@@ -182,8 +186,8 @@ WHERE
         FROM alert_tellings AS w
         WHERE
             w.told_at IS NULL AND (w.claimed_until IS NULL OR w.claimed_until <= :now)
-            AND w.endpoint IN (
-                SELECT CAST(value AS integer) FROM jsonb_array_elements_text(CAST(:endpoints AS jsonb))
+            AND (w.endpoint, w.channel) IN (
+                SELECT CAST(value ->> 0 AS integer), value ->> 1 FROM jsonb_array_elements(CAST(:leads AS jsonb))
             )
         ORDER BY w.queued_at, w.alert_id, w.endpoint
         LIMIT 1

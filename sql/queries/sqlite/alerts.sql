@@ -172,14 +172,16 @@ WHERE
     NOT EXISTS (
         SELECT 1 FROM alert_tellings AS w
         WHERE
-            w.alert_id = n.value ->> 'alert_id' AND w.endpoint = n.value ->> 'endpoint' AND w.told_at IS NULL
+            w.alert_id = n.value ->> 'alert_id' AND w.endpoint = n.value ->> 'endpoint'
+            AND w.channel = n.value ->> 'channel' AND w.told_at IS NULL
     );
 
 -- name: due
+-- An endpoint is a place in a list that may change: what waits goes where its channel leads, or nowhere.
 SELECT 1 FROM alert_tellings
 WHERE
     told_at IS NULL AND (claimed_until IS NULL OR claimed_until <= :now)
-    AND endpoint IN (SELECT value FROM json_each(:endpoints))
+    AND (endpoint, channel) IN (SELECT value ->> 0, value ->> 1 FROM json_each(:leads))
 LIMIT 1;
 
 -- name: claim
@@ -190,7 +192,7 @@ WHERE
         FROM alert_tellings AS w
         WHERE
             w.told_at IS NULL AND (w.claimed_until IS NULL OR w.claimed_until <= :now)
-            AND w.endpoint IN (SELECT value FROM json_each(:endpoints))
+            AND (w.endpoint, w.channel) IN (SELECT value ->> 0, value ->> 1 FROM json_each(:leads))
         ORDER BY w.queued_at, w.alert_id, w.endpoint
         LIMIT 1
     )
