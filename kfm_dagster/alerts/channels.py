@@ -132,7 +132,7 @@ def _sent(url: str, message: Message, seconds: float) -> Answer:
     if service is None:
         return Answer(service=_scheme(url), error="apprise knows no such URL (its list: appriseit.com/services)")
     for timeout in ("socket_connect_timeout", "socket_read_timeout"):
-        # A shorter one of apprise's would give up what is taken a moment later, and send it again; the URL's own stands.
+        # A shorter one of apprise's would give up what is taken a moment later, and send it again. The URL's stands.
         if timeout not in vars(service):
             setattr(service, timeout, seconds)
     shown = str(service.url(privacy=True))  # type: ignore[no-untyped-call]  # apprise types most of itself

@@ -17,6 +17,7 @@ from itertools import islice
 from typing import Any, ClassVar
 
 from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.contracts.issues import FenceIssue
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
 from kfm_dagster.ingest.lease_keeper import LeaseKeeper
@@ -149,6 +150,13 @@ class ChainNode:
     def compensate(self, *, tx: Transaction | None = None) -> Mapping[str, Any] | None:  # noqa: ARG002, the protocol
         """Nothing is to be undone, for most nodes."""
         return {}
+
+    def holds(self, batch: Sequence[Envelope], tx: Transaction) -> bool:
+        """Tell whether every unit is still claimed by this run."""
+        if not self.leaves_effects:
+            return True
+        attempts = {unit.wal_id: unit.attempt for unit in batch}
+        return FenceIssue.CLAIM_LOST not in self.pipeline.ledger.fence(self.run_id)(tx, attempts).values()
 
     def inputs(self) -> Sequence[InputReference]:
         """Nothing besides the batch, for most nodes."""

@@ -1,13 +1,14 @@
 """Replaying a run as `replay_plan.yaml` says (pipeline card, chapter 7, section VII; PCS-08).
 
 The first node of the replaying run does the other one's stages again without effects and compares; a divergence fails
-it before anything is touched, so the original stands. What is equal is let in again by a governed override, claimed,
-and its effects are compensated, all in the node's one transaction; the chain then runs as ever, through every gate.
+it before anything is touched, so the original stands. What is equal is let in again by a governed override and claimed,
+in the node's one transaction; then its effects are compensated, and the chain runs as ever, through every gate.
 Does not belong here: replays of selected units, which are the ledger's (`replay/engine.py`).
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,8 @@ from kfm_dagster.stages.card import ErrorClass
 from kfm_dagster.stages.failure import StageRefusedError
 from kfm_dagster.stages.store import StageAttempt
 from kfm_dagster.storage.database import Transaction
+
+_LOG = logging.getLogger(__name__)
 
 
 class ReplayDivergedError(StageRefusedError):
@@ -112,14 +115,49 @@ class ReplayedParse(ChainNode):
                 expected="units that are succeeded by that run",
                 next_step="see kfm explain, and kfm kill-switch list",
             )
-        undone = self._compensate(tx)
-        self._tell(tx, claimed, undone)
+        self._tell(tx, claimed)
         return claimed
 
-    def _compensate(self, tx: Transaction) -> Mapping[str, Any] | None:
-        """Take back the original's Items. Its lineage stands: what is generated again is, by its hash, the same."""
+    @override
+    def after_commit(self, batch: Sequence[Envelope]) -> None:
+        """Take the original's Items back.
+
+        Not before the claims are committed: files follow no transaction, and where nobody had claimed their units,
+        nobody would write them again. From here on whoever gets the units does, so that a failure here fails nothing.
+        """
         if not self.pipeline.card.replay_plan.replay.compensate_before_replay:
-            return None
+            return
+        store = self.pipeline.stages.keeper.store
+        registered = store.newest(self.original, f"{self.dataset}.{Operator.STAC_REGISTER}")
+        if registered is None:
+            return
+        try:
+            with self.pipeline.database.transaction() as tx:
+                told = self._compensated(batch, tx)
+                store.audit.append([registered.tells(AuditKind.COMPENSATION, *told)], tx=tx)
+        except Exception as error:
+            _LOG.exception("the Items of run %s could not be taken back before its replay", self.original)
+            with self.pipeline.database.transaction() as tx:
+                failed = {"error": type(error).__name__, "because": self.run_id}
+                store.audit.append([registered.tells(AuditKind.COMPENSATION, "failed", failed)], tx=tx)
+
+    def _compensated(self, claimed: Sequence[Envelope], tx: Transaction) -> tuple[str, Mapping[str, Any]]:
+        """Compensate where nobody else may rely on the Items; return what the audit says."""
+        fence = self.pipeline.ledger.fence(self.run_id)
+        lost = fence(tx, {unit.wal_id: unit.attempt for unit in claimed})
+        if lost or self._others_rely(claimed):
+            return "left", {"reason": "another run may rely on them", "because": self.run_id}
+        return "done", {**self._compensate(tx), "because": self.run_id}
+
+    def _others_rely(self, claimed: Sequence[Envelope]) -> bool:
+        """Tell whether the original registered an Item of a unit that it does not bring into this run."""
+        output = self.pipeline.stages.recall(f"{self.dataset}.{Operator.STAC_REGISTER}", self.original)
+        units = output.envelopes if output else ()
+        registered = {unit.wal_id for unit in units if unit.stac and unit.stac.item_href}
+        return bool(registered - {unit.wal_id for unit in claimed})
+
+    def _compensate(self, tx: Transaction) -> Mapping[str, Any]:
+        """Take back the original's Items. Its lineage stands: what is generated again is, by its hash, the same."""
         parts = {"pipeline": self.pipeline, "dataset": self.dataset, "partition": self.partition}
         node = StacRegister(**parts, run_id=self.original)  # type: ignore[arg-type]
         states = self.pipeline.stages.run_states
@@ -127,21 +165,18 @@ class ReplayedParse(ChainNode):
         undone = node.compensate(tx=tx)
         if state is not None:
             states.put(state.taken_back(by=f"the replay in run {self.run_id}", at=self.pipeline.clock()), tx)
-        return undone
+        return undone or {}
 
-    def _tell(self, tx: Transaction, claimed: Sequence[Envelope], undone: Mapping[str, Any] | None) -> None:
+    def _tell(self, tx: Transaction, claimed: Sequence[Envelope]) -> None:
         store = self.pipeline.stages.keeper.store
         own = store.newest(self.run_id, self.dataset_id, tx=tx)
-        registered = store.newest(self.original, f"{self.dataset}.{Operator.STAC_REGISTER}", tx=tx)
-        if own is None or registered is None:
+        if own is None:
             raise LookupError(f"{self.dataset_id} has no attempt")
         decided = {"actor": self.decision.actor, "change_ref": self.decision.change_ref, "units": len(claimed)}
         lines = [
             *_told(own, self.original, self.comparisons, None),
             own.tells(AuditKind.OVERRIDE, GovernanceAction.REPEAT.value, decided),
         ]
-        if undone is not None:
-            lines.append(registered.tells(AuditKind.COMPENSATION, "done", {**undone, "because": self.run_id}))
         store.audit.append(lines, tx=tx)
 
 

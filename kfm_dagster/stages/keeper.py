@@ -10,10 +10,9 @@ Belongs here: which state follows, the audit of it, retries. Does not belong her
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.issues import GateIssue, Issue, Severity
@@ -183,28 +182,35 @@ class StageKeeper:
         return newest.state is StageState.SUCCEEDED if newest else upstream.state.outcome is not Outcome.FAILED
 
     def _roll_back(self, node: Node, failed: StageAttempt, received: StageBatch | None) -> None:
+        # What a stage goes back to is what its upstream saved; before the first one there is nothing.
+        before = None if received is None else self.store.newest(received.state.run_id, received.state.dataset_id)
+        has_checkpoint = received is None or (before is not None and before.checkpoint_uri is not None)
         try:
-            undone = node.compensate()
+            with self.database.transaction() as tx:
+                self._compensate(node, failed, received, has_checkpoint=has_checkpoint, tx=tx)
         except Exception as error:
             _LOG.exception("%s could not be compensated", failed.stage)
             with self.database.transaction() as tx:
                 line = failed.tells(AuditKind.COMPENSATION, "failed", {"error": type(error).__name__})
                 self.store.audit.append([line], tx=tx)
+
+    def _compensate(
+        self, node: Node, failed: StageAttempt, received: StageBatch | None, *, has_checkpoint: bool, tx: Transaction
+    ) -> None:
+        """Compensate while the claims are held, so that nobody relies on an effect when it is undone."""
+        newest = self.store.newest(failed.run_id, failed.stage, tx=tx)
+        if newest is None or (newest.attempt, newest.state) != (failed.attempt, failed.state):
+            return  # The next attempt has begun, and what stands is its own.
+        if received is not None and not node.holds(received.envelopes, tx):
+            left = {"reason": "its units are another run's, or done"}
+            self.store.audit.append([failed.tells(AuditKind.COMPENSATION, "left", left)], tx=tx)
             return
-        # What a stage goes back to is what its upstream saved; before the first one there is nothing.
-        before = None if received is None else self.store.newest(received.state.run_id, received.state.dataset_id)
-        has_checkpoint = received is None or (before is not None and before.checkpoint_uri is not None)
-        if not may_roll_back(self.card, has_checkpoint=has_checkpoint, do_compensate=undone is not None):
-            return
-        compensation: Mapping[str, Any] = undone or {}
-        with self.database.transaction() as tx:
-            self.store.move(
-                failed,
-                StageState.ROLLED_BACK,
-                compensation=compensation,
-                told=[failed.tells(AuditKind.COMPENSATION, "done", compensation)],
-                tx=tx,
-            )
+        undone = node.compensate(tx=tx)
+        told = [failed.tells(AuditKind.COMPENSATION, "done", undone or {})]
+        if may_roll_back(self.card, has_checkpoint=has_checkpoint, do_compensate=undone is not None):
+            self.store.move(failed, StageState.ROLLED_BACK, compensation=undone or {}, told=told, tx=tx)
+        elif undone:
+            self.store.audit.append(told, tx=tx)
 
 
 def _marked(unit: Envelope, judgement: Judgement) -> Envelope:

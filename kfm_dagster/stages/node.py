@@ -86,6 +86,10 @@ class Node(Protocol):
         """
         ...
 
+    def holds(self, batch: Sequence[Envelope], tx: Transaction) -> bool:
+        """Tell whether every unit is still the run's, so that nobody else may rely on what it did."""
+        ...
+
     def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
         """Enrich the batch. External effects made here must converge when the call is repeated."""
         ...

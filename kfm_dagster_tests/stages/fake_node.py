@@ -37,6 +37,7 @@ class FakeNode:
     clock: str | None = None
     compensation_fails: Exception | None = None
     is_finished: bool = True
+    is_held: bool = True
     calls: list[str] = field(default_factory=list)
 
     def inputs(self) -> Sequence[InputReference]:
@@ -86,6 +87,9 @@ class FakeNode:
 
     def working(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def holds(self, batch: Sequence[Envelope], tx: Transaction) -> bool:
+        return self.is_held
 
     def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
         self.calls.append("compute")

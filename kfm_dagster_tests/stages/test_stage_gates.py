@@ -296,12 +296,24 @@ def test_what_can_pass_is_rolled_back_and_tried_again_and_the_rest_waits_for_a_p
     assert state(runner) is StageState.ROLLED_BACK
 
 
+@pytest.mark.clause("PCS-03", "PCS-15")
+def test_a_stage_whose_units_are_another_s_is_not_compensated_and_the_audit_says_so(runner: StageRunner) -> None:
+    node = FakeNode([], fails=OSError("away"), is_held=False)
+    with pytest.raises(StageFailedError):
+        execute(runner, node, upstream=first(runner))
+    assert "compensate" not in node.calls
+    assert state(runner) is StageState.FAILED
+    assert [event for kind, event in lines(runner) if kind == "compensation"] == ["left"]
+
+
 @pytest.mark.clause("PCS-02")
 def test_a_rollback_needs_the_checkpoint_before_it_and_a_compensation_that_worked(under: Under) -> None:
     runner = under(("checkpoints: [message_parse, ", "checkpoints: ["))
     with pytest.raises(StageFailedError):
         execute(runner, FakeNode([], fails=OSError("away")), upstream=first(runner))
     assert state(runner) is StageState.FAILED
+    # What was undone is told, even where that is no rollback.
+    assert lines(runner)[-1] == ("compensation", "done")
     node = FakeNode([], fails=OSError("away"), compensation_fails=OSError("gone, too"))
     with pytest.raises(StageFailedError, match="away"):
         execute(under(), node, run_id="other", upstream=first(under(), "other"))

@@ -1,0 +1,230 @@
+"""What is undone is nobody else's by then: Items and lineage of units that another run, or attempt, has done.
+
+Each test ends with what an operator looks at: whatever succeeded has its Item and its lineage, and nothing else has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfm_dagster.catalog import store as catalog_store
+from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.governance.log import GovernanceAction
+from kfm_dagster.ingest.node import ChainNode, Operator
+from kfm_dagster.ingest.nodes import Source
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.rollback import roll_back_or_leave
+from kfm_dagster.ingest.run_replay import ReplayedParse
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.lineage import store as lineage_store
+from kfm_dagster.stages.batch import StageBatch
+from kfm_dagster.stages.card import StageState
+from kfm_dagster.stages.failure import StageFailedError
+from kfm_dagster.stages.keeper import StageKeeper
+from kfm_dagster.stages.store import StageAttempt
+from kfm_dagster_tests.catalog import trees
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import CrashError, announce, assert_conserved, put, run_chain, take, volumes
+from kfm_dagster_tests.integration.test_run_replay import PARTITION, PERSON, replayed
+from kfm_dagster_tests.integration.test_run_rollback import NODES, WHY, fail
+
+DATASET = "nexrad-l2"
+UNITS = 3
+
+
+def arrive(pipeline: Pipeline, objects: Path) -> None:
+    items = volumes(UNITS)
+    put(objects, items)
+    take(pipeline, announce([item.event() for item in items], registry=pipeline.registry))
+
+
+def ingest(pipeline: Pipeline, objects: Path, run_id: str = "original") -> None:
+    arrive(pipeline, objects)
+    run_chain(pipeline, DATASET, PARTITION, run_id, Source.LEDGER)
+
+
+def work(pipeline: Pipeline, run_id: str, operators: Sequence[Operator], batch: StageBatch | None = None) -> StageBatch:
+    """Do some stages of a run, one after the other."""
+    for operator in operators:
+        first = {"source": Source.LEDGER, "limit": 100} if operator is Operator.MESSAGE_PARSE else {}
+        stage = pipeline.stages.run(node(pipeline, operator, run_id, **first), run_id=run_id, upstream=batch)
+        batch = pipeline.stages.commit(stage)
+    assert batch is not None
+    return batch
+
+
+def node(pipeline: Pipeline, operator: Operator, run_id: str, **more: Any) -> Any:
+    shared: dict[str, Any] = {"pipeline": pipeline, "dataset": DATASET, "partition": PARTITION, "run_id": run_id}
+    return NODES[operator](**shared, **more)
+
+
+def assert_whole(pipeline: Pipeline) -> None:
+    """Every unit has succeeded, and has its Item and its lineage, and the catalog has nothing else."""
+    assert traces.statuses(pipeline) == {Status.SUCCEEDED: UNITS}
+    records = traces.records(pipeline).values()
+    found = trees.walk(Path(pipeline.settings.catalog)).values()
+    assert sorted(one["id"] for one in found if one["type"] == "Feature") == sorted(
+        str(r.stac_item_id) for r in records
+    )
+    trees.assert_consistent(Path(pipeline.settings.catalog))
+    assert all(len(pipeline.lineage.links_of(record.wal_id)) == 2 for record in records)
+    assert_conserved(pipeline)
+
+
+def compensations(pipeline: Pipeline) -> list[str]:
+    return [line["event"] for line in pipeline.stages.keeper.store.audit.lines() if line["kind"] == "compensation"]
+
+
+@pytest.mark.clause("PCS-03", "BEY-02")
+@pytest.mark.parametrize("operator", [Operator.STAC_REGISTER, Operator.PROVENANCE_EMIT])
+def test_a_worker_that_wakes_after_its_lease_undoes_nothing_that_the_next_run_found_standing(
+    pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch, operator: Operator
+) -> None:
+    arrive(pipeline, objects)
+    chain = list(Operator)
+    batch = work(pipeline, "slow", chain[: chain.index(operator)])
+    stalled = node(pipeline, operator, "slow")
+
+    def sleeps(_batch: Sequence[Envelope]) -> None:
+        pipeline.clock.forward(2_000)  # type: ignore[attr-defined]  # a test's clock
+        assert len(pipeline.ledger.release_lost().readmitted) == UNITS
+        run_chain(pipeline, DATASET, PARTITION, "quick", Source.LEDGER)
+        raise ConnectionError("the connection that it waited on is gone")
+
+    monkeypatch.setattr(stalled, "verify", sleeps)
+    with pytest.raises(StageFailedError):
+        pipeline.stages.run(stalled, run_id="slow", upstream=batch)
+    assert roll_back_or_leave(stalled, WHY) is None
+    assert_whole(pipeline)
+    assert compensations(pipeline) == ["left"]
+    newest = pipeline.stages.keeper.store.newest("slow", stalled.dataset_id)
+    assert newest is not None
+    assert newest.state is StageState.FAILED
+
+
+@pytest.mark.clause("PCS-03", "BEY-02")
+def test_a_stage_that_is_done_again_after_its_run_was_settled_undoes_nothing(
+    pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    validate, seen = catalog_store.validate_item, list[str]()
+
+    def refuses_the_first(item: dict[str, Any]) -> list[str]:
+        seen.append(item["id"])
+        return ["injected"] if len(seen) == 1 else validate(item)
+
+    monkeypatch.setattr(catalog_store, "validate_item", refuses_the_first)
+    ingest(pipeline, objects)
+    before = trees.files(Path(pipeline.settings.catalog))
+    # What was partial is no success, so the stage is computed again where somebody executes it again.
+    again = node(pipeline, Operator.STAC_REGISTER, "original")
+    upstream = pipeline.stages.recall(f"{DATASET}.{Operator.METADATA_EXTRACT}", "original")
+    monkeypatch.setattr(again, "verify", fail)
+    with pytest.raises(StageFailedError):
+        pipeline.stages.run(again, run_id="original", upstream=upstream)
+    assert roll_back_or_leave(again, WHY) is None
+    assert trees.files(Path(pipeline.settings.catalog)) == before
+    assert compensations(pipeline) == ["left"]
+
+
+@pytest.mark.clause("PCS-03", "BEY-02")
+def test_an_attempt_that_failed_undoes_nothing_once_the_next_one_has_begun(
+    pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrive(pipeline, objects)
+    chain = list(Operator)
+    batch = work(pipeline, "run", chain[: chain.index(Operator.STAC_REGISTER)])
+    roll_back = StageKeeper._roll_back
+
+    def late(keeper: StageKeeper, of: ChainNode, failed: StageAttempt, received: StageBatch | None) -> None:
+        work(pipeline, "run", chain[chain.index(Operator.STAC_REGISTER) :], batch)
+        roll_back(keeper, of, failed, received)
+
+    monkeypatch.setattr(StageKeeper, "_roll_back", late)
+    first = node(pipeline, Operator.STAC_REGISTER, "run")
+    monkeypatch.setattr(first, "verify", fail)
+    with pytest.raises(StageFailedError):
+        pipeline.stages.run(first, run_id="run", upstream=batch)
+    assert_whole(pipeline)
+    assert compensations(pipeline) == []
+
+
+@pytest.mark.clause("PCS-08", "BEY-02")
+def test_a_replay_leaves_items_that_a_repeat_of_one_unit_relies_on(pipeline: Pipeline, objects: Path) -> None:
+    ingest(pipeline, objects)
+    unit = pipeline.ledger.find(status=Status.SUCCEEDED, limit=1)[0]
+    versions = {unit.wal_id: unit.version}
+    repeat = {"from_status": Status.SUCCEEDED, "action": GovernanceAction.REPEAT, "decision": PERSON}
+    assert pipeline.ledger.override(versions, **repeat) == {unit.wal_id}  # type: ignore[arg-type]
+    run_chain(pipeline, DATASET, PARTITION, "repeat", Source.LEDGER)
+    replayed(pipeline)
+    assert_whole(pipeline)
+    assert compensations(pipeline) == ["left"]
+
+
+@pytest.mark.clause("PCS-08", "BEY-02")
+def test_a_replay_leaves_items_that_a_retry_of_one_unit_relies_on(
+    pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The unit failed after its Item was written, and the next run found it standing.
+    line, failing = lineage_store._line, list[str]()
+
+    def breaks_for_the_first(path: Any, unit: Any, *more: Any) -> Any:
+        failing.append(unit.wal_id)
+        if unit.wal_id == failing[0]:
+            raise ValueError("no form")
+        return line(path, unit, *more)
+
+    monkeypatch.setattr(lineage_store, "_line", breaks_for_the_first)
+    ingest(pipeline, objects)
+    assert traces.statuses(pipeline) == {Status.SUCCEEDED: UNITS - 1, Status.FAILED: 1}
+    monkeypatch.setattr(lineage_store, "_line", line)
+    pipeline.clock.forward(100_000)  # type: ignore[attr-defined]  # a test's clock
+    pipeline.ledger.retry_due(now=pipeline.clock(), limit=10)
+    run_chain(pipeline, DATASET, PARTITION, "retry", Source.LEDGER)
+    replayed(pipeline)
+    assert_whole(pipeline)
+    assert compensations(pipeline) == ["left"]
+
+
+@pytest.mark.clause("PCS-08", "BEY-02")
+@pytest.mark.parametrize("end", [CrashError, ConnectionError])
+def test_a_replay_that_ends_before_its_commit_leaves_the_original_as_it_was(
+    pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch, end: type[BaseException]
+) -> None:
+    ingest(pipeline, objects)
+    before = trees.files(Path(pipeline.settings.catalog))
+    replay = ReplayedParse(
+        pipeline=pipeline, dataset=DATASET, partition=PARTITION, run_id="replay", original="original", decision=PERSON
+    )
+
+    def ends(_batch: Sequence[Envelope]) -> None:
+        raise end
+
+    monkeypatch.setattr(replay, "summarize", ends)
+    with pytest.raises(end):
+        pipeline.stages.commit(pipeline.stages.run(replay, run_id="replay", upstream=None))
+    pipeline.stages.keeper.close(["replay"])
+    pipeline.ledger.release_lost(run_ids=["replay"])
+    assert trees.files(Path(pipeline.settings.catalog)) == before
+    assert_whole(pipeline)
+
+
+@pytest.mark.clause("PCS-08", "BEY-02")
+def test_a_replay_whose_compensation_fails_half_way_writes_again_what_is_gone(
+    pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ingest(pipeline, objects)
+    undo = type(pipeline.catalog).undo
+
+    def breaks(*given: Any, **more: Any) -> None:
+        undo(*given, **more)
+        raise OSError("the catalog's place is gone")
+
+    monkeypatch.setattr(type(pipeline.catalog), "undo", breaks)
+    replayed(pipeline)
+    assert_whole(pipeline)
+    assert compensations(pipeline) == ["failed"]
