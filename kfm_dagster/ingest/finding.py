@@ -24,7 +24,8 @@ from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.operators.message_parse import parse_listed, parse_message
 from kfm_dagster.run_state.inputs_hash import InputReference
-from kfm_dagster.stages.audit import AuditKind
+from kfm_dagster.stages.audit import AuditEvent, AuditKind
+from kfm_dagster.stages.store import StageAttempt
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.objects import ListedObject
 
@@ -78,6 +79,7 @@ class MessageParse(ChainNode):
     """Of the backfill that asked for this listing, where one did."""
     listing: Sequence[ListedObject] = field(default=(), repr=False)
     """What the bucket holds of the day, once `manifest` has listed it. A backfill counts while it lists."""
+    _replays: Counter[str] = field(default_factory=Counter, init=False, repr=False)
 
     @override
     def inputs(self) -> Sequence[InputReference]:
@@ -135,22 +137,16 @@ class MessageParse(ChainNode):
             lane=self.lane,
             tx=tx,
         )
-        self._tell_replays(claimed, tx)
+        self._replays = Counter(unit.replay_run_id for unit in claimed if unit.replay_run_id is not None)
         return claimed
 
-    def _tell_replays(self, claimed: Sequence[Envelope], tx: Transaction) -> None:
-        """Say in the audit which replays' units this run does again."""
-        replays = Counter(unit.replay_run_id for unit in claimed if unit.replay_run_id is not None)
-        store = self.pipeline.stages.keeper.store
-        attempt = store.newest(self.run_id, self.dataset_id, tx=tx) if replays else None
-        if attempt is not None:
-            store.audit.append(
-                [
-                    attempt.tells(AuditKind.REPLAY, "let in", {"replay_run_id": replay_run_id, "units": units})
-                    for replay_run_id, units in sorted(replays.items())
-                ],
-                tx=tx,
-            )
+    @override
+    def told(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
+        """Say which replays' units this run does again."""
+        return [
+            attempt.tells(AuditKind.REPLAY, "let in", {"replay_run_id": replay_run_id, "units": units})
+            for replay_run_id, units in sorted(self._replays.items())
+        ]
 
     def _landed(self) -> list[Envelope]:
         found: dict[WalId, Envelope] = {}

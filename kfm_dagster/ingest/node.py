@@ -25,10 +25,12 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.run_state.inputs_hash import InputReference
 from kfm_dagster.run_state.record import ValidationSummary
 from kfm_dagster.seams import carried
+from kfm_dagster.stages.audit import AuditEvent
 from kfm_dagster.stages.gates.evaluate import evaluate
 from kfm_dagster.stages.gates.facts import catalog_owners, partition_facts
 from kfm_dagster.stages.gates.subject import Subject, Thresholds
 from kfm_dagster.stages.gates.verdict import Gate, Verdict
+from kfm_dagster.stages.store import StageAttempt
 from kfm_dagster.storage.database import Transaction
 
 
@@ -151,12 +153,16 @@ class ChainNode:
         """Nothing is to be undone, for most nodes."""
         return {}
 
-    def holds(self, batch: Sequence[Envelope], tx: Transaction) -> bool:
-        """Tell whether every unit is still claimed by this run."""
+    def held(self, batch: Sequence[Envelope], tx: Transaction) -> int:
+        """Return how many units are still claimed by this run; all, for nodes that leave no effects."""
         if not self.leaves_effects:
-            return True
-        attempts = {unit.wal_id: unit.attempt for unit in batch}
-        return FenceIssue.CLAIM_LOST not in self.pipeline.ledger.fence(self.run_id)(tx, attempts).values()
+            return len(batch)
+        refused = self.pipeline.ledger.fence(self.run_id)(tx, {unit.wal_id: unit.attempt for unit in batch})
+        return len(batch) - sum(issue is FenceIssue.CLAIM_LOST for issue in refused.values())
+
+    def told(self, attempt: StageAttempt) -> Sequence[AuditEvent]:  # noqa: ARG002, most tell nothing
+        """Return nothing, for most nodes."""
+        return []
 
     def inputs(self) -> Sequence[InputReference]:
         """Nothing besides the batch, for most nodes."""

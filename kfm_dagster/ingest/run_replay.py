@@ -63,6 +63,7 @@ class ReplayedParse(ChainNode):
     original: str
     decision: Decision
     comparisons: list[StageComparison] = field(default_factory=list, repr=False)
+    _claimed: int = field(default=0, init=False, repr=False)
 
     @override
     def inputs(self) -> Sequence[InputReference]:
@@ -115,8 +116,16 @@ class ReplayedParse(ChainNode):
                 expected="units that are succeeded by that run",
                 next_step="see kfm explain, and kfm kill-switch list",
             )
-        self._tell(tx, claimed)
+        self._claimed = len(claimed)
         return claimed
+
+    @override
+    def told(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
+        decided = {"actor": self.decision.actor, "change_ref": self.decision.change_ref, "units": self._claimed}
+        return [
+            *_told(attempt, self.original, self.comparisons, None),
+            attempt.tells(AuditKind.OVERRIDE, GovernanceAction.REPEAT.value, decided),
+        ]
 
     @override
     def after_commit(self, batch: Sequence[Envelope]) -> None:
@@ -166,18 +175,6 @@ class ReplayedParse(ChainNode):
         if state is not None:
             states.put(state.taken_back(by=f"the replay in run {self.run_id}", at=self.pipeline.clock()), tx)
         return undone or {}
-
-    def _tell(self, tx: Transaction, claimed: Sequence[Envelope]) -> None:
-        store = self.pipeline.stages.keeper.store
-        own = store.newest(self.run_id, self.dataset_id, tx=tx)
-        if own is None:
-            raise LookupError(f"{self.dataset_id} has no attempt")
-        decided = {"actor": self.decision.actor, "change_ref": self.decision.change_ref, "units": len(claimed)}
-        lines = [
-            *_told(own, self.original, self.comparisons, None),
-            own.tells(AuditKind.OVERRIDE, GovernanceAction.REPEAT.value, decided),
-        ]
-        store.audit.append(lines, tx=tx)
 
 
 def _told(

@@ -23,7 +23,7 @@ class SkipCause(StrEnum):
     """Why a node did nothing."""
 
     ALREADY_SUCCEEDED = "ALREADY_SUCCEEDED"
-    """This node succeeded in this run with the same inputs."""
+    """This node succeeded in this run with the same inputs, or what failed in it is not this run's any more."""
     CONTENT_APPLIED = "CONTENT_APPLIED"
     """An earlier run applied exactly this content: the same inputs, parameters and code."""
 

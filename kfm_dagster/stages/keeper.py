@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+
+from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.issues import GateIssue, Issue, Severity
 from kfm_dagster.ledger.policy import backoff_seconds
 from kfm_dagster.run_state.record import Outcome
-from kfm_dagster.stages.audit import AuditKind
+from kfm_dagster.stages.audit import AuditEvent, AuditKind
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.card import ErrorClass, StageState, StateMachine
 from kfm_dagster.stages.failure import StageRefusedError, StageStoppedError, UnlockedClockError, classify
@@ -93,10 +96,19 @@ class StageKeeper:
         return [_marked(unit, judgement) for unit in batch], judgement
 
     def succeed(
-        self, attempt: StageAttempt, batch: StageBatch, judgement: Judgement | None, *, tx: Transaction
+        self,
+        attempt: StageAttempt,
+        batch: StageBatch,
+        judgement: Judgement | None,
+        *,
+        of_node: Sequence[AuditEvent] = (),
+        tx: Transaction,
     ) -> None:
-        """Let an attempt succeed together with its output, whose digest and, at a checkpoint, whose place it keeps."""
-        lines = [] if judgement is None else list(told(attempt, judgement))
+        """Let an attempt succeed together with its output, whose digest and, at a checkpoint, whose place it keeps.
+
+        `of_node`: what the node itself tells the audit.
+        """
+        lines = [*of_node, *(() if judgement is None else told(attempt, judgement))]
         state = batch.state
         saved = attempt.stage.rsplit(".", 1)[-1] in self.card.checkpoints
         if saved:
@@ -113,8 +125,11 @@ class StageKeeper:
             tx=tx,
         )
 
-    def fail(self, node: Node, attempt: StageAttempt, error: BaseException, *, received: StageBatch | None) -> None:
-        """Let a running attempt fail, undo what it left outside the database, and roll it back where the card says."""
+    def fail(self, node: Node, attempt: StageAttempt, error: BaseException, *, received: StageBatch | None) -> bool:
+        """Let a running attempt fail, undo what it left outside the database, and roll it back where the card says.
+
+        Return whether it was still running: else whoever took the stage over answers for it.
+        """
         lines = error.tell(attempt) if isinstance(error, StageRefusedError) else ()
         try:
             with self.database.transaction() as tx:
@@ -123,35 +138,43 @@ class StageKeeper:
                     attempt, StageState.FAILED, error_class=classify(error), details=details, told=lines, tx=tx
                 )
         except StageMoveError as gone:
-            # Whoever took the stage over closed this attempt, and answers for the stage.
             _LOG.warning("%s", gone)
-            return
+            return False
         self._roll_back(node, failed, received)
+        return True
 
     def close(self, run_ids: Iterable[str], *, limit: int = 1_000) -> int:
         """Let the attempts of dead runs fail; return how many there were."""
+        closed = 0
         with self.database.transaction() as tx:
-            left = self.store.unfinished(run_ids, limit=limit, tx=tx)
-            for attempt in left:
-                lost = {"reason": "its run is dead"}
-                self.store.move(attempt, StageState.FAILED, error_class=ErrorClass.E_INTERNAL, details=lost, tx=tx)
-        return len(left)
+            for attempt in self.store.unfinished(run_ids, limit=limit, tx=tx):
+                # A worker that was only taken for dead may have ended its stage since.
+                with suppress(StageMoveError), tx.connection.begin_nested():
+                    lost = {"reason": "its run is dead"}
+                    self.store.move(attempt, StageState.FAILED, error_class=ErrorClass.E_INTERNAL, details=lost, tx=tx)
+                    closed += 1
+        return closed
 
     def retry_in(self, run_id: str, stage: str, error_class: ErrorClass, *, tries: int = 1) -> float | None:
         """Return the seconds after which a stage that failed so is tried again, or None when it is not.
 
         `tries` are those that the caller knows of: one that may not start stays the same attempt.
         """
-        attempt = self.store.newest(run_id, stage)
         policy = self.card.retry_policy
-        if attempt is None or attempt.state is StageState.SUCCEEDED or error_class not in policy.retry_on:
+        if error_class not in policy.retry_on:
             return None
-        made = max(attempt.attempt, tries)
+        attempt, begun = None, None
+        # What failed before its attempt was opened, or with the database, the caller alone has counted.
+        with suppress(DBAPIError):
+            attempt = self.store.newest(run_id, stage)
+            begun = None if attempt is None else self.store.first_opened(run_id, stage)
+        if attempt is not None and attempt.state is StageState.SUCCEEDED:
+            return None
+        made = tries if attempt is None else max(attempt.attempt, tries)
         if made > policy.max_retries:
             return None
         wait = backoff_seconds(policy.delays, key=f"{run_id}/{stage}", attempt=made)
-        begun = self.store.first_opened(run_id, stage)
-        late = self.clock() + timedelta(seconds=wait) > begun + policy.deadline
+        late = begun is not None and self.clock() + timedelta(seconds=wait) > begun + policy.deadline
         return None if late else wait
 
     def _open(self, node: Node, *, run_id: str, snapshot: Sequence[str], tx: Transaction) -> StageAttempt:
@@ -201,7 +224,7 @@ class StageKeeper:
         newest = self.store.newest(failed.run_id, failed.stage, tx=tx)
         if newest is None or (newest.attempt, newest.state) != (failed.attempt, failed.state):
             return  # The next attempt has begun, and what stands is its own.
-        if received is not None and not node.holds(received.envelopes, tx):
+        if received is not None and node.held(received.envelopes, tx) < len(received.envelopes):
             left = {"reason": "its units are another run's, or done"}
             self.store.audit.append([failed.tells(AuditKind.COMPENSATION, "left", left)], tx=tx)
             return

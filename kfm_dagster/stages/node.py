@@ -10,7 +10,9 @@ from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
 from kfm_dagster.run_state.inputs_hash import InputReference
 from kfm_dagster.run_state.record import ValidationSummary
+from kfm_dagster.stages.audit import AuditEvent
 from kfm_dagster.stages.gates.verdict import Verdict
+from kfm_dagster.stages.store import StageAttempt
 from kfm_dagster.storage.database import Transaction
 
 
@@ -86,8 +88,15 @@ class Node(Protocol):
         """
         ...
 
-    def holds(self, batch: Sequence[Envelope], tx: Transaction) -> bool:
-        """Tell whether every unit is still the run's, so that nobody else may rely on what it did."""
+    def held(self, batch: Sequence[Envelope], tx: Transaction) -> int:
+        """Return how many units are still the run's, and keep them so until the transaction ends.
+
+        Nobody else may rely on what was done for these. Units of a node that leaves no effects count as held.
+        """
+        ...
+
+    def told(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
+        """Return the lines of audit that are the node's own, once `apply` is done."""
         ...
 
     def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:

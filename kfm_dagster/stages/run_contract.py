@@ -14,7 +14,9 @@ Dagster.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
@@ -41,6 +43,7 @@ from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.telemetry.measures import Volume
 from kfm_dagster.telemetry.spans import span
 
+_LOG = logging.getLogger(__name__)
 STEP = "commit"
 """The one effect of a stage."""
 
@@ -93,12 +96,11 @@ class StageRunner:
         facts = {"kfm.dataset_id": node.dataset_id, "kfm.run_id": run_id}
         units = str(len(upstream.envelopes)) if upstream else ""
         with labelled(**node.labels, units=units), span("kfm.stage", facts) as opened:
-            earlier = self.run_states.get(node.dataset_id, run_id)
-            if earlier is not None and earlier.rolled_back_by is not None:
-                over = RolledBackError(stage=node.dataset_id, run_id=run_id, by=earlier.rolled_back_by)
-                raise StageFailedError(dataset_id=node.dataset_id, cause=over)
-            if earlier is not None and earlier.outcome is Outcome.SUCCESS and earlier.inputs_hash == digest:
-                batch = self._loaded(earlier, skipped=SkipCause.ALREADY_SUCCEEDED)
+            try:
+                batch = self._done(node, run_id=run_id, upstream=upstream, digest=digest)
+            except Exception as error:
+                raise StageFailedError(dataset_id=node.dataset_id, cause=error) from error
+            if batch is not None:
                 stage = ComputedStage(node=node, run_id=run_id, inputs_hash=digest, skipped=batch)
             else:
                 stage = self._compute(node, run_id=run_id, upstream=upstream, digest=digest, force=force)
@@ -119,6 +121,29 @@ class StageRunner:
             reach(Seam.STAGE_COMMITTED)
             stage.node.after_commit(batch.envelopes)
         return batch
+
+    def _done(self, node: Node, *, run_id: str, upstream: StageBatch | None, digest: str) -> StageBatch | None:
+        """Return what the node has done in this run already, where nothing is left to it. Raises RolledBackError."""
+        earlier = self.run_states.get(node.dataset_id, run_id)
+        if earlier is None:
+            return None
+        if earlier.rolled_back_by is not None:
+            raise RolledBackError(stage=node.dataset_id, run_id=run_id, by=earlier.rolled_back_by)
+        if earlier.inputs_hash != digest or earlier.artifact_uri is None:
+            return None
+        if earlier.outcome is not Outcome.SUCCESS and not self._is_over(node, earlier, upstream):
+            return None
+        return self._loaded(earlier, skipped=SkipCause.ALREADY_SUCCEEDED)
+
+    def _is_over(self, node: Node, earlier: RunState, upstream: StageBatch | None) -> bool:
+        """Tell whether units failed in an output, and none of them is this run's any more: who retries them is another.
+
+        Asked anew, every one would be refused, and that would be recorded over what had come of them.
+        """
+        if upstream is None or not upstream.envelopes or earlier.outcome is Outcome.SKIPPED:
+            return False
+        with self.database.transaction() as tx:
+            return node.held(upstream.envelopes, tx) == 0
 
     def _compute(
         self, node: Node, *, run_id: str, upstream: StageBatch | None, digest: str, force: str | None
@@ -148,12 +173,15 @@ class StageRunner:
                 envelopes, judgement = self.keeper.weigh(node, envelopes)
         except Exception as error:
             if intent is not None:
-                self.nodes.fail(intent, error)
-            self._record_failure(node, run_id=run_id, digest=digest)
+                self._fail_intent(intent, error)
+            overtaken = False
             if attempt is not None:
-                self.keeper.fail(node, attempt, error, received=upstream)
+                overtaken = not self._fail_attempt(node, attempt, error, received=upstream)
             elif isinstance(error, StageRefusedError):
-                self.keeper.refuse(node, run_id=run_id, snapshot=snapshot, refused=error)
+                with _noted(node.dataset_id):
+                    self.keeper.refuse(node, run_id=run_id, snapshot=snapshot, refused=error)
+            if not overtaken:
+                self._record_failure(node, run_id=run_id, digest=digest)
             raise StageFailedError(dataset_id=node.dataset_id, cause=error) from error
         return ComputedStage(
             node=node,
@@ -257,12 +285,25 @@ class StageRunner:
             with self.database.transaction() as tx:
                 batch = self._upsert(stage, stage.content, stage.intent, tx)
                 # Last, because the audit is one chain: whoever appends to it keeps the others waiting.
-                self.keeper.succeed(stage.attempt, batch, stage.judgement, tx=tx)
+                of_node = () if batch.handed_on else stage.node.told(stage.attempt)
+                self.keeper.succeed(stage.attempt, batch, stage.judgement, of_node=of_node, tx=tx)
                 return batch
         except Exception as error:
-            self.nodes.fail(stage.intent, error)
-            self.keeper.fail(stage.node, stage.attempt, error, received=stage.received)
+            self._fail_intent(stage.intent, error)
+            self._fail_attempt(stage.node, stage.attempt, error, received=stage.received)
             raise
+
+    def _fail_intent(self, intent: Intent, error: BaseException) -> None:
+        with _noted(intent.node):
+            self.nodes.fail(intent, error)
+
+    def _fail_attempt(
+        self, node: Node, attempt: StageAttempt, error: BaseException, *, received: StageBatch | None
+    ) -> bool:
+        """Return False where another attempt has taken the stage over."""
+        with _noted(node.dataset_id):
+            return self.keeper.fail(node, attempt, error, received=received)
+        return True
 
     def _upsert(self, stage: ComputedStage, content: Content, intent: Intent, tx: Transaction) -> StageBatch:
         node = stage.node
@@ -337,8 +378,17 @@ class StageRunner:
             outcome=Outcome.FAILED,
             recorded_at=self.clock(),
         )
-        with self.database.transaction() as tx:
+        with _noted(node.dataset_id), self.database.transaction() as tx:
             self.run_states.put(state, tx)
+
+
+@contextmanager
+def _noted(what: str) -> Iterator[None]:
+    """Let what cannot be written down not take the place of the failure that it is about, which asks for a retry."""
+    try:
+        yield
+    except Exception:
+        _LOG.exception("the failure of %s could not be written down", what)
 
 
 def _with_gates(summary: ValidationSummary, stage: ComputedStage) -> ValidationSummary:

@@ -12,9 +12,11 @@ from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
 from kfm_dagster.run_state.inputs_hash import InputReference
 from kfm_dagster.run_state.record import ValidationSummary
+from kfm_dagster.stages.audit import AuditEvent
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.gates.verdict import Gate, Verdict
 from kfm_dagster.stages.run_contract import StageRunner
+from kfm_dagster.stages.store import StageAttempt
 from kfm_dagster.storage.database import Transaction
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -88,8 +90,11 @@ class FakeNode:
     def working(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def holds(self, batch: Sequence[Envelope], tx: Transaction) -> bool:
-        return self.is_held
+    def held(self, batch: Sequence[Envelope], tx: Transaction) -> int:
+        return len(batch) if self.is_held else 0
+
+    def told(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
+        return []
 
     def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
         self.calls.append("compute")

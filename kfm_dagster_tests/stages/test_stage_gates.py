@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from kfm_dagster.configs import parse
 from kfm_dagster.contracts.issues import GateIssue
@@ -18,7 +19,9 @@ from kfm_dagster.stages.batch import SkipCause, StageBatch
 from kfm_dagster.stages.card import STATE_MACHINE, Card, ErrorClass, StageState, StateMachine
 from kfm_dagster.stages.failure import StageFailedError
 from kfm_dagster.stages.gates.verdict import STOPS, Finding, Gate, Stop, Verdict
+from kfm_dagster.stages.keeper import StageKeeper
 from kfm_dagster.stages.run_contract import StageRunner
+from kfm_dagster.stages.store import StageStore
 from kfm_dagster_tests.factories import envelope, failed
 from kfm_dagster_tests.stages.fake_node import NOW, FakeNode, execute
 
@@ -170,10 +173,15 @@ def test_a_retry_with_other_inputs_is_an_input_error_that_waits_for_a_person(run
 
 
 @pytest.mark.clause("PCS-06")
-def test_what_has_succeeded_is_never_tried_again(runner: StageRunner) -> None:
+def test_what_has_succeeded_is_never_tried_again_and_what_was_not_opened_as_often_as_its_caller_counts(
+    runner: StageRunner,
+) -> None:
     execute(runner, FakeNode([envelope(1)]), upstream=first(runner))
     assert runner.keeper.retry_in("run", SECOND, ErrorClass.E_INTERNAL) is None
-    assert runner.keeper.retry_in("run", "nexrad-l2.settle", ErrorClass.E_INTERNAL) is None
+    retries = runner.card.retry_policy.max_retries
+    for tries in (1, retries, retries + 1):
+        wait = runner.keeper.retry_in("run", "nexrad-l2.settle", ErrorClass.E_INTERNAL, tries=tries)
+        assert (wait is None) == (tries > retries)
 
 
 @pytest.mark.clause("PCS-15")
@@ -349,6 +357,96 @@ def test_a_worker_that_comes_back_after_another_took_its_stage_over_commits_noth
         runner.commit(late)
     assert runner.run_states.get(SECOND, "run") == batch.state
     assert state(runner) is StageState.SUCCEEDED
+
+
+@pytest.mark.clause("PCS-02", "RSP-03")
+def test_a_worker_that_fails_after_another_took_its_stage_over_leaves_the_record_of_that_one(
+    runner: StageRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upstream = first(runner)
+    slow, quick = FakeNode([envelope(1)]), FakeNode([envelope(2)], setting=2)
+
+    def overtaken(_batch: object) -> None:
+        execute(runner, quick, upstream=upstream)
+        raise ConnectionError("gone")
+
+    monkeypatch.setattr(slow, "verify", overtaken)
+    with pytest.raises(StageFailedError):
+        runner.run(slow, run_id="run", upstream=upstream)
+    recorded = runner.run_states.get(SECOND, "run")
+    assert recorded is not None
+    assert recorded.outcome is Outcome.SUCCESS
+    assert recorded.artifact_uri is not None
+    assert "compensate" not in slow.calls
+
+
+@pytest.mark.clause("PCS-02", "PCS-04")
+@pytest.mark.parametrize("away", ["the intent", "the attempt", "the record", "all of them"])
+def test_a_failure_that_cannot_be_written_down_asks_for_a_retry_all_the_same(
+    runner: StageRunner, monkeypatch: pytest.MonkeyPatch, away: str
+) -> None:
+    gone = OperationalError("UPDATE", {}, Exception("connection refused"))
+    upstream = first(runner)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise gone
+
+    with monkeypatch.context() as broken:
+        for name, (place, attribute) in {
+            "the intent": (runner.nodes, "fail"),
+            "the attempt": (StageKeeper, "fail"),
+            "the record": (type(runner.run_states), "put"),
+        }.items():
+            if away in {name, "all of them"}:
+                broken.setattr(place, attribute, refuse)
+        with pytest.raises(StageFailedError) as failed:
+            execute(runner, FakeNode([], fails=OSError("away")), upstream=upstream)
+        assert isinstance(failed.value.__cause__, OSError)
+        assert failed.value.error_class is ErrorClass.E_INTERNAL
+        assert runner.keeper.retry_in("run", SECOND, failed.value.error_class) is not None
+        if away == "all of them":
+            broken.setattr(StageStore, "newest", refuse)
+            policy = runner.card.retry_policy
+            tries = range(1, policy.max_retries + 2)
+            waits = [runner.keeper.retry_in("run", SECOND, ErrorClass.E_INTERNAL, tries=tried) for tried in tries]
+            assert [wait is None for wait in waits] == [False] * policy.max_retries + [True]
+    batch = execute(runner, FakeNode([envelope(1)]), upstream=upstream)
+    assert batch.state.outcome is Outcome.SUCCESS
+
+
+@pytest.mark.clause("PCS-02", "PCS-04")
+def test_run_state_that_does_not_answer_is_a_failure_of_the_stage_like_any_other(
+    runner: StageRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upstream = first(runner)
+
+    def refuse(*_: object) -> None:
+        raise OperationalError("SELECT", {}, Exception("connection refused"))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(type(runner.run_states), "get", refuse)
+        with pytest.raises(StageFailedError) as failed:
+            runner.run(FakeNode([envelope(1)]), run_id="run", upstream=upstream)
+    assert failed.value.error_class is ErrorClass.E_INTERNAL
+    assert runner.keeper.retry_in("run", SECOND, ErrorClass.E_INTERNAL) is not None
+
+
+@pytest.mark.clause("PCS-02")
+def test_a_worker_that_ends_while_its_run_is_taken_for_dead_keeps_no_other_attempt_from_being_closed(
+    runner: StageRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upstream = first(runner)
+    runner.run(FakeNode([envelope(1)]), run_id="run", upstream=upstream)
+    runner.run(FakeNode([envelope(1)]), run_id="other", upstream=first(runner, "other"))
+    with runner.database.transaction() as tx:
+        running = runner.keeper.store.unfinished(["run", "other"], limit=10, tx=tx)
+        runner.keeper.store.move(running[0], StageState.SUCCEEDED, tx=tx)
+    # As the sensor saw them, a moment before.
+    monkeypatch.setattr(StageStore, "unfinished", lambda *_, **__: running)
+    assert runner.keeper.close(["run", "other"]) == 1
+    ended = [runner.keeper.store.newest(one.run_id, one.stage) for one in running]
+    assert [one and one.state for one in ended] == [StageState.SUCCEEDED, StageState.FAILED]
+    verify_chain(runner.keeper.store.audit.lines())
 
 
 @pytest.mark.clause("PCS-14")
