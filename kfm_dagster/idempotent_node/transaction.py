@@ -1,7 +1,7 @@
 """The idempotent upsert: one content takes effect once, together with its output, its intent and its checkpoint.
 
     begin:   content_hash = checkpoint or APPLIED before? SKIPPED : intent PENDING          (a transaction of its own)
-    upsert:  lock the content > gate on APPLIED > effect > output > APPLIED > checkpoint    (one transaction)
+    upsert:  lock content > gate on APPLIED > effect > lock node > output > APPLIED > checkpoint   (one transaction)
 
 Between the two a node computes, and does what no transaction covers; `Effect.verify` reads that back before it counts.
 Belongs here: the order. Does not belong here: what a node does, and when unresolved intents are revisited
@@ -154,12 +154,10 @@ class IdempotentNodes:
         if tx is None:
             with self._database.transaction() as own:
                 return self.upsert(intent, effect, tx=own)
-        self.lock(intent.content_hash, tx=tx)
-        if self.intents.applied(intent.content_hash, tx=tx) is not None:
+        if not self._may_apply(intent.content_hash, tx):
             return Upserted(status=IntentStatus.SKIPPED, output=self._skip(intent, tx))
         made = effect(tx)
-        at = self._clock()
-        self._close_previous(intent, tx=tx, at=at)
+        at = self._close_previous(intent, tx)
         tx.run(
             "idempotent_node.put_output",
             content_hash=intent.content_hash,
@@ -218,12 +216,23 @@ class IdempotentNodes:
         with self._database.snapshot() as tx:
             return [_output(row) for row in tx.run("idempotent_node.outputs_of", node=node)]
 
+    def _may_apply(self, content_hash: str, tx: Transaction) -> bool:
+        """Lock a content unless it is applied already; tell whether it may be applied.
+
+        Applied is applied for good, so that nobody waits for such a content: a transaction that skipped one keeps its
+        node locked, and whoever has the content locked may want the node.
+        """
+        if self.intents.applied(content_hash, tx=tx) is not None:
+            return False
+        self.lock(content_hash, tx=tx)
+        return self.intents.applied(content_hash, tx=tx) is None
+
     def _skip(self, intent: Intent, tx: Transaction) -> Output:
         """Resolve an intent whose content has been applied; what that gave is its node's newest output again."""
         self.intents.resolve(intent, IntentStatus.SKIPPED, end=StepEnd(spent=self.meter.end(intent.wal_id)), tx=tx)
         checkpoint = self.checkpoints.get(intent.node, tx=tx)
         if checkpoint is not None and checkpoint.last_applied_hash != intent.content_hash:
-            self._close_previous(intent, tx=tx, at=self._clock())
+            self._close_previous(intent, tx)
             tx.run("idempotent_node.reopen_output", content_hash=intent.content_hash)
             self.checkpoints.advance(intent.node, intent.content_hash, tx=tx)
         output = self.output(intent.content_hash, tx=tx)
@@ -243,10 +252,19 @@ class IdempotentNodes:
         )
         self.intents.resolve(anew, IntentStatus.APPLIED, end=end, tx=tx)
 
-    def _close_previous(self, intent: Intent, *, tx: Transaction, at: datetime) -> None:
+    def _close_previous(self, intent: Intent, tx: Transaction) -> datetime:
+        """End the window of what the node applied last, and return when: another one begins there.
+
+        The node stays locked until the transaction ends. Two that commit different contents of it would else both
+        follow the same one, and neither would close the other's window. Locked as late as this, after the content and
+        whatever the effect locks, so that two transactions cannot wait for each other.
+        """
+        tx.run("idempotent_node.lock_node", node=intent.node).close()
+        at = self._clock()
         previous = self.checkpoints.get(intent.node, tx=tx)
         if previous is not None:
             tx.run("idempotent_node.close_output", content_hash=previous.last_applied_hash, at=rfc3339(at))
+        return at
 
 
 def again(content: Content, *, run_id: str, applied: Intent) -> Content:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from itertools import count, pairwise
@@ -145,6 +145,66 @@ def test_of_two_workers_with_one_content_one_applies_and_one_skips(node: CountLi
     applied = made.intents.applied(content.content_hash)
     assert applied is not None
     assert [applied.run_id] == effects
+
+
+@pytest.mark.clause("IEN-08")
+@pytest.mark.parametrize("before", [[], [1], [0, 1]], ids=["the first two", "after another", "one comes back"])
+def test_of_two_contents_of_a_node_that_are_committed_at_once_one_window_stays_open(
+    node: CountLines, database: Database, before: list[int]
+) -> None:
+    minutes = count()
+    made = IdempotentNodes(database, clock=lambda: NOW + timedelta(minutes=next(minutes)))
+    for minimum in before:
+        run_node(made, replace(node, minimum=minimum), run_id=RUN, code=CODE)
+    first = made.begin(content_of(replace(node, minimum=2), code=CODE, run_id=RUN), run_id=RUN).intent
+    with ThreadPoolExecutor(1) as pool:
+        with database.transaction() as tx:
+            made.upsert(first, lambda _: Effect(record={}), tx=tx)
+            second = pool.submit(run_node, made, node, run_id=OTHER_RUN, code=CODE)
+            await_a_wait(database, second)
+        newest = second.result().output
+    outputs = made.outputs_of(node.name)
+    assert len(outputs) == len({*before, 2, 0})
+    assert [output for output in outputs if output.valid_to is None] == [newest]
+    assert made.newest(node.name) == newest
+    closed = made.output(first.content_hash)
+    assert closed is not None
+    assert closed.valid_from is not None
+    assert closed.valid_to is not None
+    assert closed.valid_from < closed.valid_to
+
+
+@pytest.mark.clause("IEN-07")
+def test_what_is_applied_is_skipped_without_a_wait_for_its_content(node: CountLines, postgres_url: str) -> None:
+    """A skip keeps its node locked, and whoever has the content may want the node: neither could go on."""
+    database = Database.open(postgres_url)
+    made = nodes(database)
+    content = content_of(node, code=CODE, run_id=RUN)
+    for minimum in (0, 2):
+        run_node(made, replace(node, minimum=minimum), run_id=RUN, code=CODE)
+
+    def skip_twice() -> IntentStatus:
+        with database.transaction() as tx:
+            begun = made.begin(content, run_id=OTHER_RUN, tx=tx)
+            return made.upsert(begun.intent, lambda _: Effect(record={}), tx=tx).status
+
+    with ThreadPoolExecutor(1) as pool:
+        with database.transaction() as tx:
+            made.lock(content.content_hash, tx=tx)
+            skipped = pool.submit(skip_twice)
+            await_a_wait(database, skipped)
+            assert skipped.done()
+        assert skipped.result() is IntentStatus.SKIPPED
+    database.dispose()
+
+
+def await_a_wait(database: Database, other: Future[Any]) -> None:
+    """Return once another transaction waits for this one, or is over; on SQLite none begins before this one ends."""
+    while database.dialect == "postgresql" and not other.done():
+        with database.engine.connect() as connection:
+            waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            if connection.exec_driver_sql(waiting).first() is not None:
+                return
 
 
 @pytest.mark.clause("IEN-06")
