@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -15,8 +15,9 @@ from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.identity import wal_id
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.governance.log import GovernanceAction
-from kfm_dagster.ledger.reports import EnsureResult
+from kfm_dagster.ledger.reports import EnsureResult, RecoverReport
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.storage.database import Transaction
 from kfm_dagster_tests.factories import START, envelope, failed, finished
 from kfm_dagster_tests.ledger.bench import JANE, Bench, make_bench
 
@@ -268,6 +269,43 @@ def test_a_unit_that_is_superseded_while_its_attempt_fails_goes_to_quarantine_wh
     assert bench.ledger.retry_due(now=bench.clock.now, limit=10) == {}
     assert standing(bench, [old, new]) == ["quarantined", "pending"]
     assert bench.ledger.history(old.wal_id)[-1].reason == "superseded"
+
+
+RELEASES: dict[str, Callable[[Bench, Transaction], RecoverReport]] = {
+    "rollback": lambda bench, tx: bench.ledger.release_rolled_back(
+        run_id=RUN, dataset="nexrad-l2", because="a stage failed", tx=tx
+    ),
+    "recovery of its run": lambda bench, tx: bench.ledger.release_lost(run_ids=[RUN], tx=tx),
+    "recovery of expired leases": lambda bench, tx: bench.ledger.release_lost(tx=tx),
+}
+
+
+@pytest.mark.clause("BEY-01", "BEY-02", "WSM-11")
+@pytest.mark.parametrize("attempt", [1, 3], ids=["attempts left", "last attempt"])
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_claim_is_taken_back_while_a_newer_version_is_let_in(bench: Bench, release: str, attempt: int) -> None:
+    """The admission refers to the claimed record by a foreign key, and holds no claim on it."""
+    if bench.database.dialect == "sqlite":
+        pytest.skip("one writer at a time: whichever comes second sees the other")
+    old, new = version(1, sequencer="01"), version(2, sequencer="02")
+    bench.ledger.ensure([old])
+    for _ in range(attempt - 1):
+        bench.claim(old)
+        bench.ledger.release_lost(run_ids=[RUN])
+    bench.claim(old)
+    if release == "recovery of expired leases":
+        bench.clock.advance(10**6)
+    with bench.database.transaction() as admission:
+        bench.ledger.ensure([new], tx=admission)
+        with bench.database.transaction() as tx:
+            tx.connection.exec_driver_sql("SET LOCAL lock_timeout = '20s'")  # neither may wait for the other
+            report = RELEASES[release](bench, tx)
+    assert report.readmitted + report.quarantined == (old.wal_id,)
+    assert standing(bench, [old, new]) == ["quarantined" if attempt == 3 else "pending", "pending"]
+    if attempt == 1:
+        # What was superseded and is tried once more finds its object overwritten, and goes there, too.
+        bench.ledger.settle([failed(unit, "etag_mismatch") for unit in bench.claim(old)], run_id=RUN)
+        assert bench.ledger.history(old.wal_id)[-1].reason == "superseded"
 
 
 @pytest.mark.clause("BEY-01")

@@ -1,5 +1,6 @@
 -- Batch statements of the ledger for PostgreSQL: a batch is one JSON parameter, read by jsonb_to_recordset.
 -- Rows are written or locked in the order of wal_id, so that two batches that overlap cannot deadlock.
+-- FOR NO KEY UPDATE where a claim is taken back: an admission that refers to the record by a foreign key does not hold it.
 -- status || '' keeps the planner from walking every record of that status for every unit of the batch.
 
 -- name: ensure
@@ -106,7 +107,7 @@ WITH picked AS (
         )
     ORDER BY lane DESC, (CASE priority WHEN 'high' THEN 0 WHEN 'normal' THEN 1 ELSE 2 END), event_time, wal_id
     LIMIT :limit
-    -- Another run's claims are passed over, not waited for.
+    -- Another run's claims are passed over, not waited for, and so is what a newer version is about to supersede.
     FOR UPDATE SKIP LOCKED
 )
 
@@ -189,7 +190,7 @@ WITH lost AS (
         AND (CAST(:dataset AS text) IS NULL OR dataset = :dataset)
     ORDER BY wal_id
     -- A row that somebody holds is being written or settled: it is not lost.
-    FOR UPDATE SKIP LOCKED
+    FOR NO KEY UPDATE SKIP LOCKED
 )
 
 UPDATE nodd_wal_records AS record SET
@@ -213,7 +214,7 @@ WITH lost AS (
         ON lease.ingest_run_id = record.ingest_run_id AND lease.dataset = record.dataset
     WHERE lease.expires_at < CAST(:at AS timestamptz) AND record.status = 'in_progress'
     ORDER BY record.wal_id
-    FOR UPDATE OF record SKIP LOCKED
+    FOR NO KEY UPDATE OF record SKIP LOCKED
 )
 
 UPDATE nodd_wal_records AS record SET
@@ -247,7 +248,7 @@ WITH allowed AS (
         -- An object that has been overwritten cannot be read any more.
         AND NOT EXISTS (SELECT 1 FROM nodd_wal_supersessions AS link WHERE link.older_wal_id = record.wal_id)
     ORDER BY record.wal_id
-    FOR UPDATE OF record
+    FOR NO KEY UPDATE OF record
 )
 
 UPDATE nodd_wal_records AS record SET
@@ -372,7 +373,7 @@ WITH unit AS (
         wal_id IN (SELECT jsonb_array_elements_text(CAST(:wal_ids AS jsonb)))
         AND status || '' IN ('pending', 'failed')
     ORDER BY wal_id
-    FOR UPDATE
+    FOR NO KEY UPDATE
 )
 
 UPDATE nodd_wal_records AS record SET
