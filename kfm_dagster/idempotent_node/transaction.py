@@ -182,6 +182,13 @@ class IdempotentNodes:
         """Keep every other transaction from applying a content until this one ends."""
         tx.run("idempotent_node.lock_content", content_hash=content_hash).close()
 
+    def lock_node(self, node: str, *, tx: Transaction) -> None:
+        """Keep every other transaction from moving a node's checkpoint on until this one ends.
+
+        Whoever locks something else that all nodes share, and may skip then, locks the node first.
+        """
+        tx.run("idempotent_node.lock_node", node=node).close()
+
     def fail(self, intent: Intent, error: BaseException) -> None:
         """Mark an intent FAILED by an error, for a replay to take up."""
         end = StepEnd(spent=self.meter.end(intent.wal_id), error=type(error).__name__)
@@ -259,7 +266,7 @@ class IdempotentNodes:
         follow the same one, and neither would close the other's window. Locked as late as this, after the content and
         whatever the effect locks, so that two transactions cannot wait for each other.
         """
-        tx.run("idempotent_node.lock_node", node=intent.node).close()
+        self.lock_node(intent.node, tx=tx)
         at = self._clock()
         previous = self.checkpoints.get(intent.node, tx=tx)
         if previous is not None:

@@ -157,6 +157,8 @@ class StageRunner:
             unlocked = self.keeper.synchronise(node)
             self.nodes.meter.prepare()
             with self.database.transaction() as tx:
+                # Before the audit, which a commit appends to last: neither waits for what the other one holds.
+                self.nodes.lock_node(node.checkpoint, tx=tx)
                 started = self.keeper.start(
                     node, run_id=run_id, upstream=upstream, snapshot=snapshot, force=force, tx=tx
                 )
