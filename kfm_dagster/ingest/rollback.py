@@ -2,14 +2,15 @@
 
 One transaction, in reverse topological order: the claims are taken back first, so that nothing is undone that another
 run may rely on by now; then lineage is withdrawn, Items go back byte for byte, and run-state says of each stage that
-its output stands no more. Does not belong here: what the stage that failed undoes itself (`stages/keeper.py`), or runs
-whose process died: these go forward, because the next attempt of their units converges.
+its output stands no more, after the commit where it is outside the database.
+Does not belong here: what the stage that failed undoes itself (`stages/keeper.py`), or runs whose process died: these
+go forward, because the next attempt of their units converges.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,7 @@ _WITH_EFFECTS: Mapping[Operator, type[ChainNode]] = {
     Operator.STAC_REGISTER: StacRegister,
     Operator.PROVENANCE_EMIT: ProvenanceEmit,
 }
+_ROLLED_BACK = "run rolled back"
 _LOG = logging.getLogger(__name__)
 
 
@@ -35,6 +37,17 @@ class ClaimsLostError(KfmError):
     """A run cannot be rolled back, because others may rely on what it did."""
 
     exit_code = ExitCode.REFUSED
+
+
+class RunStateStandsError(KfmError):
+    """A run is rolled back, and run-state was not told."""
+
+    exit_code = ExitCode.DEPENDENCY_UNAVAILABLE
+
+    def __init__(self, rollback: Rollback, *, observed: object) -> None:
+        """Keep what was taken back: in the database all of it is."""
+        self.rollback = rollback
+        super().__init__(observed=observed, next_step="tell run-state again")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,39 +74,52 @@ def roll_back(node: ChainNode, because: BaseException) -> Rollback | None:
 
     Nothing is done where the card knows no rollback, the stage itself could not be compensated, or the run handed an
     earlier one's work on. Raises ClaimsLostError, and what the catalog and the database raise; then nothing is taken
-    back in the database, and the units' next attempt finds and completes what stands.
+    back in the database, and the units' next attempt finds and completes what stands. Raises RunStateStandsError where
+    everything is, and only what follows the commit was not done: run-state outside the database.
     """
     failed = _failed(node)
     states = list(_upstream(node))
     if failed is None or not states or states[-1].outcome is Outcome.SKIPPED:
         return None
     claimed = node.pipeline.stages.recall(states[-1].dataset_id, node.run_id)
-    with node.pipeline.database.transaction() as tx:
-        claims = _take_back_claims(node, claimed.envelopes if claimed else (), because, tx)
-        compensated = {}
-        for stage in _with_effects(node, states):
-            undone = stage.compensate(tx=tx)
-            compensated[stage.dataset_id] = dict(undone or {})
-        for state in states:
-            taken_back = state.taken_back(by=node.dataset_id, at=node.pipeline.clock())
-            node.pipeline.stages.run_states.put(taken_back, tx)
-        rollback = Rollback(compensated=compensated, claims=claims)
-        _tell(node, failed, rollback, tx)
+    rollback: Rollback | None = None
+    try:
+        with node.pipeline.database.transaction() as tx:
+            claims = _take_back_claims(node, claimed.envelopes if claimed else (), because, tx)
+            compensated = {}
+            for stage in _with_effects(node, states):
+                undone = stage.compensate(tx=tx)
+                compensated[stage.dataset_id] = dict(undone or {})
+            _take_back_run_state(node, states, tx)
+            rollback = Rollback(compensated=compensated, claims=claims)
+            _tell(node, failed, rollback, tx)
+    except Exception as error:
+        if rollback is None or not _is_told(node, failed):
+            raise
+        raise RunStateStandsError(rollback, observed=f"{type(error).__name__}: {error}") from error
     return rollback
 
 
 def roll_back_or_leave(node: ChainNode, because: BaseException) -> Rollback | None:
-    """Roll back; where that is impossible, say so in log and audit, and leave it to the units' next attempt."""
+    """Roll back; where that is impossible, say so in log and audit, and leave it to the units' next attempt.
+
+    Run-state that was not told is told once more. Where that fails, too, log and audit say so, because a re-execution
+    of the run would take the outputs for its own as if they stood.
+    """
     try:
         return roll_back(node, because)
+    except RunStateStandsError as stands:
+        try:
+            states = list(_upstream(node))
+            with node.pipeline.database.transaction() as tx:
+                _take_back_run_state(node, states, tx)
+        except Exception as error:
+            _LOG.exception("run %s is rolled back in %s, run-state not taken back", node.run_id, node.dataset)
+            _tell_failure(node, "run-state not taken back", error)
+        return stands.rollback
     except Exception as error:
         _LOG.exception("run %s could not be rolled back in %s", node.run_id, node.dataset)
-        keeper = node.pipeline.stages.keeper
-        failed = keeper.store.newest(node.run_id, node.dataset_id)
-        if failed is not None:
-            with node.pipeline.database.transaction() as tx:
-                line = failed.tells(AuditKind.COMPENSATION, "run not rolled back", {"error": type(error).__name__})
-                keeper.store.audit.append([line], tx=tx)
+        _tell_failure(node, "run not rolled back", error)
         return None
 
 
@@ -141,6 +167,13 @@ def _take_back_claims(
     return released
 
 
+def _take_back_run_state(node: ChainNode, states: Iterable[RunState], tx: Transaction) -> None:
+    """Say of each stage that its output stands no more; outside the database only once the transaction is committed."""
+    for state in states:
+        taken_back = state.taken_back(by=node.dataset_id, at=node.pipeline.clock())
+        node.pipeline.stages.run_states.put(taken_back, tx)
+
+
 def _tell(node: ChainNode, failed: StageAttempt, rollback: Rollback, tx: Transaction) -> None:
     store = node.pipeline.stages.keeper.store
     lines = []
@@ -149,8 +182,23 @@ def _tell(node: ChainNode, failed: StageAttempt, rollback: Rollback, tx: Transac
         if attempt is not None:
             lines.append(attempt.tells(AuditKind.COMPENSATION, "done", {**undone, "because": failed.stage}))
     claims = {name: len(getattr(rollback.claims, name)) for name in ("readmitted", "quarantined", "failed")}
-    lines.append(failed.tells(AuditKind.COMPENSATION, "run rolled back", claims))
+    lines.append(failed.tells(AuditKind.COMPENSATION, _ROLLED_BACK, claims))
     store.audit.append(lines, tx=tx)
+
+
+def _is_told(node: ChainNode, failed: StageAttempt) -> bool:
+    """Tell whether the transaction of a rollback was committed, as the database knows."""
+    lines = node.pipeline.stages.keeper.store.audit.of_stage(failed.run_id, failed.stage)
+    return any((line["attempt"], line["event"]) == (failed.attempt, _ROLLED_BACK) for line in lines)
+
+
+def _tell_failure(node: ChainNode, event: str, error: Exception) -> None:
+    store = node.pipeline.stages.keeper.store
+    failed = store.newest(node.run_id, node.dataset_id)
+    if failed is not None:
+        with node.pipeline.database.transaction() as tx:
+            line = failed.tells(AuditKind.COMPENSATION, event, {"error": type(error).__name__})
+            store.audit.append([line], tx=tx)
 
 
 def _counts(counts: Mapping[str, Any]) -> str:

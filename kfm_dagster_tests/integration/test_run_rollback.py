@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kfm_dagster.errors import KfmError
+from kfm_dagster.errors import DependencyUnavailableError, KfmError
 from kfm_dagster.ingest.node import ChainNode, Operator
 from kfm_dagster.ingest.nodes import (
     IntegrityCheck,
@@ -23,7 +25,10 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.rollback import ClaimsLostError, roll_back, roll_back_or_leave
 from kfm_dagster.ledger.policy import LedgerCode
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.run_state.object_store import ObjectRunState
+from kfm_dagster.run_state.record import RunState
 from kfm_dagster.samples.nexrad_level2 import nexrad_level2_samples
+from kfm_dagster.seams import Labels, Seam, install
 from kfm_dagster.stages.audit import verify_chain
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.card import StageState
@@ -191,3 +196,55 @@ def test_a_catalog_that_cannot_be_reached_leaves_the_claims_to_the_units_next_at
     monkeypatch.undo()
     assert roll_back(node, WHY) is not None
     assert traces.statuses(pipeline) == {Status.PENDING: 3}
+
+
+@pytest.mark.clause("PCS-03", "RSP-07")
+@pytest.mark.parametrize(
+    "unanswered", [{1}, {2}, set(range(1, 11))], ids=["first write", "second write", "every write"]
+)
+def test_run_state_outside_the_database_is_told_again_or_the_audit_says_that_it_was_not(
+    make_pipeline: Callable[..., Pipeline],
+    objects: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    unanswered: set[int],
+) -> None:
+    pipeline = make_pipeline(run_state=str(tmp_path / "runs"))
+    arrive(pipeline, objects, list(volumes_of_the_day()[:3]), "three")
+    node = run_until(pipeline, Operator.SETTLE, point="computed", run_id="failing")
+    write, calls = ObjectRunState._write, count(1)
+
+    def sometimes(self: ObjectRunState, record: RunState, content: bytes) -> None:
+        if next(calls) in unanswered:
+            raise DependencyUnavailableError(observed="503")
+        write(self, record, content)
+
+    monkeypatch.setattr(ObjectRunState, "_write", sometimes)
+    rollback = roll_back_or_leave(node, WHY)
+    assert rollback is not None
+    assert list(rollback.compensated) == COMPENSATED[Operator.SETTLE]
+    assert traces.statuses(pipeline) == {Status.PENDING: 3}
+    told = [line["event"] for line in pipeline.stages.keeper.store.audit.lines() if line["kind"] == "compensation"]
+    is_told = len(unanswered) == 1
+    assert told == ["done"] * 3 + ["run rolled back"] + ([] if is_told else ["run-state not taken back"])
+    upstream = [state for state in pipeline.stages.run_states.of_run("failing") if state.dataset_id != node.dataset_id]
+    assert [state.rolled_back_by for state in upstream] == [node.dataset_id if is_told else None] * 5
+
+
+@pytest.mark.clause("PCS-03")
+def test_a_rollback_whose_commit_was_not_answered_is_done(pipeline: Pipeline, objects: Path) -> None:
+    arrive(pipeline, objects, list(volumes_of_the_day()[:3]), "three")
+    node = run_until(pipeline, Operator.SETTLE, point="computed", run_id="failing")
+    commits = count(1)
+
+    def lost(seam: Seam, _: Labels) -> None:
+        if seam is Seam.DATABASE_COMMIT_AFTER and next(commits) == 1:
+            raise ConnectionError("the server closed the connection")
+
+    install(lost)
+    try:
+        assert roll_back_or_leave(node, WHY) is not None
+    finally:
+        install(None)
+    assert traces.statuses(pipeline) == {Status.PENDING: 3}
+    assert list(pipeline.stages.keeper.store.audit.lines())[-1]["event"] == "run rolled back"
