@@ -20,6 +20,9 @@ from dagster._cli import api
 from dagster._grpc import server
 from dagster._grpc.server import DagsterApiServer
 
+AS_OF_START = "kfm_dagster.defs.as_of_start"
+"""By name only: importing it has an effect, which is for the process that is forked."""
+
 
 class ForkingApiServer(DagsterApiServer):
     """Dagster's servicer, which forks runs from a process without Python threads, not from nothing."""
@@ -38,7 +41,7 @@ def main(*, module: str, host: str, port: int) -> None:
     """Serve the definitions of a module, as `dagster api grpc` does."""
     # Each run's process executes this module's lines again, which is how multiprocessing passes on the main module, so
     # that what they import had better be there, too.
-    forkserver.set_forkserver_preload([api.__name__, server.__name__, module])
+    forkserver.set_forkserver_preload([api.__name__, server.__name__, AS_OF_START, module])
     # Now, so that it imports while this process does.
     forkserver.ensure_running()
     server.DagsterApiServer = ForkingApiServer  # type: ignore[misc]

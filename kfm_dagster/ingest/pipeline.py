@@ -49,6 +49,17 @@ def utc_now() -> datetime:
     return datetime.now(UTC) + clock_skew()
 
 
+def own_code(settings: Settings) -> CodeFingerprint:
+    """Fingerprint this package and its SQL, once per process. Raises ConfigurationError without a lockfile."""
+    image = settings.image_digest or None
+    package = Path(__file__).resolve().parents[1]
+    bundled = package / "_bundled"
+    if bundled.is_dir():
+        return code_fingerprint(package, lockfile=bundled / LOCKFILE, image_digest=image)
+    root = package.parent
+    return code_fingerprint(package, root / "sql", lockfile=root / LOCKFILE, image_digest=image)
+
+
 @dataclass
 class Pipeline:
     """Everything that a node, a sensor or a command works with."""
@@ -142,16 +153,7 @@ class Pipeline:
     @cached_property
     def code(self) -> CodeFingerprint:
         """Which code this process runs."""
-        package = Path(__file__).resolve().parents[1]
-        bundled = package / "_bundled"
-        if bundled.is_dir():
-            return code_fingerprint(
-                package, lockfile=bundled / LOCKFILE, image_digest=self.settings.image_digest or None
-            )
-        root = package.parent
-        return code_fingerprint(
-            package, root / "sql", lockfile=root / LOCKFILE, image_digest=self.settings.image_digest or None
-        )
+        return own_code(self.settings)
 
     @cached_property
     def artifacts(self) -> Artifacts:

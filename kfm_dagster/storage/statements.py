@@ -61,6 +61,24 @@ def migrations(dialect: str) -> tuple[Migration, ...]:
     return tuple(found)
 
 
+def read_all_sql() -> None:
+    """Read every statement and migration of every dialect, so that this process and its forks keep them as they are.
+
+    Raises ConfigurationError when migrations are not numbered without a hole.
+    """
+    shared = sql_root() / "queries"
+    dialects = [entry for entry in shared.iterdir() if entry.is_dir()]
+    rooms = {file.name for folder in (shared, *dialects) for file in folder.iterdir() if file.name.endswith(".sql")}
+    for room in rooms:
+        _blocks(f"queries/{room}")
+        for dialect in dialects:
+            # Where a dialect has none of its own, that is kept, too.
+            _blocks(f"queries/{dialect.name}/{room}")
+    for entry in sql_root().iterdir():
+        if entry.is_dir() and entry.name != shared.name:
+            migrations(entry.name)
+
+
 @cache
 def _blocks(path: str) -> dict[str, str]:
     file = sql_root() / path

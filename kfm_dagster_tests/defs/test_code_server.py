@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import runpy
+import shutil
 import subprocess
 import sys
 import time
@@ -10,9 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from kfm_dagster.defs.code_server import AS_OF_START
 from kfm_dagster.embedded.deployment import Deployment
+from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.idempotent_node.compute_hash import code_fingerprint
+from kfm_dagster.ingest import pipeline
+from kfm_dagster.settings import Settings
+from kfm_dagster.storage.statements import migrations, statement
 from kfm_dagster_tests.patience import HANG_SECONDS
 
+ROOT = Path(__file__).resolve().parents[2]
 LOCATION = """
 import os
 import time
@@ -46,19 +56,56 @@ def job():
 
 defs = dg.Definitions(jobs=[job])
 """
+CODE_LOCATION = """
+import json
+from pathlib import Path
+
+import dagster as dg
+
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.settings import Settings
+from kfm_dagster.storage.statements import migrations, statement
+
+HERE = Path(__file__).parent
+with (HERE / "imports").open("a") as notes:
+    notes.write("1\\n")
+
+
+@dg.op
+def work():
+    code = Pipeline(settings=Settings.load(), registry=None, database=None, card=None).code.canonical()
+    numbers = [migration.number for migration in migrations("postgresql")]
+    seen = [code, str(statement("sqlite", "ledger.replay_reasons")), numbers]
+    (HERE / "began").write_text(json.dumps(seen) + "\\n")
+
+
+@dg.job(executor_def=dg.in_process_executor)
+def job():
+    work()
+
+
+defs = dg.Definitions(jobs=[job])
+"""
 INSTANCE = """
 run_coordinator: {module: dagster._core.run_coordinator, class: DefaultRunCoordinator}
 telemetry: {enabled: false}
 """
 
 
-def noted(file: Path) -> list[str]:
-    """Wait until a process has noted something."""
+def noted(file: Path, lines: int = 1) -> list[str]:
+    """Wait until processes have noted so many lines."""
     deadline = time.monotonic() + HANG_SECONDS
-    while not (file.is_file() and file.read_text().endswith("\n")):
+    while not (file.is_file() and file.read_text().count("\n") >= lines):
         assert time.monotonic() < deadline, f"no {file.name}"
         time.sleep(0.1)
     return file.read_text().splitlines()
+
+
+def launch(deployment: Deployment) -> None:
+    """Launch the location's job."""
+    workspace = deployment.dagster_home / "workspace.yaml"
+    command = [str(Path(sys.executable).parent / "dagster"), "job", "launch", "-w", str(workspace), "-j", "job"]
+    subprocess.run(command, env=deployment._environment, check=True, capture_output=True)
 
 
 @pytest.mark.deployment
@@ -70,9 +117,7 @@ def test_a_run_is_a_process_of_its_own_which_imports_nothing_anew_and_outlives_t
         tmp_path / "home", environment={"PYTHONPATH": path}, daemon=False, dagster_yaml=INSTANCE, module="location"
     )
     with deployment:
-        workspace = deployment.dagster_home / "workspace.yaml"
-        command = [str(Path(sys.executable).parent / "dagster"), "job", "launch", "-w", str(workspace), "-j", "job"]
-        subprocess.run(command, env=deployment._environment, check=True, capture_output=True)
+        launch(deployment)
         [run] = noted(tmp_path / "began")
         importers = (tmp_path / "imports").read_text().splitlines()
         # The server and the process that runs are forked from.
@@ -82,3 +127,50 @@ def test_a_run_is_a_process_of_its_own_which_imports_nothing_anew_and_outlives_t
         deployment.kill("code-server")
         (tmp_path / "code-server-is-gone").touch()
         assert noted(tmp_path / "ended") == [run]
+
+
+@pytest.mark.deployment
+@pytest.mark.clause("IEN-02")
+@pytest.mark.timeout(HANG_SECONDS + 60)
+def test_a_run_s_fingerprint_and_sql_are_those_of_the_code_that_the_server_imported(tmp_path: Path) -> None:
+    checkout, place = tmp_path / "checkout", tmp_path / "location"
+    for folder in ("kfm_dagster", "sql"):
+        shutil.copytree(ROOT / folder, checkout / folder)
+    (checkout / pipeline.LOCKFILE).write_text("pinned==1\n")
+    place.mkdir()
+    (place / "location.py").write_text(CODE_LOCATION)
+    code = code_fingerprint(
+        checkout / "kfm_dagster", checkout / "sql", lockfile=checkout / pipeline.LOCKFILE, image_digest="sha256:image"
+    )
+    replay_reasons = str(statement("sqlite", "ledger.replay_reasons"))
+    environment = {
+        "PYTHONPATH": os.pathsep.join([str(checkout), str(place), os.environ.get("PYTHONPATH", "")]),
+        "KFM_IMAGE_DIGEST": "sha256:image",
+    }
+    with Deployment(
+        tmp_path / "home", environment=environment, daemon=False, dagster_yaml=INSTANCE, module="location"
+    ) as deployment:
+        # The server, and the process that runs are forked from.
+        noted(place / "imports", lines=2)
+        # An update of everything, below both of them.
+        (checkout / pipeline.LOCKFILE).write_text("pinned==2\n")
+        (checkout / "kfm_dagster" / "later.py").write_text('"""New."""\n')
+        (checkout / "sql" / "queries" / "sqlite" / "ledger.sql").write_text("-- name: replay_reasons\nSELECT 2\n")
+        (checkout / "sql" / "postgresql" / f"{len(migrations('postgresql')) + 1:04}_later.sql").write_text(
+            "SELECT 3;\n"
+        )
+        launch(deployment)
+        [seen] = noted(place / "began")
+    numbers = [migration.number for migration in migrations("postgresql")]
+    assert json.loads(seen) == [code.canonical(), replay_reasons, numbers]
+
+
+@pytest.mark.parametrize("wrong", ["a setting", "no lockfile"])
+def test_what_cannot_be_settled_at_the_start_is_left_to_the_run(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    if wrong == "a setting":
+        monkeypatch.setenv("KFM_LIVE_SHARE", "a lot")
+    else:
+        monkeypatch.setattr(pipeline, "LOCKFILE", "absent.lock")
+    runpy.run_module(AS_OF_START)
+    with pytest.raises(ConfigurationError):
+        pipeline.own_code(Settings.load())
