@@ -11,8 +11,8 @@ Does not belong here: who starts it (`embedded/deployment.py`); whether a run's 
 
 from __future__ import annotations
 
-import multiprocessing
 from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
 import click
@@ -20,8 +20,29 @@ from dagster._cli import api
 from dagster._grpc import server
 from dagster._grpc.server import DagsterApiServer
 
+from kfm_dagster.defs import run_launcher
+
 AS_OF_START = "kfm_dagster.defs.as_of_start"
 """By name only: importing it has an effect, which is for the process that is forked."""
+
+UNKNOWN_EXIT = 255
+"""What multiprocessing gives as the exit code when the process that forks is gone, which would have told it."""
+
+
+class RunProcess(ForkServerProcess):
+    """A forked process, which is alive until it ends, whatever becomes of the process that it was forked from."""
+
+    def is_alive(self) -> bool:
+        """Tell whether it runs. Dagster reports a run as failed whose process does not."""
+        if super().is_alive():
+            return True
+        return self.exitcode == UNKNOWN_EXIT and self.pid is not None and run_launcher.is_running(self.pid)
+
+
+class RunContext(ForkServerContext):
+    """multiprocessing's `forkserver`, with such processes."""
+
+    Process = RunProcess
 
 
 class ForkingApiServer(DagsterApiServer):
@@ -30,7 +51,7 @@ class ForkingApiServer(DagsterApiServer):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         # Dagster says "spawn", and lets nobody choose.
-        self._mp_ctx = multiprocessing.get_context("forkserver")  # type: ignore[assignment]
+        self._mp_ctx = RunContext()  # type: ignore[assignment]
 
 
 @click.command()
@@ -41,7 +62,7 @@ def main(*, module: str, host: str, port: int) -> None:
     """Serve the definitions of a module, as `dagster api grpc` does."""
     # Each run's process executes this module's lines again, which is how multiprocessing passes on the main module, so
     # that what they import had better be there, too.
-    forkserver.set_forkserver_preload([api.__name__, server.__name__, AS_OF_START, module])
+    forkserver.set_forkserver_preload([api.__name__, server.__name__, run_launcher.__name__, AS_OF_START, module])
     # Now, so that it imports while this process does.
     forkserver.ensure_running()
     server.DagsterApiServer = ForkingApiServer  # type: ignore[misc]

@@ -6,14 +6,17 @@ import json
 import os
 import runpy
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
 
-from kfm_dagster.defs.code_server import AS_OF_START
+from kfm_dagster.defs.code_server import AS_OF_START, UNKNOWN_EXIT, RunContext
+from kfm_dagster.defs.run_launcher import is_running
 from kfm_dagster.embedded.deployment import Deployment
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.idempotent_node.compute_hash import code_fingerprint
@@ -26,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LOCATION = """
 import os
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 
 import dagster as dg
@@ -174,3 +178,19 @@ def test_what_cannot_be_settled_at_the_start_is_left_to_the_run(monkeypatch: pyt
     runpy.run_module(AS_OF_START)
     with pytest.raises(ConfigurationError):
         pipeline.own_code(Settings.load())
+
+
+def test_a_run_s_process_is_alive_until_it_ends_though_the_one_that_forked_it_is_killed(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    process = RunContext().Process(target=Path.read_bytes, args=(tmp_path / "fifo",))
+    process.start()
+    # Opened from both sides, so that it does run.
+    with (tmp_path / "fifo").open("wb"):
+        os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        process.join()
+        assert process.exitcode == UNKNOWN_EXIT
+        assert process.is_alive()
+    # At the pipe's end it ends.
+    while process.is_alive():
+        time.sleep(0.01)
+    assert not is_running(process.pid or 0)
