@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as NoConnectionFreeError
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
@@ -66,7 +67,13 @@ def console_app(pipeline: Pipeline, *, hosts: Sequence[str]) -> Starlette:
             # A page of somebody else's whose name is made to lead here (DNS rebinding) reads nothing.
             Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
         ],
-        exception_handlers={KfmError: _refused, DBAPIError: _no_database, HTTPException: _no_such},
+        exception_handlers={
+            KfmError: _refused,
+            DBAPIError: _no_database,
+            # The driver's errors are not the only ones: every connection may be in use for too long.
+            NoConnectionFreeError: _no_database,
+            HTTPException: _no_such,
+        },
     )
     application.router.redirect_slashes = False
     return application

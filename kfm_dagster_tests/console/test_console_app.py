@@ -8,7 +8,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from http.client import HTTPConnection
@@ -175,6 +175,23 @@ def test_what_fails_behind_it_is_told_without_anything_inner(
     # It goes on serving.
     monkeypatch.undo()
     assert ask(PATH).status == 200
+
+
+def test_when_every_connection_is_in_use_it_says_so_as_when_the_database_is_away(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crowded(pipeline: Pipeline, **_: object) -> None:
+        engine = pipeline.database.engine
+        monkeypatch.setattr(engine.pool, "_timeout", 0)
+        with ExitStack() as taken:
+            while True:
+                taken.enter_context(engine.connect())
+
+    monkeypatch.setattr(app, "validate_report", crowded)
+    answer = ask(PATH)
+    assert (answer.status, answer.headers["content-type"]) == (503, "text/plain; charset=utf-8")
+    assert answer.text == "the database does not answer; next: see its log, then ask again\n"
+    assert answer.headers["cache-control"] == "no-store"
 
 
 def test_it_could_not_write_if_it_wanted_to(worked: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
