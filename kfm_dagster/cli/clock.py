@@ -46,7 +46,7 @@ def clock(*, ask: bool, as_json: bool) -> int:
     card = Card.load(settings.configs_dir).machine.clock
     rules = ClockRules(tau_calib=card.tau_calib, max_offset=card.max_offset)
     endpoint = _endpoint(settings) if ask else None
-    with opened_database(settings) as database:
+    with opened_database(settings, recording=ask) as database:
         log = ClockLog(database)
         now = measure(rules, clock=utc_now, endpoint=endpoint)
         if endpoint is not None and len(now) == 1:

@@ -41,10 +41,16 @@ def opened_pipeline(settings: Settings | None = None, *, read_only: bool = False
 
 
 @contextmanager
-def opened_database(settings: Settings) -> Iterator[Database]:
-    """Open the database for a command that only looks at what stands in it. Raises KfmError."""
+def opened_database(settings: Settings, *, recording: bool = False) -> Iterator[Database]:
+    """Open the database for a command that looks at what stands in it, or adds a record to that. Raises KfmError.
+
+    Neither makes one, nor brings an older one up to date.
+    """
     _refuse_a_missing_file(settings)
     opened = Database.open(settings.database_url, read_only=True)
+    if recording:
+        opened.dispose()
+        opened = Database.open(settings.database_url)
     try:
         yield opened
     finally:

@@ -389,6 +389,7 @@ LOOKING = (
     ["explain", "latest"],
     ["validate"],
     ["clock"],
+    ["clock", "--ask"],
     ["alerts", "list"],
     ["export", "dcat"],
     ["export", "graph"],

@@ -17,10 +17,12 @@ from kfm_dagster.idempotent_node.transaction import IdempotentNodes
 from kfm_dagster.run_state.inputs_hash import InputReference
 from kfm_dagster.run_state.record import ValidationSummary
 from kfm_dagster.run_state.store import RunStateStore
+from kfm_dagster.stages.audit import AuditEvent
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.card import Card
 from kfm_dagster.stages.gates.verdict import Gate, Verdict
 from kfm_dagster.stages.run_contract import StageRunner
+from kfm_dagster.stages.store import StageAttempt
 from kfm_dagster.storage.artifacts import Artifacts
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster_tests.run_state.conftest import NOW
@@ -78,8 +80,14 @@ class Shout:
     def gates(self, batch: Sequence[Envelope], *, of: str) -> Sequence[Verdict]:
         return [Verdict.not_applicable(gate, "none", "none") for gate in Gate]
 
-    def compensate(self) -> Mapping[str, Any] | None:
+    def compensate(self, *, tx: Transaction | None = None) -> Mapping[str, Any] | None:
         return {}
+
+    def held(self, batch: Sequence[Envelope], tx: Transaction) -> int:
+        return len(batch)
+
+    def told(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
+        return []
 
     def finished(self, tx: Transaction) -> bool:
         return True
