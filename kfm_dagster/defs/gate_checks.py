@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import dagster as dg
 
+from kfm_dagster.stages.computed import ComputedStage
 from kfm_dagster.stages.gates.verdict import STOPS, Gate, Verdict
 from kfm_dagster.stages.machine import Judgement
-from kfm_dagster.stages.run_contract import ComputedStage
 
 NAMES: Mapping[Gate, str] = {
     Gate.G1: "G1_schema_completeness",

@@ -12,7 +12,7 @@ from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.errors import KfmError
 from kfm_dagster.ingest.path_arrivals import NODE
 from kfm_dagster.stages.batch import StageBatch
-from kfm_dagster.stages.run_contract import ComputedStage
+from kfm_dagster.stages.computed import ComputedStage
 
 MAX_UNITS_KEPT = 5_000
 """Units that stay in memory between stages, over all datasets of a run; a unit takes about 25 KB."""

@@ -17,12 +17,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, ManifestEntry
 from kfm_dagster.idempotent_node.transaction import Content, Effect, IdempotentNodes, Output, again, forced
 from kfm_dagster.idempotent_node.wal import Intent, IntentStatus
@@ -31,11 +30,11 @@ from kfm_dagster.run_state.record import Outcome, RunState, ValidationSummary
 from kfm_dagster.run_state.store import RunStateStore
 from kfm_dagster.seams import Seam, labelled, reach
 from kfm_dagster.stages.batch import RecalledEnvelopes, SkipCause, StageBatch
-from kfm_dagster.stages.card import ErrorClass, StateMachine
+from kfm_dagster.stages.card import StateMachine
+from kfm_dagster.stages.computed import ComputedStage, looked, outcome_of, record_of, with_gates
 from kfm_dagster.stages.envelope_table import from_parquet, to_parquet
 from kfm_dagster.stages.failure import RolledBackError, StageFailedError, StageRefusedError
 from kfm_dagster.stages.keeper import StageKeeper
-from kfm_dagster.stages.machine import Judgement
 from kfm_dagster.stages.node import Node
 from kfm_dagster.stages.store import StageAttempt, StageStore
 from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
@@ -46,25 +45,6 @@ from kfm_dagster.telemetry.spans import span
 _LOG = logging.getLogger(__name__)
 STEP = "commit"
 """The one effect of a stage."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComputedStage:
-    """A stage between `run` and `commit`; `skipped` holds the earlier output when there was nothing to do."""
-
-    node: Node
-    run_id: str
-    inputs_hash: str
-    envelopes: list[Envelope] = field(default_factory=list)
-    content: Content | None = None
-    intent: Intent | None = None
-    attempt: StageAttempt | None = None
-    judgement: Judgement | None = None
-    unlocked: str | None = None
-    """Why the clock was not right enough to write by, where the card lets that restrict the output."""
-    received: StageBatch | None = None
-    """What the node before handed on; the first node of a chain has none."""
-    skipped: StageBatch | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,7 +305,7 @@ class StageRunner:
             if stage.received is not None:
                 rows, size = len(stage.received.envelopes), stage.received.stored_bytes
                 volume = replace(volume, rows_in=rows, bytes_in=size)
-            return Effect(record=_record(made[0]), volume=volume)
+            return Effect(record=record_of(made[0]), volume=volume)
 
         upserted = self.nodes.upsert(intent, effect, tx=tx)
         if made:
@@ -338,7 +318,7 @@ class StageRunner:
         # Written before the commit that names it: a rollback leaves an orphan, never a record without its output.
         content = to_parquet(envelopes)
         artifact = self.artifacts.put(content, suffix="parquet")
-        summary = _with_gates(stage.node.summarize(envelopes), stage)
+        summary = with_gates(stage.node.summarize(envelopes), stage)
         state = RunState(
             dataset_id=stage.node.dataset_id,
             run_id=stage.run_id,
@@ -352,7 +332,7 @@ class StageRunner:
         )
         self.run_states.put(state, tx)
         return StageBatch(
-            envelopes=envelopes, state=state, stored_bytes=len(content), judgement=_looked(stage.judgement)
+            envelopes=envelopes, state=state, stored_bytes=len(content), judgement=looked(stage.judgement)
         )
 
     def recall(self, dataset_id: str, run_id: str) -> StageBatch | None:
@@ -391,49 +371,3 @@ def _noted(what: str) -> Iterator[None]:
         yield
     except Exception:
         _LOG.exception("the failure of %s could not be written down", what)
-
-
-def _with_gates(summary: ValidationSummary, stage: ComputedStage) -> ValidationSummary:
-    """Count the units that a gate made leave as failed, and say what restricts the output."""
-    leaving = stage.judgement.leaving if stage.judgement else {}
-    left = sum(1 for unit in stage.envelopes if unit.gate_issues and unit.wal_id in leaving)
-    why: set[str] = {
-        *(stage.judgement.restricted if stage.judgement else ()),
-        *(stage.received.restricted if stage.received else ()),
-        *({ErrorClass.E_SYNC.value} if stage.unlocked else ()),
-    }
-    extra = {**summary.extra, **({"restricted": sorted(str(one) for one in why)} if why else {})}
-    return replace(summary, passed=summary.passed - left, failed=summary.failed + left, extra=extra)
-
-
-def _looked(judgement: Judgement | None) -> Judgement | None:
-    """Return a judgement for the next stage to rely on, unless no gate had anything to look at."""
-    return judgement if judgement and any(verdict.applies for verdict in judgement.verdicts) else None
-
-
-def outcome_of(summary: ValidationSummary) -> Outcome:
-    """Success when nothing failed, failed when nothing passed, else partial."""
-    if summary.failed == 0:
-        return Outcome.SUCCESS
-    return Outcome.FAILED if summary.passed == 0 else Outcome.PARTIAL
-
-
-def _record(batch: StageBatch) -> dict[str, Any]:
-    """Return what `node_output` keeps of a stage: enough to hand its output on.
-
-    `product` of a summary is the file that a node makes besides its batch; lineage names it as the step's output.
-    """
-    state = batch.state
-    product = state.validation_summary.get("product")
-    return {
-        "dataset_id": state.dataset_id,
-        "run_id": state.run_id,
-        "inputs_hash": state.inputs_hash,
-        "outcome": state.outcome.value,
-        "units": len(batch.envelopes),
-        "bytes": batch.stored_bytes,
-        "validation_summary": dict(state.validation_summary),
-        "artifact_uri": state.artifact_uri,
-        "artifact_sha256": state.artifact_sha256,
-        **({"artifact": product} if product else {}),
-    }

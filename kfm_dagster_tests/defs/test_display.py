@@ -20,7 +20,7 @@ from kfm_dagster.defs.display import MAX_TABLE_ROWS, stage_metadata
 from kfm_dagster.defs.footprint_map import MAX_OUTLINES, WIDTH, footprint_map
 from kfm_dagster.run_state.record import RunState, ValidationSummary
 from kfm_dagster.stages.batch import StageBatch
-from kfm_dagster.stages.run_contract import outcome_of
+from kfm_dagster.stages.computed import outcome_of
 from kfm_dagster_tests.factories import envelope, finished
 
 MISSING = Integrity(
