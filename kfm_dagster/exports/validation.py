@@ -25,7 +25,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.stages.audit import AuditKind
 from kfm_dagster.stages.card import StageState
 from kfm_dagster.stages.envelope_table import from_parquet
-from kfm_dagster.stages.gates.dimensions import dim_report
+from kfm_dagster.stages.gates.dimensions import dim_report, p_dim_against
 from kfm_dagster.stages.gates.subject import Subject, Thresholds
 from kfm_dagster.stages.gates.verdict import Gate
 from kfm_dagster.stages.store import StageAttempt, StageStore
@@ -93,7 +93,7 @@ def dimensional_closure(pipeline: Pipeline, *, since: datetime) -> dict[str, Any
     least = pipeline.card.machine.gates.G4.min_p_dim
     reports = [*_of_metadata(pipeline, since, least), *_of_paths(pipeline, since, least)]
     p_dim = _share(quantity for report in reports for quantity in report["quantities"])
-    return {"p_dim": p_dim, "min_p_dim": least, "ok": p_dim is None or p_dim >= least, "datasets": reports}
+    return {**p_dim_against(p_dim, least), "datasets": reports}
 
 
 def _of_metadata(pipeline: Pipeline, since: datetime, least: float) -> Iterator[dict[str, Any]]:
@@ -121,15 +121,12 @@ def _of_paths(pipeline: Pipeline, since: datetime, least: float) -> Iterator[dic
         if output is None:
             continue
         quantities = quantities_of(output.record["validation_summary"])
-        p_dim = _share(quantities)
         yield {
             "run_id": output.record["run_id"],
             "dataset": contract.public_id,
             "stage": PATH_ARRIVAL,
             "reference_time": None if output.valid_from is None else output.valid_from.isoformat(),
-            "p_dim": p_dim,
-            "min_p_dim": least,
-            "ok": p_dim is None or p_dim >= least,
+            **p_dim_against(_share(quantities), least),
             "quantities": quantities,
         }
 

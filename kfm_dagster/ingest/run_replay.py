@@ -153,8 +153,10 @@ class ReplayedParse(ChainNode):
     def _compensated(self, claimed: Sequence[Envelope], tx: Transaction) -> tuple[str, Mapping[str, Any]]:
         """Compensate where nobody else may rely on the Items; return what the audit says."""
         fence = self.pipeline.ledger.fence(self.run_id)
-        lost = fence(tx, {unit.wal_id: unit.attempt for unit in claimed})
-        if lost or self._others_rely(claimed):
+        refused = fence(tx, {unit.wal_id: unit.attempt for unit in claimed})
+        if refused:
+            return "left", {"reason": ", ".join(sorted(set(refused.values()))), "because": self.run_id}
+        if self._others_rely(claimed):
             return "left", {"reason": "another run may rely on them", "because": self.run_id}
         return "done", {**self._compensate(tx), "because": self.run_id}
 

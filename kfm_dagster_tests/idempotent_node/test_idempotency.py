@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from itertools import count, pairwise
@@ -18,6 +18,7 @@ from kfm_dagster.idempotent_node.transaction import Effect, IdempotentNodes, Ups
 from kfm_dagster.idempotent_node.wal import IntentStatus, run_uuid
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster_tests.idempotent_node.counting import CODE, NOW, RUN, CountLines, nodes
+from kfm_dagster_tests.patience import await_a_wait
 
 OTHER_RUN = "1" + RUN[1:]
 
@@ -196,15 +197,6 @@ def test_what_is_applied_is_skipped_without_a_wait_for_its_content(node: CountLi
             assert skipped.done()
         assert skipped.result() is IntentStatus.SKIPPED
     database.dispose()
-
-
-def await_a_wait(database: Database, other: Future[Any]) -> None:
-    """Return once another transaction waits for this one, or is over; on SQLite none begins before this one ends."""
-    while database.dialect == "postgresql" and not other.done():
-        with database.engine.connect() as connection:
-            waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-            if connection.exec_driver_sql(waiting).first() is not None:
-                return
 
 
 @pytest.mark.clause("IEN-06")

@@ -6,6 +6,7 @@ Each test ends with what an operator looks at: whatever succeeded has its Item a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from kfm_dagster.catalog import store as catalog_store
 from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.contracts.issues import FenceIssue
 from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.ingest.node import ChainNode, Operator
 from kfm_dagster.ingest.nodes import Source
@@ -121,7 +123,7 @@ def partial(pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch) 
     assert traces.statuses(pipeline) == {Status.SUCCEEDED: UNITS - 1, Status.FAILED: 1}
 
 
-@pytest.mark.clause("PCS-08", "RSP-12")
+@pytest.mark.clause("PCS-08")
 def test_a_stage_that_is_executed_again_after_its_run_was_settled_keeps_what_had_come_of_it(
     pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,7 +138,7 @@ def test_a_stage_that_is_executed_again_after_its_run_was_settled_keeps_what_had
     assert [comparison.diverges(plan) for comparison in compared] == [False] * len(compared)
 
 
-@pytest.mark.clause("PCS-03", "BEY-02")
+@pytest.mark.clause("PCS-03")
 def test_an_attempt_that_failed_undoes_nothing_once_the_next_one_has_begun(
     pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,7 +160,7 @@ def test_an_attempt_that_failed_undoes_nothing_once_the_next_one_has_begun(
     assert compensations(pipeline) == []
 
 
-@pytest.mark.clause("PCS-08", "BEY-02")
+@pytest.mark.clause("PCS-08")
 def test_a_replay_leaves_items_that_a_repeat_of_one_unit_relies_on(pipeline: Pipeline, objects: Path) -> None:
     ingest(pipeline, objects)
     unit = pipeline.ledger.find(status=Status.SUCCEEDED, limit=1)[0]
@@ -171,7 +173,7 @@ def test_a_replay_leaves_items_that_a_repeat_of_one_unit_relies_on(pipeline: Pip
     assert compensations(pipeline) == ["left"]
 
 
-@pytest.mark.clause("PCS-08", "BEY-02")
+@pytest.mark.clause("PCS-08")
 def test_a_replay_leaves_items_that_a_retry_of_one_unit_relies_on(
     pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,7 +198,7 @@ def test_a_replay_leaves_items_that_a_retry_of_one_unit_relies_on(
     assert compensations(pipeline) == ["left"]
 
 
-@pytest.mark.clause("PCS-08", "BEY-02")
+@pytest.mark.clause("PCS-08")
 @pytest.mark.parametrize("end", [CrashError, ConnectionError])
 def test_a_replay_that_ends_before_its_commit_leaves_the_original_as_it_was(
     pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch, end: type[BaseException]
@@ -219,7 +221,29 @@ def test_a_replay_that_ends_before_its_commit_leaves_the_original_as_it_was(
     assert_whole(pipeline)
 
 
-@pytest.mark.clause("PCS-08", "BEY-02")
+@pytest.mark.clause("PCS-08")
+def test_a_replay_whose_dataset_is_switched_off_before_its_compensation_leaves_the_items(
+    pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ingest(pipeline, objects)
+    before = trees.files(Path(pipeline.settings.catalog))
+    after_commit = ReplayedParse.after_commit
+
+    def late(replay: ReplayedParse, batch: Sequence[Envelope]) -> None:
+        pipeline.ledger.switches.engage(DATASET, PERSON, expires_at=pipeline.clock() + timedelta(hours=1))
+        after_commit(replay, batch)
+
+    monkeypatch.setattr(ReplayedParse, "after_commit", late)
+    replay = ReplayedParse(
+        pipeline=pipeline, dataset=DATASET, partition=PARTITION, run_id="replay", original="original", decision=PERSON
+    )
+    pipeline.stages.commit(pipeline.stages.run(replay, run_id="replay", upstream=None))
+    assert trees.files(Path(pipeline.settings.catalog)) == before
+    [line] = [line for line in pipeline.stages.keeper.store.audit.lines() if line["kind"] == "compensation"]
+    assert (line["event"], line["details"]["reason"]) == ("left", FenceIssue.KILL_SWITCH)
+
+
+@pytest.mark.clause("PCS-08")
 def test_a_replay_whose_compensation_fails_half_way_writes_again_what_is_gone(
     pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

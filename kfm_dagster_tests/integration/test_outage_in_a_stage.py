@@ -32,7 +32,7 @@ def once(of: Any, *, where: Any = lambda *_: True) -> Any:
     return called
 
 
-@pytest.mark.clause("PCS-04", "PCS-05")
+@pytest.mark.clause("PCS-04", "PCS-06")
 @pytest.mark.parametrize("place", ["run-state is read", "the stage computes", "its failure is written down, too"])
 def test_a_database_that_is_away_for_a_moment_is_asked_again(
     face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch, place: str

@@ -31,7 +31,7 @@ from kfm_dagster_tests.integration.chain import (
 DATASET, PARTITION, RUNS, UNITS_EACH = "nexrad-l2", DAY.isoformat(), ("one", "two"), 3
 
 
-@pytest.mark.clause("IEN-08", "BEY-02")
+@pytest.mark.clause("IEN-08")
 def test_two_runs_that_commit_at_once_leave_one_open_window_of_each_stage(
     make_pipeline: Callable[..., Pipeline], database_url: str, queue: FakeQueue, objects: Path
 ) -> None:

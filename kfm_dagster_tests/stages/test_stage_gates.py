@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -14,7 +15,7 @@ from kfm_dagster.configs import parse
 from kfm_dagster.contracts.issues import GateIssue
 from kfm_dagster.errors import ContractError
 from kfm_dagster.run_state.record import Outcome
-from kfm_dagster.stages.audit import verify_chain
+from kfm_dagster.stages.audit import AuditKind, verify_chain
 from kfm_dagster.stages.batch import SkipCause, StageBatch
 from kfm_dagster.stages.card import STATE_MACHINE, Card, ErrorClass, StageState, StateMachine
 from kfm_dagster.stages.failure import StageFailedError
@@ -23,6 +24,7 @@ from kfm_dagster.stages.keeper import StageKeeper
 from kfm_dagster.stages.run_contract import StageRunner
 from kfm_dagster.stages.store import StageStore
 from kfm_dagster_tests.factories import envelope, failed
+from kfm_dagster_tests.patience import await_a_wait
 from kfm_dagster_tests.stages.fake_node import NOW, FakeNode, execute
 
 FIRST, SECOND = "nexrad-l2.message_parse", "nexrad-l2.integrity_check"
@@ -359,7 +361,6 @@ def test_a_worker_that_comes_back_after_another_took_its_stage_over_commits_noth
     assert state(runner) is StageState.SUCCEEDED
 
 
-@pytest.mark.clause("PCS-02", "RSP-03")
 def test_a_worker_that_fails_after_another_took_its_stage_over_leaves_the_record_of_that_one(
     runner: StageRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,7 +381,7 @@ def test_a_worker_that_fails_after_another_took_its_stage_over_leaves_the_record
     assert "compensate" not in slow.calls
 
 
-@pytest.mark.clause("PCS-02", "PCS-04")
+@pytest.mark.clause("PCS-04", "PCS-06")
 @pytest.mark.parametrize("away", ["the intent", "the attempt", "the record", "all of them"])
 def test_a_failure_that_cannot_be_written_down_asks_for_a_retry_all_the_same(
     runner: StageRunner, monkeypatch: pytest.MonkeyPatch, away: str
@@ -414,7 +415,7 @@ def test_a_failure_that_cannot_be_written_down_asks_for_a_retry_all_the_same(
     assert batch.state.outcome is Outcome.SUCCESS
 
 
-@pytest.mark.clause("PCS-02", "PCS-04")
+@pytest.mark.clause("PCS-04", "PCS-06")
 def test_run_state_that_does_not_answer_is_a_failure_of_the_stage_like_any_other(
     runner: StageRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -431,7 +432,6 @@ def test_run_state_that_does_not_answer_is_a_failure_of_the_stage_like_any_other
     assert runner.keeper.retry_in("run", SECOND, ErrorClass.E_INTERNAL) is not None
 
 
-@pytest.mark.clause("PCS-02")
 def test_a_worker_that_ends_while_its_run_is_taken_for_dead_keeps_no_other_attempt_from_being_closed(
     runner: StageRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -447,6 +447,25 @@ def test_a_worker_that_ends_while_its_run_is_taken_for_dead_keeps_no_other_attem
     ended = [runner.keeper.store.newest(one.run_id, one.stage) for one in running]
     assert [one and one.state for one in ended] == [StageState.SUCCEEDED, StageState.FAILED]
     verify_chain(runner.keeper.store.audit.lines())
+
+
+@pytest.mark.clause("IEN-07")
+def test_a_stage_that_hands_on_waits_for_a_commit_of_its_node_before_it_holds_the_audit(runner: StageRunner) -> None:
+    for run_id, setting in (("run", 1), ("other", 2)):
+        execute(runner, FakeNode([envelope(1)], setting=setting), run_id=run_id, upstream=first(runner, run_id))
+    # What the first run applied comes back, so that the node's window moves on where nothing is computed.
+    node, upstream = FakeNode([], setting=1), first(runner, "third")
+    told = runner.keeper.store.newest("run", SECOND)
+    assert told is not None
+    with ThreadPoolExecutor(1) as pool:
+        with runner.database.transaction() as committing:
+            runner.nodes.lock_node(node.checkpoint, tx=committing)
+            handing_on = pool.submit(runner.run, node, run_id="third", upstream=upstream)
+            await_a_wait(runner.database, handing_on)
+            runner.keeper.store.audit.append([told.tells(AuditKind.GATE, "G1")], tx=committing)
+        skipped = handing_on.result().skipped
+    assert skipped is not None
+    assert skipped.applied_by == "run"
 
 
 @pytest.mark.clause("PCS-14")

@@ -136,17 +136,19 @@ def dimensional_closure(subject: Subject) -> Verdict:
     )
 
 
+def p_dim_against(p_dim: float | None, least: float) -> dict[str, Any]:
+    """Return the members of a dimensional report that hold a share against its threshold; no quantity fails none."""
+    return {"p_dim": p_dim, "min_p_dim": least, "ok": p_dim is None or p_dim >= least}
+
+
 def dim_report(subject: Subject) -> dict[str, Any]:
     """Return what `check_dim_report.json` says of a stage, as JSON values; a governed dataset goes by its public id."""
     closing = close(subject)
-    least = subject.thresholds.min_p_dim
     return {
         "dataset": subject.contract.public_id,
         "stage": subject.stage,
         "reference_time": subject.reference_time.isoformat(),
-        "p_dim": closing.p_dim,
-        "min_p_dim": least,
-        "ok": closing.p_dim is None or closing.p_dim >= least,
+        **p_dim_against(closing.p_dim, subject.thresholds.min_p_dim),
         "quantities": [
             {
                 "quantity": path,
