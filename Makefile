@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PYTEST_ARGS ?=
 # Half of the tests wait for daemons and servers, so a few more workers than processors keep these busy.
-WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
+WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 )))
 
 # Images often forbid Python to keep its byte code, and every process that a test or a run starts then compiles 2,000
 # modules anew: 5 of the 7 seconds that loading the definitions takes.
