@@ -65,6 +65,8 @@ class MetadataIssue(StrEnum):
     SIDECAR_MISMATCH = "sidecar_mismatch"
     UNREADABLE_FORMAT = "unreadable_format"
     TRUNCATED_OBJECT = "truncated_object"
+    COMPLETENESS_UNCHECKED = "completeness_unchecked"
+    """Whether the object is whole could not be checked within the reader's bounds, so it is never `ok`."""
     RESOURCE_LIMIT = "resource_limit"
     STORAGE_UNAVAILABLE = "storage_unavailable"
 
