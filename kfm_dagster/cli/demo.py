@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 
 import click
@@ -14,6 +15,7 @@ from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.cli.progress_bar import drain_bar
 from kfm_dagster.embedded.demo import DemoResult, run_demo
 
+MAX_SKIPPED_SHOWN = 20
 COUNTS = ("received", "succeeded", "failed", "quarantined", "duplicates")
 
 
@@ -48,12 +50,13 @@ def demo(*, objects: Path | None, home: Path, timeout: int, as_json: bool) -> No
     console = Console(stderr=True)
     with drain_bar(console) as report:
         result = run_demo(home, objects=objects, timeout_seconds=timeout, report=report, say=console.print)
-    _print_table(result)
+    show_result(result)
     if as_json:
         click.echo(json.dumps(result.as_json()))
 
 
-def _print_table(result: DemoResult) -> None:
+def show_result(result: DemoResult) -> None:
+    """Print what the demo did, by dataset, with what went wrong and what was skipped."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("dataset", no_wrap=True)
     for name in (*COUNTS, "ms/unit"):
@@ -69,6 +72,10 @@ def _print_table(result: DemoResult) -> None:
     console.print(f"{result.messages} messages received, {result.rejected} of them rejected", highlight=False)
     for failing in result.failing:
         console.print(f"  {failing}", soft_wrap=True, highlight=False)
+    for name, why in islice(result.skipped.items(), MAX_SKIPPED_SHOWN):
+        console.print(f"  skipped {name}: {why}", soft_wrap=True, highlight=False, markup=False)
+    if (more := len(result.skipped) - MAX_SKIPPED_SHOWN) > 0:
+        console.print(f"  and {more} files more were skipped; --json names them all", highlight=False)
     console.print(f"catalog   {result.catalog}/catalog.json", soft_wrap=True, highlight=False)
     console.print(f"lineage   {result.lineage}", soft_wrap=True, highlight=False)
     console.print(f"database  {result.database}", soft_wrap=True, highlight=False)

@@ -19,12 +19,16 @@ from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import QuarantineCases
+from kfm_dagster.ledger.ignored import IgnoredFilter, count_ignored, find_ignored
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.operators.message_parse import IgnoreReason
 from kfm_dagster.settings import Settings
 
 LIST_COLUMNS = ("wal_id", "dataset", "status", "attempts", "last_error_code", "updated_at", "object_uri")
 HISTORY_COLUMNS = ("version", "at", "from_status", "to_status", "actor", "reason", "run_id", "attempts")
+IGNORED_COUNT_COLUMNS = ("dataset", "reason", "records", "messages", "newest")
+IGNORED_COLUMNS = ("received_at", "dataset", "reason", "records", "bucket", "key", "message_id")
 SECTIONS = {
     "versions": ("wal_id", "object_version", "sequencer", "event_time", "status", "superseded_by"),
     "lease": ("run_id", "worker_id", "acquired_at", "renewed_at", "expires_at"),
@@ -111,6 +115,44 @@ def history(*, wal_id: str, as_json: bool) -> None:
     if not rows:
         raise unknown_record(wal_id)
     show_rows([row.model_dump(mode="json") for row in rows], HISTORY_COLUMNS, as_json=as_json)
+
+
+@wal.command()
+@click.option("--dataset", help="Only of this dataset.")
+@click.option("--reason", type=click.Choice([reason.value for reason in IgnoreReason]), help="Only for this reason.")
+@click.option("--bucket", help="Only of this bucket.")
+@click.option("--key-prefix", help="Only objects whose key begins so.")
+@click.option("--message", "message_id", help="Only of this SQS message.")
+@click.option("--counts", is_flag=True, help="Only the counts by dataset and reason.")
+@click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 10_000), help="At most so many records.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line: a record, or a count with --counts.")
+def ignored(
+    *,
+    dataset: str | None,
+    reason: str | None,
+    bucket: str | None,
+    key_prefix: str | None,
+    message_id: str | None,
+    counts: bool,
+    limit: int,
+    as_json: bool,
+) -> None:
+    """Count and list what messages named that gave no unit, with the reason, the newest message first.
+
+    Example: kfm wal ignored --dataset hrrr --reason sidecar --json
+    """
+    if dataset is not None:
+        _ = ContractRegistry.load(Settings.load().contracts_dir)[dataset]
+    wanted = IgnoredFilter(dataset=dataset, reason=reason, bucket=bucket, key_prefix=key_prefix, message_id=message_id)
+    with opened_pipeline(read_only=True) as pipeline:
+        totals = _plain(count_ignored(pipeline.database, wanted)) if counts or not as_json else []
+        records = [] if counts else _plain(find_ignored(pipeline.database, wanted, limit=limit))
+    if as_json:
+        show_rows(totals or records, (), as_json=True)
+        return
+    show_section("by dataset and reason", totals, IGNORED_COUNT_COLUMNS)
+    if records:
+        show_section("newest", records, IGNORED_COLUMNS)
 
 
 def _story(pipeline: Pipeline, record: NoddWalRecord) -> dict[str, list[dict[str, Any]]]:

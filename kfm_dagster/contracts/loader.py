@@ -64,7 +64,7 @@ def json_schema() -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Route:
-    """Where a key belongs; contract is None when no dataset claims it."""
+    """Where a key belongs; contract is the one that claims it, or names it as one that it does not ingest."""
 
     kind: KeyKind
     contract: DatasetContract | None
@@ -177,8 +177,9 @@ class ContractRegistry:
         for contract in contracts:
             if key.startswith(tuple(contract.storage.prefixes)):
                 return Route(kind=self.grammars[contract.id].kind(key), contract=contract)
-        if any(self.grammars[contract.id].kind(key) is KeyKind.IGNORED for contract in contracts):
-            return Route(kind=KeyKind.IGNORED, contract=None)
+        for contract in contracts:
+            if self.grammars[contract.id].kind(key) is KeyKind.IGNORED:
+                return Route(kind=KeyKind.IGNORED, contract=contract)
         return Route(kind=KeyKind.FOREIGN, contract=None)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,8 @@ class DemoResult:
     lineage: str
     ms_per_unit: Mapping[str, float] = field(default_factory=dict)
     failing: tuple[str, ...] = ()
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    """Files of --objects that were not published, and why."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the published form of `kfm demo --json`."""
@@ -55,6 +57,7 @@ class DemoResult:
             "database": self.database,
             "catalog": self.catalog,
             "lineage": self.lineage,
+            "skipped": dict(self.skipped),
         }
 
 
@@ -84,11 +87,11 @@ def run_demo(
             pipeline = Pipeline.open(settings)
             try:
                 say("publishing objects and their notifications ...")
-                feed_demo(feed, objects)
+                skipped = feed_demo(feed, objects)
                 say("starting the Dagster code server and daemon ...")
                 with Deployment(home, environment={}) as deployment:
                     drain(deployment, pipeline, timeout_seconds=timeout_seconds, report=report)
-                return account(pipeline, since=started)
+                return replace(account(pipeline, since=started), skipped=skipped)
             finally:
                 pipeline.close()
 
@@ -99,12 +102,12 @@ def demo_settings(home: Path) -> Settings:
         return Settings.load()
 
 
-def feed_demo(feed: Feed, objects: Path | None) -> None:
-    """Publish a folder of real objects, or the samples with their bad neighbours."""
+def feed_demo(feed: Feed, objects: Path | None) -> Mapping[str, str]:
+    """Publish a folder of real objects, or the samples with their bad neighbours; return why files were skipped."""
     if objects is not None:
-        feed.from_folder(objects)
-    else:
-        publish_samples(feed)
+        return feed.from_folder(objects).skipped
+    publish_samples(feed)
+    return {}
 
 
 def account(pipeline: Pipeline, *, since: datetime) -> DemoResult:

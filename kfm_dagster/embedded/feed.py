@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote_plus
 
 from kfm_dagster.contracts.key_grammar import InvalidKeyTimeError, KeyKind
-from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.contracts.loader import ContractRegistry, Route
 from kfm_dagster.embedded.cloud import REGION, EmbeddedCloud
 from kfm_dagster.errors import ConfigurationError, QueueUnavailableError
 
@@ -110,11 +110,11 @@ class ObjectEvent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FolderReport:
-    """What became of a folder's files: data objects by dataset, sidecars, and the paths that no contract claims."""
+    """What became of a folder's files: data objects by dataset, sidecars, and why the other paths were skipped."""
 
     objects: Mapping[str, int]
     sidecars: int
-    skipped: tuple[str, ...]
+    skipped: Mapping[str, str]
 
 
 class Feed:
@@ -184,13 +184,13 @@ class Feed:
             )
         events: list[ObjectEvent] = []
         objects: Counter[str] = Counter()
-        skipped: list[str] = []
+        skipped: dict[str, str] = {}
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             name = path.relative_to(folder).as_posix()
             bucket, _, key = name.partition("/")
             route = self._registry.route(bucket=bucket, key=key)
             if route.contract is None or route.kind not in {KeyKind.DATA, KeyKind.SIDECAR}:
-                skipped.append(name)
+                skipped[name] = self._why_skipped(bucket, key, route)
                 continue
             with path.open("rb") as file:
                 etag = self.put(bucket, key, file)
@@ -198,7 +198,16 @@ class Feed:
             if route.kind is KeyKind.DATA:
                 objects[route.contract.id] += 1
         self.announce(events)
-        return FolderReport(objects=dict(objects), sidecars=len(events) - objects.total(), skipped=tuple(skipped))
+        return FolderReport(objects=dict(objects), sidecars=len(events) - objects.total(), skipped=skipped)
+
+    def _why_skipped(self, bucket: str, key: str, route: Route) -> str:
+        if not key:
+            return "it is not at <bucket>/<key>"
+        if bucket not in self._registry.buckets:
+            return f"no dataset contract names bucket {bucket}"
+        if route.kind is KeyKind.IGNORED and route.contract is not None:
+            return f"the contract {route.contract.id} names it as one that it does not ingest"
+        return f"its key matches no contract of bucket {bucket}"
 
     def _publish(self, topic: str, messages: list[str]) -> None:
         account = topic.split(":")[4]

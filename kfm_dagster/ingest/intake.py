@@ -20,6 +20,7 @@ from kfm_dagster.governance.switches import KillSwitch
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.switched_off import SwitchedOff, units_in_flight
 from kfm_dagster.ledger.deliveries import Delivery, DeliveryState, Rejection
+from kfm_dagster.ledger.ignored import IgnoredRecord
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import EnsureResult
 from kfm_dagster.notifications.messages import SqsMessage
@@ -173,5 +174,15 @@ def delivery_of(message: SqsMessage, parsed: ParsedMessage, *, queue: str, landi
         sns_message_id=raw.sns_message_id if raw else None,
         topic_arn=raw.topic_arn if raw else None,
         wal_ids=tuple(unit.wal_id for unit in parsed.envelopes),
+        ignored=tuple(
+            IgnoredRecord(
+                record_index=one.record_index or 0,
+                reason=one.reason.value,
+                dataset=one.dataset,
+                bucket=one.bucket,
+                key=one.key,
+            )
+            for one in parsed.ignored
+        ),
         state=DeliveryState.IN_FLIGHT if parsed.envelopes or parsed.rejections else DeliveryState.IGNORED,
     )

@@ -16,6 +16,7 @@ from typing import Any
 
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.ledger.ignored import IgnoredRecord, ignored_rows
 from kfm_dagster.ledger.redaction import redact
 from kfm_dagster.ledger.rows import as_json
 from kfm_dagster.ledger.state_machine import Status
@@ -50,6 +51,7 @@ class Delivery:
     sns_message_id: str | None = None
     topic_arn: str | None = None
     wal_ids: tuple[WalId, ...] = ()
+    ignored: tuple[IgnoredRecord, ...] = ()
     state: DeliveryState = DeliveryState.IN_FLIGHT
 
 
@@ -117,7 +119,7 @@ class Deliveries:
         self._clock = clock
 
     def record(self, deliveries: Iterable[Delivery], *, tx: Transaction | None = None) -> None:
-        """Write down messages and the units they announce.
+        """Write down messages, the units they announce, and why their other records were ignored.
 
         A message that comes again keeps its row: newest receipt handle, one receive more, and the state that this
         receive gives it, so that one that was deleted in vain is in flight again.
@@ -131,9 +133,11 @@ class Deliveries:
             units |= {(delivery.message_id, wal_id) for wal_id in delivery.wal_ids}
         batch = [_delivery_row(delivery, receives[delivery.message_id]) for delivery in newest.values()]
         pairs = [{"message_id": message_id, "wal_id": wal_id} for message_id, wal_id in sorted(units)]
+        ignored = [row for delivery in newest.values() for row in ignored_rows(delivery.message_id, delivery.ignored)]
         with writing(self._database, tx) as change:
             change.run("deliveries.record", batch=as_json(batch), at=self._now())
             change.run("deliveries.record_units", batch=as_json(pairs))
+            change.run("deliveries.record_ignored", batch=as_json(ignored), at=self._now())
 
     def reject(self, rejections: Iterable[Rejection], *, tx: Transaction | None = None) -> None:
         """Keep records that gave no unit, with their reason; their messages, recorded before, become rejected."""

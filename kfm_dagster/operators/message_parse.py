@@ -7,7 +7,7 @@ receiving (`notifications/sqs.py`), SNS signatures, and keeping what was rejecte
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum, unique
@@ -63,10 +63,16 @@ class IgnoreReason(StrEnum):
 
 
 class Ignored(NamedTuple):
-    """One notification that is no unit; key is None where there is none."""
+    """One record, or the whole message (record_index None), that is no unit; None is what it does not name.
+
+    `dataset` is the one that it belongs to, None where that is no one: a bucket or topic that several share.
+    """
 
     reason: IgnoreReason
-    key: str | None
+    key: str | None = None
+    bucket: str | None = None
+    dataset: str | None = None
+    record_index: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,8 +103,8 @@ def parse_message(message: SqsMessage, *, registry: ContractRegistry, queue: str
     """Understand one message. Never raises for what a message holds; same message and contracts, same result."""
     try:
         payload, raw = _open(message, registry)
-        if isinstance(payload, IgnoreReason):
-            return ParsedMessage(message_id=message.message_id, ignored=(Ignored(payload, None),))
+        if isinstance(payload, Ignored):
+            return ParsedMessage(message_id=message.message_id, ignored=(payload,))
         records = _records(payload)
     except MessageError as error:
         rejection = Rejection(code=error.code, message=str(error))
@@ -123,7 +129,7 @@ def parse_message(message: SqsMessage, *, registry: ContractRegistry, queue: str
             if isinstance(unit, Envelope):
                 envelopes.append(unit)
             else:
-                ignored.append(unit)
+                ignored.append(unit._replace(record_index=index))
     return ParsedMessage(
         message_id=message.message_id,
         envelopes=tuple(envelopes),
@@ -158,14 +164,17 @@ def parse_listed(contract: DatasetContract, listed: ListedObject) -> Envelope | 
     )
 
 
-def _open(message: SqsMessage, registry: ContractRegistry) -> tuple[Mapping[str, Any] | IgnoreReason, RawReference]:
+def _open(message: SqsMessage, registry: ContractRegistry) -> tuple[Mapping[str, Any] | Ignored, RawReference]:
     """Take the payload out of the SNS envelope, or the body itself with raw message delivery."""
     outer = json_object(message.body, "the body")
     if "Type" not in outer:
-        return _payload(outer), RawReference(sqs_message_id=message.message_id)
+        return _payload(outer, registry), RawReference(sqs_message_id=message.message_id)
     kind = require_text(outer, "Type")
     if kind in {"SubscriptionConfirmation", "UnsubscribeConfirmation"}:
-        return IgnoreReason.SUBSCRIPTION_NOTICE, RawReference(sqs_message_id=message.message_id)
+        topic = outer.get("TopicArn")
+        dataset = _only(registry.topics.get(topic, ())) if isinstance(topic, str) else None
+        notice = Ignored(IgnoreReason.SUBSCRIPTION_NOTICE, dataset=dataset)
+        return notice, RawReference(sqs_message_id=message.message_id)
     if kind != "Notification":
         raise MessageError(ParseIssue.UNSUPPORTED_SCHEMA_VERSION, f"SNS type {shown(kind)} is not one we know")
     topic = require_text(outer, "TopicArn")
@@ -178,12 +187,21 @@ def _open(message: SqsMessage, registry: ContractRegistry) -> tuple[Mapping[str,
         topic_arn=topic,
         subject=subject if isinstance(subject, str) else None,
     )
-    return _payload(json_object(require_text(outer, "Message"), "Message")), raw
+    return _payload(json_object(require_text(outer, "Message"), "Message"), registry), raw
 
 
-def _payload(payload: Mapping[str, Any]) -> Mapping[str, Any] | IgnoreReason:
-    is_test = payload.get("Event") == "s3:TestEvent" and "Records" not in payload
-    return IgnoreReason.TEST_EVENT if is_test else payload
+def _payload(payload: Mapping[str, Any], registry: ContractRegistry) -> Mapping[str, Any] | Ignored:
+    if payload.get("Event") != "s3:TestEvent" or "Records" in payload:
+        return payload
+    named = payload.get("Bucket")
+    # Another's bucket is no name that anybody would look for.
+    bucket = named if isinstance(named, str) and named in registry.buckets else None
+    return Ignored(IgnoreReason.TEST_EVENT, bucket=bucket, dataset=_only(registry.buckets.get(bucket or "", ())))
+
+
+def _only(contracts: Sequence[DatasetContract]) -> str | None:
+    """Return the dataset when there is but one."""
+    return contracts[0].id if len(contracts) == 1 else None
 
 
 def _records(payload: Mapping[str, Any]) -> list[Any]:
@@ -207,7 +225,7 @@ def _unit(record: Any, *, raw: RawReference, registry: ContractRegistry, queue: 
         if isinstance(found, Ignored):
             return found
         if _is_accepted_removal(record, found):
-            return Ignored(IgnoreReason.OBJECT_REMOVED, key)
+            return Ignored(IgnoreReason.OBJECT_REMOVED, key, bucket, found.id)
         return _envelope(
             found,
             _understood(key, registry.grammars[found.id]),
@@ -243,13 +261,13 @@ def _route(bucket: str, key: str, *, topic: str | None, registry: ContractRegist
         raise MessageError(ParseIssue.UNKNOWN_BUCKET, f"no contract{where} names bucket {shown(bucket)}")
     route = registry.route(bucket=bucket, key=key)
     if route.kind is KeyKind.IGNORED:
-        return Ignored(IgnoreReason.KNOWN_NEIGHBOUR, key)
+        return Ignored(IgnoreReason.KNOWN_NEIGHBOUR, key, bucket, route.contract.id if route.contract else None)
     if route.kind is KeyKind.FOREIGN or route.contract is None:
         raise MessageError(ParseIssue.KEY_GRAMMAR_MISMATCH, f"key {shown(key)} matches no contract of {bucket}")
     if route.contract.id not in announced:
         raise MessageError(ParseIssue.UNROUTABLE_TOPIC, f"topic {topic} is none of {route.contract.id}")
     if route.kind is KeyKind.SIDECAR:
-        return Ignored(IgnoreReason.SIDECAR, key)
+        return Ignored(IgnoreReason.SIDECAR, key, bucket, route.contract.id)
     return route.contract
 
 

@@ -17,13 +17,17 @@ import click
 import pytest
 
 from kfm_dagster import __version__
+from kfm_dagster.cli.demo import MAX_SKIPPED_SHOWN, show_result
 from kfm_dagster.cli.main import COMMANDS, kfm, main
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.embedded import bench
 from kfm_dagster.embedded.cloud import EmbeddedCloud
+from kfm_dagster.embedded.demo import DemoResult
 from kfm_dagster.embedded.deployment import Deployment
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.deliveries import Delivery, DeliveryState
+from kfm_dagster.ledger.ignored import IgnoredRecord
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.sqs import Queue
@@ -145,6 +149,7 @@ def test_the_list_of_commands_says_what_each_says_of_itself(call: Call) -> None:
 def test_a_command_imports_nothing_of_the_others(arguments: list[str], spared: list[str]) -> None:
     code = f"""
 import sys
+from kfm_dagster.cli.demo import MAX_SKIPPED_SHOWN, show_result
 from kfm_dagster.cli.main import main
 try:
     main({arguments!r})
@@ -186,6 +191,7 @@ BAD_INPUT: dict[str, tuple[list[str], dict[str, str], ExitCode, list[str]]] = {
     "unknown record": (["wal", "show", UNKNOWN_ID], {}, ExitCode.USAGE, ["there is no"]),
     "no record id": (["wal", "show", "what"], {}, ExitCode.USAGE, ["there is no"]),
     "unknown history": (["wal", "history", UNKNOWN_ID], {}, ExitCode.USAGE, ["there is no"]),
+    "unknown reason": (["wal", "ignored", "--reason", "whim"], {}, ExitCode.USAGE, ["--reason", "'whim'"]),
     "bad environment": (["wal", "list"], {"KFM_ENV": "production"}, ExitCode.USAGE, ["KFM_ENV", "'production'"]),
     "bad DSN": (["wal", "list"], {"KFM_WAL_DSN": f"oracle://{SECRET}@x"}, ExitCode.USAGE, ["KFM_WAL_DSN"]),
     "database down": (["wal", "list"], {"KFM_WAL_DSN": DOWN}, ExitCode.DEPENDENCY_UNAVAILABLE, ["127.0.0.1:1"]),
@@ -374,6 +380,7 @@ LOOKING = (
     ["wal", "list"],
     ["wal", "show", UNKNOWN_ID],
     ["wal", "history", UNKNOWN_ID],
+    ["wal", "ignored"],
     ["quarantine", "list"],
     ["quarantine", "show", UNKNOWN_ID],
     ["kill-switch", "list"],
@@ -466,6 +473,76 @@ def test_wal_list_shows_what_its_options_name(
 
 def test_wal_list_stops_at_its_limit(call: Call, ledger: dict[str, NoddWalRecord]) -> None:
     assert len(call("wal", "list", "--json", "--limit", "2").rows) == 2
+
+
+@pytest.mark.clause("OPR-19")
+def test_the_demo_names_what_it_skipped_and_why(capsys: pytest.CaptureFixture[str]) -> None:
+    why = {f"noaa-goes17/[{number:02}].nc": "its key matches no contract" for number in range(MAX_SKIPPED_SHOWN + 2)}
+    result = DemoResult(
+        datasets={}, rejected=0, messages=0, seconds=1, database="d", catalog="c", lineage="l", skipped=why
+    )
+    show_result(result)
+    shown = capsys.readouterr().out
+    assert "  skipped noaa-goes17/[00].nc: its key matches no contract\n" in shown
+    assert shown.count("  skipped ") == MAX_SKIPPED_SHOWN
+    assert "and 2 files more were skipped" in shown
+    assert result.as_json()["skipped"] == why
+
+
+@pytest.fixture
+def ignored(home: Path) -> None:
+    """A ledger with three messages that gave no unit."""
+    pipeline = Pipeline.open(Settings.load())
+    for number, (reason, dataset, key) in enumerate(
+        [("sidecar", "hrrr", "hrrr.a/1.idx"), ("sidecar", "hrrr", "hrrr.b/2.idx"), ("test_event", None, None)]
+    ):
+        record = IgnoredRecord(record_index=0, reason=reason, dataset=dataset, bucket=key and "b", key=key)
+        pipeline.deliveries.record(
+            [
+                Delivery(
+                    message_id=f"m{number}",
+                    queue="q",
+                    receipt_handle="r",
+                    landing_sha256="a" * 64,
+                    ignored=(record,),
+                    state=DeliveryState.IGNORED,
+                )
+            ]
+        )
+    pipeline.close()
+
+
+@pytest.mark.clause("OPR-19")
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ([], ["m2", "m1", "m0"]),
+        (["--dataset", "hrrr"], ["m1", "m0"]),
+        (["--reason", "test_event"], ["m2"]),
+        (["--bucket", "b", "--key-prefix", "hrrr.b/"], ["m1"]),
+        (["--message", "m0"], ["m0"]),
+        (["--limit", "1"], ["m2"]),
+        (["--key-prefix", "hrrr%"], []),
+    ],
+)
+def test_wal_ignored_lists_what_its_options_name(
+    options: list[str], found: list[str], call: Call, ignored: None
+) -> None:
+    assert [row["message_id"] for row in call("wal", "ignored", "--json", *options).rows] == found
+
+
+@pytest.mark.clause("OPR-19")
+def test_wal_ignored_counts_by_dataset_and_reason(call: Call, ignored: None) -> None:
+    counts = call("wal", "ignored", "--counts", "--json").rows
+    assert [(row["dataset"], row["reason"], row["records"], row["messages"]) for row in counts] == [
+        (None, "test_event", 1, 1),
+        ("hrrr", "sidecar", 2, 2),
+    ]
+    shown = call("wal", "ignored").out
+    assert "by dataset and reason" in shown
+    assert "hrrr.b/2.idx" in shown
+    assert "hrrr.b/2.idx" not in call("wal", "ignored", "--counts").out
+    assert call("wal", "ignored", "--dataset", "goes-abi").out == "by dataset and reason: none\n"
 
 
 def test_wal_show_and_list_say_the_same(call: Call, ledger: dict[str, NoddWalRecord]) -> None:

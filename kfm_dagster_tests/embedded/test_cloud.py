@@ -191,6 +191,7 @@ def test_a_folder_is_a_feed(cloud: EmbeddedCloud, feed: Feed, tmp_path: Path) ->
         f"noaa-hrrr-bdp-pds/{HRRR_KEY}.idx": b"1:0:d=2025040212:TMP:2 m above ground:1 hour fcst:\n",
         "noaa-goes17/SUVI-L1b-Fe093/2019/218/00/a.fits.gz": b"ignored",
         "noaa-mrms-pds/CONUS/a.grib2.gz": b"unknown",
+        "noaa-goes17/README/a.txt": b"foreign",
         "README.md": b"no object",
     }
     for name, content in files.items():
@@ -202,11 +203,13 @@ def test_a_folder_is_a_feed(cloud: EmbeddedCloud, feed: Feed, tmp_path: Path) ->
 
     assert report.objects == {"goes-abi": 1, "nexrad-l2": 1, "hrrr": 1}
     assert report.sidecars == 1
-    assert report.skipped == (
-        "README.md",
-        "noaa-goes17/SUVI-L1b-Fe093/2019/218/00/a.fits.gz",
-        "noaa-mrms-pds/CONUS/a.grib2.gz",
-    )
+    assert report.skipped == {
+        "README.md": "it is not at <bucket>/<key>",
+        "noaa-goes17/README/a.txt": "its key matches no contract of bucket noaa-goes17",
+        "noaa-goes17/SUVI-L1b-Fe093/2019/218/00/a.fits.gz": "the contract goes-abi names it as one that it does not "
+        "ingest",
+        "noaa-mrms-pds/CONUS/a.grib2.gz": "no dataset contract names bucket noaa-mrms-pds",
+    }
     announced = {
         f"{record['s3']['bucket']['name']}/{unquote_plus(record['s3']['object']['key'])}": record["eventTime"]
         for message in drain(cloud)

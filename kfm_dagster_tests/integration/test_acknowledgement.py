@@ -16,6 +16,7 @@ from kfm_dagster.ingest.intake import take_in
 from kfm_dagster.ingest.nodes import Operator, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.deliveries import DeliveryState
+from kfm_dagster.ledger.ignored import IgnoredFilter, find_ignored
 from kfm_dagster.ledger.policy import backoff_seconds
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage
@@ -213,6 +214,29 @@ def test_what_announces_nothing_of_ours_is_acknowledged(
     assert set(queue.deleted) == {message.receipt_handle for message in messages}
     assert traces.records(pipeline) == {}
     assert_conserved(pipeline)
+
+
+@pytest.mark.clause("OPR-19")
+def test_every_delivery_leaves_a_trace_whatever_its_records_are(
+    pipeline: Pipeline, contracts: ContractRegistry, deliver: Callable[..., SqsMessage]
+) -> None:
+    key = "hrrr.20250402/conus/hrrr.t06z.wrfsfcf01.grib2.idx"
+    index = good("noaa-hrrr-bdp-pds", key, b"1:0:d=2025040206:")
+    sidecar = announce([index.event()], registry=contracts)
+    take(pipeline, raw_message(TEST_EVENT, name="test"), sidecar, deliver(0), raw_message(MALFORMED, name="poison"))
+    with pipeline.database.snapshot() as view:
+        traceless = view.connection.exec_driver_sql(
+            """
+            SELECT message_id FROM nodd_wal_deliveries EXCEPT SELECT message_id FROM nodd_wal_delivery_units
+            EXCEPT SELECT message_id FROM rejected_messages EXCEPT SELECT message_id FROM ignored_records
+            """
+        ).all()
+    assert traceless == []
+    found = find_ignored(pipeline.database, IgnoredFilter(), limit=10)
+    assert {(one.message_id, one.reason, one.dataset, one.bucket, one.key) for one in found} == {
+        (raw_message(TEST_EVENT, name="test").message_id, "test_event", "goes-abi", "noaa-goes19", None),
+        (sidecar.message_id, "sidecar", "hrrr", "noaa-hrrr-bdp-pds", key),
+    }
 
 
 @pytest.mark.clause("DAG-03")

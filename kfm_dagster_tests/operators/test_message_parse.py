@@ -275,9 +275,33 @@ def test_impossible_stamps_are_an_invalid_time_range(key: str) -> None:
 )
 def test_notices_without_a_unit_are_recognised(body: str, reason: IgnoreReason, key: str | None) -> None:
     parsed = parse(body)
-    assert parsed.ignored == ((reason, key),)
+    assert [(one.reason, one.key) for one in parsed.ignored] == [(reason, key)]
     assert parsed.envelopes == ()
     assert parsed.rejections == ()
+
+
+HRRR_INDEX = {"bucket": "noaa-hrrr-bdp-pds", "key": HRRR_KEY + ".idx"}
+
+
+@pytest.mark.clause("OPR-19")
+@pytest.mark.parametrize(
+    ("body", "bucket", "dataset", "record_index"),
+    [
+        ('{"Event":"s3:TestEvent","Bucket":"noaa-hrrr-bdp-pds"}', "noaa-hrrr-bdp-pds", "hrrr", None),
+        ('{"Event":"s3:TestEvent","Bucket":"another-s"}', None, None, None),
+        ('{"Event":"s3:TestEvent","Bucket":["b"]}', None, None, None),
+        (f'{{"Type":"SubscriptionConfirmation","TopicArn":"{HRRR_TOPIC}"}}', None, "hrrr", None),
+        ('{"Type":"SubscriptionConfirmation","TopicArn":7}', None, None, None),
+        (raw(record(), record(**HRRR_INDEX)), "noaa-hrrr-bdp-pds", "hrrr", 1),
+        (raw(record(key="SUVI-L1b-Fe094/x.nc")), "noaa-goes19", "goes-abi", 0),
+        (raw(record(eventName="ObjectRemoved:Delete")), "noaa-goes19", "goes-abi", 0),
+    ],
+)
+def test_what_is_ignored_names_its_bucket_its_dataset_and_its_place_in_the_message(
+    body: str, bucket: str | None, dataset: str | None, record_index: int | None
+) -> None:
+    [ignored] = parse(body).ignored
+    assert (ignored.bucket, ignored.dataset, ignored.record_index) == (bucket, dataset, record_index)
 
 
 @pytest.mark.clause("OPR-03")

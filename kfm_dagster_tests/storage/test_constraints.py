@@ -60,6 +60,12 @@ STANDING: dict[str, Sequence[Row]] = {
     "rejected_messages": [
         {"message_id": "m1", "record_index": 0, "reason_code": "x", "detail": "x", "body": "{}", "received_at": T}
     ],
+    "ignored_records": [
+        {
+            "message_id": "m1", "record_index": 0, "reason": "sidecar", "dataset": "d", "bucket": "b",
+            "object_key": "k", "records": 1, "received_at": T,
+        }
+    ],
     "catalog_collections": [{"collection_id": "c1", "dataset": "d", "title": "t"}],
     "catalog_kept_files": [{"sha256": HASH, "content": b"x", "content_bytes": 1}],
     "catalog_promotions": [
@@ -244,6 +250,7 @@ ANOTHER: dict[str, Row] = {
     "nodd_wal_deliveries": {"message_id": "m2"},
     "nodd_wal_delivery_units": {"wal_id": TWO},
     "rejected_messages": {"record_index": 1},
+    "ignored_records": {"record_index": 1},
     "catalog_collections": {"collection_id": "c2"},
     "catalog_kept_files": {"sha256": "b" * 64},
     "catalog_promotions": {"item_id": "i2"},
@@ -324,6 +331,12 @@ CASES: dict[str, list[Row]] = {
     "rejected_messages_one_row_per_record": [{"record_index": 0}],
     "rejected_messages_message_is_known": [{"message_id": "m9"}],
     "rejected_messages_detail_is_bounded": [{"detail": "x" * 501}],
+    "ignored_records_one_row_per_record": [{"record_index": 0}],
+    "ignored_records_message_is_known": [{"message_id": "m9"}],
+    "ignored_records_index_counts_from_zero": [{"record_index": -1}],
+    "ignored_records_reason_is_short": [{"reason": ""}, {"reason": "x" * 61}],
+    "ignored_records_names_are_bounded": [{"bucket": "x" * 256}, {"object_key": "x" * 1025}],
+    "ignored_records_are_counted": [{"records": 0}, {"records": 2}],
     "catalog_collections_one_row_each": [{"collection_id": "c1"}],
     "catalog_kept_files_one_row_per_content": [{"sha256": HASH}],
     "catalog_kept_files_sha256_is_hex": [{"sha256": "x"}, {"sha256": "G" * 64}],

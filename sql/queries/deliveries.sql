@@ -47,6 +47,27 @@ FROM rejected_messages
 ORDER BY received_at DESC, message_id, record_index
 LIMIT :limit;
 
+-- name: ignored
+SELECT message_id, record_index, reason, dataset, bucket, object_key, records, received_at
+FROM ignored_records
+WHERE
+    (:dataset IS NULL OR dataset = :dataset) AND (:reason IS NULL OR reason = :reason)
+    AND (:bucket IS NULL OR bucket = :bucket) AND (:message_id IS NULL OR message_id = :message_id)
+    AND (:key_prefix IS NULL OR substr(object_key, 1, length(:key_prefix)) = :key_prefix)
+ORDER BY received_at DESC, message_id, record_index
+LIMIT :limit;
+
+-- name: ignored_counts
+SELECT
+    dataset, reason, sum(records) AS records, count(DISTINCT message_id) AS messages, max(received_at) AS newest
+FROM ignored_records
+WHERE
+    (:dataset IS NULL OR dataset = :dataset) AND (:reason IS NULL OR reason = :reason)
+    AND (:bucket IS NULL OR bucket = :bucket) AND (:message_id IS NULL OR message_id = :message_id)
+    AND (:key_prefix IS NULL OR substr(object_key, 1, length(:key_prefix)) = :key_prefix)
+GROUP BY dataset, reason
+ORDER BY coalesce(dataset, ''), reason;
+
 -- name: conservation
 -- What came in is counted from first history rows and from units announced without a record, not from what became of
 -- it. A message in flight must have a unit to wait for, a rejected one its reason; otherwise nothing will ever end it.

@@ -31,6 +31,15 @@ FROM jsonb_to_recordset(CAST(:batch AS jsonb)) AS unit (message_id text, wal_id 
 ORDER BY message_id COLLATE "C", wal_id COLLATE "C"
 ON CONFLICT (message_id, wal_id) DO NOTHING;
 
+-- name: record_ignored
+INSERT INTO ignored_records (message_id, record_index, reason, dataset, bucket, object_key, records, received_at)
+SELECT message_id, record_index, reason, dataset, bucket, key, records, CAST(:at AS timestamptz)
+FROM jsonb_to_recordset(CAST(:batch AS jsonb)) AS ignored (
+    message_id text, record_index integer, reason text, dataset text, bucket text, key text, records integer
+)
+ORDER BY message_id COLLATE "C", record_index
+ON CONFLICT (message_id, record_index) DO NOTHING;
+
 -- name: reject
 INSERT INTO rejected_messages (message_id, record_index, reason_code, detail, body, received_at)
 SELECT message_id, record_index, reason_code, detail, body, CAST(:at AS timestamptz)

@@ -27,6 +27,18 @@ FROM json_each(:batch)
 WHERE TRUE
 ON CONFLICT (message_id, wal_id) DO NOTHING;
 
+-- name: record_ignored
+-- What is there is passed over by the condition, because the table refuses it before ON CONFLICT could.
+INSERT INTO ignored_records (message_id, record_index, reason, dataset, bucket, object_key, records, received_at)
+SELECT
+    value ->> '$.message_id', value ->> '$.record_index', value ->> '$.reason', value ->> '$.dataset',
+    value ->> '$.bucket', value ->> '$.key', value ->> '$.records', :at
+FROM json_each(:batch)
+WHERE NOT EXISTS (
+    SELECT 1 FROM ignored_records AS known
+    WHERE known.message_id = value ->> '$.message_id' AND known.record_index = value ->> '$.record_index'
+);
+
 -- name: reject
 INSERT INTO rejected_messages (message_id, record_index, reason_code, detail, body, received_at)
 SELECT

@@ -1,0 +1,125 @@
+"""Ignored records: what a message named that gives no unit, why, and how often.
+
+Belongs here: the bound on what one message may leave, and looking into what was left. Written together with the
+delivery (`Deliveries.record`), so that no message is received without a trace. Does not belong here: why a record is
+ignored (`operators/message_parse.py`), records that could not be understood (`Deliveries.reject`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from kfm_dagster.contracts.identity import moment
+from kfm_dagster.storage.database import Database
+
+NAMED_PER_MESSAGE = 100
+"""Records of one message that have a row each; what is beyond is counted by reason and dataset. S3 sends one record a
+message; 1 MiB of them would be thousands."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IgnoredRecord:
+    """One record of a message, or `records` of them (then without a key), that gave no unit; None is not named."""
+
+    record_index: int
+    reason: str
+    dataset: str | None = None
+    bucket: str | None = None
+    key: str | None = None
+    records: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptIgnoredRecord(IgnoredRecord):
+    """The same as the ledger has it."""
+
+    message_id: str
+    received_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IgnoredCount:
+    """How many records of how many messages were ignored for one reason; `newest` is when the last one came."""
+
+    dataset: str | None
+    reason: str
+    records: int
+    messages: int
+    newest: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IgnoredFilter:
+    """Which ignored records are meant; None is any."""
+
+    dataset: str | None = None
+    reason: str | None = None
+    bucket: str | None = None
+    key_prefix: str | None = None
+    message_id: str | None = None
+
+    def as_parameters(self) -> dict[str, str | None]:
+        """Return what the statements take."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def ignored_rows(message_id: str, records: Sequence[IgnoredRecord]) -> list[dict[str, Any]]:
+    """Return the rows of one message: its first NAMED_PER_MESSAGE records, and one per reason and dataset beyond."""
+    kept = list(records[:NAMED_PER_MESSAGE])
+    beyond: dict[tuple[str, str | None], list[IgnoredRecord]] = {}
+    for record in records[NAMED_PER_MESSAGE:]:
+        beyond.setdefault((record.reason, record.dataset), []).append(record)
+    kept += [
+        IgnoredRecord(record_index=group[0].record_index, reason=reason, dataset=dataset, records=len(group))
+        for (reason, dataset), group in beyond.items()
+    ]
+    return [
+        {
+            "message_id": message_id,
+            "record_index": record.record_index,
+            "reason": record.reason,
+            "dataset": record.dataset,
+            "bucket": record.bucket,
+            "key": record.key,
+            "records": record.records,
+        }
+        for record in kept
+    ]
+
+
+def find_ignored(database: Database, wanted: IgnoredFilter, *, limit: int) -> list[KeptIgnoredRecord]:
+    """Return ignored records, the newest message first."""
+    with database.snapshot() as view:
+        rows = view.run("deliveries.ignored", wanted.as_parameters(), limit=limit).all()
+    return [
+        KeptIgnoredRecord(
+            message_id=row.message_id,
+            record_index=row.record_index,
+            reason=row.reason,
+            dataset=row.dataset,
+            bucket=row.bucket,
+            key=row.object_key,
+            records=row.records,
+            received_at=moment(row.received_at),
+        )
+        for row in rows
+    ]
+
+
+def count_ignored(database: Database, wanted: IgnoredFilter) -> list[IgnoredCount]:
+    """Count ignored records by dataset and reason."""
+    with database.snapshot() as view:
+        rows = view.run("deliveries.ignored_counts", wanted.as_parameters()).all()
+    return [
+        IgnoredCount(
+            dataset=row.dataset,
+            reason=row.reason,
+            records=int(row.records),
+            messages=int(row.messages),
+            newest=moment(row.newest),
+        )
+        for row in rows
+    ]
