@@ -17,6 +17,7 @@ from kfm_dagster.embedded.cloud import EmbeddedCloud
 from kfm_dagster.embedded.demo import DEMO_ENVIRONMENT, account, environment
 from kfm_dagster.embedded.deployment import Deployment
 from kfm_dagster.embedded.drain import drain as drain_queue
+from kfm_dagster.embedded.drain import flush_lineage
 from kfm_dagster.embedded.feed import Feed
 from kfm_dagster.embedded.sample_day import SAMPLE_DAY, sample_objects
 from kfm_dagster.errors import ConfigurationError
@@ -90,6 +91,7 @@ def drain(*, timeout: int, as_json: bool) -> None:
             Deployment(Path(settings.home), environment={}) as deployment,
         ):
             drain_queue(deployment, pipeline, timeout_seconds=timeout, report=report)
+        flush_lineage(pipeline, lambda said: click.echo(said, err=True))
         result = account(pipeline, since=started)
     finally:
         pipeline.close()

@@ -78,6 +78,11 @@ class PipelineResource(dg.ConfigurableResource[Pipeline]):
         pipeline.connect_dead_letters = self.queue.connect_dead_letters
         return pipeline
 
+    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
+        """Publish the lineage of a run's steps when the run is over: without a daemon there is no sensor to do it."""
+        if context.run is not None:
+            self.get().lineage.publish_staged()
+
 
 @cache
 def open_pipeline(settings: Settings) -> Pipeline:

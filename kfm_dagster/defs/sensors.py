@@ -19,7 +19,6 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.plan import PlannedRun, lane_limits, plan_runs
 from kfm_dagster.ingest.switched_off import SwitchedOff, sentence, units_in_flight
 from kfm_dagster.ledger.reports import PendingPartition
-from kfm_dagster.lineage.backend import BackendUnavailableError
 from kfm_dagster.replay.backfill import advance_backfills
 from kfm_dagster.replay.engine import advance_replays
 
@@ -62,7 +61,9 @@ def ingest_sensors(*, interval_seconds: int) -> list[dg.SensorDefinition]:
         opened.ledger.retry_due(now=opened.clock(), limit=opened.settings.max_in_flight_units)
         opened.acknowledge()
         collect_evidence(opened)
-        _deliver_lineage(context, opened)
+        if (trouble := opened.lineage.flush()) is not None:
+            # Recorded events wait; ingestion does not.
+            context.log.warning(trouble)
         advance_replays(opened, say=context.log.info)
         off = SwitchedOff.now(opened.ledger.switches)
         pending = [entry for entry in opened.ledger.pending_by_partition() if off.of(entry.dataset) is None]
@@ -142,15 +143,6 @@ def _recover(context: dg.SensorEvaluationContext, pipeline: Pipeline) -> None:
             len(report.readmitted),
             len(report.quarantined),
         )
-
-
-def _deliver_lineage(context: dg.SensorEvaluationContext, pipeline: Pipeline) -> None:
-    pipeline.lineage.publish_staged()
-    try:
-        pipeline.lineage.deliver()
-    except BackendUnavailableError as error:
-        # Recorded events wait; ingestion does not.
-        context.log.warning(str(error))
 
 
 def _why_no_run(pipeline: Pipeline, report: IntakeReport) -> str:

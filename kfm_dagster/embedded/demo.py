@@ -12,7 +12,7 @@ from typing import Any
 
 from kfm_dagster.embedded.cloud import EmbeddedCloud
 from kfm_dagster.embedded.deployment import Deployment
-from kfm_dagster.embedded.drain import drain
+from kfm_dagster.embedded.drain import drain, flush_lineage
 from kfm_dagster.embedded.feed import Feed
 from kfm_dagster.embedded.sample_day import publish_samples
 from kfm_dagster.errors import ConfigurationError
@@ -91,6 +91,7 @@ def run_demo(
                 say("starting the Dagster code server and daemon ...")
                 with Deployment(home, environment={}) as deployment:
                     drain(deployment, pipeline, timeout_seconds=timeout_seconds, report=report)
+                flush_lineage(pipeline, say)
                 return replace(account(pipeline, since=started), skipped=skipped)
             finally:
                 pipeline.close()

@@ -44,3 +44,9 @@ def drain(
                 next_step=f"read {deployment.home / 'logs'} and run the command again; it goes on where it stopped",
             )
         time.sleep(POLL_SECONDS)
+
+
+def flush_lineage(pipeline: Pipeline, say: Callable[[str], None]) -> None:
+    """Publish what the last runs of a deployment that has ended left, which no sensor will: their last steps."""
+    if (error := pipeline.lineage.flush()) is not None:
+        say(f"lineage waits for its backend: {error}")

@@ -18,6 +18,8 @@ from statistics import quantiles
 from typing import Any
 
 from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.idempotent_node.transaction import Output
 from kfm_dagster.ingest.node import Operator
 from kfm_dagster.ingest.path_arrivals import NODE as PATH_ARRIVAL
 from kfm_dagster.ingest.path_arrivals import quantities_of
@@ -97,12 +99,25 @@ def dimensional_closure(pipeline: Pipeline, *, since: datetime) -> dict[str, Any
 
 
 def _of_metadata(pipeline: Pipeline, since: datetime, least: float) -> Iterator[dict[str, Any]]:
+    """Yield what each dataset's newest metadata says in which there is a quantity; without any, its newest."""
     for contract in pipeline.registry:
-        stage = f"{contract.id}.{Operator.METADATA_EXTRACT}"
-        with pipeline.database.snapshot() as view:
-            row = view.run("stages.newest_output", stage=stage, since=rfc3339(since)).one_or_none()
-        if row is None or row.checkpoint_uri is None:
+        reports = _reports_of_metadata(pipeline, contract, since, least)
+        if (report := _newest_with_quantities(reports)) is not None:
+            yield report
+
+
+def _reports_of_metadata(
+    pipeline: Pipeline, contract: DatasetContract, since: datetime, least: float
+) -> Iterator[dict[str, Any]]:
+    stage = f"{contract.id}.{Operator.METADATA_EXTRACT}"
+    with pipeline.database.snapshot() as view:
+        rows = view.run("stages.newest_outputs", stage=stage, since=rfc3339(since)).all()
+    read = set()
+    for row in rows:
+        # Outputs are stored under their content: those of all runs that found nothing are one, which is read once.
+        if row.output_sha256 in read:
             continue
+        read.add(row.output_sha256)
         stored = pipeline.artifacts.get(ArtifactReference(uri=row.checkpoint_uri, sha256=row.output_sha256))
         subject = Subject(
             stage=Operator.METADATA_EXTRACT.value,
@@ -115,20 +130,34 @@ def _of_metadata(pipeline: Pipeline, since: datetime, least: float) -> Iterator[
 
 
 def _of_paths(pipeline: Pipeline, since: datetime, least: float) -> Iterator[dict[str, Any]]:
-    """Yield what the newest path quantities of each dataset that has beams were found to be when they were made."""
+    """Yield what each dataset's newest path quantities were found to be when they were made, of datasets with beams."""
     for contract in pipeline.registry:
-        output = pipeline.nodes.newest_of_stage(f"{contract.id}.{PATH_ARRIVAL}", since=since)
-        if output is None:
-            continue
-        quantities = quantities_of(output.record["validation_summary"])
-        yield {
-            "run_id": output.record["run_id"],
-            "dataset": contract.public_id,
-            "stage": PATH_ARRIVAL,
-            "reference_time": None if output.valid_from is None else output.valid_from.isoformat(),
-            **p_dim_against(_share(quantities), least),
-            "quantities": quantities,
-        }
+        outputs = pipeline.nodes.newest_of_stage(f"{contract.id}.{PATH_ARRIVAL}", since=since)
+        reports = (_report_of_path(contract, output, least) for output in outputs)
+        if (report := _newest_with_quantities(reports)) is not None:
+            yield report
+
+
+def _report_of_path(contract: DatasetContract, output: Output, least: float) -> dict[str, Any]:
+    quantities = quantities_of(output.record["validation_summary"])
+    return {
+        "run_id": output.record["run_id"],
+        "dataset": contract.public_id,
+        "stage": PATH_ARRIVAL,
+        "reference_time": None if output.valid_from is None else output.valid_from.isoformat(),
+        **p_dim_against(_share(quantities), least),
+        "quantities": quantities,
+    }
+
+
+def _newest_with_quantities(reports: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the first report with a quantity, else the first one: a run that found nothing says nothing of them."""
+    first = None
+    for report in reports:
+        if report["p_dim"] is not None:
+            return report
+        first = first or report
+    return first
 
 
 def _share(quantities: Iterable[Line]) -> float | None:

@@ -211,12 +211,11 @@ class IdempotentNodes:
             checkpoint = self.checkpoints.get(node, tx=tx)
             return None if checkpoint is None else self.output(checkpoint.last_applied_hash, tx=tx)
 
-    def newest_of_stage(self, stage: str, *, since: datetime) -> Output | None:
-        """Return what a stage applied last, in whichever partition, or None when it has applied nothing since then."""
+    def newest_of_stage(self, stage: str, *, since: datetime) -> list[Output]:
+        """Return what a stage applied last in each partition in which it applied something since then, newest first."""
         with self._database.snapshot() as tx:
             asked = {"prefix": f"{stage}@", "since": rfc3339(since)}
-            row = tx.run("idempotent_node.newest_output_of_stage", asked).one_or_none()
-        return None if row is None else _output(row)
+            return [_output(row) for row in tx.run("idempotent_node.newest_outputs_of_stage", asked)]
 
     def outputs_of(self, node: str) -> list[Output]:
         """Return everything that a node has applied, in the order of its intents."""

@@ -26,7 +26,7 @@ from kfm_dagster.contracts.envelope import ProvenanceResult, ProvenanceStatus, W
 from kfm_dagster.contracts.identity import moment
 from kfm_dagster.contracts.issues import FenceIssue, Issue, ProvenanceIssue, Severity
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.lineage.backend import Backend
+from kfm_dagster.lineage.backend import Backend, BackendUnavailableError
 from kfm_dagster.lineage.delivery import Delivery
 from kfm_dagster.lineage.editions import History, Told, in_edition
 from kfm_dagster.lineage.files import LineageFiles, open_files
@@ -168,6 +168,18 @@ class Lineage:
         Raises BackendUnavailableError when the backend is down; everything stays pending.
         """
         return self._delivery.deliver(most_batches=most_batches, within=within) if self._delivery else 0
+
+    def flush(self) -> str | None:
+        """Publish all that is recorded and deliver it; return why a backend does not take it, None when all is well.
+
+        What is not taken waits in the outbox for the next call.
+        """
+        self.publish_staged()
+        try:
+            self.deliver()
+        except BackendUnavailableError as error:
+            return str(error)
+        return None
 
     def undelivered(self) -> Undelivered:
         """Return what recorded lineage still waits for the root or the backend, and what keeps failing."""

@@ -79,17 +79,19 @@ def test_a_new_version_closes_the_window_of_the_one_before_it(node: CountLines, 
     assert made.newest(node.name) == outputs[-1]
 
 
-def test_the_newest_of_a_stage_is_found_in_whichever_partition(node: CountLines, database: Database) -> None:
+def test_the_newest_of_a_stage_is_found_in_each_partition_the_newest_first(
+    node: CountLines, database: Database
+) -> None:
     days = count()
     made = IdempotentNodes(database, clock=lambda: NOW + timedelta(days=next(days)))
-    assert made.newest_of_stage("a_b", since=NOW) is None
+    assert made.newest_of_stage("a_b", since=NOW) == []
     # Another stage's name begins with it, or is matched by a wildcard.
     for name in ("a_b@2026-03-02", "a_b@2026-03-01", "a_bc@2026-03-03", "a-b@2026-03-03"):
         node.name, node.minimum = name, node.minimum + 1
         run_node(made, node, run_id=RUN, code=CODE)
     found = made.newest_of_stage("a_b", since=NOW)
-    assert found == made.newest("a_b@2026-03-01")
-    assert made.newest_of_stage("a_b", since=NOW + timedelta(days=30)) is None
+    assert found == [made.newest("a_b@2026-03-01"), made.newest("a_b@2026-03-02")]
+    assert made.newest_of_stage("a_b", since=NOW + timedelta(days=30)) == []
 
 
 def test_a_worker_whose_clock_is_behind_closes_no_window_before_it_begins(node: CountLines, database: Database) -> None:

@@ -134,6 +134,17 @@ def test_a_bundle_beside_a_deployment_that_works_is_as_of_one_line_of_its_audit(
     assert Machine.parse(release.state_machine_yaml).states
 
 
+@pytest.mark.clause("PCS-12", "PCS-19")
+def test_runs_that_found_nothing_hide_no_quantity_of_the_run_before_them(face: Face, objects: Path) -> None:
+    executed(face, objects, 2)
+    for _ in range(2):
+        face.execute(JOB, partition=(DAY + timedelta(days=1)).isoformat())
+    release = gather_release(face.pipeline)
+    assert release.dim_report["p_dim"] == 1.0
+    [report] = release.dim_report["datasets"]
+    assert report["quantities"]
+
+
 @pytest.mark.clause("PCS-12")
 def test_what_does_not_close_is_not_published_whatever_the_card_lets_pass(
     face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch

@@ -105,14 +105,13 @@ VALUES (
     :carbon_gco2e, :measured_by, :cost_usd, :error
 );
 
--- name: newest_output_of_stage
--- What a stage applied last, in whichever partition.
+-- name: newest_outputs_of_stage
+-- What a stage applied last in each partition, the newest first.
 SELECT o.content_hash, o.record, o.lineage, o.valid_from, o.valid_to
 FROM etl_checkpoint AS c
 JOIN node_output AS o ON o.content_hash = c.last_applied_hash
 WHERE substr(c.node, 1, length(:prefix)) = :prefix AND c.updated_at >= :since
-ORDER BY c.updated_at DESC
-LIMIT 1;
+ORDER BY c.updated_at DESC;
 
 -- name: outputs_of
 -- Everything that a node has applied, in the order in which it intended it: a partition's batches among it.

@@ -56,12 +56,12 @@ FROM stage_audit
 WHERE at >= :since
 ORDER BY at, seq;
 
--- name: newest_output
+-- name: newest_outputs
+-- What a stage made, the newest first.
 SELECT run_id, checkpoint_uri, output_sha256, ended_at
 FROM stage_state
-WHERE stage = :stage AND state = 'succeeded' AND opened_at >= :since
-ORDER BY opened_at DESC
-LIMIT 1;
+WHERE stage = :stage AND state = 'succeeded' AND checkpoint_uri IS NOT NULL AND opened_at >= :since
+ORDER BY opened_at DESC;
 
 -- name: replays_since
 SELECT count(*) AS replays FROM replay_runs WHERE created_at >= :since;
