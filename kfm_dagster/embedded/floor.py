@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.embedded.demo import environment
@@ -62,7 +63,7 @@ def _plain_item(unit: Envelope, registry: ContractRegistry, root: Path) -> dict[
         "stac_version": "1.1.0",
         "id": match.item_id,
         "geometry": header.geometry,
-        "bbox": header.bbox,
+        "bbox": bounding_box(header.geometry),
         "properties": dict(header.properties),
         "links": [],
         "assets": {"data": {"href": unit.object_uri}},

@@ -12,13 +12,12 @@ from typing import Any
 
 import h3
 
+from kfm_dagster.contracts.bounding_box import Box, bounding_box
 from kfm_dagster.contracts.envelope import Metadata
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.contracts.stewardship import Masking
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.governance.masking import DECIMALS, ExactLocation, H3Mask, MaskingDecision
-
-Box = tuple[float, float, float, float]
 
 TIMES = ("datetime", "start_datetime", "end_datetime")
 WITHHELD = "not shown: locations of this dataset are masked"
@@ -36,11 +35,11 @@ def masking_decision(contract: DatasetContract) -> MaskingDecision | None:
 def generalised(metadata: Metadata, masking: Masking) -> Metadata:
     """Return metadata that tell of a place no more than its cell: a box around it as geometry and bbox."""
     kept = {*TIMES, *masking.properties}
-    box = None if metadata.bbox is None else cell_box(metadata.bbox, masking.resolution)
+    shape = None if metadata.bbox is None else outline(cell_box(metadata.bbox, masking.resolution))
     return dataclasses.replace(
         metadata,
-        geometry=None if box is None else outline(box),
-        bbox=box,
+        geometry=shape,
+        bbox=None if shape is None else bounding_box(shape),
         stac_properties={name: value for name, value in metadata.stac_properties.items() if name in kept},
         # A finding may quote what the header says.
         issues=tuple(dataclasses.replace(issue, message=WITHHELD) for issue in metadata.issues),

@@ -1,4 +1,4 @@
-"""Footprint: a reader's geometry and bbox, rounded to the contract's decimals and held against GeoJSON's rules.
+"""Footprint: a reader's geometry, rounded to the contract's decimals, held against GeoJSON's rules, and its bounds.
 
 Belongs here: what RFC 7946 says of any geometry. Does not belong here: how a format yields one (`readers/`).
 """
@@ -6,14 +6,13 @@ Belongs here: what RFC 7946 says of any geometry. Does not belong here: how a fo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from kfm_dagster.contracts.bounding_box import Box, bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
-
-Box = tuple[float, float, float, float]
 
 _DEPTHS = {"Point": 0, "MultiPoint": 1, "Polygon": 2, "MultiPolygon": 3}
 """Geometry types of NODD datasets, and how many arrays stand around a position (RFC 7946, section 3.1)."""
@@ -21,7 +20,7 @@ _DEPTHS = {"Point": 0, "MultiPoint": 1, "Polygon": 2, "MultiPolygon": 3}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Footprint:
-    """A valid GeoJSON geometry and (west, south, east, north); WGS 84 degrees, west > east across the antimeridian.
+    """A valid GeoJSON geometry in WGS 84 degrees and its exact bounds, west > east across the antimeridian.
 
     Units of one scene share the geometry: it must not be changed.
     """
@@ -30,22 +29,12 @@ class Footprint:
     bbox: Box
 
 
-def footprint(
-    geometry: Mapping[str, Any] | None, bbox: Sequence[float] | None, *, decimals: int
-) -> Footprint | tuple[MetadataIssue, str]:
+def footprint(geometry: Mapping[str, Any] | None, *, decimals: int) -> Footprint | tuple[MetadataIssue, str]:
     """Round and check; a finding instead of a footprint when something is wrong."""
-    if not geometry or bbox is None:
+    if not geometry:
         return MetadataIssue.MISSING_GEOLOCATION, "the headers give no geometry"
-    rounded = _rounded(_Same(geometry), decimals)
-    if isinstance(rounded, str):
-        return MetadataIssue.INVALID_GEOMETRY, rounded
-    try:
-        west, south, east, north = (_degrees(value, decimals) for value in bbox)
-    except (OverflowError, TypeError, ValueError):
-        return MetadataIssue.INVALID_GEOMETRY, "the bbox is not four finite numbers"
-    if not (-180 <= west <= 180 and -180 <= east <= 180 and -90 <= south <= north <= 90):
-        return MetadataIssue.INVALID_GEOMETRY, f"bbox {west}, {south}, {east}, {north} is none of WGS 84"
-    return Footprint(geometry=rounded, bbox=(west, south, east, north))
+    found = _footprint(_Same(geometry), decimals)
+    return (MetadataIssue.INVALID_GEOMETRY, found) if isinstance(found, str) else found
 
 
 class _Same:
@@ -66,7 +55,7 @@ class _Same:
 
 
 @lru_cache(maxsize=512)
-def _rounded(same: _Same, decimals: int) -> Mapping[str, Any] | str:
+def _footprint(same: _Same, decimals: int) -> Footprint | str:
     """Round a geometry, or say what is wrong with it."""
     kind = same.geometry.get("type")
     depth = _DEPTHS.get(kind) if isinstance(kind, str) else None
@@ -78,7 +67,11 @@ def _rounded(same: _Same, decimals: int) -> Mapping[str, Any] | str:
         return "coordinates are not arrays of finite longitude and latitude in range"
     if depth >= 2 and not all(len(ring) >= 4 and ring[0] == ring[-1] for ring in _rings(coordinates, depth)):
         return "a ring is not closed, or has fewer than four positions"
-    return {"type": kind, "coordinates": coordinates}
+    if depth == 3:
+        # Rounding may leave nothing of a part beyond the antimeridian, which then reaches there no more.
+        coordinates = [part for part in coordinates if _has_extent(part[0])] or coordinates
+    rounded = {"type": kind, "coordinates": coordinates}
+    return Footprint(geometry=rounded, bbox=bounding_box(rounded))
 
 
 def _nested(values: Any, depth: int, decimals: int) -> list[Any]:
@@ -95,6 +88,10 @@ def _nested(values: Any, depth: int, decimals: int) -> list[Any]:
 def _rings(coordinates: list[Any], depth: int) -> Iterator[list[Any]]:
     for part in coordinates if depth == 3 else [coordinates]:
         yield from part
+
+
+def _has_extent(ring: list[list[float]]) -> bool:
+    return all(len(set(axis)) > 1 for axis in zip(*ring, strict=True))
 
 
 def _degrees(value: Any, decimals: int) -> float:

@@ -68,7 +68,7 @@ def _checked(header: HeaderMetadata, *, envelope: Envelope, contract: DatasetCon
     if absent:
         findings.append((MetadataIssue.INCOMPLETE_PRODUCT_METADATA, "missing " + ", ".join(absent)))
     findings += _missing_sidecars(header, contract)
-    outline = footprint(header.geometry, header.bbox, decimals=rules.coordinate_decimals)
+    outline = footprint(header.geometry, decimals=rules.coordinate_decimals)
     if not isinstance(outline, Footprint):
         findings.append(outline)
     status, issues = weigh(findings, rules.severities)

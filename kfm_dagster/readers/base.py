@@ -43,16 +43,14 @@ class HeaderMetadata:
     """What the object says of itself.
 
     Datetimes are aware UTC. geometry is a GeoJSON Polygon or MultiPolygon in WGS 84 degrees, split at the antimeridian
-    (RFC 7946, 3.1.9); bbox is (west, south, east, north), west > east when it crosses. `properties` are STAC
-    properties; `native` are the format's own values, unrounded, for comparison with an independent reader;
-    `findings` are issues that do not stop the reader.
+    (RFC 7946, 3.1.9); an Item's bbox follows from it alone. `properties` are STAC properties; `native` are the format's
+    own values, unrounded, for comparison with an independent reader; `findings` are issues that do not stop the reader.
     """
 
     start: datetime
     end: datetime
     datetime: datetime
     geometry: Mapping[str, Any]
-    bbox: tuple[float, float, float, float]
     properties: Mapping[str, Any]
     native: Mapping[str, Any] = field(default_factory=dict)
     findings: tuple[tuple[MetadataIssue, str], ...] = ()

@@ -18,8 +18,6 @@ from kfm_dagster.readers.base import ReadError
 _DECIMALS = 9
 """Of a degree: a tenth of a millimetre. A side that lies on the antimeridian must not cross it by a rounding error."""
 
-BoundingBox = tuple[float, float, float, float]
-
 
 def polygon_from_ring(ring: list[tuple[float, float]]) -> Mapping[str, Any]:
     """GeoJSON Polygon, or MultiPolygon when the ring crosses the antimeridian (RFC 7946, 3.1.6 and 3.1.9).
@@ -44,13 +42,3 @@ def polygon_from_ring(ring: list[tuple[float, float]]) -> Mapping[str, Any]:
 
 def _polygons(shape: Any) -> list[Polygon]:
     return [part for part in getattr(shape, "geoms", [shape]) if part.geom_type == "Polygon"]
-
-
-def bounds(ring: list[tuple[float, float]]) -> BoundingBox:
-    """(west, south, east, north) of a ring with continuous longitudes; west > east when it crosses the antimeridian."""
-    longitudes, latitudes = zip(*ring, strict=True)
-    return _wrap(min(longitudes)), min(latitudes), _wrap(max(longitudes)), max(latitudes)
-
-
-def _wrap(longitude: float) -> float:
-    return (longitude + 180) % 360 - 180 if not -180 <= longitude <= 180 else longitude

@@ -63,12 +63,11 @@ class ImageBounds:
 class Footprint:
     """What of the Earth an image shows.
 
-    `outline` and `bbox` are RFC 7946 (split at the antimeridian; west > east when it crosses), `centroid` is the ground
-    under the image's centre, None where that is space. `limb` says whether the image looks past the Earth's edge.
+    `outline` is RFC 7946 (split at the antimeridian), `centroid` is the ground under the image's centre, None where it
+    is space. `limb` says whether the image looks past the Earth's edge.
     """
 
     outline: Mapping[str, Any]
-    bbox: geometry.BoundingBox
     centroid: tuple[float, float] | None
     limb: bool
 
@@ -89,7 +88,6 @@ def footprint(grid: FixedGrid, image: ImageBounds) -> Footprint | None:
     centre = (float((centre_longitude[0] + 180) % 360 - 180), float(centre_latitude[0]))
     return Footprint(
         outline=geometry.polygon_from_ring(ring),
-        bbox=geometry.bounds(ring),
         centroid=centre if math.isfinite(centre[0]) else None,
         limb=limb,
     )

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers import geostationary
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
-from kfm_dagster.readers.geometry import BoundingBox
 from kfm_dagster.readers.geostationary import FixedGrid, Footprint, ImageBounds
 from kfm_dagster.readers.goes_abi_header import EXTENT, L0_ERRORS, read_native
 
@@ -36,6 +36,8 @@ _ANGLE_DECIMALS = 7
 """Edges of images are multiples of 1 microradian; packed as 32-bit floats they come back with errors below 2e-8."""
 _EXTENT_TOLERANCE = 2.0
 """Degrees. The file's extent is of pixel centres and ours of edges; next to the limb one pixel spans 1.6 degrees."""
+_EXTENT_DECIMALS = 6
+"""Of a degree. The file has 32-bit floats, whose steps are 1.5e-5 there."""
 
 
 def read_goes_abi(request: ReadRequest) -> HeaderMetadata:
@@ -52,16 +54,16 @@ def read_goes_abi(request: ReadRequest) -> HeaderMetadata:
     footprint = geostationary.footprint(grid, image)
     if footprint is None:
         raise ReadError(MetadataIssue.MISSING_GEOLOCATION, "the image shows no part of the Earth")
-    bbox, findings = _bbox(native["geospatial_lat_lon_extent"], footprint)
+    extent, findings = _extent(native["geospatial_lat_lon_extent"], footprint)
     return HeaderMetadata(
         start=start,
         end=end,
         datetime=start,
         geometry=footprint.outline,
-        bbox=bbox,
         properties={
             **_product_properties(request, native),
             **_projection_properties(grid, image, footprint, native["dims"]),
+            **extent,
         },
         native=native,
         findings=findings,
@@ -169,21 +171,21 @@ def _edges(native: Mapping[str, Any], name: str) -> tuple[float, float]:
     return round(first - half, _ANGLE_DECIMALS), round(last + half, _ANGLE_DECIMALS)
 
 
-def _bbox(
+def _extent(
     extent: Mapping[str, float], footprint: Footprint
-) -> tuple[BoundingBox, tuple[tuple[MetadataIssue, str], ...]]:
-    """Extent that the file states; the computed one and a finding when the file states none or a wrong one."""
-    west, south, east, north = (extent.get(name, math.nan) for name in EXTENT)
+) -> tuple[dict[str, list[float]], tuple[tuple[MetadataIssue, str], ...]]:
+    """Extent that the file states, as a property, and a finding when it states none or a wrong one."""
+    west, south, east, north = stated = [extent.get(name, math.nan) for name in EXTENT]
     if not (-180 <= west <= 180 and -180 <= east <= 180 and -90 <= south <= north <= 90):
         message = f"the file states no extent: {west}, {south}, {east}, {north}"
-        return footprint.bbox, ((MetadataIssue.MISSING_GEOLOCATION, message),)
-    stated = (west, south, east, north)
+        return {}, ((MetadataIssue.MISSING_GEOLOCATION, message),)
+    bounds = bounding_box(footprint.outline)
     # The difference of two longitudes, folded into [-180, 180].
-    off = max(abs((one - other + 180) % 360 - 180) for one, other in zip(stated, footprint.bbox, strict=True))
+    off = max(abs((one - other + 180) % 360 - 180) for one, other in zip(stated, bounds, strict=True))
+    found = {"goes:extent": [round(edge, _EXTENT_DECIMALS) for edge in stated]}
     if off > _EXTENT_TOLERANCE:
-        message = f"the file states the extent {stated}, its grid has {footprint.bbox}"
-        return footprint.bbox, ((MetadataIssue.INVALID_GEOMETRY, message),)
-    return stated, ()
+        return found, ((MetadataIssue.INVALID_GEOMETRY, f"the file states the extent {stated}, its grid has {bounds}"),)
+    return found, ()
 
 
 def _product_properties(request: ReadRequest, native: Mapping[str, Any]) -> dict[str, Any]:

@@ -104,7 +104,6 @@ def read_grib2(request: ReadRequest) -> HeaderMetadata:
         end=end,
         datetime=end,
         geometry=grid.geometry,
-        bbox=grid.bbox,
         properties=_properties(request, first, grid, inventory, horizon),
         native=_native(first, grid),
         findings=tuple(findings),

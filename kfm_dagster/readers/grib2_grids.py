@@ -23,7 +23,7 @@ from pyproj.exceptions import CRSError, ProjError
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
-from kfm_dagster.readers.grib2_outlines import border, extents, footprint, rectangle, thinned, whole_turn, wrap
+from kfm_dagster.readers.grib2_outlines import border, footprint, rectangle, thinned, unwrapped, whole_turn, wrap
 from kfm_dagster.readers.grib2_sections import signed
 
 MAX_SIDE = 50_000
@@ -37,7 +37,7 @@ _EARTH_RADIUS_RANGE = (6.2e6, 6.6e6)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grid:
-    """One grid. `bbox` and `geometry` are as in `HeaderMetadata`; `shape` is (rows, columns).
+    """One grid. `geometry` is as in `HeaderMetadata`; `shape` is (rows, columns).
 
     `transform` maps (column, row) to the CRS from cell corner to cell corner with row 0 in the north, as GDAL presents
     every GRIB2 grid whatever its scanning mode; None where rows are not evenly spaced. `native` has ecCodes' key names.
@@ -49,7 +49,6 @@ class Grid:
     wkt2: str
     transform: tuple[float, ...] | None
     proj_bbox: tuple[float, float, float, float] | None
-    bbox: tuple[float, float, float, float]
     geometry: Mapping[str, Any]
     native: Mapping[str, Any]
 
@@ -174,14 +173,12 @@ def _lat_lon(definition: _Definition, section: bytes) -> Grid:
     even = definition.template == 0
     # A grid that goes round has no seam on the ground, though its last column is one step short of the first.
     whole = span + dx >= 360.0 - dx / 2
-    bbox = (-180.0, south, 180.0, north) if whole else (west, south, wrap(west + span, at_east=True), north)
     return Grid(
         template=definition.template,
         shape=(definition.nj, definition.ni),
         wkt2=_wkt2({"proj": "longlat"} | dict(definition.earth)),
         transform=(dx, 0.0, corners[0], 0.0, -dy, corners[3]) if even else None,
         proj_bbox=corners if even else None,
-        bbox=bbox,
         geometry=whole_turn(south, north) if whole else rectangle(west, span, south, north),
         native=_native(definition, first, last, (west, south, west + span, north)),
     )
@@ -257,7 +254,7 @@ def _projected(
     enclosed = pole if abs(turned) > 180.0 else None
     if enclosed is None and abs(turned) > 180.0:
         raise ReadError(MetadataIssue.INVALID_GEOMETRY, "the grid goes round a pole that its projection cannot show")
-    bbox, extent = extents(longitudes, latitudes, enclosed)
+    extent = unwrapped(longitudes, latitudes, enclosed)
     last = (
         x0 + math.copysign(width, definition.eastward - 0.5),
         y0 + math.copysign(height, definition.northward - 0.5),
@@ -271,7 +268,6 @@ def _projected(
         wkt2=_wkt2(parameters | {"units": "m"}),
         transform=(dx, 0.0, corners[0], 0.0, -dy, corners[3]),
         proj_bbox=corners,
-        bbox=bbox,
         geometry=footprint(longitudes[keep], latitudes[keep], enclosed),
         native=_native(definition, first, (last_latitude, last_longitude), extent)
         | {"DxInMetres": dx, "DyInMetres": dy}

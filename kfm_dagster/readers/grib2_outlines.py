@@ -56,24 +56,19 @@ def thinned(ni: int, nj: int, longitudes: Array, latitudes: Array) -> npt.NDArra
     return np.unique(np.concatenate([*along, extremes]).astype(np.int64))
 
 
-def extents(longitudes: Array, latitudes: Array, pole: float | None) -> tuple[Box, Box]:
-    """Box after RFC 7946 (west > east over the antimeridian), and the unwrapped one (west, south, east, north)."""
+def unwrapped(longitudes: Array, latitudes: Array, pole: float | None) -> Box:
+    """Box whose west is in [-180, 180); its east is beyond 180 when it crosses the antimeridian."""
     south, north = float(latitudes.min()), float(latitudes.max())
     if pole is not None:
-        south, north = min(south, pole), max(north, pole)
-        return (-180.0, south, 180.0, north), (-180.0, south, 180.0, north)
+        return -180.0, min(south, pole), 180.0, max(north, pole)
     west, east = float(longitudes.min()), float(longitudes.max())
     wrapped = wrap(west)
-    east += wrapped - west
-    return (wrapped, south, wrap(east, at_east=True), north), (wrapped, south, east, north)
+    return wrapped, south, east + wrapped - west, north
 
 
-def wrap(longitude: float, *, at_east: bool = False) -> float:
-    """Longitude in [-180, 180), or (-180, 180] for an eastern edge; one that is there already keeps its digits."""
-    if -180.0 < longitude < 180.0 or longitude == (180.0 if at_east else -180.0):
-        return longitude
-    wrapped = (longitude + 180.0) % 360.0 - 180.0
-    return 180.0 if at_east and wrapped == -180.0 else wrapped
+def wrap(longitude: float) -> float:
+    """Longitude in [-180, 180); one that is there already keeps its digits."""
+    return longitude if -180.0 <= longitude < 180.0 else (longitude + 180.0) % 360.0 - 180.0
 
 
 def footprint(longitudes: Array, latitudes: Array, pole: float | None = None) -> dict[str, Any]:

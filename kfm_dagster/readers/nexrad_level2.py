@@ -54,14 +54,12 @@ def read_nexrad_level2(request: ReadRequest) -> HeaderMetadata:
     _check_time(volume, nominal)
     site = sites().get(icao)
     position = _position(volume, site, icao)
-    geometry, bbox = _coverage(position.latitude, position.longitude)
     times = (volume.header.time, volume.radial.time)
     return HeaderMetadata(
         start=min(times),
         end=max(times),
         datetime=min(times),
-        geometry=dict(geometry),
-        bbox=bbox,
+        geometry=_coverage(position.latitude, position.longitude),
         properties=_properties(volume, icao, site, position),
         native=_native(volume),
     )
@@ -102,17 +100,16 @@ def _position(volume: Volume, site: Site | None, icao: str) -> Position | Site:
 
 
 @lru_cache(maxsize=1024)
-def _coverage(latitude: float, longitude: float) -> tuple[Mapping[str, Any], tuple[float, float, float, float]]:
-    """Disc of RANGE_M around the radar as GeoJSON, counterclockwise, split at the antimeridian; and its bbox.
+def _coverage(latitude: float, longitude: float) -> Mapping[str, Any]:
+    """Disc of RANGE_M around the radar as GeoJSON, counterclockwise, split at the antimeridian.
 
     Cached because a network has 160 positions and a day 40,000 volumes.
     """
     azimuths = np.linspace(360, 0, CIRCLE_POINTS, endpoint=False)
     around = np.full(CIRCLE_POINTS, 1.0)
     longitudes, latitudes, _ = _WGS84.fwd(around * longitude, around * latitude, azimuths, around * RANGE_M)
-    disc = antimeridian.fix_polygon(Polygon(zip(longitudes, latitudes, strict=True)))
-    west, south, east, north = antimeridian.bbox(disc)
-    return mapping(disc), (west, south, east, north)
+    disc: Mapping[str, Any] = mapping(antimeridian.fix_polygon(Polygon(zip(longitudes, latitudes, strict=True))))
+    return disc
 
 
 def _properties(volume: Volume, icao: str, site: Site | None, position: Position | Site) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import jsonschema_rs
 import pyproj
 import pystac
 import pytest
+import shapely.geometry
 
 from kfm_dagster.catalog.validation import validate_document, validate_item
 from kfm_dagster.contracts.issues import MetadataIssue
@@ -108,7 +109,7 @@ def test_goes_items_equal_the_independent_reader(items: Items, reference: dict[s
         assert properties["processing:level"] == attributes["processing_level"].rsplit(" ", 1)[1]
         assert properties["gsd"] == float(attributes["spatial_resolution"].split("km")[0]) * 1000
         assert properties["goes:percent-uncorrectable-l0-errors"] == answers["percent_uncorrectable_L0_errors"]
-        assert item["bbox"] == pytest.approx(
+        assert properties["goes:extent"] == pytest.approx(
             [extent[f"geospatial_{side}"] for side in (
                 "westbound_longitude", "southbound_latitude", "eastbound_longitude", "northbound_latitude"
             )],
@@ -116,6 +117,25 @@ def test_goes_items_equal_the_independent_reader(items: Items, reference: dict[s
         )  # fmt: skip
         assert_goes_bands(item, answers)
         assert_goes_grid(properties, answers)
+
+
+@pytest.mark.clause("OPR-17")
+def test_the_box_of_every_item_is_the_bounds_of_its_geometry(items: Items) -> None:
+    assert len(items) == sum(EXPECTED.values())
+    for uri, item in items.items():
+        bounds = [part.bounds for part in parts_of(item["geometry"])]
+        west, east = min(bound[0] for bound in bounds), max(bound[2] for bound in bounds)
+        if len(bounds) > 1:
+            assert (west, east) == (-180, 180)
+            west = min(bound[0] for bound in bounds if bound[2] == 180)
+            east = max(bound[2] for bound in bounds if bound[0] == -180)
+        south, north = min(bound[1] for bound in bounds), max(bound[3] for bound in bounds)
+        assert item["bbox"] == [west, south, east, north], uri
+
+
+def parts_of(geometry: Mapping[str, Any]) -> list[Any]:
+    found = shapely.geometry.shape(geometry)
+    return list(getattr(found, "geoms", [found]))
 
 
 def assert_goes_bands(item: Mapping[str, Any], answers: Mapping[str, Any]) -> None:

@@ -22,6 +22,7 @@ from jsonschema_rs import validator_for
 from pyproj import CRS, Transformer
 from shapely.geometry import shape
 
+from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.readers import geostationary
@@ -148,15 +149,8 @@ def test_the_catalog_s_fields_of_real_objects_follow_from_their_headers(
         attrs, extent = expected["attrs"], expected["geospatial_lat_lon_extent"]
         assert header.start.isoformat(timespec="milliseconds")[:21] == attrs["time_coverage_start"][:21]
         assert header.end.isoformat(timespec="milliseconds")[:21] == attrs["time_coverage_end"][:21]
-        assert header.bbox == tuple(
-            extent[f"geospatial_{side}"]
-            for side in (
-                "westbound_longitude",
-                "southbound_latitude",
-                "eastbound_longitude",
-                "northbound_latitude",
-            )
-        )
+        sides = ("westbound_longitude", "southbound_latitude", "eastbound_longitude", "northbound_latitude")
+        assert header.properties["goes:extent"] == [round(extent[f"geospatial_{side}"], 6) for side in sides]
         assert header.findings == ()
         properties = header.properties
         assert properties["platform"] == f"goes-{attrs['platform_ID'][1:]}"
@@ -184,18 +178,15 @@ def test_the_footprint_agrees_with_the_file_s_own_extent(
         header = read(key, content)
         assert shape(header.geometry).is_valid
         assert all(ring.exterior.is_ccw for ring in rings(header.geometry))
-        west, south, east, north = shape(header.geometry).bounds
-        if header.bbox[0] < header.bbox[2]:
-            assert (west, south, east, north) == pytest.approx(header.bbox, abs=0.1), key
-        else:
-            assert (west, south, east, north) == pytest.approx((-180, header.bbox[1], 180, header.bbox[3]), abs=0.1)
+        assert bounding_box(header.geometry) == pytest.approx(header.properties["goes:extent"], abs=0.1), key
 
 
 def test_goes_17_conus_is_split_at_the_antimeridian(real_objects: dict[str, tuple[bytes, dict[str, Any]]]) -> None:
     (key,) = (key for key in real_objects if "RadC-M6C04_G17" in key)
     header = read(key, real_objects[key][0])
-    assert header.bbox[0] == pytest.approx(175.62358, abs=1e-5)
-    assert header.bbox[2] == pytest.approx(-89.62357, abs=1e-5)
+    west, _, east, _ = header.properties["goes:extent"]
+    assert west == pytest.approx(175.62358, abs=1e-5)
+    assert east == pytest.approx(-89.62357, abs=1e-5)
     assert header.geometry["type"] == "MultiPolygon"
     eastern, western = sorted(rings(header.geometry), key=lambda ring: -ring.bounds[0])
     assert eastern.bounds == pytest.approx((175.62, 50.4, 180, 53.5), abs=0.1)
@@ -252,14 +243,11 @@ def test_samples_read_as_what_they_are(
 @pytest.mark.parametrize("satellite", [18, 19])
 def test_sample_footprints_are_valid_and_agree_with_their_extent(product: str, satellite: int) -> None:
     header = read(*sample(product, satellite=satellite))
-    geometry = shape(header.geometry)
-    assert geometry.is_valid
+    assert shape(header.geometry).is_valid
     assert all(ring.exterior.is_ccw for ring in rings(header.geometry))
-    computed = geometry.bounds
-    crosses = header.bbox[0] > header.bbox[2]
-    assert (header.geometry["type"] == "MultiPolygon") == crosses
-    expected = (-180.0, header.bbox[1], 180.0, header.bbox[3]) if crosses else header.bbox
-    assert computed == pytest.approx(expected, abs=0.1)
+    west, _, east, _ = stated = header.properties["goes:extent"]
+    assert (header.geometry["type"] == "MultiPolygon") == (west > east)
+    assert bounding_box(header.geometry) == pytest.approx(stated, abs=0.1)
 
 
 def test_written_fields_satisfy_the_official_extension_schemas(shared_data: Path) -> None:
@@ -392,14 +380,16 @@ def test_impossible_headers_are_refused_with_a_code(change: Any, code: MetadataI
     assert refusal(key, rewritten(content, change)) is code
 
 
-def test_a_wrong_or_missing_extent_is_a_finding_and_the_grid_s_own_stands_in() -> None:
+def test_a_wrong_or_missing_extent_is_a_finding_and_changes_no_footprint() -> None:
     key, content = sample()
     right = read(key, content)
     wrong = read(key, rewritten(content, _set("geospatial_westbound_longitude", np.float32(10), EXTENT)))
     missing = read(key, rewritten(content, _set("geospatial_westbound_longitude", np.float32(-999), EXTENT)))
     assert [code for code, _ in wrong.findings] == [MetadataIssue.INVALID_GEOMETRY]
     assert [code for code, _ in missing.findings] == [MetadataIssue.MISSING_GEOLOCATION]
-    assert wrong.bbox == missing.bbox == pytest.approx(right.bbox, abs=0.1)
+    assert wrong.geometry == missing.geometry == right.geometry
+    assert wrong.properties["goes:extent"][0] == 10
+    assert "goes:extent" not in missing.properties
 
 
 EXTENT = "geospatial_lat_lon_extent"

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from pyproj import Geod
 from shapely.geometry import shape
 
+from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.key_grammar import KeyGrammarReader
 from kfm_dagster.contracts.loader import ContractRegistry
@@ -307,7 +308,8 @@ def test_an_impossible_position_is_not_published(
 
 @given(latitude=st.floats(-85, 85), longitude=st.floats(-180, 180))
 def test_coverage_is_a_valid_disc_anywhere(latitude: float, longitude: float) -> None:
-    geometry, (west, south, east, north) = _coverage(latitude, longitude)
+    geometry = _coverage(latitude, longitude)
+    west, south, east, north = bounding_box(geometry)
     disc = shape(geometry)
     assert disc.is_valid
     assert south < latitude < north
