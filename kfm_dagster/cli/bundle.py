@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from kfm_dagster.cli.opening import opened_pipeline
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.exports.bundle.content import BUNDLE, LAYOUT, SUMMED, Release
 from kfm_dagster.exports.bundle.keys import open_signer, trusted_certificates
 from kfm_dagster.exports.bundle.verification import verify_release
@@ -45,7 +46,7 @@ def write_bundle(gather: Callable[[Pipeline], Release], *, out: Path | None, key
 def verify_bundle(folder: Path, *, certificate: Path | None, as_json: bool) -> None:
     """Say by whom a bundle was signed, and when. Raises ReleaseRefusedError, and ConfigurationError without a key."""
     verified = verify_release(folder, trusted_certificates(Settings.load(), certificate))
-    at = verified.signed.at.isoformat().replace("+00:00", "Z")
+    at = rfc3339(verified.signed.at, timespec="seconds")
     if as_json:
         click.echo(json.dumps({"signed_by": verified.signed.fingerprint, "signed_at": at, "bytes": verified.size}))
         return

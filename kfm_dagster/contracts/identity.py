@@ -15,6 +15,12 @@ import orjson
 
 from kfm_dagster.contracts.envelope import WalId
 
+EARLIEST = datetime(1583, 1, 1, tzinfo=UTC)
+"""First whole year of the Gregorian calendar, which RFC 3339 counts in; an earlier date is none by it without an
+agreement (ISO 8601-1, 4.3.1). NOAA's oldest instrumental records begin in the 18th century."""
+LATEST = datetime(2501, 1, 1, tzinfo=UTC)
+"""End of the longest climate projections (CMIP6 extensions, to 2500). 9999 stands for "no time" in many archives."""
+
 
 def uuid8(*fields: str | None) -> str:
     """Deterministic UUIDv8 of an ordered tuple of fields."""
@@ -37,11 +43,24 @@ def wal_id(*, dataset: str, object_uri: str, time_range_start: datetime, object_
     return WalId(uuid8(dataset, object_uri, rfc3339(time_range_start), object_version))
 
 
-def rfc3339(value: datetime) -> str:
-    """UTC text with six decimals and Z: `2025-12-03T00:00:00.000000Z`; sorts as time. Raises ValueError when naive."""
+def rfc3339(value: datetime, *, timespec: str = "microseconds") -> str:
+    """UTC text with a year of four digits, six decimals and Z: `2025-12-03T00:00:00.000000Z`; sorts as time.
+
+    `timespec` as in `datetime.isoformat`, for a text that no column holds.
+    Raises ValueError when naive, or when it is in no year from 1 to 9999 in UTC (RFC 3339, section 1).
+    """
     if value.tzinfo is None:
         raise ValueError(f"naive datetime {value!r}")
-    return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    try:
+        # Not strftime, whose %Y writes year 999 in three digits.
+        return value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec=timespec) + "Z"
+    except OverflowError:
+        raise ValueError(f"{value!r} is in no year of UTC from 1 to 9999") from None
+
+
+def is_plausible(value: datetime) -> bool:
+    """Tell whether a time from outside can be one of an observation, a forecast or an event."""
+    return EARLIEST <= value < LATEST
 
 
 def moment(value: str | datetime) -> datetime:

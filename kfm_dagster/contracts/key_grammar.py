@@ -14,6 +14,7 @@ from enum import Enum, auto
 from functools import lru_cache
 from operator import itemgetter
 
+from kfm_dagster.contracts.identity import is_plausible, rfc3339
 from kfm_dagster.contracts.model import DatasetContract, TimeField
 
 MAX_KEY_BYTES = 1024
@@ -31,7 +32,7 @@ class KeyKind(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyMatch:
-    """A data key understood: named groups, and the time range in UTC with start <= end."""
+    """A data key understood: named groups, and the time range in UTC with start <= end, both plausible."""
 
     groups: Mapping[str, str]
     start: datetime
@@ -98,7 +99,9 @@ class KeyGrammarReader:
         else:
             end = start
         if end < start:
-            raise InvalidKeyTimeError(f"end {end:%Y-%m-%dT%H:%M:%SZ} is before start {start:%Y-%m-%dT%H:%M:%SZ}")
+            raise InvalidKeyTimeError(f"end {rfc3339(end)} is before start {rfc3339(start)}")
+        if not (is_plausible(start) and is_plausible(end)):
+            raise InvalidKeyTimeError(f"{rfc3339(start)} to {rfc3339(end)} is no time of an observation or forecast")
         stac = self.contract.stac
         return KeyMatch(
             groups=groups,

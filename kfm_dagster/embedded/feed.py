@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote_plus
 
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.key_grammar import InvalidKeyTimeError, KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry, Route
 from kfm_dagster.embedded.cloud import REGION, EmbeddedCloud
@@ -79,12 +80,11 @@ class ObjectEvent:
     def record(self) -> dict[str, Any]:
         """Event record in S3's version 2.1 ("Event message structure", Amazon S3 User Guide); the key form-encoded."""
         digest = hashlib.sha256(f"{self.bucket}/{self.key}/{self.etag}".encode()).hexdigest()
-        moment = self.event_time.astimezone(UTC)
         return {
             "eventVersion": "2.1",
             "eventSource": "aws:s3",
             "awsRegion": REGION,
-            "eventTime": f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z",
+            "eventTime": rfc3339(self.event_time, timespec="milliseconds"),
             "eventName": "ObjectCreated:Put",
             "userIdentity": {"principalId": "AWS:EMBEDDED"},
             "requestParameters": {"sourceIPAddress": "127.0.0.1"},

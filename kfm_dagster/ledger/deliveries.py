@@ -18,7 +18,7 @@ from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.identity import moment, rfc3339
 from kfm_dagster.ledger.ignored import IgnoredRecord, ignored_rows
 from kfm_dagster.ledger.redaction import redact
-from kfm_dagster.ledger.rows import as_json
+from kfm_dagster.ledger.rows import as_json, bounded
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading, writing
@@ -261,8 +261,8 @@ def _delivery_row(delivery: Delivery, receives: int) -> dict[str, Any]:
         "receipt_handle": delivery.receipt_handle,
         "receives": receives,
         "landing_sha256": delivery.landing_sha256,
-        "sns_message_id": delivery.sns_message_id,
-        "topic_arn": delivery.topic_arn,
+        "sns_message_id": bounded(delivery.sns_message_id),
+        "topic_arn": bounded(delivery.topic_arn),
         "state": delivery.state,
     }
 

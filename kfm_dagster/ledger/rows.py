@@ -27,6 +27,7 @@ from kfm_dagster.contracts.envelope import (
 )
 from kfm_dagster.contracts.identity import moment, rfc3339
 from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.storage.text import json_text, storable
 
 PRIORITY_RANK = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
 """Order of claims; the claim statement says the same in SQL."""
@@ -34,9 +35,20 @@ _PRIORITIES = {one.value: one for one in Priority}
 _LANES = {one.value: one for one in Lane}
 
 
+MAX_TEXT = 320
+"""Characters of a sender's free text that the ledger keeps: SNS allows 100 in a Subject and SQS 100 in a MessageId
+(SNS API reference, Publish; SQS developer guide, "Message identifiers"), and a topic's name, the
+longest part of its ARN, has at most 256."""
+
+
 def as_json(value: Any) -> str:
     """Text of a batch parameter."""
-    return orjson.dumps(value).decode()
+    return json_text(value)
+
+
+def bounded(text: str | None) -> str | None:
+    """Return a sender's free text as the ledger keeps it."""
+    return None if text is None else storable(text, MAX_TEXT)
 
 
 def unit_row(envelope: Envelope, contract: DatasetContract) -> dict[str, Any]:
@@ -57,10 +69,10 @@ def unit_row(envelope: Envelope, contract: DatasetContract) -> dict[str, Any]:
         "partition_key": envelope.partition,
         "priority": envelope.priority,
         "schema_version": envelope.schema_version,
-        "sqs_message_id": _storable(raw.sqs_message_id),
-        "sns_message_id": _storable(raw.sns_message_id),
-        "topic_arn": _storable(raw.topic_arn),
-        "subject": _storable(raw.subject),
+        "sqs_message_id": bounded(raw.sqs_message_id),
+        "sns_message_id": bounded(raw.sns_message_id),
+        "topic_arn": bounded(raw.topic_arn),
+        "subject": bounded(raw.subject),
         "extension": extension_fields(contract, envelope.key),
     }
 
@@ -70,11 +82,6 @@ def extension_fields(contract: DatasetContract, key: str) -> dict[str, str]:
     declared = contract.ledger.extension_fields
     found = _pattern(contract.storage.key_grammar.pattern).fullmatch(key) if declared else None
     return {} if found is None else {name: found[name] for name in declared if found[name] is not None}
-
-
-def _storable(text: str | None) -> str | None:
-    # PostgreSQL holds no NUL, and one that a sender put into a subject would fail its whole batch, again and again.
-    return text if text is None or "\0" not in text else text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 @cache

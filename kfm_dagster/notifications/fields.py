@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import orjson
 
+from kfm_dagster.contracts.identity import is_plausible
 from kfm_dagster.contracts.issues import ParseIssue
 
 MAX_BODY_BYTES = 1024 * 1024
@@ -79,14 +80,18 @@ def require_text(parent: Mapping[str, Any], name: str, *, path: str | None = Non
 
 
 def require_time(parent: Mapping[str, Any], name: str) -> datetime:
-    """Return the field, an ISO 8601 time with a zone, in UTC. Raises MessageError: a zone is never assumed."""
+    """Return the field, a plausible ISO 8601 time with a zone, in UTC. Raises MessageError: a zone is never assumed."""
+    text = require_text(parent, name)
     try:
-        time = datetime.fromisoformat(require_text(parent, name))
-        if time.tzinfo is not None:
-            return time.astimezone(UTC)
-    except (ValueError, OverflowError):
-        pass
-    missing(f"{name} (ISO 8601 with a zone)")
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        missing(f"{name} (ISO 8601 with a zone)")
+    if time.tzinfo is None:
+        missing(f"{name} (ISO 8601 with a zone)")
+    # Compared before it is brought to UTC, which the first and the last day of the calendar cannot be.
+    if not is_plausible(time):
+        raise MessageError(ParseIssue.INVALID_TIME_RANGE, f"{name} {shown(text)} is no time of an event")
+    return time.astimezone(UTC)
 
 
 def optional_size(parent: Mapping[str, Any], name: str, *, path: str) -> int | None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from kfm_dagster.storage.text import storable
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SqsMessage:
@@ -16,7 +18,7 @@ class SqsMessage:
 
     `receipt_handle` is the short-lived right to delete this delivery, so it is not shown in a repr and never landed;
     None for a message read back from the landing zone. `receive_count` counts deliveries from 1, 0 when unknown.
-    `sent_at` is aware UTC.
+    `sent_at` is aware UTC. Id and body are storable text: what is no Unicode could be neither landed nor hashed.
     """
 
     message_id: str
@@ -24,3 +26,7 @@ class SqsMessage:
     receipt_handle: str | None = field(default=None, repr=False)
     receive_count: int = 0
     sent_at: datetime | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("message_id", "body"):
+            object.__setattr__(self, name, storable(getattr(self, name)))

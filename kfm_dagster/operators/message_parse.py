@@ -180,6 +180,8 @@ def _open(message: SqsMessage, registry: ContractRegistry) -> tuple[Mapping[str,
     topic = require_text(outer, "TopicArn")
     if topic not in registry.topics:
         raise MessageError(ParseIssue.UNROUTABLE_TOPIC, f"no contract names topic {shown(topic)}")
+    if "Timestamp" in outer:
+        require_time(outer, "Timestamp")
     subject = outer.get("Subject")
     raw = RawReference(
         sqs_message_id=message.message_id,

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.grib2_grids import Grid, describe_grid
@@ -210,7 +211,7 @@ def _properties(
 ) -> dict[str, Any]:
     identification = first.identification
     found: dict[str, Any] = {
-        "forecast:reference_datetime": f"{identification.reference:%Y-%m-%dT%H:%M:%SZ}",
+        "forecast:reference_datetime": rfc3339(identification.reference, timespec="seconds"),
         "forecast:horizon": None if horizon is None else _duration(horizon),
         "proj:wkt2": grid.wkt2,
         "proj:shape": list(grid.shape),

@@ -20,6 +20,7 @@ from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
 from kfm_dagster.errors import ConfigurationError, DatabaseUnavailableError, NoLedgerError, SchemaVersionError
 from kfm_dagster.seams import Seam, reach
 from kfm_dagster.storage.statements import Migration, migrations, statement
+from kfm_dagster.storage.text import storable
 
 BUSY_TIMEOUT_SECONDS = 60
 """How long a SQLite writer waits for another one; a batch's transaction takes well under a second."""
@@ -147,14 +148,19 @@ class Transaction:
         self.committed.append(write)
 
     def run(self, name: str, parameters: Mapping[str, Any] | None = None, /, **more: Any) -> CursorResult[Any]:
-        """Execute one named statement."""
-        return self.connection.execute(statement(self.connection.dialect.name, name), {**(parameters or {}), **more})
+        """Execute one named statement. Texts are made storable: no value can make a database refuse its characters."""
+        values = _storable({**(parameters or {}), **more})
+        return self.connection.execute(statement(self.connection.dialect.name, name), values)
 
     def run_many(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Execute one named statement for many parameter sets; nothing happens for none."""
-        batch = [dict(row) for row in rows]
+        batch = [_storable(row) for row in rows]
         if batch:
             self.connection.execute(statement(self.connection.dialect.name, name), batch)
+
+
+def _storable(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: storable(value) if isinstance(value, str) else value for name, value in row.items()}
 
 
 def _engine(url: URL, *, read_only: bool) -> sa.Engine:

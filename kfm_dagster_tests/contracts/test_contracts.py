@@ -254,7 +254,7 @@ def test_real_keys_are_understood_by_the_builtin_grammars(contracts: ContractReg
     ],
 )
 def test_stamps_are_read_strictly(contracts: ContractRegistry, stamp: str, expected: datetime | None) -> None:
-    key = f"ABI-L1b-RadC/2024/060/00/OR_ABI-L1b-RadC-M6C13_G19_s{stamp}_e99993652359599_c20243662359599.nc"
+    key = f"ABI-L1b-RadC/2024/060/00/OR_ABI-L1b-RadC-M6C13_G19_s{stamp}_e25003652359599_c20243662359599.nc"
     if expected is None:
         with pytest.raises(InvalidKeyTimeError):
             contracts.grammars["goes-abi"].match(key)

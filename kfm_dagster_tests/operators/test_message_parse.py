@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kfm_dagster.contracts.envelope import Priority, RawReference
-from kfm_dagster.contracts.identity import wal_id
+from kfm_dagster.contracts.identity import EARLIEST, LATEST, rfc3339, wal_id
 from kfm_dagster.contracts.issues import ParseIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.notifications.fields import MAX_BODY_BYTES
@@ -171,7 +171,7 @@ def test_captured_messages_of_foreign_topics_are_rejected(shared_data: Path, nam
         (raw(record(eventName="ObjectTagging:Put")), ParseIssue.UNSUPPORTED_SCHEMA_VERSION),
         (raw(record(eventName=None)), ParseIssue.MISSING_REQUIRED_FIELD),
         (raw(record(eventTime="2025-12-03T00:04:20")), ParseIssue.MISSING_REQUIRED_FIELD),
-        (raw(record(eventTime="0001-01-01T00:00:00+23:00")), ParseIssue.MISSING_REQUIRED_FIELD),
+        (raw(record(eventTime="0001-01-01T00:00:00+23:00")), ParseIssue.INVALID_TIME_RANGE),
         (raw(record(eventTime="yesterday")), ParseIssue.MISSING_REQUIRED_FIELD),
         (raw(record(described={"size": -1})), ParseIssue.MISSING_REQUIRED_FIELD),
         (raw(record(described={"size": 2**63})), ParseIssue.MISSING_REQUIRED_FIELD),
@@ -257,6 +257,49 @@ def test_keys_outside_the_declared_patterns_are_refused(key: str) -> None:
 )
 def test_impossible_stamps_are_an_invalid_time_range(key: str) -> None:
     assert code_of(raw(record(key=key))) is ParseIssue.INVALID_TIME_RANGE
+
+
+@pytest.mark.clause("OPR-02", "SEC-05")
+@pytest.mark.parametrize(
+    ("day", "plausible"),
+    [
+        ("00010101", False),
+        ("09991231", False),
+        ("15821231", False),
+        ("15830101", True),
+        ("25001231", True),
+        ("25010101", False),
+        ("99991231", False),
+    ],
+)
+def test_a_time_of_no_plausible_year_is_an_invalid_time_range(day: str, plausible: bool) -> None:
+    key = HRRR_KEY.replace("20251203", day)
+    parsed = parse(raw(record(bucket="noaa-hrrr-bdp-pds", key=key.replace("f06", "f00"))))
+    assert [one.code for one in parsed.rejections] == ([] if plausible else [ParseIssue.INVALID_TIME_RANGE])
+    # A forecast of the last plausible hour ends beyond it.
+    late = parse(raw(record(bucket="noaa-hrrr-bdp-pds", key=key.replace("t00z", "t23z"))))
+    assert bool(late.envelopes) is (plausible and day != "25001231")
+    time = f"{day[:4]}-{day[4:6]}-{day[6:]}T00:00:00Z"
+    for body in (raw(record(eventTime=time)), sns(raw(record()), Timestamp=time)):
+        found = parse(body)
+        assert [one.code for one in found.rejections] == ([] if plausible else [ParseIssue.INVALID_TIME_RANGE])
+
+
+@given(st.datetimes(timezones=st.just(UTC)))
+def test_times_are_written_in_one_form_that_sorts_as_time(value: datetime) -> None:
+    text = rfc3339(value)
+    assert len(text) == len("2025-12-03T00:00:00.000000Z")
+    assert datetime.fromisoformat(text) == value
+    assert (text < rfc3339(LATEST)) is (value < LATEST)
+    assert (text < rfc3339(EARLIEST)) is (value < EARLIEST)
+
+
+@pytest.mark.parametrize("offset", [14, -12])
+def test_a_time_that_is_none_in_utc_is_refused(offset: int) -> None:
+    zone = timezone(timedelta(hours=offset))
+    value = datetime(1, 1, 1, tzinfo=zone) if offset > 0 else datetime(9999, 12, 31, 23, tzinfo=zone)
+    with pytest.raises(ValueError, match="no year of UTC"):
+        rfc3339(value)
 
 
 @pytest.mark.clause("OPR-03")

@@ -1,0 +1,47 @@
+"""Text that every database can hold: what a sender, a file or a driver wrote, made storable in one place.
+
+PostgreSQL holds no NUL, neither in text nor as an escape in JSON; neither database, nor UTF-8, holds half of a
+surrogate pair. One such character would fail the batch that holds it, again and again. Does not belong here: what a
+text means, and taking secrets out of it (`ledger/redaction.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import orjson
+
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+_ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
+"""NUL as JSON writes it; after an odd number of backslashes it is the six characters themselves."""
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+def storable(text: str, limit: int | None = None) -> str:
+    """Return a text without the characters that no database holds, cut to `limit` characters where one is given.
+
+    Each such character becomes U+FFFD, which the Unicode standard has for this (section 5.22).
+    """
+    if not text.isascii() or "\0" in text:
+        text = _UNSTORABLE.sub(_REPLACEMENT, text)
+    return text if limit is None or len(text) <= limit else text[: limit - 1] + "…"
+
+
+def json_text(value: Any) -> str:
+    """Return a value as JSON that both databases take, in all its texts and names."""
+    try:
+        text = orjson.dumps(value).decode()
+    except orjson.JSONEncodeError:
+        text = orjson.dumps(_storable_value(value)).decode()
+    return _ESCAPED_NUL.sub(rf"\1{_REPLACEMENT}", text) if r"\u0000" in text else text
+
+
+def _storable_value(value: Any) -> Any:
+    if isinstance(value, str):
+        return storable(value)
+    if isinstance(value, dict):
+        return {_storable_value(name): _storable_value(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_storable_value(entry) for entry in value]
+    return value

@@ -1,0 +1,63 @@
+"""Any text can be stored: what no database holds is replaced in one place, as a parameter and inside of a batch."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.ledger.rows import MAX_TEXT
+from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.text import json_text, storable
+from kfm_dagster_tests.factories import START
+
+ANY_TEXT = st.text(st.characters(exclude_categories=()) | st.sampled_from('\0\\u0\ud800\udfff"'))
+
+
+def _cleaned(text: str) -> str:
+    return re.sub("[\0\ud800-\udfff]", "\ufffd", text)
+
+
+@given(ANY_TEXT)
+def test_only_what_no_database_holds_is_replaced(text: str) -> None:
+    assert storable(text) == _cleaned(text)
+    message = SqsMessage(message_id=text, body=text)
+    assert (message.message_id, message.body) == (_cleaned(text), _cleaned(text))
+
+
+@given(st.recursive(ANY_TEXT | st.none(), lambda inner: st.lists(inner) | st.dictionaries(ANY_TEXT, inner)))
+def test_json_of_any_texts_is_the_json_of_their_storable_forms(value: object) -> None:
+    written = json_text([value])
+    assert "\0" not in written
+    assert not re.search("\0|[\ud800-\udfff]", json.dumps(json.loads(written), ensure_ascii=False))
+    if value == _plain(value):
+        assert json.loads(written) == [value]
+
+
+def _plain(value: object) -> object:
+    return json.loads(re.sub(r"(?<!\\)((?:\\\\)*)\\u(?:0000|d[89a-f]..)", r"\1\\ufffd", json.dumps(value)))
+
+
+@pytest.mark.parametrize(("length", "kept"), [(4, "abcd"), (3, "ab…")])
+def test_a_text_over_its_bound_is_cut_and_marked(length: int, kept: str) -> None:
+    assert storable("abcd", length) == kept
+
+
+@pytest.mark.clause("SEC-05")
+def test_every_parameter_is_storable_alone_and_in_a_batch(database: Database) -> None:
+    odd = "a\0b\ud800c"
+    at = rfc3339(START)
+    delivery = {
+        "message_id": odd, "queue": odd, "receipt_handle": odd, "receives": 1, "landing_sha256": "x",
+        "sns_message_id": odd * MAX_TEXT, "topic_arn": None, "state": "in_flight",
+    }  # fmt: skip
+    with database.transaction() as tx:
+        tx.run("deliveries.record", batch=json_text([delivery]), at=at)
+        tx.run("deliveries.dead_letter", message_ids=json_text([odd]), queue=odd + "\0", at=at)
+        rows = tx.run("deliveries.states", message_ids=json_text([odd])).all()
+    assert [(row.message_id, row.state) for row in rows] == [("a\ufffdb\ufffdc", "dead_lettered")]
