@@ -194,7 +194,9 @@ class MetadataRules(Strict):
     coordinate_decimals: int = Field(6, ge=3, le=9)
     citations: list[Citation] = Field([], description="Source of every extracted field; gate G2 wants 90 %.")
     units: list[Quantity] = Field([], description="Unit of every extracted number; the first that covers one counts.")
-    severities: dict[MetadataIssue, Severity] = {}
+    severities: dict[MetadataIssue, Severity] = Field(
+        {}, description="Default: failed; completeness_unchecked is suspect."
+    )
 
 
 class Provider(Strict):

@@ -59,7 +59,7 @@ def metadata_extract(
 
 def _checked(header: HeaderMetadata, *, envelope: Envelope, contract: DatasetContract) -> Metadata:
     rules = contract.metadata_extract
-    findings = list(header.findings)
+    findings = [_as_declared(finding, contract) for finding in header.findings]
     times = _times(header)
     if times is None:
         findings.append((MetadataIssue.INVALID_TIME_RANGE, "a time without zone, or an end before its start"))
@@ -154,6 +154,14 @@ def _times(header: HeaderMetadata) -> dict[str, str] | None:
     if header.start != header.end:
         times |= {"start_datetime": rfc3339(header.start), "end_datetime": rfc3339(header.end)}
     return times
+
+
+def _as_declared(finding: Finding, contract: DatasetContract) -> Finding:
+    """Nobody misses a sidecar that a dataset does not have; but nothing then lists what the object has to hold."""
+    code, text = finding
+    if code is MetadataIssue.SIDECAR_MISSING and not contract.storage.sidecars:
+        return MetadataIssue.COMPLETENESS_UNCHECKED, text
+    return finding
 
 
 def _missing_sidecars(header: HeaderMetadata, contract: DatasetContract) -> list[Finding]:

@@ -12,6 +12,9 @@ from typing import TypeVar
 from kfm_dagster.contracts.envelope import CheckStatus
 from kfm_dagster.contracts.issues import IntegrityIssue, Issue, MetadataIssue, Severity
 
+UNLESS_NAMED: Mapping[StrEnum, Severity] = {MetadataIssue.COMPLETENESS_UNCHECKED: Severity.SUSPECT}
+"""Severities of codes that a contract need not name: nothing was found wrong, and nothing was found sound."""
+
 ALWAYS_FAILED = frozenset({IntegrityIssue.STORAGE_UNAVAILABLE, MetadataIssue.STORAGE_UNAVAILABLE})
 """A store that does not answer says nothing about the object, so no contract can let the unit go on."""
 
@@ -22,11 +25,11 @@ Code = TypeVar("Code", bound=StrEnum)
 def weigh(
     findings: Iterable[tuple[Code, str]], severities: Mapping[Code, Severity]
 ) -> tuple[CheckStatus, tuple[Issue, ...]]:
-    """Give each finding the severity of the contract, `failed` where it has none, and derive the status."""
+    """Give each finding the severity of the contract, or its own where the contract names none; derive the status."""
     issues = tuple(
         Issue(
             code=code.value,
-            severity=Severity.FAILED if code in ALWAYS_FAILED else severities.get(code, Severity.FAILED),
+            severity=_severity(code, severities),
             message=message,
         )
         for code, message in findings
@@ -34,3 +37,9 @@ def weigh(
     if any(issue.severity is Severity.FAILED for issue in issues):
         return CheckStatus.FAILED, issues
     return (CheckStatus.SUSPECT if issues else CheckStatus.OK), issues
+
+
+def _severity(code: Code, severities: Mapping[Code, Severity]) -> Severity:
+    if code in ALWAYS_FAILED:
+        return Severity.FAILED
+    return severities.get(code) or UNLESS_NAMED.get(code, Severity.FAILED)

@@ -3,9 +3,10 @@
 Belongs here: `read_grib2`, and what the key, the sidecar and the message must agree on. Does not belong here: octets
 (`grib2_sections.py`), grids (`grib2_grids.py`), index lines (`grib_index.py`).
 
-An object with an index costs three range requests: the index, the first message's header (4 KiB) and the start of the
-last message, which tells whether the object is whole. Without one, the inventory is what the first message tells; an
-object of at most WALK_BYTES is walked from message to message, WALK_MESSAGES of them, which also finds a cut end.
+An object with an index costs four range requests: the index, the first message's header (4 KiB), the start of the last
+message and its end, which tell whether the object is whole. Without one, the inventory is what the first message says;
+the object is walked from message to message, one request each, whatever its size. Of more than WALK_MESSAGES messages
+only the object's end is looked at: then its completeness is unchecked, which is a finding.
 
 The key grammar's groups have fixed meanings here: `date` (YYYYMMDD) and `cycle` (HH, HHMM or HHMMSS) are the run, and
 `lead` the forecast hours that the file is named for. A file holds fields that are valid within the hour before its lead
@@ -28,6 +29,8 @@ from kfm_dagster.readers.grib2_sections import (
     SEARCH_BYTES,
     HeaderWindow,
     Message,
+    check_end,
+    check_tail,
     count_messages,
     find_message,
     message_length,
@@ -44,8 +47,9 @@ from kfm_dagster.readers.grib_index import (
 
 INDEX_SUFFIX = ".idx"
 
-WALK_BYTES = 8 * 1024 * 1024
-WALK_MESSAGES = 8
+WALK_MESSAGES = 256
+"""Messages that are walked without an index, at tens of milliseconds each. HRRR surface files have 173; files of
+pressure and native levels have 700 to 1,200, and always an index in the end."""
 MAX_VARIABLES = 200
 """Names in `grib:variables`; the largest real index (GFS 0.25 degrees) has 69."""
 
@@ -157,9 +161,12 @@ def _inventory(
             findings.append((MetadataIssue.TIME_MISMATCH, text))
         variables = tuple(sorted({entry.variable for entry in entries})[:MAX_VARIABLES])
         return _Inventory(messages=len({entry.message for entry in entries}), variables=variables, indexed=True)
-    if window.size > WALK_BYTES:
-        return _Inventory(messages=None)
-    return _Inventory(messages=count_messages(window, first, at_most=WALK_MESSAGES))
+    messages = count_messages(window, first, at_most=WALK_MESSAGES)
+    if messages is None:
+        check_tail(window)
+        text = f"no index lists the messages, which are more than the {WALK_MESSAGES} that are followed without one"
+        findings.append((MetadataIssue.COMPLETENESS_UNCHECKED, text))
+    return _Inventory(messages=messages)
 
 
 def _own_index(
@@ -202,6 +209,7 @@ def _index_faults(entries: tuple[IndexEntry, ...], window: HeaderWindow, first: 
     if find_message(window, last.offset) != last.offset:
         yield f"the index has a message at byte {last.offset}, the object has none there"
     end = last.offset + message_length(window, last.offset)[1]
+    check_end(window, end)
     if window.size - end > SEARCH_BYTES:
         yield f"the last message of the index ends at byte {end}, the object at {window.size}"
 

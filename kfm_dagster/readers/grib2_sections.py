@@ -21,14 +21,19 @@ REQUEST_BYTES = 4096
 SECTION_BYTES = 256
 """Bytes kept of a section: more than the fixed part of every template that is read (3.30 has 81, 4.49 has 61)."""
 
+END = b"7777"
+"""Section 8, which ends a message."""
+
 SEARCH_BYTES = 1024
 """How far a message may stand behind the end of the one before it: NDFD files carry WMO headers in between."""
+
+STRAY_BYTES = 4
+"""Behind the last message real objects have a line end, or the first letters of a message that is not there."""
 
 MAX_STEP = timedelta(days=3660)
 """Longest forecast believed; a corrupt forecast time must not become a date far outside the calendar."""
 
 _INDICATOR_BYTES = 16
-_END_BYTES = 4
 _MISSING_32 = 0xFFFFFFFF
 
 
@@ -122,7 +127,7 @@ def message_length(window: HeaderWindow, start: int) -> tuple[int, int]:
         raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"no GRIB message starts at byte {start}")
     if edition != 2:
         raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"GRIB edition {edition}; only edition 2 is read")
-    if length <= _INDICATOR_BYTES + _END_BYTES:
+    if length <= _INDICATOR_BYTES + len(END):
         raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"the message at byte {start} claims {length} bytes")
     if start + length > window.size:
         raise ReadError(
@@ -135,7 +140,7 @@ def message_length(window: HeaderWindow, start: int) -> tuple[int, int]:
 def read_message(window: HeaderWindow, start: int) -> Message:
     """Read the header of the message at `start`; of a message with several fields, the first. Raises ReadError."""
     discipline, length = message_length(window, start)
-    sections = _sections(window, start + _INDICATOR_BYTES, start + length - _END_BYTES)
+    sections = _sections(window, start + _INDICATOR_BYTES, start + length - len(END))
     try:
         identification = _identification(sections[1])
         return Message(
@@ -151,16 +156,29 @@ def read_message(window: HeaderWindow, start: int) -> Message:
         raise ReadError(MetadataIssue.UNREADABLE_FORMAT, "a section is shorter than its template") from None
 
 
+def check_end(window: HeaderWindow, end: int) -> None:
+    """Raise ReadError(TRUNCATED_OBJECT) unless the message that ends at byte `end` has its end section."""
+    if window.read(end - len(END), len(END)) != END:
+        raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the message that ends at byte {end} has no {END.decode()}")
+
+
+def check_tail(window: HeaderWindow) -> None:
+    """Raise ReadError(TRUNCATED_OBJECT) unless a message ends where the object does, but for a stray byte or two."""
+    tail = window.peek(max(0, window.size - len(END) - STRAY_BYTES), len(END) + STRAY_BYTES)
+    if END not in tail:
+        raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"no message ends where the object does, at byte {window.size}")
+
+
 def count_messages(window: HeaderWindow, first: Message, *, at_most: int) -> int | None:
     """Messages in the object, found by jumping from length to length; None when there are more than `at_most`.
 
-    Raises ReadError when what follows a message is no message, or a cut one.
+    Raises ReadError when a message does not end where its length says, or what follows it is none, or a cut one.
     """
     count, end = 1, first.end
-    while end < window.size:
+    while True:
+        check_end(window, end)
         start = find_message(window, end)
         if start is None:
-            # Real objects end with a stray byte or two, of a line end or of a next message's first letters.
             if window.size - end <= SEARCH_BYTES:
                 return count
             raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"no GRIB message follows the one that ends at byte {end}")
@@ -168,7 +186,6 @@ def count_messages(window: HeaderWindow, first: Message, *, at_most: int) -> int
             return None
         end = start + message_length(window, start)[1]
         count += 1
-    return count
 
 
 def _sections(window: HeaderWindow, start: int, end: int) -> Mapping[int, bytes]:

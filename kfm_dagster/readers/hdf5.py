@@ -55,7 +55,7 @@ def read_hdf5(source: ByteSource, read: Callable[[Hdf5Group], T], *, cache: Bloc
 
 
 def _root(blocks: BlockCache) -> int:
-    """Address of the root group's header. Refuses what is no HDF5 file, or cut before the end that it states (II.A)."""
+    """Address of the root group's header. Refuses what is no HDF5 file, or does not end where it states (II.A)."""
     head = blocks.read(0, _SUPERBLOCK_BYTES)
     if not head.startswith(_SIGNATURE):
         code = MetadataIssue.TRUNCATED_OBJECT if _SIGNATURE.startswith(head) else MetadataIssue.UNREADABLE_FORMAT
@@ -72,8 +72,9 @@ def _root(blocks: BlockCache) -> int:
     if head[offset_size] != 8 or head[length_size] != 8 or any(head[base : base + 8]):
         raise unreadable("the superblock is not one that NetCDF-4 writes")
     stated = int.from_bytes(head[end : end + 8], "little")
-    if stated > blocks.size:
-        raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"{blocks.size} bytes, the superblock states {stated}")
+    if stated != blocks.size:
+        code = MetadataIssue.TRUNCATED_OBJECT if stated > blocks.size else MetadataIssue.UNREADABLE_FORMAT
+        raise ReadError(code, f"{blocks.size} bytes, the superblock states {stated}")
     return int.from_bytes(head[root : root + 8], "little")
 
 

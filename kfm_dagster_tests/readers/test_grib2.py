@@ -22,7 +22,7 @@ from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
-from kfm_dagster.readers.grib2 import read_grib2
+from kfm_dagster.readers.grib2 import WALK_MESSAGES, read_grib2
 from kfm_dagster.readers.grib2_grids import describe_grid
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster.samples.hrrr import OBJECTS_PER_DAY, PRODUCTS, REGIONS, hrrr_samples, make_hrrr
@@ -174,7 +174,7 @@ def test_real_object_is_read_with_its_own_index(shared_data: Path) -> None:
     assert found.properties["grib:message-count"] == 19
     assert {"WIND", "SWDIR"} < set(found.properties["grib:variables"])
     assert found.properties["gfs:lead-hours"] == 1
-    assert source.requests == [4096, 4096]
+    assert source.requests == [4096, 4096, 4096]
 
 
 def test_rotated_rap_grid_has_no_geolocation(shared_data: Path) -> None:
@@ -430,7 +430,7 @@ def test_index_older_than_its_object_is_a_finding() -> None:
     # The object has grown by more than what may stand between two messages.
     found = read(SAMPLE * 3, key=SAMPLE_KEY, groups=groups_of(), index=SAMPLE_INDEX)
     assert codes(found) == [MetadataIssue.SIDECAR_MISMATCH]
-    assert found.properties.get("grib:message-count") is None
+    assert found.properties["grib:message-count"] == 9
 
 
 def test_field_later_than_the_lead_in_the_index_is_a_finding() -> None:
@@ -449,8 +449,10 @@ def test_submessages_count_as_one_message() -> None:
 def test_object_without_index_is_walked_only_so_far() -> None:
     assert read(SAMPLE).properties["grib:message-count"] == 3
     source = CountingSource(SAMPLE * 1000)
-    assert "grib:message-count" not in read_from(source).properties
-    assert len(source.requests) <= 9
+    found = read_from(source)
+    assert "grib:message-count" not in found.properties
+    assert codes(found) == [MetadataIssue.SIDECAR_MISSING, MetadataIssue.COMPLETENESS_UNCHECKED]
+    assert len(source.requests) <= WALK_MESSAGES + 3
 
 
 def test_wmo_headers_between_messages_are_stepped_over() -> None:

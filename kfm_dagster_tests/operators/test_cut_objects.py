@@ -1,0 +1,239 @@
+"""Objects cut anywhere, of every size, with and without their sidecar: never `ok`."""
+
+from __future__ import annotations
+
+import bisect
+import struct
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity, Metadata
+from kfm_dagster.contracts.identity import wal_id
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.operators.metadata_extract import metadata_extract
+from kfm_dagster.readers.base import ByteSource
+from kfm_dagster.readers.grib2 import WALK_MESSAGES
+from kfm_dagster.readers.ranges import BLOCK_BYTES, BytesSource
+from kfm_dagster.readers.registry import READERS
+from kfm_dagster.samples.goes_abi import make_goes_abi
+from kfm_dagster.samples.hrrr import make_hrrr
+
+pytestmark = pytest.mark.clause("OPR-20", "BEY-04")
+
+REGISTRY = ContractRegistry.load()
+RUN = datetime(2025, 12, 3, 6, tzinfo=UTC)
+HRRR_KEY, HRRR, HRRR_INDEX = make_hrrr(run=RUN, lead=7)
+MESSAGE = HRRR[:188]
+GIB = 1 << 30
+
+
+class Spread:
+    """An object of any size: some pieces at their offsets, and zeros between them."""
+
+    def __init__(self, size: int, pieces: Mapping[int, bytes]) -> None:
+        self.size = size
+        self.requests = 0
+        self._pieces = sorted(pieces.items())
+
+    def read(self, start: int, length: int) -> bytes:
+        self.requests += 1
+        found = bytearray(max(0, min(length, self.size - start)))
+        first = max(0, bisect.bisect(self._pieces, start, key=lambda piece: piece[0]) - 1)
+        for at, piece in self._pieces[first:]:
+            if at >= start + len(found):
+                break
+            low, high = max(at, start), min(at + len(piece), start + len(found))
+            if low < high:
+                found[low - start : high - start] = piece[low - at : high - at]
+        return bytes(found)
+
+
+def extract(dataset: str, key: str, source: ByteSource, index: bytes | None = None, **changes: Any) -> Metadata:
+    """What metadata-extract says of an object that was announced, and stored, with just these bytes."""
+    contract = REGISTRY[dataset].model_copy(update=changes)
+    grammar = REGISTRY.grammars[dataset]
+    match = grammar.match(key)
+    assert match is not None
+    uri = f"s3://bucket/{key}"
+    unit = Envelope(
+        wal_id=wal_id(dataset=dataset, object_uri=uri, time_range_start=match.start, object_version=None),
+        dataset=dataset,
+        object_uri=uri,
+        provider="aws",
+        queue="q",
+        event_time=match.start,
+        time_range_start=match.start,
+        time_range_end=match.end,
+        schema_version="2.1",
+        integrity=Integrity(status=CheckStatus.OK),
+    )
+    return metadata_extract(
+        unit,
+        contract=contract,
+        grammar=grammar,
+        source=source,
+        open_sidecar=lambda _: None if index is None else BytesSource(index),
+        readers=READERS,
+    )
+
+
+def codes(found: Metadata) -> set[str]:
+    return {issue.code for issue in found.issues}
+
+
+def messages_of(content: bytes) -> list[int]:
+    """Offsets of the messages of a GRIB2 object."""
+    offsets, at = [], 0
+    while at >= 0:
+        offsets.append(at)
+        at = content.find(b"GRIB", at + struct.unpack_from(">Q", content, at + 8)[0])
+    return offsets
+
+
+def ends_of(content: bytes) -> list[int]:
+    """Where the messages of a GRIB2 object end, but for the last."""
+    return [at + struct.unpack_from(">Q", content, at + 8)[0] for at in messages_of(content)[:-1]]
+
+
+def index_of(content: bytes, *, run: datetime, step: str) -> bytes:
+    """An index as wgrib2 writes it."""
+    lines = (
+        f"{number}:{at}:d={run:%Y%m%d%H}:TMP:surface:{step}:\n"
+        for number, at in enumerate(messages_of(content), start=1)
+    )
+    return "".join(lines).encode()
+
+
+def cuts(size: int, boundaries: list[int]) -> Iterator[int]:
+    """Every 10 %, one byte less than all, and at each boundary: there, a byte to either side, and 20 bytes on."""
+    yield from (size * share // 10 for share in range(1, 10))
+    yield size - 1
+    for boundary in boundaries:
+        yield from (at for at in (boundary - 1, boundary, boundary + 1, boundary + 20) if 0 < at < size)
+
+
+def assert_never_ok(dataset: str, key: str, content: bytes, boundaries: list[int], index: bytes | None) -> None:
+    for at in sorted(set(cuts(len(content), boundaries))):
+        found = extract(dataset, key, BytesSource(content[:at]), index)
+        assert found.status in {CheckStatus.SUSPECT, CheckStatus.FAILED}, at
+        # A shorter object that is whole in itself: only its index says that there was more.
+        whole_in_itself = dataset == "hrrr" and any(0 <= at - end <= 3 for end in ends_of(content))
+        assert (found.status is CheckStatus.FAILED) == (index is not None or not whole_in_itself), (at, found.issues)
+
+
+@pytest.mark.parametrize("with_index", [True, False], ids=["with index", "alone"])
+def test_a_cut_hrrr_sample_is_never_ok(*, with_index: bool) -> None:
+    index = HRRR_INDEX.encode() if with_index else None
+    whole = extract("hrrr", HRRR_KEY, BytesSource(HRRR), index)
+    assert (whole.status is CheckStatus.OK) == with_index
+    assert_never_ok("hrrr", HRRR_KEY, HRRR, messages_of(HRRR)[1:], index)
+
+
+@pytest.mark.parametrize("with_index", [True, False], ids=["with index", "alone"])
+def test_a_cut_hrrr_object_is_never_ok(shared_data: Path, *, with_index: bool) -> None:
+    root = shared_data / "objects" / "noaa-hrrr-bdp-pds"
+    paths = sorted(root.rglob("*.grib2"))
+    assert len(paths) == 4
+    for path in paths:
+        content, key = path.read_bytes(), str(path.relative_to(root))
+        # One of them is a part of its object, with the first letters of the messages that followed.
+        content = content[: content.rindex(b"7777") + 4]
+        match = REGISTRY.grammars["hrrr"].match(key)
+        assert match is not None
+        step = f"{int(match.groups['lead'])} hour fcst" if int(match.groups["lead"]) else "anl"
+        index = index_of(content, run=match.start, step=step) if with_index else None
+        assert (extract("hrrr", key, BytesSource(content), index).status is CheckStatus.OK) == with_index
+        # Ends of sections 0, 1 and 3; the last 7777; each message.
+        boundaries = [16, 37, 118, len(content) - 4, *messages_of(content)[1:], *ends_of(content)]
+        assert_never_ok("hrrr", key, content, boundaries, index)
+
+
+def test_a_cut_goes_object_is_never_ok(shared_data: Path) -> None:
+    seen = 0
+    for root in sorted((shared_data / "objects").glob("noaa-goes*")):
+        for path in sorted(root.rglob("*.nc")):
+            key, content = str(path.relative_to(root)), path.read_bytes()
+            if REGISTRY.grammars["goes-abi"].match(key) is None:
+                continue
+            seen += 1
+            assert extract("goes-abi", key, BytesSource(content)).status is CheckStatus.OK
+            # Signature, superblock, the blocks that headers are read in.
+            assert_never_ok("goes-abi", key, content, [8, 48, 96, BLOCK_BYTES, len(content) // 2], None)
+            longer = extract("goes-abi", key, BytesSource(content + b"\0"))
+            assert longer.status is CheckStatus.FAILED
+    assert seen == 14
+
+
+def test_a_cut_goes_sample_is_never_ok() -> None:
+    key, content = make_goes_abi(product="ABI-L1b-RadC", start=RUN, satellite=19, band=13)
+    assert_never_ok("goes-abi", key, content, [8, 48, 96, 2048, BLOCK_BYTES], None)
+
+
+def spread(lengths: list[int], *, cut: int = 0) -> Spread:
+    """A GRIB2 object of messages that are as long as given, cut by so many bytes."""
+    pieces, at = {}, 0
+    for length in lengths:
+        pieces[at] = MESSAGE[:8] + struct.pack(">Q", length) + MESSAGE[16:-4]
+        pieces[at + length - 4] = b"7777"
+        at += length
+    return Spread(at - cut, pieces)
+
+
+@pytest.mark.parametrize("cut", [1, 3, 4, 1000, GIB, 3 * GIB - 100, 3 * GIB, 3 * GIB + 1, 8 * GIB])
+def test_lengths_are_followed_at_any_size(cut: int) -> None:
+    lengths = [9_000_000, 3 * GIB, GIB, 2 * GIB, 3 * GIB]
+    whole = spread(lengths)
+    found = extract("hrrr", HRRR_KEY, whole)
+    assert codes(found) == {"sidecar_missing"}
+    assert found.stac_properties["grib:message-count"] == 5
+    assert whole.requests <= 2 + len(lengths)
+    found = extract("hrrr", HRRR_KEY, spread(lengths, cut=cut))
+    if cut == 3 * GIB:
+        assert (found.status, codes(found)) == (CheckStatus.SUSPECT, {"sidecar_missing"})
+    else:
+        assert (found.status, codes(found)) == (CheckStatus.FAILED, {"truncated_object"})
+
+
+@pytest.mark.parametrize(
+    ("cut", "expected"),
+    [
+        (0, {"sidecar_missing", "completeness_unchecked"}),
+        (5_000, {"sidecar_missing", "completeness_unchecked"}),
+        (1, {"truncated_object"}),
+        (4_999, {"sidecar_missing", "completeness_unchecked"}),
+        (4_995, {"truncated_object"}),
+        (2_500, {"truncated_object"}),
+        (5_001, {"truncated_object"}),
+    ],
+)
+def test_more_messages_than_are_followed_are_suspect_at_best(cut: int, expected: set[str]) -> None:
+    source = spread([5_000] * (WALK_MESSAGES + 2), cut=cut)
+    found = extract("hrrr", HRRR_KEY, source)
+    assert codes(found) == expected
+    assert found.status in {CheckStatus.SUSPECT, CheckStatus.FAILED}
+    assert source.requests <= WALK_MESSAGES + 3
+
+
+def test_as_many_messages_as_are_followed_are_counted() -> None:
+    found = extract("hrrr", HRRR_KEY, spread([5_000] * WALK_MESSAGES))
+    assert codes(found) == {"sidecar_missing"}
+    assert found.stac_properties["grib:message-count"] == WALK_MESSAGES
+
+
+@pytest.mark.parametrize("with_index", [True, False], ids=["with index", "alone"])
+def test_a_hole_where_the_last_message_should_end_is_a_cut(*, with_index: bool) -> None:
+    # As long as it should be, but the last part of an upload is zeros.
+    content = HRRR[:-50] + bytes(50)
+    found = extract("hrrr", HRRR_KEY, BytesSource(content), HRRR_INDEX.encode() if with_index else None)
+    assert (found.status, codes(found)) == (CheckStatus.FAILED, {"truncated_object"})
+
+
+def test_without_a_sidecar_in_its_contract_an_object_is_suspect_for_what_nothing_lists() -> None:
+    storage = REGISTRY["hrrr"].storage.model_copy(update={"sidecars": []})
+    rules = REGISTRY["hrrr"].metadata_extract.model_copy(update={"severities": {}})
+    found = extract("hrrr", HRRR_KEY, BytesSource(HRRR), storage=storage, metadata_extract=rules)
+    assert (found.status, codes(found)) == (CheckStatus.SUSPECT, {"completeness_unchecked"})
