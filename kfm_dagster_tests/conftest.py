@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypothesis import settings
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.embedded.postgres import embedded_postgres
 from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.roles import grant_deployment_role
 from kfm_dagster_tests import databases, scratch
 
 # No test depends on the clock, and workers share the machine.
@@ -75,6 +77,23 @@ def postgres_url(postgres_server: str, postgres_template: str) -> Iterator[str]:
     """URL of a fresh, migrated database on the server."""
     with databases.created(postgres_server, template=postgres_template) as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def deployment_role(postgres_server: str) -> Iterator[str]:
+    """Name of a role that `deployment_url` gives its rights; dropped when every database with them is."""
+    name = f"kfm_deployment_{secrets.token_hex(4)}"
+    yield name
+    databases.drop_role(postgres_server, name)
+
+
+@pytest.fixture
+def deployment_url(deployment_role: str, postgres_url: str) -> str:
+    """The database of `postgres_url`, as the role that a deployment runs with."""
+    owner = Database.open(postgres_url)
+    grant_deployment_role(owner, deployment_role)
+    owner.dispose()
+    return databases.as_role(postgres_url, deployment_role)
 
 
 @pytest.fixture

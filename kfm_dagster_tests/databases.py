@@ -59,3 +59,16 @@ def forget_power_loss(server: str) -> None:
             connection.exec_driver_sql(f"ALTER SYSTEM SET {setting}")
         connection.exec_driver_sql("SELECT pg_reload_conf()")
     admin.dispose()
+
+
+def as_role(url: str, role: str) -> str:
+    """Give the URL under which a role connects that needs no password, as the servers of tests let it."""
+    return sa.make_url(url).set(username=role, password=None).render_as_string(hide_password=False)
+
+
+def drop_role(server: str, role: str) -> None:
+    """Drop a role that no database knows any more."""
+    admin = sa.create_engine(server, isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        connection.exec_driver_sql(f'DROP ROLE IF EXISTS "{role}"'.replace("%", "%%"))
+    admin.dispose()

@@ -140,7 +140,10 @@ class Deliveries:
             change.run("deliveries.record_ignored", batch=as_json(ignored), at=self._now())
 
     def reject(self, rejections: Iterable[Rejection], *, tx: Transaction | None = None) -> None:
-        """Keep records that gave no unit, with their reason; their messages, recorded before, become rejected."""
+        """Keep records that gave no unit, with their reason; their messages, recorded before, become rejected.
+
+        What was kept of a record first stays, however often its message comes again.
+        """
         batch = {(entry.message_id, entry.record_index): _rejection_row(entry) for entry in rejections}
         messages = sorted({message_id for message_id, _ in batch})
         with writing(self._database, tx) as change:

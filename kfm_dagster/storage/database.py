@@ -33,6 +33,9 @@ changes more than SQLite's 1,000, so each of its commits would wait for the copy
 NO_DATABASE = frozenset({sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT})
 """Result codes of SQLite by which a file is none of its databases, or one that lost its form."""
 CONNECT_TIMEOUT_SECONDS = 10
+INSUFFICIENT_PRIVILEGE = "42501"
+"""PostgreSQL's code of a statement that the role may not execute (appendix A)."""
+LACKING = "the database role has not the rights that this release needs"
 MIGRATION_LOCK = 0x6B666D
 """PostgreSQL advisory lock ("kfm") that lets one process migrate at a time."""
 
@@ -47,10 +50,11 @@ class Database:
     def open(cls, url: str, *, read_only: bool = False) -> Database:
         """Connect, and bring the schema up to date.
 
-        With `read_only` nothing is migrated, and the database refuses every write of these connections. Raises
-        DatabaseUnavailableError when the database does not answer, SchemaVersionError when its schema is newer than
-        this release or, for looking only, older, NoLedgerError for looking where there is none, and ConfigurationError
-        where its folder cannot be made.
+        With `read_only` nothing is migrated, and the database refuses every write of these connections. A PostgreSQL
+        role that does not own the tables (`roles.py`) migrates nothing, either. Raises DatabaseUnavailableError when
+        the database does not answer or lets this role do nothing, SchemaVersionError when its schema is newer than
+        this release or, for who does not migrate, older, NoLedgerError for looking where there is none, and
+        ConfigurationError where its folder cannot be made.
         """
         parsed = make_url(url)
         database = cls(_engine(parsed, read_only=read_only))
@@ -103,6 +107,12 @@ class Database:
 
     def _check_schema(self) -> None:
         known = migrations(self.dialect)
+        with self.snapshot() as tx:
+            pending = _pending(known, self._applied(tx))
+            if self.dialect == "postgresql":
+                _check_rights(tx, pending, newest=len(known))
+        if not pending:
+            return
         with self.transaction() as tx:
             if self.dialect == "postgresql":
                 tx.connection.exec_driver_sql("SELECT pg_advisory_xact_lock(%s)", (MIGRATION_LOCK,))
@@ -111,10 +121,15 @@ class Database:
             for migration in _pending(known, applied):
                 _apply(tx, migration)
 
+    @staticmethod
+    def _applied(tx: Transaction) -> dict[int, str]:
+        """Return the digest of each migration that the database has had, by number; none where there is no table."""
+        there = sa.inspect(tx.connection).has_table("schema_version")
+        return {row.number: row.sha256 for row in tx.run("schema.applied")} if there else {}
+
     def _look_at_schema(self) -> None:
         with self.snapshot() as tx:
-            there = sa.inspect(tx.connection).has_table("schema_version")
-            applied = {row.number: row.sha256 for row in tx.run("schema.applied")} if there else {}
+            applied = self._applied(tx)
         known = migrations(self.dialect)
         pending = _pending(known, applied)
         if not applied:
@@ -215,6 +230,8 @@ def _unusable(url: URL, error: DatabaseError) -> DatabaseUnavailableError | None
     observed = f"{url.render_as_string(hide_password=True)}: {str(error.orig).strip()}"
     if isinstance(error, OperationalError):
         return DatabaseUnavailableError(observed=observed, next_step="start the database or correct KFM_WAL_DSN")
+    if getattr(error.orig, "pgcode", None) == INSUFFICIENT_PRIVILEGE:
+        return DatabaseUnavailableError(LACKING, observed=observed, next_step="run kfm init --role NAME as the owner")
     if getattr(error.orig, "sqlite_errorcode", None) in NO_DATABASE:
         return DatabaseUnavailableError(
             "the file is no database, or it is damaged",
@@ -223,6 +240,26 @@ def _unusable(url: URL, error: DatabaseError) -> DatabaseUnavailableError | None
             next_step="correct KFM_HOME or KFM_WAL_DSN, or put the database's backup in the file's place",
         )
     return None
+
+
+def _check_rights(tx: Transaction, pending: Sequence[Migration], *, newest: int) -> None:
+    """Refuse a role that does not own the tables where the owner has something to do first. Raises KfmError."""
+    own = tx.run("roles.may_migrate").one()
+    if own.may_migrate:
+        return
+    next_step = f"run kfm init --role {own.role} as the owner"
+    if pending:
+        raise SchemaVersionError(
+            "the database has an older schema than this release needs, and this role may not migrate it",
+            observed=f"schema {pending[0].number - 1}",
+            expected=str(newest),
+            next_step=next_step,
+        )
+    lacking = tx.run("roles.lacking").scalar()
+    if lacking is not None:
+        raise DatabaseUnavailableError(
+            LACKING, observed=f"no access to {lacking}", expected="what kfm init grants", next_step=next_step
+        )
 
 
 def _apply(tx: Transaction, migration: Migration) -> None:

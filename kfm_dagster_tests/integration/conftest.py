@@ -9,11 +9,14 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.engine import Engine
 
 from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.clocks import locked
+from kfm_dagster_tests.databases import migrated_sqlite
 from kfm_dagster_tests.integration import chain
 from kfm_dagster_tests.integration.face import Face
 
@@ -23,6 +26,14 @@ def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in os.environ:
         if name.startswith(("KFM_", "OPENLINEAGE")) and not name.startswith("KFM_TEST_"):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of a fresh database, on PostgreSQL under the role of a deployment: whatever these tests do, it may do."""
+    if request.param == "sqlite":
+        return migrated_sqlite(tmp_path / "kfm.db")
+    return str(request.getfixturevalue("deployment_url"))
 
 
 @pytest.fixture
@@ -58,6 +69,16 @@ def queue() -> chain.FakeQueue:
 def pipeline(make_pipeline: Callable[..., Pipeline], database_url: str, queue: chain.FakeQueue) -> Pipeline:
     """A pipeline over `objects`, once on SQLite and once on PostgreSQL."""
     return make_pipeline(url=database_url, queue=queue)
+
+
+@pytest.fixture
+def owner(request: pytest.FixtureRequest, pipeline: Pipeline) -> Iterator[Engine]:
+    """The database of `pipeline`, as whoever made its tables."""
+    by_hand = pipeline.database.engine
+    if by_hand.dialect.name == "postgresql":
+        by_hand = create_engine(request.getfixturevalue("postgres_url"))
+    yield by_hand
+    by_hand.dispose()
 
 
 @pytest.fixture

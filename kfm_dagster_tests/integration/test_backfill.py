@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.contracts.envelope import Lane
@@ -388,10 +389,12 @@ REFUSED = [
 
 @pytest.mark.clause("DAG-05")
 @pytest.mark.parametrize(("statement", "name"), REFUSED)
-def test_the_database_refuses_what_would_lose_a_backfill(pipeline: Pipeline, statement: str, name: str) -> None:
+def test_the_database_refuses_what_would_lose_a_backfill(
+    pipeline: Pipeline, owner: Engine, statement: str, name: str
+) -> None:
     backfill = start(pipeline)
     ask(pipeline)
     if "backfills SET" in statement:
         cancel_backfill(pipeline, backfill.backfill_id, decision=WHY)
-    with pytest.raises(DBAPIError, match=name), pipeline.database.engine.begin() as connection:
+    with pytest.raises(DBAPIError, match=name), owner.begin() as connection:
         connection.exec_driver_sql(statement)

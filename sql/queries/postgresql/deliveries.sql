@@ -41,17 +41,14 @@ ORDER BY message_id COLLATE "C", record_index
 ON CONFLICT (message_id, record_index) DO NOTHING;
 
 -- name: reject
+-- What was found first stays: a message that comes again is rejected for the same, or by a newer release.
 INSERT INTO rejected_messages (message_id, record_index, reason_code, detail, body, received_at)
 SELECT message_id, record_index, reason_code, detail, body, CAST(:at AS timestamptz)
 FROM jsonb_to_recordset(CAST(:batch AS jsonb)) AS rejected (
     message_id text, record_index integer, reason_code text, detail text, body text
 )
 ORDER BY message_id COLLATE "C", record_index
-ON CONFLICT (message_id, record_index) DO UPDATE SET
-    reason_code = excluded.reason_code,
-    detail = excluded.detail,
-    body = excluded.body,
-    received_at = excluded.received_at;
+ON CONFLICT (message_id, record_index) DO NOTHING;
 
 -- name: mark_rejected
 WITH known AS (

@@ -40,17 +40,16 @@ WHERE NOT EXISTS (
 );
 
 -- name: reject
+-- What was found first stays: a message that comes again is rejected for the same, or by a newer release.
 INSERT INTO rejected_messages (message_id, record_index, reason_code, detail, body, received_at)
 SELECT
     value ->> '$.message_id', value ->> '$.record_index', value ->> '$.reason_code', value ->> '$.detail',
     value ->> '$.body', :at
 FROM json_each(:batch)
-WHERE TRUE
-ON CONFLICT (message_id, record_index) DO UPDATE SET
-    reason_code = excluded.reason_code,
-    detail = excluded.detail,
-    body = excluded.body,
-    received_at = excluded.received_at;
+WHERE NOT EXISTS (
+    SELECT 1 FROM rejected_messages AS known
+    WHERE known.message_id = value ->> '$.message_id' AND known.record_index = value ->> '$.record_index'
+);
 
 -- name: mark_rejected
 UPDATE nodd_wal_deliveries SET state = 'rejected', settled_at = NULL

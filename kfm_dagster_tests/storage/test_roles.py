@@ -1,0 +1,259 @@
+"""The deployment's role on a real PostgreSQL: its rights are enough for all that the product does, and for no more."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DBAPIError, ProgrammingError
+
+from kfm_dagster.errors import ConfigurationError, DatabaseUnavailableError, ExitCode, SchemaVersionError
+from kfm_dagster.storage.database import MIGRATION_LOCK, Database
+from kfm_dagster.storage.roles import DeploymentRoleError, grant_deployment_role
+from kfm_dagster.storage.statements import sql_root, statement
+from kfm_dagster_tests.databases import as_role, created, drop_role
+
+pytestmark = pytest.mark.clause("SEC-07")
+
+WORKING = {"catalog_collections", "catalog_items", "catalog_pages", "lineage_outbox", "nodd_wal_leases"}
+"""Tables of which the product deletes rows; all others are evidence to the last row, or never shrink."""
+REFUSED = {"42501", "428C9"}
+"""PostgreSQL's codes: no right to it, and, said first, a key that is generated always."""
+OTHERS = {"schema.create_version_table", "schema.record", "exports.stand_still"}
+"""Statements of a migration, and one that touches no table and cannot be explained."""
+
+
+@pytest.fixture
+def role(postgres_server: str) -> Iterator[str]:
+    """Name of a role that is not there yet; gone afterwards, with what it was granted in `postgres_url`."""
+    name = f"kfm deploy %s {secrets.token_hex(4)}"  # a name that must be quoted wherever it stands
+    yield name
+    drop_role(postgres_server, name)
+
+
+@pytest.fixture
+def owner(postgres_server: str, postgres_template: str, role: str) -> Iterator[Database]:
+    """A migrated database, connected as its owner, whose role has its rights."""
+    with created(postgres_server, template=postgres_template) as url:
+        opened = Database.open(url)
+        assert grant_deployment_role(opened, role)
+        yield opened
+        opened.dispose()
+
+
+@pytest.fixture
+def deployment_url(owner: Database, role: str) -> str:
+    """URL under which a deployment connects."""
+    return as_role(owner.engine.url.render_as_string(hide_password=False), role)
+
+
+@pytest.fixture
+def deployment(deployment_url: str) -> Iterator[Database]:
+    """The same database, connected as the deployment."""
+    opened = Database.open(deployment_url)
+    yield opened
+    opened.dispose()
+
+
+def tables(database: Database) -> set[str]:
+    """Tables and views of the schema."""
+    found = sa.inspect(database.engine)
+    return {*found.get_table_names(), *found.get_view_names()}
+
+
+def test_every_table_has_a_decision(owner: Database) -> None:
+    with owner.snapshot() as tx:
+        decided = [row.relation for row in tx.run("roles.decisions", role="x")]
+    assert sorted(decided) == sorted(tables(owner))
+
+
+def test_every_forbidden_statement_is_refused_on_every_table(owner: Database, deployment: Database, role: str) -> None:
+    let_in = []
+    for table in sorted(tables(owner) - {"replay_outcomes"}):
+        typed = [
+            f"TRUNCATE {table} CASCADE",
+            f"ALTER TABLE {table} DISABLE TRIGGER ALL",
+            f"ALTER TABLE {table} ADD COLUMN more text",
+            f"CREATE TRIGGER t BEFORE DELETE ON {table} EXECUTE FUNCTION nodd_wal_refuse_statement('x')",
+            f"CREATE RULE r AS ON DELETE TO {table} DO INSTEAD NOTHING",
+            f"DROP TABLE {table} CASCADE",
+            *([] if table in WORKING else [f"DELETE FROM {table}"]),
+            *(f"UPDATE {table} SET {column} = {column}" for column in _frozen(owner, table)),
+        ]
+        let_in += [statement for statement in typed if _refusal(deployment, statement) not in REFUSED]
+    assert let_in == []
+
+
+def test_no_setting_and_no_role_switches_the_guards_off(owner: Database, deployment: Database) -> None:
+    [superuser] = _ask(owner, "SELECT current_user")
+    typed = ["SET session_replication_role = 'replica'", f"SET ROLE {superuser}", "SET SESSION AUTHORIZATION DEFAULT"]
+    assert [_refusal(deployment, statement) for statement in typed] == ["42501", "42501", None]
+    with deployment.transaction() as tx, pytest.raises(DBAPIError, match="history_is_written_by_the_ledger"):
+        tx.connection.exec_driver_sql(
+            "INSERT INTO nodd_wal_transitions (wal_id, version, at, actor, to_status, reason, attempts, fields) "
+            "VALUES ('x', 1, now(), 'x', 'succeeded', 'x', 1, '{}')"
+        )
+
+
+def test_the_role_has_the_right_to_every_statement_of_the_product(deployment: Database) -> None:
+    """EXPLAIN asks for the same rights as the statement, and executes nothing."""
+    refused = {}
+    names = {name for name in _statements() - OTHERS if not name.startswith("dagster_runs.")}  # tables of Dagster
+    assert len(names) > 200
+    for name in sorted(names):
+        clause = statement("postgresql", name)
+        with deployment.engine.connect() as connection:
+            try:
+                _explain(connection, clause)
+            except ProgrammingError as error:
+                refused[name] = str(error.orig)
+    assert refused == {}
+
+
+def test_a_role_that_has_its_rights_gets_them_again_and_loses_what_is_no_part_of_them(
+    owner: Database, deployment: Database, role: str
+) -> None:
+    with owner.transaction() as tx:
+        tx.connection.exec_driver_sql(f'GRANT ALL ON governance_log TO "{role}"'.replace("%", "%%"))
+        tx.connection.exec_driver_sql(f'REVOKE INSERT ON governance_log FROM "{role}"'.replace("%", "%%"))
+    assert _refusal(deployment, "TRUNCATE governance_log") != "42501"
+    assert grant_deployment_role(owner, role) is False
+    assert _refusal(deployment, "TRUNCATE governance_log") == "42501"
+    with deployment.engine.connect() as connection:
+        may = "SELECT has_table_privilege(current_user, 'governance_log', 'INSERT')"
+        assert connection.exec_driver_sql(may).scalar_one()
+
+
+def test_a_role_that_could_alter_evidence_all_the_same_gets_nothing(owner: Database, role: str) -> None:
+    quoted = f'"{role}"'.replace("%", "%%")
+    [superuser] = _ask(owner, "SELECT current_user")
+    ways = {
+        f"ALTER ROLE {quoted} SUPERUSER": f"ALTER ROLE {quoted} NOSUPERUSER",
+        f"GRANT {superuser} TO {quoted}": f"REVOKE {superuser} FROM {quoted}",
+        f"GRANT pg_write_all_data TO {quoted}": f"REVOKE pg_write_all_data FROM {quoted}",
+        "GRANT TRUNCATE ON stage_audit TO PUBLIC": "REVOKE TRUNCATE ON stage_audit FROM PUBLIC",
+    }
+    for way, back in ways.items():
+        with owner.transaction() as tx:
+            tx.connection.exec_driver_sql(way)
+            tx.connection.exec_driver_sql(f"REVOKE ALL ON run_state FROM {quoted}")
+        with pytest.raises(DeploymentRoleError, match="could alter evidence; observed") as refused:
+            grant_deployment_role(owner, role)
+        assert refused.value.exit_code is ExitCode.REFUSED
+        with owner.transaction() as tx:
+            tx.connection.exec_driver_sql(back)
+        acl = "SELECT count(*) FROM pg_class, aclexplode(relacl) WHERE relname = 'run_state' AND grantee <> relowner"
+        assert _ask(owner, acl) == [0], way
+    with pytest.raises(DeploymentRoleError, match="could alter evidence"):
+        grant_deployment_role(owner, superuser)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 64, "é" * 32, "a\0b"])
+def test_a_name_that_is_none_is_refused(owner: Database, name: str) -> None:
+    with pytest.raises(ConfigurationError, match="no name of a role"):
+        grant_deployment_role(owner, name)
+
+
+def test_who_is_not_the_owner_grants_nothing(deployment: Database, role: str) -> None:
+    for name in (role, "another"):
+        with pytest.raises(DeploymentRoleError, match="connect as the owner"):
+            grant_deployment_role(deployment, name)
+
+
+def test_sqlite_has_no_roles(tmp_path: Path) -> None:
+    database = Database.open(f"sqlite:///{tmp_path / 'kfm.db'}")
+    with pytest.raises(ConfigurationError, match="PostgreSQL's; observed sqlite"):
+        grant_deployment_role(database, "deploy")
+    database.dispose()
+
+
+def test_a_deployment_migrates_nothing_and_says_who_does(owner: Database, deployment_url: str, role: str) -> None:
+    with owner.transaction() as tx:
+        newest = tx.connection.exec_driver_sql("SELECT max(number) FROM schema_version").scalar_one()
+        tx.connection.exec_driver_sql(f"DELETE FROM schema_version WHERE number = {newest}")
+    with pytest.raises(SchemaVersionError) as refused:
+        Database.open(deployment_url)
+    assert str(refused.value) == (
+        "the database has an older schema than this release needs, and this role may not migrate it; "
+        f"observed schema {newest - 1}; expected {newest}; next: run kfm init --role {role} as the owner"
+    )
+
+
+def test_a_database_without_tables_is_said_to_be_the_owners_first(owner: Database, role: str) -> None:
+    server = owner.engine.url.render_as_string(hide_password=False)
+    with created(server) as url:
+        empty = sa.create_engine(url, isolation_level="AUTOCOMMIT")
+        with empty.connect() as connection:
+            connection.exec_driver_sql(
+                "REVOKE CREATE ON SCHEMA public FROM PUBLIC"
+            )  # as PostgreSQL 15 and later have it
+        empty.dispose()
+        with pytest.raises(SchemaVersionError, match="this role may not migrate it; observed schema 0"):
+            Database.open(as_role(url, role))
+
+
+def test_a_table_that_came_after_the_rights_is_one_line(owner: Database, deployment_url: str, role: str) -> None:
+    with owner.transaction() as tx:
+        tx.connection.exec_driver_sql("CREATE TABLE newer (x integer)")
+    with pytest.raises(DatabaseUnavailableError, match=r"no access to newer; .* next: run kfm init --role"):
+        Database.open(deployment_url)
+    with owner.transaction() as tx:
+        tx.connection.exec_driver_sql("DROP TABLE newer")
+        tx.connection.exec_driver_sql(f'REVOKE ALL ON schema_version FROM "{role}"'.replace("%", "%%"))
+    with pytest.raises(DatabaseUnavailableError, match=r"has not the rights .* run kfm init --role NAME as the owner"):
+        Database.open(deployment_url)
+
+
+def test_opening_a_database_that_is_up_to_date_waits_for_no_migration(owner: Database) -> None:
+    url = owner.engine.url.update_query_dict({"options": "-c lock_timeout=1s"})
+    with owner.transaction() as tx:
+        tx.connection.exec_driver_sql("SELECT pg_advisory_xact_lock(%s)", (MIGRATION_LOCK,))
+        Database.open(url.render_as_string(hide_password=False)).dispose()
+
+
+def _frozen(owner: Database, table: str) -> list[str]:
+    """Columns that the role may not change: all but those that its decision names."""
+    with owner.snapshot() as tx:
+        [text] = [row.statement for row in tx.run("roles.decisions", role="x") if row.relation == table]
+    granted = text.rpartition("UPDATE (")[2].partition(")")[0].split(", ") if "UPDATE (" in text else []
+    columns = {column["name"] for column in sa.inspect(owner.engine).get_columns(table)}
+    assert set(granted) <= columns
+    return sorted(columns - set(granted))
+
+
+def _refusal(database: Database, typed: str) -> str | None:
+    with database.engine.connect() as connection, connection.begin() as typing:
+        try:
+            connection.exec_driver_sql(typed)
+        except DBAPIError as error:
+            return str(getattr(error.orig, "pgcode", None))
+        finally:
+            typing.rollback()
+    return None
+
+
+def _ask(database: Database, query: str) -> list[Any]:
+    with database.engine.connect() as connection:
+        return list(connection.exec_driver_sql(query).scalars())
+
+
+def _statements() -> set[str]:
+    """Names of every statement that PostgreSQL executes."""
+    queries = sql_root() / "queries"
+    found = set()
+    for folder in (queries, queries / "postgresql"):
+        for file in folder.iterdir():
+            if file.name.endswith(".sql"):
+                lines = file.read_text(encoding="utf-8").splitlines()
+                found |= {f"{file.name[:-4]}.{line[9:]}" for line in lines if line.startswith("-- name: ")}
+    return found
+
+
+def _explain(connection: Connection, clause: sa.TextClause) -> None:
+    values = dict.fromkeys(clause.compile().params)
+    connection.execute(sa.text(f"EXPLAIN {clause.text}"), values)

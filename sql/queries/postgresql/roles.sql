@@ -1,0 +1,138 @@
+-- Rights of the role that a deployment runs with. The owner of the tables migrates, and grants these.
+
+-- name: may_migrate
+-- Whether the tables are this role's, or may be made by it where there are none.
+SELECT current_user AS role, coalesce(
+    (
+        SELECT pg_has_role(current_user, c.relowner, 'USAGE') FROM pg_class AS c
+        WHERE c.oid = to_regclass('schema_version')
+    ),
+    has_schema_privilege(current_user, current_schema(), 'CREATE'),
+    FALSE
+) AS may_migrate;
+
+-- name: lacking
+-- A table of ours that this role cannot even read: it was made after the role got its rights.
+SELECT c.relname AS relation FROM pg_class AS c
+INNER JOIN pg_class AS ours ON c.relnamespace = ours.relnamespace AND c.relowner = ours.relowner
+WHERE
+    ours.oid = to_regclass('schema_version') AND c.relkind IN ('r', 'p', 'v') AND NOT has_table_privilege(current_user, c.oid, 'SELECT')
+ORDER BY c.relname
+LIMIT 1;
+
+-- name: create
+-- No row where the role is there. It logs in; how it is known to be itself (password, certificate) is the server's business.
+SELECT format('CREATE ROLE %I LOGIN', CAST(:role AS text)) AS statement
+WHERE NOT EXISTS (SELECT 1 FROM pg_roles AS r WHERE r.rolname = :role);
+
+-- name: decisions
+-- Every table and view of the schema, and what a deployment may do with it. UPDATE names its columns: what a row is, a
+-- deployment cannot change. DELETE stands where the product deletes; triggers say which rows of these tables may go.
+WITH decision (relation, rights) AS (
+    VALUES
+    -- What was received, and what became of it.
+    ('nodd_wal_records', 'SELECT, INSERT, UPDATE (status, attempts, last_attempt_at, last_error_code, '
+     || 'last_error_message, integrity_status, metadata_status, stac_status, provenance_status, stac_item_id, '
+     || 'stac_collection_id, stac_item_href, ingest_run_id, worker_id, replay_reason, updated_at, version, '
+     || 'next_attempt_at, changed_by, change_reason, lane, replay_run_id)'),
+    ('nodd_wal_transitions', 'SELECT, INSERT'),
+    ('nodd_wal_deliveries', 'SELECT, INSERT, UPDATE (queue, receipt_handle, receive_count, received_at, '
+     || 'landing_sha256, state, settled_at)'),
+    ('nodd_wal_delivery_units', 'SELECT, INSERT'),
+    ('rejected_messages', 'SELECT, INSERT'),
+    ('ignored_records', 'SELECT, INSERT'),
+    ('nodd_wal_supersessions', 'SELECT, INSERT'),
+    ('nodd_wal_outcomes', 'SELECT, INSERT'),
+    ('replay_mismatches', 'SELECT, INSERT'),
+    ('nodd_wal_leases', 'SELECT, INSERT, UPDATE (worker_id, renewed_at, expires_at), DELETE'),
+    -- What was decided.
+    ('governance_log', 'SELECT, INSERT'),
+    ('kill_switches', 'SELECT, INSERT, UPDATE (released_at, released_by, release_reason)'),
+    ('quarantine_cases', 'SELECT, INSERT, UPDATE (evidence_uri, evidence_sha256, collected_at, state, closed_at, '
+     || 'closing_entry)'),
+    ('replay_reasons', 'SELECT, INSERT'),
+    ('replay_runs', 'SELECT, INSERT, UPDATE (state, state_reason, mismatches_seen, updated_at, finished_at)'),
+    ('replay_units', 'SELECT, INSERT, UPDATE (state, skip_reason, admitted_version, decided_at)'),
+    ('replay_outcomes', 'SELECT'),
+    ('backfills', 'SELECT, INSERT, UPDATE (state, ended_at)'),
+    ('backfill_days', 'SELECT, INSERT, UPDATE (state, requests, requested_at, listed_at, listed, created, '
+     || 'readmitted)'),
+    -- What the stages did.
+    ('run_state', 'SELECT, INSERT, UPDATE (lakefs_branch, inputs_hash, validation_summary, outcome, recorded_at, '
+     || 'artifact_uri, artifact_sha256)'),
+    ('stage_audit', 'SELECT, INSERT'),
+    ('stage_state', 'SELECT, INSERT, UPDATE (state, started_at, ended_at, error_class, restricted, checkpoint_uri, '
+     || 'output_sha256, compensation)'),
+    ('etl_wal', 'SELECT, INSERT, UPDATE (status, applied_at)'),
+    ('etl_steps', 'SELECT, INSERT, UPDATE (batch_id)'),
+    ('etl_checkpoint', 'SELECT, INSERT, UPDATE (last_applied_hash, updated_at)'),
+    ('node_output', 'SELECT, INSERT, UPDATE (valid_to)'),
+    -- What was published, and how to take it back.
+    ('catalog_collections', 'SELECT, INSERT, UPDATE (dataset, title), DELETE'),
+    ('catalog_pages', 'SELECT, INSERT, UPDATE (items, west, south, east, north, west_360, east_360, '
+     || 'over_antimeridian, over_greenwich, start_at, end_at), DELETE'),
+    ('catalog_summaries', 'SELECT, INSERT, UPDATE (items)'),
+    ('catalog_items', 'SELECT, INSERT, UPDATE (content_sha256, object_uri, wal_id, replaces_wal_id, precedence, '
+     || 'sequencer, revision, west, south, east, north, start_at, end_at, summaries, updated_at, promotion_id), '
+     || 'DELETE'),
+    ('catalog_kept_files', 'SELECT, INSERT'),
+    ('catalog_promotions', 'SELECT, INSERT'),
+    ('catalog_replaced_items', 'SELECT, INSERT'),
+    ('catalog_withdrawals', 'SELECT, INSERT'),
+    ('lineage_batches', 'SELECT, INSERT, UPDATE (state, published_at, delivery)'),
+    ('lineage_emissions', 'SELECT, INSERT'),
+    ('lineage_invalidations', 'SELECT, INSERT'),
+    ('lineage_outbox', 'SELECT, INSERT, UPDATE (attempts, next_attempt_at, last_error, events_done, not_taken), '
+     || 'DELETE'),
+    -- What was measured, and who was notified.
+    ('clock_readings', 'SELECT, INSERT'),
+    ('alerts', 'SELECT, INSERT, UPDATE (state, level, level_since, last_seen_at, observed, last_event_at, run_id, '
+     || 'place, last_told_at, tellings, acknowledged_at, acknowledged_by, acknowledged_why, resolved_at)'),
+    ('alert_tellings', 'SELECT, INSERT, UPDATE (attempts, claimed_until, told_at, last_error)'),
+    -- The owner migrates.
+    ('schema_version', 'SELECT')
+)
+
+-- What a role had before is taken from it first, so that a right that a release no longer needs goes.
+SELECT
+    decision.relation,
+    format(
+        'REVOKE ALL ON %1$I.%2$I FROM %3$I; GRANT %4$s ON %1$I.%2$I TO %3$I',
+        current_schema(), decision.relation, CAST(:role AS text), decision.rights
+    ) AS statement
+FROM decision;
+
+-- name: frame
+-- The schema, and the numbers of its tables: to take the next one, not to set it back.
+SELECT format(
+    'REVOKE ALL ON SCHEMA %1$I FROM %2$I; GRANT USAGE ON SCHEMA %1$I TO %2$I', current_schema(), CAST(:role AS text)
+) AS statement
+UNION ALL
+SELECT format(
+    'REVOKE ALL ON SEQUENCE %1$s FROM %2$I; GRANT USAGE ON SEQUENCE %1$s TO %2$I',
+    CAST(c.oid AS regclass), CAST(:role AS text)
+)
+FROM pg_class AS c
+INNER JOIN pg_class AS ours ON c.relnamespace = ours.relnamespace AND c.relowner = ours.relowner
+WHERE ours.oid = to_regclass('schema_version') AND c.relkind = 'S';
+
+-- name: excess
+-- A right over a table that the role has from elsewhere: as superuser or owner, by a membership, or because all have it.
+SELECT c.relname AS relation, right_to.name AS right_to FROM pg_class AS c
+INNER JOIN pg_class AS ours ON c.relnamespace = ours.relnamespace AND c.relowner = ours.relowner
+CROSS JOIN (VALUES ('UPDATE'), ('DELETE'), ('TRUNCATE'), ('TRIGGER')) AS right_to (name)
+WHERE
+    ours.oid = to_regclass('schema_version') AND c.relkind IN ('r', 'p', 'v')
+    AND (
+        pg_has_role(CAST(:role AS name), c.relowner, 'MEMBER')
+        OR (
+            has_table_privilege(CAST(:role AS name), c.oid, right_to.name)
+            AND NOT EXISTS (
+                SELECT 1 FROM aclexplode(c.relacl) AS granted
+                INNER JOIN pg_roles AS r ON granted.grantee = r.oid
+                WHERE r.rolname = :role AND granted.privilege_type = right_to.name
+            )
+        )
+    )
+ORDER BY c.relname, right_to.name
+LIMIT 1;
