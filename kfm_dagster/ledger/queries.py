@@ -14,7 +14,7 @@ from kfm_dagster.contracts.envelope import Lane, WalId
 from kfm_dagster.contracts.identity import moment, rfc3339
 from kfm_dagster.ledger.outcomes import mismatches
 from kfm_dagster.ledger.record import HistoryEntry, NoddWalRecord, record_of
-from kfm_dagster.ledger.reports import Mismatch, ObjectVersion, PendingPartition
+from kfm_dagster.ledger.reports import DayReport, FailingUnit, Mismatch, ObjectVersion, PendingPartition
 from kfm_dagster.ledger.rows import as_json
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Database, Transaction
@@ -114,6 +114,33 @@ class LedgerQueries:
                 lane=Lane(row.lane),
                 units=row.units,
                 oldest=moment(row.oldest),
+            )
+            for row in rows
+        ]
+
+    def day(self, *, dataset: str, partition: str, tx: Transaction | None = None) -> DayReport:
+        """Return what became of the units of a dataset's day."""
+        where = {"dataset": dataset, "partition": partition}
+        with reading(self.database, tx) as view:
+            counts = {Status(row.status): int(row.units) for row in view.run("ledger.day_counts", where)}
+            failing = {row.code: int(row.units) for row in view.run("ledger.day_failing", where)}
+        return DayReport(counts={status: counts.get(status, 0) for status in Status}, failing=failing)
+
+    def failing_of_day(
+        self, *, dataset: str, partition: str, limit: int, tx: Transaction | None = None
+    ) -> list[FailingUnit]:
+        """Return units of a day that somebody has to care for (`DayReport.failing`), those in quarantine first."""
+        where = {"dataset": dataset, "partition": partition, "limit": limit}
+        with reading(self.database, tx) as view:
+            rows = view.run("ledger.day_failing_units", where).all()
+        return [
+            FailingUnit(
+                wal_id=WalId(row.wal_id),
+                object_uri=row.object_uri,
+                status=Status(row.status),
+                attempts=row.attempts,
+                code=row.last_error_code,
+                message=row.last_error_message or "",
             )
             for row in rows
         ]

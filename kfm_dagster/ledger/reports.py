@@ -62,6 +62,35 @@ class PendingPartition:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DayReport:
+    """What became of the units of one day of a dataset, whichever runs did it.
+
+    `counts` has every status. `failing` are those of the failed and quarantined that somebody has to care for, by error
+    code: not those of which a newer version is known, and not those whose case is closed.
+    """
+
+    counts: Mapping[Status, int]
+    failing: Mapping[str, int]
+
+    @property
+    def units(self) -> int:
+        """Every unit of the day."""
+        return sum(self.counts.values())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailingUnit:
+    """A unit that failed or is quarantined, and why."""
+
+    wal_id: WalId
+    object_uri: str
+    status: Status
+    attempts: int
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Lease:
     """Who holds claims of a dataset, and until when."""
 

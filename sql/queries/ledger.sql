@@ -52,6 +52,40 @@ SELECT dataset, status, count(*) AS units
 FROM nodd_wal_records
 GROUP BY dataset, status;
 
+-- name: day_counts
+SELECT status, count(*) AS units
+FROM nodd_wal_records
+WHERE
+    status IN ('pending', 'in_progress', 'succeeded', 'failed', 'quarantined')
+    AND dataset = :dataset AND partition_key = :partition
+GROUP BY status;
+
+-- name: day_failing
+-- Why units of a day need care. Nobody has to care for one of which a newer version is known, or whose case is closed.
+SELECT record.last_error_code AS code, count(*) AS units
+FROM nodd_wal_records AS record
+WHERE
+    record.status IN ('failed', 'quarantined') AND record.dataset = :dataset AND record.partition_key = :partition
+    AND record.last_error_code NOT IN ('superseded', 'stale_event')
+    AND NOT EXISTS (
+        SELECT 1 FROM quarantine_cases AS closed WHERE closed.wal_id = record.wal_id AND closed.state = 'discarded'
+    )
+GROUP BY record.last_error_code
+ORDER BY record.last_error_code;
+
+-- name: day_failing_units
+-- The units that day_failing counts, what is quarantined first.
+SELECT record.wal_id, record.object_uri, record.status, record.attempts, record.last_error_code, record.last_error_message
+FROM nodd_wal_records AS record
+WHERE
+    record.status IN ('failed', 'quarantined') AND record.dataset = :dataset AND record.partition_key = :partition
+    AND record.last_error_code NOT IN ('superseded', 'stale_event')
+    AND NOT EXISTS (
+        SELECT 1 FROM quarantine_cases AS closed WHERE closed.wal_id = record.wal_id AND closed.state = 'discarded'
+    )
+ORDER BY record.status DESC, record.event_time DESC, record.wal_id
+LIMIT :limit;
+
 -- name: in_progress_runs
 SELECT DISTINCT ingest_run_id FROM nodd_wal_records WHERE status = 'in_progress' ORDER BY ingest_run_id;
 
