@@ -13,7 +13,7 @@ from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.defs.chain import CHAIN, QUEUE_KEY, asset_key, op_name, slug
-from kfm_dagster.defs.display import account_metadata, account_of
+from kfm_dagster.defs.display import account_metadata, account_of, day_metadata
 from kfm_dagster.defs.failing import try_again_or_roll_back
 from kfm_dagster.defs.gate_checks import gate_results, gate_specs, unlooked
 from kfm_dagster.defs.io_manager import root_run_id
@@ -215,18 +215,20 @@ def run_stage(
     key: dg.AssetKey,
 ) -> Iterator[Any]:
     """Yield what a stage's gates said, and its output for the IO manager. Raises what makes Dagster fail or retry."""
-    stages, run_id = pipeline.get().stages, root_run_id(context.run)
+    opened, run_id = pipeline.get(), root_run_id(context.run)
+    stages, dataset = opened.stages, key.path[0]
+    day = partial(opened.ledger.day, dataset=dataset, partition=context.partition_key)
     try:
         stage = stages.run(node, run_id=run_id, upstream=upstream, force=context.run.tags.get(FORCE_TAG))
     except StageFailedError as error:
         if error.judgement is not None:
-            yield from gate_results(key, node.held_against, error.judgement)
+            yield from gate_results(key, node.held_against, error.judgement, day=day())
         try_again_or_roll_back(node, error, tries=context.retry_number + 1, log=context.log)
         raise dg.Failure(description=str(error), metadata={"error_class": error.error_class.value}) from error
     if stage.judgement is None:
-        yield from unlooked(key, node.held_against, stage)
+        yield from unlooked(key, node.held_against, stage, day=day())
     else:
-        yield from gate_results(key, node.held_against, stage.judgement)
+        yield from gate_results(key, node.held_against, stage.judgement, day=day())
     if stage.skipped is not None and stage.skipped.skipped is not None:
         cause = stage.skipped.skipped
         by = stage.skipped.applied_by
@@ -236,10 +238,11 @@ def run_stage(
                 key,
                 partition=context.partition_key,
                 metadata={
+                    **day_metadata(day()),
                     "outcome": "skipped",
                     "cause": cause.value,
                     "inputs_hash": stage.inputs_hash,
-                    **account_metadata(account_of(pipeline.get(), node.dataset_id, stage.run_id)),
+                    **account_metadata(account_of(opened, node.dataset_id, stage.run_id)),
                     **({"applied_by": by} if by else {}),
                 },
             )

@@ -2,13 +2,19 @@
 
 # No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import dagster as dg
 
 from kfm_dagster.contracts.issues import FenceIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.defs.chain import asset_key
-from kfm_dagster.defs.display import failing_units
+from kfm_dagster.defs.display import MAX_TABLE_ROWS, day_failing_units, day_metadata, day_sentence
+from kfm_dagster.defs.gate_checks import by_day
+from kfm_dagster.defs.partitions import DAYS
 from kfm_dagster.defs.resources import PipelineResource
+from kfm_dagster.ledger.reports import DayReport, FailingUnit
 from kfm_dagster.stages.batch import StageBatch
 
 MAX_MISMATCHES = 10_000
@@ -16,49 +22,87 @@ MAX_MISMATCHES = 10_000
 
 
 def unit_checks(registry: ContractRegistry) -> list[dg.AssetChecksDefinition]:
-    """Return one check per dataset on its `ledger` asset: every unit of the run succeeded."""
-    return [_every_unit_succeeded(contract.id) for contract in registry]
+    """Return one check per dataset on its `ledger` asset: every unit of the day succeeded."""
+    with by_day():
+        return [_every_unit_succeeded(contract.id) for contract in registry]
 
 
 def _every_unit_succeeded(dataset: str) -> dg.AssetChecksDefinition:
     @dg.asset_check(
         asset=asset_key(dataset, "ledger"),
         name="every_unit_succeeded",
-        description="Fails when a unit of the run failed or was quarantined; the table names each with its reason. "
-        "Fails when a unit that was done again gave another result than before, which nobody had permitted. "
-        "Warns when units were not the run's any more when it settled them: their outcome is another run's.",
+        partitions_def=DAYS,
+        description="Fails when a unit of the day failed or is quarantined, in whichever run; the table names each "
+        "with its reason. Fails when a unit that was done again gave another result than before, which nobody had "
+        "permitted. Warns when units were not the run's any more when it settled them, and when nothing of the day is "
+        "known.",
     )
     def every_unit_succeeded(
         context: dg.AssetCheckExecutionContext, ledger: StageBatch, pipeline: PipelineResource
     ) -> dg.AssetCheckResult:
-        # A unit that another run has taken fails here for that reason alone, and may have succeeded there.
-        seen = () if ledger.handed_on_whole else ledger.envelopes
-        failing = [u for u in seen if u.failure is not None and u.failure.code != FenceIssue.CLAIM_LOST]
-        lost = ledger.state.validation_summary.get("lost", 0)
-        mismatched = _mismatched(ledger, pipeline)
-        if mismatched:
-            context.log.error("results of %s differ from earlier ones: %s", dataset, ", ".join(mismatched))
-        units = len(ledger.envelopes)
-        found = [
-            (len(failing), "failed"),
-            (len(mismatched), "gave another result than before"),
-            (lost, "were another run's when this one settled them"),
+        found = _found(ledger, pipeline, dataset=dataset, day=context.partition_key)
+        if found.mismatched:
+            context.log.error("results of %s differ from earlier ones: %s", dataset, ", ".join(found.mismatched))
+        return found.result()
+
+    return every_unit_succeeded
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """What the check found: of the day, by the ledger, and of the run."""
+
+    day: DayReport
+    failing: Sequence[FailingUnit]
+    """Of the day, as many as a table shows."""
+    units: int
+    """Of the run, and the next ones, too."""
+    run_failing: int
+    mismatched: Sequence[str]
+    lost: int
+
+    def result(self) -> dg.AssetCheckResult:
+        """Return it as Dagster shows it: the day first, the run's share beside it."""
+        out = sum(self.day.failing.values())
+        bad = out or self.run_failing or self.mismatched
+        of_run = f"of {self.units} units of this run"
+        said = [
+            (out, f"{out} of {self.day.units} units of the day failed or are quarantined"),
+            (self.run_failing, f"{self.run_failing} {of_run} failed"),
+            (self.mismatched, f"{len(self.mismatched)} {of_run} gave another result than before"),
+            (self.lost, f"{self.lost} {of_run} were another run's when this one settled them"),
+            (not self.day.units, day_sentence(self.day)),
         ]
         return dg.AssetCheckResult(
-            passed=not failing and not mismatched and not lost,
-            severity=dg.AssetCheckSeverity.ERROR if failing or mismatched else dg.AssetCheckSeverity.WARN,
-            description="; ".join(f"{count} of {units} units {what}" for count, what in found if count) or None,
+            passed=not any(holds for holds, _ in said),
+            severity=dg.AssetCheckSeverity.ERROR if bad else dg.AssetCheckSeverity.WARN,
+            description="; ".join(text for holds, text in said if holds) or None,
             metadata={
-                "rule": "every claimed unit ends with a STAC Item and its lineage",
-                "observed": len(failing),
+                "rule": "every unit of the day ends with a STAC Item and its lineage",
+                "observed": out,
                 "expected": 0,
-                "lost": lost,
-                "mismatched_units": mismatched,
-                "failing_units": failing_units(failing),
+                "failing_units": day_failing_units(self.failing),
+                **day_metadata(self.day),
+                "run_units": self.units,
+                "run_failing": self.run_failing,
+                "run_lost": self.lost,
+                "mismatched_units": list(self.mismatched),
             },
         )
 
-    return every_unit_succeeded
+
+def _found(ledger: StageBatch, pipeline: PipelineResource, *, dataset: str, day: str) -> _Found:
+    known = pipeline.get().ledger
+    # A unit that another run has taken fails here for that reason alone, and may have succeeded there.
+    seen = () if ledger.handed_on_whole else ledger.envelopes
+    return _Found(
+        day=known.day(dataset=dataset, partition=day),
+        failing=known.failing_of_day(dataset=dataset, partition=day, limit=MAX_TABLE_ROWS),
+        units=len(ledger.envelopes),
+        run_failing=sum(1 for u in seen if u.failure is not None and u.failure.code != FenceIssue.CLAIM_LOST),
+        mismatched=_mismatched(ledger, pipeline),
+        lost=ledger.state.validation_summary.get("lost", 0),
+    )
 
 
 def _mismatched(ledger: StageBatch, pipeline: PipelineResource) -> list[str]:

@@ -1,5 +1,13 @@
 """What a materialisation shows: counts, a table of failing units, links, and a picture of the footprints.
 
+The latest materialisation of a day is what its page shows, and a later run may have had nothing to do with what an
+earlier one left behind. So the day comes first, as the ledger knows it (`day...`), and the run's share beside it
+(`run_...`).
+
+A day of which nothing is known is materialised all the same, and says that it is empty: without a materialisation,
+Dagster (since 1.13.22, dagster-io/dagster#34219) takes the day of an asset backfill for failed, and its backfill with
+it. So it says so where people look: first in the metadata, as a warning of its check, and in the run's tags.
+
 Belongs here: which facts, in the order in which a person asks for them. Does not belong here: the drawing
 (`footprint_map.py`).
 """
@@ -7,7 +15,7 @@ Belongs here: which facts, in the order in which a person asks for them. Does no
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +29,8 @@ from kfm_dagster.ingest.explanation import Explanations
 from kfm_dagster.ingest.path_arrivals import product_of
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.run_account import NodeAccount
+from kfm_dagster.ledger.reports import DayReport, FailingUnit
+from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.stages.batch import StageBatch
 
 MAX_TABLE_ROWS = 50
@@ -28,16 +38,35 @@ MAX_TABLE_ROWS = 50
 
 _NO_COUNTS = {"checks", "passed", "failed", "cause", "applied_by", "restricted", "rows", "product", "quantities"}
 """Members of a validation summary that count no units by their end, or are shown under names of their own."""
+_LEFT = (Status.QUARANTINED, Status.FAILED, Status.PENDING, Status.IN_PROGRESS)
+"""What is not done of a day, in the order in which it needs care."""
 _FOOTPRINT_NOUNS = {"metadata", "stac_items"}
 _SECTIONS = {"integrity": "integrity", "metadata": "metadata", "stac_items": "stac", "provenance": "provenance"}
 """Asset noun > the section that its operator adds to every unit it works on."""
 
 
-def stage_metadata(noun: str, batch: StageBatch, *, catalog: str, account: NodeAccount | None = None) -> dict[str, Any]:
+def day_sentence(day: DayReport) -> str:
+    """Say what became of a day, what needs care first."""
+    if not day.units:
+        return "empty: nothing of this day is known"
+    left = [f"{day.counts[status]} {status.replace('_', ' ')}" for status in _LEFT if day.counts[status]]
+    return f"{', '.join(left)}{'; ' if left else ''}{day.counts[Status.SUCCEEDED]} of {day.units} succeeded"
+
+
+def day_metadata(day: DayReport) -> dict[str, Any]:
+    """Return a day's totals: numbers, which Dagster plots over the partitions, below the sentence that they make."""
+    counts = {f"day_{status}": day.counts[status] for status in (*_LEFT, Status.SUCCEEDED)}
+    return {"day": day_sentence(day), "day_units": day.units, **counts}
+
+
+def stage_metadata(
+    noun: str, batch: StageBatch, *, day: DayReport, catalog: str, account: NodeAccount | None = None
+) -> dict[str, Any]:
     """Return the metadata of one materialisation; `account` is what `kfm explain` tells of the node.
 
-    `passed`, `failed` and, where there are some, `failed_earlier` and `given_back` (no longer this run's) sum to
-    `units`. What was handed on whole is not read again: its Items and footprints stand with the run that made it.
+    `run_passed`, `run_failed` and, where there are some, `run_failed_earlier` and `run_given_back` (no longer this
+    run's) sum to `run_units`. What was handed on whole is not read again: its Items and footprints stand with the run
+    that made it.
     """
     units, state = batch.envelopes, batch.state
     summary = state.validation_summary
@@ -45,9 +74,10 @@ def stage_metadata(noun: str, batch: StageBatch, *, catalog: str, account: NodeA
     failing = [unit for unit in seen if unit.failure is not None]
     earlier = _failed_earlier(noun, failing)
     given_back = len(units) - summary["checks"] - earlier
-    shown: dict[str, Any] = {"units": len(units), "passed": summary["passed"], "failed": summary["failed"]}
-    shown |= {name: n for name, n in (("failed_earlier", earlier), ("given_back", given_back)) if n}
-    shown |= {f"settled_{name}": count for name, count in summary.items() if name not in _NO_COUNTS}
+    shown: dict[str, Any] = day_metadata(day)
+    shown |= {"run_units": len(units), "run_passed": summary["passed"], "run_failed": summary["failed"]}
+    shown |= {name: n for name, n in (("run_failed_earlier", earlier), ("run_given_back", given_back)) if n}
+    shown |= {f"run_{name}": count for name, count in summary.items() if name not in _NO_COUNTS}
     if noun == "stac_items":
         written = Counter(unit.stac.write_status.value for unit in seen if unit.stac is not None)
         shown |= {f"items_{status}": count for status, count in sorted(written.items())}
@@ -100,22 +130,39 @@ def account_metadata(account: NodeAccount) -> dict[str, Any]:
 
 
 def failing_units(failing: Sequence[Envelope]) -> dg.TableMetadataValue:
-    """Return a table of failing units, at most MAX_TABLE_ROWS of them; the reason first, for a page cuts the rest."""
+    """Return a table of a run's failing units, at most MAX_TABLE_ROWS of them."""
+    return _units_table(
+        {
+            # In the process that gave it, it is a member of an enum that Dagster does not know.
+            "code": str(unit.failure.code),
+            "message": unit.failure.message,
+            "object_uri": unit.object_uri,
+            "attempt": unit.attempt,
+            "wal_id": unit.wal_id,
+        }
+        for unit in failing[:MAX_TABLE_ROWS]
+        if unit.failure is not None
+    )
+
+
+def day_failing_units(failing: Sequence[FailingUnit]) -> dg.TableMetadataValue:
+    """Return a table of a day's failing units."""
+    return _units_table(
+        {
+            "code": unit.code,
+            "message": unit.message,
+            "object_uri": unit.object_uri,
+            "attempt": unit.attempts,
+            "wal_id": unit.wal_id,
+        }
+        for unit in failing
+    )
+
+
+def _units_table(rows: Iterable[Mapping[str, Any]]) -> dg.TableMetadataValue:
+    """Return a table with the reason first, for a page cuts the rest."""
     return dg.MetadataValue.table(
-        [
-            dg.TableRecord(
-                {
-                    # In the process that gave it, it is a member of an enum that Dagster does not know.
-                    "code": str(unit.failure.code),
-                    "message": unit.failure.message,
-                    "object_uri": unit.object_uri,
-                    "attempt": unit.attempt,
-                    "wal_id": unit.wal_id,
-                }
-            )
-            for unit in failing[:MAX_TABLE_ROWS]
-            if unit.failure is not None
-        ],
+        [dg.TableRecord(row) for row in rows],
         schema=dg.TableSchema(
             columns=[
                 dg.TableColumn("code", "string"),

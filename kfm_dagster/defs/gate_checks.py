@@ -6,10 +6,15 @@ them (`configs/state_machine.yaml`).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import dagster as dg
 
+from kfm_dagster.contracts.issues import GateIssue
+from kfm_dagster.defs.partitions import DAYS
+from kfm_dagster.ledger.reports import DayReport
 from kfm_dagster.stages.computed import ComputedStage
 from kfm_dagster.stages.gates.verdict import STOPS, Gate, Verdict
 from kfm_dagster.stages.machine import Judgement
@@ -38,54 +43,95 @@ MAX_UNITS_SHOWN = 50
 """Units at fault that a check names; the audit names more."""
 
 
+@contextmanager
+def by_day() -> Iterator[None]:
+    """Let checks be defined by partition, which Dagster 1.13 offers as a preview.
+
+    Without a partition a check has one latest result: that of whichever day was looked at last.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.PreviewWarning)
+        yield
+
+
 def gate_specs(key: dg.AssetKey, gates: Iterable[Gate]) -> list[dg.AssetCheckSpec]:
-    """Return a blocking check for each gate that an output is held against."""
-    return [
-        dg.AssetCheckSpec(
-            name=NAMES[gate],
-            asset=key,
-            blocking=True,
-            description=f"{DESCRIPTIONS[gate]} {f'Its stop is {STOPS[gate]}. ' if gate in STOPS else ''}"
-            "See docs/pipeline-card.md.",
-        )
-        for gate in gates
-    ]
+    """Return a blocking check by day for each gate that an output is held against."""
+    with by_day():
+        return [
+            dg.AssetCheckSpec(
+                name=NAMES[gate],
+                asset=key,
+                blocking=True,
+                partitions_def=DAYS,
+                description=f"{DESCRIPTIONS[gate]} {f'Its stop is {STOPS[gate]}. ' if gate in STOPS else ''}"
+                "See docs/pipeline-card.md.",
+            )
+            for gate in gates
+        ]
 
 
-def gate_results(key: dg.AssetKey, gates: Iterable[Gate], judgement: Judgement) -> Iterator[dg.AssetCheckResult]:
+def gate_results(
+    key: dg.AssetKey, gates: Iterable[Gate], judgement: Judgement, *, day: DayReport
+) -> Iterator[dg.AssetCheckResult]:
     """Yield the result of each gate. An error stops what is downstream; what only units are at fault for is a warning.
 
-    A gate that nothing was there for has passed.
+    A gate that nothing was there for has passed, unless it had taken units of the day out in an earlier run.
     """
     said = {verdict.gate: verdict for verdict in judgement.verdicts}
     for gate in gates:
-        yield _result(key, said[gate], judgement)
+        yield _result(key, said[gate], judgement, out=_out_by(gate, day))
 
 
-def unlooked(key: dg.AssetKey, gates: Iterable[Gate], stage: ComputedStage) -> Iterator[dg.AssetCheckResult]:
+def unlooked(
+    key: dg.AssetKey, gates: Iterable[Gate], stage: ComputedStage, *, day: DayReport
+) -> Iterator[dg.AssetCheckResult]:
     """Yield what holds of an output that was handed on: it had passed when it was made."""
     cause = stage.skipped.skipped.value if stage.skipped and stage.skipped.skipped else ""
     for gate in gates:
+        out = _out_by(gate, day)
         yield dg.AssetCheckResult(
-            passed=True, asset_key=key, check_name=NAMES[gate], metadata={"observed": f"skipped: {cause}"}
+            passed=not out,
+            asset_key=key,
+            check_name=NAMES[gate],
+            severity=dg.AssetCheckSeverity.WARN,
+            description=_earlier(out),
+            metadata={"observed": f"skipped: {cause}", "day_units_out": out},
         )
 
 
-def _result(key: dg.AssetKey, verdict: Verdict, judgement: Judgement) -> dg.AssetCheckResult:
+def _out_by(gate: Gate, day: DayReport) -> int:
+    """Return how many units of the day are out by a gate; those of a run that is at work are not among them yet."""
+    return day.failing.get(GateIssue[gate.name].value, 0)
+
+
+def _earlier(out: int) -> str | None:
+    return f"{out} units of the day are out by this gate since an earlier run" if out else None
+
+
+def _result(key: dg.AssetKey, verdict: Verdict, judgement: Judgement, *, out: int) -> dg.AssetCheckResult:
     stops = verdict.gate not in judgement.passed
     restricted = verdict.gate in judgement.restricted
     named = {str(finding.wal_id): finding.what for finding in verdict.findings[:MAX_UNITS_SHOWN] if finding.wal_id}
     whole = [finding.what for finding in verdict.findings if finding.wal_id is None][:MAX_UNITS_SHOWN]
     return dg.AssetCheckResult(
-        passed=verdict.passed,
+        passed=verdict.passed and not out,
         asset_key=key,
         check_name=NAMES[verdict.gate],
         severity=dg.AssetCheckSeverity.ERROR if stops else dg.AssetCheckSeverity.WARN,
-        description=None if verdict.passed else _consequence(verdict, stops=stops, restricted=restricted),
+        description="; ".join(
+            said
+            for said in (
+                None if verdict.passed else _consequence(verdict, stops=stops, restricted=restricted),
+                _earlier(out),
+            )
+            if said
+        )
+        or None,
         metadata={
             "rule": verdict.rule,
             "observed": verdict.observed,
             "expected": verdict.expected,
+            "day_units_out": out,
             **({"tag": "[Restricted]"} if restricted or (stops and verdict.gate in STOPS) else {}),
             **({"failing_units": dg.MetadataValue.json(named)} if named else {}),
             **({"failing": dg.MetadataValue.json(whole)} if whole else {}),

@@ -9,7 +9,9 @@ from kfm_dagster.defs.chain import CHAIN
 from kfm_dagster.defs.display import account_of, arrivals_metadata, stage_metadata
 from kfm_dagster.defs.failing import try_again_or_roll_back
 from kfm_dagster.defs.resources import PipelineResource
+from kfm_dagster.defs.run_tags import tag_run
 from kfm_dagster.errors import KfmError
+from kfm_dagster.ingest.node import Operator
 from kfm_dagster.ingest.path_arrivals import NODE
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.computed import ComputedStage
@@ -41,11 +43,14 @@ class StageIOManager(dg.ConfigurableIOManager):
         dataset, noun = context.asset_key.path
         if noun in CHAIN:
             self._remember(dataset, batch)
+        day = pipeline.ledger.day(dataset=dataset, partition=context.partition_key)
+        if CHAIN.get(noun) is Operator.SETTLE:
+            tag_run(context.step_context.instance, context.step_context.dagster_run, dataset, batch, day)
         account = account_of(pipeline, obj.node.dataset_id, obj.run_id)
         context.add_output_metadata(
             {
+                **stage_metadata(noun, batch, day=day, catalog=pipeline.settings.catalog, account=account),
                 **(arrivals_metadata(pipeline, batch) if noun == NODE else {}),
-                **stage_metadata(noun, batch, catalog=pipeline.settings.catalog, account=account),
             }
         )
 

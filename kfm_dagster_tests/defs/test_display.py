@@ -18,6 +18,8 @@ from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity, Met
 from kfm_dagster.contracts.issues import IntegrityIssue, Issue, MetadataIssue, Severity
 from kfm_dagster.defs.display import MAX_TABLE_ROWS, stage_metadata
 from kfm_dagster.defs.footprint_map import MAX_OUTLINES, WIDTH, footprint_map
+from kfm_dagster.ledger.reports import DayReport
+from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.run_state.record import RunState, ValidationSummary
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.computed import outcome_of
@@ -30,6 +32,12 @@ MISSING = Integrity(
 TRUNCATED = Metadata(
     status=CheckStatus.FAILED,
     issues=(Issue(code=MetadataIssue.TRUNCATED_OBJECT, severity=Severity.FAILED, message="half of it"),),
+)
+
+
+DAY = DayReport(
+    counts={**dict.fromkeys(Status, 0), Status.SUCCEEDED: 40, Status.QUARANTINED: 3, Status.IN_PROGRESS: 2},
+    failing={"missing_object": 3},
 )
 
 
@@ -74,34 +82,65 @@ def test_a_materialisation_shows_counts_failing_units_link_and_footprints() -> N
         envelope(2, integrity=Integrity(status=CheckStatus.OK), metadata=TRUNCATED),
         envelope(3, integrity=MISSING),
     ]
-    shown = stage_metadata("metadata", batch(units, checks=3, failed=1), catalog="/home/catalog")
-    assert (shown["units"], shown["passed"], shown["failed"], shown["failed_earlier"]) == (4, 2, 1, 1)
+    shown = stage_metadata("metadata", batch(units, checks=3, failed=1), day=DAY, catalog="/home/catalog")
+    assert tuple(shown[f"run_{name}"] for name in ("units", "passed", "failed", "failed_earlier")) == (4, 2, 1, 1)
     rows = [record.data for record in shown["failing_units"].records]
     assert [(row["code"], row["message"], row["object_uri"]) for row in rows] == [
         ("truncated_object", "half of it", units[2].object_uri),
         ("missing_object", "not there", units[3].object_uri),
     ]
     assert "data:image/svg+xml" in shown["footprints"].md_str
-    items = stage_metadata("stac_items", batch(units, checks=2, failed=0), catalog="/home/catalog")
-    assert (items["passed"], items["failed"], items["failed_earlier"], items["items_created"]) == (2, 0, 2, 2)
+    items = stage_metadata("stac_items", batch(units, checks=2, failed=0), day=DAY, catalog="/home/catalog")
+    assert (items["run_passed"], items["run_failed"], items["run_failed_earlier"], items["items_created"]) == (
+        2,
+        0,
+        2,
+        2,
+    )
     assert items["catalog"] == dg.MetadataValue.path("/home/catalog/catalog.json")
 
 
+@pytest.mark.clause("DAG-11")
+@pytest.mark.parametrize(
+    ("counts", "sentence"),
+    [
+        ({}, "empty: nothing of this day is known"),
+        ({Status.SUCCEEDED: 2}, "2 of 2 succeeded"),
+        ({Status.PENDING: 1}, "1 pending; 0 of 1 succeeded"),
+        (
+            {Status.IN_PROGRESS: 1, Status.FAILED: 2, Status.QUARANTINED: 3, Status.SUCCEEDED: 4},
+            "3 quarantined, 2 failed, 1 in progress; 4 of 10 succeeded",
+        ),
+    ],
+)
+def test_a_day_is_one_sentence_that_begins_with_what_needs_care(counts: dict[Status, int], sentence: str) -> None:
+    day = DayReport(counts={**dict.fromkeys(Status, 0), **counts}, failing={})
+    shown = stage_metadata("ledger", batch([], checks=0, failed=0), day=day, catalog="/home/catalog")
+    # The day first, whatever the run did.
+    assert next(iter(shown.items())) == ("day", sentence)
+    assert {status: shown[f"day_{status}"] for status in Status} == day.counts
+    assert (shown["day_units"], shown["run_units"]) == (sum(counts.values()), 0)
+
+
 def test_a_catalog_in_a_bucket_is_a_link() -> None:
-    shown = stage_metadata("stac_items", batch([], checks=0, failed=0), catalog="https://catalog.example/root/")
+    shown = stage_metadata(
+        "stac_items", batch([], checks=0, failed=0), day=DAY, catalog="https://catalog.example/root/"
+    )
     assert shown["catalog"] == dg.MetadataValue.url("https://catalog.example/root/catalog.json")
 
 
 def test_an_empty_batch_shows_counts_and_no_picture() -> None:
-    shown = stage_metadata("metadata", batch([], checks=0, failed=0), catalog="/home/catalog")
-    assert shown["units"] == 0
-    assert not {"footprints", "failing_units", "failed_earlier"} & set(shown)
+    shown = stage_metadata("metadata", batch([], checks=0, failed=0), day=DAY, catalog="/home/catalog")
+    assert shown["run_units"] == 0
+    assert not {"footprints", "failing_units", "run_failed_earlier"} & set(shown)
 
 
 def test_the_table_of_failing_units_has_a_bound() -> None:
     units = [envelope(number, integrity=MISSING) for number in range(MAX_TABLE_ROWS + 1)]
-    shown = stage_metadata("integrity", batch(units, checks=len(units), failed=len(units)), catalog="/home/catalog")
-    assert (shown["failed"], len(shown["failing_units"].records)) == (MAX_TABLE_ROWS + 1, MAX_TABLE_ROWS)
+    shown = stage_metadata(
+        "integrity", batch(units, checks=len(units), failed=len(units)), day=DAY, catalog="/home/catalog"
+    )
+    assert (shown["run_failed"], len(shown["failing_units"].records)) == (MAX_TABLE_ROWS + 1, MAX_TABLE_ROWS)
 
 
 @given(

@@ -67,12 +67,12 @@ def test_mixed_outcomes_show_as_counts_a_failed_check_and_a_table(face: Face, ob
     result = face.execute(JOB, partition=PARTITION)
 
     shown = materialisations(result)
-    assert {noun: metadata["units"] for noun, metadata in shown.items()} == dict.fromkeys(shown, 3)
-    assert (shown["integrity"]["passed"], shown["integrity"]["failed"]) == (2, 1)
-    assert (shown["stac_items"]["items_created"], shown["stac_items"]["failed"]) == (2, 0)
-    settled = {name: value for name, value in shown["ledger"].items() if name.startswith("settled_")}
-    counted = ("succeeded", 2), ("retrying", 1), ("quarantined", 0), ("lost", 0), ("mismatched", 0)
-    assert settled == {f"settled_{name}": count for name, count in counted}
+    assert {noun: metadata["run_units"] for noun, metadata in shown.items()} == dict.fromkeys(shown, 3)
+    assert (shown["integrity"]["run_passed"], shown["integrity"]["run_failed"]) == (2, 1)
+    assert (shown["stac_items"]["items_created"], shown["stac_items"]["run_failed"]) == (2, 0)
+    counted = {"succeeded": 2, "retrying": 1, "quarantined": 0, "lost": 0, "mismatched": 0}
+    assert {name: shown["ledger"][f"run_{name}"] for name in counted} == counted
+    assert shown["ledger"]["day"] == "1 failed; 2 of 3 succeeded"
     assert {noun: metadata["outcome"] for noun, metadata in shown.items()} == {
         "envelopes": "success",
         "integrity": "partial",
@@ -241,7 +241,7 @@ def test_a_reexecution_of_everything_skips_what_succeeded_and_changes_nothing(
     assert {"integrity_check", "settle"}.isdisjoint(skipped(again))
     assert (traces.records(pipeline), traces.catalog_tree(Path(pipeline.settings.catalog))) == before
     settle = materialisations(again)["ledger"]
-    assert (settle["settled_lost"], settle["settled_succeeded"], settle["settled_retrying"]) == (3, 0, 0)
+    assert (settle["run_lost"], settle["run_succeeded"], settle["run_retrying"]) == (3, 0, 0)
     traces.assert_once(traces.events(Path(pipeline.settings.lineage)))
     assert_conserved(pipeline)
 

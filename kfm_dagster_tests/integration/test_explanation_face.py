@@ -60,7 +60,7 @@ def test_materialisations_and_observations_say_what_the_command_says(
         assert (metadata["cause"], metadata["applied_by"]) == ("CONTENT_APPLIED", first.dagster_run.run_id)
         assert metadata["content_hash"] == materialisations(first)[noun]["content_hash"]
         assert materialisations(second)[noun]["applied_by"] == first.dagster_run.run_id
-        assert not {name for name in materialisations(second)[noun] if name.startswith("settled_ca")}
+        assert not {name for name in materialisations(second)[noun] if name.startswith("run_ca")}
     assert {metadata.get("forced") for metadata in materialisations(forced).values()} == {"the reader was wrong"}
 
 

@@ -180,7 +180,7 @@ def test_a_sound_path_passes_its_gates_and_its_stage_is_audited(day: Face) -> No
     assert all(check.passed and check.blocking for check in found.values())
     assert found["G4_dimensional_closure"].metadata["observed"].value == f"p_dim = 1 over {UNITS} units"
     shown = materialisations(result)["path_arrival"]
-    assert (shown["units"], shown["passed"], shown["rows"]) == (UNITS, UNITS, UNITS * BEAMS)
+    assert (shown["run_units"], shown["run_passed"], shown["rows"]) == (UNITS, UNITS, UNITS * BEAMS)
     assert str(shown["arrivals"]).startswith("![arrivals](data:image/svg+xml;base64,")
     lines = day.pipeline.stages.keeper.store.audit.of_stage(result.dagster_run.run_id, STAGE)
     assert [(line["kind"], line["event"]) for line in lines] == [
@@ -207,7 +207,7 @@ def test_a_volume_at_fault_leaves_by_its_gate_and_the_others_have_their_rows(
     [(unit, why)] = check.metadata["failing_units"].value.items()  # type: ignore[union-attr]
     assert case.words in why
     shown = materialisations(result)["path_arrival"]
-    assert (shown["passed"], shown["failed"], shown["rows"]) == (UNITS - 1, 1, (UNITS - 1) * BEAMS)
+    assert (shown["run_passed"], shown["run_failed"], shown["rows"]) == (UNITS - 1, 1, (UNITS - 1) * BEAMS)
     assert [row.data["wal_id"] for row in shown["failing_units"].records] == [unit]
     assert stops(day, result.dagster_run.run_id) == [(case.stop, "units")]
 

@@ -130,7 +130,7 @@ def parsed(face: Face, event: Any) -> Any:
 
 def asked_units(face: Face, request: dg.RunRequest) -> int:
     """Launch a run; returns the units that it claimed."""
-    return int(materialisations(face.launch(request))["envelopes"]["units"])
+    return int(materialisations(face.launch(request))["envelopes"]["run_units"])
 
 
 @pytest.mark.clause("BEY-14")

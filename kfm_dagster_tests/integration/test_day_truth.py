@@ -1,0 +1,154 @@
+"""What Dagster shows of a day is the day's: no later run hides what an earlier one left; an empty day looks empty."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from kfm_dagster.contracts.issues import GateIssue
+from kfm_dagster.governance.log import Decision, GovernanceAction
+from kfm_dagster.ingest import nodes
+from kfm_dagster.ledger.cases import QuarantineCases
+from kfm_dagster.ledger.policy import LedgerCode
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster_tests.integration.chain import DAY, announce, put, replaced, take, volumes
+from kfm_dagster_tests.integration.face import Face, materialisations, unit_check
+from kfm_dagster_tests.integration.gating import gates
+
+PARTITION = DAY.isoformat()
+JOB = "ingest_nexrad_l2"
+G4 = ("metadata", "G4_dimensional_closure")
+WHY = Decision(actor="ada", reason="looked into", change_ref="CHG-1")
+
+
+@contextmanager
+def beyond_the_pole(name: str) -> Iterator[None]:
+    """Let the site of one volume lie where no latitude is, so that G4 makes its unit leave."""
+    plain = nodes.metadata_extract
+
+    def elsewhere(unit: Any, **parts: Any) -> Any:
+        found = plain(unit, **parts)
+        if not unit.object_uri.endswith(name):
+            return found
+        return replace(found, stac_properties={**found.stac_properties, "nexrad:latitude": 91.0})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kfm_dagster.ingest.nodes.metadata_extract", elsewhere)
+        yield
+
+
+def one_is_quarantined(face: Face, objects: Path) -> dg.ExecuteInProcessResult:
+    items = volumes(3)
+    put(objects, items)
+    with beyond_the_pole(items[0].key):
+        return face.execute(JOB, partition=PARTITION)
+
+
+def tags(face: Face, result: dg.ExecuteInProcessResult) -> dict[str, str]:
+    run = face.instance.get_run_by_id(result.run_id)
+    assert run is not None
+    return {name: value for name, value in run.tags.items() if name in {"kfm/quarantined", "kfm/empty"}}
+
+
+@pytest.mark.clause("DAG-11", "BEY-13")
+def test_a_later_run_of_a_day_hides_no_quarantine_and_a_release_ends_it(face: Face, objects: Path) -> None:
+    first = one_is_quarantined(face, objects)
+    assert tags(face, first) == {"kfm/quarantined": "nexrad-l2=1"}
+
+    put(objects, volumes(5))
+    later = face.execute(JOB, partition=PARTITION)
+    shown = materialisations(later)
+    assert {metadata["day_quarantined"] for metadata in shown.values()} == {1}
+    assert shown["ledger"]["day"] == "1 quarantined; 4 of 5 succeeded"
+    assert (shown["ledger"]["run_units"], shown["ledger"]["run_quarantined"]) == (2, 0)
+    check = unit_check(later)
+    assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.ERROR)
+    assert check.description == "1 of 5 units of the day failed or are quarantined"
+    assert (check.metadata["run_units"].value, check.metadata["run_failing"].value) == (2, 0)
+    [row] = check.metadata["failing_units"].records  # type: ignore[union-attr]
+    assert (row.data["object_uri"], row.data["code"]) == (volumes(1)[0].uri, GateIssue.G4)
+    gate = gates(later)[G4]
+    assert (gate.passed, gate.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert gate.description == "1 units of the day are out by this gate since an earlier run"
+    assert [key for key, one in gates(later).items() if "day_units_out" in one.metadata and not one.passed] == [
+        G4, ("ledger", "G6_coverage"),
+    ]  # fmt: skip
+    # The later run has quarantined nothing; the list of runs names the one that has.
+    assert tags(face, later) == {}
+
+    [unit] = face.pipeline.ledger.find(status=Status.QUARANTINED)
+    face.pipeline.ledger.override(
+        {unit.wal_id: unit.version}, from_status=Status.QUARANTINED, action=GovernanceAction.RELEASE, decision=WHY
+    )
+    last = face.execute(JOB, partition=PARTITION)
+    assert materialisations(last)["ledger"]["day"] == "5 of 5 succeeded"
+    assert (unit_check(last).passed, gates(last)[G4].passed) == (True, True)
+
+
+@pytest.mark.clause("DAG-11")
+def test_an_output_that_is_handed_on_tells_the_day_as_it_is_now(face: Face, objects: Path) -> None:
+    one_is_quarantined(face, objects)
+    put(objects, volumes(3))
+    for _ in range(2):
+        again = face.execute(JOB, partition=PARTITION)
+        assert materialisations(again)["ledger"]["day"] == "1 quarantined; 2 of 3 succeeded"
+        assert not gates(again)[G4].passed
+        assert not unit_check(again).passed
+    assert materialisations(again)["ledger"]["outcome"] == "skipped"
+
+
+@pytest.mark.clause("DAG-11")
+def test_every_check_is_of_its_day_and_another_day_changes_none_of_it(face: Face, objects: Path) -> None:
+    for result in (
+        one_is_quarantined(face, objects),
+        face.execute(JOB, partition=(DAY + timedelta(days=1)).isoformat()),
+    ):
+        found = result.get_asset_check_evaluations()
+        assert {one.partition for one in found} == {result.dagster_run.tags["dagster/partition"]}
+        assert len(found) == 11
+    graph = face.repository.asset_graph
+    assert all(graph.get_check_spec(key).partitions_def is not None for key in graph.asset_check_keys)
+
+
+@pytest.mark.clause("DAG-11")
+def test_a_day_of_which_nothing_is_known_looks_empty(face: Face, objects: Path) -> None:
+    result = face.execute(JOB, partition=PARTITION)
+    assert result.success
+    shown = materialisations(result)
+    assert {metadata["day"] for metadata in shown.values()} == {"empty: nothing of this day is known"}
+    check = unit_check(result)
+    assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert check.description == "empty: nothing of this day is known"
+    assert tags(face, result) == {"kfm/empty": "nexrad-l2"}
+    # A run that finds nothing new on a day with units is none of that.
+    one_is_quarantined(face, objects)
+    assert tags(face, face.execute(JOB, partition=PARTITION)) == {}
+
+
+@pytest.mark.clause("DAG-11")
+def test_what_nobody_has_to_care_for_any_more_fails_no_check(face: Face, objects: Path) -> None:
+    """A unit of which a newer version is known, and one whose case a person has closed."""
+    one_is_quarantined(face, objects)
+    [unit] = face.pipeline.ledger.find(status=Status.QUARANTINED)
+    QuarantineCases(face.pipeline.database, clock=face.pipeline.clock).discard(
+        {unit.wal_id: unit.version}, decision=WHY
+    )
+    new = volumes(4)[3]
+    old = replaced(new, b"an earlier version")
+    put(objects, [new])
+    registry = face.pipeline.registry
+    take(face.pipeline, announce([new.event(event_time=face.pipeline.clock())], registry=registry))
+    take(face.pipeline, announce([old.event()], registry=registry))
+    codes = {record.last_error_code for record in face.pipeline.ledger.find(status=Status.QUARANTINED)}
+    assert codes == {GateIssue.G4, LedgerCode.STALE_EVENT}
+    result = face.execute(JOB, partition=PARTITION)
+    assert materialisations(result)["ledger"]["day"] == "2 quarantined; 3 of 5 succeeded"
+    assert unit_check(result).passed, unit_check(result).description
+    assert gates(result)[G4].passed
