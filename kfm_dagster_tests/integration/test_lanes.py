@@ -224,5 +224,5 @@ def test_a_run_whose_units_another_run_took_says_so(face: Face, objects: Path, c
     assert taken
     check = unit_check(result)
     assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
-    assert check.description == "2 of 2 units were another run's when this one settled them"
-    assert check.metadata["lost"].value == 2
+    assert check.description == "2 of 2 units of this run were another run's when this one settled them"
+    assert check.metadata["run_lost"].value == 2
