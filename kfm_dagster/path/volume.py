@@ -131,10 +131,14 @@ class PathArrival:
 def elevations_of(properties: Mapping[str, Any]) -> tuple[float, ...]:
     """Return the distinct elevations of a volume in degrees, ascending; none when nothing tells them.
 
-    properties: those of a NEXRAD Item. The volume's own pattern (message 5) wins; else its number names one. Angles
-    that no antenna has, as in a message 5 of noise, are left out.
+    properties: those of a NEXRAD Item. The cuts that were made win, then the volume's own pattern (message 5); else its
+    number names one. Angles that no antenna has, as in a message 5 of noise, are left out.
     """
-    stated: Iterable[Any] = properties.get("nexrad:elevations") or PATTERNS.get(properties.get("nexrad:vcp", 0), ())
+    stated: Iterable[Any] = (
+        properties.get("nexrad:elevations")
+        or properties.get("nexrad:pattern-elevations")
+        or PATTERNS.get(properties.get("nexrad:vcp", 0), ())
+    )
     return tuple(sorted({float(angle) for angle in stated if MIN_ELEVATION_DEG <= angle <= MAX_ELEVATION_DEG}))
 
 

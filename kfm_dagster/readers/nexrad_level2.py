@@ -1,15 +1,15 @@
 """The reader of NEXRAD Level II archive volumes: agreement with the key, position, coverage, STAC properties.
 
-Belongs here: what a volume's head means to the catalog. Does not belong here: how it is laid out (`nexrad_volume.py`)
-and where radars stood before volumes said so (`nexrad_sites.py`).
+Belongs here: what a volume's head and end mean to the catalog. Does not belong here: how it is laid out
+(`nexrad_volume.py`, `nexrad_end.py`) and where radars stood before volumes said so (`nexrad_sites.py`).
 
-Cost: one to three range requests of 128 KiB. A bzip2 block must be decoded whole before it gives its first byte, so a
-real volume takes 4 to 13 ms, nearly all of it outside the GIL; gzipped ones take less than 1 ms.
+Cost: one to three range requests of 128 KiB for the head and one of up to 256 KiB for the end; a gzipped volume is read
+whole, in requests of 1 MiB. bzip2 blocks are decoded outside the GIL.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
@@ -26,11 +26,16 @@ from kfm_dagster.readers.nexrad_sites import Site, sites
 from kfm_dagster.readers.nexrad_volume import Volume, read_volume
 
 TIME_TOLERANCE = timedelta(seconds=60)
-"""Between the key's time and the nearer of volume header and first radial.
+"""Between the key's time, the volume header's and the first radial's.
 
-Less than 1 s in every real volume, whose header and first radial lie up to 11.5 s apart; the next volume of a site
+The key follows one of the others, and those two lie up to 11.5 s apart, in real volumes; the next volume of a site
 follows after 3 minutes at the earliest, so that one minute cannot confuse two.
 """
+LONGEST_VOLUME = timedelta(minutes=30)
+"""From the first radial to the last: patterns take 4 to 10 minutes (Federal Meteorological Handbook 11, part C)."""
+POSITION_TOLERANCE_M = 50_000
+"""Between a volume's own position and its site's: 100 m in real volumes, but the table has one place a site, and the
+farthest known move is RKSG's, by 36 km. The nearest other radar is 59 km off, but for two tested in Norman."""
 RANGE_M = 460_000
 """Reach of the reflectivity: 460 cells of 1 km (ICD 2620002, table III), 1840 gates of 250 m (table XVII-B)."""
 CIRCLE_POINTS = 36
@@ -40,9 +45,9 @@ _WGS84 = Geod(ellps="WGS84")
 def read_nexrad_level2(request: ReadRequest) -> HeaderMetadata:
     """Read the head of a volume; `request.groups` must have `site`, `date` (YYYYMMDD) and `time` (HHMMSS).
 
-    `start` and `end` are those of the volume header and the first radial, whichever comes first: the time of the last
-    radial stands at the end of the object, which is not read. `datetime` is the start: the key's whole second may lie
-    before it.
+    `start` is that of the volume header or the first radial, whichever comes first; `end` is the last radial's, and the
+    start again where that is not known (`nexrad:end-known`). `datetime` is the start: the key's whole second may lie
+    before it. A volume that may be incomplete has a finding COMPLETENESS_UNCHECKED.
     Raises ReadError: UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT, INVALID_TIME_RANGE and
     INCOMPLETE_PRODUCT_METADATA for the bytes, TIME_MISMATCH and PLATFORM_MISMATCH against the key,
     MISSING_GEOLOCATION and INVALID_GEOMETRY for the position.
@@ -54,31 +59,41 @@ def read_nexrad_level2(request: ReadRequest) -> HeaderMetadata:
     _check_time(volume, nominal)
     site = sites().get(icao)
     position = _position(volume, site, icao)
-    times = (volume.header.time, volume.radial.time)
+    start, last, unchecked = min(volume.header.time, volume.radial.time), volume.end.radial, volume.end.unchecked
     return HeaderMetadata(
-        start=min(times),
-        end=max(times),
-        datetime=min(times),
+        start=start,
+        end=last.time if last else start,
+        datetime=start,
         geometry=_coverage(position.latitude, position.longitude),
         properties=_properties(volume, icao, site, position),
         native=_native(volume),
+        findings=((MetadataIssue.COMPLETENESS_UNCHECKED, unchecked),) if unchecked else (),
     )
 
 
 def _check_platform(volume: Volume, icao: str) -> None:
     """Volumes before 2003 leave the header's ICAO blank, radials of type 1 have none: what is there must agree."""
-    for where, stated in (("volume header", volume.header.icao), ("first radial", volume.radial.icao)):
-        if stated not in {"", icao}:
-            raise ReadError(MetadataIssue.PLATFORM_MISMATCH, f"the {where} says {stated!r}; the key says {icao!r}")
+    stated = {"volume header": volume.header.icao, "first radial": volume.radial.icao}
+    if volume.end.radial:
+        stated["last radial"] = volume.end.radial.icao
+    for where, name in stated.items():
+        if name not in {"", icao}:
+            raise ReadError(MetadataIssue.PLATFORM_MISMATCH, f"the {where} says {name!r}; the key says {icao!r}")
 
 
 def _check_time(volume: Volume, nominal: datetime) -> None:
-    header, radial = volume.header.time, volume.radial.time
-    if min(abs(header - nominal), abs(radial - nominal)) > TIME_TOLERANCE:
+    header, first, last = volume.header.time, volume.radial.time, volume.end.radial
+    if max(header, first, nominal) - min(header, first, nominal) > TIME_TOLERANCE:
         raise ReadError(
             MetadataIssue.TIME_MISMATCH,
             f"the key says {nominal:%Y-%m-%dT%H:%M:%SZ}; the volume header says {header:%Y-%m-%dT%H:%M:%SZ}, "
-            f"the first radial {radial:%Y-%m-%dT%H:%M:%SZ}; expected one within {TIME_TOLERANCE.seconds} s",
+            f"the first radial {first:%Y-%m-%dT%H:%M:%SZ}; expected all within {TIME_TOLERANCE.seconds} s",
+        )
+    if last and not first <= last.time <= first + LONGEST_VOLUME:
+        raise ReadError(
+            MetadataIssue.TIME_MISMATCH,
+            f"the first radial says {first:%Y-%m-%dT%H:%M:%SZ}, the last one {last.time:%Y-%m-%dT%H:%M:%SZ}; expected "
+            f"up to {LONGEST_VOLUME.seconds} s after it",
         )
 
 
@@ -96,7 +111,19 @@ def _position(volume: Volume, site: Site | None, icao: str) -> Position | Site:
         raise ReadError(
             MetadataIssue.INVALID_GEOMETRY, f"the radar is said to be at {stated.latitude}, {stated.longitude}"
         )
+    if site is not None:
+        _check_distance(stated, site)
     return stated
+
+
+def _check_distance(stated: Position, site: Site) -> None:
+    *_, distance = _WGS84.inv(stated.longitude, stated.latitude, site.longitude, site.latitude)
+    if distance > POSITION_TOLERANCE_M:
+        raise ReadError(
+            MetadataIssue.INVALID_GEOMETRY,
+            f"the radar is said to be at {stated.latitude:.4f}, {stated.longitude:.4f}, {distance / 1000:.0f} km from "
+            f"where {site.icao} is; expected {POSITION_TOLERANCE_M // 1000} km at most",
+        )
 
 
 @lru_cache(maxsize=1024)
@@ -113,12 +140,18 @@ def _coverage(latitude: float, longitude: float) -> Mapping[str, Any]:
 
 
 def _properties(volume: Volume, icao: str, site: Site | None, position: Position | Site) -> dict[str, Any]:
-    radial, status = volume.radial, volume.status
+    radial, status, end = volume.radial, volume.status, volume.end
+    planned = volume.pattern.elevations if volume.pattern else ()
     optional = {
         "nexrad:site-name": site.name if site else None,
         # An all-zero message 5 is real (2005): the radial's own pattern number comes first.
         "nexrad:vcp": radial.vcp or (volume.pattern.number if volume.pattern else 0) or None,
-        "nexrad:elevations": _elevations(volume) or None,
+        # What is known of the whole has the short names; what is not says whose it is.
+        "nexrad:moments": list(end.moments) if end.moments else None,
+        "nexrad:first-radial-moments": None if end.moments else list(radial.moments),
+        "nexrad:elevations": (_distinct(planned[: end.radial.cut]) if end.radial else None) or None,
+        "nexrad:pattern-elevations": (None if end.radial else _distinct(planned)) or None,
+        "nexrad:end-known": None if end.radial else False,
         "nexrad:frequency-mhz": volume.frequency_mhz,
         "nexrad:volume-number": int(volume.header.extension) if volume.header.extension.isdigit() else None,
         "nexrad:rda-status": status.rda if status else None,
@@ -133,7 +166,6 @@ def _properties(volume: Volume, icao: str, site: Site | None, position: Position
         "nexrad:message-type": radial.message_type,
         "nexrad:archive-version": volume.header.magic.removesuffix("."),
         "nexrad:compression": volume.compression,
-        "nexrad:moments": list(radial.moments),
         "nexrad:latitude": round(position.latitude, 6),
         "nexrad:longitude": round(position.longitude, 6),
         "nexrad:height-m": position.height_m,
@@ -141,23 +173,26 @@ def _properties(volume: Volume, icao: str, site: Site | None, position: Position
     } | {name: value for name, value in optional.items() if value is not None}
 
 
-def _elevations(volume: Volume) -> list[float]:
-    """Distinct target elevations of the pattern in degrees, ascending; AVSET may end the volume before the highest."""
-    angles = volume.pattern.elevations if volume.pattern else ()
+def _distinct(angles: Sequence[float]) -> list[float]:
+    """Distinct target elevations in degrees, ascending; the pattern has one for each cut, in the order of the cuts."""
     # A binary angle: what points below the horizon counts from the full turn.
     return sorted({round(angle - 360 if angle > 180 else angle, 3) for angle in angles})
 
 
 def _native(volume: Volume) -> dict[str, Any]:
-    position, pattern = volume.radial.position, volume.pattern
+    position, pattern, last = volume.radial.position, volume.pattern, volume.end.radial
     return {
         "uncompressed_magic": volume.header.magic,
         "extension": volume.header.extension,
         "icao_header": volume.header.icao,
         "volume_header_time": volume.header.time,
         "first_ray_time": volume.radial.time,
+        "last_ray_time": last.time if last else None,
+        "last_ray_status": last.status if last else None,
+        "nsweeps": last.cut if last else None,
         "msg_type": volume.radial.message_type,
-        "moments": list(volume.radial.moments),
+        "first_ray_moments": list(volume.radial.moments),
+        "moments": list(volume.end.moments or ()),
         "lat": position.latitude if position else None,
         "lon": position.longitude if position else None,
         "alt_m": position.height_m if position else None,

@@ -22,6 +22,8 @@ MAX_BLOCKS = 10
 BAND_MHZ = (2700, 3000)
 """What a WSR-88D may transmit at (ICD 2620002, table XV); before 2008 the table was another, and this field none."""
 MOMENTS = ("REF", "VEL", "SW", "ZDR", "PHI", "RHO", "CFP")
+INTERMEDIATE, END_OF_VOLUME = 1, 4
+"""Radial status (ICD 2620002, tables III and XVII): within a cut, and the last radial that a whole volume has."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY_MS = 86_400_000
@@ -56,11 +58,13 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Radial:
-    """The first radial: message type 31 (ICD 2620002, table XVII) or 1 (table III)."""
+    """One radial: message type 31 (ICD 2620002, table XVII) or 1 (table III). `cut` counts from 1."""
 
     message_type: int
     icao: str
     time: datetime
+    status: int
+    cut: int
     vcp: int
     moments: tuple[str, ...]
     position: Position | None
@@ -98,9 +102,21 @@ def decode_header(data: bytes) -> VolumeHeader:
     )
 
 
-def decode_radial_31(body: bytes) -> Radial:
+def radial_status(kind: int, body: bytes) -> int:
+    """Status of a radial without its data blocks: 0, 3 and 5 begin a cut, 2 and 4 end one. Raises ReadError."""
+    (status,) = _unpack("B", body, 21 if kind == 31 else 13)
+    # The highest bit says that the data are bad, which says nothing of the place.
+    return int(status & 0x7F)
+
+
+def decode_radial(kind: int, body: bytes) -> Radial:
+    """Decode a radial of message type 31 or 1. Raises ReadError."""
+    return _radial_31(body) if kind == 31 else _radial_1(body)
+
+
+def _radial_31(body: bytes) -> Radial:
     """ICD 2620002, table XVII: the header's 32 bytes, then pointers to data blocks."""
-    icao, milliseconds, day, count = _unpack(">4sIH20xH", body, 0)
+    icao, milliseconds, day, cut, count = _unpack(">4sIH12xB7xH", body, 0)
     position: Position | None = None
     vcp = 0
     found: set[str] = set()
@@ -116,19 +132,23 @@ def decode_radial_31(body: bytes) -> Radial:
         message_type=31,
         icao=_text(icao),
         time=_time(day, milliseconds),
+        status=radial_status(31, body),
+        cut=cut,
         vcp=vcp,
         moments=tuple(moment for moment in MOMENTS if moment in found),
         position=position,
     )
 
 
-def decode_radial_1(body: bytes) -> Radial:
+def _radial_1(body: bytes) -> Radial:
     """ICD 2620002, table III: pointers to the three moments, zero where one is absent, then the pattern's number."""
-    milliseconds, day, *pointers, vcp = _unpack(">IH30x3H2xH", body, 0)
+    milliseconds, day, cut, *pointers, vcp = _unpack(">IH10xH18x3H2xH", body, 0)
     return Radial(
         message_type=1,
         icao="",
         time=_time(day, milliseconds),
+        status=radial_status(1, body),
+        cut=cut,
         vcp=vcp,
         moments=tuple(moment for moment, pointer in zip(MOMENTS[:3], pointers, strict=True) if pointer),
         position=None,

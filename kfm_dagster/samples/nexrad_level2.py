@@ -19,16 +19,26 @@ BUCKET = "unidata-nexrad-level2"
 VCP = 212
 ELEVATIONS = (0.483, 0.483, 0.879, 0.879, 1.318, 1.318, 1.802, 2.417, 3.12, 3.999, 5.098, 6.416)
 """Target elevations of a VCP 212 volume, degrees."""
-GATES = 120
-"""Gates of 250 m per radial: a real radial has up to 1,840, but the head says the same of few."""
+GATES = 40
+"""Gates of 250 m per radial: a real radial has up to 1,840, but the reader says the same of few."""
 RADIALS = 3
+"""Radials of a cut."""
+MOMENTS = ("REF", "VEL", "SW", "ZDR", "PHI", "RHO")
+"""Of all cuts together."""
 FREQUENCY_MHZ = 2850
 _FRAME_BYTES = 2432
-_SWEEPS = (
-    # Split cut: surveillance with the polarimetric moments, then Doppler.
+_CUTS_OF_A_RECORD = 4
+_SURVEILLANCE, _DOPPLER, _BATCH = (
     (("REF", 8), ("ZDR", 8), ("PHI", 16), ("RHO", 8)),
-    (("REF", 8), ("VEL", 8), ("SW ", 8)),
+    (("REF", 8), ("VEL", 8), ("SW", 8)),
+    (("REF", 8), ("VEL", 8), ("SW", 8), ("ZDR", 8), ("PHI", 16), ("RHO", 8)),
 )
+_CUTS = (_SURVEILLANCE, _DOPPLER) * 3 + (_BATCH,) * 6
+"""Moments and bits of each cut: the three lowest elevations are split cuts, surveillance first and then Doppler."""
+_CUT = timedelta(seconds=20)
+_RADIAL = timedelta(milliseconds=40)
+DURATION = _CUT * (len(_CUTS) - 1) + _RADIAL * (RADIALS - 1)
+"""From the first radial of a volume to its last."""
 _FEEDHORN_M = 20
 
 
@@ -42,14 +52,15 @@ def make_nexrad_level2(*, site: str, start: datetime, volume_number: int = 1) ->
     place = sites()[site]
     day, milliseconds = _clock(start)
     header = struct.pack(">9s3sII4s", b"AR2V0006.", b"%03d" % volume_number, day, milliseconds, site.encode())
-    sweeps = [
-        b"".join(
-            _radial(place, start + timedelta(seconds=20 * sweep, milliseconds=40 * index), sweep, index)
-            for index in range(RADIALS)
-        )
-        for sweep in range(len(_SWEEPS))
+    cuts = [
+        b"".join(_radial(place, start + _CUT * cut + _RADIAL * index, cut, index) for index in range(RADIALS))
+        for cut in range(len(_CUTS))
     ]
-    *records, last = [_metadata_record(start.date()), *(bz2.compress(sweep) for sweep in sweeps)]
+    packed = [
+        bz2.compress(b"".join(cuts[first : first + _CUTS_OF_A_RECORD]))
+        for first in range(0, len(cuts), _CUTS_OF_A_RECORD)
+    ]
+    *records, last = [_metadata_record(start.date()), *packed]
     content = b"".join([header, *(_record(record) for record in records), _record(last, last=True)])
     return f"{start:%Y/%m/%d}/{site}/{site}{start:%Y%m%d_%H%M%S}_V06", content
 
@@ -114,16 +125,16 @@ def _message(kind: int, body: bytes, day: int, milliseconds: int, *, segment: in
     return struct.pack(">12xHBBHHIHH", halfwords, 8, kind, 1, day, milliseconds, segments, segment) + body
 
 
-def _radial(site: Site, moment_of: datetime, sweep: int, index: int) -> bytes:
+def _radial(site: Site, moment_of: datetime, cut: int, index: int) -> bytes:
     """Message 31 (ICD 2620002, table XVII)."""
     day, milliseconds = _clock(moment_of)
-    blocks = [*_constants(site), *_moments(site.icao, sweep)]
+    blocks = [*_constants(site), *_moments(site.icao, _CUTS[cut])]
     pointers, offset = [], 72
     for block in blocks:
         pointers.append(offset)
         offset += len(block)
     # 3 and 0 begin a volume and an elevation, 4 and 2 end them, 1 lies between (radial status).
-    begins, ends = (3 if sweep == 0 else 0), (4 if sweep == len(_SWEEPS) - 1 else 2)
+    begins, ends = (3 if cut == 0 else 0), (4 if cut == len(_CUTS) - 1 else 2)
     status = begins if index == 0 else ends if index == RADIALS - 1 else 1
     header = struct.pack(
         ">4sIHHfBxHBBBBfBbH10I",
@@ -136,9 +147,9 @@ def _radial(site: Site, moment_of: datetime, sweep: int, index: int) -> bytes:
         offset,
         1,
         status,
-        sweep + 1,
+        cut + 1,
         1,
-        ELEVATIONS[sweep],
+        ELEVATIONS[cut],
         0,
         25,
         len(blocks),
@@ -163,14 +174,15 @@ def _constants(site: Site) -> tuple[bytes, bytes, bytes]:
     )
 
 
-@lru_cache(maxsize=1024)
-def _moments(icao: str, sweep: int) -> tuple[bytes, ...]:
+@lru_cache(maxsize=512)
+def _moments(icao: str, moments: tuple[tuple[str, int], ...]) -> tuple[bytes, ...]:
     """Moment blocks (ICD 2620002, table XVII-B): gates from 2.125 km on, 250 m apart, scale 2, offset 66."""
-    noise = random.Random(f"{icao}{sweep}")
     blocks = []
-    for name, bits in _SWEEPS[sweep]:
+    for name, bits in moments:
+        noise = random.Random(f"{icao}{name}")
         gates = bytes(noise.choice(b"\0\0\0\2\x42\x60") for _ in range(GATES * bits // 8))
-        head = struct.pack(">c3sIHhhhhBBff", b"D", name.encode(), 0, GATES, 2125, 250, 100, 16, 0, bits, 2.0, 66.0)
+        label = name.ljust(3).encode()
+        head = struct.pack(">c3sIHhhhhBBff", b"D", label, 0, GATES, 2125, 250, 100, 16, 0, bits, 2.0, 66.0)
         blocks.append(head + gates)
     return tuple(blocks)
 

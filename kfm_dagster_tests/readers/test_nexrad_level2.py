@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import random
 import struct
 import tracemalloc
 from collections.abc import Mapping
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,46 +21,32 @@ from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.key_grammar import KeyGrammarReader
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
-from kfm_dagster.readers.nexrad_level2 import RANGE_M, TIME_TOLERANCE, _coverage, read_nexrad_level2
+from kfm_dagster.readers.base import ReadError
+from kfm_dagster.readers.nexrad_level2 import POSITION_TOLERANCE_M, RANGE_M, _coverage
 from kfm_dagster.readers.nexrad_messages import MAX_CUTS
 from kfm_dagster.readers.nexrad_sites import sites
-from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster.samples.nexrad_level2 import (
+    DURATION,
     ELEVATIONS,
     FREQUENCY_MHZ,
+    MOMENTS,
     make_nexrad_level2,
     nexrad_level2_samples,
 )
-
-START = datetime(2024, 5, 6, 21, 14, 3, 250_000, UTC)
-SITE = "KICT"
-
-
-class CountingSource(BytesSource):
-    """Counts what a reader asks for."""
-
-    bytes_read = 0
-
-    def read(self, start: int, length: int) -> bytes:
-        data = super().read(start, length)
-        self.bytes_read += len(data)
-        return data
-
-
-def groups(at: datetime = START, site: str = SITE) -> dict[str, str]:
-    return {"site": site, "date": f"{at:%Y%m%d}", "time": f"{at:%H%M%S}"}
-
-
-def read(content: bytes, key: Mapping[str, str] | None = None) -> HeaderMetadata:
-    source = BytesSource(content)
-    return read_nexrad_level2(ReadRequest(key="k", groups=key or groups(), source=source, sidecar=lambda _: None))
-
-
-def refusal(content: bytes, key: Mapping[str, str] | None = None) -> MetadataIssue:
-    with pytest.raises(ReadError) as refused:
-        read(content, key)
-    return refused.value.code
+from kfm_dagster_tests.readers.nexrad_bytes import (
+    SITE,
+    START,
+    clock,
+    groups,
+    header,
+    key_groups,
+    ldm,
+    message_1,
+    read,
+    real_volumes,
+    refusal,
+    unpack,
+)
 
 
 @pytest.fixture(scope="module")
@@ -72,53 +57,10 @@ def volume() -> bytes:
 @pytest.fixture(scope="module")
 def uncompressed(volume: bytes) -> bytes:
     """The sample with its LDM records unpacked: mutations reach the messages."""
-    content, offset = volume[:24], 24
-    while offset < len(volume):
-        size = abs(int.from_bytes(volume[offset : offset + 4], "big", signed=True))
-        content += bz2.decompress(volume[offset + 4 : offset + 4 + size])
-        offset += 4 + size
-    return content
-
-
-def header(at: datetime = START, *, magic: bytes = b"AR2V0006.", icao: bytes = SITE.encode()) -> bytes:
-    return struct.pack(">9s3sII4s", magic, b"001", *clock(at), icao)
-
-
-def clock(at: datetime) -> tuple[int, int]:
-    since = at - datetime(1970, 1, 1, tzinfo=UTC)
-    return since.days + 1, since.seconds * 1000 + since.microseconds // 1000
-
-
-def message_1(at: datetime, *, vcp: int = 21) -> bytes:
-    """A frame with a radial of ICD 2620002, table III: reflectivity and velocity, no width."""
-    day, milliseconds = clock(at)
-    body = struct.pack(">IH30xHHHHH", milliseconds, day, 100, 560, 0, 2, vcp)
-    return (struct.pack(">12xHBBHHIHH", 1208, 0, 1, 1, day, milliseconds, 1, 1) + body).ljust(2432, b"\0")
-
-
-def ldm(data: bytes, *, last: bool = False, level: int = 9) -> bytes:
-    packed = bz2.compress(data, level)
-    return struct.pack(">i", -len(packed) if last else len(packed)) + packed
+    return unpack(volume)
 
 
 # --- real volumes
-
-
-def real_volumes(shared_data: Path, reference: Mapping[str, Any]) -> list[tuple[str, bytes, Mapping[str, Any]]]:
-    return [
-        (path, (shared_data / path).read_bytes(), entry["reference"])
-        for path, entry in reference.items()
-        if entry["family"] == "nexrad-l2"
-    ]
-
-
-def key_groups(path: str, contracts: ContractRegistry) -> Mapping[str, str]:
-    """Groups of the contract's key grammar; files without a certain key get those of their first radial."""
-    if not path.startswith("objects/"):
-        return {"site": "KFTG", "date": "20150430", "time": "141910"}
-    match = KeyGrammarReader(contracts["nexrad-l2"]).match(path.split("/", 2)[2])
-    assert match is not None, path
-    return match.groups
 
 
 @pytest.mark.clause("OPR-06")
@@ -130,9 +72,11 @@ def test_every_field_of_every_real_volume_equals_the_independent_readers(
     for path, content, expected in volumes:
         found = read(content, key_groups(path, contracts))
         native = dict(found.native)
-        for name in ("extension", "icao_header", "lat", "lon", "alt_m", "moments", "uncompressed_magic"):
+        for name in ("extension", "icao_header", "lat", "lon", "alt_m", "uncompressed_magic", "nsweeps"):
             assert native[name] == expected[name], (path, name)
-        for name in ("volume_header_time", "first_ray_time"):
+        # The reference names the moments of the first radial; those of the volume are in test_nexrad_end.py.
+        assert native["first_ray_moments"] == expected["moments"], path
+        for name in ("volume_header_time", "first_ray_time", "last_ray_time"):
             assert native[name] == datetime.fromisoformat(expected[name]), (path, name)
         assert str(native["msg_type"]) == expected["msg_type"], path
         assert native["vcp_message_5"] == expected["vcp"], path
@@ -141,18 +85,8 @@ def test_every_field_of_every_real_volume_equals_the_independent_readers(
             # The reference lists the sweeps that were made: AVSET ends a volume before the pattern's last cuts.
             angles = [round(angle, 3) for angle in native["target_elev_deg"]]
             assert angles[: expected["nsweeps"]] == expected["target_elev_deg"], path
+            assert found.properties["nexrad:elevations"] == sorted(set(expected["target_elev_deg"])), path
         assert found.start == min(native["volume_header_time"], native["first_ray_time"])
-
-
-@pytest.mark.clause("OPR-06")
-def test_a_volume_is_read_by_range_requests(
-    shared_data: Path, reference: Mapping[str, Any], contracts: ContractRegistry
-) -> None:
-    for path, content, _ in real_volumes(shared_data, reference):
-        source = CountingSource(content)
-        key = key_groups(path, contracts)
-        read_nexrad_level2(ReadRequest(key=path, groups=key, source=source, sidecar=lambda _: None))
-        assert source.bytes_read <= (len(content) / 8 if len(content) > 1_000_000 else 128 * 1024), path
 
 
 def test_real_volumes_carry_position_pattern_and_status(
@@ -199,7 +133,8 @@ def test_real_volumes_carry_position_pattern_and_status(
 
 def test_a_sample_says_what_it_was_made_from(volume: bytes) -> None:
     found = read(volume)
-    assert (found.start, found.end, found.datetime) == (START, START, START)
+    assert (found.start, found.end, found.datetime) == (START, START + DURATION, START)
+    assert found.findings == ()
     site = sites()[SITE]
     assert found.properties == {
         "platform": "wsr-88d",
@@ -215,7 +150,7 @@ def test_a_sample_says_what_it_was_made_from(volume: bytes) -> None:
         "nexrad:frequency-mhz": FREQUENCY_MHZ,
         "nexrad:volume-number": 1,
         "nexrad:vcp": 212,
-        "nexrad:moments": ["REF", "ZDR", "PHI", "RHO"],
+        "nexrad:moments": list(MOMENTS),
         "nexrad:latitude": pytest.approx(site.latitude, abs=1e-5),
         "nexrad:longitude": pytest.approx(site.longitude, abs=1e-5),
         "nexrad:height-m": round(site.height_m),
@@ -236,20 +171,33 @@ def test_gzip_and_unpacked_records_give_the_same_values(pack: Any, volume: bytes
 
 
 @pytest.mark.parametrize(
-    ("header_at", "radial_at", "start", "end"),
+    ("header_after", "radial_after", "start_after"),
     [
         # KABR, 2005-01-01: the radial precedes the header by 11.5 s and the key follows the header.
-        (START, START - timedelta(seconds=11.5), START - timedelta(seconds=11.5), START),
+        (0.0, -11.5, -11.5),
         # KTLX, 2014-01-01: the key follows the radial.
-        (START + timedelta(seconds=90), START, START, START + timedelta(seconds=90)),
-        (START + TIME_TOLERANCE / 2, START + TIME_TOLERANCE, START + TIME_TOLERANCE / 2, START + TIME_TOLERANCE),
+        (2.5, 0.0, 0.0),
+        (30.0, 60.0, 30.0),
+        (-60.0, 0.0, -60.0),
+        # A millisecond more than the tolerance between any two of the three.
+        (0.0, 60.001, None),
+        (60.001, 0.0, None),
+        (30.0, -30.001, None),
+        (-86_400.0, 0.0, None),
+        (0.0, 86_400.0, None),
     ],
 )
-def test_the_key_may_follow_the_header_or_the_first_radial(
-    header_at: datetime, radial_at: datetime, start: datetime, end: datetime
+@pytest.mark.clause("OPR-15")
+def test_key_header_and_first_radial_must_agree(
+    header_after: float, radial_after: float, start_after: float | None
 ) -> None:
-    found = read(header(header_at) + message_1(radial_at))
-    assert (found.start, found.end, found.datetime) == (start, end, start)
+    at = START.replace(microsecond=0)
+    content = header(at + timedelta(seconds=header_after)) + message_1(at + timedelta(seconds=radial_after))
+    if start_after is None:
+        assert refusal(content) is MetadataIssue.TIME_MISMATCH
+    else:
+        found = read(content)
+        assert found.start == found.datetime == at + timedelta(seconds=start_after)
 
 
 @pytest.mark.parametrize("shift", [timedelta(minutes=2), -timedelta(minutes=2), timedelta(days=1)])
@@ -306,6 +254,27 @@ def test_an_impossible_position_is_not_published(
         assert read(content).properties["nexrad:position-source"] == expected
 
 
+@pytest.mark.parametrize(
+    ("metres", "refused"), [(100, False), (POSITION_TOLERANCE_M - 50, False), (POSITION_TOLERANCE_M + 50, True)]
+)
+def test_a_position_far_from_the_sites_is_refused(metres: int, refused: bool, uncompressed: bytes) -> None:
+    site = sites()[SITE]
+    longitude, latitude, _ = Geod(ellps="WGS84").fwd(site.longitude, site.latitude, 45, metres)
+    content = uncompressed.replace(
+        struct.pack(">ff", site.latitude, site.longitude), struct.pack(">ff", latitude, longitude)
+    )
+    assert content != uncompressed
+    if refused:
+        assert refusal(content) is MetadataIssue.INVALID_GEOMETRY
+    else:
+        assert read(content).properties["nexrad:position-source"] == "volume data block"
+
+
+def test_a_position_that_no_table_knows_is_taken_from_the_volume(uncompressed: bytes) -> None:
+    content = uncompressed.replace(SITE.encode(), b"KZZZ")
+    assert read(content, groups(site="KZZZ")).properties["nexrad:position-source"] == "volume data block"
+
+
 @given(latitude=st.floats(-85, 85), longitude=st.floats(-180, 180))
 def test_coverage_is_a_valid_disc_anywhere(latitude: float, longitude: float) -> None:
     geometry = _coverage(latitude, longitude)
@@ -353,8 +322,9 @@ def test_a_volume_cut_anywhere_before_its_first_radial_ends_is_refused(volume: b
 
 @pytest.mark.clause("OPR-07")
 def test_a_record_that_goes_on_past_the_end_of_the_object_is_refused_although_its_first_radial_is_there() -> None:
-    incompressible = random.Random(1).randbytes(400_000)
-    content = header() + ldm(message_1(START) + incompressible, level=1)
+    # Frames of type 0 that do not compress, so that the first radial comes out of the first of several blocks.
+    noise = b"".join(bytes(28) + random.Random(seed).randbytes(2404) for seed in range(170))
+    content = header() + ldm(message_1(START) + noise, level=1)
     assert read(content).properties["nexrad:vcp"] == 21
     assert refusal(content[:-1]) is MetadataIssue.TRUNCATED_OBJECT
 

@@ -1,0 +1,212 @@
+"""The end of a NEXRAD Level II volume: its last radial, the moments of its cuts, and whether the object is whole.
+
+Three things say where a volume ends: the last LDM record ends with the object (ICD 2620010, 7.3.4), a gzip stream has
+an end of its own, and the last radial has the status "end of volume" (ICD 2620002, tables III and XVII). An object cut
+within a record, a frame or a gzip stream is refused as TRUNCATED_OBJECT. One cut exactly between two records looks like
+a volume that the radar did not finish (it was restarted, or lost its power): no reader can tell them apart, so the
+volume keeps what it has, and `VolumeEnd.unchecked` says why that may be less than there was. Records lost between the
+first and the last one are not looked for: that would take a request for each of 30 to 80 records.
+
+Belongs here: how the end is found with one or two range requests, or in a bounded read where there is no other way.
+Does not belong here: the head (`nexrad_volume.py`).
+"""
+
+from __future__ import annotations
+
+import bz2
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.readers.base import ByteSource, ReadError
+from kfm_dagster.readers.nexrad_messages import (
+    END_OF_VOLUME,
+    HEADER_BYTES,
+    INTERMEDIATE,
+    MOMENTS,
+    Radial,
+    decode_radial,
+    radial_status,
+)
+from kfm_dagster.readers.nexrad_records import (
+    FRAME_BYTES,
+    MAX_RECORD_BYTES,
+    MESSAGE_BYTES,
+    READ_BYTES,
+    message_at,
+    messages,
+    record_size,
+)
+from kfm_dagster.readers.ranges import BlockCache, BytesSource
+from kfm_dagster.readers.unpacked import Bytes, Gunzip, Unpacked
+
+TAIL_BLOCKS = 2
+"""Blocks of the tail that are requested at once: 128 to 256 KiB; last records take 28 to 95 KB in real volumes."""
+MAX_RECORD_UNPACKED = 2 * 1024 * 1024
+"""120 radials, 1.42 MB at most in real volumes."""
+GZIP_READ_BYTES = 1024 * 1024
+MAX_GZIP_BYTES = 16 * 1024 * 1024
+"""A gzip stream gives its end only to who reads all of it: as much is read, in requests of 1 MiB."""
+MAX_VOLUME_BYTES = 256 * 1024 * 1024
+"""Unpacked; 17 cuts of 720 radials of 10 KB are 120 MB."""
+MAX_STARTS = 16
+"""Places tried as the start of a radial in an unpacked tail; in real ones the first is right."""
+_RECORD_START = b"BZh"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VolumeEnd:
+    """What the end of a volume says."""
+
+    radial: Radial | None = None
+    """The last one; None where it was not reached."""
+    moments: tuple[str, ...] | None = None
+    """Of all cuts; None where what was read does not tell."""
+    unchecked: str | None = None
+    """Why the volume may be incomplete; None where its last radial is the end of a volume."""
+
+
+def end_of_records(stored: BlockCache, first: Radial) -> VolumeEnd:
+    """Find the last LDM record from the object's end: the size before it must lead exactly there. Raises ReadError."""
+    size, near = stored.size, _tail_start(stored.size)
+    far = max(min(near, size - MAX_RECORD_BYTES - 4), HEADER_BYTES)
+    for start in dict.fromkeys((near, far)):
+        record = _last_record(stored.read(start, size - start))
+        if record is not None:
+            return _of_ends(first, _record_radials(record))
+    raise ReadError(MetadataIssue.TRUNCATED_OBJECT, "no LDM record ends where the object ends")
+
+
+def end_of_frames(stored: BlockCache, first: Radial) -> VolumeEnd:
+    """Find the last messages of an uncompressed volume: one must end where the object ends. Raises ReadError."""
+    start = _tail_start(stored.size)
+    tail = stored.read(start, stored.size - start)
+    # Where no message is of type 31, all are frames of one size from the volume header on.
+    frames = [(HEADER_BYTES - start) % FRAME_BYTES]
+    for place in frames if first.message_type == 1 else _radial_starts(tail, first.icao):
+        if _leads_to_the_end(tail, place):
+            return _of_ends(first, messages(BytesSource(tail), place))
+    raise ReadError(MetadataIssue.TRUNCATED_OBJECT, "no message ends where the object ends")
+
+
+def end_of_gzip(source: ByteSource, stored: BlockCache, first: Radial, *, bzipped: bool) -> VolumeEnd:
+    """Read a gzipped volume to its end, if it is not too large for that. Raises ReadError."""
+    if source.size > MAX_GZIP_BYTES:
+        return VolumeEnd(unchecked=f"{source.size} gzipped bytes; up to {MAX_GZIP_BYTES} are read to their end")
+    stream = Unpacked(_gzip_pieces(source, stored), Gunzip(), step=2 * READ_BYTES, limit=MAX_VOLUME_BYTES)
+    stream.read(0, HEADER_BYTES)
+    if bzipped:
+        found = _of_ends(first, _record_radials(_chained_record(stream)))
+    else:
+        last, moments = _survey(messages(stream, HEADER_BYTES))
+        found = VolumeEnd(radial=last, moments=_ordered(moments), unchecked=_unchecked(last))
+    if not stream.complete:
+        raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the gzip stream goes on past the {source.size} bytes")
+    return found
+
+
+def _tail_start(size: int) -> int:
+    return max(((size - 1) // READ_BYTES - TAIL_BLOCKS + 1) * READ_BYTES, HEADER_BYTES)
+
+
+def _of_ends(first: Radial, found: Iterable[tuple[int, bytes]]) -> VolumeEnd:
+    """Return what the first radial and the last ones say of the volume.
+
+    A cut is for surveillance (reflectivity and polarimetry), for Doppler (velocity and width), or for both (ICD
+    2620002, table XI, waveform): a volume begins with the first kind, so that its ends name all moments when they have
+    a velocity.
+    """
+    last, moments = _survey(found)
+    moments |= set(first.moments)
+    return VolumeEnd(
+        radial=last,
+        moments=_ordered(moments) if {"REF", "VEL"} <= moments else None,
+        unchecked=_unchecked(last),
+    )
+
+
+def _survey(found: Iterable[tuple[int, bytes]]) -> tuple[Radial | None, set[str]]:
+    """Return the last radial, and the moments of the radials that begin or end a cut: those between have the same."""
+    last: tuple[int, bytes] | None = None
+    moments: set[str] = set()
+    for kind, body in found:
+        if kind in {1, 31}:
+            last = kind, body
+            if radial_status(kind, body) != INTERMEDIATE:
+                moments |= set(decode_radial(kind, body).moments)
+    if last is None:
+        return None, moments
+    radial = decode_radial(*last)
+    return radial, moments | set(radial.moments)
+
+
+def _ordered(moments: set[str]) -> tuple[str, ...]:
+    return tuple(moment for moment in MOMENTS if moment in moments)
+
+
+def _unchecked(last: Radial | None) -> str | None:
+    if last is None:
+        return "there is no radial in the last record"
+    if last.status != END_OF_VOLUME:
+        return (
+            f"the last radial (cut {last.cut}, status {last.status}) is not the end of a volume: the radar stopped, or "
+            f"the object was cut between two records"
+        )
+    return None
+
+
+def _last_record(tail: bytes) -> bytes | None:
+    place = tail.find(_RECORD_START)
+    while place >= 0:
+        length = len(tail) - place
+        if place >= 4 and abs(int.from_bytes(tail[place - 4 : place], "big", signed=True)) == length:
+            return tail[place:]
+        place = tail.find(_RECORD_START, place + 1)
+    return None
+
+
+def _record_radials(record: bytes) -> Iterator[tuple[int, bytes]]:
+    stream = Unpacked(iter([record]), bz2.BZ2Decompressor(), step=READ_BYTES, limit=MAX_RECORD_UNPACKED)
+    yield from messages(stream, 0)
+    if not stream.complete:
+        raise ReadError(MetadataIssue.TRUNCATED_OBJECT, "the last LDM record ends before its data")
+
+
+def _chained_record(stream: Bytes) -> bytes:
+    """Follow the sizes of the LDM records from the first one to the last one."""
+    offset, record = HEADER_BYTES, b""
+    while len(word := stream.read(offset, 4)) == 4:
+        size, _ = record_size(word)
+        record = stream.read(offset + 4, size)
+        if len(record) < size:
+            raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"an LDM record ends {size - len(record)} bytes early")
+        offset += 4 + size
+    return record
+
+
+def _radial_starts(tail: bytes, icao: str) -> Iterator[int]:
+    """Yield places in a tail where a message of type 31 may start: its body begins with the radar's name."""
+    name = icao.encode("ascii", errors="replace")
+    place = tail.find(name, MESSAGE_BYTES) if name else -1
+    for _ in range(MAX_STARTS):
+        if place < 0:
+            return
+        if tail[place - MESSAGE_BYTES + 15] == 31:
+            yield place - MESSAGE_BYTES
+        place = tail.find(name, place + 1)
+
+
+def _leads_to_the_end(tail: bytes, place: int) -> bool:
+    while place + MESSAGE_BYTES <= len(tail):
+        place += message_at(tail[place : place + MESSAGE_BYTES])[3]
+    return place == len(tail)
+
+
+def _gzip_pieces(source: ByteSource, stored: BlockCache) -> Iterator[bytes]:
+    """Yield the whole object: the block that the head is in, then large ones that nobody keeps."""
+    yield stored.read(0, READ_BYTES)
+    for start in range(READ_BYTES, source.size, GZIP_READ_BYTES):
+        piece = source.read(start, GZIP_READ_BYTES)
+        if len(piece) < min(GZIP_READ_BYTES, source.size - start):
+            raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"{len(piece)} bytes at offset {start} of {source.size}")
+        yield piece

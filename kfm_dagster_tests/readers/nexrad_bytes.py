@@ -1,0 +1,104 @@
+"""NEXRAD volumes for the reader's tests: real ones, and bytes laid out by hand."""
+
+from __future__ import annotations
+
+import bz2
+import struct
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.contracts.key_grammar import KeyGrammarReader
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
+from kfm_dagster.readers.nexrad_level2 import read_nexrad_level2
+from kfm_dagster.readers.ranges import BytesSource
+
+PYART_MOMENTS = {
+    "Level2_KFTG_20150430_1419.ar2v": {"REF", "VEL", "SW", "ZDR", "PHI", "RHO"},
+    "KTLX19910605_162126.gz": {"REF", "VEL", "SW"},
+    "KABR20050101_000745.gz": {"REF", "VEL", "SW"},
+    "KTLX20140101_000624_V06.gz": {"REF", "VEL", "SW", "ZDR", "PHI", "RHO"},
+    "KLBB20160601_150025_V06": {"REF", "VEL", "SW", "ZDR", "PHI", "RHO"},
+    "KTLX20190715_120037_V06": {"REF", "VEL", "SW", "ZDR", "PHI", "RHO"},
+    "KCRP20200101_000431_V06": {"REF", "VEL", "SW", "ZDR", "PHI", "RHO"},
+    "KCRP20210101_000031_V06": {"REF", "VEL", "SW", "ZDR", "PHI", "RHO", "CFP"},
+    "KLOT20220317_000842_V06": {"REF", "VEL", "SW", "ZDR", "PHI", "RHO", "CFP"},
+    "KDMX20250101_225441_V06": {"REF", "VEL", "SW", "ZDR", "PHI", "RHO", "CFP"},
+}
+"""Union over all radials of `NEXRADLevel2File.radial_records`, by arm_pyart 2.3.0."""
+
+START = datetime(2024, 5, 6, 21, 14, 3, 250_000, UTC)
+SITE = "KICT"
+
+
+def groups(at: datetime = START, site: str = SITE) -> dict[str, str]:
+    return {"site": site, "date": f"{at:%Y%m%d}", "time": f"{at:%H%M%S}"}
+
+
+def read(content: bytes, key: Mapping[str, str] | None = None) -> HeaderMetadata:
+    source = BytesSource(content)
+    return read_nexrad_level2(ReadRequest(key="k", groups=key or groups(), source=source, sidecar=lambda _: None))
+
+
+def refusal(content: bytes, key: Mapping[str, str] | None = None) -> MetadataIssue:
+    with pytest.raises(ReadError) as refused:
+        read(content, key)
+    return refused.value.code
+
+
+def header(at: datetime = START, *, magic: bytes = b"AR2V0006.", icao: bytes = SITE.encode()) -> bytes:
+    return struct.pack(">9s3sII4s", magic, b"001", *clock(at), icao)
+
+
+def clock(at: datetime) -> tuple[int, int]:
+    since = at - datetime(1970, 1, 1, tzinfo=UTC)
+    return since.days + 1, since.seconds * 1000 + since.microseconds // 1000
+
+
+def message_1(at: datetime, *, vcp: int = 21) -> bytes:
+    """A frame with a radial of ICD 2620002, table III: reflectivity and velocity, no width."""
+    day, milliseconds = clock(at)
+    body = struct.pack(">IH30xHHHHH", milliseconds, day, 100, 560, 0, 2, vcp)
+    return (struct.pack(">12xHBBHHIHH", 1208, 0, 1, 1, day, milliseconds, 1, 1) + body).ljust(2432, b"\0")
+
+
+def ldm(data: bytes, *, last: bool = False, level: int = 9) -> bytes:
+    packed = bz2.compress(data, level)
+    return struct.pack(">i", -len(packed) if last else len(packed)) + packed
+
+
+def record_ends(volume: bytes) -> Iterator[int]:
+    """Where each LDM record ends, the last one included."""
+    offset = 24
+    while offset < len(volume):
+        offset += 4 + abs(int.from_bytes(volume[offset : offset + 4], "big", signed=True))
+        yield offset
+
+
+def unpack(volume: bytes) -> bytes:
+    """The volume with its LDM records unpacked."""
+    starts = [24, *record_ends(volume)]
+    return volume[:24] + b"".join(bz2.decompress(volume[start + 4 : end]) for start, end in pairwise(starts))
+
+
+def real_volumes(shared_data: Path, reference: Mapping[str, Any]) -> list[tuple[str, bytes, Mapping[str, Any]]]:
+    return [
+        (path, (shared_data / path).read_bytes(), entry["reference"])
+        for path, entry in reference.items()
+        if entry["family"] == "nexrad-l2"
+    ]
+
+
+def key_groups(path: str, contracts: ContractRegistry) -> Mapping[str, str]:
+    """Groups of the contract's key grammar; files without a certain key get those of their first radial."""
+    if not path.startswith("objects/"):
+        return {"site": "KFTG", "date": "20150430", "time": "141910"}
+    match = KeyGrammarReader(contracts["nexrad-l2"]).match(path.split("/", 2)[2])
+    assert match is not None, path
+    return match.groups

@@ -1,0 +1,363 @@
+"""The end of a NEXRAD volume: its last radial, the moments of all its cuts, and whether the object is whole."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import math
+import random
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfm_dagster.contracts.issues import MetadataIssue, Severity
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.operators.severities import weigh
+from kfm_dagster.readers import nexrad_end
+from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
+from kfm_dagster.readers.nexrad_level2 import LONGEST_VOLUME, read_nexrad_level2
+from kfm_dagster.readers.ranges import BytesSource
+from kfm_dagster.samples.nexrad_level2 import DURATION, MOMENTS, make_nexrad_level2
+from kfm_dagster_tests.readers.nexrad_bytes import (
+    PYART_MOMENTS,
+    SITE,
+    START,
+    clock,
+    header,
+    key_groups,
+    ldm,
+    message_1,
+    read,
+    real_volumes,
+    record_ends,
+    refusal,
+    unpack,
+)
+
+
+class CountingSource(BytesSource):
+    """Counts what a reader asks for."""
+
+    requests = 0
+    bytes_read = 0
+
+    def read(self, start: int, length: int) -> bytes:
+        data = super().read(start, length)
+        self.requests += 1
+        self.bytes_read += len(data)
+        return data
+
+
+@pytest.fixture(scope="module")
+def volume() -> bytes:
+    return make_nexrad_level2(site=SITE, start=START)[1]
+
+
+@pytest.fixture(scope="module")
+def uncompressed(volume: bytes) -> bytes:
+    return unpack(volume)
+
+
+@pytest.fixture(scope="module")
+def real(
+    shared_data: Path, reference: Mapping[str, Any], contracts: ContractRegistry
+) -> list[tuple[str, bytes, Mapping[str, str], Mapping[str, Any]]]:
+    return [
+        (Path(path).name, content, key_groups(path, contracts), expected)
+        for path, content, expected in real_volumes(shared_data, reference)
+    ]
+
+
+def outcome(content: bytes, key: Mapping[str, str] | None = None) -> HeaderMetadata | MetadataIssue:
+    try:
+        return read(content, key)
+    except ReadError as error:
+        return error.code
+
+
+CUT = {MetadataIssue.TRUNCATED_OBJECT, MetadataIssue.UNREADABLE_FORMAT, MetadataIssue.INCOMPLETE_PRODUCT_METADATA}
+
+
+def is_unchecked(found: HeaderMetadata | MetadataIssue) -> bool:
+    """Tell whether a volume was read and is suspect."""
+    return isinstance(found, HeaderMetadata) and [code for code, _ in found.findings] == [
+        MetadataIssue.COMPLETENESS_UNCHECKED
+    ]
+
+
+# --- what the ends of a volume say
+
+
+@pytest.mark.clause("OPR-16")
+def test_a_real_volume_has_the_moments_that_an_independent_reader_finds_in_its_cuts(
+    real: list[tuple[str, bytes, Mapping[str, str], Mapping[str, Any]]],
+) -> None:
+    found = {name: set(read(content, key).properties["nexrad:moments"]) for name, content, key, _ in real}
+    assert {name: PYART_MOMENTS[name] for name in found} == found
+    assert len(found) >= 10
+
+
+@pytest.mark.clause("OPR-15")
+def test_a_real_volume_ends_with_the_last_radial_of_an_independent_reader_in_every_packing(
+    real: list[tuple[str, bytes, Mapping[str, str], Mapping[str, Any]]],
+) -> None:
+    for name, content, key, expected in real:
+        plain = gzip.decompress(content) if expected["gzipped"] else unpack(content)
+        for packed in (content, plain, *([] if expected["gzipped"] else [gzip.compress(content, 1)])):
+            found = read(packed, key)
+            last = datetime.fromisoformat(expected["last_ray_time"])
+            assert abs(found.end - last) < timedelta(seconds=1), name
+            assert found.findings == (), name
+            assert "nexrad:end-known" not in found.properties, name
+            assert set(found.properties["nexrad:moments"]) == PYART_MOMENTS[name], name
+
+
+@pytest.mark.clause("OPR-06")
+def test_a_volume_takes_few_range_requests(
+    real: list[tuple[str, bytes, Mapping[str, str], Mapping[str, Any]]], volume: bytes
+) -> None:
+    costs = {}
+    for name, content, key, expected in real:
+        source = CountingSource(content)
+        read_nexrad_level2(ReadRequest(key=name, groups=key, source=source, sidecar=lambda _: None))
+        if expected["gzipped"]:
+            assert source.requests == 1 + math.ceil((len(content) - 2**17) / 2**20), name
+            assert source.bytes_read == len(content), name
+        else:
+            # One for the end, of 128 to 256 KiB; the others are the head's, where the first radial's block is large.
+            costs[name[:4]] = max(source.requests, costs.get(name[:4], 0))
+            assert source.bytes_read <= 600_000, name
+    assert costs == {"Leve": 2, "KLBB": 4, "KTLX": 3, "KCRP": 2, "KLOT": 2, "KDMX": 2}
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["stored", "gzipped"])
+@pytest.mark.parametrize("packed", [True, False], ids=["records", "frames"])
+def test_a_sample_ends_with_its_last_radial_in_every_packing(
+    pack: Callable[[bytes], bytes], packed: bool, volume: bytes, uncompressed: bytes
+) -> None:
+    found = read(pack(volume if packed else uncompressed))
+    assert (found.start, found.end, found.findings) == (START, START + DURATION, ())
+    assert found.properties["nexrad:moments"] == list(MOMENTS)
+
+
+def ends_of(uncompressed: bytes) -> list[int]:
+    """Where in an uncompressed volume of type 31 the body of each radial begins."""
+    places, place = [], uncompressed.find(SITE.encode(), 24)
+    while place >= 0:
+        places.append(place)
+        place = uncompressed.find(SITE.encode(), place + 1)
+    return places
+
+
+@pytest.mark.parametrize(
+    ("after", "code"),
+    [
+        (timedelta(0), None),
+        (LONGEST_VOLUME, None),
+        (LONGEST_VOLUME + timedelta(milliseconds=1), MetadataIssue.TIME_MISMATCH),
+        (timedelta(milliseconds=-1), MetadataIssue.TIME_MISMATCH),
+        (timedelta(days=1), MetadataIssue.TIME_MISMATCH),
+    ],
+)
+@pytest.mark.clause("OPR-15")
+def test_the_last_radial_is_no_earlier_than_the_first_and_no_later_than_a_volume_can_take(
+    after: timedelta, code: MetadataIssue | None, uncompressed: bytes
+) -> None:
+    place = ends_of(uncompressed)[-1]
+    day, milliseconds = clock(START + after)
+    content = uncompressed[: place + 4] + struct.pack(">IH", milliseconds, day) + uncompressed[place + 10 :]
+    if code is None:
+        assert read(content).end == START + after
+    else:
+        assert refusal(content) is code
+
+
+def test_a_last_radial_of_another_radar_is_a_platform_mismatch(uncompressed: bytes) -> None:
+    place = ends_of(uncompressed)[-1]
+    assert refusal(uncompressed[:place] + b"KTWX" + uncompressed[place + 4 :]) is MetadataIssue.PLATFORM_MISMATCH
+
+
+@pytest.mark.clause("OPR-16")
+def test_where_the_ends_show_no_velocity_the_moments_are_said_to_be_the_first_radials(
+    volume: bytes, uncompressed: bytes
+) -> None:
+    # Three radials of each cut: surveillance and Doppler in one record, surveillance alone in the last.
+    first, third, fourth = (ends_of(uncompressed)[index] - 28 for index in (0, 6, 9))
+    cut = volume[: next(record_ends(volume))] + ldm(uncompressed[first:third]) + ldm(uncompressed[third:fourth])
+    stored = read(cut)
+    assert "nexrad:moments" not in stored.properties
+    assert stored.properties["nexrad:first-radial-moments"] == ["REF", "ZDR", "PHI", "RHO"]
+    assert stored.properties["nexrad:elevations"] == [0.483, 0.879]
+    # An unpacked volume that is gzipped is read whole, so that every cut is known.
+    assert read(gzip.compress(uncompressed[:fourth])).properties["nexrad:moments"] == list(MOMENTS)
+
+
+# --- cut objects
+
+
+def tenths(content: bytes) -> Iterator[int]:
+    yield len(content) // 50
+    yield from (len(content) * tenth // 10 for tenth in range(1, 10))
+
+
+@pytest.mark.clause("OPR-20")
+def test_a_real_volume_that_is_cut_at_any_tenth_is_refused(
+    real: list[tuple[str, bytes, Mapping[str, str], Mapping[str, Any]]],
+) -> None:
+    for name, content, key, _ in real:
+        for end in (*tenths(content), len(content) - 8, len(content) - 1):
+            assert outcome(content[:end], key) in CUT, (name, end)
+
+
+@pytest.mark.clause("OPR-20")
+def test_a_real_volume_that_is_cut_at_any_record_is_suspect_and_around_it_refused(
+    real: list[tuple[str, bytes, Mapping[str, str], Mapping[str, Any]]],
+) -> None:
+    for name, content, key, expected in real:
+        if expected["gzipped"]:
+            continue
+        metadata, *ends, whole = record_ends(content)
+        assert whole == len(content)
+        assert outcome(content[:metadata], key) in CUT, name
+        for end in ends:
+            found = outcome(content[:end], key)
+            assert is_unchecked(found), (name, end)
+            assert isinstance(found, HeaderMetadata)
+            assert found.start < found.end < datetime.fromisoformat(expected["last_ray_time"])
+        for end in random.Random(1).sample(ends, 3):
+            for around in (end - 1, end + 1, end + 4, end + 7, end + 30):
+                assert outcome(content[:around], key) in CUT, (name, around)
+
+
+@pytest.mark.clause("OPR-20")
+def test_an_uncompressed_real_volume_that_is_cut_anywhere_is_never_ok(
+    real: list[tuple[str, bytes, Mapping[str, str], Mapping[str, Any]]],
+) -> None:
+    for name, content, key, expected in real:
+        plain = gzip.decompress(content) if expected["gzipped"] else unpack(content)
+        for end in (*tenths(plain), len(plain) - 1):
+            assert outcome(plain[:end], key) in CUT, (name, end)
+        if expected["msg_type"] == "1":
+            for end in range(len(plain) // 5 // 2432 * 2432 + 24, len(plain), 2432 * 397):
+                assert is_unchecked(outcome(plain[:end], key)), (name, end)
+                assert is_unchecked(outcome(gzip.compress(plain[:end], 1), key)), (name, end)
+                assert outcome(plain[: end + 1], key) in CUT, (name, end)
+
+
+@pytest.mark.clause("OPR-20")
+def test_a_sample_that_is_cut_at_any_byte_is_never_ok(volume: bytes) -> None:
+    metadata, *ends, whole = record_ends(volume)
+    for end in range(len(volume)):
+        found = outcome(volume[:end])
+        assert is_unchecked(found) if end in ends else found in CUT, end
+    assert read(volume[:whole]).findings == ()
+    assert refusal(volume[:metadata]) in CUT
+
+
+@pytest.mark.clause("OPR-20")
+def test_an_uncompressed_sample_that_is_cut_at_any_radial_is_suspect_and_between_them_refused(
+    uncompressed: bytes,
+) -> None:
+    starts = [place - 28 for place in ends_of(uncompressed)]
+    for end in starts[1:]:
+        assert is_unchecked(outcome(uncompressed[:end])), end
+        for around in (end - 1, end + 1, end + 27, end + 29):
+            assert outcome(uncompressed[:around]) in CUT, around
+
+
+@pytest.mark.clause("OPR-20")
+@pytest.mark.parametrize("packed", [True, False], ids=["records", "frames"])
+def test_a_gzipped_sample_that_is_cut_anywhere_is_refused(packed: bool, volume: bytes, uncompressed: bytes) -> None:
+    content = gzip.compress(volume if packed else uncompressed)
+    for end in range(2, len(content), 3):
+        assert outcome(content[:end]) in CUT, end
+    assert outcome(content[:-1]) in CUT
+
+
+@pytest.mark.clause("OPR-20")
+def test_a_volume_that_was_cut_before_it_was_gzipped_is_never_ok(volume: bytes) -> None:
+    _, *ends, _ = record_ends(volume)
+    for end in ends:
+        assert is_unchecked(outcome(gzip.compress(volume[:end]))), end
+        for around in (end - 1, end + 5):
+            assert outcome(gzip.compress(volume[:around])) in CUT, around
+
+
+@pytest.mark.clause("OPR-15", "OPR-20")
+def test_a_gzipped_volume_too_large_to_be_read_whole_says_that_its_end_is_unknown(
+    uncompressed: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = gzip.compress(uncompressed)
+    monkeypatch.setattr(nexrad_end, "MAX_GZIP_BYTES", len(content))
+    assert read(content).end == START + DURATION
+    monkeypatch.setattr(nexrad_end, "MAX_GZIP_BYTES", len(content) - 1)
+    found = read(content)
+    assert is_unchecked(found)
+    assert (found.start, found.end) == (START, START)
+    properties = found.properties
+    assert properties["nexrad:end-known"] is False
+    assert properties["nexrad:first-radial-moments"] == ["REF", "ZDR", "PHI", "RHO"]
+    assert properties["nexrad:pattern-elevations"][-1] == 6.416
+    assert not {"nexrad:moments", "nexrad:elevations"} & properties.keys()
+
+
+@pytest.mark.clause("OPR-20")
+def test_a_volume_of_unknown_completeness_is_suspect_under_the_contract(
+    volume: bytes, contracts: ContractRegistry
+) -> None:
+    *_, end, _ = record_ends(volume)
+    status, [issue] = weigh(read(volume[:end]).findings, contracts["nexrad-l2"].metadata_extract.severities)
+    assert (status.value, issue.severity, issue.code) == ("suspect", Severity.SUSPECT, "completeness_unchecked")
+    assert "status 2" in issue.message
+
+
+# --- odd and hostile ends
+
+
+def test_a_last_record_larger_than_the_tail_is_found_with_one_more_request(volume: bytes) -> None:
+    frames = b"".join(bytes(28) + random.Random(seed).randbytes(2404) for seed in range(200))
+    *_, start, _ = record_ends(volume)
+    last = bz2.decompress(volume[start + 4 :])
+    content = volume[:start] + ldm(frames + last, last=True)
+    assert len(content) - start > 400_000
+    source = CountingSource(content)
+    key = {"site": SITE, "date": f"{START:%Y%m%d}", "time": f"{START:%H%M%S}"}
+    found = read_nexrad_level2(ReadRequest(key="k", groups=key, source=source, sidecar=lambda _: None))
+    assert (found.end, found.findings, source.requests) == (START + DURATION, (), 3)
+
+
+def test_a_volume_whose_last_record_has_no_radial_does_not_know_its_end(volume: bytes) -> None:
+    found = read(volume + ldm(bytes(2432)))
+    assert is_unchecked(found)
+    assert found.properties["nexrad:end-known"] is False
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["stored", "gzipped"])
+@pytest.mark.clause("OPR-07")
+def test_a_last_record_that_unpacks_without_end_is_refused(pack: Callable[[bytes], bytes], volume: bytes) -> None:
+    assert refusal(pack(volume + ldm(bytes(10_000_000), last=True))) is MetadataIssue.RESOURCE_LIMIT
+
+
+@pytest.mark.clause("OPR-07")
+def test_a_gzipped_volume_that_unpacks_without_end_is_refused(
+    uncompressed: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nexrad_end, "MAX_VOLUME_BYTES", 8_000_000)
+    assert read(gzip.compress(uncompressed)).findings == ()
+    assert refusal(gzip.compress(uncompressed + bytes(9_000_000))) is MetadataIssue.RESOURCE_LIMIT
+
+
+@pytest.mark.clause("OPR-07")
+def test_an_unpacked_tail_full_of_false_starts_is_given_up_soon(uncompressed: bytes) -> None:
+    false = struct.pack(">12xHxB12x4s", 0xFFFF, 31, SITE.encode())
+    assert refusal(uncompressed + false * 20_000 + b"x") is MetadataIssue.TRUNCATED_OBJECT
+
+
+def test_a_volume_of_one_type_1_radial_that_is_not_the_last_one_is_suspect() -> None:
+    found = read(header() + message_1(START))
+    assert is_unchecked(found)
+    assert found.end == START
