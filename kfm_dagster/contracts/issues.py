@@ -67,6 +67,8 @@ class MetadataIssue(StrEnum):
     TRUNCATED_OBJECT = "truncated_object"
     COMPLETENESS_UNCHECKED = "completeness_unchecked"
     """Whether the object is whole could not be checked within the reader's bounds, so it is never `ok`."""
+    CONTRACT_FAULT = "contract_fault"
+    """The contract asks for what no object can give, so no attempt cures it before the contract is mended."""
     RESOURCE_LIMIT = "resource_limit"
     STORAGE_UNAVAILABLE = "storage_unavailable"
 

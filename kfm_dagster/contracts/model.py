@@ -243,6 +243,10 @@ class Backoff(Strict):
     maximum_seconds: float = Field(3600, ge=0)
 
 
+AWAITED = frozenset({IntegrityIssue.MISSING_OBJECT, IntegrityIssue.ACCESS_DENIED})
+"""Permanent errors that time may cure: an object is written late, a permission is granted."""
+
+
 class PermanentErrors(Strict):
     """Errors that another attempt will hardly cure: fewer attempts, then quarantine."""
 
@@ -253,11 +257,18 @@ class PermanentErrors(Strict):
             IntegrityIssue.SIZE_ZERO,
             IntegrityIssue.BAD_MAGIC,
             MetadataIssue.UNREADABLE_FORMAT,
+            MetadataIssue.TRUNCATED_OBJECT,
+            MetadataIssue.CONTRACT_FAULT,
             MetadataIssue.RESOURCE_LIMIT,
         ],
         description="Codes of integrity-check and metadata-extract; every other code is transient.",
     )
-    max_attempts: int | None = Field(None, ge=1, le=20, description="Default: those of a transient error.")
+    max_attempts: int | None = Field(
+        None,
+        ge=1,
+        le=20,
+        description="Default: 1, but for missing_object and access_denied those of a transient error.",
+    )
 
 
 class Retry(Strict):
@@ -281,8 +292,9 @@ class Retry(Strict):
 
     def attempts_for(self, error_code: str) -> int:
         """Return how many attempts a unit gets that fails with this code."""
-        limit = self.permanent.max_attempts
-        return limit if limit is not None and error_code in self.permanent.codes else self.max_attempts
+        if error_code not in self.permanent.codes:
+            return self.max_attempts
+        return self.permanent.max_attempts or (self.max_attempts if error_code in AWAITED else 1)
 
 
 class Ledger(Strict):

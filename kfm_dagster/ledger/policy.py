@@ -55,12 +55,11 @@ NEVER_REPLAYED: frozenset[str] = frozenset({LedgerCode.GOVERNANCE_HARD_FAIL})
 
 
 class ReplayRule(TypedDict):
-    """What the ledger's statements know of a dataset's replay policy."""
+    """What the ledger's statements know of a dataset's replay policy: attempts, and those of codes that have fewer."""
 
     dataset: str
     max_attempts: int
-    permanent: list[str]
-    permanent_attempts: int
+    attempts_of: dict[str, int]
     never: list[str]
 
 
@@ -71,8 +70,7 @@ def replay_rules(contracts: Iterable[DatasetContract], *, without: Collection[st
         {
             "dataset": contract.id,
             "max_attempts": contract.retry.max_attempts,
-            "permanent": contract.retry.permanent.codes,
-            "permanent_attempts": contract.retry.permanent.max_attempts or contract.retry.max_attempts,
+            "attempts_of": {str(code): contract.retry.attempts_for(code) for code in contract.retry.permanent.codes},
             "never": never,
         }
         for contract in contracts

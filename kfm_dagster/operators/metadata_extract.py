@@ -17,7 +17,7 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import ContractError
 from kfm_dagster.operators.footprint import Footprint, footprint
 from kfm_dagster.operators.severities import weigh
-from kfm_dagster.readers.base import ByteSource, HeaderMetadata, Reader, ReadError, ReadRequest
+from kfm_dagster.readers.base import ByteSource, DeclaringReader, HeaderMetadata, Reader, ReadError, ReadRequest
 from kfm_dagster.storage.object_handle import ObjectReadError
 
 OpenSidecar = Callable[[str], ByteSource | None]
@@ -54,19 +54,17 @@ def metadata_extract(
     if header is None:
         status, issues = weigh(findings, contract.metadata_extract.severities)
         return Metadata(status=status, issues=issues, checks_run=CHECKS[:1])
-    return _checked(header, envelope=envelope, contract=contract)
+    return _checked(header, envelope=envelope, contract=contract, reader=reader)
 
 
-def _checked(header: HeaderMetadata, *, envelope: Envelope, contract: DatasetContract) -> Metadata:
+def _checked(header: HeaderMetadata, *, envelope: Envelope, contract: DatasetContract, reader: Reader) -> Metadata:
     rules = contract.metadata_extract
     findings = [_as_declared(finding, contract) for finding in header.findings]
     times = _times(header)
     if times is None:
         findings.append((MetadataIssue.INVALID_TIME_RANGE, "a time without zone, or an end before its start"))
     properties = {**header.properties, **(times or {})}
-    absent = [name for name in rules.required if properties.get(name) is None]
-    if absent:
-        findings.append((MetadataIssue.INCOMPLETE_PRODUCT_METADATA, "missing " + ", ".join(absent)))
+    findings += _absent([name for name in rules.required if properties.get(name) is None], contract, reader)
     findings += _missing_sidecars(header, contract)
     outline = footprint(header.geometry, decimals=rules.coordinate_decimals)
     if not isinstance(outline, Footprint):
@@ -154,6 +152,20 @@ def _times(header: HeaderMetadata) -> dict[str, str] | None:
     if header.start != header.end:
         times |= {"start_datetime": rfc3339(header.start), "end_datetime": rfc3339(header.end)}
     return times
+
+
+def _absent(names: list[str], contract: DatasetContract, reader: Reader) -> list[Finding]:
+    """Properties that this object lacks, apart from those that no object has: the contract is at fault for these."""
+    never = [name for name in names if isinstance(reader, DeclaringReader) and not reader.gives(name)]
+    lacking = [name for name in names if name not in never]
+    findings: list[Finding] = []
+    if lacking:
+        findings.append((MetadataIssue.INCOMPLETE_PRODUCT_METADATA, "missing " + ", ".join(lacking)))
+    if never:
+        rules = f"metadata_extract.required of contract {contract.id} names {', '.join(never)}"
+        text = f"{rules}, which the reader {contract.metadata_extract.reader} never gives"
+        findings.append((MetadataIssue.CONTRACT_FAULT, text))
+    return findings
 
 
 def _as_declared(finding: Finding, contract: DatasetContract) -> Finding:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from kfm_dagster.contracts.issues import MetadataIssue
 
@@ -66,9 +66,22 @@ class ReadError(Exception):
         super().__init__(message)
 
 
+TIMES = frozenset({"datetime", "start_datetime", "end_datetime"})
+"""Properties that follow from the times of any header."""
+
+
 class Reader(Protocol):
     """A function from a request to the object's own metadata. Raises ReadError."""
 
     def __call__(self, request: ReadRequest, /) -> HeaderMetadata:
         """Read the headers."""
+        ...
+
+
+@runtime_checkable
+class DeclaringReader(Protocol):
+    """A reader that says which properties its objects can have."""
+
+    def gives(self, name: str) -> bool:
+        """Tell whether an object can have the STAC property."""
         ...

@@ -19,6 +19,14 @@ from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.geostationary import FixedGrid, Footprint, ImageBounds
 from kfm_dagster.readers.goes_abi_header import EXTENT, L0_ERRORS, read_native
 
+PROPERTIES = frozenset({
+    "platform", "instruments", "gsd", "bands", "processing:level", "sat:orbit_state",
+    "sat:platform_international_designator", "goes:product", "goes:image-type", "goes:orbital-slot", "goes:mode",
+    "goes:timeline", "goes:mesoscale-region", "goes:created", "goes:production-site", "goes:uuid", "goes:extent",
+    "goes:percent-uncorrectable-l0-errors", "proj:code", "proj:wkt2", "proj:shape", "proj:transform", "proj:centroid",
+})  # fmt: skip
+"""What an object can have."""
+
 _SCENES = {"F": ("Full Disk", "FULL DISK"), "C": ("CONUS", "CONUS"), "M": ("Mesoscale", "MESOSCALE")}
 """Scene letter of the product name: `scene_id` in the file, image type in the catalog."""
 

@@ -53,6 +53,14 @@ pressure and native levels have 700 to 1,200, and always an index in the end."""
 MAX_VARIABLES = 200
 """Names in `grib:variables`; the largest real index (GFS 0.25 degrees) has 69."""
 
+PROPERTIES = frozenset({
+    "forecast:reference_datetime", "forecast:horizon", "proj:code", "proj:wkt2", "proj:shape", "proj:transform",
+    "proj:bbox", "grib:edition", "grib:discipline", "grib:centre", "grib:centre-code", "grib:subcentre",
+    "grib:production-status", "grib:data-type", "grib:grid-template", "grib:message-count", "grib:variables",
+    "*:region", "*:product", "*:member", "*:cycle", "*:lead-hours",
+})  # fmt: skip
+"""What an object can have; a name with `*` begins with its model's."""
+
 CENTRES: Mapping[int, str] = {7: "kwbc", 34: "rjtd", 54: "cwao", 74: "egrr", 78: "edzw", 98: "ecmf"}
 """Common code table C-11 to ecCodes' abbreviation; other centres go by their number."""
 

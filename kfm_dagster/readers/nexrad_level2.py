@@ -25,6 +25,14 @@ from kfm_dagster.readers.nexrad_messages import Position
 from kfm_dagster.readers.nexrad_sites import Site, sites
 from kfm_dagster.readers.nexrad_volume import Volume, read_volume
 
+PROPERTIES = frozenset({
+    "platform", "instruments", "processing:level", "processing:software", "nexrad:site", "nexrad:site-name",
+    "nexrad:message-type", "nexrad:archive-version", "nexrad:compression", "nexrad:moments", "nexrad:latitude",
+    "nexrad:longitude", "nexrad:height-m", "nexrad:position-source", "nexrad:vcp", "nexrad:elevations",
+    "nexrad:frequency-mhz", "nexrad:volume-number", "nexrad:rda-status", "nexrad:operability-status",
+})  # fmt: skip
+"""What a volume can have."""
+
 TIME_TOLERANCE = timedelta(seconds=60)
 """Between the key's time, the volume header's and the first radial's.
 

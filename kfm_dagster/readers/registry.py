@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import ContractError
-from kfm_dagster.readers.base import HeaderMetadata, Reader, ReadRequest
+from kfm_dagster.readers.base import TIMES, HeaderMetadata, Reader, ReadRequest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,12 +28,17 @@ class LazyReader:
         reader: Reader = getattr(import_module(self.module), self.function)
         return reader
 
+    def gives(self, name: str) -> bool:
+        """Tell whether an object can have the STAC property: the module's PROPERTIES name it, `*` for any prefix."""
+        given: frozenset[str] = import_module(self.module).PROPERTIES | TIMES
+        return not given.isdisjoint({name, "*:" + name.partition(":")[2]})
+
     def __call__(self, request: ReadRequest, /) -> HeaderMetadata:
         """Read the headers. Raises ReadError."""
         return self.load()(request)
 
 
-READERS: Mapping[str, Reader] = MappingProxyType(
+READERS: Mapping[str, LazyReader] = MappingProxyType(
     {
         "goes-abi": LazyReader(module="kfm_dagster.readers.goes_abi", function="read_goes_abi"),
         "nexrad-level2": LazyReader(module="kfm_dagster.readers.nexrad_level2", function="read_nexrad_level2"),
@@ -43,12 +48,20 @@ READERS: Mapping[str, Reader] = MappingProxyType(
 
 
 def refuse_orphans(contracts: Iterable[DatasetContract]) -> None:
-    """Refuse contracts whose objects no reader can read. Raises ContractError."""
+    """Refuse contracts whose objects no reader can read as they ask. Raises ContractError."""
     for contract in contracts:
-        if contract.metadata_extract.reader not in READERS:
+        rules = contract.metadata_extract
+        if rules.reader not in READERS:
             raise ContractError(
                 f"contract {contract.id} names a reader that there is not",
-                observed=contract.metadata_extract.reader,
+                observed=rules.reader,
                 expected="one of " + ", ".join(READERS),
                 next_step="correct metadata_extract.reader",
+            )
+        if never := [name for name in rules.required if not READERS[rules.reader].gives(name)]:
+            raise ContractError(
+                f"contract {contract.id} requires properties that its reader never gives",
+                observed=", ".join(never),
+                expected=f"properties of the reader {rules.reader}",
+                next_step="correct metadata_extract.required",
             )

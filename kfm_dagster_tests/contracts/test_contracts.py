@@ -150,6 +150,10 @@ def test_clashing_contracts_are_refused(changes: dict[str, Any], says: str) -> N
 def test_orphan_contracts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ContractError, match="bufr"):
         refuse_orphans([parse_contract(hrrr(metadata_extract__reader="bufr"), source="mine.yaml")])
+    wanted = hrrr(metadata_extract__required=["platform", "hrrr:cycle"])
+    with pytest.raises(ContractError, match="hrrr requires properties") as refused:
+        refuse_orphans([parse_contract(wanted, source="mine.yaml")])
+    assert refused.value.observed == "platform"
     (tmp_path / "mine.yml").write_text(HRRR)
     with pytest.raises(ContractError, match=r"mine\.yml"):
         ContractRegistry.load(tmp_path)

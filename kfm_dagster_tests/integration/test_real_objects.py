@@ -22,6 +22,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.readers.nexrad_sites import sites
+from kfm_dagster.readers.registry import READERS
 from kfm_dagster_tests.catalog.trees import assert_consistent, walk
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import open_pipeline, partitions_of, run_chain
@@ -132,6 +133,17 @@ def test_the_box_of_every_item_is_the_bounds_of_its_geometry(items: Items) -> No
             east = max(bound[2] for bound in bounds if bound[0] == -180)
         south, north = min(bound[1] for bound in bounds), max(bound[3] for bound in bounds)
         assert item["bbox"] == [west, south, east, north], uri
+
+
+@pytest.mark.clause("OPR-06")
+def test_readers_declare_every_property_that_they_give(items: Items, contracts: ContractRegistry) -> None:
+    for item in items.values():
+        contract = next(one for one in contracts if one.stac.collection == item["collection"])
+        given = {name for name in item["properties"] if not name.startswith("kfm:")} - {"license"}
+        reader = READERS[contract.metadata_extract.reader]
+        assert {name for name in given if not reader.gives(name)} == set()
+        assert not reader.gives("colour")
+        assert not reader.gives("goes:colour")
 
 
 def parts_of(geometry: Mapping[str, Any]) -> list[Any]:

@@ -97,6 +97,29 @@ def test_a_permanent_error_has_its_own_smaller_number_of_attempts(
 
 
 @pytest.mark.clause("WSM-14")
+@pytest.mark.parametrize(
+    ("code", "attempts"),
+    [
+        ("size_zero", 1),
+        ("unreadable_format", 1),
+        ("truncated_object", 1),
+        ("contract_fault", 1),
+        ("missing_object", 3),
+        ("access_denied", 3),
+        ("size_mismatch", 3),
+    ],
+)
+def test_a_permanent_error_is_tried_once_unless_time_may_cure_it(bench: Bench, code: str, attempts: int) -> None:
+    unit = envelope()
+    bench.ledger.ensure([unit])
+    for attempt in range(1, attempts + 1):
+        report = fail(bench, unit, code)
+        last = attempt == attempts
+        assert report.quarantined == ((unit.wal_id,) if last else ()), attempt
+        assert bench.ledger.readmit([unit.wal_id]) == (frozenset() if last else {unit.wal_id})
+
+
+@pytest.mark.clause("WSM-14")
 def test_a_failure_that_a_stricter_contract_gives_no_attempt_makes_way_for_those_behind_it(
     bench: Bench, contracts: ContractRegistry
 ) -> None:

@@ -187,6 +187,31 @@ def test_required_properties_are_named_when_missing() -> None:
     assert "forecast:horizon" not in found.issues[0].message
 
 
+def test_what_the_reader_never_gives_is_the_contract_s_fault() -> None:
+    class Declaring:
+        def __call__(self, request: ReadRequest, /) -> HeaderMetadata:
+            return header(properties={**PROPERTIES, "proj:shape": None})
+
+        def gives(self, name: str) -> bool:
+            return name != "hrrr:colour"
+
+    rules = HRRR.metadata_extract.model_copy(update={"required": ["proj:shape", "hrrr:colour"]})
+    contract = HRRR.model_copy(update={"metadata_extract": rules})
+    found = metadata_extract(
+        unit(),
+        contract=contract,
+        grammar=KeyGrammarReader(contract),
+        source=BytesSource(b""),
+        open_sidecar=lambda _: None,
+        readers={"grib2": Declaring()},
+    )
+    assert codes(found) == ["incomplete_product_metadata", "contract_fault"]
+    missing, fault = (issue.message for issue in found.issues)
+    assert missing == "missing proj:shape"
+    assert fault == ("metadata_extract.required of contract hrrr names hrrr:colour, which the reader grib2 never gives")
+    assert found.status is CheckStatus.FAILED
+
+
 def test_findings_take_their_severity_from_the_contract() -> None:
     missing = (MetadataIssue.SIDECAR_MISSING, "no .idx")
     assert extract(header(findings=(missing,), sidecars=())).status is CheckStatus.SUSPECT

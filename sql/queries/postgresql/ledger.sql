@@ -235,15 +235,13 @@ WITH allowed AS (
     SELECT record.wal_id
     FROM nodd_wal_records AS record
     INNER JOIN jsonb_to_recordset(CAST(:policy AS jsonb)) AS policy (
-        dataset text, max_attempts integer, permanent jsonb, permanent_attempts integer, never jsonb
+        dataset text, max_attempts integer, attempts_of jsonb, never jsonb
     ) ON record.dataset = policy.dataset
     WHERE
         record.wal_id IN (SELECT jsonb_array_elements_text(CAST(:wal_ids AS jsonb)))
         AND record.status || '' = 'failed'
-        AND record.attempts < CASE
-            WHEN jsonb_exists(policy.permanent, record.last_error_code) THEN policy.permanent_attempts
-            ELSE policy.max_attempts
-        END
+        AND record.attempts
+        < coalesce(CAST(policy.attempts_of ->> record.last_error_code AS integer), policy.max_attempts)
         AND NOT jsonb_exists(policy.never, record.last_error_code)
         -- An object that has been overwritten cannot be read any more.
         AND NOT EXISTS (SELECT 1 FROM nodd_wal_supersessions AS link WHERE link.older_wal_id = record.wal_id)

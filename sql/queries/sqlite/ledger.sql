@@ -207,11 +207,7 @@ FROM json_each(:policy) AS policy
 WHERE
     wal_id IN (SELECT value FROM json_each(:wal_ids))
     AND status || '' = 'failed' AND dataset = policy.value ->> '$.dataset'
-    AND attempts < CASE
-        WHEN last_error_code IN (SELECT value FROM json_each(policy.value, '$.permanent'))
-            THEN policy.value ->> '$.permanent_attempts'
-        ELSE policy.value ->> '$.max_attempts'
-    END
+    AND attempts < coalesce(policy.value -> '$.attempts_of' ->> last_error_code, policy.value ->> '$.max_attempts')
     AND last_error_code NOT IN (SELECT value FROM json_each(policy.value, '$.never'))
     -- An object that has been overwritten cannot be read any more.
     AND NOT EXISTS (SELECT 1 FROM nodd_wal_supersessions AS link WHERE link.older_wal_id = nodd_wal_records.wal_id)
