@@ -96,17 +96,6 @@ def test_a_run_of_sound_units_passes_its_check(face: Face, objects: Path) -> Non
     assert check.passed
 
 
-@pytest.mark.clause("IEN-11")
-def test_a_run_publishes_the_lineage_of_its_own_steps_when_it_ends(face: Face, objects: Path) -> None:
-    """Nobody else may come: a materialisation of the command line has no daemon."""
-    put(objects, volumes(1))
-    face.execute(JOB, partition=PARTITION)
-    with face.pipeline.database.snapshot() as tx:
-        assert not tx.run("lineage.some_steps_are_untold").scalar_one()
-    stages = Path(face.pipeline.settings.lineage) / "steps"
-    assert sum(len(file.read_text().splitlines()) for file in stages.rglob("*.ndjson")) == 2 * len(NODES)
-
-
 @pytest.fixture
 def persistent(
     tmp_path: Path, objects: Path, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
