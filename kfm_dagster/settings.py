@@ -57,6 +57,15 @@ class Settings(BaseSettings):
     tick_budget_seconds: PositiveInt = Field(
         40, description="A sensor stops receiving after this long; Dagster gives a tick 60 s."
     )
+    max_units_per_tick: PositiveInt = Field(
+        20000, description="The sensor stops receiving once the messages of a tick announce so many units."
+    )
+    max_bytes_per_tick: int = Field(
+        32 * 1024 * 1024,
+        ge=1024 * 1024,
+        description="The sensor stops receiving once the messages of a tick have so many bytes; SQS carries 1 MiB a "
+        "message.",
+    )
     receive_threads: PositiveInt = Field(8, description="Parallel receive calls; SQS gives 10 messages a call.")
     max_units_per_run: int = Field(
         5000, ge=1, le=10_000, description="Units that one run claims per dataset; each takes about 25 KB of memory."

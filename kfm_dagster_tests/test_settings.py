@@ -34,6 +34,8 @@ BAD: dict[str, list[str]] = {
     "tick_budget_seconds": ["0", "forty"],
     "receive_threads": ["0", "many"],
     "max_units_per_run": ["0", "10001", "1e3"],
+    "max_units_per_tick": ["0", "all"],
+    "max_bytes_per_tick": ["1048575", "1 MiB"],
     "max_in_flight_units": ["-5", ""],
     "live_share": ["-0.1", "1.1", "half", "nan"],
     "read_concurrency": ["0", "x"],

@@ -33,6 +33,8 @@ class ParseIssue(StrEnum):
     INVALID_TIME_RANGE = "invalid_time_range"
     UNSUPPORTED_SCHEMA_VERSION = "unsupported_schema_version"
     SIGNATURE_INVALID = "signature_invalid"
+    DATABASE_REFUSED = "database_refused"
+    """It parses, and no row of the ledger can hold it."""
 
 
 @unique

@@ -21,6 +21,7 @@ from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
 from kfm_dagster.ingest.node import ChainNode, Operator, in_chunks
 from kfm_dagster.ingest.switched_off import refuse_switched_off
 from kfm_dagster.ledger.policy import ReplayReason
+from kfm_dagster.ledger.rejections import RejectedObject
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.operators.message_parse import parse_listed, parse_message
 from kfm_dagster.run_state.inputs_hash import InputReference
@@ -179,6 +180,16 @@ class MessageParse(ChainNode):
             ensured = ledger.ensure(chunk, lane=Lane.BULK, tx=tx)
             failed = [wal_id for wal_id, status in ensured.existing.items() if status is Status.FAILED]
             readmitted = ledger.readmit(failed, reason=ReplayReason.BACKFILL, tx=tx)
+            self.pipeline.deliveries.reject_objects(
+                [
+                    RejectedObject(
+                        dataset=unit.dataset, object_uri=unit.object_uri, detail=ensured.refused[unit.wal_id]
+                    )
+                    for unit in chunk
+                    if unit.wal_id in ensured.refused
+                ],
+                tx=tx,
+            )
             return self.account is None or self.account.counted(
                 tx, listed=len(chunk), created=len(ensured.created), readmitted=len(readmitted)
             )

@@ -15,15 +15,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from kfm_dagster.contracts.envelope import Envelope, Lane, WalId
+from kfm_dagster.contracts.envelope import Lane, WalId
 from kfm_dagster.governance.switches import KillSwitch
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.recording import ensure_units, record_messages
 from kfm_dagster.ingest.switched_off import SwitchedOff, units_in_flight
-from kfm_dagster.ledger.deliveries import Delivery, DeliveryState, Rejection
-from kfm_dagster.ledger.ignored import IgnoredRecord
+from kfm_dagster.ledger.reports import EnsureResult
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.ledger.store import EnsureResult
 from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.notifications.receiving import in_parts
 from kfm_dagster.operators.message_parse import ParsedMessage, parse_message
 
 
@@ -47,10 +47,20 @@ class IntakeReport:
     off: tuple[KillSwitch, ...] = ()
     landed: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
 
+    def joined(self, other: IntakeReport) -> IntakeReport:
+        """Return the report of both parts of one tick."""
+        counts = {name: getattr(self, name) + getattr(other, name) for name in _COUNTS}
+        landed = {key: self.landed.get(key, ()) + other.landed.get(key, ()) for key in self.landed | other.landed}
+        return dataclasses.replace(self, **counts, landed=landed)
+
+
+_COUNTS = ("received", "created", "readmitted", "known", "ignored", "rejected", "deleted", "postponed")
+
 
 def take_in(pipeline: Pipeline) -> IntakeReport:
     """Receive one run's worth of messages at most, unless too many live units are in flight, and record them.
 
+    Receiving stops, too, at KFM_MAX_UNITS_PER_TICK and KFM_MAX_BYTES_PER_TICK; what a request brought is taken in.
     Bulk units do not count: a backfill must not stop what is announced today.
 
     One batch a tick: its run starts while the next tick receives. Raises QueueUnavailableError and
@@ -67,6 +77,8 @@ def take_in(pipeline: Pipeline) -> IntakeReport:
     messages = pipeline.queue.receive(
         min(room, settings.max_units_per_run),
         budget_seconds=settings.tick_budget_seconds,
+        max_bytes=settings.max_bytes_per_tick,
+        max_units=min(room, settings.max_units_per_tick),
         threads=settings.receive_threads,
     )
     pipeline.calibration.keep_answers()
@@ -77,27 +89,26 @@ def take_in(pipeline: Pipeline) -> IntakeReport:
 
 
 def record(pipeline: Pipeline, messages: Sequence[SqsMessage]) -> IntakeReport:
-    """Land a batch of messages, parse it, and record deliveries, units and rejections in one transaction."""
+    """Land messages, parse them, and record deliveries, units and rejections, in parts of bounded weight.
+
+    A part is landed and recorded in one transaction before the next one is parsed.
+    """
+    report = IntakeReport()
+    for part in in_parts(messages):
+        report = report.joined(_record(pipeline, part))
+    return report
+
+
+def _record(pipeline: Pipeline, messages: Sequence[SqsMessage]) -> IntakeReport:
     landed = pipeline.landing.land(messages)
     queue = pipeline.settings.sqs_primary_queue
     parsed = [parse_message(message, registry=pipeline.registry, queue=queue) for message in messages]
-    units: dict[WalId, Envelope] = {unit.wal_id: unit for one in parsed for unit in one.envelopes}
     off = SwitchedOff.now(pipeline.ledger.switches)
     with pipeline.database.transaction() as tx:
-        ensured = pipeline.ledger.ensure(list(units.values()), tx=tx)
+        ensured, parsed = ensure_units(pipeline, parsed, tx=tx)
         failed = [wal_id for wal_id, status in ensured.existing.items() if status is Status.FAILED]
         readmitted = pipeline.ledger.readmit(failed, reason="retry", tx=tx)
-        pipeline.deliveries.record(
-            [
-                delivery_of(message, one, queue=queue, landing_sha256=landed.digest)
-                for message, one in zip(messages, parsed, strict=True)
-            ],
-            tx=tx,
-        )
-        pipeline.deliveries.reject(
-            [entry for message, one in zip(messages, parsed, strict=True) for entry in rejections_of(message, one)],
-            tx=tx,
-        )
+        record_messages(pipeline, messages, parsed, queue=queue, landing_sha256=landed.digest, tx=tx)
     changes = _visibility(messages, parsed, off=off, ended=_ended(ensured), now=pipeline.clock())
     if changes:
         pipeline.queue.change_visibility(changes)
@@ -108,12 +119,13 @@ def record(pipeline: Pipeline, messages: Sequence[SqsMessage]) -> IntakeReport:
         readmitted=len(readmitted),
         known=len(ensured.existing) - len(readmitted),
         ignored=sum(len(one.ignored) for one in parsed),
-        rejected=sum(len(one.rejections) for one in parsed),
+        rejected=sum(rejection.records for one in parsed for rejection in one.rejections),
         postponed=sum(seconds > 0 for _, seconds in changes),
         landed={
-            (units[wal_id].dataset, units[wal_id].partition): (landed.digest,)
-            for wal_id in work
-            if off.of(units[wal_id].dataset) is None
+            (unit.dataset, unit.partition): (landed.digest,)
+            for one in parsed
+            for unit in one.envelopes
+            if unit.wal_id in work and off.of(unit.dataset) is None
         },
     )
 
@@ -147,42 +159,3 @@ def _visibility(
         elif one.rejections and not one.envelopes:
             changes.append((message.receipt_handle or "", 0))
     return changes
-
-
-def rejections_of(message: SqsMessage, parsed: ParsedMessage) -> list[Rejection]:
-    """Return what the ledger keeps of the records that gave no unit."""
-    return [
-        Rejection(
-            message_id=message.message_id,
-            record_index=rejection.record_index or 0,
-            reason_code=rejection.code.value,
-            detail=rejection.message,
-            body=message.body,
-        )
-        for rejection in parsed.rejections
-    ]
-
-
-def delivery_of(message: SqsMessage, parsed: ParsedMessage, *, queue: str, landing_sha256: str) -> Delivery:
-    """Return what the ledger keeps of one receive of a message, from the queue of that name."""
-    raw = parsed.envelopes[0].raw if parsed.envelopes else None
-    return Delivery(
-        message_id=message.message_id,
-        queue=queue,
-        receipt_handle=message.receipt_handle or "",
-        landing_sha256=landing_sha256,
-        sns_message_id=raw.sns_message_id if raw else None,
-        topic_arn=raw.topic_arn if raw else None,
-        wal_ids=tuple(unit.wal_id for unit in parsed.envelopes),
-        ignored=tuple(
-            IgnoredRecord(
-                record_index=one.record_index or 0,
-                reason=one.reason.value,
-                dataset=one.dataset,
-                bucket=one.bucket,
-                key=one.key,
-            )
-            for one in parsed.ignored
-        ),
-        state=DeliveryState.IN_FLIGHT if parsed.envelopes or parsed.rejections else DeliveryState.IGNORED,
-    )

@@ -8,7 +8,7 @@ transaction (`Ledger.ensure`, then `Deliveries.record`), so that no unit is ever
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum, unique
@@ -17,7 +17,7 @@ from typing import Any
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.identity import moment, rfc3339
 from kfm_dagster.ledger.ignored import IgnoredRecord, ignored_rows
-from kfm_dagster.ledger.redaction import redact
+from kfm_dagster.ledger.rejections import RejectedObject, Rejection, body_rows, object_rows, rejection_rows
 from kfm_dagster.ledger.rows import as_json, bounded
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Database, Transaction
@@ -53,17 +53,6 @@ class Delivery:
     wal_ids: tuple[WalId, ...] = ()
     ignored: tuple[IgnoredRecord, ...] = ()
     state: DeliveryState = DeliveryState.IN_FLIGHT
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rejection:
-    """One record of a message that gave no unit; `reason_code` is a parse issue, `body` the record as it came."""
-
-    message_id: str
-    record_index: int
-    reason_code: str
-    detail: str
-    body: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,11 +133,18 @@ class Deliveries:
 
         What was kept of a record first stays, however often its message comes again.
         """
-        batch = {(entry.message_id, entry.record_index): _rejection_row(entry) for entry in rejections}
-        messages = sorted({message_id for message_id, _ in batch})
+        entries = list(rejections)
+        bodies = body_rows(entries)
         with writing(self._database, tx) as change:
-            change.run("deliveries.reject", batch=as_json(list(batch.values())), at=self._now())
-            change.run("deliveries.mark_rejected", message_ids=as_json(messages))
+            change.run("deliveries.keep_bodies", batch=as_json(bodies), at=self._now())
+            change.run("deliveries.reject", batch=as_json(rejection_rows(entries)), at=self._now())
+            change.run("deliveries.mark_rejected", message_ids=as_json([row["message_id"] for row in bodies]))
+
+    def reject_objects(self, objects: Sequence[RejectedObject], *, tx: Transaction | None = None) -> None:
+        """Keep objects of a listing that no record can hold, once each."""
+        if objects:
+            with writing(self._database, tx) as change:
+                change.run("deliveries.reject_objects", batch=as_json(object_rows(objects)), at=self._now())
 
     def due_for_deletion(self, *, limit: int, tx: Transaction | None = None) -> list[DueMessage]:
         """Return the messages that may leave the queue: every unit succeeded or quarantined, or nothing of ours."""
@@ -226,6 +222,7 @@ class Deliveries:
                 reason_code=row.reason_code,
                 detail=row.detail,
                 body=row.body,
+                records=row.records,
             )
             for row in rows
         ]
@@ -267,14 +264,4 @@ def _delivery_row(delivery: Delivery, receives: int) -> dict[str, Any]:
         "sns_message_id": bounded(delivery.sns_message_id),
         "topic_arn": bounded(delivery.topic_arn),
         "state": delivery.state,
-    }
-
-
-def _rejection_row(entry: Rejection) -> dict[str, Any]:
-    return {
-        "message_id": entry.message_id,
-        "record_index": entry.record_index,
-        "reason_code": entry.reason_code,
-        "detail": redact(entry.detail),
-        "body": entry.body,
     }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from kfm_dagster.contracts.envelope import Lane, WalId
@@ -15,13 +15,28 @@ class EnsureResult:
     """Which units got their record now, and where those stand that had one.
 
     Of those created, `stale` were announced after a newer version of their object and are out already; `superseded` are
-    earlier versions that a created one made obsolete, in whatever state.
+    earlier versions that a created one made obsolete, in whatever state. `refused` have no record, only the
+    database's words.
     """
 
     created: frozenset[WalId]
     existing: Mapping[WalId, Status]
     stale: frozenset[WalId] = frozenset()
     superseded: frozenset[WalId] = frozenset()
+    refused: Mapping[WalId, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_parts(cls, parts: Sequence[EnsureResult], refused: Mapping[WalId, str]) -> EnsureResult:
+        """Return the result of a batch that was written in parts."""
+        created: frozenset[WalId] = frozenset().union(*(part.created for part in parts))
+        older = frozenset().union(*(part.stale | part.superseded for part in parts))
+        return cls(
+            created=created,
+            existing={wal_id: status for part in parts for wal_id, status in part.existing.items()},
+            stale=older & created,
+            superseded=older - created,
+            refused=refused,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,6 +26,10 @@ from kfm_dagster.ledger.state_machine import Status, check_transition
 from kfm_dagster.ledger.verdicts import Verdicts, judge
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.fence import Fence
+from kfm_dagster.storage.refusal import Refused, write_all_but_refused
+
+ENSURED_AT_ONCE = 5_000
+"""Units of one statement: as many as a run claims by default; one message of 1 MiB can announce as many."""
 
 __all__ = ["EnsureResult", "Ledger", "RecoverReport", "SettleReport"]
 
@@ -39,23 +43,23 @@ class Ledger(LedgerChanges):
         """Give every unit a record: null > pending where it has none, nothing where it has one (WSM-03, WAL-04).
 
         A unit whose object is known in a newer version is stale and goes to quarantine at once; earlier versions that
-        wait are superseded and go there too, those in progress when their attempt fails (BEY-01).
+        wait are superseded and go there too, those in progress when their attempt fails (BEY-01). What the database
+        refuses of one unit costs no other unit its record.
         """
-        units = {unit.wal_id: unit for unit in envelopes}
-        batch = [unit_row(unit, self._registry[unit.dataset]) for unit in units.values()]
+        units = list({unit.wal_id: unit for unit in envelopes}.values())
+        parts: list[EnsureResult] = []
+        refused: list[Refused[Envelope]] = []
         with self._changing(tx) as changing:
             changing.run("ledger.lock_admission")
-            rows = changing.run("ledger.ensure", batch=as_json(batch), at=self._now(), actor=self._worker_id, lane=lane)
-            created = frozenset(WalId(row.wal_id) for row in rows)
-            existing = self.statuses(units.keys() - created, tx=changing)
-            linked = changing.run("ledger.supersede", wal_ids=as_json(sorted(created)), at=self._now())
-            older = {WalId(row.older_wal_id) for row in linked}
-            stale, superseded = older & created, older - created
-            self._quarantine(sorted(stale), reason=LedgerCode.STALE_EVENT, actor=self._worker_id, tx=changing)
-            self._quarantine(sorted(superseded), reason=LedgerCode.SUPERSEDED, actor=self._worker_id, tx=changing)
-        return EnsureResult(
-            created=created, existing=existing, stale=frozenset(stale), superseded=frozenset(superseded)
-        )
+            for start in range(0, len(units), ENSURED_AT_ONCE):
+                written, left = write_all_but_refused(
+                    changing,
+                    units[start : start + ENSURED_AT_ONCE],
+                    lambda part: self._admit(part, lane=lane, tx=changing),
+                )
+                parts += written
+                refused += left
+        return EnsureResult.of_parts(parts, {unit.wal_id: reason for unit, reason in refused})
 
     def readmit(
         self,
@@ -247,6 +251,18 @@ class Ledger(LedgerChanges):
         """Add a reason to the vocabulary; one that is there stays as it is."""
         with self._changing(tx) as changing:
             changing.run("ledger.govern_replay_reason", code=code, meaning=meaning)
+
+    def _admit(self, units: Sequence[Envelope], *, lane: Lane, tx: Transaction) -> EnsureResult:
+        batch = [unit_row(unit, self._registry[unit.dataset]) for unit in units]
+        rows = tx.run("ledger.ensure", batch=as_json(batch), at=self._now(), actor=self._worker_id, lane=lane)
+        created = frozenset(WalId(row.wal_id) for row in rows)
+        existing = self.statuses({unit.wal_id for unit in units} - created, tx=tx)
+        linked = tx.run("ledger.supersede", wal_ids=as_json(sorted(created)), at=self._now())
+        older = frozenset(WalId(row.older_wal_id) for row in linked)
+        stale, superseded = older & created, older - created
+        self._quarantine(sorted(stale), reason=LedgerCode.STALE_EVENT, actor=self._worker_id, tx=tx)
+        self._quarantine(sorted(superseded), reason=LedgerCode.SUPERSEDED, actor=self._worker_id, tx=tx)
+        return EnsureResult(created=created, existing=existing, stale=stale, superseded=superseded)
 
     def _hopeless(self, verdicts: Verdicts, failures: Sequence[Any], tx: Transaction) -> dict[WalId, str]:
         """Why those of the failed units that get no further attempt get none."""

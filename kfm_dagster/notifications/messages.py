@@ -11,6 +11,9 @@ from datetime import datetime
 
 from kfm_dagster.storage.text import storable
 
+MAX_MESSAGE_ID = 100
+"""Characters (SQS developer guide, "Message identifiers")."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SqsMessage:
@@ -28,5 +31,5 @@ class SqsMessage:
     sent_at: datetime | None = None
 
     def __post_init__(self) -> None:
-        for name in ("message_id", "body"):
-            object.__setattr__(self, name, storable(getattr(self, name)))
+        object.__setattr__(self, "message_id", storable(self.message_id, MAX_MESSAGE_ID))
+        object.__setattr__(self, "body", storable(self.body))

@@ -19,7 +19,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from kfm_dagster.errors import QueueUnavailableError
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.notifications.queue_values import QueueDepth, QueueRules, SendOutcome
-from kfm_dagster.notifications.receiving import BATCH, ReceiveProgress, as_message
+from kfm_dagster.notifications.receiving import BATCH, MAX_RECEIVED_BYTES, ReceiveProgress, as_message
 from kfm_dagster.seams import Seam, carried, reach
 from kfm_dagster.settings import Settings
 from kfm_dagster.telemetry.clock.server_dates import AnswerDates
@@ -116,8 +116,13 @@ class Queue:
         budget_seconds: float,
         threads: int | None = None,
         visibility_seconds: int | None = None,
+        max_bytes: int = MAX_RECEIVED_BYTES,
+        max_units: int | None = None,
     ) -> list[SqsMessage]:
-        """Receive up to `max_messages`, each once, until the queue looks empty or the budget is over.
+        """Receive up to `max_messages`, each once, until the queue looks empty or a budget is over.
+
+        The budgets are seconds, bytes of all bodies (a request that is on its way may bring more, and at least one is
+        made) and units that the messages announce.
 
         They stay hidden for `visibility_seconds`, by default as long as the queue's rules say. An error after the first
         messages ends the call with those: they are in flight already, and only their receiver can delete them.
@@ -126,7 +131,9 @@ class Queue:
         hidden: dict[str, int] = (
             {} if visibility_seconds is None else {"VisibilityTimeout": _allowed(visibility_seconds)}
         )
-        progress = ReceiveProgress(wanted=max_messages, deadline=time.monotonic() + budget_seconds)
+        progress = ReceiveProgress(
+            wanted=max_messages, deadline=time.monotonic() + budget_seconds, max_bytes=max_bytes, max_units=max_units
+        )
         with ThreadPoolExecutor(workers, thread_name_prefix="sqs-receive") as pool:
             for future in [pool.submit(self._receive_some, url, progress, hidden) for _ in range(workers)]:
                 future.result()

@@ -7,14 +7,14 @@ receiving (`notifications/sqs.py`), SNS signatures, and keeping what was rejecte
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum, unique
 from typing import Any, NamedTuple
 from urllib.parse import unquote_plus
 
-from kfm_dagster.contracts.envelope import Envelope, RawReference
+from kfm_dagster.contracts.envelope import Envelope, RawReference, WalId
 from kfm_dagster.contracts.identity import wal_id
 from kfm_dagster.contracts.issues import ParseIssue
 from kfm_dagster.contracts.key_grammar import (
@@ -44,6 +44,9 @@ from kfm_dagster.storage.objects import ListedObject
 
 LISTING_SCHEMA_VERSION = "listing"
 """`schema_version` of a unit that no message announced."""
+
+MAX_REJECTIONS = 100
+"""Different rejections of one message that are named; S3 sends one record a message, and 1 MiB can hold 500,000."""
 
 
 @unique
@@ -77,26 +80,77 @@ class Ignored(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rejection:
-    """One record, or the whole message (record_index None), that gave no envelope."""
+    """One record, or the whole message (record_index None), that gave no envelope.
+
+    Of several records that are rejected for one reason it is the first, and `records` their number.
+    """
 
     code: ParseIssue
     message: str
     bucket: str | None = None
     key: str | None = None
     record_index: int | None = None
+    records: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedMessage:
     """What one message said, in the order of its records; each record is in exactly one of the three.
 
-    Two records of one object give two envelopes with one `wal_id`.
+    Two records of one object give two envelopes with one `wal_id`. `positions` are the envelopes' records.
     """
 
     message_id: str
     envelopes: tuple[Envelope, ...] = ()
+    positions: tuple[int, ...] = ()
     ignored: tuple[Ignored, ...] = ()
     rejections: tuple[Rejection, ...] = ()
+
+    def without(self, refused: Mapping[WalId, str]) -> ParsedMessage:
+        """Return the message with units that the database refuses, and its words, as rejections."""
+        if not any(unit.wal_id in refused for unit in self.envelopes):
+            return self
+        kept: list[tuple[Envelope, int]] = []
+        rejections = _Rejections(self.rejections)
+        for unit, index in zip(self.envelopes, self.positions, strict=True):
+            if unit.wal_id in refused:
+                error = MessageError(ParseIssue.DATABASE_REFUSED, refused[unit.wal_id])
+                error.bucket, error.key = unit.bucket, unit.key
+                rejections.add(error, index)
+            else:
+                kept.append((unit, index))
+        return replace(
+            self,
+            envelopes=tuple(unit for unit, _ in kept),
+            positions=tuple(index for _, index in kept),
+            rejections=rejections.found(),
+        )
+
+
+class _Rejections:
+    """Rejections of one message: as many as a person reads, however many records a sender packs into it.
+
+    Identical ones are counted; beyond MAX_REJECTIONS different ones are counted by their code alone.
+    """
+
+    def __init__(self, earlier: Iterable[Rejection] = ()) -> None:
+        self._found: dict[tuple[ParseIssue, str | None], Rejection] = {(one.code, one.message): one for one in earlier}
+        self._counts = {key: one.records for key, one in self._found.items()}
+
+    def add(self, error: MessageError, index: int) -> None:
+        """Reject the record at `index`."""
+        key: tuple[ParseIssue, str | None] = (error.code, str(error))
+        if key not in self._found and len(self._found) >= MAX_REJECTIONS:
+            key = (error.code, None)
+        if key not in self._found:
+            self._found[key] = Rejection(
+                code=error.code, message=str(error), bucket=error.bucket, key=error.key, record_index=index
+            )
+        self._counts[key] = self._counts.get(key, 0) + 1
+
+    def found(self) -> tuple[Rejection, ...]:
+        """Return them in the order of their first records."""
+        return tuple(replace(one, records=self._counts[key]) for key, one in self._found.items())
 
 
 def parse_message(message: SqsMessage, *, registry: ContractRegistry, queue: str) -> ParsedMessage:
@@ -111,30 +165,25 @@ def parse_message(message: SqsMessage, *, registry: ContractRegistry, queue: str
         return ParsedMessage(message_id=message.message_id, rejections=(rejection,))
     envelopes: list[Envelope] = []
     ignored: list[Ignored] = []
-    rejections: list[Rejection] = []
+    positions: list[int] = []
+    rejections = _Rejections()
     for index, record in enumerate(records):
         try:
             unit = _unit(record, raw=raw, registry=registry, queue=queue)
         except MessageError as error:
-            rejections.append(
-                Rejection(
-                    code=error.code,
-                    message=str(error),
-                    bucket=error.bucket,
-                    key=error.key,
-                    record_index=index,
-                )
-            )
+            rejections.add(error, index)
         else:
             if isinstance(unit, Envelope):
                 envelopes.append(unit)
+                positions.append(index)
             else:
                 ignored.append(unit._replace(record_index=index))
     return ParsedMessage(
         message_id=message.message_id,
         envelopes=tuple(envelopes),
+        positions=tuple(positions),
         ignored=tuple(ignored),
-        rejections=tuple(rejections),
+        rejections=rejections.found(),
     )
 
 

@@ -18,6 +18,7 @@ from kfm_dagster.errors import ConfigurationError, ExitCode
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.notifications.receiving import PART_BYTES
 from kfm_dagster.replay.dead_letters import DeadLetter, DeadLetterClass, DeadLetterError, Selection, classify, workable
 from kfm_dagster.settings import Environment
 
@@ -261,6 +262,7 @@ class DeadLetterWork:
             budget_seconds=settings.tick_budget_seconds,
             # As long as an attempt may take: until then the receipt that the ledger keeps is the one that deletes.
             visibility_seconds=settings.lease_seconds,
+            max_bytes=PART_BYTES,
         )
         self._held |= {message.message_id: message for message in found}
         if not found:

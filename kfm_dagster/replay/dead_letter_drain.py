@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 
 from kfm_dagster.contracts.envelope import Lane, WalId
 from kfm_dagster.governance.log import Decision, GovernanceAction
-from kfm_dagster.ingest.intake import delivery_of, rejections_of
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.recording import ensure_units, record_messages
 from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.replay.dead_letter_batches import Bounds, DeadLetterReport, DeadLetterWork, End, Outcome
-from kfm_dagster.replay.dead_letters import DeadLetter, DeadLetterClass, Selection, recurrences, standings
+from kfm_dagster.replay.dead_letters import DeadLetter, Selection, recurrences, standings
 from kfm_dagster.storage.database import Transaction
 
 STOP_AFTER = 5
@@ -84,9 +84,9 @@ class _Drain:
             return
         landed = pipeline.landing.land([letter.message for letter in letters]).digest
         with pipeline.database.transaction() as tx:
-            self._make_known(letters, landed, tx)
-        unreadable = [letter for letter in letters if letter.kind is DeadLetterClass.UNREADABLE]
-        readable = [letter for letter in letters if letter.kind is not DeadLetterClass.UNREADABLE]
+            kept = self._make_known(letters, landed, tx)
+        unreadable = [letter for letter in letters if letter.message.message_id in kept]
+        readable = [letter for letter in letters if letter.message.message_id not in kept]
         work.let_go(readable)
         pipeline.acknowledge()
         states = pipeline.deliveries.states(letter.message.message_id for letter in readable)
@@ -110,26 +110,17 @@ class _Drain:
             return End.IN_FLIGHT, f"{pipeline.settings.max_in_flight_units} units are pending or in progress"
         return None
 
-    def _make_known(self, letters: Sequence[DeadLetter], landed: str, tx: Transaction) -> None:
+    def _make_known(self, letters: Sequence[DeadLetter], landed: str, tx: Transaction) -> set[str]:
+        """Record a batch; return the ids of the messages of which a record was rejected."""
         work, pipeline = self.work, self.work.pipeline
-        units = {unit.wal_id: unit for letter in letters for unit in letter.parsed.envelopes}
-        ensured = pipeline.ledger.ensure(units.values(), lane=Lane.BULK, tx=tx)
+        ensured, parsed = ensure_units(pipeline, [letter.parsed for letter in letters], lane=Lane.BULK, tx=tx)
         failed = {wal_id for wal_id, status in ensured.existing.items() if status is Status.FAILED}
         readmitted = pipeline.ledger.readmit(
             failed, reason=ReplayReason.DLQ_DRAIN, actor=work.decision.actor, replay_run_id=work.run_id, tx=tx
         )
         quarantined = self._quarantine(failed - readmitted, tx)
-        pipeline.deliveries.record(
-            [
-                delivery_of(letter.message, letter.parsed, queue=work.queue.name, landing_sha256=landed)
-                for letter in letters
-            ],
-            tx=tx,
-        )
-        pipeline.deliveries.reject(
-            [entry for letter in letters for entry in rejections_of(letter.message, letter.parsed)], tx=tx
-        )
-        unreadable = [letter.message.message_id for letter in letters if letter.parsed.rejections]
+        messages = [letter.message for letter in letters]
+        unreadable = record_messages(pipeline, messages, parsed, queue=work.queue.name, landing_sha256=landed, tx=tx)
         pipeline.deliveries.mark_dead_lettered(unreadable, queue=work.queue.name, tx=tx)
         pipeline.ledger.log.record(
             GovernanceAction.DLQ_DRAIN,
@@ -149,6 +140,7 @@ class _Drain:
         work.created += len(ensured.created)
         work.readmitted += len(readmitted)
         work.quarantined += quarantined
+        return unreadable
 
     def _quarantine(self, failed: set[WalId], tx: Transaction) -> int:
         """Quarantine the failed units whose policy allows no further attempt (WSM-12); others keep their message."""

@@ -14,8 +14,8 @@ from typing import Any
 
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.governance.log import Decision, GovernanceAction
-from kfm_dagster.ingest.intake import delivery_of, rejections_of
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.recording import record_messages
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.replay.dead_letter_batches import MAX_BATCH_SIZE, Bounds, DeadLetterReport, DeadLetterWork, Outcome
 from kfm_dagster.replay.dead_letters import DeadLetter, DeadLetterClass, Selection
@@ -119,19 +119,12 @@ def _move(work: DeadLetterWork, letters: Sequence[DeadLetter]) -> None:
 
 def _discard(work: DeadLetterWork, letters: Sequence[DeadLetter]) -> None:
     pipeline = work.pipeline
-    landed = pipeline.landing.land([letter.message for letter in letters]).digest
+    messages = [letter.message for letter in letters]
+    landed = pipeline.landing.land(messages).digest
     message_ids = [letter.message.message_id for letter in letters]
     with pipeline.database.transaction() as tx:
-        pipeline.deliveries.record(
-            [
-                delivery_of(letter.message, letter.parsed, queue=work.queue.name, landing_sha256=landed)
-                for letter in letters
-            ],
-            tx=tx,
-        )
-        pipeline.deliveries.reject(
-            [entry for letter in letters for entry in rejections_of(letter.message, letter.parsed)], tx=tx
-        )
+        parsed = [letter.parsed for letter in letters]
+        record_messages(pipeline, messages, parsed, queue=work.queue.name, landing_sha256=landed, tx=tx)
         pipeline.deliveries.mark_dead_lettered(message_ids, queue=work.queue.name, tx=tx)
         _log(work, GovernanceAction.DLQ_DISCARD, {"landing_sha256": landed, "messages": message_ids}, tx=tx)
     deleted = _delete(work, letters)

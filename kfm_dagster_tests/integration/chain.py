@@ -68,7 +68,7 @@ class FakeQueue:
     visibility: list[tuple[str, int]] = field(default_factory=list)
     receives: int = 0
 
-    def receive(self, max_messages: int, *, budget_seconds: float, threads: int | None = None) -> list[SqsMessage]:
+    def receive(self, max_messages: int, *, budget_seconds: float, **_: Any) -> list[SqsMessage]:
         self.receives += 1
         taken, self.waiting = self.waiting[:max_messages], self.waiting[max_messages:]
         return taken

@@ -129,6 +129,8 @@ class SimulatedQueue:
         budget_seconds: float = 0,
         threads: int | None = None,
         visibility_seconds: float | None = None,
+        max_bytes: int = 0,
+        max_units: int | None = None,
     ) -> list[SqsMessage]:
         reach(Seam.QUEUE_RECEIVE_BEFORE)
         hidden = VISIBILITY if visibility_seconds is None else visibility_seconds

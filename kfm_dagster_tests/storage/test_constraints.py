@@ -52,13 +52,18 @@ STANDING: dict[str, Sequence[Row]] = {
     "nodd_wal_transitions": [_TRANSITION, {**_TRANSITION, "version": 2}, {**_TRANSITION, "wal_id": TWO}],
     "nodd_wal_deliveries": [
         {
-            "message_id": "m1", "queue": "q", "receipt_handle": "h", "receive_count": 1, "first_received_at": T,
+            "message_id": message_id, "queue": "q", "receipt_handle": "h", "receive_count": 1, "first_received_at": T,
             "received_at": T, "landing_sha256": HASH, "state": "in_flight", "settled_at": None,
         }
+        for message_id in ("m1", "m3")
     ],
     "nodd_wal_delivery_units": [{"message_id": "m1", "wal_id": ONE}],
     "rejected_messages": [
-        {"message_id": "m1", "record_index": 0, "reason_code": "x", "detail": "x", "body": "{}", "received_at": T}
+        {"message_id": "m1", "record_index": 0, "reason_code": "x", "detail": "x", "records": 1, "received_at": T}
+    ],
+    "rejected_bodies": [{"message_id": "m1", "body": "{}", "received_at": T}],
+    "rejected_objects": [
+        {"dataset": "d", "object_uri": "s3://b/1", "reason_code": "x", "detail": "x", "found_at": T}
     ],
     "ignored_records": [
         {
@@ -250,6 +255,8 @@ ANOTHER: dict[str, Row] = {
     "nodd_wal_deliveries": {"message_id": "m2"},
     "nodd_wal_delivery_units": {"wal_id": TWO},
     "rejected_messages": {"record_index": 1},
+    "rejected_bodies": {"message_id": "m3"},
+    "rejected_objects": {"object_uri": "s3://b/2"},
     "ignored_records": {"record_index": 1},
     "catalog_collections": {"collection_id": "c2"},
     "catalog_kept_files": {"sha256": "b" * 64},
@@ -331,6 +338,15 @@ CASES: dict[str, list[Row]] = {
     "rejected_messages_one_row_per_record": [{"record_index": 0}],
     "rejected_messages_message_is_known": [{"message_id": "m9"}],
     "rejected_messages_detail_is_bounded": [{"detail": "x" * 501}],
+    "rejected_messages_reason_is_short": [{"reason_code": ""}, {"reason_code": "x" * 61}],
+    "rejected_messages_records_are_counted": [{"records": 0}],
+    "rejected_bodies_one_row_per_message": [{"message_id": "m1"}],
+    "rejected_bodies_message_is_known": [{"message_id": "m9"}],
+    "rejected_bodies_body_is_bounded": [{"body": "x" * (2**20 + 1)}],
+    "rejected_objects_one_row_per_object": [{"object_uri": "s3://b/1"}],
+    "rejected_objects_uri_is_bounded": [{"object_uri": "x" * 1401}],
+    "rejected_objects_reason_is_short": [{"reason_code": ""}, {"reason_code": "x" * 61}],
+    "rejected_objects_detail_is_bounded": [{"detail": "x" * 501}],
     "ignored_records_one_row_per_record": [{"record_index": 0}],
     "ignored_records_message_is_known": [{"message_id": "m9"}],
     "ignored_records_index_counts_from_zero": [{"record_index": -1}],

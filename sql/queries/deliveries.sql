@@ -42,9 +42,12 @@ INNER JOIN nodd_wal_records AS record ON unit.wal_id = record.wal_id
 GROUP BY record.dataset;
 
 -- name: rejected
-SELECT message_id, record_index, reason_code, detail, body, received_at
-FROM rejected_messages
-ORDER BY received_at DESC, message_id, record_index
+SELECT
+    rejected.message_id, rejected.record_index, rejected.reason_code, rejected.detail, rejected.records, kept.body,
+    rejected.received_at
+FROM rejected_messages AS rejected
+INNER JOIN rejected_bodies AS kept ON rejected.message_id = kept.message_id
+ORDER BY rejected.received_at DESC, rejected.message_id, rejected.record_index
 LIMIT :limit;
 
 -- name: ignored

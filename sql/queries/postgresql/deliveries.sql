@@ -40,15 +40,31 @@ FROM jsonb_to_recordset(CAST(:batch AS jsonb)) AS ignored (
 ORDER BY message_id COLLATE "C", record_index
 ON CONFLICT (message_id, record_index) DO NOTHING;
 
+-- name: keep_bodies
+INSERT INTO rejected_bodies (message_id, body, received_at)
+SELECT message_id, body, CAST(:at AS timestamptz)
+FROM jsonb_to_recordset(CAST(:batch AS jsonb)) AS kept (message_id text, body text)
+ORDER BY message_id COLLATE "C"
+ON CONFLICT (message_id) DO NOTHING;
+
 -- name: reject
 -- What was found first stays: a message that comes again is rejected for the same, or by a newer release.
-INSERT INTO rejected_messages (message_id, record_index, reason_code, detail, body, received_at)
-SELECT message_id, record_index, reason_code, detail, body, CAST(:at AS timestamptz)
+INSERT INTO rejected_messages (message_id, record_index, reason_code, detail, records, received_at)
+SELECT message_id, record_index, reason_code, detail, records, CAST(:at AS timestamptz)
 FROM jsonb_to_recordset(CAST(:batch AS jsonb)) AS rejected (
-    message_id text, record_index integer, reason_code text, detail text, body text
+    message_id text, record_index integer, reason_code text, detail text, records integer
 )
 ORDER BY message_id COLLATE "C", record_index
 ON CONFLICT (message_id, record_index) DO NOTHING;
+
+-- name: reject_objects
+INSERT INTO rejected_objects (dataset, object_uri, reason_code, detail, found_at)
+SELECT dataset, object_uri, reason_code, detail, CAST(:at AS timestamptz)
+FROM jsonb_to_recordset(CAST(:batch AS jsonb)) AS rejected (
+    dataset text, object_uri text, reason_code text, detail text
+)
+ORDER BY dataset COLLATE "C", object_uri COLLATE "C"
+ON CONFLICT (dataset, object_uri) DO NOTHING;
 
 -- name: mark_rejected
 WITH known AS (

@@ -40,6 +40,8 @@ WITH decision (relation, rights) AS (
      || 'landing_sha256, state, settled_at)'),
     ('nodd_wal_delivery_units', 'SELECT, INSERT'),
     ('rejected_messages', 'SELECT, INSERT'),
+    ('rejected_bodies', 'SELECT, INSERT'),
+    ('rejected_objects', 'SELECT, INSERT'),
     ('ignored_records', 'SELECT, INSERT'),
     ('nodd_wal_supersessions', 'SELECT, INSERT'),
     ('nodd_wal_outcomes', 'SELECT, INSERT'),

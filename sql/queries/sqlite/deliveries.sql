@@ -39,16 +39,31 @@ WHERE NOT EXISTS (
     WHERE known.message_id = value ->> '$.message_id' AND known.record_index = value ->> '$.record_index'
 );
 
+-- name: keep_bodies
+INSERT INTO rejected_bodies (message_id, body, received_at)
+SELECT value ->> '$.message_id', value ->> '$.body', :at
+FROM json_each(:batch)
+WHERE NOT EXISTS (SELECT 1 FROM rejected_bodies AS known WHERE known.message_id = value ->> '$.message_id');
+
 -- name: reject
 -- What was found first stays: a message that comes again is rejected for the same, or by a newer release.
-INSERT INTO rejected_messages (message_id, record_index, reason_code, detail, body, received_at)
+INSERT INTO rejected_messages (message_id, record_index, reason_code, detail, records, received_at)
 SELECT
     value ->> '$.message_id', value ->> '$.record_index', value ->> '$.reason_code', value ->> '$.detail',
-    value ->> '$.body', :at
+    value ->> '$.records', :at
 FROM json_each(:batch)
 WHERE NOT EXISTS (
     SELECT 1 FROM rejected_messages AS known
     WHERE known.message_id = value ->> '$.message_id' AND known.record_index = value ->> '$.record_index'
+);
+
+-- name: reject_objects
+INSERT INTO rejected_objects (dataset, object_uri, reason_code, detail, found_at)
+SELECT value ->> '$.dataset', value ->> '$.object_uri', value ->> '$.reason_code', value ->> '$.detail', :at
+FROM json_each(:batch)
+WHERE NOT EXISTS (
+    SELECT 1 FROM rejected_objects AS known
+    WHERE known.dataset = value ->> '$.dataset' AND known.object_uri = value ->> '$.object_uri'
 );
 
 -- name: mark_rejected

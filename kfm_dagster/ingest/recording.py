@@ -1,0 +1,116 @@
+"""Recording: what a batch of parsed messages leaves in the ledger, no matter which queue it came from.
+
+Belongs here: units, deliveries and rejections of messages, in the caller's transaction, so that a message is never
+received without a trace; and what becomes of that which the database refuses: it is rejected with the database's words
+and costs the others nothing. Does not belong here: receiving (`intake.py`), the dead-letter queue (`replay/`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from kfm_dagster.contracts.envelope import Lane
+from kfm_dagster.contracts.issues import ParseIssue
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.deliveries import Delivery, DeliveryState
+from kfm_dagster.ledger.ignored import IgnoredRecord
+from kfm_dagster.ledger.rejections import Rejection
+from kfm_dagster.ledger.reports import EnsureResult
+from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.operators.message_parse import ParsedMessage
+from kfm_dagster.storage.database import Transaction
+from kfm_dagster.storage.refusal import write_all_but_refused
+
+
+def ensure_units(
+    pipeline: Pipeline, parsed: Sequence[ParsedMessage], *, lane: Lane = Lane.LIVE, tx: Transaction
+) -> tuple[EnsureResult, list[ParsedMessage]]:
+    """Give every unit of the messages its record; return the messages with refused units as rejections."""
+    units = {unit.wal_id: unit for one in parsed for unit in one.envelopes}
+    ensured = pipeline.ledger.ensure(units.values(), lane=lane, tx=tx)
+    return ensured, [one.without(ensured.refused) for one in parsed]
+
+
+def record_messages(
+    pipeline: Pipeline,
+    messages: Sequence[SqsMessage],
+    parsed: Sequence[ParsedMessage],
+    *,
+    queue: str,
+    landing_sha256: str,
+    tx: Transaction,
+) -> set[str]:
+    """Write down messages received from the queue of that name, the units they announce, and their rejections.
+
+    Returns the ids of the messages of which anything was rejected.
+    """
+
+    def write(part: Sequence[tuple[Delivery, list[Rejection]]]) -> None:
+        pipeline.deliveries.record([delivery for delivery, _ in part], tx=tx)
+        pipeline.deliveries.reject([entry for _, rejections in part for entry in rejections], tx=tx)
+
+    entries = [
+        (delivery_of(message, one, queue=queue, landing_sha256=landing_sha256), rejections_of(message, one))
+        for message, one in zip(messages, parsed, strict=True)
+    ]
+    _, refused = write_all_but_refused(tx, entries, write)
+    if refused:
+        # Without any text of the sender; its bytes are landed.
+        write([(_bare(delivery), [_refusal(delivery, reason)]) for (delivery, _), reason in refused])
+    rejected = [delivery for delivery, rejections in entries if rejections]
+    return {delivery.message_id for delivery in (*rejected, *(delivery for (delivery, _), _ in refused))}
+
+
+def rejections_of(message: SqsMessage, parsed: ParsedMessage) -> list[Rejection]:
+    """Return what the ledger keeps of the records that gave no unit."""
+    return [
+        Rejection(
+            message_id=message.message_id,
+            record_index=rejection.record_index or 0,
+            reason_code=rejection.code.value,
+            detail=rejection.message,
+            body=message.body,
+            records=rejection.records,
+        )
+        for rejection in parsed.rejections
+    ]
+
+
+def delivery_of(message: SqsMessage, parsed: ParsedMessage, *, queue: str, landing_sha256: str) -> Delivery:
+    """Return what the ledger keeps of one receive of a message, from the queue of that name."""
+    raw = parsed.envelopes[0].raw if parsed.envelopes else None
+    return Delivery(
+        message_id=message.message_id,
+        queue=queue,
+        receipt_handle=message.receipt_handle or "",
+        landing_sha256=landing_sha256,
+        sns_message_id=raw.sns_message_id if raw else None,
+        topic_arn=raw.topic_arn if raw else None,
+        wal_ids=tuple(unit.wal_id for unit in parsed.envelopes),
+        ignored=tuple(
+            IgnoredRecord(
+                record_index=one.record_index or 0,
+                reason=one.reason.value,
+                dataset=one.dataset,
+                bucket=one.bucket,
+                key=one.key,
+            )
+            for one in parsed.ignored
+        ),
+        state=DeliveryState.IN_FLIGHT if parsed.envelopes or parsed.rejections else DeliveryState.IGNORED,
+    )
+
+
+def _bare(delivery: Delivery) -> Delivery:
+    return dataclasses.replace(delivery, sns_message_id=None, topic_arn=None, ignored=(), state=DeliveryState.IN_FLIGHT)
+
+
+def _refusal(delivery: Delivery, reason: str) -> Rejection:
+    return Rejection(
+        message_id=delivery.message_id,
+        record_index=0,
+        reason_code=ParseIssue.DATABASE_REFUSED,
+        detail=reason,
+        body="",
+    )

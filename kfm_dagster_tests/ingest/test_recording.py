@@ -1,0 +1,251 @@
+"""What the database refuses stands alone: rejected with the database's words, and nobody else's loss.
+
+The refusals are made by triggers of the tests' own, because no value that is known to be refused gets so far.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from kfm_dagster.contracts.envelope import Lane
+from kfm_dagster.contracts.issues import ParseIssue
+from kfm_dagster.embedded.feed import ObjectEvent
+from kfm_dagster.ingest.intake import record
+from kfm_dagster.ingest.nodes import MessageParse, Source
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.deliveries import DeliveryState
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster.storage.objects import ListedObject
+from kfm_dagster.storage.refusal import refusal_of, write_all_but_refused
+from kfm_dagster_tests.factories import envelope
+from kfm_dagster_tests.integration.chain import FakeQueue, assert_conserved, open_pipeline, raw_message
+from kfm_dagster_tests.replay.graveyard import event
+from kfm_dagster_tests.storage.test_constraints import STANDING, insert
+
+BAD = "KBAD"
+
+
+@pytest.fixture
+def queue() -> FakeQueue:
+    return FakeQueue()
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path, database_url: str, queue: FakeQueue) -> Iterator[Pipeline]:
+    opened = open_pipeline(tmp_path / "home", tmp_path, url=database_url, queue=queue)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def refuse(pipeline: Pipeline) -> Callable[[str, str], None]:
+    """Have the database refuse rows of a table for which a condition over NEW holds."""
+    return lambda table, condition: _refuse(pipeline.database, table, condition)
+
+
+def _refuse(database: Database, table: str, condition: str) -> None:
+    with database.engine.begin() as connection:
+        if database.dialect == "sqlite":
+            connection.exec_driver_sql(
+                f"CREATE TRIGGER refused_{table} BEFORE INSERT ON {table} WHEN {condition} "
+                f"BEGIN SELECT RAISE(ABORT, 'no_such_place'); END"
+            )
+        else:
+            trigger = (
+                f"CREATE TRIGGER refused_{table} BEFORE INSERT ON {table} FOR EACH ROW WHEN ({condition}) "
+                "EXECUTE FUNCTION nodd_wal_refuse_statement('no_such_place')"
+            )
+            connection.exec_driver_sql(trigger.replace("%", "%%"))
+
+
+def bad(number: int) -> ObjectEvent:
+    good = event(number)
+    return ObjectEvent(
+        bucket=good.bucket, key=good.key.replace("KTLX", BAD), size=1, etag=good.etag, event_time=good.event_time
+    )
+
+
+def message(name: str, *events: ObjectEvent) -> SqsMessage:
+    return raw_message(json.dumps({"Records": [one.record() for one in events]}), name=name)
+
+
+def uris(pipeline: Pipeline, *, status: Status = Status.PENDING) -> set[str]:
+    return {one.object_uri for one in pipeline.ledger.find(status=status)}
+
+
+@pytest.mark.clause("SEC-05", "BEY-08")
+def test_a_unit_that_the_database_refuses_is_rejected_alone(
+    pipeline: Pipeline, queue: FakeQueue, refuse: Callable[[str, str], None]
+) -> None:
+    refuse("nodd_wal_records", f"NEW.object_uri LIKE '%{BAD}%'")
+    messages = [
+        *(message(f"good-{number}", event(number)) for number in range(5)),
+        message("mixed", event(5), bad(6), event(7), bad(8)),
+        message("bad", bad(9)),
+        message("last", event(10)),
+    ]
+    report = record(pipeline, messages)
+    assert (report.received, report.created, report.rejected) == (8, 8, 3)
+    assert uris(pipeline) == {f"s3://{event(n).bucket}/{event(n).key}" for n in (0, 1, 2, 3, 4, 5, 7, 10)}
+    kept = sorted((one.message_id, one.record_index, one.reason_code) for one in pipeline.deliveries.rejected())
+    refused = ParseIssue.DATABASE_REFUSED
+    ids = {one.body: one.message_id for one in messages}
+    assert kept == sorted([(ids[messages[5].body], 1, refused), (ids[messages[6].body], 0, refused)])
+    [both] = [one for one in pipeline.deliveries.rejected() if one.record_index == 1]
+    assert (both.records, both.body) == (2, messages[5].body)
+    assert "no_such_place" in both.detail
+    states = pipeline.deliveries.states([one.message_id for one in messages])
+    assert [states[one.message_id] for one in messages[4:]] == [
+        DeliveryState.IN_FLIGHT, DeliveryState.REJECTED, DeliveryState.REJECTED, DeliveryState.IN_FLIGHT,
+    ]  # fmt: skip
+    # What gave nothing but a rejection comes at once, so that the redrive policy takes it.
+    assert queue.visibility == [(messages[6].receipt_handle, 0)]
+    assert_conserved(pipeline)
+
+
+@pytest.mark.clause("SEC-05")
+@pytest.mark.parametrize("table", ["nodd_wal_deliveries", "rejected_messages", "ignored_records"])
+def test_a_message_that_the_database_refuses_is_rejected_alone_and_its_units_are_pending(
+    pipeline: Pipeline, refuse: Callable[[str, str], None], table: str
+) -> None:
+    condition = {
+        "nodd_wal_deliveries": "NEW.sns_message_id = 'sns-bad'",
+        "rejected_messages": "NEW.detail LIKE '%elsewhere%'",
+        "ignored_records": "NEW.object_key LIKE '%_MDM'",
+    }
+    refuse(table, condition[table])
+    foreign = {"s3": {"bucket": {"name": "elsewhere"}, "object": {"key": "a"}}}
+    other = json.loads(json.dumps(event(3).record()))
+    other["s3"]["object"]["key"] += "_MDM"
+    inner = json.dumps({"Records": [event(2).record(), foreign, other]})
+    [topic, *_] = [name for name, contracts in pipeline.registry.topics.items() if contracts[0].id == "nexrad-l2"]
+    outer = {"Type": "Notification", "MessageId": "sns-bad", "TopicArn": topic, "Message": inner}
+    culprit = raw_message(json.dumps(outer), name="culprit")
+    record(pipeline, [message("first", event(1)), culprit, message("last", event(4))])
+    assert len(uris(pipeline)) == 3
+    [kept] = [one for one in pipeline.deliveries.rejected() if one.reason_code == ParseIssue.DATABASE_REFUSED]
+    assert kept.message_id == culprit.message_id
+    assert "no_such_place" in kept.detail
+    assert pipeline.deliveries.counts() == {
+        **dict.fromkeys(DeliveryState, 0), DeliveryState.IN_FLIGHT: 2, DeliveryState.REJECTED: 1,
+    }  # fmt: skip
+    assert_conserved(pipeline)
+
+
+@pytest.mark.clause("SEC-05")
+def test_a_listed_object_that_the_database_refuses_costs_the_day_no_other(
+    pipeline: Pipeline, refuse: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse("nodd_wal_records", f"NEW.object_uri LIKE '%{BAD}%'")
+    events = [event(1), bad(2), event(3)]
+    listed = [
+        ListedObject(
+            uri=f"s3://{one.bucket}/{one.key}",
+            size=1,
+            etag=one.etag,
+            last_modified=datetime(2025, 4, 3, tzinfo=UTC),
+        )
+        for one in events
+    ]
+    monkeypatch.setattr(pipeline.objects, "list_day", lambda *_: iter(listed))
+    node = MessageParse(
+        pipeline=pipeline, dataset="nexrad-l2", partition="2025-04-02", run_id="r", source=Source.LISTING, limit=10
+    )
+    node.manifest()
+    node.compute([])
+    assert uris(pipeline) == {listed[0].uri, listed[2].uri}
+    with pipeline.database.engine.begin() as connection:
+        rows = connection.execute(sa.text("SELECT object_uri, reason_code, detail FROM rejected_objects")).all()
+    [(uri, code, detail)] = rows
+    assert (uri, code) == (listed[1].uri, ParseIssue.DATABASE_REFUSED)
+    assert "no_such_place" in detail
+
+
+@pytest.mark.clause("SEC-08")
+@pytest.mark.parametrize("field", ["sns_message_id", "subject", "topic_arn", "object_version", "schema_version"])
+def test_the_database_itself_bounds_every_text_of_a_record(database: Database, field: str) -> None:
+    with database.engine.connect() as connection, connection.begin() as typing:
+        for length, refused in ((320, False), (321, True)):
+            row = {
+                "wal_id": envelope(length).wal_id, "dataset": "d", "object_uri": f"s3://b/{length}", "provider": "aws",
+                "queue": "q", "event_time": "2025-12-03T00:00:00.000000Z",
+                "time_range_start": "2025-12-03T00:00:00.000000Z", "time_range_end": "2025-12-03T00:00:00.000000Z",
+                "status": "pending", "attempts": 0, "integrity_status": "unknown", "metadata_status": "unknown",
+                "stac_status": "unknown", "provenance_status": "unknown", "created_at": "2025-12-03T00:00:00.000000Z",
+                "updated_at": "2025-12-03T00:00:00.000000Z", "version": 1, "partition_key": "2025-12-03",
+                "priority": "normal", "schema_version": "2.1", "changed_by": "p", "change_reason": "x",
+                "extension": "{}", "lane": Lane.LIVE.value, field: "x" * length,
+            }  # fmt: skip
+            if refused:
+                with pytest.raises(DBAPIError, match="texts_are_bounded"):
+                    insert(connection, "nodd_wal_records", row)
+            else:
+                insert(connection, "nodd_wal_records", row)
+        typing.rollback()
+
+
+def _count_writes(database: Database, items: Sequence[int], refused: frozenset[int]) -> tuple[int, list[int], set[int]]:
+    writes = 0
+    taken: list[int] = []
+
+    def write(part: Sequence[int]) -> list[int]:
+        nonlocal writes
+        writes += 1
+        if refused & set(part):
+            raise ValueError("it has no form")
+        return list(part)
+
+    with database.transaction() as tx:
+        parts, left = write_all_but_refused(tx, items, write)
+    for part in parts:
+        taken += part
+    return writes, taken, {one.item for one in left}
+
+
+def test_one_refused_item_costs_few_writes_and_the_order_stays(database: Database) -> None:
+    for culprit in (0, 511, 1023):
+        writes, taken, left = _count_writes(database, range(1024), frozenset({culprit}))
+        assert taken == [number for number in range(1024) if number != culprit]
+        assert left == {culprit}
+        assert writes <= 2 * 10 + 1
+    assert _count_writes(database, [], frozenset()) == (0, [], set())
+
+
+@pytest.mark.clause("SEC-05")
+def test_a_database_that_does_not_answer_refuses_nothing(database: Database) -> None:
+    def gone(_: Sequence[int]) -> None:
+        raise OperationalError("INSERT", {}, Exception("server closed the connection unexpectedly"))
+
+    def write(tx: Transaction) -> None:
+        write_all_but_refused(tx, [1, 2], gone)
+
+    with pytest.raises(OperationalError), database.transaction() as tx:
+        write(tx)
+    assert refusal_of(OperationalError("INSERT", {}, Exception("database is locked"))) is None
+    assert refusal_of(KeyError("a bug of ours")) is None
+
+
+@pytest.mark.clause("SEC-07")
+@pytest.mark.parametrize(("table", "column"), [("rejected_bodies", "body"), ("rejected_objects", "detail")])
+def test_what_was_rejected_is_neither_changed_nor_deleted(database: Database, table: str, column: str) -> None:
+    with database.engine.connect() as connection, connection.begin() as typing:
+        for name in ("nodd_wal_deliveries", table):
+            insert(connection, name, STANDING[name][0])
+        taken = [f"UPDATE {table} SET {column} = 'y'", f"DELETE FROM {table}"]
+        if database.dialect == "sqlite":
+            taken.append(f"INSERT OR REPLACE INTO {table} SELECT * FROM {table}")
+        else:
+            taken.append(f"TRUNCATE {table}")
+        for statement in taken:
+            with pytest.raises(DBAPIError, match=f"{table}_are_kept"), connection.begin_nested():
+                connection.exec_driver_sql(statement)
+        typing.rollback()
