@@ -75,6 +75,12 @@ OWN: dict[str, list[Bad]] = {
         Bad(name="noise", make=content(lambda _: HDF5 + NOISE), code=MetadataIssue.UNREADABLE_FORMAT),
     ],
     "nexrad-l2": [
+        Bad(name="cut", make=content(lambda whole: whole[:-50]), code=MetadataIssue.TRUNCATED_OBJECT),
+        Bad(
+            name="cut, gzipped",
+            make=content(lambda whole: gzip.compress(whole)[:-50]),
+            code=MetadataIssue.TRUNCATED_OBJECT,
+        ),
         Bad(name="noise", make=content(lambda whole: whole[:24] + NOISE), code=MetadataIssue.TRUNCATED_OBJECT),
         Bad(
             name="a record of 2 GiB",

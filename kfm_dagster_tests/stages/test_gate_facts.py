@@ -12,6 +12,7 @@ from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.envelope import Envelope, WalId
 from kfm_dagster.contracts.identity import wal_id
+from kfm_dagster.contracts.key_grammar import KeyGrammarReader
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.operators.stac_register import stac_register_batch
 from kfm_dagster.stages.gates.coverage import coverage
@@ -72,13 +73,15 @@ def test_item_that_two_objects_claim_is_found_and_a_rewrite_is_not(
     database: Database, ledger: Ledger, tmp_path: Path
 ) -> None:
     catalog = Catalog(database, FolderPublisher(tmp_path), CONTRACTS)
+    # A volume and its gzipped twin, named alike.
+    alike = NEXRAD.model_copy(update={"stac": NEXRAD.stac.model_copy(update={"item_id": "{name}"})})
 
     def registered(unit: Envelope) -> list[Envelope]:
         ledger.ensure([unit])
         return stac_register_batch(
             [unit.evolve(stac=None)],
             contract=NEXRAD,
-            grammar=CONTRACTS.grammars["nexrad-l2"],
+            grammar=KeyGrammarReader(alike),
             catalog=catalog,
             fence=open_fence,
         )
