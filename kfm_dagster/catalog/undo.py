@@ -73,11 +73,12 @@ def undo(
             if _has_ancestor(found, now, ours):
                 superseded.append(item_id)
     steps += _left_in_sight(publisher, contract, own, untouched)
+    # First, because an Item leaves the index only when its run is withdrawn.
+    log.withdraw(run_id, up_to=max(entry.promotion_id for found in own.values() for entry in found))
     index.replace_rows(
         [step.oldest.item_id for step in steps if step.in_index],
         [step.oldest.promotion_id for step in steps if step.in_index and step.oldest.before_revision is not None],
     )
-    log.withdraw(run_id, up_to=max(entry.promotion_id for found in own.values() for entry in found))
     days = {entry.partition for found in own.values() for entry in found} | {now.partition for now in standing.values()}
     kept = log.kept({step.oldest.before_sha256 for step in steps if step.oldest.before_sha256 is not None})
     items = {step.path: None if (sha := step.oldest.before_sha256) is None else kept[sha] for step in steps}

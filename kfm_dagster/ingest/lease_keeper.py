@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 
+from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.deliveries import DueBackoff
 from kfm_dagster.seams import carried
@@ -27,11 +28,15 @@ _log = logging.getLogger(__name__)
 
 
 class LeaseKeeper:
-    """Renews what a run holds: its leases at every tick, its messages once half of their timeout is over."""
+    """Renews what a run holds: its leases at every tick, its messages once half of their timeout is over.
 
-    def __init__(self, pipeline: Pipeline, *, run_id: str) -> None:
+    `attempts` are the units of the work, with the attempt that each was claimed with; without one there is no lease.
+    """
+
+    def __init__(self, pipeline: Pipeline, *, run_id: str, attempts: Mapping[WalId, int]) -> None:
         self._pipeline = pipeline
         self._run_id = run_id
+        self._attempts = attempts
         self._timeouts = {contract.id: contract.queue.visibility_timeout for contract in pipeline.registry}
 
     @property
@@ -66,7 +71,7 @@ class LeaseKeeper:
             self.tick()
 
     def _renew_leases(self) -> None:
-        self._pipeline.ledger.leases.renew(self._run_id)
+        self._pipeline.ledger.leases.renew(self._run_id, self._attempts)
 
     def _prolong_messages(self) -> None:
         now = self._pipeline.clock()

@@ -188,9 +188,10 @@ class ChainNode:
         contract = hashlib.sha256(self.contract.model_dump_json().encode()).hexdigest()
         return {"partition": self.partition, "contract_sha256": contract}
 
-    def working(self) -> AbstractContextManager[None]:
-        """Keep the run's leases and messages."""
-        return LeaseKeeper(self.pipeline, run_id=self.run_id).keeping()
+    def working(self, batch: Sequence[Envelope]) -> AbstractContextManager[None]:
+        """Keep the run's leases over the batch, and its messages."""
+        attempts = {unit.wal_id: unit.attempt for unit in batch}
+        return LeaseKeeper(self.pipeline, run_id=self.run_id, attempts=attempts).keeping()
 
     def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
         """Return the batch as it is, for a node that has only to be made durable."""

@@ -92,7 +92,7 @@ class PathArrivals(ChainNode):
         return {"partition": self.partition, "tau_s": TIME_TOLERANCE.total_seconds(), **options}
 
     @override
-    def working(self) -> AbstractContextManager[None]:
+    def working(self, batch: Sequence[Envelope]) -> AbstractContextManager[None]:
         return nullcontext()
 
     @override

@@ -52,12 +52,23 @@ class Leases:
             expires_at=rfc3339(now + self._lease),
         )
 
-    def renew(self, run_id: str, *, tx: Transaction | None = None) -> int:
-        """Prolong every lease of a run; return their number, 0 when it holds none any more."""
+    def renew(self, run_id: str, attempts: Mapping[WalId, int], *, tx: Transaction | None = None) -> int:
+        """Prolong the leases of a run over units that it holds; return their number, 0 when it holds none any more.
+
+        `attempts` are units with the attempt that each was claimed with. Whoever lost them, to another run or to a
+        later attempt of the same one, would else keep the claims of a worker that died from being taken back.
+        """
+        if not attempts:
+            return 0
         now = self._clock()
         with writing(self._database, tx) as change:
             renewed = change.run(
-                "ledger.renew_leases", run_id=run_id, at=rfc3339(now), expires_at=rfc3339(now + self._lease)
+                "ledger.renew_leases",
+                run_id=run_id,
+                worker_id=self._worker_id,
+                batch=_units(attempts),
+                at=rfc3339(now),
+                expires_at=rfc3339(now + self._lease),
             )
             return renewed.rowcount
 
@@ -86,10 +97,13 @@ class Leases:
         def refused(tx: Transaction, attempts: Mapping[WalId, int]) -> Mapping[WalId, FenceIssue]:
             if not attempts:
                 return {}
-            units = [{"wal_id": wal_id, "attempt": attempt} for wal_id, attempt in attempts.items()]
-            held = {row.wal_id: row.dataset for row in tx.run("ledger.hold", batch=as_json(units), run_id=run_id)}
+            held = {row.wal_id: row.dataset for row in tx.run("ledger.hold", batch=_units(attempts), run_id=run_id)}
             off = self._switches.off(set(held.values()), tx=tx)
             found = {wal_id: FenceIssue.CLAIM_LOST for wal_id in attempts if wal_id not in held}
             return found | {WalId(wal_id): FenceIssue.KILL_SWITCH for wal_id in held if held[wal_id] in off}
 
         return refused
+
+
+def _units(attempts: Mapping[WalId, int]) -> str:
+    return as_json([{"wal_id": wal_id, "attempt": attempt} for wal_id, attempt in attempts.items()])

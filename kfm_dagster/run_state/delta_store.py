@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError
-from kfm_dagster.run_state.record import Outcome, RunState, RunStateError
+from kfm_dagster.run_state.record import ROLLED_BACK_BY, Outcome, RunState, RunStateError
 from kfm_dagster.run_state.store import by_outcome
 from kfm_dagster.run_state.writes import count_write
 from kfm_dagster.storage.database import Transaction
@@ -81,7 +81,7 @@ class DeltaRunState:
         return sorted(found, key=lambda state: (state.run_id, state.recorded_at, state.dataset_id))
 
     def put(self, record: RunState, tx: Transaction) -> None:
-        """Merge the record into the table after the caller's transaction; a skip leaves a success as it stands.
+        """Merge the record into the table after the caller's transaction; what is kept (`is_kept`) stays as it is.
 
         Raises RunStateError on a wrong record or one of another branch, before anything is written.
         """
@@ -90,7 +90,7 @@ class DeltaRunState:
             raise RunStateError(observed=f"a record of branch {record.lakefs_branch}", expected=self._branch)
         row["validation_summary"] = json.dumps(row["validation_summary"], sort_keys=True, allow_nan=False)
         row["recorded_at"] = record.recorded_at.astimezone(UTC)
-        tx.after_commit(lambda: self._write(record.outcome, pa.Table.from_pylist([row], schema=SCHEMA)))
+        tx.after_commit(lambda: self._write(record, pa.Table.from_pylist([row], schema=SCHEMA)))
 
     def counts(self) -> Mapping[Outcome, int]:
         """Return how many records stand with each outcome, zeros included."""
@@ -109,13 +109,13 @@ class DeltaRunState:
             table = self._open().to_pyarrow_table(filters=filters)
         return [_record(row) for row in table.to_pylist()]
 
-    def _write(self, outcome: Outcome, row: pa.Table) -> None:
+    def _write(self, record: RunState, row: pa.Table) -> None:
         with _answering():
-            merged = self._merge(row)
+            merged = self._merge(row, replacing=_replaceable(record))
         if merged["num_target_rows_inserted"] or merged["num_target_rows_updated"]:
-            count_write(outcome)
+            count_write(record.outcome)
 
-    def _merge(self, row: pa.Table) -> dict[str, Any]:
+    def _merge(self, row: pa.Table, *, replacing: str) -> dict[str, Any]:
         from deltalake.exceptions import CommitFailedError  # noqa: PLC0415
 
         for attempt in range(MERGE_ATTEMPTS):
@@ -127,7 +127,7 @@ class DeltaRunState:
                     source_alias="new",
                     target_alias="old",
                 )
-                .when_matched_update_all("old.outcome <> 'success' OR new.outcome <> 'skipped'")
+                .when_matched_update_all(replacing)
                 .when_not_matched_insert_all()
             )
             try:
@@ -139,6 +139,15 @@ class DeltaRunState:
                 _keep_small(table)
                 return merged
         raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def _replaceable(record: RunState) -> str:
+    """Return `not is_kept` as a condition on the standing row, which the table evaluates as it merges."""
+    if record.rolled_back_by is not None:
+        return "true"
+    same = "true" if record.outcome is Outcome.SKIPPED else "old.inputs_hash = new.inputs_hash"
+    taken_back = f"old.validation_summary LIKE '%\"{ROLLED_BACK_BY}\":%'"
+    return f"NOT ({taken_back}) AND NOT (old.outcome = 'success' AND {same})"
 
 
 def _keep_small(table: DeltaTable) -> None:

@@ -55,7 +55,7 @@ class ObjectRunState:
         return sorted(found, key=lambda state: (state.run_id, state.recorded_at, state.dataset_id))
 
     def put(self, record: RunState, tx: Transaction) -> None:
-        """Write the record after the caller's transaction; a skip leaves a success as it stands.
+        """Write the record after the caller's transaction; what is kept (`is_kept`) stays as it is.
 
         Raises RunStateError on a wrong record or one of another branch, before anything is written.
         """

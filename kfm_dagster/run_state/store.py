@@ -33,7 +33,7 @@ class RunStateStore(Protocol):
         ...
 
     def put(self, record: RunState, tx: Transaction) -> None:
-        """Insert or replace the record once the caller's transaction commits; a skip leaves a success as it stands.
+        """Insert or replace the record once the caller's transaction commits; what is kept (`is_kept`) stays.
 
         Raises RunStateError on a wrong record, before anything is written.
         """
@@ -67,7 +67,7 @@ class RelationalRunState:
             return [_record(row) for row in tx.run("run_state.since", moment=rfc3339(moment))]
 
     def put(self, record: RunState, tx: Transaction) -> None:
-        """Insert or replace the record as a part of the caller's transaction; a skip leaves a success as it stands.
+        """Insert or replace the record as a part of the caller's transaction; what is kept (`is_kept`) stays.
 
         Raises RunStateError on a wrong record.
         """
@@ -88,8 +88,17 @@ def by_outcome(found: Mapping[Outcome, int]) -> dict[Outcome, int]:
 
 
 def is_kept(standing: RunState | None, record: RunState) -> bool:
-    """Tell whether a record must leave the standing one as it is: a skip never overwrites a success."""
-    return standing is not None and standing.outcome is Outcome.SUCCESS and record.outcome is Outcome.SKIPPED
+    """Tell whether a record must leave the standing one as it is.
+
+    Of a success and of what was taken back nothing is overwritten by other work on the same inputs: a rollback may
+    replace both, other inputs a success, and a skip neither.
+    """
+    if standing is None or record.rolled_back_by is not None:
+        return False
+    if standing.rolled_back_by is not None:
+        return True
+    same = record.outcome is Outcome.SKIPPED or record.inputs_hash == standing.inputs_hash
+    return standing.outcome is Outcome.SUCCESS and same
 
 
 def _record(row: Any) -> RunState:

@@ -54,8 +54,8 @@ class Node(Protocol):
         """Tell whether nothing is in work that an earlier output for the same content names, so it may be handed on."""
         ...
 
-    def working(self) -> AbstractContextManager[None]:
-        """Hold on, for as long as the block lasts, to what the run must not lose while it computes."""
+    def working(self, batch: Sequence[Envelope]) -> AbstractContextManager[None]:
+        """Hold on, for as long as the block lasts, to what the run must not lose while it computes from a batch."""
         ...
 
     @property

@@ -149,8 +149,9 @@ class StageRunner:
                     self.keeper.succeed(started, skipped, None, tx=tx)
                     return ComputedStage(node=node, run_id=run_id, inputs_hash=digest, skipped=skipped)
             intent, attempt = begun.intent, started
-            with node.working():
-                envelopes = node.compute(upstream.envelopes if upstream else [])
+            received = upstream.envelopes if upstream else []
+            with node.working(received):
+                envelopes = node.compute(received)
                 node.verify(envelopes)
                 envelopes, judgement = self.keeper.weigh(node, envelopes)
         except Exception as error:

@@ -23,6 +23,7 @@ from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.catalog.envelopes import candidates, goes, hrrr, nexrad
+from kfm_dagster_tests.databases import unguarded
 
 
 class Crash(BaseException):
@@ -89,7 +90,7 @@ def _second(contracts: ContractRegistry) -> list[Candidate]:
 
 
 def _empty(database: Database) -> None:
-    with database.transaction() as tx:
+    with database.transaction() as tx, unguarded(tx.connection, "catalog_items"):
         for table in ("catalog_items", "catalog_collections", "catalog_pages", "catalog_summaries"):
             tx.connection.exec_driver_sql(f"DELETE FROM {table}")
 

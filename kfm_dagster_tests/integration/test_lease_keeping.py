@@ -51,11 +51,17 @@ def claimed(pipeline: Pipeline, contracts: ContractRegistry) -> Clock:
     return pipeline.clock
 
 
+def keeper_of(pipeline: Pipeline, *, run_id: str = "run-1") -> LeaseKeeper:
+    """A keeper of the claimed units, whoever holds them."""
+    attempts = {record.wal_id: record.attempts for record in pipeline.ledger.find(limit=9)}
+    return LeaseKeeper(pipeline, run_id=run_id, attempts=attempts)
+
+
 @pytest.mark.clause("BEY-02")
 def test_work_that_lasts_many_leases_keeps_its_claims_and_its_messages(
     pipeline: Pipeline, queue: FakeQueue, claimed: Clock
 ) -> None:
-    keeper = LeaseKeeper(pipeline, run_id="run-1")
+    keeper = keeper_of(pipeline)
     assert keeper.interval_seconds == TIMEOUT / 3
     hidden_until = claimed.now.timestamp() + TIMEOUT
     for _ in range(20):
@@ -78,12 +84,12 @@ def test_work_that_lasts_many_leases_keeps_its_claims_and_its_messages(
 def test_messages_are_left_alone_until_half_of_their_timeout_is_over(
     pipeline: Pipeline, queue: FakeQueue, claimed: Clock
 ) -> None:
-    keeper = LeaseKeeper(pipeline, run_id="run-1")
+    keeper = keeper_of(pipeline)
     claimed.forward(TIMEOUT / 2 - 1)
     keeper.tick()
     assert queue.visibility == []
     claimed.forward(1)
-    LeaseKeeper(pipeline, run_id="another run").tick()
+    keeper_of(pipeline, run_id="another run").tick()
     assert queue.visibility == []
     keeper.tick()
     assert len(queue.visibility) == 2
@@ -111,14 +117,14 @@ def test_a_thread_renews_while_the_work_lasts_and_ends_with_it(
     renewed = threading.Semaphore(0)
     threads: set[str] = set()
 
-    def renew(self: Leases, run_id: str, **_: Any) -> int:
+    def renew(self: Leases, run_id: str, *_: Any) -> int:
         threads.add(threading.current_thread().name)
         renewed.release()
         return 1
 
     monkeypatch.setattr(Leases, "renew", renew)
     monkeypatch.setattr(LeaseKeeper, "interval_seconds", 0.001)
-    keeper = LeaseKeeper(pipeline, run_id="run-1")
+    keeper = keeper_of(pipeline)
     with keeper.keeping():
         for _ in range(3):
             assert renewed.acquire(timeout=60)
@@ -142,7 +148,7 @@ def test_work_goes_on_when_nothing_can_be_renewed(
     monkeypatch.setattr(Leases, "renew", fail)
     monkeypatch.setattr(FakeQueue, "change_visibility", refuse)
     node = IntegrityCheck(pipeline=pipeline, dataset="nexrad-l2", partition=PARTITION, run_id="run-1")
-    with caplog.at_level(logging.WARNING), node.working():
+    with caplog.at_level(logging.WARNING), node.working([]):
         pass
     assert [record.getMessage().split(":")[0] for record in caplog.records] == [
         "run run-1 could not renew its leases",

@@ -563,3 +563,29 @@ def test_a_discard_of_another_version_or_of_no_case_is_refused_and_closes_none(b
     cases.discard({unit.wal_id: 2}, decision=JANE)
     with pytest.raises(CaseConflictError):
         cases.discard({unit.wal_id: 2}, decision=JANE)
+
+
+@pytest.mark.clause("SEC-07", "BEY-02")
+def test_a_lease_is_extended_by_its_holder_alone(bench: Bench, contracts: ContractRegistry) -> None:
+    unit = envelope(1)
+    bench.ledger.ensure([unit])
+    bench.claim(unit, run_id="run-1")
+    [begun] = bench.ledger.leases.all()
+    bench.clock.advance(60)
+    another = Ledger(bench.database, registry=contracts, worker_id="another", clock=bench.clock)
+    leases = bench.ledger.leases
+    assert another.leases.renew("run-1", {unit.wal_id: 1}) == 0
+    assert leases.renew("run-2", {unit.wal_id: 1}) == 0
+    assert leases.renew("run-1", {unit.wal_id: 2}) == 0
+    assert leases.renew("run-1", {envelope(2).wal_id: 1}) == 0
+    assert leases.renew("run-1", {}) == 0
+    assert leases.all() == [begun]
+    assert leases.renew("run-1", {envelope(2).wal_id: 1, unit.wal_id: 1}) == 1
+    [renewed] = leases.all()
+    assert renewed.expires_at - begun.expires_at == timedelta(seconds=60)
+    # The run is executed again, and its first process wakes up.
+    bench.ledger.release_lost(run_ids=["run-1"])
+    bench.claim(unit, run_id="run-1")
+    bench.clock.advance(60)
+    assert leases.renew("run-1", {unit.wal_id: 1}) == 0
+    assert leases.renew("run-1", {unit.wal_id: 2}) == 1

@@ -92,7 +92,7 @@ class Shout:
     def finished(self, tx: Transaction) -> bool:
         return True
 
-    def working(self) -> AbstractContextManager[None]:
+    def working(self, batch: Sequence[Envelope]) -> AbstractContextManager[None]:
         return nullcontext()
 
     def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:

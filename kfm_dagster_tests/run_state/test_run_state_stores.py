@@ -129,6 +129,26 @@ def test_a_skip_leaves_a_success_as_it_stands_and_counts_as_no_write(
     assert place.open().of_run("other") == [skipped]
 
 
+@pytest.mark.clause("SEC-07", "RSP-05")
+def test_no_other_work_on_the_same_inputs_overwrites_a_success_or_what_was_taken_back(
+    place: Place, reader: InMemoryMetricReader
+) -> None:
+    success = record(1)
+    failed = replace(success, outcome=Outcome.FAILED, recorded_at=NOW + SECOND, artifact_uri=None, artifact_sha256=None)
+    late = [failed, replace(success, outcome=Outcome.PARTIAL), replace(success, recorded_at=NOW + 9 * SECOND)]
+    place.put(success)
+    before = writes(reader)
+    place.put(*late)
+    assert place.open().of_run(success.run_id) == [success]
+    taken_back = success.taken_back(by="goes-abi.settle", at=NOW + SECOND)
+    again = success.taken_back(by="a replay", at=NOW + 2 * SECOND)
+    place.put(taken_back, *late, replace(success, inputs_hash=record(7).inputs_hash))
+    assert place.open().of_run(success.run_id) == [taken_back]
+    place.put(again)
+    assert place.open().of_run(success.run_id) == [again]
+    assert writes(reader).get("failed", 0) - before.get("failed", 0) == 2
+
+
 @pytest.mark.clause("RSP-15")
 def test_every_write_counts_once_by_outcome_and_the_store_counts_what_stands(
     place: Place, reader: InMemoryMetricReader

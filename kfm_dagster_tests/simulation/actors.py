@@ -90,7 +90,7 @@ class Run:
             return
         batch = self._stage(pipeline, dataset, "read", [self._read(unit) for unit in batch])
         if self.world.chance(0.5):
-            ledger.leases.renew(self.run_id)
+            ledger.leases.renew(self.run_id, {unit.wal_id: unit.attempt for unit in batch})
         registered = stac_register_batch(
             batch,
             contract=pipeline.registry[dataset],

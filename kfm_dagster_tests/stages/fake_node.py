@@ -87,7 +87,7 @@ class FakeNode:
     def parameters(self) -> Mapping[str, Any]:
         return {"setting": self.setting}
 
-    def working(self) -> AbstractContextManager[None]:
+    def working(self, batch: Sequence[Envelope]) -> AbstractContextManager[None]:
         return nullcontext()
 
     def held(self, batch: Sequence[Envelope], tx: Transaction) -> int:

@@ -114,9 +114,6 @@ VALUES (:run_id, :dataset, :worker_id, :at, :at, :expires_at)
 ON CONFLICT (ingest_run_id, dataset) DO UPDATE SET
     worker_id = excluded.worker_id, renewed_at = excluded.renewed_at, expires_at = excluded.expires_at;
 
--- name: renew_leases
-UPDATE nodd_wal_leases SET renewed_at = :at, expires_at = :expires_at WHERE ingest_run_id = :run_id;
-
 -- name: drop_leases
 -- A holder without claims holds nothing.
 DELETE FROM nodd_wal_leases

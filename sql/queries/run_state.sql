@@ -32,19 +32,3 @@ INSERT INTO run_state (dataset_id, run_id, lakefs_branch, inputs_hash, validatio
 VALUES (:dataset_id, :run_id, :lakefs_branch, :inputs_hash, :validation_summary, :outcome, :recorded_at,
         :artifact_uri, :artifact_sha256)
 ON CONFLICT (dataset_id, run_id) DO NOTHING;
-
--- name: put
--- A skip leaves a success as it stands.
-INSERT INTO run_state (dataset_id, run_id, lakefs_branch, inputs_hash, validation_summary, outcome, recorded_at,
-                       artifact_uri, artifact_sha256)
-VALUES (:dataset_id, :run_id, :lakefs_branch, :inputs_hash, :validation_summary, :outcome, :recorded_at,
-        :artifact_uri, :artifact_sha256)
-ON CONFLICT (dataset_id, run_id) DO UPDATE SET
-    lakefs_branch = excluded.lakefs_branch,
-    inputs_hash = excluded.inputs_hash,
-    validation_summary = excluded.validation_summary,
-    outcome = excluded.outcome,
-    recorded_at = excluded.recorded_at,
-    artifact_uri = excluded.artifact_uri,
-    artifact_sha256 = excluded.artifact_sha256
-WHERE run_state.outcome <> 'success' OR excluded.outcome <> 'skipped';

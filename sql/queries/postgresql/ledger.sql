@@ -89,6 +89,20 @@ WHERE record.status || '' = 'in_progress' AND record.ingest_run_id = :run_id
 ORDER BY record.wal_id
 FOR SHARE OF record;
 
+-- name: renew_leases
+-- Only while a claim of the holder stands: of its run, its worker and the attempt that it was given.
+UPDATE nodd_wal_leases AS lease SET renewed_at = :at, expires_at = :expires_at
+WHERE
+    lease.ingest_run_id = :run_id AND lease.worker_id = :worker_id
+    AND EXISTS (
+        SELECT 1 FROM nodd_wal_records AS record
+        INNER JOIN jsonb_to_recordset(CAST(:batch AS jsonb)) AS unit (wal_id text, attempt integer)
+            ON record.wal_id = unit.wal_id AND record.attempts = unit.attempt
+        WHERE
+            record.status || '' = 'in_progress' AND record.ingest_run_id = :run_id AND record.worker_id = :worker_id
+            AND record.dataset = lease.dataset
+    );
+
 -- name: lock_statuses
 SELECT wal_id, status, version FROM nodd_wal_records
 WHERE wal_id IN (SELECT jsonb_array_elements_text(CAST(:wal_ids AS jsonb)))

@@ -29,10 +29,11 @@ SELECT
     json_extract(value, '$[16]')
 FROM json_each(:rows)
 WHERE
-    json_extract(value, '$[8]') = 1
-    OR EXISTS (
-        SELECT 1 FROM catalog_items AS item
-        WHERE item.collection_id = :collection_id AND item.item_id = json_extract(json_each.value, '$[0]')
+    json_extract(value, '$[8]') = 1 + coalesce(
+        (
+            SELECT item.revision FROM catalog_items AS item
+            WHERE item.collection_id = :collection_id AND item.item_id = json_extract(json_each.value, '$[0]')
+        ), 0
     )
 ON CONFLICT (collection_id, item_id) DO UPDATE SET
     content_sha256 = excluded.content_sha256, object_uri = excluded.object_uri, wal_id = excluded.wal_id,
@@ -46,15 +47,12 @@ ON CONFLICT (collection_id, item_id) DO UPDATE SET
     start_at = excluded.start_at, end_at = excluded.end_at, summaries = excluded.summaries,
     updated_at = excluded.updated_at, promotion_id = excluded.promotion_id
 WHERE
-    catalog_items.revision = excluded.revision - 1
-    AND (
-        catalog_items.promotion_id IS excluded.promotion_id
-        OR EXISTS (
-            SELECT 1 FROM catalog_replaced_items AS replaced
-            WHERE
-                replaced.promotion_id = excluded.promotion_id AND replaced.revision = catalog_items.revision
-                AND replaced.before_promotion_id IS catalog_items.promotion_id
-        )
+    catalog_items.promotion_id IS excluded.promotion_id
+    OR EXISTS (
+        SELECT 1 FROM catalog_replaced_items AS replaced
+        WHERE
+            replaced.promotion_id = excluded.promotion_id AND replaced.revision = catalog_items.revision
+            AND replaced.before_promotion_id IS catalog_items.promotion_id
     )
 RETURNING item_id;
 

@@ -81,6 +81,20 @@ FROM json_each(:batch) AS unit
 INNER JOIN nodd_wal_records ON wal_id = unit.value ->> '$.wal_id' AND attempts = unit.value ->> '$.attempt'
 WHERE status || '' = 'in_progress' AND ingest_run_id = :run_id;
 
+-- name: renew_leases
+-- Only while a claim of the holder stands: of its run, its worker and the attempt that it was given.
+UPDATE nodd_wal_leases SET renewed_at = :at, expires_at = :expires_at
+WHERE
+    ingest_run_id = :run_id AND worker_id = :worker_id
+    AND EXISTS (
+        SELECT 1 FROM json_each(:batch) AS unit
+        INNER JOIN nodd_wal_records AS record
+            ON record.wal_id = unit.value ->> '$.wal_id' AND record.attempts = unit.value ->> '$.attempt'
+        WHERE
+            record.status || '' = 'in_progress' AND record.ingest_run_id = :run_id AND record.worker_id = :worker_id
+            AND record.dataset = nodd_wal_leases.dataset
+    );
+
 -- name: lock_statuses
 SELECT wal_id, status, version FROM nodd_wal_records WHERE wal_id IN (SELECT value FROM json_each(:wal_ids));
 
