@@ -4,7 +4,8 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import dagster as dg
 
@@ -39,9 +40,10 @@ def ingest_sensors(*, interval_seconds: int) -> list[dg.SensorDefinition]:
     def nodd_messages(context: dg.SensorEvaluationContext, pipeline: PipelineResource) -> dg.SensorResult:
         opened = pipeline.get()
         report = take_in(opened)
-        pending = opened.ledger.pending_by_partition() if report.landed else []
-        landed = [e for e in pending if e.lane is Lane.LIVE and (e.dataset, e.partition) in report.landed]
-        planned = _plan(context, opened, landed, waiting=pending, landed=report.landed) if landed else []
+        if not report.landed:
+            opened.asked.tell(context.sensor_name, (), at=opened.clock())
+            return dg.SensorResult(skip_reason=_why_no_run(opened, report))
+        planned = _plan(context, opened, partial(_landed, report), landed=report.landed)
         if not planned:
             return dg.SensorResult(skip_reason=_why_no_run(opened, report))
         return dg.SensorResult(run_requests=[planned_run(run) for run in planned])
@@ -65,16 +67,17 @@ def ingest_sensors(*, interval_seconds: int) -> list[dg.SensorDefinition]:
             # Recorded events wait; ingestion does not.
             context.log.warning(trouble)
         advance_replays(opened, say=context.log.info)
-        off = SwitchedOff.now(opened.ledger.switches)
-        pending = [entry for entry in opened.ledger.pending_by_partition() if off.of(entry.dataset) is None]
-        # What appeared since the last tick may be the other sensor's, whose run is not asked for yet.
-        seen_before = set(json.loads(context.cursor or "[]"))
-        context.update_cursor(json.dumps(sorted({_seen(entry) for entry in pending})))
         cooling = cooling_down(context.instance, now=opened.clock(), interval_seconds=interval_seconds)
-        ready = [e for e in pending if _seen(e) in seen_before and not cooling(e.partition, e.lane)]
-        planned = _plan(context, opened, ready, waiting=pending, landed={})
+
+        def ready(pending: Sequence[PendingPartition]) -> list[PendingPartition]:
+            # What appeared since the last tick may be the other sensor's, whose run is not asked for yet.
+            seen_before = set(json.loads(context.cursor or "[]"))
+            context.update_cursor(json.dumps(sorted({_seen(entry) for entry in pending})))
+            return [e for e in pending if _seen(e) in seen_before and not cooling(e.partition, e.lane)]
+
+        planned = _plan(context, opened, ready, landed={})
         if not planned:
-            return dg.SensorResult(skip_reason=_why_nothing_is_asked_for(opened, off))
+            return dg.SensorResult(skip_reason=_why_nothing_is_asked_for(opened))
         return dg.SensorResult(run_requests=[planned_run(run) for run in planned])
 
     @dg.sensor(
@@ -88,7 +91,10 @@ def ingest_sensors(*, interval_seconds: int) -> list[dg.SensorDefinition]:
     def nodd_backfill(context: dg.SensorEvaluationContext, pipeline: PipelineResource) -> dg.SensorResult:
         opened = pipeline.get()
         limit = opened.settings.bulk_runs(run_slots(context.instance))
-        report = advance_backfills(opened, listing=listing_days(context.instance), limit=limit)
+        with opened.asked.lock:
+            report = advance_backfills(opened, listing=listing_days(context.instance), limit=limit)
+            days = [(request.day, Lane.BULK) for request in report.requests]
+            opened.asked.tell(context.sensor_name, days, at=opened.clock())
         if not report.requests:
             return dg.SensorResult(skip_reason=report.reason)
         return dg.SensorResult(run_requests=[listing_run(request) for request in report.requests])
@@ -99,22 +105,32 @@ def ingest_sensors(*, interval_seconds: int) -> list[dg.SensorDefinition]:
 def _plan(
     context: dg.SensorEvaluationContext,
     pipeline: Pipeline,
-    pending: Iterable[PendingPartition],
+    chosen: Callable[[Sequence[PendingPartition]], Sequence[PendingPartition]],
     *,
-    waiting: Iterable[PendingPartition],
     landed: Mapping[tuple[str, str], Sequence[str]],
 ) -> list[PlannedRun]:
-    """Plan runs over some of what waits, within the limits of the lanes."""
-    runs = active_runs(context.instance, claimed=set(pipeline.ledger.in_progress_runs()))
-    bulk_waits = runs.of(Lane.BULK) > 0 or any(entry.lane is Lane.BULK for entry in waiting)
-    return plan_runs(
-        pending,
-        landed=landed,
-        runs=runs,
-        limits=lane_limits(pipeline.settings, run_slots=run_slots(context.instance), bulk_waits=bulk_waits),
-        max_units_per_run=pipeline.settings.max_units_per_run,
-        salt=runs_so_far(context.instance),
-    )
+    """Plan runs over some of what waits and is on, within the limits of the lanes."""
+    off = SwitchedOff.now(pipeline.ledger.switches)
+    with pipeline.asked.lock:
+        asked = pipeline.asked.beside(context.sensor_name, at=pipeline.clock())
+        # Before what is pending: a run that ends in between would have taken what waits only by the earlier look.
+        runs = active_runs(context.instance, claimed=set(pipeline.ledger.in_progress_runs())).and_asked_for(asked)
+        waiting = [entry for entry in pipeline.ledger.pending_by_partition() if off.of(entry.dataset) is None]
+        bulk_waits = runs.of(Lane.BULK) > 0 or any(entry.lane is Lane.BULK for entry in waiting)
+        planned = plan_runs(
+            chosen(waiting),
+            landed=landed,
+            runs=runs,
+            limits=lane_limits(pipeline.settings, run_slots=run_slots(context.instance), bulk_waits=bulk_waits),
+            max_units_per_run=pipeline.settings.max_units_per_run,
+            salt=runs_so_far(context.instance),
+        )
+        pipeline.asked.tell(context.sensor_name, [(run.partition, run.lane) for run in planned], at=pipeline.clock())
+    return planned
+
+
+def _landed(report: IntakeReport, pending: Sequence[PendingPartition]) -> list[PendingPartition]:
+    return [e for e in pending if e.lane is Lane.LIVE and (e.dataset, e.partition) in report.landed]
 
 
 def _seen(entry: PendingPartition) -> str:
@@ -163,7 +179,8 @@ def _why_no_run(pipeline: Pipeline, report: IntakeReport) -> str:
     )
 
 
-def _why_nothing_is_asked_for(pipeline: Pipeline, off: SwitchedOff) -> str:
+def _why_nothing_is_asked_for(pipeline: Pipeline) -> str:
+    off = SwitchedOff.now(pipeline.ledger.switches)
     waiting: Counter[str] = Counter()
     for entry in pipeline.ledger.pending_by_partition():
         switch = off.of(entry.dataset)

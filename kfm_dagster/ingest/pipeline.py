@@ -21,6 +21,7 @@ from kfm_dagster.errors import QueueUnavailableError
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, code_fingerprint
 from kfm_dagster.idempotent_node.steps import StepMeter
 from kfm_dagster.idempotent_node.transaction import IdempotentNodes
+from kfm_dagster.ingest.asked import AskedRuns
 from kfm_dagster.ingest.calibration import Calibration
 from kfm_dagster.ingest.configuration import read_configuration
 from kfm_dagster.ledger.deliveries import Deliveries, DueBackoff, DueMessage
@@ -72,6 +73,8 @@ class Pipeline:
     connect_queue: Callable[[Settings], Queue] = connect
     connect_dead_letters: Callable[[Settings], Queue] = connect_dead_letters
     energy: EnergyMeter = field(default_factory=NoEnergyMeter)
+    asked: AskedRuns = field(default_factory=AskedRuns)
+    """What this process's sensors have asked for."""
 
     @classmethod
     def open(cls, settings: Settings, *, read_only: bool = False) -> Pipeline:

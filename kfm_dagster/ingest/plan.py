@@ -49,6 +49,10 @@ class ActiveRuns:
         """Return the number of active runs of a lane."""
         return sum(runs for (_, of_lane), runs in self.active.items() if of_lane is lane)
 
+    def and_asked_for(self, asked: Counter[LaneKey]) -> ActiveRuns:
+        """Return these and further runs, which are asked for and have not come."""
+        return ActiveRuns(active=self.active + asked, coming=self.coming + asked)
+
 
 def lane_limits(settings: Settings, *, run_slots: int | None, bulk_waits: bool) -> dict[Lane, int | None]:
     """Return how many runs of each lane may be active at a time; None is any number.

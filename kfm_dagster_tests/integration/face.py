@@ -44,6 +44,7 @@ class Face:
             repository_def=self.repository,
             resources=resources,
             cursor=self.cursors.get(sensor),
+            sensor_name=sensor,
         ) as context:
             found = self.repository.get_sensor_def(sensor).evaluate_tick(context)
         self.cursors[sensor] = found.cursor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
 from kfm_dagster.embedded.cloud import EmbeddedCloud
 from kfm_dagster.embedded.feed import Feed
 from kfm_dagster.embedded.sample_day import PublishedSamples, publish_samples
+from kfm_dagster.ingest.asked import FORGOTTEN_AFTER
 from kfm_dagster.ingest.nodes import Operator, Source
 from kfm_dagster.ingest.progress import progress
 from kfm_dagster.ledger.deliveries import DeliveryState
@@ -81,6 +82,9 @@ def asked(tick: Any) -> list[tuple[str, set[tuple[str, str]]]]:
     ]
 
 
+LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
+
+
 def chain_of(*datasets: str) -> set[tuple[str, str]]:
     return {(dataset, noun) for dataset in datasets for noun in CHAIN}
 
@@ -114,6 +118,44 @@ def test_a_tick_lands_the_batch_and_asks_for_one_run_a_day_over_its_datasets(
         assert result.success
     assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 6}
     assert set(queue.deleted) == {message.receipt_handle for message in batch}
+
+
+@pytest.mark.clause("DAG-03", "DAG-11")
+def test_no_sensor_asks_for_what_another_one_s_tick_asked_for_and_dagster_has_not_launched_yet(
+    face: Face, queue: FakeQueue, batch: list[SqsMessage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dagster launches the runs of a tick one by one, while the other sensors go on ticking."""
+    queue.waiting = list(batch)
+    asked_for = face.tick("nodd_messages").run_requests
+    assert len(asked_for) == 2
+    for _ in range(3):
+        assert face.tick("nodd_ledger").run_requests == []
+    # Half of them are launched, and one of those has ended.
+    face.launch(asked_for[0])
+    assert face.tick("nodd_ledger").run_requests == []
+    face.launch(asked_for[1])
+    for _ in range(2):
+        assert [face.tick(sensor).run_requests for sensor in ("nodd_messages", "nodd_ledger")] == [[], []]
+    claimed = [
+        state for state in face.pipeline.stages.run_states.since(LONG_AGO) if "message_parse" in state.dataset_id
+    ]
+    assert [state.validation_summary["checks"] > 0 for state in claimed] == [True] * 3
+
+
+@pytest.mark.clause("DAG-03")
+@pytest.mark.parametrize(("how", "asks"), [("lost", 0), ("lost, and a tick later", 2), ("stopped", 2)])
+def test_what_was_asked_for_and_never_launched_is_asked_for_by_the_ledgers_sensor(
+    face: Face, queue: FakeQueue, batch: list[SqsMessage], monkeypatch: pytest.MonkeyPatch, how: str, asks: int
+) -> None:
+    queue.waiting = list(batch)
+    face.tick("nodd_messages")
+    face.tick("nodd_ledger")
+    if how == "lost, and a tick later":
+        face.tick("nodd_messages")
+    elif how == "stopped":
+        later = face.pipeline.clock() + FORGOTTEN_AFTER
+        monkeypatch.setattr(face.pipeline, "clock", lambda: later)
+    assert len(face.tick("nodd_ledger").run_requests) == asks
 
 
 @pytest.mark.clause("DAG-03")
