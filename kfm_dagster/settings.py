@@ -17,6 +17,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kfm_dagster.errors import ConfigurationError
 
+LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+"""This machine: the only hosts that are spoken to without TLS."""
+
 
 @unique
 class Environment(StrEnum):
@@ -25,6 +28,14 @@ class Environment(StrEnum):
     DEV = "dev"
     STAGE = "stage"
     PROD = "prod"
+
+
+@unique
+class SnsVerify(StrEnum):
+    """Whether a message has to bear its SNS topic's signature."""
+
+    REQUIRE = "require"
+    OFF = "off"
 
 
 class Settings(BaseSettings):
@@ -53,6 +64,21 @@ class Settings(BaseSettings):
     anonymous: bool = Field(False, description="Read buckets without credentials (NODD buckets are public).")  # noqa: FBT003
     sqs_primary_queue: str = Field("kfm-nodd-primary", description="Name of the queue that the sensor receives from.")
     sqs_dlq_queue: str = Field("kfm-nodd-dlq", description="Name of its dead-letter queue.")
+    sns_verify: SnsVerify | None = Field(
+        None,
+        description="require: only messages that their SNS topic has signed are taken in. off: others, too, and raw "
+        "delivery, which nobody can verify. Default: require in prod and wherever the queue is AWS's; off beside an "
+        "AWS_ENDPOINT_URL outside AWS.",
+    )
+    sns_trusted_url: str = Field(
+        "",
+        description="URL below which signing certificates may be besides AWS's own hosts (the embedded cloud); goes "
+        "with KFM_SNS_TRUSTED_CA.",
+    )
+    sns_trusted_ca: Path | None = Field(
+        None,
+        description="PEM file of the authority that vouches for certificates below KFM_SNS_TRUSTED_URL, and no others.",
+    )
     sensor_interval_seconds: PositiveInt = Field(5, description="Pause between two ticks of the sensors.")
     tick_budget_seconds: PositiveInt = Field(
         40, description="A sensor stops receiving after this long; Dagster gives a tick 60 s."
@@ -142,6 +168,15 @@ class Settings(BaseSettings):
             )
         return value
 
+    @field_validator("sns_trusted_url")
+    @classmethod
+    def _secure_or_loopback(cls, value: str) -> str:
+        parts = urlsplit(value)
+        secure = parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in LOOPBACK_HOSTS)
+        if value and (not secure or not parts.hostname or "@" in value or parts.query or parts.fragment):
+            raise ValueError("https://HOST, or http:// of a loopback address, without user, query and fragment")
+        return value
+
     @field_validator("run_state")
     @classmethod
     def _one_run_state_store(cls, value: str) -> str:
@@ -174,6 +209,21 @@ class Settings(BaseSettings):
                 expected=first["msg"].removeprefix("Value error, "),
                 next_step=f"correct {'it' if setting in given else f'or unset KFM_{setting.upper()}'}",
             ) from None
+
+    @property
+    def verifies_signatures(self) -> bool:
+        """Whether messages have to be signed: as the setting says, else in prod and wherever the queue is AWS's.
+
+        The queue's endpoint says so, and no message does: an embedded cloud has NOAA's topics under their true names.
+        """
+        if self.sns_verify is not None:
+            return self.sns_verify is SnsVerify.REQUIRE
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_SQS") or os.environ.get("AWS_ENDPOINT_URL")
+        ignored = os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true"
+        if self.env is Environment.PROD or ignored or not endpoint:
+            return True
+        host = urlsplit(endpoint).hostname or ""
+        return host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
 
     @property
     def read_threads(self) -> int:

@@ -24,6 +24,10 @@ from kfm_dagster_tests import databases, scratch
 settings.register_profile("kfm", deadline=None)
 settings.load_profile("kfm")
 
+# Most messages of the tests are made by hand, and signed by nobody. Those that come by way of the embedded cloud are
+# signed, and its environment asks for that.
+os.environ.setdefault("KFM_SNS_VERIFY", "off")
+
 scratch.use_memory()  # before pytest, or a module of tests, asks for a temporary folder
 
 SHARED_DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"

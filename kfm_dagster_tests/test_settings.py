@@ -15,7 +15,7 @@ SECRET = "s3cr3t-word"
 ANY_TEXT = {
     "home", "storage_url", "catalog_url", "lineage_url", "contracts_dir", "configs_dir", "object_root",
     "sqs_primary_queue", "sqs_dlq_queue", "worker_id", "chaos_plan", "actor", "alert_urls",
-    "image_digest", "energy_grid", "signing_key", "signing_passphrase",
+    "image_digest", "energy_grid", "signing_key", "signing_passphrase", "sns_trusted_ca",
 }  # fmt: skip
 """Variables that take any text; what they name is checked where it is opened."""
 BAD: dict[str, list[str]] = {
@@ -30,6 +30,8 @@ BAD: dict[str, list[str]] = {
         f"postgresql://kfm:pa@ss:{SECRET}@host/db",
     ],
     "anonymous": ["perhaps"],
+    "sns_verify": ["on", ""],
+    "sns_trusted_url": ["http://sns.example.com", "https://", "http://127.0.0.1@sns.example.com", "ftp://127.0.0.1"],
     "sensor_interval_seconds": ["0", "-1", "soon", "1.5"],
     "tick_budget_seconds": ["0", "forty"],
     "receive_threads": ["0", "many"],

@@ -170,12 +170,17 @@ def _why_no_run(pipeline: Pipeline, report: IntakeReport) -> str:
             f"{units_in_flight(pipeline, Lane.LIVE, off)} live units are in flight, the limit is "
             f"{pipeline.settings.max_in_flight_units} (KFM_MAX_IN_FLIGHT_UNITS); messages stay safe in the queue"
         )
-    if report.received == 0:
+    waiting = (
+        f"; {report.unverified} messages wait on the queue: their topic's certificate cannot be fetched"
+        if report.unverified
+        else ""
+    )
+    if report.received == 0 and not report.unverified:
         return f"the queue is empty ({report.deleted} finished messages deleted)"
     aside = f", {report.postponed} messages put aside ({off.sentences()})" if report.postponed else ""
     return (
         f"{report.received} messages received: {report.known} units known already, {report.ignored} ignored, "
-        f"{report.rejected} rejected, {report.created + report.readmitted} waiting for a run{aside}"
+        f"{report.rejected} rejected, {report.created + report.readmitted} waiting for a run{aside}{waiting}"
     )
 
 

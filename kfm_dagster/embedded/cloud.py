@@ -6,8 +6,8 @@ queue, and the subscriptions. Does not belong here: what is published (`feed.py`
 
 Accounts are as in AWS: each topic lives in its owner's account (moto takes the account from the header
 `x-moto-account-id`), buckets and queues in moto's default account, and the subscriptions are made by the queue's owner.
-What differs from AWS: policies are stored but not enforced, the signing certificate's URL is not one that loopback can
-reach, and moto leaves the Subject out of the text that it signs, so signatures cannot be verified here.
+What differs from AWS: policies are stored but not enforced, and messages are signed with a certificate of the server's
+own (`sns_signing.py`), which only those trust whose environment says so (`EmbeddedCloud.environment`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ import functools
 import json
 import os
 import sys
+import tempfile
+import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
@@ -26,6 +29,8 @@ from botocore.config import Config
 
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.embedded.child_server import ChildServer
+from kfm_dagster.embedded.sns_signing import AUTHORITY_PATH
+from kfm_dagster.errors import DependencyUnavailableError
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -37,6 +42,7 @@ REGION = "us-east-1"
 """Region of NODD's topics and of most of its buckets."""
 ACCESS_KEY_ID = "testing"
 SECRET_ACCESS_KEY = "testing"  # noqa: S105 - moto takes any
+TIMEOUT_SECONDS = 10
 LOOPBACK = "127.0.0.1,localhost"
 
 
@@ -56,6 +62,7 @@ class EmbeddedCloud:
     def __init__(self, *, primary_queue: str = "kfm-nodd-primary", dlq: str = "kfm-nodd-dlq") -> None:
         self.primary_queue = primary_queue
         self.dlq = dlq
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._server = ChildServer(
             name="the embedded cloud (moto)",
             command=[sys.executable, "-m", "kfm_dagster.embedded.moto_server"],
@@ -66,12 +73,19 @@ class EmbeddedCloud:
 
     def __enter__(self) -> Self:
         self._server.start()
+        self._folder = tempfile.TemporaryDirectory(prefix="kfm-cloud-")
+        # A proxy of the machine cannot reach this machine's loopback.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(self.endpoint_url + AUTHORITY_PATH, timeout=TIMEOUT_SECONDS) as answer:
+            self._authority.write_bytes(answer.read())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._server.stop()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     @property
     def endpoint_url(self) -> str:
@@ -84,8 +98,22 @@ class EmbeddedCloud:
         return self._server.pid
 
     def environment(self) -> dict[str, str]:
-        """Variables that point boto3, obstore and `Settings` of another process at this cloud."""
-        return aws_environment(self.endpoint_url, primary_queue=self.primary_queue, dlq=self.dlq)
+        """Variables that point boto3, obstore and `Settings` of another process at this cloud.
+
+        They make that process, and no other, trust what this cloud signs, and refuse everything else.
+        """
+        return {
+            **aws_environment(self.endpoint_url, primary_queue=self.primary_queue, dlq=self.dlq),
+            "KFM_SNS_VERIFY": "require",
+            "KFM_SNS_TRUSTED_URL": self.endpoint_url,
+            "KFM_SNS_TRUSTED_CA": str(self._authority),
+        }
+
+    @property
+    def _authority(self) -> Path:
+        if self._folder is None:
+            raise DependencyUnavailableError("the embedded cloud is not running")
+        return Path(self._folder.name) / "sns-authority.pem"
 
     @overload
     def client(self, service: Literal["s3"], *, account: str | None = None) -> S3Client: ...

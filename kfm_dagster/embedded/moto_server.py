@@ -3,13 +3,15 @@
 Belongs here: only what has to run inside that process. It listens on a free loopback port, prints it, and ends when its
 standard input does.
 
-It corrects three things of moto 5.2, each by name, so that what the demo and the tests see is what AWS does:
+It corrects four things of moto 5.2, each by name, so that what the demo and the tests see is what AWS does:
 
 - *Accounts.* NODD's topics live in NOAA's accounts and our queue in ours; the queue's owner calls Subscribe. moto files
   a subscription under the account that made it and publishes only to those filed under the topic's account, so nothing
   crosses accounts. Here a topic's subscribers are looked up in every account; moto then delivers to the subscriber's.
 - *Atomicity.* moto's queue is not safe between threads: a delete drops a message that arrives meanwhile, and two
   receives hand out the same one. A lost message would look like a bug of the pipeline. Here one lock covers each step.
+- *Signatures.* moto makes a certificate for every message, at a URL of AWS, and leaves the Subject out of the text that
+  it signs. Here one certificate signs the right text, and is served where its URL says (`sns_signing.py`).
 - *Cost.* moto reads the clock in 5 microseconds, twice per queued message and call; with the plain clock, calls on a
   queue of some thousand messages take milliseconds.
 """
@@ -22,16 +24,21 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import moto.sqs.models
+from moto.core.utils import iso_8601_datetime_with_milliseconds
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from moto.sns.models import SNSBackend, Subscription, Topic, sns_backends
 from moto.sqs.models import Message, Queue, SQSBackend
 from werkzeug.serving import make_server
 
 from kfm_dagster.embedded.child_server import end_with_parent
+from kfm_dagster.embedded.sns_signing import SnsSigner
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 POLL_SECONDS = 0.02
 """Pause between two looks of a long poll; far below anything that a sensor notices."""
@@ -45,14 +52,16 @@ def main() -> None:
     _correct_moto()
     # A line per request would cost more than the request.
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
+    signer = SnsSigner()
     server = make_server(
         "127.0.0.1",
         0,
-        DomainDispatcherApplication(create_backend_app),
+        _with_files(DomainDispatcherApplication(create_backend_app), signer.files),
         threaded=True,
         request_handler=MotoRequestHandler,
     )
     os.environ["MOTO_PORT"] = str(server.server_port)
+    _sign_with(signer, base_url=f"http://127.0.0.1:{server.server_port}")
     sys.stdout.write(f"{server.server_port}\n")
     sys.stdout.flush()
     server.serve_forever()
@@ -69,6 +78,41 @@ def _correct_moto() -> None:
     ]
     for owner, name, replacement in replacements:
         setattr(owner, name, replacement)
+
+
+def _with_files(application: WSGIApplication, files: Mapping[str, bytes]) -> WSGIApplication:
+    """Serve these files before everything else."""
+
+    def serve(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        content = files.get(environ["PATH_INFO"])
+        if content is None:
+            return application(environ, start_response)
+        start_response("200 OK", [("Content-Type", "application/x-pem-file"), ("Content-Length", str(len(content)))])
+        return [content]
+
+    return serve
+
+
+def _sign_with(signer: SnsSigner, *, base_url: str) -> None:
+    def post_data(
+        subscription: Subscription,
+        message: str,
+        message_id: str,
+        subject: str | None,
+        message_attributes: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        notification = {
+            "Type": "Notification",
+            "MessageId": message_id,
+            "TopicArn": subscription.topic.arn,
+            "Message": message,
+            "Timestamp": iso_8601_datetime_with_milliseconds(),
+            **({"Subject": subject} if subject else {}),
+        }
+        more = {"MessageAttributes": message_attributes} if message_attributes else {}
+        return {**signer.signed(notification, base_url=base_url), **more}
+
+    setattr(Subscription, "get_post_data", post_data)  # noqa: B010, moto's own method
 
 
 def _subscriptions_of_every_account(backend: SNSBackend, topic: Topic) -> list[Subscription]:

@@ -152,7 +152,12 @@ class MessageParse(ChainNode):
     def _landed(self) -> list[Envelope]:
         found: dict[WalId, Envelope] = {}
         for digest in self.landing:
-            for message in self.pipeline.landing.read(digest):
+            messages = self.pipeline.landing.read(digest)
+            # Who sent them was decided when they were received, and is not asked again.
+            taken_in = self.pipeline.deliveries.taken_in(message.message_id for message in messages)
+            for message in messages:
+                if message.message_id not in taken_in:
+                    continue
                 parsed = parse_message(
                     message, registry=self.pipeline.registry, queue=self.pipeline.settings.sqs_primary_queue
                 )

@@ -19,11 +19,13 @@ from kfm_dagster.contracts.envelope import Lane, WalId
 from kfm_dagster.governance.switches import KillSwitch
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.recording import ensure_units, record_messages
+from kfm_dagster.ingest.senders import of_known_senders
 from kfm_dagster.ingest.switched_off import SwitchedOff, units_in_flight
 from kfm_dagster.ledger.reports import EnsureResult
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.notifications.receiving import in_parts
+from kfm_dagster.notifications.verdict import Verdict
 from kfm_dagster.operators.message_parse import ParsedMessage, parse_message
 
 
@@ -32,7 +34,8 @@ class IntakeReport:
     """What one tick took in.
 
     `landed` maps (dataset, partition) to the digests of the batches that hold its units; `full` says that nothing was
-    received because too many live units are in flight, `off` by which switches nothing may be received.
+    received because too many live units are in flight, `off` by which switches nothing may be received. `unverified`
+    messages wait on the queue until the certificate that they name can be fetched; nothing of them is recorded.
     """
 
     received: int = 0
@@ -45,6 +48,7 @@ class IntakeReport:
     postponed: int = 0
     full: bool = False
     off: tuple[KillSwitch, ...] = ()
+    unverified: int = 0
     landed: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
 
     def joined(self, other: IntakeReport) -> IntakeReport:
@@ -54,7 +58,7 @@ class IntakeReport:
         return dataclasses.replace(self, **counts, landed=landed)
 
 
-_COUNTS = ("received", "created", "readmitted", "known", "ignored", "rejected", "deleted", "postponed")
+_COUNTS = ("received", "created", "readmitted", "known", "ignored", "rejected", "deleted", "postponed", "unverified")
 
 
 def take_in(pipeline: Pipeline) -> IntakeReport:
@@ -91,18 +95,25 @@ def take_in(pipeline: Pipeline) -> IntakeReport:
 def record(pipeline: Pipeline, messages: Sequence[SqsMessage]) -> IntakeReport:
     """Land messages, parse them, and record deliveries, units and rejections, in parts of bounded weight.
 
-    A part is landed and recorded in one transaction before the next one is parsed.
+    A part is landed and recorded in one transaction before the next one is parsed. First of all it is asked who sent
+    its messages: what waits for its certificate is neither landed nor recorded.
     """
     report = IntakeReport()
     for part in in_parts(messages):
-        report = report.joined(_record(pipeline, part))
+        known = of_known_senders(pipeline, part)
+        report = report.joined(IntakeReport(unverified=len(part) - len(known)))
+        if known:
+            report = report.joined(_record(pipeline, known))
     return report
 
 
-def _record(pipeline: Pipeline, messages: Sequence[SqsMessage]) -> IntakeReport:
+def _record(pipeline: Pipeline, known: Sequence[tuple[SqsMessage, Verdict]]) -> IntakeReport:
+    messages = [message for message, _ in known]
     landed = pipeline.landing.land(messages)
     queue = pipeline.settings.sqs_primary_queue
-    parsed = [parse_message(message, registry=pipeline.registry, queue=queue) for message in messages]
+    parsed = [
+        parse_message(message, registry=pipeline.registry, queue=queue, verdict=verdict) for message, verdict in known
+    ]
     off = SwitchedOff.now(pipeline.ledger.switches)
     with pipeline.database.transaction() as tx:
         ensured, parsed = ensure_units(pipeline, parsed, tx=tx)

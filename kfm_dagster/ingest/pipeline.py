@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from kfm_dagster.catalog.publisher import open_publisher
 from kfm_dagster.catalog.store import Catalog
@@ -39,6 +39,9 @@ from kfm_dagster.storage.artifacts import Artifacts
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.objects import ObjectStores, open_store
 from kfm_dagster.telemetry.energy import EnergyMeter, NoEnergyMeter
+
+if TYPE_CHECKING:
+    from kfm_dagster.notifications.authenticity import Signatures
 
 LOCKFILE = "requirements.lock"
 """Beside the package in a checkout, bundled with it in a wheel."""
@@ -109,6 +112,13 @@ class Pipeline:
     def landing(self) -> Landing:
         """The immutable landing zone."""
         return Landing(open_store(self.settings.storage))
+
+    @cached_property
+    def signatures(self) -> Signatures:
+        """Who sent a message. Raises ConfigurationError for a wrong authority."""
+        from kfm_dagster.notifications.authenticity import Signatures  # noqa: PLC0415, cryptography and an HTTP client
+
+        return Signatures(self.settings)
 
     @cached_property
     def objects(self) -> ObjectStores:

@@ -98,6 +98,7 @@ def delivery_of(message: SqsMessage, parsed: ParsedMessage, *, queue: str, landi
             )
             for one in parsed.ignored
         ),
+        authenticity=parsed.verdict.authenticity.value,
         state=DeliveryState.IN_FLIGHT if parsed.envelopes or parsed.rejections else DeliveryState.IGNORED,
     )
 

@@ -52,6 +52,8 @@ class Delivery:
     topic_arn: str | None = None
     wal_ids: tuple[WalId, ...] = ()
     ignored: tuple[IgnoredRecord, ...] = ()
+    authenticity: str = "unchecked"
+    """What is known of the message's sender (`notifications/authenticity.py`)."""
     state: DeliveryState = DeliveryState.IN_FLIGHT
 
 
@@ -211,6 +213,18 @@ class Deliveries:
             rows = view.run("deliveries.states", message_ids=as_json(sorted(message_ids))).all()
         return {row.message_id: DeliveryState(row.state) for row in rows}
 
+    def verified(self, message_ids: Iterable[str], *, tx: Transaction | None = None) -> frozenset[str]:
+        """Return which of the given messages bore their topic's signature when they were received before."""
+        with reading(self._database, tx) as view:
+            rows = view.run("deliveries.verified", message_ids=as_json(sorted(set(message_ids)))).all()
+        return frozenset(row.message_id for row in rows)
+
+    def taken_in(self, message_ids: Iterable[str], *, tx: Transaction | None = None) -> frozenset[str]:
+        """Return which of the given messages were received and not found forged."""
+        with reading(self._database, tx) as view:
+            rows = view.run("deliveries.taken_in", message_ids=as_json(sorted(set(message_ids)))).all()
+        return frozenset(row.message_id for row in rows)
+
     def rejected(self, *, limit: int = 100, tx: Transaction | None = None) -> list[Rejection]:
         """Return the newest rejected records."""
         with reading(self._database, tx) as view:
@@ -263,5 +277,6 @@ def _delivery_row(delivery: Delivery, receives: int) -> dict[str, Any]:
         "landing_sha256": delivery.landing_sha256,
         "sns_message_id": bounded(delivery.sns_message_id),
         "topic_arn": bounded(delivery.topic_arn),
+        "signature": delivery.authenticity,
         "state": delivery.state,
     }

@@ -2,7 +2,7 @@
 
 Belongs here: the meaning of the body (SNS envelope or raw delivery, S3 event records) under the dataset contracts, and
 the same envelope for an object that a listing found. Pure: no clock, no request, no write. Does not belong here:
-receiving (`notifications/sqs.py`), SNS signatures, and keeping what was rejected.
+receiving (`notifications/sqs.py`), who sent a message (`notifications/authenticity.py`), and keeping what was rejected.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from kfm_dagster.notifications.fields import (
     shown,
 )
 from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.notifications.verdict import UNCHECKED, Authenticity, Verdict
 from kfm_dagster.storage.objects import ListedObject
 
 LISTING_SCHEMA_VERSION = "listing"
@@ -101,6 +102,7 @@ class ParsedMessage:
     """
 
     message_id: str
+    verdict: Verdict = UNCHECKED
     envelopes: tuple[Envelope, ...] = ()
     positions: tuple[int, ...] = ()
     ignored: tuple[Ignored, ...] = ()
@@ -153,16 +155,23 @@ class _Rejections:
         return tuple(replace(one, records=self._counts[key]) for key, one in self._found.items())
 
 
-def parse_message(message: SqsMessage, *, registry: ContractRegistry, queue: str) -> ParsedMessage:
-    """Understand one message. Never raises for what a message holds; same message and contracts, same result."""
+def parse_message(
+    message: SqsMessage, *, registry: ContractRegistry, queue: str, verdict: Verdict = UNCHECKED
+) -> ParsedMessage:
+    """Understand one message. Never raises for what a message holds; same message and contracts, same result.
+
+    One with an invalid signature is rejected, and one on whose sender there is no verdict yet says nothing at all.
+    """
+    if verdict.authenticity is Authenticity.UNKNOWN:
+        return ParsedMessage(message_id=message.message_id, verdict=verdict)
     try:
-        payload, raw = _open(message, registry)
+        payload, raw = _open(message, registry, verdict)
         if isinstance(payload, Ignored):
-            return ParsedMessage(message_id=message.message_id, ignored=(payload,))
+            return ParsedMessage(message_id=message.message_id, verdict=verdict, ignored=(payload,))
         records = _records(payload)
     except MessageError as error:
         rejection = Rejection(code=error.code, message=str(error))
-        return ParsedMessage(message_id=message.message_id, rejections=(rejection,))
+        return ParsedMessage(message_id=message.message_id, verdict=verdict, rejections=(rejection,))
     envelopes: list[Envelope] = []
     ignored: list[Ignored] = []
     positions: list[int] = []
@@ -180,6 +189,7 @@ def parse_message(message: SqsMessage, *, registry: ContractRegistry, queue: str
                 ignored.append(unit._replace(record_index=index))
     return ParsedMessage(
         message_id=message.message_id,
+        verdict=verdict,
         envelopes=tuple(envelopes),
         positions=tuple(positions),
         ignored=tuple(ignored),
@@ -213,9 +223,13 @@ def parse_listed(contract: DatasetContract, listed: ListedObject) -> Envelope | 
     )
 
 
-def _open(message: SqsMessage, registry: ContractRegistry) -> tuple[Mapping[str, Any] | Ignored, RawReference]:
+def _open(
+    message: SqsMessage, registry: ContractRegistry, verdict: Verdict
+) -> tuple[Mapping[str, Any] | Ignored, RawReference]:
     """Take the payload out of the SNS envelope, or the body itself with raw message delivery."""
     outer = json_object(message.body, "the body")
+    if verdict.authenticity is Authenticity.INVALID:
+        raise MessageError(ParseIssue.SIGNATURE_INVALID, verdict.detail)
     if "Type" not in outer:
         return _payload(outer, registry), RawReference(sqs_message_id=message.message_id)
     kind = require_text(outer, "Type")

@@ -19,6 +19,7 @@ from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.notifications.receiving import PART_BYTES
+from kfm_dagster.notifications.verdict import Authenticity
 from kfm_dagster.replay.dead_letters import DeadLetter, DeadLetterClass, DeadLetterError, Selection, classify, workable
 from kfm_dagster.settings import Environment
 
@@ -290,6 +291,8 @@ class DeadLetterWork:
     def _why_left(self, letter: DeadLetter, off: frozenset[str]) -> str | None:
         if not self.selection.takes(letter):
             return NOT_SELECTED
+        if letter.parsed.verdict.authenticity is Authenticity.UNKNOWN:
+            return letter.parsed.verdict.detail
         if switched_off := sorted({unit.dataset for unit in letter.units} & off):
             return f"{switched_off[0]} is switched off"
         return self.reason_to_leave(letter)

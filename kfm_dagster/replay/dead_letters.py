@@ -19,10 +19,12 @@ from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.senders import verdicts_on
 from kfm_dagster.ledger.policy import LedgerCode, ReplayReason, quarantine_reason
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.notifications.sqs import Queue
+from kfm_dagster.notifications.verdict import Authenticity
 from kfm_dagster.operators.message_parse import ParsedMessage, parse_message
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.joining import reading
@@ -45,7 +47,7 @@ class DeadLetterClass(StrEnum):
     FAILED = "failed"
     """A unit failed: it is let in again, or quarantined when its policy allows no replay."""
     WAITING = "waiting"
-    """A unit is pending or in progress: the message stays until that is over."""
+    """A unit is pending or in progress, or the certificate of its sender cannot be fetched now: the message stays."""
     DONE = "done"
     """Nothing is left to do: every unit succeeded or is quarantined, or it announces nothing of ours."""
 
@@ -148,7 +150,10 @@ def workable(pipeline: Pipeline) -> Queue:
 def classify(pipeline: Pipeline, messages: Sequence[SqsMessage], *, tx: Transaction | None = None) -> list[DeadLetter]:
     """Parse messages as intake does and class them by where their units stand."""
     queue = pipeline.settings.sqs_primary_queue
-    parsed = [parse_message(message, registry=pipeline.registry, queue=queue) for message in messages]
+    parsed = [
+        parse_message(message, registry=pipeline.registry, queue=queue, verdict=verdict)
+        for message, verdict in zip(messages, verdicts_on(pipeline, messages), strict=True)
+    ]
     known = standings(pipeline, {unit.wal_id for one in parsed for unit in one.envelopes}, tx=tx)
     return [_classed(message, one, known) for message, one in zip(messages, parsed, strict=True)]
 
@@ -197,6 +202,15 @@ def _classed(message: SqsMessage, parsed: ParsedMessage, known: Mapping[WalId, S
         known.get(unit.wal_id, Standing(wal_id=unit.wal_id, dataset=unit.dataset, status=None))
         for unit in parsed.envelopes
     )
+    if parsed.verdict.authenticity is Authenticity.UNKNOWN:
+        return DeadLetter(
+            message=message,
+            parsed=parsed,
+            kind=DeadLetterClass.WAITING,
+            dataset=None,
+            error_code=None,
+            detail=parsed.verdict.detail,
+        )
     if parsed.rejections:
         first = parsed.rejections[0]
         return DeadLetter(

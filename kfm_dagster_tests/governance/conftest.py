@@ -40,6 +40,7 @@ def deployment(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatc
     for name in os.environ:
         if name.startswith("KFM_") and not name.startswith("KFM_TEST_"):
             monkeypatch.delenv(name)
+    monkeypatch.setenv("KFM_SNS_VERIFY", "off")  # what these tests announce is made by hand
     (tmp_path / "objects").mkdir()
     monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("KFM_WAL_DSN", database_url)

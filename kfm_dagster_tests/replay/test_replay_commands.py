@@ -68,6 +68,7 @@ def stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
     for name in os.environ:
         if name.startswith("KFM_"):
             monkeypatch.delenv(name)
+    monkeypatch.setenv("KFM_SNS_VERIFY", "off")  # what these tests announce is made by hand
     monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)

@@ -333,6 +333,7 @@ CASES: dict[str, list[Row]] = {
     "nodd_wal_deliveries_state_is_known": [{"state": "odd"}],
     "nodd_wal_deliveries_receives_are_counted": [{"receive_count": 0}],
     "nodd_wal_deliveries_settled_has_time": [{"state": "deleted"}, {"settled_at": T}],
+    "nodd_wal_deliveries_signature_is_known": [{"signature": "unknown"}],
     "nodd_wal_delivery_units_one_row_per_pair": [{"wal_id": ONE}],
     "nodd_wal_delivery_units_message_is_known": [{"message_id": "m9"}],
     "rejected_messages_one_row_per_record": [{"record_index": 0}],

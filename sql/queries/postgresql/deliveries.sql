@@ -5,14 +5,14 @@
 -- name: record
 INSERT INTO nodd_wal_deliveries (
     message_id, queue, receipt_handle, receive_count, first_received_at, received_at, landing_sha256,
-    sns_message_id, topic_arn, state
+    sns_message_id, topic_arn, state, signature
 )
 SELECT
     message_id, queue, receipt_handle, receives, CAST(:at AS timestamptz), CAST(:at AS timestamptz), landing_sha256,
-    sns_message_id, topic_arn, state
+    sns_message_id, topic_arn, state, signature
 FROM jsonb_to_recordset(CAST(:batch AS jsonb)) AS delivery (
     message_id text, queue text, receipt_handle text, receives integer, landing_sha256 text, sns_message_id text,
-    topic_arn text, state text
+    topic_arn text, state text, signature text
 )
 ORDER BY message_id COLLATE "C"
 ON CONFLICT (message_id) DO UPDATE SET
@@ -22,6 +22,7 @@ ON CONFLICT (message_id) DO UPDATE SET
     received_at = excluded.received_at,
     landing_sha256 = excluded.landing_sha256,
     state = excluded.state,
+    signature = excluded.signature,
     settled_at = NULL;
 
 -- name: record_units
@@ -123,6 +124,14 @@ WHERE delivery.message_id = known.message_id;
 -- name: states
 SELECT message_id, state FROM nodd_wal_deliveries
 WHERE message_id IN (SELECT jsonb_array_elements_text(CAST(:message_ids AS jsonb)));
+
+-- name: verified
+SELECT message_id FROM nodd_wal_deliveries
+WHERE message_id IN (SELECT jsonb_array_elements_text(CAST(:message_ids AS jsonb))) AND signature = 'verified';
+
+-- name: taken_in
+SELECT message_id FROM nodd_wal_deliveries
+WHERE message_id IN (SELECT jsonb_array_elements_text(CAST(:message_ids AS jsonb))) AND signature IS DISTINCT FROM 'invalid';
 
 -- name: due_for_backoff
 SELECT delivery.message_id, delivery.queue, delivery.receipt_handle, max(record.next_attempt_at) AS next_attempt_at

@@ -4,11 +4,12 @@
 -- WHERE TRUE: without it the parser takes ON CONFLICT for a join condition.
 INSERT INTO nodd_wal_deliveries (
     message_id, queue, receipt_handle, receive_count, first_received_at, received_at, landing_sha256,
-    sns_message_id, topic_arn, state
+    sns_message_id, topic_arn, state, signature
 )
 SELECT
     value ->> '$.message_id', value ->> '$.queue', value ->> '$.receipt_handle', value ->> '$.receives', :at, :at,
-    value ->> '$.landing_sha256', value ->> '$.sns_message_id', value ->> '$.topic_arn', value ->> '$.state'
+    value ->> '$.landing_sha256', value ->> '$.sns_message_id', value ->> '$.topic_arn', value ->> '$.state',
+    value ->> '$.signature'
 FROM json_each(:batch)
 WHERE TRUE
 ON CONFLICT (message_id) DO UPDATE SET
@@ -18,6 +19,7 @@ ON CONFLICT (message_id) DO UPDATE SET
     received_at = excluded.received_at,
     landing_sha256 = excluded.landing_sha256,
     state = excluded.state,
+    signature = excluded.signature,
     settled_at = NULL;
 
 -- name: record_units
@@ -96,6 +98,14 @@ WHERE
 -- name: states
 SELECT message_id, state FROM nodd_wal_deliveries
 WHERE message_id IN (SELECT value FROM json_each(:message_ids));
+
+-- name: verified
+SELECT message_id FROM nodd_wal_deliveries
+WHERE message_id IN (SELECT value FROM json_each(:message_ids)) AND signature = 'verified';
+
+-- name: taken_in
+SELECT message_id FROM nodd_wal_deliveries
+WHERE message_id IN (SELECT value FROM json_each(:message_ids)) AND signature IS DISTINCT FROM 'invalid';
 
 -- name: due_for_backoff
 SELECT delivery.message_id, delivery.queue, delivery.receipt_handle, max(record.next_attempt_at) AS next_attempt_at

@@ -1,0 +1,156 @@
+"""Certificates of SNS's signers: fetched once, kept in memory and in a folder, and the authorities that vouch for them.
+
+Belongs here: the requests, which follow no redirect and read a bounded answer, and the cache. Does not belong here:
+whether a certificate is good (`signatures.py`): the cache keeps only what that has found good, and asks again each
+time, so that whatever else stands in its folder is of no use to anybody.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+import certifi
+import requests
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.utils import CryptographyDeprecationWarning
+
+MAX_CERTIFICATE_BYTES = 64 * 1024
+"""A certificate has 2 kB; more is none."""
+MAX_CHAIN = 4
+"""Certificates below the authority: SNS's own and one issuer today."""
+MAX_KEPT = 32
+"""Files that the folder keeps; a region's certificate changes about once a year."""
+TIMEOUT_SECONDS = (3.0, 5.0)
+"""To connect, and between two parts of the answer: a tick has a minute for everything."""
+
+_ISSUER = re.compile(r"http://crt\.[a-z0-9]{1,20}\.amazontrust\.com/[a-z0-9]{1,20}\.cer")
+"""Where Amazon Trust Services publishes its issuing certificates; SNS's file holds its own certificate alone. Plain
+HTTP is the authority's choice (RFC 5280, 4.2.2.1): what comes is believed only as part of a chain."""
+_PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+
+Chain = tuple[x509.Certificate, ...]
+
+
+class CertificateUnavailableError(Exception):
+    """A certificate cannot be fetched now; the text says from where and why."""
+
+
+class Fetch(Protocol):
+    """Get the bytes at a URL, by one request. Raises CertificateUnavailableError."""
+
+    def __call__(self, url: str) -> bytes:
+        """Get them."""
+        ...
+
+
+class Certificates:
+    """The chains of signers, by URL."""
+
+    def __init__(self, folder: Path, *, fetch: Fetch | None = None) -> None:
+        self._folder = folder
+        self._fetch = fetch or get
+        self._kept: dict[str, Chain] = {}
+
+    def known(self, url: str) -> Chain | None:
+        """Return a chain that was found good before, here or by another process."""
+        if url not in self._kept:
+            with suppress(OSError, ValueError):
+                content = self._file(url).read_bytes()
+                self._kept[url] = _certificates(content)
+        return self._kept.get(url)
+
+    def fetch(self, url: str) -> Chain:
+        """Fetch a certificate and the issuers between it and an authority. Raises CertificateUnavailableError."""
+        try:
+            chain = list(_certificates(self._fetch(url)))
+            while len(chain) < MAX_CHAIN and (issuer := _issuer(chain[-1])) is not None:
+                chain.append(x509.load_der_x509_certificate(self._fetch(issuer)))
+        except ValueError:
+            raise CertificateUnavailableError(f"{url} answers with no certificate") from None
+        return tuple(chain)
+
+    def keep(self, url: str, chain: Chain) -> None:
+        """Keep a chain that was found good; a folder that cannot be written costs further requests, nothing else."""
+        if self._kept.get(url) == chain:
+            return
+        self._kept[url] = chain
+        with suppress(OSError):
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            new = self._file(url).with_suffix(f".{os.getpid()}")
+            new.write_bytes(b"".join(certificate.public_bytes(Encoding.PEM) for certificate in chain))
+            new.replace(self._file(url))
+            for old in sorted(self._folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)[MAX_KEPT:]:
+                old.unlink()
+
+    def _file(self, url: str) -> Path:
+        return self._folder / f"{hashlib.sha256(url.encode()).hexdigest()}.pem"
+
+
+def get(url: str) -> bytes:
+    """Get a small file by one request, which follows no redirect and carries no credentials."""
+    try:
+        with requests.Session() as session:
+            # A .netrc of the user's is no business of a public file.
+            session.auth = lambda request: request
+            with session.get(url, allow_redirects=False, stream=True, timeout=TIMEOUT_SECONDS) as answer:
+                status, content = answer.status_code, bytearray()
+                for part in answer.iter_content(MAX_CERTIFICATE_BYTES):
+                    content += part
+                    if len(content) > MAX_CERTIFICATE_BYTES:
+                        break
+    except (requests.RequestException, OSError) as error:
+        raise CertificateUnavailableError(f"{url} does not answer ({type(error).__name__})") from None
+    if status != requests.codes.ok:
+        raise CertificateUnavailableError(f"{url} answers {status}")
+    if len(content) > MAX_CERTIFICATE_BYTES:
+        raise CertificateUnavailableError(f"{url} answers with more than {MAX_CERTIFICATE_BYTES} bytes")
+    return bytes(content)
+
+
+@functools.cache
+def public_authorities() -> Chain:
+    """Return the authorities that browsers trust (certifi), but for those that the library cannot read."""
+    return _certificates(Path(certifi.where()).read_bytes())
+
+
+def authorities(file: Path) -> Chain:
+    """Read the authorities of a PEM file. Raises OSError, and ValueError where it holds none."""
+    return _certificates(file.read_bytes())
+
+
+def _certificates(content: bytes) -> Chain:
+    found: list[x509.Certificate] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CryptographyDeprecationWarning)
+        for block in _PEM.findall(content):
+            with suppress(ValueError):
+                found.append(x509.load_pem_x509_certificate(block))
+    if not found:
+        raise ValueError("no certificate")
+    return tuple(found)
+
+
+def _issuer(certificate: x509.Certificate) -> str | None:
+    """Return where a certificate's issuer is published, unless that is an authority already."""
+    if any(certificate.issuer == authority.subject for authority in public_authorities()):
+        return None
+    try:
+        access = certificate.extensions.get_extension_for_class(x509.AuthorityInformationAccess).value
+    except x509.ExtensionNotFound:
+        return None
+    published: Sequence[str] = [
+        description.access_location.value
+        for description in access
+        if description.access_method == x509.oid.AuthorityInformationAccessOID.CA_ISSUERS
+        and isinstance(description.access_location, x509.UniformResourceIdentifier)
+    ]
+    return next((url for url in published if _ISSUER.fullmatch(url)), None)

@@ -1,0 +1,477 @@
+"""Whether a message was sent by the topic that it names: whatever is forged is refused, and nothing else is."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kfm_dagster.contracts.issues import ParseIssue
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.notifications import authenticity, certificates
+from kfm_dagster.notifications.authenticity import MAX_FETCHES, Signatures
+from kfm_dagster.notifications.certificates import MAX_KEPT, Certificates, CertificateUnavailableError, get
+from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.notifications.verdict import Authenticity, Verdict
+from kfm_dagster.operators.message_parse import parse_message
+from kfm_dagster.settings import Environment, Settings, SnsVerify
+from kfm_dagster_tests.notifications import signing
+from kfm_dagster_tests.notifications.signing import (
+    AT,
+    FIELDS,
+    ISSUER_URL,
+    URL,
+    CertificateServer,
+    delivered,
+    notification,
+    sign,
+)
+
+CLAUSE = pytest.mark.clause("SEC-04")
+SIGNATURE = ("Signature", "SignatureVersion", "SigningCertURL")
+LOOPBACK = "http://127.0.0.1:4566"
+
+
+@pytest.fixture(autouse=True)
+def _public_authorities_are_the_tests_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (authenticity, certificates):
+        monkeypatch.setattr(module, "public_authorities", lambda: (signing.root().certificate,))
+
+
+def verifier(folder: Path, fetch: CertificateServer, **settings: Any) -> Signatures:
+    chosen = Settings(home=folder, sns_verify=SnsVerify.REQUIRE, **settings)
+    return Signatures(chosen, certificates=Certificates(folder / "certificates", fetch=fetch))
+
+
+def verdict(folder: Path, body: Any, fetch: CertificateServer | None = None, **settings: Any) -> Verdict:
+    [found] = verifier(folder, fetch or signing.server(), **settings).verdicts([delivered(body)])
+    return found
+
+
+@CLAUSE
+@pytest.mark.parametrize("version", ["1", "2"])
+@pytest.mark.parametrize(
+    "message",
+    [
+        notification(),
+        {name: value for name, value in notification().items() if name != "Subject"},
+        notification(Subject="Prüfung ☂", Message="Subject\nx\nMessageId\ny\n"),
+        notification(
+            Type="SubscriptionConfirmation", Token="2336", SubscribeURL="https://sns.us-east-1.amazonaws.com/?x"
+        ),
+        notification(
+            Type="UnsubscribeConfirmation", Token="2336", SubscribeURL="https://sns.us-east-1.amazonaws.com/?x"
+        ),
+    ],
+    ids=["notification", "no subject", "text", "subscription", "unsubscription"],
+)
+def test_what_a_topic_signed_is_verified(tmp_path: Path, message: dict[str, Any], version: str) -> None:
+    if message["Type"] != "Notification":
+        message = {name: value for name, value in message.items() if name != "Subject"}
+    body = sign(message, signing.signer(), version=version)
+    assert verdict(tmp_path, body).authenticity is Authenticity.VERIFIED
+    # What nobody signs may be anything.
+    assert verdict(tmp_path, body | {"UnsubscribeURL": "https://evil.example/"}).authenticity is Authenticity.VERIFIED
+
+
+@CLAUSE
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"Message": '{"Records": [1]}'},
+        {"MessageId": "another"},
+        {"Subject": "another"},
+        {"Subject": None},
+        {"Timestamp": "2025-04-02T22:11:00.001Z"},
+        {"TopicArn": "arn:aws:sns:us-east-1:123901341784:NewGOES18Object"},
+        {"Type": "SubscriptionConfirmation", "Token": "1", "SubscribeURL": "https://sns.us-east-1.amazonaws.com/"},
+        {"SignatureVersion": "2"},
+        {"SignatureVersion": "3"},
+        {"SignatureVersion": 1},
+        {"SignatureVersion": None},
+        {"Signature": ""},
+        {"Signature": "elided"},
+        {"Signature": "QUJD"},
+        {"Signature": "QUJD" * 1000},
+        {"Signature": 7},
+        {"Message": None},
+        {"Message": {"Records": []}},
+        {"Timestamp": "yesterday"},
+        {"TopicArn": "arn:aws:sns:us-east-1.evil.example/:123901341784:NewGOES19Object"},
+        # The signed text stays as it is; it is only cut into other fields.
+        {"MessageId": notification()["MessageId"] + "\nSubject\nAmazon S3 Notification", "Subject": None},
+    ],
+    ids=str,
+)
+def test_a_forged_field_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    body = {
+        name: value for name, value in (sign(notification(), signing.signer()) | change).items() if value is not None
+    }
+    found = verdict(tmp_path, body)
+    assert found.authenticity is Authenticity.INVALID
+    assert 0 < len(found.detail) < 500
+
+
+@CLAUSE
+@pytest.mark.parametrize(
+    "url",
+    [
+        URL.replace("https", "http"),
+        URL.replace("us-east-1", "eu-west-1"),  # AWS, and not this topic's region
+        URL.replace("sns.us-east-1", "sns.evil"),
+        URL.replace(".com/", ".com.evil.com/"),
+        URL.replace("https://", "https://sns.us-east-1.amazonaws.com@evil.com/"),
+        URL.replace("https://", "https://evil.com#@"),
+        URL.replace("https://", "https://user@"),
+        URL.replace(".com/", ".com:8443/"),
+        URL.replace(".com/", ".com./"),
+        URL.replace(".com/", ".com\\@evil.com/"),
+        URL.replace("sns.us-east-1.amazonaws.com", "s3.amazonaws.com/bucket"),
+        URL.replace("sns.", "xsns."),
+        URL.replace("sns.", "SNS."),
+        URL.replace("sns.us", "sns-us"),
+        URL.replace("/Simple", "/../Simple"),
+        URL.replace(".pem", ".pem?x"),
+        URL.replace(".pem", ".pem#x"),
+        URL + "\n",
+        " " + URL,
+        "https://sns.us-east-1.amazonaws.com/other.pem",
+        "https://sns.us-east-1.amazonaws.com.cn" + URL.partition(".com")[2],
+        "http://127.0.0.1:4566" + URL.partition(".com")[2],
+        "file:///etc/ssl/SimpleNotificationService-0.pem",
+        "",
+        7,
+    ],
+)
+def test_a_certificate_from_anywhere_else_is_not_even_fetched(tmp_path: Path, url: Any) -> None:
+    forger = signing.signer()
+    fetch = CertificateServer(files={str(url): forger.pem, URL: forger.pem, ISSUER_URL: signing.intermediate().der})
+    body = sign(notification(), forger, url=url)
+    assert verdict(tmp_path, body, fetch).authenticity is Authenticity.INVALID
+    assert fetch.asked == []
+
+
+@CLAUSE
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"end": AT - timedelta(seconds=1)}, "valid"),
+        ({"start": AT + timedelta(seconds=1)}, "valid"),
+        ({"names": ["sns.evil.com"]}, "sns.evil.com"),
+        ({"names": ["s3.amazonaws.com"]}, "s3.amazonaws.com"),
+        ({"names": ["*.amazonaws.com"]}, "amazonaws.com"),
+        ({"names": ["sns.eu-west-1.amazonaws.com"]}, "eu-west-1"),
+        ({"names": []}, "not of"),
+        ({"by": None}, "no authority"),
+        ({"by": signing.issue("other", authority=True)}, "no authority"),
+        ({"by": signing.issue("leaf", by=signing.root(), names=["sns.amazonaws.com"])}, "no authority"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_certificate_that_is_not_snss_at_that_time_is_refused(
+    tmp_path: Path, changes: dict[str, Any], why: str
+) -> None:
+    own = signing.signer(**changes)
+    issuer = changes.get("by") or signing.intermediate()
+    fetch = CertificateServer(files={URL: own.pem, ISSUER_URL: issuer.der})
+    found = verdict(tmp_path, sign(notification(), own), fetch)
+    assert found.authenticity is Authenticity.INVALID
+    assert why in found.detail
+    assert not (tmp_path / "certificates").exists(), "only what is good is kept"
+
+
+@CLAUSE
+@pytest.mark.parametrize(("second", "expected"), [(0, Authenticity.VERIFIED), (1, Authenticity.INVALID)])
+def test_dates_are_held_against_the_messages_own_time(tmp_path: Path, second: int, expected: Authenticity) -> None:
+    # A year and a half before this release: on the day of the message, and not today, it has to be valid.
+    own = signing.signer(start=AT - timedelta(days=1), end=AT)
+    at = (AT + timedelta(seconds=second)).isoformat()
+    fetch = CertificateServer(files={URL: own.pem, ISSUER_URL: signing.intermediate().der})
+    assert verdict(tmp_path, sign(notification(Timestamp=at), own), fetch).authenticity is expected
+
+
+@CLAUSE
+@pytest.mark.parametrize(
+    ("region", "partition", "name"),
+    [
+        ("eu-west-1", "aws", "sns.amazonaws.com"),
+        ("us-east-1", "aws", "sns.us-east-1.amazonaws.com"),
+        ("af-south-1", "aws", "sns-signing.af-south-1.amazonaws.com"),
+        ("cn-north-1", "aws-cn", "sns-cn-north-1.amazonaws.com.cn"),
+        ("us-gov-east-1", "aws-us-gov", "sns-us-gov-west-1.amazonaws.com"),
+    ],
+)
+def test_every_regions_own_name_is_known(tmp_path: Path, region: str, partition: str, name: str) -> None:
+    suffix = ".cn" if partition == "aws-cn" else ""
+    url = f"https://sns.{region}.amazonaws.com{suffix}" + URL.partition(".com")[2]
+    own = signing.signer(names=[name])
+    fetch = CertificateServer(files={url: own.pem, ISSUER_URL: signing.intermediate().der})
+    body = sign(notification(TopicArn=f"arn:{partition}:sns:{region}:123456789012:topic"), own, url=url)
+    assert verdict(tmp_path, body, fetch).authenticity is Authenticity.VERIFIED
+
+
+@CLAUSE
+def test_an_extra_authority_vouches_for_its_own_url_alone(tmp_path: Path) -> None:
+    extra = signing.issue("extra", authority=True)
+    file = tmp_path / "extra.pem"
+    file.write_bytes(extra.pem)
+    own, aws = signing.signer(by=extra, issuer_url=None), signing.signer()
+    here = LOOPBACK + URL.partition(".com")[2]
+    trust = {"sns_trusted_url": LOOPBACK, "sns_trusted_ca": file}
+
+    def found(by: signing.Issued, url: str, **settings: Any) -> Authenticity:
+        fetch = CertificateServer(files={url: by.pem, ISSUER_URL: signing.intermediate().der})
+        return verdict(tmp_path / "home", sign(notification(), by, url=url), fetch, **settings).authenticity
+
+    assert found(own, here) is Authenticity.INVALID, "nothing but the settings makes loopback trusted"
+    assert found(own, URL, **trust) is Authenticity.INVALID
+    assert found(aws, here, **trust) is Authenticity.INVALID
+    assert found(own, here.replace("4566/", "45660/"), **trust) is Authenticity.INVALID
+    assert found(own, here, **trust) is Authenticity.VERIFIED
+    assert found(aws, URL, **trust) is Authenticity.VERIFIED
+
+
+@CLAUSE
+def test_half_an_extra_authority_and_an_unreadable_one_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "ca.pem"
+    file.write_text("no certificate")
+    for settings in (
+        {"sns_trusted_url": LOOPBACK},
+        {"sns_trusted_ca": file},
+        {"sns_trusted_url": LOOPBACK, "sns_trusted_ca": file},
+        {"sns_trusted_url": LOOPBACK, "sns_trusted_ca": tmp_path / "missing"},
+    ):
+        with pytest.raises(ConfigurationError):
+            verifier(tmp_path, signing.server(), **settings)
+
+
+@CLAUSE
+def test_one_fetch_serves_all_messages_and_processes(tmp_path: Path) -> None:
+    fetch = signing.server()
+    body = sign(notification(), signing.signer())
+    fetch.files[URL] = signing.signer().pem
+    messages = [delivered(body, message_id=f"sqs-{number}") for number in range(50)]
+    first = verifier(tmp_path, fetch)
+    assert {found.authenticity for found in first.verdicts(messages)} == {Authenticity.VERIFIED}
+    assert {found.authenticity for found in first.verdicts(messages)} == {Authenticity.VERIFIED}
+    second = verifier(tmp_path, CertificateServer(files={}, down=True))
+    assert {found.authenticity for found in second.verdicts(messages)} == {Authenticity.VERIFIED}
+    assert fetch.asked == [URL, ISSUER_URL]
+    assert ((tmp_path / "certificates").stat().st_mode & 0o777) == 0o700
+
+
+@CLAUSE
+def test_a_forger_gains_nothing_by_writing_into_the_kept_certificates(tmp_path: Path) -> None:
+    forger = signing.signer(by=signing.issue("other", authority=True))
+    verifier(tmp_path, signing.server()).verdicts([delivered(sign(notification(), signing.signer()))])
+    [kept] = (tmp_path / "certificates").iterdir()
+    kept.write_bytes(forger.pem + signing.issue("other", authority=True).pem)
+    fetch = CertificateServer(files={}, down=True)
+    assert verdict(tmp_path, sign(notification(), forger), fetch).authenticity is Authenticity.INVALID
+
+
+@CLAUSE
+def test_kept_certificates_are_bounded(tmp_path: Path) -> None:
+    kept = Certificates(tmp_path / "certificates", fetch=signing.server())
+    for number in range(MAX_KEPT + 5):
+        kept.keep(f"{URL}{number}", (signing.root().certificate,))
+    assert len(list((tmp_path / "certificates").iterdir())) == MAX_KEPT
+
+
+@CLAUSE
+def test_a_certificate_that_cannot_be_fetched_leaves_the_message_without_a_verdict(tmp_path: Path) -> None:
+    own = signing.signer()
+    body = sign(notification(), own)
+    fetch = CertificateServer(files={URL: own.pem, ISSUER_URL: signing.intermediate().der}, down=True)
+    checked = verifier(tmp_path, fetch)
+    assert checked.verdicts([delivered(body)])[0].authenticity is Authenticity.UNKNOWN
+    fetch.down = False
+    del fetch.files[ISSUER_URL]
+    assert checked.verdicts([delivered(body)])[0].authenticity is Authenticity.UNKNOWN
+    fetch.files = {URL: b"<html>sign in to the hotel's network</html>", ISSUER_URL: b"?"}
+    assert checked.verdicts([delivered(body)])[0].authenticity is Authenticity.UNKNOWN
+    fetch.files = {URL: own.pem, ISSUER_URL: signing.intermediate().der}
+    assert checked.verdicts([delivered(body)])[0].authenticity is Authenticity.VERIFIED
+
+
+@CLAUSE
+def test_an_issuer_is_fetched_from_the_authoritys_own_hosts_alone(tmp_path: Path) -> None:
+    for url in (
+        "http://169.254.169.254/latest",
+        "http://crt.evil.com/r2m01.cer",
+        "http://crt.a.amazontrust.com@e/x.cer",
+    ):
+        own = signing.signer(issuer_url=url)
+        fetch = CertificateServer(files={URL: own.pem, url: signing.intermediate().der})
+        assert verdict(tmp_path, sign(notification(), own), fetch).authenticity is Authenticity.INVALID
+        assert fetch.asked == [URL]
+
+
+@CLAUSE
+def test_forged_certificate_names_cost_a_batch_a_bounded_number_of_requests(tmp_path: Path) -> None:
+    fetch = signing.server()
+    own = signing.signer()
+    fetch.files[URL] = own.pem
+    forged = [
+        delivered(sign(notification(), own, url=URL.replace("0a1b", f"{number:04x}")), message_id=f"forged-{number}")
+        for number in range(40)
+    ]
+    good = [delivered(sign(notification(), own), message_id=f"good-{number}") for number in range(2)]
+    found = verifier(tmp_path, fetch).verdicts([*forged, *good])
+    assert [one.authenticity for one in found[-2:]] == [Authenticity.VERIFIED] * 2
+    assert {one.authenticity for one in found[:-2]} == {Authenticity.UNKNOWN}
+    assert len(fetch.asked) <= MAX_FETCHES + 1
+
+
+@CLAUSE
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ('{"Records": []}', ParseIssue.SIGNATURE_INVALID),
+        (json.dumps(notification()), ParseIssue.SIGNATURE_INVALID),
+        ("{", ParseIssue.MALFORMED_JSON),
+        ('{"Type": "Other"}', ParseIssue.UNSUPPORTED_SCHEMA_VERSION),
+        ('{"Type": ["Notification"]}', ParseIssue.MISSING_REQUIRED_FIELD),
+    ],
+)
+def test_what_nobody_signed_gives_no_unit(
+    tmp_path: Path, contracts: ContractRegistry, body: str, code: ParseIssue
+) -> None:
+    message = delivered(body)
+    found = verdict(tmp_path, body)
+    parsed = parse_message(message, registry=contracts, queue="q", verdict=found)
+    assert [entry.code for entry in parsed.rejections] == [code]
+    assert (parsed.envelopes, parsed.ignored) == ((), ())
+
+
+@CLAUSE
+@given(
+    st.one_of(
+        st.text(),
+        st.fixed_dictionaries(
+            {"Type": st.sampled_from(["Notification", "SubscriptionConfirmation", "x"])},
+            optional={
+                name: st.one_of(st.text(), st.none(), st.integers(), st.just(URL), st.just(signing.TOPIC), st.just("1"))
+                for name in (*FIELDS["SubscriptionConfirmation"], *SIGNATURE, "Subject")
+                if name != "Type"
+            },
+        ).map(json.dumps),
+    )
+)
+def test_no_body_that_was_not_signed_is_ever_verified(tmp_path_factory: pytest.TempPathFactory, body: str) -> None:
+    found = verdict(tmp_path_factory.getbasetemp(), body)
+    assert found.authenticity in {Authenticity.INVALID, Authenticity.UNCHECKED, Authenticity.UNKNOWN}
+
+
+@CLAUSE
+def test_the_captures_cannot_be_verified_offline(tmp_path: Path, shared_data: Path) -> None:
+    """Their certificates are not among them, and some of their signatures are elided: none is ever taken for good."""
+    fetch = CertificateServer(files={}, down=True)
+    captures = sorted((shared_data / "messages").glob("*sns_envelope*.json"))
+    assert captures
+    for capture in captures:
+        found = verdict(tmp_path, capture.read_text(), fetch)
+        assert found.authenticity in {Authenticity.UNKNOWN, Authenticity.INVALID}, capture.name
+
+
+@CLAUSE
+@pytest.mark.parametrize(
+    ("env", "endpoint", "expected"),
+    [
+        (Environment.DEV, None, True),
+        (Environment.PROD, None, True),
+        (Environment.DEV, LOOPBACK, False),
+        (Environment.STAGE, LOOPBACK, False),
+        (Environment.PROD, LOOPBACK, True),
+        (Environment.DEV, "https://vpce-1.sqs.us-east-1.vpce.amazonaws.com", True),
+        (Environment.DEV, "https://sqs.us-east-1.amazonaws.com.evil.com", False),
+    ],
+)
+def test_signatures_are_required_in_prod_and_wherever_the_queue_is_awss(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, env: Environment, endpoint: str | None, expected: bool
+) -> None:
+    for name in ("KFM_SNS_VERIFY", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_SQS", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"):
+        monkeypatch.delenv(name, raising=False)
+    if endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    assert Settings(home=tmp_path, env=env).verifies_signatures is expected
+    assert Settings(home=tmp_path, env=env, sns_verify=SnsVerify.REQUIRE).verifies_signatures
+    assert not Settings(home=tmp_path, env=env, sns_verify=SnsVerify.OFF).verifies_signatures
+    monkeypatch.setenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true")
+    assert Settings(home=tmp_path, env=env).verifies_signatures
+
+
+@CLAUSE
+def test_off_takes_everything_and_keeps_what_was_verified_before(tmp_path: Path) -> None:
+    fetch = signing.server()
+    checked = Signatures(
+        Settings(home=tmp_path, sns_verify=SnsVerify.OFF), certificates=Certificates(tmp_path, fetch=fetch)
+    )
+    messages = [SqsMessage(message_id="known", body="{}"), SqsMessage(message_id="new", body="{}")]
+    found = checked.verdicts(messages, verified={"known"})
+    assert [one.authenticity for one in found] == [Authenticity.VERIFIED, Authenticity.UNCHECKED]
+    assert fetch.asked == []
+
+
+class _Site(http.server.BaseHTTPRequestHandler):
+    """Redirects, and answers of every kind."""
+
+    def do_GET(self) -> None:
+        self.server.asked.append((self.path, dict(self.headers)))  # type: ignore[attr-defined]
+        if self.path == "/redirect":
+            self.send_response(302)
+            self.send_header("Location", self.server.elsewhere)  # type: ignore[attr-defined]
+            self.end_headers()
+            return
+        self.send_response(404 if self.path == "/missing" else 200)
+        self.end_headers()
+        self.wfile.write(b"x" * (certificates.MAX_CERTIFICATE_BYTES + (self.path == "/large")))
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def sites() -> Iterator[tuple[http.server.HTTPServer, http.server.HTTPServer]]:
+    started = []
+    for _ in range(2):
+        site = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Site)
+        site.asked = []  # type: ignore[attr-defined]
+        threading.Thread(target=site.serve_forever, daemon=True).start()
+        started.append(site)
+    first, second = started
+    first.elsewhere = f"http://127.0.0.1:{second.server_port}/certificate"  # type: ignore[attr-defined]
+    yield first, second
+    for site in started:
+        site.shutdown()
+        site.server_close()
+
+
+@pytest.mark.clause("SEC-04", "SEC-06")
+def test_the_fetch_follows_no_redirect_and_reads_no_more_than_a_certificate(
+    sites: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = sites
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login user password secret\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    base = f"http://127.0.0.1:{first.server_port}"
+    assert len(get(f"{base}/certificate")) == certificates.MAX_CERTIFICATE_BYTES
+    for path, why in (("/redirect", "302"), ("/missing", "404"), ("/large", "more than")):
+        with pytest.raises(CertificateUnavailableError, match=why):
+            get(base + path)
+    assert second.asked == []
+    assert not any("Authorization" in headers for _, headers in first.asked)
+    first.shutdown()
+    first.server_close()
+    with pytest.raises(CertificateUnavailableError, match="does not answer"):
+        get(f"{base}/certificate")
