@@ -18,14 +18,13 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol
 
-import obstore
 from obstore.exceptions import BaseError
-from obstore.store import ObjectStore
 
 from kfm_dagster.contracts.issues import StacIssue
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.seams import Seam, carried, reach
 from kfm_dagster.storage.objects import open_store
+from kfm_dagster.storage.s3 import Store
 
 STAGING = ".staging"
 FSYNC_LIMIT = 16
@@ -214,7 +213,7 @@ class _StagedInFolder:
 class ObjectStorePublisher:
     """The catalog as objects of a bucket."""
 
-    def __init__(self, store: ObjectStore) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
 
     def read(self, paths: Sequence[str]) -> Mapping[str, bytes]:
@@ -231,7 +230,7 @@ class ObjectStorePublisher:
     def names(self, folder: str) -> Sequence[str]:
         """Return the names of the objects below a prefix, without those deeper down."""
         try:
-            found = obstore.list_with_delimiter(self._store, folder)
+            found = self._store.list_with_delimiter(folder)
         except (BaseError, OSError) as error:
             raise _storage_unavailable(error) from error
         return [entry["path"].rpartition("/")[2] for entry in found["objects"]]
@@ -244,7 +243,7 @@ class ObjectStorePublisher:
     def _delete(self, path: str) -> None:
         try:
             reach(Seam.CATALOG_REMOVE_BEFORE)
-            obstore.delete(self._store, path)
+            self._store.delete(path)
             reach(Seam.CATALOG_REMOVE_AFTER)
         except FileNotFoundError:
             return
@@ -253,7 +252,7 @@ class ObjectStorePublisher:
 
     def _get(self, path: str) -> bytes | None:
         try:
-            return obstore.get(self._store, path).bytes().to_bytes()
+            return bytes(self._store.get(path).bytes())
         except FileNotFoundError:
             return None
         except (BaseError, OSError) as error:
@@ -261,7 +260,7 @@ class ObjectStorePublisher:
 
 
 class _StagedInMemory:
-    def __init__(self, store: ObjectStore, files: Mapping[str, bytes]) -> None:
+    def __init__(self, store: Store, files: Mapping[str, bytes]) -> None:
         self._store = store
         self._files = files
 
@@ -277,7 +276,7 @@ class _StagedInMemory:
     def _put(self, path: str) -> PublishError | None:
         try:
             reach(Seam.CATALOG_PROMOTE_BEFORE)
-            obstore.put(self._store, path, self._files[path], attributes={"Content-Type": "application/json"})
+            self._store.put(path, self._files[path], attributes={"Content-Type": "application/json"})
             reach(Seam.CATALOG_PROMOTE_AFTER)
         except (BaseError, OSError) as error:
             return _storage_unavailable(error)

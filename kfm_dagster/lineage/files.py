@@ -13,7 +13,6 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
-import obstore
 from obstore.exceptions import BaseError
 
 from kfm_dagster.seams import Seam, reach
@@ -104,9 +103,9 @@ class BucketFiles:
     def publish(self, href: str, content: bytes) -> None:
         """PUT the file."""
         reach(Seam.LINEAGE_PUBLISH_BEFORE)
-        obstore.put(self._store, href, content)
+        self._store.put(href, content)
         reach(Seam.LINEAGE_PUBLISH_AFTER)
 
     def read(self, href: str) -> bytes:
         """Return a published file."""
-        return bytes(obstore.get(self._store, href).bytes())
+        return bytes(self._store.get(href).bytes())

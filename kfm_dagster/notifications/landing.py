@@ -15,15 +15,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 
-import obstore
 import orjson
 from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
-from obstore.store import ObjectStore
 
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ArtifactError, DependencyUnavailableError
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.seams import Seam, reach
+from kfm_dagster.storage.s3 import Store, reason
 
 MAX_BATCH_BYTES = 1024**3
 """A landed batch is not unpacked beyond this: a corrupted file must not fill the memory."""
@@ -43,7 +42,7 @@ class LandedBatch:
 class Landing:
     """Lands batches in a store of ours. Nothing is ever overwritten or deleted."""
 
-    def __init__(self, store: ObjectStore) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
 
     def land(self, messages: Sequence[SqsMessage]) -> LandedBatch:
@@ -57,7 +56,7 @@ class Landing:
         with _answering():
             reach(Seam.LANDING_PUT_BEFORE)
             with suppress(AlreadyExistsError):  # the same bytes: landing is idempotent
-                obstore.put(self._store, _uri(digest), gzip.compress(content, mtime=0), mode="create")
+                self._store.put(_uri(digest), gzip.compress(content, mtime=0), mode="create")
             reach(Seam.LANDING_PUT_AFTER)
         return LandedBatch(digest=digest, uri=_uri(digest), count=len(lines))
 
@@ -67,7 +66,7 @@ class Landing:
             raise ArtifactError("a landed batch has no such digest", observed=digest[:80], expected="sha256:<64 hex>")
         try:
             with _answering():
-                packed = bytes(obstore.get(self._store, _uri(digest)).bytes())
+                packed = bytes(self._store.get(_uri(digest)).bytes())
         except (FileNotFoundError, NotFoundError):
             raise ArtifactError("a landed batch is gone", observed=_uri(digest)) from None
         content = _unpacked(packed)
@@ -87,7 +86,7 @@ def _answering() -> Iterator[None]:
         raise
     except BaseError as error:
         raise DependencyUnavailableError(
-            "the landing zone does not answer", observed=type(error).__name__, next_step="check KFM_STORAGE_URL"
+            "the landing zone does not answer", observed=reason(error), next_step="check KFM_STORAGE_URL"
         ) from error
 
 

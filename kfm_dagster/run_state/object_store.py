@@ -15,15 +15,14 @@ from contextlib import contextmanager
 from datetime import datetime
 from urllib.parse import quote
 
-import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
-from obstore.store import ObjectStore
 
 from kfm_dagster.errors import DependencyUnavailableError
 from kfm_dagster.run_state.record import Outcome, RunState, RunStateError
 from kfm_dagster.run_state.store import by_outcome, is_kept
 from kfm_dagster.run_state.writes import count_write
 from kfm_dagster.storage.database import Transaction
+from kfm_dagster.storage.s3 import Store, reason
 
 FOLDER = "_run_state"
 READERS = 16
@@ -33,7 +32,7 @@ READERS = 16
 class ObjectRunState:
     """Run-state of one branch in an obstore store."""
 
-    def __init__(self, store: ObjectStore, *, branch: str) -> None:
+    def __init__(self, store: Store, *, branch: str) -> None:
         self._store = store
         self._branch = branch
         self._root = f"{branch}/{FOLDER}"
@@ -45,7 +44,7 @@ class ObjectRunState:
     def of_run(self, run_id: str) -> Sequence[RunState]:
         """Return every node's record of a run, in the order they were written."""
         with _answering():
-            nodes = obstore.list_with_delimiter(self._store, self._root)["common_prefixes"]
+            nodes = self._store.list_with_delimiter(self._root)["common_prefixes"]
         found = self._read_all(self._path(node.rstrip("/").rpartition("/")[2], run_id) for node in nodes)
         return sorted(found, key=lambda state: (state.recorded_at, state.dataset_id))
 
@@ -77,17 +76,17 @@ class ObjectRunState:
         with _answering():
             try:
                 # Created where there is none, so that a skip and a success that race for the first place both know.
-                obstore.put(self._store, path, content, mode="create")
+                self._store.put(path, content, mode="create")
             except AlreadyExistsError:
                 if is_kept(self._read(path), record):
                     return
-                obstore.put(self._store, path, content)
+                self._store.put(path, content)
         count_write(record.outcome)
 
     def _read(self, path: str) -> RunState | None:
         with _answering():
             try:
-                content = bytes(obstore.get(self._store, path).bytes())
+                content = bytes(self._store.get(path).bytes())
             except (FileNotFoundError, NotFoundError):
                 return None
         try:
@@ -101,7 +100,7 @@ class ObjectRunState:
 
     def _all(self) -> Iterator[RunState]:
         with _answering():
-            paths = [meta["path"] for page in obstore.list(self._store, self._root) for meta in page]
+            paths = [meta["path"] for page in self._store.list(self._root) for meta in page]
         return self._read_all(path for path in paths if path.endswith(".json"))
 
     def _read_all(self, paths: Iterable[str]) -> Iterator[RunState]:
@@ -116,5 +115,5 @@ def _answering() -> Iterator[None]:
         yield
     except (BaseError, FileNotFoundError) as error:  # a bucket that is not there is no empty one
         raise DependencyUnavailableError(
-            "the run-state store does not answer", observed=type(error).__name__, next_step="check KFM_RUN_STATE"
+            "the run-state store does not answer", observed=reason(error), next_step="check KFM_RUN_STATE"
         ) from error

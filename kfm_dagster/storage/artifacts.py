@@ -10,7 +10,6 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-import obstore
 from obstore.exceptions import AlreadyExistsError
 
 from kfm_dagster.errors import ArtifactError
@@ -38,14 +37,14 @@ class Artifacts:
         path = f"{self._folder}/{digest[:2]}/{digest}.{suffix}"
         reach(Seam.ARTIFACT_PUT_BEFORE)
         with contextlib.suppress(AlreadyExistsError):
-            obstore.put(self._store, path, content, mode="create")
+            self._store.put(path, content, mode="create")
         reach(Seam.ARTIFACT_PUT_AFTER)
         return ArtifactReference(uri=path, sha256=digest)
 
     def get(self, reference: ArtifactReference) -> bytes:
         """Return the bytes. Raises ArtifactError when they are gone or are not the ones that were stored."""
         try:
-            content = bytes(obstore.get(self._store, reference.uri).bytes())
+            content = bytes(self._store.get(reference.uri).bytes())
         except FileNotFoundError:
             raise ArtifactError(observed=f"{reference.uri} is gone", next_step="run the node again") from None
         found = hashlib.sha256(content).hexdigest()

@@ -20,11 +20,11 @@ from typing import Protocol
 
 import obstore
 from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, UnauthenticatedError
-from obstore.store import ObjectStore
 
 from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.errors import KfmError
 from kfm_dagster.seams import Seam, reach
+from kfm_dagster.storage.s3 import Fetched, RedirectRefusedError, Store
 
 SINGLE_PART_BYTES = 8 * 1024 * 1024
 """Up to this size an upload is one part (AWS CLI `multipart_threshold`), so its ETag is the MD5 of its bytes."""
@@ -47,9 +47,9 @@ _READ = (Seam.OBJECT_READ_BEFORE, Seam.OBJECT_READ_AFTER)
 class ObjectReadError(KfmError):
     """An object cannot be read."""
 
-    def __init__(self, code: IntegrityIssue, uri: str, why: str) -> None:
+    def __init__(self, code: IntegrityIssue, uri: str, why: str, *, next_step: str | None = None) -> None:
         self.code = code
-        super().__init__(f"{uri} cannot be read", observed=why)
+        super().__init__(f"{uri} cannot be read", observed=why, next_step=next_step)
 
 
 class UndeclaredObjectError(ObjectReadError):
@@ -88,7 +88,7 @@ class ObjectHandle(Protocol):
 class RemoteObject:
     """An object in an object store."""
 
-    def __init__(self, store: ObjectStore, *, uri: str, key: str, size: int | None) -> None:
+    def __init__(self, store: Store, *, uri: str, key: str, size: int | None) -> None:
         self._store = store
         self._key = key
         self._uri = uri
@@ -108,13 +108,13 @@ class RemoteObject:
     def head(self) -> ObjectHead:
         """One HEAD request."""
         with request(self._uri, *_HEAD):
-            return self._understood(obstore.get(self._store, self._key, options={"head": True}))
+            return self._understood(self._store.get(self._key, options={"head": True}))
 
     def probe(self, length: int) -> tuple[ObjectHead, bytes]:
         """One ranged GET; an empty object, which has no range, costs a HEAD besides."""
         try:
             with request(self._uri, *_HEAD):
-                found = obstore.get(self._store, self._key, options={"range": (0, length)})
+                found = self._store.get(self._key, options={"range": (0, length)})
                 head = self._understood(found)
                 self._first = bytes(found.bytes())
         except _EmptyRangeError:
@@ -130,13 +130,13 @@ class RemoteObject:
             return self._first[start:stop]
         try:
             with request(self._uri, *_READ):
-                return bytes(obstore.get_range(self._store, self._key, start=start, end=stop))
+                return bytes(self._store.get_range(self._key, start=start, end=stop))
         except _EmptyRangeError:
             # Transient, because the next attempt begins with integrity-check, which will see the new size.
             why = "the object became shorter while it was read"
             raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, self._uri, why) from None
 
-    def _understood(self, found: obstore.GetResult) -> ObjectHead:
+    def _understood(self, found: obstore.GetResult | Fetched) -> ObjectHead:
         meta = found.meta
         self._size = meta["size"]
         etag, content_type = meta["e_tag"], found.attributes.get("Content-Type")
@@ -162,6 +162,9 @@ def request(uri: str, before: Seam, after: Seam) -> Iterator[None]:
         reach(before)
         yield
         reach(after)
+    except RedirectRefusedError as refused:
+        why, step = str(refused), refused.next_step
+        raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, uri, why, next_step=step) from None
     except (FileNotFoundError, NotFoundError):
         raise ObjectReadError(IntegrityIssue.MISSING_OBJECT, uri, "there is no such object") from None
     except (PermissionError, PermissionDeniedError, UnauthenticatedError):

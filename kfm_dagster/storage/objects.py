@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import obstore
-from obstore.store import AzureStore, GCSStore, LocalStore, ObjectStore, S3Store
+from obstore.store import AzureStore, GCSStore, LocalStore
 
 from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.contracts.key_grammar import InvalidKeyTimeError, KeyGrammarReader, KeyKind, is_safe_key
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.seams import Seam
+from kfm_dagster.settings import LOOPBACK_HOSTS
 from kfm_dagster.storage.object_handle import (
     FolderObject,
     ObjectHandle,
@@ -34,6 +34,7 @@ from kfm_dagster.storage.object_handle import (
     is_inside,
     request,
 )
+from kfm_dagster.storage.s3 import S3Bucket, Store
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
@@ -75,7 +76,7 @@ class ObjectStores:
         self._anonymous = anonymous
         self._request_seconds = request_seconds
         self._lock = threading.Lock()
-        self._stores: dict[tuple[str, str], ObjectStore] = {}
+        self._stores: dict[tuple[str, str], Store] = {}
         self._grammars: dict[str, KeyGrammarReader] = {}
 
     def open(self, contract: DatasetContract, uri: str, *, size: int | None = None) -> ObjectHandle:
@@ -127,9 +128,7 @@ class ObjectStores:
                 account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
                 return f"https://{account}.blob.core.windows.net/{bucket}" if account else None
             case "aws":
-                endpoint = _s3_endpoint() or f"https://s3.{contract.storage.region}.amazonaws.com"
-                _plain_http(endpoint)
-                return f"{endpoint.rstrip('/')}/{bucket}"
+                return f"{_endpoint_of(contract.storage.region)}/{bucket}"
 
     def _declared(self, contract: DatasetContract, uri: str) -> tuple[str, str]:
         scheme, _, rest = uri.partition("://")
@@ -146,14 +145,14 @@ class ObjectStores:
             found = self._grammars[contract.id] = KeyGrammarReader(contract)
         return found
 
-    def _store(self, contract: DatasetContract, bucket: str) -> ObjectStore:
+    def _store(self, contract: DatasetContract, bucket: str) -> Store:
         name = (contract.storage.provider, bucket)
         with self._lock:
             if name not in self._stores:
                 self._stores[name] = self._connect(contract, bucket)
             return self._stores[name]
 
-    def _connect(self, contract: DatasetContract, bucket: str) -> ObjectStore:
+    def _connect(self, contract: DatasetContract, bucket: str) -> Store:
         options = _client_options(self._request_seconds)
         retry = _retries(self._request_seconds)
         unsigned: dict[str, Any] = {"skip_signature": True} if self._anonymous else {}
@@ -163,7 +162,12 @@ class ObjectStores:
             case "azure":  # the account comes from AZURE_STORAGE_ACCOUNT_NAME
                 return AzureStore(bucket, client_options=options, retry_config=retry, **unsigned)
             case "aws":
-                return _s3(bucket, region=contract.storage.region, seconds=self._request_seconds, **unsigned)
+                return _s3(
+                    bucket,
+                    region=contract.storage.region,
+                    seconds=self._request_seconds,
+                    anonymous=self._anonymous,
+                )
 
     def _listed(self, contract: DatasetContract, bucket: str, prefix: str) -> Iterator[tuple[str, ListedObject]]:
         # Stores list whole path segments, so a prefix that ends inside one is its folder from an offset on.
@@ -172,8 +176,8 @@ class ObjectStores:
             if self._root is not None:
                 yield from _listed_folder(self._root / bucket, bucket, prefix)
                 return
-            pages = obstore.list(
-                self._store(contract, bucket), prefix=folder, offset=prefix if partial else None, chunk_size=1000
+            pages = self._store(contract, bucket).list(
+                prefix=folder, offset=prefix if partial else None, chunk_size=1000
             )
             for page in pages:
                 for meta in page:
@@ -194,12 +198,12 @@ class ObjectStores:
                     )
 
 
-def open_store(location: str) -> ObjectStore:
+def open_store(location: str) -> Store:
     """Open the store of our own files: a folder, made if need be, or s3://bucket/prefix. Raises ConfigurationError."""
     if location.startswith("s3://"):
         bucket, _, prefix = location.removeprefix("s3://").strip("/").partition("/")
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
-        return _s3(bucket, region=region, seconds=REQUEST_SECONDS, prefix=prefix or None)
+        return _s3(bucket, region=region, seconds=REQUEST_SECONDS, prefix=prefix)
     if "://" in location:
         raise ConfigurationError(
             "KFM_STORAGE_URL has an unknown scheme",
@@ -239,17 +243,16 @@ def _listed_folder(root: Path, bucket: str, prefix: str) -> Iterator[tuple[str, 
                 )
 
 
-def _s3(bucket: str, *, region: str, seconds: float, **more: Any) -> S3Store:
-    endpoint = _s3_endpoint()
-    if endpoint:
-        more["endpoint"] = endpoint
-    return S3Store(
-        bucket,
-        region=region,
-        client_options=_client_options(seconds, allow_http=endpoint is not None and _plain_http(endpoint)),
-        retry_config=_retries(seconds),
-        **more,
-    )
+def _s3(bucket: str, *, region: str, seconds: float, prefix: str = "", anonymous: bool = False) -> S3Bucket:
+    endpoint = _endpoint_of(region)
+    return S3Bucket(bucket, endpoint=endpoint, region=region, seconds=seconds, prefix=prefix, anonymous=anonymous)
+
+
+def _endpoint_of(region: str) -> str:
+    """Return where S3 is: AWS's endpoint of a region, or what is named in its place. Raises ConfigurationError."""
+    endpoint = _s3_endpoint() or f"https://s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
+    _refuse_plain_http(endpoint)
+    return endpoint.rstrip("/")
 
 
 def _s3_endpoint() -> str | None:
@@ -257,27 +260,22 @@ def _s3_endpoint() -> str | None:
     return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
 
 
-def _plain_http(endpoint: str) -> bool:
-    """Whether to speak HTTP without TLS: on this machine, or where AWS_ALLOW_HTTP (obstore's own switch) says so."""
+def _refuse_plain_http(endpoint: str) -> None:
+    """Refuse HTTP without TLS, but on this machine or where AWS_ALLOW_HTTP (obstore's own switch) says so."""
     parts = urlsplit(endpoint)
-    if parts.scheme != "http":
-        return False
-    if parts.hostname in {"localhost", "127.0.0.1", "::1"} or os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true":
-        return True
-    raise ConfigurationError(
-        "AWS_ENDPOINT_URL has no TLS",
-        observed=f"http://{parts.hostname}",
-        expected="https, or a loopback address",
-        next_step="use https, or set AWS_ALLOW_HTTP=true",
-    )
+    if parts.scheme != "http" or parts.hostname in LOOPBACK_HOSTS:
+        return
+    if os.environ.get("AWS_ALLOW_HTTP", "").lower() != "true":
+        raise ConfigurationError(
+            "AWS_ENDPOINT_URL has no TLS",
+            observed=f"http://{parts.hostname}",
+            expected="https, or a loopback address",
+            next_step="use https, or set AWS_ALLOW_HTTP=true",
+        )
 
 
-def _client_options(seconds: float, *, allow_http: bool = False) -> ClientConfig:
-    return {
-        "timeout": timedelta(seconds=seconds),
-        "connect_timeout": timedelta(seconds=min(5.0, seconds)),
-        "allow_http": allow_http,
-    }
+def _client_options(seconds: float) -> ClientConfig:
+    return {"timeout": timedelta(seconds=seconds), "connect_timeout": timedelta(seconds=min(5.0, seconds))}
 
 
 def _retries(seconds: float) -> RetryConfig:

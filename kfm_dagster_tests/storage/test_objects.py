@@ -12,7 +12,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import boto3
-import obstore
 import pytest
 from moto.server import ThreadedMotoServer
 
@@ -349,7 +348,7 @@ def test_open_store_writes_to_folder_and_bucket(
     with closing(boto3.client("s3", region_name="us-east-1")) as client:
         client.create_bucket(Bucket="kfm-own")
         for location in (str(tmp_path / "new" / "folder"), "s3://kfm-own/some/prefix"):
-            obstore.put(open_store(location), "a/b", b"content")
+            open_store(location).put("a/b", b"content")
         assert (tmp_path / "new" / "folder" / "a" / "b").read_bytes() == b"content"
         assert client.get_object(Bucket="kfm-own", Key="some/prefix/a/b")["Body"].read() == b"content"
     with pytest.raises(ConfigurationError, match="KFM_STORAGE_URL"):

@@ -1,0 +1,316 @@
+"""One bucket of S3, or of a server that speaks its protocol, by requests that follow no redirect.
+
+obstore's client follows them, has no switch against it, and takes the session token (`x-amz-security-token`) along to
+whatever host a redirect names. Here botocore signs, urllib3 sends, and a redirect is an error. Belongs here: the few
+requests that the package makes, under the names and with the answers and errors that obstore's stores have, so that
+whoever holds a store need not know which it is. Does not belong here: what may be read (`objects.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import ssl
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from functools import cached_property
+from typing import Any, Literal
+from urllib.parse import quote, unquote_plus, urlencode, urlsplit
+from xml.etree import ElementTree as ET
+
+import certifi
+import urllib3
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.exceptions import BotoCoreError
+from botocore.session import Session
+from obstore.exceptions import (
+    AlreadyExistsError,
+    GenericError,
+    NotFoundError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
+from obstore.store import ObjectStore
+
+MAX_RETRIES = 2
+"""Further tries of a request that got no answer, or one that says "later"; the ledger's own retry takes over then."""
+CHUNK_BYTES = 256 * 1024
+PAGE = 1000
+"""Keys of one listing page (S3 API reference, ListObjectsV2)."""
+Page = list[Any]
+Listing = dict[str, list[Any]]
+CONNECTIONS = 64
+_REGION = re.compile(r"[a-z0-9-]{1,32}")
+_LATER = {429, 500, 502, 503, 504}
+_XML = "{http://s3.amazonaws.com/doc/2006-03-01/}"
+
+
+class RedirectRefusedError(GenericError):
+    """The store answers with a redirect; nothing was sent where it leads."""
+
+    def __init__(self, *, host: str, status: int, location: str | None, region: re.Match[str] | None) -> None:
+        where = f" to {_host(location) or host}" if location else ""
+        super().__init__(f"{host} answers {status}, a redirect{where}, which is not followed")
+        self.next_step = (
+            f"the bucket is in region {region[0]}: correct the contract's storage.region (own buckets: AWS_REGION)"
+            if region
+            else "correct AWS_ENDPOINT_URL, or ask who runs that endpoint"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fetched:
+    """The answer to `get`: what the store says of the object, and its bytes unless only a head was asked for."""
+
+    meta: Mapping[str, Any]
+    attributes: Mapping[str, str]
+    content: bytes = field(default=b"", repr=False)
+
+    def bytes(self) -> bytes:
+        """Return what was fetched."""
+        return self.content
+
+
+class S3Bucket:
+    """The objects of one bucket, below a prefix. Thread-safe; a forked process has connections of its own."""
+
+    def __init__(
+        self, bucket: str, *, endpoint: str, region: str, seconds: float, prefix: str = "", anonymous: bool = False
+    ) -> None:
+        self._bucket = bucket
+        self._endpoint = endpoint.rstrip("/")
+        self._host = _host(endpoint)
+        self._region = region
+        self._seconds = seconds
+        self._root = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        self._anonymous = anonymous
+        self._pool: tuple[int, urllib3.PoolManager] | None = None
+
+    def get(self, path: str, *, options: Mapping[str, Any] | None = None) -> Fetched:
+        """Get an object; with `head` only what the store says of it, with `range` the bytes [start, end)."""
+        options = options or {}
+        headers = {}
+        if "range" in options:
+            start, end = options["range"]
+            headers["Range"] = f"bytes={start}-{end - 1}"
+        answer, content = self._request("HEAD" if options.get("head") else "GET", path, headers=headers)
+        if "range" in options and (answer.status != 206 or len(content) > end - start):
+            raise GenericError(f"{self._host} does not answer with the range that was asked for")
+        return Fetched(meta=_meta(path, answer.headers), attributes=_attributes(answer.headers), content=content)
+
+    def get_range(self, path: str, *, start: int, end: int) -> bytes:
+        """Get the bytes [start, end)."""
+        return self.get(path, options={"range": (start, end)}).content
+
+    def put(
+        self,
+        path: str,
+        content: bytes,
+        *,
+        mode: Literal["create", "overwrite"] = "overwrite",
+        attributes: Mapping[str, str] | None = None,
+    ) -> None:
+        """Put an object; with `create` only where there is none. Raises AlreadyExistsError."""
+        headers = {**(attributes or {}), **({"If-None-Match": "*"} if mode == "create" else {})}
+        self._request("PUT", path, headers=headers, body=content)
+
+    def delete(self, path: str) -> None:
+        """Delete an object; one that is not there is as good as deleted."""
+        self._request("DELETE", path)
+
+    def list(self, prefix: str = "", *, offset: str | None = None, chunk_size: int = PAGE) -> Iterator[Page]:
+        """List what is below a folder, page by page in the order of keys, beginning after `offset`."""
+        for page in self._pages(prefix, {"max-keys": str(chunk_size)}, offset=offset):
+            yield [self._listed(entry) for entry in page.iter(f"{_XML}Contents")]
+
+    def list_with_delimiter(self, prefix: str = "") -> Listing:
+        """List a folder without what is deeper down: its objects, and the folders in it."""
+        objects: list[Any] = []
+        folders: list[str] = []
+        for page in self._pages(prefix, {"delimiter": "/"}):
+            objects += [self._listed(entry) for entry in page.iter(f"{_XML}Contents")]
+            folders += [
+                unquote_plus(_text(entry, "Prefix")).removeprefix(self._root).rstrip("/")
+                for entry in page.iter(f"{_XML}CommonPrefixes")
+            ]
+        return {"objects": objects, "common_prefixes": folders}
+
+    def _pages(self, prefix: str, query: Mapping[str, str], *, offset: str | None = None) -> Iterator[ET.Element]:
+        folder = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        asked = {"list-type": "2", "encoding-type": "url", "prefix": self._root + folder, **query}
+        if offset is not None:
+            asked["start-after"] = self._root + offset
+        while True:
+            _, content = self._request("GET", None, query=asked)
+            try:
+                page = ET.fromstring(content)  # noqa: S314 - our own endpoint's; expat resolves no external entity
+            except ET.ParseError:
+                raise GenericError(f"{self._host} answers with no listing") from None
+            yield page
+            if (following := page.findtext(f"{_XML}NextContinuationToken")) is None:
+                return
+            asked["continuation-token"] = following
+
+    def _listed(self, entry: ET.Element) -> dict[str, Any]:
+        return {
+            "path": unquote_plus(_text(entry, "Key")).removeprefix(self._root),
+            "size": int(_text(entry, "Size")),
+            "e_tag": entry.findtext(f"{_XML}ETag"),
+            "last_modified": datetime.fromisoformat(_text(entry, "LastModified")),
+        }
+
+    def _request(
+        self,
+        method: str,
+        path: str | None,
+        *,
+        query: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+    ) -> tuple[urllib3.BaseHTTPResponse, bytes]:
+        """Make a request, again where that may help, and return an answer that says it was done."""
+        url = f"{self._endpoint}/{self._bucket}"
+        if path is not None:
+            url += "/" + quote(self._root + path, safe="/~")
+        if query:
+            url += "?" + urlencode(query, quote_via=quote)
+        begun = time.monotonic()
+        for attempt in range(MAX_RETRIES + 1):
+            last = attempt == MAX_RETRIES or time.monotonic() - begun > 2 * self._seconds
+            try:
+                answer, content = self._send(method, url, dict(headers or {}), body)
+            except (urllib3.exceptions.HTTPError, OSError) as error:
+                if last:
+                    raise GenericError(f"{self._host} does not answer ({type(error).__name__})") from None
+            else:
+                if answer.status not in _LATER or last:
+                    self._refuse(answer, path)
+                    return answer, content
+            time.sleep(0.1 * 2**attempt * (1 + random.random()))  # noqa: S311 - so that workers do not come together
+        raise AssertionError  # the last attempt has returned or raised
+
+    def _send(
+        self, method: str, url: str, headers: dict[str, str], body: bytes
+    ) -> tuple[urllib3.BaseHTTPResponse, bytes]:
+        request = AWSRequest(method=method, url=url, data=body, headers=headers)
+        if not self._anonymous:
+            S3SigV4Auth(self._credentials, "s3", self._region).add_auth(request)
+        deadline = time.monotonic() + self._seconds
+        answer = self._connections.request(
+            method,
+            url,
+            headers=dict(request.headers.items()),
+            body=body or None,
+            redirect=False,
+            retries=False,
+            preload_content=False,
+            decode_content=False,
+            timeout=urllib3.Timeout(connect=min(5.0, self._seconds), read=self._seconds),
+        )
+        with answer:
+            parts = []
+            while part := answer.read(CHUNK_BYTES):
+                parts.append(part)
+                if time.monotonic() > deadline and method == "GET" and "Range" in headers:
+                    raise urllib3.exceptions.TimeoutError("the answer does not end")
+        return answer, b"".join(parts)
+
+    def _refuse(self, answer: urllib3.BaseHTTPResponse, path: str | None) -> None:
+        """Raise what obstore would raise for an answer that says it was not done."""
+        status, name = answer.status, path or self._bucket
+        if 200 <= status < 300:
+            return
+        if 300 <= status < 400:
+            raise RedirectRefusedError(
+                host=self._host,
+                status=status,
+                location=answer.headers.get("Location"),
+                region=_REGION.fullmatch(answer.headers.get("x-amz-bucket-region", "")),
+            )
+        if status == 404:
+            raise NotFoundError(f"{name} is not there")
+        if status in {409, 412}:
+            raise AlreadyExistsError(f"{name} is there already")
+        if status == 401:
+            raise UnauthenticatedError(f"{self._host} asks for other credentials")
+        if status == 403:
+            raise PermissionDeniedError(f"{self._host} refuses {name}")
+        raise GenericError(f"{self._host} answers with status code: {status}")
+
+    @cached_property
+    def _provider(self) -> Any:
+        return Session().get_credentials()
+
+    @property
+    def _credentials(self) -> Any:
+        try:
+            found = None if self._provider is None else self._provider.get_frozen_credentials()
+        except BotoCoreError as error:
+            raise UnauthenticatedError(f"no AWS credentials ({type(error).__name__})") from None
+        if found is None:
+            raise UnauthenticatedError("no AWS credentials; public buckets are read with KFM_ANONYMOUS=true")
+        return found
+
+    @property
+    def _connections(self) -> urllib3.PoolManager:
+        if self._pool is None or self._pool[0] != os.getpid():
+            self._pool = (os.getpid(), _pool(self._endpoint))
+        return self._pool[1]
+
+
+def reason(error: Exception) -> str:
+    """Say why a store did not answer, without the URLs that obstore's texts hold, which may be signed."""
+    return str(error) if isinstance(error, RedirectRefusedError) else type(error).__name__
+
+
+Store = ObjectStore | S3Bucket
+"""Where objects are: obstore's folders, memory, GCS and Azure, or a bucket of S3."""
+
+
+def _pool(endpoint: str) -> urllib3.PoolManager:
+    """Return connections as the environment wants them: its proxy, its authorities."""
+    context = ssl.create_default_context()
+    context.load_verify_locations(os.environ.get("AWS_CA_BUNDLE") or certifi.where())
+    shared: dict[str, Any] = {"maxsize": CONNECTIONS, "num_pools": 2, "ssl_context": context}
+    parts = urlsplit(endpoint)
+    proxy = urllib.request.getproxies().get(parts.scheme)
+    if proxy and not urllib.request.proxy_bypass(parts.netloc):
+        return urllib3.ProxyManager(proxy, **shared)
+    return urllib3.PoolManager(**shared)
+
+
+def _host(url: str) -> str:
+    """Return host and port of a URL that somebody else chose, in bounded and printable form."""
+    try:
+        return ascii(urlsplit(url).netloc.rpartition("@")[2][:200]).strip("'")
+    except ValueError:
+        return "an address that is none"
+
+
+def _meta(path: str, headers: Mapping[str, str]) -> dict[str, Any]:
+    total = headers.get("Content-Range", "").rpartition("/")[2]
+    modified = headers.get("Last-Modified")
+    return {
+        "path": path,
+        "size": int(total if total.isdigit() else headers.get("Content-Length", 0)),
+        "e_tag": headers.get("ETag"),
+        "last_modified": datetime.fromtimestamp(0, UTC) if modified is None else parsedate_to_datetime(modified),
+    }
+
+
+def _attributes(headers: Mapping[str, str]) -> dict[str, str]:
+    found = headers.get("Content-Type")
+    return {} if found is None else {"Content-Type": found}
+
+
+def _text(entry: ET.Element, name: str) -> str:
+    found = entry.findtext(_XML + name)
+    if found is None:
+        raise GenericError(f"a listing without {name}")
+    return found
