@@ -149,7 +149,6 @@ def test_the_list_of_commands_says_what_each_says_of_itself(call: Call) -> None:
 def test_a_command_imports_nothing_of_the_others(arguments: list[str], spared: list[str]) -> None:
     code = f"""
 import sys
-from kfm_dagster.cli.demo import MAX_SKIPPED_SHOWN, show_result
 from kfm_dagster.cli.main import main
 try:
     main({arguments!r})
