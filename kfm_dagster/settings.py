@@ -115,6 +115,7 @@ class Settings(BaseSettings):
     )
     run_state: str = Field(
         "",
+        repr=False,
         description="The one run-state store: empty for the database, a folder or s3://bucket/prefix for objects "
         "(lakeFS: s3://repository at its S3 gateway), delta+ before either for a Delta table.",
     )
@@ -177,6 +178,14 @@ class Settings(BaseSettings):
             raise ValueError("https://HOST, or http:// of a loopback address, without user, query and fragment")
         return value
 
+    @field_validator("run_state", "storage_url", "catalog_url", "lineage_url")
+    @classmethod
+    def _no_credentials_in_an_address(cls, value: str) -> str:
+        # No store reads them there, and these addresses stand in records, artifacts and Dagster's metadata.
+        if _may_hold_a_secret(value):
+            raise ValueError("an address without user, query or fragment; credentials belong into the AWS_* variables")
+        return value
+
     @field_validator("run_state")
     @classmethod
     def _one_run_state_store(cls, value: str) -> str:
@@ -200,8 +209,11 @@ class Settings(BaseSettings):
             first = error.errors()[0]
             setting = "_".join(str(part) for part in first["loc"])
             field = cls.model_fields[str(first["loc"][0])]
-            # The value of a DSN may hold a password.
-            hidden = first["loc"][0] == "wal_dsn" or SecretStr in get_args(field.annotation)
+            hidden = (
+                first["loc"][0] == "wal_dsn"  # it may hold a password
+                or SecretStr in get_args(field.annotation)
+                or _may_hold_a_secret(str(first["input"]))
+            )
             name = f"setting {setting}" if setting in given else f"environment variable KFM_{setting.upper()}"
             raise ConfigurationError(
                 f"{name} is wrong",
@@ -266,6 +278,11 @@ class Settings(BaseSettings):
         """Return what the live share leaves of a whole; one at least, unless it leaves nothing at all."""
         # A lane that is never served would be none. A thousandth is no part of anything, only a float's error.
         return 0 if self.live_share == 1 else max(1, int(whole * (1 - self.live_share) + 0.001))
+
+
+def _may_hold_a_secret(value: str) -> bool:
+    """Tell whether a text is a URL with more than a scheme, a host and a path."""
+    return "://" in value and any(mark in value for mark in "@?#")
 
 
 def _cannot_be_split(url: str) -> bool:

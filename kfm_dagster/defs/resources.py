@@ -56,12 +56,16 @@ class SqsQueueResource(ResourceWithBoto3Configuration):
 class WalResource(dg.ConfigurableResource[Settings]):
     """Where the NODD WAL is. No code outside it changes a record's status."""
 
-    dsn: str = Field(default="", description="sqlite:///FILE or postgresql+psycopg2://...; KFM_WAL_DSN when empty.")
+    dsn: str = Field(
+        default="",
+        description="sqlite:///FILE or postgresql+psycopg2://...; KFM_WAL_DSN when empty.",
+        repr=False,
+        json_schema_extra={"dagster__is_secret": True},
+    )
 
     def settings(self) -> Settings:
         """Return the process's settings with this database. Raises ConfigurationError."""
-        settings = Settings.load()
-        return settings.model_copy(update={"wal_dsn": self.dsn}) if self.dsn else settings
+        return Settings.load(**({"wal_dsn": self.dsn} if self.dsn else {}))
 
 
 class PipelineResource(dg.ConfigurableResource[Pipeline]):

@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from kfm_dagster.addresses import shown
 from kfm_dagster.embedded.cloud import EmbeddedCloud
 from kfm_dagster.embedded.deployment import Deployment
 from kfm_dagster.embedded.drain import drain, flush_lineage
@@ -131,7 +132,7 @@ def account(pipeline: Pipeline, *, since: datetime) -> DemoResult:
         rejected=messages[DeliveryState.REJECTED],
         messages=sum(messages.values()),
         seconds=(pipeline.clock() - since).total_seconds(),
-        database=pipeline.database.engine.url.render_as_string(hide_password=True),
+        database=shown(pipeline.settings.database_url),
         catalog=pipeline.settings.catalog,
         lineage=pipeline.settings.lineage,
         ms_per_unit=ms_per_unit(pipeline.stages.run_states.since(since)),

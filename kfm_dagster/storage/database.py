@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, CursorResult, make_url
 from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
 
+from kfm_dagster.addresses import shown, without_secrets
 from kfm_dagster.errors import ConfigurationError, DatabaseUnavailableError, NoLedgerError, SchemaVersionError
 from kfm_dagster.seams import Seam, reach
 from kfm_dagster.storage.statements import Migration, migrations, statement
@@ -65,7 +66,7 @@ class Database:
                 database._check_schema()
         except DatabaseError as error:
             database.dispose()
-            if (refused := _unusable(parsed, error)) is None:
+            if (refused := _unusable(url, error)) is None:
                 raise
             raise refused from None
         except BaseException:
@@ -225,11 +226,13 @@ def _make_folder(folder: Path) -> None:
         ) from None
 
 
-def _unusable(url: URL, error: DatabaseError) -> DatabaseUnavailableError | None:
+def _unusable(url: str, error: DatabaseError) -> DatabaseUnavailableError | None:
     """Return why nobody can work with this database, or None when something else is wrong."""
-    observed = f"{url.render_as_string(hide_password=True)}: {str(error.orig).strip()}"
+    observed = f"{shown(url)}: {without_secrets(str(error.orig).strip(), url)}"
     if isinstance(error, OperationalError):
         return DatabaseUnavailableError(observed=observed, next_step="start the database or correct KFM_WAL_DSN")
+    if str(error.orig).startswith("invalid dsn"):  # psycopg2's words for options that libpq does not know
+        return DatabaseUnavailableError("the DSN is wrong", observed=observed, next_step="correct KFM_WAL_DSN")
     if getattr(error.orig, "pgcode", None) == INSUFFICIENT_PRIVILEGE:
         return DatabaseUnavailableError(LACKING, observed=observed, next_step="run kfm init --role NAME as the owner")
     if getattr(error.orig, "sqlite_errorcode", None) in NO_DATABASE:

@@ -1,0 +1,69 @@
+"""Addresses as they may be shown: where a database or a store is, without what opens it.
+
+Belongs here: what of a DSN or URL is secret. Does not belong here: credentials in texts of other people's software
+(`ledger/redaction.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+HIDDEN: Final = "***"
+
+_HARMLESS: Final = frozenset(
+    {
+        "application_name", "channel_binding", "client_encoding", "connect_timeout", "dbname", "gssencmode", "host",
+        "hostaddr", "keepalives", "mode", "port", "sslmode", "target_session_attrs", "uri", "user",
+    }
+)  # fmt: skip
+"""Options that say where and how and open nothing (libpq, section 34.1.2; SQLite's URI file names). Any other one is
+hidden, known or not."""
+
+
+def shown(address: str) -> str:
+    """Return a DSN, URL or folder without password and without the value of any option that could be one."""
+    if "://" not in address:
+        return address
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        return HIDDEN
+    account, at, place = parts.netloc.rpartition("@")
+    user, colon, _ = account.partition(":")
+    text = f"{parts.scheme}://{user}{colon and f':{HIDDEN}'}{at}{place}{parts.path}"
+    if parts.query:
+        text += "?" + "&".join(map(_option, parts.query.split("&")))
+    return text + (f"#{HIDDEN}" if parts.fragment else "")
+
+
+def without_secrets(text: str, address: str) -> str:
+    """Return what a driver says of an address, without the secrets that the address has."""
+    for secret in sorted(_secrets(address), key=len, reverse=True):
+        text = text.replace(secret, HIDDEN)
+    return text
+
+
+def has_secrets(address: str) -> bool:
+    """Tell whether an address is shown otherwise than it is."""
+    return shown(address) != address
+
+
+def _option(option: str) -> str:
+    name, separator, _ = option.partition("=")
+    return option if name.lower() in _HARMLESS else f"{name}{separator}{HIDDEN}"
+
+
+def _secrets(address: str) -> set[str]:
+    """Return what `shown` leaves out, as it stands there and decoded."""
+    if "://" not in address:
+        return set()
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        return {address}
+    password = parts.netloc.rpartition("@")[0].partition(":")[2]
+    options = [option.partition("=") for option in parts.query.split("&")]
+    raw = {password, parts.fragment, *(value for name, _, value in options if name.lower() not in _HARMLESS)}
+    decoded = {value for name, value in parse_qsl(parts.query) if name.lower() not in _HARMLESS}
+    return {secret for secret in raw | decoded | {unquote(one) for one in raw} if secret}
