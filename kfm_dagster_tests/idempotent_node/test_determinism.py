@@ -37,4 +37,6 @@ def test_a_node_made_again_from_its_payload_has_the_same_content(node: CountLine
     again = content_of(rebuilt(intent), code=CODE, run_id=RUN)
     assert again.content_hash == intent.content_hash == content.content_hash
     assert again.payload() == intent.payload
+    # Which code it was for, so that a replay by other code can be refused.
+    assert intent.payload["code"] == {"sha": CODE.code_sha, "lockfile": CODE.lockfile_hash}
     assert rebuilt(intent).transform() == node.transform()

@@ -20,12 +20,14 @@ from kfm_dagster.contracts.envelope import (
     StacResult,
     StacStatus,
 )
-from kfm_dagster.contracts.issues import Issue, Severity
+from kfm_dagster.contracts.issues import FenceIssue, Issue, Severity
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import IllegalTransitionError, UnknownReplayReasonError
 from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.ledger.cases import CaseConflictError, CaseState, QuarantineCases
+from kfm_dagster.ledger.changes import DEFAULT_LEASE
 from kfm_dagster.ledger.policy import backoff_seconds
+from kfm_dagster.ledger.reports import RecoverReport
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.storage.statements import statement
@@ -348,13 +350,15 @@ def test_quarantine_of_anything_else_is_refused_and_changes_no_unit(bench: Bench
         assert bench.ledger.get(fine.wal_id).status == "pending"
 
 
-@pytest.mark.clause("WSM-11")
-def test_an_expired_claim_is_taken_back_and_a_live_one_is_not(bench: Bench) -> None:
+@pytest.mark.clause("WSM-11", "BEY-02")
+def test_a_claim_is_taken_back_once_its_lease_is_over_and_not_at_its_last_instant(bench: Bench) -> None:
     old, live = envelope(0), envelope(1)
     bench.bring_to("in_progress", old)
-    bench.clock.advance(961)
+    bench.clock.advance(DEFAULT_LEASE.total_seconds())
+    assert bench.ledger.release_lost() == RecoverReport()
     bench.ledger.ensure([live])
     bench.claim(live, run_id="run-2")
+    bench.clock.advance(1e-6)
     report = bench.ledger.release_lost()
     assert (report.readmitted, report.quarantined, report.failed) == ((old.wal_id,), (), ())
     assert bench.ledger.get(live.wal_id).status == "in_progress"
@@ -362,6 +366,34 @@ def test_an_expired_claim_is_taken_back_and_a_live_one_is_not(bench: Bench) -> N
         ("failed", "lease_expired"),
         ("pending", "retry"),
     ]
+
+
+@pytest.mark.clause("BEY-02")
+@pytest.mark.parametrize("who", ["an earlier attempt of the same run", "another run with the right attempt"])
+def test_only_run_and_attempt_of_the_claim_may_write_and_settle(bench: Bench, who: str) -> None:
+    unit = envelope(0)
+    bench.ledger.ensure([unit])
+    (stale,) = bench.claim(unit)
+    bench.ledger.release_lost(run_ids=["run-1"])
+    (held,) = bench.claim(unit)
+    assert (stale.attempt, held.attempt) == (1, 2)
+    wrong, run_id = (stale, "run-1") if who.startswith("an earlier") else (held, "run-2")
+    for end in (finished, failed):
+        assert bench.ledger.settle([end(wrong)], run_id=run_id).lost == (unit.wal_id,)
+    with bench.database.transaction() as tx:
+        refused = bench.ledger.fence(run_id)(tx, {wrong.wal_id: wrong.attempt})
+        assert refused == {unit.wal_id: FenceIssue.CLAIM_LOST}
+        assert bench.ledger.fence("run-1")(tx, {held.wal_id: held.attempt}) == {}
+    assert bench.ledger.settle([finished(held)], run_id="run-1").succeeded == (unit.wal_id,)
+
+
+def test_a_record_names_the_worker_that_claimed_it_last(bench: Bench, contracts: ContractRegistry) -> None:
+    unit = envelope(0)
+    bench.bring_to("in_progress", unit)
+    bench.ledger.release_lost(run_ids=["run-1"])
+    another = Ledger(bench.database, registry=contracts, worker_id="worker-2", clock=bench.clock)
+    another.claim(dataset="nexrad-l2", partition=DAY, run_id="run-2", limit=1)
+    assert bench.ledger.get(unit.wal_id).worker_id == "worker-2"
 
 
 @pytest.mark.clause("WSM-11")

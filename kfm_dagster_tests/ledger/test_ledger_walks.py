@@ -6,6 +6,7 @@ On both databases, one call after the other; what crashes and overlaps is the si
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,6 +27,7 @@ NUMBERS = itertools.count()
 """Units of their own for every Hypothesis example, which share a database."""
 RUNS = ("run-1", "run-2")
 DATASET = "nexrad-l2"
+CLAIM_LOST = FenceIssue.CLAIM_LOST
 MAX_ATTEMPTS = 3
 LEAVING = {("succeeded", "pending"), ("quarantined", "pending")}
 
@@ -36,8 +38,9 @@ class Walk:
 
     bench: Bench
     units: Sequence[Envelope]
-    held: dict[tuple[str, str], Envelope] = field(default_factory=dict)
-    """Claimed envelopes by run, also long after the claim is gone: what a slow worker would write and settle."""
+    held: dict[tuple[str, str], list[Envelope]] = field(default_factory=lambda: defaultdict(list))
+    """Every claimed envelope by run, oldest first, also long after its claim is gone: what a slow worker would write
+    and settle, also while its own run has claimed the unit again."""
     off: bool = False
 
     def ensure(self, chosen: list[Envelope], _run: str) -> None:
@@ -51,18 +54,16 @@ class Walk:
         claimed = self.bench.claim(*chosen, run_id=run)
         assert not (claimed and self.off)
         assert [unit.lane for unit in claimed] == sorted((unit.lane for unit in claimed), key=list(Lane).index)
-        self.held |= {(run, unit.wal_id): unit for unit in claimed}
+        for unit in claimed:
+            self.held[run, unit.wal_id].append(unit)
 
     def write(self, chosen: list[Envelope], run: str) -> None:
         """Ask the fence as a writer does: it lets through exactly what the run holds now, and nothing that is off."""
-        attempts = {unit.wal_id: self.held[run, unit.wal_id].attempt for unit in chosen if self.holds(unit, run)}
-        with self.bench.database.transaction() as tx:
-            refused = self.bench.ledger.fence(run)(tx, attempts)
-        for wal_id, attempt in attempts.items():
-            record = self.record(wal_id)
-            mine = (record.status, record.ingest_run_id, record.attempts) == (Status.IN_PROGRESS, run, attempt)
-            expected = (FenceIssue.KILL_SWITCH if self.off else None) if mine else FenceIssue.CLAIM_LOST
-            assert refused.get(wal_id) == expected
+        for claimed in self.claims(chosen, run):
+            with self.bench.database.transaction() as tx:
+                refused = self.bench.ledger.fence(run)(tx, {claimed.wal_id: claimed.attempt})
+            expected = (FenceIssue.KILL_SWITCH if self.off else None) if self.is_held(claimed, run) else CLAIM_LOST
+            assert refused.get(claimed.wal_id) == expected
 
     def renew(self, chosen: list[Envelope], run: str) -> None:
         """Renew as a worker does that may have lost its units: it prolongs a lease only over what it holds now."""
@@ -84,14 +85,12 @@ class Walk:
         self.settle(chosen, run, partial(failed, code="governance_hard_fail"))
 
     def settle(self, chosen: list[Envelope], run: str, end: Callable[[Envelope], Envelope]) -> None:
-        mine = [end(self.held[run, unit.wal_id]) for unit in chosen if self.holds(unit, run)]
-        before = {unit.wal_id: self.record(unit.wal_id) for unit in mine}
-        report = self.bench.ledger.settle(mine, run_id=run)
-        for unit in mine:
-            stood = before[unit.wal_id]
-            lost = (stood.status, stood.ingest_run_id, stood.attempts) != (Status.IN_PROGRESS, run, unit.attempt)
-            assert (unit.wal_id in report.lost) is lost
-            assert not lost or self.record(unit.wal_id) == stood
+        # An old claim first: were it taken for the current one, the unit would be settled by the wrong attempt.
+        for unit in self.claims(chosen, run):
+            before, held = self.record(unit.wal_id), self.is_held(unit, run)
+            report = self.bench.ledger.settle([end(unit)], run_id=run)
+            assert (unit.wal_id in report.lost) is not held
+            assert held or self.record(unit.wal_id) == before
 
     def readmit(self, chosen: list[Envelope], _run: str) -> None:
         moved = self.bench.ledger.readmit([unit.wal_id for unit in chosen], reason="incident", run_id="replay")
@@ -139,8 +138,12 @@ class Walk:
         change(DATASET, PERSON)
         self.off = not self.off
 
-    def holds(self, unit: Envelope, run: str) -> bool:
-        return (run, unit.wal_id) in self.held
+    def claims(self, chosen: list[Envelope], run: str) -> list[Envelope]:
+        return [claimed for unit in chosen for claimed in self.held[run, unit.wal_id]]
+
+    def is_held(self, unit: Envelope, run: str) -> bool:
+        record = self.record(unit.wal_id)
+        return (record.status, record.ingest_run_id, record.attempts) == (Status.IN_PROGRESS, run, unit.attempt)
 
     def record(self, wal_id: str) -> NoddWalRecord:
         found = self.bench.ledger.get(wal_id)

@@ -36,6 +36,7 @@ from kfm_dagster_tests.simulation.world import World
 
 PERSON = Decision(actor="person", reason="looked at it", change_ref="CHG-1")
 UNITS_PER_RUN = 3
+TURNS = 2
 
 
 def sensor(world: World, actor: Actor) -> None:
@@ -52,6 +53,8 @@ def recovery(world: World, actor: Actor) -> None:
     while True:
         actor.named_dead = frozenset(filter(world.looks_dead, pipeline.ledger.in_progress_runs()))
         pipeline.ledger.release_lost(run_ids=actor.named_dead)
+        for run_id in sorted(actor.named_dead):
+            world.retry_run(run_id)
         actor.named_dead = frozenset()
         pipeline.ledger.retry_due(now=pipeline.clock(), limit=100)
         pipeline.acknowledge()
@@ -64,8 +67,13 @@ def recovery(world: World, actor: Actor) -> None:
 def run(world: World, actor: Actor, partition: str) -> None:
     """Take what is pending of each dataset through the chain."""
     assert actor.run_id is not None
-    for contract in world.registry:
-        Run(world=world, actor=actor, partition=partition, run_id=actor.run_id).chain(contract.id)
+    known = frozenset(world.outputs)
+    # A run may claim a second time: then an envelope of its first claim has its run id, and only the attempt tells.
+    for turn in range(TURNS):
+        for contract in world.registry:
+            Run(world=world, actor=actor, partition=partition, run_id=actor.run_id, turn=turn, known=known).chain(
+                contract.id
+            )
 
 
 @dataclass(kw_only=True)
@@ -76,6 +84,9 @@ class Run:
     actor: Actor
     partition: str
     run_id: str
+    turn: int
+    known: frozenset[tuple[str, str, str]]
+    """Outputs that stood when this process began: of what its successor commits a process that hangs knows nothing."""
 
     def chain(self, dataset: str) -> None:
         """Work on one batch, from the claim to the acknowledgement."""
@@ -128,8 +139,8 @@ class Run:
         apply: Callable[[Transaction, list[Envelope]], list[Envelope]] = lambda _, batch: batch,
     ) -> list[Envelope]:
         """Commit a stage with its output, or recall the output of the execution before."""
-        key = (self.run_id, dataset, name)
-        if key in self.world.outputs:
+        key = (self.run_id, dataset, f"{name} {self.turn}")
+        if key in self.known:
             return self.world.outputs[key]
         with pipeline.database.transaction() as tx:
             applied = apply(tx, batch)

@@ -80,6 +80,7 @@ class World:
     outputs: dict[tuple[str, str, str], list[Envelope]] = field(default_factory=dict)
     """What runs have committed, by run, dataset and stage."""
     faulty: bool = True
+    _partitions: dict[str, str] = field(default_factory=dict)
     _runs: int = 0
 
     def __post_init__(self) -> None:
@@ -128,7 +129,15 @@ class World:
             self._runs += 1
             self._execute(partition, f"00000000-0000-4000-8000-{self._runs:012d}", f"run-{self._runs}")
 
+    def retry_run(self, run_id: str) -> None:
+        """Execute a run again that was given up, now and then: its first process may only hang, and go on one day."""
+        if self.faulty and self.chance(0.5):
+            self.scheduler.happened["retried"] += 1
+            self._execute(self._partitions[run_id], run_id, f"{run_id[-4:]}+")
+
     def _execute(self, partition: str, run_id: str, name: str) -> None:
+        self._partitions[run_id] = partition
+
         def live(actor: Actor) -> None:
             finished = False
             try:

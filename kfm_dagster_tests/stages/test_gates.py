@@ -464,6 +464,47 @@ def _matches(says: str, verdict: Verdict) -> bool:
     return any(re.search(says, finding.what) for finding in verdict.findings)
 
 
+def _share_of(gate: Gate) -> tuple[Subject, float]:
+    """A subject with one thing amiss, and the share that is in order."""
+    if gate is Gate.G6:
+        counts = [count for count in full_day("nexrad-l2", DAY) if count.hour != 3]
+        return subject(*NEXRAD, partition=partition(counts)), 23 / 24
+    one = properties_with(nexrad__new=1) if gate is Gate.G2 else properties_with(nexrad__latitude=91)
+    found = subject(*first_with("nexrad-l2", one))
+    (verdict,) = evaluate(found, gates=(gate,))
+    numbers = re.match(r"(\d+) of (\d+)", verdict.observed)
+    assert numbers is not None
+    in_order, total = map(int, numbers.groups())
+    assert in_order == total - 1
+    return found, 1 - 1 / total if gate is Gate.G2 else in_order / total
+
+
+THRESHOLDS = {Gate.G2: "min_anchor_coverage", Gate.G4: "min_p_dim", Gate.G6: "min_coverage"}
+
+
+@pytest.mark.clause("PCS-09")
+@pytest.mark.parametrize("gate", THRESHOLDS)
+def test_a_share_passes_at_its_threshold_and_fails_one_step_past(gate: Gate) -> None:
+    found, share = _share_of(gate)
+    for least, passes in ((share, True), (math.nextafter(share, 1), False)):
+        (verdict,) = evaluate(replace(found, thresholds=Thresholds(**{THRESHOLDS[gate]: least})), gates=(gate,))
+        assert verdict.passed is passes
+
+
+@pytest.mark.clause("PCS-09")
+@pytest.mark.parametrize("dataset", DATASETS)
+def test_a_unit_is_fresh_at_its_budget_and_stale_a_microsecond_past(dataset: str) -> None:
+    freshness = CONTRACTS[dataset].freshness
+    assert freshness is not None
+    budget = timedelta(seconds=freshness.budget_seconds)
+    for age, units in ((budget, 0), (budget + timedelta(microseconds=1), 1)):
+        (verdict,) = evaluate(
+            subject(*first_with(dataset, lambda unit, age=age: unit.evolve(event_time=REFERENCE - age))),
+            gates=(Gate.G5,),
+        )
+        assert len(verdict.units) == units
+
+
 @pytest.mark.parametrize("gate", GATES)
 def test_every_gate_has_cases_that_fail_and_cases_that_pass(gate: Gate) -> None:
     assert {case.says is None for case in CASES if case.gate is gate} == {True, False}

@@ -256,12 +256,19 @@ def _chain() -> list[dict[str, Any]]:
     return lines
 
 
+def _rewritten(line: dict[str, Any]) -> dict[str, Any]:
+    """Return the line as somebody forges it who knows how its hash is made; only the line after it gives that away."""
+    changed = {name: value for name, value in line.items() if name != "hash"} | {"event": "G8"}
+    return {**changed, "hash": hashlib.sha256(orjson.dumps(changed, option=orjson.OPT_SORT_KEYS)).hexdigest()}
+
+
 CHAIN = _chain()
 TAMPER: dict[str, Callable[[list[dict[str, Any]], int], list[dict[str, Any]]]] = {
     "removed": lambda lines, at: lines[:at] + lines[at + 1 :],
     "doubled": lambda lines, at: lines[: at + 1] + lines[at:],
     "changed": lambda lines, at: [*lines[:at], {**lines[at], "event": "G8"}, *lines[at + 1 :]],
     "deepened": lambda lines, at: [*lines[:at], {**lines[at], "details": {"a": [0, None]}}, *lines[at + 1 :]],
+    "rewritten with its hash": lambda lines, at: [*lines[:at], _rewritten(lines[at]), *lines[at + 1 :]],
     "added to": lambda lines, at: [*lines[:at], {**lines[at], "more": 1}, *lines[at + 1 :]],
     "swapped": lambda lines, at: [*lines[:at], *lines[at : at + 2][::-1], *lines[at + 2 :]],
 }
