@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import resource
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -162,17 +162,16 @@ def _drain(
         }
         with environment(variables):
             pipeline = Pipeline.open(Settings.load())
-            before = resource.getrusage(resource.RUSAGE_CHILDREN)
             with Deployment(home, environment={}) as deployment, _MemoryWatch(deployment.pids) as watch:
                 drain(deployment, pipeline, timeout_seconds=timeout_seconds, report=report)
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+                cpu_seconds = cpu_seconds_of(deployment.pids())
             began, ended = ledger_span(pipeline.database)
             states = pipeline.stages.run_states.since(began)
             database = pipeline.database.dialect
             pipeline.close()
     return _Drained(
         seconds=(ended - began).total_seconds(),
-        cpu_seconds=after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+        cpu_seconds=cpu_seconds,
         by_node={node: seconds * 1000 / len(bodies) for (_, node), seconds in node_seconds(states).items()},
         peak_run_mib=watch.peak_mib,
         runs=len({state.run_id for state in states}),
@@ -189,6 +188,21 @@ def _run_cost(folder: Path, dataset: str, units: int) -> RunCost:
             return run_cost(pipeline, dataset=dataset, day=DAY_OF_RUN, units=units)
         finally:
             pipeline.close()
+
+
+def cpu_seconds_of(pids: Sequence[int]) -> float:
+    """Return the CPU seconds of these processes and of all that descend from them, also of those that have ended.
+
+    Runs are forked by a process that the code server never waits for (ADR 016), so what the system adds up for this
+    process (`getrusage(RUSAGE_CHILDREN)`) lacks them. A process counts for its parent once that one has waited for it;
+    so this is to be asked while the processes given still run. Only Linux tells the time of ended children.
+    """
+    total = 0.0
+    for root in map(psutil.Process, pids):
+        for process in (root, *root.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                total += sum(process.cpu_times()[:4])  # user, system, and both of the children that were waited for
+    return total
 
 
 class _MemoryWatch:

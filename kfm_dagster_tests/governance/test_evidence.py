@@ -483,7 +483,7 @@ UPDATE nodd_wal_records SET
 """
 
 
-@pytest.mark.clause("BEY-06", "WAL-15")
+@pytest.mark.clause("BEY-06")
 def test_a_unit_that_the_last_release_quarantined_gets_its_case_and_its_evidence(
     tmp_path: Path, objects: Path, empty_database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

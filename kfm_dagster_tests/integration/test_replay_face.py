@@ -83,7 +83,6 @@ def test_the_job_starts_a_replay_that_the_sensor_carries_out(face: Face, objects
     assert record.replay_run_id == replay_run_id
 
 
-@pytest.mark.clause("WAL-11")
 def test_a_result_that_differs_fails_the_run_s_check_and_names_the_unit(
     face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

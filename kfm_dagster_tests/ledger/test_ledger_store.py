@@ -562,7 +562,6 @@ def test_a_recovery_forgets_the_leases_that_nothing_is_held_under(bench: Bench) 
     assert [lease.run_id for lease in bench.ledger.leases.all()] == ["alive"]
 
 
-@pytest.mark.clause("WAL-11")
 @pytest.mark.parametrize(
     ("action", "permitted"), [(GovernanceAction.REPAIR_AND_REPLACE, True), (GovernanceAction.REPEAT, False)]
 )

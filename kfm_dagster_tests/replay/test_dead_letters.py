@@ -265,7 +265,7 @@ def _status(graveyard: Graveyard, number: int) -> Status:
     return record.status
 
 
-@pytest.mark.clause("RPL-06", "WAL-11")
+@pytest.mark.clause("RPL-06")
 def test_a_drain_stops_when_a_drained_unit_gives_another_result_than_before(graveyard: Graveyard) -> None:
     graveyard.receive_and_let_die(bodies(graveyard, range(3)))
     graveyard.bring_to("succeeded", range(3))

@@ -146,7 +146,6 @@ def spoiled(objects: Path, item: StoredObject, other: StoredObject) -> None:
     (objects / item.bucket / item.key).write_bytes(other.stored)
 
 
-@pytest.mark.clause("WAL-11")
 @pytest.mark.parametrize("changed", [False, True])
 def test_a_repeat_that_gives_another_item_is_counted_audited_and_alerted(
     changed: bool, pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -252,7 +252,7 @@ def test_processes_that_advance_one_replay_together_let_every_batch_in_once(stan
     assert stand.engine.advance(run.replay_run_id).state is ReplayState.FINISHED
 
 
-@pytest.mark.clause("WAL-11", "RPL-05")
+@pytest.mark.clause("RPL-05")
 def test_a_result_that_must_match_and_does_not_stops_the_replay(stand: Stand) -> None:
     units = stand.bring("succeeded", 6)
     run = stand.engine.start(repair(options={"must_match": True}, limits={"batch_size": 2}), PERSON)
@@ -278,7 +278,7 @@ def test_a_result_that_must_match_and_does_not_stops_the_replay(stand: Stand) ->
     assert admissions(stand, run.replay_run_id) == {unit.wal_id: 1 for unit in units}
 
 
-@pytest.mark.clause("WAL-11", "RPL-07")
+@pytest.mark.clause("RPL-07")
 def test_a_result_that_may_differ_is_kept_and_stops_nothing(stand: Stand) -> None:
     stand.bring("succeeded", 2)
     run = stand.engine.start(repair(), PERSON)

@@ -115,7 +115,6 @@ def platform(database: Database, tmp_path: Path) -> Callable[[str, Tables], Plat
     return build
 
 
-@pytest.mark.clause("RSP-08")
 @pytest.mark.parametrize("restores_run_state", [False, True])
 def test_after_a_delta_restore_only_nodes_whose_inputs_changed_run_again(
     platform: Callable[[str, Tables], Platform], tmp_path: Path, restores_run_state: bool
@@ -141,7 +140,6 @@ def test_after_a_delta_restore_only_nodes_whose_inputs_changed_run_again(
     assert found.agree()
 
 
-@pytest.mark.clause("RSP-08")
 def test_after_a_lakefs_revert_only_nodes_whose_inputs_changed_run_again(
     platform: Callable[[str, Tables], Platform], bucket: str, s3_server: EmbeddedCloud
 ) -> None:
@@ -166,7 +164,6 @@ def test_after_a_lakefs_revert_only_nodes_whose_inputs_changed_run_again(
     assert found.run("friday") == []
 
 
-@pytest.mark.clause("RSP-08")
 def test_nodes_that_first_ran_after_the_commit_run_again_when_it_is_restored(
     platform: Callable[[str, Tables], Platform], bucket: str, s3_server: EmbeddedCloud
 ) -> None:

@@ -113,7 +113,7 @@ def test_the_last_record_of_a_node_in_a_run_stands(place: Place, first: Outcome)
     assert place.open().of_run(last.run_id) == [last]
 
 
-@pytest.mark.clause("RSP-04", "RSP-15")
+@pytest.mark.clause("RSP-04")
 def test_a_skip_leaves_a_success_as_it_stands_and_counts_as_no_write(
     place: Place, reader: InMemoryMetricReader
 ) -> None:
@@ -149,7 +149,6 @@ def test_no_other_work_on_the_same_inputs_overwrites_a_success_or_what_was_taken
     assert writes(reader).get("failed", 0) - before.get("failed", 0) == 2
 
 
-@pytest.mark.clause("RSP-15")
 def test_every_write_counts_once_by_outcome_and_the_store_counts_what_stands(
     place: Place, reader: InMemoryMetricReader
 ) -> None:
