@@ -7,7 +7,7 @@ run does between the transactions of its stages: reading objects. Does not belon
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -36,7 +36,6 @@ from kfm_dagster_tests.simulation.world import World
 
 PERSON = Decision(actor="person", reason="looked at it", change_ref="CHG-1")
 UNITS_PER_RUN = 3
-TURNS = 2
 
 
 def sensor(world: World, actor: Actor) -> None:
@@ -64,12 +63,13 @@ def recovery(world: World, actor: Actor) -> None:
         world.sleep("ledger.tick", 20, 200)
 
 
-def run(world: World, actor: Actor, partition: str) -> None:
+def run(world: World, actor: Actor, partition: str, turns: Sequence[int]) -> None:
     """Take what is pending of each dataset through the chain."""
     assert actor.run_id is not None
     known = frozenset(world.outputs)
-    # A run may claim a second time: then an envelope of its first claim has its run id, and only the attempt tells.
-    for turn in range(TURNS):
+    # A run that is executed again may claim again: an envelope of its first claim has its run id, too, and only the
+    # attempt tells them apart.
+    for turn in turns:
         for contract in world.registry:
             Run(world=world, actor=actor, partition=partition, run_id=actor.run_id, turn=turn, known=known).chain(
                 contract.id

@@ -6,7 +6,8 @@ Belongs here: what exists, and who is alive. Does not belong here: what actors d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -75,12 +76,13 @@ class World:
     scheduler: Scheduler
     registry: ContractRegistry
     template: Template
-    run: Callable[[World, Actor, str], None]
-    """What a run does in a partition."""
+    run: Callable[[World, Actor, str, Sequence[int]], None]
+    """What a process of a run does in a partition, turn after turn."""
     outputs: dict[tuple[str, str, str], list[Envelope]] = field(default_factory=dict)
     """What runs have committed, by run, dataset and stage."""
     faulty: bool = True
     _partitions: dict[str, str] = field(default_factory=dict)
+    _processes: Counter[str] = field(default_factory=Counter)
     _runs: int = 0
 
     def __post_init__(self) -> None:
@@ -131,17 +133,21 @@ class World:
 
     def retry_run(self, run_id: str) -> None:
         """Execute a run again that was given up, now and then: its first process may only hang, and go on one day."""
-        if self.faulty and self.chance(0.5):
+        if self.faulty and self.chance(0.9):
             self.scheduler.happened["retried"] += 1
             self._execute(self._partitions[run_id], run_id, f"{run_id[-4:]}+")
 
     def _execute(self, partition: str, run_id: str, name: str) -> None:
         self._partitions[run_id] = partition
+        earlier = self._processes[run_id]
+        self._processes[run_id] += 1
+        # Something of its own first, as early as a process before it may wake; then what those before it have left.
+        turns = (earlier, *range(earlier))
 
         def live(actor: Actor) -> None:
             finished = False
             try:
-                self.run(self, actor, partition)
+                self.run(self, actor, partition, turns)
                 finished = True
             finally:
                 if not finished and not self.scheduler.ending and self.chance(0.4):
