@@ -198,7 +198,7 @@ def _assets(envelope: Envelope, contract: DatasetContract, metadata: Metadata) -
     size = envelope.object_size if size is None else size
     if size is not None:
         data["file:size"] = size
-    etag = (integrity.actual_etag if integrity else None) or envelope.object_version or ""
+    etag = (integrity.actual_etag if integrity else None) or envelope.etag or ""
     if _MD5.fullmatch(etag):
         data["file:checksum"] = _MULTIHASH_MD5 + etag
     if bands := metadata.stac_properties.get("bands"):

@@ -19,6 +19,10 @@ WalId = NewType("WalId", str)
 """UUIDv8 in its canonical text form."""
 
 
+COMPLETED_BY = " "
+"""Stands in `object_version` between an object's ETag and the sidecar that completes it. No ETag holds a blank."""
+
+
 @unique
 class Priority(StrEnum):
     """How urgent a unit is; the contract sets it per dataset."""
@@ -153,7 +157,7 @@ class Envelope:
     priority: Priority = Priority.NORMAL
     schema_version: str
     object_version: str | None = None
-    """ETag announced by the source, without quotes."""
+    """ETag announced by the source, without quotes; that of a completion also names the sidecar (`completion_of`)."""
     object_size: int | None = None
     """Size announced by the source, in bytes."""
     sequencer: str | None = None
@@ -186,6 +190,11 @@ class Envelope:
     def key(self) -> str:
         """Decoded key part of object_uri."""
         return self.object_uri.split("://", 1)[1].split("/", 1)[1]
+
+    @property
+    def etag(self) -> str | None:
+        """ETag that the source announced for the object itself."""
+        return None if self.object_version is None else self.object_version.partition(COMPLETED_BY)[0] or None
 
     @property
     def issues(self) -> tuple[Issue, ...]:

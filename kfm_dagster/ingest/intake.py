@@ -17,6 +17,7 @@ from datetime import datetime
 
 from kfm_dagster.contracts.envelope import Lane, WalId
 from kfm_dagster.governance.switches import KillSwitch
+from kfm_dagster.ingest.completion import complete
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.recording import ensure_units, record_messages
 from kfm_dagster.ingest.senders import of_known_senders
@@ -33,13 +34,15 @@ from kfm_dagster.operators.message_parse import ParsedMessage, parse_message
 class IntakeReport:
     """What one tick took in.
 
-    `landed` maps (dataset, partition) to the digests of the batches that hold its units; `full` says that nothing was
-    received because too many live units are in flight, `off` by which switches nothing may be received. `unverified`
-    messages wait on the queue until the certificate that they name can be fetched; nothing of them is recorded.
+    `completions` units read an object again, with a sidecar that came late. `landed` maps (dataset, partition) to the
+    digests of the batches that hold its units; `full` says that nothing was received because too many live units are in
+    flight, `off` by which switches nothing may be received. `unverified` messages wait on the queue until the
+    certificate that they name can be fetched; nothing of them is recorded.
     """
 
     received: int = 0
     created: int = 0
+    completions: int = 0
     readmitted: int = 0
     known: int = 0
     ignored: int = 0
@@ -58,7 +61,10 @@ class IntakeReport:
         return dataclasses.replace(self, **counts, landed=landed)
 
 
-_COUNTS = ("received", "created", "readmitted", "known", "ignored", "rejected", "deleted", "postponed", "unverified")
+_COUNTS = (
+    "received", "created", "completions", "readmitted", "known", "ignored", "rejected", "deleted", "postponed",
+    "unverified",
+)  # fmt: skip
 
 
 def take_in(pipeline: Pipeline) -> IntakeReport:
@@ -119,6 +125,7 @@ def _record(pipeline: Pipeline, known: Sequence[tuple[SqsMessage, Verdict]]) -> 
         ensured, parsed = ensure_units(pipeline, parsed, tx=tx)
         failed = [wal_id for wal_id, status in ensured.existing.items() if status is Status.FAILED]
         readmitted = pipeline.ledger.readmit(failed, reason="retry", tx=tx)
+        completions = complete(pipeline, parsed, tx)
         record_messages(pipeline, messages, parsed, queue=queue, landing_sha256=landed.digest, tx=tx)
     changes = _visibility(messages, parsed, off=off, ended=_ended(ensured), now=pipeline.clock())
     if changes:
@@ -127,6 +134,7 @@ def _record(pipeline: Pipeline, known: Sequence[tuple[SqsMessage, Verdict]]) -> 
     return IntakeReport(
         received=len(messages),
         created=len(ensured.created),
+        completions=completions,
         readmitted=len(readmitted),
         known=len(ensured.existing) - len(readmitted),
         ignored=sum(len(one.ignored) for one in parsed),

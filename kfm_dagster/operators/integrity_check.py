@@ -47,10 +47,10 @@ def integrity_check(envelope: Envelope, *, contract: DatasetContract, handle: Pr
     if "size" in rules.checks:
         run.append("size")
         findings += _size(head, rules, announced=envelope.object_size)
-    if "etag_match" in rules.checks and head.etag is not None and envelope.object_version is not None:
+    if "etag_match" in rules.checks and head.etag is not None and envelope.etag is not None:
         run.append("etag_match")
-        if head.etag != envelope.object_version:
-            findings.append((IntegrityIssue.ETAG_MISMATCH, f"{head.etag}, announced {envelope.object_version}"))
+        if head.etag != envelope.etag:
+            findings.append((IntegrityIssue.ETAG_MISMATCH, f"{head.etag}, announced {envelope.etag}"))
     if "headers" in rules.checks and head.content_type is not None and rules.content_types:
         run.append("headers")
         findings += _content_type(head.content_type, rules)

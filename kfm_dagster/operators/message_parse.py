@@ -77,6 +77,8 @@ class Ignored(NamedTuple):
     bucket: str | None = None
     dataset: str | None = None
     record_index: int | None = None
+    sidecar_version: str | None = None
+    """ETag of a sidecar that was written, empty where the event has none; None for anything else."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -288,7 +290,7 @@ def _unit(record: Any, *, raw: RawReference, registry: ContractRegistry, queue: 
         key = _decoded(encoded)
         found = _route(bucket, key, topic=raw.topic_arn, registry=registry)
         if isinstance(found, Ignored):
-            return found
+            return found._replace(sidecar_version=_sidecar_version(found, record, described))
         if _is_accepted_removal(record, found):
             return Ignored(IgnoreReason.OBJECT_REMOVED, key, bucket, found.id)
         return _envelope(
@@ -334,6 +336,17 @@ def _route(bucket: str, key: str, *, topic: str | None, registry: ContractRegist
     if route.kind is KeyKind.SIDECAR:
         return Ignored(IgnoreReason.SIDECAR, key, bucket, route.contract.id)
     return route.contract
+
+
+def _sidecar_version(found: Ignored, record: Mapping[str, Any], described: Mapping[str, Any]) -> str | None:
+    """Version of a sidecar that an event says was written. What is wrong with such an event costs no data object."""
+    name = record.get("eventName")
+    if found.reason is not IgnoreReason.SIDECAR or not isinstance(name, str):
+        return None
+    if not name.removeprefix("s3:").startswith("ObjectCreated"):
+        return None
+    version = described.get("eTag")
+    return version if isinstance(version, str) and ETAG.fullmatch(version) else ""
 
 
 def _is_accepted_removal(record: Mapping[str, Any], contract: DatasetContract) -> bool:

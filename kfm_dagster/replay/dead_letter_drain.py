@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from kfm_dagster.contracts.envelope import Lane, WalId
 from kfm_dagster.governance.log import Decision, GovernanceAction
+from kfm_dagster.ingest.completion import complete
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.recording import ensure_units, record_messages
 from kfm_dagster.ledger.deliveries import DeliveryState
@@ -119,6 +120,7 @@ class _Drain:
             failed, reason=ReplayReason.DLQ_DRAIN, actor=work.decision.actor, replay_run_id=work.run_id, tx=tx
         )
         quarantined = self._quarantine(failed - readmitted, tx)
+        complete(pipeline, parsed, tx)
         messages = [letter.message for letter in letters]
         unreadable = record_messages(pipeline, messages, parsed, queue=work.queue.name, landing_sha256=landed, tx=tx)
         pipeline.deliveries.mark_dead_lettered(unreadable, queue=work.queue.name, tx=tx)

@@ -72,6 +72,33 @@ SELECT older, newer, :at FROM ranked
 WHERE place = 1 AND NOT EXISTS (SELECT 1 FROM nodd_wal_supersessions AS known WHERE known.older_wal_id = ranked.older)
 RETURNING older_wal_id;
 
+-- name: lacking_sidecars
+-- Units of these objects that were read, or are being read, without a sidecar, but for those that wait to be completed
+-- or are. A completion's version has a blank behind the object's own.
+SELECT
+    wal_id, dataset, object_uri, provider, queue, event_time, time_range_start, time_range_end, priority,
+    schema_version, object_version, object_size, sequencer, sqs_message_id, sns_message_id, topic_arn, subject,
+    attempts, version, lane, replay_reason, replay_run_id
+FROM nodd_wal_records AS record
+WHERE
+    object_uri IN (SELECT value FROM json_each(:uris))
+    AND (status || '' = 'in_progress' OR (status || '' = 'succeeded' AND metadata_status = 'suspect'))
+    AND replace(coalesce(object_version, ''), ' ', '') = coalesce(object_version, '')
+    AND NOT EXISTS (SELECT 1 FROM nodd_wal_supersessions AS link WHERE link.older_wal_id = record.wal_id)
+    AND NOT EXISTS (
+        SELECT 1 FROM nodd_wal_records AS completion
+        WHERE
+            completion.object_uri = record.object_uri AND completion.dataset = record.dataset
+            AND completion.time_range_start = record.time_range_start
+            AND substr(completion.object_version, 1, length(coalesce(record.object_version, '')) + 1)
+            = coalesce(record.object_version, '') || ' '
+            AND (
+                completion.status || '' = 'pending'
+                OR (completion.status || '' = 'succeeded' AND completion.metadata_status = 'ok')
+            )
+    )
+ORDER BY wal_id;
+
 -- name: superseded_of
 SELECT older_wal_id FROM nodd_wal_supersessions WHERE older_wal_id IN (SELECT value FROM json_each(:wal_ids));
 

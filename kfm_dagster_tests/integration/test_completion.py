@@ -1,0 +1,201 @@
+"""A sidecar that is announced after its data completes the Item, in any order and once; nobody has to approve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfm_dagster.contracts.envelope import Lane
+from kfm_dagster.embedded.feed import ObjectEvent
+from kfm_dagster.ingest.intake import IntakeReport
+from kfm_dagster.ingest.nodes import Operator, Source
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.reports import ObjectVersion
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.samples.hrrr import make_hrrr
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import (
+    DAY,
+    CrashError,
+    Seam,
+    StoredObject,
+    announce,
+    good,
+    put,
+    raw_message,
+    run_chain,
+    take,
+    work_until_done,
+)
+
+pytestmark = pytest.mark.clause("OPR-18")
+
+BUCKET = "noaa-hrrr-bdp-pds"
+KEY, CONTENT, INDEX = make_hrrr(run=datetime.combine(DAY, time(6), UTC), lead=7)
+DATA = good(BUCKET, KEY, CONTENT)
+SIDECAR = good(BUCKET, f"{KEY}.idx", INDEX.encode())
+
+
+def notify(pipeline: Pipeline, *objects: StoredObject, name: str | None = None) -> IntakeReport:
+    events: Sequence[ObjectEvent] = [item.event() for item in objects]
+    return take(pipeline, announce(events, registry=pipeline.registry, name=name))
+
+
+def item_of(pipeline: Pipeline) -> dict[str, Any]:
+    (item,) = traces.items(Path(pipeline.settings.catalog)).values()
+    return item
+
+
+def run(pipeline: Pipeline, run_id: str, **options: Any) -> None:
+    run_chain(pipeline, "hrrr", DAY.isoformat(), run_id, Source.LEDGER, **options)
+
+
+def versions(pipeline: Pipeline) -> list[ObjectVersion]:
+    record = next(iter(traces.records(pipeline).values()))
+    return pipeline.ledger.versions(record.wal_id)
+
+
+def assert_complete(item: dict[str, Any]) -> None:
+    assert item["assets"]["index"]["href"] == f"{DATA.uri}.idx"
+    assert item["properties"]["grib:variables"]
+    assert "kfm:issues" not in item["properties"]
+
+
+def ingest_without_sidecar(pipeline: Pipeline, objects: Path) -> dict[str, Any]:
+    put(objects, [DATA])
+    notify(pipeline, DATA)
+    run(pipeline, "first")
+    item = item_of(pipeline)
+    assert [issue["code"] for issue in item["properties"]["kfm:issues"]] == ["sidecar_missing"]
+    assert "index" not in item["assets"]
+    return item
+
+
+def test_a_late_sidecar_completes_the_item_and_the_unit_stays_succeeded(pipeline: Pipeline, objects: Path) -> None:
+    before = ingest_without_sidecar(pipeline, objects)
+    unit = before["properties"]["kfm:wal_id"]
+    history = pipeline.ledger.history(unit)
+
+    put(objects, [SIDECAR])
+    report = notify(pipeline, SIDECAR)
+    assert (report.completions, report.created) == (1, 0)
+    (waiting,) = pipeline.ledger.pending_by_partition()
+    assert (waiting.dataset, waiting.units, waiting.lane) == ("hrrr", 1, Lane.BULK)
+    run(pipeline, "second")
+
+    item = item_of(pipeline)
+    assert_complete(item)
+    assert item["id"] == before["id"]
+    assert item["assets"]["data"]["file:checksum"] == before["assets"]["data"]["file:checksum"]
+    # The unit is as it was, and beside it stands what completed it.
+    assert pipeline.ledger.history(unit) == history
+    completion = item["properties"]["kfm:wal_id"]
+    assert {one.wal_id: (one.status, one.superseded_by) for one in versions(pipeline)} == {
+        unit: (Status.SUCCEEDED, None),
+        completion: (Status.SUCCEEDED, None),
+    }
+    record = pipeline.ledger.get(completion)
+    assert record is not None
+    assert (record.stac_status, record.metadata_status, record.integrity_status) == ("updated", "ok", "ok")
+    assert record.object_version == f"{DATA.event().etag} .idx={SIDECAR.event().etag}"
+    assert [entry.to_status for entry in pipeline.ledger.history(completion)] == ["pending", "in_progress", "succeeded"]
+    # Lineage has both, once each, and nobody decided anything.
+    told = traces.events(Path(pipeline.settings.lineage))
+    traces.assert_once(told)
+    assert sum(kind == "COMPLETE" for kind, *_ in told) == 2
+    assert [link.state for link in pipeline.lineage.links_of(completion)] == ["published", "published"]
+    assert pipeline.ledger.log.entries(limit=10) == []
+
+
+def test_the_order_of_announcements_changes_nothing(pipeline: Pipeline, objects: Path) -> None:
+    put(objects, [DATA, SIDECAR])
+    assert notify(pipeline, SIDECAR).completions == 0
+    assert notify(pipeline, DATA, SIDECAR).completions == 0
+    assert notify(pipeline, SIDECAR, name="while it waits").completions == 0
+    run(pipeline, "first")
+    assert_complete(item_of(pipeline))
+    assert notify(pipeline, SIDECAR, name="of a complete Item").completions == 0
+    assert len(versions(pipeline)) == 1
+
+
+def test_a_sidecar_that_is_announced_again_is_read_once(pipeline: Pipeline, objects: Path) -> None:
+    ingest_without_sidecar(pipeline, objects)
+    put(objects, [SIDECAR])
+    assert [notify(pipeline, SIDECAR, name=name).completions for name in ("one", "two")] == [1, 0]
+    rewritten = good(BUCKET, SIDECAR.key, SIDECAR.announced + b"\n")
+    assert notify(pipeline, rewritten, name="rewritten while it waits").completions == 0
+    run(pipeline, "second")
+    after = item_of(pipeline)
+    assert_complete(after)
+    assert notify(pipeline, SIDECAR, name="three").completions == 0
+    assert notify(pipeline, rewritten, name="rewritten").completions == 0
+    work_until_done(pipeline)
+    assert item_of(pipeline) == after
+    assert len(versions(pipeline)) == 2
+
+
+def test_a_sidecar_that_comes_while_its_data_is_read_completes_it(pipeline: Pipeline, objects: Path) -> None:
+    put(objects, [DATA])
+    notify(pipeline, DATA)
+    with pytest.raises(CrashError):
+        run(pipeline, "first", dies_at=Seam(operator=Operator.METADATA_EXTRACT, point="committed"))
+    put(objects, [SIDECAR])
+    assert notify(pipeline, SIDECAR).completions == 1
+    run(pipeline, "first")
+    assert "index" not in item_of(pipeline)["assets"]
+    run(pipeline, "second")
+    assert_complete(item_of(pipeline))
+
+
+@pytest.mark.parametrize("operator", [Operator.STAC_REGISTER, Operator.SETTLE], ids=str)
+@pytest.mark.parametrize("point", ["computed", "committing", "committed"])
+def test_a_completion_that_dies_is_done_once(pipeline: Pipeline, objects: Path, operator: Operator, point: str) -> None:
+    ingest_without_sidecar(pipeline, objects)
+    put(objects, [SIDECAR])
+    notify(pipeline, SIDECAR)
+    with pytest.raises(CrashError):
+        run(pipeline, "second", dies_at=Seam(operator=operator, point=point))
+    pipeline.ledger.release_lost(run_ids=["second"])
+    work_until_done(pipeline)
+    assert_complete(item_of(pipeline))
+    assert [one.status for one in versions(pipeline)] == [Status.SUCCEEDED] * 2
+    traces.assert_once(traces.events(Path(pipeline.settings.lineage)))
+
+
+def test_a_sidecar_of_another_object_leaves_the_item_as_it_is(pipeline: Pipeline, objects: Path) -> None:
+    before = ingest_without_sidecar(pipeline, objects)
+    other = make_hrrr(run=datetime.combine(DAY, time(7), UTC), lead=7)[2]
+    wrong = good(BUCKET, SIDECAR.key, other.encode())
+    put(objects, [wrong])
+    assert notify(pipeline, wrong).completions == 1
+    work_until_done(pipeline)
+    assert item_of(pipeline) == before
+    assert sorted(one.status for one in versions(pipeline)) == [Status.QUARANTINED, Status.SUCCEEDED]
+    # The right one, when it comes.
+    put(objects, [SIDECAR])
+    assert notify(pipeline, SIDECAR).completions == 1
+    work_until_done(pipeline)
+    assert_complete(item_of(pipeline))
+
+
+def test_a_newer_version_of_the_object_supersedes_what_waits_to_be_completed(pipeline: Pipeline, objects: Path) -> None:
+    ingest_without_sidecar(pipeline, objects)
+    put(objects, [SIDECAR])
+    notify(pipeline, SIDECAR)
+    later = datetime(2025, 4, 4, tzinfo=UTC)
+    event = ObjectEvent(bucket=BUCKET, key=KEY, size=len(CONTENT), etag="f" * 32, event_time=later)
+    take(pipeline, announce([event], registry=pipeline.registry))
+    assert sorted(one.status for one in versions(pipeline)) == [Status.PENDING, Status.QUARANTINED, Status.SUCCEEDED]
+
+
+def test_what_is_no_new_sidecar_asks_for_nothing(pipeline: Pipeline, objects: Path) -> None:
+    ingest_without_sidecar(pipeline, objects)
+    message = announce([SIDECAR.event()], registry=pipeline.registry)
+    removed = message.body.replace("ObjectCreated:Put", "ObjectRemoved:Delete")
+    assert removed != message.body
+    assert take(pipeline, raw_message(removed, name="removed")).completions == 0
+    assert pipeline.ledger.pending_by_partition() == []
