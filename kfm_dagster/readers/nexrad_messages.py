@@ -105,8 +105,7 @@ def decode_header(data: bytes) -> VolumeHeader:
 def radial_status(kind: int, body: bytes) -> int:
     """Status of a radial without its data blocks: 0, 3 and 5 begin a cut, 2 and 4 end one. Raises ReadError."""
     (status,) = _unpack("B", body, 21 if kind == 31 else 13)
-    # The highest bit says that the data are bad, which says nothing of the place.
-    return int(status & 0x7F)
+    return int(status)
 
 
 def decode_radial(kind: int, body: bytes) -> Radial:

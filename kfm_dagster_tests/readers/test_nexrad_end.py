@@ -116,6 +116,23 @@ def test_a_real_volume_ends_with_the_last_radial_of_an_independent_reader_in_eve
             assert set(found.properties["nexrad:moments"]) == PYART_MOMENTS[name], name
 
 
+@pytest.mark.clause("OPR-15", "OPR-16", "OPR-20")
+def test_a_real_volume_put_together_from_its_chunks_ends_where_an_independent_reader_says(
+    shared_data: Path, reference: Mapping[str, Any]
+) -> None:
+    folder = "objects/unidata-nexrad-level2-chunks/KLOT/901/"
+    chunks = sorted((shared_data / folder).iterdir())
+    answers = reference[folder]["reference"]["xradar"]
+    key = {"site": "KLOT", "date": "20260328", "time": "201457"}
+    found = read(b"".join(chunk.read_bytes() for chunk in chunks), key)
+    assert abs(found.end.timestamp() - datetime.fromisoformat(f"{answers['max_time'][:26]}+00:00").timestamp()) < 1
+    assert found.findings == ()
+    assert found.properties["nexrad:elevations"] == sorted(set(answers["sweep_fixed_angle"]))
+    assert found.native["nsweeps"] == answers["nsweeps"]
+    assert {"REF", "VEL", "SW"} <= set(found.properties["nexrad:moments"])
+    assert is_unchecked(outcome(b"".join(chunk.read_bytes() for chunk in chunks[:-1]), key))
+
+
 @pytest.mark.clause("OPR-06")
 def test_a_volume_takes_few_range_requests(
     real: list[tuple[str, bytes, Mapping[str, str], Mapping[str, Any]]], volume: bytes
@@ -352,9 +369,21 @@ def test_a_gzipped_volume_that_unpacks_without_end_is_refused(
 
 
 @pytest.mark.clause("OPR-07")
-def test_an_unpacked_tail_full_of_false_starts_is_given_up_soon(uncompressed: bytes) -> None:
+def test_an_unpacked_tail_full_of_false_starts_is_given_up_soon(
+    uncompressed: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+    monkeypatch.setattr(nexrad_end, "_leads_to_the_end", lambda _, place: tried.append(place))
     false = struct.pack(">12xHxB12x4s", 0xFFFF, 31, SITE.encode())
-    assert refusal(uncompressed + false * 20_000 + b"x") is MetadataIssue.TRUNCATED_OBJECT
+    assert refusal(uncompressed + false * 20_000) is MetadataIssue.TRUNCATED_OBJECT
+    assert len(tried) == nexrad_end.MAX_STARTS
+
+
+def test_a_last_record_whose_size_was_made_to_fit_its_cut_data_is_refused(volume: bytes) -> None:
+    *_, start, end = record_ends(volume)
+    for length in range(10, end - start - 4, 25):
+        content = volume[:start] + struct.pack(">i", -length) + volume[start + 4 : start + 4 + length]
+        assert outcome(content) in CUT, length
 
 
 def test_a_volume_of_one_type_1_radial_that_is_not_the_last_one_is_suspect() -> None:
