@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Self
 
 from kfm_dagster.errors import DependencyUnavailableError
+from kfm_dagster.storage.private import private_folder
 
 START_SECONDS = 120
 """How long a server may take to answer; importing Dagster costs seconds on a busy machine."""
@@ -84,7 +85,7 @@ class Deployment:
 
     def start(self) -> None:
         """Start everything and wait until it answers. Raises DeploymentError with the log's name."""
-        self.dagster_home.mkdir(parents=True, exist_ok=True)
+        private_folder(self.dagster_home)
         (self.dagster_home / "dagster.yaml").write_text(self._dagster_yaml, encoding="utf-8")
         port = free_port()
         workspace = self.dagster_home / "workspace.yaml"

@@ -17,7 +17,7 @@ from kfm_dagster.catalog.publisher import open_publisher
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.errors import QueueUnavailableError
+from kfm_dagster.errors import ConfigurationError, QueueUnavailableError
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, code_fingerprint
 from kfm_dagster.idempotent_node.steps import StepMeter
 from kfm_dagster.idempotent_node.transaction import IdempotentNodes
@@ -38,6 +38,7 @@ from kfm_dagster.stages.run_contract import StageRunner
 from kfm_dagster.storage.artifacts import Artifacts
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.objects import ObjectStores, open_store
+from kfm_dagster.storage.private import private_folder
 from kfm_dagster.telemetry.energy import EnergyMeter, NoEnergyMeter
 
 if TYPE_CHECKING:
@@ -64,6 +65,19 @@ def own_code(settings: Settings) -> CodeFingerprint:
     return code_fingerprint(package, root / "sql", lockfile=root / LOCKFILE, image_digest=image)
 
 
+def _make_home(settings: Settings) -> None:
+    """Make the data root for this user alone, where anything is kept in it. Raises ConfigurationError."""
+    home = settings.home.absolute()
+    if not any(Path(place).is_relative_to(home) for place in (settings.storage, settings.catalog, settings.lineage)):
+        return
+    try:
+        private_folder(home)
+    except OSError as error:
+        raise ConfigurationError(
+            "the data root cannot be made", observed=f"{home}: {error.strerror}", next_step="correct KFM_HOME"
+        ) from None
+
+
 @dataclass
 class Pipeline:
     """Everything that a node, a sensor or a command works with."""
@@ -84,6 +98,8 @@ class Pipeline:
         """Read the configuration and open the database, for looking only if so said. Raises KfmError with one line."""
         # Before the database, which opening makes: a refusal leaves nothing behind.
         read = read_configuration(settings)
+        if not read_only:
+            _make_home(settings)
         database = Database.open(settings.database_url, read_only=read_only)
         return cls(settings=settings, registry=read.registry, database=database, card=read.card, energy=read.energy)
 

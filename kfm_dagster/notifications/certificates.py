@@ -23,6 +23,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.utils import CryptographyDeprecationWarning
 
+from kfm_dagster.storage.private import private_folder
+
 MAX_CERTIFICATE_BYTES = 64 * 1024
 """A certificate has 2 kB; more is none."""
 MAX_CHAIN = 4
@@ -84,7 +86,7 @@ class Certificates:
             return
         self._kept[url] = chain
         with suppress(OSError):
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_folder(self._folder)
             new = self._file(url).with_suffix(f".{os.getpid()}")
             new.write_bytes(b"".join(certificate.public_bytes(Encoding.PEM) for certificate in chain))
             new.replace(self._file(url))

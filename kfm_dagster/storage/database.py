@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
 from kfm_dagster.addresses import shown, without_secrets
 from kfm_dagster.errors import ConfigurationError, DatabaseUnavailableError, NoLedgerError, SchemaVersionError
 from kfm_dagster.seams import Seam, reach
+from kfm_dagster.storage.private import private_file, private_folder
 from kfm_dagster.storage.statements import Migration, migrations, statement
 from kfm_dagster.storage.text import storable
 
@@ -189,8 +190,8 @@ def _engine(url: URL, *, read_only: bool) -> sa.Engine:
         )
     if url.get_backend_name() != "sqlite":
         raise ConfigurationError("unknown database", observed=url.get_backend_name(), expected="sqlite or postgresql")
-    if url.database and url.database != ":memory:" and not read_only:
-        _make_folder(Path(url.database).parent)
+    if url.database and not url.database.startswith((":memory:", "file:")) and not read_only:
+        _make_file(Path(url.database))
     engine = sa.create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_SECONDS})
 
     @sa.event.listens_for(engine, "connect")
@@ -215,15 +216,18 @@ def _engine(url: URL, *, read_only: bool) -> sa.Engine:
     return engine
 
 
-def _make_folder(folder: Path) -> None:
+def _make_file(file: Path) -> None:
+    """Make a SQLite database's file and folder for this user alone; SQLite gives the journals the file's mode."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(file.parent)
     except OSError as error:
         raise ConfigurationError(
             "the folder of the database cannot be made",
-            observed=f"{folder}: {error.strerror}",
+            observed=f"{file.parent}: {error.strerror}",
             next_step="correct KFM_HOME or KFM_WAL_DSN",
         ) from None
+    with suppress(OSError):  # what cannot be written to is for SQLite to say
+        private_file(file)
 
 
 def _unusable(url: str, error: DatabaseError) -> DatabaseUnavailableError | None:

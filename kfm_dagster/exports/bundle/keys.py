@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.exports.bundle.signature import fingerprint_of
 from kfm_dagster.settings import Settings
+from kfm_dagster.storage.private import private_folder
 
 if TYPE_CHECKING:
     from pysequoia import Cert, PySigner, Tsk
@@ -153,7 +154,7 @@ def _make_key(folder: Path) -> bool:
     from pysequoia import Tsk  # noqa: PLC0415, the extra `release`
 
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(folder)
         made = not (folder / _KEY).exists() and _put(folder / _KEY, str(Tsk.generate(USER_ID)), mode=0o600)
         if not (folder / _CERTIFICATE).exists():
             # From the file: another process may have been first, or one may have died between the two.

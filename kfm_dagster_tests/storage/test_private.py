@@ -1,0 +1,67 @@
+"""What is made for a data root is its user's alone; what stood before keeps the permissions that it had."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.settings import Settings
+from kfm_dagster.storage.database import Database
+
+pytestmark = pytest.mark.clause("SEC-07")
+
+
+@pytest.fixture(autouse=True)
+def _usual_umask(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in [name for name in os.environ if name.startswith("KFM_") and not name.startswith("KFM_TEST_")]:
+        monkeypatch.delenv(name)
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_home_its_database_and_the_journals_are_made_for_one_user(tmp_path: Path) -> None:
+    home = tmp_path / "new" / "home"
+    pipeline = Pipeline.open(Settings.load(home=home))
+    with pipeline.database.transaction() as tx:
+        tx.run("schema.record", number=9999, name="x", sha256="x")
+        modes = {path.name: oct(mode(path)) for path in home.iterdir()}
+    assert modes == dict.fromkeys(("kfm.db", "kfm.db-wal", "kfm.db-shm"), "0o600")
+    pipeline.close()
+    assert [oct(mode(folder)) for folder in (home, home.parent)] == ["0o700", "0o700"]
+
+
+def test_a_home_without_a_database_is_made_for_one_user_where_anything_is_kept_in_it(tmp_path: Path) -> None:
+    home, elsewhere = tmp_path / "home", f"sqlite:///{tmp_path / 'elsewhere' / 'kfm.db'}"
+    Pipeline.open(Settings.load(home=home, wal_dsn=elsewhere)).close()
+    assert oct(mode(home)) == "0o700"
+    stores = {name: f"s3://bucket/{name}" for name in ("storage_url", "catalog_url", "lineage_url")}
+    Pipeline.open(Settings.load(home=tmp_path / "unused", wal_dsn=elsewhere, **stores)).close()
+    assert not (tmp_path / "unused").exists()
+
+
+def test_what_stood_before_keeps_its_permissions(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o755)
+    file = home / "kfm.db"
+    Database.open(f"sqlite:///{file}").dispose()
+    file.chmod(0o640)
+    Pipeline.open(Settings.load(home=home)).close()
+    assert [oct(mode(home)), oct(mode(file))] == ["0o755", "0o640"]
+
+
+def test_a_home_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    elsewhere = f"sqlite:///{tmp_path / 'kfm.db'}"
+    with pytest.raises(ConfigurationError, match=r"the data root cannot be made; observed .*file/home"):
+        Pipeline.open(Settings.load(home=tmp_path / "file" / "home", wal_dsn=elsewhere))
