@@ -32,7 +32,6 @@ from botocore.session import Session
 from obstore.exceptions import (
     AlreadyExistsError,
     GenericError,
-    NotFoundError,
     PermissionDeniedError,
     UnauthenticatedError,
 )
@@ -234,7 +233,7 @@ class S3Bucket:
                 region=_REGION.fullmatch(answer.headers.get("x-amz-bucket-region", "")),
             )
         if status == 404:
-            raise NotFoundError(f"{name} is not there")
+            raise FileNotFoundError(f"{name} is not there")  # as obstore does
         if status in {409, 412}:
             raise AlreadyExistsError(f"{name} is there already")
         if status == 401:
