@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -17,7 +17,9 @@ from kfm_dagster.governance.log import Decision, GovernanceAction, UnattributedD
 from kfm_dagster.ingest.intake import record
 from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.notifications.sqs import Queue
+from kfm_dagster.notifications.verdict import VERIFIED, Authenticity, Verdict
 from kfm_dagster.replay.dead_letter_batches import Bounds, DeadLetterReport, End, Outcome
 from kfm_dagster.replay.dead_letter_drain import drain
 from kfm_dagster.replay.dead_letter_moves import discard, redrive
@@ -322,6 +324,44 @@ def test_a_dead_letter_of_a_dataset_that_is_switched_off_is_left_alone(graveyard
         assert (left.outcome, left.detail) == (Outcome.LEFT, f"{DATASET} is switched off")
     assert graveyard.pipeline.ledger.counts() == {}
     assert len(graveyard.dead_bodies()) == 2
+
+
+NOT_NEW = set(DeadLetterClass) - {DeadLetterClass.UNKNOWN}
+
+
+class _Verdicts:
+    """Says of each body what it is told; of any other, that it is verified."""
+
+    def __init__(self, said: dict[str, Verdict]) -> None:
+        self.said = said
+
+    def verdicts(self, messages: Sequence[SqsMessage], *, verified: Collection[str] = ()) -> list[Verdict]:
+        return [self.said.get(message.body, VERIFIED) for message in messages]
+
+
+@pytest.mark.clause("SEC-04", "BEY-03")
+def test_a_dead_letter_waits_for_its_certificate_and_a_forged_one_gives_no_unit(graveyard: Graveyard) -> None:
+    waiting, forged, genuine = (graveyard.body(number) for number in range(3))
+    graveyard.bury([waiting, forged, genuine])
+    said = {
+        waiting: Verdict(authenticity=Authenticity.UNKNOWN, detail="its certificate cannot be fetched"),
+        forged: Verdict(authenticity=Authenticity.INVALID, detail="the signature is not of this message"),
+    }
+    graveyard.pipeline.signatures = _Verdicts(said)
+    for act in (redrive, drain):
+        report = act(graveyard.pipeline, decision=DECISION, selection=Selection(classes=frozenset(NOT_NEW)))
+        (left,) = [message for message in report.messages if message.kind is DeadLetterClass.WAITING]
+        assert (left.outcome, left.detail) == (Outcome.LEFT, "its certificate cannot be fetched")
+    assert len(graveyard.dead_bodies()) == 3, "nothing of them is lost"
+    report = drain(graveyard.pipeline, decision=DECISION)
+    assert report.created == 1
+    assert {entry.reason_code for entry in graveyard.pipeline.deliveries.rejected()} == {"signature_invalid"}
+    assert graveyard.pipeline.deliveries.counts()[DeliveryState.IGNORED] == 0
+    said.clear()
+    assert drain(graveyard.pipeline, decision=DECISION).created == 2
+    graveyard.finish_everything()
+    assert graveyard.dead_bodies() == []
+    graveyard.assert_sound()
 
 
 @pytest.mark.clause("RPL-06", "BEY-03")
