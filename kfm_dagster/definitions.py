@@ -9,23 +9,30 @@ from kfm_dagster.defs.assets import dataset_assets, queue_asset
 from kfm_dagster.defs.checks import unit_checks
 from kfm_dagster.defs.io_manager import StageIOManager
 from kfm_dagster.defs.jobs import ingest_jobs, path_jobs
+from kfm_dagster.defs.partitions import daily_partitions
 from kfm_dagster.defs.path_arrival import path_assets
 from kfm_dagster.defs.replay_job import replay_job
 from kfm_dagster.defs.resources import PipelineResource, SqsQueueResource, WalResource
 from kfm_dagster.defs.sensors import ingest_sensors
 from kfm_dagster.ingest.configuration import read_configuration
+from kfm_dagster.ingest.pipeline import utc_now
+from kfm_dagster.ingest.window import stored_first_day
 from kfm_dagster.settings import Settings
 
 
 def build_definitions(settings: Settings) -> dg.Definitions:
-    """Assemble all from the contracts in force. Raises KfmError for a wrong configuration; then no run begins."""
+    """Assemble all from the contracts in force and the stored first day, which is read here and nowhere at import.
+
+    Raises KfmError for a wrong configuration; then no run begins.
+    """
     registry = read_configuration(settings).registry
+    days = daily_partitions(stored_first_day(settings, clock=utc_now))
     pipeline = PipelineResource(wal=WalResource(), queue=SqsQueueResource())
     return dg.Definitions(
-        assets=[queue_asset(), *dataset_assets(registry), *path_assets(registry)],
-        asset_checks=unit_checks(registry),
+        assets=[queue_asset(), *dataset_assets(registry, days=days), *path_assets(registry, days=days)],
+        asset_checks=unit_checks(registry, days=days),
         jobs=[*ingest_jobs(registry), *path_jobs(registry), replay_job()],
-        sensors=[*ingest_sensors(interval_seconds=settings.sensor_interval_seconds), alert_sensor()],
+        sensors=[*ingest_sensors(interval_seconds=settings.sensor_interval_seconds, days=days), alert_sensor()],
         resources={"pipeline": pipeline, "stage_io": StageIOManager(pipeline=pipeline)},
         # One process per run: a step's own process would cost seconds, and a batch's units run concurrently inside it.
         executor=dg.in_process_executor,

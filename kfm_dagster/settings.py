@@ -7,6 +7,8 @@ file. Nothing is read at import; call `Settings.load()`.
 from __future__ import annotations
 
 import os
+import re
+from datetime import date
 from enum import StrEnum, unique
 from pathlib import Path
 from typing import Any, Self, get_args
@@ -16,6 +18,10 @@ from pydantic import Field, PositiveInt, SecretStr, ValidationError, field_valid
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kfm_dagster.errors import ConfigurationError
+
+EARLIEST_DAY = date(1991, 6, 1)
+"""The month of the first NEXRAD Level II volume (NCEI C00345), earlier than every NODD bucket: the earliest day that
+partitions can begin with. About 13,000 days; Dagster is comfortable with up to 100,000 partitions."""
 
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 """This machine: the only hosts that are spoken to without TLS."""
@@ -52,6 +58,12 @@ class Settings(BaseSettings):
     storage_url: str = Field("", description="Landing zone and artifacts, folder or s3://; default $KFM_HOME/storage.")
     catalog_url: str = Field("", description="STAC catalog, folder or s3://; default $KFM_HOME/catalog.")
     lineage_url: str = Field("", description="OpenLineage and PROV-O files; default $KFM_HOME/lineage.")
+    first_day: date | None = Field(
+        None,
+        ge=EARLIEST_DAY,
+        description="First day (UTC, YYYY-MM-DD) of the partitions of a new database; default: 1,000 days back. It is "
+        "stored then, and only a backfill of earlier days changes it.",
+    )
     contracts_dir: Path | None = Field(None, description="Folder with further dataset contracts (YAML).")
     configs_dir: Path | None = Field(
         None,
@@ -167,6 +179,14 @@ class Settings(BaseSettings):
             raise ValueError(
                 "postgresql+psycopg2://USER:PASSWORD@HOST:PORT/DATABASE, with @ / ? # of a password percent-encoded"
             )
+        return value
+
+    @field_validator("first_day", mode="before")
+    @classmethod
+    def _a_day_as_it_is_written(cls, value: object) -> object:
+        # pydantic takes a number for the seconds of a moment: 20250101 would be a day of 1970.
+        if isinstance(value, str) and re.fullmatch(r"\d{4}-\d{2}-\d{2}", value, re.ASCII) is None:
+            raise ValueError("YYYY-MM-DD")
         return value
 
     @field_validator("sns_trusted_url")

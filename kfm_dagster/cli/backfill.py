@@ -67,10 +67,18 @@ def run(
     """
     decision = decision_of(Settings.load(), actor=actor, reason=reason, change_ref=change_ref)
     with opened_pipeline() as pipeline:
+        before = pipeline.window.first_day()
         started = start_backfill(
             pipeline, datasets=datasets, first_day=first.date(), last_day=last.date(), decision=decision
         )
+        first_day = pipeline.window.first_day()
     click.echo(started.backfill_id)
+    if first_day < before:
+        click.echo(
+            f"the partitions begin on {first_day} now, not on {before}: a running deployment learns of it within a "
+            "minute, a code server or web server of its own when its code location is reloaded",
+            err=True,
+        )
     click.echo(
         f"{_days(started)} days to list; the running deployment does it; kfm backfill status {started.backfill_id} "
         "--follow shows how far it is",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import click
@@ -14,7 +14,7 @@ from rich.console import Console
 from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.cli.progress_bar import drain_bar
 from kfm_dagster.embedded.cloud import EmbeddedCloud
-from kfm_dagster.embedded.demo import DEMO_ENVIRONMENT, account, environment
+from kfm_dagster.embedded.demo import DEMO_ENVIRONMENT, account, begin_with, environment
 from kfm_dagster.embedded.deployment import Deployment
 from kfm_dagster.embedded.drain import drain as drain_queue
 from kfm_dagster.embedded.drain import flush_lineage
@@ -55,6 +55,8 @@ def ui(*, port: int, cloud: str) -> None:
             for item in sample_objects():
                 feed.deliver(item)
             stack.enter_context(environment({**servers.environment(), **DEMO_ENVIRONMENT}))
+            with closing(Pipeline.open(settings)) as pipeline:
+                begin_with(pipeline, SAMPLE_DAY)
         console.print("starting the Dagster code server, daemon and web server ...")
         deployment = stack.enter_context(Deployment(settings.home, environment={}, web_port=port))
         console.print(f"open {deployment.url} (Ctrl-C stops everything)", soft_wrap=True)

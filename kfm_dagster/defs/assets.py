@@ -18,7 +18,6 @@ from kfm_dagster.defs.failing import try_again_or_roll_back
 from kfm_dagster.defs.gate_checks import gate_results, gate_specs, unlooked
 from kfm_dagster.defs.io_manager import root_run_id
 from kfm_dagster.defs.jobs import FORCE_TAG
-from kfm_dagster.defs.partitions import DAYS
 from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.node import GATES_OF, ChainNode
@@ -97,12 +96,12 @@ def queue_asset() -> dg.AssetSpec:
     )
 
 
-def dataset_assets(registry: ContractRegistry) -> list[dg.AssetsDefinition]:
+def dataset_assets(registry: ContractRegistry, *, days: dg.PartitionsDefinition) -> list[dg.AssetsDefinition]:
     """Return the chain of every dataset: envelopes > integrity > metadata > stac_items > provenance > ledger."""
-    return [asset for contract in registry for asset in _chain(contract)]
+    return [asset for contract in registry for asset in _chain(contract, days)]
 
 
-def _chain(contract: DatasetContract) -> list[dg.AssetsDefinition]:
+def _chain(contract: DatasetContract, days: dg.PartitionsDefinition) -> list[dg.AssetsDefinition]:
     assets = []
     upstream: dg.AssetKey | None = None
     for noun, operator in CHAIN.items():
@@ -113,6 +112,7 @@ def _chain(contract: DatasetContract) -> list[dg.AssetsDefinition]:
             name=op_name(contract.id, operator),
             description=DESCRIPTIONS[operator],
             gates=GATES_OF.get(operator, ()),
+            days=days,
             upstream=upstream,
         )
         asset = made(_first(contract.id, key) if upstream is None else _later(contract.id, operator, key))
@@ -138,6 +138,7 @@ def stage_asset(
     name: str,
     description: str,
     gates: Sequence[Gate],
+    days: dg.PartitionsDefinition,
     upstream: dg.AssetKey | None = None,
 ) -> Callable[[Callable[..., Iterator[Any]]], dg.AssetsDefinition]:
     """Return what makes the asset of a stage, with the gates that it is held against as checks."""
@@ -146,8 +147,8 @@ def stage_asset(
         description=description,
         ins={} if upstream is None else {"upstream": dg.AssetIn(key=upstream)},
         outs={"result": dg.AssetOut(key=key, io_manager_key="stage_io")},
-        check_specs=gate_specs(key, gates),
-        partitions_def=DAYS,
+        check_specs=gate_specs(key, gates, days=days),
+        partitions_def=days,
         group_name=slug(dataset),
     )
 

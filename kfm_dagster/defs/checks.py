@@ -12,7 +12,6 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.defs.chain import asset_key
 from kfm_dagster.defs.display import MAX_TABLE_ROWS, day_failing_units, day_metadata, day_sentence
 from kfm_dagster.defs.gate_checks import by_day
-from kfm_dagster.defs.partitions import DAYS
 from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.ledger.reports import DayReport, FailingUnit
 from kfm_dagster.stages.batch import StageBatch
@@ -21,17 +20,17 @@ MAX_MISMATCHES = 10_000
 """Newest differences that a check looks through; a run settles no more units than that."""
 
 
-def unit_checks(registry: ContractRegistry) -> list[dg.AssetChecksDefinition]:
+def unit_checks(registry: ContractRegistry, *, days: dg.PartitionsDefinition) -> list[dg.AssetChecksDefinition]:
     """Return one check per dataset on its `ledger` asset: every unit of the day succeeded."""
     with by_day():
-        return [_every_unit_succeeded(contract.id) for contract in registry]
+        return [_every_unit_succeeded(contract.id, days) for contract in registry]
 
 
-def _every_unit_succeeded(dataset: str) -> dg.AssetChecksDefinition:
+def _every_unit_succeeded(dataset: str, days: dg.PartitionsDefinition) -> dg.AssetChecksDefinition:
     @dg.asset_check(
         asset=asset_key(dataset, "ledger"),
         name="every_unit_succeeded",
-        partitions_def=DAYS,
+        partitions_def=days,
         description="Fails when a unit of the day failed or is quarantined, in whichever run; the table names each "
         "with its reason. Fails when a unit that was done again gave another result than before, which nobody had "
         "permitted. Warns when units were not the run's any more when it settled them, and when nothing of the day is "

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 import dagster as dg
 
 from kfm_dagster.contracts.issues import GateIssue
-from kfm_dagster.defs.partitions import DAYS
 from kfm_dagster.ledger.reports import DayReport
 from kfm_dagster.stages.computed import ComputedStage
 from kfm_dagster.stages.gates.verdict import STOPS, Gate, Verdict
@@ -54,7 +53,7 @@ def by_day() -> Iterator[None]:
         yield
 
 
-def gate_specs(key: dg.AssetKey, gates: Iterable[Gate]) -> list[dg.AssetCheckSpec]:
+def gate_specs(key: dg.AssetKey, gates: Iterable[Gate], *, days: dg.PartitionsDefinition) -> list[dg.AssetCheckSpec]:
     """Return a blocking check by day for each gate that an output is held against."""
     with by_day():
         return [
@@ -62,7 +61,7 @@ def gate_specs(key: dg.AssetKey, gates: Iterable[Gate]) -> list[dg.AssetCheckSpe
                 name=NAMES[gate],
                 asset=key,
                 blocking=True,
-                partitions_def=DAYS,
+                partitions_def=days,
                 description=f"{DESCRIPTIONS[gate]} {f'Its stop is {STOPS[gate]}. ' if gate in STOPS else ''}"
                 "See docs/pipeline-card.md.",
             )

@@ -17,15 +17,15 @@ from kfm_dagster.defs.run_storage import active_runs, cooling_down, dead_runs, l
 from kfm_dagster.ingest.evidence import collect_evidence
 from kfm_dagster.ingest.intake import IntakeReport, take_in
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ingest.plan import PlannedRun, lane_limits, plan_runs
+from kfm_dagster.ingest.plan import PlannedRun, lane_limits, of_known_days, plan_runs, why_unknown
 from kfm_dagster.ingest.switched_off import SwitchedOff, sentence, units_in_flight
 from kfm_dagster.ledger.reports import PendingPartition
 from kfm_dagster.replay.backfill import advance_backfills
 from kfm_dagster.replay.engine import advance_replays
 
 
-def ingest_sensors(*, interval_seconds: int) -> list[dg.SensorDefinition]:
-    """Return the sensors, switched on."""
+def ingest_sensors(*, interval_seconds: int, days: dg.PartitionsDefinition) -> list[dg.SensorDefinition]:
+    """Return the sensors, switched on. They ask for runs of the given days, and say what waits in others."""
 
     @dg.sensor(
         name="nodd_messages",
@@ -43,7 +43,7 @@ def ingest_sensors(*, interval_seconds: int) -> list[dg.SensorDefinition]:
         if not report.landed:
             opened.asked.tell(context.sensor_name, (), at=opened.clock())
             return dg.SensorResult(skip_reason=_why_no_run(opened, report))
-        planned = _plan(context, opened, partial(_landed, report), landed=report.landed)
+        planned = _plan(context, opened, partial(_landed, report), days=days, landed=report.landed)
         if not planned:
             return dg.SensorResult(skip_reason=_why_no_run(opened, report))
         return dg.SensorResult(run_requests=[planned_run(run) for run in planned])
@@ -75,9 +75,9 @@ def ingest_sensors(*, interval_seconds: int) -> list[dg.SensorDefinition]:
             context.update_cursor(json.dumps(sorted({_seen(entry) for entry in pending})))
             return [e for e in pending if _seen(e) in seen_before and not cooling(e.partition, e.lane)]
 
-        planned = _plan(context, opened, ready, landed={})
+        planned = _plan(context, opened, ready, days=days, landed={})
         if not planned:
-            return dg.SensorResult(skip_reason=_why_nothing_is_asked_for(opened))
+            return dg.SensorResult(skip_reason=_why_nothing_is_asked_for(opened, days))
         return dg.SensorResult(run_requests=[planned_run(run) for run in planned])
 
     @dg.sensor(
@@ -92,9 +92,11 @@ def ingest_sensors(*, interval_seconds: int) -> list[dg.SensorDefinition]:
         opened = pipeline.get()
         limit = opened.settings.bulk_runs(run_slots(context.instance))
         with opened.asked.lock:
-            report = advance_backfills(opened, listing=listing_days(context.instance), limit=limit)
-            days = [(request.day, Lane.BULK) for request in report.requests]
-            opened.asked.tell(context.sensor_name, days, at=opened.clock())
+            report = advance_backfills(
+                opened, listing=listing_days(context.instance), limit=limit, known=days.has_partition_key
+            )
+            listings = [(request.day, Lane.BULK) for request in report.requests]
+            opened.asked.tell(context.sensor_name, listings, at=opened.clock())
         if not report.requests:
             return dg.SensorResult(skip_reason=report.reason)
         return dg.SensorResult(run_requests=[listing_run(request) for request in report.requests])
@@ -107,15 +109,17 @@ def _plan(
     pipeline: Pipeline,
     chosen: Callable[[Sequence[PendingPartition]], Sequence[PendingPartition]],
     *,
+    days: dg.PartitionsDefinition,
     landed: Mapping[tuple[str, str], Sequence[str]],
 ) -> list[PlannedRun]:
-    """Plan runs over some of what waits and is on, within the limits of the lanes."""
+    """Plan runs over some of what waits in the given days and is on, within the limits of the lanes."""
     off = SwitchedOff.now(pipeline.ledger.switches)
     with pipeline.asked.lock:
         asked = pipeline.asked.beside(context.sensor_name, at=pipeline.clock())
         # Before what is pending: a run that ends in between would have taken what waits only by the earlier look.
         runs = active_runs(context.instance, claimed=set(pipeline.ledger.in_progress_runs())).and_asked_for(asked)
-        waiting = [entry for entry in pipeline.ledger.pending_by_partition() if off.of(entry.dataset) is None]
+        on = [entry for entry in pipeline.ledger.pending_by_partition() if off.of(entry.dataset) is None]
+        waiting, unknown = of_known_days(on, days.has_partition_key)
         bulk_waits = runs.of(Lane.BULK) > 0 or any(entry.lane is Lane.BULK for entry in waiting)
         planned = plan_runs(
             chosen(waiting),
@@ -126,6 +130,8 @@ def _plan(
             salt=runs_so_far(context.instance),
         )
         pipeline.asked.tell(context.sensor_name, [(run.partition, run.lane) for run in planned], at=pipeline.clock())
+    if unknown and planned:
+        context.log.warning(_why_unknown(pipeline, unknown))
     return planned
 
 
@@ -184,11 +190,17 @@ def _why_no_run(pipeline: Pipeline, report: IntakeReport) -> str:
     )
 
 
-def _why_nothing_is_asked_for(pipeline: Pipeline) -> str:
+def _why_nothing_is_asked_for(pipeline: Pipeline, days: dg.PartitionsDefinition) -> str:
     off = SwitchedOff.now(pipeline.ledger.switches)
+    known, unknown = of_known_days(pipeline.ledger.pending_by_partition(), days.has_partition_key)
     waiting: Counter[str] = Counter()
-    for entry in pipeline.ledger.pending_by_partition():
+    for entry in known:
         switch = off.of(entry.dataset)
         waiting[sentence(switch) if switch else "an active run or a later tick will take them"] += entry.units
     reasons = [f"{units} units are pending; {why}" for why, units in waiting.items()]
+    reasons += [_why_unknown(pipeline, unknown)] if unknown else []
     return "; ".join(reasons) or "nothing is pending in the ledger"
+
+
+def _why_unknown(pipeline: Pipeline, unknown: Mapping[str, int]) -> str:
+    return why_unknown(unknown, today=pipeline.clock().date().isoformat())

@@ -156,6 +156,7 @@ def _drain(
             **queue.environment(),
             "KFM_HOME": str(home.absolute()),
             "KFM_MAX_IN_FLIGHT_UNITS": "100000",
+            "KFM_FIRST_DAY": DAY.isoformat(),
             # The pause between ticks is a choice of latency, not a cost.
             "KFM_SENSOR_INTERVAL_SECONDS": "1",
             **settings,

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from kfm_dagster.embedded.cloud import EmbeddedCloud
 from kfm_dagster.embedded.deployment import Deployment
 from kfm_dagster.embedded.drain import drain, flush_lineage
 from kfm_dagster.embedded.feed import Feed
-from kfm_dagster.embedded.sample_day import publish_samples
+from kfm_dagster.embedded.sample_day import SAMPLE_DAY, publish_samples
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ingest.configuration import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline, utc_now
@@ -23,7 +23,7 @@ from kfm_dagster.ingest.progress import Progress
 from kfm_dagster.ingest.report import ms_per_unit
 from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.settings import Settings
+from kfm_dagster.settings import EARLIEST_DAY, Settings
 
 DEMO_ENVIRONMENT: Mapping[str, str] = {
     # A demo is watched: ticks and retries come in seconds instead of minutes.
@@ -88,7 +88,7 @@ def run_demo(
             pipeline = Pipeline.open(settings)
             try:
                 say("publishing objects and their notifications ...")
-                skipped = feed_demo(feed, objects)
+                skipped = feed_demo(pipeline, feed, objects)
                 say("starting the Dagster code server and daemon ...")
                 with Deployment(home, environment={}) as deployment:
                     drain(deployment, pipeline, timeout_seconds=timeout_seconds, report=report)
@@ -104,12 +104,24 @@ def demo_settings(home: Path) -> Settings:
         return Settings.load()
 
 
-def feed_demo(feed: Feed, objects: Path | None) -> Mapping[str, str]:
-    """Publish a folder of real objects, or the samples with their bad neighbours; return why files were skipped."""
-    if objects is not None:
-        return feed.from_folder(objects).skipped
-    publish_samples(feed)
-    return {}
+def feed_demo(pipeline: Pipeline, feed: Feed, objects: Path | None) -> Mapping[str, str]:
+    """Publish a folder of real objects, or the samples with their bad neighbours; return why files were skipped.
+
+    Their days become partitions, and must be before a message is received.
+    """
+    if objects is None:
+        publish_samples(feed)
+        begin_with(pipeline, SAMPLE_DAY)
+        return {}
+    published = feed.from_folder(objects)
+    if published.first_day is not None:
+        begin_with(pipeline, published.first_day)
+    return published.skipped
+
+
+def begin_with(pipeline: Pipeline, day: date) -> None:
+    """Lower the partition window to a day of the demo's objects; those before EARLIEST_DAY stay outside."""
+    pipeline.window.lower(max(day, EARLIEST_DAY), actor="kfm demo", reason="objects of the demo")
 
 
 def account(pipeline: Pipeline, *, since: datetime) -> DemoResult:

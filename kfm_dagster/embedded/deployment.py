@@ -6,6 +6,7 @@ them is their supervisor. Only processes started here are ended here, by pid.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import subprocess
@@ -15,17 +16,23 @@ import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from datetime import date
 from importlib import resources
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from kfm_dagster.errors import DependencyUnavailableError
+from kfm_dagster.ingest.pipeline import utc_now
+from kfm_dagster.ingest.window import stored_first_day
+from kfm_dagster.settings import Settings
 from kfm_dagster.storage.private import private_folder
 
 START_SECONDS = 120
 """How long a server may take to answer; importing Dagster costs seconds on a busy machine."""
 STOP_SECONDS = 20
+WINDOW_POLL_SECONDS = 5.0
+"""How often the first day of the partitions is looked up, which somebody may have lowered."""
 MAX_DEATHS = 5
 DEATH_WINDOW_SECONDS = 300.0
 """So many deaths of parts in so short a time are no accident: something is wrong that a restart does not mend."""
@@ -64,6 +71,8 @@ class Deployment:
         self._commands: dict[str, Sequence[str]] = {}
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
+        self._first_day = date.min
+        self._looked_at = -math.inf
 
     def __enter__(self) -> Self:
         try:
@@ -94,6 +103,7 @@ class Deployment:
             f"      host: 127.0.0.1\n      port: {port}\n      location_name: kfm_dagster\n",
             encoding="utf-8",
         )
+        self._first_day = self._stored_first_day()
         # Not `dagster code-server start`: its proxy outlives a killed server and starts no other, and nobody notices.
         self._spawn(
             "code-server",
@@ -111,7 +121,11 @@ class Deployment:
             self._wait("webserver", lambda: _serves(f"{self.url}/server_info"))
 
     def tend(self) -> None:
-        """Start again what died, as a supervisor would. Raises DeploymentError when parts keep dying."""
+        """Start again what died, as a supervisor would, and the code server when the partitions begin earlier.
+
+        Raises DeploymentError when parts keep dying.
+        """
+        self._reload_lowered_window()
         for name, child in list(self._children.items()):
             if child.poll() is None:
                 continue
@@ -124,6 +138,24 @@ class Deployment:
                     next_step=f"read {self.log(name)}",
                 )
             self._spawn(name, self._commands[name])
+
+    def _reload_lowered_window(self) -> None:
+        """Let the code server load its definitions again once it does not know the first days any more.
+
+        Runs are processes of their own and go on; daemon and web server notice the new server.
+        """
+        if time.monotonic() - self._looked_at < WINDOW_POLL_SECONDS:
+            return
+        self._looked_at = time.monotonic()
+        if (first_day := self._stored_first_day()) < self._first_day:
+            self._first_day = first_day
+            server = self._children["code-server"]
+            server.terminate()
+            _end(server)
+            self._spawn("code-server", self._commands["code-server"])
+
+    def _stored_first_day(self) -> date:
+        return stored_first_day(Settings.load(home=self.home), clock=utc_now)
 
     def kill(self, name: str) -> None:
         """Kill one child with SIGKILL, as a crash would."""
@@ -138,11 +170,7 @@ class Deployment:
         for child in children:
             child.terminate()
         for child in children:
-            try:
-                child.wait(timeout=STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+            _end(child)
 
     def log(self, name: str) -> Path:
         """Return the log file of a child."""
@@ -181,6 +209,15 @@ class Deployment:
             expected=f"an answer within {START_SECONDS} s",
             next_step=f"read {self.log(name)}",
         )
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Wait for a child that was told to end; kill it when it does not."""
+    try:
+        child.wait(timeout=STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
 
 
 def default_dagster_yaml() -> str:

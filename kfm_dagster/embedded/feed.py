@@ -15,8 +15,9 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from enum import StrEnum, unique
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from urllib.parse import quote_plus
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.key_grammar import InvalidKeyTimeError, KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry, Route
+from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.embedded.cloud import REGION, EmbeddedCloud
 from kfm_dagster.errors import ConfigurationError, QueueUnavailableError
 
@@ -110,11 +112,15 @@ class ObjectEvent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FolderReport:
-    """What became of a folder's files: data objects by dataset, sidecars, and why the other paths were skipped."""
+    """What became of a folder's files: data objects by dataset, sidecars, and why the other paths were skipped.
+
+    `first_day` is the earliest of the data objects' days.
+    """
 
     objects: Mapping[str, int]
     sidecars: int
     skipped: Mapping[str, str]
+    first_day: date | None
 
 
 class Feed:
@@ -185,6 +191,7 @@ class Feed:
         events: list[ObjectEvent] = []
         objects: Counter[str] = Counter()
         skipped: dict[str, str] = {}
+        days: set[date] = set()
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             name = path.relative_to(folder).as_posix()
             bucket, _, key = name.partition("/")
@@ -197,8 +204,21 @@ class Feed:
             events.append(self.event(bucket=bucket, key=key, size=path.stat().st_size, etag=etag))
             if route.kind is KeyKind.DATA:
                 objects[route.contract.id] += 1
+                days |= self._day_of(route.contract, key)
         self.announce(events)
-        return FolderReport(objects=dict(objects), sidecars=len(events) - objects.total(), skipped=skipped)
+        return FolderReport(
+            objects=dict(objects),
+            sidecars=len(events) - objects.total(),
+            skipped=skipped,
+            first_day=min(days, default=None),
+        )
+
+    def _day_of(self, contract: DatasetContract, key: str) -> set[date]:
+        """Return the day that a data key is of; none for an impossible one, whose message is rejected."""
+        with suppress(InvalidKeyTimeError):
+            match = self._registry.grammars[contract.id].match(key)
+            return set() if match is None else {match.start.date()}
+        return set()
 
     def _why_skipped(self, bucket: str, key: str, route: Route) -> str:
         if not key:

@@ -117,8 +117,10 @@ def _record(pipeline: Pipeline, known: Sequence[tuple[SqsMessage, Verdict]]) -> 
     messages = [message for message, _ in known]
     landed = pipeline.landing.land(messages)
     queue = pipeline.settings.sqs_primary_queue
+    days = pipeline.window.current()
     parsed = [
-        parse_message(message, registry=pipeline.registry, queue=queue, verdict=verdict) for message, verdict in known
+        parse_message(message, registry=pipeline.registry, queue=queue, days=days, verdict=verdict)
+        for message, verdict in known
     ]
     off = SwitchedOff.now(pipeline.ledger.switches)
     with pipeline.database.transaction() as tx:

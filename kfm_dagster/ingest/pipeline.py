@@ -24,6 +24,7 @@ from kfm_dagster.idempotent_node.transaction import IdempotentNodes
 from kfm_dagster.ingest.asked import AskedRuns
 from kfm_dagster.ingest.calibration import Calibration
 from kfm_dagster.ingest.configuration import read_configuration
+from kfm_dagster.ingest.window import PartitionWindow
 from kfm_dagster.ledger.deliveries import Deliveries, DueBackoff, DueMessage
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.lineage.backend import ClientBackend
@@ -101,7 +102,10 @@ class Pipeline:
         if not read_only:
             _make_home(settings)
         database = Database.open(settings.database_url, read_only=read_only)
-        return cls(settings=settings, registry=read.registry, database=database, card=read.card, energy=read.energy)
+        opened = cls(settings=settings, registry=read.registry, database=database, card=read.card, energy=read.energy)
+        if not read_only:
+            opened.window.make()
+        return opened
 
     def close(self) -> None:
         """Give the connections back."""
@@ -123,6 +127,11 @@ class Pipeline:
     def deliveries(self) -> Deliveries:
         """Messages received and what became of them."""
         return Deliveries(self.database, clock=self.clock)
+
+    @cached_property
+    def window(self) -> PartitionWindow:
+        """The days that the deployment has partitions of."""
+        return PartitionWindow(database=self.database, settings=self.settings, clock=self.clock)
 
     @cached_property
     def landing(self) -> Landing:

@@ -54,6 +54,42 @@ class ActiveRuns:
         return ActiveRuns(active=self.active + asked, coming=self.coming + asked)
 
 
+def of_known_days(
+    pending: Iterable[PendingPartition], known: Callable[[str], bool]
+) -> tuple[list[PendingPartition], Counter[str]]:
+    """Separate what runs can be asked for from the units of days that Dagster does not know, counted by day.
+
+    A run of an unknown day is an error of the whole tick. Such a unit is of tomorrow, or of a day by which the window
+    was lowered after the code location was loaded; it stays pending, and its run comes once its day is known.
+    """
+    waiting = list(pending)
+    unknown: Counter[str] = Counter()
+    for entry in waiting:
+        if not known(entry.partition):
+            unknown[entry.partition] += entry.units
+    return [entry for entry in waiting if entry.partition not in unknown], unknown
+
+
+def why_unknown(unknown: Mapping[str, int], *, today: str) -> str:
+    """Say which units wait for Dagster to know their day, and what helps; empty for none."""
+    early = sorted(day for day in unknown if day <= today)
+    late = sorted(day for day in unknown if day > today)
+    reasons = []
+    if early:
+        units = sum(unknown[day] for day in early)
+        reasons.append(
+            f"{units} units of {_span(early)} wait: the code location was loaded before the partitions began so early; "
+            "reload it"
+        )
+    if late:
+        reasons.append(f"{sum(unknown[day] for day in late)} units of {_span(late)} wait for their day to begin")
+    return "; ".join(reasons)
+
+
+def _span(days: Sequence[str]) -> str:
+    return days[0] if len(days) == 1 else f"{len(days)} days from {days[0]} to {days[-1]}"
+
+
 def lane_limits(settings: Settings, *, run_slots: int | None, bulk_waits: bool) -> dict[Lane, int | None]:
     """Return how many runs of each lane may be active at a time; None is any number.
 

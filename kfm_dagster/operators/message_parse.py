@@ -14,6 +14,7 @@ from enum import StrEnum, unique
 from typing import Any, NamedTuple
 from urllib.parse import unquote_plus
 
+from kfm_dagster.contracts.day_window import DayWindow
 from kfm_dagster.contracts.envelope import Envelope, RawReference, WalId
 from kfm_dagster.contracts.identity import wal_id
 from kfm_dagster.contracts.issues import ParseIssue
@@ -64,6 +65,8 @@ class IgnoreReason(StrEnum):
     """A contract names the key as one that it does not ingest."""
     OBJECT_REMOVED = "object_removed"
     """The object is gone, and the dataset's contract says that this changes nothing."""
+    OUTSIDE_WINDOW = "outside_window"
+    """The object is of a day that the deployment does not ingest: before its first one, or after tomorrow."""
 
 
 class Ignored(NamedTuple):
@@ -158,11 +161,17 @@ class _Rejections:
 
 
 def parse_message(
-    message: SqsMessage, *, registry: ContractRegistry, queue: str, verdict: Verdict = UNCHECKED
+    message: SqsMessage,
+    *,
+    registry: ContractRegistry,
+    queue: str,
+    days: DayWindow | None = None,
+    verdict: Verdict = UNCHECKED,
 ) -> ParsedMessage:
-    """Understand one message. Never raises for what a message holds; same message and contracts, same result.
+    """Understand one message; with `days`, units of other days are ignored.
 
     One with an invalid signature is rejected, and one on whose sender there is no verdict yet says nothing at all.
+    Never raises for what a message holds; same message, contracts, days and verdict, same result.
     """
     if verdict.authenticity is Authenticity.UNKNOWN:
         return ParsedMessage(message_id=message.message_id, verdict=verdict)
@@ -180,7 +189,7 @@ def parse_message(
     rejections = _Rejections()
     for index, record in enumerate(records):
         try:
-            unit = _unit(record, raw=raw, registry=registry, queue=queue)
+            unit = _within(days, _unit(record, raw=raw, registry=registry, queue=queue))
         except MessageError as error:
             rejections.add(error, index)
         else:
@@ -197,6 +206,14 @@ def parse_message(
         ignored=tuple(ignored),
         rejections=rejections.found(),
     )
+
+
+def _within(days: DayWindow | None, unit: Envelope | Ignored) -> Envelope | Ignored:
+    if days is None or isinstance(unit, Ignored):
+        return unit
+    if days.holds(unit.time_range_start.date(), announced=unit.event_time):
+        return unit
+    return Ignored(IgnoreReason.OUTSIDE_WINDOW, unit.key, unit.bucket, unit.dataset)
 
 
 def parse_listed(contract: DatasetContract, listed: ListedObject) -> Envelope | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import secrets
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import Any
@@ -24,10 +24,8 @@ from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.switched_off import SwitchedOff, refuse_switched_off, units_in_flight
 from kfm_dagster.replay.backfill_progress import Backfill, BackfillError, find_backfill
+from kfm_dagster.settings import EARLIEST_DAY
 from kfm_dagster.storage.database import Transaction
-
-EARLIEST_DAY = date(1991, 6, 1)
-"""The first partition (`defs/partitions.py`): before it there are no runs."""
 
 PAUSE_SECONDS = 10.0
 """How long a requested listing may be without an active run before it is asked for again; doubled each time."""
@@ -83,10 +81,10 @@ class DayListing:
 def start_backfill(
     pipeline: Pipeline, *, datasets: Iterable[str], first_day: date, last_day: date, decision: Decision
 ) -> Backfill:
-    """Write down a backfill, which the sensor `nodd_backfill` carries out.
+    """Write down a backfill, which the sensor `nodd_backfill` carries out; earlier days lower the partition window.
 
     Raises ContractError for an unknown dataset, KillSwitchError for one that is switched off, BackfillError for a
-    window that has no day, begins before the first partition or ends in the future.
+    window that has no day, begins before EARLIEST_DAY or ends in the future.
     """
     now = pipeline.clock()
     wanted = sorted({pipeline.registry[name].id for name in datasets})
@@ -112,6 +110,7 @@ def start_backfill(
             change_ref=decision.change_ref,
             at=rfc3339(now),
         )
+        pipeline.window.lower(first_day, actor=decision.actor, reason=f"{backfill_id}: {decision.reason}"[:1000], tx=tx)
         tx.run("backfill.add_days", backfill_id=backfill_id, datasets=_json(wanted), days=_json(days))
         started = find_backfill(pipeline.database, backfill_id, tx=tx)
         _log(pipeline, GovernanceAction.BACKFILL_STARTED, started, decision, tx)
@@ -132,19 +131,27 @@ def cancel_backfill(pipeline: Pipeline, backfill_id: str, *, decision: Decision)
         return find_backfill(pipeline.database, backfill_id, tx=tx)
 
 
-def advance_backfills(pipeline: Pipeline, *, listing: Collection[tuple[str, str]], limit: int) -> AdvanceReport:
+def advance_backfills(
+    pipeline: Pipeline,
+    *,
+    listing: Collection[tuple[str, str]],
+    limit: int,
+    known: Callable[[str], bool] = lambda _: True,
+) -> AdvanceReport:
     """Take one step with every running backfill: end those that are done, ask for listings.
 
-    `listing` are the (backfill, day) that have an active run, `limit` how many may have one. A day whose run died
-    before it was listed is asked for again; a further one only while few enough bulk units are on their way.
+    `listing` are the (backfill, day) that have an active run, `limit` how many may have one, and `known` tells the days
+    that Dagster knows; others wait until it does. A day whose run died before it was listed is asked for again; a
+    further one only while few enough bulk units are on their way.
     """
     off = SwitchedOff.now(pipeline.ledger.switches)
     on = _json([contract.id for contract in pipeline.registry if off.of(contract.id) is None])
     finished = _finish(pipeline)
     with pipeline.database.snapshot() as view:
-        requested = _by_day(view.run("backfill.requested", datasets=on))
-        waiting = _by_day(view.run("backfill.next_days", datasets=on))
+        found = [_by_day(view.run(name, datasets=on)) for name in ("backfill.requested", "backfill.next_days")]
         running = view.run("backfill.running").scalar_one()
+    requested, waiting = ({key: rows for key, rows in days.items() if known(key[1])} for days in found)
+    unknown = sorted({day for days in found for _, day in days if not known(day)})
     lost = [day for day in requested if day not in listing and _pause_is_over(requested[day], now=pipeline.clock())]
     room = limit - len(listing) - len(requested.keys() - set(listing) - set(lost))
     units, most = units_in_flight(pipeline, Lane.BULK, off), pipeline.settings.max_bulk_in_flight_units
@@ -152,7 +159,10 @@ def advance_backfills(pipeline: Pipeline, *, listing: Collection[tuple[str, str]
     requests = _request(pipeline, {day: {**waiting, **requested}[day] for day in [*lost, *further][: max(0, room)]})
     if requests or not running:
         return AdvanceReport(requests=requests, finished=finished)
-    return AdvanceReport(finished=finished, reason=_why_none(off, units, most, listing, waiting, running))
+    why = _why_none(off, units, most, listing, waiting, running)
+    if unknown:
+        why = f"the code location does not know {unknown[0]} yet, reload it to have that day listed; {why}"
+    return AdvanceReport(finished=finished, reason=why)
 
 
 def _why_none(

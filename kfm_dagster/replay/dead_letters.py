@@ -150,8 +150,9 @@ def workable(pipeline: Pipeline) -> Queue:
 def classify(pipeline: Pipeline, messages: Sequence[SqsMessage], *, tx: Transaction | None = None) -> list[DeadLetter]:
     """Parse messages as intake does and class them by where their units stand."""
     queue = pipeline.settings.sqs_primary_queue
+    days = pipeline.window.current()
     parsed = [
-        parse_message(message, registry=pipeline.registry, queue=queue, verdict=verdict)
+        parse_message(message, registry=pipeline.registry, queue=queue, days=days, verdict=verdict)
         for message, verdict in zip(messages, verdicts_on(pipeline, messages), strict=True)
     ]
     known = standings(pipeline, {unit.wal_id for one in parsed for unit in one.envelopes}, tx=tx)

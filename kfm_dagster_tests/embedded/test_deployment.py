@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import closing
+from datetime import date
 from pathlib import Path
 
 import pytest
 
+from kfm_dagster.embedded import deployment as deployment_module
 from kfm_dagster.embedded.deployment import MAX_DEATHS, Deployment, DeploymentError
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.settings import Settings
 
 
 @pytest.fixture
@@ -37,6 +42,27 @@ def test_a_part_that_is_killed_is_started_again_and_its_neighbour_left_alone(dep
     assert same == neighbour
     assert successor != victim
     os.kill(successor, 0)
+
+
+@pytest.mark.clause("DAG-12")
+def test_the_code_server_is_started_again_when_the_partitions_begin_earlier(
+    deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deployment_module, "WINDOW_POLL_SECONDS", 0.0)
+    for name in ("code-server", "daemon"):
+        deployment._spawn(name, ["python", "-c", "import time; time.sleep(600)"])
+    with closing(Pipeline.open(Settings.load(home=tmp_path, first_day=date(2025, 1, 1)))) as pipeline:
+        deployment._first_day = pipeline.window.first_day()
+        server, daemon = deployment.pids()
+        deployment.tend()
+        assert deployment.pids() == [server, daemon]
+        pipeline.window.lower(date(1991, 6, 5), actor="ada", reason="an earlier day")
+    deployment.tend()
+    successor, same = deployment.pids()
+    assert same == daemon
+    assert successor != server
+    deployment.tend()
+    assert deployment.pids() == [successor, daemon]
 
 
 def test_a_part_that_keeps_dying_is_not_started_for_ever(deployment: Deployment, tmp_path: Path) -> None:

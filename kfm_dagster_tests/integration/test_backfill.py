@@ -16,7 +16,6 @@ from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.defs.partitions import FIRST_DAY
 from kfm_dagster.errors import ContractError
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.governance.switches import KillSwitchError
@@ -26,7 +25,6 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.operators.message_parse import parse_listed
 from kfm_dagster.replay.backfill import (
-    EARLIEST_DAY,
     AdvanceReport,
     advance_backfills,
     cancel_backfill,
@@ -41,6 +39,7 @@ from kfm_dagster.replay.backfill_progress import (
     day_progress,
     find_backfill,
 )
+from kfm_dagster.settings import EARLIEST_DAY
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.storage.objects import ListedObject
 from kfm_dagster_tests.factories import failed, finished
@@ -311,8 +310,38 @@ def test_a_window_that_cannot_be_is_refused_and_leaves_nothing(
     assert ask(pipeline).reason == "no backfill is running"
 
 
-def test_the_earliest_day_is_the_first_partition() -> None:
-    assert EARLIEST_DAY.isoformat() == FIRST_DAY
+@pytest.mark.clause("DAG-12")
+def test_a_backfill_of_earlier_days_lowers_the_window_and_no_other_does(pipeline: Pipeline) -> None:
+    start(pipeline)
+    assert pipeline.window.first_day() == date(2025, 1, 1)
+    start(pipeline, EARLIEST_DAY, EARLIEST_DAY)
+    assert pipeline.window.first_day() == EARLIEST_DAY
+    with pytest.raises(ContractError):
+        start(pipeline, EARLIEST_DAY, EARLIEST_DAY, "no-such")
+    start(pipeline)
+    assert pipeline.window.first_day() == EARLIEST_DAY
+
+
+@pytest.mark.clause("DAG-12")
+def test_a_day_that_dagster_does_not_know_is_listed_once_it_does(pipeline: Pipeline) -> None:
+    backfill = start(pipeline, EARLIEST_DAY, EARLIEST_DAY)
+    report = advance_backfills(pipeline, listing=(), limit=1, known=lambda day: day >= "2025-01-01")
+    assert report.requests == ()
+    assert report.reason.startswith(f"the code location does not know {EARLIEST_DAY} yet, reload it")
+    assert {(day.state, day.requests) for day in day_progress(pipeline.database, backfill.backfill_id)} == {
+        (DayState.WAITING, 0)
+    }
+    [request] = advance_backfills(pipeline, listing=(), limit=1).requests
+    assert request.day == EARLIEST_DAY.isoformat()
+
+
+@pytest.mark.clause("DAG-12")
+def test_an_unknown_day_keeps_no_slot_from_the_days_of_other_backfills(pipeline: Pipeline) -> None:
+    start(pipeline, EARLIEST_DAY, EARLIEST_DAY)
+    advance_backfills(pipeline, listing=(), limit=1)
+    start(pipeline)
+    [request] = advance_backfills(pipeline, listing=(), limit=1, known=lambda day: day >= "2025-01-01").requests
+    assert request.day == DAY.isoformat()
 
 
 @pytest.mark.clause("DAG-05", "BEY-14")

@@ -71,6 +71,7 @@ STANDING: dict[str, Sequence[Row]] = {
             "object_key": "k", "records": 1, "received_at": T,
         }
     ],
+    "partition_first_days": [{"first_day": DAY, "decided_at": T, "actor": "p", "reason": "x"}],
     "catalog_collections": [{"collection_id": "c1", "dataset": "d", "title": "t"}],
     "catalog_kept_files": [{"sha256": HASH, "content": b"x", "content_bytes": 1}],
     "catalog_promotions": [
@@ -258,6 +259,7 @@ ANOTHER: dict[str, Row] = {
     "rejected_bodies": {"message_id": "m3"},
     "rejected_objects": {"object_uri": "s3://b/2"},
     "ignored_records": {"record_index": 1},
+    "partition_first_days": {"first_day": "1991-06-01"},
     "catalog_collections": {"collection_id": "c2"},
     "catalog_kept_files": {"sha256": "b" * 64},
     "catalog_promotions": {"item_id": "i2"},
@@ -354,6 +356,11 @@ CASES: dict[str, list[Row]] = {
     "ignored_records_reason_is_short": [{"reason": ""}, {"reason": "x" * 61}],
     "ignored_records_names_are_bounded": [{"bucket": "x" * 256}, {"object_key": "x" * 1025}],
     "ignored_records_are_counted": [{"records": 0}, {"records": 2}],
+    "partition_first_days_one_row_per_day": [{"first_day": DAY}],
+    "partition_first_days_day_is_a_day": [{"first_day": "yesterday"}],
+    "partition_first_days_is_attributed": [
+        {"actor": ""}, {"actor": "x" * 201}, {"reason": ""}, {"reason": "x" * 1001},
+    ],
     "catalog_collections_one_row_each": [{"collection_id": "c1"}],
     "catalog_kept_files_one_row_per_content": [{"sha256": HASH}],
     "catalog_kept_files_sha256_is_hex": [{"sha256": "x"}, {"sha256": "G" * 64}],

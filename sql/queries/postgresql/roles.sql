@@ -43,6 +43,7 @@ WITH decision (relation, rights) AS (
     ('rejected_bodies', 'SELECT, INSERT'),
     ('rejected_objects', 'SELECT, INSERT'),
     ('ignored_records', 'SELECT, INSERT'),
+    ('partition_first_days', 'SELECT, INSERT'),
     ('nodd_wal_supersessions', 'SELECT, INSERT'),
     ('nodd_wal_outcomes', 'SELECT, INSERT'),
     ('replay_mismatches', 'SELECT, INSERT'),

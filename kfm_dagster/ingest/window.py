@@ -1,0 +1,99 @@
+"""The partition window: the first day that the deployment has partitions of, kept in its database (ADR 017).
+
+Made once, when a database is first worked with: so many days back, or KFM_FIRST_DAY. Lowered by whoever wants earlier
+days, and never raised, so that no unit of the ledger is ever of a day without a partition. Does not belong here:
+Dagster's definition of the days (`defs/partitions.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from pathlib import Path
+
+from sqlalchemy.engine import make_url
+
+from kfm_dagster.contracts.day_window import DayWindow
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.errors import DatabaseUnavailableError, NoLedgerError, SchemaVersionError
+from kfm_dagster.settings import EARLIEST_DAY, Settings
+from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster.storage.joining import reading, writing
+
+DEFAULT_DAYS = timedelta(days=1_000)
+"""How far back the partitions of a new database go: as many as the UI shows at a glance."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartitionWindow:
+    """The window of one database. Methods join the caller's transaction when one is given."""
+
+    database: Database
+    settings: Settings
+    clock: Callable[[], datetime]
+
+    def make(self, *, tx: Transaction | None = None) -> None:
+        """Settle the first day, where none is settled yet: units and backfills that are there stay within."""
+        if self._stored(tx) is not None:
+            return
+        with writing(self.database, tx) as change:
+            if self._stored(change) is None:
+                first_day = default_first_day(self.settings, clock=self.clock)
+                if (known := change.run("partition_window.earliest_known").scalar_one()) is not None:
+                    first_day = min(first_day, max(date.fromisoformat(known), EARLIEST_DAY))
+                self._begin(first_day, actor="kfm_dagster", reason="the first day of a new database", tx=change)
+
+    def first_day(self, *, tx: Transaction | None = None) -> date:
+        """Return the first day; where none is settled yet, what would be settled now."""
+        return self._stored(tx) or default_first_day(self.settings, clock=self.clock)
+
+    def current(self) -> DayWindow:
+        """Return the days of which units may come in now."""
+        return DayWindow(first=self.first_day(), today=self.clock().date())
+
+    def lower(self, day: date, *, actor: str, reason: str, tx: Transaction | None = None) -> bool:
+        """Begin with an earlier day; False where the window begins there or before. Running code has to be reloaded."""
+        with writing(self.database, tx) as change:
+            self.make(tx=change)
+            if self.first_day(tx=change) <= day:
+                return False
+            self._begin(day, actor=actor, reason=reason, tx=change)
+            return True
+
+    def _begin(self, day: date, *, actor: str, reason: str, tx: Transaction) -> None:
+        at = rfc3339(self.clock())
+        tx.run("partition_window.begin", first_day=day.isoformat(), at=at, actor=actor, reason=reason)
+
+    def _stored(self, tx: Transaction | None) -> date | None:
+        with reading(self.database, tx) as view:
+            found = view.run("partition_window.first_day").scalar_one()
+        return None if found is None else date.fromisoformat(found)
+
+
+def default_first_day(settings: Settings, *, clock: Callable[[], datetime]) -> date:
+    """Return the first day of a new database: as set, else DEFAULT_DAYS back; never in the future."""
+    today = clock().date()
+    return min(settings.first_day or today - DEFAULT_DAYS, today)
+
+
+def stored_first_day(settings: Settings, *, clock: Callable[[], datetime]) -> date:
+    """Return the first day of a deployment whose database need not be there, nor answer; changes nothing.
+
+    A code location must load without its database: until it is loaded again, the default stands for what is stored.
+    """
+    url = make_url(settings.database_url)
+    if url.get_backend_name() == "sqlite" and not Path(str(url.database)).is_file():
+        return default_first_day(settings, clock=clock)  # opening would make the file
+    try:
+        database = Database.open(settings.database_url, read_only=True)
+    except NoLedgerError:
+        return default_first_day(settings, clock=clock)
+    except (DatabaseUnavailableError, SchemaVersionError) as error:
+        logging.getLogger(__name__).warning("the partitions begin with the default day: %s", error)
+        return default_first_day(settings, clock=clock)
+    try:
+        return PartitionWindow(database=database, settings=settings, clock=clock).first_day()
+    finally:
+        database.dispose()

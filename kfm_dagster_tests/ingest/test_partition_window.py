@@ -1,0 +1,181 @@
+"""The partition window: made once, only lowered, kept in the database, and which days it lets in."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import closing
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+
+from kfm_dagster.contracts.day_window import DayWindow
+from kfm_dagster.contracts.envelope import Lane
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.embedded import demo
+from kfm_dagster.embedded.feed import Feed, FolderReport
+from kfm_dagster.ingest.pipeline import Pipeline, utc_now
+from kfm_dagster.ingest.plan import of_known_days, why_unknown
+from kfm_dagster.ingest.window import DEFAULT_DAYS, PartitionWindow, stored_first_day
+from kfm_dagster.ledger.reports import PendingPartition
+from kfm_dagster.settings import EARLIEST_DAY, Settings
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.factories import envelope
+from kfm_dagster_tests.ledger.bench import make_bench
+
+NOW = datetime(2025, 12, 3, 12, tzinfo=UTC)
+FIRST = date(2025, 1, 1)
+DOWN = "postgresql+psycopg2://kfm@127.0.0.1:1/kfm"
+
+
+@pytest.fixture(autouse=True)
+def _no_first_day_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KFM_FIRST_DAY", raising=False)
+
+
+def window(database: Database, **settings: object) -> PartitionWindow:
+    return PartitionWindow(database=database, settings=Settings.load(**settings), clock=lambda: NOW)
+
+
+@pytest.mark.clause("DAG-12")
+def test_the_first_day_is_made_once_and_stays_while_days_go_by(database: Database) -> None:
+    window(database).make()
+    later = PartitionWindow(database=database, settings=Settings(first_day=FIRST), clock=lambda: NOW + DEFAULT_DAYS)
+    later.make()
+    assert later.first_day() == NOW.date() - DEFAULT_DAYS
+
+
+@pytest.mark.clause("DAG-12")
+@pytest.mark.parametrize(
+    ("set_to", "first"), [(FIRST, FIRST), (NOW.date(), NOW.date()), (date(2099, 1, 1), NOW.date()), (None, None)]
+)
+def test_the_first_day_is_what_is_set_but_never_in_the_future(
+    database: Database, set_to: date | None, first: date | None
+) -> None:
+    made = window(database, first_day=set_to)
+    made.make()
+    assert made.first_day() == (first or NOW.date() - DEFAULT_DAYS)
+
+
+@pytest.mark.clause("DAG-12")
+def test_an_earlier_day_lowers_the_window_and_a_later_one_does_not(database: Database) -> None:
+    made = window(database, first_day=FIRST)
+    for day, lowered in ((FIRST, False), (FIRST + timedelta(days=1), False), (FIRST - timedelta(days=1), True)):
+        assert made.lower(day, actor="ada", reason="x") is lowered
+    assert made.first_day() == FIRST - timedelta(days=1)
+
+
+@pytest.mark.clause("DAG-12")
+@pytest.mark.parametrize(
+    "typed", ["UPDATE partition_first_days SET first_day = '2025-06-01'", "DELETE FROM partition_first_days"]
+)
+def test_the_window_is_never_raised_by_hand(database: Database, typed: str) -> None:
+    made = window(database, first_day=FIRST)
+    made.make()
+    with pytest.raises(DBAPIError, match="partition_first_days_are_kept"), database.engine.begin() as connection:
+        connection.execute(sa.text(typed))
+    assert made.first_day() == FIRST
+
+
+@pytest.mark.clause("DAG-12", "BEY-03")
+@pytest.mark.parametrize(
+    ("day", "first"),
+    [(date(1991, 6, 5), date(1991, 6, 5)), (date(1990, 12, 31), EARLIEST_DAY), (date(2025, 6, 1), FIRST)],
+)
+def test_units_that_are_there_stay_within_the_window_that_is_made(
+    database: Database, contracts: ContractRegistry, day: date, first: date
+) -> None:
+    start = datetime(day.year, day.month, day.day, tzinfo=UTC)
+    make_bench(database, contracts).ledger.ensure([envelope(1, time_range_start=start, time_range_end=start)])
+    made = window(database, first_day=FIRST)
+    made.make()
+    assert made.first_day() == first
+
+
+@pytest.mark.clause("DAG-12")
+@pytest.mark.parametrize(
+    ("day", "announced", "held"),
+    [
+        (FIRST, NOW, True),
+        (FIRST - timedelta(days=1), NOW, False),
+        (NOW.date() + timedelta(days=1), NOW, True),
+        (NOW.date() + timedelta(days=2), NOW, False),
+        # The clock of this machine is behind: what is announced by then is no future.
+        (date(2027, 5, 1), datetime(2027, 5, 1, tzinfo=UTC), True),
+        (date(2027, 5, 2), datetime(2027, 5, 1, tzinfo=UTC), True),
+        (date(2027, 5, 3), datetime(2027, 5, 1, tzinfo=UTC), False),
+        (date.min, datetime.min.replace(tzinfo=UTC), False),
+        (date.max, datetime.max.replace(tzinfo=UTC), True),
+    ],
+)
+def test_the_window_holds_its_first_day_to_tomorrow(day: date, announced: datetime, held: bool) -> None:
+    assert DayWindow(first=FIRST, today=NOW.date()).holds(day, announced=announced) is held
+
+
+@pytest.mark.clause("DAG-12")
+def test_what_dagster_does_not_know_is_counted_by_day_and_not_planned() -> None:
+    pending = [
+        PendingPartition(dataset=dataset, partition=day, lane=Lane.LIVE, units=units, oldest=NOW)
+        for dataset, day, units in (("a", "1990-12-31", 2), ("b", "1990-12-31", 3), ("a", "2025-12-03", 1))
+    ]
+    known, unknown = of_known_days(pending, lambda day: day >= "2025-01-01")
+    assert [entry.partition for entry in known] == ["2025-12-03"]
+    assert unknown == {"1990-12-31": 5}
+
+
+@pytest.mark.clause("DAG-12")
+@pytest.mark.parametrize(
+    ("unknown", "said"),
+    [
+        ({}, ""),
+        ({"1990-12-31": 5}, "5 units of 1990-12-31 wait: the code location was loaded before"),
+        ({"1990-12-31": 5, "1991-01-02": 1}, "6 units of 2 days from 1990-12-31 to 1991-01-02 wait: the code location"),
+        ({"2025-12-04": 2}, "2 units of 2025-12-04 wait for their day to begin"),
+        ({"1990-12-31": 1, "2025-12-04": 2}, "reload it; 2 units of 2025-12-04 wait for their day to begin"),
+    ],
+)
+def test_what_waits_for_its_day_says_what_helps(unknown: dict[str, int], said: str) -> None:
+    found = why_unknown(unknown, today="2025-12-03")
+    assert said in found
+    assert bool(found) == bool(said)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.mark.clause("DAG-12")
+def test_looking_up_the_first_day_makes_no_database_and_needs_none(
+    home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert stored_first_day(Settings.load(), clock=lambda: NOW) == NOW.date() - DEFAULT_DAYS
+    assert not home.exists()
+    with caplog.at_level(logging.WARNING):
+        assert stored_first_day(Settings.load(wal_dsn=DOWN), clock=lambda: NOW) == NOW.date() - DEFAULT_DAYS
+    assert "127.0.0.1:1" in caplog.text
+
+
+@pytest.mark.clause("DAG-12")
+def test_opening_a_pipeline_settles_the_first_day_which_definitions_then_read(home: Path) -> None:
+    with closing(Pipeline.open(Settings.load(first_day=FIRST))) as pipeline:
+        pipeline.window.lower(date(1991, 6, 5), actor="ada", reason="x")
+    assert stored_first_day(Settings.load(), clock=utc_now) == date(1991, 6, 5)
+
+
+@pytest.mark.clause("DAG-12")
+@pytest.mark.parametrize(
+    ("oldest", "first"),
+    [(date(1991, 6, 5), date(1991, 6, 5)), (date(1980, 1, 1), EARLIEST_DAY), (None, FIRST), (date(2025, 6, 1), FIRST)],
+)
+def test_the_demo_begins_with_the_oldest_of_its_objects(
+    home: Path, monkeypatch: pytest.MonkeyPatch, oldest: date | None, first: date
+) -> None:
+    published = FolderReport(objects={}, sidecars=0, skipped={"a": "b"}, first_day=oldest)
+    monkeypatch.setattr(Feed, "from_folder", lambda self, folder: published)
+    with closing(Pipeline.open(Settings.load(first_day=FIRST))) as pipeline:
+        assert demo.feed_demo(pipeline, object.__new__(Feed), home) == {"a": "b"}
+        assert pipeline.window.first_day() == first

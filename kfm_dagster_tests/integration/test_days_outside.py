@@ -1,0 +1,99 @@
+"""Days outside the partitions, through the real sensors: ignored at the door, or kept until Dagster knows their day."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+import pytest
+
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.ledger.deliveries import DeliveryState
+from kfm_dagster.ledger.ignored import IgnoredFilter, find_ignored
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.samples import hrrr
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import FakeQueue, announce, good, put, volumes
+from kfm_dagster_tests.integration.face import Face
+
+OLD_DAY = date(1990, 12, 31)
+SENSORS = ("nodd_messages", "nodd_ledger", "nodd_ledger", "nodd_backfill")
+"""The ledger's sensor asks for a run of what it has seen on an earlier tick."""
+
+
+def of_day(day: date, objects: Path, contracts: ContractRegistry, *, announced: datetime | None = None) -> SqsMessage:
+    """Store an HRRR object of that day and announce it, by default at its run's time."""
+    run = datetime(day.year, day.month, day.day, tzinfo=UTC)
+    key, content, index = hrrr.make_hrrr(run=run, lead=1)
+    item = good(hrrr.BUCKET, key, content)
+    put(objects, [item, good(hrrr.BUCKET, f"{key}.idx", index.encode())])
+    return announce([item.event(event_time=announced or run)], registry=contracts)
+
+
+def served(face: Face) -> tuple[set[str], str]:
+    """Tick every sensor and do what they ask for; the partitions of that, and all that they say."""
+    ticks = [face.tick(sensor) for sensor in SENSORS]
+    requests = [request for tick in ticks for request in tick.run_requests]
+    for request in requests:
+        face.launch(request)
+    return {str(request.partition_key) for request in requests}, "\n".join(tick.skip_message or "" for tick in ticks)
+
+
+def statuses(face: Face) -> dict[str, Status]:
+    return {record.dataset: record.status for record in traces.records(face.pipeline).values()}
+
+
+def tonight(objects: Path, contracts: ContractRegistry) -> SqsMessage:
+    """A neighbour of a day within the window, which must be served all the same."""
+    [item] = volumes(1)
+    put(objects, [item])
+    return announce([item.event()], registry=contracts)
+
+
+@pytest.mark.clause("DAG-12", "SEC-05", "OPR-19")
+@pytest.mark.parametrize("day", [OLD_DAY, date(2024, 12, 31), date(2098, 12, 31)])
+def test_a_real_day_outside_the_window_is_ignored_with_its_reason_and_costs_its_neighbour_nothing(
+    face: Face, queue: FakeQueue, objects: Path, contracts: ContractRegistry, day: date
+) -> None:
+    stray = of_day(day, objects, contracts, announced=datetime(2025, 4, 2, tzinfo=UTC))
+    queue.waiting += [stray, tonight(objects, contracts)]
+    partitions, _ = served(face)
+    assert partitions == {"2025-04-02"}
+    [ignored] = find_ignored(face.pipeline.database, IgnoredFilter(reason="outside_window"), limit=10)
+    assert (ignored.message_id, ignored.dataset, ignored.bucket) == (stray.message_id, "hrrr", hrrr.BUCKET)
+    assert ignored.key is not None
+    assert ignored.key.startswith(f"hrrr.{day:%Y%m%d}/")
+    assert statuses(face) == {"nexrad-l2": Status.SUCCEEDED}
+    assert face.pipeline.deliveries.states([stray.message_id]) == {stray.message_id: DeliveryState.DELETED}
+
+
+@pytest.mark.clause("DAG-12", "SEC-05", "BEY-03")
+def test_a_day_by_which_the_window_was_lowered_waits_until_the_code_location_is_loaded_again(
+    face: Face, queue: FakeQueue, objects: Path, contracts: ContractRegistry
+) -> None:
+    face.pipeline.window.lower(OLD_DAY, actor="ada", reason="an earlier day")
+    queue.waiting += [of_day(OLD_DAY, objects, contracts), tonight(objects, contracts)]
+    partitions, said = served(face)
+    assert partitions == {"2025-04-02"}
+    assert "1 units of 1990-12-31 wait: the code location was loaded before" in said
+    assert statuses(face) == {"nexrad-l2": Status.SUCCEEDED, "hrrr": Status.PENDING}
+    assert find_ignored(face.pipeline.database, IgnoredFilter(), limit=10) == []
+
+    reloaded = Face(instance=face.instance, pipeline=face.pipeline)
+    served(reloaded)
+    served(reloaded)
+    assert statuses(face) == {"nexrad-l2": Status.SUCCEEDED, "hrrr": Status.SUCCEEDED}
+
+
+@pytest.mark.clause("DAG-12", "BEY-03")
+def test_a_unit_of_a_day_that_has_not_begun_here_waits_for_it(
+    face: Face, queue: FakeQueue, objects: Path, contracts: ContractRegistry
+) -> None:
+    """As where this machine's clock is behind the announcer's: nothing is ignored that is of the present there."""
+    day = date(2098, 12, 31)
+    queue.waiting += [of_day(day, objects, contracts), tonight(objects, contracts)]
+    partitions, said = served(face)
+    assert partitions == {"2025-04-02"}
+    assert "1 units of 2098-12-31 wait for their day to begin" in said
+    assert statuses(face) == {"nexrad-l2": Status.SUCCEEDED, "hrrr": Status.PENDING}
