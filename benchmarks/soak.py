@@ -1,6 +1,6 @@
 """The soak: everything that is too long for the tests, one after the other, and one table of figures at the end.
 
-    python -m benchmarks.soak [--only NAME ...] [--records N] [--seeds N] [--steps N]
+    python -m benchmarks.soak [--only NAME ...] [--records N] [--seeds N] [--steps N] [--messages N]
 
 A part is a command of its own that ends with lines of figures; what ends with another code than 0 fails the soak, and
 the others run all the same. Does not belong here: what a part does.
@@ -30,10 +30,11 @@ class Part:
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
-def parts(*, seeds: int, steps: int, records: int) -> list[Part]:
+def parts(*, seeds: int, steps: int, records: int, messages: int) -> list[Part]:
     """Return the parts in their order."""
     ledger = ("-m", "benchmarks.ledger", "--records", str(records), "--database")
     campaign = ("-m", "kfm_dagster.chaos.campaign", "--units", "10000", "--kills", "200", "--database")
+    mail = ("-m", "kfm_dagster_tests.ingest.mail", "--messages", str(messages // 2), "--database")
     return [
         Part(
             name="simulation",
@@ -47,6 +48,8 @@ def parts(*, seeds: int, steps: int, records: int) -> list[Part]:
         ),
         Part(name="chaos-sqlite", command=(*campaign, "sqlite")),
         Part(name="chaos-postgresql", command=(*campaign, "postgresql")),
+        Part(name="mail-sqlite", command=(*mail, "sqlite")),
+        Part(name="mail-postgresql", command=(*mail, "postgresql")),
         Part(name="ledger-sqlite", command=(*ledger, "sqlite"), lines=0),
         Part(name="ledger-postgresql", command=(*ledger, "postgresql"), lines=0),
     ]
@@ -81,8 +84,9 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=10_000, help="histories of the simulation, at least")
     parser.add_argument("--steps", type=int, default=1_000_000, help="steps of the simulation, at least")
     parser.add_argument("--records", type=int, default=1_000_000, help="records of the ledger")
+    parser.add_argument("--messages", type=int, default=1_000_000, help="messages of intake, half on each database")
     given = parser.parse_args()
-    every = parts(seeds=given.seeds, steps=given.steps, records=given.records)
+    every = parts(seeds=given.seeds, steps=given.steps, records=given.records, messages=given.messages)
     if unknown := set(given.only) - {part.name for part in every}:
         parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(part.name for part in every)}")
     return soak([part for part in every if not given.only or part.name in given.only])

@@ -99,7 +99,7 @@ class Settings(BaseSettings):
         20000, description="The sensor stops receiving once the messages of a tick announce so many units."
     )
     max_bytes_per_tick: int = Field(
-        32 * 1024 * 1024,
+        16 * 1024 * 1024,
         ge=1024 * 1024,
         description="The sensor stops receiving once the messages of a tick have so many bytes; SQS carries 1 MiB a "
         "message.",

@@ -229,13 +229,18 @@ class Deliveries:
         """Return the newest rejected records."""
         with reading(self._database, tx) as view:
             rows = view.run("deliveries.rejected", limit=limit).all()
+            # Each once, however many rows are of one message.
+            bodies = {
+                message_id: view.run("deliveries.rejected_body", message_id=message_id).scalar_one()
+                for message_id in {row.message_id for row in rows}
+            }
         return [
             Rejection(
                 message_id=row.message_id,
                 record_index=row.record_index,
                 reason_code=row.reason_code,
                 detail=row.detail,
-                body=row.body,
+                body=bodies[row.message_id],
                 records=row.records,
             )
             for row in rows

@@ -32,7 +32,7 @@ EMPTY_RECEIVES = 3
 
 
 MAX_RECEIVED_BYTES = 32 * MAX_BODY_BYTES
-"""Bodies of one receive call, unless its caller says otherwise: three requests of the largest messages."""
+"""Bodies of one receive call, unless its caller says otherwise: ten thousand messages as NOAA sends them."""
 
 PART_BYTES = 8 * MAX_BODY_BYTES
 PART_UNITS = 5_000

@@ -149,11 +149,13 @@ class _Rejections:
         key: tuple[ParseIssue, str | None] = (error.code, str(error))
         if key not in self._found and len(self._found) >= MAX_REJECTIONS:
             key = (error.code, None)
-        if key not in self._found:
-            self._found[key] = Rejection(
-                code=error.code, message=str(error), bucket=error.bucket, key=error.key, record_index=index
-            )
-        self._counts[key] = self._counts.get(key, 0) + 1
+        if key in self._found:
+            self._counts[key] += 1
+            return
+        self._found[key] = Rejection(
+            code=error.code, message=str(error), bucket=error.bucket, key=error.key, record_index=index
+        )
+        self._counts[key] = 1
 
     def found(self) -> tuple[Rejection, ...]:
         """Return them in the order of their first records."""

@@ -42,13 +42,13 @@ INNER JOIN nodd_wal_records AS record ON unit.wal_id = record.wal_id
 GROUP BY record.dataset;
 
 -- name: rejected
-SELECT
-    rejected.message_id, rejected.record_index, rejected.reason_code, rejected.detail, rejected.records, kept.body,
-    rejected.received_at
-FROM rejected_messages AS rejected
-INNER JOIN rejected_bodies AS kept ON rejected.message_id = kept.message_id
-ORDER BY rejected.received_at DESC, rejected.message_id, rejected.record_index
+SELECT message_id, record_index, reason_code, detail, records
+FROM rejected_messages
+ORDER BY received_at DESC, message_id, record_index
 LIMIT :limit;
+
+-- name: rejected_body
+SELECT body FROM rejected_bodies WHERE message_id = :message_id;
 
 -- name: ignored
 SELECT message_id, record_index, reason, dataset, bucket, object_key, records, received_at

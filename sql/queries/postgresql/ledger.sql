@@ -35,42 +35,66 @@ SELECT pg_advisory_xact_lock(1801875821);
 
 -- name: supersede
 -- Newer is a greater sequencer (padded with zeros on the right; S3 event message structure) or, where one of the two has
--- none, a later event time.
-WITH pair AS (
-    SELECT
-        fresh.wal_id AS fresh_id, other.wal_id AS other_id,
-        CASE
-            WHEN fresh.sequencer IS NOT NULL AND other.sequencer IS NOT NULL
-                THEN sign((rpad(fresh.sequencer, 64, '0') COLLATE "C" > rpad(other.sequencer, 64, '0'))::int
-                    - (rpad(fresh.sequencer, 64, '0') COLLATE "C" < rpad(other.sequencer, 64, '0'))::int)
-            ELSE sign((fresh.event_time > other.event_time)::int - (fresh.event_time < other.event_time)::int)
-        END AS fresh_is_newer
+-- none, a later event time. Of several newer ones it is the one with the greatest sequencer, then the latest.
+-- Ranked and not compared pair by pair: one message can announce 5,000 versions of an object.
+WITH touched AS (
+    SELECT DISTINCT fresh.object_uri, fresh.dataset, fresh.time_range_start
     FROM nodd_wal_records AS fresh
-    INNER JOIN nodd_wal_records AS other
-        ON fresh.object_uri = other.object_uri AND fresh.dataset = other.dataset
-        AND fresh.time_range_start = other.time_range_start AND fresh.wal_id <> other.wal_id
-    WHERE fresh.wal_id IN (SELECT jsonb_array_elements_text(CAST(:wal_ids AS jsonb)))
+    WHERE
+        fresh.wal_id IN (SELECT jsonb_array_elements_text(CAST(:wal_ids AS jsonb)))
+        AND EXISTS (
+            SELECT 1 FROM nodd_wal_records AS other
+            WHERE
+                other.object_uri = fresh.object_uri AND other.dataset = fresh.dataset
+                AND other.time_range_start = fresh.time_range_start AND other.wal_id <> fresh.wal_id
+        )
 ),
 
-link AS (
-    SELECT other_id AS older, fresh_id AS newer FROM pair WHERE fresh_is_newer > 0
-    UNION
-    SELECT fresh_id, other_id FROM pair WHERE fresh_is_newer < 0
+version AS (
+    SELECT
+        record.wal_id, record.object_uri, record.dataset, record.time_range_start, record.event_time,
+        rpad(record.sequencer, 64, '0') COLLATE "C" AS place
+    FROM touched
+    INNER JOIN nodd_wal_records AS record
+        ON touched.object_uri = record.object_uri AND touched.dataset = record.dataset
+        AND touched.time_range_start = record.time_range_start
 ),
 
 ranked AS (
     SELECT
-        link.older, link.newer,
-        row_number() OVER (
-            PARTITION BY link.older
-            ORDER BY rpad(coalesce(newest.sequencer, ''), 64, '0') COLLATE "C" DESC, newest.event_time DESC, link.newer
-        ) AS place
-    FROM link
-    INNER JOIN nodd_wal_records AS newest ON link.newer = newest.wal_id
+        wal_id, event_time, place,
+        max(place) OVER object AS last_place,
+        first_value(wal_id) OVER (
+            PARTITION BY object_uri, dataset, time_range_start
+            ORDER BY (place IS NULL), place DESC, event_time DESC, wal_id
+        ) AS last_in_place,
+        max(CASE WHEN place IS NULL THEN event_time END) OVER object AS last_time,
+        first_value(wal_id) OVER (
+            PARTITION BY object_uri, dataset, time_range_start
+            ORDER BY (place IS NOT NULL), event_time DESC, wal_id
+        ) AS last_in_time,
+        -- The greatest sequencer of those with a later event time, for one that has none itself.
+        max(place || to_char(event_time AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US') || wal_id) OVER (
+            PARTITION BY object_uri, dataset, time_range_start ORDER BY event_time DESC
+            GROUPS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+        ) AS later
+    FROM version
+    WINDOW object AS (PARTITION BY object_uri, dataset, time_range_start)
+),
+
+link AS (
+    SELECT
+        wal_id AS older,
+        CASE
+            WHEN place < last_place THEN last_in_place
+            WHEN place IS NULL AND later IS NOT NULL THEN substr(later, length(later) - 35)
+            WHEN event_time < last_time THEN last_in_time
+        END AS newer
+    FROM ranked
 )
 
 INSERT INTO nodd_wal_supersessions (older_wal_id, newer_wal_id, found_at)
-SELECT older, newer, CAST(:at AS timestamptz) FROM ranked WHERE place = 1
+SELECT older, newer, CAST(:at AS timestamptz) FROM link WHERE newer IS NOT NULL
 ORDER BY older COLLATE "C"
 ON CONFLICT (older_wal_id) DO NOTHING
 RETURNING older_wal_id;

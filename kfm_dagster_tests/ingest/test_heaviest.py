@@ -1,0 +1,52 @@
+"""A tick over the heaviest messages that SQS carries ends, accounts for all of them, and stays within its memory."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfm_dagster.contracts.issues import ParseIssue
+from kfm_dagster.operators.message_parse import MAX_REJECTIONS
+from kfm_dagster_tests.ingest.heaviest import KINDS, heaviest
+
+MAX_MIB = 512
+"""Peak of a process that does nothing else; a third of it is the program itself."""
+
+
+def _tick(kind: str, home: Path, *, messages: int, dsn: str = "") -> dict[str, Any]:
+    command = [sys.executable, "-m", "kfm_dagster_tests.ingest.heaviest", kind, str(home), str(messages), dsn]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.clause("SEC-08")
+@pytest.mark.parametrize(
+    ("kind", "messages"),
+    [("foreign", 10), ("units", 10), ("escapes", 10), ("sidecars", 10), ("numbers", 2), ("versions", 2)],
+)
+def test_a_tick_over_the_heaviest_messages_stays_within_its_memory(kind: str, messages: int, tmp_path: Path) -> None:
+    report = _tick(kind, tmp_path / "home", messages=messages)
+    assert report["peak_mib"] < MAX_MIB
+    assert (report["received"], report["residual"]) == (messages, 0)
+    records = sum(len(json.loads(message.body)["Records"]) for message in heaviest(kind, messages))
+    assert report["created"] + report["rejected"] + report["ignored"] == records
+    assert report["rows"] <= messages * (MAX_REJECTIONS + len(ParseIssue))
+
+
+@pytest.mark.clause("SEC-08")
+def test_the_heaviest_messages_fit_postgresql_too(tmp_path: Path, postgres_url: str) -> None:
+    for kind, messages in (("foreign", 10), ("versions-without-order", 2)):
+        report = _tick(kind, tmp_path / kind, messages=messages, dsn=postgres_url)
+        assert report["peak_mib"] < MAX_MIB
+        assert (report["received"], report["residual"]) == (messages, 0)
+
+
+def test_every_kind_fills_a_message() -> None:
+    for kind in KINDS:
+        [message] = heaviest(kind, 1)
+        assert 2**20 - 1_000 < len(message.body) <= 2**20
