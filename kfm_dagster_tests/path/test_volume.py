@@ -41,6 +41,9 @@ FACTS = VolumeFacts(site="KICT", antenna_height_m=427.0, elevations_deg=PATTERNS
         ({"nexrad:elevations": [0.483, 0.483, 0.879, 19.512], "nexrad:vcp": 212}, (0.483, 0.879, 19.512)),
         ({"nexrad:elevations": [1.8, 0.5, -0.2]}, (-0.2, 0.5, 1.8)),
         ({"nexrad:elevations": [], "nexrad:vcp": 32}, (0.5, 1.5, 2.5, 3.5, 4.5)),
+        # Cuts that were made win over the pattern, of which a volume may have fewer.
+        ({"nexrad:elevations": [0.5], "nexrad:pattern-elevations": [0.5, 1.5]}, (0.5,)),
+        ({"nexrad:pattern-elevations": [0.5, 1.5], "nexrad:vcp": 212}, (0.5, 1.5)),
         ({"nexrad:vcp": 221}, PATTERNS[21]),
         ({"nexrad:elevations": [0.5, 359.8, 180.0]}, (0.5,)),
         ({"nexrad:vcp": 99}, ()),
