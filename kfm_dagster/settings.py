@@ -164,7 +164,10 @@ class Settings(BaseSettings):
         None, description="Plan of faults; only kfm_dagster.chaos.definitions reads it, and never in prod."
     )
     actor: str = Field("", description="Who decides on the command line (governance log); default: the OS user.")
-    worker_id: str = Field("local", description="Logical worker identity in the ledger; never a host name.")
+    worker_id: str = Field(
+        "local",
+        description="Logical worker identity in the ledger, the same in every process of a run; never a host name.",
+    )
 
     @field_validator("wal_dsn")
     @classmethod

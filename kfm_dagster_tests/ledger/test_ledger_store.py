@@ -620,3 +620,10 @@ def test_a_lease_is_extended_by_its_holder_alone(bench: Bench, contracts: Contra
     bench.clock.advance(60)
     assert leases.renew("run-1", {unit.wal_id: 1}) == 0
     assert leases.renew("run-1", {unit.wal_id: 2}) == 1
+    # Another worker claims for the run: the lease is its own, over what it claimed itself.
+    other = envelope(2)
+    another.ensure([other])
+    another.claim(dataset="nexrad-l2", partition=DAY, run_id="run-1", limit=1, wal_ids=[other.wal_id])
+    assert leases.renew("run-1", {unit.wal_id: 2}) == 0
+    assert another.leases.renew("run-1", {unit.wal_id: 2}) == 0
+    assert another.leases.renew("run-1", {other.wal_id: 1}) == 1
