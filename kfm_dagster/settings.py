@@ -44,6 +44,16 @@ class SnsVerify(StrEnum):
     OFF = "off"
 
 
+@unique
+class Feed(StrEnum):
+    """What a deployment's queue brings of each dataset."""
+
+    WHOLE = "whole"
+    """Every object that its provider announces: an hour without one is a gap."""
+    SAMPLE = "sample"
+    """Some of them: how many should be there is not known, so gate G6 has nothing to look at."""
+
+
 class Settings(BaseSettings):
     """Every environment variable that `kfm_dagster` reads (prefix `KFM_`)."""
 
@@ -107,6 +117,11 @@ class Settings(BaseSettings):
     receive_threads: PositiveInt = Field(8, description="Parallel receive calls; SQS gives 10 messages a call.")
     max_units_per_run: int = Field(
         5000, ge=1, le=10_000, description="Units that one run claims per dataset; each takes about 25 KB of memory."
+    )
+    feed: Feed = Field(
+        Feed.WHOLE,
+        description="whole or sample: whether the queue brings all that each provider announces, so that gate G6 holds "
+        "a day against what its contract expects.",
     )
     max_in_flight_units: PositiveInt = Field(
         20000, description="The sensor stops receiving while more live units than this are pending or in progress."

@@ -86,7 +86,7 @@ COMMANDS = {
     ),
     "validate": Lazy(
         "kfm_dagster.cli.validate:validate",
-        "Show stage states, gate pass rates, stops, retries, dimensional closure and KPIs of the last days.",
+        "Show units, stage states, gate pass rates, stops, retries, dimensional closure and KPIs of the last days.",
     ),
     "wal": Lazy("kfm_dagster.cli.wal:wal", "Look into the ledger (the NODD WAL)."),
 }

@@ -25,7 +25,7 @@ from kfm_dagster.stages.card import OnFailure
 @click.option("--html", type=NewFile(), help="Write the report as a page, too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def validate(*, days: int, html: Path | None, as_json: bool) -> int:
-    """Show stage states, gate pass rates, stops, retries, dimensional closure and KPIs of the last days.
+    """Show units, stage states, gate pass rates, stops, retries, dimensional closure and KPIs of the last days.
 
     Exit code 4 when a stop was triggered, a gate stopped a batch or a quantity does not close, else 0.
 
@@ -39,11 +39,13 @@ def validate(*, days: int, html: Path | None, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(report))
     else:
+        click.echo("units")
+        show_fields(_as_text(report["units"]))
         states = sorted({state for counts in report["stages"].values() for state in counts})
         none = dict.fromkeys(states)
         rows = [{"stage": stage, **none, **counts} for stage, counts in report["stages"].items()]
         show_section("stages", rows, ("stage", *states))
-        gates = [{"gate": name, **_as_text(gate)} for name, gate in report["gates"].items()]
+        gates = [{**_as_text(gate), "gate": f"{name} {gate['title']}"} for name, gate in report["gates"].items()]
         show_section("gates", gates, ("gate", "looked_at", "pass_rate", "outcomes"))
         counts = {name: report[name] for name in ("stops_triggered", "errors", "restricted")}
         show_fields(_as_text({**counts, **report["kpis"]}))

@@ -15,19 +15,10 @@ import dagster as dg
 from kfm_dagster.contracts.issues import GateIssue
 from kfm_dagster.ledger.reports import DayReport
 from kfm_dagster.stages.computed import ComputedStage
-from kfm_dagster.stages.gates.verdict import STOPS, Gate, Verdict
+from kfm_dagster.stages.gates.verdict import STOPS, TITLES, Gate, Verdict
 from kfm_dagster.stages.machine import Judgement
 
-NAMES: Mapping[Gate, str] = {
-    Gate.G1: "G1_schema_completeness",
-    Gate.G2: "G2_citation_compliance",
-    Gate.G3: "G3_path_conventions",
-    Gate.G4: "G4_dimensional_closure",
-    Gate.G5: "G5_freshness",
-    Gate.G6: "G6_coverage",
-    Gate.G7: "G7_covariance_consistency",
-    Gate.G8: "G8_uniqueness",
-}
+NAMES: Mapping[Gate, str] = {gate: f"{gate}_{title.replace(' ', '_')}" for gate, title in TITLES.items()}
 DESCRIPTIONS: Mapping[Gate, str] = {
     Gate.G1: "Every section that the operator makes is there, in its form.",
     Gate.G2: "Every extracted field names its source by volume, version and anchor.",
@@ -38,6 +29,7 @@ DESCRIPTIONS: Mapping[Gate, str] = {
     Gate.G7: "Covariances are symmetric and positive definite.",
     Gate.G8: "wal_id, object version and Item id are unique in batch and catalog.",
 }
+RESTRICTED = "the output goes on, [Restricted]"
 MAX_UNITS_SHOWN = 50
 """Units at fault that a check names; the audit names more."""
 
@@ -84,17 +76,23 @@ def gate_results(
 def unlooked(
     key: dg.AssetKey, gates: Iterable[Gate], stage: ComputedStage, *, day: DayReport
 ) -> Iterator[dg.AssetCheckResult]:
-    """Yield what holds of an output that was handed on: it had passed when it was made."""
-    cause = stage.skipped.skipped.value if stage.skipped and stage.skipped.skipped else ""
+    """Yield what holds of an output that was handed on: what was found when it was made."""
+    skipped = stage.skipped
+    cause = skipped.skipped.value if skipped and skipped.skipped else ""
     for gate in gates:
         out = _out_by(gate, day)
+        restricted = skipped is not None and gate.value in skipped.restricted
         yield dg.AssetCheckResult(
-            passed=not out,
+            passed=not out and not restricted,
             asset_key=key,
             check_name=NAMES[gate],
             severity=dg.AssetCheckSeverity.WARN,
-            description=_earlier(out),
-            metadata={"observed": f"skipped: {cause}", "day_units_out": out},
+            description=_sentence(RESTRICTED if restricted else None, _earlier(out)),
+            metadata={
+                "observed": f"skipped: {cause}",
+                "day_units_out": out,
+                **({"tag": "[Restricted]"} if restricted else {}),
+            },
         )
 
 
@@ -107,6 +105,10 @@ def _earlier(out: int) -> str | None:
     return f"{out} units of the day are out by this gate since an earlier run" if out else None
 
 
+def _sentence(*parts: str | None) -> str | None:
+    return "; ".join(part for part in parts if part) or None
+
+
 def _result(key: dg.AssetKey, verdict: Verdict, judgement: Judgement, *, out: int) -> dg.AssetCheckResult:
     stops = verdict.gate not in judgement.passed
     restricted = verdict.gate in judgement.restricted
@@ -117,15 +119,9 @@ def _result(key: dg.AssetKey, verdict: Verdict, judgement: Judgement, *, out: in
         asset_key=key,
         check_name=NAMES[verdict.gate],
         severity=dg.AssetCheckSeverity.ERROR if stops else dg.AssetCheckSeverity.WARN,
-        description="; ".join(
-            said
-            for said in (
-                None if verdict.passed else _consequence(verdict, stops=stops, restricted=restricted),
-                _earlier(out),
-            )
-            if said
-        )
-        or None,
+        description=_sentence(
+            None if verdict.passed else _consequence(verdict, stops=stops, restricted=restricted), _earlier(out)
+        ),
         metadata={
             "rule": verdict.rule,
             "observed": verdict.observed,
@@ -140,7 +136,7 @@ def _result(key: dg.AssetKey, verdict: Verdict, judgement: Judgement, *, out: in
 
 def _consequence(verdict: Verdict, *, stops: bool, restricted: bool) -> str:
     if restricted:
-        return "the output goes on, [Restricted]"
+        return RESTRICTED
     if stops:
         return f"the batch is stopped{f' ({STOPS[verdict.gate]})' if verdict.gate in STOPS else ''}"
     return f"{len(verdict.units)} units leave the chain, the others go on"

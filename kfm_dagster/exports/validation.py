@@ -1,5 +1,6 @@
-"""/validate: how the stages of the last days went, and the KPIs of the pipeline card, from what was recorded.
+"""/validate: how units and stages of the last days went, and the KPIs of the pipeline card, from what was recorded.
 
+    units       what became of every unit of the ledger, and how many a run of the window gave back for another attempt
     latency     seconds from the start to the end of a stage that succeeded; P50 and P95 by linear interpolation
     throughput  units that settled per second, from the first line of the audit in the window to the last
     Q_res       share of gates that were looked at and did not pass (the residual of quality, 0 to 1)
@@ -24,12 +25,13 @@ from kfm_dagster.ingest.node import Operator
 from kfm_dagster.ingest.path_arrivals import NODE as PATH_ARRIVAL
 from kfm_dagster.ingest.path_arrivals import quantities_of
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.stages.audit import AuditKind
 from kfm_dagster.stages.card import StageState
 from kfm_dagster.stages.envelope_table import from_parquet
 from kfm_dagster.stages.gates.dimensions import dim_report, p_dim_against
 from kfm_dagster.stages.gates.subject import Subject, Thresholds
-from kfm_dagster.stages.gates.verdict import Gate
+from kfm_dagster.stages.gates.verdict import TITLES, Gate
 from kfm_dagster.stages.store import StageAttempt, StageStore
 from kfm_dagster.storage.artifacts import ArtifactReference
 from kfm_dagster.telemetry.clock.log import ClockLog
@@ -50,6 +52,8 @@ def validate_report(pipeline: Pipeline, *, since: datetime) -> dict[str, Any]:
         attempts = store.since(since, tx=view)
         lines = store.audit.since(since, tx=view)
         length, head = store.audit.head(tx=view)
+        counts = pipeline.ledger.counts(tx=view)
+        waiting_since = pipeline.ledger.oldest_waiting(tx=view)
         selections = view.run("stages.replays_since", since=rfc3339(since)).scalar_one()
     gates = _gates(lines)
     replayed = [line for line in lines if line["kind"] == AuditKind.REPLAY]
@@ -60,6 +64,7 @@ def validate_report(pipeline: Pipeline, *, since: datetime) -> dict[str, Any]:
     return {
         "at": rfc3339(at),
         "since": rfc3339(since),
+        "units": _units(counts, lines, waiting_since=waiting_since, at=at),
         "stages": _stages(attempts),
         "gates": gates,
         "stops_triggered": _counted(line["event"] for line in lines if line["kind"] == AuditKind.STOP),
@@ -167,6 +172,32 @@ def _share(quantities: Iterable[Line]) -> float | None:
     return sum(closed for closed, _ in counts) / values if values else None
 
 
+def _units(
+    counts: Mapping[str, Mapping[Status, int]], lines: Sequence[Line], *, waiting_since: datetime | None, at: datetime
+) -> dict[str, Any]:
+    """Count the units of the ledger, what needs care first, and those that runs gave back for another attempt."""
+    totals = {status.value: sum(of_dataset[status] for of_dataset in counts.values()) for status in Status}
+    return {
+        "quarantined": totals.pop(Status.QUARANTINED),
+        "failed": totals.pop(Status.FAILED),
+        "oldest_waiting_since": None if waiting_since is None else rfc3339(waiting_since),
+        "oldest_waiting_seconds": None if waiting_since is None else (at - waiting_since).total_seconds(),
+        **totals,
+        "retries": sum(line["details"].get("retrying", 0) for line in _settled(lines)),
+    }
+
+
+def _settled(lines: Iterable[Line]) -> Iterator[Line]:
+    """Yield the lines of settlements that runs made themselves."""
+    for line in lines:
+        if (
+            line["event"] == "running>succeeded"
+            and line["stage"].endswith(f".{Operator.SETTLE}")
+            and "handed_on" not in line["details"]
+        ):
+            yield line
+
+
 def _stages(attempts: Iterable[StageAttempt]) -> dict[str, dict[str, int]]:
     """Count the states of each stage by the newest attempt of every run."""
     newest = {(one.run_id, one.stage): one for one in sorted(attempts, key=lambda one: one.attempt)}
@@ -183,6 +214,7 @@ def _gates(lines: Iterable[Line]) -> dict[str, dict[str, Any]]:
             outcomes[line["event"]][line["details"]["outcome"]] += 1
     return {
         gate: {
+            "title": TITLES[Gate(gate)],
             "looked_at": (looked := counts.total()),
             "pass_rate": counts["passed"] / looked if looked else None,
             "outcomes": dict(sorted(counts.items())),
@@ -212,13 +244,7 @@ def _latency(attempts: Iterable[StageAttempt]) -> dict[str, float | None]:
 def _throughput(lines: Sequence[Line]) -> float | None:
     """Return the units settled per second of the span from the first line to the last one; None without a span."""
     seconds = (moment(lines[-1]["at"]) - moment(lines[0]["at"])).total_seconds() if lines else 0.0
-    settled = sum(
-        line["details"].get("units", 0)
-        for line in lines
-        if line["event"] == "running>succeeded"
-        and line["stage"].endswith(f".{Operator.SETTLE}")
-        and "handed_on" not in line["details"]
-    )
+    settled = sum(line["details"].get("units", 0) for line in _settled(lines))
     return settled / seconds if seconds > 0 else None
 
 

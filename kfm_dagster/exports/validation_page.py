@@ -23,6 +23,7 @@ def validation_page(report: Mapping[str, Any]) -> str:
     """Return the page of a report (`validation.validate_report`)."""
     states = sorted({state for counts in report["stages"].values() for state in counts})
     parts = [
+        _table("Units", ["what", "value"], ([name, figure(value)] for name, value in report["units"].items())),
         _table(
             "Stages",
             ["stage", *states],
@@ -32,7 +33,7 @@ def validation_page(report: Mapping[str, Any]) -> str:
             "Gates",
             ["gate", "looked at", "pass rate", "outcomes"],
             (
-                [gate, one["looked_at"], one["pass_rate"], figure(one["outcomes"])]
+                [f"{gate} {one['title']}", one["looked_at"], one["pass_rate"], figure(one["outcomes"])]
                 for gate, one in report["gates"].items()
             ),
         ),

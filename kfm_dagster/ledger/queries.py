@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 
 from sqlalchemy import RowMapping
 
@@ -149,6 +150,12 @@ class LedgerQueries:
             )
             for row in rows
         ]
+
+    def oldest_waiting(self, *, tx: Transaction | None = None) -> datetime | None:
+        """Return since when the unit is known that has waited longest, for its first attempt or another one."""
+        with reading(self.database, tx) as view:
+            found = view.run("ledger.oldest_waiting").scalar_one()
+        return None if found is None else moment(found)
 
     def counts(self, *, tx: Transaction | None = None) -> dict[str, dict[Status, int]]:
         """Return the number of records by dataset and status; every status is there."""

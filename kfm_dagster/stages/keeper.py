@@ -110,6 +110,7 @@ class StageKeeper:
         """
         lines = [*of_node, *(() if judgement is None else told(attempt, judgement))]
         state = batch.state
+        retrying = state.validation_summary.get("retrying")
         saved = attempt.stage.rsplit(".", 1)[-1] in self.card.checkpoints
         if saved:
             details = {"uri": state.artifact_uri, "sha256": state.artifact_sha256}
@@ -120,7 +121,11 @@ class StageKeeper:
             restricted=batch.restricted,
             checkpoint_uri=state.artifact_uri if saved else None,
             output_sha256=state.artifact_sha256,
-            details={"units": len(batch.envelopes), **({"handed_on": batch.applied_by} if batch.handed_on else {})},
+            details={
+                "units": len(batch.envelopes),
+                **({"retrying": retrying} if retrying else {}),
+                **({"handed_on": batch.applied_by} if batch.handed_on else {}),
+            },
             told=lines,
             tx=tx,
         )

@@ -18,10 +18,16 @@ from kfm_dagster_tests.cli.test_cli import Call, call, home, ledger, state_of  #
 REPORT: dict[str, Any] = {
     "at": "2026-01-02T00:00:00.000000Z",
     "since": "2026-01-01T00:00:00.000000Z",
+    "units": {"quarantined": 2, "failed": 1, "oldest_waiting_seconds": 3600.0, "succeeded": 7, "retries": 4},
     "stages": {"a.message_parse": {"succeeded": 2}, "a.settle": {"failed": 1, "succeeded": 1}},
     "gates": {
-        "G1": {"looked_at": 3, "pass_rate": 2 / 3, "outcomes": {"fail_units": 1, "passed": 2}},
-        "G3": {"looked_at": 0, "pass_rate": None, "outcomes": {}},
+        "G1": {
+            "title": "schema completeness",
+            "looked_at": 3,
+            "pass_rate": 2 / 3,
+            "outcomes": {"fail_units": 1, "passed": 2},
+        },
+        "G3": {"title": "path conventions", "looked_at": 0, "pass_rate": None, "outcomes": {}},
     },
     "stops_triggered": {},
     "errors": {"E_GATE": 1},
@@ -60,6 +66,7 @@ def test_a_figure_has_the_digits_that_mean_something(value: Any, text: str) -> N
     assert figure(value) == text
 
 
+@pytest.mark.clause("DAG-11", "BEY-13")
 def test_text_and_page_round_figures_and_json_keeps_them(
     call: Call, ledger: dict[str, NoddWalRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,13 +76,25 @@ def test_text_and_page_round_figures_and_json_keeps_them(
     rows = {words[0]: words[1:] for line in answer.out.splitlines() if (words := line.split())}
     assert rows["a.message_parse"] == ["2"]
     assert rows["a.settle"] == ["1", "1"]
-    assert rows["G1"] == ["3", "0.666667", "fail_units:", "1,", "passed:", "2"]
-    assert rows["G3"] == ["0", "none", "none"]
+    # What needs care comes before everything else, and nobody has to know the gates by number.
+    assert answer.out.split()[0] == "units"
+    order = [line.split()[0] for line in answer.out.splitlines() if line.split()]
+    assert [name for name in order if name in {"quarantined", "failed", "a.message_parse", "G1"}] == [
+        "quarantined",
+        "failed",
+        "a.message_parse",
+        "G1",
+    ]
+    assert (rows["quarantined"], rows["failed"]) == (["2"], ["1"])
+    assert (rows["oldest_waiting_seconds"], rows["retries"]) == (["3600"], ["4"])
+    assert rows["G1"] == ["schema", "completeness", "3", "0.666667", "fail_units:", "1,", "passed:", "2"]
+    assert rows["G3"] == ["path", "conventions", "0", "none", "none"]
     assert (rows["stops_triggered"], rows["errors"]) == (["none"], ["E_GATE:", "1"])
     assert (rows["latency_p50_seconds"], rows["latency_p95_seconds"]) == (["0.088348"], ["none"])
     assert rows["sigma_y"] == ["16:", "1.23457e-07"]
     page = (tmp_path / "page.html").read_text()
     assert page == validation_page(REPORT)
+    assert page.index("<td>quarantined</td>") < page.index("a.message_parse") < page.index("G1 schema completeness")
     assert "0.0883480000" not in page + answer.out
     assert "{}" not in page + answer.out
     assert json.loads(call("validate", "--json").out) == REPORT
@@ -89,10 +108,13 @@ def test_text_and_page_round_figures_and_json_keeps_them(
         ({"stops_triggered": {"S2": 1}}, ExitCode.FINISHED_WITH_FAILURES),
         # Coverage has no stop of its own.
         (
-            {"gates": {"G6": {"looked_at": 1, "pass_rate": 0.0, "outcomes": {"stop": 1}}}},
+            {"gates": {"G6": {"title": "coverage", "looked_at": 1, "pass_rate": 0.0, "outcomes": {"stop": 1}}}},
             ExitCode.FINISHED_WITH_FAILURES,
         ),
-        ({"gates": {"G6": {"looked_at": 1, "pass_rate": 0.0, "outcomes": {"restrict": 1}}}}, ExitCode.DONE),
+        (
+            {"gates": {"G6": {"title": "coverage", "looked_at": 1, "pass_rate": 0.0, "outcomes": {"restrict": 1}}}},
+            ExitCode.DONE,
+        ),
         ({"dimensional_closure": {"p_dim": 0.9, "ok": False}}, ExitCode.FINISHED_WITH_FAILURES),
     ],
     ids=["fine", "a stop", "a gate that stops", "a gate that restricts", "no closure"],

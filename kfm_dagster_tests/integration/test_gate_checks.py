@@ -11,6 +11,7 @@ import pytest
 from kfm_dagster.contracts.issues import GateIssue
 from kfm_dagster.defs.gate_checks import NAMES
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.settings import Feed
 from kfm_dagster.stages.card import StageState
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, assert_conserved, volumes
@@ -62,6 +63,25 @@ def test_every_gate_of_a_sound_run_shows_as_a_passed_blocking_check(face: Face, 
     }
     assert materialisations(result)["ledger"]["tag"] == "[Restricted] G6"
     assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 2}
+
+
+@pytest.mark.clause("DAG-11", "PCS-12")
+def test_a_feed_that_is_a_sample_is_expected_to_cover_no_day_until_it_is_whole(
+    face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announced(face, objects, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(face.pipeline, "settings", face.pipeline.settings.model_copy(update={"feed": Feed.SAMPLE}))
+        result = face.execute(JOB, partition=PARTITION)
+        check = gates(result)["ledger", "G6_coverage"]
+        assert check.passed
+        assert "KFM_FEED" in str(check.metadata["observed"].value)
+        assert "tag" not in materialisations(result)["ledger"]
+    # What was found of a sample is not handed on where it is none any more; what is handed on hides nothing.
+    again = face.execute(JOB, partition=PARTITION)
+    whole = face.execute(JOB, partition=PARTITION)
+    for each in (again, whole):
+        assert not gates(each)["ledger", "G6_coverage"].passed
 
 
 @pytest.mark.clause("PCS-02", "PCS-13")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.exports.bundle.configuration import Machine
 from kfm_dagster.exports.bundle.content import AUDIT, DIMENSIONS, VALIDATION
@@ -28,7 +29,7 @@ from kfm_dagster.stages.card import ErrorClass, StageState
 from kfm_dagster.stages.store import StageStore
 from kfm_dagster.telemetry.clock.log import ClockLog
 from kfm_dagster.telemetry.clock.reading import ClockReading, ClockState
-from kfm_dagster_tests.integration.chain import DAY, announce, put, take, volumes
+from kfm_dagster_tests.integration.chain import DAY, announce, missing, put, take, volumes
 from kfm_dagster_tests.integration.face import Face
 from kfm_dagster_tests.integration.test_gate_checks import change_contract
 
@@ -87,6 +88,34 @@ def test_the_report_counts_what_was_recorded_and_nothing_else(
     assert stopped["audit"]["lines"] > fine["audit"]["lines"]
     later = validate_report(face.pipeline, since=face.pipeline.clock() + timedelta(days=1))
     assert (later["stages"], later["audit"]) == ({}, stopped["audit"])
+
+
+@pytest.mark.clause("DAG-11", "BEY-13")
+def test_the_report_begins_with_the_units_that_need_care_and_counts_those_that_were_tried_again(
+    face: Face, objects: Path
+) -> None:
+    since = face.pipeline.clock() - timedelta(days=1)
+    items = [*volumes(2), missing(volumes(3)[2])]
+    put(objects, items)
+    take(face.pipeline, announce([item.event() for item in items], registry=face.pipeline.registry))
+    face.execute(JOB, partition=PARTITION)
+    report = validate_report(face.pipeline, since=since)
+    assert list(report)[2:4] == ["units", "stages"]
+    assert list(report["units"])[:4] == ["quarantined", "failed", "oldest_waiting_since", "oldest_waiting_seconds"]
+    known = face.pipeline.ledger.find(status=Status.FAILED)[0].created_at
+    assert report["units"].pop("oldest_waiting_seconds") >= 0
+    assert report["units"] == {
+        "quarantined": 0, "failed": 1, "oldest_waiting_since": rfc3339(known), "pending": 0, "in_progress": 0,
+        "succeeded": 2, "retries": 1,
+    }  # fmt: skip
+    put(objects, volumes(3))
+    face.pipeline.ledger.retry_due(now=face.pipeline.clock() + timedelta(hours=1), limit=9)
+    face.execute(JOB, partition=PARTITION)
+    later = validate_report(face.pipeline, since=since)["units"]
+    assert (later["succeeded"], later["oldest_waiting_since"], later["retries"]) == (3, None, 1)
+    assert {gate: one["title"] for gate, one in report["gates"].items()}["G1"] == "schema completeness"
+    # Units are the ledger's, whenever they came; what was tried again is of the window.
+    assert validate_report(face.pipeline, since=since + timedelta(days=2))["units"]["retries"] == 0
 
 
 @pytest.mark.clause("PCS-19", "PCS-12")

@@ -40,6 +40,7 @@ PLANS: list[tuple[str, dict[str, Any], str]] = [
     ("ledger.find_in_partition", FIND | {"status": "succeeded"}, "by_work"),
     ("ledger.datasets_of_status", {}, "by_work|by_selection"),
     ("ledger.pending_by_partition", {}, "to_claim|by_work"),
+    ("ledger.oldest_waiting", {}, "to_claim|by_work|by_selection"),
     ("ledger.day_counts", {}, "by_work"),
     ("ledger.day_failing", {}, "by_work"),
     ("ledger.day_failing_units", {}, "by_work"),

@@ -86,6 +86,9 @@ WHERE
 ORDER BY record.status DESC, record.event_time DESC, record.wal_id
 LIMIT :limit;
 
+-- name: oldest_waiting
+SELECT min(created_at) FROM nodd_wal_records WHERE status IN ('pending', 'failed');
+
 -- name: in_progress_runs
 SELECT DISTINCT ingest_run_id FROM nodd_wal_records WHERE status = 'in_progress' ORDER BY ingest_run_id;
 

@@ -21,6 +21,8 @@ def coverage(subject: Subject) -> Verdict:
     """Hold each product's share of the objects that are due against the threshold."""
     least = subject.thresholds.min_coverage
     rule = f"coverage of each product >= {least:g}"
+    if subject.sampled:
+        return Verdict.not_applicable(Gate.G6, rule, "the feed is a sample (KFM_FEED): no day of it is expected whole")
     expected, facts = subject.contract.coverage, subject.partition
     if expected is None or facts is None:
         why = "the contract expects no product" if expected is None else "the ledger was not asked for the partition"

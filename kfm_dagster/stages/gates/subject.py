@@ -94,6 +94,8 @@ class Subject:
     thresholds: Thresholds = field(default_factory=Thresholds)
     partition: PartitionFacts | None = None
     catalog: Sequence[CatalogOwner] | None = None
+    sampled: bool = False
+    """Whether the units are some of their day's, so that nothing follows from how many there are."""
 
     @cached_property
     def standing(self) -> tuple[Envelope, ...]:

@@ -35,6 +35,19 @@ class Gate(StrEnum):
     """Uniqueness of wal_id, Item id and object version within batch and catalog."""
 
 
+TITLES: Mapping[Gate, str] = {
+    Gate.G1: "schema completeness",
+    Gate.G2: "citation compliance",
+    Gate.G3: "path conventions",
+    Gate.G4: "dimensional closure",
+    Gate.G5: "freshness",
+    Gate.G6: "coverage",
+    Gate.G7: "covariance consistency",
+    Gate.G8: "uniqueness",
+}
+"""Gate > its name in words (pipeline card, chapter 7, section IX)."""
+
+
 @unique
 class Stop(StrEnum):
     """Why a stage must end."""
