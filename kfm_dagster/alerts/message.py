@@ -20,6 +20,7 @@ MEANINGS = {
     Rule.UNLOCK: "The clock is not locked (E_SYNC): outputs are [Restricted] or stages do not run.",
     Rule.GATE_BREACH: "A gate does not pass: it stops the stage, takes units out, or restricts what is made.",
     Rule.REPLAY_DIVERGENCE: "A replay gave something else than the original, and was rolled back.",
+    Rule.WORSE_OBJECT: "A version of an object was quarantined; the Item of an earlier one stays in the catalog.",
 }
 LOOK = {
     Rule.STATE_FLAPPING: "kfm validate --days 1; kfm explain RUN",
@@ -29,6 +30,7 @@ LOOK = {
     Rule.UNLOCK: "kfm clock --ask",
     Rule.GATE_BREACH: "kfm validate --days 1; kfm explain RUN",
     Rule.REPLAY_DIVERGENCE: "kfm validate --days 1; kfm explain RUN",
+    Rule.WORSE_OBJECT: "kfm quarantine list; kfm explain RUN",
 }
 """Where a rule's evidence is seen; RUN is the run of its newest event."""
 

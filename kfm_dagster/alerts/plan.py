@@ -48,6 +48,8 @@ class Rule(StrEnum):
     """Any other gate does not pass."""
     REPLAY_DIVERGENCE = "replay_divergence"
     """A replay gave something else than the original."""
+    WORSE_OBJECT = "worse_object"
+    """A version of an object failed for good, and the Item of an earlier one stays."""
 
 
 def _some(value: timedelta) -> timedelta:
@@ -79,6 +81,7 @@ class Rules(Strict):
     unlock: RuleTerms
     gate_breach: RuleTerms
     replay_divergence: RuleTerms
+    worse_object: RuleTerms
 
     def __getitem__(self, rule: Rule) -> RuleTerms:
         terms: RuleTerms = getattr(self, rule.value)

@@ -73,6 +73,21 @@ events AS (
                 )
             )
         )
+    UNION ALL
+    -- Objects that were taken out while another version of the same one has its Item; the newest version counts.
+    SELECT 'worse_object', worse.dataset, worse.updated_at, worse.ingest_run_id, worse.last_error_code
+    FROM nodd_wal_records AS worse
+    WHERE
+        worse.status = 'quarantined'
+        AND worse.updated_at >= (SELECT t.since FROM terms AS t WHERE t.rule = 'worse_object')
+        AND worse.last_error_code NOT IN ('superseded', 'stale_event')
+        AND NOT EXISTS (SELECT 1 FROM nodd_wal_supersessions AS link WHERE link.older_wal_id = worse.wal_id)
+        AND EXISTS (
+            SELECT 1 FROM nodd_wal_records AS good
+            WHERE
+                good.object_uri = worse.object_uri AND good.dataset = worse.dataset
+                AND good.time_range_start = worse.time_range_start AND good.status || '' = 'succeeded'
+        )
 ),
 counted AS (
     SELECT
