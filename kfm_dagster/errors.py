@@ -106,6 +106,14 @@ class QueueUnavailableError(DependencyUnavailableError):
     """The queue does not answer."""
 
 
+class StoreAccessError(DependencyUnavailableError):
+    """A store refuses access, or its bucket is not there: nothing helps but a person who changes one of the two."""
+
+
+class PreflightError(DependencyUnavailableError):
+    """Nothing is received: what the deployment needs is not there."""
+
+
 class SchemaVersionError(KfmError):
     """The database has a newer schema than this release knows."""
 

@@ -65,6 +65,12 @@ class Settings(BaseSettings):
     wal_dsn: str = Field(
         "", repr=False, description="Database of the four records; default sqlite:///$KFM_HOME/kfm.db."
     )
+    dagster_dsn: str = Field(
+        "",
+        repr=False,
+        description="PostgreSQL database of Dagster's own storage, in its schema `dagster`; it may be KFM_WAL_DSN's. "
+        "Default: SQLite files below DAGSTER_HOME.",
+    )
     storage_url: str = Field("", description="Landing zone and artifacts, folder or s3://; default $KFM_HOME/storage.")
     catalog_url: str = Field("", description="STAC catalog, folder or s3://; default $KFM_HOME/catalog.")
     lineage_url: str = Field("", description="OpenLineage and PROV-O files; default $KFM_HOME/lineage.")
@@ -184,7 +190,14 @@ class Settings(BaseSettings):
         description="Logical worker identity in the ledger, the same in every process of a run; never a host name.",
     )
 
-    @field_validator("wal_dsn")
+    @field_validator("dagster_dsn")
+    @classmethod
+    def _on_postgres(cls, value: str) -> str:
+        if value.startswith("sqlite"):
+            raise ValueError("postgresql+psycopg2://USER@HOST/DATABASE; unset, Dagster keeps SQLite files")
+        return value
+
+    @field_validator("wal_dsn", "dagster_dsn")
     @classmethod
     def _one_postgres_driver(cls, value: str) -> str:
         # SQLAlchemy 2.1 reads a bare postgresql:// as psycopg 3, with which dagster-postgres fails on NOTIFY.
@@ -248,7 +261,7 @@ class Settings(BaseSettings):
             setting = "_".join(str(part) for part in first["loc"])
             field = cls.model_fields[str(first["loc"][0])]
             hidden = (
-                first["loc"][0] == "wal_dsn"  # it may hold a password
+                first["loc"][0] in {"wal_dsn", "dagster_dsn"}  # it may hold a password
                 or SecretStr in get_args(field.annotation)
                 or _may_hold_a_secret(str(first["input"]))
             )

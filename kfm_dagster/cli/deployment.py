@@ -23,6 +23,7 @@ from kfm_dagster.embedded.sample_day import SAMPLE_DAY, sample_objects
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ingest.configuration import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline, utc_now
+from kfm_dagster.ingest.preflight import preflight
 from kfm_dagster.notifications.sqs import connect
 from kfm_dagster.settings import Settings
 
@@ -57,6 +58,9 @@ def ui(*, port: int, cloud: str) -> None:
             stack.enter_context(environment({**servers.environment(), **DEMO_ENVIRONMENT}))
             with closing(Pipeline.open(settings)) as pipeline:
                 begin_with(pipeline, SAMPLE_DAY)
+        else:
+            preflight(settings, connect(settings).depth)
+            Pipeline.open(settings).close()
         console.print("starting the Dagster code server, daemon and web server ...")
         deployment = stack.enter_context(Deployment(settings.home, environment={}, web_port=port))
         console.print(f"open {deployment.url} (Ctrl-C stops everything)", soft_wrap=True)
@@ -84,7 +88,7 @@ def drain(*, timeout: int, as_json: bool) -> None:
     # What opening the pipeline does first, and then the queue: without one there is nothing to make a ledger for.
     read_configuration(settings)
     refuse_unwritable_home(settings.home)
-    connect(settings).depth()
+    preflight(settings, connect(settings).depth)
     pipeline = Pipeline.open(settings)
     started = utc_now()
     try:

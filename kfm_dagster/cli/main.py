@@ -66,6 +66,10 @@ COMMANDS = {
         "Write the signed release bundle PTN_EXPORT or verify one; below it, a DCAT catalog and a lineage graph.",
     ),
     "governance": Lazy("kfm_dagster.cli.governance:governance", "Look into the governance log."),
+    "init": Lazy(
+        "kfm_dagster.cli.init:init",
+        "Bring the ledger's database and Dagster's own up to date, and check that stores and queue are there.",
+    ),
     "kill-switch": Lazy(
         "kfm_dagster.cli.kill_switch:kill_switch", "Switch datasets off and on again, or list what is off."
     ),

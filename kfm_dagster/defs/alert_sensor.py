@@ -8,6 +8,7 @@ import dagster as dg
 
 from kfm_dagster.alerts.book import Alert
 from kfm_dagster.alerts.desk import Evaluation
+from kfm_dagster.defs.one_line import one_line
 from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.ingest.alerting import alert_desk
 
@@ -27,6 +28,7 @@ def alert_sensor() -> dg.SensorDefinition:
         description="Evaluates the rules of alerts.yaml over what stages and clock have recorded, and tells what fires "
         "on the channels of KFM_ALERT_URLS, each alert once within its window of suppression. Asks for no run.",
     )
+    @one_line
     def nodd_alerts(context: dg.SensorEvaluationContext, pipeline: PipelineResource) -> dg.SkipReason:
         desk = alert_desk(pipeline.get())
         done = desk.evaluate()

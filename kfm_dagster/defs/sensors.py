@@ -11,6 +11,7 @@ import dagster as dg
 
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.defs.jobs import INGEST_JOB
+from kfm_dagster.defs.one_line import one_line
 from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.defs.run_requests import listing_run, planned_run
 from kfm_dagster.defs.run_storage import active_runs, cooling_down, dead_runs, listing_days, run_slots, runs_so_far
@@ -18,6 +19,7 @@ from kfm_dagster.ingest.evidence import collect_evidence
 from kfm_dagster.ingest.intake import IntakeReport, take_in
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.plan import PlannedRun, lane_limits, of_known_days, plan_runs, why_unknown
+from kfm_dagster.ingest.preflight import ensure_ready
 from kfm_dagster.ingest.switched_off import SwitchedOff, sentence, units_in_flight
 from kfm_dagster.ledger.reports import PendingPartition
 from kfm_dagster.replay.backfill import advance_backfills
@@ -37,8 +39,10 @@ def ingest_sensors(*, interval_seconds: int, days: dg.PartitionsDefinition) -> l
         "KFM_MAX_IN_FLIGHT_UNITS live units are pending or in progress, and while everything that the queue brings is "
         "switched off.",
     )
+    @one_line
     def nodd_messages(context: dg.SensorEvaluationContext, pipeline: PipelineResource) -> dg.SensorResult:
         opened = pipeline.get()
+        ensure_ready(opened)
         report = take_in(opened)
         if not report.landed:
             opened.asked.tell(context.sensor_name, (), at=opened.clock())
@@ -57,6 +61,7 @@ def ingest_sensors(*, interval_seconds: int, days: dg.PartitionsDefinition) -> l
         "delivers lineage to the configured backend, and asks for runs over what is pending and no active run will "
         "take, live work first.",
     )
+    @one_line
     def nodd_ledger(context: dg.SensorEvaluationContext, pipeline: PipelineResource) -> dg.SensorResult:
         opened = pipeline.get()
         _recover(context, opened)
@@ -66,6 +71,8 @@ def ingest_sensors(*, interval_seconds: int, days: dg.PartitionsDefinition) -> l
         if (trouble := opened.lineage.flush()) is not None:
             # Recorded events wait; ingestion does not.
             context.log.warning(trouble)
+        # Units keep their attempts while no run could store what it makes of them.
+        ensure_ready(opened)
         advance_replays(opened, say=context.log.info)
         cooling = cooling_down(context.instance, now=opened.clock(), interval_seconds=interval_seconds)
 
@@ -88,6 +95,7 @@ def ingest_sensors(*, interval_seconds: int, days: dg.PartitionsDefinition) -> l
         description="Asks for the listings of running backfills (kfm backfill), day by day, while fewer bulk units "
         "are in flight than KFM_LIVE_SHARE leaves to them.",
     )
+    @one_line
     def nodd_backfill(context: dg.SensorEvaluationContext, pipeline: PipelineResource) -> dg.SensorResult:
         opened = pipeline.get()
         limit = opened.settings.bulk_runs(run_slots(context.instance))

@@ -109,6 +109,8 @@ class Deployment:
             "code-server",
             ["python", "-m", "kfm_dagster.defs.code_server", "-m", self._module, "-h", "127.0.0.1", "-p", str(port)],
         )
+        # While that imports Dagster, too: daemon and web server must not both make its tables.
+        self._prepare_storage()
         self._wait("code-server", lambda: _accepts(port))
         if self._with_daemon:
             # Sensors, run queue, run monitoring, backfills.
@@ -193,6 +195,18 @@ class Deployment:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+            )
+
+    def _prepare_storage(self) -> None:
+        if (self.dagster_home / "history" / "runs.db").is_file() and not self._environment.get("KFM_DAGSTER_DSN"):
+            return
+        name = "storage"
+        self._spawn(name, ["python", "-m", "kfm_dagster.defs.instance_storage", str(self.dagster_home)])
+        if self._children.pop(name).wait(timeout=START_SECONDS) != 0:
+            raise DeploymentError(
+                "Dagster's storage cannot be made",
+                observed=self.log(name).read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1],
+                next_step=f"read {self.log(name)}",
             )
 
     def _wait(self, name: str, ready: Callable[[], bool]) -> None:

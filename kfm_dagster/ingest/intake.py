@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from kfm_dagster.contracts.envelope import Lane, WalId
+from kfm_dagster.errors import StoreAccessError
 from kfm_dagster.governance.switches import KillSwitch
 from kfm_dagster.ingest.completion import complete
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -74,7 +75,8 @@ def take_in(pipeline: Pipeline) -> IntakeReport:
     Bulk units do not count: a backfill must not stop what is announced today.
 
     One batch a tick: its run starts while the next tick receives. Raises QueueUnavailableError and
-    DatabaseUnavailableError; what was received and not recorded comes back after its visibility timeout.
+    DatabaseUnavailableError; what was received and not recorded comes back after its visibility timeout. Raises
+    StoreAccessError where the landing zone refuses it; then it is visible again at once.
     """
     settings = pipeline.settings
     deleted = pipeline.acknowledge()
@@ -94,7 +96,13 @@ def take_in(pipeline: Pipeline) -> IntakeReport:
     pipeline.calibration.keep_answers()
     if not messages:
         return IntakeReport(deleted=deleted)
-    report = record(pipeline, messages)
+    try:
+        report = record(pipeline, messages)
+    except StoreAccessError:
+        # What is not stored waits in the queue, and the preflight of the next tick receives nothing.
+        pipeline.ready = False
+        pipeline.queue.change_visibility([(message.receipt_handle or "", 0) for message in messages])
+        raise
     return dataclasses.replace(report, deleted=deleted + pipeline.acknowledge())
 
 

@@ -93,6 +93,8 @@ class Pipeline:
     energy: EnergyMeter = field(default_factory=NoEnergyMeter)
     asked: AskedRuns = field(default_factory=AskedRuns)
     """What this process's sensors have asked for."""
+    ready: bool = field(default=False, init=False)
+    """Whether its stores took what was written when they were last asked (`preflight.py`)."""
 
     @classmethod
     def open(cls, settings: Settings, *, read_only: bool = False) -> Pipeline:

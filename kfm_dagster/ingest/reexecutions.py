@@ -22,6 +22,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from kfm_dagster.storage.statements import statement
 
 DRIVER = "postgresql+psycopg2"
+SCHEMA = "dagster"
+"""Schema of Dagster's tables, so that neither they nor its migrations meet the ledger's in one database."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,8 +75,16 @@ def _reexecution(row: Any) -> Reexecution:
     )
 
 
+def dagster_url(dsn: str) -> URL:
+    """Return KFM_DAGSTER_DSN as the URL whose connections find Dagster's schema, and no other."""
+    url = make_url(dsn)
+    given = url.query.get("options", ())
+    options = " ".join([given] if isinstance(given, str) else given)
+    return url.update_query_dict({"options": f"{options} -csearch_path={SCHEMA}".strip()})
+
+
 def _storage_url(home: Path, environment: Mapping[str, str]) -> URL | None:
-    """Return where `dagster.yaml` puts the runs: PostgreSQL when it says so, else SQLite files."""
+    """Return where `dagster.yaml` puts the runs: PostgreSQL when it or KFM_DAGSTER_DSN says so, else SQLite files."""
     file = home / "dagster.yaml"
     try:
         config = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
@@ -83,6 +93,8 @@ def _storage_url(home: Path, environment: Mapping[str, str]) -> URL | None:
     storage = _member(config, "storage")
     if postgres := _member(storage, "postgres"):
         return _postgres_url(postgres, environment)
+    if _member(storage, "custom") and (dsn := environment.get("KFM_DAGSTER_DSN")):
+        return dagster_url(dsn).set(drivername=DRIVER)
     base = _text(_member(storage, "sqlite").get("base_dir"), environment) or str(home)
     runs = Path(base) / "history" / "runs.db"
     # Opened for reading only: asking must not make what it asks for.

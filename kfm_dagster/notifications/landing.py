@@ -10,19 +10,20 @@ import gzip
 import hashlib
 import re
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 
 import orjson
-from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
+from obstore.exceptions import AlreadyExistsError, NotFoundError
 
 from kfm_dagster.contracts.identity import rfc3339
-from kfm_dagster.errors import ArtifactError, DependencyUnavailableError
+from kfm_dagster.errors import ArtifactError
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.seams import Seam, reach
-from kfm_dagster.storage.s3 import Store, reason
+from kfm_dagster.storage.answering import answering
+from kfm_dagster.storage.s3 import Store
 
 MAX_BATCH_BYTES = 1024**3
 """A landed batch is not unpacked beyond this: a corrupted file must not fill the memory."""
@@ -53,7 +54,7 @@ class Landing:
         lines = sorted({_line(message) for message in messages})
         content = b"".join(lines)
         digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
-        with _answering():
+        with answering("the landing zone", "KFM_STORAGE_URL"):
             reach(Seam.LANDING_PUT_BEFORE)
             with suppress(AlreadyExistsError):  # the same bytes: landing is idempotent
                 self._store.put(_uri(digest), gzip.compress(content, mtime=0), mode="create")
@@ -65,7 +66,7 @@ class Landing:
         if not _DIGEST.fullmatch(digest):
             raise ArtifactError("a landed batch has no such digest", observed=digest[:80], expected="sha256:<64 hex>")
         try:
-            with _answering():
+            with answering("the landing zone", "KFM_STORAGE_URL"):
                 packed = bytes(self._store.get(_uri(digest)).bytes())
         except (FileNotFoundError, NotFoundError):
             raise ArtifactError("a landed batch is gone", observed=_uri(digest)) from None
@@ -75,19 +76,6 @@ class Landing:
                 "a landed batch is corrupted", observed=_uri(digest), expected=digest, next_step="restore the file"
             )
         return tuple(_message(line) for line in content.splitlines())
-
-
-@contextmanager
-def _answering() -> Iterator[None]:
-    """Turn a store that does not answer into DependencyUnavailableError."""
-    try:
-        yield
-    except (AlreadyExistsError, NotFoundError):
-        raise
-    except BaseError as error:
-        raise DependencyUnavailableError(
-            "the landing zone does not answer", observed=reason(error), next_step="check KFM_STORAGE_URL"
-        ) from error
 
 
 def _uri(digest: str) -> str:

@@ -19,6 +19,7 @@ from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError
 from kfm_dagster.run_state.record import ROLLED_BACK_BY, Outcome, RunState, RunStateError
 from kfm_dagster.run_state.store import by_outcome
 from kfm_dagster.run_state.writes import count_write
+from kfm_dagster.storage.answering import refusal, unavailable
 from kfm_dagster.storage.database import Transaction
 
 if TYPE_CHECKING:
@@ -176,6 +177,8 @@ def _answering() -> Iterator[None]:
     try:
         yield
     except (DeltaError, OSError) as error:
+        if refusal(error) is not None:
+            raise unavailable(error, what="the run-state table", setting="KFM_RUN_STATE") from error
         raise DependencyUnavailableError(
             "the run-state table does not answer",
             observed=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",

@@ -11,18 +11,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from urllib.parse import quote
 
-from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
+from obstore.exceptions import AlreadyExistsError, NotFoundError
 
-from kfm_dagster.errors import DependencyUnavailableError
 from kfm_dagster.run_state.record import Outcome, RunState, RunStateError
 from kfm_dagster.run_state.store import by_outcome, is_kept
 from kfm_dagster.run_state.writes import count_write
+from kfm_dagster.storage.answering import answering
 from kfm_dagster.storage.database import Transaction
-from kfm_dagster.storage.s3 import Store, reason
+from kfm_dagster.storage.s3 import Store
+
+_answering = partial(answering, "the run-state store", "KFM_RUN_STATE")
 
 FOLDER = "_run_state"
 READERS = 16
@@ -106,14 +108,3 @@ class ObjectRunState:
     def _read_all(self, paths: Iterable[str]) -> Iterator[RunState]:
         with ThreadPoolExecutor(READERS) as readers:
             yield from filter(None, readers.map(self._read, paths))
-
-
-@contextmanager
-def _answering() -> Iterator[None]:
-    """Turn a store that does not answer into DependencyUnavailableError."""
-    try:
-        yield
-    except (BaseError, FileNotFoundError) as error:  # a bucket that is not there is no empty one
-        raise DependencyUnavailableError(
-            "the run-state store does not answer", observed=reason(error), next_step="check KFM_RUN_STATE"
-        ) from error

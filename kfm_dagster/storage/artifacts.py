@@ -8,12 +8,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from obstore.exceptions import AlreadyExistsError
+from obstore.exceptions import AlreadyExistsError, NotFoundError
 
 from kfm_dagster.errors import ArtifactError
 from kfm_dagster.seams import Seam, reach
+from kfm_dagster.storage.answering import answering
+
+_answering = partial(answering, "the store of artifacts", "KFM_STORAGE_URL")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,11 +36,14 @@ class Artifacts:
         self._folder = folder
 
     def put(self, content: bytes, *, suffix: str) -> ArtifactReference:
-        """Store the bytes once; the same bytes give the same reference and no second write."""
+        """Store the bytes once; the same bytes give the same reference and no second write.
+
+        Raises StoreAccessError and DependencyUnavailableError, as `get` does.
+        """
         digest = hashlib.sha256(content).hexdigest()
         path = f"{self._folder}/{digest[:2]}/{digest}.{suffix}"
         reach(Seam.ARTIFACT_PUT_BEFORE)
-        with contextlib.suppress(AlreadyExistsError):
+        with contextlib.suppress(AlreadyExistsError), _answering():
             self._store.put(path, content, mode="create")
         reach(Seam.ARTIFACT_PUT_AFTER)
         return ArtifactReference(uri=path, sha256=digest)
@@ -44,8 +51,9 @@ class Artifacts:
     def get(self, reference: ArtifactReference) -> bytes:
         """Return the bytes. Raises ArtifactError when they are gone or are not the ones that were stored."""
         try:
-            content = bytes(self._store.get(reference.uri).bytes())
-        except FileNotFoundError:
+            with _answering():
+                content = bytes(self._store.get(reference.uri).bytes())
+        except (FileNotFoundError, NotFoundError):
             raise ArtifactError(observed=f"{reference.uri} is gone", next_step="run the node again") from None
         found = hashlib.sha256(content).hexdigest()
         if found != reference.sha256:

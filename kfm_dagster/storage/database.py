@@ -103,6 +103,11 @@ class Database:
         with self.engine.connect().execution_options(kfm_read_only=True) as connection, connection.begin():
             yield Transaction(connection)
 
+    def schema(self) -> int:
+        """Return the number of the newest migration that the database has had."""
+        with self.snapshot() as tx:
+            return max(int(row.number) for row in tx.run("schema.applied"))
+
     def dispose(self) -> None:
         """Close every pooled connection."""
         self.engine.dispose()

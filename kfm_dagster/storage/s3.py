@@ -45,6 +45,8 @@ PAGE = 1000
 Page = list[Any]
 Listing = dict[str, list[Any]]
 CONNECTIONS = 64
+NO_BUCKET = "NoSuchBucket"
+"""S3's code where it is the bucket that is not there (S3 API reference, Error responses)."""
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
 _LATER = {429, 500, 502, 503, 504}
 _XML = "{http://s3.amazonaws.com/doc/2006-03-01/}"
@@ -189,7 +191,7 @@ class S3Bucket:
                     raise GenericError(f"{self._host} does not answer ({type(error).__name__})") from None
             else:
                 if answer.status not in _LATER or last:
-                    self._refuse(answer, path)
+                    self._refuse(answer, path, content)
                     return answer, content
             time.sleep(0.1 * 2**attempt * (1 + random.random()))  # noqa: S311 - so that workers do not come together
         raise AssertionError  # the last attempt has returned or raised
@@ -220,7 +222,7 @@ class S3Bucket:
                     raise urllib3.exceptions.TimeoutError("the answer does not end")
         return answer, b"".join(parts)
 
-    def _refuse(self, answer: urllib3.BaseHTTPResponse, path: str | None) -> None:
+    def _refuse(self, answer: urllib3.BaseHTTPResponse, path: str | None, content: bytes) -> None:
         """Raise what obstore would raise for an answer that says it was not done."""
         status, name = answer.status, path or self._bucket
         if 200 <= status < 300:
@@ -232,6 +234,8 @@ class S3Bucket:
                 location=answer.headers.get("Location"),
                 region=_REGION.fullmatch(answer.headers.get("x-amz-bucket-region", "")),
             )
+        if status == 404 and (path is None or NO_BUCKET.encode() in content):
+            raise FileNotFoundError(f"{NO_BUCKET}: {self._bucket} is not there")
         if status == 404:
             raise FileNotFoundError(f"{name} is not there")  # as obstore does
         if status in {409, 412}:

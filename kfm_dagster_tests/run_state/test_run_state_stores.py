@@ -268,6 +268,6 @@ def test_an_object_that_is_no_record_is_named(tmp_path: Path, content: bytes, pl
 @pytest.mark.parametrize("kind", ["", "delta+"])
 def test_a_bucket_that_is_not_there_is_no_empty_store(tmp_path: Path, bucket: str, kind: str) -> None:
     database = Database.open(f"sqlite:///{tmp_path / 'kfm.db'}")
-    with pytest.raises(DependencyUnavailableError, match=r"does not answer; .*check KFM_RUN_STATE"):
+    with pytest.raises(DependencyUnavailableError, match=r"cannot be used; .*no such bucket; .*correct KFM_RUN_STATE"):
         Place(database, f"{kind}s3://{bucket}-gone").put(record())
     database.dispose()

@@ -1,0 +1,73 @@
+"""`kfm init`: both databases up to date and everything that a deployment needs looked for, before it is started."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kfm_dagster.addresses import shown
+from kfm_dagster.cli.files import refuse_unwritable_home
+from kfm_dagster.embedded.deployment import default_dagster_yaml
+from kfm_dagster.ingest.configuration import read_configuration
+from kfm_dagster.ingest.preflight import preflight, stores
+from kfm_dagster.ingest.reexecutions import SCHEMA
+from kfm_dagster.notifications.sqs import connect
+from kfm_dagster.settings import Settings
+from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.private import private_folder
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print what was done as one JSON object.")
+def init(*, as_json: bool) -> None:
+    """Bring the ledger's database and Dagster's own up to date, and check that stores and queue are there.
+
+    Run it before the first start and after every upgrade, then start the daemon and the web server. It may be repeated,
+    also by two at once. It creates folders of this machine, and neither queues nor buckets. On PostgreSQL it works as
+    the role that the DSN names, which owns the tables from then on.
+
+    Example: kfm init
+    """
+    settings = Settings.load()
+    read_configuration(settings)
+    refuse_unwritable_home(settings.home)
+    # First: a refusal leaves the databases as they are.
+    preflight(settings, connect(settings).depth)
+    done: dict[str, dict[str, Any]] = {
+        "ledger": _ledger(settings),
+        "dagster": _dagster(settings),
+        "stores": {name: place for name, _, place in stores(settings)},
+        "queue": {"name": settings.sqs_primary_queue},
+    }
+    for place in done["stores"].values():
+        if "://" not in place:
+            private_folder(Path(place))
+    if as_json:
+        click.echo(json.dumps(done))
+        return
+    for name, facts in done.items():
+        click.echo(f"{name:8} " + ", ".join(f"{fact} {value}" for fact, value in facts.items()))
+    if not os.environ.get("DAGSTER_HOME"):
+        click.echo(f"next: export DAGSTER_HOME={done['dagster']['home']}")
+
+
+def _ledger(settings: Settings) -> dict[str, Any]:
+    database = Database.open(settings.database_url)
+    try:
+        return {"database": shown(settings.database_url), "schema": database.schema()}
+    finally:
+        database.dispose()
+
+
+def _dagster(settings: Settings) -> dict[str, Any]:
+    # Importing Dagster takes seconds, and nothing is wrong so far.
+    from kfm_dagster.defs.instance_storage import prepare  # noqa: PLC0415
+
+    home = Path(os.environ.get("DAGSTER_HOME") or settings.home / "dagster").absolute()
+    written = prepare(home, dagster_yaml=default_dagster_yaml())
+    storage = f"{shown(settings.dagster_dsn)} schema {SCHEMA}" if settings.dagster_dsn else "SQLite files"
+    return {"home": str(home), "dagster.yaml": "written" if written else "kept", "storage": storage}

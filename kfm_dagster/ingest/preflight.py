@@ -1,0 +1,60 @@
+"""Preflight: whether what a message needs is there, before one is received.
+
+A message that is received and cannot be stored stays invisible until its timeout is over, and each time its receive
+count rises towards the dead-letter queue. So stores and queue are asked first, once per process, and again after a
+failure until they answer. Belongs here: what is asked. Does not belong here: the database, which opening asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from kfm_dagster.errors import KfmError, PreflightError
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.run_state.choice import DELTA
+from kfm_dagster.settings import Settings
+from kfm_dagster.storage.answering import refuse_unwritable
+
+
+def stores(settings: Settings) -> Sequence[tuple[str, str, str]]:
+    """Return what is written to: name, setting that chooses it, location."""
+    chosen = [
+        ("storage", "KFM_STORAGE_URL", settings.storage),
+        ("catalog", "KFM_CATALOG_URL", settings.catalog),
+        ("lineage", "KFM_LINEAGE_URL", settings.lineage),
+        ("run-state", "KFM_RUN_STATE", settings.run_state.removeprefix(DELTA)),
+    ]
+    return [one for one in chosen if one[2]]
+
+
+def preflight(settings: Settings, *further: Callable[[], object]) -> None:
+    """Ask every store, and whatever else is given. Raises PreflightError that names all that is wrong, in one line."""
+    asked = [
+        *(partial(refuse_unwritable, place, what=name, setting=setting) for name, setting, place in stores(settings)),
+        *further,
+    ]
+    # Side by side: a store that does not answer takes as long as its requests may, and a tick has a minute.
+    with ThreadPoolExecutor(len(asked), thread_name_prefix="preflight") as pool:
+        wrong = [said for said in pool.map(_refusal, asked) if said is not None]
+    if wrong:
+        raise PreflightError(observed=" | ".join(wrong))
+
+
+def ensure_ready(pipeline: Pipeline) -> None:
+    """Ask the stores once per process, and again until all is well. Raises PreflightError.
+
+    The queue is not asked: receiving from one that is not there, or that refuses, receives nothing and says so.
+    """
+    if not pipeline.ready:
+        preflight(pipeline.settings)
+        pipeline.ready = True
+
+
+def _refusal(ask: Callable[[], object]) -> str | None:
+    try:
+        ask()
+    except KfmError as error:
+        return str(error)
+    return None

@@ -1,0 +1,169 @@
+"""`kfm init`: both databases, once, also by two at a time; what is missing is one line that leaves all as it was."""
+
+# ruff: noqa: F811 - fixtures are asked for by the name that they are imported under
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from kfm_dagster.embedded.cloud import EmbeddedCloud, create_queues
+from kfm_dagster.errors import ExitCode
+from kfm_dagster_tests.cli.test_cli import Call, call, home, state_of  # noqa: F401, fixtures
+from kfm_dagster_tests.patience import HANG_SECONDS
+
+BIN = Path(sys.executable).parent
+
+
+@pytest.fixture(scope="module")
+def cloud() -> Iterator[EmbeddedCloud]:
+    """A cloud with a queue, and a bucket `there`."""
+    with EmbeddedCloud() as servers:
+        create_queues(
+            servers.client("sqs"),
+            primary_queue=servers.primary_queue,
+            dlq=servers.dlq,
+            visibility_timeout=900,
+            max_receive_count=5,
+        )
+        servers.client("s3").create_bucket(Bucket="there")
+        yield servers
+
+
+@pytest.fixture
+def outside(cloud: EmbeddedCloud, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variables that lead to the cloud."""
+    for name, value in cloud.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+
+
+def heads(url: str, table: str) -> list[str]:
+    engine = sa.create_engine(url)
+    with engine.connect() as connection:
+        found = connection.execute(sa.text(f"SELECT version_num FROM {table}")).scalars().all()
+    engine.dispose()
+    return list(found)
+
+
+@pytest.mark.clause("DAG-13")
+@pytest.mark.timeout(HANG_SECONDS)
+@pytest.mark.parametrize("place", ["sqlite", "postgresql"])
+def test_two_at_once_bring_both_databases_up_to_date_once_and_a_third_changes_nothing(
+    place: str, outside: None, home: Path, request: pytest.FixtureRequest
+) -> None:
+    named = {} if place == "sqlite" else dict.fromkeys(("KFM_WAL_DSN", "KFM_DAGSTER_DSN"), _empty(request))
+    both = [_init(named) for _ in range(2)]
+    said = [process.communicate(timeout=HANG_SECONDS)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    done = [json.loads(text) for text in said]
+    assert sorted(one["dagster"]["dagster.yaml"] for one in done) == ["kept", "written"]
+    assert done[0]["ledger"] == done[1]["ledger"]
+    if place == "sqlite":
+        kept = {str(path.relative_to(home)) for path in home.rglob("*.db")}
+        assert {"kfm.db", "dagster/history/runs.db", "dagster/schedules/schedules.db"} <= kept
+        assert len(heads(f"sqlite:///{home / 'dagster' / 'history' / 'runs.db'}", "alembic_version")) == 1
+    else:
+        assert not list(home.rglob("*.db"))
+        assert len(heads(named["KFM_DAGSTER_DSN"], "dagster.alembic_version")) == 1
+    (home / "dagster" / "dagster.yaml").write_text((home / "dagster" / "dagster.yaml").read_text() + "# ours\n")
+    again = _init(named)
+    assert json.loads(again.communicate(timeout=HANG_SECONDS)[0]) == {
+        **done[0],
+        "dagster": {**done[0]["dagster"], "dagster.yaml": "kept"},
+    }
+    assert (home / "dagster" / "dagster.yaml").read_text().endswith("# ours\n")
+
+
+def _empty(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue("empty_postgres_url"))
+
+
+def _init(variables: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [BIN / "kfm", "init", "--json"], env={**os.environ, **variables}, stdout=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.clause("DAG-13")
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("KFM_STORAGE_URL", "s3://gone/x", "storage s3://gone/x cannot be used; observed there is no such bucket"),
+        ("KFM_CATALOG_URL", "s3://gone", "catalog s3://gone cannot be used; observed there is no such bucket"),
+        ("KFM_LINEAGE_URL", "s3://gone", "lineage s3://gone cannot be used; observed there is no such bucket"),
+        (
+            "KFM_RUN_STATE",
+            "delta+s3://gone/y",
+            "run-state s3://gone/y cannot be used; observed there is no such bucket",
+        ),
+        ("KFM_CATALOG_URL", "/proc/kfm", "catalog /proc/kfm cannot be used"),
+        ("KFM_SQS_PRIMARY_QUEUE", "gone", "there is no such queue; observed gone"),
+        ("KFM_WAL_DSN", "postgresql://kfm@127.0.0.1:1/kfm", "the database does not answer"),
+    ],
+)
+@pytest.mark.parametrize("command", [("init",), ("drain",), ("ui", "--cloud", "aws")], ids=lambda words: words[0])
+def test_what_is_missing_is_one_line_before_anything_is_made_or_started(
+    command: tuple[str, ...],
+    variable: str,
+    value: str,
+    said: str,
+    outside: None,
+    call: Call,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(variable, value)
+    answer = call(*command)
+    assert answer.code == ExitCode.DEPENDENCY_UNAVAILABLE
+    [line] = [line for line in answer.err.splitlines() if line.startswith("kfm: ")]
+    assert said in line
+    assert "Traceback" not in answer.err
+    assert not list(home.rglob("*.db"))
+    assert not (home / "dagster").exists()
+
+
+@pytest.mark.clause("DAG-13")
+def test_everything_that_is_missing_is_said_at_once(outside: None, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KFM_CATALOG_URL", "s3://gone")
+    monkeypatch.setenv("KFM_STORAGE_URL", "s3://there/prefix")
+    monkeypatch.setenv("KFM_SQS_PRIMARY_QUEUE", "gone")
+    [line] = call("init").err.splitlines()
+    assert "catalog s3://gone cannot be used" in line
+    assert "there is no such queue" in line
+    assert "s3://there" not in line
+
+
+@pytest.mark.clause("DAG-13")
+@pytest.mark.timeout(HANG_SECONDS)
+@pytest.mark.parametrize(
+    ("dsn", "said"),
+    [
+        ("", "Dagster's storage is not there yet; .*next: kfm init"),
+        ("postgresql://kfm@127.0.0.1:1/kfm", "Dagster's database does not answer; .*next: start the database"),
+    ],
+)
+def test_a_daemon_that_is_started_first_says_what_to_do(
+    dsn: str, said: str, tmp_path: Path, empty_postgres_url: str
+) -> None:
+    root = Path(__file__).resolve().parents[2]
+    (tmp_path / "dagster.yaml").write_bytes((root / "dagster.yaml").read_bytes())
+    done = subprocess.run(
+        [BIN / "dagster-daemon", "run", "-w", root / "workspace.yaml"],
+        env={**os.environ, "DAGSTER_HOME": str(tmp_path), "KFM_DAGSTER_DSN": dsn or empty_postgres_url},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=HANG_SECONDS,
+    )
+    assert done.returncode != 0
+    assert re.search(said, done.stderr)
+    assert "Traceback" not in done.stderr

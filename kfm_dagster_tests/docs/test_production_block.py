@@ -1,0 +1,200 @@
+"""The README's production block, typed as it is written on an empty PostgreSQL, S3 and SQS, until an Item is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.embedded.cloud import EmbeddedCloud
+from kfm_dagster.embedded.feed import Feed, FeedObject
+from kfm_dagster.embedded.sample_day import sample_objects
+from kfm_dagster_tests.patience import HANG_SECONDS
+
+ROOT = Path(__file__).resolve().parents[2]
+BUCKETS = ("my-catalog", "my-artifacts", "my-lineage")
+
+
+def block() -> list[str]:
+    """The lines of the block, as they are."""
+    section = (ROOT / "README.md").read_text(encoding="utf-8").split("## In production\n")[1]
+    lines = section.split("\n    export ", 1)[1].split("\n\n", 1)[0].splitlines()
+    return ["export " + lines[0], *(line.removeprefix("    ") for line in lines[1:])]
+
+
+@contextmanager
+def as_host_db(server: str) -> Iterator[dict[str, str]]:
+    """The variables under which libpq finds a server at the host that the block names, and the user and database of it.
+
+    The server listens on a socket of the file system: what comes to a port is passed on to that.
+    """
+    url = sa.make_url(server)
+    admin = sa.create_engine(server, isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        connection.exec_driver_sql("CREATE ROLE kfm LOGIN")
+        connection.exec_driver_sql("CREATE DATABASE kfm OWNER kfm")
+    target = f"{url.query['host']}/.s.PGSQL.{url.port or 5432}" if "host" in url.query else (url.host, url.port or 5432)
+
+    def pump(source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                sink.sendall(data)
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def connect(client: socket.socket) -> None:
+        with client, socket.socket(socket.AF_UNIX if isinstance(target, str) else socket.AF_INET) as inner:
+            inner.connect(target)
+            back = threading.Thread(target=pump, args=(inner, client), daemon=True)
+            back.start()
+            pump(client, inner)
+            back.join()
+
+    def accept(listener: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=connect, args=(client,), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=accept, args=(listener,), daemon=True).start()
+        try:
+            yield {"PGHOSTADDR": "127.0.0.1", "PGPORT": str(listener.getsockname()[1])}
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            with admin.connect() as connection:
+                connection.exec_driver_sql("DROP DATABASE kfm WITH (FORCE)")
+                connection.exec_driver_sql("DROP ROLE kfm")
+            admin.dispose()
+
+
+@dataclass
+class Terminal:
+    """A shell that lines are typed into, one after the other."""
+
+    process: subprocess.Popen[str]
+    log: Path
+    typed: int = 0
+
+    def type(self, line: str, *, wait: bool = True) -> None:
+        """Type a line and wait until the shell is ready for the next; it has to end with 0."""
+        self.typed += 1
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\necho typed-{self.typed}=$?\n")
+        self.process.stdin.flush()
+        if wait:
+            until(lambda: f"typed-{self.typed}=" in self.shown(), lambda: f"{line}\n{self.shown()}")
+            assert f"typed-{self.typed}=0\n" in self.shown(), f"{line}\n{self.shown()}"
+
+    def shown(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+
+@contextmanager
+def terminal(folder: Path, variables: Mapping[str, str]) -> Iterator[Terminal]:
+    """A shell in a folder; whatever it started ends with it."""
+    keep = {
+        name: value for name, value in os.environ.items() if not name.startswith(("KFM_", "AWS_", "DAGSTER_", "PG"))
+    }
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    log = folder / "terminal.log"
+    with log.open("wb") as output:
+        shell = subprocess.Popen(
+            ["bash", "--norc"],
+            cwd=folder,
+            env={**keep, **variables, "PATH": path, "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            yield Terminal(shell, log)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)
+            shell.communicate()
+
+
+def until(there: Callable[[], Any], shown: Callable[[], str]) -> Any:
+    deadline = time.monotonic() + HANG_SECONDS
+    while time.monotonic() < deadline:
+        if found := there():
+            return found
+        time.sleep(0.5)
+    raise AssertionError(shown())
+
+
+def items(cloud: EmbeddedCloud) -> list[dict[str, Any]]:
+    """The Items of the catalog."""
+    s3 = cloud.client("s3")
+    keys = [entry["Key"] for entry in s3.list_objects_v2(Bucket=BUCKETS[0]).get("Contents", [])]
+    found = [json.loads(s3.get_object(Bucket=BUCKETS[0], Key=key)["Body"].read() or b"{}") for key in keys]
+    return [document for document in found if document.get("type") == "Feature"]
+
+
+@contextmanager
+def outside(server: str, contracts: ContractRegistry) -> Iterator[tuple[EmbeddedCloud, dict[str, str]]]:
+    """An empty PostgreSQL, S3 and SQS, and the variables that lead there: those of AWS, and libpq's."""
+    with ExitStack() as stack:
+        cloud = stack.enter_context(EmbeddedCloud())
+        cloud.provision(contracts)
+        for bucket in BUCKETS:
+            cloud.client("s3").create_bucket(Bucket=bucket)
+        named = {name: value for name, value in cloud.environment().items() if not name.startswith("KFM_SQS_")}
+        yield cloud, {**named, **stack.enter_context(as_host_db(server))}
+
+
+def one_volume() -> FeedObject:
+    return next(item for item in sample_objects() if item.bucket.endswith("nexrad-level2"))
+
+
+@pytest.mark.clause("DAG-13")
+@pytest.mark.deployment
+@pytest.mark.timeout(3 * HANG_SECONDS)
+def test_the_block_typed_as_it_is_written_ingests_a_published_message(
+    tmp_path: Path, postgres_server: str, contracts: ContractRegistry
+) -> None:
+    (tmp_path / "workspace.yaml").write_bytes((ROOT / "workspace.yaml").read_bytes())
+    with outside(postgres_server, contracts) as (cloud, variables), terminal(tmp_path, variables) as typist:
+        for line in block():
+            typist.type(line)
+        feed = Feed(cloud, contracts)
+        feed.announce([feed.deliver(one_volume())])
+        [item] = until(lambda: items(cloud), typist.shown)
+        assert item["collection"] == "nexrad-l2"
+        address = until(lambda: re.search(r"http://127\.0\.0\.1:\d+", typist.shown()), typist.shown)[0]
+        with urllib.request.urlopen(f"{address}/server_info", timeout=60) as answer:
+            assert answer.status == 200
+        typist.type("kfm wal list --json")
+        assert '"status": "succeeded"' in typist.shown()
+        typist.type("test -z \"$(find .kfm -name '*.db')\"")  # nothing is kept in files of this machine
+        admin = sa.create_engine(sa.make_url(postgres_server).set(database="kfm"))
+        with admin.connect() as connection:
+            [head] = connection.exec_driver_sql("SELECT version_num FROM dagster.alembic_version").all()
+            assert connection.exec_driver_sql("SELECT count(*) FROM dagster.runs").scalar_one() > 0
+        admin.dispose()
+        assert head
+        assert "Traceback" not in typist.shown()  # what a server says that is killed is its own
+        typist.type("kill $(jobs -p)")
+        typist.type("wait")

@@ -1,0 +1,185 @@
+"""Preflight: where a store or the queue is missing or refuses, a tick says so in one line and receives nothing."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
+from kfm_dagster.embedded.cloud import EmbeddedCloud
+from kfm_dagster.errors import PreflightError
+from kfm_dagster.ingest.preflight import preflight
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.notifications.sqs import connect
+from kfm_dagster.settings import Settings
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import FakeQueue, announce, put, volumes
+from kfm_dagster_tests.integration.face import Face
+
+URLS = ("KFM_STORAGE_URL", "KFM_CATALOG_URL", "KFM_LINEAGE_URL")
+REFUSES = "the store refuses access"
+
+
+@pytest.fixture(scope="module")
+def cloud() -> Iterator[EmbeddedCloud]:
+    with EmbeddedCloud() as servers:
+        yield servers
+
+
+@pytest.fixture
+def bucket(cloud: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    """The name of a bucket that is not there."""
+    for name, value in cloud.environment().items():
+        if name.startswith("AWS_"):
+            monkeypatch.setenv(name, value)
+    return f"kfm-{abs(hash(request.node.nodeid))}"
+
+
+def opened_again(face: Face) -> Face:
+    """The same deployment after its settings have changed."""
+    return Face(instance=face.instance, pipeline=open_pipeline(Settings.load()))
+
+
+def two_messages(objects: Path, contracts: ContractRegistry) -> list:
+    items = volumes(2)
+    put(objects, items)
+    return [announce([item.event()], registry=contracts) for item in items]
+
+
+@pytest.mark.clause("DAG-13")
+@pytest.mark.parametrize("variable", URLS)
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_nothing_is_received_while_a_bucket_is_missing_and_all_is_once_it_is_there(
+    variable: str,
+    face: Face,
+    queue: FakeQueue,
+    objects: Path,
+    contracts: ContractRegistry,
+    cloud: EmbeddedCloud,
+    bucket: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(variable, f"s3://{bucket}/prefix")
+    queue.waiting = two_messages(objects, contracts)
+    deployment = opened_again(face)
+    for sensor in ("nodd_messages", "nodd_ledger"):
+        said = deployment.tick(sensor).skip_message
+        assert "nothing is received" in said
+        assert (
+            f"s3://{bucket}/prefix cannot be used; observed there is no such bucket; next: correct {variable}" in said
+        )
+        assert "\n" not in said
+    assert queue.receives == 0
+
+    cloud.client("s3").create_bucket(Bucket=bucket)
+    [asked] = deployment.tick("nodd_messages").run_requests
+    assert deployment.launch(asked) is not None
+    assert traces.statuses(deployment.pipeline) == {Status.SUCCEEDED: 2}
+    deployment.pipeline.close()
+
+
+@pytest.mark.clause("DAG-13")
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_messages_whose_bucket_vanishes_are_visible_again_at_once_and_not_received_again(
+    face: Face,
+    queue: FakeQueue,
+    objects: Path,
+    contracts: ContractRegistry,
+    cloud: EmbeddedCloud,
+    bucket: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KFM_STORAGE_URL", f"s3://{bucket}")
+    s3 = cloud.client("s3")
+    s3.create_bucket(Bucket=bucket)
+    deployment = opened_again(face)
+    assert "the queue is empty" in deployment.tick("nodd_messages").skip_message
+    for entry in s3.list_objects_v2(Bucket=bucket)["Contents"]:
+        s3.delete_object(Bucket=bucket, Key=entry["Key"])
+    s3.delete_bucket(Bucket=bucket)
+
+    queue.waiting = two_messages(objects, contracts)
+    receipts = {message.receipt_handle for message in queue.waiting}
+    received = queue.receives
+    assert "the landing zone cannot be used" in deployment.tick("nodd_messages").skip_message
+    assert set(queue.visibility) == {(receipt, 0) for receipt in receipts}
+    assert "there is no such bucket" in deployment.tick("nodd_messages").skip_message
+    assert queue.receives == received + 1
+    assert traces.statuses(deployment.pipeline) == {}
+    deployment.pipeline.close()
+
+
+@pytest.mark.clause("DAG-13")
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_queue_or_a_database_that_is_not_there_is_one_line_of_the_tick(
+    face: Face, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SqsQueueResource, "connect", lambda self, settings, dates=None: connect(settings))
+    monkeypatch.setenv("KFM_SQS_PRIMARY_QUEUE", "gone")
+    deployment = opened_again(face)
+    assert (
+        "there is no such queue; observed gone; next: create the queue" in deployment.tick("nodd_messages").skip_message
+    )
+    deployment.pipeline.close()
+    monkeypatch.setenv("KFM_WAL_DSN", "postgresql+psycopg2://kfm@127.0.0.1:1/kfm")
+    for sensor in ("nodd_messages", "nodd_ledger", "nodd_backfill", "nodd_alerts"):
+        assert "the database does not answer; observed postgresql" in face.tick(sensor).skip_message
+
+
+class Refusing(http.server.BaseHTTPRequestHandler):
+    """S3 without permissions: 403 whatever is asked, or for whatever is written."""
+
+    only: tuple[str, ...]
+
+    def __init__(self, only: tuple[str, ...], *given: object) -> None:
+        self.only = only
+        super().__init__(*given)  # type: ignore[arg-type]
+
+    def _answer(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        refused = not self.only or self.command in self.only
+        self.send_response(403 if refused else 200)
+        for name, value in {
+            "Content-Length": "0",
+            "ETag": '"0"',
+            "Last-Modified": "Wed, 02 Apr 2025 00:00:00 GMT",
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    do_GET = do_HEAD = do_PUT = do_POST = _answer  # noqa: N815 - names of http.server
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.clause("DAG-13")
+@pytest.mark.parametrize("only", [(), ("PUT",), ("HEAD",)], ids=["everything", "writing", "reading"])
+def test_a_store_without_permission_is_named_with_its_setting(
+    only: tuple[str, ...], tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Refusing, only)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{server.server_port}")
+        with pytest.raises(PreflightError) as refused:
+            preflight(Settings(home=tmp_path, catalog_url="s3://my-catalog"))
+        server.shutdown()
+    assert f"catalog s3://my-catalog cannot be used; observed {REFUSES}; next: correct KFM_CATALOG_URL" in str(
+        refused.value
+    )
+
+
+def test_folders_are_left_as_they_were_and_one_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path / "home")
+    preflight(settings)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PreflightError, match=r"lineage .*file/x cannot be used; .*KFM_LINEAGE_URL"):
+        preflight(settings.model_copy(update={"lineage_url": str(tmp_path / "file" / "x")}))
