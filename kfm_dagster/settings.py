@@ -6,12 +6,15 @@ file. Nothing is read at import; call `Settings.load()`.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
+from difflib import get_close_matches
 from enum import StrEnum, unique
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, get_args
 from urllib.parse import urlsplit
 
 from pydantic import Field, PositiveInt, SecretStr, ValidationError, field_validator
@@ -19,9 +22,19 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kfm_dagster.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
 EARLIEST_DAY = date(1991, 6, 1)
 """The month of the first NEXRAD Level II volume (NCEI C00345), earlier than every NODD bucket: the earliest day that
 partitions can begin with. About 13,000 days; Dagster is comfortable with up to 100,000 partitions."""
+
+PREFIX = "KFM_"
+MISSPELT = 0.8
+"""Likeness (difflib's ratio) from which on a name is taken for another one misspelt: one letter in ten."""
+
+_LOG = logging.getLogger(__name__)
+_logged: set[str] = set()
 
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 """This machine: the only hosts that are spoken to without TLS."""
@@ -57,7 +70,7 @@ class Feed(StrEnum):
 class Settings(BaseSettings):
     """Every environment variable that `kfm_dagster` reads (prefix `KFM_`)."""
 
-    model_config = SettingsConfigDict(env_prefix="KFM_", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True)
 
     env: Environment = Field(Environment.DEV, description="dev, stage or prod.")
     home: Path = Field(Path(".kfm"), description="Data root; everything below has its default inside.")
@@ -253,25 +266,32 @@ class Settings(BaseSettings):
 
     @classmethod
     def load(cls, **given: Any) -> Self:
-        """Read the environment once; a value that is given wins. Raises ConfigurationError naming the wrong one."""
+        """Read the environment once; a value that is given wins. Raises ConfigurationError naming every wrong one.
+
+        A variable that is misspelt has no effect, which is logged once with the name that was probably meant. Others
+        of an unknown name are left alone: Kubernetes sets some for every service (KFM_SERVICE_HOST).
+        """
+        _log_misspelt(cls.model_fields)
         try:
             return cls(**given)
         except ValidationError as error:
-            first = error.errors()[0]
-            setting = "_".join(str(part) for part in first["loc"])
-            field = cls.model_fields[str(first["loc"][0])]
-            hidden = (
-                first["loc"][0] in {"wal_dsn", "dagster_dsn"}  # it may hold a password
-                or SecretStr in get_args(field.annotation)
-                or _may_hold_a_secret(str(first["input"]))
-            )
-            name = f"setting {setting}" if setting in given else f"environment variable KFM_{setting.upper()}"
-            raise ConfigurationError(
-                f"{name} is wrong",
-                observed="a value that is not shown" if hidden else repr(first["input"]),
-                expected=first["msg"].removeprefix("Value error, "),
-                next_step=f"correct {'it' if setting in given else f'or unset KFM_{setting.upper()}'}",
-            ) from None
+            raise _refusal([cls._fault(found, given) for found in error.errors()]) from None
+
+    @classmethod
+    def _fault(cls, found: ErrorDetails, given: Mapping[str, Any]) -> _Fault:
+        setting = "_".join(str(part) for part in found["loc"])
+        field = cls.model_fields[str(found["loc"][0])]
+        hidden = (
+            found["loc"][0] in {"wal_dsn", "dagster_dsn"}  # it may hold a password
+            or SecretStr in get_args(field.annotation)
+            or _may_hold_a_secret(str(found["input"]))
+        )
+        return _Fault(
+            name=setting if setting in given else f"KFM_{setting.upper()}",
+            is_variable=setting not in given,
+            observed="a value that is not shown" if hidden else repr(found["input"]),
+            expected=found["msg"].removeprefix("Value error, "),
+        )
 
     @property
     def verifies_signatures(self) -> bool:
@@ -334,6 +354,40 @@ class Settings(BaseSettings):
 def _may_hold_a_secret(value: str) -> bool:
     """Tell whether a text is a URL with more than a scheme, a host and a path."""
     return "://" in value and any(mark in value for mark in "@?#")
+
+
+class _Fault(NamedTuple):
+    """One setting of a wrong value."""
+
+    name: str
+    is_variable: bool
+    observed: str
+    expected: str
+
+
+def _refusal(faults: Sequence[_Fault]) -> ConfigurationError:
+    if len(faults) > 1:
+        return ConfigurationError(
+            f"{len(faults)} settings are wrong",
+            observed=", ".join(f"{fault.name} {fault.observed} (expected {fault.expected})" for fault in faults),
+            next_step="correct or unset each of them",
+        )
+    (fault,) = faults
+    return ConfigurationError(
+        f"{'environment variable' if fault.is_variable else 'setting'} {fault.name} is wrong",
+        observed=fault.observed,
+        expected=fault.expected,
+        next_step=f"correct or unset {fault.name}" if fault.is_variable else "correct it",
+    )
+
+
+def _log_misspelt(settings: Iterable[str]) -> None:
+    known = {f"{PREFIX}{name.upper()}" for name in settings}
+    unknown = {name for name in os.environ if name.startswith(PREFIX)} - known - _logged
+    _logged.update(unknown)
+    for name in sorted(unknown):
+        for meant in get_close_matches(name, known, n=1, cutoff=MISSPELT):
+            _LOG.warning("%s is no setting and has no effect; did you mean %s?", name, meant)
 
 
 def _cannot_be_split(url: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kfm_dagster import settings
 from kfm_dagster.errors import ConfigurationError, ExitCode
 from kfm_dagster.settings import Environment, Settings
 
@@ -129,3 +130,26 @@ def test_a_folder_is_read_by_no_more_threads_than_the_cores_can_use(tmp_path: Pa
     assert Settings(read_concurrency=64).read_threads == 64
     assert Settings(read_concurrency=64, object_root=tmp_path).read_threads == (os.cpu_count() or 1) + 1
     assert Settings(read_concurrency=1, object_root=tmp_path).read_threads == 1
+
+
+def test_all_that_is_wrong_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KFM_LIVE_SHARE", "half")
+    monkeypatch.setenv("KFM_WAL_DSN", f"mysql://kfm:{SECRET}@host/db")
+    monkeypatch.setenv("KFM_ENV", "production")
+    with pytest.raises(ConfigurationError, match=r"^3 settings are wrong; observed ") as refusal:
+        Settings.load()
+    line = str(refusal.value)
+    assert all(name in line for name in ("KFM_LIVE_SHARE 'half'", "KFM_ENV 'production'", "KFM_WAL_DSN a value"))
+    assert SECRET not in line
+    assert "\n" not in line
+
+
+def test_a_misspelt_variable_is_named_once_with_the_one_that_was_meant(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(settings, "_logged", set())
+    for name in ("KFM_CATALOG_ULR", "KFM_SERVICE_HOST", "KFM_TEST_POSTGRES_DSN"):
+        monkeypatch.setenv(name, SECRET)
+    for _ in range(2):
+        Settings.load()
+    assert caplog.messages == ["KFM_CATALOG_ULR is no setting and has no effect; did you mean KFM_CATALOG_URL?"]

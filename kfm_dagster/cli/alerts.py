@@ -47,7 +47,7 @@ def list_(*, days: int | None, as_json: bool) -> None:
     if not found and not as_json:
         click.echo("no alert fires")
         return
-    show_rows((alert.row() for alert in found), COLUMNS, as_json=as_json, whole=("alert_id", "level", "state"))
+    show_rows((alert.row() for alert in found), COLUMNS, as_json=as_json)
 
 
 @alerts.command()

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kfm_dagster.cli.deciding import deciding, decision_of
+from kfm_dagster.cli.ids import whole_backfill_id
 from kfm_dagster.cli.opening import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.identity import rfc3339
@@ -106,6 +107,7 @@ def status(context: click.Context, *, backfill_id: str | None, follow: bool, as_
             shown = rows if as_json else [row | {"datasets": " ".join(row["datasets"])} for row in rows]
             show_rows(shown, LIST_COLUMNS, as_json=as_json)
             return
+        backfill_id = whole_backfill_id(pipeline.database, backfill_id)
         found = find_backfill(pipeline.database, backfill_id)
         days = _follow(pipeline, backfill_id) if follow else day_progress(pipeline.database, backfill_id)
     if not as_json:
@@ -125,6 +127,7 @@ def cancel(*, backfill_id: str, reason: str, change_ref: str | None, actor: str 
     """
     decision = decision_of(Settings.load(), actor=actor, reason=reason, change_ref=change_ref)
     with opened_pipeline() as pipeline:
+        backfill_id = whole_backfill_id(pipeline.database, backfill_id)
         ended = cancel_backfill(pipeline, backfill_id, decision=decision)
     click.echo(f"{backfill_id} is cancelled, {ended.days_listed} of {_days(ended)} days had been listed")
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.cli.progress_bar import drain_bar
+from kfm_dagster.cli.tables import show_rows
 
 
 @click.command()
@@ -28,7 +28,7 @@ from kfm_dagster.cli.progress_bar import drain_bar
 @click.option(
     "--timeout", default=3600, show_default=True, type=click.IntRange(1), help="Seconds after which to give up."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON object on the last line.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def bench(
     *, units: int, dataset: str, run_per_message: bool, floor: bool, home: Path, timeout: int, as_json: bool
 ) -> None:
@@ -53,9 +53,7 @@ def bench(
             report=report,
             say=console.print,
         )
-    table = Table("figure", "value")
-    for name, value in result.as_json().items():
-        table.add_row(name, json.dumps(value) if isinstance(value, dict) else str(value))
-    Console().print(table)
     if as_json:
         click.echo(json.dumps(result.as_json()))
+    else:
+        show_rows([{"figure": name, "value": value} for name, value in result.as_json().items()], ("figure", "value"))

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
+from kfm_dagster.cli.ids import whole_wal_id
 from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.governance.log import Decision, UnattributedDecisionError
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -58,9 +59,9 @@ def actor_of(settings: Settings, actor: str | None) -> str:
 
 
 def records_of(pipeline: Pipeline, wal_ids: Iterable[str], tx: Transaction) -> list[NoddWalRecord]:
-    """Return the named records, each once. Raises KfmError for one that is not there."""
+    """Return the records named by id or prefix, each once. Raises KfmError for one that is not there."""
     found = []
-    for wal_id in dict.fromkeys(wal_ids):
+    for wal_id in dict.fromkeys(whole_wal_id(pipeline.database, given, tx=tx) for given in wal_ids):
         record = pipeline.ledger.get(wal_id, tx=tx)
         if record is None:
             raise unknown_record(wal_id)

@@ -36,7 +36,7 @@ COUNTS = ("received", "succeeded", "failed", "quarantined", "duplicates")
 @click.option(
     "--timeout", default=900, show_default=True, type=click.IntRange(1), help="Seconds after which the demo gives up."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def demo(*, objects: Path | None, home: Path, timeout: int, as_json: bool) -> None:
     """Ingest objects through a real queue, daemon and runs, and show what became of each.
 
@@ -50,9 +50,10 @@ def demo(*, objects: Path | None, home: Path, timeout: int, as_json: bool) -> No
     console = Console(stderr=True)
     with drain_bar(console) as report:
         result = run_demo(home, objects=objects, timeout_seconds=timeout, report=report, say=console.print)
-    show_result(result)
     if as_json:
         click.echo(json.dumps(result.as_json()))
+    else:
+        show_result(result)
 
 
 def show_result(result: DemoResult) -> None:

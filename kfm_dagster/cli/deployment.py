@@ -78,7 +78,7 @@ def ui(*, port: int, cloud: str) -> None:
 @click.option(
     "--timeout", default=86_400, show_default=True, type=click.IntRange(1), help="Seconds after which to give up."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def drain(*, timeout: int, as_json: bool) -> None:
     """Work the queue until it is empty, with a daemon and code server of its own.
 

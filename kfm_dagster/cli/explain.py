@@ -9,7 +9,7 @@ import click
 
 from kfm_dagster.cli.opening import explanations, looked_up_states, opened_database
 from kfm_dagster.cli.tables import show_section
-from kfm_dagster.ingest.explanation import SHORTEST_BEGINNING
+from kfm_dagster.contracts.id_prefix import SHORTEST_PREFIX
 from kfm_dagster.ingest.run_account import NodeAccount, RunAccount
 from kfm_dagster.settings import Settings
 
@@ -46,7 +46,7 @@ def _show(account: RunAccount, *, storage: str) -> None:
     partitions = {node.node.partition("@")[2] for node in account.nodes}
     common = partitions.pop() if len(partitions) == 1 else ""
     title = f"nodes of {common}" if common else "nodes"
-    show_section(title, [_overview(node, common) for node in account.nodes], OVERVIEW, whole=OVERVIEW[:-1])
+    show_section(title, [_overview(node, common) for node in account.nodes], OVERVIEW)
     for dataset, counts in account.units.items():
         ends = ", ".join(f"{count} {end}" for end, count in counts.items() if end != "claimed")
         click.echo(f"units of {dataset}: {counts['claimed']} claimed{': ' if ends else ''}{ends}")
@@ -56,7 +56,7 @@ def _show(account: RunAccount, *, storage: str) -> None:
 
 
 def _overview(node: NodeAccount, partition: str) -> dict[str, Any]:
-    """Return a row that stays on few lines: a partition that all nodes share is said once, a run by its beginning."""
+    """Return a row that stays on few lines: a partition that all nodes share is said once, a run by its prefix."""
     summary = node.validation_summary or {}
     by = node.applied_by
     return {
@@ -64,7 +64,7 @@ def _overview(node: NodeAccount, partition: str) -> dict[str, Any]:
         "what": node.fate.value.replace("_", " "),
         "outcome": node.outcome,
         "passed": f"{summary['passed']}/{summary['checks']}" if summary else None,
-        "why": node.why.replace(by, by[:SHORTEST_BEGINNING]) if by else node.why,
+        "why": node.why.replace(by, by[:SHORTEST_PREFIX]) if by else node.why,
     }
 
 

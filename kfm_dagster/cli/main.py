@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import click
 
@@ -13,8 +17,16 @@ from kfm_dagster import __version__
 from kfm_dagster.cli.lazy import Lazy, LazyGroup
 from kfm_dagster.errors import ExitCode, KfmError
 
+T = TypeVar("T")
+
 INTERRUPTED = 130
 """Exit code after Ctrl-C (128 + SIGINT), as shells have it."""
+
+
+class OutputError(KfmError):
+    """The answer cannot be written."""
+
+    exit_code = ExitCode.DEPENDENCY_UNAVAILABLE
 
 
 COMMANDS = {
@@ -110,7 +122,7 @@ def kfm() -> None:
 def main(arguments: Sequence[str] | None = None, *, command: click.Command = kfm, name: str = "kfm") -> None:
     """Run the command line; never shows a traceback for bad input."""
     try:
-        with stopped_by_signals():
+        with stopped_by_signals(), answering():
             code = command.main(args=arguments, prog_name=name, standalone_mode=False)
     except KfmError as error:
         click.echo(f"{name}: {error}", err=True)
@@ -147,3 +159,39 @@ def stopped_by_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def answering() -> Iterator[None]:
+    """Raise OutputError where standard output takes nothing more; of a reader that went away click takes care."""
+    stream = sys.stdout
+    stream.flush()
+    answers = _Answers(stream.buffer, encoding=stream.encoding, errors=stream.errors, line_buffering=True)
+    sys.stdout = answers
+    try:
+        yield
+        answers.flush()
+    finally:
+        sys.stdout = stream
+        # The stream below stays open; what it did not take was dropped where that was found.
+        answers.detach()
+
+
+class _Answers(io.TextIOWrapper):
+    """Standard output, which says that it was standard output which failed."""
+
+    def write(self, text: str) -> int:
+        return self._try(super().write, text)
+
+    def flush(self) -> None:
+        self._try(super().flush)
+
+    def _try(self, work: Callable[..., T], *given: str) -> T:
+        try:
+            return work(*given)
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise
+            # Else the interpreter would try once more at its end, and say so in lines of its own.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            raise OutputError(observed=os.strerror(error.errno or 0), next_step="look where the output goes") from None

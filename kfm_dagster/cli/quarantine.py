@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from kfm_dagster.cli.deciding import RecordMovedError, deciding, decision_of, records_of
+from kfm_dagster.cli.ids import whole_wal_id
 from kfm_dagster.cli.opening import opened_pipeline
 from kfm_dagster.cli.tables import show_fields, show_rows, show_section
 from kfm_dagster.contracts.envelope import WalId
@@ -115,6 +116,7 @@ def show(*, wal_id: str, as_json: bool) -> None:
     Example: kfm quarantine show 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a
     """
     with opened_pipeline(read_only=True) as pipeline:
+        wal_id = whole_wal_id(pipeline.database, wal_id)
         found = [(case_row(case), _evidence(pipeline, case)) for case in _cases(pipeline).of(wal_id)]
     if not found:
         raise KfmError("no such unit was ever quarantined", observed=wal_id, next_step=f"kfm wal show {wal_id}")

@@ -18,6 +18,7 @@ from rich.console import Console
 from kfm_dagster.cli.confirming import require_confirmation
 from kfm_dagster.cli.deciding import deciding, decision_of
 from kfm_dagster.cli.files import NewFile
+from kfm_dagster.cli.ids import whole_replay_id
 from kfm_dagster.cli.opening import opened_pipeline
 from kfm_dagster.cli.replay_compare import compare as compare_stages
 from kfm_dagster.cli.replay_follow import follow
@@ -123,6 +124,8 @@ def inspect(
     if asked.names and (mismatches or replay_run_id is not None):
         raise click.UsageError(f"{asked.names} selects records; leave out the replay's id and --mismatches")
     with _engine(shell, read_only=True) as engine:
+        if replay_run_id is not None:
+            replay_run_id = whole_replay_id(engine.pipeline.database, replay_run_id)
         if mismatches:
             found = mismatches_of(engine, replay_run_id, rows)
         elif replay_run_id is not None:
@@ -144,6 +147,7 @@ def status(*, shell: Shell, replay_run_id: str | None) -> None:
         if replay_run_id is None:
             show_runs(engine.newest(), output=shell.output)
         else:
+            replay_run_id = whole_replay_id(engine.pipeline.database, replay_run_id)
             show_report(engine.report(replay_run_id), output=shell.output)
 
 
@@ -208,6 +212,7 @@ def _change(
 ) -> None:
     decision = decision_of(shell.settings, **given)
     with _engine(shell) as engine:
+        replay_run_id = whole_replay_id(engine.pipeline.database, replay_run_id)
         change(engine, replay_run_id, decision)
         show_report(engine.report(replay_run_id), output=shell.output)
 

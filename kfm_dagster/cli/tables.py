@@ -1,12 +1,16 @@
-"""Tables of the commands: nothing is cut, and nothing that somebody else wrote is taken for markup.
+"""Tables of the commands: no id is folded, and nothing that somebody else wrote is taken for markup.
 
-In a terminal long values fold within its width; in a pipe a row is one line, so that grep finds what it looks for.
+In a terminal, and in a pipe where COLUMNS is set, a table takes that width: URIs are shortened in the middle, prose
+folds between words, then UUIDs are shown by a prefix by which every command knows them. What still needs more is wider
+than the terminal. In any other pipe a row is one whole line, so that grep finds what it looks for.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -15,33 +19,34 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kfm_dagster.contracts.id_prefix import SHORTEST_PREFIX
+
 _ANY_WIDTH = 10_000
 """Columns of a pipe; a table is only as wide as what stands in it."""
-MOST_WHOLE = 32
-"""Columns that one whole value may take of a terminal's 80."""
+LEAST_URI = 32
+"""Columns that a shortened URI keeps: the bucket's beginning, and the end of the key, which says what it is."""
+LEAST_PROSE = 16
+"""Columns below which folded prose is no longer read."""
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_ELLIPSIS = "…"
 
 
-def show_rows(
-    rows: Iterable[Mapping[str, Any]], columns: Sequence[str], *, as_json: bool = False, whole: Collection[str] = ()
-) -> None:
-    """Print rows: chosen columns as a table, or every field as one JSON object per line.
-
-    In a terminal `whole` columns are as wide as what stands in them, and other columns give way.
-    """
+def show_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], *, as_json: bool = False) -> None:
+    """Print rows: chosen columns as a table, or every field as one JSON object per line."""
     if as_json:
         for row in rows:
             click.echo(json.dumps(row))
         return
     cells = [[_cell(row[name]) for name in columns] for row in rows]
-    console = _console()
+    width = _width()
+    fitted = _fitted(columns, cells, width)
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for index, name in enumerate(columns):
-        widest = max((line[index].cell_len for line in cells), default=0)
-        kept = min(max(widest, len(name)), MOST_WHOLE) if name in whole and console.is_terminal else None
-        table.add_column(name, overflow="fold", width=kept)
-    for line in cells:
-        table.add_row(*line)
-    console.print(table)
+    for column in fitted:
+        table.add_column(column.name, overflow="fold", width=column.width)
+    for line in zip(*(column.cells for column in fitted), strict=True):
+        table.add_row(*map(Text, line))
+    # Never narrower than what may not be folded: a terminal wraps a wider line without adding anything to it.
+    Console(width=max(width, sum(column.width + 2 for column in fitted) + 1)).print(table)
 
 
 def show_fields(fields: Mapping[str, Any]) -> None:
@@ -49,20 +54,91 @@ def show_fields(fields: Mapping[str, Any]) -> None:
     show_rows(({"field": name, "value": value} for name, value in fields.items()), ("field", "value"))
 
 
-def show_section(
-    title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, whole: Collection[str] = ()
-) -> None:
+def show_section(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
     """Print rows under a title, or that there are none."""
     click.echo(title if rows else f"{title}: none")
     if rows:
-        show_rows(rows, columns, whole=whole)
+        show_rows(rows, columns)
 
 
-def _cell(value: Any) -> Text:
-    text = "" if value is None else value if isinstance(value, str) else json.dumps(value, default=str)
-    return Text(text, overflow="fold")
+class _Column:
+    """A column on its way to a width: `cells` as they are shown, `least` columns without cutting through a word."""
+
+    def __init__(self, name: str, cells: Sequence[str]) -> None:
+        self.name = name
+        self.cells = list(cells)
+        self.width = self._natural()
+
+    @property
+    def uris(self) -> bool:
+        """Whether every value is one URI."""
+        return any(self.cells) and all("://" in cell and len(cell.split()) == 1 for cell in self.cells if cell)
+
+    @property
+    def uuids(self) -> bool:
+        """Whether every value is a UUID."""
+        return any(self.cells) and all(_UUID.fullmatch(cell) for cell in self.cells if cell)
+
+    def shorten_uris(self, excess: int) -> int:
+        """Give up so many columns at most of the middle of each URI; return how many."""
+        before, width = self.width, max(len(self.name), LEAST_URI, self.width - excess)
+        self.cells = [_without_middle(cell, width) for cell in self.cells]
+        self.width = self._natural()
+        return before - self.width
+
+    def fold_prose(self, excess: int) -> int:
+        """Give up so many columns at most, down to the longest word; return how many."""
+        longest = max((len(word) for cell in self.cells for word in cell.split()), default=0)
+        before, self.width = (
+            self.width,
+            max(len(self.name), min(self.width, max(longest, LEAST_PROSE, self.width - excess))),
+        )
+        return before - self.width
+
+    def shorten_uuids(self) -> int:
+        """Show the shortest prefixes that commands take and that tell the rows apart; return the columns given up."""
+        whole = set(self.cells)
+        length = SHORTEST_PREFIX
+        while len({cell[:length] for cell in whole}) < len(whole):
+            length += 1
+        before, self.cells = self.width, [cell[:length] for cell in self.cells]
+        self.width = self._natural()
+        return before - self.width
+
+    def _natural(self) -> int:
+        return max(len(self.name), *(Text(cell).cell_len for cell in self.cells), 1)
 
 
-def _console() -> Console:
+def _fitted(names: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> list[_Column]:
+    columns = [_Column(name, [line[index] for line in cells]) for index, name in enumerate(names)]
+    excess = sum(column.width + 2 for column in columns) + 1 - width
+    for column in columns:
+        if excess > 0 and column.uris:
+            excess -= column.shorten_uris(excess)
+    for column in sorted(columns, key=lambda one: -one.width):
+        if excess > 0 and not column.uris:
+            excess -= column.fold_prose(excess)
+    for column in columns:
+        if excess > 0 and column.uuids:
+            excess -= column.shorten_uuids()
+    return columns
+
+
+def _without_middle(text: str, width: int) -> str:
+    """Cut the middle out of a text that is wider than so many columns; its end says more than its beginning."""
+    if len(text) <= width:
+        return text
+    head = (width - 1) // 3
+    return text[:head] + _ELLIPSIS + text[len(text) - (width - 1 - head) :]
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _width() -> int:
     console = Console()
-    return console if console.is_terminal else Console(width=_ANY_WIDTH)
+    if console.is_terminal:
+        return console.width
+    given = os.environ.get("COLUMNS", "")
+    return int(given) if given.isdecimal() and int(given) > 0 else _ANY_WIDTH

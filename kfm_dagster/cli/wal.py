@@ -12,6 +12,7 @@ import click
 
 from kfm_dagster.cli.deciding import unknown_record
 from kfm_dagster.cli.governance import entry_row
+from kfm_dagster.cli.ids import whole_wal_id
 from kfm_dagster.cli.opening import opened_pipeline
 from kfm_dagster.cli.quarantine import case_row
 from kfm_dagster.cli.tables import show_fields, show_rows, show_section
@@ -89,7 +90,7 @@ def show(*, wal_id: str, as_json: bool) -> None:
     Example: kfm wal show 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a
     """
     with opened_pipeline(read_only=True) as pipeline:
-        record = pipeline.ledger.get(wal_id)
+        record = pipeline.ledger.get(whole_wal_id(pipeline.database, wal_id))
         if record is None:
             raise unknown_record(wal_id)
         story = _story(pipeline, record)
@@ -111,7 +112,7 @@ def history(*, wal_id: str, as_json: bool) -> None:
     Example: kfm wal history 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a
     """
     with opened_pipeline(read_only=True) as pipeline:
-        rows = pipeline.ledger.history(wal_id)
+        rows = pipeline.ledger.history(whole_wal_id(pipeline.database, wal_id))
     if not rows:
         raise unknown_record(wal_id)
     show_rows([row.model_dump(mode="json") for row in rows], HISTORY_COLUMNS, as_json=as_json)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from kfm_dagster.contracts.id_prefix import MATCHES_ASKED, SHORTEST_PREFIX, whole_id
 from kfm_dagster.errors import KfmError
 from kfm_dagster.idempotent_node.wal import run_uuid
 from kfm_dagster.ingest.reexecutions import Reexecution, Reexecutions
@@ -26,9 +27,6 @@ from kfm_dagster.run_state.store import RunStateStore
 from kfm_dagster.storage.database import Database
 
 LATEST = "latest"
-SHORTEST_BEGINNING = 8
-"""Characters of an id that may stand for it: the first group of a UUID."""
-MATCHES_NAMED = 5
 
 
 class UnknownRunError(KfmError):
@@ -44,9 +42,9 @@ class Explanations:
     reexecutions: Reexecutions | None = None
 
     def explain(self, run: str) -> RunAccount:
-        """Return the account of a run: its id, its root's, an unambiguous beginning of either, or `latest`.
+        """Return the account of a run: its id, its root's, an unambiguous prefix of either, or `latest`.
 
-        Raises UnknownRunError when nothing is recorded of it, KfmError when the beginning says too little.
+        Raises UnknownRunError when nothing is recorded of it, AmbiguousIdError when the prefix says too little.
         """
         run_id, reexecution = self._resolve(run)
         root = reexecution.root_run_id if reexecution else run_id
@@ -79,27 +77,19 @@ class Explanations:
         """Return the id that a person means, and the re-execution that it is, if it is one."""
         if run == LATEST:
             return self._latest(), None
-        limit = MATCHES_NAMED + 1
+        limit = MATCHES_ASKED
         with self.database.snapshot() as tx:
             rows = tx.run("explanation.runs_beginning", beginning=run, limit=limit)
             found: dict[str, Reexecution | None] = {row.run_id: None for row in rows}
         found |= {one.run_id: one for one in self._recorded(run, limit=limit)}
-        if run in found:
-            return run, found[run]
-        if not found or not run:
+        run_id = whole_id(run, found.keys(), what="run id")
+        if run_id is None:
             raise UnknownRunError(
                 observed=run,
-                expected="a run id, the first 8 characters of one, or latest",
+                expected=f"a run id, the first {SHORTEST_PREFIX} characters of one, or latest",
                 next_step="copy the id from the Runs page of the UI, or ask for latest",
             )
-        if len(run) < SHORTEST_BEGINNING or len(found) > 1:
-            raise KfmError(
-                "this is the beginning of more than one run" if len(found) > 1 else "this says too little of a run",
-                observed=f"{run}: {', '.join(sorted(found)[:MATCHES_NAMED])}",
-                expected=f"a whole run id, or a beginning of {SHORTEST_BEGINNING} characters or more that no other has",
-                next_step="name more of the id",
-            )
-        return found.popitem()
+        return run_id, found[run_id]
 
     def _recorded(self, run: str, *, limit: int) -> Iterable[Reexecution]:
         """Yield the re-executions whose id begins so and whose root run has recorded something."""

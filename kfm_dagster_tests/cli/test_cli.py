@@ -598,3 +598,47 @@ def test_ctrl_c_is_no_traceback(call: Call, ledger: dict[str, NoddWalRecord], mo
 
 def test_the_version_is_the_package_s(call: Call) -> None:
     assert call("--version").out == f"kfm, version {__version__}\n"
+
+
+PREFIXED = (
+    ("wal", "show"),
+    ("wal", "history"),
+    ("quarantine", "add", "--reason-code", "bad", "--reason", "moved radar"),
+)
+
+
+@pytest.mark.parametrize("command", PREFIXED, ids=lambda command: " ".join(command[:2]))
+def test_a_unit_is_known_by_a_prefix_of_its_id(
+    command: tuple[str, ...], call: Call, ledger: dict[str, NoddWalRecord]
+) -> None:
+    wal_id = ledger["pending"].wal_id
+    assert call(*command, wal_id[:8]).code == ExitCode.DONE
+    short = call(*command, wal_id[:3])
+    assert (short.code, short.err.count("\n")) == (ExitCode.USAGE, 1)
+    assert f"{wal_id[:3]}: {wal_id}" in short.err
+
+
+def _in_a_shell(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["/bin/bash", "-c", f"set -o pipefail; {script}"],
+        env={**os.environ, **environment, "KFM": f"{Path(sys.executable).parent / 'kfm'}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_an_answer_that_cannot_be_written_is_one_line(ledger: dict[str, NoddWalRecord]) -> None:
+    done = _in_a_shell("$KFM wal list --json > /dev/full")
+    assert done.returncode == ExitCode.DEPENDENCY_UNAVAILABLE
+    assert done.stderr == (
+        "kfm: the answer cannot be written; observed No space left on device; next: look where the output goes\n"
+    )
+
+
+def test_a_reader_that_goes_away_ends_a_command_in_silence(ledger: dict[str, NoddWalRecord]) -> None:
+    done = _in_a_shell("$KFM wal list --json | true")
+    assert done.returncode in {1, ExitCode.DONE}  # as click has it, or nothing went away in time
+    assert done.stderr == ""

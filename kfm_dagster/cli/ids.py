@@ -1,0 +1,38 @@
+"""Ids that a person types: units, replays and backfills by their whole id or by a prefix that no other has.
+
+Does not belong here: when a prefix is enough (`contracts/id_prefix.py`); runs, which Dagster knows, too
+(`ingest/explanation.py`).
+"""
+
+from __future__ import annotations
+
+import re
+
+from kfm_dagster.contracts.id_prefix import MATCHES_ASKED, whole_id
+from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster.storage.joining import reading
+
+_TYPED = re.compile(r"[0-9A-Za-z-]{1,64}")
+
+
+def whole_wal_id(database: Database, given: str, *, tx: Transaction | None = None) -> str:
+    """Return the id of the record that is meant, or what was given where there is none. Raises AmbiguousIdError."""
+    return _whole(database, "ledger.ids_with_prefix", given, "wal_id", tx)
+
+
+def whole_replay_id(database: Database, given: str) -> str:
+    """Return the id of the replay that is meant, or what was given where there is none. Raises AmbiguousIdError."""
+    return _whole(database, "replay.ids_with_prefix", given, "replay id")
+
+
+def whole_backfill_id(database: Database, given: str) -> str:
+    """Return the id of the backfill that is meant, or what was given where there is none. Raises AmbiguousIdError."""
+    return _whole(database, "backfill.ids_with_prefix", given, "backfill id")
+
+
+def _whole(database: Database, query: str, given: str, what: str, tx: Transaction | None = None) -> str:
+    if not _TYPED.fullmatch(given):
+        return given
+    with reading(database, tx) as view:
+        found = view.run(query, prefix=given, limit=MATCHES_ASKED).scalars().all()
+    return whole_id(given, found, what=what) or given

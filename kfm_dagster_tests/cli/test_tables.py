@@ -1,0 +1,80 @@
+"""Tables: what stands in them can be copied, whatever the width."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kfm_dagster.cli.tables import LEAST_URI, show_rows
+from kfm_dagster.contracts.id_prefix import SHORTEST_PREFIX, AmbiguousIdError, whole_id
+
+IDS = ["0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a", "0b2f0c1e-ffff-8c11-9a40-7f3e1d2c4b5a"]
+URI = "s3://unidata-nexrad-level2/2025/04/02/KTLX/KTLX20250402_000412_V06"
+ROWS = [
+    {"wal_id": wal_id, "status": "quarantined", "object_uri": URI, "why": "the object was cut: 12 of 24 records"}
+    for wal_id in IDS
+]
+COLUMNS = ("wal_id", "status", "object_uri", "why")
+
+
+def shown(columns: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    if columns is None:
+        monkeypatch.delenv("COLUMNS", raising=False)
+    else:
+        monkeypatch.setenv("COLUMNS", str(columns))
+    show_rows(ROWS, COLUMNS)
+    return [line.rstrip() for line in capsys.readouterr().out.splitlines() if line.strip()]
+
+
+def test_a_pipe_of_no_width_holds_a_row_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = shown(None, monkeypatch, capsys)[2:]
+    assert [line.split(maxsplit=3) for line in lines] == [list(row.values()) for row in ROWS]
+
+
+def test_a_narrow_table_shortens_uris_folds_prose_and_shows_ids_by_a_prefix_that_tells_them_apart(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = shown(80, monkeypatch, capsys)
+    assert max(map(len, lines)) <= 80
+    first = [line.split() for line in lines if "quarantined" in line]
+    prefixes = [cells[0] for cells in first]
+    assert prefixes == [wal_id[: SHORTEST_PREFIX + 2] for wal_id in IDS]  # the first eight characters are the same
+    for cells in first:
+        assert len(cells[2]) == LEAST_URI
+        head, _, tail = cells[2].partition("…")
+        assert URI.startswith(head)
+        assert URI.endswith(tail)
+        assert len(tail) > len(head) > len("s3://")
+    words = {word for line in lines for word in line.split()}
+    assert set(ROWS[0]["why"].split()) <= words
+
+
+@pytest.mark.parametrize("columns", [20, 40, 60, 79, 100, 140, 200])
+def test_no_id_is_folded_at_any_width(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = " ".join(shown(columns, monkeypatch, capsys))
+    for wal_id in IDS:
+        assert re.search(rf"\b{wal_id[: SHORTEST_PREFIX + 2]}", text)
+    if columns >= 140:
+        assert all(wal_id in text for wal_id in IDS)
+
+
+@given(ids=st.sets(st.uuids().map(str), min_size=1, max_size=5), length=st.integers(0, 40))
+def test_a_prefix_stands_for_an_id_only_where_it_can_be_no_other(ids: set[str], length: int) -> None:
+    meant = min(ids)
+    given_text = meant[:length]
+    matches = [one for one in ids if one.startswith(given_text)]
+    if not given_text:
+        assert whole_id(given_text, matches, what="id") is None
+    elif given_text == meant or (len(matches) == 1 and length >= SHORTEST_PREFIX):
+        assert whole_id(given_text, matches, what="id") == meant
+    else:
+        with pytest.raises(AmbiguousIdError):
+            whole_id(given_text, matches, what="id")
+    assert whole_id("x" + meant, [], what="id") is None
