@@ -92,3 +92,19 @@ def drop_role(server: str, role: str) -> None:
     with admin.connect() as connection:
         connection.exec_driver_sql(f'DROP ROLE IF EXISTS "{role}"'.replace("%", "%%"))
     admin.dispose()
+
+
+def refuse_rows(database: Database, table: str, condition: str) -> None:
+    """Have the database refuse rows of a table for which a condition over NEW holds."""
+    with database.engine.begin() as connection:
+        if database.dialect == "sqlite":
+            connection.exec_driver_sql(
+                f"CREATE TRIGGER refused_{table} BEFORE INSERT ON {table} WHEN {condition} "
+                f"BEGIN SELECT RAISE(ABORT, 'no_such_place'); END"
+            )
+        else:
+            trigger = (
+                f"CREATE TRIGGER refused_{table} BEFORE INSERT ON {table} FOR EACH ROW WHEN ({condition}) "
+                "EXECUTE FUNCTION nodd_wal_refuse_statement('no_such_place')"
+            )
+            connection.exec_driver_sql(trigger.replace("%", "%%"))

@@ -72,7 +72,7 @@ def heaviest(kind: str, messages: int) -> Iterator[SqsMessage]:
 def main(kind: str, home: Path, messages: int, dsn: str = "") -> None:
     """Take them in, and measure."""
     queue = FakeQueue(waiting=list(heaviest(kind, messages)))
-    pipeline = open_pipeline(home, home, url=dsn, queue=queue)
+    pipeline = open_pipeline(home, home, url=dsn, queue=queue, sns_verify="off")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     begun, cpu = time.monotonic(), time.process_time()
     report = take_in(pipeline)

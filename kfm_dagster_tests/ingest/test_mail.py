@@ -17,6 +17,6 @@ MESSAGES = 10_000
 def test_any_batch_ends_with_every_message_accounted_for_and_every_good_unit_pending(
     tmp_path: Path, database_url: str
 ) -> None:
-    pipeline = open_pipeline(tmp_path / "home", tmp_path, url=database_url)
+    pipeline = open_pipeline(tmp_path / "home", tmp_path, url=database_url, sns_verify="off")
     assert take_in_mail(pipeline, messages=MESSAGES, seed=1) >= MESSAGES
     pipeline.close()

@@ -26,6 +26,7 @@ from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.objects import ListedObject
 from kfm_dagster.storage.refusal import refusal_of, write_all_but_refused
+from kfm_dagster_tests.databases import refuse_rows
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.integration.chain import FakeQueue, assert_conserved, open_pipeline, raw_message
 from kfm_dagster_tests.replay.graveyard import event
@@ -49,22 +50,7 @@ def pipeline(tmp_path: Path, database_url: str, queue: FakeQueue) -> Iterator[Pi
 @pytest.fixture
 def refuse(pipeline: Pipeline) -> Callable[[str, str], None]:
     """Have the database refuse rows of a table for which a condition over NEW holds."""
-    return lambda table, condition: _refuse(pipeline.database, table, condition)
-
-
-def _refuse(database: Database, table: str, condition: str) -> None:
-    with database.engine.begin() as connection:
-        if database.dialect == "sqlite":
-            connection.exec_driver_sql(
-                f"CREATE TRIGGER refused_{table} BEFORE INSERT ON {table} WHEN {condition} "
-                f"BEGIN SELECT RAISE(ABORT, 'no_such_place'); END"
-            )
-        else:
-            trigger = (
-                f"CREATE TRIGGER refused_{table} BEFORE INSERT ON {table} FOR EACH ROW WHEN ({condition}) "
-                "EXECUTE FUNCTION nodd_wal_refuse_statement('no_such_place')"
-            )
-            connection.exec_driver_sql(trigger.replace("%", "%%"))
+    return lambda table, condition: refuse_rows(pipeline.database, table, condition)
 
 
 def bad(number: int) -> ObjectEvent:

@@ -26,6 +26,7 @@ from kfm_dagster.replay.dead_letter_moves import discard, redrive
 from kfm_dagster.replay.dead_letter_plan import look, plan, status
 from kfm_dagster.replay.dead_letters import DeadLetterClass, DeadLetterError, Selection
 from kfm_dagster.settings import Environment
+from kfm_dagster_tests.databases import refuse_rows
 from kfm_dagster_tests.integration.chain import assert_conserved
 from kfm_dagster_tests.replay.graveyard import (
     DATASET,
@@ -525,3 +526,20 @@ def test_without_its_dead_letter_queue_the_pipeline_acknowledges_what_came_today
     assert gone.pipeline.acknowledge() == 1
     assert graveyard.pipeline.acknowledge() == 1
     gone.pipeline.close()
+
+
+@pytest.mark.clause("SEC-05")
+def test_a_drain_keeps_what_the_database_refuses_and_works_on_the_rest(graveyard: Graveyard) -> None:
+    culprit = graveyard.unit(2)
+    refuse_rows(graveyard.pipeline.database, "nodd_wal_records", f"NEW.object_uri = '{culprit.object_uri}'")
+    graveyard.bury([graveyard.body(1), graveyard.body(2, 3), graveyard.body(4)])
+    report = drain(graveyard.pipeline, decision=DECISION)
+    outcomes = Counter(message.outcome for message in report.messages)
+    assert (report.created, outcomes) == (3, {Outcome.WAITS: 2, Outcome.KEPT: 1})
+    ledger = graveyard.pipeline.ledger
+    assert {unit.wal_id for unit in ledger.find(status=Status.PENDING)} == set(graveyard.wal_ids([1, 3, 4]))
+    (kept,) = graveyard.pipeline.deliveries.rejected()
+    assert (kept.reason_code, kept.record_index) == ("database_refused", 0)
+    counts = graveyard.pipeline.deliveries.counts()
+    assert (counts[DeliveryState.IN_FLIGHT], counts[DeliveryState.DEAD_LETTERED]) == (2, 1)
+    graveyard.assert_sound()
