@@ -1,0 +1,41 @@
+"""`kfm demo` over a folder of objects, and what can be done with what it leaves."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from kfm_dagster.ingest.node import Operator
+from kfm_dagster.samples.nexrad_level2 import nexrad_level2_samples
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.docs.console import shell
+from kfm_dagster_tests.integration.chain import DAY, good, put
+from kfm_dagster_tests.patience import HANG_SECONDS
+
+COUNT = "SELECT count(*) FROM etl_steps WHERE batch_id IS NULL"
+
+
+@pytest.mark.deployment
+@pytest.mark.clause("DAG-11", "PCS-19")
+@pytest.mark.timeout(HANG_SECONDS + 60)
+def test_a_demo_of_a_folder_launches_no_run_over_nothing_leaves_no_step_behind_and_can_be_exported(
+    tmp_path: Path,
+) -> None:
+    for number in range(4):
+        day = DAY + timedelta(days=number)
+        put(tmp_path / "objects", [good(*sample) for sample in nexrad_level2_samples(day, 1)])
+    typed = "kfm demo --objects objects --home home --json && KFM_HOME=home kfm export --out release"
+    done = shell(typed, tmp_path, seconds=HANG_SECONDS)
+    assert done.returncode == 0, done.stdout
+    assert (tmp_path / "release" / "PTN_EXPORT" / "SIGNATURE.asc").is_file()
+    database = Database.open(f"sqlite:///{tmp_path / 'home' / 'kfm.db'}")
+    with database.engine.connect() as connection:
+        assert connection.exec_driver_sql(COUNT).scalar_one() == 0
+        claimed = connection.exec_driver_sql(
+            "SELECT validation_summary ->> '$.checks' FROM run_state WHERE dataset_id = ?",
+            (f"nexrad-l2.{Operator.MESSAGE_PARSE}",),
+        ).scalars()
+        assert list(claimed) == [1] * 4
+    database.dispose()
