@@ -17,6 +17,7 @@ import orjson
 from typing_extensions import override
 
 from kfm_dagster.contracts.envelope import Envelope, Lane, WalId
+from kfm_dagster.errors import StoreAccessError
 from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
 from kfm_dagster.ingest.node import ChainNode, Operator, in_chunks
 from kfm_dagster.ingest.switched_off import refuse_switched_off
@@ -80,6 +81,7 @@ class MessageParse(ChainNode):
     """Of the backfill that asked for this listing, where one did."""
     listing: Sequence[ListedObject] = field(default=(), repr=False)
     """What the bucket holds of the day, once `manifest` has listed it. A backfill counts while it lists."""
+    _refused: StoreAccessError | None = field(default=None, init=False, repr=False)
     _replays: Counter[str] = field(default_factory=Counter, init=False, repr=False)
 
     @override
@@ -120,6 +122,8 @@ class MessageParse(ChainNode):
             return self._landed()
         if self.source is Source.LISTING:
             self._enter_listing()
+            if self._refused is not None:
+                raise self._refused
         return []
 
     @override
@@ -200,7 +204,11 @@ class MessageParse(ChainNode):
             )
 
     def _list(self) -> Iterator[ListedObject]:
-        return self.pipeline.objects.list_day(self.contract, date.fromisoformat(self.partition))
+        try:
+            yield from self.pipeline.objects.list_day(self.contract, date.fromisoformat(self.partition))
+        except StoreAccessError as error:
+            # One bucket costs the others nothing: what they hold enters the ledger, and then the listing fails.
+            self._refused = error
 
     def _listed(self) -> Iterator[Envelope]:
         for listed in self.listing if self.account is None else self._list():

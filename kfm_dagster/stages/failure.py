@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kfm_dagster.errors import ConfigurationError, ExitCode, KfmError
+from kfm_dagster.errors import ConfigurationError, ExitCode, KfmError, StoreAccessError
 from kfm_dagster.stages.audit import AuditEvent, AuditKind
 from kfm_dagster.stages.card import ErrorClass
 from kfm_dagster.stages.machine import Judgement
@@ -83,7 +83,11 @@ class StageFailedError(KfmError):
 
 
 def classify(error: BaseException) -> ErrorClass:
-    """Tell what the card refused and what is wrong with the input from an internal error."""
+    """Tell what the card refused and what is wrong with the input from an internal error.
+
+    A store that refuses, or a bucket that is not there, is wrong input: no attempt of the run's helps, but a person.
+    """
     if isinstance(error, StageRefusedError):
         return error.error_class
-    return ErrorClass.E_INPUT if isinstance(error, (ConfigurationError, StageMoveError)) else ErrorClass.E_INTERNAL
+    wrong_input = isinstance(error, (ConfigurationError, StageMoveError, StoreAccessError))
+    return ErrorClass.E_INPUT if wrong_input else ErrorClass.E_INTERNAL

@@ -20,7 +20,7 @@ from obstore.store import AzureStore, GCSStore, LocalStore
 from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.contracts.key_grammar import InvalidKeyTimeError, KeyGrammarReader, KeyKind, is_safe_key
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.errors import ConfigurationError, StoreAccessError
 from kfm_dagster.seams import Seam
 from kfm_dagster.settings import LOOPBACK_HOSTS
 from kfm_dagster.storage.object_handle import (
@@ -105,13 +105,33 @@ class ObjectStores:
         return handle
 
     def list_day(self, contract: DatasetContract, day: date) -> Iterator[ListedObject]:
-        """List the data objects whose own time starts on a UTC day, page by page. Raises ObjectReadError."""
-        grammar = self._grammar(contract)
+        """List the data objects whose own time starts on a UTC day, page by page.
+
+        Raises ObjectReadError where a store does not answer, and StoreAccessError, once the other buckets are listed,
+        where one is not there or refuses.
+        """
+        refused: list[str] = []
         for bucket in contract.storage.buckets:
-            for prefix in grammar.prefixes(day):
-                for key, listed in self._listed(contract, bucket, prefix):
-                    if grammar.kind(key) is KeyKind.DATA and _day_of(grammar, key) == day:
-                        yield listed
+            try:
+                yield from self._listed_day(contract, bucket, day)
+            except ObjectReadError as error:
+                if error.code not in {IntegrityIssue.MISSING_OBJECT, IntegrityIssue.ACCESS_DENIED}:
+                    raise
+                refused.append(f"s3://{bucket}")
+        if refused:
+            raise StoreAccessError(
+                f"not every bucket of {contract.id} can be listed",
+                observed=f"{', '.join(refused)}: no such bucket, or no access to it",
+                expected="a listing of each; what the other buckets hold is taken in",
+                next_step="correct the contract's storage.buckets, or the credentials (public buckets: KFM_ANONYMOUS)",
+            )
+
+    def _listed_day(self, contract: DatasetContract, bucket: str, day: date) -> Iterator[ListedObject]:
+        grammar = self._grammar(contract)
+        for prefix in grammar.prefixes(day):
+            for key, listed in self._listed(contract, bucket, prefix):
+                if grammar.kind(key) is KeyKind.DATA and _day_of(grammar, key) == day:
+                    yield listed
 
     def endpoint(self, contract: DatasetContract) -> str | None:
         """Return the URL of the contract's first bucket, for a request that needs no credentials; None for a folder.

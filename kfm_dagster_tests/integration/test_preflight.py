@@ -10,16 +10,22 @@ from pathlib import Path
 
 import pytest
 
+from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
 from kfm_dagster.embedded.cloud import EmbeddedCloud
 from kfm_dagster.errors import PreflightError
 from kfm_dagster.ingest.preflight import preflight
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.sqs import connect
+from kfm_dagster.samples.goes_abi import goes_abi_samples
 from kfm_dagster.settings import Settings
+from kfm_dagster.stages.card import ErrorClass
+from kfm_dagster.storage.object_handle import ObjectReadError
+from kfm_dagster.storage.objects import ObjectStores
 from kfm_dagster_tests.integration import traces
-from kfm_dagster_tests.integration.chain import FakeQueue, announce, put, volumes
+from kfm_dagster_tests.integration.chain import DAY, FakeQueue, announce, good, put, volumes
 from kfm_dagster_tests.integration.face import Face
 
 URLS = ("KFM_STORAGE_URL", "KFM_CATALOG_URL", "KFM_LINEAGE_URL")
@@ -183,3 +189,30 @@ def test_folders_are_left_as_they_were_and_one_that_cannot_be_made_is_named(tmp_
     (tmp_path / "file").write_text("")
     with pytest.raises(PreflightError, match=r"lineage .*file/x cannot be used; .*KFM_LINEAGE_URL"):
         preflight(settings.model_copy(update={"lineage_url": str(tmp_path / "file" / "x")}))
+
+
+@pytest.mark.clause("DAG-13")
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("answer", [IntegrityIssue.MISSING_OBJECT, IntegrityIssue.ACCESS_DENIED])
+def test_one_bucket_that_cannot_be_listed_costs_its_siblings_nothing(
+    answer: IntegrityIssue, face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(objects, [good(*sample) for satellite in (16, 19) for sample in goes_abi_samples(DAY, 3, satellite=satellite)])
+    listed = ObjectStores._listed
+    contract = face.pipeline.registry.contracts["goes-abi"]
+    first = contract.storage.buckets[0]
+    there = len(list(face.pipeline.objects.list_day(contract, DAY)))
+
+    def without_first(self: ObjectStores, of: DatasetContract, bucket: str, prefix: str) -> Iterator:
+        if bucket == first:
+            raise ObjectReadError(answer, f"s3://{bucket}/{prefix}", "it is not there")
+        return listed(self, of, bucket, prefix)
+
+    monkeypatch.setattr(ObjectStores, "_listed", without_first)
+    result = face.execute("ingest_goes_abi", partition=DAY.isoformat(), raise_on_error=False)
+    assert not result.success
+    found = traces.records(face.pipeline).values()
+    assert (len(found), there) == (3, 6)
+    assert {str(record.object_uri).startswith(f"s3://{first}/") for record in found} == {False}
+    [stage] = face.pipeline.stages.keeper.store.of_run(result.run_id)
+    assert stage.error_class is ErrorClass.E_INPUT

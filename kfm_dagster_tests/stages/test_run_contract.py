@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.contracts.envelope import Envelope
-from kfm_dagster.errors import ArtifactError, ContractError, DatabaseUnavailableError
+from kfm_dagster.errors import ArtifactError, ContractError, DatabaseUnavailableError, StoreAccessError
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint
 from kfm_dagster.idempotent_node.wal import IntentStatus
 from kfm_dagster.run_state.record import Outcome, RunState, RunStateError
@@ -178,6 +178,7 @@ def test_an_executed_node_records_its_validations(runner: StageRunner) -> None:
     ("cause", "error_class"),
     [
         (ContractError("x"), ErrorClass.E_INPUT),
+        (StoreAccessError(), ErrorClass.E_INPUT),
         (DatabaseUnavailableError(), ErrorClass.E_INTERNAL),
         (RuntimeError("x"), ErrorClass.E_INTERNAL),
     ],
