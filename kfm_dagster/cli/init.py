@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from sqlalchemy.engine import make_url
 
 from kfm_dagster.addresses import shown
 from kfm_dagster.cli.files import refuse_unwritable_home
@@ -19,26 +20,31 @@ from kfm_dagster.notifications.sqs import connect
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.private import private_folder
+from kfm_dagster.storage.roles import grant_deployment_role, refuse_no_role
 
 
 @click.command()
+@click.option("--role", help="Role that the deployment runs with: it gets its rights, which alter no evidence.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was done as one JSON object.")
-def init(*, as_json: bool) -> None:
+def init(*, role: str | None, as_json: bool) -> None:
     """Bring the ledger's database and Dagster's own up to date, and check that stores and queue are there.
 
     Run it before the first start and after every upgrade, then start the daemon and the web server. It may be repeated,
     also by two at once. It creates folders of this machine, and neither queues nor buckets. On PostgreSQL it works as
-    the role that the DSN names, which owns the tables from then on.
+    the role that the DSN names, which owns the tables from then on; with --role the deployment then runs under another
+    one (made unless it is there, without a password), and migrates nothing.
 
-    Example: kfm init
+    Example: kfm init --role kfm_deployment
     """
     settings = Settings.load()
+    if role is not None:
+        refuse_no_role(make_url(settings.database_url).get_backend_name(), role)
     read_configuration(settings)
     refuse_unwritable_home(settings.home)
     # First: a refusal leaves the databases as they are.
     preflight(settings, connect(settings).depth)
     done: dict[str, dict[str, Any]] = {
-        "ledger": _ledger(settings),
+        "ledger": _ledger(settings, role),
         "dagster": _dagster(settings),
         "stores": {name: place for name, _, place in stores(settings)},
         "queue": {"name": settings.sqs_primary_queue},
@@ -55,10 +61,13 @@ def init(*, as_json: bool) -> None:
         click.echo(f"next: export DAGSTER_HOME={done['dagster']['home']}")
 
 
-def _ledger(settings: Settings) -> dict[str, Any]:
+def _ledger(settings: Settings, role: str | None) -> dict[str, Any]:
     database = Database.open(settings.database_url)
     try:
-        return {"database": shown(settings.database_url), "schema": database.schema()}
+        done = {"database": shown(settings.database_url), "schema": database.schema()}
+        if role is not None:
+            done["role"] = f"{role} ({'made' if grant_deployment_role(database, role) else 'was there'})"
+        return done
     finally:
         database.dispose()
 

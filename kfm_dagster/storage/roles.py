@@ -33,16 +33,7 @@ def grant_deployment_role(database: Database, role: str) -> bool:
     DeploymentRoleError where the owner may not do it, or where the role could alter evidence all the same; then
     nothing is changed.
     """
-    if database.dialect != "postgresql":
-        raise ConfigurationError(
-            "roles are PostgreSQL's",
-            observed=database.dialect,
-            expected="KFM_WAL_DSN of a PostgreSQL database, as its owner",
-        )
-    if not 0 < len(role.encode()) <= MAX_ROLE_NAME_BYTES or "\0" in role:
-        raise ConfigurationError(
-            "this is no name of a role", observed=repr(role), expected=f"1 to {MAX_ROLE_NAME_BYTES} bytes"
-        )
+    refuse_no_role(database.dialect, role)
     try:
         return _grant(database, role)
     except DBAPIError as error:
@@ -51,6 +42,20 @@ def grant_deployment_role(database: Database, role: str) -> bool:
             expected="the owner's connection; to make a role it needs CREATEROLE",
             next_step="connect as the owner of the tables, or let an administrator make the role first (CREATE ROLE)",
         ) from None
+
+
+def refuse_no_role(dialect: str, role: str) -> None:
+    """Raise ConfigurationError for a wrong name, or on a database that has no roles."""
+    if dialect != "postgresql":
+        raise ConfigurationError(
+            "roles are PostgreSQL's",
+            observed=dialect,
+            expected="KFM_WAL_DSN of a PostgreSQL database, as its owner",
+        )
+    if not 0 < len(role.encode()) <= MAX_ROLE_NAME_BYTES or "\0" in role:
+        raise ConfigurationError(
+            "this is no name of a role", observed=repr(role), expected=f"1 to {MAX_ROLE_NAME_BYTES} bytes"
+        )
 
 
 def _grant(database: Database, role: str) -> bool:

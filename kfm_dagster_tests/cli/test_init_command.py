@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from kfm_dagster.embedded.cloud import EmbeddedCloud, create_queues
 from kfm_dagster.errors import ExitCode
 from kfm_dagster_tests.cli.test_cli import Call, call, home, state_of  # noqa: F401, fixtures
+from kfm_dagster_tests.databases import as_role
 from kfm_dagster_tests.patience import HANG_SECONDS
 
 BIN = Path(sys.executable).parent
@@ -167,3 +168,23 @@ def test_a_daemon_that_is_started_first_says_what_to_do(
     assert done.returncode != 0
     assert re.search(said, done.stderr)
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.clause("SEC-07")
+def test_the_deployments_role_gets_its_rights_and_opens_the_ledger(
+    outside: None, call: Call, empty_postgres_url: str, deployment_role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KFM_WAL_DSN", empty_postgres_url)
+    answers = [call("init", "--role", deployment_role, "--json") for _ in range(2)]
+    assert [answer.code for answer in answers] == [ExitCode.DONE] * 2
+    assert f"{deployment_role} (was there)" in answers[1].out
+    monkeypatch.setenv("KFM_WAL_DSN", as_role(empty_postgres_url, deployment_role))
+    assert call("wal", "list", "--json").code == ExitCode.DONE
+
+
+@pytest.mark.clause("SEC-07")
+def test_a_role_where_there_are_none_is_refused_before_anything_is_made(outside: None, call: Call, home: Path) -> None:
+    answer = call("init", "--role", "kfm_deployment")
+    assert answer.code == ExitCode.USAGE
+    assert "roles are PostgreSQL's; observed sqlite" in answer.err
+    assert not (home / "kfm.db").exists()
