@@ -147,6 +147,7 @@ class Account:
         self.catalog_is_written_by_holders_and_never_goes_back(actor, records)
         self.lineage_is_told_by_holders(actor, records)
         self.nothing_is_lost()
+        self.nothing_sound_is_refused()
         if self._commits % FULL_CHECK_EVERY == 0:
             self.check_all()
 
@@ -304,6 +305,14 @@ class Account:
         gone = [message_id for (message_id,) in open_rows if message_id not in on_queues]
         if gone:
             raise ViolationError("nothing_is_lost", f"{gone} are on no queue")
+
+    def nothing_sound_is_refused(self) -> None:
+        """SEC-05: the database refuses no message of the feed, which sends nothing that it could not store."""
+        refused = rows(
+            self._raw, "SELECT message_id, detail FROM rejected_messages WHERE reason_code = 'database_refused'"
+        )
+        if refused:
+            raise ViolationError("nothing_sound_is_refused", str(refused))
 
     def histories_rebuild_the_records(self) -> None:
         """WSM-17: a history replayed from nothing yields its record, field by field."""

@@ -18,7 +18,7 @@ from sqlalchemy import TextClause, text
 from kfm_dagster.catalog import item, outcomes
 from kfm_dagster.contracts.issues import FenceIssue
 from kfm_dagster.governance.switches import KillSwitches
-from kfm_dagster.ingest import intake
+from kfm_dagster.ingest import intake, recording
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger import verdicts
 from kfm_dagster.ledger.changes import LedgerChanges
@@ -82,7 +82,7 @@ def _recorded_first(pipeline: Pipeline, messages: Any) -> Any:
     parsed = [intake.parse_message(one, registry=pipeline.registry, queue="q") for one in messages]
     pipeline.deliveries.record(
         [
-            intake.delivery_of(message, one, queue=pipeline.settings.sqs_primary_queue, landing_sha256="x")
+            recording.delivery_of(message, one, queue=pipeline.settings.sqs_primary_queue, landing_sha256="x")
             for message, one in zip(messages, parsed, strict=True)
         ]
     )
@@ -159,7 +159,7 @@ MUTATIONS = (
         name="attempts are granted without end",
         invariant="attempts_are_bounded",
         breakages=[
-            _sql("ledger.readmit", "attempts < CASE", "0 < CASE"),
+            _sql("ledger.readmit", "attempts < coalesce(policy", "0 < coalesce(policy"),
             _call(verdicts, "quarantine_reason", lambda *_, **__: None),
         ],
     ),
@@ -176,7 +176,7 @@ MUTATIONS = (
     Mutation(
         name="units are ensured without admission",
         invariant="older_versions_are_superseded",
-        breakages=[_sql("ledger.supersede", "WHERE place = 1", "WHERE place = 0")],
+        breakages=[_sql("ledger.supersede", "WHERE newer IS NOT NULL AND", "WHERE FALSE AND")],
     ),
     Mutation(
         name="a superseded unit goes on waiting",
@@ -237,7 +237,8 @@ MUTATIONS = (
     ),
     Mutation(
         name="a unit in progress is quarantined",
-        invariant=SURPRISE,
+        # The database refuses it, and what the database refuses of a message is rejected.
+        invariant="nothing_sound_is_refused",
         breakages=[_sql("ledger.quarantine", "('pending', 'failed')", "('pending', 'failed', 'in_progress')")],
     ),
     Mutation(
