@@ -104,13 +104,13 @@ class Deployment:
             encoding="utf-8",
         )
         self._first_day = self._stored_first_day()
+        # Before anything opens the home: of two processes that make Dagster's tables at once, both fail.
+        self._prepare_storage()
         # Not `dagster code-server start`: its proxy outlives a killed server and starts no other, and nobody notices.
         self._spawn(
             "code-server",
             ["python", "-m", "kfm_dagster.defs.code_server", "-m", self._module, "-h", "127.0.0.1", "-p", str(port)],
         )
-        # While that imports Dagster, too: daemon and web server must not both make its tables.
-        self._prepare_storage()
         self._wait("code-server", lambda: _accepts(port))
         if self._with_daemon:
             # Sensors, run queue, run monitoring, backfills.

@@ -48,6 +48,7 @@ def die_while(act: str, seam: Seam, nth: int, graveyard: Graveyard) -> None:
     environment = {
         **os.environ,
         **graveyard.cloud.environment(),
+        "KFM_SNS_VERIFY": "off",  # the messages are made by hand
         "KFM_HOME": str(settings.home),
         "KFM_WAL_DSN": settings.wal_dsn,
         "KFM_SQS_PRIMARY_QUEUE": settings.sqs_primary_queue,
