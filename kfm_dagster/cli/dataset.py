@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
+from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.loader import ContractRegistry, parse_contract, read_contract_text
-from kfm_dagster.errors import ContractError
+from kfm_dagster.errors import ContractError, ExitCode
 from kfm_dagster.readers.registry import refuse_orphans
 from kfm_dagster.settings import Settings
+
+if TYPE_CHECKING:
+    from kfm_dagster.ingest.rehearsal import Rehearsal
+
+LIST_COLUMNS = ("id", "reader", "buckets", "title")
 
 
 @click.group()
@@ -31,7 +37,7 @@ def list_datasets(*, as_json: bool) -> None:
     Example: kfm dataset list --json
     """
     registry = ContractRegistry.load(Settings.load().contracts_dir)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "id": contract.id,
             "title": contract.metadata.title,
@@ -41,26 +47,58 @@ def list_datasets(*, as_json: bool) -> None:
         }
         for contract in registry
     ]
-    if as_json:
-        for row in rows:
-            click.echo(json.dumps(row))
-        return
-    table = Table("dataset", "reader", "buckets", "title")
-    for row in rows:
-        table.add_row(str(row["id"]), str(row["reader"]), "\n".join(row["buckets"]), str(row["title"]))
-    Console().print(table)
+    shown = rows if as_json else [row | {"buckets": " ".join(row["buckets"])} for row in rows]
+    show_rows(shown, LIST_COLUMNS, as_json=as_json)
 
 
 @dataset.command()
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-def check(*, file: Path) -> None:
-    """Check a contract file, alone and against the contracts in force.
+@click.option(
+    "--sample",
+    type=click.Path(path_type=Path),
+    help="An object DIR/BUCKET/KEY, sidecars beside it: what would an ingest make of it?",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def check(*, file: Path, sample: Path | None, as_json: bool) -> ExitCode:
+    """Check a contract file, alone and against the contracts in force, and on a sample object.
 
-    Example: kfm dataset check my-dataset.yaml
+    With --sample the object goes through the whole chain of an ingest: reader, gates, a valid Item. Nothing of the
+    deployment is read or written. Exit code 4: an ingest would not give a sound Item.
+
+    Example: kfm dataset check my-dataset.yaml --sample nodd/noaa-hrrr-bdp-pds/hrrr.20250402/conus/f.grib2
     """
     if not file.is_file():
         raise ContractError("there is no such file", observed=str(file), expected="a YAML dataset contract")
     contract = parse_contract(read_contract_text(file), source=file.name)
-    registry = ContractRegistry.load(Settings.load().contracts_dir)
-    refuse_orphans(ContractRegistry.of([*(known for known in registry if known.id != contract.id), contract]))
-    click.echo(f"{contract.id}: in order")
+    known = ContractRegistry.load(Settings.load().contracts_dir)
+    registry = ContractRegistry.of([*(one for one in known if one.id != contract.id), contract])
+    refuse_orphans(registry)
+    found = None if sample is None else _rehearsed(registry, contract.id, sample)
+    if as_json:
+        click.echo(json.dumps({"id": contract.id, "in_order": True, "sample": found and _as_json(found)}))
+    else:
+        click.echo(f"{contract.id}: in order")
+        if found is not None:
+            _show(found)
+    return ExitCode.DONE if found is None or found.is_sound else ExitCode.FINISHED_WITH_FAILURES
+
+
+def _rehearsed(registry: ContractRegistry, dataset_id: str, sample: Path) -> Rehearsal:
+    from kfm_dagster.ingest.rehearsal import rehearse  # noqa: PLC0415, most of what an ingest imports
+
+    return rehearse(registry, dataset_id, sample)
+
+
+def _as_json(found: Rehearsal) -> dict[str, Any]:
+    return {**dataclasses.asdict(found), "is_sound": found.is_sound}
+
+
+def _show(found: Rehearsal) -> None:
+    click.echo(f"{found.uri}: {found.status or 'not ingested'}")
+    for what, texts in (("at fault", found.findings), ("suspect", found.suspect)):
+        for text in texts:
+            click.echo(f"  {what}: {text}")
+    if found.item is not None:
+        click.echo(f"  Item {found.item['id']}")
+        for name, value in found.item["properties"].items():
+            click.echo(f"    {name}: {value if isinstance(value, str) else json.dumps(value)}")

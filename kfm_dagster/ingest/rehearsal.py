@@ -1,0 +1,167 @@
+"""Rehearsal: one object taken through a contract's whole chain, in a deployment that is there for that alone.
+
+Readers, gates and the Item's validation are those of an ingest, so what a rehearsal finds is what an ingest would. Does
+not belong here: what is wrong with a contract by itself (`contracts/loader.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import orjson
+
+from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.contracts.issues import Severity
+from kfm_dagster.contracts.key_grammar import InvalidKeyTimeError, KeyGrammarReader, KeyMatch
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.errors import ContractError
+from kfm_dagster.ingest.chain import run_chain
+from kfm_dagster.ingest.nodes import MessageParse, Source
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.settings import Feed, Settings
+from kfm_dagster.stages.batch import StageBatch
+from kfm_dagster.stages.failure import StageFailedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsal:
+    """What became of one object: its status, the Item if there is one, what was found, and what is only suspect."""
+
+    uri: str
+    status: Status | None
+    item: Mapping[str, Any] | None
+    findings: tuple[str, ...]
+    suspect: tuple[str, ...]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether an ingest would give a valid Item, with nothing for a gate to say."""
+        return self.status is Status.SUCCEEDED and not self.findings
+
+
+def rehearse(registry: ContractRegistry, dataset: str, sample: Path) -> Rehearsal:
+    """Ingest a file DIR/BUCKET/KEY, and the sidecars beside it, under a dataset's contract. Leaves nothing behind.
+
+    Raises ContractError for a file that the contract does not name.
+    """
+    contract = registry[dataset]
+    bucket, key = _address(contract, sample)
+    match = _understood(contract, bucket, key)
+    with TemporaryDirectory(prefix="kfm-rehearsal-") as folder:
+        root = Path(folder)
+        for suffix in ("", *(sidecar.suffix for sidecar in contract.storage.sidecars)):
+            _place(Path(f"{sample}{suffix}"), root / "objects" / bucket / f"{key}{suffix}")
+        # Of the settings only the card's are the deployment's: nothing of it may be written to.
+        settings = Settings.load(
+            home=root / "home",
+            object_root=root / "objects",
+            feed=Feed.SAMPLE,
+            **dict.fromkeys(("wal_dsn", "storage_url", "catalog_url", "lineage_url", "run_state"), ""),
+        )
+        pipeline = Pipeline.open(settings)
+        try:
+            pipeline.registry = registry
+            return _rehearsed(pipeline, contract, f"s3://{bucket}/{key}", match)
+        finally:
+            pipeline.close()
+
+
+def _rehearsed(pipeline: Pipeline, contract: DatasetContract, uri: str, match: KeyMatch) -> Rehearsal:
+    first = MessageParse(
+        pipeline=pipeline,
+        dataset=contract.id,
+        partition=match.start.date().isoformat(),
+        run_id=str(uuid.uuid4()),
+        source=Source.LISTING,
+        limit=1,
+    )
+    try:
+        outputs = run_chain(first)
+    except StageFailedError as error:
+        said = error.judgement.failing if error.judgement else ()
+        found = [f"{verdict.gate}: {finding.what}" for verdict in said for finding in verdict.findings]
+        return Rehearsal(uri=uri, status=None, item=None, findings=tuple(found or [str(error)]), suspect=())
+    if not outputs[-1].envelopes:
+        missing = f"storage.listing: no prefix lists {uri}, so that no backfill would find it"
+        return Rehearsal(uri=uri, status=None, item=None, findings=(missing,), suspect=())
+    (unit,) = outputs[-1].envelopes
+    record = pipeline.ledger.get(unit.wal_id)
+    return Rehearsal(
+        uri=uri,
+        status=record.status if record else None,
+        item=_item(pipeline, unit),
+        findings=(*_issues(unit, Severity.FAILED), *_gates(outputs)),
+        suspect=tuple(_issues(unit, Severity.SUSPECT)),
+    )
+
+
+def _address(contract: DatasetContract, sample: Path) -> tuple[str, str]:
+    if not sample.is_file():
+        raise ContractError("there is no such sample", observed=sample, expected="a file DIR/BUCKET/KEY")
+    parts = sample.absolute().parts
+    for bucket in contract.storage.buckets:
+        if bucket in parts[:-1]:
+            place = parts.index(bucket)
+            return bucket, "/".join(parts[place + 1 :])
+    raise ContractError(
+        "the sample lies below no bucket of the contract",
+        observed=sample,
+        expected=f"DIR/BUCKET/KEY with {' or '.join(contract.storage.buckets)}",
+        next_step="put it there under its own key, or correct storage.buckets",
+    )
+
+
+def _understood(contract: DatasetContract, bucket: str, key: str) -> KeyMatch:
+    try:
+        match = KeyGrammarReader(contract).match(key)
+    except InvalidKeyTimeError as error:
+        raise ContractError("the key's time cannot be read", observed=error, expected="storage.key_grammar") from None
+    if match is None:
+        raise ContractError(
+            "the key matches no data key of the contract",
+            observed=f"s3://{bucket}/{key}",
+            expected=contract.storage.key_grammar.pattern,
+            next_step="correct storage.prefixes or storage.key_grammar",
+        )
+    return match
+
+
+def _place(file: Path, target: Path) -> None:
+    """Give a file another name where it is to be read; a copy only where another disk makes it one."""
+    if not file.is_file():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(file.resolve(), target)
+    except OSError:
+        shutil.copyfile(file, target)
+
+
+def _issues(unit: Envelope, severity: Severity) -> Iterator[str]:
+    for section in (unit.integrity, unit.metadata, unit.stac, unit.provenance):
+        for issue in section.issues if section else ():
+            if issue.severity is severity:
+                yield f"{issue.code}: {issue.message}"
+
+
+def _gates(outputs: Sequence[StageBatch]) -> Iterator[str]:
+    for output in outputs:
+        for verdict in output.judgement.verdicts if output.judgement else ():
+            yield from (f"{verdict.gate}: {finding.what}" for finding in verdict.findings)
+
+
+def _item(pipeline: Pipeline, unit: Envelope) -> Mapping[str, Any] | None:
+    if unit.stac is None or unit.stac.item_id is None:
+        return None
+    (file,) = Path(pipeline.settings.catalog).rglob(f"{unit.stac.item_id}.json")
+    item: Mapping[str, Any] = orjson.loads(file.read_bytes())
+    return item

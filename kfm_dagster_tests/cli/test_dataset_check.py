@@ -1,0 +1,122 @@
+"""`kfm dataset check --sample`: what it says of an object is what an ingest would say."""
+
+# ruff: noqa: F811 - fixtures are asked for by the name that they are imported under
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import date
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from kfm_dagster.errors import ExitCode
+from kfm_dagster.samples.hrrr import hrrr_samples
+from kfm_dagster_tests.cli.test_cli import Call, call, home  # noqa: F401, fixtures
+
+DAY = date(2025, 4, 2)
+Change = Callable[[str], str]
+
+
+@pytest.fixture
+def contract(tmp_path: Path) -> Callable[[Change], Path]:
+    """The contract of HRRR with a change, as a file of its own."""
+    text = (resources.files("kfm_dagster.contracts") / "datasets" / "hrrr.yaml").read_text(encoding="utf-8")
+
+    def write(change: Change) -> Path:
+        file = tmp_path / "hrrr.yaml"
+        file.write_text(change(text), encoding="utf-8")
+        return file
+
+    return write
+
+
+@pytest.fixture
+def sample(tmp_path: Path) -> Path:
+    """A sample object under its own key, its index beside it."""
+    first = None
+    for bucket, key, content in hrrr_samples(DAY, 2):
+        path = tmp_path / "nodd" / bucket / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        first = first or path
+    assert first is not None
+    return first
+
+
+def same(text: str) -> str:
+    return text
+
+
+def test_a_sound_sample_gives_its_item_and_leaves_nothing(
+    call: Call, home: Path, contract: Callable[[Change], Path], sample: Path
+) -> None:
+    answer = call("dataset", "check", str(contract(same)), "--sample", str(sample), "--json")
+    assert answer.code == ExitCode.DONE
+    [found] = answer.rows
+    told = found["sample"]
+    assert isinstance(told, dict)
+    assert (told["status"], told["findings"], told["is_sound"]) == ("succeeded", [], True)
+    assert told["item"]["id"].startswith("hrrr.20250402.")
+    assert told["uri"].endswith(sample.name)
+    assert not home.exists()
+    assert "  Item hrrr.20250402." in call("dataset", "check", str(contract(same)), "--sample", str(sample)).out
+
+
+AT_FAULT: dict[str, tuple[Change, Change, str]] = {
+    # what: change of the contract, change of the object's bytes (as Latin-1), what is said
+    "a cut object": (same, lambda content: content[: len(content) * 3 // 4], "truncated_object"),
+    "another format": (same, lambda content: "x" + content, "bad_magic"),
+    "a number without a unit": (
+        lambda text: text.replace(
+            '{fields: ["grib:*"], unit: "1", dimension: "1", minimum: 0}', "{fields: [gsd], unit: m}"
+        ),
+        same,
+        "G4: grib:",
+    ),
+    "fields without a source": (
+        lambda text: text.replace('"grib:edition", "grib:discipline", native', "native").replace(
+            '[start_datetime, "forecast:reference_datetime", "grib:centre",', "["
+        ),
+        same,
+        "G2: no source is cited for",
+    ),
+    "a listing that does not find it": (
+        lambda text: text.replace("- hrrr.%Y%m%d/conus/", "- hrrr.%Y%m%d/hawaii/"),
+        same,
+        "storage.listing: no prefix lists s3://",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", AT_FAULT)
+def test_what_an_ingest_would_refuse_is_said_with_exit_code_4(
+    what: str, call: Call, contract: Callable[[Change], Path], sample: Path
+) -> None:
+    change, spoil, said = AT_FAULT[what]
+    sample.write_bytes(spoil(sample.read_bytes().decode("latin-1")).encode("latin-1"))
+    answer = call("dataset", "check", str(contract(change)), "--sample", str(sample), "--json")
+    assert answer.code == ExitCode.FINISHED_WITH_FAILURES, answer
+    [found] = answer.rows
+    told = found["sample"]
+    assert isinstance(told, dict)
+    assert any(said in finding for finding in told["findings"]), told["findings"]
+    assert not told["is_sound"]
+
+
+def test_a_sample_that_the_contract_does_not_name_is_one_line(
+    call: Call, contract: Callable[[Change], Path], sample: Path, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere.grib2"
+    elsewhere.write_bytes(sample.read_bytes())
+    foreign = sample.with_name("other.grib2")
+    foreign.write_bytes(b"GRIB")
+    for file, said in (
+        (elsewhere, "lies below no bucket of the contract"),
+        (foreign, "matches no data key of the contract"),
+        (tmp_path / "none", "there is no such sample"),
+    ):
+        answer = call("dataset", "check", str(contract(same)), "--sample", str(file))
+        assert (answer.code, answer.out, answer.err.count("\n")) == (ExitCode.USAGE, "", 1)
+        assert said in answer.err
