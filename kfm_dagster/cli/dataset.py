@@ -1,4 +1,4 @@
-"""`kfm dataset`: look at and check dataset contracts."""
+"""`kfm dataset`: look at, begin and check dataset contracts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kfm_dagster.cli.files import NewFile
 from kfm_dagster.cli.tables import show_rows
+from kfm_dagster.contracts.draft import draft
 from kfm_dagster.contracts.loader import ContractRegistry, parse_contract, read_contract_text
 from kfm_dagster.errors import ContractError, ExitCode
 from kfm_dagster.readers.registry import refuse_orphans
@@ -23,7 +25,7 @@ LIST_COLUMNS = ("id", "reader", "buckets", "title")
 
 @click.group()
 def dataset() -> None:
-    """Look at and check dataset contracts.
+    """Look at, begin and check dataset contracts.
 
     Example: kfm dataset list
     """
@@ -49,6 +51,26 @@ def list_datasets(*, as_json: bool) -> None:
     ]
     shown = rows if as_json else [row | {"buckets": " ".join(row["buckets"])} for row in rows]
     show_rows(shown, LIST_COLUMNS, as_json=as_json)
+
+
+@dataset.command()
+@click.argument("dataset_id", metavar="DATASET")
+@click.option("--like", required=True, help="Dataset that ships with the package and has the same format.")
+@click.option("--bucket", required=True, help="Bucket of its objects.")
+@click.option("--topic", required=True, help="ARN of the SNS topic that announces them.")
+@click.option("--out", type=NewFile(), help="File to write. Default: standard output.")
+def new(*, dataset_id: str, like: str, bucket: str, topic: str, out: Path | None) -> None:
+    """Write a contract for another dataset, with the citations and units of one that is like it.
+
+    Its first lines say what is to be looked through; then check it on a sample.
+
+    Example: kfm dataset new gfs --like hrrr --bucket noaa-gfs-bdp-pds --topic ARN --out gfs.yaml
+    """
+    text = draft(dataset=dataset_id, like=like, bucket=bucket, topic=topic)
+    if out is None:
+        click.echo(text, nl=False)
+    else:
+        out.write_text(text, encoding="utf-8")
 
 
 @dataset.command()

@@ -53,7 +53,7 @@ COMMANDS = {
         "kfm_dagster.cli.console:console",
         "Serve the report of kfm validate to browsers and monitors, until Ctrl-C.",
     ),
-    "dataset": Lazy("kfm_dagster.cli.dataset:dataset", "Look at and check dataset contracts."),
+    "dataset": Lazy("kfm_dagster.cli.dataset:dataset", "Look at, begin and check dataset contracts."),
     "demo": Lazy(
         "kfm_dagster.cli.demo:demo",
         "Ingest objects through a real queue, daemon and runs, and show what became of each.",

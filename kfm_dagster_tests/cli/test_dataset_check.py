@@ -4,6 +4,10 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+import shutil
+import subprocess
 from collections.abc import Callable
 from datetime import date
 from importlib import resources
@@ -13,7 +17,7 @@ import pytest
 
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.samples.hrrr import hrrr_samples
-from kfm_dagster_tests.cli.test_cli import Call, call, home  # noqa: F401, fixtures
+from kfm_dagster_tests.cli.test_cli import Answer, Call, call, home  # noqa: F401, fixtures
 
 DAY = date(2025, 4, 2)
 Change = Callable[[str], str]
@@ -120,3 +124,75 @@ def test_a_sample_that_the_contract_does_not_name_is_one_line(
         answer = call("dataset", "check", str(contract(same)), "--sample", str(file))
         assert (answer.code, answer.out, answer.err.count("\n")) == (ExitCode.USAGE, "", 1)
         assert said in answer.err
+
+
+TOPIC = "arn:aws:sns:us-east-1:123901341784:NewGFSObject"
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "new-dataset.md"
+
+
+@pytest.mark.parametrize("like", ["goes-abi", "hrrr", "nexrad-l2"])
+def test_a_new_contract_is_in_order_as_it_is_written(like: str, call: Call, tmp_path: Path) -> None:
+    out = tmp_path / "new.yaml"
+    arguments = ("dataset", "new", "my-data", "--like", like, "--bucket", "my-bucket", "--topic", TOPIC)
+    assert call(*arguments, "--out", str(out)).code == ExitCode.DONE
+    assert call(*arguments).out == out.read_text(encoding="utf-8")
+    assert call("dataset", "check", str(out)).out == "my-data: in order\n"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"DATASET": "My_Data"}, "no dataset id"),
+        ({"--like": "gefs"}, "no such contract ships"),
+        ({"DATASET": "hrrr"}, "of that id"),
+    ],
+    ids=["another form", "like none", "like itself"],
+)
+def test_a_contract_that_cannot_be_begun_is_one_line(changed: dict[str, str], said: str, call: Call) -> None:
+    given = {"DATASET": "my-data", "--like": "hrrr", "--bucket": "b", "--topic": TOPIC} | changed
+    options = [text for name, value in given.items() if name != "DATASET" for text in (name, value)]
+    answer = call("dataset", "new", given["DATASET"], *options)
+    assert (answer.code, answer.out, answer.err.count("\n")) == (ExitCode.USAGE, "", 1)
+    assert said in answer.err
+
+
+@pytest.mark.clause("BEY-15")
+def test_the_guide_takes_a_person_from_nothing_to_a_dataset_in_force(
+    call: Call, tmp_path: Path, shared_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every command is typed and every line changed as the page has it; `tmp_path` is the working folder."""
+    page = GUIDE.read_text(encoding="utf-8")
+    [(named,), (begin,), (check,), (make, export, listing)] = [
+        block.strip().splitlines() for block in re.findall(r"(?m)(?:^    \S.*\n)+", page)
+    ]
+    shutil.copytree(shared_data / "objects/noaa-gfs-bdp-pds", tmp_path / "nodd/noaa-gfs-bdp-pds")
+    assert (tmp_path / named).is_file()
+
+    def typed(line: str) -> Answer:
+        return call(*shlex.split(line.strip().removeprefix("kfm ")))
+
+    assert typed(begin).code == ExitCode.DONE
+    assert "matches no data key of the contract" in typed(check).err
+    keys, units = re.findall(r"(?s)```diff\n(.*?)```", page)
+    changed(tmp_path / "gfs.yaml", keys)
+    warned = typed(check)
+    assert warned.code == ExitCode.FINISHED_WITH_FAILURES
+    assert "at fault: G4: " in warned.out
+    assert "is declared in m, the axes of proj:wkt2 are in degree" in warned.out
+    changed(tmp_path / "gfs.yaml", units)
+    done = typed(check)
+    assert done.code == ExitCode.DONE, done
+    assert "Item gfs.20260605.t12z.pgrb2.f023" in done.out
+    assert "forecast:horizon: PT23H" in done.out
+    subprocess.run(["/bin/sh", "-c", make], check=True, timeout=60)
+    monkeypatch.setenv(*export.strip().removeprefix("export ").split("="))
+    assert "gfs" in typed(listing).out
+
+
+def changed(file: Path, diff: str) -> None:
+    """Replace each line that the page takes out by what follows it."""
+    text = file.read_text(encoding="utf-8")
+    for hunk in re.findall(r"(?m)^-(.*\n)(?:\+(.*\n))?", diff):
+        assert hunk[0] in text
+        text = text.replace(*hunk, 1)
+    file.write_text(text, encoding="utf-8")

@@ -1,0 +1,49 @@
+"""Drafts: a contract for another dataset of a reader, made from the text of one that is in force.
+
+A text and not a document, because the comments say where each figure is from. Does not belong here: whether a contract
+is in order (`loader.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+
+from kfm_dagster.errors import ContractError
+
+DATASET_ID = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+_HEAD = """\
+# Made from the contract of {like}. To be looked through, from top to bottom:
+#   metadata    title, description
+#   storage     prefixes, key_grammar, ignore, sidecars, listing: how the keys of this bucket are built
+#   integrity   min_bytes, max_bytes
+#   stac        item_id (groups of the key), providers, keywords, summaries
+#   citations, units   what this dataset's Items say, and by which source
+#   freshness, coverage   how old a unit may be, and what a day has: leave them out where nobody knows
+# Then: kfm dataset check FILE --sample DIR/{bucket}/KEY
+"""
+
+
+def draft(*, dataset: str, like: str, bucket: str, topic: str) -> str:
+    """Return the text of a contract for `dataset`, like that of a dataset that ships with the package.
+
+    Names, bucket and topic are the new ones, and what a day has to bring is left out. Raises ContractError for an id of
+    another form, or a dataset that does not ship.
+    """
+    if not DATASET_ID.fullmatch(dataset):
+        raise ContractError("this is no dataset id", observed=dataset, expected="small letters, digits and hyphens")
+    folder = resources.files("kfm_dagster.contracts") / "datasets"
+    shipped = {file.name.removesuffix(".yaml"): file for file in folder.iterdir() if file.name.endswith(".yaml")}
+    if like not in shipped:
+        raise ContractError("no such contract ships", observed=like, expected=" or ".join(sorted(shipped)))
+    if dataset in shipped:
+        raise ContractError("there is a contract of that id", observed=dataset, expected="an id of its own")
+    text = shipped[like].read_text(encoding="utf-8")
+    # The reader may have the dataset's name, and stays.
+    text = re.sub(r"(?m)^(?!  reader:)(.*)$", lambda line: re.sub(rf"\b{re.escape(like)}\b", dataset, line[1]), text)
+    text = re.sub(r"(?m)^  title: .*$", f"  title: {dataset}", text, count=1)
+    text = re.sub(r"(?m)^  description: .*(\n    .*)*$", f"  description: What {dataset} is.", text, count=1)
+    text = re.sub(r"(?m)^    - arn: .*(\n    (- arn|  ).*)*$", f"    - arn: {topic}", text, count=1)
+    text = re.sub(r"(?m)^  buckets: .*$", f"  buckets: [{bucket}]", text, count=1)
+    text = re.sub(r"(?ms)^coverage:\n.*?(?=^\S|\Z)", "", text)
+    return _HEAD.format(like=like, bucket=bucket) + text
