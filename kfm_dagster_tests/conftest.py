@@ -28,6 +28,9 @@ settings.load_profile("kfm")
 # signed, and its environment asks for that.
 os.environ.setdefault("KFM_SNS_VERIFY", "off")
 
+# Workers of pytest-xdist are given a width of their own, which the tables of commands would obey.
+os.environ.pop("COLUMNS", None)
+
 scratch.use_memory()  # before pytest, or a module of tests, asks for a temporary folder
 
 SHARED_DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"

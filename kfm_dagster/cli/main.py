@@ -165,6 +165,9 @@ def stopped_by_signals() -> Iterator[None]:
 def answering() -> Iterator[None]:
     """Raise OutputError where standard output takes nothing more; of a reader that went away click takes care."""
     stream = sys.stdout
+    if not isinstance(stream, io.TextIOWrapper):  # somebody's own, which cannot fill a disk
+        yield
+        return
     stream.flush()
     answers = _Answers(stream.buffer, encoding=stream.encoding, errors=stream.errors, line_buffering=True)
     sys.stdout = answers

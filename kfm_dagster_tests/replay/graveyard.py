@@ -178,16 +178,16 @@ def open_graveyard(cloud: EmbeddedCloud, home: Path, url: str, **settings: objec
 def open_pipeline(cloud: EmbeddedCloud, settings: Settings, registry: ContractRegistry) -> Pipeline:
     """A pipeline over queues of the cloud, with a clock that stands."""
     sqs = cloud.client("sqs")
-    return locked(
-        Pipeline(
-            settings=settings,
-            registry=registry,
-            database=Database.open(settings.database_url),
-            clock=Clock(),
-            connect_queue=lambda chosen: connect(chosen, client=sqs),
-            connect_dead_letters=lambda chosen: connect(chosen, name=chosen.sqs_dlq_queue, client=sqs),
-        )
+    pipeline = Pipeline(
+        settings=settings,
+        registry=registry,
+        database=Database.open(settings.database_url),
+        clock=Clock(),
+        connect_queue=lambda chosen: connect(chosen, client=sqs),
+        connect_dead_letters=lambda chosen: connect(chosen, name=chosen.sqs_dlq_queue, client=sqs),
     )
+    pipeline.window.make()  # as whoever ingests does
+    return locked(pipeline)
 
 
 def one_attempt_only(registry: ContractRegistry) -> ContractRegistry:
