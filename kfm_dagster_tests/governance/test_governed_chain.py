@@ -258,7 +258,12 @@ def test_an_exact_location_is_nowhere_in_what_is_stored_or_shown(opened: Open, o
     assert [position for position in exact if any(position in text for text in texts)] == []
     [shown] = items_of(pipeline).values()
     told = shown["properties"]
-    assert {name for name in told if not name.startswith("kfm:")} == {*SHOWN, "datetime"}
+    assert {name for name in told if not name.startswith("kfm:")} == {
+        *SHOWN,
+        "datetime",
+        "start_datetime",
+        "end_datetime",
+    }
     notice = {"kfm:sensitivity": "sensitive", "kfm:access": "restricted", "kfm:masking": "h3, resolution 4"}
     assert notice.items() <= told.items()
     assert notice.items() <= traces.catalog_tree(Path(pipeline.settings.catalog))["nexrad-l2/collection.json"].items()
