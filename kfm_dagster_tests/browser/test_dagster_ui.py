@@ -138,6 +138,6 @@ def test_an_asset_s_page_shows_counts_failing_units_link_and_footprints(
     assert int(ui.shown("run_failed")) == 1
 
     ui.open_partition("goes-abi", "stac_items", NEXT_DAY)
-    assert int(ui.shown("run_units")) == int(ui.shown("run_items_created")) == WHOLE["goes-abi", NEXT_DAY]
+    assert int(ui.shown("run_units")) == int(ui.shown("items_created")) == WHOLE["goes-abi", NEXT_DAY]
     assert Path(ui.shown("catalog")) == running.catalog / "catalog.json"
     assert ui.show_picture("footprints").evaluate("image => image.naturalWidth") > 0
