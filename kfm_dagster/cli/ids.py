@@ -17,17 +17,17 @@ _TYPED = re.compile(r"[0-9A-Za-z-]{1,64}")
 
 def whole_wal_id(database: Database, given: str, *, tx: Transaction | None = None) -> str:
     """Return the id of the record that is meant, or what was given where there is none. Raises AmbiguousIdError."""
-    return _whole(database, "ledger.ids_with_prefix", given, "wal_id", tx)
+    return _whole(database, "ids.wal_ids", given, "wal_id", tx)
 
 
 def whole_replay_id(database: Database, given: str) -> str:
     """Return the id of the replay that is meant, or what was given where there is none. Raises AmbiguousIdError."""
-    return _whole(database, "replay.ids_with_prefix", given, "replay id")
+    return _whole(database, "ids.replay_ids", given, "replay id")
 
 
 def whole_backfill_id(database: Database, given: str) -> str:
     """Return the id of the backfill that is meant, or what was given where there is none. Raises AmbiguousIdError."""
-    return _whole(database, "backfill.ids_with_prefix", given, "backfill id")
+    return _whole(database, "ids.backfill_ids", given, "backfill id")
 
 
 def _whole(database: Database, query: str, given: str, what: str, tx: Transaction | None = None) -> str:

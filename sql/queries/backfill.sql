@@ -97,7 +97,3 @@ GROUP BY
     day.dataset, day.day, day.state, day.requests, day.requested_at, day.listed_at, day.listed, day.created,
     day.readmitted, record.status
 ORDER BY day.day, day.dataset, record.status;
-
--- name: ids_with_prefix
--- A range of the key: `~` sorts after every character of an id.
-SELECT backfill_id FROM backfills WHERE backfill_id >= :prefix AND backfill_id < :prefix || '~' ORDER BY backfill_id LIMIT :limit;

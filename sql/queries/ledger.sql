@@ -150,7 +150,3 @@ LIMIT :limit;
 
 -- name: mismatch_counts
 SELECT dataset, count(*) AS mismatches FROM replay_mismatches WHERE NOT permitted GROUP BY dataset ORDER BY dataset;
-
--- name: ids_with_prefix
--- A range of the key: `~` sorts after every character of an id.
-SELECT wal_id FROM nodd_wal_records WHERE wal_id >= :prefix AND wal_id < :prefix || '~' ORDER BY wal_id LIMIT :limit;

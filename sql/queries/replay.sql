@@ -67,7 +67,3 @@ INNER JOIN nodd_wal_records AS record ON found.wal_id = record.wal_id
 WHERE found.replay_run_id = :replay_run_id AND found.position > :after
 ORDER BY found.position
 LIMIT :limit;
-
--- name: ids_with_prefix
--- A range of the key: `~` sorts after every character of an id.
-SELECT replay_run_id FROM replay_runs WHERE replay_run_id >= :prefix AND replay_run_id < :prefix || '~' ORDER BY replay_run_id LIMIT :limit;
