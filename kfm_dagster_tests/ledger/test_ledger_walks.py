@@ -67,13 +67,9 @@ class Walk:
 
     def renew(self, chosen: list[Envelope], run: str) -> None:
         """Renew as a worker does that may have lost its units: it prolongs a lease only over what it holds now."""
-        attempts = {unit.wal_id: self.held[run, unit.wal_id].attempt for unit in chosen if self.holds(unit, run)}
-        records = [(self.record(wal_id), attempt) for wal_id, attempt in attempts.items()]
-        mine = any(
-            (record.status, record.ingest_run_id, record.attempts) == (Status.IN_PROGRESS, run, attempt)
-            for record, attempt in records
-        )
-        assert self.bench.ledger.leases.renew(run, attempts) == mine
+        for claimed in self.claims(chosen, run):
+            held = self.is_held(claimed, run)
+            assert self.bench.ledger.leases.renew(run, {claimed.wal_id: claimed.attempt}) == held
 
     def succeed(self, chosen: list[Envelope], run: str) -> None:
         self.settle(chosen, run, finished)
