@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import date
 from difflib import get_close_matches
 from enum import StrEnum, unique
@@ -349,6 +350,21 @@ class Settings(BaseSettings):
         """Return what the live share leaves of a whole; one at least, unless it leaves nothing at all."""
         # A lane that is never served would be none. A thousandth is no part of anything, only a float's error.
         return 0 if self.live_share == 1 else max(1, int(whole * (1 - self.live_share) + 0.001))
+
+
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables of this process for a while; children, Dagster and AWS clients read them."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _may_hold_a_secret(value: str) -> bool:

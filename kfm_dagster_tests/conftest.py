@@ -36,6 +36,20 @@ scratch.use_memory()  # before pytest, or a module of tests, asks for a temporar
 SHARED_DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 
 
+@pytest.fixture(autouse=True)
+def _environment_stays(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No test, nor what it tests, leaves environment variables to the next one of its worker."""
+    before = _environment()
+    yield
+    left = {name for name, _ in _environment().items() ^ before.items()}
+    assert not left, f"{request.node.nodeid} leaves these environment variables changed: {sorted(left)}"
+
+
+def _environment() -> dict[str, str]:
+    """What is read by the package, Dagster and the clients of AWS; libraries set names of their own at import."""
+    return {name: value for name, value in os.environ.items() if name.startswith(("KFM_", "DAGSTER_", "AWS_"))}
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Folder of real NODD objects with reference answers; tests that need it are skipped where it is not."""

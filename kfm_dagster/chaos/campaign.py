@@ -34,7 +34,7 @@ from kfm_dagster.chaos.tally import Tally
 from kfm_dagster.chaos.verdict import CampaignError, assert_whole
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.embedded.cloud import EmbeddedCloud
-from kfm_dagster.embedded.demo import environment
+from kfm_dagster.settings import environment
 from kfm_dagster.embedded.feed import Feed, ObjectEvent
 from kfm_dagster.embedded.postgres import RestartablePostgres
 from kfm_dagster.errors import KfmError

@@ -14,7 +14,7 @@ from rich.console import Console
 from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.cli.progress_bar import drain_bar
 from kfm_dagster.embedded.cloud import EmbeddedCloud
-from kfm_dagster.embedded.demo import DEMO_ENVIRONMENT, account, begin_with, environment
+from kfm_dagster.embedded.demo import DEMO_ENVIRONMENT, account, begin_with
 from kfm_dagster.embedded.deployment import Deployment
 from kfm_dagster.embedded.drain import drain as drain_queue
 from kfm_dagster.embedded.drain import flush_lineage
@@ -25,7 +25,7 @@ from kfm_dagster.ingest.configuration import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline, utc_now
 from kfm_dagster.ingest.preflight import preflight
 from kfm_dagster.notifications.sqs import connect
-from kfm_dagster.settings import Settings
+from kfm_dagster.settings import Settings, environment
 
 
 @click.command()

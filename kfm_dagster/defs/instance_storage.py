@@ -35,7 +35,7 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from kfm_dagster.addresses import shown, without_secrets
 from kfm_dagster.errors import ConfigurationError, DatabaseUnavailableError, KfmError
 from kfm_dagster.ingest.reexecutions import SCHEMA, dagster_url
-from kfm_dagster.settings import Settings
+from kfm_dagster.settings import Settings, environment
 from kfm_dagster.storage.private import private_folder
 
 PREPARE_LOCK = 0x646167
@@ -76,8 +76,7 @@ def prepare(home: Path, *, dagster_yaml: str | None = None) -> bool:
     A `dagster.yaml` that is there stays as it is; returns whether the given one was written. Raises ConfigurationError
     for a folder that cannot be made, and DatabaseUnavailableError.
     """
-    os.environ["DAGSTER_HOME"] = str(home)
-    with _alone_in(home):
+    with environment({"DAGSTER_HOME": str(home)}), _alone_in(home):
         file = home / "dagster.yaml"
         if written := dagster_yaml is not None and not file.exists():
             file.write_text(str(dagster_yaml), encoding="utf-8")

@@ -21,7 +21,7 @@ from typing import Any, Self
 import psutil
 
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.embedded.demo import environment
+from kfm_dagster.settings import environment
 from kfm_dagster.embedded.deployment import Deployment
 from kfm_dagster.embedded.drain import drain
 from kfm_dagster.embedded.fast_queue import FastQueue, ensure_installed

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime
 from pathlib import Path
@@ -23,7 +21,7 @@ from kfm_dagster.ingest.progress import Progress
 from kfm_dagster.ingest.report import ms_per_unit
 from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.settings import EARLIEST_DAY, Settings
+from kfm_dagster.settings import EARLIEST_DAY, Settings, environment
 
 DEMO_ENVIRONMENT: Mapping[str, str] = {
     # A demo is watched: ticks and retries come in seconds instead of minutes.
@@ -152,18 +150,3 @@ def account(pipeline: Pipeline, *, since: datetime) -> DemoResult:
         ms_per_unit=ms_per_unit(pipeline.stages.run_states.since(since)),
         failing=tuple(f"{record.object_uri}: {record.last_error_code}" for record in failing),
     )
-
-
-@contextmanager
-def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables of this process for a while; children and AWS clients read them."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

@@ -18,7 +18,7 @@ from kfm_dagster.chaos.plan import API_VERSION, load_plan
 from kfm_dagster.chaos.tally import Tally
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.embedded.cloud import EmbeddedCloud
-from kfm_dagster.embedded.demo import environment
+from kfm_dagster.settings import environment
 from kfm_dagster.embedded.deployment import Deployment
 from kfm_dagster.embedded.drain import drain
 from kfm_dagster.embedded.feed import Feed, FeedObject
