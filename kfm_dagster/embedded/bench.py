@@ -21,7 +21,6 @@ from typing import Any, Self
 import psutil
 
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.settings import environment
 from kfm_dagster.embedded.deployment import Deployment
 from kfm_dagster.embedded.drain import drain
 from kfm_dagster.embedded.fast_queue import FastQueue, ensure_installed
@@ -36,7 +35,7 @@ from kfm_dagster.ingest.report import ledger_span, node_seconds
 from kfm_dagster.samples.goes_abi import goes_abi_samples
 from kfm_dagster.samples.hrrr import hrrr_samples
 from kfm_dagster.samples.nexrad_level2 import nexrad_level2_samples
-from kfm_dagster.settings import Settings
+from kfm_dagster.settings import Settings, environment
 
 Samples = Callable[[date, int], Iterator[tuple[str, str, bytes]]]
 

@@ -15,13 +15,12 @@ import orjson
 from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.settings import environment
 from kfm_dagster.embedded.fast_queue import FastQueue
 from kfm_dagster.notifications.sqs import connect
 from kfm_dagster.operators.message_parse import parse_message
 from kfm_dagster.readers.base import ReadRequest
 from kfm_dagster.readers.registry import READERS
-from kfm_dagster.settings import Settings
+from kfm_dagster.settings import Settings, environment
 
 
 def floor_rate(home: Path, fauxqs: Path, bodies: Sequence[str]) -> float:
