@@ -1,4 +1,4 @@
-"""Ids that a person types: units, replays and backfills by their whole id or by a prefix that no other has.
+"""Ids that a person types (units, replays, backfills, rejected messages): whole, or a prefix that no other has.
 
 Does not belong here: when a prefix is enough (`contracts/id_prefix.py`); runs, which Dagster knows, too
 (`ingest/explanation.py`).
@@ -28,6 +28,14 @@ def whole_replay_id(database: Database, given: str) -> str:
 def whole_backfill_id(database: Database, given: str) -> str:
     """Return the id of the backfill that is meant, or what was given where there is none. Raises AmbiguousIdError."""
     return _whole(database, "ids.backfill_ids", given, "backfill id")
+
+
+def whole_rejected_message_id(database: Database, given: str) -> str:
+    """Return the id of the rejected message that is meant, or what was given where there is none.
+
+    Raises AmbiguousIdError.
+    """
+    return _whole(database, "ids.rejected_message_ids", given, "message id")
 
 
 def _whole(database: Database, query: str, given: str, what: str, tx: Transaction | None = None) -> str:

@@ -12,12 +12,14 @@ import click
 
 from kfm_dagster.cli.deciding import unknown_record
 from kfm_dagster.cli.governance import entry_row
-from kfm_dagster.cli.ids import whole_wal_id
+from kfm_dagster.cli.ids import whole_rejected_message_id, whole_wal_id
 from kfm_dagster.cli.opening import opened_pipeline
 from kfm_dagster.cli.quarantine import case_row
 from kfm_dagster.cli.tables import show_fields, show_rows, show_section
 from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.contracts.issues import ParseIssue
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.errors import KfmError
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.ledger.ignored import IgnoredFilter, count_ignored, find_ignored
@@ -29,6 +31,7 @@ from kfm_dagster.settings import Settings
 LIST_COLUMNS = ("wal_id", "dataset", "status", "attempts", "last_error_code", "updated_at", "object_uri")
 HISTORY_COLUMNS = ("version", "at", "from_status", "to_status", "actor", "reason", "run_id", "attempts")
 IGNORED_COUNT_COLUMNS = ("dataset", "reason", "records", "messages", "newest")
+REJECTED_COLUMNS = ("rejected_at", "reason_code", "records", "message_id", "object_uri", "detail")
 IGNORED_COLUMNS = ("received_at", "dataset", "reason", "records", "bucket", "key", "message_id")
 SECTIONS = {
     "versions": ("wal_id", "object_version", "sequencer", "event_time", "status", "superseded_by"),
@@ -123,7 +126,7 @@ def history(*, wal_id: str, as_json: bool) -> None:
 @click.option("--reason", type=click.Choice([reason.value for reason in IgnoreReason]), help="Only for this reason.")
 @click.option("--bucket", help="Only of this bucket.")
 @click.option("--key-prefix", help="Only objects whose key begins so.")
-@click.option("--message", "message_id", help="Only of this SQS message.")
+@click.option("--message", "message_id", help="Only of the SQS message whose id begins so.")
 @click.option("--counts", is_flag=True, help="Only the counts by dataset and reason.")
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 10_000), help="At most so many records.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line: a record, or a count with --counts.")
@@ -154,6 +157,34 @@ def ignored(
     show_section("by dataset and reason", totals, IGNORED_COUNT_COLUMNS)
     if records:
         show_section("newest", records, IGNORED_COLUMNS)
+
+
+@wal.command()
+@click.option("--reason", type=click.Choice([issue.value for issue in ParseIssue]), help="Only for this reason.")
+@click.option("--message", "message_id", help="Only of the SQS message whose id begins so.")
+@click.option("--body", is_flag=True, help="Print the one message that is named, as it came.")
+@click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 10_000), help="At most so many.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+def rejected(*, reason: str | None, message_id: str | None, body: bool, limit: int, as_json: bool) -> None:
+    """List what came and could not be taken in, with the reason, the newest first.
+
+    Example: kfm wal rejected --reason malformed_json --json
+    """
+    if body and message_id is None:
+        raise click.UsageError("--body prints one message: name it with --message ID")
+    with opened_pipeline(read_only=True) as pipeline:
+        if body and message_id is not None:
+            click.echo(_body(pipeline, message_id))
+            return
+        found = pipeline.deliveries.rejected(reason_code=reason, message_id=message_id, limit=limit)
+    show_rows(_plain(found), REJECTED_COLUMNS, as_json=as_json)
+
+
+def _body(pipeline: Pipeline, message_id: str) -> str:
+    body = pipeline.deliveries.rejected_body(whole_rejected_message_id(pipeline.database, message_id))
+    if body is None:
+        raise KfmError("no message of that id was rejected", observed=message_id, next_step="kfm wal rejected")
+    return body
 
 
 def _story(pipeline: Pipeline, record: NoddWalRecord) -> dict[str, list[dict[str, Any]]]:

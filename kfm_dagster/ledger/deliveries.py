@@ -17,7 +17,14 @@ from typing import Any
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.identity import moment, rfc3339
 from kfm_dagster.ledger.ignored import IgnoredRecord, ignored_rows
-from kfm_dagster.ledger.rejections import RejectedObject, Rejection, body_rows, object_rows, rejection_rows
+from kfm_dagster.ledger.rejections import (
+    KeptRejection,
+    RejectedObject,
+    Rejection,
+    body_rows,
+    object_rows,
+    rejection_rows,
+)
 from kfm_dagster.ledger.rows import as_json, bounded
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Database, Transaction
@@ -225,26 +232,31 @@ class Deliveries:
             rows = view.run("deliveries.taken_in", message_ids=as_json(sorted(set(message_ids)))).all()
         return frozenset(row.message_id for row in rows)
 
-    def rejected(self, *, limit: int = 100, tx: Transaction | None = None) -> list[Rejection]:
-        """Return the newest rejected records."""
-        with reading(self._database, tx) as view:
-            rows = view.run("deliveries.rejected", limit=limit).all()
-            # Each once, however many rows are of one message.
-            bodies = {
-                message_id: view.run("deliveries.rejected_body", message_id=message_id).scalar_one()
-                for message_id in {row.message_id for row in rows}
-            }
+    def rejected(
+        self, *, reason_code: str | None = None, message_id: str | None = None, limit: int = 100
+    ) -> list[KeptRejection]:
+        """Return what was rejected for one reason or any, the newest first; of messages whose id begins so."""
+        with self._database.snapshot() as view:
+            rows = view.run("deliveries.rejected", reason_code=reason_code, message_id=message_id, limit=limit).all()
         return [
-            Rejection(
+            KeptRejection(
+                rejected_at=moment(row.rejected_at),
+                reason_code=row.reason_code,
+                records=row.records,
                 message_id=row.message_id,
                 record_index=row.record_index,
-                reason_code=row.reason_code,
+                dataset=row.dataset,
+                object_uri=row.object_uri,
                 detail=row.detail,
-                body=bodies[row.message_id],
-                records=row.records,
             )
             for row in rows
         ]
+
+    def rejected_body(self, message_id: str) -> str | None:
+        """Return a message as it came, of which a record was rejected; None where there is none."""
+        with self._database.snapshot() as view:
+            body: str | None = view.run("deliveries.rejected_body", message_id=message_id).scalar_one_or_none()
+            return body
 
     def counts(self, *, tx: Transaction | None = None) -> dict[DeliveryState, int]:
         """Return the number of messages by state; every state is there."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from kfm_dagster.contracts.issues import ParseIssue
@@ -34,6 +35,20 @@ class Rejection:
     detail: str
     body: str = field(repr=False)
     records: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptRejection:
+    """A rejection as the ledger has it: of a message's record, or of an object that a listing found."""
+
+    rejected_at: datetime
+    reason_code: str
+    records: int
+    message_id: str | None
+    record_index: int | None
+    dataset: str | None
+    object_uri: str | None
+    detail: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -29,6 +29,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.deliveries import Delivery, DeliveryState
 from kfm_dagster.ledger.ignored import IgnoredRecord
 from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster.ledger.rejections import RejectedObject, Rejection
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.sqs import Queue
 from kfm_dagster.settings import Settings
@@ -190,6 +191,8 @@ BAD_INPUT: dict[str, tuple[list[str], dict[str, str], ExitCode, list[str]]] = {
     "unknown record": (["wal", "show", UNKNOWN_ID], {}, ExitCode.USAGE, ["there is no"]),
     "no record id": (["wal", "show", "what"], {}, ExitCode.USAGE, ["there is no"]),
     "unknown history": (["wal", "history", UNKNOWN_ID], {}, ExitCode.USAGE, ["there is no"]),
+    "unknown reason of a rejection": (["wal", "rejected", "--reason", "whim"], {}, ExitCode.USAGE, ["'whim'"]),
+    "the body of no message": (["wal", "rejected", "--body"], {}, ExitCode.USAGE, ["--message ID"]),
     "unknown reason": (["wal", "ignored", "--reason", "whim"], {}, ExitCode.USAGE, ["--reason", "'whim'"]),
     "bad environment": (["wal", "list"], {"KFM_ENV": "production"}, ExitCode.USAGE, ["KFM_ENV", "'production'"]),
     "bad DSN": (["wal", "list"], {"KFM_WAL_DSN": f"oracle://{SECRET}@x"}, ExitCode.USAGE, ["KFM_WAL_DSN"]),
@@ -380,6 +383,7 @@ LOOKING = (
     ["wal", "show", UNKNOWN_ID],
     ["wal", "history", UNKNOWN_ID],
     ["wal", "ignored"],
+    ["wal", "rejected"],
     ["quarantine", "list"],
     ["quarantine", "show", UNKNOWN_ID],
     ["kill-switch", "list"],
@@ -542,6 +546,53 @@ def test_wal_ignored_counts_by_dataset_and_reason(call: Call, ignored: None) -> 
     assert "hrrr.b/2.idx" in shown
     assert "hrrr.b/2.idx" not in call("wal", "ignored", "--counts").out
     assert call("wal", "ignored", "--dataset", "goes-abi").out == "by dataset and reason: none\n"
+
+
+@pytest.fixture
+def rejected(home: Path) -> None:
+    """A ledger with two rejected messages, one of them for two reasons, and an object that the database refused."""
+    pipeline = Pipeline.open(Settings.load())
+    for number, reasons in enumerate([("malformed_json",), ("unknown_bucket", "key_grammar_mismatch")]):
+        one = Delivery(message_id=f"rejected-{number}", queue="q", receipt_handle="r", landing_sha256="a" * 64)
+        pipeline.deliveries.record([one])
+        pipeline.deliveries.reject(
+            Rejection(message_id=one.message_id, record_index=index, reason_code=reason, detail="d", body=f"{{{number}")
+            for index, reason in enumerate(reasons)
+        )
+    pipeline.deliveries.reject_objects([RejectedObject(dataset="hrrr", object_uri="s3://b/k", detail="too long")])
+    pipeline.close()
+
+
+@pytest.mark.clause("SEC-05")
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ([], {"malformed_json", "unknown_bucket", "key_grammar_mismatch", "database_refused"}),
+        (["--reason", "unknown_bucket"], {"unknown_bucket"}),
+        (["--reason", "database_refused"], {"database_refused"}),
+        (["--message", "rejected-1"], {"unknown_bucket", "key_grammar_mismatch"}),
+        (["--message", "rejected"], {"malformed_json", "unknown_bucket", "key_grammar_mismatch"}),
+        (["--message", "rejected-1", "--limit", "1"], {"unknown_bucket"}),
+        (["--message", "%"], set()),
+    ],
+)
+def test_wal_rejected_lists_what_its_options_name(
+    options: list[str], found: set[str], call: Call, rejected: None
+) -> None:
+    rows = call("wal", "rejected", "--json", *options).rows
+    assert {row["reason_code"] for row in rows} == found
+    assert len(rows) == len(found)
+    shown = call("wal", "rejected", *options).out
+    assert all(row["message_id"] in shown for row in rows if row["message_id"])
+
+
+@pytest.mark.clause("SEC-05")
+def test_wal_rejected_prints_a_message_as_it_came(call: Call, rejected: None) -> None:
+    assert call("wal", "rejected", "--message", "rejected-1", "--body").out == "{1\n"
+    for given, said in {"rejected": "rejected-0, rejected-1", "m0123456789": "no message of that id"}.items():
+        answer = call("wal", "rejected", "--message", given, "--body")
+        assert (answer.code, answer.out) == (ExitCode.USAGE, "")
+        assert said in answer.err
 
 
 def test_wal_show_and_list_say_the_same(call: Call, ledger: dict[str, NoddWalRecord]) -> None:

@@ -354,7 +354,7 @@ def test_sensors_and_runs_drain_a_real_queue(published: PublishedSamples, instan
     assert set(traces.items(Path(face.pipeline.settings.catalog))) == set(published.objects)
     traces.assert_once(traces.events(Path(face.pipeline.settings.lineage)))
     [poison] = face.pipeline.deliveries.rejected()
-    assert poison.body == published.malformed
+    assert face.pipeline.deliveries.rejected_body(str(poison.message_id)) == published.malformed
     depth = face.pipeline.queue.depth()
     assert (depth.visible, depth.in_flight, depth.delayed) == (0, 0, 0)
     assert sum(face.pipeline.deliveries.counts().values()) == published.messages

@@ -126,7 +126,8 @@ def test_a_drain_works_three_hundred_dead_letters_of_every_class_where_they_lie(
     counts = graveyard.pipeline.deliveries.counts()
     assert (counts[DeliveryState.DELETED], counts[DeliveryState.DEAD_LETTERED]) == (301, 20)
     kept = graveyard.pipeline.deliveries.rejected(limit=100)
-    assert {entry.body for entry in kept} == {malformed(number) for number in range(20)}
+    bodies = {graveyard.pipeline.deliveries.rejected_body(str(entry.message_id)) for entry in kept}
+    assert bodies == {malformed(number) for number in range(20)}
     entries = ledger.log.entries(action=GovernanceAction.DLQ_DRAIN, limit=100)
     assert len(entries) == report.batches
     assert {(entry.actor, entry.change_ref, entry.details["run_id"]) for entry in entries} == {
@@ -397,7 +398,8 @@ def test_a_discard_takes_the_unreadable_ones_that_are_named_and_keeps_what_they_
     assert report.exit_code is ExitCode.FINISHED_WITH_FAILURES
     assert sorted(graveyard.dead_bodies()) == sorted([malformed(1), graveyard.body(0)])
     (kept,) = graveyard.pipeline.deliveries.rejected()
-    assert (kept.body, kept.reason_code) == (malformed(0), "malformed_json")
+    assert kept.reason_code == "malformed_json"
+    assert graveyard.pipeline.deliveries.rejected_body(str(kept.message_id)) == malformed(0)
     (entry,) = graveyard.pipeline.ledger.log.entries(action=GovernanceAction.DLQ_DISCARD)
     assert entry.details["messages"] == [named[malformed(0)]]
     assert graveyard.pipeline.landing.read(entry.details["landing_sha256"])[0].body == malformed(0)

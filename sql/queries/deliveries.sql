@@ -42,9 +42,18 @@ INNER JOIN nodd_wal_records AS record ON unit.wal_id = record.wal_id
 GROUP BY record.dataset;
 
 -- name: rejected
-SELECT message_id, record_index, reason_code, detail, records
+SELECT
+    received_at AS rejected_at, reason_code, records, message_id, record_index,
+    NULL AS dataset, NULL AS object_uri, detail
 FROM rejected_messages
-ORDER BY received_at DESC, message_id, record_index
+WHERE
+    (:reason_code IS NULL OR reason_code = :reason_code)
+    AND (:message_id IS NULL OR substr(message_id, 1, length(:message_id)) = :message_id)
+UNION ALL
+SELECT found_at, reason_code, 1, NULL, NULL, dataset, object_uri, detail
+FROM rejected_objects
+WHERE (:reason_code IS NULL OR reason_code = :reason_code) AND :message_id IS NULL
+ORDER BY 1 DESC, 4, 5, 7
 LIMIT :limit;
 
 -- name: rejected_body
@@ -55,7 +64,8 @@ SELECT message_id, record_index, reason, dataset, bucket, object_key, records, r
 FROM ignored_records
 WHERE
     (:dataset IS NULL OR dataset = :dataset) AND (:reason IS NULL OR reason = :reason)
-    AND (:bucket IS NULL OR bucket = :bucket) AND (:message_id IS NULL OR message_id = :message_id)
+    AND (:bucket IS NULL OR bucket = :bucket)
+    AND (:message_id IS NULL OR substr(message_id, 1, length(:message_id)) = :message_id)
     AND (:key_prefix IS NULL OR substr(object_key, 1, length(:key_prefix)) = :key_prefix)
 ORDER BY received_at DESC, message_id, record_index
 LIMIT :limit;
@@ -66,7 +76,8 @@ SELECT
 FROM ignored_records
 WHERE
     (:dataset IS NULL OR dataset = :dataset) AND (:reason IS NULL OR reason = :reason)
-    AND (:bucket IS NULL OR bucket = :bucket) AND (:message_id IS NULL OR message_id = :message_id)
+    AND (:bucket IS NULL OR bucket = :bucket)
+    AND (:message_id IS NULL OR substr(message_id, 1, length(:message_id)) = :message_id)
     AND (:key_prefix IS NULL OR substr(object_key, 1, length(:key_prefix)) = :key_prefix)
 GROUP BY dataset, reason
 ORDER BY coalesce(dataset, ''), reason;

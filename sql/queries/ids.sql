@@ -11,3 +11,7 @@ SELECT replay_run_id FROM replay_runs WHERE replay_run_id >= :prefix AND replay_
 -- name: backfill_ids
 -- A range of the key: `~` sorts after every character of an id.
 SELECT backfill_id FROM backfills WHERE backfill_id >= :prefix AND backfill_id < :prefix || '~' ORDER BY backfill_id LIMIT :limit;
+
+-- name: rejected_message_ids
+-- A range of the key: `~` sorts after every character of an id.
+SELECT message_id FROM rejected_bodies WHERE message_id >= :prefix AND message_id < :prefix || '~' ORDER BY message_id LIMIT :limit;
