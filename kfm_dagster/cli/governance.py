@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from kfm_dagster.cli.ids import whole_wal_id
 from kfm_dagster.cli.opening import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.identity import rfc3339
@@ -35,6 +36,8 @@ def log(*, action: str | None, dataset: str | None, wal_id: str | None, limit: i
     Example: kfm governance log --action release --dataset goes-abi
     """
     with opened_pipeline(read_only=True) as pipeline:
+        if wal_id is not None:
+            wal_id = whole_wal_id(pipeline.database, wal_id)
         entries = pipeline.ledger.log.entries(
             action=None if action is None else GovernanceAction(action), dataset=dataset, wal_id=wal_id, limit=limit
         )

@@ -20,6 +20,8 @@ import yaml
 from kfm_dagster.cli.confirming import confirm_option
 from kfm_dagster.cli.deciding import actor_option, change_ref_option
 from kfm_dagster.cli.gathering import gathered
+from kfm_dagster.cli.ids import whole_wal_id
+from kfm_dagster.cli.opening import opened_pipeline
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ledger.state_machine import Status
@@ -120,7 +122,8 @@ class Asked:
     def selection(self, settings: Settings) -> Selection:
         """Return it, checked. Raises SelectionError."""
         if self.file is None:
-            return selection_of(_document(self.given, settings.env), source="the options")
+            given = {**self.given, **self._whole_ids(settings)}
+            return selection_of(_document(given, settings.env), source="the options")
         if self.given:
             raise SelectionError(
                 "a selection file is given together with options that select",
@@ -129,6 +132,13 @@ class Asked:
                 next_step="leave one out; a file can be made with kfm replay select --save",
             )
         return load_selection(self.file)
+
+    def _whole_ids(self, settings: Settings) -> dict[str, list[str]]:
+        """Return the ids of units that were given by a prefix as the ledger has them; a selection names whole ones."""
+        if not (typed := self.given.get("wal_id")):
+            return {}
+        with opened_pipeline(settings, read_only=True) as pipeline:
+            return {"wal_id": [whole_wal_id(pipeline.database, one) for one in typed]}
 
 
 def _document(given: Mapping[str, Any], env: Environment) -> dict[str, Any]:

@@ -655,6 +655,8 @@ PREFIXED = (
     ("wal", "show"),
     ("wal", "history"),
     ("quarantine", "add", "--reason-code", "bad", "--reason", "moved radar"),
+    ("governance", "log", "--wal-id"),
+    ("replay", "select", "--wal-id"),
 )
 
 
