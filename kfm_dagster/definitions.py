@@ -14,7 +14,7 @@ from kfm_dagster.defs.path_arrival import path_assets
 from kfm_dagster.defs.replay_job import replay_job
 from kfm_dagster.defs.resources import PipelineResource, SqsQueueResource, WalResource
 from kfm_dagster.defs.sensors import ingest_sensors
-from kfm_dagster.ingest.configuration import read_configuration
+from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.pipeline import utc_now
 from kfm_dagster.ingest.window import stored_first_day
 from kfm_dagster.settings import Settings

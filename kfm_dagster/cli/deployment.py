@@ -21,7 +21,7 @@ from kfm_dagster.embedded.drain import flush_lineage
 from kfm_dagster.embedded.feed import Feed
 from kfm_dagster.embedded.sample_day import SAMPLE_DAY, sample_objects
 from kfm_dagster.errors import ConfigurationError
-from kfm_dagster.ingest.configuration import read_configuration
+from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline, utc_now
 from kfm_dagster.ingest.preflight import preflight
 from kfm_dagster.notifications.sqs import connect

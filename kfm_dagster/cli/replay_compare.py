@@ -7,7 +7,7 @@ from kfm_dagster.cli.replay_options import Shell
 from kfm_dagster.cli.replay_output import show
 from kfm_dagster.cli.tables import show_section
 from kfm_dagster.errors import ExitCode
-from kfm_dagster.ingest.node import Operator
+from kfm_dagster.ingest.nodes import MessageParse
 from kfm_dagster.ingest.run_comparison import RunReplayRefusedError, compare_run
 
 COLUMNS = ("stage", "units", "keys_differing", "results_differing", "first", "diverges")
@@ -26,7 +26,7 @@ def compare(shell: Shell, run: str, dataset: str | None) -> ExitCode:
         datasets = [
             name
             for name in sorted(pipeline.registry.contracts)
-            if f"{name}.{Operator.MESSAGE_PARSE}" in known and dataset in {None, name}
+            if f"{name}.{MessageParse.operator}" in known and dataset in {None, name}
         ]
         if not datasets:
             raise RunReplayRefusedError(

@@ -2,7 +2,7 @@
 
 # No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from pydantic import Field
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.defs.chain import CHAIN, QUEUE_KEY, asset_key, op_name, slug
+from kfm_dagster.defs.chain import QUEUE_KEY, asset_key, op_name, slug
 from kfm_dagster.defs.display import account_metadata, account_of, day_metadata
 from kfm_dagster.defs.failing import try_again_or_roll_back
 from kfm_dagster.defs.gate_checks import gate_results, gate_specs, unlooked
@@ -20,43 +20,14 @@ from kfm_dagster.defs.io_manager import root_run_id
 from kfm_dagster.defs.jobs import FORCE_TAG
 from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.governance.log import Decision
-from kfm_dagster.ingest.node import GATES_OF, ChainNode
-from kfm_dagster.ingest.nodes import (
-    IntegrityCheck,
-    MessageParse,
-    MetadataExtract,
-    Operator,
-    ProvenanceEmit,
-    Settle,
-    Source,
-    StacRegister,
-)
+from kfm_dagster.ingest.node import ChainNode
+from kfm_dagster.ingest.nodes import MessageParse, Source, StacRegister, chain
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.run_replay import ReplayedParse
 from kfm_dagster.replay.backfill import DayListing
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.failure import StageFailedError
 from kfm_dagster.stages.gates.verdict import Gate
-
-DESCRIPTIONS: Mapping[Operator, str] = {
-    Operator.MESSAGE_PARSE: (
-        "Units of one UTC day, claimed for this run: parsed from landed messages, listed in the bucket, or pending in "
-        "the ledger. Started by hand, it lists the bucket and takes what is missing."
-    ),
-    Operator.INTEGRITY_CHECK: "Each object as stored: there, of the announced size and version, of the right format.",
-    Operator.METADATA_EXTRACT: "What each object's headers say: time, footprint, product, platform, quality.",
-    Operator.STAC_REGISTER: "One STAC Item per unit, validated offline and promoted atomically.",
-    Operator.PROVENANCE_EMIT: "OpenLineage and PROV-O for every registered unit, once.",
-    Operator.SETTLE: "The final status of every claimed unit; its message is deleted when all its units are terminal.",
-}
-
-_NODES: Mapping[Operator, Any] = {
-    Operator.INTEGRITY_CHECK: IntegrityCheck,
-    Operator.METADATA_EXTRACT: MetadataExtract,
-    Operator.STAC_REGISTER: StacRegister,
-    Operator.PROVENANCE_EMIT: ProvenanceEmit,
-    Operator.SETTLE: Settle,
-}
 
 
 class ReplayOf(dg.Config):
@@ -104,31 +75,31 @@ def dataset_assets(registry: ContractRegistry, *, days: dg.PartitionsDefinition)
 def _chain(contract: DatasetContract, days: dg.PartitionsDefinition) -> list[dg.AssetsDefinition]:
     assets = []
     upstream: dg.AssetKey | None = None
-    for noun, operator in CHAIN.items():
-        key = asset_key(contract.id, noun)
+    for kind in chain():
+        key = asset_key(contract.id, kind.asset)
         made = stage_asset(
             contract.id,
             key,
-            name=op_name(contract.id, operator),
-            description=DESCRIPTIONS[operator],
-            gates=GATES_OF.get(operator, ()),
+            name=op_name(contract.id, kind.operator),
+            description=kind.description,
+            gates=kind.held_against,
             days=days,
             upstream=upstream,
         )
-        asset = made(_first(contract.id, key) if upstream is None else _later(contract.id, operator, key))
-        assets.append(asset.map_asset_specs(partial(_described, contract=contract, operator=operator)))
+        asset = made(_first(contract.id, key) if upstream is None else _later(contract.id, kind, key))
+        assets.append(asset.map_asset_specs(partial(_described, contract=contract, kind=kind)))
         upstream = key
     return assets
 
 
-def _described(spec: dg.AssetSpec, *, contract: DatasetContract, operator: Operator) -> dg.AssetSpec:
+def _described(spec: dg.AssetSpec, *, contract: DatasetContract, kind: type[ChainNode]) -> dg.AssetSpec:
     described = spec.replace_attributes(
-        description=f"{DESCRIPTIONS[operator]}\n\n{contract.metadata.title}.",
+        description=f"{kind.description}\n\n{contract.metadata.title}.",
         owners=contract.metadata.owners,
-        kinds={"python", *({"parquet"} if operator is not Operator.STAC_REGISTER else {"json"})},
+        kinds={"python", *({"json"} if kind is StacRegister else {"parquet"})},
         tags={**spec.tags, "kfm/dataset": contract.id},
     )
-    return described.replace_attributes(deps=[QUEUE_KEY]) if operator is Operator.MESSAGE_PARSE else described
+    return described.replace_attributes(deps=[QUEUE_KEY]) if kind is MessageParse else described
 
 
 def stage_asset(
@@ -193,11 +164,11 @@ def _account(pipeline: Pipeline, config: MessageParseConfig, *, dataset: str, da
     return DayListing(pipeline=pipeline, backfill_id=config.backfill_id, dataset=dataset, day=day)
 
 
-def _later(dataset: str, operator: Operator, key: dg.AssetKey) -> Callable[..., Iterator[Any]]:
+def _later(dataset: str, kind: type[ChainNode], key: dg.AssetKey) -> Callable[..., Iterator[Any]]:
     def run_operator(
         context: dg.AssetExecutionContext, upstream: StageBatch, pipeline: PipelineResource
     ) -> Iterator[Any]:
-        node = _NODES[operator](
+        node = kind(
             pipeline=pipeline.get(),
             dataset=dataset,
             partition=context.partition_key,

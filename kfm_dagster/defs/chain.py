@@ -1,4 +1,4 @@
-"""The chain's names: which noun (asset) each operator's verb (op) makes, in order."""
+"""Names in Dagster: the assets and ops of the chain's nodes, by dataset."""
 
 from __future__ import annotations
 
@@ -6,18 +6,9 @@ import dagster as dg
 
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.ingest.nodes import Operator
+from kfm_dagster.ingest.node import ChainNode
+from kfm_dagster.ingest.nodes import chain
 from kfm_dagster.ingest.path_arrivals import READER
-
-CHAIN: dict[str, Operator] = {
-    "envelopes": Operator.MESSAGE_PARSE,
-    "integrity": Operator.INTEGRITY_CHECK,
-    "metadata": Operator.METADATA_EXTRACT,
-    "stac_items": Operator.STAC_REGISTER,
-    "provenance": Operator.PROVENANCE_EMIT,
-    "ledger": Operator.SETTLE,
-}
-"""Asset noun > operator, upstream first."""
 
 QUEUE_KEY = dg.AssetKey(["queue"])
 
@@ -27,7 +18,17 @@ def asset_key(dataset: str, noun: str) -> dg.AssetKey:
     return dg.AssetKey([dataset, noun])
 
 
-def op_name(dataset: str, operator: Operator) -> str:
+def asset_keys(dataset: str) -> list[dg.AssetKey]:
+    """Return the keys of a dataset's chain, upstream first."""
+    return [asset_key(dataset, node.asset) for node in chain()]
+
+
+def node_of(noun: str) -> type[ChainNode] | None:
+    """Return the node that makes the asset of that noun; None for one beside the chain."""
+    return next((node for node in chain() if node.asset == noun), None)
+
+
+def op_name(dataset: str, operator: str) -> str:
     """Return the op's name `<dataset>__<operator>`; Dagster names take no hyphen."""
     return f"{slug(dataset)}__{operator}"
 

@@ -23,9 +23,11 @@ import dagster as dg
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.defs.arrival_plot import arrival_plot
+from kfm_dagster.defs.chain import node_of
 from kfm_dagster.defs.footprint_map import footprint_map
 from kfm_dagster.ingest.arrival_table import read_table
 from kfm_dagster.ingest.explanation import Explanations
+from kfm_dagster.ingest.nodes import MetadataExtract, StacRegister
 from kfm_dagster.ingest.path_arrivals import product_of
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.run_account import NodeAccount
@@ -40,9 +42,7 @@ _NO_COUNTS = {"checks", "passed", "failed", "cause", "applied_by", "restricted",
 """Members of a validation summary that count no units by their end, or are shown under names of their own."""
 _LEFT = (Status.QUARANTINED, Status.FAILED, Status.PENDING, Status.IN_PROGRESS)
 """What is not done of a day, in the order in which it needs care."""
-_FOOTPRINT_NOUNS = {"metadata", "stac_items"}
-_SECTIONS = {"integrity": "integrity", "metadata": "metadata", "stac_items": "stac", "provenance": "provenance"}
-"""Asset noun > the section that its operator adds to every unit it works on."""
+_FOOTPRINT_NOUNS = {MetadataExtract.asset, StacRegister.asset}
 
 
 def day_sentence(day: DayReport) -> str:
@@ -78,7 +78,7 @@ def stage_metadata(
     shown |= {"run_units": len(units), "run_passed": summary["passed"], "run_failed": summary["failed"]}
     shown |= {name: n for name, n in (("run_failed_earlier", earlier), ("run_given_back", given_back)) if n}
     shown |= {f"run_{name}": count for name, count in summary.items() if name not in _NO_COUNTS}
-    if noun == "stac_items":
+    if noun == StacRegister.asset:
         written = Counter(unit.stac.write_status.value for unit in seen if unit.stac is not None)
         shown |= {f"items_{status}": count for status, count in sorted(written.items())}
         shown["catalog"] = _link(catalog)
@@ -184,7 +184,8 @@ def footprint_picture(units: Sequence[Envelope]) -> str | None:
 
 def _failed_earlier(noun: str, failing: Sequence[Envelope]) -> int:
     """Count the units that had left the chain before this operator, which therefore did not look at them."""
-    section = _SECTIONS.get(noun)
+    maker = node_of(noun)
+    section = maker.section if maker else None
     return 0 if section is None else sum(1 for unit in failing if getattr(unit, section) is None)
 
 

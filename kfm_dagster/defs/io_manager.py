@@ -5,13 +5,13 @@
 import dagster as dg
 from pydantic import PrivateAttr
 
-from kfm_dagster.defs.chain import CHAIN
+from kfm_dagster.defs.chain import node_of
 from kfm_dagster.defs.display import account_of, arrivals_metadata, stage_metadata
 from kfm_dagster.defs.failing import try_again_or_roll_back
 from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.defs.run_tags import tag_run
 from kfm_dagster.errors import KfmError
-from kfm_dagster.ingest.node import Operator
+from kfm_dagster.ingest.nodes import Settle
 from kfm_dagster.ingest.path_arrivals import NODE
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.computed import ComputedStage
@@ -41,10 +41,11 @@ class StageIOManager(dg.ConfigurableIOManager):
             try_again_or_roll_back(obj.node, error, tries=step.previous_attempt_count + 1, log=context.log)
             raise
         dataset, noun = context.asset_key.path
-        if noun in CHAIN:
+        maker = node_of(noun)
+        if maker is not None:
             self._remember(dataset, batch)
         day = pipeline.ledger.day(dataset=dataset, partition=context.partition_key)
-        if CHAIN.get(noun) is Operator.SETTLE:
+        if maker is Settle:
             tag_run(context.step_context.instance, context.step_context.dagster_run, dataset, batch, day)
         account = account_of(pipeline, obj.node.dataset_id, obj.run_id)
         context.add_output_metadata(
@@ -57,7 +58,8 @@ class StageIOManager(dg.ConfigurableIOManager):
     def load_input(self, context: dg.InputContext) -> StageBatch:
         """Return the upstream output of the same root run. Raises KfmError when that run has none."""
         dataset, noun = context.asset_key.path
-        dataset_id = f"{dataset}.{CHAIN[noun]}"
+        maker = node_of(noun)
+        dataset_id = f"{dataset}.{maker.operator if maker else noun}"
         run_id = root_run_id(context.step_context.dagster_run)
         recent = self._recent.get(dataset)
         if recent is not None and (recent.state.dataset_id, recent.state.run_id) == (dataset_id, run_id):

@@ -6,7 +6,7 @@ import dagster as dg
 
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.defs.chain import CHAIN, asset_key, radars, slug
+from kfm_dagster.defs.chain import asset_key, asset_keys, radars, slug
 from kfm_dagster.ingest.path_arrivals import NODE
 
 INGEST_JOB = "ingest"
@@ -22,7 +22,7 @@ _BY_HAND = {LANE_TAG: Lane.BULK.value}
 
 def ingest_jobs(registry: ContractRegistry) -> list[dg.UnresolvedAssetJobDefinition]:
     """Return `ingest` (every dataset) and `ingest_<dataset>` (one); both run with nothing typed."""
-    keys = {contract.id: [asset_key(contract.id, noun) for noun in CHAIN] for contract in registry}
+    keys = {contract.id: asset_keys(contract.id) for contract in registry}
     every = dg.define_asset_job(
         INGEST_JOB,
         selection=dg.AssetSelection.assets(*(key for chain in keys.values() for key in chain)),

@@ -12,9 +12,9 @@ from typing import Any
 import dagster as dg
 
 from kfm_dagster.contracts.envelope import Lane
-from kfm_dagster.defs.chain import CHAIN, asset_key, op_name
+from kfm_dagster.defs.chain import asset_keys, op_name
 from kfm_dagster.defs.jobs import LANE_TAG
-from kfm_dagster.ingest.nodes import Operator, Source
+from kfm_dagster.ingest.nodes import MessageParse, Source
 from kfm_dagster.ingest.plan import PlannedRun
 from kfm_dagster.replay.backfill import ListingRequest
 
@@ -46,9 +46,9 @@ def _request(
     return dg.RunRequest(
         run_key=run_key,
         partition_key=partition,
-        asset_selection=[asset_key(dataset, noun) for dataset in configs for noun in CHAIN],
+        asset_selection=[key for dataset in configs for key in asset_keys(dataset)],
         run_config={
-            "ops": {op_name(dataset, Operator.MESSAGE_PARSE): {"config": config} for dataset, config in configs.items()}
+            "ops": {op_name(dataset, MessageParse.operator): {"config": config} for dataset, config in configs.items()}
         },
         tags={"kfm/datasets": ",".join(configs), LANE_TAG: lane.value, PRIORITY_TAG: PRIORITIES[lane], **tags},
     )

@@ -28,7 +28,7 @@ from kfm_dagster.embedded.feed import ObjectEvent, topic_of
 from kfm_dagster.embedded.floor import floor_rate
 from kfm_dagster.embedded.run_cost import RunCost, run_cost
 from kfm_dagster.errors import ConfigurationError
-from kfm_dagster.ingest.configuration import read_configuration
+from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.progress import Progress
 from kfm_dagster.ingest.report import ledger_span, node_seconds

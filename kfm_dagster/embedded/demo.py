@@ -15,7 +15,7 @@ from kfm_dagster.embedded.drain import drain, flush_lineage
 from kfm_dagster.embedded.feed import Feed
 from kfm_dagster.embedded.sample_day import SAMPLE_DAY, publish_samples
 from kfm_dagster.errors import ConfigurationError
-from kfm_dagster.ingest.configuration import read_configuration
+from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline, utc_now
 from kfm_dagster.ingest.progress import Progress
 from kfm_dagster.ingest.report import ms_per_unit

@@ -21,7 +21,7 @@ from typing import Any
 from kfm_dagster.contracts.identity import moment, rfc3339
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.idempotent_node.transaction import Output
-from kfm_dagster.ingest.node import Operator
+from kfm_dagster.ingest.nodes import MetadataExtract, Settle
 from kfm_dagster.ingest.path_arrivals import NODE as PATH_ARRIVAL
 from kfm_dagster.ingest.path_arrivals import quantities_of
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -114,7 +114,7 @@ def _of_metadata(pipeline: Pipeline, since: datetime, least: float) -> Iterator[
 def _reports_of_metadata(
     pipeline: Pipeline, contract: DatasetContract, since: datetime, least: float
 ) -> Iterator[dict[str, Any]]:
-    stage = f"{contract.id}.{Operator.METADATA_EXTRACT}"
+    stage = f"{contract.id}.{MetadataExtract.operator}"
     with pipeline.database.snapshot() as view:
         rows = view.run("stages.newest_outputs", stage=stage, since=rfc3339(since)).all()
     read = set()
@@ -125,7 +125,7 @@ def _reports_of_metadata(
         read.add(row.output_sha256)
         stored = pipeline.artifacts.get(ArtifactReference(uri=row.checkpoint_uri, sha256=row.output_sha256))
         subject = Subject(
-            stage=Operator.METADATA_EXTRACT.value,
+            stage=MetadataExtract.operator,
             contract=contract,
             envelopes=from_parquet(stored),
             reference_time=moment(row.ended_at),
@@ -192,7 +192,7 @@ def _settled(lines: Iterable[Line]) -> Iterator[Line]:
     for line in lines:
         if (
             line["event"] == "running>succeeded"
-            and line["stage"].endswith(f".{Operator.SETTLE}")
+            and line["stage"].endswith(f".{Settle.operator}")
             and "handed_on" not in line["details"]
         ):
             yield line

@@ -1,8 +1,7 @@
 """Configuration: the files that say what is ingested and how, read together and refused before anything is started.
 
-Whatever starts servers, daemons or workers reads it first, so that a wrong file is one line there and not a line of
-every process. Belongs here: which files there are. Does not belong here: their forms (`contracts/`, `stages/card.py`),
-or the environment (`settings.py`).
+Belongs here: which files there are. Does not belong here: their forms (`contracts/`, `stages/card.py`),
+the names of stages (`chain.py`), the environment (`settings.py`).
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ class Configuration:
     card: Card
     energy: EnergyMeter
 
-
-def read_configuration(settings: Settings) -> Configuration:
-    """Read everything that settings name; makes nothing. Raises ContractError, CardError or ConfigurationError."""
-    registry = ContractRegistry.load(settings.contracts_dir)
-    refuse_orphans(registry)
-    card = Card.load(settings.configs_dir)
-    return Configuration(registry=registry, card=card, energy=open_energy_meter(settings.energy_grid))
+    @classmethod
+    def load(cls, settings: Settings) -> Configuration:
+        """Read everything that settings name; makes nothing. Raises ContractError, CardError or ConfigurationError."""
+        registry = ContractRegistry.load(settings.contracts_dir)
+        refuse_orphans(registry)
+        card = Card.load(settings.configs_dir)
+        return cls(registry=registry, card=card, energy=open_energy_meter(settings.energy_grid))

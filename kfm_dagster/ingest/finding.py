@@ -19,7 +19,7 @@ from typing_extensions import override
 from kfm_dagster.contracts.envelope import Envelope, Lane, WalId
 from kfm_dagster.errors import StoreAccessError
 from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
-from kfm_dagster.ingest.node import ChainNode, Operator, in_chunks
+from kfm_dagster.ingest.node import ChainNode, in_chunks
 from kfm_dagster.ingest.switched_off import refuse_switched_off
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.rejections import RejectedObject
@@ -71,7 +71,12 @@ class MessageParse(ChainNode):
     that lane are claimed; a run that a person starts claims from both, live units first.
     """
 
-    operator = Operator.MESSAGE_PARSE
+    operator = "message_parse"
+    asset = "envelopes"
+    description = (
+        "Units of one UTC day, claimed for this run: parsed from landed messages, listed in the bucket, or pending in "
+        "the ledger. Started by hand, it lists the bucket and takes what is missing."
+    )
 
     source: Source
     landing: Sequence[str] = ()

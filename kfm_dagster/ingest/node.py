@@ -1,6 +1,6 @@
 """A node: what each of the chain's nodes shares - its dataset, partition and run, and what it holds while it works.
 
-Belongs here: the operators' names, and the defaults of the run contract's protocol. Does not belong here: what a node
+Belongs here: what a step declares, and the defaults of the run contract's protocol. Does not belong here: what a node
 does (`finding.py`, `nodes.py`).
 """
 
@@ -12,13 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum, unique
 from itertools import islice
 from typing import Any, ClassVar
 
-from kfm_dagster.contracts.envelope import Envelope
-from kfm_dagster.contracts.issues import FenceIssue
+import orjson
+
+from kfm_dagster.contracts.envelope import Envelope, WalId
+from kfm_dagster.contracts.issues import FenceIssue, IntegrityIssue, MetadataIssue
 from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.errors import DependencyUnavailableError
 from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
 from kfm_dagster.ingest.lease_keeper import LeaseKeeper
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -34,39 +36,40 @@ from kfm_dagster.stages.gates.verdict import Gate, Verdict
 from kfm_dagster.stages.store import StageAttempt
 from kfm_dagster.storage.database import Transaction
 
+Results = Mapping[WalId, bytes]
+"""Primary key of a unit > what a stage made of it, as bytes that are equal where the results are."""
 
-@unique
-class Operator(StrEnum):
-    """The nodes of the chain, in order; the value names run-state and Dagster ops."""
-
-    MESSAGE_PARSE = "message_parse"
-    INTEGRITY_CHECK = "integrity_check"
-    METADATA_EXTRACT = "metadata_extract"
-    STAC_REGISTER = "stac_register"
-    PROVENANCE_EMIT = "provenance_emit"
-    SETTLE = "settle"
+_SILENT = frozenset({IntegrityIssue.STORAGE_UNAVAILABLE.value, MetadataIssue.STORAGE_UNAVAILABLE.value})
 
 
-GATES_OF: Mapping[Operator, tuple[Gate, ...]] = {
-    # What message_parse claims is known when it is committed, and judged by the next one.
-    Operator.INTEGRITY_CHECK: (Gate.G1, Gate.G5, Gate.G8),
-    Operator.METADATA_EXTRACT: (Gate.G1, Gate.G2, Gate.G4),
-    Operator.STAC_REGISTER: (Gate.G1, Gate.G8),
-    Operator.PROVENANCE_EMIT: (Gate.G1,),
-    # The partition is looked at once in a run, when all of it is known.
-    Operator.SETTLE: (Gate.G6,),
-}
-"""Operator > the gates that its output is held against; the others have nothing to look at there."""
+class StoreSilentError(DependencyUnavailableError):
+    """An object's store does not answer, so that nothing can be said of the result."""
 
 
 @dataclass(kw_only=True)
 class ChainNode:
-    """What every node shares: its dataset, partition and run."""
+    """A step of every dataset's chain: what it is stands on the class, its dataset, partition and run on the instance.
+
+    What is overridden here is all that a step needs; ops, assets, jobs, gates, rollback, comparison and the names that
+    the pipeline card may use are derived from the classes (`nodes.chain`).
+    """
 
     operator: ClassVar[str]
-    """Of the chain an Operator; what stands beside the chain has a name of its own."""
+    """Names run-state and Dagster's op."""
+    asset: ClassVar[str]
+    """Names the asset that the op makes."""
+    description: ClassVar[str]
+    """What the asset is, for the UI."""
+    follows: ClassVar[type[ChainNode] | None] = None
+    """The node whose output it is given; None for the first one, and for what stands beside the chain."""
+    section: ClassVar[str | None] = None
+    """The section of the envelope that every unit has after it unless it failed."""
+    held_against: ClassVar[tuple[Gate, ...]] = ()
+    """The gates that look at its output; the others have nothing to look at there."""
     leaves_effects: ClassVar[bool] = False
-    """Whether `compute` changes something outside the database."""
+    """Whether `compute` changes something outside the database, which `compensate` takes back."""
+    replayable: ClassVar[bool] = False
+    """Whether `results` is a function of what it is given, so that a run can be compared with itself."""
 
     pipeline: Pipeline
     dataset: str
@@ -108,30 +111,32 @@ class ChainNode:
         """Whether the deployment's queue brings some objects of each day only."""
         return self.pipeline.settings.feed is Feed.SAMPLE
 
-    @property
-    def held_against(self) -> tuple[Gate, ...]:
-        """The gates that look at its output."""
-        return GATES_OF.get(Operator(self.operator), ())
+    @classmethod
+    def chain(cls) -> tuple[type[ChainNode], ...]:
+        """Return the nodes from the chain's first one to this one, in order."""
+        return (*(cls.follows.chain() if cls.follows else ()), cls)
 
     def gates(self, batch: Sequence[Envelope], *, of: str) -> Sequence[Verdict]:
         """Judge a batch by the gates that its maker is held against; the others have nothing to look at."""
-        maker = Operator(of.rsplit(".", 1)[-1])
-        # What message_parse has claimed is looked at by whoever is given it.
-        mine = GATES_OF.get(maker, () if of == self.dataset_id else (Gate.G1,))
+        maker = type(self) if of == self.dataset_id or self.follows is None else self.follows
+        # What the first node has claimed is known when it is committed, and judged by the next one.
+        mine = maker.held_against or (() if of == self.dataset_id else (Gate.G1,))
         asked = evaluate(self._subject(batch, maker, mine), gates=mine) if mine else ()
-        return of_every_gate(asked, maker=maker.value)
+        return of_every_gate(asked, maker=maker.operator)
 
-    def _subject(self, batch: Sequence[Envelope], maker: Operator, gates: Collection[Gate]) -> Subject:
+    def _subject(self, batch: Sequence[Envelope], maker: type[ChainNode], gates: Collection[Gate]) -> Subject:
         rules = self.pipeline.card.machine.gates
         facts: dict[str, Any] = {}
-        if Gate.G6 in gates or maker is Operator.STAC_REGISTER:
+        with_catalog = Gate.G8 in gates and maker.leaves_effects
+        if Gate.G6 in gates or with_catalog:
             with self.pipeline.database.snapshot() as view:
                 if Gate.G6 in gates and not self.sampled:
                     facts["partition"] = partition_facts(self.contract, self.partition, tx=view)
-                if maker is Operator.STAC_REGISTER:
+                if with_catalog:
                     facts["catalog"] = catalog_owners(self.contract, batch, tx=view)
         return Subject(
-            stage=maker.value,
+            stage=maker.operator,
+            sections=tuple(node.section for node in maker.chain() if node.section),
             contract=self.contract,
             envelopes=batch,
             reference_time=self.reference_time,
@@ -148,8 +153,14 @@ class ChainNode:
     @property
     def reference_time(self) -> datetime:
         """When the run claimed its units; every attempt of a run judges by the same."""
-        claimed = self.pipeline.stages.run_states.get(f"{self.dataset}.{Operator.MESSAGE_PARSE}", self.run_id)
-        return claimed.recorded_at if claimed else self.pipeline.clock()
+        return self.claimed_at or self.pipeline.clock()
+
+    @property
+    def claimed_at(self) -> datetime | None:
+        """When the chain's first node was committed in this run; None while it is not."""
+        first = self.chain()[0]
+        state = self.pipeline.stages.run_states.get(f"{self.dataset}.{first.operator}", self.run_id)
+        return state.recorded_at if state else None
 
     def unlocked(self) -> str | None:
         """Say what is wrong with this machine's clock, measured once in a while; None when it is locked."""
@@ -209,6 +220,22 @@ class ChainNode:
     def apply(self, tx: Transaction, batch: list[Envelope]) -> list[Envelope]:  # noqa: ARG002, the node's protocol
         """Return the batch as it is, for a node without a part in the ledger."""
         return batch
+
+    def results(self, batch: Sequence[Envelope]) -> Results:
+        """Return what the node made of each unit: its section."""
+        made = ((unit.wal_id, getattr(unit, self.section)) for unit in batch) if self.section else ()
+        return {wal_id: orjson.dumps(one, option=orjson.OPT_SORT_KEYS) for wal_id, one in made if one is not None}
+
+    def rerun(self, given: Sequence[Envelope]) -> Results:
+        """Return what the node makes of the same units now, and leave nothing. Raises StoreSilentError.
+
+        A node whose `compute` leaves effects has another way.
+        """
+        made = self.compute(given)
+        for unit in made:
+            if any(issue.code in _SILENT for issue in unit.issues):
+                raise StoreSilentError(observed=f"{unit.object_uri} cannot be read now")
+        return self.results(made)
 
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
         """Count every unit as passed, for a node that checks none."""

@@ -11,36 +11,39 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from typing_extensions import override
 
-from kfm_dagster.contracts.envelope import CheckStatus, Envelope, StacStatus
+from kfm_dagster.contracts.envelope import CheckStatus, Envelope, StacStatus, WalId
 from kfm_dagster.governance.generalise import masking_decision
 from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.governance.rules import Rules, hard_fails
 from kfm_dagster.ingest.evidence import collect_evidence
 from kfm_dagster.ingest.finding import MessageParse, Source
-from kfm_dagster.ingest.node import ChainNode, Operator, in_chunks
+from kfm_dagster.ingest.node import ChainNode, Results, in_chunks
 from kfm_dagster.ledger.store import SettleReport
 from kfm_dagster.operators.integrity_check import integrity_check
 from kfm_dagster.operators.metadata_extract import metadata_extract
 from kfm_dagster.operators.provenance_emit import provenance_emit
-from kfm_dagster.operators.stac_register import stac_register_batch
+from kfm_dagster.operators.stac_register import NoItemError, may_register, stac_register, stac_register_batch
 from kfm_dagster.readers.registry import READERS
 from kfm_dagster.run_state.record import ValidationSummary
+from kfm_dagster.stages.gates.verdict import Gate
 from kfm_dagster.storage.database import Transaction
 
 __all__ = [
     "IntegrityCheck",
     "MessageParse",
     "MetadataExtract",
-    "Operator",
     "ProvenanceEmit",
     "Settle",
     "Source",
     "StacRegister",
+    "chain",
+    "operators",
 ]
 
 REGISTER_CHUNK = 1_000
@@ -55,7 +58,13 @@ _LOG = logging.getLogger(__name__)
 class IntegrityCheck(ChainNode):
     """Look at each object as stored."""
 
-    operator = Operator.INTEGRITY_CHECK
+    operator = "integrity_check"
+    asset = "integrity"
+    description = "Each object as stored: there, of the announced size and version, of the right format."
+    follows = MessageParse
+    section = "integrity"
+    held_against = (Gate.G1, Gate.G5, Gate.G8)
+    replayable = True
 
     @override
     def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
@@ -74,7 +83,13 @@ class IntegrityCheck(ChainNode):
 class MetadataExtract(ChainNode):
     """Read each object's headers, and hear governance on what they say."""
 
-    operator = Operator.METADATA_EXTRACT
+    operator = "metadata_extract"
+    asset = "metadata"
+    description = "What each object's headers say: time, footprint, product, platform, quality."
+    follows = IntegrityCheck
+    section = "metadata"
+    held_against = (Gate.G1, Gate.G2, Gate.G4)
+    replayable = True
 
     @override
     def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
@@ -127,8 +142,14 @@ class MetadataExtract(ChainNode):
 class StacRegister(ChainNode):
     """Write the Items."""
 
-    operator = Operator.STAC_REGISTER
+    operator = "stac_register"
+    asset = "stac_items"
+    description = "One STAC Item per unit, validated offline and promoted atomically."
+    follows = MetadataExtract
+    section = "stac"
+    held_against = (Gate.G1, Gate.G8)
     leaves_effects = True
+    replayable = True
 
     @override
     def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
@@ -151,6 +172,27 @@ class StacRegister(ChainNode):
         return {name: len(getattr(undone, name)) for name in ("restored", "removed", "superseded")}
 
     @override
+    def results(self, batch: Sequence[Envelope]) -> Results:
+        return {
+            unit.wal_id: f"{unit.stac.item_id} {unit.stac.content_sha256}".encode()
+            for unit in batch
+            # What a newer unit kept out of the catalog says nothing of its own.
+            if unit.stac and unit.stac.write_status is not StacStatus.FAILED and not unit.stac.superseded
+        }
+
+    @override
+    def rerun(self, given: Sequence[Envelope]) -> Results:
+        """Build the Items and keep what they say, not them."""
+        grammar = self.pipeline.registry.grammars[self.dataset]
+        found: dict[WalId, bytes] = {}
+        for unit in given:
+            if may_register(unit):
+                with suppress(NoItemError):
+                    item = stac_register(unit, contract=self.contract, grammar=grammar)
+                    found[unit.wal_id] = f"{item.item_id} {item.content_sha256}".encode()
+        return found
+
+    @override
     def verify(self, batch: Sequence[Envelope]) -> None:
         self.pipeline.catalog.verify(self.dataset, [unit.stac for unit in batch if unit.stac])
 
@@ -163,13 +205,16 @@ class StacRegister(ChainNode):
 class ProvenanceEmit(ChainNode):
     """Emit the lineage of every registered unit, once."""
 
-    operator = Operator.PROVENANCE_EMIT
+    operator = "provenance_emit"
+    asset = "provenance"
+    description = "OpenLineage and PROV-O for every registered unit, once."
+    follows = StacRegister
+    section = "provenance"
+    held_against = (Gate.G1,)
     leaves_effects = True
 
     @override
     def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
-        claimed = self.pipeline.stages.run_states.get(f"{self.dataset}.{Operator.MESSAGE_PARSE}", self.run_id)
-
         return provenance_emit(
             batch,
             contract=self.contract,
@@ -177,7 +222,7 @@ class ProvenanceEmit(ChainNode):
             fence=self.pipeline.ledger.fence(self.run_id),
             run_id=self.run_id,
             occurred_at=self.pipeline.clock(),
-            started_at=claimed.recorded_at if claimed else None,
+            started_at=self.claimed_at,
         )
 
     @override
@@ -196,7 +241,12 @@ class ProvenanceEmit(ChainNode):
 class Settle(ChainNode):
     """Give each claimed record its final status; then the messages whose units are all terminal may go."""
 
-    operator = Operator.SETTLE
+    operator = "settle"
+    asset = "ledger"
+    description = "The final status of every claimed unit; its message is deleted when all its units are terminal."
+    follows = ProvenanceEmit
+    # The partition is looked at once in a run, when all of it is known.
+    held_against = (Gate.G6,)
 
     report: SettleReport = field(default_factory=SettleReport)
 
@@ -232,6 +282,16 @@ class Settle(ChainNode):
         if any(unit.raw.sqs_message_id for unit in batch):
             self.pipeline.acknowledge(retrying=self.report.failed)
         collect_evidence(self.pipeline)
+
+
+def chain() -> tuple[type[ChainNode], ...]:
+    """Return the nodes of every dataset's chain, in order."""
+    return Settle.chain()
+
+
+def operators() -> tuple[str, ...]:
+    """Return the operators of the chain, in order."""
+    return tuple(node.operator for node in chain())
 
 
 def _summary(failures: Sequence[bool]) -> ValidationSummary:

@@ -22,7 +22,8 @@ from kfm_dagster.contracts.envelope import Envelope, WalId
 from kfm_dagster.contracts.identity import moment
 from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
 from kfm_dagster.ingest.arrival_table import to_parquet
-from kfm_dagster.ingest.node import ChainNode, Operator, of_every_gate
+from kfm_dagster.ingest.node import ChainNode, of_every_gate
+from kfm_dagster.ingest.nodes import MetadataExtract
 from kfm_dagster.path.errors import PathError
 from kfm_dagster.path.quantities import as_array_quantities
 from kfm_dagster.path.refractivity import Floats
@@ -54,21 +55,17 @@ class PathArrivals(ChainNode):
     """The node for one dataset and day; it claims nothing and needs no batch to be given."""
 
     operator = NODE
+    held_against = GATES
 
     options: PathOptions = field(default_factory=PathOptions)
     _found: dict[WalId, PathArrival] = field(default_factory=dict, init=False)
     _refused: dict[WalId, str] = field(default_factory=dict, init=False)
     _made: dict[str, Any] = field(default_factory=dict, init=False)
 
-    @property
-    @override
-    def held_against(self) -> tuple[Gate, ...]:
-        return GATES
-
     @cached_property
     def batches(self) -> tuple[ArtifactReference, ...]:
         """The day's batches of metadata, oldest first; a retry takes those of the attempt before and no newer ones."""
-        outputs = self.pipeline.nodes.outputs_of(f"{self.dataset}.{Operator.METADATA_EXTRACT}@{self.partition}")
+        outputs = self.pipeline.nodes.outputs_of(f"{self.dataset}.{MetadataExtract.operator}@{self.partition}")
         found = [
             ArtifactReference(uri=output.record["artifact_uri"], sha256=output.record["artifact_sha256"])
             for output in outputs

@@ -23,7 +23,7 @@ from kfm_dagster.idempotent_node.steps import StepMeter
 from kfm_dagster.idempotent_node.transaction import IdempotentNodes
 from kfm_dagster.ingest.asked import AskedRuns
 from kfm_dagster.ingest.calibration import Calibration
-from kfm_dagster.ingest.configuration import read_configuration
+from kfm_dagster.ingest.configuration import Configuration
 from kfm_dagster.ingest.window import PartitionWindow
 from kfm_dagster.ledger.deliveries import Deliveries, DueBackoff, DueMessage
 from kfm_dagster.ledger.store import Ledger
@@ -100,7 +100,7 @@ class Pipeline:
     def open(cls, settings: Settings, *, read_only: bool = False) -> Pipeline:
         """Read the configuration and open the database, for looking only if so said. Raises KfmError with one line."""
         # Before the database, which opening makes: a refusal leaves nothing behind.
-        read = read_configuration(settings)
+        read = Configuration.load(settings)
         if not read_only:
             _make_home(settings)
         database = Database.open(settings.database_url, read_only=read_only)

@@ -16,8 +16,7 @@ from typing import Any
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.errors import ExitCode, KfmError
-from kfm_dagster.ingest.node import ChainNode, Operator
-from kfm_dagster.ingest.nodes import ProvenanceEmit, StacRegister
+from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ledger.reports import RecoverReport
 from kfm_dagster.run_state.record import Outcome, RunState
 from kfm_dagster.stages.audit import AuditKind
@@ -25,10 +24,6 @@ from kfm_dagster.stages.card import StageState
 from kfm_dagster.stages.store import StageAttempt
 from kfm_dagster.storage.database import Transaction
 
-_WITH_EFFECTS: Mapping[Operator, type[ChainNode]] = {
-    Operator.STAC_REGISTER: StacRegister,
-    Operator.PROVENANCE_EMIT: ProvenanceEmit,
-}
 _ROLLED_BACK = "run rolled back"
 _LOG = logging.getLogger(__name__)
 
@@ -134,20 +129,18 @@ def _failed(node: ChainNode) -> StageAttempt | None:
 
 def _upstream(node: ChainNode) -> Iterator[RunState]:
     """Yield the records of the stages before this one whose output stands, the last one first."""
-    operators = [operator.value for operator in Operator]
-    if node.operator not in operators:
-        return  # no part of the chain: nothing was done for it
-    for operator in reversed(operators[: operators.index(node.operator)]):
-        state = node.pipeline.stages.run_states.get(f"{node.dataset}.{operator}", node.run_id)
+    for before in reversed(node.chain()[:-1]):
+        state = node.pipeline.stages.run_states.get(f"{node.dataset}.{before.operator}", node.run_id)
         if state is not None and state.artifact_uri is not None:
             yield state
 
 
 def _with_effects(node: ChainNode, states: Sequence[RunState]) -> Iterator[ChainNode]:
-    for state in states:
-        kind = _WITH_EFFECTS.get(Operator(state.dataset_id.rsplit(".", 1)[-1]))
-        if kind is not None:
-            yield kind(pipeline=node.pipeline, dataset=node.dataset, partition=node.partition, run_id=node.run_id)
+    current = {state.dataset_id for state in states}
+    parts = {"dataset": node.dataset, "partition": node.partition, "run_id": node.run_id}
+    for before in reversed(node.chain()[:-1]):
+        if before.leaves_effects and f"{node.dataset}.{before.operator}" in current:
+            yield before(pipeline=node.pipeline, **parts)
 
 
 def _take_back_claims(

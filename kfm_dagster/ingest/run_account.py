@@ -17,7 +17,7 @@ from typing import Any
 from kfm_dagster.contracts.identity import moment, rfc3339
 from kfm_dagster.idempotent_node.transaction import AGAIN, FORCED
 from kfm_dagster.idempotent_node.wal import IntentStatus
-from kfm_dagster.ingest.node import Operator
+from kfm_dagster.ingest.nodes import MessageParse, Settle
 from kfm_dagster.run_state.record import Outcome, RunState
 from kfm_dagster.stages.batch import SkipCause
 from kfm_dagster.telemetry.measures import MEASURES
@@ -239,9 +239,9 @@ def units_by_end(nodes: Sequence[NodeAccount]) -> dict[str, dict[str, int]]:
         summary = node.validation_summary or {}
         if node.fate is not Fate.RAN:
             continue
-        if operator == Operator.MESSAGE_PARSE and summary.get("checks"):
+        if operator == MessageParse.operator and summary.get("checks"):
             found[dataset] = {"claimed": summary["checks"]}
-        elif operator == Operator.SETTLE:
+        elif operator == Settle.operator:
             counts = {end: summary[end] for end in ENDS if end in summary}
             found[dataset] = {"claimed": sum(counts.values()), **found.get(dataset, {}), **counts}
     for counts in found.values():

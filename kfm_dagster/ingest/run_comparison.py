@@ -7,31 +7,17 @@ follows from it (`run_replay.py`).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
-from kfm_dagster.contracts.envelope import Envelope, StacStatus, WalId
-from kfm_dagster.contracts.issues import IntegrityIssue, MetadataIssue
-from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, ExitCode
-from kfm_dagster.ingest.node import ChainNode, Operator
-from kfm_dagster.ingest.nodes import IntegrityCheck, MetadataExtract
+from kfm_dagster.contracts.envelope import WalId
+from kfm_dagster.errors import ConfigurationError, ExitCode
+from kfm_dagster.ingest.node import Results
+from kfm_dagster.ingest.nodes import Settle, chain
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.operators.stac_register import NoItemError, may_register, stac_register
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.card import Replay, StageState
-
-Results = Mapping[WalId, bytes]
-"""Primary key of a unit > what a stage made of it, as bytes that are equal where the results are."""
-
-
-_SILENT = frozenset({IntegrityIssue.STORAGE_UNAVAILABLE.value, MetadataIssue.STORAGE_UNAVAILABLE.value})
-
-
-class StoreSilentError(DependencyUnavailableError):
-    """An object's store does not answer, so that nothing can be said of the result."""
 
 
 class RunReplayRefusedError(ConfigurationError):
@@ -76,24 +62,21 @@ def compare_run(pipeline: Pipeline, *, dataset: str, run_id: str) -> Iterator[St
     Looks at the units that the run brought to success. Raises RunReplayRefusedError where the plan or the run does not
     allow a replay, StoreSilentError where an object's store does not answer: then nothing is known.
     """
-    outputs = {operator: _output(pipeline, dataset, operator, run_id) for operator in Operator}
+    outputs = {node: _output(pipeline, dataset, node.operator, run_id) for node in chain()}
     # What failed there is no result of it: another attempt may have gone another way.
-    succeeded = {unit.wal_id for unit in outputs[Operator.SETTLE].envelopes if unit.failure is None}
+    succeeded = {unit.wal_id for unit in outputs[Settle].envelopes if unit.failure is None}
     original = {
-        operator: [unit for unit in output.envelopes if unit.wal_id in succeeded]
-        for operator, output in outputs.items()
+        node: [unit for unit in output.envelopes if unit.wal_id in succeeded] for node, output in outputs.items()
     }
-    parts = {"pipeline": pipeline, "dataset": dataset, "run_id": run_id}
-    operators = list(Operator)
-    for operator in reversed(list(_AGAIN)):
-        given = original[operators[operators.index(operator) - 1]]
-        made = original[operator]
-        partition = next((unit.partition for unit in given), "")
-        again = _AGAIN[operator](parts | {"partition": partition}, given)
-        yield _compared(f"{dataset}.{operator}", _results(operator, made), again)
+    for kind in reversed(chain()):
+        if kind.replayable and kind.follows is not None:
+            given = original[kind.follows]
+            partition = next((unit.partition for unit in given), "")
+            node = kind(pipeline=pipeline, dataset=dataset, partition=partition, run_id=run_id)
+            yield _compared(node.dataset_id, node.results(original[kind]), node.rerun(given))
 
 
-def _output(pipeline: Pipeline, dataset: str, operator: Operator, run_id: str) -> StageBatch:
+def _output(pipeline: Pipeline, dataset: str, operator: str, run_id: str) -> StageBatch:
     """Return what a stage of the run saved. Raises RunReplayRefusedError."""
     plan, stage = pipeline.card.replay_plan.replay, f"{dataset}.{operator}"
     if not plan.enabled:
@@ -116,56 +99,6 @@ def _output(pipeline: Pipeline, dataset: str, operator: Operator, run_id: str) -
             next_step="see kfm explain",
         )
     return output
-
-
-def _computed(operator: Operator, kind: type[ChainNode]) -> Callable[[Mapping[str, Any], Sequence[Envelope]], Results]:
-    def again(parts: Mapping[str, Any], given: Sequence[Envelope]) -> Results:
-        made = kind(**parts).compute(given)
-        for unit in made:
-            if any(issue.code in _SILENT for issue in unit.issues):
-                raise StoreSilentError(observed=f"{unit.object_uri} cannot be read now")
-        return _results(operator, made)
-
-    return again
-
-
-def _items(parts: Mapping[str, Any], given: Sequence[Envelope]) -> Results:
-    """Build the Items and keep what they say, not them."""
-    pipeline, dataset = parts["pipeline"], parts["dataset"]
-    contract, grammar = pipeline.registry[dataset], pipeline.registry.grammars[dataset]
-    found: dict[WalId, bytes] = {}
-    for unit in given:
-        if may_register(unit):
-            try:
-                item = stac_register(unit, contract=contract, grammar=grammar)
-            except NoItemError:
-                continue
-            found[unit.wal_id] = f"{item.item_id} {item.content_sha256}".encode()
-    return found
-
-
-_AGAIN: Mapping[Operator, Callable[[Mapping[str, Any], Sequence[Envelope]], Results]] = {
-    Operator.INTEGRITY_CHECK: _computed(Operator.INTEGRITY_CHECK, IntegrityCheck),
-    Operator.METADATA_EXTRACT: _computed(Operator.METADATA_EXTRACT, MetadataExtract),
-    Operator.STAC_REGISTER: _items,
-}
-"""Stages that are functions of what they are given, in topological order. Lineage names runs, so it is told anew."""
-
-
-def _results(operator: Operator, units: Sequence[Envelope]) -> Results:
-    if operator is Operator.STAC_REGISTER:
-        return {
-            unit.wal_id: f"{unit.stac.item_id} {unit.stac.content_sha256}".encode()
-            for unit in units
-            # What a newer unit kept out of the catalog says nothing of its own.
-            if unit.stac and unit.stac.write_status is not StacStatus.FAILED and not unit.stac.superseded
-        }
-    section = "integrity" if operator is Operator.INTEGRITY_CHECK else "metadata"
-    return {
-        unit.wal_id: orjson.dumps(made, option=orjson.OPT_SORT_KEYS)
-        for unit in units
-        if (made := getattr(unit, section)) is not None
-    }
 
 
 def _compared(stage: str, original: Results, again: Results) -> StageComparison:

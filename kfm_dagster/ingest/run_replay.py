@@ -17,8 +17,8 @@ from typing_extensions import override
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.governance.log import Decision, GovernanceAction
-from kfm_dagster.ingest.node import ChainNode, Operator
-from kfm_dagster.ingest.nodes import StacRegister
+from kfm_dagster.ingest.node import ChainNode
+from kfm_dagster.ingest.nodes import MessageParse, StacRegister
 from kfm_dagster.ingest.run_comparison import RunReplayRefusedError, StageComparison, compare_run
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.run_state.inputs_hash import InputReference
@@ -58,7 +58,7 @@ class ReplayDivergedError(StageRefusedError):
 class ReplayedParse(ChainNode):
     """Take over the units that a run brought to success, once that run is seen to give the same again."""
 
-    operator = Operator.MESSAGE_PARSE
+    operator = MessageParse.operator
 
     original: str
     decision: Decision
@@ -137,7 +137,7 @@ class ReplayedParse(ChainNode):
         if not self.pipeline.card.replay_plan.replay.compensate_before_replay:
             return
         store = self.pipeline.stages.keeper.store
-        registered = store.newest(self.original, f"{self.dataset}.{Operator.STAC_REGISTER}")
+        registered = store.newest(self.original, f"{self.dataset}.{StacRegister.operator}")
         if registered is None:
             return
         try:
@@ -162,7 +162,7 @@ class ReplayedParse(ChainNode):
 
     def _others_rely(self, claimed: Sequence[Envelope]) -> bool:
         """Tell whether the original registered an Item of a unit that it does not bring into this run."""
-        output = self.pipeline.stages.recall(f"{self.dataset}.{Operator.STAC_REGISTER}", self.original)
+        output = self.pipeline.stages.recall(f"{self.dataset}.{StacRegister.operator}", self.original)
         units = output.envelopes if output else ()
         registered = {unit.wal_id for unit in units if unit.stac and unit.stac.item_href}
         return bool(registered - {unit.wal_id for unit in claimed})

@@ -13,17 +13,14 @@ from enum import StrEnum, unique
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kfm_dagster.alerts.plan import ALERTS, AlertPlan
 from kfm_dagster.configs import CardError, Duration, Strict, own_folder, parse, refusal, text_of
 from kfm_dagster.contracts.model import Backoff
 from kfm_dagster.stages.conditions import WORDS, Condition
-from kfm_dagster.stages.gates.subject import SECTIONS
 from kfm_dagster.stages.gates.verdict import Gate, Stop
 
-STAGES = (*SECTIONS, "path_arrival")
-"""Names of the stages that there are: the chain's operators, in order, and what stands beside the chain."""
 STATE_MACHINE = "state_machine.yaml"
 REPLAY_PLAN = "replay_plan.yaml"
 
@@ -185,13 +182,7 @@ class ClockRule(Strict):
     unlocked: Literal["reject", "restrict"]
 
 
-def _known(name: str) -> str:
-    if name not in STAGES:
-        raise ValueError(f"one of the stages: {', '.join(STAGES)}")
-    return name
-
-
-StageName = Annotated[str, AfterValidator(_known), Field(json_schema_extra={"enum": list(STAGES)})]
+StageName = Annotated[str, Field(pattern=r"^[a-z][a-z_]*$")]
 
 _KEY_PARTS = ("run_id", "stage", "partition", "window")
 
@@ -284,6 +275,7 @@ class Card(BaseModel):
     replay_plan: ReplayPlan
     alerts: AlertPlan
     files: dict[str, bytes]
+    folder: Path
 
     @classmethod
     def load(cls, folder: Path | None = None) -> Card:
@@ -302,9 +294,22 @@ class Card(BaseModel):
             replay_plan=parse(text_of(files[REPLAY_PLAN], source=replay_plan), ReplayPlan, source=replay_plan),
             alerts=AlertPlan.parse(text_of(_read(alerts), source=str(alerts)), source=str(alerts)),
             files=files,
+            folder=root,
         )
         _refuse_unknown_channels(card, source=replay_plan)
         return card
+
+    def refuse_unknown_stages(self, known: Sequence[str]) -> None:
+        """Refuse checkpoints of stages that there are not. Raises CardError with file, line and reason."""
+        for position, name in enumerate(self.machine.checkpoints):
+            if name not in known:
+                raise refusal(
+                    self.files[STATE_MACHINE].decode(),
+                    ("checkpoints", position),
+                    source=str(self.folder / STATE_MACHINE),
+                    observed=repr(name),
+                    expected=f"one of the stages: {', '.join(known)}",
+                )
 
 
 def _refuse_unknown_channels(card: Card, *, source: str) -> None:

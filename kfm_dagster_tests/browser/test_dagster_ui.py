@@ -12,6 +12,7 @@ from playwright.sync_api import expect
 
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.embedded.sample_day import SAMPLE_DAY
+from kfm_dagster.ingest.nodes import chain
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster_tests.browser.conftest import Running
@@ -19,7 +20,7 @@ from kfm_dagster_tests.browser.dagster_ui import DagsterUi
 
 pytestmark = [pytest.mark.browser, pytest.mark.deployment]
 
-CHAIN = ("envelopes", "integrity", "metadata", "stac_items", "provenance", "ledger")
+CHAIN = [node.asset for node in chain()]
 DAY, NEXT_DAY = "2025-04-02", "2025-04-03"
 """The days of the sample objects."""
 EMPTY_DAY = "2025-04-05"

@@ -17,7 +17,7 @@ import pytest
 import sqlalchemy as sa
 
 from kfm_dagster.errors import ExitCode
-from kfm_dagster.ingest.nodes import MessageParse, Operator, Source
+from kfm_dagster.ingest.nodes import MessageParse, Source, StacRegister, operators
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.stages.batch import SkipCause
 from kfm_dagster_tests.cli.test_cli import Call, call, home, state_of  # noqa: F401, fixtures
@@ -30,7 +30,7 @@ FORCED = "22222222-0000-4000-8000-000000000003"
 DIED = "33333333-0000-4000-8000-000000000004"
 REEXECUTED = "44444444-0000-4000-8000-000000000005"
 WAITS = "55555555-0000-4000-8000-000000000006"
-NODES = [f"nexrad-l2.{operator}@{DAY}" for operator in Operator]
+NODES = [f"nexrad-l2.{operator}@{DAY}" for operator in operators()]
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def deployment(
     force(pipeline, FORCED, reason="the reader was wrong")
     _later(pipeline)
     chain.put(objects, chain.volumes(3))
-    seam = chain.Seam(operator=Operator.STAC_REGISTER, point="committing")
+    seam = chain.Seam(operator=StacRegister.operator, point="committing")
     with pytest.raises(chain.CrashError):
         chain.run_chain(pipeline, "nexrad-l2", DAY, DIED, dies_at=seam)
     pipeline.close()
@@ -188,7 +188,7 @@ def test_the_table_is_readable_in_eighty_columns(
     table = [line for line in shown.splitlines() if line.startswith(" nexrad-l2.")]
     assert max(map(len, table)) <= 80
     overview = [line.split() for line in table]
-    assert [row[:4] for row in overview] == [[f"nexrad-l2.{one}", "skipped", "skipped", "2/2"] for one in Operator]
+    assert [row[:4] for row in overview] == [[f"nexrad-l2.{one}", "skipped", "skipped", "2/2"] for one in operators()]
     for text in (AGAIN, WORKED, "CONTENT_APPLIED", "sha256:", *NODES):
         assert text in shown
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kfm_dagster.ingest.node import Operator
+from kfm_dagster.ingest.nodes import MessageParse
 from kfm_dagster.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.docs.console import shell
@@ -35,7 +35,7 @@ def test_a_demo_of_a_folder_launches_no_run_over_nothing_leaves_no_step_behind_a
         assert connection.exec_driver_sql(COUNT).scalar_one() == 0
         claimed = connection.exec_driver_sql(
             "SELECT validation_summary ->> '$.checks' FROM run_state WHERE dataset_id = ?",
-            (f"nexrad-l2.{Operator.MESSAGE_PARSE}",),
+            (f"nexrad-l2.{MessageParse.operator}",),
         ).scalars()
         assert list(claimed) == [1] * 4
     database.dispose()

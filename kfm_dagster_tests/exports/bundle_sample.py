@@ -12,10 +12,11 @@ from typing import Any
 
 from kfm_dagster.exports.bundle.content import Attempt, AttemptKind, Release, StageTransition
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint
+from kfm_dagster.ingest.nodes import operators
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 BEGAN = datetime(2025, 12, 3, 6, tzinfo=UTC)
-OPERATORS = ("message_parse", "integrity_check", "metadata_extract", "stac_register", "provenance_emit", "settle")
+OPERATORS = operators()
 RUNS = [f"{number}1111111-0000-4000-8000-00000000000{number}" for number in range(4)]
 NOTE = '“caught” \u2028 🌪 \\ "quoted"'
 """What an operator wrote: text that JSON, YAML and line readers could each take for something else."""

@@ -15,7 +15,7 @@ from kfm_dagster.exports import graph as graph_module
 from kfm_dagster.exports.cypher import Node, literal
 from kfm_dagster.exports.graph import export_graph
 from kfm_dagster.idempotent_node.node import run_node
-from kfm_dagster.ingest.nodes import Operator
+from kfm_dagster.ingest.nodes import operators
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster_tests.exports.conftest import AGAIN, AWKWARD, DAY, WORKED
 from kfm_dagster_tests.exports.cypher_interpreter import Graph, unquoted
@@ -66,7 +66,7 @@ def derivations(graph: Graph) -> set[tuple[str, str]]:
 
 def links(dataset: str, day: str) -> set[tuple[str, str]]:
     """What each operator's output is made from: the output of the one before it."""
-    nodes = [f"{dataset}.{operator}@{day}" for operator in Operator]
+    nodes = [f"{dataset}.{operator}@{day}" for operator in operators()]
     return set(zip(nodes[1:], nodes, strict=False))
 
 
@@ -81,7 +81,7 @@ def test_every_output_is_an_artifact_with_what_it_came_from_and_what_made_it(
     made = {
         graph.nodes[start]["node"]: graph.nodes[end] for start, kind, end in graph.edges if kind == "WAS_GENERATED_BY"
     }
-    assert made.keys() == {f"nexrad-l2.{operator}@{DAY}" for operator in Operator}
+    assert made.keys() == {f"nexrad-l2.{operator}@{DAY}" for operator in operators()}
     assert all((activity["run_id"], activity["node"]) == (WORKED, node) for node, activity in made.items())
     sources = [graph.nodes[end]["uri"] for _, _, end in graph.edges if end[0] == "Source"]
     assert [uri.rpartition(".")[2] for uri in sources] == ["ndjson"]  # the listing that message_parse kept
@@ -109,7 +109,7 @@ def test_a_newer_export_over_an_older_one_gives_the_newer_graph(pipeline: Pipeli
     chain.run_chain(pipeline, "nexrad-l2", DAY, "22222222-0000-4000-8000-000000000003")
     new = exported(pipeline, tmp_path / "out")
     assert len(new.nodes) > len(old.nodes)
-    assert sum("valid_to" in properties for properties in new.nodes.values()) == len(Operator)
+    assert sum("valid_to" in properties for properties in new.nodes.values()) == len(operators())
     assert old.load(statements(tmp_path / "out")) == new
 
 

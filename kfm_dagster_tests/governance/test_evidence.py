@@ -23,7 +23,7 @@ from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest import evidence
 from kfm_dagster.ingest.evidence import EDGE_BYTES, collect_evidence, read_evidence
 from kfm_dagster.ingest.evidence_bundle import redacted
-from kfm_dagster.ingest.nodes import Operator, Source
+from kfm_dagster.ingest.nodes import IntegrityCheck, Settle, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import CaseState, QuarantineCases
 from kfm_dagster.ledger.state_machine import Status
@@ -107,7 +107,7 @@ def test_units_that_ran_out_of_attempts_keep_everything_that_explains_them(pipel
         assert (bundle["wal_id"], bundle["quarantined_version"]) == (record.wal_id, record.version)
         assert (bundle["reason"], bundle["error"]["code"]) == ("attempts_exhausted", code)
         assert bundle["error"]["message"] == record.last_error_message
-        assert (bundle["operator"], bundle["attempts"]) == (Operator.INTEGRITY_CHECK, 3)
+        assert (bundle["operator"], bundle["attempts"]) == (IntegrityCheck.operator, 3)
         assert bundle["run_id"] == record.ingest_run_id
         assert bundle["code_version"]
         assert bundle["announced"] == {
@@ -296,7 +296,7 @@ def test_a_crash_leaves_nothing_half_and_the_next_collector_takes_over(
         with pytest.raises(CrashError):
             run_chain(
                 pipeline, "nexrad-l2", PARTITION, "run-1", Source.LEDGER,
-                dies_at=Seam(operator=Operator.SETTLE, point="committed"),
+                dies_at=Seam(operator=Settle.operator, point="committed"),
             )  # fmt: skip
     else:
         quarantine_by_hand(pipeline, item)

@@ -19,7 +19,7 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.contracts.stewardship import Governance
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceEntry
 from kfm_dagster.ingest.evidence import read_evidence
-from kfm_dagster.ingest.nodes import Operator, Source
+from kfm_dagster.ingest.nodes import MetadataExtract, Settle, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import CaseState, QuarantineCases
 from kfm_dagster.ledger.state_machine import Status
@@ -151,7 +151,7 @@ def test_what_governance_refuses_is_quarantined_at_once_without_a_trace_in_catal
     [case] = [case for case in cases if case.key.wal_id == record.wal_id]
     assert case.evidence is not None
     bundle = read_evidence(pipeline, case.evidence)
-    assert (bundle["reason"], bundle["operator"]) == (GovernanceIssue.HARD_FAIL, Operator.METADATA_EXTRACT)
+    assert (bundle["reason"], bundle["operator"]) == (GovernanceIssue.HARD_FAIL, MetadataExtract.operator)
     assert (bundle["found"]["state"], bundle["found"]["first_hex"]) == ("withheld", "")
 
 
@@ -196,7 +196,7 @@ def test_every_attempt_of_a_run_judges_by_the_time_at_which_it_claimed_its_units
             PARTITION,
             RUN,
             Source.LEDGER,
-            dies_at=Seam(operator=Operator.METADATA_EXTRACT, point="computed"),
+            dies_at=Seam(operator=MetadataExtract.operator, point="computed"),
         )
     clock = pipeline.clock
     assert isinstance(clock, Clock)
@@ -207,7 +207,7 @@ def test_every_attempt_of_a_run_judges_by_the_time_at_which_it_claimed_its_units
 
 @pytest.mark.clause("SEC-03")
 @pytest.mark.parametrize(
-    "seam", [seam for seam in SEAMS if seam.operator in {Operator.METADATA_EXTRACT, Operator.SETTLE}], ids=str
+    "seam", [seam for seam in SEAMS if seam.operator in {MetadataExtract.operator, Settle.operator}], ids=str
 )
 def test_a_refusal_and_a_mask_are_logged_once_wherever_the_run_dies(seam: Seam, opened: Open, objects: Path) -> None:
     shown, embargoed = volumes(24)[0], volumes(24)[-1]
@@ -219,7 +219,7 @@ def test_a_refusal_and_a_mask_are_logged_once_wherever_the_run_dies(seam: Seam, 
     with pytest.raises(CrashError):
         run_chain(pipeline, DATASET, PARTITION, RUN, Source.LEDGER, dies_at=seam)
     before = len(logged(pipeline, GovernanceAction.MASK)), len(logged(pipeline, GovernanceAction.QUARANTINE))
-    durable = seam.operator is Operator.SETTLE, seam == Seam(operator=Operator.SETTLE, point="committed")
+    durable = seam.operator is Settle.operator, seam == Seam(operator=Settle.operator, point="committed")
     assert before == (int(durable[0] or seam.point == "committed"), int(durable[1]))
     for _ in range(2):
         run_chain(pipeline, DATASET, PARTITION, RUN, Source.LEDGER)

@@ -13,7 +13,7 @@ import pytest
 from kfm_dagster.exports.validation import dimensional_closure
 from kfm_dagster.ingest import path_arrivals
 from kfm_dagster.ingest.arrival_table import read_table
-from kfm_dagster.ingest.node import Operator
+from kfm_dagster.ingest.nodes import MetadataExtract
 from kfm_dagster.ingest.path_arrivals import NODE, PathArrivals, product_of
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.path.errors import PathError
@@ -71,11 +71,11 @@ def test_the_dimensional_report_has_the_newest_path_quantities_beside_those_of_t
     def told() -> dict[str, Any]:
         return dimensional_closure(pipeline, since=pipeline.clock() - timedelta(days=1))
 
-    assert [report["stage"] for report in told()["datasets"]] == [Operator.METADATA_EXTRACT]
+    assert [report["stage"] for report in told()["datasets"]] == [MetadataExtract.operator]
     compute(pipeline)
     both = told()
     assert [(report["dataset"], report["stage"]) for report in both["datasets"]] == [
-        (DATASET, Operator.METADATA_EXTRACT), (DATASET, NODE),
+        (DATASET, MetadataExtract.operator), (DATASET, NODE),
     ]  # fmt: skip
     path = both["datasets"][1]
     assert (both["p_dim"], both["ok"], path["run_id"], path["p_dim"]) == (1.0, True, RUNS[0], 1.0)

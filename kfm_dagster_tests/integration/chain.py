@@ -21,14 +21,10 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.embedded.feed import SUBJECT, ObjectEvent, topic_of
 from kfm_dagster.ingest.intake import IntakeReport, record
 from kfm_dagster.ingest.nodes import (
-    IntegrityCheck,
     MessageParse,
-    MetadataExtract,
-    Operator,
-    ProvenanceEmit,
-    Settle,
     Source,
-    StacRegister,
+    chain,
+    operators,
 )
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.notifications.messages import SqsMessage
@@ -43,7 +39,7 @@ DAY = date(2025, 4, 2)
 START = datetime(2026, 1, 1, tzinfo=UTC)
 LIMIT = 5000
 
-ENRICHING = (IntegrityCheck, MetadataExtract, StacRegister, ProvenanceEmit, Settle)
+ENRICHING = chain()[1:]
 
 
 @dataclass
@@ -185,7 +181,7 @@ class CrashError(BaseException):
 class Seam:
     """Where a run dies: at a node, after its work, inside its transaction, or after its commit."""
 
-    operator: Operator
+    operator: str
     point: str
 
     def __str__(self) -> str:
@@ -193,7 +189,7 @@ class Seam:
 
 
 POINTS = ("computed", "committing", "committed")
-SEAMS = [Seam(operator=operator, point=point) for operator in Operator for point in POINTS]
+SEAMS = [Seam(operator=operator, point=point) for operator in operators() for point in POINTS]
 
 
 def run_chain(
@@ -208,7 +204,7 @@ def run_chain(
     dies_at: Seam | None = None,
     seen: Callable[[StageBatch], None] = lambda _: None,
 ) -> StageBatch:
-    """Run the six nodes as Dagster's ops and IO manager do; both balances hold after every step.
+    """Run the nodes as Dagster's ops and IO manager do; both balances hold after every step.
 
     `seen` gets every node's output. Raises CrashError at `dies_at`.
     """

@@ -13,7 +13,7 @@ from kfm_dagster.contracts.issues import ParseIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.embedded.cloud import EmbeddedCloud, create_queues
 from kfm_dagster.ingest.intake import take_in
-from kfm_dagster.ingest.nodes import Operator, Source
+from kfm_dagster.ingest.nodes import MessageParse, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.ignored import IgnoredFilter, find_ignored
@@ -134,7 +134,7 @@ def test_a_unit_that_waits_or_is_worked_on_gets_no_second_attempt(
     with pytest.raises(CrashError):
         run_chain(
             pipeline, "nexrad-l2", PARTITION, "run-1", Source.LEDGER,
-            dies_at=Seam(operator=Operator.MESSAGE_PARSE, point="committed"),
+            dies_at=Seam(operator=MessageParse.operator, point="committed"),
         )  # fmt: skip
     [before] = traces.records(pipeline).values()
     assert (before.status, before.attempts) == (Status.IN_PROGRESS, 1)

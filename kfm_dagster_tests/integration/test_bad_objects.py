@@ -14,7 +14,15 @@ import pytest
 
 from kfm_dagster.contracts.issues import IntegrityIssue, MetadataIssue, Severity
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.ingest.nodes import Operator, Source
+from kfm_dagster.ingest.nodes import (
+    IntegrityCheck,
+    MessageParse,
+    MetadataExtract,
+    ProvenanceEmit,
+    Settle,
+    Source,
+    StacRegister,
+)
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.run_state.record import Outcome
@@ -140,12 +148,12 @@ def test_each_bad_object_fails_with_its_code_and_its_neighbours_succeed(
         assert records[item.uri].status is (Status.QUARANTINED if once else Status.FAILED), kind.name
     assert set(traces.items(Path(pipeline.settings.catalog))) == {item.uri for item in sound}
     assert outcomes == {
-        Operator.MESSAGE_PARSE: Outcome.SUCCESS,
-        Operator.INTEGRITY_CHECK: Outcome.PARTIAL,
-        Operator.METADATA_EXTRACT: Outcome.PARTIAL,
-        Operator.STAC_REGISTER: Outcome.SUCCESS,
-        Operator.PROVENANCE_EMIT: Outcome.SUCCESS,
-        Operator.SETTLE: Outcome.PARTIAL,
+        MessageParse.operator: Outcome.SUCCESS,
+        IntegrityCheck.operator: Outcome.PARTIAL,
+        MetadataExtract.operator: Outcome.PARTIAL,
+        StacRegister.operator: Outcome.SUCCESS,
+        ProvenanceEmit.operator: Outcome.SUCCESS,
+        Settle.operator: Outcome.PARTIAL,
     }
     failed_at_integrity = {kind.code for kind in EVERYWHERE}
     for unit in batch.envelopes:

@@ -16,8 +16,8 @@ from kfm_dagster.catalog import store as catalog_store
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.issues import FenceIssue
 from kfm_dagster.governance.log import GovernanceAction
-from kfm_dagster.ingest.node import ChainNode, Operator
-from kfm_dagster.ingest.nodes import Source
+from kfm_dagster.ingest.node import ChainNode
+from kfm_dagster.ingest.nodes import MessageParse, MetadataExtract, ProvenanceEmit, Source, StacRegister, operators
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.rollback import roll_back_or_leave
 from kfm_dagster.ingest.run_comparison import compare_run
@@ -50,17 +50,17 @@ def ingest(pipeline: Pipeline, objects: Path, run_id: str = "original") -> None:
     run_chain(pipeline, DATASET, PARTITION, run_id, Source.LEDGER)
 
 
-def work(pipeline: Pipeline, run_id: str, operators: Sequence[Operator], batch: StageBatch | None = None) -> StageBatch:
+def work(pipeline: Pipeline, run_id: str, operators: Sequence[str], batch: StageBatch | None = None) -> StageBatch:
     """Do some stages of a run, one after the other."""
     for operator in operators:
-        first = {"source": Source.LEDGER, "limit": 100} if operator is Operator.MESSAGE_PARSE else {}
+        first = {"source": Source.LEDGER, "limit": 100} if operator is MessageParse.operator else {}
         stage = pipeline.stages.run(node(pipeline, operator, run_id, **first), run_id=run_id, upstream=batch)
         batch = pipeline.stages.commit(stage)
     assert batch is not None
     return batch
 
 
-def node(pipeline: Pipeline, operator: Operator, run_id: str, **more: Any) -> Any:
+def node(pipeline: Pipeline, operator: str, run_id: str, **more: Any) -> Any:
     shared: dict[str, Any] = {"pipeline": pipeline, "dataset": DATASET, "partition": PARTITION, "run_id": run_id}
     return NODES[operator](**shared, **more)
 
@@ -83,12 +83,12 @@ def compensations(pipeline: Pipeline) -> list[str]:
 
 
 @pytest.mark.clause("PCS-03", "BEY-02")
-@pytest.mark.parametrize("operator", [Operator.STAC_REGISTER, Operator.PROVENANCE_EMIT])
+@pytest.mark.parametrize("operator", [StacRegister.operator, ProvenanceEmit.operator])
 def test_a_worker_that_wakes_after_its_lease_undoes_nothing_that_the_next_run_found_standing(
-    pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch, operator: Operator
+    pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch, operator: str
 ) -> None:
     arrive(pipeline, objects)
-    chain = list(Operator)
+    chain = list(operators())
     batch = work(pipeline, "slow", chain[: chain.index(operator)])
     stalled = node(pipeline, operator, "slow")
 
@@ -128,9 +128,9 @@ def test_a_stage_that_is_executed_again_after_its_run_was_settled_keeps_what_had
     pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     partial(pipeline, objects, monkeypatch)
-    recorded = pipeline.stages.run_states.get(f"{DATASET}.{Operator.STAC_REGISTER}", "original")
-    upstream = pipeline.stages.recall(f"{DATASET}.{Operator.METADATA_EXTRACT}", "original")
-    again = node(pipeline, Operator.STAC_REGISTER, "original")
+    recorded = pipeline.stages.run_states.get(f"{DATASET}.{StacRegister.operator}", "original")
+    upstream = pipeline.stages.recall(f"{DATASET}.{MetadataExtract.operator}", "original")
+    again = node(pipeline, StacRegister.operator, "original")
     batch = pipeline.stages.commit(pipeline.stages.run(again, run_id="original", upstream=upstream))
     assert (batch.state, batch.skipped) == (recorded, SkipCause.ALREADY_SUCCEEDED)
     plan = pipeline.card.replay_plan.replay
@@ -143,16 +143,16 @@ def test_an_attempt_that_failed_undoes_nothing_once_the_next_one_has_begun(
     pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arrive(pipeline, objects)
-    chain = list(Operator)
-    batch = work(pipeline, "run", chain[: chain.index(Operator.STAC_REGISTER)])
+    chain = list(operators())
+    batch = work(pipeline, "run", chain[: chain.index(StacRegister.operator)])
     roll_back = StageKeeper._roll_back
 
     def late(keeper: StageKeeper, of: ChainNode, failed: StageAttempt, received: StageBatch | None) -> None:
-        work(pipeline, "run", chain[chain.index(Operator.STAC_REGISTER) :], batch)
+        work(pipeline, "run", chain[chain.index(StacRegister.operator) :], batch)
         roll_back(keeper, of, failed, received)
 
     monkeypatch.setattr(StageKeeper, "_roll_back", late)
-    first = node(pipeline, Operator.STAC_REGISTER, "run")
+    first = node(pipeline, StacRegister.operator, "run")
     monkeypatch.setattr(first, "verify", fail)
     with pytest.raises(StageFailedError):
         pipeline.stages.run(first, run_id="run", upstream=batch)

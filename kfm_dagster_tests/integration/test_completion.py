@@ -12,7 +12,7 @@ import pytest
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.embedded.feed import ObjectEvent
 from kfm_dagster.ingest.intake import IntakeReport
-from kfm_dagster.ingest.nodes import Operator, Source
+from kfm_dagster.ingest.nodes import MetadataExtract, Settle, Source, StacRegister
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.reports import ObjectVersion
 from kfm_dagster.ledger.state_machine import Status
@@ -142,7 +142,7 @@ def test_a_sidecar_that_comes_while_its_data_is_read_completes_it(pipeline: Pipe
     put(objects, [DATA])
     notify(pipeline, DATA)
     with pytest.raises(CrashError):
-        run(pipeline, "first", dies_at=Seam(operator=Operator.METADATA_EXTRACT, point="committed"))
+        run(pipeline, "first", dies_at=Seam(operator=MetadataExtract.operator, point="committed"))
     put(objects, [SIDECAR])
     assert notify(pipeline, SIDECAR).completions == 1
     run(pipeline, "first")
@@ -151,9 +151,9 @@ def test_a_sidecar_that_comes_while_its_data_is_read_completes_it(pipeline: Pipe
     assert_complete(item_of(pipeline))
 
 
-@pytest.mark.parametrize("operator", [Operator.STAC_REGISTER, Operator.SETTLE], ids=str)
+@pytest.mark.parametrize("operator", [StacRegister.operator, Settle.operator], ids=str)
 @pytest.mark.parametrize("point", ["computed", "committing", "committed"])
-def test_a_completion_that_dies_is_done_once(pipeline: Pipeline, objects: Path, operator: Operator, point: str) -> None:
+def test_a_completion_that_dies_is_done_once(pipeline: Pipeline, objects: Path, operator: str, point: str) -> None:
     ingest_without_sidecar(pipeline, objects)
     put(objects, [SIDECAR])
     notify(pipeline, SIDECAR)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kfm_dagster.catalog.store import Catalog
-from kfm_dagster.ingest.nodes import Operator, Source
+from kfm_dagster.ingest.nodes import Settle, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.lineage.outbox import Outbox
@@ -85,7 +85,7 @@ def test_a_run_that_dies_at_any_seam_is_made_good_by_the_next(
         run_chain(pipeline, "nexrad-l2", PARTITION, "run-1", Source.LEDGER, dies_at=seam)
     in_flight = {record.status for record in traces.records(pipeline).values()}
     # Committed is what the record shows, and it shows no outcome before the settlement.
-    if seam != Seam(operator=Operator.SETTLE, point="committed"):
+    if seam != Seam(operator=Settle.operator, point="committed"):
         assert in_flight in ({Status.PENDING}, {Status.IN_PROGRESS})
 
     pipeline.ledger.release_lost(run_ids=["run-1"])
@@ -185,7 +185,7 @@ def test_a_slow_run_cannot_settle_what_another_has_taken_over(pipeline: Pipeline
     """A run that was given up and goes on all the same: its settlement is refused, the other's counts."""
     put(objects, ITEMS[:1])
     with pytest.raises(CrashError):
-        run_chain(pipeline, "nexrad-l2", PARTITION, "slow", dies_at=Seam(operator=Operator.SETTLE, point="computed"))
+        run_chain(pipeline, "nexrad-l2", PARTITION, "slow", dies_at=Seam(operator=Settle.operator, point="computed"))
     pipeline.ledger.release_lost(run_ids=["slow"])
     run_chain(pipeline, "nexrad-l2", PARTITION, "quick", Source.LEDGER)
     settled = everything(pipeline)

@@ -14,7 +14,7 @@ import kfm_dagster
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.defs.resources import PipelineResource, SqsQueueResource, WalResource, open_pipeline
 from kfm_dagster.errors import ContractError
-from kfm_dagster.ingest.nodes import Operator
+from kfm_dagster.ingest.nodes import operators
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.lineage.store import Lineage
@@ -39,7 +39,7 @@ from kfm_dagster_tests.integration.chain import (
 from kfm_dagster_tests.integration.face import Face, materialisations, unit_check
 
 PARTITION = DAY.isoformat()
-NODES = [f"nexrad-l2.{operator}" for operator in Operator]
+NODES = [f"nexrad-l2.{operator}" for operator in operators()]
 JOB = "ingest_nexrad_l2"
 
 
@@ -245,7 +245,7 @@ def test_a_reexecution_of_a_run_without_failures_skips_every_node(
     before = (traces.records(pipeline), traces.catalog_tree(Path(pipeline.settings.catalog)))
     rows = pipeline.stages.run_states.of_run(first.run_id)
     again = execute(instance, dg.ReexecutionOptions(parent_run_id=first.run_id))
-    assert skipped(again) == [str(operator) for operator in Operator]
+    assert skipped(again) == [str(operator) for operator in operators()]
     assert (traces.records(pipeline), traces.catalog_tree(Path(pipeline.settings.catalog))) == before
     assert pipeline.stages.run_states.of_run(first.run_id) == rows
 

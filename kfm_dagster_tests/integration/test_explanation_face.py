@@ -10,14 +10,15 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from kfm_dagster.defs.chain import CHAIN
 from kfm_dagster.defs.jobs import FORCE_TAG
 from kfm_dagster.ingest.explanation import Explanations
+from kfm_dagster.ingest.nodes import chain, operators
 from kfm_dagster.stages import run_contract
 from kfm_dagster_tests.integration.chain import DAY, put, volumes
 from kfm_dagster_tests.integration.face import Face, materialisations
 
 JOB = "ingest_nexrad_l2"
+NOUNS = {node.asset: node.operator for node in chain()}
 
 
 def observations(result: Any) -> dict[str, dict[str, Any]]:
@@ -46,7 +47,7 @@ def test_materialisations_and_observations_say_what_the_command_says(
     reader = Explanations(database=face.pipeline.database, run_states=face.pipeline.stages.run_states)
     for result in (first, second, forced):
         shown = materialisations(result)
-        for noun, operator in CHAIN.items():
+        for noun, operator in NOUNS.items():
             account = reader.node(f"nexrad-l2.{operator}", result.dagster_run.run_id)
             assert shown[noun]["content_hash"] == account.content_hash
             assert shown[noun]["intent"] == account.intent
@@ -54,7 +55,7 @@ def test_materialisations_and_observations_say_what_the_command_says(
             assert shown[noun]["inputs"] == list(account.inputs)
             assert {name: shown[noun][name] for name in account.took} == account.took
     observed = observations(second)
-    assert observed.keys() == CHAIN.keys()
+    assert observed.keys() == NOUNS.keys()
     assert observations(first) == {}
     for noun, metadata in observed.items():
         assert (metadata["cause"], metadata["applied_by"]) == ("CONTENT_APPLIED", first.dagster_run.run_id)
@@ -78,7 +79,7 @@ def test_a_run_publishes_its_steps_when_it_ends_and_each_uses_what_the_one_befor
         face.tick("nodd_ledger")
 
     ends = [event for event in map(json.loads, told.read_text().splitlines()) if event["eventType"] != "START"]
-    assert [event["job"]["name"] for event in ends] == [f"nexrad-l2.{operator}" for operator in CHAIN.values()]
+    assert [event["job"]["name"] for event in ends] == [f"nexrad-l2.{operator}" for operator in operators()]
     assert {event["run"]["facets"]["parent"]["run"]["runId"] for event in ends} == {run}
     for before, after in pairwise(ends):
         assert [entry for entry in after["inputs"] if entry in before["outputs"]], after["job"]["name"]

@@ -21,7 +21,7 @@ from kfm_dagster.embedded.cloud import EmbeddedCloud
 from kfm_dagster.embedded.deployment import Deployment
 from kfm_dagster.embedded.drain import drain
 from kfm_dagster.embedded.feed import Feed, FeedObject
-from kfm_dagster.ingest.nodes import Operator
+from kfm_dagster.ingest.nodes import IntegrityCheck, MessageParse, MetadataExtract, ProvenanceEmit, Settle, StacRegister
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.progress import Progress
 from kfm_dagster.ledger.state_machine import Status
@@ -34,13 +34,13 @@ FIRST_DAY = date(2025, 4, 1)
 UNITS_PER_DAY = 4
 DEATHS = [
     # The artifact is put inside the stage's transaction, after the ledger's part.
-    (Operator.MESSAGE_PARSE, Seam.ARTIFACT_PUT_AFTER),
-    (Operator.INTEGRITY_CHECK, Seam.STAGE_COMPUTED),
-    (Operator.METADATA_EXTRACT, Seam.STAGE_COMPUTED),
-    (Operator.STAC_REGISTER, Seam.STAGE_COMPUTED),
-    (Operator.PROVENANCE_EMIT, Seam.STAGE_COMPUTED),
-    (Operator.SETTLE, Seam.ARTIFACT_PUT_AFTER),
-    (Operator.SETTLE, Seam.STAGE_COMMITTED),
+    (MessageParse.operator, Seam.ARTIFACT_PUT_AFTER),
+    (IntegrityCheck.operator, Seam.STAGE_COMPUTED),
+    (MetadataExtract.operator, Seam.STAGE_COMPUTED),
+    (StacRegister.operator, Seam.STAGE_COMPUTED),
+    (ProvenanceEmit.operator, Seam.STAGE_COMPUTED),
+    (Settle.operator, Seam.ARTIFACT_PUT_AFTER),
+    (Settle.operator, Seam.STAGE_COMMITTED),
 ]
 """One day each; the day's first run dies there."""
 
@@ -56,7 +56,7 @@ def chaos_plan() -> dict[str, Any]:
                 "operator": operator.value,
                 "partition": (FIRST_DAY + timedelta(days=number)).isoformat(),
                 # The two sensors may ask for a day at the same moment; the run that finds nothing to claim is to live.
-                "units": "[1-9]*" if operator is not Operator.MESSAGE_PARSE else "*",
+                "units": "[1-9]*" if operator is not MessageParse.operator else "*",
             },
             "nth": 1,
         }
@@ -133,8 +133,8 @@ def _assert_every_attempt_is_explained(pipeline: Pipeline, tally: Tally) -> None
         assert len(claims) == UNITS_PER_DAY
         held = [died[f"day-{number}"] in runs for runs in claims]
         # One that died before its claim was durable held nothing; one that died after its settlement gave nothing back.
-        given_back = operator is not Operator.MESSAGE_PARSE and seam is not Seam.STAGE_COMMITTED
-        assert held == [operator is not Operator.MESSAGE_PARSE] * UNITS_PER_DAY
+        given_back = operator is not MessageParse.operator and seam is not Seam.STAGE_COMMITTED
+        assert held == [operator is not MessageParse.operator] * UNITS_PER_DAY
         assert [len(runs) for runs in claims] == [2 if given_back else 1] * UNITS_PER_DAY
 
 

@@ -13,7 +13,7 @@ import pytest
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import DatabaseUnavailableError, QueueUnavailableError
 from kfm_dagster.ingest.lease_keeper import LeaseKeeper
-from kfm_dagster.ingest.nodes import IntegrityCheck, Operator, Source
+from kfm_dagster.ingest.nodes import IntegrityCheck, MessageParse, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.leases import Leases
 from kfm_dagster.ledger.state_machine import Status
@@ -35,7 +35,7 @@ PARTITION = DAY.isoformat()
 LEASE = 960
 TIMEOUT = 900
 """Visibility timeout of the built-in contracts."""
-CLAIMED = Seam(operator=Operator.MESSAGE_PARSE, point="committed")
+CLAIMED = Seam(operator=MessageParse.operator, point="committed")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import dagster as dg
 import pytest
 
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.ingest.node import Operator
+from kfm_dagster.ingest.nodes import MessageParse, MetadataExtract, ProvenanceEmit, Settle, StacRegister, operators
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.stages.audit import verify_chain
@@ -30,7 +30,7 @@ from kfm_dagster_tests.integration.gating import announced, under
 
 JOB = "ingest_nexrad_l2"
 POLICY = "retry_policy: {max_retries: 3, backoff: exp+jitter, deadline: 10m}"
-OPERATORS = list(Operator)
+OPERATORS = list(operators())
 
 
 @dataclass
@@ -65,14 +65,14 @@ def waits(result: Any) -> list[float]:
     return [event.step_retry_data.seconds_to_wait for event in events]
 
 
-def lines_of(face: Face, run_id: str, operator: Operator) -> list[dict[str, Any]]:
+def lines_of(face: Face, run_id: str, operator: str) -> list[dict[str, Any]]:
     return list(face.pipeline.stages.keeper.store.audit.of_stage(run_id, f"nexrad-l2.{operator}"))
 
 
 @pytest.mark.clause("PCS-05", "PCS-06", "PCS-10", "PCS-15")
-@pytest.mark.parametrize("operator", [Operator.MESSAGE_PARSE, Operator.METADATA_EXTRACT, Operator.SETTLE])
+@pytest.mark.parametrize("operator", [MessageParse.operator, MetadataExtract.operator, Settle.operator])
 def test_a_stage_that_the_clock_refused_is_tried_again_and_succeeds_once_it_is_locked(
-    face: Face, objects: Path, operator: Operator
+    face: Face, objects: Path, operator: str
 ) -> None:
     announced(face, objects, 2)
     refused_at = OPERATORS.index(operator) + 1
@@ -96,7 +96,7 @@ def test_a_stage_that_the_clock_refused_is_tried_again_and_succeeds_once_it_is_l
         refused.input_hashes,
         refused.opened_at,
     )
-    if operator is not Operator.MESSAGE_PARSE:
+    if operator is not MessageParse.operator:
         assert succeeded.input_hashes
     lines = lines_of(face, run_id, operator)
     told = [(line["kind"], line["event"]) for line in lines if line["kind"] not in {"gate", "checkpoint"}]
@@ -131,7 +131,7 @@ def test_a_clock_that_stays_unlocked_ends_with_the_retries_or_the_deadline_and_t
     face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch, policy: str, minutes_per_look: int, tries: int
 ) -> None:
     announced(face, objects, 2)
-    refused_at = OPERATORS.index(Operator.PROVENANCE_EMIT) + 1
+    refused_at = OPERATORS.index(ProvenanceEmit.operator) + 1
     clock = scripted(face, range(refused_at, 100), policy)
     skew = "kfm_dagster.ingest.pipeline.clock_skew"
     monkeypatch.setattr(skew, lambda: timedelta(minutes=minutes_per_look) * max(clock.looks - refused_at, 0))
@@ -142,13 +142,13 @@ def test_a_clock_that_stays_unlocked_ends_with_the_retries_or_the_deadline_and_t
     assert clock.looks - refused_at + 1 == tries
     assert waits(result) == [0.01] * (tries - 1)
     run_id = result.dagster_run.run_id
-    lines = lines_of(face, run_id, Operator.PROVENANCE_EMIT)
+    lines = lines_of(face, run_id, ProvenanceEmit.operator)
     assert [(line["kind"], line["event"]) for line in lines] == [
         ("stop", "E_SYNC"),
         *[("retry", "attempt 1"), ("stop", "E_SYNC")] * (tries - 1),
         ("compensation", "run rolled back"),
     ]
-    registered = lines_of(face, run_id, Operator.STAC_REGISTER)[-1]
+    registered = lines_of(face, run_id, StacRegister.operator)[-1]
     assert (registered["kind"], registered["event"], registered["details"]["because"]) == (
         "compensation",
         "done",

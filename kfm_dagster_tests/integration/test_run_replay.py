@@ -18,8 +18,8 @@ from kfm_dagster.contracts.envelope import CheckStatus
 from kfm_dagster.contracts.issues import IntegrityIssue, Issue, Severity
 from kfm_dagster.exports.validation import validate_report
 from kfm_dagster.governance.log import Decision, GovernanceAction
-from kfm_dagster.ingest import nodes, run_comparison
-from kfm_dagster.ingest.nodes import Operator, Source
+from kfm_dagster.ingest import nodes
+from kfm_dagster.ingest.nodes import Source, operators
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.run_comparison import RunReplayRefusedError, compare_run
 from kfm_dagster.ingest.run_replay import ReplayedParse
@@ -129,7 +129,7 @@ def test_a_replay_compensates_first_passes_every_gate_and_ends_in_the_same_outpu
     ]
     assert pipeline.ledger.mismatches() == []
     attempts = pipeline.stages.keeper.store.of_run("replay")
-    assert [one.state for one in attempts] == [StageState.SUCCEEDED] * len(Operator)
+    assert [one.state for one in attempts] == [StageState.SUCCEEDED] * len(operators())
     passed = {event for run_id, event, details in lines(pipeline, "gate") if run_id == "replay"}
     assert {"G1", "G2", "G4", "G6", "G8"} <= passed
     compared = lines(pipeline, "replay")
@@ -183,8 +183,8 @@ def test_a_changed_object_differs_by_its_result_and_a_unit_without_an_item_by_it
     ingested(pipeline, objects)
     put(objects, [truncated(volumes(1)[0])])
     first = pipeline.ledger.find(status=Status.SUCCEEDED, limit=1)[0].wal_id
-    register = run_comparison.may_register
-    monkeypatch.setattr(run_comparison, "may_register", lambda unit: unit.wal_id != first and register(unit))
+    register = nodes.may_register
+    monkeypatch.setattr(nodes, "may_register", lambda unit: unit.wal_id != first and register(unit))
     found = {one.stage: one for one in compare_run(pipeline, dataset="nexrad-l2", run_id="original")}
     assert list(found) == STAGES
     integrity, items = found["nexrad-l2.integrity_check"], found["nexrad-l2.stac_register"]

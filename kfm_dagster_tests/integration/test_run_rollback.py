@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from kfm_dagster.errors import DependencyUnavailableError, KfmError
-from kfm_dagster.ingest.node import ChainNode, Operator
+from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.nodes import (
-    IntegrityCheck,
     MessageParse,
-    MetadataExtract,
     ProvenanceEmit,
     Settle,
     Source,
     StacRegister,
+    chain,
+    operators,
 )
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.rollback import ClaimsLostError, roll_back, roll_back_or_leave
@@ -51,13 +51,10 @@ PARTITION = DAY.isoformat()
 UNITS = 500
 EARLIER = 20
 REWRITTEN = 5
-NODES: dict[Operator, type[ChainNode]] = {
-    node.operator: node
-    for node in (MessageParse, IntegrityCheck, MetadataExtract, StacRegister, ProvenanceEmit, Settle)
-}
+NODES: dict[str, type[ChainNode]] = {node.operator: node for node in chain()}
 COMPENSATED = {
-    Operator.PROVENANCE_EMIT: ["nexrad-l2.stac_register"],
-    Operator.SETTLE: ["nexrad-l2.provenance_emit", "nexrad-l2.stac_register"],
+    ProvenanceEmit.operator: ["nexrad-l2.stac_register"],
+    Settle.operator: ["nexrad-l2.provenance_emit", "nexrad-l2.stac_register"],
 }
 """Stage that fails > stages before it whose effects are taken back, in this order."""
 
@@ -98,19 +95,19 @@ def fail(*_: object) -> Any:
     raise InjectedError(observed="injected")
 
 
-def run_until(pipeline: Pipeline, last: Operator, *, point: str, run_id: str) -> ChainNode:
+def run_until(pipeline: Pipeline, last: str, *, point: str, run_id: str) -> ChainNode:
     """Run the chain up to a node that fails after its work (computed), or inside its transaction (committing)."""
     shared: dict[str, Any] = {"pipeline": pipeline, "dataset": "nexrad-l2", "partition": PARTITION, "run_id": run_id}
     batch: StageBatch | None = None
     for operator, kind in NODES.items():
-        first = {"source": Source.LEDGER, "limit": 10_000} if operator is Operator.MESSAGE_PARSE else {}
+        first = {"source": Source.LEDGER, "limit": 10_000} if operator is MessageParse.operator else {}
         node: Any = kind(**shared, **first)
-        if operator is last:
+        if operator == last:
             setattr(node, "verify" if point == "computed" else "summarize", fail)
         try:
             batch = pipeline.stages.commit(pipeline.stages.run(node, run_id=run_id, upstream=batch))
         except (StageFailedError, InjectedError):
-            assert operator is last
+            assert operator == last
             return kind(**shared, **first)
     raise AssertionError("nothing failed")
 
@@ -119,13 +116,13 @@ def run_until(pipeline: Pipeline, last: Operator, *, point: str, run_id: str) ->
 @pytest.mark.parametrize(
     ("last", "point"),
     [
-        *((operator, "computed") for operator in Operator),
-        (Operator.STAC_REGISTER, "committing"),
-        (Operator.SETTLE, "committing"),
+        *((operator, "computed") for operator in operators()),
+        (StacRegister.operator, "committing"),
+        (Settle.operator, "committing"),
     ],
 )
 def test_a_run_that_fails_at_any_stage_leaves_everything_as_it_was(
-    pipeline: Pipeline, objects: Path, last: Operator, point: str
+    pipeline: Pipeline, objects: Path, last: str, point: str
 ) -> None:
     items = list(volumes_of_the_day())
     arrive(pipeline, objects, items[:EARLIER], "earlier")
@@ -144,7 +141,7 @@ def test_a_run_that_fails_at_any_stage_leaves_everything_as_it_was(
     newest = store.newest("failing", node.dataset_id)
     assert newest is not None
     assert newest.state is StageState.ROLLED_BACK
-    if last is Operator.MESSAGE_PARSE:
+    if last == MessageParse.operator:
         assert rollback is None
     else:
         assert rollback is not None
@@ -169,7 +166,7 @@ def test_a_run_that_fails_at_any_stage_leaves_everything_as_it_was(
 @pytest.mark.clause("PCS-03", "BEY-02")
 def test_nothing_is_taken_back_that_another_run_may_rely_on(pipeline: Pipeline, objects: Path) -> None:
     arrive(pipeline, objects, list(volumes_of_the_day()[:3]), "three")
-    node = run_until(pipeline, Operator.SETTLE, point="computed", run_id="slow")
+    node = run_until(pipeline, Settle.operator, point="computed", run_id="slow")
     taken = pipeline.ledger.release_lost(run_ids=["slow"])
     run_chain(pipeline, "nexrad-l2", PARTITION, "quick", Source.LEDGER)
     after = state_of(pipeline)
@@ -187,7 +184,7 @@ def test_a_catalog_that_cannot_be_reached_leaves_the_claims_to_the_units_next_at
     pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arrive(pipeline, objects, list(volumes_of_the_day()[:3]), "three")
-    node = run_until(pipeline, Operator.SETTLE, point="computed", run_id="failing")
+    node = run_until(pipeline, Settle.operator, point="computed", run_id="failing")
     links = state_of(pipeline)["lineage"]
     monkeypatch.setattr(type(pipeline.catalog), "undo", fail)
     assert roll_back_or_leave(node, WHY) is None
@@ -211,7 +208,7 @@ def test_run_state_outside_the_database_is_told_again_or_the_audit_says_that_it_
 ) -> None:
     pipeline = make_pipeline(run_state=str(tmp_path / "runs"))
     arrive(pipeline, objects, list(volumes_of_the_day()[:3]), "three")
-    node = run_until(pipeline, Operator.SETTLE, point="computed", run_id="failing")
+    node = run_until(pipeline, Settle.operator, point="computed", run_id="failing")
     write, calls = ObjectRunState._write, count(1)
 
     def sometimes(self: ObjectRunState, record: RunState, content: bytes) -> None:
@@ -222,7 +219,7 @@ def test_run_state_outside_the_database_is_told_again_or_the_audit_says_that_it_
     monkeypatch.setattr(ObjectRunState, "_write", sometimes)
     rollback = roll_back_or_leave(node, WHY)
     assert rollback is not None
-    assert list(rollback.compensated) == COMPENSATED[Operator.SETTLE]
+    assert list(rollback.compensated) == COMPENSATED[Settle.operator]
     assert traces.statuses(pipeline) == {Status.PENDING: 3}
     told = [line["event"] for line in pipeline.stages.keeper.store.audit.lines() if line["kind"] == "compensation"]
     is_told = len(unanswered) == 1
@@ -234,7 +231,7 @@ def test_run_state_outside_the_database_is_told_again_or_the_audit_says_that_it_
 @pytest.mark.clause("PCS-03")
 def test_a_rollback_whose_commit_was_not_answered_is_done(pipeline: Pipeline, objects: Path) -> None:
     arrive(pipeline, objects, list(volumes_of_the_day()[:3]), "three")
-    node = run_until(pipeline, Operator.SETTLE, point="computed", run_id="failing")
+    node = run_until(pipeline, Settle.operator, point="computed", run_id="failing")
     commits = count(1)
 
     def lost(seam: Seam, _: Labels) -> None:

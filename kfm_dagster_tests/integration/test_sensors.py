@@ -14,13 +14,12 @@ import pytest
 
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.defs.chain import CHAIN
 from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
 from kfm_dagster.embedded.cloud import EmbeddedCloud
 from kfm_dagster.embedded.feed import Feed
 from kfm_dagster.embedded.sample_day import PublishedSamples, publish_samples
 from kfm_dagster.ingest.asked import FORGOTTEN_AFTER
-from kfm_dagster.ingest.nodes import Operator, Source
+from kfm_dagster.ingest.nodes import Source, StacRegister, chain
 from kfm_dagster.ingest.progress import progress
 from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.state_machine import Status
@@ -86,7 +85,7 @@ LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 def chain_of(*datasets: str) -> set[tuple[str, str]]:
-    return {(dataset, noun) for dataset in datasets for noun in CHAIN}
+    return {(dataset, node.asset) for dataset in datasets for node in chain()}
 
 
 @pytest.mark.clause("DAG-03")
@@ -306,7 +305,7 @@ def test_units_of_a_dead_run_are_given_back_and_those_of_a_live_one_are_not(
         with pytest.raises(CrashError):
             run_chain(
                 face.pipeline, "nexrad-l2", PARTITION, run.run_id, Source.LEDGER,
-                dies_at=Seam(operator=Operator.STAC_REGISTER, point="computed"),
+                dies_at=Seam(operator=StacRegister.operator, point="computed"),
             )  # fmt: skip
         runs[status] = volumes(2)[number].uri
     face.tick("nodd_ledger")

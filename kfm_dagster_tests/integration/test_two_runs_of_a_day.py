@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kfm_dagster.ingest.nodes import MessageParse, Operator, Source
+from kfm_dagster.ingest.nodes import MessageParse, Source, operators
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.stages.audit import verify_chain
@@ -59,7 +59,7 @@ def test_two_runs_that_commit_at_once_leave_one_open_window_of_each_stage(
             ended.result()
     assert_conserved(pipelines[0])
     assert traces.statuses(pipelines[0]) == {Status.SUCCEEDED: len(items)}
-    for operator in Operator:
+    for operator in operators():
         node = f"{DATASET}.{operator}@{PARTITION}"
         earlier, later = sorted(pipelines[0].nodes.outputs_of(node), key=lambda output: output.valid_to is None)
         assert (earlier.valid_to is None, later.valid_to) == (False, None)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from kfm_dagster.defs.chain import CHAIN
 from kfm_dagster.embedded.deployment import Deployment, free_port
+from kfm_dagster.ingest.nodes import chain
 from kfm_dagster.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster_tests.databases import migrated_sqlite
 from kfm_dagster_tests.integration.chain import DAY, good, put
@@ -65,7 +65,7 @@ def test_a_backfill_of_the_ui_over_days_without_objects_succeeds_and_those_days_
     migrated_sqlite(home / "kfm.db")
     environment = {"KFM_OBJECT_ROOT": str(tmp_path / "objects"), "KFM_SENSOR_INTERVAL_SECONDS": "600"}
     with Deployment(home, environment=environment, web_port=free_port()) as deployment:
-        keys = [{"path": ["nexrad-l2", noun]} for noun in CHAIN]
+        keys = [{"path": ["nexrad-l2", node.asset]} for node in chain()]
         names = [day.isoformat() for day in DAYS]
         params = {"assetSelection": keys, "partitionNames": names}
         launched = asked(deployment, LAUNCH, params=params)["launchPartitionBackfill"]

@@ -22,6 +22,7 @@ from kfm_dagster.contracts.envelope import (
 from kfm_dagster.contracts.identity import wal_id
 from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.ingest.nodes import chain
 from kfm_dagster.operators.metadata_extract import metadata_extract
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.ranges import BytesSource
@@ -35,7 +36,8 @@ DAY = date(2026, 3, 1)
 REFERENCE = datetime(2026, 3, 2, 12, tzinfo=UTC)
 """When the run claimed its units: the day is over."""
 CONTRACTS = ContractRegistry.load()
-OPERATORS = ("message_parse", "integrity_check", "metadata_extract", "stac_register", "provenance_emit")
+SECTIONS = {node.operator: tuple(one.section for one in node.chain() if one.section) for node in chain()}
+OPERATORS = tuple(SECTIONS)
 
 Objects = Iterator[tuple[str, str, bytes, Callable[[str], BytesSource | None]]]
 """Bucket, key, content and what opens a sidecar."""
@@ -145,17 +147,12 @@ def batch(dataset: str, count: int = 6) -> tuple[Envelope, ...]:
 
 def at(stage: str, unit: Envelope) -> Envelope:
     """The unit as a stage leaves it."""
-    later = {"integrity", "metadata", "stac", "provenance"} - set(_MADE[stage])
+    later = {"integrity", "metadata", "stac", "provenance"} - set(SECTIONS[stage])
     return unit.evolve(**dict.fromkeys(later))
-
-
-_MADE = {
-    operator: ("integrity", "metadata", "stac", "provenance")[:number] for number, operator in enumerate(OPERATORS)
-}
 
 
 def subject(*units: Envelope, stage: str = "provenance_emit", **changes: Any) -> Subject:
     """A stage's output over some units of one dataset; by default over a whole sample of NEXRAD."""
     units = units or batch("nexrad-l2")
     values = {"contract": CONTRACTS[units[0].dataset], "reference_time": REFERENCE} | changes
-    return Subject(stage=stage, envelopes=units, **values)
+    return Subject(stage=stage, sections=SECTIONS[stage], envelopes=units, **values)

@@ -14,12 +14,13 @@ from pydantic import BaseModel
 
 from kfm_dagster.alerts.plan import ALERTS, AlertPlan
 from kfm_dagster.configs import CardError, json_schema, own_folder, parse
-from kfm_dagster.ingest.node import Operator
+from kfm_dagster.ingest.chain import read_configuration
+from kfm_dagster.ingest.nodes import operators
 from kfm_dagster.ingest.path_arrivals import NODE as PATH_ARRIVAL
+from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import (
     POSSIBLE,
     REPLAY_PLAN,
-    STAGES,
     STATE_MACHINE,
     Card,
     ErrorClass,
@@ -126,7 +127,7 @@ def test_a_wrong_card_is_refused_with_file_line_and_reason(
         assert name != file or old in text
         (tmp_path / name).write_text(text.replace(old, new, 1) if name == file else text, encoding="utf-8")
     with pytest.raises(CardError) as refused:
-        Card.load(tmp_path)
+        read_configuration(Settings(configs_dir=tmp_path))
     line = str(refused.value)
     assert line.startswith(f"{tmp_path / file} line ")
     assert where in line
@@ -143,8 +144,13 @@ def test_a_file_that_is_no_text_is_refused_with_its_line(tmp_path: Path, file: s
 
 
 @pytest.mark.clause("PCS-07")
-def test_every_stage_may_be_a_checkpoint_and_nothing_else() -> None:
-    assert (*Operator, PATH_ARRIVAL) == STAGES
+def test_every_stage_may_be_a_checkpoint(tmp_path: Path) -> None:
+    for name, text in TEXTS.items():
+        (tmp_path / name).write_text(text)
+    machine = yaml.safe_load(TEXTS[STATE_MACHINE])
+    machine["checkpoints"] = [*operators(), PATH_ARRIVAL]
+    (tmp_path / STATE_MACHINE).write_text(yaml.safe_dump(machine, sort_keys=False))
+    assert read_configuration(Settings(configs_dir=tmp_path)).card.machine.checkpoints == machine["checkpoints"]
 
 
 def test_a_folder_from_before_there_were_alerts_goes_on_with_those_of_this_release(tmp_path: Path) -> None:

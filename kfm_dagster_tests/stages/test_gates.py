@@ -188,7 +188,7 @@ CASES = [
             says="there is no section",
             units=len(NEXRAD),
         )
-        for stage, later in pairwise(OPERATORS)
+        for stage, later in pairwise(OPERATORS[:-1])
     ),
     Case(
         gate=Gate.G1,

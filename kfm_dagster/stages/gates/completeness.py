@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Metadata, ProvenanceStatus, StacStatus
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.stages.gates.subject import SECTIONS, Subject, shortened
+from kfm_dagster.stages.gates.subject import Subject, shortened
 from kfm_dagster.stages.gates.verdict import Finding, Gate, Verdict
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -28,7 +28,7 @@ Faults = Iterator[str]
 
 def schema_completeness(subject: Subject) -> Verdict:
     """Look at every unit that has not failed, and name each that lacks something."""
-    due = SECTIONS[subject.stage]
+    due = subject.sections
     rule = "every unit has " + ", ".join(("its identity", *due))
     if not subject.standing:
         return Verdict.not_applicable(Gate.G1, rule, "no unit is in the chain")

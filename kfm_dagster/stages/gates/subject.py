@@ -16,15 +16,6 @@ from kfm_dagster.contracts.envelope import Envelope, Metadata, WalId
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.stages.gates.positions import Measured, measure
 
-SECTIONS: Mapping[str, tuple[str, ...]] = {
-    "message_parse": (),
-    "integrity_check": ("integrity",),
-    "metadata_extract": ("integrity", "metadata"),
-    "stac_register": ("integrity", "metadata", "stac"),
-    "provenance_emit": ("integrity", "metadata", "stac", "provenance"),
-    "settle": ("integrity", "metadata", "stac", "provenance"),
-}
-"""Operator > the sections that a unit has after it unless it failed."""
 _LISTS = (list, tuple)
 NAMED = 5
 """Names that a text gives of a longer list."""
@@ -87,7 +78,9 @@ class Subject:
     """
 
     stage: str
-    """Operator, a key of SECTIONS."""
+    """The operator whose output it is."""
+    sections: tuple[str, ...] = ()
+    """The sections that a unit has by then unless it failed."""
     contract: DatasetContract
     envelopes: Sequence[Envelope]
     reference_time: datetime
