@@ -186,8 +186,12 @@ def test_the_block_typed_as_it_is_written_ingests_a_published_message(
         address = until(lambda: re.search(r"http://127\.0\.0\.1:\d+", typist.shown()), typist.shown)[0]
         with urllib.request.urlopen(f"{address}/server_info", timeout=60) as answer:
             assert answer.status == 200
-        typist.type("kfm wal list --json")
-        assert '"status": "succeeded"' in typist.shown()
+
+        def settled() -> bool:
+            typist.type("kfm wal list --json")
+            return '"status": "succeeded"' in typist.shown()
+
+        until(settled, typist.shown)  # the Item is there before the unit has its final status
         typist.type("test -z \"$(find .kfm -name '*.db')\"")  # nothing is kept in files of this machine
         admin = sa.create_engine(sa.make_url(postgres_server).set(database="kfm"))
         with admin.connect() as connection:
