@@ -17,7 +17,7 @@ from kfm_dagster.embedded.cloud import EmbeddedCloud
 from kfm_dagster.embedded.demo import DEMO_ENVIRONMENT, account, begin_with
 from kfm_dagster.embedded.deployment import Deployment
 from kfm_dagster.embedded.drain import drain as drain_queue
-from kfm_dagster.embedded.drain import flush_lineage
+from kfm_dagster.embedded.drain import flush_lineage, say_what_is_held
 from kfm_dagster.embedded.feed import Feed
 from kfm_dagster.embedded.sample_day import SAMPLE_DAY, sample_objects
 from kfm_dagster.errors import ConfigurationError
@@ -82,6 +82,8 @@ def ui(*, port: int, cloud: str) -> None:
 def drain(*, timeout: int, as_json: bool) -> None:
     """Work the queue until it is empty, with a daemon and code server of its own.
 
+    Also works until running replays are over and running backfills are listed; days that a kill switch holds are named.
+
     Example: KFM_SQS_PRIMARY_QUEUE=kfm-nodd-primary kfm drain
     """
     settings = Settings.load()
@@ -97,7 +99,8 @@ def drain(*, timeout: int, as_json: bool) -> None:
             Deployment(Path(settings.home), environment={}) as deployment,
         ):
             drain_queue(deployment, pipeline, timeout_seconds=timeout, report=report)
-        flush_lineage(pipeline, lambda said: click.echo(said, err=True))
+        flush_lineage(pipeline, _say)
+        say_what_is_held(pipeline, _say)
         result = account(pipeline, since=started)
     finally:
         pipeline.close()
@@ -106,6 +109,10 @@ def drain(*, timeout: int, as_json: bool) -> None:
     else:
         units = sum(counts["received"] for counts in result.datasets.values())
         click.echo(f"drained: {units} units in the ledger, {result.seconds:.0f} s")
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
 
 
 def _refuse_taken(port: int) -> None:

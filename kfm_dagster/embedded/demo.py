@@ -11,7 +11,7 @@ from typing import Any
 from kfm_dagster.addresses import shown
 from kfm_dagster.embedded.cloud import EmbeddedCloud
 from kfm_dagster.embedded.deployment import Deployment
-from kfm_dagster.embedded.drain import drain, flush_lineage
+from kfm_dagster.embedded.drain import drain, flush_lineage, say_what_is_held
 from kfm_dagster.embedded.feed import Feed
 from kfm_dagster.embedded.sample_day import SAMPLE_DAY, publish_samples
 from kfm_dagster.errors import ConfigurationError
@@ -93,6 +93,7 @@ def run_demo(
                 with Deployment(home, environment={}) as deployment:
                     drain(deployment, pipeline, timeout_seconds=timeout_seconds, report=report)
                 flush_lineage(pipeline, say)
+                say_what_is_held(pipeline, say)
                 return replace(account(pipeline, since=started), skipped=skipped)
             finally:
                 pipeline.close()

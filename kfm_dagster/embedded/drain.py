@@ -1,14 +1,18 @@
-"""Drain: run a deployment until its queue is empty and every unit is terminal."""
+"""Drain: run a deployment until its queue is empty, every unit is terminal, and replays and backfills are done."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from kfm_dagster.embedded.deployment import Deployment
 from kfm_dagster.errors import DependencyUnavailableError
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.progress import Progress, progress
+from kfm_dagster.ingest.switched_off import SwitchedOff, sentence
+from kfm_dagster.plural import counted
+from kfm_dagster.replay.backfill_progress import UnlistedDays, listed_backfills, unlisted_days
 from kfm_dagster.replay.engine import ReplayEngine
 
 POLL_SECONDS = 0.5
@@ -20,13 +24,45 @@ class DrainError(DependencyUnavailableError):
     """The queue did not drain."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Backfills:
+    """What running backfills have still to do."""
+
+    coming: list[UnlistedDays]
+    """Days that the deployment lists by itself."""
+    held: dict[str, list[UnlistedDays]]
+    """Days that wait for a person, by the reason, a sentence."""
+    ending: list[str]
+    """Backfills whose every day is listed."""
+
+    @property
+    def at_work(self) -> bool:
+        """Tell whether the deployment has something to do for them."""
+        return bool(self.coming or self.ending)
+
+    @classmethod
+    def now(cls, pipeline: Pipeline) -> _Backfills:
+        """Look once."""
+        off = SwitchedOff.now(pipeline.ledger.switches)
+        found = cls(coming=[], held={}, ending=listed_backfills(pipeline.database))
+        for days in unlisted_days(pipeline.database):
+            if (switch := off.of(days.dataset)) is not None:
+                found.held.setdefault(sentence(switch), []).append(days)
+            elif days.dataset not in pipeline.registry.contracts:
+                found.held.setdefault(f"no contract names {days.dataset}", []).append(days)
+            else:
+                found.coming.append(days)
+        return found
+
+
 def drain(
     deployment: Deployment, pipeline: Pipeline, *, timeout_seconds: float, report: Callable[[Progress], None]
 ) -> Progress:
     """Watch until drained, calling `report` on every look.
 
-    A part of the deployment that dies is started again. Raises DrainError when the time is over, and DeploymentError
-    when parts keep dying; nothing is lost, the next drain goes on.
+    Days of a backfill that only a person can let go on (`say_what_is_held`) are not waited for. A part of the
+    deployment that dies is started again. Raises DrainError when the time is over, and DeploymentError when parts keep
+    dying; nothing is lost, the next drain goes on.
     """
     deadline = time.monotonic() + timeout_seconds
     replays = ReplayEngine(pipeline=pipeline)
@@ -34,19 +70,42 @@ def drain(
     while True:
         now = progress(pipeline)
         report(now)
-        quiet = quiet + 1 if now.drained and not replays.at_work() else 0
+        backfills, replaying = _Backfills.now(pipeline), replays.at_work()
+        quiet = quiet + 1 if now.drained and not replaying and not backfills.at_work else 0
         if quiet >= QUIET_POLLS:
             return now
         deployment.tend()
         if time.monotonic() > deadline:
             raise DrainError(
-                observed=f"{now.queued} messages, {now.units - now.terminal} units left after {timeout_seconds:.0f} s",
+                observed=f"{_left(now, backfills, replaying=replaying)} left after {timeout_seconds:.0f} s",
                 next_step=f"read {deployment.home / 'logs'} and run the command again; it goes on where it stopped",
             )
         time.sleep(POLL_SECONDS)
+
+
+def say_what_is_held(pipeline: Pipeline, say: Callable[[str], None]) -> None:
+    """Say which days of backfills a drain has left to a person, and why: a line for each reason."""
+    for why, found in _Backfills.now(pipeline).held.items():
+        say(f"{_days(found)} not listed: {why}")
 
 
 def flush_lineage(pipeline: Pipeline, say: Callable[[str], None]) -> None:
     """Publish what the last runs of a deployment that has ended left, which no sensor will: their last steps."""
     if (error := pipeline.lineage.flush()) is not None:
         say(f"lineage waits for its backend: {error}")
+
+
+def _left(now: Progress, backfills: _Backfills, *, replaying: bool) -> str:
+    parts = [counted(now.queued, "message"), counted(now.units - now.terminal, "unit")]
+    if backfills.coming:
+        parts.append(_days(backfills.coming))
+    elif backfills.ending:
+        parts.append(f"the end of backfill {', '.join(backfills.ending)}")
+    if replaying:
+        parts.append("a replay (kfm replay status)")
+    return ", ".join(parts)
+
+
+def _days(found: list[UnlistedDays]) -> str:
+    names = ", ".join(sorted({days.backfill_id for days in found}))
+    return f"{counted(sum(days.days for days in found), 'day')} of backfill {names}"

@@ -94,6 +94,15 @@ class DayProgress:
         return sum(self.units.get(status, 0) for status in (Status.PENDING, Status.IN_PROGRESS, Status.FAILED))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnlistedDays:
+    """Days of one dataset that a running backfill has still to list."""
+
+    backfill_id: str
+    dataset: str
+    days: int
+
+
 def find_backfill(database: Database, backfill_id: str, *, tx: Transaction | None = None) -> Backfill:
     """Return a backfill. Raises BackfillError when there is none."""
     with reading(database, tx) as view:
@@ -107,6 +116,19 @@ def newest_backfills(database: Database, *, limit: int = 20) -> list[Backfill]:
     """Return the newest backfills, newest first."""
     with database.snapshot() as view:
         return [_backfill(row, view) for row in view.run("backfill.newest", limit=limit).all()]
+
+
+def unlisted_days(database: Database) -> list[UnlistedDays]:
+    """Return what running backfills have still to list."""
+    with database.snapshot() as view:
+        rows = view.run("backfill.unlisted").all()
+    return [UnlistedDays(backfill_id=row.backfill_id, dataset=row.dataset, days=row.days) for row in rows]
+
+
+def listed_backfills(database: Database) -> list[str]:
+    """Return the running backfills whose every day is listed: they end once no unit of them waits any more."""
+    with database.snapshot() as view:
+        return list(view.run("backfill.all_listed").scalars())
 
 
 def day_progress(database: Database, backfill_id: str) -> list[DayProgress]:

@@ -55,6 +55,14 @@ UPDATE backfills SET state = 'cancelled', ended_at = :at
 WHERE backfill_id = :backfill_id AND state = 'running'
 RETURNING backfill_id;
 
+-- name: unlisted
+SELECT backfill.backfill_id, day.dataset, count(*) AS days
+FROM backfills AS backfill
+INNER JOIN backfill_days AS day ON backfill.backfill_id = day.backfill_id
+WHERE backfill.state = 'running' AND day.state <> 'listed'
+GROUP BY backfill.backfill_id, day.dataset
+ORDER BY backfill.backfill_id, day.dataset;
+
 -- name: all_listed
 SELECT backfill.backfill_id
 FROM backfills AS backfill

@@ -1,0 +1,123 @@
+"""Draining: it ends when nothing is left that the deployment does by itself, and names what is left to a person."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import date
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from kfm_dagster.embedded import drain as draining
+from kfm_dagster.embedded.deployment import Deployment
+from kfm_dagster.embedded.drain import DrainError, drain, say_what_is_held
+from kfm_dagster.governance.log import Decision
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.progress import Progress
+from kfm_dagster.replay.backfill import DayListing, advance_backfills, cancel_backfill, start_backfill
+from kfm_dagster.replay.backfill_progress import Backfill, BackfillState, find_backfill
+from kfm_dagster.settings import Settings
+from kfm_dagster_tests.patience import HANG_SECONDS
+
+ADA = Decision(actor="ada", reason="a leak")
+NOTHING = Progress(queued=0, units=60, terminal=60, in_flight=0, waiting=0)
+
+
+class Hands:
+    """A deployment that lists a day of the backfills at each look after it, and ends them."""
+
+    home = Path("home")
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+
+    def tend(self) -> None:
+        for request in advance_backfills(self._pipeline, listing=(), limit=1).requests:
+            for dataset in request.datasets:
+                day = DayListing(
+                    pipeline=self._pipeline, backfill_id=request.backfill_id, dataset=dataset, day=request.day
+                )
+                with self._pipeline.database.transaction() as tx:
+                    assert day.opened(tx)
+                    day.closed(tx)
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipeline]:
+    """A ledger whose queue is empty and whose units are all terminal."""
+    monkeypatch.setattr(draining, "POLL_SECONDS", 0)
+    monkeypatch.setattr(draining, "progress", lambda _: NOTHING)
+    with closing(Pipeline.open(Settings.load(home=tmp_path / "home"))) as opened:
+        yield opened
+
+
+def month(pipeline: Pipeline) -> Backfill:
+    return start_backfill(
+        pipeline,
+        datasets=["hrrr", "nexrad-l2"],
+        first_day=date(2025, 4, 1),
+        last_day=date(2025, 4, 30),
+        decision=ADA,
+    )
+
+
+def drained(pipeline: Pipeline, *, seconds: float = HANG_SECONDS) -> Progress:
+    hands = cast("Deployment", Hands(pipeline))
+    return drain(hands, pipeline, timeout_seconds=seconds, report=lambda _: None)
+
+
+def held(pipeline: Pipeline) -> list[str]:
+    lines: list[str] = []
+    say_what_is_held(pipeline, lines.append)
+    return lines
+
+
+@pytest.mark.clause("DAG-05")
+def test_a_drain_lasts_until_every_day_of_a_backfill_is_listed_and_the_backfill_has_ended(pipeline: Pipeline) -> None:
+    started = month(pipeline)
+    assert drained(pipeline) == NOTHING
+    found = find_backfill(pipeline.database, started.backfill_id)
+    assert (found.days_listed, found.state) == (60, BackfillState.FINISHED)
+    assert held(pipeline) == []
+
+
+@pytest.mark.clause("DAG-05")
+def test_a_drain_whose_time_is_over_names_the_days_that_are_left(pipeline: Pipeline) -> None:
+    started = month(pipeline)
+    with pytest.raises(DrainError, match=f"0 messages, 0 units, 60 days of backfill {started.backfill_id} left after"):
+        drained(pipeline, seconds=-1)
+
+
+def _cancelled(pipeline: Pipeline, started: Backfill) -> None:
+    cancel_backfill(pipeline, started.backfill_id, decision=ADA)
+
+
+def _all_off(pipeline: Pipeline, _: Backfill) -> None:
+    pipeline.ledger.switches.engage("*", decision=ADA)
+
+
+def _one_off(pipeline: Pipeline, _: Backfill) -> None:
+    pipeline.ledger.switches.engage("hrrr", decision=ADA)
+
+
+@pytest.mark.clause("DAG-05", "WAL-10")
+@pytest.mark.parametrize(
+    ("change", "listed", "said"),
+    [
+        (_cancelled, 0, ""),
+        (_all_off, 0, "60 days of backfill {} not listed: every dataset is switched off"),
+        (_one_off, 30, "30 days of backfill {} not listed: hrrr is switched off"),
+    ],
+)
+def test_a_drain_ends_without_the_days_that_nobody_lists_and_says_why(
+    change: Callable[[Pipeline, Backfill], None], listed: int, said: str, pipeline: Pipeline
+) -> None:
+    started = month(pipeline)
+    change(pipeline, started)
+    drained(pipeline)
+    assert find_backfill(pipeline.database, started.backfill_id).days_listed == listed
+    lines = held(pipeline)
+    assert len(lines) == bool(said)
+    assert "".join(lines).startswith(said.format(started.backfill_id))
