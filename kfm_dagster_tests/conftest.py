@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,11 @@ settings.load_profile("kfm")
 # Most messages of the tests are made by hand, and signed by nobody. Those that come by way of the embedded cloud are
 # signed, and its environment asks for that.
 os.environ.setdefault("KFM_SNS_VERIFY", "off")
+
+# What a shell or nohup starts in the background ignores these, and hands that on to the processes of the tests.
+for _number, _disposition in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _disposition)
 
 # Workers of pytest-xdist are given a width of their own, which the tables of commands would obey.
 os.environ.pop("COLUMNS", None)
