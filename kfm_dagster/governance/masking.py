@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum, unique
@@ -24,7 +23,7 @@ import h3
 from kfm_dagster.contracts.identity import uuid8
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
-from kfm_dagster.governance.sphere import displaced, ring_radius_m
+from kfm_dagster.governance.sphere import GREAT_CIRCLES, ring_radius_m
 from kfm_dagster.storage.database import Transaction
 
 FINEST_RESOLUTION = 8
@@ -166,10 +165,12 @@ class DonutMask:
         resolution = self.anchor_resolution
         margin = _cell_radius_m(resolution) + ROUNDING_M
         digest = self._keyed("step", site)
-        latitude, longitude = displaced(
-            *h3.cell_to_latlng(_cell(location, resolution)),
-            bearing=math.tau * _unit(digest[:8]),
-            distance_m=ring_radius_m(self.minimum_m + margin, self.maximum_m - margin, _unit(digest[8:16])),
+        anchor_latitude, anchor_longitude = h3.cell_to_latlng(_cell(location, resolution))
+        longitude, latitude, _ = GREAT_CIRCLES.fwd(
+            anchor_longitude,
+            anchor_latitude,
+            360 * _unit(digest[:8]),
+            ring_radius_m(self.minimum_m + margin, self.maximum_m - margin, _unit(digest[8:16])),
         )
         return _masked(f"{self.method}:{self._keyed('name', site).hex()[:16]}", latitude, longitude)
 
