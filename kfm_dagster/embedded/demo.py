@@ -12,7 +12,7 @@ from kfm_dagster.addresses import shown
 from kfm_dagster.embedded.cloud import EmbeddedCloud
 from kfm_dagster.embedded.deployment import Deployment
 from kfm_dagster.embedded.drain import drain, flush_lineage, say_what_is_held
-from kfm_dagster.embedded.feed import Feed
+from kfm_dagster.embedded.feed import Feed, refuse_no_objects
 from kfm_dagster.embedded.sample_day import SAMPLE_DAY, publish_samples
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ingest.chain import read_configuration
@@ -79,6 +79,8 @@ def run_demo(
     settings = demo_settings(home)
     # Every part of the deployment would refuse it again and again; here it is refused before any is started.
     registry = read_configuration(settings).registry
+    if objects is not None:
+        refuse_no_objects(registry, objects)
     say("starting S3, SNS and SQS on loopback ...")
     with EmbeddedCloud() as cloud:
         cloud.provision(registry)

@@ -14,7 +14,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -29,6 +29,7 @@ from kfm_dagster.contracts.loader import ContractRegistry, Route
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.embedded.cloud import REGION, EmbeddedCloud
 from kfm_dagster.errors import ConfigurationError, QueueUnavailableError
+from kfm_dagster.plural import counted
 
 if TYPE_CHECKING:
     from mypy_boto3_sns import SNSClient
@@ -192,9 +193,8 @@ class Feed:
         objects: Counter[str] = Counter()
         skipped: dict[str, str] = {}
         days: set[date] = set()
-        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        for path, bucket, key in _files(folder):
             name = path.relative_to(folder).as_posix()
-            bucket, _, key = name.partition("/")
             route = self._registry.route(bucket=bucket, key=key)
             if route.contract is None or route.kind not in {KeyKind.DATA, KeyKind.SIDECAR}:
                 skipped[name] = self._why_skipped(bucket, key, route)
@@ -255,6 +255,28 @@ class Feed:
                 forecast = contract.storage.key_grammar.end_offset_hours is not None
                 return match.start + FORECAST_DELAY if forecast else match.end + OBSERVATION_DELAY
         return None
+
+
+def refuse_no_objects(registry: ContractRegistry, folder: Path) -> None:
+    """Raise ConfigurationError where no file of a folder is a data object of a contract."""
+    looked_at = 0
+    for _, bucket, key in _files(folder):
+        if registry.route(bucket=bucket, key=key).kind is KeyKind.DATA:
+            return
+        looked_at += 1
+    raise ConfigurationError(
+        "the folder has no object of any dataset",
+        observed=f"{folder}: {counted(looked_at, 'file')} looked at",
+        expected="DIR/<bucket>/<key>",
+        next_step="lay the files out so; kfm dataset list names the buckets",
+    )
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, str, str]]:
+    """Yield the files of a folder in the order of names, each with the bucket and key at which it lies."""
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        bucket, _, key = path.relative_to(folder).as_posix().partition("/")
+        yield path, bucket, key
 
 
 def _notification(events: Iterable[ObjectEvent]) -> str:

@@ -210,6 +210,18 @@ BAD_INPUT: dict[str, tuple[list[str], dict[str, str], ExitCode, list[str]]] = {
         ["queue kfm-nodd-primary does not answer"],
     ),
     "missing objects": (["demo", "--objects", "no/such"], {}, ExitCode.USAGE, ["--objects is no folder", "no/such"]),
+    "no objects": (
+        ["demo", "--objects", "empty"],
+        {},
+        ExitCode.USAGE,
+        ["no object of any dataset", "observed empty: 0 files looked at", "expected DIR/<bucket>/<key>", "next: "],
+    ),
+    "objects of no contract": (
+        ["demo", "--objects", "latin"],
+        {},
+        ExitCode.USAGE,
+        ["no object of any dataset", "observed latin: 1 file looked at", "expected DIR/<bucket>/<key>", "next: "],
+    ),
     "no such grid": (["demo"], {"KFM_ENERGY_GRID": "ZZZ"}, ExitCode.USAGE, ["KFM_ENERGY_GRID", "'ZZZ'", "expected"]),
     "no such grid, ui": (["ui", "--port", "39871"], {"KFM_ENERGY_GRID": "ZZZ"}, ExitCode.USAGE, ["KFM_ENERGY_GRID"]),
     "no such grid, drain": (["drain"], {"KFM_ENERGY_GRID": "USA/"}, ExitCode.USAGE, ["KFM_ENERGY_GRID", "'USA/'"]),
@@ -286,6 +298,7 @@ def test_bad_input_is_one_line_and_changes_nothing(
     (tmp_path / "wrong.yaml").write_text("kind: NoddDatasetContract\n")
     (tmp_path / "broken.yaml").write_text("a: [")
     (tmp_path / "garbage.db").write_text("garbage\n")
+    (tmp_path / "empty").mkdir()
     (tmp_path / "latin").mkdir()
     (tmp_path / "latin" / "one.yaml").write_bytes("title: Mühle\n".encode("latin-1"))
     for variable, value in variables.items():
