@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from itertools import islice
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from rich.table import Table
 from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.cli.progress_bar import drain_bar
 from kfm_dagster.embedded.demo import DemoResult, run_demo
+from kfm_dagster.plural import counted
+from kfm_dagster.settings import Settings
 
 MAX_SKIPPED_SHOWN = 20
 COUNTS = ("received", "succeeded", "failed", "quarantined", "duplicates")
@@ -53,11 +56,17 @@ def demo(*, objects: Path | None, home: Path, timeout: int, as_json: bool) -> No
     if as_json:
         click.echo(json.dumps(result.as_json()))
     else:
-        show_result(result)
+        show_result(result, kfm=_typed_for(home))
 
 
-def show_result(result: DemoResult) -> None:
-    """Print what the demo did, by dataset, with what went wrong and what was skipped."""
+def _typed_for(home: Path) -> str:
+    """Return how a command that looks at the home is begun."""
+    is_default = home.absolute() == Settings.load().home.absolute()
+    return "kfm" if is_default else f"KFM_HOME={shlex.quote(str(home))} kfm"
+
+
+def show_result(result: DemoResult, *, kfm: str = "kfm") -> None:
+    """Print what the demo did, by dataset, with what went wrong and what was skipped; `kfm` begins the next command."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("dataset", no_wrap=True)
     for name in (*COUNTS, "ms/unit"):
@@ -70,7 +79,11 @@ def show_result(result: DemoResult) -> None:
         )
     console = Console()
     console.print(table)
-    console.print(f"{result.messages} messages received, {result.rejected} of them rejected", highlight=False)
+    if result.earlier:
+        before = counted(result.earlier, "message")
+        line = f"all that this home has ever taken in is counted; {before} came before this demo"
+        console.print(line, soft_wrap=True, highlight=False)
+    console.print(_messages(result, kfm), soft_wrap=True, highlight=False, markup=False)
     for failing in result.failing:
         console.print(f"  {failing}", soft_wrap=True, highlight=False)
     for name, why in islice(result.skipped.items(), MAX_SKIPPED_SHOWN):
@@ -80,4 +93,14 @@ def show_result(result: DemoResult) -> None:
     console.print(f"catalog   {result.catalog}/catalog.json", soft_wrap=True, highlight=False)
     console.print(f"lineage   {result.lineage}", soft_wrap=True, highlight=False)
     console.print(f"database  {result.database}", soft_wrap=True, highlight=False)
+    console.print(f"next      {kfm} wal list; {kfm} ui (make ui)", soft_wrap=True, highlight=False, markup=False)
     console.print(f"{result.seconds:.0f} s", highlight=False)
+
+
+def _messages(result: DemoResult, kfm: str) -> str:
+    """Count the messages, and name the commands that say why some gave no unit."""
+    parts = [f"{counted(result.messages, 'message')} received"]
+    parts.append(f"{result.rejected} of them rejected" + (f" ({kfm} wal rejected)" if result.rejected else ""))
+    if result.ignored:
+        parts.append(f"{result.ignored} ignored ({kfm} wal ignored)")
+    return ", ".join(parts)

@@ -35,7 +35,7 @@ MAX_FAILING_SHOWN = 20
 
 @dataclass(frozen=True, kw_only=True)
 class DemoResult:
-    """What the demo did; counts are units but for `rejected` and `messages`."""
+    """What the demo left in its home; counts are units but for `rejected`, `messages`, `ignored` and `earlier`."""
 
     datasets: Mapping[str, Mapping[str, int]]
     rejected: int
@@ -46,6 +46,10 @@ class DemoResult:
     lineage: str
     ms_per_unit: Mapping[str, float] = field(default_factory=dict)
     failing: tuple[str, ...] = ()
+    ignored: int = 0
+    """Messages that named nothing to ingest."""
+    earlier: int = 0
+    """Messages that the home had received before this demo; they and their units are counted, too."""
     skipped: Mapping[str, str] = field(default_factory=dict)
     """Files of --objects that were not published, and why."""
 
@@ -88,6 +92,7 @@ def run_demo(
         with environment({**cloud.environment(), **DEMO_ENVIRONMENT, "KFM_HOME": str(home.absolute())}):
             settings = Settings.load()
             pipeline = Pipeline.open(settings)
+            earlier = sum(pipeline.deliveries.counts().values())
             try:
                 say("publishing objects and their notifications ...")
                 skipped = feed_demo(pipeline, feed, objects)
@@ -96,7 +101,7 @@ def run_demo(
                     drain(deployment, pipeline, timeout_seconds=timeout_seconds, report=report)
                 flush_lineage(pipeline, say)
                 say_what_is_held(pipeline, say)
-                return replace(account(pipeline, since=started), skipped=skipped)
+                return replace(account(pipeline, since=started), skipped=skipped, earlier=earlier)
             finally:
                 pipeline.close()
 
@@ -146,6 +151,7 @@ def account(pipeline: Pipeline, *, since: datetime) -> DemoResult:
         },
         rejected=messages[DeliveryState.REJECTED],
         messages=sum(messages.values()),
+        ignored=messages[DeliveryState.IGNORED],
         seconds=(pipeline.clock() - since).total_seconds(),
         database=shown(pipeline.settings.database_url),
         catalog=pipeline.settings.catalog,

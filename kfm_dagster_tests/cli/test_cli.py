@@ -505,6 +505,31 @@ def test_the_demo_names_what_it_skipped_and_why(capsys: pytest.CaptureFixture[st
     assert result.as_json()["skipped"] == why
 
 
+NO_UNIT = "7 messages received, 1 of them rejected (kfm wal rejected), 2 ignored (kfm wal ignored)\n"
+
+
+@pytest.mark.clause("OPR-19")
+@pytest.mark.parametrize(
+    ("counts", "said", "unsaid"),
+    [
+        ({"messages": 7, "rejected": 1, "ignored": 2}, NO_UNIT, "before this demo"),
+        (
+            {"messages": 1, "rejected": 0, "earlier": 1},
+            "1 message came before this demo\n1 message",
+            "wal rej",
+        ),
+    ],
+)
+def test_the_demo_says_what_its_counts_are_of_and_which_command_says_why(
+    counts: dict[str, int], said: str, unsaid: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show_result(DemoResult(datasets={}, seconds=1, database="d", catalog="c", lineage="l", **counts))
+    shown = capsys.readouterr().out
+    assert said in shown
+    assert unsaid not in shown
+    assert "next      kfm wal list; kfm ui" in shown
+
+
 @pytest.fixture
 def ignored(home: Path) -> None:
     """A ledger with three messages that gave no unit."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import uuid
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
+from kfm_dagster.embedded import demo
 from kfm_dagster.ingest.nodes import MessageParse
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.deliveries import Delivery, DeliveryState
 from kfm_dagster.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.docs.console import shell
@@ -39,3 +44,29 @@ def test_a_demo_of_a_folder_launches_no_run_over_nothing_leaves_no_step_behind_a
         ).scalars()
         assert list(claimed) == [1] * 4
     database.dispose()
+
+
+def test_a_demo_knows_what_its_home_had_received_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def feed_demo(pipeline: Pipeline, *_: object) -> dict[str, str]:
+        """What the deployment does with a message that comes, at once."""
+        came = Delivery(
+            message_id=str(uuid.uuid4()),
+            queue="q",
+            receipt_handle="r",
+            landing_sha256="a" * 64,
+            state=DeliveryState.IGNORED,
+        )
+        pipeline.deliveries.record([came])
+        return {}
+
+    cloud = MagicMock()
+    cloud.return_value.__enter__.return_value.environment.return_value = {}
+    for name, instead in {"EmbeddedCloud": cloud, "Deployment": MagicMock(), "Feed": MagicMock()}.items():
+        monkeypatch.setattr(demo, name, instead)
+    monkeypatch.setattr(demo, "feed_demo", feed_demo)
+    monkeypatch.setattr(demo, "drain", MagicMock())
+    told = [
+        demo.run_demo(tmp_path / "home", objects=None, timeout_seconds=1, report=MagicMock(), say=MagicMock())
+        for _ in range(2)
+    ]
+    assert [(result.earlier, result.messages, result.ignored) for result in told] == [(0, 1, 1), (1, 2, 2)]
