@@ -68,7 +68,7 @@ def run_day(pipeline: Pipeline, day: date, *, target: str | None = None, at: int
     batch: StageBatch | None = None
     nodes = [MessageParse(**shared, source=Source.LISTING, limit=LIMIT), *(kind(**shared) for kind in ENRICHING)]
     for node in nodes:
-        with dying(pipeline, at=at) if node.operator is target else nullcontext(reached) as reached:
+        with dying(pipeline, at=at) if node.operator == target else nullcontext(reached) as reached:
             stage = pipeline.stages.run(node, run_id=run_of(day), upstream=batch)
             batch = pipeline.stages.commit(stage)
     return reached

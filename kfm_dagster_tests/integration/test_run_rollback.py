@@ -1,4 +1,4 @@
-"""A run of 500 units that fails at any stage is taken back whole: catalog, lineage and ledger are what they were."""
+"""A run that fails at any stage is taken back whole: catalog, lineage and ledger are what they were."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ from kfm_dagster_tests.integration.chain import (
 )
 
 PARTITION = DAY.isoformat()
-UNITS = 500
+MOST_UNITS = 500
+FEW_UNITS = 20
 EARLIER = 20
 REWRITTEN = 5
 NODES: dict[str, type[ChainNode]] = {node.operator: node for node in chain()}
@@ -61,7 +62,9 @@ COMPENSATED = {
 
 @cache
 def volumes_of_the_day() -> tuple[StoredObject, ...]:
-    return tuple(good(bucket, key, content) for bucket, key, content in nexrad_level2_samples(DAY, EARLIER + UNITS))
+    return tuple(
+        good(bucket, key, content) for bucket, key, content in nexrad_level2_samples(DAY, EARLIER + MOST_UNITS)
+    )
 
 
 def renumbered(item: StoredObject) -> StoredObject:
@@ -124,13 +127,15 @@ def run_until(pipeline: Pipeline, last: str, *, point: str, run_id: str) -> Chai
 def test_a_run_that_fails_at_any_stage_leaves_everything_as_it_was(
     pipeline: Pipeline, objects: Path, last: str, point: str
 ) -> None:
+    # Every stage has its part in what the last one takes back, so a large run fails there.
+    units = MOST_UNITS if (last, point) == (Settle.operator, "computed") else FEW_UNITS
     items = list(volumes_of_the_day())
     arrive(pipeline, objects, items[:EARLIER], "earlier")
     run_chain(pipeline, "nexrad-l2", PARTITION, "earlier", Source.LEDGER)
     rewritten = [renumbered(item) for item in items[:REWRITTEN]]
-    arrive(pipeline, objects, [*rewritten, *items[EARLIER : EARLIER + UNITS - REWRITTEN]], "later")
+    arrive(pipeline, objects, [*rewritten, *items[EARLIER : EARLIER + units - REWRITTEN]], "later")
     before = state_of(pipeline)
-    assert list(before["ledger"].values()).count(Status.PENDING) == UNITS
+    assert list(before["ledger"].values()).count(Status.PENDING) == units
 
     node = run_until(pipeline, last, point=point, run_id="failing")
     rollback = roll_back(node, WHY)
