@@ -21,6 +21,7 @@ from kfm_dagster.cli.opening import opened_pipeline
 from kfm_dagster.cli.tables import show_fields, show_rows
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.plural import counted
 from kfm_dagster.replay import dead_letter_drain, dead_letter_moves, dead_letter_plan
 from kfm_dagster.replay.dead_letter_batches import (
     MAX_BATCH_SIZE,
@@ -259,9 +260,9 @@ def _carry_out(
     """Show the plan, ask, do it with a progress bar, and show what became of each message."""
     planned = dead_letter_plan.plan(pipeline, selection=selection)
     if not as_json:
-        show_plan(planned)
+        show_plan(planned, limit=limit)
     wanted = min(planned.selected, limit or planned.selected)
-    require_confirmation(f"{name} {wanted} messages of {planned.queue}?", confirmed=confirmed)
+    require_confirmation(f"{name} {counted(wanted, 'message')} of {planned.queue}?", confirmed=confirmed)
     with bar(name, total=wanted) as advance:
         done = work(advance)
     if as_json:

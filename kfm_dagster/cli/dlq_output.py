@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kfm_dagster.cli.tables import show_rows
+from kfm_dagster.plural import counted
 from kfm_dagster.replay.dead_letter_batches import NOT_MEANT, DeadLetterReport, End, Outcome
 from kfm_dagster.replay.dead_letter_plan import DeadLetterPlan
 
@@ -29,9 +30,10 @@ def bar(name: str, *, total: int) -> Iterator[Callable[[DeadLetterReport], None]
         yield lambda report: bar.update(task, completed=sum(report.outcomes.values()) - report.outcomes[Outcome.LEFT])
 
 
-def show_plan(planned: DeadLetterPlan) -> None:
-    """Print what would be worked on."""
-    click.echo(f"{planned.queue}: {planned.looked_at} messages looked at, {planned.selected} selected")
+def show_plan(planned: DeadLetterPlan, *, limit: int | None = None) -> None:
+    """Print what would be worked on, and how many of it under a limit."""
+    now = f", {limit} of them now" if limit is not None and limit < planned.selected else ""
+    click.echo(f"{planned.queue}: {counted(planned.looked_at, 'message')} looked at, {planned.selected} selected{now}")
     show_rows([group.as_json() for group in planned.groups], GROUP_COLUMNS)
 
 

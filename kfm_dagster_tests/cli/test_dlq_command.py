@@ -122,13 +122,16 @@ def test_a_person_at_the_terminal_is_asked(
     monkeypatch.setattr(sys, "stdin", terminal)
     answer = call("drain", *WHY)
     assert answer.code == code
-    assert f"drain 1 messages of {graveyard.dlq}?" in answer.err
+    assert f"drain 1 message of {graveyard.dlq}?" in answer.err
     assert bool(graveyard.pipeline.ledger.counts()) is (said == "y\n")
 
 
 def test_what_is_asked_and_told_keeps_within_the_limit(graveyard: Graveyard, call: Call) -> None:
     graveyard.bury([graveyard.body(number) for number in range(4)])
-    assert "observed drain 3 messages of" in call("drain", *WHY, "--limit", "3").err
+    asked = call("drain", *WHY, "--limit", "3")
+    assert "observed drain 3 messages of" in asked.err
+    assert "4 messages looked at, 4 selected, 3 of them now\n" in asked.out
+    assert "4 messages looked at, 4 selected\n" in call("drain", *WHY, "--limit", "4").out
     told = call("drain", *WHY, "--limit", "3", "--confirm")
     assert told.code == ExitCode.DONE
     assert "beyond the limit" not in told.out
