@@ -24,7 +24,7 @@ from kfm_dagster.cli.replay_compare import compare as compare_stages
 from kfm_dagster.cli.replay_follow import follow
 from kfm_dagster.cli.replay_inspect import MOST_ROWS, chosen, mismatches_of, records_of, units_of
 from kfm_dagster.cli.replay_options import Asked, How, Shell, everywhere, global_options, selecting, starting
-from kfm_dagster.cli.replay_output import show, show_plan, show_report, show_runs, show_units
+from kfm_dagster.cli.replay_output import nothing_selected, show, show_plan, show_report, show_runs, show_units
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.replay.engine import ReplayEngine
@@ -266,5 +266,5 @@ def _other(started: Started) -> dict[str, Any]:
 
 def _other_line(started: Started) -> str:
     if started.backfill_id is None:
-        return "nothing is selected; nothing to do"
+        return nothing_selected(started.plan)
     return f"backfill {started.backfill_id} runs: {started.plan.listings} days of datasets are listed"

@@ -10,6 +10,7 @@ import click
 import yaml
 
 from kfm_dagster.cli.tables import show_fields, show_rows, show_section
+from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.replay.accounts import outcome_line
 from kfm_dagster.replay.plan import ReplayPlan
 from kfm_dagster.replay.reports import Report
@@ -17,6 +18,15 @@ from kfm_dagster.replay.runs import ReplayRun
 
 RUN_COLUMNS = ("replay_run_id", "name", "mode", "state", "created_at", "actor", "reason")
 EXAMPLE_COLUMNS = ("wal_id", "dataset", "status", "attempts", "last_error_code", "event_time")
+
+INSTEAD = {
+    Status.FAILED: "leave out what else the selection asks for (error codes, attempts, times of discovery)",
+    Status.QUARANTINED: "kfm quarantine list says why they are, kfm release lets them in again",
+    Status.PENDING: "a running deployment works them (kfm drain)",
+    Status.IN_PROGRESS: "wait for the run that works them",
+    Status.SUCCEEDED: "nothing, or --mode repair-and-replace to have successes done again",
+}
+"""What to do when other records than the selected ones are there, the most urgent first."""
 
 
 def show(document: object, *, output: str, as_table: Callable[[], None]) -> None:
@@ -51,8 +61,17 @@ def show_units(rows: Sequence[Mapping[str, Any]], fields: Sequence[str], *, outp
     show(chosen, output=output, as_table=lambda: show_rows(chosen, fields))
 
 
+def nothing_selected(plan: ReplayPlan) -> str:
+    """Say what the ledger has instead of what a selection asked for, and what to do."""
+    there = ", ".join(f"{count} {status}" for status, count in plan.others.items())
+    step = next((step for status, step in INSTEAD.items() if status in plan.others), "kfm wal list shows what there is")
+    return f"nothing is selected; of these datasets and times there are {there or 'no records'}; next: {step}"
+
+
 def _plan_table(plan: ReplayPlan) -> None:
     document = plan.as_json()
+    if not plan.units and not plan.listings:
+        click.echo(nothing_selected(plan))
     more = ", and more match" if plan.more else ""
     days = plan.partitions
     span = f"{len(days)} days, {min(days)} to {max(days)}" if days else ""

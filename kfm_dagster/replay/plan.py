@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.replay.guards import ASKING, LOOKING, refusals, refusals_of_found
 from kfm_dagster.replay.refusals import Found, GuardError, Refusal, Request
 from kfm_dagster.replay.selection import Mode, Selection
-from kfm_dagster.replay.units import Admission, SelectedUnit, SkipReason, datasets_of, select
+from kfm_dagster.replay.units import Admission, SelectedUnit, SkipReason, count_by_status, datasets_of, select
 from kfm_dagster.storage.database import Transaction
 
 EXAMPLES = 5
@@ -44,6 +45,8 @@ class ReplayPlan:
     refusals: tuple[Refusal, ...]
     listings: int = 0
     """Days of datasets that a backfill lists; 0 for every other mode."""
+    others: Mapping[Status, int] = field(default_factory=dict)
+    """Where nothing matches: records of the same datasets and event times, by status."""
 
     @property
     def batches(self) -> int:
@@ -130,6 +133,7 @@ def look(request: Request, *, registry: ContractRegistry, rules: Admission, tx: 
         seconds=_least_seconds(request, len(units)),
         refusals=refusals(ASKING, request) + refusals_of_found(request, found),
         listings=listings,
+        others={} if units or listings else count_by_status(selection, registry=registry, tx=tx),
     )
 
 

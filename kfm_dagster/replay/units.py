@@ -155,6 +155,20 @@ def select(
     return [_unit(row) for row in rows[:limit]], len(rows) > limit
 
 
+def count_by_status(selection: Selection, *, registry: ContractRegistry, tx: Transaction) -> dict[Status, int]:
+    """Count the records of a selection's datasets and event times, whatever else it asks for."""
+    window = selection.spec.filters.event_time
+    names = datasets_of(selection, registry)
+    rows = tx.run(
+        "replay.count_by_status",
+        groups=as_json([{"status": status, "dataset": name} for status in Status for name in names]),
+        event_start=_or(window.start, BEGINNING_OF_TIME),
+        event_end=_or(window.end, END_OF_TIME),
+    ).all()
+    found = {Status(row.status): int(row.units) for row in rows}
+    return {status: found[status] for status in Status if status in found}
+
+
 def datasets_of(selection: Selection, registry: ContractRegistry) -> list[str]:
     """Return the datasets that a selection means, sorted. Raises ContractError for one without a contract."""
     named = selection.spec.filters.datasets

@@ -42,6 +42,15 @@ SELECT
 FROM taken
 ORDER BY taken.event_time, taken.wal_id;
 
+-- name: count_by_status
+-- Each (status, dataset) is one range of nodd_wal_records_by_selection.
+SELECT record.status, count(*) AS units
+FROM jsonb_to_recordset(CAST(:groups AS jsonb)) AS wanted (status text, dataset text)
+INNER JOIN nodd_wal_records AS record ON wanted.status = record.status AND wanted.dataset = record.dataset
+WHERE
+    record.event_time >= CAST(:event_start AS timestamptz) AND record.event_time < CAST(:event_end AS timestamptz)
+GROUP BY record.status;
+
 -- name: select_named
 SELECT
     record.wal_id, record.version, record.status, record.dataset, record.partition_key, record.event_time,

@@ -40,6 +40,15 @@ FROM taken
 CROSS JOIN nodd_wal_records AS record ON taken.id = record.rowid
 ORDER BY record.event_time, record.wal_id;
 
+-- name: count_by_status
+-- Each (status, dataset) is one range of nodd_wal_records_by_selection.
+SELECT record.status, count(*) AS units
+FROM json_each(:groups) AS wanted
+CROSS JOIN nodd_wal_records AS record ON
+    record.status = wanted.value ->> '$.status' AND record.dataset = wanted.value ->> '$.dataset'
+WHERE record.event_time >= :event_start AND record.event_time < :event_end
+GROUP BY record.status;
+
 -- name: select_named
 SELECT
     record.wal_id, record.version, record.status, record.dataset, record.partition_key, record.event_time,
