@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,7 @@ def list_datasets(*, as_json: bool) -> None:
 @click.option("--like", required=True, help="Dataset that ships with the package and has the same format.")
 @click.option("--bucket", required=True, help="Bucket of its objects.")
 @click.option("--topic", required=True, help="ARN of the SNS topic that announces them.")
-@click.option("--out", type=NewFile(), help="File to write. Default: standard output.")
+@click.option("--out", type=NewFile(edited=True), help="New file to write. Default: standard output.")
 def new(*, dataset_id: str, like: str, bucket: str, topic: str, out: Path | None) -> None:
     """Write a contract for another dataset, with the citations and units of one that is like it.
 
@@ -71,6 +72,7 @@ def new(*, dataset_id: str, like: str, bucket: str, topic: str, out: Path | None
         click.echo(text, nl=False)
     else:
         out.write_text(text, encoding="utf-8")
+        click.echo(f"{out} is written; next: kfm dataset check {shlex.quote(str(out))} --sample OBJECT")
 
 
 @dataset.command()

@@ -13,10 +13,11 @@ from kfm_dagster.errors import ConfigurationError
 
 
 class NewFile(click.Path):
-    """Path of a file to write, in a folder that is there."""
+    """Path of a file to write, in a folder that is there. One that people edit (`edited`) takes no other's place."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, edited: bool = False) -> None:
         super().__init__(path_type=Path, dir_okay=False, writable=True)
+        self._edited = edited
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Refuse a folder that is not there or takes no file, besides what click refuses."""
@@ -27,6 +28,14 @@ class NewFile(click.Path):
             _try(path)
         except OSError as error:
             self.fail(f"{path} cannot be written ({error.strerror})", param, ctx)
+        if self._edited and path.is_file():
+            option = "" if param is None else f" with {param.opts[0]}"
+            raise ConfigurationError(
+                "the file is there already, and may have been edited",
+                observed=path,
+                expected="a new file",
+                next_step=f"move it away, or name another{option}",
+            )
         return path
 
 

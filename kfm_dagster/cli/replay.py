@@ -44,7 +44,7 @@ def replay() -> None:
 
 @replay.command()
 @selecting
-@click.option("--save", type=NewFile(), help="Write the selection to this YAML file.")
+@click.option("--save", type=NewFile(edited=True), help="Write the selection to this new YAML file.")
 @everywhere
 def select(*, shell: Shell, asked: Asked, save: Path | None) -> None:
     """Count what a selection matches, break it down and show examples. Changes nothing.

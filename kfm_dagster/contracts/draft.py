@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from importlib import resources
 
+from kfm_dagster.contracts.model import TOPIC_ARN
 from kfm_dagster.errors import ContractError
 
 DATASET_ID = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -28,10 +29,17 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str) -> str:
     """Return the text of a contract for `dataset`, like that of a dataset that ships with the package.
 
     Names, bucket and topic are the new ones, and what a day has to bring is left out. Raises ContractError for an id of
-    another form, or a dataset that does not ship.
+    another form, a topic that is no ARN of SNS, or a dataset that does not ship.
     """
     if not DATASET_ID.fullmatch(dataset):
         raise ContractError("this is no dataset id", observed=dataset, expected="small letters, digits and hyphens")
+    if not re.fullmatch(TOPIC_ARN, topic):
+        raise ContractError(
+            "the topic is no ARN of SNS",
+            observed=topic,
+            expected="arn:aws:sns:REGION:ACCOUNT:NAME",
+            next_step="give --topic as the AWS open-data registry has it",
+        )
     folder = resources.files("kfm_dagster.contracts") / "datasets"
     shipped = {file.name.removesuffix(".yaml"): file for file in folder.iterdir() if file.name.endswith(".yaml")}
     if like not in shipped:

@@ -30,7 +30,8 @@ CANONICAL_FIELDS: tuple[str, ...] = (
 """Fields of a ledger record (NODD WAL specification, section 3); no extension may shadow one."""
 
 DatasetId = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]*(-[a-z0-9]+)*$", max_length=40)]
-TopicArn = Annotated[str, Field(pattern=r"^arn:aws:sns:[a-z0-9-]+:\d{12}:[A-Za-z0-9_-]{1,256}$")]
+TOPIC_ARN = r"^arn:aws:sns:[a-z0-9-]+:\d{12}:[A-Za-z0-9_-]{1,256}$"
+TopicArn = Annotated[str, Field(pattern=TOPIC_ARN)]
 Bucket = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")]
 Regex = Annotated[str, Field(min_length=1, max_length=1000)]
 

@@ -46,6 +46,7 @@ NO_QUEUE = {
     "AWS_DEFAULT_REGION": "us-east-1",
 }
 DAY = "2025-12-03"
+TOPIC = "arn:aws:sns:us-east-1:123901341784:NewGFSObject"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,6 +266,18 @@ BAD_INPUT: dict[str, tuple[list[str], dict[str, str], ExitCode, list[str]]] = {
             ("a folder that takes no file", "/proc/x", "/proc/x cannot be written (No such file"),
             ("a file that takes nothing", "/proc/version", "/proc/version cannot be written"),
             ("no folder", "no/x", "there is no folder no"),
+        )
+    },
+    **{
+        f"a file that may have been edited, {' '.join(arguments[:2])}": (
+            [*arguments, "wrong.yaml"],
+            {},
+            ExitCode.USAGE,
+            ["may have been edited; observed wrong.yaml; expected a new file; next: move it away", arguments[-1]],
+        )
+        for arguments in (
+            ["dataset", "new", "gfs", "--like", "hrrr", "--bucket", "b", "--topic", TOPIC, "--out"],
+            ["replay", "select", "--dataset", "goes-abi", "--save"],
         )
     },
     **{

@@ -17,7 +17,7 @@ import pytest
 
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.samples.hrrr import hrrr_samples
-from kfm_dagster_tests.cli.test_cli import Answer, Call, call, home  # noqa: F401, fixtures
+from kfm_dagster_tests.cli.test_cli import TOPIC, Answer, Call, call, home  # noqa: F401, fixtures
 
 DAY = date(2025, 4, 2)
 Change = Callable[[str], str]
@@ -126,7 +126,6 @@ def test_a_sample_that_the_contract_does_not_name_is_one_line(
         assert said in answer.err
 
 
-TOPIC = "arn:aws:sns:us-east-1:123901341784:NewGFSObject"
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "new-dataset.md"
 
 
@@ -134,7 +133,9 @@ GUIDE = Path(__file__).resolve().parents[2] / "docs" / "new-dataset.md"
 def test_a_new_contract_is_in_order_as_it_is_written(like: str, call: Call, tmp_path: Path) -> None:
     out = tmp_path / "new.yaml"
     arguments = ("dataset", "new", "my-data", "--like", like, "--bucket", "my-bucket", "--topic", TOPIC)
-    assert call(*arguments, "--out", str(out)).code == ExitCode.DONE
+    begun = call(*arguments, "--out", str(out))
+    assert (begun.code, begun.err) == (ExitCode.DONE, "")
+    assert begun.out.endswith(f"next: kfm dataset check {out} --sample OBJECT\n")
     assert call(*arguments).out == out.read_text(encoding="utf-8")
     assert call("dataset", "check", str(out)).out == "my-data: in order\n"
 
@@ -145,15 +146,19 @@ def test_a_new_contract_is_in_order_as_it_is_written(like: str, call: Call, tmp_
         ({"DATASET": "My_Data"}, "no dataset id"),
         ({"--like": "gefs"}, "no such contract ships"),
         ({"DATASET": "hrrr"}, "of that id"),
+        ({"--topic": "NewGFSObject"}, "the topic is no ARN of SNS; observed NewGFSObject; expected arn:aws:sns:"),
     ],
-    ids=["another form", "like none", "like itself"],
+    ids=["another form", "like none", "like itself", "no topic"],
 )
-def test_a_contract_that_cannot_be_begun_is_one_line(changed: dict[str, str], said: str, call: Call) -> None:
+def test_a_contract_that_cannot_be_begun_is_one_line_and_no_file(
+    changed: dict[str, str], said: str, call: Call, tmp_path: Path
+) -> None:
     given = {"DATASET": "my-data", "--like": "hrrr", "--bucket": "b", "--topic": TOPIC} | changed
     options = [text for name, value in given.items() if name != "DATASET" for text in (name, value)]
-    answer = call("dataset", "new", given["DATASET"], *options)
+    answer = call("dataset", "new", given["DATASET"], *options, "--out", "new.yaml")
     assert (answer.code, answer.out, answer.err.count("\n")) == (ExitCode.USAGE, "", 1)
     assert said in answer.err
+    assert not (tmp_path / "new.yaml").exists()
 
 
 @pytest.mark.clause("BEY-15")
