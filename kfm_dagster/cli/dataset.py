@@ -101,7 +101,8 @@ def check(*, file: Path, sample: Path | None, as_json: bool) -> ExitCode:
     if as_json:
         click.echo(json.dumps({"id": contract.id, "in_order": True, "sample": found and _as_json(found)}))
     else:
-        click.echo(f"{contract.id}: in order")
+        unread = "; no object was read: add --sample OBJECT" if found is None else ""
+        click.echo(f"{contract.id}: the contract is in order{unread}")
         if found is not None:
             _show(found)
     return ExitCode.DONE if found is None or found.is_sound else ExitCode.FINISHED_WITH_FAILURES

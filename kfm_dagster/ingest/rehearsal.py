@@ -106,7 +106,13 @@ def _rehearsed(pipeline: Pipeline, contract: DatasetContract, uri: str, match: K
 
 def _address(contract: DatasetContract, sample: Path) -> tuple[str, str]:
     if not sample.is_file():
-        raise ContractError("there is no such sample", observed=sample, expected="a file DIR/BUCKET/KEY")
+        raise ContractError(
+            "there is no such sample",
+            observed=sample,
+            expected="a file DIR/BUCKET/KEY",
+            next_step="fetch an object: aws s3 cp --no-sign-request s3://BUCKET/KEY DIR/BUCKET/KEY "
+            f"(BUCKET: {', '.join(contract.storage.buckets)})",
+        )
     parts = sample.absolute().parts
     for bucket in contract.storage.buckets:
         if bucket in parts[:-1]:

@@ -46,6 +46,7 @@ NO_QUEUE = {
     "AWS_DEFAULT_REGION": "us-east-1",
 }
 DAY = "2025-12-03"
+CHECKED = "the contract is in order; no object was read: add --sample OBJECT"
 TOPIC = "arn:aws:sns:us-east-1:123901341784:NewGFSObject"
 
 
@@ -681,7 +682,7 @@ def test_dataset_check_accepts_a_built_in_contract_and_refuses_a_clash(call: Cal
     same.write_text(text)
     clash.write_text(text.replace("  id: nexrad-l2", "  id: nexrad-again"))
     accepted = call("dataset", "check", str(same))
-    assert (accepted.code, accepted.out, accepted.err) == (ExitCode.DONE, "nexrad-l2: in order\n", "")
+    assert (accepted.code, accepted.out, accepted.err) == (ExitCode.DONE, f"nexrad-l2: {CHECKED}\n", "")
     refused = call("dataset", "check", str(clash))
     assert (refused.code, refused.out) == (ExitCode.USAGE, "")
     assert "observed nexrad-l2 and nexrad-again" in refused.err

@@ -17,7 +17,7 @@ import pytest
 
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.samples.hrrr import hrrr_samples
-from kfm_dagster_tests.cli.test_cli import TOPIC, Answer, Call, call, home  # noqa: F401, fixtures
+from kfm_dagster_tests.cli.test_cli import CHECKED, TOPIC, Answer, Call, call, home  # noqa: F401, fixtures
 
 DAY = date(2025, 4, 2)
 Change = Callable[[str], str]
@@ -65,7 +65,9 @@ def test_a_sound_sample_gives_its_item_and_leaves_nothing(
     assert told["item"]["id"].startswith("hrrr.20250402.")
     assert told["uri"].endswith(sample.name)
     assert not home.exists()
-    assert "  Item hrrr.20250402." in call("dataset", "check", str(contract(same)), "--sample", str(sample)).out
+    text = call("dataset", "check", str(contract(same)), "--sample", str(sample)).out
+    assert text.startswith("hrrr: the contract is in order\n")
+    assert "  Item hrrr.20250402." in text
 
 
 AT_FAULT: dict[str, tuple[Change, Change, str]] = {
@@ -119,7 +121,7 @@ def test_a_sample_that_the_contract_does_not_name_is_one_line(
     for file, said in (
         (elsewhere, "lies below no bucket of the contract"),
         (foreign, "matches no data key of the contract"),
-        (tmp_path / "none", "there is no such sample"),
+        (tmp_path / "none", "next: fetch an object: aws s3 cp --no-sign-request s3://"),
     ):
         answer = call("dataset", "check", str(contract(same)), "--sample", str(file))
         assert (answer.code, answer.out, answer.err.count("\n")) == (ExitCode.USAGE, "", 1)
@@ -137,7 +139,7 @@ def test_a_new_contract_is_in_order_as_it_is_written(like: str, call: Call, tmp_
     assert (begun.code, begun.err) == (ExitCode.DONE, "")
     assert begun.out.endswith(f"next: kfm dataset check {out} --sample OBJECT\n")
     assert call(*arguments).out == out.read_text(encoding="utf-8")
-    assert call("dataset", "check", str(out)).out == "my-data: in order\n"
+    assert call("dataset", "check", str(out)).out == f"my-data: {CHECKED}\n"
 
 
 @pytest.mark.parametrize(

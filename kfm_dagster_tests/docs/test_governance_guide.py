@@ -24,7 +24,7 @@ def test_every_command_of_the_guide_does_what_it_says(tmp_path: Path) -> None:
     declared = next(number for number, command in enumerate(found) if "quarantine" in command.text)
     done = shell(script(found[:declared]), tmp_path, seconds=HANG_SECONDS)
     assert done.returncode == 0, told(found, done.stdout)
-    assert "council-radars: in order" in done.stdout
+    assert "council-radars: the contract is in order" in done.stdout
     assert "indigenous_data_flag needs consent" in done.stdout
 
     embargoed, shown = ingest(tmp_path)
