@@ -10,7 +10,7 @@ import click
 
 from kfm_dagster.cli.opening import opened_pipeline
 from kfm_dagster.contracts.identity import rfc3339
-from kfm_dagster.exports.bundle.content import BUNDLE, LAYOUT, SUMMED, Release
+from kfm_dagster.exports.bundle.content import BUNDLE, LAYOUT, MANIFEST, SUMMED, Release
 from kfm_dagster.exports.bundle.keys import open_signer, trusted_certificates
 from kfm_dagster.exports.bundle.verification import verify_release
 from kfm_dagster.exports.bundle.writing import write_release
@@ -44,10 +44,17 @@ def write_bundle(gather: Callable[[Pipeline], Release], *, out: Path | None, key
 
 
 def verify_bundle(folder: Path, *, certificate: Path | None, as_json: bool) -> None:
-    """Say by whom a bundle was signed, and when. Raises ReleaseRefusedError, and ConfigurationError without a key."""
+    """Say by whom a bundle was signed, and when, also where the folder is the one that was given to --out.
+
+    Raises ReleaseRefusedError, and ConfigurationError without a key.
+    """
+    if (folder / BUNDLE).is_dir() and not (folder / MANIFEST).exists():
+        folder = folder / BUNDLE
     verified = verify_release(folder, trusted_certificates(Settings.load(), certificate))
     at = rfc3339(verified.signed.at, timespec="seconds")
     if as_json:
-        click.echo(json.dumps({"signed_by": verified.signed.fingerprint, "signed_at": at, "bytes": verified.size}))
+        told = {"folder": str(folder), "signed_by": verified.signed.fingerprint, "signed_at": at}
+        click.echo(json.dumps({**told, "bytes": verified.size}))
         return
-    click.echo(f"{len(SUMMED)} files, {verified.size} bytes, as {verified.signed.fingerprint} signed them at {at}")
+    signed = f"as {verified.signed.fingerprint} signed them at {at}"
+    click.echo(f"{folder}: {len(SUMMED)} files, {verified.size} bytes, {signed}")

@@ -25,7 +25,8 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option(
     "--verify",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Verify this release bundle: its signature, every sum, and that no file is missing or extra.",
+    help="Verify this release bundle, or the one in this folder, as --out had it: its signature, every sum, and that "
+    "no file is missing or extra.",
 )
 @click.option(
     "--certificate",

@@ -75,6 +75,10 @@ def test_verifying_says_who_signed_when_and_changes_nothing(
     assert (answer.code, answer.err) == (ExitCode.DONE, "")
     told = json.loads(call("export", "--verify", str(bundle), "--json").out)
     assert f"7 files, {told['bytes']} bytes, as {told['signed_by']} signed them at {told['signed_at']}" in answer.out
+    # The folder that was given to --out holds the bundle; which one was verified is said.
+    assert answer.out.startswith(f"{bundle}: ")
+    assert told["folder"] == str(bundle)
+    assert call("export", "--verify", str(bundle.parent)) == answer
     # Somewhere else there is only the certificate that one was given.
     monkeypatch.setenv("KFM_HOME", str(tmp_path / "elsewhere"))
     certificate = str(bundle.with_name("PTN_EXPORT.cert.asc"))
@@ -103,6 +107,10 @@ def test_what_does_not_verify_is_one_line_and_an_exit_code(
         assert (answer.code, answer.out, answer.err.count("\n")) == (code, "", 1), answer.err
         assert said in answer.err
     audit.write_bytes(content)
+    (bundle / "PTN_EXPORT").mkdir()
+    answer = call("export", "--verify", str(bundle))
+    assert (answer.code, "'PTN_EXPORT' does not belong there" in answer.err) == (ExitCode.REFUSED, True)
+    (bundle / "PTN_EXPORT").rmdir()
     monkeypatch.setenv("KFM_HOME", str(tmp_path / "elsewhere"))
     answer = call("export", "--verify", str(bundle))
     assert (answer.code, "there is no certificate to verify with" in answer.err) == (ExitCode.USAGE, True)
