@@ -32,12 +32,15 @@ _ELLIPSIS = "…"
 
 
 def show_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], *, as_json: bool = False) -> None:
-    """Print rows: chosen columns as a table, or every field as one JSON object per line."""
+    """Print rows: chosen columns as a table, `none` for no rows, or every field as one JSON object per line."""
     if as_json:
         for row in rows:
             click.echo(json.dumps(row))
         return
     cells = [[_cell(row[name]) for name in columns] for row in rows]
+    if not cells:
+        click.echo("none")
+        return
     width = _width()
     fitted = _fitted(columns, cells, width)
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))

@@ -65,6 +65,14 @@ def test_no_id_is_folded_at_any_width(
         assert all(wal_id in text for wal_id in IDS)
 
 
+@pytest.mark.parametrize(("as_json", "said"), [(False, "none\n"), (True, "")])
+def test_no_rows_are_said_to_people_and_are_nothing_to_scripts(
+    as_json: bool, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show_rows(iter([]), COLUMNS, as_json=as_json)
+    assert capsys.readouterr().out == said
+
+
 @given(ids=st.sets(st.uuids().map(str), min_size=1, max_size=5), length=st.integers(0, 40))
 def test_a_prefix_stands_for_an_id_only_where_it_can_be_no_other(ids: set[str], length: int) -> None:
     meant = min(ids)
