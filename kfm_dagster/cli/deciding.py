@@ -29,16 +29,25 @@ class RecordMovedError(KfmError):
 
 
 actor_option = click.option("--actor", help="Who decides. Default: KFM_ACTOR, else the user of this machine.")
-change_ref_option = click.option(
-    "--change-ref", help="Change or incident under which it was approved. Always needed in prod."
-)
+APPROVAL = "Change or incident under which it was approved."
+change_ref_option = click.option("--change-ref", help=f"{APPROVAL} Needed in prod.")
+override_ref_option = click.option("--change-ref", help=f"{APPROVAL} Always needed.")
 
 
 def deciding(command: Command) -> Command:
     """Give a command the options of a decision: --reason, --change-ref, --actor."""
+    return _with_decision(command, change_ref_option)
+
+
+def overriding(command: Command) -> Command:
+    """Give a command the options of a decision that is an override: it needs a --change-ref everywhere."""
+    return _with_decision(command, override_ref_option)
+
+
+def _with_decision(command: Command, change_ref: Callable[[Command], Command]) -> Command:
     for option in (
         actor_option,
-        change_ref_option,
+        change_ref,
         click.option("--reason", required=True, help="Why, for whoever reads the governance log."),
     ):
         command = option(command)

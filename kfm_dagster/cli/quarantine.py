@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from kfm_dagster.cli.deciding import RecordMovedError, deciding, decision_of, records_of
+from kfm_dagster.cli.deciding import RecordMovedError, deciding, decision_of, overriding, records_of
 from kfm_dagster.cli.ids import whole_wal_id
 from kfm_dagster.cli.opening import opened_pipeline
 from kfm_dagster.cli.tables import show_fields, show_rows, show_section
@@ -130,7 +130,7 @@ def show(*, wal_id: str, as_json: bool) -> None:
 @click.command()
 @wal_ids_argument
 @version_option
-@deciding
+@overriding
 @json_option
 def release(
     *,
@@ -143,7 +143,7 @@ def release(
 ) -> None:
     """Let quarantined units in again: each gets one more attempt, and comes back if that fails.
 
-    Always needs --change-ref. All units are released or none; one that was discarded is never released.
+    All units are released or none; one that was discarded is never released.
 
     Example: kfm release 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a --reason "source fixed" --change-ref CHG-42
     """
@@ -252,7 +252,9 @@ def _moved(wal_id: str, version: int, *, found: int | None = None) -> RecordMove
 def _say(records: Iterable[NoddWalRecord], outcome: str, *, as_json: bool) -> None:
     for record in records:
         row = {"wal_id": record.wal_id, "from": record.status, "to": outcome, "seen_version": record.version}
-        text = f"{record.wal_id}: {record.status} > {outcome} (seen at version {record.version})"
+        # A transition is one version; a case that is closed leaves the record as it is.
+        new = f" > {record.version + 1}" if isinstance(outcome, Status) else ""
+        text = f"{record.wal_id}: {record.status} > {outcome} (version {record.version}{new})"
         click.echo(json.dumps(row) if as_json else text)
 
 

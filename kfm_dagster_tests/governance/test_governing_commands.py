@@ -165,6 +165,13 @@ def test_in_production_every_decision_needs_a_change_reference(
     assert {entry.change_ref for entry in deployment.ledger.log.entries(limit=4)} == {"CHG-9"}
 
 
+def test_help_says_once_when_a_change_reference_is_needed(call: Call) -> None:
+    helps = {name: " ".join(call(*name.split(), "--help").out.split()) for name in ("release", "discard")}
+    assert "approved. Always needed." in helps["release"]
+    assert "Needed in prod." in helps["discard"]
+    assert [text.count("needed") + text.count("needs") for text in helps.values()] == [1, 0]
+
+
 @pytest.mark.clause("WSM-16", "BEY-06", "SEC-02")
 def test_a_release_lets_the_unit_in_closes_its_case_and_stands_in_the_log(
     call: Call, deployment: Pipeline, units: dict[str, Envelope]
@@ -237,9 +244,12 @@ def test_a_person_quarantines_what_waits_and_what_failed(
     answer = call("quarantine", "add", pending, broken, "--reason-code", "bad_site", *WHY, "--actor", "john")
     assert answer.code == ExitCode.DONE
     assert answer.out.splitlines() == [
-        f"{pending}: pending > quarantined (seen at version 1)",
-        f"{broken}: failed > quarantined (seen at version 3)",
+        f"{pending}: pending > quarantined (version 1 > 2)",
+        f"{broken}: failed > quarantined (version 3 > 4)",
     ]
+    found = deployment.ledger.get(broken)
+    assert found is not None
+    assert found.version == 4
     rows = call("quarantine", "list", "--reason", "bad_site", "--json").rows
     assert {row["wal_id"]: row["error_code"] for row in rows} == {pending: "bad_site", broken: "missing_object"}
     entries = call("governance", "log", "--action", "quarantine", "--limit", "2", "--json").rows
