@@ -15,7 +15,7 @@ from kfm_dagster.defs.replay_job import replay_job
 from kfm_dagster.defs.resources import PipelineResource, SqsQueueResource, WalResource
 from kfm_dagster.defs.sensors import ingest_sensors
 from kfm_dagster.ingest.chain import read_configuration
-from kfm_dagster.ingest.pipeline import utc_now
+from kfm_dagster.ingest.pipeline import own_code, utc_now
 from kfm_dagster.ingest.window import stored_first_day
 from kfm_dagster.settings import Settings
 
@@ -27,9 +27,14 @@ def build_definitions(settings: Settings) -> dg.Definitions:
     """
     registry = read_configuration(settings).registry
     days = daily_partitions(stored_first_day(settings, clock=utc_now))
+    code_version = own_code(settings).code_sha
     pipeline = PipelineResource(wal=WalResource(), queue=SqsQueueResource())
     return dg.Definitions(
-        assets=[queue_asset(), *dataset_assets(registry, days=days), *path_assets(registry, days=days)],
+        assets=[
+            queue_asset(),
+            *dataset_assets(registry, days=days, code_version=code_version),
+            *path_assets(registry, days=days, code_version=code_version),
+        ],
         asset_checks=unit_checks(registry, days=days),
         jobs=[*ingest_jobs(registry), *path_jobs(registry), replay_job()],
         sensors=[*ingest_sensors(interval_seconds=settings.sensor_interval_seconds, days=days), alert_sensor()],

@@ -67,12 +67,14 @@ def queue_asset() -> dg.AssetSpec:
     )
 
 
-def dataset_assets(registry: ContractRegistry, *, days: dg.PartitionsDefinition) -> list[dg.AssetsDefinition]:
+def dataset_assets(
+    registry: ContractRegistry, *, days: dg.PartitionsDefinition, code_version: str
+) -> list[dg.AssetsDefinition]:
     """Return the chain of every dataset: envelopes > integrity > metadata > stac_items > provenance > ledger."""
-    return [asset for contract in registry for asset in _chain(contract, days)]
+    return [asset for contract in registry for asset in _chain(contract, days, code_version)]
 
 
-def _chain(contract: DatasetContract, days: dg.PartitionsDefinition) -> list[dg.AssetsDefinition]:
+def _chain(contract: DatasetContract, days: dg.PartitionsDefinition, code_version: str) -> list[dg.AssetsDefinition]:
     assets = []
     upstream: dg.AssetKey | None = None
     for kind in chain():
@@ -84,6 +86,7 @@ def _chain(contract: DatasetContract, days: dg.PartitionsDefinition) -> list[dg.
             description=kind.description,
             gates=kind.held_against,
             days=days,
+            code_version=code_version,
             upstream=upstream,
         )
         asset = made(_first(contract.id, key) if upstream is None else _later(contract.id, kind, key))
@@ -110,6 +113,7 @@ def stage_asset(
     description: str,
     gates: Sequence[Gate],
     days: dg.PartitionsDefinition,
+    code_version: str,
     upstream: dg.AssetKey | None = None,
 ) -> Callable[[Callable[..., Iterator[Any]]], dg.AssetsDefinition]:
     """Return what makes the asset of a stage, with the gates that it is held against as checks."""
@@ -117,7 +121,7 @@ def stage_asset(
         name=name,
         description=description,
         ins={} if upstream is None else {"upstream": dg.AssetIn(key=upstream)},
-        outs={"result": dg.AssetOut(key=key, io_manager_key="stage_io")},
+        outs={"result": dg.AssetOut(key=key, io_manager_key="stage_io", code_version=code_version)},
         check_specs=gate_specs(key, gates, days=days),
         partitions_def=days,
         group_name=slug(dataset),
@@ -201,7 +205,10 @@ def run_stage(
         yield from unlooked(key, node.held_against, stage, day=day())
     else:
         yield from gate_results(key, node.held_against, stage.judgement, day=day())
+    content_hash = stage.content and stage.content.content_hash
     if stage.skipped is not None and stage.skipped.skipped is not None:
+        account = account_of(opened, node.dataset_id, stage.run_id)
+        content_hash = account.content_hash
         cause = stage.skipped.skipped
         by = stage.skipped.applied_by
         context.log.info("%s skipped: %s%s", node.dataset_id, cause, f", by run {by}" if by else "")
@@ -214,9 +221,11 @@ def run_stage(
                     "outcome": "skipped",
                     "cause": cause.value,
                     "inputs_hash": stage.inputs_hash,
-                    **account_metadata(account_of(opened, node.dataset_id, stage.run_id)),
+                    **account_metadata(account),
                     **({"applied_by": by} if by else {}),
                 },
             )
         )
-    yield dg.Output(stage, output_name="result")
+    # The same inputs, parameters and code are the same data: what was handed on keeps its version.
+    version = dg.DataVersion(content_hash) if content_hash else None
+    yield dg.Output(stage, output_name="result", data_version=version)

@@ -22,13 +22,23 @@ DESCRIPTION = (
 )
 
 
-def path_assets(registry: ContractRegistry, *, days: dg.PartitionsDefinition) -> list[dg.AssetsDefinition]:
+def path_assets(
+    registry: ContractRegistry, *, days: dg.PartitionsDefinition, code_version: str
+) -> list[dg.AssetsDefinition]:
     """Return `<dataset>/path_arrival`, downstream of its metadata, for every dataset of radar volumes."""
     assets = []
     for contract in radars(registry):
         key = asset_key(contract.id, NODE)
         name = f"{slug(contract.id)}__{NODE}"
-        made = stage_asset(contract.id, key, name=name, description=DESCRIPTION, gates=GATES, days=days)
+        made = stage_asset(
+            contract.id,
+            key,
+            name=name,
+            description=DESCRIPTION,
+            gates=GATES,
+            days=days,
+            code_version=code_version,
+        )
         assets.append(made(_run(contract.id, key)).map_asset_specs(partial(_described, contract=contract)))
     return assets
 

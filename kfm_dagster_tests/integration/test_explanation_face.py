@@ -18,6 +18,8 @@ from kfm_dagster_tests.integration.chain import DAY, put, volumes
 from kfm_dagster_tests.integration.face import Face, materialisations
 
 JOB = "ingest_nexrad_l2"
+CODE_VERSION_TAG = "dagster/code_version"
+DATA_VERSION_TAG = "dagster/data_version"
 NOUNS = {node.asset: node.operator for node in chain()}
 
 
@@ -32,7 +34,18 @@ def observations(result: Any) -> dict[str, dict[str, Any]]:
     }
 
 
-@pytest.mark.clause("RSP-12")
+def versions(result: Any) -> dict[str, tuple[str, str]]:
+    """Code and data version of every materialisation of a run, by the asset's noun."""
+    return {
+        event.asset_key.path[-1]: (
+            event.step_materialization_data.materialization.tags[CODE_VERSION_TAG],
+            event.step_materialization_data.materialization.tags[DATA_VERSION_TAG],
+        )
+        for event in result.get_asset_materialization_events()
+    }
+
+
+@pytest.mark.clause("DAG-16", "RSP-12")
 def test_materialisations_and_observations_say_what_the_command_says(
     face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,6 +60,7 @@ def test_materialisations_and_observations_say_what_the_command_says(
     reader = Explanations(database=face.pipeline.database, run_states=face.pipeline.stages.run_states)
     for result in (first, second, forced):
         shown = materialisations(result)
+        assert versions(result) == {noun: (face.pipeline.code.code_sha, shown[noun]["content_hash"]) for noun in NOUNS}
         for noun, operator in NOUNS.items():
             account = reader.node(f"nexrad-l2.{operator}", result.dagster_run.run_id)
             assert shown[noun]["content_hash"] == account.content_hash
@@ -56,6 +70,8 @@ def test_materialisations_and_observations_say_what_the_command_says(
             assert {name: shown[noun][name] for name in account.took} == account.took
     observed = observations(second)
     assert observed.keys() == NOUNS.keys()
+    assert versions(first) == versions(second)
+    assert all(versions(first)[noun] != versions(forced)[noun] for noun in NOUNS)
     assert observations(first) == {}
     for noun, metadata in observed.items():
         assert (metadata["cause"], metadata["applied_by"]) == ("CONTENT_APPLIED", first.dagster_run.run_id)
