@@ -28,7 +28,8 @@ def build_definitions(settings: Settings) -> dg.Definitions:
     registry = read_configuration(settings).registry
     days = daily_partitions(stored_first_day(settings, clock=utc_now))
     code_version = own_code(settings).code_sha
-    pipeline = PipelineResource(wal=WalResource(), queue=SqsQueueResource())
+    wal = WalResource()
+    pipeline = PipelineResource(wal=wal, queue=SqsQueueResource())
     return dg.Definitions(
         assets=[
             queue_asset(),
@@ -38,7 +39,7 @@ def build_definitions(settings: Settings) -> dg.Definitions:
         asset_checks=unit_checks(registry, days=days),
         jobs=[*ingest_jobs(registry), *path_jobs(registry), replay_job()],
         sensors=[*ingest_sensors(interval_seconds=settings.sensor_interval_seconds, days=days), alert_sensor()],
-        resources={"pipeline": pipeline, "stage_io": StageIOManager(pipeline=pipeline)},
+        resources={"wal": wal, "pipeline": pipeline, "stage_io": StageIOManager(pipeline=pipeline, wal=wal)},
         # One process per run: a step's own process would cost seconds, and a batch's units run concurrently inside it.
         executor=dg.in_process_executor,
     )

@@ -18,7 +18,7 @@ from kfm_dagster.defs.failing import try_again_or_roll_back
 from kfm_dagster.defs.gate_checks import gate_results, gate_specs, unlooked
 from kfm_dagster.defs.io_manager import root_run_id
 from kfm_dagster.defs.jobs import FORCE_TAG
-from kfm_dagster.defs.resources import PipelineResource
+from kfm_dagster.defs.resources import PipelineResource, WalResource
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.nodes import MessageParse, Source, StacRegister, chain
@@ -130,7 +130,10 @@ def stage_asset(
 
 def _first(dataset: str, key: dg.AssetKey) -> Callable[..., Iterator[Any]]:
     def message_parse(
-        context: dg.AssetExecutionContext, config: MessageParseConfig, pipeline: PipelineResource
+        context: dg.AssetExecutionContext,
+        config: MessageParseConfig,
+        pipeline: PipelineResource,
+        wal: WalResource,
     ) -> Iterator[Any]:
         opened = pipeline.get()
         parts = {
@@ -151,7 +154,7 @@ def _first(dataset: str, key: dg.AssetKey) -> Callable[..., Iterator[Any]]:
                 lane=config.lane,
                 account=_account(opened, config, dataset=dataset, day=context.partition_key),
             )
-        yield from run_stage(context, node, None, pipeline, key)
+        yield from run_stage(context, node, None, pipeline, wal, key)
 
     return message_parse
 
@@ -170,7 +173,7 @@ def _account(pipeline: Pipeline, config: MessageParseConfig, *, dataset: str, da
 
 def _later(dataset: str, kind: type[ChainNode], key: dg.AssetKey) -> Callable[..., Iterator[Any]]:
     def run_operator(
-        context: dg.AssetExecutionContext, upstream: StageBatch, pipeline: PipelineResource
+        context: dg.AssetExecutionContext, upstream: StageBatch, pipeline: PipelineResource, wal: WalResource
     ) -> Iterator[Any]:
         node = kind(
             pipeline=pipeline.get(),
@@ -178,7 +181,7 @@ def _later(dataset: str, kind: type[ChainNode], key: dg.AssetKey) -> Callable[..
             partition=context.partition_key,
             run_id=root_run_id(context.run),
         )
-        yield from run_stage(context, node, upstream, pipeline, key)
+        yield from run_stage(context, node, upstream, pipeline, wal, key)
 
     return run_operator
 
@@ -188,12 +191,13 @@ def run_stage(
     node: ChainNode,
     upstream: StageBatch | None,
     pipeline: PipelineResource,
+    wal: WalResource,
     key: dg.AssetKey,
 ) -> Iterator[Any]:
     """Yield what a stage's gates said, and its output for the IO manager. Raises what makes Dagster fail or retry."""
     opened, run_id = pipeline.get(), root_run_id(context.run)
     stages, dataset = opened.stages, key.path[0]
-    day = partial(opened.ledger.day, dataset=dataset, partition=context.partition_key)
+    day = partial(wal.get().day, dataset=dataset, partition=context.partition_key)
     try:
         stage = stages.run(node, run_id=run_id, upstream=upstream, force=context.run.tags.get(FORCE_TAG))
     except StageFailedError as error:

@@ -12,8 +12,9 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.defs.chain import asset_key
 from kfm_dagster.defs.display import MAX_TABLE_ROWS, day_failing_units, day_metadata, day_sentence
 from kfm_dagster.defs.gate_checks import by_day
-from kfm_dagster.defs.resources import PipelineResource
+from kfm_dagster.defs.resources import WalResource
 from kfm_dagster.ledger.reports import DayReport, FailingUnit
+from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.stages.batch import StageBatch
 
 MAX_MISMATCHES = 10_000
@@ -37,9 +38,9 @@ def _every_unit_succeeded(dataset: str, days: dg.PartitionsDefinition) -> dg.Ass
         "known.",
     )
     def every_unit_succeeded(
-        context: dg.AssetCheckExecutionContext, ledger: StageBatch, pipeline: PipelineResource
+        context: dg.AssetCheckExecutionContext, ledger: StageBatch, wal: WalResource
     ) -> dg.AssetCheckResult:
-        found = _found(ledger, pipeline, dataset=dataset, day=context.partition_key)
+        found = _found(ledger, wal.get(), dataset=dataset, day=context.partition_key)
         if found.mismatched:
             context.log.error("results of %s differ from earlier ones: %s", dataset, ", ".join(found.mismatched))
         return found.result()
@@ -90,8 +91,7 @@ class _Found:
         )
 
 
-def _found(ledger: StageBatch, pipeline: PipelineResource, *, dataset: str, day: str) -> _Found:
-    known = pipeline.get().ledger
+def _found(ledger: StageBatch, known: Ledger, *, dataset: str, day: str) -> _Found:
     # A unit that another run has taken fails here for that reason alone, and may have succeeded there.
     seen = () if ledger.handed_on_whole else ledger.envelopes
     return _Found(
@@ -99,15 +99,15 @@ def _found(ledger: StageBatch, pipeline: PipelineResource, *, dataset: str, day:
         failing=known.failing_of_day(dataset=dataset, partition=day, limit=MAX_TABLE_ROWS),
         units=len(ledger.envelopes),
         run_failing=sum(1 for u in seen if u.failure is not None and u.failure.code != FenceIssue.CLAIM_LOST),
-        mismatched=_mismatched(ledger, pipeline),
+        mismatched=_mismatched(ledger, known),
         lost=ledger.state.validation_summary.get("lost", 0),
     )
 
 
-def _mismatched(ledger: StageBatch, pipeline: PipelineResource) -> list[str]:
+def _mismatched(ledger: StageBatch, known: Ledger) -> list[str]:
     """Return the units of a run whose result differs from an earlier one without permission."""
     if not ledger.state.validation_summary.get("mismatched"):
         return []
     attempts = {(unit.wal_id, unit.attempt) for unit in ledger.envelopes}
-    found = pipeline.get().ledger.mismatches(limit=MAX_MISMATCHES)
+    found = known.mismatches(limit=MAX_MISMATCHES)
     return sorted(one.wal_id for one in found if not one.permitted and (one.wal_id, one.attempt) in attempts)

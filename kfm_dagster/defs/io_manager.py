@@ -8,7 +8,7 @@ from pydantic import PrivateAttr
 from kfm_dagster.defs.chain import node_of
 from kfm_dagster.defs.display import account_of, arrivals_metadata, stage_metadata
 from kfm_dagster.defs.failing import try_again_or_roll_back
-from kfm_dagster.defs.resources import PipelineResource
+from kfm_dagster.defs.resources import PipelineResource, WalResource
 from kfm_dagster.defs.run_tags import tag_run
 from kfm_dagster.errors import KfmError
 from kfm_dagster.ingest.nodes import Settle
@@ -28,6 +28,7 @@ class StageIOManager(dg.ConfigurableIOManager):
     """
 
     pipeline: dg.ResourceDependency[PipelineResource]
+    wal: dg.ResourceDependency[WalResource]
 
     _recent: dict[str, StageBatch] = PrivateAttr(default_factory=dict)
 
@@ -44,7 +45,7 @@ class StageIOManager(dg.ConfigurableIOManager):
         maker = node_of(noun)
         if maker is not None:
             self._remember(dataset, batch)
-        day = pipeline.ledger.day(dataset=dataset, partition=context.partition_key)
+        day = self.wal.get().day(dataset=dataset, partition=context.partition_key)
         if maker is Settle:
             tag_run(context.step_context.instance, context.step_context.dagster_run, dataset, batch, day)
         account = account_of(pipeline, obj.node.dataset_id, obj.run_id)

@@ -13,7 +13,7 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.defs.assets import run_stage, stage_asset
 from kfm_dagster.defs.chain import asset_key, radars, slug
 from kfm_dagster.defs.io_manager import root_run_id
-from kfm_dagster.defs.resources import PipelineResource
+from kfm_dagster.defs.resources import PipelineResource, WalResource
 from kfm_dagster.ingest.path_arrivals import GATES, NODE, PathArrivals
 
 DESCRIPTION = (
@@ -54,9 +54,11 @@ def _described(spec: dg.AssetSpec, *, contract: DatasetContract) -> dg.AssetSpec
 
 
 def _run(dataset: str, key: dg.AssetKey) -> Callable[..., Iterator[Any]]:
-    def run_path_arrival(context: dg.AssetExecutionContext, pipeline: PipelineResource) -> Iterator[Any]:
+    def run_path_arrival(
+        context: dg.AssetExecutionContext, pipeline: PipelineResource, wal: WalResource
+    ) -> Iterator[Any]:
         run_id = root_run_id(context.run)
         node = PathArrivals(pipeline=pipeline.get(), dataset=dataset, partition=context.partition_key, run_id=run_id)
-        yield from run_stage(context, node, None, pipeline, key)
+        yield from run_stage(context, node, None, pipeline, wal, key)
 
     return run_path_arrival

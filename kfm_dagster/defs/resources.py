@@ -14,6 +14,7 @@ from dagster_aws.utils import ResourceWithBoto3Configuration
 from pydantic import Field
 
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.notifications.sqs import DEFAULT_REGION, Queue, bounded, connect
 from kfm_dagster.settings import Settings
 from kfm_dagster.telemetry.clock.server_dates import AnswerDates
@@ -53,8 +54,8 @@ class SqsQueueResource(ResourceWithBoto3Configuration):
         )
 
 
-class WalResource(dg.ConfigurableResource[Settings]):
-    """Where the NODD WAL is. No code outside it changes a record's status."""
+class WalResource(dg.ConfigurableResource[Ledger]):
+    """The ledger (the NODD WAL) and where it is. No code outside it changes a record's status."""
 
     dsn: str = Field(
         default="",
@@ -66,6 +67,10 @@ class WalResource(dg.ConfigurableResource[Settings]):
     def settings(self) -> Settings:
         """Return the process's settings with this database. Raises ConfigurationError."""
         return Settings.load(**({"wal_dsn": self.dsn} if self.dsn else {}))
+
+    def get(self) -> Ledger:
+        """Return the ledger of the process's open pipeline. Raises KfmError with one line on what is wrong."""
+        return open_pipeline(self.settings()).ledger
 
 
 class PipelineResource(dg.ConfigurableResource[Pipeline]):

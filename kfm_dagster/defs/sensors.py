@@ -12,7 +12,7 @@ import dagster as dg
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.defs.jobs import INGEST_JOB
 from kfm_dagster.defs.one_line import one_line
-from kfm_dagster.defs.resources import PipelineResource
+from kfm_dagster.defs.resources import PipelineResource, WalResource
 from kfm_dagster.defs.run_requests import listing_run, planned_run
 from kfm_dagster.defs.run_storage import active_runs, cooling_down, dead_runs, listing_days, run_slots, runs_so_far
 from kfm_dagster.ingest.evidence import collect_evidence
@@ -22,6 +22,7 @@ from kfm_dagster.ingest.plan import PlannedRun, lane_limits, of_known_days, plan
 from kfm_dagster.ingest.preflight import ensure_ready
 from kfm_dagster.ingest.switched_off import SwitchedOff, sentence, units_in_flight
 from kfm_dagster.ledger.reports import PendingPartition
+from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.replay.backfill import advance_backfills
 from kfm_dagster.replay.engine import advance_replays
 
@@ -62,10 +63,12 @@ def ingest_sensors(*, interval_seconds: int, days: dg.PartitionsDefinition) -> l
         "take, live work first.",
     )
     @one_line
-    def nodd_ledger(context: dg.SensorEvaluationContext, pipeline: PipelineResource) -> dg.SensorResult:
-        opened = pipeline.get()
-        _recover(context, opened)
-        opened.ledger.retry_due(now=opened.clock(), limit=opened.settings.max_in_flight_units)
+    def nodd_ledger(
+        context: dg.SensorEvaluationContext, pipeline: PipelineResource, wal: WalResource
+    ) -> dg.SensorResult:
+        opened, ledger = pipeline.get(), wal.get()
+        _recover(context, opened, ledger)
+        ledger.retry_due(now=opened.clock(), limit=opened.settings.max_in_flight_units)
         opened.acknowledge()
         collect_evidence(opened)
         if (trouble := opened.lineage.flush()) is not None:
@@ -151,14 +154,14 @@ def _seen(entry: PendingPartition) -> str:
     return f"{entry.partition}/{entry.lane}"
 
 
-def _recover(context: dg.SensorEvaluationContext, pipeline: Pipeline) -> None:
+def _recover(context: dg.SensorEvaluationContext, pipeline: Pipeline, ledger: Ledger) -> None:
     """Take back the claims of dead runs and of expired leases, the latter also while Dagster's run storage is away.
 
     What dead runs intended has failed; it is given up once a later run has done the same node's work.
     """
     dead, abandoned, left = [], [], []
     try:
-        dead = dead_runs(context.instance, pipeline.ledger.in_progress_runs())
+        dead = dead_runs(context.instance, ledger.in_progress_runs())
         abandoned = dead_runs(context.instance, pipeline.nodes.intents.pending_runs())
         left = dead_runs(context.instance, pipeline.stages.keeper.store.unfinished_runs())
     except Exception as error:
@@ -166,7 +169,7 @@ def _recover(context: dg.SensorEvaluationContext, pipeline: Pipeline) -> None:
     pipeline.nodes.intents.fail_runs(abandoned)
     pipeline.stages.keeper.close(left)
     pipeline.nodes.intents.give_up_overtaken()
-    report = pipeline.ledger.release_lost(run_ids=dead)
+    report = ledger.release_lost(run_ids=dead)
     if report.readmitted or report.quarantined:
         context.log.warning(
             "gave back %d units of dead runs or expired leases, quarantined %d",

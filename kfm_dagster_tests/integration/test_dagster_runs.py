@@ -252,13 +252,19 @@ def test_a_reexecution_of_a_run_without_failures_skips_every_node(
 
 @pytest.mark.clause("DAG-06")
 def test_the_wal_is_a_resource_and_its_dsn_rules(tmp_path: Path, face: Face) -> None:
-    resource = PipelineResource(wal=WalResource(dsn=f"sqlite:///{tmp_path / 'elsewhere.db'}"), queue=SqsQueueResource())
+    wal = WalResource(dsn=f"sqlite:///{tmp_path / 'elsewhere.db'}")
+    resource = PipelineResource(wal=wal, queue=SqsQueueResource())
     pipeline = resource.get()
+    assert wal.get() is pipeline.ledger
     assert pipeline.database.engine.url.database == str(tmp_path / "elsewhere.db")
     assert resource.get() is pipeline
     pipeline.close()
     definitions = face.repository.get_top_level_resources()
-    assert set(definitions) >= {"pipeline", "stage_io"}
+    assert set(definitions) == {"wal", "pipeline", "stage_io"}
+    # Ops and sensors ask it by that key.
+    for op in face.repository.get_job(JOB).nodes:
+        assert "wal" in op.definition.required_resource_keys
+    assert "wal" in face.repository.get_sensor_def("nodd_ledger").required_resource_keys
 
 
 CHANGE = re.compile(
