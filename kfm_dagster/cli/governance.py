@@ -49,7 +49,6 @@ def log(*, action: str | None, dataset: str | None, wal_id: str | None, limit: i
 
 def entry_row(entry: GovernanceEntry) -> dict[str, Any]:
     """Return the published form of an entry."""
-    moved = entry.record_version is not None
     return {
         "entry_id": entry.entry_id,
         "at": rfc3339(entry.at),
@@ -60,8 +59,16 @@ def entry_row(entry: GovernanceEntry) -> dict[str, Any]:
         "record_version": entry.record_version,
         "from_status": entry.from_status,
         "to_status": entry.to_status,
-        "change": f"{entry.from_status} > {entry.to_status} (version {entry.record_version})" if moved else None,
+        "change": _change(entry),
         "change_ref": entry.change_ref,
         "reason": entry.reason,
         "details": dict(entry.details),
     }
+
+
+def _change(entry: GovernanceEntry) -> str | None:
+    if entry.record_version is not None:
+        return f"{entry.from_status} > {entry.to_status} (version {entry.record_version})"
+    if entry.action == GovernanceAction.KILL_SWITCH_ON:
+        return f"until {entry.details.get('expires_at') or 'it is taken back'}"
+    return None
