@@ -11,6 +11,7 @@ from rich.console import Console
 from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.cli.progress_bar import drain_bar
 from kfm_dagster.cli.tables import show_rows
+from kfm_dagster.exports.validation_page import figure
 
 
 @click.command()
@@ -34,7 +35,7 @@ def bench(
 ) -> None:
     """Drain a backlog of sample units through sensor, daemon and runs, and print what it cost.
 
-    Needs Node.js once, for a local SQS that is fast enough not to be what is measured.
+    Needs Node.js for the queue: a local SQS that is fast enough not to be what is measured, installed once by npm.
 
     Example: kfm bench --units 20000 --dataset hrrr --run-per-message --floor
     """
@@ -56,4 +57,5 @@ def bench(
     if as_json:
         click.echo(json.dumps(result.as_json()))
     else:
-        show_rows([{"figure": name, "value": value} for name, value in result.as_json().items()], ("figure", "value"))
+        figures = [{"figure": name, "value": figure(value)} for name, value in result.as_json().items()]
+        show_rows(figures, ("figure", "value"))

@@ -1,12 +1,18 @@
-"""What the benchmark counts: every process of a deployment, forked runs included."""
+"""What the benchmark counts, every process of a deployment included, and the figures that it prints."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
-from kfm_dagster.embedded.bench import cpu_seconds_of
+import pytest
+from click.testing import CliRunner
+
+from kfm_dagster.cli.bench import bench as command
+from kfm_dagster.embedded import bench
+from kfm_dagster.embedded.bench import BenchResult, cpu_seconds_of
 
 BURNT_SECONDS = 0.4
 RUNS = f"""
@@ -39,3 +45,23 @@ def test_the_cpu_of_runs_that_have_ended_is_counted(tmp_path: Path) -> None:
         assert server.stdout.readline() == "done\n"
         assert cpu_seconds_of([server.pid]) >= 2 * BURNT_SECONDS
         server.communicate()
+
+
+def test_people_read_rounded_figures_and_scripts_whole_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = BenchResult(
+        dataset="hrrr",
+        units=7,
+        database="sqlite",
+        units_per_second=16.17057367939978,
+        cpu_ms_per_unit=2 / 3,
+        peak_run_mib=100.0,
+        runs=1,
+        floor_per_second=32.34114735879956,
+    )
+    monkeypatch.setattr(bench, "run_bench", lambda *_, **__: result)
+    printed = CliRunner().invoke(command, ["--home", str(tmp_path)], catch_exceptions=False).stdout
+    rows = {words[0]: words[1:] for line in printed.splitlines() if (words := line.split())}
+    assert (rows["units_per_second"], rows["cpu_ms_per_unit"]) == (["16.1706"], ["0.666667"])
+    assert (rows["share_of_floor"], rows["run_per_message_per_second"]) == (["0.5"], ["none"])
+    whole = CliRunner().invoke(command, ["--home", str(tmp_path), "--json"], catch_exceptions=False).stdout
+    assert json.loads(whole) == result.as_json()
