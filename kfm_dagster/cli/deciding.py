@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from kfm_dagster.cli.ids import whole_wal_id
+from kfm_dagster.contracts.id_prefix import SHORTEST_PREFIX
 from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.governance.log import Decision, UnattributedDecisionError
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -80,7 +81,12 @@ def records_of(pipeline: Pipeline, wal_ids: Iterable[str], tx: Transaction) -> l
 
 def unknown_record(wal_id: str) -> KfmError:
     """Return the refusal of a record that is not there."""
-    return KfmError("there is no such record", observed=wal_id, next_step="kfm wal list")
+    return KfmError(
+        "there is no such record",
+        observed=wal_id,
+        expected=f"the id of a unit, or the first {SHORTEST_PREFIX} characters or more of one",
+        next_step="kfm wal list",
+    )
 
 
 def _user() -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from kfm_dagster.cli.deciding import RecordMovedError, deciding, decision_of, overriding, records_of
+from kfm_dagster.cli.deciding import RecordMovedError, deciding, decision_of, overriding, records_of, unknown_record
 from kfm_dagster.cli.ids import whole_wal_id
 from kfm_dagster.cli.opening import opened_pipeline
 from kfm_dagster.cli.tables import show_fields, show_rows, show_section
@@ -117,6 +117,8 @@ def show(*, wal_id: str, as_json: bool) -> None:
     """
     with opened_pipeline(read_only=True) as pipeline:
         wal_id = whole_wal_id(pipeline.database, wal_id)
+        if pipeline.ledger.get(wal_id) is None:
+            raise unknown_record(wal_id)
         found = [(case_row(case), _evidence(pipeline, case)) for case in _cases(pipeline).of(wal_id)]
     if not found:
         raise KfmError("no such unit was ever quarantined", observed=wal_id, next_step=f"kfm wal show {wal_id}")

@@ -193,6 +193,7 @@ BAD_INPUT: dict[str, tuple[list[str], dict[str, str], ExitCode, list[str]]] = {
     "unknown record": (["wal", "show", UNKNOWN_ID], {}, ExitCode.USAGE, ["there is no"]),
     "no record id": (["wal", "show", "what"], {}, ExitCode.USAGE, ["there is no"]),
     "unknown history": (["wal", "history", UNKNOWN_ID], {}, ExitCode.USAGE, ["there is no"]),
+    "too short an id": (["wal", "history", "ff"], {}, ExitCode.USAGE, ["there is no"]),
     "unknown reason of a rejection": (["wal", "rejected", "--reason", "whim"], {}, ExitCode.USAGE, ["'whim'"]),
     "the body of no message": (["wal", "rejected", "--body"], {}, ExitCode.USAGE, ["--message ID"]),
     "unknown reason": (["wal", "ignored", "--reason", "whim"], {}, ExitCode.USAGE, ["--reason", "'whim'"]),
@@ -395,7 +396,10 @@ def test_a_database_of_a_newer_release_is_refused(call: Call, ledger: dict[str, 
 @pytest.mark.parametrize("command", ["show", "history"])
 def test_an_unknown_record_is_named(command: str, call: Call, ledger: dict[str, NoddWalRecord]) -> None:
     answer = call("wal", command, UNKNOWN_ID)
-    assert answer.err == f"kfm: there is no such record; observed {UNKNOWN_ID}; next: kfm wal list\n"
+    assert answer.err == (
+        f"kfm: there is no such record; observed {UNKNOWN_ID}; "
+        "expected the id of a unit, or the first 8 characters or more of one; next: kfm wal list\n"
+    )
 
 
 def test_looking_into_a_ledger_that_is_not_there_makes_none(call: Call, home: Path) -> None:

@@ -99,6 +99,10 @@ REFUSED: dict[str, tuple[list[str], ExitCode, list[str]]] = {
         ["quarantine", "add", "{pending}", "--reason-code", "Not a code", *WHY], ExitCode.USAGE, ["--reason-code"],
     ),
     "quarantine show: never": (["quarantine", "show", "{pending}"], ExitCode.USAGE, ["ever quarantined"]),
+    "quarantine show: unknown": (
+        ["quarantine", "show", "00000000"],
+        ExitCode.USAGE, ["no such record", "expected the id of a unit", "next: kfm wal list"],
+    ),
     "quarantine list: dataset": (["quarantine", "list", "--dataset", "goes-xyz"], ExitCode.USAGE, ["goes-xyz"]),
     "switch: unknown dataset": (["kill-switch", "on", "goes-xyz", *WHY], ExitCode.USAGE, ["goes-xyz", "nexrad-l2"]),
     "switch: on already": (["kill-switch", "on", "hrrr", *WHY], ExitCode.REFUSED, ["on already", "hrrr"]),
@@ -278,6 +282,8 @@ def test_a_switch_is_on_until_it_is_taken_back_or_expires(call: Call, deployment
     assert deployment.ledger.switches.engaged() == {}
     actions = [row["action"] for row in call("governance", "log", "--json").rows]
     assert actions == ["kill_switch_off", "kill_switch_off", "kill_switch_on", "kill_switch_on"]
+    changes = [row["change"] for row in call("governance", "log", "--json").rows]
+    assert changes == [None, None, "until it is taken back", f"until {one['expires_at']}"]
 
 
 @pytest.mark.clause("BEY-06")
