@@ -38,7 +38,8 @@ class Face:
 
     def tick(self, sensor: str) -> Any:
         """Evaluate a sensor once, with the cursor that it left. Returns Dagster's SensorExecutionData."""
-        resources = {"pipeline": self.repository.get_top_level_resources()["pipeline"]}
+        every = self.repository.get_top_level_resources()
+        resources = {key: every[key] for key in self.repository.get_sensor_def(sensor).required_resource_keys}
         with dg.build_sensor_context(
             instance=self.instance,
             repository_def=self.repository,
