@@ -13,7 +13,7 @@ import click
 from kfm_dagster.cli.deciding import unknown_record
 from kfm_dagster.cli.governance import entry_row
 from kfm_dagster.cli.ids import whole_rejected_message_id, whole_wal_id
-from kfm_dagster.cli.opening import opened_pipeline
+from kfm_dagster.cli.opening import looked_up_states, opened_pipeline
 from kfm_dagster.cli.quarantine import case_row
 from kfm_dagster.cli.tables import show_fields, show_rows, show_section
 from kfm_dagster.contracts.identity import rfc3339
@@ -21,6 +21,7 @@ from kfm_dagster.contracts.issues import ParseIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import KfmError
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.unit_issues import issues_of
 from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.ledger.ignored import IgnoredFilter, count_ignored, find_ignored
 from kfm_dagster.ledger.record import NoddWalRecord
@@ -34,6 +35,7 @@ IGNORED_COUNT_COLUMNS = ("dataset", "reason", "records", "messages", "newest")
 REJECTED_COLUMNS = ("rejected_at", "reason_code", "records", "message_id", "object_uri", "detail")
 IGNORED_COLUMNS = ("received_at", "dataset", "reason", "records", "bucket", "key", "message_id")
 SECTIONS = {
+    "issues": ("operator", "code", "severity", "message"),
     "versions": ("wal_id", "object_version", "sequencer", "event_time", "status", "superseded_by"),
     "lease": ("run_id", "worker_id", "acquired_at", "renewed_at", "expires_at"),
     "cases": ("quarantined_version", "state", "reason", "opened_at", "closed_at", "closed_by", "closing_reason"),
@@ -56,6 +58,7 @@ def wal() -> None:
 @click.option("--status", type=click.Choice([status.value for status in Status]), help="Only this status.")
 @click.option("--partition", type=click.DateTime(["%Y-%m-%d"]), help="Only this day, YYYY-MM-DD.")
 @click.option("--error-code", help="Only this error code.")
+@click.option("--suspect", is_flag=True, help="Only with suspect integrity or metadata; kfm wal show says why.")
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 10_000), help="At most so many.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def list_records(
@@ -64,6 +67,7 @@ def list_records(
     status: str | None,
     partition: datetime | None,
     error_code: str | None,
+    suspect: bool,
     limit: int,
     as_json: bool,
 ) -> None:
@@ -79,6 +83,7 @@ def list_records(
             status=Status(status) if status else None,
             partition=partition.date().isoformat() if partition else None,
             error_code=error_code,
+            suspect=suspect,
             limit=limit,
         )
     show_rows([record.model_dump(mode="json") for record in records], LIST_COLUMNS, as_json=as_json)
@@ -88,7 +93,7 @@ def list_records(
 @click.argument("wal_id")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def show(*, wal_id: str, as_json: bool) -> None:
-    """Show the whole story of one unit: record, versions of its object, lease, cases, decisions, changes.
+    """Show the whole story of one unit: record, issues, versions of its object, lease, cases, decisions, changes.
 
     Example: kfm wal show 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a
     """
@@ -197,7 +202,9 @@ def _story(pipeline: Pipeline, record: NoddWalRecord) -> dict[str, list[dict[str
         and (lease.run_id, lease.dataset) == (record.ingest_run_id, record.dataset)
     ]
     cases = QuarantineCases(pipeline.database, clock=pipeline.clock).of(record.wal_id)
+    run_states = looked_up_states(pipeline.database, pipeline.settings)
     return {
+        "issues": _plain(issues_of(record, run_states, pipeline.artifacts)),
         "versions": _plain(ledger.versions(record.wal_id)),
         "lease": _plain(held),
         "cases": [case_row(case) for case in cases],

@@ -11,7 +11,7 @@ from datetime import datetime
 
 from sqlalchemy import RowMapping
 
-from kfm_dagster.contracts.envelope import Envelope, Lane, WalId
+from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Lane, WalId
 from kfm_dagster.contracts.identity import moment, rfc3339
 from kfm_dagster.ledger.outcomes import mismatches
 from kfm_dagster.ledger.record import HistoryEntry, NoddWalRecord, record_of
@@ -62,14 +62,19 @@ class LedgerQueries:
         status: Status | None = None,
         partition: str | None = None,
         error_code: str | None = None,
+        suspect: bool = False,
         limit: int = 100,
         after: NoddWalRecord | None = None,
         tx: Transaction | None = None,
     ) -> list[NoddWalRecord]:
-        """Return records, the newest event first; the last one as `after` gives the next page."""
+        """Return records, the newest event first; the last one as `after` gives the next page.
+
+        With `suspect` only those whose integrity or metadata is suspect.
+        """
         filters = {
             "partition": partition,
             "error_code": error_code,
+            "check_status": CheckStatus.SUSPECT if suspect else None,
             "limit": limit,
             "before_time": rfc3339(after.event_time) if after else END_OF_TIME,
             "before_id": after.wal_id if after else "",

@@ -29,13 +29,14 @@ CELLS = PENDING_CELLS + CLAIMED_CELLS + 3
 RECORD = r"one_record_per_unit|autoindex_nodd_wal_records_1"
 UNITS_OF_MESSAGE = r"one_row_per_pair|USING (COVERING )?PRIMARY KEY \(message_id=\?\)|SEARCH unit USING PRIMARY KEY"
 IN_ORDER = r"Presorted Key: step.wal_id|TEMP B-TREE FOR (RIGHT PART|LAST 2 TERMS) OF ORDER BY"
-FIND = {"error_code": None}
+FIND = {"error_code": None, "check_status": None}
 
 PLANS: list[tuple[str, dict[str, Any], str]] = [
     ("ledger.claim", {"wal_ids": None}, "to_claim"),
     ("ledger.find", FIND, "by_selection"),
     ("ledger.find", FIND | {"status": "succeeded"}, "by_selection"),
-    ("ledger.find", {"error_code": "missing_object"}, "by_selection|by_work"),
+    ("ledger.find", FIND | {"error_code": "missing_object"}, "by_selection|by_work"),
+    ("ledger.find", FIND | {"check_status": "suspect"}, "by_selection|by_work"),
     ("ledger.find_in_partition", FIND, "by_work"),
     ("ledger.find_in_partition", FIND | {"status": "succeeded"}, "by_work"),
     ("ledger.datasets_of_status", {}, "by_work|by_selection"),

@@ -15,6 +15,7 @@ SELECT * FROM nodd_wal_records
 WHERE
     status = :status AND dataset = :dataset AND (event_time, wal_id) < (:before_time, :before_id)
     AND (:error_code IS NULL OR last_error_code = :error_code)
+    AND (:check_status IS NULL OR :check_status IN (integrity_status, metadata_status))
 ORDER BY event_time DESC, wal_id DESC
 LIMIT :limit;
 
@@ -25,6 +26,7 @@ WHERE
     status = :status AND dataset = :dataset AND partition_key = :partition
     AND (event_time, wal_id) < (:before_time, :before_id)
     AND (:error_code IS NULL OR last_error_code = :error_code)
+    AND (:check_status IS NULL OR :check_status IN (integrity_status, metadata_status))
 ORDER BY event_time DESC, wal_id DESC
 LIMIT :limit;
 
