@@ -11,7 +11,7 @@ WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 )))
 # modules anew: 5 of the 7 seconds that loading the definitions takes.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo ui test lint clauses lock bench soak clean
+.PHONY: demo ui test lint clauses mutants lock bench soak clean
 
 $(INSTALLED): pyproject.toml requirements.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -41,6 +41,9 @@ lint: $(INSTALLED)  ## ruff, mypy --strict, import contracts
 
 clauses: $(INSTALLED)  ## list every clause of the mission with the tests that hold it
 	@$(BIN)/pytest -q --no-header --clauses --clauses-out docs/spec/conformance.md -W ignore
+
+mutants: $(INSTALLED)  ## take rules away one by one in a copy; a test must notice each
+	@$(BIN)/python -m kfm_dagster_tests.mutants
 
 bench: $(INSTALLED)  ## measure a backlog against one run per message and against a plain loop
 	@$(BIN)/kfm bench --units 2000 --dataset nexrad-l2 --run-per-message --floor

@@ -46,6 +46,7 @@ def parts(*, seeds: int, steps: int, records: int, messages: int) -> list[Part]:
             command=("-m", "pytest", "-q", "kfm_dagster_tests/integration/test_crash_matrix.py"),
             variables={"KFM_CRASH_STRIDE": "1"},
         ),
+        Part(name="mutants", command=("-m", "kfm_dagster_tests.mutants")),
         Part(name="chaos-sqlite", command=(*campaign, "sqlite")),
         Part(name="chaos-postgresql", command=(*campaign, "postgresql")),
         Part(name="mail-sqlite", command=(*mail, "sqlite")),

@@ -109,6 +109,11 @@ def test_claims_take_urgent_then_old_units_up_to_the_limit(bench: Bench) -> None
     ]
     units[3] = units[3].evolve(event_time=units[2].event_time - timedelta(hours=1))
     bench.ledger.ensure(units)
+    # One by one it is the database that puts them into their order.
+    for number in (3, 2, 1):
+        claimed = bench.ledger.claim(dataset="nexrad-l2", partition=DAY, run_id=RUN, limit=1)
+        assert [unit.wal_id for unit in claimed] == [units[number].wal_id]
+    bench.ledger.release_lost(run_ids=[RUN])
     claimed = bench.ledger.claim(dataset="nexrad-l2", partition=DAY, run_id=RUN, limit=3)
     assert [unit.wal_id for unit in claimed] == [units[number].wal_id for number in (3, 2, 1)]
     assert bench.ledger.claim(dataset="nexrad-l2", partition="2025-12-04", run_id=RUN, limit=3) == []

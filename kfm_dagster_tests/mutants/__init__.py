@@ -1,0 +1,1 @@
+"""Mutants: one rule of the product taken away at a time, and the test that must notice it."""

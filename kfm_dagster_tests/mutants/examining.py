@@ -1,0 +1,167 @@
+"""Examine mutants: change one text in a throwaway copy of the checkout, run the test that claims the rule, restore it.
+
+Belongs here: what a mutant is, the copy, and what a test's end says of it. Does not belong here: which mutants there
+are (`mutants.yaml`) and what is printed (`__main__.py`).
+"""
+
+from __future__ import annotations
+
+import compileall
+import os
+import py_compile
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum, unique
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+LIST = Path(__file__).with_name("mutants.yaml")
+PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "-W", "ignore")
+TIMEOUT_SECONDS = 300.0
+"""Of one mutant's test; each of them ends within seconds on a free machine."""
+TESTS_FAILED = 1
+"""pytest's exit code; 2 to 5 are an interruption, an error of its own or of usage, and that no test was collected."""
+
+
+@unique
+class Fate(StrEnum):
+    """How a mutant ended."""
+
+    KILLED = "killed"
+    """Its test failed."""
+    SURVIVED = "survived"
+    """Its test passed: nothing held the rule."""
+    BROKEN = "broken"
+    """Nothing was found out: the text is not there once, or no test ran."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    """One change of one text, and the test that must fail. `file` is a path from the root."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+    @property
+    def arguments(self) -> list[str]:
+        """What pytest is given to choose the test."""
+        return shlex.split(self.test)
+
+    def misplaced(self, root: Path) -> str | None:
+        """Say why the change cannot be made below a folder; None where it can."""
+        path = root / self.file
+        found = path.read_text(encoding="utf-8").count(self.old) if path.is_file() else 0
+        return None if found == 1 else f"{self.file} holds this text {found} times, not once: {self.old!r}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examined:
+    """What became of a mutant, and for one that was not killed, what was seen."""
+
+    mutant: Mutant
+    fate: Fate
+    why: str = ""
+
+
+def load(path: Path = LIST) -> list[Mutant]:
+    """Read the list."""
+    return [Mutant(**entry) for entry in yaml.safe_load(path.read_text(encoding="utf-8"))]
+
+
+@contextmanager
+def copied() -> Iterator[Path]:
+    """Give a copy of the checkout's tracked files, which goes afterwards."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    with tempfile.TemporaryDirectory(prefix="kfm-mutants-", ignore_cleanup_errors=True) as folder:
+        # A folder deeper: tests look for the shared data beside the checkout.
+        copy = Path(folder) / "checkout"
+        for name in filter(None, listed.split("\0")):
+            if (ROOT / name).is_file():
+                (copy / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(ROOT / name, copy / name)
+        # By its content and not by its time: a file that is changed and restored within a second is read anew.
+        mode = py_compile.PycInvalidationMode.CHECKED_HASH
+        compileall.compile_dir(copy / "kfm_dagster", quiet=1, invalidation_mode=mode)
+        yield copy
+
+
+def imported_from(copy: Path) -> Path:
+    """Return the folder that the package is imported from by the tests of a copy."""
+    command = [sys.executable, "-c", "import kfm_dagster; print(kfm_dagster.__file__)"]
+    done = subprocess.run(
+        command, cwd=copy, env=_environment(copy), check=True, capture_output=True, text=True, timeout=TIMEOUT_SECONDS
+    )
+    return Path(done.stdout.strip()).parent
+
+
+def unmutated(copy: Path, mutants: Sequence[Mutant]) -> str | None:
+    """Run the tests of these mutants together in an unchanged copy; None when they pass, else what pytest says."""
+    named = sorted({one for mutant in mutants if "-k" not in mutant.arguments for one in mutant.arguments})
+    by_expression = [mutant.arguments for mutant in mutants if "-k" in mutant.arguments]
+    runs = [named] if named else []
+    if by_expression:
+        files = sorted({one for arguments in by_expression for one in arguments[: arguments.index("-k")]})
+        expressions = sorted({f"({arguments[arguments.index('-k') + 1]})" for arguments in by_expression})
+        runs.append([*files, "-k", " or ".join(expressions)])
+    for arguments in runs:
+        code, said = _pytest(copy, arguments, timeout=TIMEOUT_SECONDS * len(mutants))
+        if code != 0:
+            return said
+    return None
+
+
+def examine(copy: Path, mutant: Mutant) -> Examined:
+    """Make the change in a copy, run its test, and restore the file."""
+    if (why := mutant.misplaced(copy)) is not None:
+        return Examined(mutant=mutant, fate=Fate.BROKEN, why=why)
+    path = copy / mutant.file
+    sound = path.read_text(encoding="utf-8")
+    path.write_text(sound.replace(mutant.old, mutant.new), encoding="utf-8")
+    try:
+        code, said = _pytest(copy, mutant.arguments, timeout=TIMEOUT_SECONDS)
+    finally:
+        path.write_text(sound, encoding="utf-8")
+    if code == TESTS_FAILED:
+        return Examined(mutant=mutant, fate=Fate.KILLED)
+    if code == 0:
+        return Examined(mutant=mutant, fate=Fate.SURVIVED, why=f"{mutant.test} passes")
+    ended = "does not end" if code is None else f"ends with {code}"
+    return Examined(mutant=mutant, fate=Fate.BROKEN, why=f"pytest {mutant.test} {ended}: {said.strip()[-300:]}")
+
+
+def _environment(copy: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": ""}
+
+
+def _pytest(copy: Path, arguments: Sequence[str], *, timeout: float) -> tuple[int | None, str]:
+    """Run pytest in a process group of its own; the code is None when it had to be ended."""
+    child = subprocess.Popen(
+        [*PYTEST, *arguments],
+        cwd=copy,
+        env=_environment(copy),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        said, _ = child.communicate(timeout=timeout)
+    except BaseException as error:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        if isinstance(error, subprocess.TimeoutExpired):
+            return None, ""
+        raise
+    return child.returncode, said
