@@ -11,9 +11,11 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from textwrap import indent
 from typing import Any
 
 import click
+import yaml
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -53,8 +55,16 @@ def show_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], *, as_j
 
 
 def show_fields(fields: Mapping[str, Any]) -> None:
-    """Print named values, one below the other."""
-    show_rows(({"field": name, "value": value} for name, value in fields.items()), ("field", "value"))
+    """Print named values, one below the other; below them those that hold others, as indented lines."""
+    nested = {name: value for name, value in fields.items() if value and isinstance(value, Mapping | list | tuple)}
+    rows = [{"field": name, "value": value} for name, value in fields.items() if name not in nested]
+    if rows or not nested:
+        show_rows(rows, ("field", "value"))
+    for name, value in nested.items():
+        # By way of JSON, so that YAML meets nothing but plain values.
+        plain = json.loads(json.dumps(value, default=str))
+        text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=_ANY_WIDTH)
+        click.echo(f"{name}:\n{indent(text, '  ')}", nl=False)
 
 
 def show_section(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kfm_dagster.cli.tables import LEAST_URI, show_rows
+from kfm_dagster.cli.tables import LEAST_URI, show_fields, show_rows
 from kfm_dagster.contracts.id_prefix import SHORTEST_PREFIX, AmbiguousIdError, whole_id
 
 IDS = ["0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a", "0b2f0c1e-ffff-8c11-9a40-7f3e1d2c4b5a"]
@@ -63,6 +63,22 @@ def test_no_id_is_folded_at_any_width(
         assert re.search(rf"\b{wal_id[: SHORTEST_PREFIX + 2]}", text)
     if columns >= 140:
         assert all(wal_id in text for wal_id in IDS)
+
+
+def test_values_that_hold_others_are_lines_below_the_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    message = {"id": "m-1", "body": {"Records": [{"why": "x" * 300}], "escape": "\x1b[31m"}}
+    show_fields({"message": message, "run_id": "run-1", "none": {}})
+    table, _, below = capsys.readouterr().out.partition("message:\n")
+    assert [line.split() for line in table.splitlines() if "run" in line or "{}" in line] == [
+        ["run_id", "run-1"],
+        ["none", "{}"],
+    ]
+    assert below.splitlines()[:2] == ["  id: m-1", "  body:"]
+    assert f"why: {'x' * 300}" in below
+    assert "\x1b" not in below
 
 
 @pytest.mark.parametrize(("as_json", "said"), [(False, "none\n"), (True, "")])
