@@ -59,7 +59,7 @@ class SnsVerify(StrEnum):
 
 
 @unique
-class Feed(StrEnum):
+class FeedKind(StrEnum):
     """What a deployment's queue brings of each dataset."""
 
     WHOLE = "whole"
@@ -138,8 +138,8 @@ class Settings(BaseSettings):
     max_units_per_run: int = Field(
         5000, ge=1, le=10_000, description="Units that one run claims per dataset; each takes about 25 KB of memory."
     )
-    feed: Feed = Field(
-        Feed.WHOLE,
+    feed: FeedKind = Field(
+        FeedKind.WHOLE,
         description="whole or sample: whether the queue brings all that each provider announces, so that gate G6 holds "
         "a day against what its contract expects.",
     )

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
 import sys
+from collections import defaultdict
+from pathlib import Path
 
 import pytest
+
+import kfm_dagster
 
 IMPORT_EVERYTHING = """
 import importlib, json, os, pkgutil, sys
@@ -49,6 +54,16 @@ for name in names:
     importlib.import_module(name)
 print(json.dumps(seen | {"modules": names}))
 """
+
+
+def test_no_two_classes_of_the_package_share_a_name() -> None:
+    package = Path(kfm_dagster.__file__).parent
+    named: dict[str, list[str]] = defaultdict(list)
+    for path in sorted(package.rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                named[node.name].append(path.relative_to(package).as_posix())
+    assert {name: places for name, places in named.items() if len(places) > 1} == {}
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 from sqlalchemy import RowMapping
 
-from kfm_dagster.alerts.plan import Level, Rule
+from kfm_dagster.alerts.plan import AlertRule, Level
 from kfm_dagster.contracts.identity import moment, rfc3339
 from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
@@ -67,7 +67,7 @@ class TellingReason(StrEnum):
 class Terms:
     """A rule as of one evaluation: from when events count, and which levels anybody hears."""
 
-    rule: Rule
+    rule: AlertRule
     level: Level
     threshold: int
     since: datetime
@@ -98,7 +98,7 @@ class ClockLimits:
 class Listener:
     """An endpoint that hears of a rule at a level, by the first channel that leads to it."""
 
-    rule: Rule
+    rule: AlertRule
     level: Level
     endpoint: int
     channel: str
@@ -109,7 +109,7 @@ class Alert:
     """One alert. `observed`: events within the rule's window; `place`: stage or source of the newest of them."""
 
     alert_id: int
-    rule: Rule
+    rule: AlertRule
     subject: str
     state: AlertState
     level: Level
@@ -183,7 +183,8 @@ class AlertBook:
             tx.run("alerts.lock").close()
             levels = {term.rule: term.level for term in terms}
             found = [
-                {**finding, "level": levels[Rule(finding["rule"])]} for finding in _findings(tx, terms, limits, now)
+                {**finding, "level": levels[AlertRule(finding["rule"])]}
+                for finding in _findings(tx, terms, limits, now)
             ]
             given = {"now": rfc3339(now), "findings": _json(found), "terms": _json([term.row() for term in terms])}
             resolved = _ids(tx, "alerts.resolve", now=given["now"], findings=given["findings"])
@@ -301,7 +302,7 @@ def _alert(columns: RowMapping) -> Alert:
         if name.endswith(("_at", "since"))
     }
     words = {
-        "rule": Rule(columns["rule"]),
+        "rule": AlertRule(columns["rule"]),
         "state": AlertState(columns["state"]),
         "level": Level(columns["level"]),
     }

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 import apprise
 from pydantic import SecretStr
 
-from kfm_dagster.alerts.message import Message
+from kfm_dagster.alerts.message import AlertMessage
 from kfm_dagster.alerts.plan import Level
 from kfm_dagster.errors import ConfigurationError
 
@@ -110,7 +110,7 @@ _SECRETS: ContextVar[frozenset[str]] = ContextVar("kfm_alert_secrets", default=f
 _BLOTTER = _Blotter()
 
 
-def send(endpoint: Endpoint, message: Message, *, seconds: float = SECONDS) -> Answer:
+def send(endpoint: Endpoint, message: AlertMessage, *, seconds: float = SECONDS) -> Answer:
     """Send one message, and wait for the answer so long at most. Raises nothing: what fails is in the answer."""
     url = endpoint.url.get_secret_value()
     for name in _TALKATIVE:
@@ -125,7 +125,7 @@ def send(endpoint: Endpoint, message: Message, *, seconds: float = SECONDS) -> A
         _SECRETS.reset(before)
 
 
-def _sent(url: str, message: Message, seconds: float) -> Answer:
+def _sent(url: str, message: AlertMessage, seconds: float) -> Answer:
     _SECRETS.set(_secrets(url))
     asset = apprise.AppriseAsset(app_id="kfm_dagster", app_desc="alerts over the stages", app_url="")
     service = apprise.Apprise.instantiate(url, asset=asset)

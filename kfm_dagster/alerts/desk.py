@@ -15,11 +15,11 @@ from pydantic import SecretStr
 
 from kfm_dagster.alerts.book import AlertBook, Changes, ClockLimits, Listener, Terms
 from kfm_dagster.alerts.channels import Answer, Endpoint, Endpoints, send
-from kfm_dagster.alerts.message import Message, message_of, trial
-from kfm_dagster.alerts.plan import AlertPlan, Level, Rule
+from kfm_dagster.alerts.message import AlertMessage, message_of, trial
+from kfm_dagster.alerts.plan import AlertPlan, AlertRule, Level
 from kfm_dagster.storage.database import Database
 
-Send = Callable[[Endpoint, Message], Answer]
+Send = Callable[[Endpoint, AlertMessage], Answer]
 BUDGET_SECONDS = 30.0
 """After so long an evaluation begins no further message; the next one goes on."""
 
@@ -66,14 +66,14 @@ class AlertDesk:
         endpoints = Endpoints.parse(self.urls, self.plan.channels)
         return [channel for channel in self.plan.channels if not endpoints.of(channel)]
 
-    def _channels(self, rule: Rule, level: Level) -> list[str]:
-        more = self.on_divergence if rule is Rule.REPLAY_DIVERGENCE else ()
+    def _channels(self, rule: AlertRule, level: Level) -> list[str]:
+        more = self.on_divergence if rule is AlertRule.REPLAY_DIVERGENCE else ()
         return [*self.plan.levels[level], *more]
 
     def _listeners(self, endpoints: Endpoints) -> list[Listener]:
         return [
             Listener(rule=rule, level=level, endpoint=endpoint.number, channel=channel)
-            for rule in Rule
+            for rule in AlertRule
             for level in Level
             for channel in self._channels(rule, level)
             for endpoint in endpoints.of(channel)
@@ -91,7 +91,7 @@ class AlertDesk:
                 escalate_before=None if terms.escalate_after is None else now - terms.escalate_after,
                 audience={one.level for one in listeners if one.rule is rule},
             )
-            for rule in Rule
+            for rule in AlertRule
         ]
 
     def _deliver(self, endpoints: Endpoints) -> tuple[int, list[str]]:

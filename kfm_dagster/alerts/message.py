@@ -9,34 +9,34 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from kfm_dagster.alerts.book import Alert, AlertState, Telling, TellingReason
-from kfm_dagster.alerts.plan import Level, Rule, RuleTerms
+from kfm_dagster.alerts.plan import AlertRule, Level, RuleTerms
 from kfm_dagster.contracts.identity import rfc3339
 
 MEANINGS = {
-    Rule.STATE_FLAPPING: "The stage runs again after it failed, again and again.",
-    Rule.RETRY_STORM: "Stages are retried in numbers: what they depend on may be down, and is asked all the more.",
-    Rule.COVARIANCE: "A covariance is not positive definite (G7): its uncertainties mean nothing.",
-    Rule.PATH_DESYNC: "The arrays of a path do not belong together (G3).",
-    Rule.UNLOCK: "The clock is not locked (E_SYNC): outputs are [Restricted] or stages do not run.",
-    Rule.GATE_BREACH: "A gate does not pass: it stops the stage, takes units out, or restricts what is made.",
-    Rule.REPLAY_DIVERGENCE: "A replay gave something else than the original, and was rolled back.",
-    Rule.WORSE_OBJECT: "A version of an object was quarantined; the Item of an earlier one stays in the catalog.",
+    AlertRule.STATE_FLAPPING: "The stage runs again after it failed, again and again.",
+    AlertRule.RETRY_STORM: "Stages are retried in numbers: what they depend on may be down, and is asked all the more.",
+    AlertRule.COVARIANCE: "A covariance is not positive definite (G7): its uncertainties mean nothing.",
+    AlertRule.PATH_DESYNC: "The arrays of a path do not belong together (G3).",
+    AlertRule.UNLOCK: "The clock is not locked (E_SYNC): outputs are [Restricted] or stages do not run.",
+    AlertRule.GATE_BREACH: "A gate does not pass: it stops the stage, takes units out, or restricts what is made.",
+    AlertRule.REPLAY_DIVERGENCE: "A replay gave something else than the original, and was rolled back.",
+    AlertRule.WORSE_OBJECT: "A version of an object was quarantined; the Item of an earlier one stays in the catalog.",
 }
 LOOK = {
-    Rule.STATE_FLAPPING: "kfm validate --days 1; kfm explain RUN",
-    Rule.RETRY_STORM: "kfm validate --days 1; kfm explain RUN",
-    Rule.COVARIANCE: "kfm validate --days 1; kfm explain RUN",
-    Rule.PATH_DESYNC: "kfm validate --days 1; kfm explain RUN",
-    Rule.UNLOCK: "kfm clock --ask",
-    Rule.GATE_BREACH: "kfm validate --days 1; kfm explain RUN",
-    Rule.REPLAY_DIVERGENCE: "kfm validate --days 1; kfm explain RUN",
-    Rule.WORSE_OBJECT: "kfm quarantine list; kfm explain RUN",
+    AlertRule.STATE_FLAPPING: "kfm validate --days 1; kfm explain RUN",
+    AlertRule.RETRY_STORM: "kfm validate --days 1; kfm explain RUN",
+    AlertRule.COVARIANCE: "kfm validate --days 1; kfm explain RUN",
+    AlertRule.PATH_DESYNC: "kfm validate --days 1; kfm explain RUN",
+    AlertRule.UNLOCK: "kfm clock --ask",
+    AlertRule.GATE_BREACH: "kfm validate --days 1; kfm explain RUN",
+    AlertRule.REPLAY_DIVERGENCE: "kfm validate --days 1; kfm explain RUN",
+    AlertRule.WORSE_OBJECT: "kfm quarantine list; kfm explain RUN",
 }
 """Where a rule's evidence is seen; RUN is the run of its newest event."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Message:
+class AlertMessage:
     """Title and body, plain text."""
 
     level: Level
@@ -44,7 +44,7 @@ class Message:
     body: str
 
 
-def message_of(telling: Telling, terms: RuleTerms) -> Message:
+def message_of(telling: Telling, terms: RuleTerms) -> AlertMessage:
     """Return the message about an alert as it is now."""
     alert = telling.alert
     count = f"{alert.observed} events within {spoken(terms.window)} (it fires from {terms.threshold} on)"
@@ -57,12 +57,14 @@ def message_of(telling: Telling, terms: RuleTerms) -> Message:
         f'Take it on: kfm alerts ack {alert.alert_id} --reason "..."',
         f"What to do: docs/alerts.md#{alert.rule}. Key: {alert.key}",
     ]
-    return Message(level=alert.level, title=f"[{alert.level}] {alert.rule}: {alert.subject}", body="\n".join(lines))
+    return AlertMessage(
+        level=alert.level, title=f"[{alert.level}] {alert.rule}: {alert.subject}", body="\n".join(lines)
+    )
 
 
-def trial(channel: str) -> Message:
+def trial(channel: str) -> AlertMessage:
     """Return the message of `kfm alerts test`."""
-    return Message(
+    return AlertMessage(
         level=Level.INFO,
         title=f"[test] kfm_dagster: channel {channel}",
         body="Somebody ran kfm alerts test. Nothing is wrong, and this is where alerts come.",

@@ -31,7 +31,7 @@ class Level(StrEnum):
 
 
 @unique
-class Rule(StrEnum):
+class AlertRule(StrEnum):
     """What is looked for."""
 
     STATE_FLAPPING = "state_flapping"
@@ -71,7 +71,7 @@ class RuleTerms(Strict):
     escalate_after: Span | None = None
 
 
-class Rules(Strict):
+class AlertRules(Strict):
     """The terms of all rules."""
 
     state_flapping: RuleTerms
@@ -83,7 +83,7 @@ class Rules(Strict):
     replay_divergence: RuleTerms
     worse_object: RuleTerms
 
-    def __getitem__(self, rule: Rule) -> RuleTerms:
+    def __getitem__(self, rule: AlertRule) -> RuleTerms:
         terms: RuleTerms = getattr(self, rule.value)
         return terms
 
@@ -109,7 +109,7 @@ class AlertPlan(Strict):
     version: Literal["1.0.0"]
     channels: list[ChannelName]
     levels: Levels
-    rules: Rules
+    rules: AlertRules
 
     @classmethod
     def parse(cls, text: str, *, source: str = ALERTS) -> AlertPlan:

@@ -29,7 +29,7 @@ Page = tuple[str, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Standing:
+class CatalogEntry:
     """What the index says of an Item; `replaces` is the unit whose Item stood before it."""
 
     item_id: str
@@ -57,7 +57,7 @@ class Write:
     """
 
     candidate: Candidate
-    base: Standing | None
+    base: CatalogEntry | None
     path: str
     promotion_id: int | None = None
 
@@ -91,11 +91,11 @@ class CollectionIndex:
         self._tx.run("catalog.lock_root")
         return [(row.collection_id, row.title) for row in self._tx.run("catalog.collections")]
 
-    def standing(self, item_ids: Iterable[str]) -> dict[str, Standing]:
+    def standing(self, item_ids: Iterable[str]) -> dict[str, CatalogEntry]:
         """Return what stands, by Item id."""
         rows = self._tx.run("catalog.standing", collection_id=self._collection, item_ids=_json(item_ids))
         return {
-            row.item_id: Standing(
+            row.item_id: CatalogEntry(
                 item_id=row.item_id,
                 partition=row.partition_key,
                 page=row.page,

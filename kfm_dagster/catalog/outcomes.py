@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-from kfm_dagster.catalog.index import Standing, Write
+from kfm_dagster.catalog.index import CatalogEntry, Write
 from kfm_dagster.catalog.item import Candidate
 from kfm_dagster.catalog.publisher import PublishError
 from kfm_dagster.contracts.envelope import StacResult, StacStatus, WalId
@@ -25,7 +25,7 @@ def elect(candidates: Iterable[Candidate]) -> dict[str, Candidate]:
     return elected
 
 
-def is_older(candidate: Candidate, other: Candidate | Standing) -> bool:
+def is_older(candidate: Candidate, other: Candidate | CatalogEntry) -> bool:
     """Tell whether the candidate was issued before the other; False when nothing tells."""
     if candidate.precedence != other.precedence:
         return candidate.precedence < other.precedence
@@ -58,7 +58,7 @@ def written(write: Write) -> StacResult:
     return _result(write, StacStatus.UPDATED, replaces=write.base.wal_id)
 
 
-def unchanged(write: Write, standing: Standing) -> StacResult:
+def unchanged(write: Write, standing: CatalogEntry) -> StacResult:
     """Return the result of a unit whose Item stands already.
 
     What the Item replaced is told again, because the first answer may have died with its run.
@@ -66,7 +66,7 @@ def unchanged(write: Write, standing: Standing) -> StacResult:
     return _result(write, StacStatus.NO_OP, replaces=standing.replaces)
 
 
-def superseded(write: Write, standing: Standing) -> StacResult:
+def superseded(write: Write, standing: CatalogEntry) -> StacResult:
     """Return the result of a unit that came after a newer one."""
     return dataclasses.replace(
         _result(write, StacStatus.NO_OP),
@@ -96,7 +96,7 @@ def beside(candidate: Candidate, winner: Candidate, result: StacResult) -> StacR
     return result
 
 
-def overtaken(lost: Iterable[Write], standing: Mapping[str, Standing]) -> dict[str, StacResult]:
+def overtaken(lost: Iterable[Write], standing: Mapping[str, CatalogEntry]) -> dict[str, StacResult]:
     """Return the results of writes that came second: the same content is no loss."""
     outcome: dict[str, StacResult] = {}
     for write in lost:

@@ -20,7 +20,7 @@ import orjson
 import pyarrow as pa
 
 from kfm_dagster.catalog import outcomes
-from kfm_dagster.catalog.index import Standing, Write
+from kfm_dagster.catalog.index import CatalogEntry, Write
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.storage.database import Transaction
@@ -48,7 +48,7 @@ class Promotion:
     before_sha256: str | None
     withdrawn: bool
 
-    def came_after(self, standing: Standing | None) -> bool:
+    def came_after(self, standing: CatalogEntry | None) -> bool:
         """Tell whether it was to replace just what stands, or nothing where nothing stands."""
         before = (self.before_promotion_id, self.before_revision)
         return before == ((standing.promotion_id, standing.revision) if standing else (None, None))

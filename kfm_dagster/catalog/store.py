@@ -17,7 +17,7 @@ import orjson
 from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.catalog import layout, outcomes, tree
-from kfm_dagster.catalog.index import CollectionIndex, Page, Standing, Write
+from kfm_dagster.catalog.index import CatalogEntry, CollectionIndex, Page, Write
 from kfm_dagster.catalog.item import Candidate, content_sha256
 from kfm_dagster.catalog.promotions import PromotionLog
 from kfm_dagster.catalog.publisher import Publisher, PublishError, Staged
@@ -159,7 +159,7 @@ class Catalog:
         self,
         contract: DatasetContract,
         candidates: Sequence[Candidate],
-        standing: Mapping[str, Standing],
+        standing: Mapping[str, CatalogEntry],
         fence: Fence,
     ) -> dict[str, StacResult]:
         """Register valid candidates of which no two have one Item id."""
@@ -301,7 +301,7 @@ def _promote(tx: Transaction, index: CollectionIndex, writes: Sequence[Write], s
     return _Promotion(is_new=index.open_collection(), applied=index.apply(promoted), failures=failures)
 
 
-def _write(candidate: Candidate, base: Standing | None) -> Write:
+def _write(candidate: Candidate, base: CatalogEntry | None) -> Write:
     partition = base.partition if base else candidate.partition
     path = layout.item_path(candidate.collection_id, partition, candidate.item_id)
     return Write(candidate=candidate, base=base, path=path)

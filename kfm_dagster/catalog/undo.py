@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kfm_dagster.catalog import layout, tree
-from kfm_dagster.catalog.index import CollectionIndex, Standing
+from kfm_dagster.catalog.index import CatalogEntry, CollectionIndex
 from kfm_dagster.catalog.promotions import Promotion, PromotionLog, sha256
 from kfm_dagster.catalog.publisher import Publisher
 from kfm_dagster.contracts.model import DatasetContract
@@ -60,7 +60,7 @@ def undo(
     }
     standing = index.standing(entries)
     steps: list[_Step] = []
-    untouched: dict[str, Standing | None] = {}
+    untouched: dict[str, CatalogEntry | None] = {}
     superseded: list[str] = []
     for item_id, found in entries.items():
         now = standing.get(item_id)
@@ -90,7 +90,7 @@ def undo(
     )
 
 
-def _oldest_to_undo(entries: Sequence[Promotion], standing: Standing | None, own: set[int]) -> Promotion | None:
+def _oldest_to_undo(entries: Sequence[Promotion], standing: CatalogEntry | None, own: set[int]) -> Promotion | None:
     """Return the entry to go back behind: through this run's, and through those of runs undone before."""
     by_id = {entry.promotion_id: entry for entry in entries}
     found = None
@@ -101,7 +101,7 @@ def _oldest_to_undo(entries: Sequence[Promotion], standing: Standing | None, own
     return found
 
 
-def _has_ancestor(entries: Sequence[Promotion], standing: Standing | None, own: set[int]) -> bool:
+def _has_ancestor(entries: Sequence[Promotion], standing: CatalogEntry | None, own: set[int]) -> bool:
     """Tell whether what stands came after what this run wrote."""
     by_id = {entry.promotion_id: entry for entry in entries}
     current = by_id.get(standing.promotion_id or 0) if standing else None
@@ -114,7 +114,7 @@ def _left_in_sight(
     publisher: Publisher,
     contract: DatasetContract,
     own: Mapping[str, Sequence[Promotion]],
-    untouched: Mapping[str, Standing | None],
+    untouched: Mapping[str, CatalogEntry | None],
 ) -> list[_Step]:
     """Files of this run that stand without their row: it died between the two, or its undoing did."""
     paths = {item_id: _path(contract, now, own[item_id][0]) for item_id, now in untouched.items()}
@@ -168,7 +168,7 @@ def _publish(publisher: Publisher, levels: Sequence[tree.Level]) -> None:
         publisher.remove(gone)
 
 
-def _path(contract: DatasetContract, standing: Standing | None, entry: Promotion) -> str:
+def _path(contract: DatasetContract, standing: CatalogEntry | None, entry: Promotion) -> str:
     """Return where an Item's file is: it never moves while it stands, whatever day a later issue of it says."""
     partition = standing.partition if standing else entry.partition
     return layout.item_path(contract.stac.collection, partition, entry.item_id)

@@ -11,7 +11,7 @@ import gzip
 import struct
 from datetime import UTC, datetime, timedelta
 
-from kfm_dagster.chaos.stories import Announce, Drain, Fate, Pathology, Store, Version
+from kfm_dagster.chaos.stories import Announce, Drain, ExpectedOutcome, Pathology, Store, Version
 from kfm_dagster.contracts.issues import IntegrityIssue, MetadataIssue, ParseIssue
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.samples import goes_abi, hrrr, nexrad_level2
@@ -92,8 +92,8 @@ def _out_of_order() -> Pathology:
             Announce(versions=(old,)),
         ),
         fates=(
-            Fate(version=old, status=Status.QUARANTINED, code="stale_event"),
-            Fate(version=new, status=Status.SUCCEEDED),
+            ExpectedOutcome(version=old, status=Status.QUARANTINED, code="stale_event"),
+            ExpectedOutcome(version=new, status=Status.SUCCEEDED),
         ),
         shown=(new,),
     )
@@ -111,8 +111,8 @@ def _rewritten_before_its_run() -> Pathology:
             Announce(versions=(new,)),
         ),
         fates=(
-            Fate(version=old, status=Status.QUARANTINED, code="superseded"),
-            Fate(version=new, status=Status.SUCCEEDED),
+            ExpectedOutcome(version=old, status=Status.QUARANTINED, code="superseded"),
+            ExpectedOutcome(version=new, status=Status.SUCCEEDED),
         ),
         shown=(new,),
     )
@@ -144,7 +144,7 @@ def _truncated() -> Pathology:
             Store(version=volume, content=volume.content[: len(volume.content) * 3 // 4]),
             Announce(versions=(volume,)),
         ),
-        fates=(Fate(version=volume, status=Status.QUARANTINED, code=IntegrityIssue.SIZE_MISMATCH),),
+        fates=(ExpectedOutcome(version=volume, status=Status.QUARANTINED, code=IntegrityIssue.SIZE_MISMATCH),),
     )
 
 
@@ -157,7 +157,7 @@ def _zero_byte() -> Pathology:
             Store(version=volume),
             Announce(versions=(volume,)),
         ),
-        fates=(Fate(version=volume, status=Status.QUARANTINED, code=IntegrityIssue.SIZE_ZERO),),
+        fates=(ExpectedOutcome(version=volume, status=Status.QUARANTINED, code=IntegrityIssue.SIZE_ZERO),),
     )
 
 
@@ -169,7 +169,7 @@ def _stale_sidecar() -> Pathology:
         name="stale sidecar",
         story="The .idx beside a forecast is that of yesterday's run.",
         steps=(*_stored(index, forecast), Announce(versions=(index,)), Announce(versions=(forecast,))),
-        fates=(Fate(version=forecast, status=Status.QUARANTINED, code=MetadataIssue.SIDECAR_MISMATCH),),
+        fates=(ExpectedOutcome(version=forecast, status=Status.QUARANTINED, code=MetadataIssue.SIDECAR_MISMATCH),),
     )
 
 
@@ -250,7 +250,7 @@ def _volume_that_unpacks_for_ever() -> Pathology:
             Store(version=volume),
             Announce(versions=(volume,)),
         ),
-        fates=(Fate(version=volume, status=Status.QUARANTINED, code=MetadataIssue.RESOURCE_LIMIT),),
+        fates=(ExpectedOutcome(version=volume, status=Status.QUARANTINED, code=MetadataIssue.RESOURCE_LIMIT),),
     )
 
 
@@ -275,5 +275,5 @@ def _stored(*versions: Version) -> tuple[Store, ...]:
     return tuple(Store(version=version) for version in versions)
 
 
-def _all_well(*versions: Version) -> tuple[Fate, ...]:
-    return tuple(Fate(version=version, status=Status.SUCCEEDED) for version in versions)
+def _all_well(*versions: Version) -> tuple[ExpectedOutcome, ...]:
+    return tuple(ExpectedOutcome(version=version, status=Status.SUCCEEDED) for version in versions)

@@ -70,7 +70,7 @@ Step = Store | Announce | Drain
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fate:
+class ExpectedOutcome:
     """What must become of a version; `code` is that of its last error."""
 
     version: Version
@@ -85,7 +85,7 @@ class Pathology:
     name: str
     story: str
     steps: tuple[Step, ...]
-    fates: tuple[Fate, ...]
+    fates: tuple[ExpectedOutcome, ...]
     shown: tuple[Version, ...] = ()
     rejected: tuple[ParseIssue, ...] = ()
 

@@ -29,7 +29,7 @@ from kfm_dagster.replay.dead_letter_batches import (
     DeadLetterReport,
 )
 from kfm_dagster.replay.dead_letter_plan import LOOK_LIMIT
-from kfm_dagster.replay.dead_letters import DeadLetterClass, Selection
+from kfm_dagster.replay.dead_letters import DeadLetterClass, LetterSelection
 from kfm_dagster.settings import Settings
 
 LETTER_COLUMNS = ("message_id", "class", "dataset", "error_code", "receive_count", "sent_at", "detail", "objects")
@@ -49,11 +49,11 @@ class _Asked:
     datasets: Sequence[str]
     error_codes: Sequence[str]
 
-    def selection(self, pipeline: Pipeline) -> Selection:
+    def selection(self, pipeline: Pipeline) -> LetterSelection:
         """Return it. Raises ContractError for a dataset without a contract."""
         for name in self.datasets:
             _ = pipeline.registry[name]
-        return Selection(
+        return LetterSelection(
             classes=frozenset(map(DeadLetterClass, self.classes)),
             datasets=frozenset(self.datasets),
             error_codes=frozenset(self.error_codes),
@@ -244,13 +244,15 @@ def discard(*, message_ids: Sequence[str], confirm: bool, as_json: bool, **given
         def work(report: Callable[[DeadLetterReport], None]) -> DeadLetterReport:
             return dead_letter_moves.discard(pipeline, decision=decision, message_ids=named, report=report)
 
-        return _carry_out("discard", pipeline, Selection(message_ids=named), work, confirmed=confirm, as_json=as_json)
+        return _carry_out(
+            "discard", pipeline, LetterSelection(message_ids=named), work, confirmed=confirm, as_json=as_json
+        )
 
 
 def _carry_out(
     name: str,
     pipeline: Pipeline,
-    selection: Selection,
+    selection: LetterSelection,
     work: Work,
     *,
     limit: int | None = None,

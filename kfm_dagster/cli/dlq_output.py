@@ -11,12 +11,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.plural import counted
-from kfm_dagster.replay.dead_letter_batches import NOT_MEANT, DeadLetterReport, End, Outcome
+from kfm_dagster.replay.dead_letter_batches import NOT_MEANT, DeadLetterReport, End, LetterOutcome
 from kfm_dagster.replay.dead_letter_plan import DeadLetterPlan
 
 GROUP_COLUMNS = ("class", "dataset", "error_code", "messages", "units", "no_replay", "recurred")
 OUTCOME_COLUMNS = ("outcome", "messages")
-USUAL = {Outcome.DELETED, Outcome.WAITS, Outcome.MOVED, Outcome.DISCARDED}
+USUAL = {LetterOutcome.DELETED, LetterOutcome.WAITS, LetterOutcome.MOVED, LetterOutcome.DISCARDED}
 """Outcomes that are counted and not listed; `--json` lists every message."""
 MESSAGE_COLUMNS = ("message_id", "class", "dataset", "error_code", "outcome", "detail")
 
@@ -27,7 +27,9 @@ def bar(name: str, *, total: int) -> Iterator[Callable[[DeadLetterReport], None]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(name, total=total)
-        yield lambda report: bar.update(task, completed=sum(report.outcomes.values()) - report.outcomes[Outcome.LEFT])
+        yield lambda report: bar.update(
+            task, completed=sum(report.outcomes.values()) - report.outcomes[LetterOutcome.LEFT]
+        )
 
 
 def show_plan(planned: DeadLetterPlan, *, limit: int | None = None) -> None:
@@ -50,9 +52,9 @@ def show_report(done: DeadLetterReport) -> None:
         f"{done.run_id}: batches {done.batches}, units created {done.created}, let in again {done.readmitted}, "
         f"quarantined {done.quarantined}"
     )
-    if done.outcomes[Outcome.WAITS]:
+    if done.outcomes[LetterOutcome.WAITS]:
         click.echo(
-            f"{done.outcomes[Outcome.WAITS]} messages stay until the daemon (or kfm drain) has worked their units"
+            f"{done.outcomes[LetterOutcome.WAITS]} messages stay until the daemon (or kfm drain) has worked their units"
         )
     for message_id in sorted(done.unmet):
         click.echo(f"not done: {message_id}", err=True)

@@ -23,7 +23,7 @@ from kfm_dagster.cli.opening import opened_pipeline
 from kfm_dagster.cli.replay_compare import compare as compare_stages
 from kfm_dagster.cli.replay_follow import follow
 from kfm_dagster.cli.replay_inspect import MOST_ROWS, chosen, mismatches_of, records_of, units_of
-from kfm_dagster.cli.replay_options import Asked, How, Shell, everywhere, global_options, selecting, starting
+from kfm_dagster.cli.replay_options import How, SelectionOptions, Shell, everywhere, global_options, selecting, starting
 from kfm_dagster.cli.replay_output import nothing_selected, show, show_plan, show_report, show_runs, show_units
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.governance.log import Decision
@@ -46,7 +46,7 @@ def replay() -> None:
 @selecting
 @click.option("--save", type=NewFile(edited=True), help="Write the selection to this new YAML file.")
 @everywhere
-def select(*, shell: Shell, asked: Asked, save: Path | None) -> None:
+def select(*, shell: Shell, asked: SelectionOptions, save: Path | None) -> None:
     """Count what a selection matches, break it down and show examples. Changes nothing.
 
     Example: kfm replay select --dataset goes-abi --status failed --event-time-start 2025-12-04 --save incident.yaml
@@ -63,7 +63,7 @@ def select(*, shell: Shell, asked: Asked, save: Path | None) -> None:
 @selecting
 @click.option("--change-ref", help="Change or incident under which it is to be approved.")
 @everywhere
-def dry_run(*, shell: Shell, asked: Asked, change_ref: str | None) -> None:
+def dry_run(*, shell: Shell, asked: SelectionOptions, change_ref: str | None) -> None:
     """Say which batches a run would let in, and what would refuse it. Changes nothing.
 
     Example: kfm replay dry-run --selection-file incident.yaml
@@ -75,7 +75,7 @@ def dry_run(*, shell: Shell, asked: Asked, change_ref: str | None) -> None:
 @selecting
 @starting
 @everywhere
-def run(*, shell: Shell, asked: Asked, how: How) -> ExitCode:
+def run(*, shell: Shell, asked: SelectionOptions, how: How) -> ExitCode:
     """Start a replay and follow it until it has ended; Ctrl-C leaves it running.
 
     Example: kfm replay run --selection-file incident.yaml --reason "reader fixed" --change-ref INC-1 --confirm
@@ -115,7 +115,7 @@ def from_spec(*, shell: Shell, file: Path, dry: bool, how: How) -> ExitCode:
 @click.option("--mismatches", is_flag=True, help="Show the results that differ from an earlier success.")
 @everywhere
 def inspect(
-    *, shell: Shell, replay_run_id: str | None, asked: Asked, fields: str | None, rows: int, mismatches: bool
+    *, shell: Shell, replay_run_id: str | None, asked: SelectionOptions, fields: str | None, rows: int, mismatches: bool
 ) -> None:
     """Show the units of a replay, the records of a selection, or the results that differ.
 

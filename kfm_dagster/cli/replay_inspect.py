@@ -23,7 +23,7 @@ MOST_ROWS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
+class Inspection:
     """Rows to inspect, the fields that they have, and those that are shown unless others are asked for."""
 
     rows: Sequence[Mapping[str, Any]]
@@ -31,23 +31,23 @@ class Found:
     default: Sequence[str]
 
 
-def units_of(engine: ReplayEngine, replay_run_id: str, rows: int) -> Found:
+def units_of(engine: ReplayEngine, replay_run_id: str, rows: int) -> Inspection:
     """Return the units of a replay, in the order of its selection. Raises UnknownReplayError."""
     _ = engine.report(replay_run_id)
     with engine.pipeline.database.snapshot() as view:
         found = list(runs.unit_rows(view, replay_run_id, limit=rows))
-    return Found(rows=found, known=tuple(found[0]) if found else UNIT_FIELDS, default=UNIT_FIELDS)
+    return Inspection(rows=found, known=tuple(found[0]) if found else UNIT_FIELDS, default=UNIT_FIELDS)
 
 
-def records_of(engine: ReplayEngine, selection: Selection, rows: int) -> Found:
+def records_of(engine: ReplayEngine, selection: Selection, rows: int) -> Inspection:
     """Return the records that a selection means now. Raises GuardError."""
     units = engine.plan(selection).units[:rows]
     records = [engine.pipeline.ledger.get(unit.wal_id) for unit in units]
     shown = [record.model_dump(mode="json") for record in records if record is not None]
-    return Found(rows=shown, known=tuple(NoddWalRecord.model_fields), default=RECORD_FIELDS)
+    return Inspection(rows=shown, known=tuple(NoddWalRecord.model_fields), default=RECORD_FIELDS)
 
 
-def mismatches_of(engine: ReplayEngine, replay_run_id: str | None, rows: int) -> Found:
+def mismatches_of(engine: ReplayEngine, replay_run_id: str | None, rows: int) -> Inspection:
     """Return what differs from an earlier success, the newest first: all, or what nobody permitted of one replay."""
     if replay_run_id is None:
         found = engine.pipeline.ledger.mismatches(limit=rows)
@@ -56,10 +56,10 @@ def mismatches_of(engine: ReplayEngine, replay_run_id: str | None, rows: int) ->
         everything = engine.pipeline.ledger.mismatches(limit=MOST_ROWS)
         found = [one for one in everything if (one.wal_id, one.attempt) in own][:rows]
     shown = [{name: getattr(one, name) for name in MISMATCH_FIELDS} | {"at": rfc3339(one.at)} for one in found]
-    return Found(rows=shown, known=MISMATCH_FIELDS, default=MISMATCH_FIELDS)
+    return Inspection(rows=shown, known=MISMATCH_FIELDS, default=MISMATCH_FIELDS)
 
 
-def chosen(fields: str | None, found: Found) -> Sequence[str]:
+def chosen(fields: str | None, found: Inspection) -> Sequence[str]:
     """Return the fields to show. Raises click.BadParameter for one that the rows do not have."""
     wanted = [part.strip() for part in (fields or "").split(",") if part.strip()]
     if unknown := [name for name in wanted if name not in found.known]:

@@ -107,7 +107,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class SelectionOptions:
     """The selection that the options of a command describe."""
 
     file: Path | None
@@ -238,9 +238,9 @@ _SELECTING = (
 def selecting(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that select; it gets them as `asked`."""
 
-    def asked(*, selection_file: Path | None, **given: Any) -> Asked:
+    def asked(*, selection_file: Path | None, **given: Any) -> SelectionOptions:
         said = {name: value for name, value in given.items() if value not in (None, (), False)}
-        return Asked(file=selection_file, given=said)
+        return SelectionOptions(file=selection_file, given=said)
 
     return gathered(command, _SELECTING, "asked", asked)
 

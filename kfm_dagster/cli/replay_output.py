@@ -12,7 +12,7 @@ import yaml
 from kfm_dagster.cli.tables import show_fields, show_rows, show_section
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.replay.accounts import outcome_line
-from kfm_dagster.replay.plan import ReplayPlan
+from kfm_dagster.replay.plan import PlannedReplay
 from kfm_dagster.replay.reports import Report
 from kfm_dagster.replay.runs import ReplayRun
 
@@ -39,7 +39,7 @@ def show(document: object, *, output: str, as_table: Callable[[], None]) -> None
         as_table()
 
 
-def show_plan(plan: ReplayPlan, *, output: str) -> None:
+def show_plan(plan: PlannedReplay, *, output: str) -> None:
     """Print what a selection means now."""
     show(plan.as_json(), output=output, as_table=lambda: _plan_table(plan))
 
@@ -61,14 +61,14 @@ def show_units(rows: Sequence[Mapping[str, Any]], fields: Sequence[str], *, outp
     show(chosen, output=output, as_table=lambda: show_rows(chosen, fields))
 
 
-def nothing_selected(plan: ReplayPlan) -> str:
+def nothing_selected(plan: PlannedReplay) -> str:
     """Say what the ledger has instead of what a selection asked for, and what to do."""
     there = ", ".join(f"{count} {status}" for status, count in plan.others.items())
     step = next((step for status, step in INSTEAD.items() if status in plan.others), "kfm wal list shows what there is")
     return f"nothing is selected; of these datasets and times there are {there or 'no records'}; next: {step}"
 
 
-def _plan_table(plan: ReplayPlan) -> None:
+def _plan_table(plan: PlannedReplay) -> None:
     document = plan.as_json()
     if not plan.units and not plan.listings:
         click.echo(nothing_selected(plan))

@@ -36,14 +36,14 @@ class Form(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class ReportQuery:
     """What to answer."""
 
     days: int
     form: Form
 
 
-def asked_of(parameters: Sequence[tuple[str, str]], *, accept: str) -> Asked:
+def asked_of(parameters: Sequence[tuple[str, str]], *, accept: str) -> ReportQuery:
     """Read the query's parameters and the Accept header ("" for none).
 
     Raises BadRequestError, and NotAcceptableError where no parameter names the form and Accept allows none.
@@ -56,7 +56,9 @@ def asked_of(parameters: Sequence[tuple[str, str]], *, accept: str) -> Asked:
             expected="days and format, each once at most",
         )
     named = given.get("format")
-    return Asked(days=_days(given.get("days", str(DAYS))), form=_named(named) if named is not None else _form(accept))
+    return ReportQuery(
+        days=_days(given.get("days", str(DAYS))), form=_named(named) if named is not None else _form(accept)
+    )
 
 
 def _days(text: str) -> int:

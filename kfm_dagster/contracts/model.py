@@ -36,13 +36,13 @@ Bucket = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")]
 Regex = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
-class Strict(BaseModel):
+class ContractPart(BaseModel):
     """Base of every part of a contract: frozen, and no key that the model does not know."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class DatasetMetadata(Strict):
+class DatasetMetadata(ContractPart):
     """Who this dataset is."""
 
     id: DatasetId
@@ -52,14 +52,14 @@ class DatasetMetadata(Strict):
     owners: list[str] = []
 
 
-class Topic(Strict):
+class Topic(ContractPart):
     """An SNS topic that announces objects of this dataset."""
 
     arn: TopicArn
     message_shape: Literal["s3-event"] = "s3-event"
 
 
-class Notifications(Strict):
+class Notifications(ContractPart):
     """Which messages are ours and which shapes we accept."""
 
     topics: list[Topic] = Field(min_length=1)
@@ -70,7 +70,7 @@ class Notifications(Strict):
     priority: Priority = Priority.NORMAL
 
 
-class Queue(Strict):
+class QueueConfig(ContractPart):
     """The queue that the dataset's topics feed; times in seconds."""
 
     name: str = "kfm-nodd-primary"
@@ -79,7 +79,7 @@ class Queue(Strict):
     max_receive_count: int = Field(5, ge=1, le=1000)
 
 
-class TimeField(Strict):
+class TimeField(ContractPart):
     """How a time is written in the key: `value` joins named groups of the key pattern, `format` says what they are."""
 
     value: str
@@ -97,7 +97,7 @@ class TimeField(Strict):
         return value
 
 
-class KeyGrammar(Strict):
+class KeyGrammar(ContractPart):
     """The key's grammar. `pattern` is a full-match regular expression with named groups; times are UTC."""
 
     pattern: Regex
@@ -121,7 +121,7 @@ class KeyGrammar(Strict):
         return self
 
 
-class Sidecar(Strict):
+class Sidecar(ContractPart):
     """A file that belongs to a data object: same key plus suffix. Its own notifications are acknowledged, no unit."""
 
     suffix: str = Field(min_length=1)
@@ -130,7 +130,7 @@ class Sidecar(Strict):
     required: bool = False
 
 
-class Storage(Strict):
+class Storage(ContractPart):
     """Where the objects are and which keys are ours."""
 
     provider: Literal["aws", "gcp", "azure"] = "aws"
@@ -164,14 +164,14 @@ class Storage(Strict):
         return value
 
 
-class Magic(Strict):
+class Magic(ContractPart):
     """Bytes that an object of the declared format must hold."""
 
     hex: str = Field(pattern=r"^([0-9a-f]{2})+$")
     offset: int = Field(0, ge=0, le=1024)
 
 
-class IntegrityRules(Strict):
+class IntegrityRules(ContractPart):
     """What integrity-check does. Sizes in bytes."""
 
     checks: list[Literal["exists", "size", "etag_match", "headers", "magic"]] = [
@@ -187,7 +187,7 @@ class IntegrityRules(Strict):
     severities: dict[IntegrityIssue, Severity] = {}
 
 
-class MetadataRules(Strict):
+class MetadataRules(ContractPart):
     """What metadata-extract does."""
 
     reader: str
@@ -200,7 +200,7 @@ class MetadataRules(Strict):
     )
 
 
-class Provider(Strict):
+class Provider(ContractPart):
     """A STAC provider."""
 
     name: str
@@ -208,7 +208,7 @@ class Provider(Strict):
     url: str | None = None
 
 
-class AssetDefinition(Strict):
+class AssetDefinition(ContractPart):
     """The data object (or a sidecar) as a STAC asset."""
 
     title: str
@@ -216,7 +216,7 @@ class AssetDefinition(Strict):
     roles: list[str]
 
 
-class StacRules(Strict):
+class StacRules(ContractPart):
     """How Items and the Collection look."""
 
     collection: DatasetId
@@ -231,7 +231,7 @@ class StacRules(Strict):
     summaries: list[str] = Field([], description="Item properties summarised in the Collection.")
 
 
-class Backoff(Strict):
+class Backoff(ContractPart):
     """Seconds before attempt n+1, never more than `maximum_seconds`.
 
     const: base. exp: base * 2**(n-1). jitter and exp+jitter: a random share of those, between half and the whole, so
@@ -248,7 +248,7 @@ AWAITED = frozenset({IntegrityIssue.MISSING_OBJECT, IntegrityIssue.ACCESS_DENIED
 """Permanent errors that time may cure: an object is written late, a permission is granted."""
 
 
-class PermanentErrors(Strict):
+class PermanentErrors(ContractPart):
     """Errors that another attempt will hardly cure: fewer attempts, then quarantine."""
 
     codes: list[str] = Field(
@@ -272,7 +272,7 @@ class PermanentErrors(Strict):
     )
 
 
-class Retry(Strict):
+class Retry(ContractPart):
     """When a failed unit is tried again, and when no more."""
 
     max_attempts: int = Field(5, ge=1, le=20)
@@ -298,27 +298,27 @@ class Retry(Strict):
         return self.permanent.max_attempts or (self.max_attempts if error_code in AWAITED else 1)
 
 
-class Ledger(Strict):
+class LedgerFields(ContractPart):
     """Extension fields that the ledger keeps for this dataset: groups of the key grammar."""
 
     extension_fields: list[str] = []
 
 
-class DatasetContract(Strict):
+class DatasetContract(ContractPart):
     """One dataset."""
 
     apiVersion: Literal["kfm.nodd.dataset/v1"]  # noqa: N815 - the key's name in the file, as in Kubernetes
     kind: Literal["NoddDatasetContract"]
     metadata: DatasetMetadata
     notifications: Notifications
-    queue: Queue = Queue()
+    queue: QueueConfig = QueueConfig()
     storage: Storage
     integrity: IntegrityRules = IntegrityRules()
     metadata_extract: MetadataRules
     stac: StacRules
     governance: Governance
     retry: Retry = Retry()
-    ledger: Ledger = Ledger()
+    ledger: LedgerFields = LedgerFields()
     freshness: Freshness | None = Field(None, description="Default: any age is fresh.")
     coverage: Coverage | None = Field(None, description="Default: nothing is expected.")
 

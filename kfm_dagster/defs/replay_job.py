@@ -11,7 +11,7 @@ from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.errors import KfmError
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.replay.engine import ReplayEngine
-from kfm_dagster.replay.plan import ReplayPlan
+from kfm_dagster.replay.plan import PlannedReplay
 from kfm_dagster.replay.selection import API_VERSION, Selection, SelectionError, parse_selection, selection_of
 from kfm_dagster.replay.starting import start
 
@@ -83,7 +83,7 @@ def _started(engine: ReplayEngine, config: ReplayConfig) -> dict[str, Any]:
     return _told(started.plan, replay_run_id=started.replay_run_id, backfill_id=started.backfill_id)
 
 
-def _told(plan: ReplayPlan, **ids: str | None) -> dict[str, Any]:
+def _told(plan: PlannedReplay, **ids: str | None) -> dict[str, Any]:
     return {**ids, **plan.as_json()}
 
 

@@ -44,7 +44,7 @@ FORECAST_DELAY = timedelta(hours=1)
 
 
 @unique
-class Delivery(StrEnum):
+class StoredAs(StrEnum):
     """What the bucket holds of an announced object."""
 
     WHOLE = "whole"
@@ -61,7 +61,7 @@ class FeedObject:
     key: str
     content: bytes
     content_type: str | None = None
-    delivery: Delivery = Delivery.WHOLE
+    delivery: StoredAs = StoredAs.WHOLE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,8 +170,8 @@ class Feed:
 
     def deliver(self, item: FeedObject) -> ObjectEvent:
         """Store of an object what its delivery says, and return the event that announces the whole of it."""
-        if item.delivery is not Delivery.MISSING:
-            stored = item.content if item.delivery is Delivery.WHOLE else item.content[: len(item.content) // 2]
+        if item.delivery is not StoredAs.MISSING:
+            stored = item.content if item.delivery is StoredAs.WHOLE else item.content[: len(item.content) // 2]
             self.put(item.bucket, item.key, stored, content_type=item.content_type)
         # The ETag of an object put in one part is its MD5 (Amazon S3 API Reference, Object).
         etag = hashlib.md5(item.content, usedforsecurity=False).hexdigest()

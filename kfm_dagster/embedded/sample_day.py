@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 
-from kfm_dagster.embedded.feed import Delivery, Feed, FeedObject
+from kfm_dagster.embedded.feed import Feed, FeedObject, StoredAs
 from kfm_dagster.samples import goes_abi, hrrr, nexrad_level2
 
 SAMPLE_DAY = date(2025, 4, 2)
@@ -86,11 +86,11 @@ def sample_objects(first_day: date = SAMPLE_DAY) -> Iterator[FeedObject]:
         start = midnight + timedelta(hours=hours)
         key, content = goes_abi.make_goes_abi(product=product, start=start, satellite=satellite, band=band)
         whole = (satellite, product, band, hours) != _TRUNCATED
-        delivery = Delivery.WHOLE if whole else Delivery.TRUNCATED
+        delivery = StoredAs.WHOLE if whole else StoredAs.TRUNCATED
         yield FeedObject(bucket=f"noaa-goes{satellite}", key=key, content=content, delivery=delivery)
     for site, hours in (*_NEXRAD, _MISSING):
         key, content = nexrad_level2.make_nexrad_level2(site=site, start=midnight + timedelta(hours=hours))
-        delivery = Delivery.MISSING if (site, hours) == _MISSING else Delivery.WHOLE
+        delivery = StoredAs.MISSING if (site, hours) == _MISSING else StoredAs.WHOLE
         yield FeedObject(bucket=nexrad_level2.BUCKET, key=key, content=content, delivery=delivery)
     for hours, lead, product, region in _HRRR:
         run = midnight + timedelta(hours=hours)
@@ -101,7 +101,7 @@ def sample_objects(first_day: date = SAMPLE_DAY) -> Iterator[FeedObject]:
 
 def publish_samples(feed: Feed, *, first_day: date = SAMPLE_DAY) -> PublishedSamples:
     """Put and announce every sample object, three volumes in one message, one object twice, and one malformed body."""
-    uris: dict[Delivery, list[str]] = {delivery: [] for delivery in Delivery}
+    uris: dict[StoredAs, list[str]] = {delivery: [] for delivery in StoredAs}
     events = []
     for item in sample_objects(first_day):
         events.append(feed.deliver(item))
@@ -112,11 +112,11 @@ def publish_samples(feed: Feed, *, first_day: date = SAMPLE_DAY) -> PublishedSam
     messages += feed.announce(events[:1])
     feed.announce_raw(_MALFORMED)
     return PublishedSamples(
-        objects=tuple(uri for uri in uris[Delivery.WHOLE] if not uri.endswith(".idx")),
-        sidecars=tuple(uri for uri in uris[Delivery.WHOLE] if uri.endswith(".idx")),
+        objects=tuple(uri for uri in uris[StoredAs.WHOLE] if not uri.endswith(".idx")),
+        sidecars=tuple(uri for uri in uris[StoredAs.WHOLE] if uri.endswith(".idx")),
         duplicate=f"s3://{events[0].bucket}/{events[0].key}",
-        truncated=uris[Delivery.TRUNCATED][0],
-        missing=uris[Delivery.MISSING][0],
+        truncated=uris[StoredAs.TRUNCATED][0],
+        missing=uris[StoredAs.MISSING][0],
         together=tuple(f"s3://{event.bucket}/{event.key}" for event in volumes),
         malformed=_MALFORMED,
         messages=messages + 2,

@@ -39,7 +39,7 @@ class NodeKey:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Node:
+class GraphNode:
     """A node and its other properties; None is a property that it has not."""
 
     key: NodeKey
@@ -52,7 +52,7 @@ class Node:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Edge:
+class GraphEdge:
     """An edge; two nodes have one of a kind."""
 
     kind: str

@@ -20,7 +20,7 @@ from typing import Any
 
 from kfm_dagster.contracts.identity import moment, rfc3339, uuid8
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.exports.cypher import CSV_EDGE, CSV_NODE, CsvRows, Edge, Node, NodeKey, csv_header
+from kfm_dagster.exports.cypher import CSV_EDGE, CSV_NODE, CsvRows, GraphEdge, GraphNode, NodeKey, csv_header
 from kfm_dagster.exports.whole_files import ExportFile, whole_files
 from kfm_dagster.storage.database import Database, Transaction
 
@@ -76,9 +76,9 @@ def public_node(registry: ContractRegistry, node: str) -> str:
     return f"{registry[dataset].public_id}.{rest}" if dot and dataset in registry.contracts else node
 
 
-def _nodes(tx: Transaction, named: Callable[[str], str]) -> Iterator[Node]:
+def _nodes(tx: Transaction, named: Callable[[str], str]) -> Iterator[GraphNode]:
     for row in tx.run("exports.artifacts"):
-        yield Node(
+        yield GraphNode(
             key=_artifact(row.content_hash),
             properties={
                 "node": named(row.node),
@@ -91,7 +91,7 @@ def _nodes(tx: Transaction, named: Callable[[str], str]) -> Iterator[Node]:
             },
         )
     for row in tx.run("exports.activities"):
-        yield Node(
+        yield GraphNode(
             key=_activity(row, named),
             properties={
                 "run_id": row.run_id,
@@ -105,15 +105,15 @@ def _nodes(tx: Transaction, named: Callable[[str], str]) -> Iterator[Node]:
     for source_id, rows in groupby((row for row in tx.run("exports.inputs") if not row.source_hash), key=_source_id):
         row = next(rows)
         properties = {"uri": row.uri, "checksum": row.checksum or None, "etag": row.etag or None}
-        yield Node(key=_source(source_id), properties=properties)
+        yield GraphNode(key=_source(source_id), properties=properties)
 
 
-def _edges(tx: Transaction, named: Callable[[str], str]) -> Iterator[Edge]:
+def _edges(tx: Transaction, named: Callable[[str], str]) -> Iterator[GraphEdge]:
     for row in tx.run("exports.generations"):
-        yield Edge(kind="WAS_GENERATED_BY", start=_artifact(row.content_hash), end=_activity(row, named))
+        yield GraphEdge(kind="WAS_GENERATED_BY", start=_artifact(row.content_hash), end=_activity(row, named))
     for row in tx.run("exports.inputs"):
         origin = _artifact(row.source_hash) if row.source_hash else _source(_source_id(row))
-        yield Edge(kind="WAS_DERIVED_FROM", start=_artifact(row.content_hash), end=origin)
+        yield GraphEdge(kind="WAS_DERIVED_FROM", start=_artifact(row.content_hash), end=origin)
 
 
 def _artifact(content_hash: str) -> NodeKey:

@@ -16,7 +16,7 @@ from datetime import datetime
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.telemetry.energy import Energy, EnergyMeter, NoEnergyMeter
-from kfm_dagster.telemetry.measures import Spent, Volume
+from kfm_dagster.telemetry.measures import Spent, StepVolume
 
 _SECONDS_PER_HOUR = 3600
 DIED = "WorkerDied"
@@ -28,7 +28,7 @@ _ERROR_LENGTH = 200
 class StepEnd:
     """What is kept of an end besides the intent and its status. `error` is the kind of a failure."""
 
-    volume: Volume = field(default_factory=Volume)
+    volume: StepVolume = field(default_factory=StepVolume)
     spent: Spent = field(default_factory=Spent)
     error: str | None = None
 

@@ -23,7 +23,7 @@ from kfm_dagster.idempotent_node.steps import StepEnd, StepMeter
 from kfm_dagster.idempotent_node.wal import Intent, Intents, IntentStatus
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading
-from kfm_dagster.telemetry.measures import Volume
+from kfm_dagster.telemetry.measures import StepVolume
 
 OWN_PARAMETERS = "kfm:"
 """Prefix of the parameters that the pattern adds to a node's."""
@@ -97,7 +97,7 @@ class Effect:
 
     record: Mapping[str, Any]
     lineage: Mapping[str, Any] | None = None
-    volume: Volume = field(default_factory=Volume)
+    volume: StepVolume = field(default_factory=StepVolume)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,7 +27,7 @@ from kfm_dagster.ledger.reports import EnsureResult
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.notifications.receiving import in_parts
-from kfm_dagster.notifications.verdict import Verdict
+from kfm_dagster.notifications.verdict import SenderVerdict
 from kfm_dagster.operators.message_parse import ParsedMessage, parse_message
 
 
@@ -121,7 +121,7 @@ def record(pipeline: Pipeline, messages: Sequence[SqsMessage]) -> IntakeReport:
     return report
 
 
-def _record(pipeline: Pipeline, known: Sequence[tuple[SqsMessage, Verdict]]) -> IntakeReport:
+def _record(pipeline: Pipeline, known: Sequence[tuple[SqsMessage, SenderVerdict]]) -> IntakeReport:
     messages = [message for message, _ in known]
     landed = pipeline.landing.land(messages)
     queue = pipeline.settings.sqs_primary_queue

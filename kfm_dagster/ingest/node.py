@@ -27,7 +27,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.run_state.inputs_hash import InputReference
 from kfm_dagster.run_state.record import ValidationSummary
 from kfm_dagster.seams import carried
-from kfm_dagster.settings import Feed
+from kfm_dagster.settings import FeedKind
 from kfm_dagster.stages.audit import AuditEvent
 from kfm_dagster.stages.gates.evaluate import evaluate
 from kfm_dagster.stages.gates.facts import catalog_owners, partition_facts
@@ -109,7 +109,7 @@ class ChainNode:
     @property
     def sampled(self) -> bool:
         """Whether the deployment's queue brings some objects of each day only."""
-        return self.pipeline.settings.feed is Feed.SAMPLE
+        return self.pipeline.settings.feed is FeedKind.SAMPLE
 
     @classmethod
     def chain(cls) -> tuple[type[ChainNode], ...]:
@@ -205,7 +205,7 @@ class ChainNode:
         """Return what changes the result: the partition and, because any change of it may, the contract."""
         contract = hashlib.sha256(self.contract.model_dump_json().encode()).hexdigest()
         # Named where it is not as ever, so that what earlier releases applied is the same content.
-        sampled = {"feed": Feed.SAMPLE.value} if self.sampled and Gate.G6 in self.held_against else {}
+        sampled = {"feed": FeedKind.SAMPLE.value} if self.sampled and Gate.G6 in self.held_against else {}
         return {"partition": self.partition, "contract_sha256": contract, **sampled}
 
     def working(self, batch: Sequence[Envelope]) -> AbstractContextManager[None]:

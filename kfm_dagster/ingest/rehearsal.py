@@ -27,7 +27,7 @@ from kfm_dagster.ingest.chain import run_chain
 from kfm_dagster.ingest.nodes import MessageParse, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.settings import Feed, Settings
+from kfm_dagster.settings import FeedKind, Settings
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.failure import StageFailedError
 
@@ -64,7 +64,7 @@ def rehearse(registry: ContractRegistry, dataset: str, sample: Path) -> Rehearsa
         settings = Settings.load(
             home=root / "home",
             object_root=root / "objects",
-            feed=Feed.SAMPLE,
+            feed=FeedKind.SAMPLE,
             **dict.fromkeys(("wal_dsn", "storage_url", "catalog_url", "lineage_url", "run_state"), ""),
         )
         pipeline = Pipeline.open(settings)

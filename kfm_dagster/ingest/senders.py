@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.notifications.messages import SqsMessage
-from kfm_dagster.notifications.verdict import Authenticity, Verdict
+from kfm_dagster.notifications.verdict import Authenticity, SenderVerdict
 
 FIRST_WAIT_SECONDS = 60.0
 """How long a message waits for its certificate at first (KFM_RETRY_BACKOFF_SECONDS overrides it)."""
@@ -18,13 +18,13 @@ WAIT_FACTOR = 4
 """Each wait is so many times the one before: five receives, after which a queue gives up, last for almost six hours."""
 
 
-def verdicts_on(pipeline: Pipeline, messages: Sequence[SqsMessage]) -> list[Verdict]:
+def verdicts_on(pipeline: Pipeline, messages: Sequence[SqsMessage]) -> list[SenderVerdict]:
     """Return a verdict on each message, in their order; one that was verified before is not verified again."""
     verified = pipeline.deliveries.verified(message.message_id for message in messages)
     return pipeline.signatures.verdicts(messages, verified=verified)
 
 
-def of_known_senders(pipeline: Pipeline, messages: Sequence[SqsMessage]) -> list[tuple[SqsMessage, Verdict]]:
+def of_known_senders(pipeline: Pipeline, messages: Sequence[SqsMessage]) -> list[tuple[SqsMessage, SenderVerdict]]:
     """Return the messages on which there is a verdict; the others go back to the queue and wait."""
     judged = list(zip(messages, verdicts_on(pipeline, messages), strict=True))
     waits = [

@@ -73,7 +73,7 @@ class _Try:
     error: str | None = None
 
 
-class Delivery:
+class OutboxDelivery:
     """Sends what is due. Any number of processes may deliver from one outbox."""
 
     def __init__(

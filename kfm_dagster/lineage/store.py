@@ -27,7 +27,7 @@ from kfm_dagster.contracts.identity import moment
 from kfm_dagster.contracts.issues import FenceIssue, Issue, ProvenanceIssue, Severity
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.lineage.backend import Backend, BackendUnavailableError
-from kfm_dagster.lineage.delivery import Delivery
+from kfm_dagster.lineage.delivery import OutboxDelivery
 from kfm_dagster.lineage.editions import History, Told, in_edition
 from kfm_dagster.lineage.files import LineageFiles, open_files
 from kfm_dagster.lineage.invalidation import Invalidations
@@ -104,7 +104,7 @@ class Lineage:
         self._outbox = Outbox(database, files, deliver=backend is not None, clock=clock)
         self._steps = StepTelling(database, self._outbox, public=public)
         self._invalidations = Invalidations(database, self._outbox, clock=clock)
-        self._delivery = Delivery(database, files, backend=backend, clock=clock) if backend else None
+        self._delivery = OutboxDelivery(database, files, backend=backend, clock=clock) if backend else None
 
     @classmethod
     def open(

@@ -33,7 +33,7 @@ from kfm_dagster.notifications.signatures import (
     signer_of,
     verify,
 )
-from kfm_dagster.notifications.verdict import UNCHECKED, VERIFIED, Authenticity, Verdict
+from kfm_dagster.notifications.verdict import UNCHECKED, VERIFIED, Authenticity, SenderVerdict
 from kfm_dagster.settings import Settings
 
 PERIOD_SECONDS = 60.0
@@ -55,12 +55,12 @@ class Signatures:
         self._certificates = certificates or Certificates(settings.home.absolute() / "certificates")
         self._period, self._fetches, self._spent = -math.inf, 0, 0.0
 
-    def verdicts(self, messages: Sequence[SqsMessage], *, verified: Collection[str] = ()) -> list[Verdict]:
+    def verdicts(self, messages: Sequence[SqsMessage], *, verified: Collection[str] = ()) -> list[SenderVerdict]:
         """Return a verdict on each message, in their order; those of ids that were `verified` before stay so."""
         if not self._required:
             return [VERIFIED if message.message_id in verified else UNCHECKED for message in messages]
         pending: dict[int, tuple[SignedMessage, Signer]] = {}
-        found: list[Verdict] = []
+        found: list[SenderVerdict] = []
         for index, message in enumerate(messages):
             if message.message_id in verified:
                 found.append(VERIFIED)
@@ -112,9 +112,9 @@ class Signatures:
         finally:
             self._spent += time.monotonic() - begun
 
-    def _verdict(self, text: SignedMessage, signer: Signer, chain: Chain | str) -> Verdict:
+    def _verdict(self, text: SignedMessage, signer: Signer, chain: Chain | str) -> SenderVerdict:
         if isinstance(chain, str):
-            return Verdict(authenticity=Authenticity.UNKNOWN, detail=chain)
+            return SenderVerdict(authenticity=Authenticity.UNKNOWN, detail=chain)
         try:
             verify(text, chain, names=signer.names, anchors=self._anchors(signer))
         except SignatureError as error:
@@ -129,8 +129,8 @@ class Signatures:
         return public_authorities()
 
 
-def _invalid(error: SignatureError) -> Verdict:
-    return Verdict(authenticity=Authenticity.INVALID, detail=str(error))
+def _invalid(error: SignatureError) -> SenderVerdict:
+    return SenderVerdict(authenticity=Authenticity.INVALID, detail=str(error))
 
 
 def _extra_authorities(settings: Settings) -> Chain:

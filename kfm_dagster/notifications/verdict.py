@@ -24,12 +24,12 @@ class Authenticity(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class SenderVerdict:
     """What is known of one message's sender, and why it is not what the message says."""
 
     authenticity: Authenticity
     detail: str = ""
 
 
-UNCHECKED = Verdict(authenticity=Authenticity.UNCHECKED)
-VERIFIED = Verdict(authenticity=Authenticity.VERIFIED)
+UNCHECKED = SenderVerdict(authenticity=Authenticity.UNCHECKED)
+VERIFIED = SenderVerdict(authenticity=Authenticity.VERIFIED)

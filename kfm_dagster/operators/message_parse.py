@@ -41,7 +41,7 @@ from kfm_dagster.notifications.fields import (
     shown,
 )
 from kfm_dagster.notifications.messages import SqsMessage
-from kfm_dagster.notifications.verdict import UNCHECKED, Authenticity, Verdict
+from kfm_dagster.notifications.verdict import UNCHECKED, Authenticity, SenderVerdict
 from kfm_dagster.storage.objects import ListedObject
 
 LISTING_SCHEMA_VERSION = "listing"
@@ -85,7 +85,7 @@ class Ignored(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rejection:
+class RejectedRecord:
     """One record, or the whole message (record_index None), that gave no envelope.
 
     Of several records that are rejected for one reason it is the first, and `records` their number.
@@ -107,11 +107,11 @@ class ParsedMessage:
     """
 
     message_id: str
-    verdict: Verdict = UNCHECKED
+    verdict: SenderVerdict = UNCHECKED
     envelopes: tuple[Envelope, ...] = ()
     positions: tuple[int, ...] = ()
     ignored: tuple[Ignored, ...] = ()
-    rejections: tuple[Rejection, ...] = ()
+    rejections: tuple[RejectedRecord, ...] = ()
 
     def without(self, refused: Mapping[WalId, str]) -> ParsedMessage:
         """Return the message with units that the database refuses, and its words, as rejections."""
@@ -140,8 +140,10 @@ class _Rejections:
     Identical ones are counted; beyond MAX_REJECTIONS different ones are counted by their code alone.
     """
 
-    def __init__(self, earlier: Iterable[Rejection] = ()) -> None:
-        self._found: dict[tuple[ParseIssue, str | None], Rejection] = {(one.code, one.message): one for one in earlier}
+    def __init__(self, earlier: Iterable[RejectedRecord] = ()) -> None:
+        self._found: dict[tuple[ParseIssue, str | None], RejectedRecord] = {
+            (one.code, one.message): one for one in earlier
+        }
         self._counts = {key: one.records for key, one in self._found.items()}
 
     def add(self, error: MessageError, index: int) -> None:
@@ -152,12 +154,12 @@ class _Rejections:
         if key in self._found:
             self._counts[key] += 1
             return
-        self._found[key] = Rejection(
+        self._found[key] = RejectedRecord(
             code=error.code, message=str(error), bucket=error.bucket, key=error.key, record_index=index
         )
         self._counts[key] = 1
 
-    def found(self) -> tuple[Rejection, ...]:
+    def found(self) -> tuple[RejectedRecord, ...]:
         """Return them in the order of their first records."""
         return tuple(replace(one, records=self._counts[key]) for key, one in self._found.items())
 
@@ -168,7 +170,7 @@ def parse_message(
     registry: ContractRegistry,
     queue: str,
     days: DayWindow | None = None,
-    verdict: Verdict = UNCHECKED,
+    verdict: SenderVerdict = UNCHECKED,
 ) -> ParsedMessage:
     """Understand one message; with `days`, units of other days are ignored.
 
@@ -183,7 +185,7 @@ def parse_message(
             return ParsedMessage(message_id=message.message_id, verdict=verdict, ignored=(payload,))
         records = _records(payload)
     except MessageError as error:
-        rejection = Rejection(code=error.code, message=str(error))
+        rejection = RejectedRecord(code=error.code, message=str(error))
         return ParsedMessage(message_id=message.message_id, verdict=verdict, rejections=(rejection,))
     envelopes: list[Envelope] = []
     ignored: list[Ignored] = []
@@ -245,7 +247,7 @@ def parse_listed(contract: DatasetContract, listed: ListedObject) -> Envelope | 
 
 
 def _open(
-    message: SqsMessage, registry: ContractRegistry, verdict: Verdict
+    message: SqsMessage, registry: ContractRegistry, verdict: SenderVerdict
 ) -> tuple[Mapping[str, Any] | Ignored, RawReference]:
     """Take the payload out of the SNS envelope, or the body itself with raw message delivery."""
     outer = json_object(message.body, "the body")

@@ -76,7 +76,7 @@ class BeamPath:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rule:
+class Quadrature:
     """Nodes and weights along the beam, in metres; `ell` and `d_ell` have the shape (panels, nodes)."""
 
     ell: Floats
@@ -134,7 +134,7 @@ def trace(
 
 
 @lru_cache(maxsize=32)
-def quadrature(range_m: float, *, split_m: float | None = None, panel_m: float = PANEL_M) -> Rule:
+def quadrature(range_m: float, *, split_m: float | None = None, panel_m: float = PANEL_M) -> Quadrature:
     """Return the composite rule from 0 to range_m in panels of at most panel_m metres."""
     parts = [0.0, range_m] if split_m is None else [0.0, split_m, range_m]
     edges = np.concatenate(
@@ -143,7 +143,7 @@ def quadrature(range_m: float, *, split_m: float | None = None, panel_m: float =
     )
     nodes, weights = np.polynomial.legendre.leggauss(NODES_PER_PANEL)
     half = np.diff(edges) / 2
-    return Rule(ell=edges[:-1, None] + half[:, None] * (1 + nodes), d_ell=half[:, None] * weights, half_m=half)
+    return Quadrature(ell=edges[:-1, None] + half[:, None] * (1 + nodes), d_ell=half[:, None] * weights, half_m=half)
 
 
 @lru_cache(maxsize=1)
@@ -172,7 +172,7 @@ def _effective_earth(ell: Floats, angles: Floats, antenna_height_m: float) -> tu
     return antenna_height_m + rise, distance
 
 
-def _ray_traced(rule: Rule, angles: Floats, antenna_height_m: float, profile: Profile) -> tuple[Floats, Floats]:
+def _ray_traced(rule: Quadrature, angles: Floats, antenna_height_m: float, profile: Profile) -> tuple[Floats, Floats]:
     """Solve the ray's equations at all nodes together, from the effective-earth ray on.
 
     dr/dl = sin(theta), dphi/dl = cos(theta) / r and, from Bouguer's law (n r cos(theta) is constant along the ray,

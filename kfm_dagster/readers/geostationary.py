@@ -60,7 +60,7 @@ class ImageBounds:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Footprint:
+class ImageFootprint:
     """What of the Earth an image shows.
 
     `outline` is RFC 7946 (split at the antimeridian), `centroid` is the ground under the image's centre, None where it
@@ -73,7 +73,7 @@ class Footprint:
 
 
 @lru_cache(maxsize=1024)
-def footprint(grid: FixedGrid, image: ImageBounds) -> Footprint | None:
+def footprint(grid: FixedGrid, image: ImageBounds) -> ImageFootprint | None:
     """Outline of an image; None when it shows no part of the Earth. Raises ReadError(INVALID_GEOMETRY).
 
     Cached: the full disk and CONUS never move, and the sixteen bands of a mesoscale scan share their bounds.
@@ -86,7 +86,7 @@ def footprint(grid: FixedGrid, image: ImageBounds) -> Footprint | None:
     middle = np.array([[(image.west + image.east) / 2], [(image.south + image.north) / 2]])
     centre_longitude, centre_latitude = navigate(grid, middle[0], middle[1])
     centre = (float((centre_longitude[0] + 180) % 360 - 180), float(centre_latitude[0]))
-    return Footprint(
+    return ImageFootprint(
         outline=geometry.polygon_from_ring(ring),
         centroid=centre if math.isfinite(centre[0]) else None,
         limb=limb,

@@ -16,7 +16,7 @@ from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers import geostationary
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
-from kfm_dagster.readers.geostationary import FixedGrid, Footprint, ImageBounds
+from kfm_dagster.readers.geostationary import FixedGrid, ImageBounds, ImageFootprint
 from kfm_dagster.readers.goes_abi_header import EXTENT, L0_ERRORS, read_native
 
 PROPERTIES = frozenset({
@@ -180,7 +180,7 @@ def _edges(native: Mapping[str, Any], name: str) -> tuple[float, float]:
 
 
 def _extent(
-    extent: Mapping[str, float], footprint: Footprint
+    extent: Mapping[str, float], footprint: ImageFootprint
 ) -> tuple[dict[str, list[float]], tuple[tuple[MetadataIssue, str], ...]]:
     """Extent that the file states, as a property, and a finding when it states none or a wrong one."""
     west, south, east, north = stated = [extent.get(name, math.nan) for name in EXTENT]
@@ -243,7 +243,7 @@ def _band_objects(numbers: list[float], wavelengths: list[float]) -> list[dict[s
 
 
 def _projection_properties(
-    grid: FixedGrid, image: ImageBounds, footprint: Footprint, dims: Mapping[str, int]
+    grid: FixedGrid, image: ImageBounds, footprint: ImageFootprint, dims: Mapping[str, int]
 ) -> dict[str, Any]:
     """Fields of the projection extension 2.0.0; the transform is in metres (radians times perspective height)."""
     height, columns, rows = grid.perspective_point_height, dims["x"], dims["y"]

@@ -27,8 +27,8 @@ from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadError, Read
 from kfm_dagster.readers.grib2_grids import Grid, describe_grid
 from kfm_dagster.readers.grib2_sections import (
     SEARCH_BYTES,
+    GribMessage,
     HeaderWindow,
-    Message,
     check_end,
     check_tail,
     count_messages,
@@ -133,7 +133,7 @@ def _lead(groups: Mapping[str, str]) -> timedelta | None:
     return timedelta(hours=int(text))
 
 
-def _check_run(first: Message, groups: Mapping[str, str], findings: Findings) -> None:
+def _check_run(first: GribMessage, groups: Mapping[str, str], findings: Findings) -> None:
     if "date" not in groups or "cycle" not in groups:
         return
     digits = groups["date"] + groups["cycle"]
@@ -143,7 +143,7 @@ def _check_run(first: Message, groups: Mapping[str, str], findings: Findings) ->
         findings.append((MetadataIssue.TIME_MISMATCH, text))
 
 
-def _check_step(first: Message, lead: timedelta | None, findings: Findings) -> None:
+def _check_step(first: GribMessage, lead: timedelta | None, findings: Findings) -> None:
     step = first.product.step
     if lead is None or step is None:
         return
@@ -153,7 +153,7 @@ def _check_step(first: Message, lead: timedelta | None, findings: Findings) -> N
 
 
 def _inventory(
-    request: ReadRequest, window: HeaderWindow, first: Message, lead: timedelta | None, findings: Findings
+    request: ReadRequest, window: HeaderWindow, first: GribMessage, lead: timedelta | None, findings: Findings
 ) -> _Inventory:
     """Inventory from the sidecar when it belongs to the object, else from the object."""
     sidecar = request.sidecar(INDEX_SUFFIX)
@@ -178,7 +178,7 @@ def _inventory(
 
 
 def _own_index(
-    sidecar: ByteSource, window: HeaderWindow, first: Message, findings: Findings
+    sidecar: ByteSource, window: HeaderWindow, first: GribMessage, findings: Findings
 ) -> tuple[IndexEntry, ...] | None:
     """Read an index; None, with a finding, when it is none or of another object."""
     try:
@@ -195,7 +195,7 @@ def _own_index(
     return entries
 
 
-def _index_faults(entries: tuple[IndexEntry, ...], window: HeaderWindow, first: Message) -> Iterator[str]:
+def _index_faults(entries: tuple[IndexEntry, ...], window: HeaderWindow, first: GribMessage) -> Iterator[str]:
     """Say why the index is of another object, cheapest check first; nothing when it belongs.
 
     Raises ReadError(TRUNCATED_OBJECT) when the last message is cut.
@@ -223,7 +223,7 @@ def _index_faults(entries: tuple[IndexEntry, ...], window: HeaderWindow, first: 
 
 
 def _properties(
-    request: ReadRequest, first: Message, grid: Grid, inventory: _Inventory, horizon: timedelta | None
+    request: ReadRequest, first: GribMessage, grid: Grid, inventory: _Inventory, horizon: timedelta | None
 ) -> dict[str, Any]:
     identification = first.identification
     found: dict[str, Any] = {
@@ -271,7 +271,7 @@ def _duration(value: timedelta) -> str:
     return f"PT{seconds // 60}M" if seconds % 60 == 0 else f"PT{seconds}S"
 
 
-def _native(first: Message, grid: Grid) -> dict[str, Any]:
+def _native(first: GribMessage, grid: Grid) -> dict[str, Any]:
     identification, product = first.identification, first.product
     reference = identification.reference
     valid = None if product.step is None else reference + product.step

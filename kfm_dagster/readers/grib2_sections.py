@@ -66,7 +66,7 @@ class Product:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Message:
+class GribMessage:
     """The header of one message. `offset` and `length` in bytes; `grid` is section 3, cut at SECTION_BYTES."""
 
     offset: int
@@ -137,13 +137,13 @@ def message_length(window: HeaderWindow, start: int) -> tuple[int, int]:
     return discipline, length
 
 
-def read_message(window: HeaderWindow, start: int) -> Message:
+def read_message(window: HeaderWindow, start: int) -> GribMessage:
     """Read the header of the message at `start`; of a message with several fields, the first. Raises ReadError."""
     discipline, length = message_length(window, start)
     sections = _sections(window, start + _INDICATOR_BYTES, start + length - len(END))
     try:
         identification = _identification(sections[1])
-        return Message(
+        return GribMessage(
             offset=start,
             length=length,
             discipline=discipline,
@@ -169,7 +169,7 @@ def check_tail(window: HeaderWindow) -> None:
         raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"no message ends where the object does, at byte {window.size}")
 
 
-def count_messages(window: HeaderWindow, first: Message, *, at_most: int) -> int | None:
+def count_messages(window: HeaderWindow, first: GribMessage, *, at_most: int) -> int | None:
     """Messages in the object, found by jumping from length to length; None when there are more than `at_most`.
 
     Raises ReadError when a message does not end where its length says, or what follows it is none, or a cut one.

@@ -79,7 +79,7 @@ class Pattern:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Status:
+class RadarStatus:
     """Message type 2, the RDA's status (ICD 2620002, table IV); None for codes that the table does not define."""
 
     rda: str | None
@@ -161,10 +161,10 @@ def decode_pattern(body: bytes) -> Pattern:
     return Pattern(number=number, elevations=tuple(angle * 360 / 65536 for angle in angles))
 
 
-def decode_status(body: bytes) -> Status:
+def decode_status(body: bytes) -> RadarStatus:
     """ICD 2620002, table IV: halfwords 1, 2 and 10; bit 0 of the second says that calibration is not automatic."""
     rda, operability, build = _unpack(">HH14xH", body, 0)
-    return Status(
+    return RadarStatus(
         rda=_RDA_STATUS.get(rda),
         operability=_OPERABILITY.get(operability & ~1),
         # In hundredths: 1900 is build 19.0, 2210 is 22.1. Older radars leave it zero.

@@ -18,8 +18,8 @@ from kfm_dagster.readers.nexrad_end import VolumeEnd, end_of_frames, end_of_gzip
 from kfm_dagster.readers.nexrad_messages import (
     HEADER_BYTES,
     Pattern,
+    RadarStatus,
     Radial,
-    Status,
     VolumeHeader,
     decode_frequency,
     decode_header,
@@ -50,7 +50,7 @@ class Volume:
     """The first one."""
     end: VolumeEnd
     pattern: Pattern | None
-    status: Status | None
+    status: RadarStatus | None
     frequency_mhz: int | None
     """Of the transmitter, from the adaptation data (message 18)."""
 
@@ -61,7 +61,7 @@ class _Head:
 
     radial: Radial
     pattern: Pattern | None = None
-    status: Status | None = None
+    status: RadarStatus | None = None
     frequency_mhz: int | None = None
 
 
@@ -94,7 +94,7 @@ def read_volume(source: ByteSource) -> Volume:
 
 def _head(found: Iterator[tuple[int, bytes]]) -> _Head:
     pattern: Pattern | None = None
-    status: Status | None = None
+    status: RadarStatus | None = None
     frequency: int | None = None
     for kind, body in found:
         if kind == 2:

@@ -13,7 +13,7 @@ from kfm_dagster.contracts.identity import rfc3339
 
 
 @unique
-class Outcome(StrEnum):
+class UnitOutcome(StrEnum):
     """What came of a unit of a replay; the database's view `replay_outcomes` says it."""
 
     SELECTED = "selected"
@@ -30,18 +30,18 @@ class Outcome(StrEnum):
     QUARANTINED = "quarantined"
 
 
-OPEN = (Outcome.SELECTED, Outcome.PENDING, Outcome.IN_PROGRESS, Outcome.RETRYING)
+OPEN = (UnitOutcome.SELECTED, UnitOutcome.PENDING, UnitOutcome.IN_PROGRESS, UnitOutcome.RETRYING)
 """Outcomes that are none yet."""
-BAD = (Outcome.FAILED, Outcome.QUARANTINED)
+BAD = (UnitOutcome.FAILED, UnitOutcome.QUARANTINED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Account:
     """How many units of a replay had which outcome; the buckets sum to the selection."""
 
-    outcomes: Mapping[Outcome, int]
+    outcomes: Mapping[UnitOutcome, int]
     skipped: Mapping[str, int]
-    by_dataset: Mapping[str, Mapping[Outcome, int]]
+    by_dataset: Mapping[str, Mapping[UnitOutcome, int]]
 
     @property
     def units(self) -> int:
@@ -62,7 +62,7 @@ class Account:
         """Return the published form."""
         return {
             "units": self.units,
-            "outcomes": {outcome.value: self.outcomes[outcome] for outcome in Outcome},
+            "outcomes": {outcome.value: self.outcomes[outcome] for outcome in UnitOutcome},
             "skipped": dict(self.skipped),
             "datasets": {
                 name: {outcome.value: count for outcome, count in counts.items()}
@@ -85,6 +85,6 @@ class Differing:
         return {"wal_id": self.wal_id, "dataset": self.dataset, "attempt": self.attempt, "at": rfc3339(self.at)}
 
 
-def outcome_line(counts: Mapping[Outcome, int], *, among: Iterable[Outcome] = Outcome) -> str:
+def outcome_line(counts: Mapping[UnitOutcome, int], *, among: Iterable[UnitOutcome] = UnitOutcome) -> str:
     """Say how many units had which outcome, in one line without zeros."""
     return ", ".join(f"{counts[outcome]} {outcome}" for outcome in among if counts.get(outcome)) or "no units"

@@ -20,7 +20,14 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.notifications.receiving import PART_BYTES
 from kfm_dagster.notifications.verdict import Authenticity
-from kfm_dagster.replay.dead_letters import DeadLetter, DeadLetterClass, DeadLetterError, Selection, classify, workable
+from kfm_dagster.replay.dead_letters import (
+    DeadLetter,
+    DeadLetterClass,
+    DeadLetterError,
+    LetterSelection,
+    classify,
+    workable,
+)
 from kfm_dagster.settings import Environment
 
 MAX_BATCH_SIZE = 1_000
@@ -33,7 +40,7 @@ NOT_MEANT = {NOT_SELECTED, BEYOND_LIMIT}
 
 
 @unique
-class Outcome(StrEnum):
+class LetterOutcome(StrEnum):
     """What became of a dead letter."""
 
     DELETED = "deleted"
@@ -100,7 +107,7 @@ class MessageOutcome:
     kind: DeadLetterClass
     dataset: str | None
     error_code: str | None
-    outcome: Outcome
+    outcome: LetterOutcome
     detail: str | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -132,7 +139,7 @@ class DeadLetterReport:
     """Messages that were asked for by their ids, and not found or left alone."""
 
     @property
-    def outcomes(self) -> Counter[Outcome]:
+    def outcomes(self) -> Counter[LetterOutcome]:
         """Messages by outcome."""
         return Counter(message.outcome for message in self.messages)
 
@@ -140,7 +147,7 @@ class DeadLetterReport:
     def exit_code(self) -> ExitCode:
         """FINISHED_WITH_FAILURES when it stopped by itself, or a message was not treated as it should have been."""
         stopped = self.end in {End.RECURRENCE, End.MISMATCH}
-        stuck = self.outcomes.keys() & {Outcome.REFUSED, Outcome.DOUBLED}
+        stuck = self.outcomes.keys() & {LetterOutcome.REFUSED, LetterOutcome.DOUBLED}
         return ExitCode.FINISHED_WITH_FAILURES if stopped or stuck or self.unmet else ExitCode.DONE
 
     def as_json(self) -> dict[str, Any]:
@@ -149,7 +156,7 @@ class DeadLetterReport:
             "run_id": self.run_id,
             "queue": self.queue,
             "batches": self.batches,
-            "outcomes": {outcome.value: self.outcomes[outcome] for outcome in Outcome if self.outcomes[outcome]},
+            "outcomes": {outcome.value: self.outcomes[outcome] for outcome in LetterOutcome if self.outcomes[outcome]},
             "units": {"created": self.created, "readmitted": self.readmitted, "quarantined": self.quarantined},
             "end": None if self.end is None else self.end.value,
             "detail": self.detail,
@@ -164,7 +171,7 @@ class DeadLetterWork:
 
     pipeline: Pipeline
     decision: Decision
-    selection: Selection
+    selection: LetterSelection
     bounds: Bounds
     name: str
     reason_to_leave: Callable[[DeadLetter], str | None] = lambda _: None
@@ -212,7 +219,7 @@ class DeadLetterWork:
         for letter in letters:
             self._held.pop(letter.message.message_id, None)
 
-    def note(self, letter: DeadLetter, outcome: Outcome, detail: str | None = None) -> None:
+    def note(self, letter: DeadLetter, outcome: LetterOutcome, detail: str | None = None) -> None:
         """Write down what became of a message; the last word counts."""
         self._outcomes[letter.message.message_id] = MessageOutcome(
             message_id=letter.message.message_id,
@@ -236,7 +243,7 @@ class DeadLetterWork:
             end=self.end,
             detail=self.detail,
             unmet=self.selection.message_ids
-            - {found.message_id for found in self._outcomes.values() if found.outcome is not Outcome.LEFT},
+            - {found.message_id for found in self._outcomes.values() if found.outcome is not LetterOutcome.LEFT},
         )
 
     def refuse_unbalanced(self) -> None:
@@ -282,7 +289,7 @@ class DeadLetterWork:
             why = self._why_left(letter, off) or (BEYOND_LIMIT if len(chosen) >= self._room() else None)
             (left if why else chosen).append(letter)
             if why:
-                self.note(letter, Outcome.LEFT, why)
+                self.note(letter, LetterOutcome.LEFT, why)
         if left:
             ids = [letter.message.message_id for letter in left]
             self.pipeline.deliveries.mark_dead_lettered(ids, queue=self.queue.name)

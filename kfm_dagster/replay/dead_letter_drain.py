@@ -23,8 +23,8 @@ from kfm_dagster.ingest.recording import ensure_units, record_messages
 from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.replay.dead_letter_batches import Bounds, DeadLetterReport, DeadLetterWork, End, Outcome
-from kfm_dagster.replay.dead_letters import DeadLetter, Selection, recurrences, standings
+from kfm_dagster.replay.dead_letter_batches import Bounds, DeadLetterReport, DeadLetterWork, End, LetterOutcome
+from kfm_dagster.replay.dead_letters import DeadLetter, LetterSelection, recurrences, standings
 from kfm_dagster.storage.database import Transaction
 
 STOP_AFTER = 5
@@ -35,7 +35,7 @@ def drain(
     pipeline: Pipeline,
     *,
     decision: Decision,
-    selection: Selection | None = None,
+    selection: LetterSelection | None = None,
     bounds: Bounds | None = None,
     stop_after: int | None = STOP_AFTER,
     pause_seconds: float = 0,
@@ -52,7 +52,7 @@ def drain(
     work = DeadLetterWork(
         pipeline=pipeline,
         decision=decision,
-        selection=selection or Selection(),
+        selection=selection or LetterSelection(),
         bounds=bounds or Bounds(),
         name="dlq-drain",
         report=report,
@@ -81,7 +81,7 @@ class _Drain:
         if (stop := self._reason_to_stop(letters)) is not None:
             work.end, work.detail = stop
             for letter in letters:
-                work.note(letter, Outcome.LEFT, "the drain stopped before it")
+                work.note(letter, LetterOutcome.LEFT, "the drain stopped before it")
             return
         landed = pipeline.landing.land([letter.message for letter in letters]).digest
         with pipeline.database.transaction() as tx:
@@ -93,9 +93,9 @@ class _Drain:
         states = pipeline.deliveries.states(letter.message.message_id for letter in readable)
         for letter in readable:
             gone = states.get(letter.message.message_id) is DeliveryState.DELETED
-            work.note(letter, Outcome.DELETED if gone else Outcome.WAITS)
+            work.note(letter, LetterOutcome.DELETED if gone else LetterOutcome.WAITS)
         for letter in unreadable:
-            work.note(letter, Outcome.KEPT)
+            work.note(letter, LetterOutcome.KEPT)
 
     def _reason_to_stop(self, letters: Sequence[DeadLetter]) -> tuple[End, str] | None:
         pipeline = self.work.pipeline

@@ -17,8 +17,14 @@ from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.recording import record_messages
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.replay.dead_letter_batches import MAX_BATCH_SIZE, Bounds, DeadLetterReport, DeadLetterWork, Outcome
-from kfm_dagster.replay.dead_letters import DeadLetter, DeadLetterClass, Selection
+from kfm_dagster.replay.dead_letter_batches import (
+    MAX_BATCH_SIZE,
+    Bounds,
+    DeadLetterReport,
+    DeadLetterWork,
+    LetterOutcome,
+)
+from kfm_dagster.replay.dead_letters import DeadLetter, DeadLetterClass, LetterSelection
 from kfm_dagster.storage.database import Transaction
 
 _NOT_MOVED = {
@@ -32,7 +38,7 @@ def redrive(
     pipeline: Pipeline,
     *,
     decision: Decision,
-    selection: Selection | None = None,
+    selection: LetterSelection | None = None,
     bounds: Bounds | None = None,
     report: Callable[[DeadLetterReport], None] = lambda _: None,
 ) -> DeadLetterReport:
@@ -43,7 +49,7 @@ def redrive(
     work = DeadLetterWork(
         pipeline=pipeline,
         decision=decision,
-        selection=selection or Selection(),
+        selection=selection or LetterSelection(),
         bounds=bounds or Bounds(),
         name="dlq-redrive",
         reason_to_leave=_why_not_moved,
@@ -69,7 +75,7 @@ def discard(
     work = DeadLetterWork(
         pipeline=pipeline,
         decision=decision,
-        selection=Selection(message_ids=message_ids),
+        selection=LetterSelection(message_ids=message_ids),
         bounds=Bounds(batch_size=MAX_BATCH_SIZE, limit=len(message_ids)),
         name="dlq-discard",
         reason_to_leave=_why_not_discarded,
@@ -111,9 +117,9 @@ def _move(work: DeadLetterWork, letters: Sequence[DeadLetter]) -> None:
     for letter, outcome in zip(letters, sent, strict=True):
         message_id = letter.message.message_id
         if outcome.message_id is None:
-            work.note(letter, Outcome.REFUSED, outcome.refusal)
+            work.note(letter, LetterOutcome.REFUSED, outcome.refusal)
         else:
-            verdict = Outcome.MOVED if message_id in deleted else Outcome.DOUBLED
+            verdict = LetterOutcome.MOVED if message_id in deleted else LetterOutcome.DOUBLED
             work.note(letter, verdict, f"message {outcome.message_id}")
 
 
@@ -130,7 +136,7 @@ def _discard(work: DeadLetterWork, letters: Sequence[DeadLetter]) -> None:
     deleted = _delete(work, letters)
     for letter in letters:
         gone = letter.message.message_id in deleted
-        work.note(letter, Outcome.DISCARDED if gone else Outcome.KEPT)
+        work.note(letter, LetterOutcome.DISCARDED if gone else LetterOutcome.KEPT)
 
 
 def _delete(work: DeadLetterWork, letters: Sequence[DeadLetter]) -> frozenset[str]:

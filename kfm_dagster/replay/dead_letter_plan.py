@@ -19,7 +19,7 @@ from kfm_dagster.replay.dead_letters import (
     PRECEDENCE,
     DeadLetter,
     DeadLetterClass,
-    Selection,
+    LetterSelection,
     classify,
     workable,
 )
@@ -100,7 +100,7 @@ class DeadLetterPlan:
     """What was looked at, what of it is selected, and what that consists of."""
 
     queue: str
-    selection: Selection
+    selection: LetterSelection
     looked_at: int
     selected: int
     groups: tuple[PlanGroup, ...]
@@ -140,7 +140,7 @@ def look(pipeline: Pipeline, *, limit: int = LOOK_LIMIT) -> list[DeadLetter]:
     return sorted(letters, key=lambda letter: (str(letter.message.sent_at), letter.message.message_id))
 
 
-def plan(pipeline: Pipeline, *, selection: Selection, limit: int = LOOK_LIMIT) -> DeadLetterPlan:
+def plan(pipeline: Pipeline, *, selection: LetterSelection, limit: int = LOOK_LIMIT) -> DeadLetterPlan:
     """Say what is selected, by class, dataset and error code. Changes nothing but receive counts on the queue."""
     letters = look(pipeline, limit=limit)
     selected = [letter for letter in letters if selection.takes(letter)]

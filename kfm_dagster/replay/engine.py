@@ -19,13 +19,13 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.rows import as_json
 from kfm_dagster.replay import pace, runs
-from kfm_dagster.replay.accounts import Outcome, outcome_line
+from kfm_dagster.replay.accounts import UnitOutcome, outcome_line
 from kfm_dagster.replay.guards import ASKING, kill_switch_on, refusals
 from kfm_dagster.replay.limits import LIMITS, Limits
 from kfm_dagster.replay.pace import Hold, HoldReason, Rate, RecentBatch, Traffic
-from kfm_dagster.replay.plan import ReplayPlan, look
+from kfm_dagster.replay.plan import PlannedReplay, look
 from kfm_dagster.replay.refusals import Refusal, Request
-from kfm_dagster.replay.reports import Report, Step
+from kfm_dagster.replay.reports import Advance, Report
 from kfm_dagster.replay.runs import ReplayRun, ReplayState, ReplayStateError
 from kfm_dagster.replay.selection import Mode, Selection
 from kfm_dagster.replay.units import Admission, admit, frozen
@@ -48,7 +48,9 @@ class ReplayEngine:
     code_version: str = __version__
     make_id: Callable[[], str] = new_id
 
-    def plan(self, selection: Selection, *, change_ref: str | None = None, tx: Transaction | None = None) -> ReplayPlan:
+    def plan(
+        self, selection: Selection, *, change_ref: str | None = None, tx: Transaction | None = None
+    ) -> PlannedReplay:
         """Say what a selection means now, and what would refuse it; changes nothing.
 
         Raises GuardError when even looking is refused, and UnknownReplayReasonError for a reason in no vocabulary.
@@ -90,7 +92,7 @@ class ReplayEngine:
         reference = decision.change_ref or selection.change_ref
         return Decision(actor=decision.actor, reason=decision.reason, change_ref=reference)
 
-    def advance(self, replay_run_id: str) -> Step:
+    def advance(self, replay_run_id: str) -> Advance:
         """Do the next thing that a running replay needs, at most one batch; harmless to repeat, by anybody.
 
         Raises UnknownReplayError.
@@ -99,16 +101,16 @@ class ReplayEngine:
             tx.run("replay.lock")
             run = runs.get(tx, replay_run_id)
             if run.state is not ReplayState.RUNNING:
-                return Step(replay_run_id=replay_run_id, state=run.state)
+                return Advance(replay_run_id=replay_run_id, state=run.state)
             return self._stop_on_mismatch(run, tx) or self._go_on(run, tx)
 
-    def advance_all(self) -> list[Step]:
+    def advance_all(self) -> list[Advance]:
         """Advance every running replay by a step."""
         with self.pipeline.database.snapshot() as view:
             found = runs.running(view)
         return [self._advance_or_tell(replay_run_id) for replay_run_id in found]
 
-    def _advance_or_tell(self, replay_run_id: str) -> Step:
+    def _advance_or_tell(self, replay_run_id: str) -> Advance:
         """Advance; a replay that this release cannot carry out keeps nothing else from going on."""
         try:
             return self.advance(replay_run_id)
@@ -116,7 +118,7 @@ class ReplayEngine:
             raise
         except KfmError as error:
             hold = Hold(reason=HoldReason.GUARD, observed=str(error), expected="a replay that can be carried out")
-            return Step(replay_run_id=replay_run_id, state=ReplayState.RUNNING, hold=hold)
+            return Advance(replay_run_id=replay_run_id, state=ReplayState.RUNNING, hold=hold)
 
     def pause(self, replay_run_id: str, decision: Decision) -> ReplayRun:
         """Let nothing more in until it is resumed; what was let in goes on. Raises ReplayStateError."""
@@ -162,7 +164,7 @@ class ReplayEngine:
         with self.pipeline.database.snapshot() as view:
             return runs.newest(view, limit=limit)
 
-    def _stop_on_mismatch(self, run: ReplayRun, tx: Transaction) -> Step | None:
+    def _stop_on_mismatch(self, run: ReplayRun, tx: Transaction) -> Advance | None:
         found = runs.differing(tx, run.replay_run_id)
         if len(found) <= run.mismatches_seen:
             return None
@@ -171,14 +173,14 @@ class ReplayEngine:
         at = self.pipeline.clock()
         runs.change_state(tx, run.replay_run_id, run.state, ReplayState.STOPPED, at=at, state_reason=reason)
         self._log(GovernanceAction.REPLAY_STOPPED, run, decision, tx, mismatches=len(found))
-        return Step(replay_run_id=run.replay_run_id, state=ReplayState.STOPPED)
+        return Advance(replay_run_id=run.replay_run_id, state=ReplayState.STOPPED)
 
-    def _go_on(self, run: ReplayRun, tx: Transaction) -> Step:
+    def _go_on(self, run: ReplayRun, tx: Transaction) -> Advance:
         batch = tx.run("replay.next_batch", replay_run_id=run.replay_run_id).scalar_one()
         if batch is None:
             return self._finish_if_done(run, tx)
         if (held := self._hold(run, batch, tx)) is not None:
-            return Step(replay_run_id=run.replay_run_id, state=run.state, hold=held)
+            return Advance(replay_run_id=run.replay_run_id, state=run.state, hold=held)
         admitted = admit(
             self.pipeline.ledger,
             replay_run_id=run.replay_run_id,
@@ -189,17 +191,17 @@ class ReplayEngine:
             at=self.pipeline.clock(),
             tx=tx,
         )
-        return Step(replay_run_id=run.replay_run_id, state=run.state, admitted=admitted)
+        return Advance(replay_run_id=run.replay_run_id, state=run.state, admitted=admitted)
 
-    def _finish_if_done(self, run: ReplayRun, tx: Transaction) -> Step:
+    def _finish_if_done(self, run: ReplayRun, tx: Transaction) -> Advance:
         account = runs.account(tx, run.replay_run_id)
         if account.open:
-            return Step(replay_run_id=run.replay_run_id, state=run.state)
+            return Advance(replay_run_id=run.replay_run_id, state=run.state)
         counts = outcome_line(account.outcomes)
         runs.change_state(tx, run.replay_run_id, run.state, ReplayState.FINISHED, at=self.pipeline.clock())
-        outcomes = {outcome.value: account.outcomes[outcome] for outcome in Outcome if account.outcomes[outcome]}
+        outcomes = {outcome.value: account.outcomes[outcome] for outcome in UnitOutcome if account.outcomes[outcome]}
         self._log(GovernanceAction.REPLAY_FINISHED, run, self._engine(counts, run), tx, outcomes=outcomes)
-        return Step(replay_run_id=run.replay_run_id, state=ReplayState.FINISHED)
+        return Advance(replay_run_id=run.replay_run_id, state=ReplayState.FINISHED)
 
     def _hold(self, run: ReplayRun, batch: int, tx: Transaction) -> Hold | None:
         datasets = set(tx.run("replay.batch_datasets", replay_run_id=run.replay_run_id, batch=batch).scalars())

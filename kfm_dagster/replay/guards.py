@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from datetime import datetime
 
-from kfm_dagster.replay.refusals import Found, Guard, Refusal, Request
+from kfm_dagster.replay.refusals import Guard, Refusal, Request, RequestFacts
 from kfm_dagster.replay.selection import EVERY_DATASET, Mode, Selection
 
 
@@ -187,7 +187,7 @@ ASKING: tuple[Callable[[Request], Refusal | None], ...] = (
 """Guards that need nothing but the request; they are asked again before every batch."""
 
 
-def selected_records(request: Request, found: Found) -> Refusal | None:
+def selected_records(request: Request, found: RequestFacts) -> Refusal | None:
     """Refuse a selection that matches more than one replay may do, unless it says how many it wants."""
     if not found.more or request.selection.spec.limits.max_records is not None:
         return None
@@ -200,7 +200,7 @@ def selected_records(request: Request, found: Found) -> Refusal | None:
     )
 
 
-def needed_batches(request: Request, found: Found) -> Refusal | None:
+def needed_batches(request: Request, found: RequestFacts) -> Refusal | None:
     """Refuse a selection that needs more batches than it, or the environment, allows."""
     return _too_many(
         Guard.MAX_BATCHES,
@@ -211,7 +211,7 @@ def needed_batches(request: Request, found: Found) -> Refusal | None:
     )
 
 
-def kill_switch(request: Request, found: Found) -> Refusal | None:
+def kill_switch(request: Request, found: RequestFacts) -> Refusal | None:
     """Refuse a selection of which a dataset is switched off (WAL-10)."""
     return kill_switch_on(request, found.switched_off)
 
@@ -229,7 +229,7 @@ def kill_switch_on(request: Request, switched_off: frozenset[str]) -> Refusal | 
     )
 
 
-def downgrade(request: Request, found: Found) -> Refusal | None:
+def downgrade(request: Request, found: RequestFacts) -> Refusal | None:
     """Refuse to replace what a newer release has made (RPL-07)."""
     if not found.newer_results or request.selection.spec.options.allow_downgrade:
         return None
@@ -242,7 +242,7 @@ def downgrade(request: Request, found: Found) -> Refusal | None:
     )
 
 
-KNOWING: tuple[Callable[[Request, Found], Refusal | None], ...] = (
+KNOWING: tuple[Callable[[Request, RequestFacts], Refusal | None], ...] = (
     selected_records,
     needed_batches,
     kill_switch,
@@ -256,7 +256,7 @@ def refusals(checks: Iterable[Callable[[Request], Refusal | None]], request: Req
     return tuple(refusal for check in checks if (refusal := check(request)) is not None)
 
 
-def refusals_of_found(request: Request, found: Found) -> tuple[Refusal, ...]:
+def refusals_of_found(request: Request, found: RequestFacts) -> tuple[Refusal, ...]:
     """Return what refuses a request, given what the ledger says."""
     return tuple(refusal for check in KNOWING if (refusal := check(request, found)) is not None)
 

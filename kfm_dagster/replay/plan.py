@@ -10,7 +10,7 @@ from typing import Any
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.replay.guards import ASKING, LOOKING, refusals, refusals_of_found
-from kfm_dagster.replay.refusals import Found, GuardError, Refusal, Request
+from kfm_dagster.replay.refusals import GuardError, Refusal, Request, RequestFacts
 from kfm_dagster.replay.selection import Mode, Selection
 from kfm_dagster.replay.units import Admission, SelectedUnit, SkipReason, count_by_status, datasets_of, select
 from kfm_dagster.storage.database import Transaction
@@ -30,7 +30,7 @@ class Group:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReplayPlan:
+class PlannedReplay:
     """What would be let in, in which batches, what would be skipped, and what refuses it.
 
     `more` tells that further records match than were asked for; `seconds` is the least time that the rate allows.
@@ -98,7 +98,7 @@ class ReplayPlan:
         }
 
 
-def look(request: Request, *, registry: ContractRegistry, rules: Admission, tx: Transaction) -> ReplayPlan:
+def look(request: Request, *, registry: ContractRegistry, rules: Admission, tx: Transaction) -> PlannedReplay:
     """Say what a selection means now.
 
     Raises GuardError when even looking is refused, and ContractError for a dataset without a contract.
@@ -117,14 +117,14 @@ def look(request: Request, *, registry: ContractRegistry, rules: Admission, tx: 
         wanted = min(selection.spec.limits.max_records or limits.max_selection_records, limits.max_selection_records)
         units, more = select(selection, registry=registry, limit=wanted, tx=tx)
     hindered = [rules.hindrance(unit) for unit in units]
-    found = Found(
+    found = RequestFacts(
         records=len(units),
         more=more,
         switched_off=rules.switched_off & ({unit.dataset for unit in units} or set(datasets)),
         newer_results=sum(rules.is_newer(unit.made_by) for unit in units),
         code_version=rules.code_version,
     )
-    return ReplayPlan(
+    return PlannedReplay(
         selection=selection,
         units=units,
         more=more,

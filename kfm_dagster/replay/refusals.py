@@ -96,7 +96,7 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
+class RequestFacts:
     """What the ledger says about a request. `more` tells that records beyond the limit match."""
 
     records: int

@@ -11,7 +11,7 @@ from kfm_dagster.replay.units import AdmittedBatch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class Advance:
     """What one advance did: let a batch in, was held, changed the state, or nothing."""
 
     replay_run_id: str

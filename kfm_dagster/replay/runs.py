@@ -21,7 +21,7 @@ from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ledger.refusals import explained
 from kfm_dagster.ledger.rows import as_json
-from kfm_dagster.replay.accounts import Account, Differing, Outcome
+from kfm_dagster.replay.accounts import Account, Differing, UnitOutcome
 from kfm_dagster.replay.selection import Selection, parse_selection
 from kfm_dagster.settings import Environment
 from kfm_dagster.storage.database import Transaction
@@ -184,11 +184,11 @@ def running(tx: Transaction) -> list[str]:
 
 def account(tx: Transaction, replay_run_id: str) -> Account:
     """Count a replay's units by outcome."""
-    outcomes: Counter[Outcome] = Counter(dict.fromkeys(Outcome, 0))
+    outcomes: Counter[UnitOutcome] = Counter(dict.fromkeys(UnitOutcome, 0))
     skipped: Counter[str] = Counter()
-    by_dataset: dict[str, Counter[Outcome]] = {}
+    by_dataset: dict[str, Counter[UnitOutcome]] = {}
     for row in tx.run("replay.account", replay_run_id=replay_run_id):
-        outcome = Outcome(row.outcome)
+        outcome = UnitOutcome(row.outcome)
         outcomes[outcome] += row.units
         by_dataset.setdefault(row.dataset, Counter())[outcome] += row.units
         if row.skip_reason is not None:

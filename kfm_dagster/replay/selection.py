@@ -56,7 +56,7 @@ Dataset = Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9]*(-[a-z0-9]+)*)$", ma
 WalIdText = Annotated[str, Field(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
 
 
-class Metadata(_Strict):
+class SelectionMetadata(_Strict):
     """Who the replay is for."""
 
     name: Annotated[str, Field(min_length=1, max_length=100)] = Field(description="Shown wherever the replay is.")
@@ -181,7 +181,7 @@ class Selection(_Strict):
 
     apiVersion: Literal["kfm.nodd.replay/v1"]  # noqa: N815 - the key's name in the file, as in Kubernetes
     kind: Literal["ReplaySelection"]
-    metadata: Metadata
+    metadata: SelectionMetadata
     spec: Spec
 
     @model_validator(mode="after")

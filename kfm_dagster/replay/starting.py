@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.replay.backfill import start_backfill
 from kfm_dagster.replay.engine import ReplayEngine
-from kfm_dagster.replay.plan import ReplayPlan
+from kfm_dagster.replay.plan import PlannedReplay
 from kfm_dagster.replay.selection import Mode, Selection
 from kfm_dagster.replay.units import datasets_of
 
@@ -19,7 +19,7 @@ from kfm_dagster.replay.units import datasets_of
 class Started:
     """What was started; neither id is there when nothing was selected."""
 
-    plan: ReplayPlan
+    plan: PlannedReplay
     replay_run_id: str | None = None
     backfill_id: str | None = None
 

@@ -39,7 +39,7 @@ from kfm_dagster.stages.node import Node
 from kfm_dagster.stages.store import StageAttempt, StageStore
 from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
 from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster.telemetry.measures import Volume
+from kfm_dagster.telemetry.measures import StepVolume
 from kfm_dagster.telemetry.spans import span
 
 _LOG = logging.getLogger(__name__)
@@ -302,7 +302,7 @@ class StageRunner:
 
         def effect(tx: Transaction) -> Effect:
             made.append(self._make_durable(stage, tx))
-            volume = Volume(rows_out=len(made[0].envelopes), bytes_out=made[0].stored_bytes)
+            volume = StepVolume(rows_out=len(made[0].envelopes), bytes_out=made[0].stored_bytes)
             if stage.received is not None:
                 rows, size = len(stage.received.envelopes), stage.received.stored_bytes
                 volume = replace(volume, rows_in=rows, bytes_in=size)

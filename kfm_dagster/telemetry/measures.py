@@ -13,7 +13,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Volume:
+class StepVolume:
     """What went through a step; None is what nobody counted. Rows are whatever the node works on: units, windows."""
 
     rows_in: int | None = None
@@ -21,7 +21,7 @@ class Volume:
     bytes_in: int | None = None
     bytes_out: int | None = None
 
-    def with_declared(self, payload: Mapping[str, Any]) -> Volume:
+    def with_declared(self, payload: Mapping[str, Any]) -> StepVolume:
         """Return the same with the sizes that the input manifest declares, where they are not known better."""
         sizes = [entry.get("size") for entry in payload["inputs"]]
         if self.bytes_in is not None or not sizes or None in sizes:
@@ -41,5 +41,5 @@ class Spent:
     cost_usd: float | None = None
 
 
-MEASURES = tuple(entry.name for part in (Spent, Volume) for entry in fields(part))
+MEASURES = tuple(entry.name for part in (Spent, StepVolume) for entry in fields(part))
 """Columns of `etl_steps` that hold what was measured."""

@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from kfm_dagster.alerts.channels import Answer, Endpoint
 from kfm_dagster.alerts.desk import AlertDesk
-from kfm_dagster.alerts.message import Message
+from kfm_dagster.alerts.message import AlertMessage
 from kfm_dagster.alerts.plan import AlertPlan
 from kfm_dagster.stages.audit import AuditEvent, AuditKind
 from kfm_dagster.stages.card import ErrorClass, StageState
@@ -87,7 +87,7 @@ class Mailbox:
     bodies: list[str] = field(default_factory=list)
     dead: set[int] = field(default_factory=set)
 
-    def __call__(self, endpoint: Endpoint, message: Message) -> Answer:
+    def __call__(self, endpoint: Endpoint, message: AlertMessage) -> Answer:
         if endpoint.number in self.dead:
             return Answer(service="Box", error="gone")
         self.taken.append((endpoint.number, message.title))

@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from kfm_dagster.alerts.channels import Endpoint, Endpoints, send
 from kfm_dagster.alerts.desk import AlertDesk
-from kfm_dagster.alerts.message import Message, spoken, trial
+from kfm_dagster.alerts.message import AlertMessage, spoken, trial
 from kfm_dagster.alerts.plan import AlertPlan, Level
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.storage.database import Database
@@ -70,7 +70,7 @@ def test_an_alert_arrives_with_what_somebody_needs_who_is_woken_by_it(
     ("level", "kind"), [(Level.INFO, "info"), (Level.WARNING, "warning"), (Level.CRITICAL, "failure")]
 )
 def test_a_level_is_told_in_the_services_own_terms(level: Level, kind: str, letterbox: Letterbox) -> None:
-    answer = send(endpoint(letterbox.url()), Message(level=level, title="t", body="b"))
+    answer = send(endpoint(letterbox.url()), AlertMessage(level=level, title="t", body="b"))
     assert (answer.service, answer.error) == ("JSON", None)
     assert [message["type"] for message in letterbox.taken] == [kind]
 

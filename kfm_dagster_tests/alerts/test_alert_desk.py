@@ -26,8 +26,8 @@ from kfm_dagster.alerts.book import (
 )
 from kfm_dagster.alerts.channels import Answer, Endpoint
 from kfm_dagster.alerts.desk import AlertDesk
-from kfm_dagster.alerts.message import Message
-from kfm_dagster.alerts.plan import AlertPlan, Level, Rule, RuleTerms
+from kfm_dagster.alerts.message import AlertMessage
+from kfm_dagster.alerts.plan import AlertPlan, AlertRule, Level, RuleTerms
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
 from kfm_dagster.stages.audit import AuditKind
@@ -49,7 +49,7 @@ def same_terms() -> AlertPlan:
             "version": "1.0.0",
             "channels": ["notify", "page_ops", "open_ticket"],
             "levels": {"info": [], "warning": ["notify"], "critical": ["notify", "page_ops"]},
-            "rules": {rule.value: terms for rule in Rule},
+            "rules": {rule.value: terms for rule in AlertRule},
         }
     )
 
@@ -284,7 +284,7 @@ def test_what_a_dead_evaluator_was_about_to_tell_is_told_by_another_once(
     class DiesError(BaseException):
         pass
 
-    def dies(endpoint: Endpoint, message: Message) -> Answer:
+    def dies(endpoint: Endpoint, message: AlertMessage) -> Answer:
         raise DiesError
 
     record.gate("G3")
@@ -305,7 +305,7 @@ def test_each_message_is_claimed_by_one(desk: AlertDesk, record: Record, now: Cl
     desk.evaluate()
     now.at += FIRST_PAUSE
     claims = [desk.book.claim([(NOTIFY, "notify")]) for _ in range(3)]
-    assert [claim and claim.alert.rule for claim in claims] == [Rule.COVARIANCE, Rule.PATH_DESYNC, None]
+    assert [claim and claim.alert.rule for claim in claims] == [AlertRule.COVARIANCE, AlertRule.PATH_DESYNC, None]
 
 
 def test_a_message_that_was_given_up_and_taken_by_another_stays_taken(
@@ -373,7 +373,7 @@ def test_whatever_happens_nobody_hears_an_alert_twice_within_its_window_unless_i
 @pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])
 def test_words_are_the_same_in_python_and_in_the_database(dialect: str) -> None:
     schema = "\n".join(one.sql for one in migrations(dialect) if one.name in {"alerts", "worse_object"})
-    for column, words in {"rule": Rule, "state": AlertState, "level": Level, "reason": TellingReason}.items():
+    for column, words in {"rule": AlertRule, "state": AlertState, "level": Level, "reason": TellingReason}.items():
         # What a later migration says of a column holds.
         *_, listed = re.findall(rf"_is_known CHECK \(\s*{column} IN \((.*?)\)", schema, re.DOTALL)
         assert set(re.findall(r"'(\w+)'", listed)) == {*words}

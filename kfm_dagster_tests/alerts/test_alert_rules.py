@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from kfm_dagster.alerts.desk import AlertDesk
-from kfm_dagster.alerts.plan import AlertPlan, Level, Rule
+from kfm_dagster.alerts.plan import AlertPlan, AlertRule, Level
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.stages.audit import AuditKind
 from kfm_dagster.stages.card import StageState
@@ -79,23 +79,23 @@ def unkept_and_calibrated_elsewhere(record: Record) -> None:
 
 
 PATH = "nexrad-l2.path_arrival"
-TRIPS: dict[str, tuple[Callable[[Record], None], Rule, str, int]] = {
-    "four returns": (lambda r: flaps(r, 4), Rule.STATE_FLAPPING, STAGE, 4),
-    "retries of every stage together": (lambda r: retries(r, 20), Rule.RETRY_STORM, "all stages", 20),
-    "retries of what is refused": (lambda r: retries(r, 20, after="pending"), Rule.RETRY_STORM, "all stages", 20),
-    "a covariance": (lambda r: gates(r, "G7", 1, stage=PATH), Rule.COVARIANCE, f"{PATH} G7", 1),
-    "a covariance that stopped": (lambda r: gates(r, "G7", 1, "stop"), Rule.COVARIANCE, f"{STAGE} G7", 1),
-    "a path": (lambda r: gates(r, "G3", 2, stage=PATH), Rule.PATH_DESYNC, f"{PATH} G3", 2),
-    "a stage that was refused": (lambda r: r.line(AuditKind.STOP, "E_SYNC"), Rule.UNLOCK, "clock", 1),
+TRIPS: dict[str, tuple[Callable[[Record], None], AlertRule, str, int]] = {
+    "four returns": (lambda r: flaps(r, 4), AlertRule.STATE_FLAPPING, STAGE, 4),
+    "retries of every stage together": (lambda r: retries(r, 20), AlertRule.RETRY_STORM, "all stages", 20),
+    "retries of what is refused": (lambda r: retries(r, 20, after="pending"), AlertRule.RETRY_STORM, "all stages", 20),
+    "a covariance": (lambda r: gates(r, "G7", 1, stage=PATH), AlertRule.COVARIANCE, f"{PATH} G7", 1),
+    "a covariance that stopped": (lambda r: gates(r, "G7", 1, "stop"), AlertRule.COVARIANCE, f"{STAGE} G7", 1),
+    "a path": (lambda r: gates(r, "G3", 2, stage=PATH), AlertRule.PATH_DESYNC, f"{PATH} G3", 2),
+    "a stage that was refused": (lambda r: r.line(AuditKind.STOP, "E_SYNC"), AlertRule.UNLOCK, "clock", 1),
     "a stage that was restricted": (
-        lambda r: r.stage(SUCCEEDED, restricted=["E_SYNC", "G5"]), Rule.UNLOCK, "clock", 1
+        lambda r: r.stage(SUCCEEDED, restricted=["E_SYNC", "G5"]), AlertRule.UNLOCK, "clock", 1
     ),
-    "a clock that is off": (lambda r: reading(r, ClockState.UNKNOWN, -1.2, "date:x"), Rule.UNLOCK, "clock", 1),
-    "a clock that nothing keeps": (lambda r: reading(r, ClockState.UNLOCKED, None), Rule.UNLOCK, "clock", 1),
-    "calibrated elsewhere": (unkept_and_calibrated_elsewhere, Rule.UNLOCK, "clock", 1),
-    "a gate that stops": (lambda r: gates(r, "G2", 10, "stop"), Rule.GATE_BREACH, f"{STAGE} G2", 10),
-    "a gate that restricts": (lambda r: gates(r, "G5", 11, "restrict"), Rule.GATE_BREACH, f"{STAGE} G5", 11),
-    "a replay": (lambda r: r.line(AuditKind.REPLAY, "diverged"), Rule.REPLAY_DIVERGENCE, "run run", 1),
+    "a clock that is off": (lambda r: reading(r, ClockState.UNKNOWN, -1.2, "date:x"), AlertRule.UNLOCK, "clock", 1),
+    "a clock that nothing keeps": (lambda r: reading(r, ClockState.UNLOCKED, None), AlertRule.UNLOCK, "clock", 1),
+    "calibrated elsewhere": (unkept_and_calibrated_elsewhere, AlertRule.UNLOCK, "clock", 1),
+    "a gate that stops": (lambda r: gates(r, "G2", 10, "stop"), AlertRule.GATE_BREACH, f"{STAGE} G2", 10),
+    "a gate that restricts": (lambda r: gates(r, "G5", 11, "restrict"), AlertRule.GATE_BREACH, f"{STAGE} G5", 11),
+    "a replay": (lambda r: r.line(AuditKind.REPLAY, "diverged"), AlertRule.REPLAY_DIVERGENCE, "run run", 1),
 }  # fmt: skip
 QUIET: dict[str, Callable[[Record], None]] = {
     "three returns": lambda r: flaps(r, 3),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kfm_dagster.console.asking import Asked, BadRequestError, Form, NotAcceptableError, asked_of
+from kfm_dagster.console.asking import BadRequestError, Form, NotAcceptableError, ReportQuery, asked_of
 from kfm_dagster.exports.validation import DAYS, MOST_DAYS
 
 FIREFOX = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
@@ -30,7 +30,7 @@ FIREFOX = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
     ],
 )
 def test_the_form_is_the_one_that_the_client_likes_best(accept: str, form: Form) -> None:
-    assert asked_of([], accept=accept) == Asked(days=DAYS, form=form)
+    assert asked_of([], accept=accept) == ReportQuery(days=DAYS, form=form)
     # What the address says wins.
     for named in Form:
         assert asked_of([("format", named.value)], accept=accept).form is named

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kfm_dagster.alerts.message import LOOK, MEANINGS
-from kfm_dagster.alerts.plan import Rule
+from kfm_dagster.alerts.plan import AlertRule
 from kfm_dagster.stages.audit import AuditKind
 from kfm_dagster.stages.card import Card
 from kfm_dagster.storage.database import Database
@@ -64,9 +64,9 @@ def test_every_runbook_that_an_operator_is_promised_is_there() -> None:
 def test_every_rule_has_a_section_a_meaning_and_a_place_to_look() -> None:
     text = ALERTS.read_text(encoding="utf-8")
     sections = re.findall(r"^## (\w+_?\w*)$", text, re.MULTILINE)
-    assert sections[-len(Rule) :] == [rule.value for rule in Rule]
-    assert set(MEANINGS) == set(LOOK) == {*Rule}
-    for rule in Rule:
+    assert sections[-len(AlertRule) :] == [rule.value for rule in AlertRule]
+    assert set(MEANINGS) == set(LOOK) == {*AlertRule}
+    for rule in AlertRule:
         section = text.split(f"## {rule.value}\n")[1].split("\n## ")[0]
         assert list(commands(section)), f"{rule.value} has no command"
     for linked in re.findall(r"\]\(([\w/.-]+\.md)\)", text):

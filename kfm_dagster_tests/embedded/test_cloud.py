@@ -24,7 +24,7 @@ from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.embedded.child_server import ChildServer
 from kfm_dagster.embedded.cloud import EmbeddedCloud
-from kfm_dagster.embedded.feed import Delivery, Feed, FeedObject, ObjectEvent
+from kfm_dagster.embedded.feed import Feed, FeedObject, ObjectEvent, StoredAs
 from kfm_dagster.embedded.sample_day import publish_samples, sample_objects
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError
 
@@ -236,14 +236,14 @@ def test_the_samples_are_the_same_every_time_and_all_of_known_datasets(contracts
         for item in once
     )
     assert kinds == {
-        (KeyKind.DATA, Delivery.WHOLE, "goes16"): 6,
-        (KeyKind.DATA, Delivery.WHOLE, "goes18"): 2,
-        (KeyKind.DATA, Delivery.WHOLE, "goes19"): 4,
-        (KeyKind.DATA, Delivery.TRUNCATED, "goes18"): 1,
-        (KeyKind.DATA, Delivery.WHOLE, "nexrad"): 8,
-        (KeyKind.DATA, Delivery.MISSING, "nexrad"): 1,
-        (KeyKind.DATA, Delivery.WHOLE, "hrrr"): 8,
-        (KeyKind.SIDECAR, Delivery.WHOLE, "hrrr"): 8,
+        (KeyKind.DATA, StoredAs.WHOLE, "goes16"): 6,
+        (KeyKind.DATA, StoredAs.WHOLE, "goes18"): 2,
+        (KeyKind.DATA, StoredAs.WHOLE, "goes19"): 4,
+        (KeyKind.DATA, StoredAs.TRUNCATED, "goes18"): 1,
+        (KeyKind.DATA, StoredAs.WHOLE, "nexrad"): 8,
+        (KeyKind.DATA, StoredAs.MISSING, "nexrad"): 1,
+        (KeyKind.DATA, StoredAs.WHOLE, "hrrr"): 8,
+        (KeyKind.SIDECAR, StoredAs.WHOLE, "hrrr"): 8,
     }
     assert len({(item.bucket, item.key) for item in once}) == len(once)
 

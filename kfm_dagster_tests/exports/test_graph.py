@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.exports import graph as graph_module
-from kfm_dagster.exports.cypher import Node, literal
+from kfm_dagster.exports.cypher import GraphNode, literal
 from kfm_dagster.exports.graph import export_graph
 from kfm_dagster.idempotent_node.node import run_node
 from kfm_dagster.ingest.nodes import operators
@@ -167,11 +167,11 @@ def test_what_fails_halfway_leaves_the_files_that_stood(
     before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
     calls = iter(range(3))
 
-    def merge(node: Node) -> str:
+    def merge(node: GraphNode) -> str:
         next(calls)
         return "MERGE (half"
 
-    monkeypatch.setattr(Node, "merge", merge)
+    monkeypatch.setattr(GraphNode, "merge", merge)
     with pytest.raises(RuntimeError, match="StopIteration"):
         _raising(pipeline, tmp_path / "out")
     assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
@@ -189,6 +189,6 @@ def test_a_literal_is_one_line_that_reads_back_as_the_text(text: str) -> None:
     written = literal(text)
     assert unquoted(written) == text
     assert len(written.splitlines()) == 1
-    assert Graph().load([Node(key=graph_module._artifact("0"), properties={"node": text}).merge()]).nodes == {
+    assert Graph().load([GraphNode(key=graph_module._artifact("0"), properties={"node": text}).merge()]).nodes == {
         ("Artifact", "content_hash", "0"): {"node": text}
     }

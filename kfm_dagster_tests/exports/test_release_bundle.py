@@ -18,7 +18,7 @@ import yaml
 from kfm_dagster import __version__
 from kfm_dagster.errors import ConfigurationError, ExitCode, KfmError
 from kfm_dagster.exports.bundle.content import LAYOUT, MANIFEST, SIGNATURE, SUMMED
-from kfm_dagster.exports.bundle.keys import Signer
+from kfm_dagster.exports.bundle.keys import BundleSigner
 from kfm_dagster.exports.bundle.verification import verify_release
 from kfm_dagster.exports.bundle.writing import write_release
 from kfm_dagster.exports.whole_files import ForeignFileError
@@ -40,7 +40,7 @@ print(hashlib.sha256(svg).hexdigest(), hashlib.sha256(pdf).hexdigest())
 
 
 @pytest.fixture(scope="module")
-def signer() -> Signer:
+def signer() -> BundleSigner:
     return new_signer()
 
 
@@ -49,7 +49,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.clause("PCS-19")
-def test_a_bundle_has_the_cards_layout_and_every_part_as_it_was_given(tmp_path: Path, signer: Signer) -> None:
+def test_a_bundle_has_the_cards_layout_and_every_part_as_it_was_given(tmp_path: Path, signer: BundleSigner) -> None:
     given = bundle_sample.release()
     done = write_release(given, tmp_path / "PTN_EXPORT", signer)
     found = contents(done.folder)
@@ -71,7 +71,7 @@ def test_a_bundle_has_the_cards_layout_and_every_part_as_it_was_given(tmp_path: 
 
 @pytest.mark.clause("PCS-19")
 def test_the_manifest_sums_every_other_file_and_says_what_was_recorded_by_which_code(
-    tmp_path: Path, signer: Signer
+    tmp_path: Path, signer: BundleSigner
 ) -> None:
     given = bundle_sample.release()
     folder = write_release(given, tmp_path / "PTN_EXPORT", signer).folder
@@ -96,7 +96,9 @@ def test_the_manifest_sums_every_other_file_and_says_what_was_recorded_by_which_
 
 
 @pytest.mark.clause("PCS-19")
-def test_gpg_verifies_the_signature_and_refuses_another_manifest(tmp_path: Path, signer: Signer, gpg: Gpg) -> None:
+def test_gpg_verifies_the_signature_and_refuses_another_manifest(
+    tmp_path: Path, signer: BundleSigner, gpg: Gpg
+) -> None:
     done = write_release(bundle_sample.release(), tmp_path / "PTN_EXPORT", signer)
     assert gpg("--import", done.certificate).returncode == 0
     told = gpg("--status-fd", "1", "--verify", done.folder / SIGNATURE, done.folder / MANIFEST)
@@ -109,7 +111,7 @@ def test_gpg_verifies_the_signature_and_refuses_another_manifest(tmp_path: Path,
 
 
 def test_the_same_data_give_the_same_bytes_whatever_the_users_style(
-    tmp_path: Path, signer: Signer, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, signer: BundleSigner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = contents(write_release(bundle_sample.release(), tmp_path / "first", signer).folder)
     with mpl.rc_context({"font.size": 30, "svg.hashsalt": None, "timezone": "Asia/Tokyo", "pdf.compression": 0}):
@@ -124,7 +126,7 @@ def test_the_same_data_give_the_same_bytes_whatever_the_users_style(
     assert elsewhere.stdout.decode().split() == [hashlib.sha256(figure).hexdigest() for figure in figures]
 
 
-def test_nothing_recorded_makes_a_bundle_that_says_so(tmp_path: Path, signer: Signer) -> None:
+def test_nothing_recorded_makes_a_bundle_that_says_so(tmp_path: Path, signer: BundleSigner) -> None:
     done = write_release(bundle_sample.nothing(), tmp_path / "PTN_EXPORT", signer)
     recorded = done.verified.manifest.recorded
     assert recorded.model_dump() == {
@@ -133,7 +135,7 @@ def test_nothing_recorded_makes_a_bundle_that_says_so(tmp_path: Path, signer: Si
     assert (done.folder / "audit.jsonl").read_bytes() == b""
 
 
-def test_a_bundle_takes_the_place_of_an_earlier_one_even_a_damaged_one(tmp_path: Path, signer: Signer) -> None:
+def test_a_bundle_takes_the_place_of_an_earlier_one_even_a_damaged_one(tmp_path: Path, signer: BundleSigner) -> None:
     folder = tmp_path / "deep" / "PTN_EXPORT"
     write_release(bundle_sample.nothing(), folder, signer)
     (folder / "audit.jsonl").unlink()
@@ -176,7 +178,7 @@ def _certificate(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("stands", [_file, _other_folder, _other_manifest, _link, _note, _certificate])
-def test_what_no_export_wrote_is_kept(stands: object, tmp_path: Path, signer: Signer) -> None:
+def test_what_no_export_wrote_is_kept(stands: object, tmp_path: Path, signer: BundleSigner) -> None:
     assert callable(stands)
     stands(tmp_path / "PTN_EXPORT")
     before = contents(tmp_path)
@@ -207,7 +209,7 @@ def _interrupted() -> Iterator[bytes]:
     ],
 )  # fmt: skip
 def test_a_bundle_that_cannot_be_finished_leaves_the_earlier_one_and_nothing_else(
-    changes: dict[str, object], error: type[BaseException], said: str, tmp_path: Path, signer: Signer
+    changes: dict[str, object], error: type[BaseException], said: str, tmp_path: Path, signer: BundleSigner
 ) -> None:
     write_release(bundle_sample.nothing(), tmp_path / "PTN_EXPORT", signer)
     before = contents(tmp_path)
@@ -220,7 +222,7 @@ def test_a_bundle_that_cannot_be_finished_leaves_the_earlier_one_and_nothing_els
 
 
 def test_a_bundle_that_cannot_take_its_place_leaves_the_earlier_one(
-    tmp_path: Path, signer: Signer, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, signer: BundleSigner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "PTN_EXPORT"
     write_release(bundle_sample.nothing(), folder, signer)
@@ -247,7 +249,7 @@ def test_a_key_that_gpg_does_not_know_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_place_that_cannot_be_written_to_is_one_line(tmp_path: Path, signer: Signer) -> None:
+def test_a_place_that_cannot_be_written_to_is_one_line(tmp_path: Path, signer: BundleSigner) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match=r"the export cannot be written; observed .*next: name another folder"):
         write_release(bundle_sample.release(), tmp_path / "file" / "PTN_EXPORT", signer)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.exports.bundle.content import FOLDERS, LAYOUT, MANIFEST, SIGNATURE, SUMMED
-from kfm_dagster.exports.bundle.keys import Signer
+from kfm_dagster.exports.bundle.keys import BundleSigner
 from kfm_dagster.exports.bundle.manifest import OPENING
 from kfm_dagster.exports.bundle.signature import BadSignatureError, sign_detached, verify_detached
 from kfm_dagster.exports.bundle.verification import ReleaseRefusedError, verify_release
@@ -29,9 +29,9 @@ BEGIN, END = b"-----BEGIN PGP SIGNATURE-----\n\n", b"-----END PGP SIGNATURE-----
 FLIPS = st.tuples(st.sampled_from(LAYOUT), st.floats(0, 1, exclude_max=True), st.integers(0, 7))
 
 
-def new_signer(**options: object) -> Signer:
+def new_signer(**options: object) -> BundleSigner:
     key = pysequoia.Tsk.generate("kfm tests", **options)  # type: ignore[arg-type]
-    return Signer(secret=key.signer(), certificate=key.extract_certificate())
+    return BundleSigner(secret=key.signer(), certificate=key.extract_certificate())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Written:
     """A bundle that verifies, whose files a test may change; they are put back."""
 
     folder: Path
-    signer: Signer
+    signer: BundleSigner
     contents: dict[str, bytes]
 
     def refusal(self) -> str:

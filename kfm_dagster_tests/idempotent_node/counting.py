@@ -14,7 +14,7 @@ from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, ManifestEn
 from kfm_dagster.idempotent_node.transaction import Effect, IdempotentNodes
 from kfm_dagster.idempotent_node.wal import Intent
 from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster.telemetry.measures import Volume
+from kfm_dagster.telemetry.measures import StepVolume
 
 CODE = CodeFingerprint(code_sha="c0ffee", lockfile_hash="10cc")
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -64,7 +64,7 @@ class CountLines:
         self.folder.mkdir(exist_ok=True)
         (self.folder / digest).write_bytes(content)
         self.reached()
-        return Effect(record={"sha256": digest, "files": len(counts)}, volume=Volume(rows_out=len(counts)))
+        return Effect(record={"sha256": digest, "files": len(counts)}, volume=StepVolume(rows_out=len(counts)))
 
     def apply(self, tx: Transaction, effect: Effect) -> None:
         pass

@@ -11,7 +11,7 @@ import pytest
 from kfm_dagster.contracts.issues import GateIssue
 from kfm_dagster.defs.gate_checks import NAMES
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.settings import Feed
+from kfm_dagster.settings import FeedKind
 from kfm_dagster.stages.card import StageState
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, assert_conserved, volumes
@@ -71,7 +71,7 @@ def test_a_feed_that_is_a_sample_is_expected_to_cover_no_day_until_it_is_whole(
 ) -> None:
     announced(face, objects, 2)
     with monkeypatch.context() as patch:
-        patch.setattr(face.pipeline, "settings", face.pipeline.settings.model_copy(update={"feed": Feed.SAMPLE}))
+        patch.setattr(face.pipeline, "settings", face.pipeline.settings.model_copy(update={"feed": FeedKind.SAMPLE}))
         result = face.execute(JOB, partition=PARTITION)
         check = gates(result)["ledger", "G6_coverage"]
         assert check.passed

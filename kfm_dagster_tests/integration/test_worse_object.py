@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kfm_dagster.alerts.plan import Rule
+from kfm_dagster.alerts.plan import AlertRule
 from kfm_dagster.embedded.feed import ObjectEvent
 from kfm_dagster.ingest.alerting import alert_desk
 from kfm_dagster.ingest.nodes import Source
@@ -49,7 +49,9 @@ def ingest(pipeline: Pipeline, objects: Path, dataset: str, content: bytes, *, h
 def firing(pipeline: Pipeline) -> list[tuple[str, str, str]]:
     desk = alert_desk(pipeline)
     desk.evaluate()
-    return [(one.subject, one.place, one.run_id or "") for one in desk.book.listed() if one.rule == Rule.WORSE_OBJECT]
+    return [
+        (one.subject, one.place, one.run_id or "") for one in desk.book.listed() if one.rule == AlertRule.WORSE_OBJECT
+    ]
 
 
 @pytest.mark.parametrize("dataset", GOOD)

@@ -21,7 +21,7 @@ from kfm_dagster.notifications import authenticity, certificates
 from kfm_dagster.notifications.authenticity import MAX_FETCHES, Signatures
 from kfm_dagster.notifications.certificates import MAX_KEPT, Certificates, CertificateUnavailableError, get
 from kfm_dagster.notifications.messages import SqsMessage
-from kfm_dagster.notifications.verdict import Authenticity, Verdict
+from kfm_dagster.notifications.verdict import Authenticity, SenderVerdict
 from kfm_dagster.operators.message_parse import parse_message
 from kfm_dagster.settings import Environment, Settings, SnsVerify
 from kfm_dagster_tests.notifications import signing
@@ -52,7 +52,7 @@ def verifier(folder: Path, fetch: CertificateServer, **settings: Any) -> Signatu
     return Signatures(chosen, certificates=Certificates(folder / "certificates", fetch=fetch))
 
 
-def verdict(folder: Path, body: Any, fetch: CertificateServer | None = None, **settings: Any) -> Verdict:
+def verdict(folder: Path, body: Any, fetch: CertificateServer | None = None, **settings: Any) -> SenderVerdict:
     [found] = verifier(folder, fetch or signing.server(), **settings).verdicts([delivered(body)])
     return found
 

@@ -21,7 +21,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.replay.engine import ReplayEngine
 from kfm_dagster.replay.limits import LIMITS, Limits
-from kfm_dagster.replay.reports import Step
+from kfm_dagster.replay.reports import Advance
 from kfm_dagster.replay.selection import Selection, selection_of
 from kfm_dagster.settings import Environment
 from kfm_dagster_tests.factories import START, envelope, failed, finished
@@ -102,9 +102,9 @@ class Stand:
         self.pipeline.ledger.settle([ending(unit) for unit in claimed], run_id=run_id)
         return claimed
 
-    def carry_out(self, replay_run_id: str, *, ending: Callable[[Envelope], Envelope] = finished) -> list[Step]:
+    def carry_out(self, replay_run_id: str, *, ending: Callable[[Envelope], Envelope] = finished) -> list[Advance]:
         """Advance and work until nothing moves any more."""
-        steps: list[Step] = []
+        steps: list[Advance] = []
         for _ in range(200):
             step = self.engine.advance(replay_run_id)
             steps.append(step)

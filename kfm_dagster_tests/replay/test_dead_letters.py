@@ -19,12 +19,12 @@ from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.notifications.sqs import Queue
-from kfm_dagster.notifications.verdict import VERIFIED, Authenticity, Verdict
-from kfm_dagster.replay.dead_letter_batches import Bounds, DeadLetterReport, End, Outcome
+from kfm_dagster.notifications.verdict import VERIFIED, Authenticity, SenderVerdict
+from kfm_dagster.replay.dead_letter_batches import Bounds, DeadLetterReport, End, LetterOutcome
 from kfm_dagster.replay.dead_letter_drain import drain
 from kfm_dagster.replay.dead_letter_moves import discard, redrive
 from kfm_dagster.replay.dead_letter_plan import look, plan, status
-from kfm_dagster.replay.dead_letters import DeadLetterClass, DeadLetterError, Selection
+from kfm_dagster.replay.dead_letters import DeadLetterClass, DeadLetterError, LetterSelection
 from kfm_dagster.settings import Environment
 from kfm_dagster_tests.databases import refuse_rows
 from kfm_dagster_tests.integration.chain import assert_conserved
@@ -72,7 +72,7 @@ def fill(graveyard: Graveyard) -> None:
     graveyard.assert_sound()
 
 
-def of_class(report: DeadLetterReport) -> Counter[tuple[DeadLetterClass, Outcome]]:
+def of_class(report: DeadLetterReport) -> Counter[tuple[DeadLetterClass, LetterOutcome]]:
     return Counter((message.kind, message.outcome) for message in report.messages)
 
 
@@ -100,11 +100,11 @@ def test_a_drain_works_three_hundred_dead_letters_of_every_class_where_they_lie(
     assert report.end is End.EMPTY
     assert report.exit_code is ExitCode.DONE
     assert of_class(report) == {
-        (DeadLetterClass.DONE, Outcome.DELETED): 51,
-        (DeadLetterClass.FAILED, Outcome.WAITS): 100,
-        (DeadLetterClass.WAITING, Outcome.WAITS): 50,
-        (DeadLetterClass.UNKNOWN, Outcome.WAITS): 100,
-        (DeadLetterClass.UNREADABLE, Outcome.KEPT): 20,
+        (DeadLetterClass.DONE, LetterOutcome.DELETED): 51,
+        (DeadLetterClass.FAILED, LetterOutcome.WAITS): 100,
+        (DeadLetterClass.WAITING, LetterOutcome.WAITS): 50,
+        (DeadLetterClass.UNKNOWN, LetterOutcome.WAITS): 100,
+        (DeadLetterClass.UNREADABLE, LetterOutcome.KEPT): 20,
     }
     assert (report.created, report.readmitted, report.quarantined) == (100, 100, 0)
     assert len(steps) == report.batches >= 7
@@ -140,7 +140,7 @@ def test_a_drain_works_three_hundred_dead_letters_of_every_class_where_they_lie(
 def test_a_plan_says_what_a_drain_would_take_and_changes_nothing(graveyard: Graveyard) -> None:
     fill(graveyard)
     before, depth = everything(graveyard), graveyard.pipeline.dead_letters.depth()
-    planned = plan(graveyard.pipeline, selection=Selection())
+    planned = plan(graveyard.pipeline, selection=LetterSelection())
     found = status(graveyard.pipeline)
 
     assert {
@@ -177,8 +177,8 @@ def test_a_second_drain_does_nothing_twice(graveyard: Graveyard) -> None:
 
     assert (report.created, report.readmitted, report.quarantined) == (0, 0, 0)
     assert of_class(report) == {
-        (DeadLetterClass.WAITING, Outcome.WAITS): 250,
-        (DeadLetterClass.UNREADABLE, Outcome.KEPT): 20,
+        (DeadLetterClass.WAITING, LetterOutcome.WAITS): 250,
+        (DeadLetterClass.UNREADABLE, LetterOutcome.KEPT): 20,
     }
     assert {wal_id: graveyard.pipeline.ledger.get(wal_id) for wal_id in records} == records
     assert set(graveyard.readmissions().values()) == {1}
@@ -191,9 +191,9 @@ def test_a_drain_takes_what_is_selected_and_leaves_the_rest_to_be_found(graveyar
     graveyard.receive_and_let_die([graveyard.body(number) for number in range(12)])
     graveyard.bring_to("failed", range(6))
     graveyard.bring_to("failed", range(6, 12), code="stac_validation_failed")
-    selection = Selection(datasets=frozenset({DATASET}), error_codes=frozenset({"missing_object"}))
+    selection = LetterSelection(datasets=frozenset({DATASET}), error_codes=frozenset({"missing_object"}))
     report = drain(graveyard.pipeline, decision=DECISION, selection=selection)
-    assert report.outcomes == {Outcome.WAITS: 6, Outcome.LEFT: 6}
+    assert report.outcomes == {LetterOutcome.WAITS: 6, LetterOutcome.LEFT: 6}
     assert graveyard.readmissions().keys() == set(graveyard.wal_ids(range(6)))
     assert graveyard.pipeline.dead_letters.depth().visible == 6
     counts = graveyard.pipeline.deliveries.counts()
@@ -303,12 +303,12 @@ def test_a_failed_unit_that_no_policy_replays_is_quarantined_and_its_message_del
     graveyard.receive_and_let_die([graveyard.body(0), graveyard.body(1)])
     graveyard.bring_to("failed", [0, 1])
     strict = reopened(graveyard, registry=one_attempt_only(graveyard.pipeline.registry))
-    (group,) = plan(strict.pipeline, selection=Selection()).groups
+    (group,) = plan(strict.pipeline, selection=LetterSelection()).groups
     assert (group.kind, group.no_replay) == (DeadLetterClass.FAILED, 2)
     moved = redrive(strict.pipeline, decision=DECISION)
-    assert moved.outcomes == {Outcome.LEFT: 2}
+    assert moved.outcomes == {LetterOutcome.LEFT: 2}
     report = drain(strict.pipeline, decision=DECISION)
-    assert (report.readmitted, report.quarantined, report.outcomes) == (0, 2, {Outcome.DELETED: 2})
+    assert (report.readmitted, report.quarantined, report.outcomes) == (0, 2, {LetterOutcome.DELETED: 2})
     record = strict.pipeline.ledger.get(strict.wal_ids([0])[0])
     assert record is not None
     assert (record.status, record.last_error_code) == (Status.QUARANTINED, "missing_object")
@@ -323,7 +323,7 @@ def test_a_dead_letter_of_a_dataset_that_is_switched_off_is_left_alone(graveyard
     for act in (drain, redrive):
         report = act(graveyard.pipeline, decision=DECISION)
         (left,) = [message for message in report.messages if message.kind is DeadLetterClass.UNKNOWN]
-        assert (left.outcome, left.detail) == (Outcome.LEFT, f"{DATASET} is switched off")
+        assert (left.outcome, left.detail) == (LetterOutcome.LEFT, f"{DATASET} is switched off")
     assert graveyard.pipeline.ledger.counts() == {}
     assert len(graveyard.dead_bodies()) == 2
 
@@ -334,10 +334,10 @@ NOT_NEW = set(DeadLetterClass) - {DeadLetterClass.UNKNOWN}
 class _Verdicts:
     """Says of each body what it is told; of any other, that it is verified."""
 
-    def __init__(self, said: dict[str, Verdict]) -> None:
+    def __init__(self, said: dict[str, SenderVerdict]) -> None:
         self.said = said
 
-    def verdicts(self, messages: Sequence[SqsMessage], *, verified: Collection[str] = ()) -> list[Verdict]:
+    def verdicts(self, messages: Sequence[SqsMessage], *, verified: Collection[str] = ()) -> list[SenderVerdict]:
         return [self.said.get(message.body, VERIFIED) for message in messages]
 
 
@@ -346,14 +346,14 @@ def test_a_dead_letter_waits_for_its_certificate_and_a_forged_one_gives_no_unit(
     waiting, forged, genuine = (graveyard.body(number) for number in range(3))
     graveyard.bury([waiting, forged, genuine])
     said = {
-        waiting: Verdict(authenticity=Authenticity.UNKNOWN, detail="its certificate cannot be fetched"),
-        forged: Verdict(authenticity=Authenticity.INVALID, detail="the signature is not of this message"),
+        waiting: SenderVerdict(authenticity=Authenticity.UNKNOWN, detail="its certificate cannot be fetched"),
+        forged: SenderVerdict(authenticity=Authenticity.INVALID, detail="the signature is not of this message"),
     }
     graveyard.pipeline.signatures = _Verdicts(said)
     for act in (redrive, drain):
-        report = act(graveyard.pipeline, decision=DECISION, selection=Selection(classes=frozenset(NOT_NEW)))
+        report = act(graveyard.pipeline, decision=DECISION, selection=LetterSelection(classes=frozenset(NOT_NEW)))
         (left,) = [message for message in report.messages if message.kind is DeadLetterClass.WAITING]
-        assert (left.outcome, left.detail) == (Outcome.LEFT, "its certificate cannot be fetched")
+        assert (left.outcome, left.detail) == (LetterOutcome.LEFT, "its certificate cannot be fetched")
     assert len(graveyard.dead_bodies()) == 3, "nothing of them is lost"
     report = drain(graveyard.pipeline, decision=DECISION)
     assert report.created == 1
@@ -371,16 +371,16 @@ def test_a_message_that_is_half_readable_has_its_units_drained_and_stays_for_a_p
     records = [event(0).record(), {"no": "event"}, event(1).record()]
     graveyard.bury([json.dumps({"Records": records})])
     report = drain(graveyard.pipeline, decision=DECISION)
-    assert (report.created, report.outcomes) == (2, {Outcome.KEPT: 1})
+    assert (report.created, report.outcomes) == (2, {LetterOutcome.KEPT: 1})
     (message,) = report.messages
     assert (message.kind, message.error_code) == (DeadLetterClass.UNREADABLE, "missing_required_field")
     given_up = frozenset({message.message_id})
     early = discard(graveyard.pipeline, decision=DECISION, message_ids=given_up)
-    assert early.outcomes == {Outcome.LEFT: 1}
+    assert early.outcomes == {LetterOutcome.LEFT: 1}
     graveyard.finish_everything()
     assert len(graveyard.dead_bodies()) == 1
     late = discard(graveyard.pipeline, decision=DECISION, message_ids=given_up)
-    assert late.outcomes == {Outcome.DISCARDED: 1}
+    assert late.outcomes == {LetterOutcome.DISCARDED: 1}
     assert graveyard.dead_bodies() == []
     graveyard.assert_sound()
 
@@ -392,8 +392,8 @@ def test_a_discard_takes_the_unreadable_ones_that_are_named_and_keeps_what_they_
     wanted = frozenset({named[malformed(0)], named[graveyard.body(0)]})
     report = discard(graveyard.pipeline, decision=DECISION, message_ids=wanted)
     outcomes = {message.message_id: message.outcome for message in report.messages}
-    assert outcomes[named[malformed(0)]] is Outcome.DISCARDED
-    assert outcomes[named[graveyard.body(0)]] is Outcome.LEFT
+    assert outcomes[named[malformed(0)]] is LetterOutcome.DISCARDED
+    assert outcomes[named[graveyard.body(0)]] is LetterOutcome.LEFT
     assert report.unmet == {named[graveyard.body(0)]}
     assert report.exit_code is ExitCode.FINISHED_WITH_FAILURES
     assert sorted(graveyard.dead_bodies()) == sorted([malformed(1), graveyard.body(0)])
@@ -418,16 +418,16 @@ def test_a_redrive_moves_what_intake_can_work_on_and_nothing_else(graveyard: Gra
         report=lambda _: assert_conserved(graveyard.pipeline),
     )
 
-    assert report.outcomes == {Outcome.MOVED: 200, Outcome.LEFT: 121}
+    assert report.outcomes == {LetterOutcome.MOVED: 200, LetterOutcome.LEFT: 121}
     assert graveyard.pipeline.queue.depth().visible == 200
     assert graveyard.pipeline.dead_letters.depth().visible == 121
     returned = graveyard.pipeline.queue.look(1000, budget_seconds=30)
     assert sorted(message.body for message in returned) == sorted(bodies(graveyard, [*MISSING, *INVALID, *UNKNOWN]))
-    moved = {message.detail for message in report.messages if message.outcome is Outcome.MOVED}
+    moved = {message.detail for message in report.messages if message.outcome is LetterOutcome.MOVED}
     assert moved == {f"message {message.message_id}" for message in returned}
     entries = graveyard.pipeline.ledger.log.entries(action=GovernanceAction.DLQ_REDRIVE, limit=100)
     assert sum(len(entry.details["messages"]) for entry in entries) == 200
-    assert redrive(graveyard.pipeline, decision=DECISION).outcomes == {Outcome.LEFT: 121}
+    assert redrive(graveyard.pipeline, decision=DECISION).outcomes == {LetterOutcome.LEFT: 121}
 
 
 class HalfDeaf(Queue):
@@ -450,15 +450,17 @@ class HalfDeaf(Queue):
         return [*super().delete([receipt for receipt in receipts if receipt not in refused]), *refused]
 
 
-@pytest.mark.parametrize(("deaf", "outcome"), [("queue", Outcome.REFUSED), ("dead_letters", Outcome.DOUBLED)])
+@pytest.mark.parametrize(
+    ("deaf", "outcome"), [("queue", LetterOutcome.REFUSED), ("dead_letters", LetterOutcome.DOUBLED)]
+)
 def test_what_a_queue_does_not_take_stays_on_the_dead_letter_queue(
-    graveyard: Graveyard, deaf: str, outcome: Outcome
+    graveyard: Graveyard, deaf: str, outcome: LetterOutcome
 ) -> None:
     graveyard.bury([graveyard.body(number) for number in range(9)])
     pipeline = graveyard.pipeline
     setattr(pipeline, deaf, HalfDeaf(getattr(pipeline, deaf), sends=deaf == "queue"))
     report = redrive(pipeline, decision=DECISION, bounds=Bounds(max_batches=1))
-    assert report.outcomes == {Outcome.MOVED: 6, outcome: 3}
+    assert report.outcomes == {LetterOutcome.MOVED: 6, outcome: 3}
     assert report.exit_code is ExitCode.FINISHED_WITH_FAILURES
     assert pipeline.dead_letters.depth().visible == 3
     graveyard.assert_sound()
@@ -510,7 +512,7 @@ def test_a_message_that_was_acknowledged_in_vain_is_found_done_and_deleted(grave
     graveyard.pipeline.deliveries.mark_deleted([row.message_id])
     (letter,) = look(graveyard.pipeline)
     assert letter.kind is DeadLetterClass.DONE
-    assert drain(graveyard.pipeline, decision=DECISION).outcomes == {Outcome.DELETED: 1}
+    assert drain(graveyard.pipeline, decision=DECISION).outcomes == {LetterOutcome.DELETED: 1}
     assert graveyard.dead_bodies() == []
 
 
@@ -537,7 +539,7 @@ def test_a_drain_keeps_what_the_database_refuses_and_works_on_the_rest(graveyard
     graveyard.bury([graveyard.body(1), graveyard.body(2, 3), graveyard.body(4)])
     report = drain(graveyard.pipeline, decision=DECISION)
     outcomes = Counter(message.outcome for message in report.messages)
-    assert (report.created, outcomes) == (3, {Outcome.WAITS: 2, Outcome.KEPT: 1})
+    assert (report.created, outcomes) == (3, {LetterOutcome.WAITS: 2, LetterOutcome.KEPT: 1})
     ledger = graveyard.pipeline.ledger
     assert {unit.wal_id for unit in ledger.find(status=Status.PENDING)} == set(graveyard.wal_ids([1, 3, 4]))
     (kept,) = graveyard.pipeline.deliveries.rejected()

@@ -28,7 +28,7 @@ from kfm_dagster.run_state.record import Outcome, RunState, ValidationSummary
 from kfm_dagster.run_state.store import RunStateStore
 from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
 from kfm_dagster.storage.database import Transaction
-from kfm_dagster.telemetry.measures import Volume
+from kfm_dagster.telemetry.measures import StepVolume
 
 KIND = f"{DATASET}.window"
 
@@ -137,7 +137,7 @@ class AtmoWindow:
             "observations": pc.sum(rows["observations"]).as_py(),
             "suspect": pc.sum(rows["suspect"]).as_py(),
         }
-        volume = Volume(rows_in=record["observations"], rows_out=rows.num_rows, bytes_out=len(content))
+        volume = StepVolume(rows_in=record["observations"], rows_out=rows.num_rows, bytes_out=len(content))
         return Effect(record=record, lineage=self._lineage(stored), volume=volume)
 
     def verify(self, effect: Effect) -> None:

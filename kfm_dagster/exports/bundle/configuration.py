@@ -18,7 +18,7 @@ from kfm_dagster.yaml_text import read_yaml
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Edge:
+class DeclaredTransition:
     """A possible transition, and its condition as it is written."""
 
     start: str
@@ -36,7 +36,7 @@ class Machine:
     """The state machine's graph: states in their order, edges by their ends."""
 
     states: Sequence[str]
-    edges: Mapping[tuple[str | None, str], Edge]
+    edges: Mapping[tuple[str | None, str], DeclaredTransition]
 
     @classmethod
     def parse(cls, content: bytes) -> Self:
@@ -45,7 +45,7 @@ class Machine:
         try:
             states = [str(state) for state in document["states"]]
             edges = [
-                Edge(start=str(each["from"]), end=str(each["to"]), when=str(each.get("when", "")))
+                DeclaredTransition(start=str(each["from"]), end=str(each["to"]), when=str(each.get("when", "")))
                 for each in document["transitions"]
             ]
         except (KeyError, TypeError, AttributeError):

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from kfm_dagster.exports.bundle.configuration import Edge, Machine
+from kfm_dagster.exports.bundle.configuration import DeclaredTransition, Machine
 from kfm_dagster.exports.bundle.content import Attempt, StageTransition, span
 
 if TYPE_CHECKING:
@@ -156,7 +156,9 @@ def _number(axes: Axes, rows: Mapping[str, int], told: Sequence[Mark]) -> None:
 
 def _draw_graph(figure: Figure, machine: Machine, counts: Mapping[tuple[str | None, str], int]) -> None:
     edges = dict(machine.edges)
-    unknown = [Edge(start=start, end=end) for start, end in sorted((s, e) for s, e in counts if s is not None)]
+    unknown = [
+        DeclaredTransition(start=start, end=end) for start, end in sorted((s, e) for s, e in counts if s is not None)
+    ]
     drawn = [*edges.values(), *(edge for edge in unknown if edge.key not in edges)]
     places = _places(machine.states, drawn)
     columns = 1 + max(x for x, _ in places.values())
@@ -182,7 +184,9 @@ def _draw_graph(figure: Figure, machine: Machine, counts: Mapping[tuple[str | No
             axes.text(place[0], place[1] + 0.15, f"{begun} begun", ha="center", fontsize=8, gid=f"begun-{state}")
 
 
-def _draw_edge(axes: Axes, places: Mapping[str, tuple[float, float]], edge: Edge, count: int, *, known: bool) -> None:
+def _draw_edge(
+    axes: Axes, places: Mapping[str, tuple[float, float]], edge: DeclaredTransition, count: int, *, known: bool
+) -> None:
     from matplotlib.patches import FancyArrowPatch  # noqa: PLC0415, the extra `release`
 
     (x, y), (to_x, to_y) = places[edge.start], places[edge.end]
@@ -211,7 +215,7 @@ def _draw_edge(axes: Axes, places: Mapping[str, tuple[float, float]], edge: Edge
         axes.text(*middle, edge.when, ha="center", va="top", fontsize=7, color="#475569", bbox=blank)
 
 
-def _places(states: Sequence[str], edges: Sequence[Edge]) -> dict[str, tuple[float, float]]:
+def _places(states: Sequence[str], edges: Sequence[DeclaredTransition]) -> dict[str, tuple[float, float]]:
     """Place each state in the column of its distance from the first one, the states of a column about its middle."""
     distance = {states[0]: 0}
     queue = [states[0]]

@@ -30,7 +30,7 @@ _CERTIFICATE = "release.asc"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Signer:
+class BundleSigner:
     """A secret key that is ready to sign, and its certificate."""
 
     secret: PySigner
@@ -44,7 +44,7 @@ class Signer:
         return fingerprint_of(self.certificate)
 
 
-def open_signer(settings: Settings, key: Path | None = None) -> Signer:
+def open_signer(settings: Settings, key: Path | None = None) -> BundleSigner:
     """Open the key of a file, else of the settings, else of KFM_HOME, where it is made when there is none.
 
     Raises ConfigurationError for a file that holds no key that can sign, or one that another passphrase protects.
@@ -87,7 +87,7 @@ def require_release_extra() -> None:
         )
 
 
-def _signer(file: Path, passphrase: str | None, *, made: bool) -> Signer:
+def _signer(file: Path, passphrase: str | None, *, made: bool) -> BundleSigner:
     key = _secret_key(file)
     certificate = key.extract_certificate()
     if certificate.is_revoked:
@@ -97,7 +97,7 @@ def _signer(file: Path, passphrase: str | None, *, made: bool) -> Signer:
         secret = key.signer(passphrase)
     except RuntimeError as error:
         raise _cannot_sign(file, f"{_why(error)}, with {'no' if passphrase is None else 'a'} passphrase") from None
-    return Signer(secret=secret, certificate=certificate, made=file if made else None)
+    return BundleSigner(secret=secret, certificate=certificate, made=file if made else None)
 
 
 def _cannot_sign(file: Path, observed: str) -> ConfigurationError:

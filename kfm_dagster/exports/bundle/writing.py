@@ -23,7 +23,7 @@ from kfm_dagster.exports.bundle import content
 from kfm_dagster.exports.bundle.configuration import Machine, parse_configuration
 from kfm_dagster.exports.bundle.content import AttemptKind, Release, span
 from kfm_dagster.exports.bundle.figures import library_version, state_transitions_svg, timeline_pdf
-from kfm_dagster.exports.bundle.keys import Signer
+from kfm_dagster.exports.bundle.keys import BundleSigner
 from kfm_dagster.exports.bundle.manifest import OPENING, Manifest, Recorded, SummedFile
 from kfm_dagster.exports.bundle.signature import BadSignatureError, sign_detached
 from kfm_dagster.exports.bundle.verification import VerifiedRelease, verify_release
@@ -41,7 +41,7 @@ class WrittenRelease:
     verified: VerifiedRelease
 
 
-def write_release(release: Release, folder: Path, signer: Signer) -> WrittenRelease:
+def write_release(release: Release, folder: Path, signer: BundleSigner) -> WrittenRelease:
     """Write a bundle; it takes the place of an earlier one. Without fail there is none, the earlier one, or this one.
 
     The signer's certificate goes to `FOLDER.cert.asc` beside it. Raises ForeignFileError before anything is written
@@ -66,7 +66,7 @@ def write_release(release: Release, folder: Path, signer: Signer) -> WrittenRele
     return WrittenRelease(folder=folder, certificate=certificate, verified=verified)
 
 
-def _fill(part: Path, release: Release, signer: Signer) -> None:
+def _fill(part: Path, release: Release, signer: BundleSigner) -> None:
     for name in content.FOLDERS:
         (part / name).mkdir()
     lines = _Lines(release.audit_lines)
@@ -97,7 +97,7 @@ def _fill(part: Path, release: Release, signer: Signer) -> None:
         _sync(part / name)
 
 
-def _manifest(release: Release, files: list[SummedFile], signer: Signer, *, audit_events: int) -> Manifest:
+def _manifest(release: Release, files: list[SummedFile], signer: BundleSigner, *, audit_events: int) -> Manifest:
     times = [transition.at for transition in release.transitions]
     times += [time for each in release.attempts for time in (each.at, each.ended) if time is not None]
     told = span(times)
@@ -169,7 +169,7 @@ def _beside(folder: Path) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _write_certificate(folder: Path, signer: Signer) -> Path:
+def _write_certificate(folder: Path, signer: BundleSigner) -> Path:
     file = ExportFile(name=_CERTIFICATE.name.format(folder.name), opening=_CERTIFICATE.opening)
     with whole_files(folder.parent, [file]) as (opened,):
         opened.write(str(signer.certificate).encode().removeprefix(file.opening))
