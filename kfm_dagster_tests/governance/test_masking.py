@@ -208,6 +208,7 @@ WRONG: list[tuple[str, Any]] = [
     ("radii are wrong", lambda: DonutMask(minimum_m=100, maximum_m=119, salt=SALT)),
     ("radii are wrong", lambda: DonutMask(minimum_m=1, maximum_m=math.inf, salt=SALT)),
     ("salt is too short", lambda: DonutMask(minimum_m=1, maximum_m=100, salt=b"secret")),
+    ("salt is too short", lambda: DonutMask(minimum_m=1, maximum_m=100, salt=b"fifteen bytes !")),
 ]
 
 

@@ -43,7 +43,7 @@ def test_what_was_applied_is_skipped_without_running(node: CountLines, database:
 
 
 @pytest.mark.clause("IEN-07")
-@pytest.mark.parametrize("change", ["input", "parameter", "code", "force"])
+@pytest.mark.parametrize("change", ["input", "parameter", "kind", "code", "force"])
 def test_what_changed_runs_again(node: CountLines, database: Database, change: str) -> None:
     made = nodes(database)
     run_node(made, node, run_id=RUN, code=CODE)
@@ -53,6 +53,8 @@ def test_what_changed_runs_again(node: CountLines, database: Database, change: s
             node.files[0].write_text("one line\n")
         case "parameter":
             node.minimum = 2
+        case "kind":
+            node.kind = "count-words"
         case "code":
             code = replace(CODE, code_sha="decaf")
         case _:

@@ -142,6 +142,16 @@ def test_an_intent_whose_content_another_run_applied_is_skipped(node: CountLines
     assert found.status is IntentStatus.SKIPPED
 
 
+@pytest.mark.clause("IEN-09")
+def test_an_intent_that_a_later_content_has_overtaken_is_skipped(node: CountLines, database: Database) -> None:
+    made = nodes(database)
+    lost = made.begin(content_of(node, code=CODE, run_id=RUN), run_id=RUN).intent
+    later = CountLines(files=node.files, folder=node.folder, minimum=2)
+    newest = run_node(made, later, run_id=OTHER_RUN, code=CODE).output
+    assert replay_intents(made, rebuilt).skipped == [lost.wal_id]
+    assert made.newest(node.name) == newest
+
+
 @pytest.mark.clause("IEN-05", "IEN-09")
 def test_an_intent_whose_inputs_have_changed_is_not_applied_under_its_hash(
     node: CountLines, database: Database

@@ -314,7 +314,7 @@ def test_a_superseded_unit_of_a_dead_run_is_not_let_in_again(bench: Bench) -> No
     bench.ledger.ensure([old])
     bench.claim(old)
     bench.ledger.ensure([new])
-    assert bench.ledger.release_lost(run_ids=[RUN]).quarantined == (old.wal_id,)
+    assert bench.ledger.release_lost(run_ids=[RUN]) == RecoverReport(quarantined=(old.wal_id,))
 
 
 @pytest.mark.clause("BEY-01", "WSM-07")

@@ -426,6 +426,8 @@ def test_a_listed_object_is_the_unit_that_its_message_announced() -> None:
     assert (unit.event_time, unit.schema_version, unit.raw) == (seen, "listing", RawReference())
     assert unit.partition == date(2025, 12, 3).isoformat()
     assert parse_listed(REGISTRY["hrrr"], listed) is None
+    elsewhere = ListedObject(uri=f"s3://elsewhere/{announced.key}", size=1, etag=listed.etag, last_modified=seen)
+    assert parse_listed(REGISTRY["goes-abi"], elsewhere) is None
 
 
 json_values = st.recursive(

@@ -85,11 +85,15 @@ def test_content_that_another_run_applied_is_handed_on_with_its_run(runner: Stag
 
 
 @pytest.mark.parametrize(
-    "why", ["its units are in work", "it did not succeed", "somebody says so", "the code is another"]
+    "why",
+    ["its units are in work", "it did not succeed", "it was taken back", "somebody says so", "the code is another"],
 )
 def test_content_that_may_not_be_handed_on_is_computed_again(runner: StageRunner, why: str) -> None:
     bad = why == "it did not succeed"
-    execute(runner, FakeNode([failed(envelope(1))] if bad else [envelope(1)]))
+    first = execute(runner, FakeNode([failed(envelope(1))] if bad else [envelope(1)]))
+    if why == "it was taken back":
+        with runner.database.transaction() as tx:
+            runner.run_states.put(first.state.taken_back(by="replay", at=NOW), tx)
     node = FakeNode([envelope(2)], is_finished=why != "its units are in work")
     if why == "the code is another":
         runner = replace(runner, code=CodeFingerprint(code_sha="decaf", lockfile_hash="10cc"))
