@@ -13,7 +13,7 @@ from obstore.exceptions import BaseError
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.issues import Issue
 from kfm_dagster.errors import ArtifactError, DependencyUnavailableError
-from kfm_dagster.ingest.nodes import operators
+from kfm_dagster.ingest.nodes import chain, operators
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.redaction import redact
 from kfm_dagster.run_state.store import RunStateStore
@@ -57,12 +57,7 @@ def issues_of(record: NoddWalRecord, run_states: RunStateStore, artifacts: Artif
 
 
 def _issues(unit: Envelope) -> Iterator[UnitIssue]:
-    sections = {
-        "integrity_check": unit.integrity,
-        "metadata_extract": unit.metadata,
-        "stac_register": unit.stac,
-        "provenance_emit": unit.provenance,
-    }
+    sections = {node.operator: getattr(unit, node.section) for node in chain() if node.section}
     found: list[tuple[str, Sequence[Issue]]] = [(name, part.issues) for name, part in sections.items() if part]
     for operator, issues in (*found, ("gate", unit.gate_issues)):
         for issue in issues:
