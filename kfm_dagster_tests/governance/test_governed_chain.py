@@ -219,7 +219,7 @@ def test_a_refusal_and_a_mask_are_logged_once_wherever_the_run_dies(seam: Seam, 
     with pytest.raises(CrashError):
         run_chain(pipeline, DATASET, PARTITION, RUN, Source.LEDGER, dies_at=seam)
     before = len(logged(pipeline, GovernanceAction.MASK)), len(logged(pipeline, GovernanceAction.QUARANTINE))
-    durable = seam.operator is Settle.operator, seam == Seam(operator=Settle.operator, point="committed")
+    durable = seam.operator == Settle.operator, seam == Seam(operator=Settle.operator, point="committed")
     assert before == (int(durable[0] or seam.point == "committed"), int(durable[1]))
     for _ in range(2):
         run_chain(pipeline, DATASET, PARTITION, RUN, Source.LEDGER)

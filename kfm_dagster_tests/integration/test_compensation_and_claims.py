@@ -53,7 +53,7 @@ def ingest(pipeline: Pipeline, objects: Path, run_id: str = "original") -> None:
 def work(pipeline: Pipeline, run_id: str, operators: Sequence[str], batch: StageBatch | None = None) -> StageBatch:
     """Do some stages of a run, one after the other."""
     for operator in operators:
-        first = {"source": Source.LEDGER, "limit": 100} if operator is MessageParse.operator else {}
+        first = {"source": Source.LEDGER, "limit": 100} if operator == MessageParse.operator else {}
         stage = pipeline.stages.run(node(pipeline, operator, run_id, **first), run_id=run_id, upstream=batch)
         batch = pipeline.stages.commit(stage)
     assert batch is not None

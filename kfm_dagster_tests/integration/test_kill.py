@@ -53,10 +53,10 @@ def chaos_plan() -> dict[str, Any]:
             "fault": "kill",
             "seam": seam.value,
             "where": {
-                "operator": operator.value,
+                "operator": operator,
                 "partition": (FIRST_DAY + timedelta(days=number)).isoformat(),
                 # The two sensors may ask for a day at the same moment; the run that finds nothing to claim is to live.
-                "units": "[1-9]*" if operator is not MessageParse.operator else "*",
+                "units": "[1-9]*" if operator != MessageParse.operator else "*",
             },
             "nth": 1,
         }
@@ -133,8 +133,8 @@ def _assert_every_attempt_is_explained(pipeline: Pipeline, tally: Tally) -> None
         assert len(claims) == UNITS_PER_DAY
         held = [died[f"day-{number}"] in runs for runs in claims]
         # One that died before its claim was durable held nothing; one that died after its settlement gave nothing back.
-        given_back = operator is not MessageParse.operator and seam is not Seam.STAGE_COMMITTED
-        assert held == [operator is not MessageParse.operator] * UNITS_PER_DAY
+        given_back = operator != MessageParse.operator and seam is not Seam.STAGE_COMMITTED
+        assert held == [operator != MessageParse.operator] * UNITS_PER_DAY
         assert [len(runs) for runs in claims] == [2 if given_back else 1] * UNITS_PER_DAY
 
 

@@ -96,7 +96,7 @@ def test_a_stage_that_the_clock_refused_is_tried_again_and_succeeds_once_it_is_l
         refused.input_hashes,
         refused.opened_at,
     )
-    if operator is not MessageParse.operator:
+    if operator != MessageParse.operator:
         assert succeeded.input_hashes
     lines = lines_of(face, run_id, operator)
     told = [(line["kind"], line["event"]) for line in lines if line["kind"] not in {"gate", "checkpoint"}]

@@ -103,7 +103,7 @@ def run_until(pipeline: Pipeline, last: str, *, point: str, run_id: str) -> Chai
     shared: dict[str, Any] = {"pipeline": pipeline, "dataset": "nexrad-l2", "partition": PARTITION, "run_id": run_id}
     batch: StageBatch | None = None
     for operator, kind in NODES.items():
-        first = {"source": Source.LEDGER, "limit": 10_000} if operator is MessageParse.operator else {}
+        first = {"source": Source.LEDGER, "limit": 10_000} if operator == MessageParse.operator else {}
         node: Any = kind(**shared, **first)
         if operator == last:
             setattr(node, "verify" if point == "computed" else "summarize", fail)
