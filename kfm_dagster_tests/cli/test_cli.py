@@ -655,7 +655,7 @@ def test_wal_show_and_list_say_the_same(call: Call, ledger: dict[str, NoddWalRec
     record = ledger[Status.FAILED]
     [row] = call("wal", "show", record.wal_id, "--json").rows
     assert row | record.model_dump(mode="json") == row
-    assert set(row) - set(record.model_dump()) == {"versions", "lease", "cases", "governance", "history"}
+    assert set(row) - set(record.model_dump()) == {"issues", "versions", "lease", "cases", "governance", "history"}
     table = call("wal", "show", record.wal_id).out
     for name in ("wal_id", "last_error_code", "missing_object"):
         assert name in table

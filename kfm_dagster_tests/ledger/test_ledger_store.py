@@ -506,6 +506,7 @@ FIND: dict[str, object] = {
     "before_id": "",
     "partition": None,
     "error_code": None,
+    "check_status": None,
     "limit": 5,
 }
 PLANS: list[tuple[str, dict[str, str], dict[str, object]]] = [
