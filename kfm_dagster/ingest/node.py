@@ -234,7 +234,10 @@ class ChainNode:
         made = self.compute(given)
         for unit in made:
             if any(issue.code in _SILENT for issue in unit.issues):
-                raise StoreSilentError(observed=f"{unit.object_uri} cannot be read now")
+                raise StoreSilentError(
+                    observed=f"{unit.object_uri} cannot be read now",
+                    next_step="try again when it answers (KFM_OBJECT_ROOT, AWS_ENDPOINT_URL); a demo's is kfm cloud",
+                )
         return self.results(made)
 
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
