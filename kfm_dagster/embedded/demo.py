@@ -20,6 +20,7 @@ from kfm_dagster.ingest.pipeline import Pipeline, utc_now
 from kfm_dagster.ingest.progress import Progress
 from kfm_dagster.ingest.report import ms_per_unit
 from kfm_dagster.ledger.deliveries import DeliveryState
+from kfm_dagster.ledger.ignored import IgnoredFilter, count_ignored
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import EARLIEST_DAY, Settings, environment
 
@@ -151,7 +152,8 @@ def account(pipeline: Pipeline, *, since: datetime) -> DemoResult:
         },
         rejected=messages[DeliveryState.REJECTED],
         messages=sum(messages.values()),
-        ignored=messages[DeliveryState.IGNORED],
+        # By the rows that were left: an ignored message is deleted like any other that is finished.
+        ignored=sum(count.messages for count in count_ignored(pipeline.database, IgnoredFilter())),
         seconds=(pipeline.clock() - since).total_seconds(),
         database=shown(pipeline.settings.database_url),
         catalog=pipeline.settings.catalog,

@@ -13,6 +13,7 @@ from kfm_dagster.embedded import demo
 from kfm_dagster.ingest.nodes import MessageParse
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.deliveries import Delivery, DeliveryState
+from kfm_dagster.ledger.ignored import IgnoredRecord
 from kfm_dagster.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.docs.console import shell
@@ -55,8 +56,10 @@ def test_a_demo_knows_what_its_home_had_received_before(tmp_path: Path, monkeypa
             receipt_handle="r",
             landing_sha256="a" * 64,
             state=DeliveryState.IGNORED,
+            ignored=[IgnoredRecord(record_index=0, reason="sidecar", dataset="hrrr")],
         )
         pipeline.deliveries.record([came])
+        pipeline.deliveries.mark_deleted([came.message_id])
         return {}
 
     cloud = MagicMock()
