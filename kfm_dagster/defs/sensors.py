@@ -17,12 +17,12 @@ from kfm_dagster.defs.run_requests import listing_run, planned_run
 from kfm_dagster.defs.run_storage import active_runs, cooling_down, dead_runs, listing_days, run_slots, runs_so_far
 from kfm_dagster.ingest.evidence import collect_evidence
 from kfm_dagster.ingest.intake import IntakeReport, take_in
+from kfm_dagster.ingest.lost_runs import give_back
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.plan import PlannedRun, lane_limits, of_known_days, plan_runs, why_unknown
 from kfm_dagster.ingest.preflight import ensure_ready
 from kfm_dagster.ingest.switched_off import SwitchedOff, sentence, units_in_flight
 from kfm_dagster.ledger.reports import PendingPartition
-from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.replay.backfill import advance_backfills
 from kfm_dagster.replay.engine import advance_replays
 
@@ -67,7 +67,7 @@ def ingest_sensors(*, interval_seconds: int, days: dg.PartitionsDefinition) -> l
         context: dg.SensorEvaluationContext, pipeline: PipelineResource, wal: WalResource
     ) -> dg.SensorResult:
         opened, ledger = pipeline.get(), wal.get()
-        _recover(context, opened, ledger)
+        give_back(opened, ledger, dead=partial(dead_runs, context.instance), warn=context.log.warning)
         ledger.retry_due(now=opened.clock(), limit=opened.settings.max_in_flight_units)
         opened.acknowledge()
         collect_evidence(opened)
@@ -152,30 +152,6 @@ def _landed(report: IntakeReport, pending: Sequence[PendingPartition]) -> list[P
 
 def _seen(entry: PendingPartition) -> str:
     return f"{entry.partition}/{entry.lane}"
-
-
-def _recover(context: dg.SensorEvaluationContext, pipeline: Pipeline, ledger: Ledger) -> None:
-    """Take back the claims of dead runs and of expired leases, the latter also while Dagster's run storage is away.
-
-    What dead runs intended has failed; it is given up once a later run has done the same node's work.
-    """
-    dead, abandoned, left = [], [], []
-    try:
-        dead = dead_runs(context.instance, ledger.in_progress_runs())
-        abandoned = dead_runs(context.instance, pipeline.nodes.intents.pending_runs())
-        left = dead_runs(context.instance, pipeline.stages.keeper.store.unfinished_runs())
-    except Exception as error:
-        context.log.warning("Dagster's run storage does not say which runs are dead: %s", error)
-    pipeline.nodes.intents.fail_runs(abandoned)
-    pipeline.stages.keeper.close(left)
-    pipeline.nodes.intents.give_up_overtaken()
-    report = ledger.release_lost(run_ids=dead)
-    if report.readmitted or report.quarantined:
-        context.log.warning(
-            "gave back %d units of dead runs or expired leases, quarantined %d",
-            len(report.readmitted),
-            len(report.quarantined),
-        )
 
 
 def _why_no_run(pipeline: Pipeline, report: IntakeReport) -> str:

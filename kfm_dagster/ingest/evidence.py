@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,10 +25,8 @@ from kfm_dagster.ledger.cases import AnnouncingMessage, DueCase, QuarantineCases
 from kfm_dagster.ledger.policy import LedgerCode
 from kfm_dagster.ledger.record import HistoryEntry, NoddWalRecord, replay_history
 from kfm_dagster.notifications.messages import SqsMessage
-from kfm_dagster.seams import carried
 from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
 from kfm_dagster.storage.object_handle import ObjectReadError
-from kfm_dagster.storage.objects import open_store
 
 FOLDER = "evidence"
 EDGE_BYTES = 512
@@ -80,7 +77,7 @@ def read_evidence(pipeline: Pipeline, reference: ArtifactReference) -> dict[str,
 
 
 def _bundles(pipeline: Pipeline) -> Artifacts:
-    return Artifacts(open_store(pipeline.settings.storage), folder=FOLDER)
+    return Artifacts(pipeline.store, folder=FOLDER)
 
 
 def _collect(pipeline: Pipeline, cases: QuarantineCases, due: Sequence[DueCase]) -> int:
@@ -92,9 +89,8 @@ def _collect(pipeline: Pipeline, cases: QuarantineCases, due: Sequence[DueCase])
         return bundles.put(content, suffix="json")
 
     known = _facts(pipeline, cases, due)
-    with ThreadPoolExecutor(max_workers=pipeline.settings.read_threads) as pool:
-        stored = pool.map(carried(store), known)
-        return cases.attach({facts.case.key: reference for facts, reference in zip(known, stored, strict=True)})
+    stored = pipeline.concurrently(store, known)
+    return cases.attach({facts.case.key: reference for facts, reference in zip(known, stored, strict=True)})
 
 
 def _facts(pipeline: Pipeline, cases: QuarantineCases, due: Sequence[DueCase]) -> list[_Facts]:

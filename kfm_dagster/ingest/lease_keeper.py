@@ -8,7 +8,6 @@ Does not belong here: who may still write (fences, `ledger/leases.py`), which no
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -16,7 +15,6 @@ from datetime import timedelta
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.deliveries import DueBackoff
-from kfm_dagster.seams import carried
 
 PART = 3
 """A lease is renewed three times in its life, so that one renewal may fail."""
@@ -46,17 +44,11 @@ class LeaseKeeper:
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
-        """Tick now, and every interval until the block ends; the thread ends with the block."""
+        """Tick now, and every interval until the block ends."""
         self.tick()
-        over = threading.Event()
-        work = carried(self._keep)
-        thread = threading.Thread(target=work, args=(over,), name=f"lease-keeper-{self._run_id}", daemon=True)
-        thread.start()
-        try:
+        name = f"lease-keeper-{self._run_id}"
+        with self._pipeline.repeating(self.tick, seconds=self.interval_seconds, name=name):
             yield
-        finally:
-            over.set()
-            thread.join()
 
     def tick(self) -> None:
         """Renew once. What goes wrong is logged: work that is not lost yet must not be lost by this."""
@@ -65,10 +57,6 @@ class LeaseKeeper:
                 renew()
             except Exception as error:
                 _log.warning("run %s could not renew its %s: %s: %s", self._run_id, name, type(error).__name__, error)
-
-    def _keep(self, over: threading.Event) -> None:
-        while not over.wait(self.interval_seconds):
-            self.tick()
 
     def _renew_leases(self) -> None:
         self._pipeline.ledger.leases.renew(self._run_id, self._attempts)

@@ -7,8 +7,7 @@ does (`finding.py`, `nodes.py`).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -26,7 +25,6 @@ from kfm_dagster.ingest.lease_keeper import LeaseKeeper
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.run_state.inputs_hash import InputReference
 from kfm_dagster.run_state.record import ValidationSummary
-from kfm_dagster.seams import carried
 from kfm_dagster.settings import FeedKind
 from kfm_dagster.stages.audit import AuditEvent
 from kfm_dagster.stages.gates.evaluate import evaluate
@@ -246,11 +244,6 @@ class ChainNode:
 
     def after_commit(self, batch: Sequence[Envelope]) -> None:
         """Nothing, for most nodes."""
-
-    def concurrently(self, work: Callable[[Envelope], Envelope], batch: Sequence[Envelope]) -> list[Envelope]:
-        """Do the work on every unit, on as many threads as read at once; in the batch's order."""
-        with ThreadPoolExecutor(max_workers=self.pipeline.settings.read_threads) as pool:
-            return list(pool.map(carried(work), batch))
 
 
 def of_every_gate(asked: Iterable[Verdict], *, maker: str) -> list[Verdict]:

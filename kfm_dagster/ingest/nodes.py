@@ -29,7 +29,6 @@ from kfm_dagster.operators.integrity_check import integrity_check
 from kfm_dagster.operators.metadata_extract import metadata_extract
 from kfm_dagster.operators.provenance_emit import provenance_emit
 from kfm_dagster.operators.stac_register import NoItemError, may_register, stac_register, stac_register_batch
-from kfm_dagster.readers.registry import READERS
 from kfm_dagster.run_state.record import ValidationSummary
 from kfm_dagster.stages.gates.verdict import Gate
 from kfm_dagster.storage.database import Transaction
@@ -72,7 +71,7 @@ class IntegrityCheck(ChainNode):
             handle = self.pipeline.objects.open(self.contract, unit.object_uri)
             return unit.evolve(integrity=integrity_check(unit, contract=self.contract, handle=handle))
 
-        return self.concurrently(check, batch)
+        return self.pipeline.concurrently(check, batch)
 
     @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
@@ -107,13 +106,13 @@ class MetadataExtract(ChainNode):
                 contract=self.contract,
                 grammar=grammar,
                 source=handle,
-                readers=READERS,
+                readers=self.pipeline.readers,
                 open_sidecar=lambda suffix: objects.open_sidecar(self.contract, unit.object_uri, suffix),
             )
             found = unit.evolve(metadata=metadata)
             return found if rules is None else rules.applied(found)
 
-        return self.concurrently(extract, batch)
+        return self.pipeline.concurrently(extract, batch)
 
     @override
     def apply(self, tx: Transaction, batch: list[Envelope]) -> list[Envelope]:

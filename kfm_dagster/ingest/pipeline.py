@@ -6,7 +6,10 @@ connects to the database; the queue is connected on first use, because a backfil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -31,8 +34,10 @@ from kfm_dagster.lineage.backend import ClientBackend
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.notifications.landing import Landing
 from kfm_dagster.notifications.sqs import Queue, connect, connect_dead_letters
+from kfm_dagster.readers.base import Reader
+from kfm_dagster.readers.registry import READERS
 from kfm_dagster.run_state.choice import open_run_states
-from kfm_dagster.seams import clock_skew
+from kfm_dagster.seams import carried, clock_skew
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import Card
 from kfm_dagster.stages.run_contract import StageRunner
@@ -40,6 +45,7 @@ from kfm_dagster.storage.artifacts import Artifacts
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.objects import ObjectStores, open_store
 from kfm_dagster.storage.private import private_folder
+from kfm_dagster.storage.s3 import Store
 from kfm_dagster.telemetry.energy import EnergyMeter, NoEnergyMeter
 
 if TYPE_CHECKING:
@@ -48,6 +54,8 @@ if TYPE_CHECKING:
 LOCKFILE = "requirements.lock"
 """Beside the package in a checkout, bundled with it in a wheel."""
 Due = TypeVar("Due", bound=DueMessage)
+Given = TypeVar("Given")
+Made = TypeVar("Made")
 
 
 def utc_now() -> datetime:
@@ -136,9 +144,14 @@ class Pipeline:
         return PartitionWindow(database=self.database, settings=self.settings, clock=self.clock)
 
     @cached_property
+    def store(self) -> Store:
+        """Where landed messages, outputs of stages and evidence are kept. Raises ConfigurationError."""
+        return open_store(self.settings.storage)
+
+    @cached_property
     def landing(self) -> Landing:
         """The immutable landing zone."""
-        return Landing(open_store(self.settings.storage))
+        return Landing(self.store)
 
     @cached_property
     def signatures(self) -> Signatures:
@@ -151,6 +164,11 @@ class Pipeline:
     def objects(self) -> ObjectStores:
         """The providers' object stores, read-only."""
         return ObjectStores(object_root=self.settings.object_root, anonymous=self.settings.anonymous)
+
+    @cached_property
+    def readers(self) -> Mapping[str, Reader]:
+        """The readers of object headers, by the name that contracts give them."""
+        return READERS
 
     @cached_property
     def catalog(self) -> Catalog:
@@ -198,7 +216,7 @@ class Pipeline:
     @cached_property
     def artifacts(self) -> Artifacts:
         """What the stages have stored."""
-        return Artifacts(open_store(self.settings.storage))
+        return Artifacts(self.store)
 
     @cached_property
     def stages(self) -> StageRunner:
@@ -218,6 +236,28 @@ class Pipeline:
             card=self.card.machine,
             lakefs_branch=self.settings.lakefs_branch,
         )
+
+    def concurrently(self, work: Callable[[Given], Made], batch: Iterable[Given]) -> list[Made]:
+        """Do the work on everything, on as many threads as read at once; in the batch's order."""
+        with ThreadPoolExecutor(max_workers=self.settings.read_threads) as pool:
+            return list(pool.map(carried(work), batch))
+
+    @contextmanager
+    def repeating(self, tick: Callable[[], None], *, seconds: float, name: str) -> Iterator[None]:
+        """Tick every so many seconds until the block ends, on a thread that ends with it."""
+        over = threading.Event()
+
+        def keep(over: threading.Event) -> None:
+            while not over.wait(seconds):
+                tick()
+
+        thread = threading.Thread(target=carried(keep), args=(over,), name=name, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def acknowledge(self, *, retrying: Collection[WalId] = (), limit: int = 10_000) -> int:
         """Delete the messages whose units are all terminal; let those of retrying units come back when they are due.

@@ -21,6 +21,7 @@ from kfm_dagster.ledger.reports import RecoverReport
 from kfm_dagster.run_state.record import Outcome, RunState
 from kfm_dagster.stages.audit import AuditKind
 from kfm_dagster.stages.card import StageState
+from kfm_dagster.stages.failure import StageFailedError, classify
 from kfm_dagster.stages.store import StageAttempt
 from kfm_dagster.storage.database import Transaction
 
@@ -60,6 +61,15 @@ class Rollback:
             "failed": len(self.claims.failed),
         }
         return f"{done}; units: {_counts(units)}" if done else f"units: {_counts(units)}"
+
+
+def retry_in(node: ChainNode, error: BaseException, *, tries: int) -> float | None:
+    """Return the seconds after which a stage that failed is tried again; None where its run is to be rolled back.
+
+    `tries` counts those that the caller has made.
+    """
+    error_class = error.error_class if isinstance(error, StageFailedError) else classify(error)
+    return node.pipeline.stages.keeper.retry_in(node.run_id, node.dataset_id, error_class, tries=tries)
 
 
 def roll_back(node: ChainNode, because: BaseException) -> Rollback | None:

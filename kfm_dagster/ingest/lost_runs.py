@@ -1,0 +1,44 @@
+"""Lost runs: what runs that died held and intended is given back, before anything new is planned (WSM-11).
+
+Belongs here: the order. Does not belong here: who is dead (`defs/run_storage.py` asks Dagster), or runs that failed
+(`rollback.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.store import Ledger
+
+
+def give_back(
+    pipeline: Pipeline,
+    ledger: Ledger,
+    *,
+    dead: Callable[[Iterable[str]], Collection[str]],
+    warn: Callable[[str], None],
+) -> None:
+    """Take back the claims of dead runs and of expired leases, the latter also when `dead` fails.
+
+    `dead` chooses from root run ids those that nobody works for. What dead runs intended has failed; it is given up
+    once a later run has done the same node's work.
+    """
+    without_claims: Collection[str] = ()
+    without_intents: Collection[str] = ()
+    without_stages: Collection[str] = ()
+    try:
+        without_claims = dead(ledger.in_progress_runs())
+        without_intents = dead(pipeline.nodes.intents.pending_runs())
+        without_stages = dead(pipeline.stages.keeper.store.unfinished_runs())
+    except Exception as error:
+        warn(f"Dagster's run storage does not say which runs are dead: {error}")
+    pipeline.nodes.intents.fail_runs(without_intents)
+    pipeline.stages.keeper.close(without_stages)
+    pipeline.nodes.intents.give_up_overtaken()
+    report = ledger.release_lost(run_ids=without_claims)
+    if report.readmitted or report.quarantined:
+        warn(
+            f"gave back {len(report.readmitted)} units of dead runs or expired leases, "
+            f"quarantined {len(report.quarantined)}"
+        )
