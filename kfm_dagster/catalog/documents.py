@@ -1,18 +1,23 @@
-"""Catalog documents: root, Collection, year, day and page, written from what the index says.
+"""Catalog documents: root, Collection, year, day and page, built by pystac from what the index says.
 
-Pure. Does not belong here: Items (`item.py`), paths (`layout.py`), queries (`index.py`).
+Pure. pystac takes 0.2 s to import, so only who writes a document imports it. Does not belong here: Items (`item.py`),
+paths (`layout.py`), queries (`index.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
-from kfm_dagster.catalog.item import DATA_ASSET, STAC_VERSION, used_extensions
+from kfm_dagster.catalog.item import DATA_ASSET, used_extensions
 from kfm_dagster.catalog.layout import GEOJSON, link, page_name
 from kfm_dagster.catalog.notice import collection_notice
 from kfm_dagster.contracts.model import DatasetContract
+
+if TYPE_CHECKING:
+    import pystac
 
 ROOT_ID = "kfm-nodd"
 ROOT_TITLE = "Kansas Frontier Matrix: NOAA open data"
@@ -48,30 +53,31 @@ def collection_document(
     contract: DatasetContract, *, extent: Extent, summaries: Mapping[str, Sequence[Any]], years: Sequence[str]
 ) -> dict[str, Any]:
     """Return the Collection of a dataset."""
-    parents = [link("root", "../catalog.json", title=ROOT_TITLE), link("parent", "../catalog.json", title=ROOT_TITLE)]
-    found: dict[str, Any] = {
-        "type": "Collection",
-        "stac_version": STAC_VERSION,
-        "stac_extensions": used_extensions(contract, iter(summaries)),
-        "id": contract.stac.collection,
-        "title": contract.metadata.title,
-        "description": contract.metadata.description,
-        "keywords": list(contract.stac.keywords),
-        "license": contract.governance.license,
-        "providers": [provider.model_dump(exclude_none=True) for provider in contract.stac.providers],
-        "extent": {
+    import pystac  # noqa: PLC0415, see above
+
+    interval: list[datetime | None] = [datetime.fromisoformat(extent.start), datetime.fromisoformat(extent.end)]
+    collection = pystac.Collection(
+        id=contract.stac.collection,
+        title=contract.metadata.title,
+        description=contract.metadata.description,
+        keywords=list(contract.stac.keywords),
+        license=contract.governance.license,
+        providers=[pystac.Provider.from_dict(one.model_dump(exclude_none=True)) for one in contract.stac.providers],
+        extent=pystac.Extent(
             # The specification asks for a bbox even when no Item has one.
-            "spatial": {"bbox": [list(extent.bbox or (-180.0, -90.0, 180.0, 90.0))]},
-            "temporal": {"interval": [[extent.start, extent.end]]},
+            pystac.SpatialExtent([list(extent.bbox or (-180.0, -90.0, 180.0, 90.0))]),
+            pystac.TemporalExtent([interval]),
+        ),
+        summaries=pystac.Summaries(_summaries(summaries), maxcount=MAX_SUMMARY_VALUES),
+        stac_extensions=used_extensions(contract, iter(summaries)),
+        extra_fields={
+            "item_assets": _item_assets(contract),
+            "kfm:dataset": contract.public_id,
+            **collection_notice(contract.governance),
         },
-        "item_assets": _item_assets(contract),
-        "links": [*parents, *(link("child", f"./{year}/catalog.json", title=year) for year in years)],
-        "kfm:dataset": contract.public_id,
-        **collection_notice(contract.governance),
-    }
-    if summarised := _summaries(summaries):
-        found["summaries"] = summarised
-    return found
+    )
+    parents = [link("root", "../catalog.json", title=ROOT_TITLE), link("parent", "../catalog.json", title=ROOT_TITLE)]
+    return _written(collection, [*parents, *(link("child", f"./{year}/catalog.json", title=year) for year in years)])
 
 
 def year_document(contract: DatasetContract, *, year: str, days: Sequence[str]) -> dict[str, Any]:
@@ -116,14 +122,17 @@ def page_document(contract: DatasetContract, *, day: str, page: int, item_ids: S
     )
 
 
-def _catalog(identifier: str, title: str, description: str, links: list[dict[str, Any]]) -> dict[str, Any]:
+def _catalog(identifier: str, title: str, description: str, links: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    import pystac  # noqa: PLC0415, see above
+
+    return _written(pystac.Catalog(id=identifier, title=title, description=description), links)
+
+
+def _written(catalog: pystac.Catalog, links: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    # Not pystac's own links: they want the linked documents in memory.
     return {
-        "type": "Catalog",
-        "stac_version": STAC_VERSION,
-        "id": identifier,
-        "title": title,
-        "description": description,
-        "links": links,
+        **catalog.to_dict(include_self_link=False, transform_hrefs=False),
+        "links": list(links),
     }
 
 
