@@ -88,6 +88,9 @@ class Settings(BaseSettings):
     storage_url: str = Field("", description="Landing zone and artifacts, folder or s3://; default $KFM_HOME/storage.")
     catalog_url: str = Field("", description="STAC catalog, folder or s3://; default $KFM_HOME/catalog.")
     lineage_url: str = Field("", description="OpenLineage and PROV-O files; default $KFM_HOME/lineage.")
+    compute_logs_url: str = Field(
+        "", description="What Dagster's steps print, s3://bucket/prefix; default: files below DAGSTER_HOME."
+    )
     first_day: date | None = Field(
         None,
         ge=EARLIEST_DAY,
@@ -243,7 +246,14 @@ class Settings(BaseSettings):
             raise ValueError("https://HOST, or http:// of a loopback address, without user, query and fragment")
         return value
 
-    @field_validator("run_state", "storage_url", "catalog_url", "lineage_url")
+    @field_validator("compute_logs_url")
+    @classmethod
+    def _a_bucket(cls, value: str) -> str:
+        if value and not re.fullmatch(r"s3://[^/]+(/.*)?", value):
+            raise ValueError("s3://bucket/prefix; unset, they are files below DAGSTER_HOME")
+        return value
+
+    @field_validator("run_state", "storage_url", "catalog_url", "lineage_url", "compute_logs_url")
     @classmethod
     def _no_credentials_in_an_address(cls, value: str) -> str:
         # No store reads them there, and these addresses stand in records, artifacts and Dagster's metadata.

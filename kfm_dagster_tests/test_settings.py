@@ -48,6 +48,7 @@ BAD: dict[str, list[str]] = {
     "lease_seconds": ["0", "16m"],
     "retry_backoff_seconds": ["-1", "x"],
     "run_state": ["lakefs://repository/main", "gs://bucket", "s3://", "delta+", "delta+file:///x", "/a,/b"],
+    "compute_logs_url": ["logs", "s3://", "gs://bucket", "s3:///prefix", f"s3://{SECRET}@bucket"],
     "worker_usd_per_hour": ["-1", "free", "nan", "inf"],
     "lakefs_branch": ["", "/main", "a//b", "../main", "a b", "release/.."],
 }

@@ -24,6 +24,7 @@ def stores(settings: Settings) -> Sequence[tuple[str, str, str]]:
         ("storage", "KFM_STORAGE_URL", settings.storage),
         ("catalog", "KFM_CATALOG_URL", settings.catalog),
         ("lineage", "KFM_LINEAGE_URL", settings.lineage),
+        ("compute logs", "KFM_COMPUTE_LOGS_URL", settings.compute_logs_url),
         ("run-state", "KFM_RUN_STATE", settings.run_state.removeprefix(DELTA)),
     ]
     return [one for one in chosen if one[2]]

@@ -101,6 +101,7 @@ def _init(variables: dict[str, str]) -> subprocess.Popen[str]:
         ("KFM_STORAGE_URL", "s3://gone/x", "storage s3://gone/x cannot be used; observed there is no such bucket"),
         ("KFM_CATALOG_URL", "s3://gone", "catalog s3://gone cannot be used; observed there is no such bucket"),
         ("KFM_LINEAGE_URL", "s3://gone", "lineage s3://gone cannot be used; observed there is no such bucket"),
+        ("KFM_COMPUTE_LOGS_URL", "s3://gone/x", "compute logs s3://gone/x cannot be used; observed there is no such"),
         (
             "KFM_RUN_STATE",
             "delta+s3://gone/y",

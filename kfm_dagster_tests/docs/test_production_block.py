@@ -28,7 +28,7 @@ from kfm_dagster.embedded.sample_day import sample_objects
 from kfm_dagster_tests.patience import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
-BUCKETS = ("my-catalog", "my-artifacts", "my-lineage")
+BUCKETS = ("my-catalog", "my-artifacts", "my-lineage", "my-logs")
 
 
 def block() -> list[str]:
@@ -153,6 +153,12 @@ def items(cloud: EmbeddedCloud) -> list[dict[str, Any]]:
     return [document for document in found if document.get("type") == "Feature"]
 
 
+def ingested_by_steps(cloud: EmbeddedCloud) -> list[str]:
+    """The steps whose log is in the bucket."""
+    found = cloud.client("s3").list_objects_v2(Bucket="my-logs").get("Contents", [])
+    return [entry["Key"] for entry in found if entry["Key"].endswith(".err") and entry["Size"]]
+
+
 @contextmanager
 def outside(server: str, contracts: ContractRegistry) -> Iterator[tuple[EmbeddedCloud, dict[str, str]]]:
     """An empty PostgreSQL, S3 and SQS, and the variables that lead there: those of AWS, and libpq's."""
@@ -199,6 +205,7 @@ def test_the_block_typed_as_it_is_written_ingests_a_published_message(
             assert connection.exec_driver_sql("SELECT count(*) FROM dagster.runs").scalar_one() > 0
         admin.dispose()
         assert head
+        assert ingested_by_steps(cloud)
         assert "Traceback" not in typist.shown()  # what a server says that is killed is its own
         typist.type("kill $(jobs -p)")
         typist.type("wait")

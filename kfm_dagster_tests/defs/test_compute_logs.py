@@ -1,0 +1,111 @@
+"""Where what a step prints is kept: in a bucket that every machine reads, or in files; and a bucket that is gone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import dagster as dg
+import pytest
+import yaml
+from dagster._core.storage.compute_log_manager import ComputeIOType
+from dagster_aws.s3 import S3ComputeLogManager
+
+from kfm_dagster.embedded.cloud import EmbeddedCloud
+from kfm_dagster.embedded.deployment import default_dagster_yaml
+from kfm_dagster.errors import ConfigurationError
+
+SAID = "two messages were taken in"
+BUCKET = "compute-logs"
+
+
+@dg.op
+def says_something() -> None:
+    sys.stdout.write(SAID)
+
+
+@dg.job
+def speaking() -> None:
+    says_something()
+
+
+@contextmanager
+def machine(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dg.DagsterInstance]:
+    """An instance whose compute logs are those of the dagster.yaml that ships."""
+    home.mkdir()
+    chosen = yaml.safe_load(default_dagster_yaml())["compute_logs"]
+    (home / "dagster.yaml").write_text(yaml.safe_dump({"compute_logs": chosen, "telemetry": {"enabled": False}}))
+    monkeypatch.setenv("DAGSTER_HOME", str(home))
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        yield instance
+
+
+def ran(instance: dg.DagsterInstance) -> list[str]:
+    """Run the job; return the key of what its step printed."""
+    done = speaking.execute_in_process(instance=instance)
+    assert done.success
+    [captured] = [event for event in done.all_events if event.event_type is dg.DagsterEventType.LOGS_CAPTURED]
+    return [done.run_id, "compute_logs", captured.event_specific_data.file_key]
+
+
+def printed(instance: dg.DagsterInstance, key: list[str]) -> str:
+    found, _ = instance.compute_log_manager.get_log_data_for_type(key, ComputeIOType.STDOUT, 0, None)
+    return (found or b"").decode()
+
+
+@pytest.fixture(scope="module")
+def cloud() -> Iterator[EmbeddedCloud]:
+    with EmbeddedCloud() as cloud:
+        cloud.client("s3").create_bucket(Bucket=BUCKET)
+        yield cloud
+
+
+def name(bucket: str, cloud: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in cloud.environment().items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("KFM_COMPUTE_LOGS_URL", f"s3://{bucket}/deployment/one")
+
+
+@pytest.mark.clause("DAG-09", "DAG-15")
+def test_what_a_step_prints_is_read_on_another_machine(
+    tmp_path: Path, cloud: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name(BUCKET, cloud, monkeypatch)
+    with machine(tmp_path / "worker", monkeypatch) as worker:
+        key = ran(worker)
+        assert isinstance(worker.compute_log_manager, S3ComputeLogManager)
+        assert not [file for file in (tmp_path / "worker").rglob("*.out") if SAID in file.read_text()]
+    [kept] = [
+        entry["Key"]
+        for entry in cloud.client("s3").list_objects_v2(Bucket=BUCKET)["Contents"]
+        if entry["Key"].endswith(".out")
+    ]
+    assert kept == f"deployment/one/storage/{'/'.join(key)}.out"
+    with machine(tmp_path / "web", monkeypatch) as web:
+        assert SAID in printed(web, key)
+
+
+@pytest.mark.clause("DAG-09")
+def test_a_bucket_that_takes_no_log_costs_no_step_and_the_log_stays(
+    tmp_path: Path, cloud: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    name("gone", cloud, monkeypatch)
+    with machine(tmp_path / "worker", monkeypatch) as worker:
+        assert SAID in printed(worker, ran(worker))
+    assert "stays on this machine: " in caplog.text
+
+
+@pytest.mark.clause("DAG-09")
+def test_without_a_bucket_they_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KFM_COMPUTE_LOGS_URL", raising=False)
+    with machine(tmp_path / "home", monkeypatch) as alone:
+        assert SAID in printed(alone, ran(alone))
+    assert [file for file in (tmp_path / "home" / "storage").rglob("*.out") if SAID in file.read_text()]
+
+
+def test_a_bucket_that_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KFM_COMPUTE_LOGS_URL", "logs")
+    with machine(tmp_path / "home", monkeypatch) as alone, pytest.raises(ConfigurationError, match="s3://bucket"):
+        _ = alone.compute_log_manager
