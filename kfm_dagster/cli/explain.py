@@ -1,4 +1,4 @@
-"""`kfm explain`: what a run did, what it did not need to do, and why. Changes nothing, and needs no Dagster."""
+"""`kfm explain`: what a run did, what it did not need to do, and why. Changes nothing."""
 
 from __future__ import annotations
 

@@ -15,7 +15,6 @@ from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.embedded.deployment import default_dagster_yaml
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.preflight import preflight, stores
-from kfm_dagster.ingest.reexecutions import SCHEMA
 from kfm_dagster.notifications.sqs import connect
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
@@ -74,7 +73,7 @@ def _ledger(settings: Settings, role: str | None) -> dict[str, Any]:
 
 def _dagster(settings: Settings) -> dict[str, Any]:
     # Importing Dagster takes seconds, and nothing is wrong so far.
-    from kfm_dagster.defs.instance_storage import prepare  # noqa: PLC0415
+    from kfm_dagster.defs.instance_storage import SCHEMA, prepare  # noqa: PLC0415
 
     home = Path(os.environ.get("DAGSTER_HOME") or settings.home / "dagster").absolute()
     written = prepare(home, dagster_yaml=default_dagster_yaml())

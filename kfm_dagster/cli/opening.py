@@ -13,7 +13,6 @@ from sqlalchemy.engine import make_url
 from kfm_dagster.errors import NoLedgerError, SchemaVersionError
 from kfm_dagster.ingest.explanation import Explanations
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ingest.reexecutions import Reexecutions
 from kfm_dagster.run_state.choice import CLAIM, open_run_states
 from kfm_dagster.run_state.store import RelationalRunState, RunStateStore
 from kfm_dagster.settings import Settings
@@ -71,7 +70,12 @@ def looked_up_states(database: Database, settings: Settings) -> RunStateStore:
 def explanations(database: Database, run_states: RunStateStore, settings: Settings) -> Explanations:
     """Explain runs by an opened database; re-executions are looked up in DAGSTER_HOME (default: KFM_HOME/dagster)."""
     home = Path(os.environ.get("DAGSTER_HOME") or settings.home / "dagster")
-    return Explanations(database=database, run_states=run_states, reexecutions=Reexecutions(home))
+    if not home.is_dir():
+        return Explanations(database=database, run_states=run_states)
+    # Only here, because importing Dagster takes seconds.
+    from kfm_dagster.defs.reexecutions import InstanceReexecutions  # noqa: PLC0415
+
+    return Explanations(database=database, run_states=run_states, reexecutions=InstanceReexecutions(home))
 
 
 def _refuse_a_missing_file(settings: Settings) -> None:

@@ -5,8 +5,7 @@ come of it. So on PostgreSQL only `prepare` makes or migrates them: `kfm init`, 
 
     python -m kfm_dagster.defs.instance_storage FOLDER
 
-Belongs here: that choice and that step. Does not belong here: reading the runs without Dagster
-(`ingest/reexecutions.py`).
+Belongs here: that choice and that step. Does not belong here: asking what it keeps (`reexecutions.py`).
 """
 
 from __future__ import annotations
@@ -30,13 +29,16 @@ from dagster._core.storage.base_storage import DagsterStorage
 from dagster._core.storage.sqlite_storage import DagsterSqliteStorage
 from dagster._serdes import ConfigurableClass, ConfigurableClassData
 from dagster_postgres import DagsterPostgresStorage
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from kfm_dagster.addresses import shown, without_secrets
 from kfm_dagster.errors import ConfigurationError, DatabaseUnavailableError, KfmError
-from kfm_dagster.ingest.reexecutions import SCHEMA, dagster_url
 from kfm_dagster.settings import Settings, environment
 from kfm_dagster.storage.private import private_folder
+
+SCHEMA = "dagster"
+"""Schema of Dagster's tables, so that neither they nor its migrations meet the ledger's in one database."""
 
 PREPARE_LOCK = 0x646167
 """PostgreSQL advisory lock ("dag") that lets one process make or migrate Dagster's tables at a time."""
@@ -116,8 +118,16 @@ def _upgrade(reference: InstanceRef) -> None:
 def _on_postgres(
     dsn: str, *, autocreate: bool, inst_data: ConfigurableClassData | None = None
 ) -> DagsterPostgresStorage:
-    url = dagster_url(dsn).render_as_string(hide_password=False)
+    url = _dagster_url(dsn).render_as_string(hide_password=False)
     return DagsterPostgresStorage(url, should_autocreate_tables=autocreate, inst_data=inst_data)
+
+
+def _dagster_url(dsn: str) -> URL:
+    """Return KFM_DAGSTER_DSN as the URL whose connections find Dagster's schema, and no other."""
+    url = make_url(dsn)
+    given = url.query.get("options", ())
+    options = " ".join([given] if isinstance(given, str) else given)
+    return url.update_query_dict({"options": f"{options} -csearch_path={SCHEMA}".strip()})
 
 
 @contextmanager
