@@ -46,7 +46,7 @@ mutants: $(INSTALLED)  ## take rules away one by one in a copy; a test must noti
 	@$(BIN)/python -m kfm_dagster_tests.mutants
 
 bench: $(INSTALLED)  ## measure a backlog against one run per message and against a plain loop
-	@$(BIN)/kfm bench --units 2000 --dataset nexrad-l2 --run-per-message --floor
+	@$(BIN)/python -m benchmarks.backlog --units 2000 --dataset nexrad-l2 --run-per-message --floor
 
 soak: $(INSTALLED)  ## simulate, contend and fill ledgers for most of an hour, and print the figures
 	@$(BIN)/python -m benchmarks.soak

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -212,7 +213,7 @@ class Timing:
             "wal list, next page": {"after": last},
         }
         for name, filters in cases.items():
-            self._time(name, lambda filters=filters: ledger.find(limit=100, **filters), TARGET_MILLISECONDS)
+            self._time(name, partial(ledger.find, limit=100, **filters), TARGET_MILLISECONDS)
 
     def _accounts(self) -> None:
         self._time("pending by partition", self.ledger.pending_by_partition, TARGET_MILLISECONDS)
@@ -235,7 +236,7 @@ class Timing:
         ):
             window = {"start": rfc3339(NOW - timedelta(days=60)), "end": rfc3339(NOW)}
             selection = _selection(mode, {**filters, "event_time": window})
-            self._time(name, lambda selection=selection: self._select(selection), TARGET_MILLISECONDS)
+            self._time(name, partial(self._select, selection), TARGET_MILLISECONDS)
 
     def _changes(self) -> None:
         ledger, numbers = self.ledger, count()

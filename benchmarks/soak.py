@@ -33,7 +33,7 @@ class Part:
 def parts(*, seeds: int, steps: int, records: int, messages: int) -> list[Part]:
     """Return the parts in their order."""
     ledger = ("-m", "benchmarks.ledger", "--records", str(records), "--database")
-    campaign = ("-m", "kfm_dagster.chaos.campaign", "--units", "10000", "--kills", "200", "--database")
+    campaign = ("-m", "benchmarks.campaign", "--units", "10000", "--kills", "200", "--database")
     mail = ("-m", "kfm_dagster_tests.ingest.mail", "--messages", str(messages // 2), "--database")
     return [
         Part(

@@ -14,7 +14,7 @@ import pytest
 TESTS = Path(__file__).resolve().parent
 LONGEST = [
     "docs/test_runbooks.py",
-    "chaos/test_campaign.py",
+    "benchmarks/test_campaign.py",
     "integration/test_kill.py",
     "replay/test_dead_letter_kill.py",
     "docs/test_examples.py",

@@ -37,10 +37,6 @@ COMMANDS = {
         "kfm_dagster.cli.backfill:backfill",
         "List and ingest days of datasets, beside the live messages and never instead of them.",
     ),
-    "bench": Lazy(
-        "kfm_dagster.cli.bench:bench",
-        "Drain a backlog of sample units through sensor, daemon and runs, and print what it cost.",
-    ),
     "clock": Lazy(
         "kfm_dagster.cli.clock:clock",
         "Show this machine's clock: its last offsets and stability, and whether stages may write by it.",

@@ -20,7 +20,6 @@ from kfm_dagster import __version__
 from kfm_dagster.cli.demo import MAX_SKIPPED_SHOWN, show_result
 from kfm_dagster.cli.main import COMMANDS, kfm, main
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.embedded import bench
 from kfm_dagster.embedded.cloud import EmbeddedCloud
 from kfm_dagster.embedded.demo import DemoResult
 from kfm_dagster.embedded.deployment import Deployment
@@ -239,8 +238,6 @@ BAD_INPUT: dict[str, tuple[list[str], dict[str, str], ExitCode, list[str]]] = {
         ["latin/one.yaml: it is no UTF-8 text"],
     ),
     "missing contracts": (["dataset", "list"], {"KFM_CONTRACTS_DIR": "nowhere"}, ExitCode.USAGE, ["KFM_CONTRACTS_DIR"]),
-    "no units": (["bench", "--units", "0"], {}, ExitCode.USAGE, ["--units"]),
-    "unknown dataset, bench": (["bench", "--dataset", "goes-xyz", "--units", "1"], {}, ExitCode.USAGE, ["goes-xyz"]),
     "no ledger at the DSN": (
         ["wal", "list"],
         {"KFM_WAL_DSN": "sqlite:///elsewhere/new.db"},
@@ -295,7 +292,6 @@ BAD_INPUT: dict[str, tuple[list[str], dict[str, str], ExitCode, list[str]]] = {
             (["drain"], "wrong.yaml/home"),
         )
     },
-    "no place for a home, bench": (["bench", "--home", "/proc/x"], {}, ExitCode.USAGE, ["/proc/x: ", "--home"]),
     "no port, console": (["console", "--port", "0"], {}, ExitCode.USAGE, ["--port"]),
     "no port": (["ui", "--port", "99999"], {}, ExitCode.USAGE, ["--port"]),
 }
@@ -352,7 +348,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
 
 @pytest.mark.clause("PCS-14")
 @pytest.mark.parametrize("name", WRONG)
-@pytest.mark.parametrize("command", [["demo"], ["ui", "--port", "39871"], ["drain"], ["bench", "--units", "1"]])
+@pytest.mark.parametrize("command", [["demo"], ["ui", "--port", "39871"], ["drain"]])
 def test_a_wrong_configuration_is_one_line_before_anything_is_started_or_made(
     command: list[str], name: str, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,7 +357,6 @@ def test_a_wrong_configuration_is_one_line_before_anything_is_started_or_made(
 
     monkeypatch.setattr(EmbeddedCloud, "__enter__", refuse)
     monkeypatch.setattr(Deployment, "__enter__", refuse)
-    monkeypatch.setattr(bench, "ensure_installed", refuse)
     files = Card.load().files
     for folder, texts in (("half", {STATE_MACHINE: files[STATE_MACHINE]}), ("wrong", files)):
         (tmp_path / folder).mkdir()

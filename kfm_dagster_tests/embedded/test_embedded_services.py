@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL, and the refusals of the fast queue where Node or its package is not."""
+"""The embedded PostgreSQL."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from kfm_dagster.embedded.fast_queue import FastQueue, ensure_installed
 from kfm_dagster.embedded.postgres import embedded_postgres
-from kfm_dagster.errors import DatabaseUnavailableError, DependencyUnavailableError
+from kfm_dagster.errors import DatabaseUnavailableError
 
 
 def test_postgres_keeps_its_data_over_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,15 +36,3 @@ def test_postgres_runs_with_the_settings_it_is_given_and_refuses_what_is_none(tm
     ):
         pass
     assert not (tmp_path / "server" / "postmaster.pid").exists()
-
-
-def test_fast_queue_without_npm_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(DependencyUnavailableError, match=r"npm is not on the PATH; .*next: install Node"):
-        ensure_installed(tmp_path / "bench")
-    assert not (tmp_path / "bench").exists()
-
-
-def test_fast_queue_that_is_not_installed_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DependencyUnavailableError, match="call ensure_installed"), FastQueue(tmp_path):
-        pass

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kfm_dagster.embedded.run_cost import RunCost, run_cost
+from benchmarks.run_cost import RunCost, run_cost
 from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.stages.gates.verdict import Verdict
 from kfm_dagster.telemetry.measures import Spent

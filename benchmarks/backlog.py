@@ -1,5 +1,7 @@
 """The benchmark: a backlog through sensor, daemon and runs, beside two yardsticks in the same call.
 
+    python -m benchmarks.backlog --units 2000 --dataset hrrr [--run-per-message] [--floor] [--json]
+
 `run_per_message` starts one Dagster run for each message, the pattern that the documentation shows for S3 events.
 `floor` is a plain loop (`floor.py`). Beside them stands what gates and audit take of one run (`run_cost.py`). Figures
 are ratios of one call: machines are noisy.
@@ -9,25 +11,31 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-import psutil
+import click
+from rich.console import Console
 
+from benchmarks.fast_queue import FastQueue, ensure_installed
+from benchmarks.floor import floor_rate
+from benchmarks.processes import MemoryWatch, cpu_seconds_of
+from benchmarks.run_cost import RunCost, run_cost
+from kfm_dagster.cli.files import refuse_unwritable_home
+from kfm_dagster.cli.main import stopped_by_signals
+from kfm_dagster.cli.progress_bar import drain_bar
+from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.embedded.deployment import Deployment
 from kfm_dagster.embedded.drain import drain
-from kfm_dagster.embedded.fast_queue import FastQueue, ensure_installed
 from kfm_dagster.embedded.feed import ObjectEvent, topic_of
-from kfm_dagster.embedded.floor import floor_rate
-from kfm_dagster.embedded.run_cost import RunCost, run_cost
-from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.errors import ConfigurationError, KfmError
+from kfm_dagster.exports.validation_page import figure
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.progress import Progress
@@ -50,7 +58,6 @@ SAMPLES: dict[str, Samples] = {
 }
 RUNS_PER_MESSAGE_UNITS = 12
 """Enough for a rate; each costs a run's start."""
-SAMPLE_SECONDS = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +169,7 @@ def _drain(
         }
         with environment(variables):
             pipeline = Pipeline.open(Settings.load())
-            with Deployment(home, environment={}) as deployment, _MemoryWatch(deployment.pids) as watch:
+            with Deployment(home, environment={}) as deployment, MemoryWatch(deployment.pids) as watch:
                 drain(deployment, pipeline, timeout_seconds=timeout_seconds, report=report)
                 cpu_seconds = cpu_seconds_of(deployment.pids())
             began, ended = ledger_span(pipeline.database)
@@ -188,54 +195,6 @@ def _run_cost(folder: Path, dataset: str, units: int) -> RunCost:
             return run_cost(pipeline, dataset=dataset, day=DAY_OF_RUN, units=units)
         finally:
             pipeline.close()
-
-
-def cpu_seconds_of(pids: Sequence[int]) -> float:
-    """Return the CPU seconds of these processes and of all that descend from them, also of those that have ended.
-
-    Runs are forked by a process that the code server never waits for (ADR 016), so what the system adds up for this
-    process (`getrusage(RUSAGE_CHILDREN)`) lacks them. A process counts for its parent once that one has waited for it;
-    so this is to be asked while the processes given still run. Only Linux tells the time of ended children.
-    """
-    total = 0.0
-    for root in map(psutil.Process, pids):
-        for process in (root, *root.children(recursive=True)):
-            with suppress(psutil.NoSuchProcess):
-                total += sum(process.cpu_times()[:4])  # user, system, and both of the children that were waited for
-    return total
-
-
-class _MemoryWatch:
-    """Samples the resident memory of the deployment's descendants that execute a run."""
-
-    def __init__(self, pids: Callable[[], list[int]]) -> None:
-        self._pids = pids
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self.peak_mib = 0.0
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._stop.wait(SAMPLE_SECONDS):
-            for pid in self._pids():
-                for resident in _run_processes(pid):
-                    self.peak_mib = max(self.peak_mib, resident / 2**20)
-
-
-def _run_processes(pid: int) -> Iterator[int]:
-    """Give the resident bytes of every descendant: the code server starts the runs."""
-    try:
-        for run in psutil.Process(pid).children(recursive=True):
-            yield int(run.memory_info().rss)
-    except psutil.Error:
-        return
 
 
 def _make_objects(root: Path, dataset: str, units: int, *, day: date = DAY) -> list[str]:
@@ -266,3 +225,65 @@ def _make_objects(root: Path, dataset: str, units: int, *, day: date = DAY) -> l
 
 def _ratio(one: float, other: float | None) -> float | None:
     return None if other is None else one / other
+
+
+@click.command(context_settings={"max_content_width": 100})
+@click.option("--units", default=2000, show_default=True, type=click.IntRange(1, 100_000), help="Messages to drain.")
+@click.option("--dataset", default="nexrad-l2", show_default=True, help="Dataset whose samples are ingested.")
+@click.option("--run-per-message", is_flag=True, help="Also measure one Dagster run per message.")
+@click.option("--floor", is_flag=True, help="Also measure a plain loop without guarantees.")
+@click.option(
+    "--home",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(".kfm/bench"),
+    show_default=True,
+    help="Where objects, databases and the queue server go.",
+)
+@click.option(
+    "--timeout", default=3600, show_default=True, type=click.IntRange(1), help="Seconds after which to give up."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def main(
+    *, units: int, dataset: str, run_per_message: bool, floor: bool, home: Path, timeout: int, as_json: bool
+) -> None:
+    """Drain a backlog of sample units through sensor, daemon and runs, and print what it cost.
+
+    Needs Node.js for the queue: a local SQS that is fast enough not to be what is measured, installed once by npm.
+
+    Example: python -m benchmarks.backlog --units 20000 --dataset hrrr --run-per-message --floor
+    """
+    refuse_unwritable_home(home)
+    console = Console(stderr=True)
+    with drain_bar(console) as report:
+        result = run_bench(
+            home,
+            dataset=dataset,
+            units=units,
+            run_per_message=run_per_message,
+            floor=floor,
+            timeout_seconds=timeout,
+            report=report,
+            say=console.print,
+        )
+    if as_json:
+        click.echo(json.dumps(result.as_json()))
+    else:
+        figures = [{"figure": name, "value": figure(value)} for name, value in result.as_json().items()]
+        show_rows(figures, ("figure", "value"))
+
+
+def _in_one_line() -> int:
+    try:
+        with stopped_by_signals():
+            main(standalone_mode=False)
+    except KfmError as error:
+        click.echo(f"backlog: {error}", err=True)
+        return error.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_in_one_line())

@@ -1,12 +1,13 @@
 """A campaign: hundreds of SIGKILLs while thousands of units are ingested, and proof that nothing is lost or doubled.
 
-The crew (`crew.py`) works a real queue, a real database and real files; a chaos plan kills its processes at random
-seams, and whoever dies is started again. The balance is asked for all the while. At the end every unit must have
+The crew (`campaign_crew.py`) works a real queue, a real database and real files; a chaos plan kills its processes at
+random seams, and whoever dies is started again. The balance is asked for all the while. At the end every unit must have
 exactly one terminal record, one STAC Item and one set of lineage. Run as
 
-    python -m kfm_dagster.chaos.campaign --units 1000 --kills 20 [--database postgresql]
+    python -m benchmarks.campaign --units 1000 --kills 20 [--database postgresql]
 
-Belongs here: starting and watching. Does not belong here: faults (`plan.py`, `injector.py`), judging (`verdict.py`).
+Belongs here: starting and watching. Does not belong here: faults (`kfm_dagster/chaos`), judging
+(`campaign_verdict.py`).
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from pathlib import Path
 
 import click
 
+from benchmarks.campaign_verdict import CampaignError, assert_whole
 from kfm_dagster.chaos.feeder import Disorder, Feeder
 from kfm_dagster.chaos.injector import state_folder
 from kfm_dagster.chaos.plan import API_VERSION, load_plan
 from kfm_dagster.chaos.tally import Tally
-from kfm_dagster.chaos.verdict import CampaignError, assert_whole
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.embedded.cloud import EmbeddedCloud
 from kfm_dagster.embedded.feed import Feed, ObjectEvent
@@ -205,7 +206,7 @@ def _crew(home: Path) -> Iterator[Callable[[], None]]:
         def revive() -> None:
             for place, role in enumerate(CREW):
                 if place not in members or members[place].poll() is not None:
-                    command = [sys.executable, "-m", "kfm_dagster.chaos.crew", role]
+                    command = [sys.executable, "-m", "benchmarks.campaign_crew", role]
                     members[place] = subprocess.Popen(  # noqa: S603, our own module
                         command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
                     )
@@ -231,7 +232,7 @@ def _crew(home: Path) -> Iterator[Callable[[], None]]:
 def main(*, units: int, kills: int, database: str, seed: int, timeout: int) -> None:
     """Kill processes while units are ingested, prove that nothing is lost or doubled, and print the figures as JSON.
 
-    Example: python -m kfm_dagster.chaos.campaign --units 10000 --kills 200 --database postgresql
+    Example: python -m benchmarks.campaign --units 10000 --kills 200 --database postgresql
     """
     with ExitStack() as stack:
         folder = Path(

@@ -1,7 +1,7 @@
 """What the gates and the audit cost of a run: a dataset's chain in this process, and what its spans took.
 
 Without Dagster, whose part is the same whatever the gates do: the shares are of the chain alone, and so the highest
-that they can be. Belongs here: the measurement. Does not belong here: the objects that it is made over (`bench.py`).
+that they can be. Belongs here: the measurement. Does not belong here: the objects that it is made over (`backlog.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The floor of the benchmark: a plain loop that makes the same reads and writes, and guarantees nothing.
 
-Does not belong here: what it is compared with (`bench.py`).
+Does not belong here: what it is compared with (`backlog.py`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 import orjson
 
+from benchmarks.fast_queue import FastQueue
 from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.embedded.fast_queue import FastQueue
 from kfm_dagster.notifications.sqs import connect
 from kfm_dagster.operators.message_parse import parse_message
 from kfm_dagster.readers.base import ReadRequest

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kfm_dagster.chaos.campaign import CampaignReport, run_campaign
+from benchmarks.campaign import CampaignReport, run_campaign
 from kfm_dagster.embedded.postgres import RestartablePostgres
 from kfm_dagster_tests.patience import HANG_SECONDS
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kfm_dagster.cli.bench import bench as command
-from kfm_dagster.embedded import bench
-from kfm_dagster.embedded.bench import BenchResult, cpu_seconds_of
+from benchmarks import backlog
+from benchmarks.backlog import BenchResult, main
+from benchmarks.processes import cpu_seconds_of
+from kfm_dagster.errors import ExitCode
 
 BURNT_SECONDS = 0.4
 RUNS = f"""
@@ -58,10 +60,34 @@ def test_people_read_rounded_figures_and_scripts_whole_ones(tmp_path: Path, monk
         runs=1,
         floor_per_second=32.34114735879956,
     )
-    monkeypatch.setattr(bench, "run_bench", lambda *_, **__: result)
-    printed = CliRunner().invoke(command, ["--home", str(tmp_path)], catch_exceptions=False).stdout
+    monkeypatch.setattr(backlog, "run_bench", lambda *_, **__: result)
+    printed = CliRunner().invoke(main, ["--home", str(tmp_path)], catch_exceptions=False).stdout
     rows = {words[0]: words[1:] for line in printed.splitlines() if (words := line.split())}
     assert (rows["units_per_second"], rows["cpu_ms_per_unit"]) == (["16.1706"], ["0.666667"])
     assert (rows["share_of_floor"], rows["run_per_message_per_second"]) == (["0.5"], ["none"])
-    whole = CliRunner().invoke(command, ["--home", str(tmp_path), "--json"], catch_exceptions=False).stdout
+    whole = CliRunner().invoke(main, ["--home", str(tmp_path), "--json"], catch_exceptions=False).stdout
     assert json.loads(whole) == result.as_json()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "said"),
+    [
+        (["--units", "0"], {}, "--units"),
+        (["--dataset", "goes-xyz", "--units", "1"], {}, "goes-xyz"),
+        (["--home", "/proc/x"], {}, "/proc/x: "),
+        (["--units", "1"], {"KFM_CONFIGS_DIR": "nowhere"}, "KFM_CONFIGS_DIR is no folder; observed nowhere"),
+        (["--units", "1"], {"KFM_CONTRACTS_DIR": "nowhere"}, "KFM_CONTRACTS_DIR"),
+        (["--units", "1"], {"KFM_ENERGY_GRID": "ZZZ"}, "KFM_ENERGY_GRID"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_started_or_made(
+    arguments: list[str], variables: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    # Without a PATH nothing can be installed or started.
+    environment = {**os.environ, "PATH": str(tmp_path), **variables}
+    command = [sys.executable, "-m", "benchmarks.backlog", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (ExitCode.USAGE, "")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -5,7 +5,7 @@
     worker    runs the six nodes over what is pending, as a Dagster run does
 
 No Dagster: a death costs a process start and not a run's, so that hundreds fit into minutes; everything below is the
-product's own code. Run as `python -m kfm_dagster.chaos.crew ROLE`. Belongs here: the roles. Does not belong here: who
+product's own code. Run as `python -m benchmarks.campaign_crew ROLE`. Belongs here: the roles. Does not belong here: who
 starts them, and what is checked (`campaign.py`).
 """
 

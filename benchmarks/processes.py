@@ -1,0 +1,63 @@
+"""What the processes of a deployment take: CPU of every one, also of those that have ended, and memory of runs.
+
+Does not belong here: what they do meanwhile (`backlog.py`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Self
+
+import psutil
+
+SAMPLE_SECONDS = 0.25
+
+
+def cpu_seconds_of(pids: Sequence[int]) -> float:
+    """Return the CPU seconds of these processes and of all that descend from them, also of those that have ended.
+
+    Runs are forked by a process that the code server never waits for (ADR 016), so what the system adds up for this
+    process (`getrusage(RUSAGE_CHILDREN)`) lacks them. A process counts for its parent once that one has waited for it;
+    so this is to be asked while the processes given still run. Only Linux tells the time of ended children.
+    """
+    total = 0.0
+    for root in map(psutil.Process, pids):
+        for process in (root, *root.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                total += sum(process.cpu_times()[:4])  # user, system, and both of the children that were waited for
+    return total
+
+
+class MemoryWatch:
+    """Samples the resident memory of the deployment's descendants that execute a run."""
+
+    def __init__(self, pids: Callable[[], list[int]]) -> None:
+        self._pids = pids
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self.peak_mib = 0.0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(SAMPLE_SECONDS):
+            for pid in self._pids():
+                for resident in _run_processes(pid):
+                    self.peak_mib = max(self.peak_mib, resident / 2**20)
+
+
+def _run_processes(pid: int) -> Iterator[int]:
+    """Give the resident bytes of every descendant: the code server starts the runs."""
+    try:
+        for run in psutil.Process(pid).children(recursive=True):
+            yield int(run.memory_info().rss)
+    except psutil.Error:
+        return
