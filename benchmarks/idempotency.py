@@ -157,7 +157,7 @@ def main() -> None:
         begun = time.perf_counter()
         with (
             timed(IdempotentNodes, "begin", seconds),
-            timed(MessageParse, "manifest", seconds),
+            timed(MessageParse, "inputs", seconds),
             timed(Catalog, "verify", seconds),
             own_upsert(seconds),
         ):

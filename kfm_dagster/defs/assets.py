@@ -211,11 +211,11 @@ def run_stage(
         yield from gate_results(key, node.held_against, stage.judgement, day=day())
     content_hash = stage.content and stage.content.content_hash
     if stage.skipped is not None and stage.skipped.skipped is not None:
-        account = account_of(opened, node.dataset_id, stage.run_id)
+        account = account_of(opened, node.kind, stage.run_id)
         content_hash = account.content_hash
         cause = stage.skipped.skipped
         by = stage.skipped.applied_by
-        context.log.info("%s skipped: %s%s", node.dataset_id, cause, f", by run {by}" if by else "")
+        context.log.info("%s skipped: %s%s", node.kind, cause, f", by run {by}" if by else "")
         context.log_event(
             dg.AssetObservation(
                 key,
@@ -224,7 +224,7 @@ def run_stage(
                     **day_metadata(day()),
                     "outcome": "skipped",
                     "cause": cause.value,
-                    "inputs_hash": stage.inputs_hash,
+                    "inputs_hash": stage.key.inputs_hash,
                     **account_metadata(account),
                     **({"applied_by": by} if by else {}),
                 },

@@ -14,9 +14,9 @@ import dagster as dg
 
 from kfm_dagster.contracts.issues import GateIssue
 from kfm_dagster.ledger.reports import DayReport
-from kfm_dagster.stages.computed import ComputedStage
 from kfm_dagster.stages.gates.verdict import STOPS, TITLES, Gate, Verdict
 from kfm_dagster.stages.machine import Judgement
+from kfm_dagster.stages.staged import StagedNode
 
 NAMES: Mapping[Gate, str] = {gate: f"{gate}_{title.replace(' ', '_')}" for gate, title in TITLES.items()}
 DESCRIPTIONS: Mapping[Gate, str] = {
@@ -74,7 +74,7 @@ def gate_results(
 
 
 def unlooked(
-    key: dg.AssetKey, gates: Iterable[Gate], stage: ComputedStage, *, day: DayReport
+    key: dg.AssetKey, gates: Iterable[Gate], stage: StagedNode, *, day: DayReport
 ) -> Iterator[dg.AssetCheckResult]:
     """Yield what holds of an output that was handed on: what was found when it was made."""
     skipped = stage.skipped

@@ -14,7 +14,7 @@ from kfm_dagster.errors import KfmError
 from kfm_dagster.ingest.nodes import Settle
 from kfm_dagster.ingest.path_arrivals import NODE
 from kfm_dagster.stages.batch import StageBatch
-from kfm_dagster.stages.computed import ComputedStage
+from kfm_dagster.stages.staged import StagedNode
 
 MAX_UNITS_KEPT = 5_000
 """Units that stay in memory between stages, over all datasets of a run; a unit takes about 25 KB."""
@@ -32,7 +32,7 @@ class StageIOManager(dg.ConfigurableIOManager):
 
     _recent: dict[str, StageBatch] = PrivateAttr(default_factory=dict)
 
-    def handle_output(self, context: dg.OutputContext, obj: ComputedStage) -> None:
+    def handle_output(self, context: dg.OutputContext, obj: StagedNode) -> None:
         """Commit the stage; the materialisation carries what became of its units."""
         pipeline = self.pipeline.get()
         try:
@@ -48,7 +48,7 @@ class StageIOManager(dg.ConfigurableIOManager):
         day = self.wal.get().day(dataset=dataset, partition=context.partition_key)
         if maker is Settle:
             tag_run(context.step_context.instance, context.step_context.dagster_run, dataset, batch, day)
-        account = account_of(pipeline, obj.node.dataset_id, obj.run_id)
+        account = account_of(pipeline, obj.node.kind, obj.run_id)
         context.add_output_metadata(
             {
                 **stage_metadata(noun, batch, day=day, catalog=pipeline.settings.catalog, account=account),

@@ -1,29 +1,38 @@
-"""A node of another team's: what it has to say of itself, and the one way to run it.
+"""A node: what it has to say of itself, and the one way in which one is carried out.
+
+    begin > transform > read back > upsert, with the node's own tables; what is raised marks the intent FAILED
 
     result = run_node(nodes, HourlyWindow(...), run_id=run_id, code=code_fingerprint(folder, lockfile))
 
-Belongs here: the protocol and its run. Does not belong here: the chain of this package's operators, which has batches,
-claims and run-state around the same upsert (`stages/run_contract.py`).
+Belongs here: the protocol, and the order. Does not belong here: what the stages of this package's chain put around it:
+batches, gates, run-state (`stages/run_contract.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, ManifestEntry
-from kfm_dagster.idempotent_node.transaction import Content, Effect, IdempotentNodes, Output, forced
-from kfm_dagster.idempotent_node.wal import IntentStatus
+from kfm_dagster.idempotent_node.transaction import Content, Effect, IdempotentNodes, Output, Upserted, forced
+from kfm_dagster.idempotent_node.wal import Intent, IntentStatus
 from kfm_dagster.storage.database import Transaction
 
+Made = TypeVar("Made")
+Stored_co = TypeVar("Stored_co", covariant=True)
 
-class IdempotentNode(Protocol):
-    """A deterministic node. Equal inputs, parameters and code give byte-identical records."""
+
+class IdempotentNode(Protocol[Made, Stored_co]):
+    """A deterministic node. Equal inputs, parameters and code give byte-identical results.
+
+    What it makes, and what is stored of that, is an `Effect` for whoever calls `run_node`; a stage of the chain makes
+    and stores a batch of envelopes.
+    """
 
     @property
     def name(self) -> str:
-        """Key of its checkpoint. A partitioned node names its partition here."""
+        """Key of its checkpoint. A partitioned node names its partition here, behind an `@`."""
         ...
 
     @property
@@ -48,16 +57,21 @@ class IdempotentNode(Protocol):
         """Return what a replay needs to make the node again from its payload and that changes no result."""
         ...
 
-    def transform(self) -> Effect:
+    def transform(self) -> Made:
         """Compute: no clock, no unseeded randomness, an explicit order; files are named by their content."""
         ...
 
-    def apply(self, tx: Transaction, effect: Effect) -> None:
-        """Write what belongs into the node's own tables, in the transaction that makes it APPLIED."""
+    def apply(self, tx: Transaction, made: Made, /) -> Stored_co:
+        """Write the node's own tables, in the transaction that makes it APPLIED; return what was made, as stored."""
         ...
 
-    def verify(self, effect: Effect) -> None:
-        """Read back what `transform` left outside the database. Raises when it is not there as written."""
+
+@runtime_checkable
+class ReadsBack(Protocol):
+    """A node that leaves something outside the database."""
+
+    def verify(self, made: Any, /) -> None:
+        """Read back what `transform` has left there. Raises when it is not there as written."""
         ...
 
 
@@ -70,7 +84,9 @@ class NodeResult:
     applied_run_id: str
 
 
-def content_of(node: IdempotentNode, *, code: CodeFingerprint, run_id: str, force: str | None = None) -> Content:
+def content_of(
+    node: IdempotentNode[Any, Any], *, code: CodeFingerprint, run_id: str, force: str | None = None
+) -> Content:
     """Return what a node is about to do; with a reason to `force` it is content that was never applied."""
     params = node.params()
     return Content(
@@ -84,24 +100,33 @@ def content_of(node: IdempotentNode, *, code: CodeFingerprint, run_id: str, forc
     )
 
 
+def transformed(node: IdempotentNode[Made, Any]) -> Made:
+    """Return what a node makes, once what it left outside the database has been read back."""
+    made = node.transform()
+    if isinstance(node, ReadsBack):
+        node.verify(made)
+    return made
+
+
+def execute(nodes: IdempotentNodes, node: IdempotentNode[Made, Effect], intent: Intent) -> Upserted:
+    """Carry an intent out. What it raises marks the intent FAILED and is raised on."""
+    with nodes.failing(intent):
+        made = transformed(node)
+        return nodes.upsert(intent, lambda tx: node.apply(tx, made))
+
+
 def run_node(
-    nodes: IdempotentNodes, node: IdempotentNode, *, run_id: str, code: CodeFingerprint, force: str | None = None
+    nodes: IdempotentNodes,
+    node: IdempotentNode[Made, Effect],
+    *,
+    run_id: str,
+    code: CodeFingerprint,
+    force: str | None = None,
 ) -> NodeResult:
     """Run a node unless its content has been applied. What it raises marks its intent FAILED and is raised on."""
     begun = nodes.begin(content_of(node, code=code, run_id=run_id, force=force), run_id=run_id)
     if begun.output is not None and begun.applied_by is not None:
         return NodeResult(status=IntentStatus.SKIPPED, output=begun.output, applied_run_id=begun.applied_by.run_id)
-    try:
-        effect = node.transform()
-        node.verify(effect)
-
-        def apply(tx: Transaction) -> Effect:
-            node.apply(tx, effect)
-            return effect
-
-        upserted = nodes.upsert(begun.intent, apply)
-    except Exception as error:
-        nodes.fail(begun.intent, error)
-        raise
+    upserted = execute(nodes, node, begun.intent)
     applied = nodes.intents.applied(begun.intent.content_hash) or begun.intent
     return NodeResult(status=upserted.status, output=upserted.output, applied_run_id=applied.run_id)

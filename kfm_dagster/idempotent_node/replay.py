@@ -13,12 +13,12 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from kfm_dagster.errors import ExitCode, KfmError
-from kfm_dagster.idempotent_node.node import IdempotentNode
+from kfm_dagster.idempotent_node.node import IdempotentNode, execute
 from kfm_dagster.idempotent_node.transaction import OWN_PARAMETERS, Effect, IdempotentNodes
 from kfm_dagster.idempotent_node.wal import Intent, IntentStatus
-from kfm_dagster.storage.database import Transaction
 
 _LOG = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class ContentChangedError(KfmError):
 
 def replay_intents(
     nodes: IdempotentNodes,
-    rebuild: Callable[[Intent], IdempotentNode],
+    rebuild: Callable[[Intent], IdempotentNode[Any, Effect]],
     *,
     node: str | None = None,
     started_before: datetime | None = None,
@@ -58,36 +58,24 @@ def replay_intents(
             status = _again(nodes, intent, rebuild)
         except Exception as error:
             _LOG.warning("intent %d of %s failed again", intent.wal_id, intent.node, exc_info=True)
-            nodes.fail(intent, error)
             done.failed[intent.wal_id] = f"{type(error).__name__}: {error}"
         else:
             (done.applied if status is IntentStatus.APPLIED else done.skipped).append(intent.wal_id)
     return done
 
 
-def _again(nodes: IdempotentNodes, intent: Intent, rebuild: Callable[[Intent], IdempotentNode]) -> IntentStatus:
-    if nodes.overtaken(intent):
-        nodes.intents.resolve(intent, IntentStatus.SKIPPED)
-        return IntentStatus.SKIPPED
-    effect: Effect | None = None
-    if nodes.intents.applied(intent.content_hash) is None:
+def _again(
+    nodes: IdempotentNodes, intent: Intent, rebuild: Callable[[Intent], IdempotentNode[Any, Effect]]
+) -> IntentStatus:
+    with nodes.failing(intent):
+        if not nodes.take_up(intent):
+            return IntentStatus.SKIPPED
         node = rebuild(intent)
         _refuse_another(node, intent)
-        nodes.meter.prepare()
-        nodes.meter.begin(intent.wal_id)
-        effect = node.transform()
-        node.verify(effect)
-
-    def apply(tx: Transaction) -> Effect:
-        if effect is None:
-            raise LookupError(f"{intent.content_hash} was applied and is not any more")
-        node.apply(tx, effect)
-        return effect
-
-    return nodes.upsert(intent, apply).status
+    return execute(nodes, node, intent).status
 
 
-def _refuse_another(node: IdempotentNode, intent: Intent) -> None:
+def _refuse_another(node: IdempotentNode[Any, Effect], intent: Intent) -> None:
     """Refuse a node whose inputs or parameters are not those of the intent: its result would stand under their hash."""
     ours = {name: value for name, value in intent.payload["params"].items() if name.startswith(OWN_PARAMETERS)}
     found = {

@@ -11,7 +11,9 @@ Belongs here: the order. Does not belong here: what a node does, and when unreso
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -25,6 +27,7 @@ from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading
 from kfm_dagster.telemetry.measures import StepVolume
 
+_LOG = logging.getLogger(__name__)
 OWN_PARAMETERS = "kfm:"
 """Prefix of the parameters that the pattern adds to a node's."""
 KIND, STEP = "kfm:node", "kfm:step"
@@ -194,10 +197,31 @@ class IdempotentNodes:
         end = StepEnd(spent=self.meter.end(intent.wal_id), error=type(error).__name__)
         self.intents.resolve(intent, IntentStatus.FAILED, end=end)
 
-    def overtaken(self, intent: Intent) -> bool:
-        """Tell whether the intent's node has applied another content since the intent was written."""
-        with self._database.snapshot() as tx:
-            return tx.run("idempotent_node.overtaken", wal_id=intent.wal_id).first() is not None
+    @contextmanager
+    def failing(self, intent: Intent) -> Iterator[None]:
+        """Mark an intent FAILED by what the block raises, which is raised on."""
+        try:
+            yield
+        except Exception as error:
+            with noted(intent.node):
+                self.fail(intent, error)
+            raise
+
+    def take_up(self, intent: Intent) -> bool:
+        """Begin again with an intent that was left; False where nothing is to be done: it is SKIPPED then.
+
+        So it is where its content has been applied, or its node has applied another content since it was written.
+        """
+        self.meter.prepare()
+        with self._database.transaction() as tx:
+            if tx.run("idempotent_node.overtaken", wal_id=intent.wal_id).first() is not None:
+                self.intents.resolve(intent, IntentStatus.SKIPPED, tx=tx)
+                return False
+            if self.intents.applied(intent.content_hash, tx=tx) is not None:
+                self._skip(intent, tx)
+                return False
+        self.meter.begin(intent.wal_id)
+        return True
 
     def output(self, content_hash: str, *, tx: Transaction | None = None) -> Output | None:
         """Return what a content gave, or None when it was never applied."""
@@ -271,6 +295,15 @@ class IdempotentNodes:
         if previous is not None:
             tx.run("idempotent_node.close_output", content_hash=previous.last_applied_hash, at=rfc3339(at))
         return at
+
+
+@contextmanager
+def noted(what: str) -> Iterator[None]:
+    """Let what cannot be written down not take the place of the failure that it is about, which asks for a retry."""
+    try:
+        yield
+    except Exception:
+        _LOG.exception("the failure of %s could not be written down", what)
 
 
 def again(content: Content, *, run_id: str, applied: Intent) -> Content:

@@ -85,16 +85,16 @@ class MessageParse(ChainNode):
     account: ListingAccount | None = None
     """Of the backfill that asked for this listing, where one did."""
     listing: Sequence[ListedObject] = field(default=(), repr=False)
-    """What the bucket holds of the day, once `manifest` has listed it. A backfill counts while it lists."""
+    """What the bucket holds of the day, once `inputs` has listed it. A backfill counts while it lists."""
     _refused: StoreAccessError | None = field(default=None, init=False, repr=False)
     _replays: Counter[str] = field(default_factory=Counter, init=False, repr=False)
 
-    @override
-    def inputs(self) -> Sequence[InputReference]:
+    def references(self) -> Sequence[InputReference]:
+        """Return the landed batches: a run lists once, whatever has come to the bucket since."""
         return [InputReference(uri=f"landing:{digest}", checksum=digest) for digest in self.landing]
 
     @override
-    def manifest(self) -> Sequence[ManifestEntry]:
+    def inputs(self) -> Sequence[ManifestEntry]:
         if self.source is Source.LISTING:
             # Whoever asked for it has to see that nothing will come; the other sources find nothing to claim.
             refuse_switched_off(self.pipeline.ledger.switches, self.dataset)
@@ -106,15 +106,15 @@ class MessageParse(ChainNode):
         return [ManifestEntry(uri=f"landing:{digest}", checksum=digest) for digest in self.landing]
 
     @override
-    def parameters(self) -> Mapping[str, Any]:
-        return {**super().parameters(), "source": self.source.value, "limit": self.limit, "lane": self.lane}
+    def params(self) -> Mapping[str, Any]:
+        return {**super().params(), "source": self.source.value, "limit": self.limit, "lane": self.lane}
 
     @override
     def context(self) -> Mapping[str, Any]:
         return {**super().context(), "landing": list(self.landing)}
 
-    @override
-    def finished(self, tx: Transaction) -> bool:
+    def can_reuse_output(self, tx: Transaction) -> bool:
+        """Tell whether no unit of the day waits or is in work."""
         # A listing lets failed units in again, and a backfill counts what it listed.
         waiting = {Status.PENDING, Status.IN_PROGRESS, *({Status.FAILED} if self.source is Source.LISTING else ())}
         return self.account is None and not self.pipeline.ledger.holds(
@@ -122,7 +122,7 @@ class MessageParse(ChainNode):
         )
 
     @override
-    def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
+    def transform(self) -> list[Envelope]:
         if self.source is Source.LANDING:
             return self._landed()
         if self.source is Source.LISTING:
@@ -132,11 +132,11 @@ class MessageParse(ChainNode):
         return []
 
     @override
-    def apply(self, tx: Transaction, batch: list[Envelope]) -> list[Envelope]:
+    def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:
         # Ensured and claimed in the transaction that names the output: a run that dies before it has claimed nothing.
         ledger = self.pipeline.ledger
-        if batch:
-            ledger.ensure(batch, tx=tx)
+        if made:
+            ledger.ensure(made, tx=tx)
         if self.account is not None:
             self.account.closed(tx)
         claimed = ledger.claim(
@@ -150,8 +150,7 @@ class MessageParse(ChainNode):
         self._replays = Counter(unit.replay_run_id for unit in claimed if unit.replay_run_id is not None)
         return claimed
 
-    @override
-    def told(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
+    def audit_lines(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
         """Say which replays' units this run does again."""
         return [
             attempt.tells(AuditKind.REPLAY, "let in", {"replay_run_id": replay_run_id, "units": units})

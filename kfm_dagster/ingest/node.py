@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
 from typing import Any, ClassVar
@@ -23,15 +23,11 @@ from kfm_dagster.errors import DependencyUnavailableError
 from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
 from kfm_dagster.ingest.lease_keeper import LeaseKeeper
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.run_state.inputs_hash import InputReference
-from kfm_dagster.run_state.record import ValidationSummary
 from kfm_dagster.settings import FeedKind
-from kfm_dagster.stages.audit import AuditEvent
 from kfm_dagster.stages.gates.evaluate import evaluate
 from kfm_dagster.stages.gates.facts import catalog_owners, partition_facts
 from kfm_dagster.stages.gates.subject import Subject, Thresholds
 from kfm_dagster.stages.gates.verdict import Gate, Verdict
-from kfm_dagster.stages.store import StageAttempt
 from kfm_dagster.storage.database import Transaction
 
 Results = Mapping[WalId, bytes]
@@ -64,8 +60,6 @@ class ChainNode:
     """The section of the envelope that every unit has after it unless it failed."""
     held_against: ClassVar[tuple[Gate, ...]] = ()
     """The gates that look at its output; the others have nothing to look at there."""
-    leaves_effects: ClassVar[bool] = False
-    """Whether `compute` changes something outside the database, which `compensate` takes back."""
     replayable: ClassVar[bool] = False
     """Whether `results` is a function of what it is given, so that a run can be compared with itself."""
 
@@ -73,6 +67,10 @@ class ChainNode:
     dataset: str
     partition: str
     run_id: str
+    received: Sequence[Envelope] = field(default=(), repr=False)
+    """The batch that it works on; the stage gives it."""
+    step: ClassVar[str] = "commit"
+    """The one effect of a stage."""
 
     @property
     def contract(self) -> DatasetContract:
@@ -80,24 +78,14 @@ class ChainNode:
         return self.pipeline.registry[self.dataset]
 
     @property
-    def dataset_id(self) -> str:
+    def kind(self) -> str:
         """Node id of run-state."""
         return f"{self.dataset}.{self.operator}"
 
     @property
-    def labels(self) -> Mapping[str, str]:
-        """What the seams reached in this stage are labelled with."""
-        return {
-            "dataset": self.dataset,
-            "operator": str(self.operator),
-            "partition": self.partition,
-            "run": self.run_id,
-        }
-
-    @property
-    def checkpoint(self) -> str:
+    def name(self) -> str:
         """Key of the node's checkpoint."""
-        return f"{self.dataset_id}@{self.partition}"
+        return f"{self.kind}@{self.partition}"
 
     @property
     def window(self) -> str:
@@ -116,16 +104,16 @@ class ChainNode:
 
     def gates(self, batch: Sequence[Envelope], *, of: str) -> Sequence[Verdict]:
         """Judge a batch by the gates that its maker is held against; the others have nothing to look at."""
-        maker = type(self) if of == self.dataset_id or self.follows is None else self.follows
+        maker = type(self) if of == self.kind or self.follows is None else self.follows
         # What the first node has claimed is known when it is committed, and judged by the next one.
-        mine = maker.held_against or (() if of == self.dataset_id else (Gate.G1,))
+        mine = maker.held_against or (() if of == self.kind else (Gate.G1,))
         asked = evaluate(self._subject(batch, maker, mine), gates=mine) if mine else ()
         return of_every_gate(asked, maker=maker.operator)
 
     def _subject(self, batch: Sequence[Envelope], maker: type[ChainNode], gates: Collection[Gate]) -> Subject:
         rules = self.pipeline.card.machine.gates
         facts: dict[str, Any] = {}
-        with_catalog = Gate.G8 in gates and maker.leaves_effects
+        with_catalog = Gate.G8 in gates and issubclass(maker, EffectNode)
         if Gate.G6 in gates or with_catalog:
             with self.pipeline.database.snapshot() as view:
                 if Gate.G6 in gates and not self.sampled:
@@ -165,26 +153,7 @@ class ChainNode:
         judged = self.pipeline.calibration.judged(self.contract, self.pipeline.objects)
         return None if judged.locked else judged.reason
 
-    def compensate(self, *, tx: Transaction | None = None) -> Mapping[str, Any] | None:  # noqa: ARG002, the protocol
-        """Nothing is to be undone, for most nodes."""
-        return {}
-
-    def held(self, batch: Sequence[Envelope], tx: Transaction) -> int:
-        """Return how many units are still claimed by this run; all, for nodes that leave no effects."""
-        if not self.leaves_effects:
-            return len(batch)
-        refused = self.pipeline.ledger.fence(self.run_id)(tx, {unit.wal_id: unit.attempt for unit in batch})
-        return len(batch) - sum(issue is FenceIssue.CLAIM_LOST for issue in refused.values())
-
-    def told(self, attempt: StageAttempt) -> Sequence[AuditEvent]:  # noqa: ARG002, most tell nothing
-        """Return nothing, for most nodes."""
-        return []
-
-    def inputs(self) -> Sequence[InputReference]:
-        """Nothing besides the batch, for most nodes."""
-        return []
-
-    def manifest(self) -> Sequence[ManifestEntry]:
+    def inputs(self) -> Sequence[ManifestEntry]:
         """Nothing besides the batch, for most nodes."""
         return []
 
@@ -192,44 +161,37 @@ class ChainNode:
         """Return what the node was made with."""
         return {"dataset": self.dataset, "partition": self.partition, "operator": str(self.operator)}
 
-    def finished(self, tx: Transaction) -> bool:  # noqa: ARG002, the node's protocol
-        """Whatever got a batch that was handed on may hand on, too."""
-        return True
-
-    def verify(self, batch: Sequence[Envelope]) -> None:
-        """Nothing, for a node that leaves nothing outside the database."""
-
-    def parameters(self) -> Mapping[str, Any]:
+    def params(self) -> Mapping[str, Any]:
         """Return what changes the result: the partition and, because any change of it may, the contract."""
         contract = hashlib.sha256(self.contract.model_dump_json().encode()).hexdigest()
         # Named where it is not as ever, so that what earlier releases applied is the same content.
         sampled = {"feed": FeedKind.SAMPLE.value} if self.sampled and Gate.G6 in self.held_against else {}
         return {"partition": self.partition, "contract_sha256": contract, **sampled}
 
-    def working(self, batch: Sequence[Envelope]) -> AbstractContextManager[None]:
+    def working(self) -> AbstractContextManager[None]:
         """Keep the run's leases over the batch, and its messages."""
-        attempts = {unit.wal_id: unit.attempt for unit in batch}
+        attempts = {unit.wal_id: unit.attempt for unit in self.received}
         return LeaseKeeper(self.pipeline, run_id=self.run_id, attempts=attempts).keeping()
 
-    def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
+    def transform(self) -> list[Envelope]:
         """Return the batch as it is, for a node that has only to be made durable."""
-        return list(batch)
+        return list(self.received)
 
-    def apply(self, tx: Transaction, batch: list[Envelope]) -> list[Envelope]:  # noqa: ARG002, the node's protocol
+    def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:  # noqa: ARG002, the node's protocol
         """Return the batch as it is, for a node without a part in the ledger."""
-        return batch
+        return made
 
     def results(self, batch: Sequence[Envelope]) -> Results:
         """Return what the node made of each unit: its section."""
         made = ((unit.wal_id, getattr(unit, self.section)) for unit in batch) if self.section else ()
         return {wal_id: orjson.dumps(one, option=orjson.OPT_SORT_KEYS) for wal_id, one in made if one is not None}
 
-    def rerun(self, given: Sequence[Envelope]) -> Results:
-        """Return what the node makes of the same units now, and leave nothing. Raises StoreSilentError.
+    def rerun(self) -> Results:
+        """Return what the node makes of its batch now, and leave nothing. Raises StoreSilentError.
 
-        A node whose `compute` leaves effects has another way.
+        A node whose `transform` leaves effects has another way.
         """
-        made = self.compute(given)
+        made = self.transform()
         for unit in made:
             if any(issue.code in _SILENT for issue in unit.issues):
                 raise StoreSilentError(
@@ -238,12 +200,19 @@ class ChainNode:
                 )
         return self.results(made)
 
-    def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
-        """Count every unit as passed, for a node that checks none."""
-        return ValidationSummary(checks=len(batch), passed=len(batch), failed=0)
 
-    def after_commit(self, batch: Sequence[Envelope]) -> None:
-        """Nothing, for most nodes."""
+@dataclass(kw_only=True)
+class EffectNode(ChainNode):
+    """A step whose `transform` changes something outside the database, which `compensate` takes back."""
+
+    def compensate(self, *, tx: Transaction | None = None) -> Mapping[str, Any] | None:
+        """Undo that; return what it was, or None when it cannot be undone."""
+        raise NotImplementedError
+
+    def count_owned(self, tx: Transaction) -> int:
+        """Return how many units of the batch are still claimed by this run."""
+        refused = self.pipeline.ledger.fence(self.run_id)(tx, {unit.wal_id: unit.attempt for unit in self.received})
+        return len(self.received) - sum(issue is FenceIssue.CLAIM_LOST for issue in refused.values())
 
 
 def of_every_gate(asked: Iterable[Verdict], *, maker: str) -> list[Verdict]:

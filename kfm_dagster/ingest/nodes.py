@@ -23,7 +23,7 @@ from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.governance.rules import Rules, hard_fails
 from kfm_dagster.ingest.evidence import collect_evidence
 from kfm_dagster.ingest.finding import MessageParse, Source
-from kfm_dagster.ingest.node import ChainNode, Results, in_chunks
+from kfm_dagster.ingest.node import ChainNode, EffectNode, Results, in_chunks
 from kfm_dagster.ledger.store import SettleReport
 from kfm_dagster.operators.integrity_check import integrity_check
 from kfm_dagster.operators.metadata_extract import metadata_extract
@@ -66,15 +66,15 @@ class IntegrityCheck(ChainNode):
     replayable = True
 
     @override
-    def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
+    def transform(self) -> list[Envelope]:
         def check(unit: Envelope) -> Envelope:
             handle = self.pipeline.objects.open(self.contract, unit.object_uri)
             return unit.evolve(integrity=integrity_check(unit, contract=self.contract, handle=handle))
 
-        return self.pipeline.concurrently(check, batch)
+        return self.pipeline.concurrently(check, self.received)
 
-    @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
+        """Count the objects that are not as announced."""
         return _summary([unit.integrity.status is CheckStatus.FAILED for unit in batch if unit.integrity])
 
 
@@ -91,7 +91,7 @@ class MetadataExtract(ChainNode):
     replayable = True
 
     @override
-    def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
+    def transform(self) -> list[Envelope]:
         grammar = self.pipeline.registry.grammars[self.dataset]
         # Here, because what is sensitive must not even be stored, and what is refused must not be registered.
         rules = self._rules()
@@ -112,20 +112,20 @@ class MetadataExtract(ChainNode):
             found = unit.evolve(metadata=metadata)
             return found if rules is None else rules.applied(found)
 
-        return self.pipeline.concurrently(extract, batch)
+        return self.pipeline.concurrently(extract, self.received)
 
     @override
-    def apply(self, tx: Transaction, batch: list[Envelope]) -> list[Envelope]:
+    def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:
         masking, log = masking_decision(self.contract), self.pipeline.ledger.log
-        masked = sum(1 for unit in batch if unit.metadata)
+        masked = sum(1 for unit in made if unit.metadata)
         # A run that is executed again may compute what it had computed: it is the same decision.
         if masking and masked and not log.holds(GovernanceAction.MASK, dataset=self.dataset, run_id=self.run_id, tx=tx):
             details = {"run_id": self.run_id, "partition": self.partition, "units": masked}
             masking.record(log, tx=tx, details=details)
-        return batch
+        return made
 
-    @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
+        """Count the units whose headers say too little, or what governance refuses."""
         return _summary(
             [unit.metadata.status is CheckStatus.FAILED or hard_fails(unit) for unit in batch if unit.metadata]
         )
@@ -138,7 +138,7 @@ class MetadataExtract(ChainNode):
 
 
 @dataclass(kw_only=True)
-class StacRegister(ChainNode):
+class StacRegister(EffectNode):
     """Write the Items."""
 
     operator = "stac_register"
@@ -147,20 +147,19 @@ class StacRegister(ChainNode):
     follows = MetadataExtract
     section = "stac"
     held_against = (Gate.G1, Gate.G8)
-    leaves_effects = True
     replayable = True
 
     @override
-    def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
+    def transform(self) -> list[Envelope]:
         registered: list[Envelope] = []
-        for part in in_chunks(iter(batch), REGISTER_CHUNK):
+        for part in in_chunks(iter(self.received), REGISTER_CHUNK):
             registered += stac_register_batch(
                 part,
                 contract=self.contract,
                 grammar=self.pipeline.registry.grammars[self.dataset],
                 catalog=self.pipeline.catalog,
                 fence=self.pipeline.ledger.fence(self.run_id),
-                run_state={"dataset_id": self.dataset_id, "run_id": self.run_id},
+                run_state={"dataset_id": self.kind, "run_id": self.run_id},
             )
         return registered
 
@@ -180,28 +179,28 @@ class StacRegister(ChainNode):
         }
 
     @override
-    def rerun(self, given: Sequence[Envelope]) -> Results:
+    def rerun(self) -> Results:
         """Build the Items and keep what they say, not them."""
         grammar = self.pipeline.registry.grammars[self.dataset]
         found: dict[WalId, bytes] = {}
-        for unit in given:
+        for unit in self.received:
             if may_register(unit):
                 with suppress(NoItemError):
                     item = stac_register(unit, contract=self.contract, grammar=grammar)
                     found[unit.wal_id] = f"{item.item_id} {item.content_sha256}".encode()
         return found
 
-    @override
-    def verify(self, batch: Sequence[Envelope]) -> None:
-        self.pipeline.catalog.verify(self.dataset, [unit.stac for unit in batch if unit.stac])
+    def verify(self, made: list[Envelope], /) -> None:
+        """Read the Items back. Raises KfmError when one is not there as written."""
+        self.pipeline.catalog.verify(self.dataset, [unit.stac for unit in made if unit.stac])
 
-    @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
+        """Count the Items that could not be written."""
         return _summary([unit.stac.write_status is StacStatus.FAILED for unit in batch if unit.stac])
 
 
 @dataclass(kw_only=True)
-class ProvenanceEmit(ChainNode):
+class ProvenanceEmit(EffectNode):
     """Emit the lineage of every registered unit, once."""
 
     operator = "provenance_emit"
@@ -210,12 +209,11 @@ class ProvenanceEmit(ChainNode):
     follows = StacRegister
     section = "provenance"
     held_against = (Gate.G1,)
-    leaves_effects = True
 
     @override
-    def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
+    def transform(self) -> list[Envelope]:
         return provenance_emit(
-            batch,
+            self.received,
             contract=self.contract,
             lineage=self.pipeline.lineage,
             fence=self.pipeline.ledger.fence(self.run_id),
@@ -227,12 +225,12 @@ class ProvenanceEmit(ChainNode):
     @override
     def compensate(self, *, tx: Transaction | None = None) -> Mapping[str, Any] | None:
         """Withdraw what this run has told; nothing of it is deleted."""
-        reason = f"{self.dataset_id} was rolled back"
+        reason = f"{self.kind} was rolled back"
         withdrawn = self.pipeline.lineage.invalidate(run_id=self.run_id, contract=self.contract, reason=reason, tx=tx)
         return {"withdrawn": withdrawn}
 
-    @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
+        """Count the units of which nothing could be told."""
         return _summary([bool(unit.provenance.issues) for unit in batch if unit.provenance])
 
 
@@ -250,12 +248,12 @@ class Settle(ChainNode):
     report: SettleReport = field(default_factory=SettleReport)
 
     @override
-    def apply(self, tx: Transaction, batch: list[Envelope]) -> list[Envelope]:
-        self.report = self.pipeline.ledger.settle(batch, run_id=self.run_id, tx=tx)
-        return batch
+    def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:
+        self.report = self.pipeline.ledger.settle(made, run_id=self.run_id, tx=tx)
+        return made
 
-    @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
+        """Count how the units ended."""
         report = self.report
         failed = len(report.failed) + len(report.quarantined)
         return ValidationSummary(
@@ -271,8 +269,8 @@ class Settle(ChainNode):
             },
         )
 
-    @override
     def after_commit(self, batch: Sequence[Envelope]) -> None:
+        """Let the messages go whose units are all terminal, and collect evidence of what is quarantined."""
         if self.report.mismatched:
             first = ", ".join(self.report.mismatched[:MISMATCHES_NAMED])
             _LOG.error(

@@ -29,7 +29,6 @@ from kfm_dagster.path.quantities import as_array_quantities
 from kfm_dagster.path.refractivity import Floats
 from kfm_dagster.path.volume import PathArrival, PathOptions, facts_of, path_arrival
 from kfm_dagster.readers.nexrad_level2 import TIME_TOLERANCE
-from kfm_dagster.run_state.inputs_hash import InputReference
 from kfm_dagster.run_state.record import ValidationSummary
 from kfm_dagster.stages.card import StageState
 from kfm_dagster.stages.envelope_table import from_parquet
@@ -70,30 +69,26 @@ class PathArrivals(ChainNode):
             ArtifactReference(uri=output.record["artifact_uri"], sha256=output.record["artifact_sha256"])
             for output in outputs
         ]
-        before = self.pipeline.stages.keeper.store.newest(self.run_id, self.dataset_id)
+        before = self.pipeline.stages.keeper.store.newest(self.run_id, self.kind)
         retried = before is not None and before.state is not StageState.SUCCEEDED
         return tuple(one for one in found if before is None or not retried or one.sha256 in before.input_hashes)
 
     @override
-    def inputs(self) -> Sequence[InputReference]:
-        return [InputReference(uri=batch.uri, checksum=batch.sha256) for batch in self.batches]
-
-    @override
-    def manifest(self) -> Sequence[ManifestEntry]:
+    def inputs(self) -> Sequence[ManifestEntry]:
         return [ManifestEntry(uri=batch.uri, checksum=batch.sha256) for batch in self.batches]
 
     @override
-    def parameters(self) -> Mapping[str, Any]:
+    def params(self) -> Mapping[str, Any]:
         options: dict[str, Any] = orjson.loads(orjson.dumps(self.options))
         # The contract has had its say over what is read here; nothing of it changes a beam.
         return {"partition": self.partition, "tau_s": TIME_TOLERANCE.total_seconds(), **options}
 
     @override
-    def working(self, batch: Sequence[Envelope]) -> AbstractContextManager[None]:
+    def working(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     @override
-    def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
+    def transform(self) -> list[Envelope]:
         units = self._units()
         for unit in units:
             self._arrive(unit)
@@ -117,19 +112,19 @@ class PathArrivals(ChainNode):
         )
 
     @override
-    def apply(self, tx: Transaction, batch: list[Envelope]) -> list[Envelope]:
+    def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:
         """Store the table of the units that are still in, under its digest, before the commit that names it."""
-        rows = [(unit, self._found[unit.wal_id]) for unit in batch if unit.wal_id in self._found and not unit.failure]
+        rows = [(unit, self._found[unit.wal_id]) for unit in made if unit.wal_id in self._found and not unit.failure]
         table = self.pipeline.artifacts.put(to_parquet(rows), suffix="parquet")
         self._made = {
             "rows": sum(len(arrival.arrivals) for _, arrival in rows),
             "product": {"uri": table.uri, "sha256": table.sha256},
             "quantities": path_dim_report(_quantities({unit.wal_id: found for unit, found in rows})),
         }
-        return batch
+        return made
 
-    @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
+        """Count the units whose beams could not be computed."""
         # What a gate has made leave is counted by the run contract.
         failed = sum(1 for unit in batch if unit.wal_id in self._refused and unit.failure is None)
         return ValidationSummary(checks=len(batch), passed=len(batch) - failed, failed=failed, extra=self._made)

@@ -16,7 +16,7 @@ from typing import Any
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.errors import ExitCode, KfmError
-from kfm_dagster.ingest.node import ChainNode
+from kfm_dagster.ingest.node import ChainNode, EffectNode
 from kfm_dagster.ledger.reports import RecoverReport
 from kfm_dagster.run_state.record import Outcome, RunState
 from kfm_dagster.stages.audit import AuditKind
@@ -69,7 +69,7 @@ def retry_in(node: ChainNode, error: BaseException, *, tries: int) -> float | No
     `tries` counts those that the caller has made.
     """
     error_class = error.error_class if isinstance(error, StageFailedError) else classify(error)
-    return node.pipeline.stages.keeper.retry_in(node.run_id, node.dataset_id, error_class, tries=tries)
+    return node.pipeline.stages.keeper.retry_in(node.run_id, node.kind, error_class, tries=tries)
 
 
 def roll_back(node: ChainNode, because: BaseException) -> Rollback | None:
@@ -94,7 +94,7 @@ def roll_back(node: ChainNode, because: BaseException) -> Rollback | None:
             compensated = {}
             for stage in _with_effects(node, states):
                 undone = stage.compensate(tx=tx)
-                compensated[stage.dataset_id] = dict(undone or {})
+                compensated[stage.kind] = dict(undone or {})
             _take_back_run_state(node, states, tx)
             rollback = Rollback(compensated=compensated, claims=claims)
             _tell(node, failed, rollback, tx)
@@ -131,7 +131,7 @@ def roll_back_or_leave(node: ChainNode, because: BaseException) -> Rollback | No
 def _failed(node: ChainNode) -> StageAttempt | None:
     """Return the attempt that failed for good: one that was rolled back itself, or may not even start."""
     card, store = node.pipeline.card.machine, node.pipeline.stages.keeper.store
-    newest = store.newest(node.run_id, node.dataset_id)
+    newest = store.newest(node.run_id, node.kind)
     if newest is None or card.condition(StageState.FAILED, StageState.ROLLED_BACK) is None:
         return None
     return newest if newest.state in {StageState.ROLLED_BACK, StageState.PENDING} else None
@@ -145,19 +145,18 @@ def _upstream(node: ChainNode) -> Iterator[RunState]:
             yield state
 
 
-def _with_effects(node: ChainNode, states: Sequence[RunState]) -> Iterator[ChainNode]:
+def _with_effects(node: ChainNode, states: Sequence[RunState]) -> Iterator[EffectNode]:
     current = {state.dataset_id for state in states}
-    parts = {"dataset": node.dataset, "partition": node.partition, "run_id": node.run_id}
     for before in reversed(node.chain()[:-1]):
-        if before.leaves_effects and f"{node.dataset}.{before.operator}" in current:
-            yield before(pipeline=node.pipeline, **parts)
+        if issubclass(before, EffectNode) and f"{node.dataset}.{before.operator}" in current:
+            yield before(pipeline=node.pipeline, dataset=node.dataset, partition=node.partition, run_id=node.run_id)
 
 
 def _take_back_claims(
     node: ChainNode, claimed: Sequence[Envelope], because: BaseException, tx: Transaction
 ) -> RecoverReport:
     """Take back every claim that the run has made. Raises ClaimsLostError when one is not the run's any more."""
-    why = str(because) if isinstance(because, KfmError) else f"{node.dataset_id}: {type(because).__name__}: {because}"
+    why = str(because) if isinstance(because, KfmError) else f"{node.kind}: {type(because).__name__}: {because}"
     released = node.pipeline.ledger.release_rolled_back(run_id=node.run_id, dataset=node.dataset, because=why, tx=tx)
     taken = {*released.readmitted, *released.quarantined, *released.failed}
     lost = {unit.wal_id for unit in claimed} - taken
@@ -173,8 +172,7 @@ def _take_back_claims(
 def _take_back_run_state(node: ChainNode, states: Iterable[RunState], tx: Transaction) -> None:
     """Say of each stage that its output stands no more; outside the database only once the transaction is committed."""
     for state in states:
-        taken_back = state.taken_back(by=node.dataset_id, at=node.pipeline.clock())
-        node.pipeline.stages.run_states.put(taken_back, tx)
+        node.pipeline.stages.port.take_back(state, by=node.kind, tx=tx)
 
 
 def _tell(node: ChainNode, failed: StageAttempt, rollback: Rollback, tx: Transaction) -> None:
@@ -197,7 +195,7 @@ def _is_told(node: ChainNode, failed: StageAttempt) -> bool:
 
 def _tell_failure(node: ChainNode, event: str, error: Exception) -> None:
     store = node.pipeline.stages.keeper.store
-    failed = store.newest(node.run_id, node.dataset_id)
+    failed = store.newest(node.run_id, node.kind)
     if failed is not None:
         with node.pipeline.database.transaction() as tx:
             line = failed.tells(AuditKind.COMPENSATION, event, {"error": type(error).__name__})

@@ -72,8 +72,8 @@ def compare_run(pipeline: Pipeline, *, dataset: str, run_id: str) -> Iterator[St
         if kind.replayable and kind.follows is not None:
             given = original[kind.follows]
             partition = next((unit.partition for unit in given), "")
-            node = kind(pipeline=pipeline, dataset=dataset, partition=partition, run_id=run_id)
-            yield _compared(node.dataset_id, node.results(original[kind]), node.rerun(given))
+            node = kind(pipeline=pipeline, dataset=dataset, partition=partition, run_id=run_id, received=given)
+            yield _compared(node.kind, node.results(original[kind]), node.rerun())
 
 
 def _output(pipeline: Pipeline, dataset: str, operator: str, run_id: str) -> StageBatch:

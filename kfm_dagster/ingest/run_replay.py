@@ -17,11 +17,11 @@ from typing_extensions import override
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.governance.log import Decision, GovernanceAction
+from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
 from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.nodes import MessageParse, StacRegister
 from kfm_dagster.ingest.run_comparison import RunReplayRefusedError, StageComparison, compare_run
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.run_state.inputs_hash import InputReference
 from kfm_dagster.stages.audit import AuditEvent, AuditKind
 from kfm_dagster.stages.card import ErrorClass
 from kfm_dagster.stages.failure import StageRefusedError
@@ -66,22 +66,22 @@ class ReplayedParse(ChainNode):
     _claimed: int = field(default=0, init=False, repr=False)
 
     @override
-    def inputs(self) -> Sequence[InputReference]:
-        return [InputReference(uri=f"run:{self.original}")]
+    def inputs(self) -> Sequence[ManifestEntry]:
+        return [ManifestEntry(uri=f"run:{self.original}")]
 
     @override
-    def parameters(self) -> Mapping[str, Any]:
+    def params(self) -> Mapping[str, Any]:
         # A replay is content of its own: what an earlier one applied must not be handed on.
-        return {**super().parameters(), "replay_of": self.original, "replayed_by": self.run_id}
+        return {**super().params(), "replay_of": self.original, "replayed_by": self.run_id}
 
     @override
-    def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
+    def transform(self) -> list[Envelope]:
         plan = self.pipeline.card.replay_plan.replay
         self.comparisons = list(compare_run(self.pipeline, dataset=self.dataset, run_id=self.original))
         for comparison in self.comparisons:
             if comparison.diverges(plan):
                 raise ReplayDivergedError(original=self.original, comparisons=self.comparisons, diverging=comparison)
-        parsed = self.pipeline.stages.recall(self.dataset_id, self.original)
+        parsed = self.pipeline.stages.recall(self.kind, self.original)
         found = list(parsed.envelopes) if parsed else []
         if elsewhere := sorted({unit.partition for unit in found} - {self.partition}):
             raise RunReplayRefusedError(
@@ -92,9 +92,9 @@ class ReplayedParse(ChainNode):
         return found
 
     @override
-    def apply(self, tx: Transaction, batch: list[Envelope]) -> list[Envelope]:
+    def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:
         ledger = self.pipeline.ledger
-        standing = ledger.succeeded_of_run(self.original, [unit.wal_id for unit in batch], tx=tx)
+        standing = ledger.succeeded_of_run(self.original, [unit.wal_id for unit in made], tx=tx)
         moved = ledger.override(
             standing,
             from_status=Status.SUCCEEDED,
@@ -119,15 +119,14 @@ class ReplayedParse(ChainNode):
         self._claimed = len(claimed)
         return claimed
 
-    @override
-    def told(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
+    def audit_lines(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
+        """Say what was compared, and who decided that the units are done again."""
         decided = {"actor": self.decision.actor, "change_ref": self.decision.change_ref, "units": self._claimed}
         return [
             *_told(attempt, self.original, self.comparisons, None),
             attempt.tells(AuditKind.OVERRIDE, GovernanceAction.REPEAT.value, decided),
         ]
 
-    @override
     def after_commit(self, batch: Sequence[Envelope]) -> None:
         """Take the original's Items back.
 
@@ -171,11 +170,10 @@ class ReplayedParse(ChainNode):
         """Take back the original's Items. Its lineage stands: what is generated again is, by its hash, the same."""
         parts = {"pipeline": self.pipeline, "dataset": self.dataset, "partition": self.partition}
         node = StacRegister(**parts, run_id=self.original)  # type: ignore[arg-type]
-        states = self.pipeline.stages.run_states
-        state = states.get(node.dataset_id, self.original)
+        state = self.pipeline.stages.run_states.get(node.kind, self.original)
         undone = node.compensate(tx=tx)
         if state is not None:
-            states.put(state.taken_back(by=f"the replay in run {self.run_id}", at=self.pipeline.clock()), tx)
+            self.pipeline.stages.port.take_back(state, by=f"the replay in run {self.run_id}", tx=tx)
         return undone or {}
 
 

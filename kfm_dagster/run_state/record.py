@@ -47,6 +47,13 @@ class ValidationSummary:
     failed: int
     extra: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def outcome(self) -> Outcome:
+        """Success when nothing failed, failed when nothing passed, else partial."""
+        if self.failed == 0:
+            return Outcome.SUCCESS
+        return Outcome.FAILED if self.passed == 0 else Outcome.PARTIAL
+
     def as_json(self) -> dict[str, Any]:
         """Return the minimal summary with its extras."""
         return {**self.extra, "checks": self.checks, "passed": self.passed, "failed": self.failed}

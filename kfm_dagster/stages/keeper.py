@@ -10,10 +10,11 @@ Belongs here: which state follows, the audit of it, retries. Does not belong her
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
@@ -27,7 +28,7 @@ from kfm_dagster.stages.card import ErrorClass, StageState, StateMachine
 from kfm_dagster.stages.failure import StageRefusedError, StageStoppedError, UnlockedClockError, classify
 from kfm_dagster.stages.gates.verdict import Gate, Verdict
 from kfm_dagster.stages.machine import Judgement, ending, idempotency_key, judge, may_roll_back, may_start
-from kfm_dagster.stages.node import Node
+from kfm_dagster.stages.node import Clocked, Gated, LeavesEffects, StageNode, Windowed
 from kfm_dagster.stages.store import StageAttempt, StageMoveError, StageStore
 from kfm_dagster.stages.telling import told
 from kfm_dagster.storage.database import Database, Transaction
@@ -45,15 +46,15 @@ class StageKeeper:
     database: Database
     clock: Callable[[], datetime]
 
-    def synchronise(self, node: Node) -> str | None:
+    def synchronise(self, node: StageNode) -> str | None:
         """Say why the output will be [Restricted], or None where the clock is locked.
 
         Raises UnlockedClockError where the card has an unlocked clock reject the stage.
         """
-        why = node.unlocked()
+        why = node.unlocked() if isinstance(node, Clocked) else None
         if why is not None and self.card.clock.unlocked == "reject":
             raise UnlockedClockError(
-                f"{node.dataset_id} may not write",
+                f"{node.kind} may not write",
                 observed=why,
                 expected="a locked clock, calibrated within tau_calib",
                 next_step="see kfm clock --ask; clock.unlocked of state_machine.yaml says what an unlocked clock does",
@@ -62,7 +63,7 @@ class StageKeeper:
 
     def start(
         self,
-        node: Node,
+        node: StageNode,
         *,
         run_id: str,
         upstream: StageBatch | None,
@@ -77,22 +78,23 @@ class StageKeeper:
         attempt = self._open(node, run_id=run_id, snapshot=snapshot, tx=tx)
         judgement = self._of_entry(node, upstream)
         if not may_start(judgement, self.card, deps_succeeded=self._succeeded(upstream, tx)):
-            raise StageStoppedError(stage=node.dataset_id, judgement=judgement, why="may not start")
+            raise StageStoppedError(stage=node.kind, judgement=judgement, why="may not start")
         forced = [] if force is None else [attempt.tells(AuditKind.OVERRIDE, "forced", {"reason": force})]
         return self.store.move(attempt, StageState.RUNNING, told=forced, tx=tx)
 
-    def refuse(self, node: Node, *, run_id: str, snapshot: Sequence[str], refused: StageRefusedError) -> None:
+    def refuse(self, node: StageNode, *, run_id: str, snapshot: Sequence[str], refused: StageRefusedError) -> None:
         """Keep of a stage that may not start that it was asked for, and why it stays pending."""
         with self.database.transaction() as tx:
             attempt = self._open(node, run_id=run_id, snapshot=snapshot, tx=tx)
             self.store.audit.append(refused.tell(attempt), tx=tx)
 
     @span("kfm.gates", {})
-    def weigh(self, node: Node, batch: Sequence[Envelope]) -> tuple[list[Envelope], Judgement]:
+    def weigh(self, node: StageNode, batch: Sequence[Envelope]) -> tuple[list[Envelope], Judgement]:
         """Judge an output; return it with the units at fault marked. Raises StageStoppedError."""
-        judgement = judge(node.gates(batch, of=node.dataset_id), self.card, whole=node.leaves_effects)
+        said = _said(node, batch, of=node.kind)
+        judgement = judge(said, self.card, whole=isinstance(node, LeavesEffects))
         if ending(judgement, self.card) is not StageState.SUCCEEDED:
-            raise StageStoppedError(stage=node.dataset_id, judgement=judgement, why="may not succeed")
+            raise StageStoppedError(stage=node.kind, judgement=judgement, why="may not succeed")
         return [_marked(unit, judgement) for unit in batch], judgement
 
     def succeed(
@@ -130,7 +132,9 @@ class StageKeeper:
             tx=tx,
         )
 
-    def fail(self, node: Node, attempt: StageAttempt, error: BaseException, *, received: StageBatch | None) -> bool:
+    def fail(
+        self, node: StageNode, attempt: StageAttempt, error: BaseException, *, received: StageBatch | None
+    ) -> bool:
         """Let a running attempt fail, undo what it left outside the database, and roll it back where the card says.
 
         Return whether it was still running: else whoever took the stage over answers for it.
@@ -182,22 +186,23 @@ class StageKeeper:
         late = begun is not None and self.clock() + timedelta(seconds=wait) > begun + policy.deadline
         return None if late else wait
 
-    def _open(self, node: Node, *, run_id: str, snapshot: Sequence[str], tx: Transaction) -> StageAttempt:
-        parts = {"run_id": run_id, "stage": node.dataset_id, "partition": node.partition, "window": node.window}
+    def _open(self, node: StageNode, *, run_id: str, snapshot: Sequence[str], tx: Transaction) -> StageAttempt:
+        window = node.window if isinstance(node, Windowed) else ""
+        parts = {"run_id": run_id, "stage": node.kind, "partition": node.name.partition("@")[2], "window": window}
         key = idempotency_key(self.card, parts)
-        return self.store.open(run_id, node.dataset_id, idempotency_key=key, input_hashes=snapshot, tx=tx)
+        return self.store.open(run_id, node.kind, idempotency_key=key, input_hashes=snapshot, tx=tx)
 
     @span("kfm.gates", {})
-    def _of_entry(self, node: Node, upstream: StageBatch | None) -> Judgement:
+    def _of_entry(self, node: StageNode, upstream: StageBatch | None) -> Judgement:
         """Judge what a stage is given by the gates that the card asks for; what was judged as an output stands."""
         condition = self.card.condition(StageState.PENDING, StageState.RUNNING)
         if upstream is None or upstream.handed_on or condition is None:
-            return judge([_nothing(gate) for gate in Gate], self.card)
+            return judge(_nothing(), self.card)
         if upstream.judgement is not None:
             return upstream.judgement
         asked = [
             verdict
-            for verdict in node.gates(upstream.envelopes, of=upstream.state.dataset_id)
+            for verdict in _said(node, upstream.envelopes, of=upstream.state.dataset_id)
             if verdict.gate in condition.gates
         ]
         return judge(asked, self.card)
@@ -209,7 +214,7 @@ class StageKeeper:
         # A stage that an earlier release ran has no row.
         return newest.state is StageState.SUCCEEDED if newest else upstream.state.outcome is not Outcome.FAILED
 
-    def _roll_back(self, node: Node, failed: StageAttempt, received: StageBatch | None) -> None:
+    def _roll_back(self, node: StageNode, failed: StageAttempt, received: StageBatch | None) -> None:
         # What a stage goes back to is what its upstream saved; before the first one there is nothing.
         before = None if received is None else self.store.newest(received.state.run_id, received.state.dataset_id)
         has_checkpoint = received is None or (before is not None and before.checkpoint_uri is not None)
@@ -223,17 +228,25 @@ class StageKeeper:
                 self.store.audit.append([line], tx=tx)
 
     def _compensate(
-        self, node: Node, failed: StageAttempt, received: StageBatch | None, *, has_checkpoint: bool, tx: Transaction
+        self,
+        node: StageNode,
+        failed: StageAttempt,
+        received: StageBatch | None,
+        *,
+        has_checkpoint: bool,
+        tx: Transaction,
     ) -> None:
         """Compensate while the claims are held, so that nobody relies on an effect when it is undone."""
         newest = self.store.newest(failed.run_id, failed.stage, tx=tx)
         if newest is None or (newest.attempt, newest.state) != (failed.attempt, failed.state):
             return  # The next attempt has begun, and what stands is its own.
-        if received is not None and node.held(received.envelopes, tx) < len(received.envelopes):
-            left = {"reason": "its units are another run's, or done"}
-            self.store.audit.append([failed.tells(AuditKind.COMPENSATION, "left", left)], tx=tx)
-            return
-        undone = node.compensate(tx=tx)
+        undone: Mapping[str, Any] | None = {}
+        if isinstance(node, LeavesEffects):
+            if received is not None and node.count_owned(tx) < len(received.envelopes):
+                left = {"reason": "its units are another run's, or done"}
+                self.store.audit.append([failed.tells(AuditKind.COMPENSATION, "left", left)], tx=tx)
+                return
+            undone = node.compensate(tx=tx)
         told = [failed.tells(AuditKind.COMPENSATION, "done", undone or {})]
         if may_roll_back(self.card, has_checkpoint=has_checkpoint, do_compensate=undone is not None):
             self.store.move(failed, StageState.ROLLED_BACK, compensation=undone or {}, told=told, tx=tx)
@@ -250,5 +263,9 @@ def _marked(unit: Envelope, judgement: Judgement) -> Envelope:
     return unit.evolve(gate_issues=(*unit.gate_issues, issue))
 
 
-def _nothing(gate: Gate) -> Verdict:
-    return Verdict.not_applicable(gate, "judged where it was made", "nothing new")
+def _said(node: StageNode, batch: Sequence[Envelope], *, of: str) -> Sequence[Verdict]:
+    return node.gates(batch, of=of) if isinstance(node, Gated) else _nothing()
+
+
+def _nothing() -> list[Verdict]:
+    return [Verdict.not_applicable(gate, "judged where it was made", "nothing new") for gate in Gate]

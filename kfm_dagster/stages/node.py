@@ -1,13 +1,17 @@
-"""What a stage runs: the protocol of a node. Does not belong here: the operators' nodes (`ingest/node.py`)."""
+"""What a stage runs: an idempotent node over a batch of envelopes, and what one may be able to do besides.
+
+A stage asks for each ability by `isinstance`, so that a node declares what it has and nothing else. Does not belong
+here: the protocol of a node (`idempotent_node/node.py`), or the nodes of the chain (`ingest/node.py`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from kfm_dagster.contracts.envelope import Envelope
-from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
+from kfm_dagster.idempotent_node.node import IdempotentNode
 from kfm_dagster.run_state.inputs_hash import InputReference
 from kfm_dagster.run_state.record import ValidationSummary
 from kfm_dagster.stages.audit import AuditEvent
@@ -15,106 +19,118 @@ from kfm_dagster.stages.gates.verdict import Verdict
 from kfm_dagster.stages.store import StageAttempt
 from kfm_dagster.storage.database import Transaction
 
+StageNode: TypeAlias = IdempotentNode[list[Envelope], list[Envelope]]
+"""One operator over the batch of one dataset. Its kind is its id in run-state, `<dataset>.<operator>`, and its name
+`<kind>@<partition>`; a stage adds the batch that it is given to its inputs."""
 
-class Node(Protocol):
-    """What a stage runs: one operator over the batch of one dataset."""
 
-    @property
-    def dataset_id(self) -> str:
-        """Node id of run-state: `<dataset>.<operator>`."""
+@runtime_checkable
+class Receives(Protocol):
+    """A node that works on the batch of the node before it."""
+
+    received: Sequence[Envelope]
+    """That batch; empty for the first node of a chain. The stage sets it before it asks for anything."""
+
+
+@runtime_checkable
+class RefersToInputs(Protocol):
+    """A node of which run-state compares something else within a run than its inputs."""
+
+    def references(self) -> Sequence[InputReference]:
+        """Return what that is, besides the batch."""
         ...
 
-    @property
-    def labels(self) -> Mapping[str, str]:
-        """What the seams reached in this stage are labelled with."""
-        ...
 
-    @property
-    def checkpoint(self) -> str:
-        """Key of the node's checkpoint: `<dataset_id>@<partition>`."""
-        ...
-
-    def inputs(self) -> Sequence[InputReference]:
-        """Return what the node consumes, besides the batch."""
-        ...
-
-    def manifest(self) -> Sequence[ManifestEntry]:
-        """Return what of the node's inputs is content, besides the batch: it tells two runs apart, or does not."""
-        ...
-
-    def parameters(self) -> Mapping[str, Any]:
-        """Return every setting that changes the result, as JSON values."""
-        ...
-
-    def context(self) -> Mapping[str, Any]:
-        """Return what running the node again needs and that changes no result, as JSON values."""
-        ...
-
-    def finished(self, tx: Transaction) -> bool:
-        """Tell whether nothing is in work that an earlier output for the same content names, so it may be handed on."""
-        ...
-
-    def working(self, batch: Sequence[Envelope]) -> AbstractContextManager[None]:
-        """Hold on, for as long as the block lasts, to what the run must not lose while it computes from a batch."""
-        ...
-
-    @property
-    def partition(self) -> str:
-        """What part of the dataset it works on, e.g. a UTC day."""
-        ...
+@runtime_checkable
+class Windowed(Protocol):
+    """A node whose inputs are of a known time."""
 
     @property
     def window(self) -> str:
-        """The time that its inputs are of, as an ISO 8601 interval."""
+        """That time, as an ISO 8601 interval."""
         ...
 
-    @property
-    def leaves_effects(self) -> bool:
-        """Whether `compute` changes something outside the database: no unit can leave alone after that."""
-        ...
+
+@runtime_checkable
+class Clocked(Protocol):
+    """A node that may only write by a clock that is right."""
 
     def unlocked(self) -> str | None:
         """Say why the clock is not right enough to write by, or None when it is (pipeline card: E_SYNC)."""
         ...
 
+
+@runtime_checkable
+class Gated(Protocol):
+    """A node that is held against gates."""
+
     def gates(self, batch: Sequence[Envelope], *, of: str) -> Sequence[Verdict]:
-        """Judge the output of a node (`of`, its dataset_id) by every gate: this one's own, or what it was given."""
+        """Judge the output of a node (`of`, its kind) by every gate: this one's own, or what it was given."""
         ...
 
+
+@runtime_checkable
+class Leased(Protocol):
+    """A node whose run must not lose something while it computes."""
+
+    def working(self) -> AbstractContextManager[None]:
+        """Hold on to that for as long as the block lasts."""
+        ...
+
+
+@runtime_checkable
+class LeavesEffects(Protocol):
+    """A node whose `transform` changes something outside the database: no unit can leave alone after that.
+
+    What it changes must converge when the call is repeated.
+    """
+
     def compensate(self, *, tx: Transaction | None = None) -> Mapping[str, Any] | None:
-        """Undo what `compute` has left behind; return what that was, or None when it cannot be undone.
+        """Undo what `transform` has left behind; return what that was, or None when it cannot be undone.
 
         With `tx` the database's part joins the caller's transaction; then it may be repeated until that is committed.
         """
         ...
 
-    def held(self, batch: Sequence[Envelope], tx: Transaction) -> int:
-        """Return how many units are still the run's, and keep them so until the transaction ends.
+    def count_owned(self, tx: Transaction) -> int:
+        """Return how many units of the batch are still the run's, and keep them so until the transaction ends.
 
-        Nobody else may rely on what was done for these. Units of a node that leaves no effects count as held.
+        Nobody else may rely on what was done for these.
         """
         ...
 
-    def told(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
-        """Return the lines of audit that are the node's own, once `apply` is done."""
+
+@runtime_checkable
+class ReusedWithCare(Protocol):
+    """A node that an earlier run's output for the same content does not always do for."""
+
+    def can_reuse_output(self, tx: Transaction) -> bool:
+        """Tell whether it does, because nothing that it names is in work."""
         ...
 
-    def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
-        """Enrich the batch. External effects made here must converge when the call is repeated."""
-        ...
 
-    def verify(self, batch: Sequence[Envelope]) -> None:
-        """Read back what `compute` left outside the database. Raises KfmError when it is not there as written."""
-        ...
-
-    def apply(self, tx: Transaction, batch: list[Envelope]) -> list[Envelope]:
-        """Make the ledger's part durable in the stage's transaction; return the batch as it is stored."""
-        ...
+@runtime_checkable
+class Checking(Protocol):
+    """A node that checks its units; those of any other have all passed."""
 
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
-        """Count the checks of this node over the batch."""
+        """Count the checks of this node over the batch as it is stored."""
         ...
 
+
+@runtime_checkable
+class Audited(Protocol):
+    """A node of which the audit has lines besides those of every stage."""
+
+    def audit_lines(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
+        """Return them, once `apply` is done."""
+        ...
+
+
+@runtime_checkable
+class ActsAfterCommit(Protocol):
+    """A node that has something to do which may only happen once the stage is durable."""
+
     def after_commit(self, batch: Sequence[Envelope]) -> None:
-        """Do what may only happen once the stage is durable; another process repeats it when this one dies here."""
+        """Do it; another process repeats it when this one dies here."""
         ...

@@ -8,43 +8,35 @@
 
 `StageRunner.run` computes, `StageRunner.commit` makes it durable; Dagster's op calls the first and its IO manager the
 second, so that nothing is stored by two ways.
-Belongs here: the order. Does not belong here: what a node does (`ingest/nodes.py`), how a stage moves (`keeper.py`), or
-Dagster.
+Belongs here: the order. Does not belong here: what a node does (`ingest/nodes.py`), what a stage adds to it
+(`staged.py`), run-state (`port.py`), how a stage moves (`keeper.py`), or Dagster.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import Any
 
-from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, ManifestEntry
-from kfm_dagster.idempotent_node.transaction import Content, Effect, IdempotentNodes, Output, again, forced
-from kfm_dagster.idempotent_node.wal import Intent, IntentStatus
-from kfm_dagster.run_state.inputs_hash import inputs_hash
-from kfm_dagster.run_state.record import Outcome, RunState, ValidationSummary
+from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint
+from kfm_dagster.idempotent_node.node import content_of, transformed
+from kfm_dagster.idempotent_node.transaction import Content, IdempotentNodes, again, noted
+from kfm_dagster.idempotent_node.wal import IntentStatus
+from kfm_dagster.run_state.record import Outcome
 from kfm_dagster.run_state.store import RunStateStore
 from kfm_dagster.seams import Seam, labelled, reach
-from kfm_dagster.stages.batch import RecalledEnvelopes, SkipCause, StageBatch
+from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.card import StateMachine
-from kfm_dagster.stages.computed import ComputedStage, looked, outcome_of, record_of, with_gates
-from kfm_dagster.stages.envelope_table import from_parquet, to_parquet
-from kfm_dagster.stages.failure import RolledBackError, StageFailedError, StageRefusedError
+from kfm_dagster.stages.failure import StageFailedError, StageRefusedError
 from kfm_dagster.stages.keeper import StageKeeper
-from kfm_dagster.stages.node import Node
-from kfm_dagster.stages.store import StageAttempt, StageStore
-from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
+from kfm_dagster.stages.node import ActsAfterCommit, Audited, LeavesEffects, Receives, ReusedWithCare, StageNode
+from kfm_dagster.stages.port import RunStatePort
+from kfm_dagster.stages.staged import StagedNode
+from kfm_dagster.stages.store import StageStore
+from kfm_dagster.storage.artifacts import Artifacts
 from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster.telemetry.measures import StepVolume
 from kfm_dagster.telemetry.spans import span
-
-_LOG = logging.getLogger(__name__)
-STEP = "commit"
-"""The one effect of a stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,309 +58,148 @@ class StageRunner:
         store = StageStore(self.database, clock=self.clock)
         return StageKeeper(card=self.card, store=store, database=self.database, clock=self.clock)
 
-    def run(self, node: Node, *, run_id: str, upstream: StageBatch | None, force: str | None = None) -> ComputedStage:
+    @cached_property
+    def port(self) -> RunStatePort:
+        """Asks and tells run-state."""
+        return RunStatePort(
+            run_states=self.run_states, artifacts=self.artifacts, clock=self.clock, lakefs_branch=self.lakefs_branch
+        )
+
+    def run(self, node: StageNode, *, run_id: str, upstream: StageBatch | None, force: str | None = None) -> StagedNode:
         """Skip or compute. A failure is recorded in run-state and raised as StageFailedError.
 
         With a reason to `force`, content that earlier runs applied is computed again.
         """
-        inputs = [*node.inputs(), *([upstream.reference] if upstream else [])]
-        digest = inputs_hash(inputs, self._parameters(node))
-        facts = {"kfm.dataset_id": node.dataset_id, "kfm.run_id": run_id}
+        if isinstance(node, Receives):
+            node.received = upstream.envelopes if upstream else ()
+        staged = StagedNode(node=node, run_id=run_id, received=upstream, keeper=self.keeper, port=self.port)
+        facts = {"kfm.dataset_id": node.kind, "kfm.run_id": run_id}
         units = str(len(upstream.envelopes)) if upstream else ""
-        with labelled(**node.labels, units=units), span("kfm.stage", facts) as opened:
+        with labelled(**staged.labels, units=units), span("kfm.stage", facts) as opened:
             try:
-                batch = self._done(node, run_id=run_id, upstream=upstream, digest=digest)
+                staged.skipped = self.port.skip(staged.key, is_over=lambda: self._is_over(staged))
             except Exception as error:
-                raise StageFailedError(dataset_id=node.dataset_id, cause=error) from error
-            if batch is not None:
-                stage = ComputedStage(node=node, run_id=run_id, inputs_hash=digest, skipped=batch)
-            else:
-                stage = self._compute(node, run_id=run_id, upstream=upstream, digest=digest, force=force)
-            if stage.skipped is not None and stage.skipped.skipped is not None:
+                raise StageFailedError(dataset_id=node.kind, cause=error) from error
+            if staged.skipped is None:
+                self._compute(staged, force)
+            if staged.skipped is not None and staged.skipped.skipped is not None:
                 opened.set_attribute("kfm.outcome", "skipped")
-                opened.add_event("skipped", {"kfm.cause": stage.skipped.skipped.value})
+                opened.add_event("skipped", {"kfm.cause": staged.skipped.skipped.value})
             else:
                 opened.set_attribute("kfm.outcome", "executed")
                 reach(Seam.STAGE_COMPUTED)
-            return stage
+            return staged
 
-    def commit(self, stage: ComputedStage) -> StageBatch:
+    def commit(self, staged: StagedNode) -> StageBatch:
         """Make a computed stage durable in one transaction: ledger effect, output, APPLIED, checkpoint, run-state."""
-        if stage.skipped is not None:
-            return stage.skipped
-        with labelled(**stage.node.labels, units=str(len(stage.envelopes))):
-            batch = self._commit(stage)
+        if staged.skipped is not None:
+            return staged.skipped
+        with labelled(**staged.labels, units=str(len(staged.made[0]) if staged.made else 0)):
+            batch = self._commit(staged)
             reach(Seam.STAGE_COMMITTED)
-            stage.node.after_commit(batch.envelopes)
+            if isinstance(staged.node, ActsAfterCommit):
+                staged.node.after_commit(batch.envelopes)
         return batch
 
-    def _done(self, node: Node, *, run_id: str, upstream: StageBatch | None, digest: str) -> StageBatch | None:
-        """Return what the node has done in this run already, where nothing is left to it. Raises RolledBackError."""
-        earlier = self.run_states.get(node.dataset_id, run_id)
-        if earlier is None:
-            return None
-        if earlier.rolled_back_by is not None:
-            raise RolledBackError(stage=node.dataset_id, run_id=run_id, by=earlier.rolled_back_by)
-        if earlier.inputs_hash != digest or earlier.artifact_uri is None:
-            return None
-        if earlier.outcome is not Outcome.SUCCESS and not self._is_over(node, earlier, upstream):
-            return None
-        return self._loaded(earlier, skipped=SkipCause.ALREADY_SUCCEEDED)
+    def recall(self, dataset_id: str, run_id: str) -> StageBatch | None:
+        """Return the output that a node has in a run, or None when it has none."""
+        return self.port.recall(dataset_id, run_id)
 
-    def _is_over(self, node: Node, earlier: RunState, upstream: StageBatch | None) -> bool:
-        """Tell whether units failed in an output, and none of them is this run's any more: who retries them is another.
+    def _is_over(self, staged: StagedNode) -> bool:
+        """Tell whether no unit that a node with effects was given is this run's any more: who retries it is another.
 
-        Asked anew, every one would be refused, and that would be recorded over what had come of them.
+        Asked again, every one would be refused, and that would be recorded over what had come of them.
         """
-        if upstream is None or not upstream.envelopes or earlier.outcome is Outcome.SKIPPED:
+        if staged.received is None or not staged.received.envelopes or not isinstance(staged.node, LeavesEffects):
             return False
         with self.database.transaction() as tx:
-            return node.held(upstream.envelopes, tx) == 0
+            return staged.node.count_owned(tx) == 0
 
-    def _compute(
-        self, node: Node, *, run_id: str, upstream: StageBatch | None, digest: str, force: str | None
-    ) -> ComputedStage:
-        intent: Intent | None = None
-        attempt: StageAttempt | None = None
-        snapshot: list[str] = []
+    def _compute(self, staged: StagedNode, force: str | None) -> None:
+        node, run_id, snapshot = staged.node, staged.run_id, list[str]()
         try:
-            content = self._content(node, run_id=run_id, upstream=upstream, force=force)
+            content = content_of(staged, code=self.code, run_id=run_id, force=force)
             snapshot = [entry.checksum or entry.uri for entry in content.inputs]
-            unlocked = self.keeper.synchronise(node)
+            staged.unlocked = self.keeper.synchronise(node)
             self.nodes.meter.prepare()
             with self.database.transaction() as tx:
                 # Before the audit, which a commit appends to last: neither waits for what the other one holds.
-                self.nodes.lock_node(node.checkpoint, tx=tx)
-                started = self.keeper.start(
-                    node, run_id=run_id, upstream=upstream, snapshot=snapshot, force=force, tx=tx
+                self.nodes.lock_node(node.name, tx=tx)
+                attempt = self.keeper.start(
+                    node, run_id=run_id, upstream=staged.received, snapshot=snapshot, force=force, tx=tx
                 )
-                own = self._own(content, node, run_id=run_id, received=upstream, tx=tx)
+                own = self._own(content, staged, tx)
                 begun = self.nodes.begin(own, run_id=run_id, tx=tx)
                 if begun.output is not None and begun.applied_by is not None:
-                    skipped = self._reuse(node, run_id, digest, begun.output, begun.applied_by, tx)
-                    self.keeper.succeed(started, skipped, None, tx=tx)
-                    return ComputedStage(node=node, run_id=run_id, inputs_hash=digest, skipped=skipped)
-            intent, attempt = begun.intent, started
-            received = upstream.envelopes if upstream else []
-            with node.working(received):
-                envelopes = node.compute(received)
-                node.verify(envelopes)
-                envelopes, judgement = self.keeper.weigh(node, envelopes)
+                    staged.skipped = self.port.reuse(staged.key, begun.output, begun.applied_by, tx=tx)
+                    self.keeper.succeed(attempt, staged.skipped, None, tx=tx)
+            if staged.skipped is None:
+                staged.content, staged.intent, staged.attempt = own, begun.intent, attempt
+                with self.nodes.failing(begun.intent):
+                    staged.made = transformed(staged)
         except Exception as error:
-            if intent is not None:
-                self._fail_intent(intent, error)
-            overtaken = False
-            if attempt is not None:
-                overtaken = not self._fail_attempt(node, attempt, error, received=upstream)
-            elif isinstance(error, StageRefusedError):
-                with _noted(node.dataset_id):
+            if staged.attempt is None and isinstance(error, StageRefusedError):
+                with noted(node.kind):
                     self.keeper.refuse(node, run_id=run_id, snapshot=snapshot, refused=error)
-            if not overtaken:
-                self._record_failure(node, run_id=run_id, digest=digest)
-            raise StageFailedError(dataset_id=node.dataset_id, cause=error) from error
-        return ComputedStage(
-            node=node,
-            run_id=run_id,
-            inputs_hash=digest,
-            envelopes=envelopes,
-            content=own,
-            intent=intent,
-            attempt=attempt,
-            judgement=judgement,
-            unlocked=unlocked,
-            received=upstream,
-        )
+            if self._fail_attempt(staged, error):
+                with noted(node.kind), self.database.transaction() as tx:
+                    self.port.fail(staged.key, tx=tx)
+            raise StageFailedError(dataset_id=node.kind, cause=error) from error
 
-    def _parameters(self, node: Node) -> dict[str, Any]:
-        """Return the node's parameters and the gates of the card, which decide as they do what leaves the chain."""
-        return {**node.parameters(), "card_gates": self.card.gates.model_dump(mode="json")}
-
-    def _content(self, node: Node, *, run_id: str, upstream: StageBatch | None, force: str | None) -> Content:
-        batch = (
-            []
-            if upstream is None
-            else [ManifestEntry(uri=upstream.reference.uri, checksum=upstream.reference.checksum)]
-        )
-        parameters = self._parameters(node)
-        return Content(
-            node=node.checkpoint,
-            kind=node.dataset_id,
-            step=STEP,
-            inputs=[*node.manifest(), *batch],
-            params=parameters if force is None else forced(parameters, run_id=run_id, reason=force),
-            code=self.code,
-            context={**node.context(), "run_id": run_id},
-        )
-
-    def _own(
-        self, content: Content, node: Node, *, run_id: str, received: StageBatch | None, tx: Transaction
-    ) -> Content:
+    def _own(self, content: Content, staged: StagedNode, tx: Transaction) -> Content:
         """Return the content, or the same as content of its own where what was applied must not be handed on.
 
         It may be handed on when nothing it names is in work, when no rollback took it back, and when it was a success
         or belongs to a batch that was handed on itself: what failed in a batch of this run is tried again.
         """
-        reused = received is not None and received.handed_on
+        node, reused = staged.node, staged.received is not None and staged.received.handed_on
         while (applied := self.nodes.intents.applied(content.content_hash, tx=tx)) is not None:
             output = self.nodes.output(content.content_hash, tx=tx)
             succeeded = output is not None and output.record["outcome"] == Outcome.SUCCESS
-            stands = self._stands(output)
-            if (succeeded or reused) and stands and node.finished(tx):
+            stands = output is not None and self.port.stands(output)
+            reusable = not isinstance(node, ReusedWithCare) or node.can_reuse_output(tx)
+            if (succeeded or reused) and stands and reusable:
                 break
             # What was taken back is made up for once, and then handed on again; anything else is this run's own.
-            content = again(content, run_id=run_id if stands else applied.run_id, applied=applied)
+            content = again(content, run_id=staged.run_id if stands else applied.run_id, applied=applied)
         return content
 
-    def _stands(self, output: Output | None) -> bool:
-        """Tell whether run-state still says that the run which made an output made it of these inputs.
-
-        A rollback of the data takes run-state with it where that is on their branch, or in a table restored with them;
-        APPLIED in the database then tells of an effect that is gone.
-        """
-        if output is None:
-            return False
-        state = self.run_states.get(output.record["dataset_id"], output.record["run_id"])
-        return state is not None and state.inputs_hash == output.record["inputs_hash"] and state.rolled_back_by is None
-
-    def _reuse(
-        self, node: Node, run_id: str, digest: str, output: Output, applied_by: Intent, tx: Transaction
-    ) -> StageBatch:
-        """Hand an earlier run's output on, and say so in this run's record."""
-        record = output.record
-        by = applied_by.payload["context"]["run_id"]
-        state = RunState(
-            dataset_id=node.dataset_id,
-            run_id=run_id,
-            lakefs_branch=self.lakefs_branch,
-            inputs_hash=digest,
-            validation_summary={
-                **record["validation_summary"],
-                "cause": SkipCause.CONTENT_APPLIED.value,
-                "applied_by": by,
-            },
-            outcome=Outcome.SKIPPED,
-            recorded_at=self.clock(),
-            artifact_uri=record["artifact_uri"],
-            artifact_sha256=record["artifact_sha256"],
-        )
-        self.run_states.put(state, tx)
-        # Nobody may ever look into them: below an unchanged batch every node hands on.
-        return StageBatch(
-            envelopes=RecalledEnvelopes(record["units"], lambda: from_parquet(self._stored(state))),
-            state=state,
-            skipped=SkipCause.CONTENT_APPLIED,
-            applied_by=by,
-            stored_bytes=record.get("bytes"),
-        )
-
-    def _commit(self, stage: ComputedStage) -> StageBatch:
-        if stage.intent is None or stage.content is None or stage.attempt is None:
-            raise ValueError(f"{stage.node.dataset_id} has nothing to commit")
+    def _commit(self, staged: StagedNode) -> StageBatch:
+        if staged.intent is None or staged.attempt is None:
+            raise ValueError(f"{staged.kind} has nothing to commit")
         try:
-            with self.database.transaction() as tx:
-                batch = self._upsert(stage, stage.content, stage.intent, tx)
+            with self.nodes.failing(staged.intent), self.database.transaction() as tx:
+                batch = self._upsert(staged, tx)
                 # Last, because the audit is one chain: whoever appends to it keeps the others waiting.
-                of_node = () if batch.handed_on else stage.node.told(stage.attempt)
-                self.keeper.succeed(stage.attempt, batch, stage.judgement, of_node=of_node, tx=tx)
+                node = staged.node
+                of_node = node.audit_lines(staged.attempt) if isinstance(node, Audited) and not batch.handed_on else ()
+                self.keeper.succeed(staged.attempt, batch, staged.judgement, of_node=of_node, tx=tx)
                 return batch
         except Exception as error:
-            self._fail_intent(stage.intent, error)
-            self._fail_attempt(stage.node, stage.attempt, error, received=stage.received)
+            self._fail_attempt(staged, error)
             raise
 
-    def _fail_intent(self, intent: Intent, error: BaseException) -> None:
-        with _noted(intent.node):
-            self.nodes.fail(intent, error)
-
-    def _fail_attempt(
-        self, node: Node, attempt: StageAttempt, error: BaseException, *, received: StageBatch | None
-    ) -> bool:
+    def _fail_attempt(self, staged: StagedNode, error: BaseException) -> bool:
         """Return False where another attempt has taken the stage over."""
-        with _noted(node.dataset_id):
-            return self.keeper.fail(node, attempt, error, received=received)
+        if staged.attempt is not None:
+            with noted(staged.kind):
+                return self.keeper.fail(staged.node, staged.attempt, error, received=staged.received)
         return True
 
-    def _upsert(self, stage: ComputedStage, content: Content, intent: Intent, tx: Transaction) -> StageBatch:
-        node = stage.node
+    def _upsert(self, staged: StagedNode, tx: Transaction) -> StageBatch:
+        content, intent, made = staged.content, staged.intent, staged.made
+        if content is None or intent is None or made is None:
+            raise ValueError(f"{staged.kind} has nothing to commit")
         self.nodes.lock(content.content_hash, tx=tx)
-        own = self._own(content, node, run_id=stage.run_id, received=stage.received, tx=tx)
+        own = self._own(content, staged, tx)
         if own != content:
             # Another worker was first, and its units are in work: what this one claims is content of its own.
             self.nodes.intents.resolve(intent, IntentStatus.SKIPPED, tx=tx)
-            anew = self.nodes.begin(own, run_id=stage.run_id, tx=tx).intent
+            anew = self.nodes.begin(own, run_id=staged.run_id, tx=tx).intent
             self.nodes.meter.hand_on(intent.wal_id, anew.wal_id)
             intent = anew
-        made: list[StageBatch] = []
-
-        def effect(tx: Transaction) -> Effect:
-            made.append(self._make_durable(stage, tx))
-            volume = StepVolume(rows_out=len(made[0].envelopes), bytes_out=made[0].stored_bytes)
-            if stage.received is not None:
-                rows, size = len(stage.received.envelopes), stage.received.stored_bytes
-                volume = replace(volume, rows_in=rows, bytes_in=size)
-            return Effect(record=record_of(made[0]), volume=volume)
-
-        upserted = self.nodes.upsert(intent, effect, tx=tx)
-        if made:
-            return made[0]
+        upserted = self.nodes.upsert(intent, lambda tx: staged.apply(tx, made), tx=tx)
+        if staged.batch is not None:
+            return staged.batch
         applied_by = self.nodes.intents.applied(intent.content_hash, tx=tx) or intent
-        return self._reuse(node, stage.run_id, stage.inputs_hash, upserted.output, applied_by, tx)
-
-    def _make_durable(self, stage: ComputedStage, tx: Transaction) -> StageBatch:
-        envelopes = stage.node.apply(tx, stage.envelopes)
-        # Written before the commit that names it: a rollback leaves an orphan, never a record without its output.
-        content = to_parquet(envelopes)
-        artifact = self.artifacts.put(content, suffix="parquet")
-        summary = with_gates(stage.node.summarize(envelopes), stage)
-        state = RunState(
-            dataset_id=stage.node.dataset_id,
-            run_id=stage.run_id,
-            lakefs_branch=self.lakefs_branch,
-            inputs_hash=stage.inputs_hash,
-            validation_summary=summary.as_json(),
-            outcome=outcome_of(summary),
-            recorded_at=self.clock(),
-            artifact_uri=artifact.uri,
-            artifact_sha256=artifact.sha256,
-        )
-        self.run_states.put(state, tx)
-        return StageBatch(
-            envelopes=envelopes, state=state, stored_bytes=len(content), judgement=looked(stage.judgement)
-        )
-
-    def recall(self, dataset_id: str, run_id: str) -> StageBatch | None:
-        """Return the output that a node has in a run, or None when it has none."""
-        state = self.run_states.get(dataset_id, run_id)
-        if state is None or state.artifact_uri is None:
-            return None
-        return self._loaded(state)
-
-    def _loaded(self, state: RunState, *, skipped: SkipCause | None = None) -> StageBatch:
-        content = self._stored(state)
-        return StageBatch(envelopes=from_parquet(content), state=state, skipped=skipped, stored_bytes=len(content))
-
-    def _stored(self, state: RunState) -> bytes:
-        reference = ArtifactReference(uri=str(state.artifact_uri), sha256=str(state.artifact_sha256))
-        return self.artifacts.get(reference)
-
-    def _record_failure(self, node: Node, *, run_id: str, digest: str) -> None:
-        state = RunState(
-            dataset_id=node.dataset_id,
-            run_id=run_id,
-            lakefs_branch=self.lakefs_branch,
-            inputs_hash=digest,
-            validation_summary=ValidationSummary(checks=0, passed=0, failed=0).as_json(),
-            outcome=Outcome.FAILED,
-            recorded_at=self.clock(),
-        )
-        with _noted(node.dataset_id), self.database.transaction() as tx:
-            self.run_states.put(state, tx)
-
-
-@contextmanager
-def _noted(what: str) -> Iterator[None]:
-    """Let what cannot be written down not take the place of the failure that it is about, which asks for a retry."""
-    try:
-        yield
-    except Exception:
-        _LOG.exception("the failure of %s could not be written down", what)
+        return self.port.reuse(staged.key, upserted.output, applied_by, tx=tx)

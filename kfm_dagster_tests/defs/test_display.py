@@ -22,7 +22,6 @@ from kfm_dagster.ledger.reports import DayReport
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.run_state.record import RunState, ValidationSummary
 from kfm_dagster.stages.batch import StageBatch
-from kfm_dagster.stages.computed import outcome_of
 from kfm_dagster_tests.factories import envelope, finished
 
 MISSING = Integrity(
@@ -49,7 +48,7 @@ def batch(units: Sequence[Envelope], *, checks: int, failed: int) -> StageBatch:
         lakefs_branch="main",
         inputs_hash=f"sha256:{'0' * 64}",
         validation_summary=summary.as_json(),
-        outcome=outcome_of(summary),
+        outcome=summary.outcome,
         recorded_at=datetime(2025, 12, 3, tzinfo=UTC),
         artifact_uri="artifacts/x.parquet",
         artifact_sha256="0" * 64,

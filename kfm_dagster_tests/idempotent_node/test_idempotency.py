@@ -207,7 +207,7 @@ def test_what_is_applied_is_skipped_without_a_wait_for_its_content(node: CountLi
 def test_an_effect_that_raises_leaves_nothing_but_a_failed_intent(node: CountLines, database: Database) -> None:
     made = nodes(database)
 
-    def apply(tx: Transaction, effect: Effect) -> None:
+    def apply(tx: Transaction, effect: Effect) -> Effect:
         tx.run(
             "idempotent_node.put_output", content_hash="0" * 64, record="{}", lineage=None, at="2026-03-01T00:00:00Z"
         )

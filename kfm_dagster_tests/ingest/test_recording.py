@@ -146,8 +146,8 @@ def test_a_listed_object_that_the_database_refuses_costs_the_day_no_other(
     node = MessageParse(
         pipeline=pipeline, dataset="nexrad-l2", partition="2025-04-02", run_id="r", source=Source.LISTING, limit=10
     )
-    node.manifest()
-    node.compute([])
+    node.inputs()
+    node.transform()
     assert uris(pipeline) == {listed[0].uri, listed[2].uri}
     with pipeline.database.engine.begin() as connection:
         rows = connection.execute(sa.text("SELECT object_uri, reason_code, detail FROM rejected_objects")).all()

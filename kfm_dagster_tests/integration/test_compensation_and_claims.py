@@ -98,13 +98,13 @@ def test_a_worker_that_wakes_after_its_lease_undoes_nothing_that_the_next_run_fo
         run_chain(pipeline, DATASET, PARTITION, "quick", Source.LEDGER)
         raise ConnectionError("the connection that it waited on is gone")
 
-    monkeypatch.setattr(stalled, "verify", sleeps)
+    monkeypatch.setattr(stalled, "verify", sleeps, raising=False)
     with pytest.raises(StageFailedError):
         pipeline.stages.run(stalled, run_id="slow", upstream=batch)
     assert roll_back_or_leave(stalled, WHY) is None
     assert_whole(pipeline)
     assert compensations(pipeline) == ["left"]
-    newest = pipeline.stages.keeper.store.newest("slow", stalled.dataset_id)
+    newest = pipeline.stages.keeper.store.newest("slow", stalled.kind)
     assert newest is not None
     assert newest.state is StageState.FAILED
 
@@ -212,7 +212,7 @@ def test_a_replay_that_ends_before_its_commit_leaves_the_original_as_it_was(
     def ends(_batch: Sequence[Envelope]) -> None:
         raise end
 
-    monkeypatch.setattr(replay, "summarize", ends)
+    monkeypatch.setattr(replay, "summarize", ends, raising=False)
     with pytest.raises(end):
         pipeline.stages.commit(pipeline.stages.run(replay, run_id="replay", upstream=None))
     pipeline.stages.keeper.close(["replay"])

@@ -13,7 +13,7 @@ import pytest
 from kfm_dagster.defs.jobs import FORCE_TAG
 from kfm_dagster.ingest.explanation import Explanations
 from kfm_dagster.ingest.nodes import chain, operators
-from kfm_dagster.stages import run_contract
+from kfm_dagster.stages import port
 from kfm_dagster_tests.integration.chain import DAY, put, volumes
 from kfm_dagster_tests.integration.face import Face, materialisations
 
@@ -54,7 +54,7 @@ def test_materialisations_and_observations_say_what_the_command_says(
     first = face.execute(JOB, partition=partition)
     with monkeypatch.context() as patch:
         # An unchanged day of ten thousand units costs no more than one of ten: nothing is read again.
-        patch.setattr(run_contract, "from_parquet", lambda _: pytest.fail("a batch that was handed on was read"))
+        patch.setattr(port, "from_parquet", lambda _: pytest.fail("a batch that was handed on was read"))
         second = face.execute(JOB, partition=partition)
     forced = face.execute(JOB, partition=partition, tags={FORCE_TAG: "the reader was wrong"})
     reader = Explanations(database=face.pipeline.database, run_states=face.pipeline.stages.run_states)

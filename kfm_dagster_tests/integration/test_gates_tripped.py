@@ -49,8 +49,8 @@ def late(face: Face, monkeypatch: Patch) -> None:
 
 def doubled(face: Face, monkeypatch: Patch) -> None:
     """An operator that hands a unit on twice."""
-    plain = nodes.IntegrityCheck.compute
-    monkeypatch.setattr(nodes.IntegrityCheck, "compute", lambda self, batch: [*(got := plain(self, batch)), got[0]])
+    plain = nodes.IntegrityCheck.transform
+    monkeypatch.setattr(nodes.IntegrityCheck, "transform", lambda self: [*(got := plain(self)), got[0]])
 
 
 @pytest.mark.clause("PCS-09")

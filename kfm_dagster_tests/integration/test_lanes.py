@@ -218,8 +218,8 @@ def test_a_run_whose_units_another_run_took_says_so(face: Face, objects: Path, c
         taken.append("taken")
 
     with pytest.MonkeyPatch.context() as patch:
-        emit = ProvenanceEmit.compute
-        patch.setattr(ProvenanceEmit, "compute", lambda self, batch: (take_away(), emit(self, batch))[1])
+        emit = ProvenanceEmit.transform
+        patch.setattr(ProvenanceEmit, "transform", lambda self: (take_away(), emit(self))[1])
         result = face.execute("ingest_nexrad_l2", partition=PARTITION)
     assert taken
     check = unit_check(result)

@@ -148,7 +148,7 @@ def test_work_goes_on_when_nothing_can_be_renewed(
     monkeypatch.setattr(Leases, "renew", fail)
     monkeypatch.setattr(FakeQueue, "change_visibility", refuse)
     node = IntegrityCheck(pipeline=pipeline, dataset="nexrad-l2", partition=PARTITION, run_id="run-1")
-    with caplog.at_level(logging.WARNING), node.working([]):
+    with caplog.at_level(logging.WARNING), node.working():
         pass
     assert [record.getMessage().split(":")[0] for record in caplog.records] == [
         "run run-1 could not renew its leases",
@@ -168,12 +168,12 @@ def test_a_stage_computes_inside_what_its_node_holds(
         yield
         told.append("lets go")
 
-    def check(self: IntegrityCheck, batch: Any) -> list[Any]:
+    def check(self: IntegrityCheck) -> list[Any]:
         told.append("computes")
-        return list(batch)
+        return list(self.received)
 
     monkeypatch.setattr(LeaseKeeper, "keeping", keeping)
-    monkeypatch.setattr(IntegrityCheck, "compute", check)
+    monkeypatch.setattr(IntegrityCheck, "transform", check)
     node = IntegrityCheck(pipeline=pipeline, dataset="nexrad-l2", partition=PARTITION, run_id="run-1")
     pipeline.stages.run(node, run_id="run-1", upstream=None)
     assert told == ["holds", "computes", "lets go"]

@@ -44,7 +44,7 @@ def test_a_database_that_is_away_for_a_moment_is_asked_again(
         of_the_stage = once(RelationalRunState.get, where=lambda _, name, __: name.endswith(".integrity_check"))
         monkeypatch.setattr(RelationalRunState, "get", of_the_stage)
     else:
-        monkeypatch.setattr(IntegrityCheck, "compute", once(IntegrityCheck.compute))
+        monkeypatch.setattr(IntegrityCheck, "transform", once(IntegrityCheck.transform))
     if place == "its failure is written down, too":
         monkeypatch.setattr(IdempotentNodes, "fail", once(IdempotentNodes.fail))
     result = face.execute("ingest_nexrad_l2", partition=DAY.isoformat())

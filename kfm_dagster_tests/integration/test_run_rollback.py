@@ -143,7 +143,7 @@ def test_a_run_that_fails_at_any_stage_leaves_everything_as_it_was(
     assert state_of(pipeline) == before
     assert_conserved(pipeline)
     store = pipeline.stages.keeper.store
-    newest = store.newest("failing", node.dataset_id)
+    newest = store.newest("failing", node.kind)
     assert newest is not None
     assert newest.state is StageState.ROLLED_BACK
     if last == MessageParse.operator:
@@ -159,7 +159,7 @@ def test_a_run_that_fails_at_any_stage_leaves_everything_as_it_was(
         assert unit.last_error_message == f"the run was taken back: {WHY}"
         parsed = pipeline.stages.run_states.get("nexrad-l2.message_parse", "failing")
         assert parsed is not None
-        assert (parsed.artifact_uri, parsed.rolled_back_by) == (None, node.dataset_id)
+        assert (parsed.artifact_uri, parsed.rolled_back_by) == (None, node.kind)
     verify_chain(store.audit.lines())
 
     run_chain(pipeline, "nexrad-l2", PARTITION, "next", Source.LEDGER)
@@ -229,8 +229,8 @@ def test_run_state_outside_the_database_is_told_again_or_the_audit_says_that_it_
     told = [line["event"] for line in pipeline.stages.keeper.store.audit.lines() if line["kind"] == "compensation"]
     is_told = len(unanswered) == 1
     assert told == ["done"] * 3 + ["run rolled back"] + ([] if is_told else ["run-state not taken back"])
-    upstream = [state for state in pipeline.stages.run_states.of_run("failing") if state.dataset_id != node.dataset_id]
-    assert [state.rolled_back_by for state in upstream] == [node.dataset_id if is_told else None] * 5
+    upstream = [state for state in pipeline.stages.run_states.of_run("failing") if state.dataset_id != node.kind]
+    assert [state.rolled_back_by for state in upstream] == [node.kind if is_told else None] * 5
 
 
 @pytest.mark.clause("PCS-03")

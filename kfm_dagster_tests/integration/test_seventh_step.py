@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +16,7 @@ from kfm_dagster.configs import own_folder
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.definitions import build_definitions
 from kfm_dagster.ingest.chain import read_configuration, run_chain
-from kfm_dagster.ingest.node import ChainNode, Results
+from kfm_dagster.ingest.node import EffectNode, Results
 from kfm_dagster.ingest.nodes import MessageParse, MetadataExtract, ProvenanceEmit, Source, StacRegister, operators
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.rollback import roll_back
@@ -34,7 +34,7 @@ KEY = dg.AssetKey(["nexrad-l2", NOUN])
 
 
 @dataclass(kw_only=True)
-class NoteTake(ChainNode):
+class NoteTake(EffectNode):
     """Note each unit in a file of its own."""
 
     operator = VERB
@@ -43,19 +43,18 @@ class NoteTake(ChainNode):
     follows = MetadataExtract
     section = "metadata"
     held_against = (Gate.G1,)
-    leaves_effects = True
     replayable = True
 
     taken: ClassVar[list[str]] = []
 
     @override
-    def compute(self, batch: Sequence[Envelope]) -> list[Envelope]:
-        self.taken.extend(unit.wal_id for unit in batch)
-        return list(batch)
+    def transform(self) -> list[Envelope]:
+        self.taken.extend(unit.wal_id for unit in self.received)
+        return list(self.received)
 
     @override
-    def rerun(self, given: Sequence[Envelope]) -> Results:
-        return self.results(given)
+    def rerun(self) -> Results:
+        return self.results(self.received)
 
     @override
     def compensate(self, *, tx: Transaction | None = None) -> Mapping[str, Any] | None:
@@ -120,7 +119,7 @@ def test_what_it_did_is_taken_back_with_the_run(
     pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(ProvenanceEmit, "compute", fail)
+        patch.setattr(ProvenanceEmit, "transform", fail)
         with pytest.raises(StageFailedError):
             run(pipeline, objects, "one")
     assert len(NoteTake.taken) == 2

@@ -56,16 +56,16 @@ def test_the_second_and_every_later_call_skips_and_hands_on_the_output(
 @pytest.mark.clause("RSP-03")
 @pytest.mark.parametrize("change", ["parameters", "upstream", "node"])
 def test_anything_else_runs_again(runner: StageRunner, change: str) -> None:
-    upstream = execute(runner, FakeNode([envelope(0)], dataset_id="nexrad-l2.message_parse"))
-    other = execute(runner, FakeNode([envelope(9)], dataset_id="nexrad-l2.message_parse", setting=2))
+    upstream = execute(runner, FakeNode([envelope(0)], kind="nexrad-l2.message_parse"))
+    other = execute(runner, FakeNode([envelope(9)], kind="nexrad-l2.message_parse", setting=2))
     execute(runner, FakeNode([envelope(1)]), upstream=upstream)
     node = FakeNode(
         [envelope(2)],
         setting=2 if change == "parameters" else 1,
-        dataset_id="nexrad-l2.stac_register" if change == "node" else "nexrad-l2.integrity_check",
+        kind="nexrad-l2.stac_register" if change == "node" else "nexrad-l2.integrity_check",
     )
     batch = execute(runner, node, upstream=other if change == "upstream" else upstream)
-    assert node.calls == ["compute", "apply", "after_commit"]
+    assert node.calls == ["transform", "apply", "after_commit"]
     assert batch.skipped is None
 
 
@@ -99,7 +99,7 @@ def test_content_that_may_not_be_handed_on_is_computed_again(runner: StageRunner
         runner = replace(runner, code=CodeFingerprint(code_sha="decaf", lockfile_hash="10cc"))
     force = "the reader was wrong" if why == "somebody says so" else None
     batch = runner.commit(runner.run(node, run_id="other", upstream=None, force=force))
-    assert node.calls == ["compute", "apply", "after_commit"]
+    assert node.calls == ["transform", "apply", "after_commit"]
     assert batch.skipped is None
     [intent] = runner.nodes.intents.of_run("other")
     assert intent.status is IntentStatus.APPLIED
@@ -108,7 +108,7 @@ def test_content_that_may_not_be_handed_on_is_computed_again(runner: StageRunner
 
 def test_below_a_batch_that_was_handed_on_even_a_failure_is_handed_on(runner: StageRunner) -> None:
     def chain(run_id: str) -> list[FakeNode]:
-        first = FakeNode([envelope(1)], dataset_id="nexrad-l2.message_parse")
+        first = FakeNode([envelope(1)], kind="nexrad-l2.message_parse")
         second = FakeNode([failed(envelope(1))])
         upstream = execute(runner, first, run_id=run_id)
         execute(runner, second, run_id=run_id, upstream=upstream)
@@ -127,7 +127,7 @@ def test_of_two_runs_that_compute_one_content_the_second_gives_way_or_keeps_its_
     stages = {run_id: runner.run(node, run_id=run_id, upstream=None) for run_id, node in nodes.items()}
     batches = {run_id: runner.commit(stage) for run_id, stage in stages.items()}
     assert batches["run"].skipped is None
-    assert nodes["run"].calls == ["compute", "apply", "after_commit"]
+    assert nodes["run"].calls == ["transform", "apply", "after_commit"]
     assert (batches["other"].skipped is None) == in_work
     assert ("apply" in nodes["other"].calls) == in_work
     ends = [intent.status for intent in runner.nodes.intents.of_run("other")]
@@ -135,13 +135,13 @@ def test_of_two_runs_that_compute_one_content_the_second_gives_way_or_keeps_its_
 
 
 @pytest.mark.clause("IEN-06")
-@pytest.mark.parametrize("moment", ["compute", "read back"])
+@pytest.mark.parametrize("moment", ["transform", "read back"])
 def test_a_stage_that_fails_leaves_a_failed_intent_that_its_next_attempt_takes_up(
     runner: StageRunner, moment: str
 ) -> None:
     trouble = OSError("the disk is away")
     broken = FakeNode([envelope(1)])
-    if moment == "compute":
+    if moment == "transform":
         broken.fails = trouble
     else:
         broken.verification_fails = trouble
@@ -166,7 +166,7 @@ def test_only_success_causes_a_skip(runner: StageRunner, batch: list[Envelope], 
     assert execute(runner, FakeNode(batch)).state.outcome is outcome
     again = FakeNode(batch)
     assert (execute(runner, again).skipped is not None) == (outcome is Outcome.SUCCESS)
-    assert ("compute" in again.calls) == (outcome is not Outcome.SUCCESS)
+    assert ("transform" in again.calls) == (outcome is not Outcome.SUCCESS)
 
 
 @pytest.mark.clause("RSP-06")
@@ -204,7 +204,7 @@ def test_a_commit_that_fails_leaves_no_run_state(runner: StageRunner, monkeypatc
     monkeypatch.setattr(node, "apply", lambda tx, batch: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         execute(runner, node)
-    assert runner.run_states.get(node.dataset_id, "run") is None
+    assert runner.run_states.get(node.kind, "run") is None
 
 
 def test_a_corrupt_artifact_is_refused(runner: StageRunner, tmp_path: Path) -> None:

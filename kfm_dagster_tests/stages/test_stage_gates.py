@@ -25,7 +25,7 @@ from kfm_dagster.stages.run_contract import StageRunner
 from kfm_dagster.stages.store import StageStore
 from kfm_dagster_tests.factories import envelope, failed
 from kfm_dagster_tests.patience import await_a_wait
-from kfm_dagster_tests.stages.fake_node import NOW, FakeNode, execute
+from kfm_dagster_tests.stages.fake_node import NOW, FakeEffectNode, FakeNode, execute
 
 FIRST, SECOND = "nexrad-l2.message_parse", "nexrad-l2.integrity_check"
 TEXT = Card.load().files[STATE_MACHINE].decode()
@@ -47,7 +47,7 @@ def under(runner: StageRunner) -> Under:
 
 
 def first(runner: StageRunner, run_id: str = "run", units: int = 2) -> StageBatch:
-    node = FakeNode([envelope(number) for number in range(units)], dataset_id=FIRST)
+    node = FakeNode([envelope(number) for number in range(units)], kind=FIRST)
     return execute(runner, node, run_id=run_id)
 
 
@@ -88,20 +88,20 @@ def test_a_stage_stays_pending_until_its_upstream_has_succeeded(runner: StageRun
     with pytest.raises(StageFailedError):
         execute(runner, broken, upstream=upstream)
     never = replace(upstream, state=replace(upstream.state, dataset_id=SECOND))
-    node = FakeNode([envelope(1)], dataset_id="nexrad-l2.metadata_extract")
+    node = FakeNode([envelope(1)], kind="nexrad-l2.metadata_extract")
     with pytest.raises(StageFailedError, match="its upstream has not succeeded") as refused:
         execute(runner, node, upstream=never)
     assert refused.value.error_class is ErrorClass.E_GATE
     assert node.calls == []
-    assert state(runner, node.dataset_id) is StageState.PENDING
-    [told] = runner.keeper.store.audit.of_stage("run", node.dataset_id)
+    assert state(runner, node.kind) is StageState.PENDING
+    [told] = runner.keeper.store.audit.of_stage("run", node.kind)
     assert (told["kind"], told["event"], told["details"]) == (
         "stop", "deps_succeeded", {"reason": "its upstream has not succeeded"},
     )  # fmt: skip
     # Once it has, the same attempt begins.
     execute(runner, FakeNode([envelope(1)]), upstream=upstream)
     execute(runner, node, upstream=never)
-    assert [one.attempt for one in runner.keeper.store.of_run("run") if one.stage == node.dataset_id] == [1]
+    assert [one.attempt for one in runner.keeper.store.of_run("run") if one.stage == node.kind] == [1]
 
 
 @pytest.mark.clause("PCS-02")
@@ -123,10 +123,10 @@ def test_a_batch_that_nobody_judged_is_judged_before_it_is_used(runner: StageRun
 def test_what_an_earlier_run_made_is_not_judged_again(runner: StageRunner) -> None:
     upstream = first(runner)
     handed_on = replace(upstream, skipped=SkipCause.CONTENT_APPLIED, applied_by="earlier", judgement=None)
-    node = FakeNode([envelope(1)], dataset_id="nexrad-l2.metadata_extract", verdicts=[fault(Gate.G1)], of_input=True)
+    node = FakeNode([envelope(1)], kind="nexrad-l2.metadata_extract", verdicts=[fault(Gate.G1)], of_input=True)
     with pytest.raises(StageFailedError, match="may not succeed"):
         execute(runner, node, upstream=handed_on)
-    assert "compute" in node.calls
+    assert "transform" in node.calls
 
 
 @pytest.mark.clause("PCS-02")
@@ -166,7 +166,7 @@ def test_a_stage_that_is_no_checkpoint_keeps_its_digest_and_saves_no_place(under
 def test_a_retry_with_other_inputs_is_an_input_error_that_waits_for_a_person(runner: StageRunner) -> None:
     with pytest.raises(StageFailedError):
         execute(runner, FakeNode([], fails=OSError("away")), upstream=first(runner))
-    changed = execute(runner, FakeNode([envelope(5)], dataset_id=FIRST, setting=2), run_id="other")
+    changed = execute(runner, FakeNode([envelope(5)], kind=FIRST, setting=2), run_id="other")
     node = FakeNode([envelope(1)])
     with pytest.raises(StageFailedError, match="a retry has other inputs") as refused:
         execute(runner, node, upstream=changed)
@@ -201,12 +201,12 @@ def test_the_audit_names_a_hundred_units_at_fault_and_counts_them_all(runner: St
 def test_each_stop_fails_the_stage_and_nothing_of_it_counts(under: Under, stop: Stop) -> None:
     runner = under(("G5: {on_failure: restrict}", "G5: {on_failure: stop}"))
     gate = next(one for one, stops in STOPS.items() if stops is stop)
-    node = FakeNode([envelope(1)], verdicts=[fault(gate)])
+    node = FakeEffectNode([envelope(1)], verdicts=[fault(gate)])
     with pytest.raises(StageFailedError) as failed:
         execute(runner, node, upstream=first(runner))
     assert failed.value.judgement is not None
     assert failed.value.judgement.stops == {stop}
-    assert node.calls == ["compute", "compensate"]
+    assert node.calls == ["transform", "compensate"]
     assert lines(runner)[1:] == [
         ("gate", gate.value),
         ("stop", stop.value),
@@ -236,7 +236,7 @@ def test_units_at_fault_leave_with_the_gates_code_and_their_batch_is_no_success(
     [unit] = execute(runner, both, run_id="third", upstream=first(runner, "third", units=4)).envelopes
     assert unit == gone
     # What has left the database takes all with it.
-    effects = FakeNode([envelope(n) for n in range(3)], verdicts=[fault(Gate.G4, 1)], leaves_effects=True, setting=2)
+    effects = FakeEffectNode([envelope(n) for n in range(3)], verdicts=[fault(Gate.G4, 1)], setting=2)
     with pytest.raises(StageFailedError):
         execute(runner, effects, run_id="other", upstream=first(runner, "other", units=3))
     assert "compensate" in effects.calls
@@ -246,10 +246,10 @@ def test_units_at_fault_leave_with_the_gates_code_and_their_batch_is_no_success(
 def test_the_degraded_path_tags_the_output_and_all_that_is_made_of_it(runner: StageRunner) -> None:
     late = execute(runner, FakeNode([envelope(1)], verdicts=[fault(Gate.G5, 1)]), upstream=first(runner))
     assert late.restricted == (Gate.G5,)
-    node = FakeNode([envelope(1)], dataset_id="nexrad-l2.metadata_extract", verdicts=[fault(Gate.G6)])
+    node = FakeNode([envelope(1)], kind="nexrad-l2.metadata_extract", verdicts=[fault(Gate.G6)])
     after = execute(runner, node, upstream=late)
     assert after.restricted == (Gate.G5, Gate.G6)
-    newest = runner.keeper.store.newest("run", node.dataset_id)
+    newest = runner.keeper.store.newest("run", node.kind)
     assert newest is not None
     assert newest.restricted == after.restricted
     # A degraded path is no stop.
@@ -308,7 +308,7 @@ def test_what_can_pass_is_rolled_back_and_tried_again_and_the_rest_waits_for_a_p
 
 @pytest.mark.clause("PCS-03", "PCS-15")
 def test_a_stage_whose_units_are_another_s_is_not_compensated_and_the_audit_says_so(runner: StageRunner) -> None:
-    node = FakeNode([], fails=OSError("away"), is_held=False)
+    node = FakeEffectNode([], fails=OSError("away"), is_owned=False)
     with pytest.raises(StageFailedError):
         execute(runner, node, upstream=first(runner))
     assert "compensate" not in node.calls
@@ -320,11 +320,11 @@ def test_a_stage_whose_units_are_another_s_is_not_compensated_and_the_audit_says
 def test_a_rollback_needs_the_checkpoint_before_it_and_a_compensation_that_worked(under: Under) -> None:
     runner = under(("checkpoints: [message_parse, ", "checkpoints: ["))
     with pytest.raises(StageFailedError):
-        execute(runner, FakeNode([], fails=OSError("away")), upstream=first(runner))
+        execute(runner, FakeEffectNode([], fails=OSError("away")), upstream=first(runner))
     assert state(runner) is StageState.FAILED
     # What was undone is told, even where that is no rollback.
     assert lines(runner)[-1] == ("compensation", "done")
-    node = FakeNode([], fails=OSError("away"), compensation_fails=OSError("gone, too"))
+    node = FakeEffectNode([], fails=OSError("away"), compensation_fails=OSError("gone, too"))
     with pytest.raises(StageFailedError, match="away"):
         execute(under(), node, run_id="other", upstream=first(under(), "other"))
     assert state(runner, run_id="other") is StageState.FAILED
@@ -365,7 +365,7 @@ def test_a_worker_that_fails_after_another_took_its_stage_over_leaves_the_record
     runner: StageRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     upstream = first(runner)
-    slow, quick = FakeNode([envelope(1)]), FakeNode([envelope(2)], setting=2)
+    slow, quick = FakeEffectNode([envelope(1)]), FakeNode([envelope(2)], setting=2)
 
     def overtaken(_batch: object) -> None:
         execute(runner, quick, upstream=upstream)
@@ -459,7 +459,7 @@ def test_a_stage_that_hands_on_waits_for_a_commit_of_its_node_before_it_holds_th
     assert told is not None
     with ThreadPoolExecutor(1) as pool:
         with runner.database.transaction() as committing:
-            runner.nodes.lock_node(node.checkpoint, tx=committing)
+            runner.nodes.lock_node(node.name, tx=committing)
             handing_on = pool.submit(runner.run, node, run_id="third", upstream=upstream)
             await_a_wait(runner.database, handing_on)
             runner.keeper.store.audit.append([told.tells(AuditKind.GATE, "G1")], tx=committing)

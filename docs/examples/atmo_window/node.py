@@ -1,7 +1,7 @@
 """The node: hourly means, extremes and counts per place, from what has landed for the hour.
 
-Belongs here: what `IdempotentNode` asks for. Does not belong here: how deliveries land (`landing.py`), and when the
-node runs (`running.py`).
+Belongs here: what `IdempotentNode` and `ReadsBack` ask for. Does not belong here: how deliveries land (`landing.py`),
+and when the node runs (`running.py`).
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class AtmoWindow:
         """Read the stored window back. Raises ArtifactError."""
         self.tools.outputs.get(ArtifactReference(**effect.record["artifact"]))
 
-    def apply(self, tx: Transaction, effect: Effect) -> None:
+    def apply(self, tx: Transaction, effect: Effect) -> Effect:
         """Write the run-state and the masking decisions, in the transaction that makes the window APPLIED."""
         record = effect.record
         summary = ValidationSummary(
@@ -157,6 +157,7 @@ class AtmoWindow:
         for decision in self.decisions:
             details = {"node": self.name, "output_sha256": record["artifact"]["sha256"]}
             decision.record(self.tools.log, tx=tx, details=details)
+        return effect
 
     def state(
         self, outcome: Outcome, summary: ValidationSummary, artifact: Mapping[str, str] | None = None

@@ -1,0 +1,134 @@
+"""The port to run-state, keyed by (dataset_id, run_id): asked for a skip before a node works, told of every outcome.
+
+Whatever a stage leaves in run-state goes through here, with the output that the record names. Belongs here: what a
+record says, and what it lets a stage skip. Does not belong here: the stores (`run_state/`), or when a stage asks
+(`run_contract.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.idempotent_node.transaction import Output
+from kfm_dagster.idempotent_node.wal import Intent
+from kfm_dagster.run_state.record import Outcome, RunState, ValidationSummary
+from kfm_dagster.run_state.store import RunStateStore
+from kfm_dagster.stages.batch import RecalledEnvelopes, SkipCause, StageBatch
+from kfm_dagster.stages.envelope_table import from_parquet, to_parquet
+from kfm_dagster.stages.failure import RolledBackError
+from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
+from kfm_dagster.storage.database import Transaction
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunStateKey:
+    """What a record is of: a node in a run, over inputs of this hash."""
+
+    dataset_id: str
+    run_id: str
+    inputs_hash: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatePort:
+    """Asks and tells one run-state store, and keeps the outputs that its records name."""
+
+    run_states: RunStateStore
+    artifacts: Artifacts
+    clock: Callable[[], datetime]
+    lakefs_branch: str
+
+    def skip(self, key: RunStateKey, *, is_over: Callable[[], bool]) -> StageBatch | None:
+        """Return what the node has done in this run already, where nothing is left to it. Raises RolledBackError.
+
+        `is_over` is asked where units failed: it tells whether none of them is this run's any more.
+        """
+        earlier = self.run_states.get(key.dataset_id, key.run_id)
+        if earlier is None:
+            return None
+        if earlier.rolled_back_by is not None:
+            raise RolledBackError(stage=key.dataset_id, run_id=key.run_id, by=earlier.rolled_back_by)
+        if earlier.inputs_hash != key.inputs_hash or earlier.artifact_uri is None:
+            return None
+        if earlier.outcome is not Outcome.SUCCESS and (earlier.outcome is Outcome.SKIPPED or not is_over()):
+            return None
+        return self._loaded(earlier, skipped=SkipCause.ALREADY_SUCCEEDED)
+
+    def recall(self, dataset_id: str, run_id: str) -> StageBatch | None:
+        """Return the output that a node has in a run, or None when it has none."""
+        state = self.run_states.get(dataset_id, run_id)
+        return None if state is None or state.artifact_uri is None else self._loaded(state)
+
+    def stands(self, output: Output) -> bool:
+        """Tell whether run-state still says that the run which made an output made it of these inputs.
+
+        A rollback of the data takes run-state with it where that is on their branch, or in a table restored with them;
+        APPLIED in the database then tells of an effect that is gone.
+        """
+        state = self.run_states.get(output.record["dataset_id"], output.record["run_id"])
+        return state is not None and state.inputs_hash == output.record["inputs_hash"] and state.rolled_back_by is None
+
+    def keep(
+        self, key: RunStateKey, envelopes: Sequence[Envelope], summary: ValidationSummary, *, tx: Transaction
+    ) -> StageBatch:
+        """Store an output and record its success, or how much of it failed."""
+        # Written before the commit that names it: a rollback leaves an orphan, never a record without its output.
+        content = to_parquet(envelopes)
+        artifact = self.artifacts.put(content, suffix="parquet")
+        state = self._record(key, summary.outcome, summary.as_json(), artifact=artifact, tx=tx)
+        return StageBatch(envelopes=envelopes, state=state, stored_bytes=len(content))
+
+    def reuse(self, key: RunStateKey, output: Output, applied_by: Intent, *, tx: Transaction) -> StageBatch:
+        """Record as skipped what an earlier run has applied, and return its output."""
+        record, by = output.record, applied_by.payload["context"]["run_id"]
+        summary = {**record["validation_summary"], "cause": SkipCause.CONTENT_APPLIED.value, "applied_by": by}
+        artifact = ArtifactReference(uri=record["artifact_uri"], sha256=record["artifact_sha256"])
+        state = self._record(key, Outcome.SKIPPED, summary, artifact=artifact, tx=tx)
+        # Nobody may ever look into them: below an unchanged batch every node hands on.
+        return StageBatch(
+            envelopes=RecalledEnvelopes(record["units"], lambda: from_parquet(self.artifacts.get(artifact))),
+            state=state,
+            skipped=SkipCause.CONTENT_APPLIED,
+            applied_by=by,
+            stored_bytes=record.get("bytes"),
+        )
+
+    def fail(self, key: RunStateKey, *, tx: Transaction) -> None:
+        """Record that a node failed as a whole."""
+        nothing = ValidationSummary(checks=0, passed=0, failed=0)
+        self._record(key, Outcome.FAILED, nothing.as_json(), tx=tx)
+
+    def take_back(self, state: RunState, *, by: str, tx: Transaction) -> None:
+        """Record that an output stands no more; outside the database only once the transaction is committed."""
+        self.run_states.put(state.taken_back(by=by, at=self.clock()), tx)
+
+    def _record(
+        self,
+        key: RunStateKey,
+        outcome: Outcome,
+        summary: Mapping[str, Any],
+        *,
+        artifact: ArtifactReference | None = None,
+        tx: Transaction,
+    ) -> RunState:
+        state = RunState(
+            dataset_id=key.dataset_id,
+            run_id=key.run_id,
+            lakefs_branch=self.lakefs_branch,
+            inputs_hash=key.inputs_hash,
+            validation_summary=summary,
+            outcome=outcome,
+            recorded_at=self.clock(),
+            artifact_uri=artifact.uri if artifact else None,
+            artifact_sha256=artifact.sha256 if artifact else None,
+        )
+        self.run_states.put(state, tx)
+        return state
+
+    def _loaded(self, state: RunState, *, skipped: SkipCause | None = None) -> StageBatch:
+        content = self.artifacts.get(ArtifactReference(uri=str(state.artifact_uri), sha256=str(state.artifact_sha256)))
+        return StageBatch(envelopes=from_parquet(content), state=state, skipped=skipped, stored_bytes=len(content))

@@ -1,0 +1,168 @@
+"""A node as a stage runs it: an idempotent node itself, with the batch, the gates and run-state around its own work.
+
+Belongs here: what a stage adds to each member of a node, and what is recorded of an output. Does not belong here: when
+it is done (`run_contract.py`), or what a gate's verdict leads to (`machine.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
+from kfm_dagster.idempotent_node.node import transformed
+from kfm_dagster.idempotent_node.transaction import Content, Effect
+from kfm_dagster.idempotent_node.wal import Intent
+from kfm_dagster.run_state.inputs_hash import InputReference, inputs_hash
+from kfm_dagster.run_state.record import ValidationSummary
+from kfm_dagster.stages.batch import StageBatch
+from kfm_dagster.stages.card import ErrorClass
+from kfm_dagster.stages.keeper import StageKeeper
+from kfm_dagster.stages.machine import Judgement
+from kfm_dagster.stages.node import Checking, Leased, RefersToInputs, StageNode
+from kfm_dagster.stages.port import RunStateKey, RunStatePort
+from kfm_dagster.stages.store import StageAttempt
+from kfm_dagster.storage.database import Transaction
+from kfm_dagster.telemetry.measures import StepVolume
+
+Judged = tuple[list[Envelope], Judgement]
+"""A batch with the units at fault marked, and what the gates said of it."""
+
+
+@dataclass(kw_only=True)
+class StagedNode:
+    """A node in a stage: `StageRunner.run` computes it, or finds it `skipped`, and `StageRunner.commit` stores it."""
+
+    node: StageNode
+    run_id: str
+    received: StageBatch | None
+    """What the node before handed on; the first node of a chain has none."""
+    keeper: StageKeeper
+    port: RunStatePort
+
+    skipped: StageBatch | None = None
+    """The earlier output, where there was nothing to do."""
+    content: Content | None = None
+    intent: Intent | None = None
+    attempt: StageAttempt | None = None
+    unlocked: str | None = None
+    """Why the clock was not right enough to write by, where the card lets that restrict the output."""
+    made: Judged | None = field(default=None, repr=False)
+    batch: StageBatch | None = field(default=None, repr=False)
+    """The output, once it is stored."""
+
+    @property
+    def name(self) -> str:
+        """The node's."""
+        return self.node.name
+
+    @property
+    def kind(self) -> str:
+        """The node's."""
+        return self.node.kind
+
+    @property
+    def step(self) -> str:
+        """The node's."""
+        return self.node.step
+
+    @property
+    def judgement(self) -> Judgement | None:
+        """What the gates said of what was computed; None before that, and of what was skipped."""
+        return self.made and self.made[1]
+
+    @cached_property
+    def key(self) -> RunStateKey:
+        """What run-state has of it: its id, the run, and the hash of what it consumes within the run."""
+        references = (
+            self.node.references()
+            if isinstance(self.node, RefersToInputs)
+            else [InputReference(uri=entry.uri, checksum=entry.checksum) for entry in self.node.inputs()]
+        )
+        given = [self.received.reference] if self.received else []
+        digest = inputs_hash([*references, *given], self.params())
+        return RunStateKey(dataset_id=self.kind, run_id=self.run_id, inputs_hash=digest)
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """What the seams reached in the stage are labelled with."""
+        dataset, _, operator = self.kind.rpartition(".")
+        partition = self.name.partition("@")[2]
+        return {"dataset": dataset, "operator": operator, "partition": partition, "run": self.run_id}
+
+    def inputs(self) -> Sequence[ManifestEntry]:
+        """Return what the node consumes, and the batch."""
+        given = self.received and self.received.reference
+        return [*self.node.inputs(), *([ManifestEntry(uri=given.uri, checksum=given.checksum)] if given else [])]
+
+    def params(self) -> Mapping[str, Any]:
+        """Return the node's parameters and the gates of the card, which decide as they do what leaves the chain."""
+        return {**self.node.params(), "card_gates": self.keeper.card.gates.model_dump(mode="json")}
+
+    def context(self) -> Mapping[str, Any]:
+        """Return the node's context and the run."""
+        return {**self.node.context(), "run_id": self.run_id}
+
+    def transform(self) -> Judged:
+        """Compute, and have the gates judge it. Raises StageStoppedError."""
+        with self.node.working() if isinstance(self.node, Leased) else nullcontext():
+            computed = transformed(self.node)
+            return self.keeper.weigh(self.node, computed)
+
+    def apply(self, tx: Transaction, made: Judged, /) -> Effect:
+        """Store the batch and record what came of it, with the node's own tables."""
+        computed, judgement = made
+        envelopes = self.node.apply(tx, computed)
+        summary = (
+            self.node.summarize(envelopes)
+            if isinstance(self.node, Checking)
+            else ValidationSummary(checks=len(envelopes), passed=len(envelopes), failed=0)
+        )
+        kept = self.port.keep(self.key, envelopes, self._with_gates(summary, made), tx=tx)
+        self.batch = replace(kept, judgement=_evaluated(judgement))
+        volume = StepVolume(rows_out=len(envelopes), bytes_out=kept.stored_bytes)
+        if self.received is not None:
+            volume = replace(volume, rows_in=len(self.received.envelopes), bytes_in=self.received.stored_bytes)
+        return Effect(record=_record_of(kept), volume=volume)
+
+    def _with_gates(self, summary: ValidationSummary, made: Judged) -> ValidationSummary:
+        """Count the units that a gate made leave as failed, and say what restricts the output."""
+        envelopes, judgement = made
+        left = sum(1 for unit in envelopes if unit.gate_issues and unit.wal_id in judgement.leaving)
+        why: set[str] = {
+            *judgement.restricted,
+            *(self.received.restricted if self.received else ()),
+            *({ErrorClass.E_SYNC.value} if self.unlocked else ()),
+        }
+        extra = {**summary.extra, **({"restricted": sorted(str(one) for one in why)} if why else {})}
+        return replace(summary, passed=summary.passed - left, failed=summary.failed + left, extra=extra)
+
+
+def _evaluated(judgement: Judgement) -> Judgement | None:
+    """Return a judgement for the next stage to rely on, unless no gate had anything to look at."""
+    return judgement if any(verdict.applies for verdict in judgement.verdicts) else None
+
+
+def _record_of(batch: StageBatch) -> dict[str, Any]:
+    """Return what `node_output` keeps of a stage: enough to hand its output on.
+
+    `product` of a summary is the file that a node makes besides its batch; lineage names it as the step's output.
+    """
+    state = batch.state
+    product = state.validation_summary.get("product")
+    return {
+        "dataset_id": state.dataset_id,
+        "run_id": state.run_id,
+        "inputs_hash": state.inputs_hash,
+        "outcome": state.outcome.value,
+        "units": len(batch.envelopes),
+        "bytes": batch.stored_bytes,
+        "validation_summary": dict(state.validation_summary),
+        "artifact_uri": state.artifact_uri,
+        "artifact_sha256": state.artifact_sha256,
+        **({"artifact": product} if product else {}),
+    }
