@@ -31,18 +31,18 @@ from kfm_dagster.cli.main import stopped_by_signals
 from kfm_dagster.cli.progress_bar import drain_bar
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.embedded.deployment import Deployment
-from kfm_dagster.embedded.drain import drain
-from kfm_dagster.embedded.feed import ObjectEvent, topic_of
+from kfm_dagster.demo.feed import ObjectEvent, topic_of
+from kfm_dagster.demo.samples.goes_abi import goes_abi_samples
+from kfm_dagster.demo.samples.hrrr import hrrr_samples
+from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
+from kfm_dagster.deployment.drain import drain
+from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.errors import ConfigurationError, KfmError
 from kfm_dagster.exports.validation_page import figure
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.progress import Progress
 from kfm_dagster.ingest.report import ledger_span, node_seconds
-from kfm_dagster.samples.goes_abi import goes_abi_samples
-from kfm_dagster.samples.hrrr import hrrr_samples
-from kfm_dagster.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.settings import Settings, environment
 
 Samples = Callable[[date, int], Iterator[tuple[str, str, bytes]]]

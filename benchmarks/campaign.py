@@ -34,13 +34,13 @@ from kfm_dagster.chaos.injector import state_folder
 from kfm_dagster.chaos.plan import API_VERSION, load_plan
 from kfm_dagster.chaos.tally import Tally
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.embedded.cloud import EmbeddedCloud
-from kfm_dagster.embedded.feed import Feed, ObjectEvent
-from kfm_dagster.embedded.postgres import RestartablePostgres
+from kfm_dagster.demo.cloud import EmbeddedCloud
+from kfm_dagster.demo.feed import Feed, ObjectEvent
+from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
+from kfm_dagster.deployment.postgres import RestartablePostgres
 from kfm_dagster.errors import KfmError
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.settings import Settings, environment
 
 DATASET = "nexrad-l2"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kfm_dagster.contracts.envelope import WalId
-from kfm_dagster.embedded.feed import ObjectEvent
+from kfm_dagster.demo.feed import ObjectEvent
 from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status

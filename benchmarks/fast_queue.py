@@ -18,8 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from kfm_dagster.embedded.child_server import ChildServer
-from kfm_dagster.embedded.cloud import ProvisionedQueues, aws_client, aws_environment, create_queues
+from kfm_dagster.demo.cloud import ProvisionedQueues, aws_client, aws_environment, create_queues
+from kfm_dagster.deployment.child_server import ChildServer
 from kfm_dagster.errors import DependencyUnavailableError, QueueUnavailableError
 
 if TYPE_CHECKING:

@@ -30,11 +30,11 @@ from benchmarks.ledger import fresh
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.definitions import build_definitions
+from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.idempotent_node.transaction import IdempotentNodes
 from kfm_dagster.ingest.chain import run_chain
 from kfm_dagster.ingest.nodes import MessageParse, Source
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.storage.database import Database

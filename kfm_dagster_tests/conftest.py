@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from hypothesis import settings
 
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.embedded.postgres import embedded_postgres
+from kfm_dagster.deployment.postgres import embedded_postgres
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.roles import grant_deployment_role
 from kfm_dagster_tests import databases, scratch

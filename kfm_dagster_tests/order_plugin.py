@@ -27,7 +27,7 @@ LONGEST = [
     "integration/test_run_rollback.py",
     "integration/test_lanes.py",
     "ingest/test_heaviest.py",
-    "embedded/test_deployment.py",
+    "deployment/test_deployment.py",
     "integration/test_convergence.py",
     "integration/test_backfill.py",
     "governance/test_governing_commands.py",

@@ -2,7 +2,7 @@
 
 Amazon SQS promises at-least-once delivery and best-effort ordering ("Amazon SQS standard queues", Developer Guide);
 between S3 and us stand two more services that promise no more. Belongs here: the disorder of deliveries. Does not
-belong here: what is announced (`pathologies.py`, `embedded/sample_day.py`) or how (`embedded/feed.py`).
+belong here: what is announced (`pathologies.py`, `demo/sample_day.py`) or how (`demo/feed.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from kfm_dagster.embedded.feed import Feed, ObjectEvent
+from kfm_dagster.demo.feed import Feed, ObjectEvent
 from kfm_dagster.errors import ConfigurationError
 
 Event = TypeVar("Event")

@@ -2,7 +2,7 @@
 
 Every one of these has been seen on the real buckets and topics or follows from what S3, SNS and SQS promise. Belongs
 here: the corpus, as data. Does not belong here: how a story is told and played (`stories.py`), how objects are made
-(`samples/`), or faults of our own side (`plan.py`).
+(`demo/samples/`), or faults of our own side (`plan.py`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from datetime import UTC, datetime, timedelta
 
 from kfm_dagster.chaos.stories import Announce, Drain, ExpectedOutcome, Pathology, Store, Version
 from kfm_dagster.contracts.issues import IntegrityIssue, MetadataIssue, ParseIssue
+from kfm_dagster.demo.samples import goes_abi, hrrr, nexrad_level2
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.samples import goes_abi, hrrr, nexrad_level2
 
 SCAN = datetime(2025, 4, 2, 17, 1, tzinfo=UTC)
 """When the observed scans and volumes began."""

@@ -1,7 +1,7 @@
 """Stories of a feed: objects stored, announced and drained in some order, and the fate that each must meet.
 
 Belongs here: the values of which a pathology is made, and `play`. Does not belong here: the corpus (`pathologies.py`),
-or who plays: a test over a folder, or a deployment through `embedded.feed.Feed`.
+or who plays: a test over a folder, or a deployment through `kfm_dagster.demo.feed.Feed`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from kfm_dagster.contracts.identity import rfc3339, uuid8
 from kfm_dagster.contracts.issues import ParseIssue
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.embedded.feed import SUBJECT, ObjectEvent, topic_of
+from kfm_dagster.demo.feed import SUBJECT, ObjectEvent, topic_of
 from kfm_dagster.ledger.state_machine import Status
 
 
@@ -100,7 +100,7 @@ def play(
 ) -> None:
     """Play the steps: `put` stores (bucket, key, content), `send` puts a body on the queue, `drain` works it off.
 
-    With an embedded cloud these are `feed.put`, `feed.announce_raw` and a call of `embedded.drain.drain`.
+    With an embedded cloud these are `feed.put`, `feed.announce_raw` and a call of `deployment.drain.drain`.
     """
     for step in (*pathology.steps, Drain()):
         match step:

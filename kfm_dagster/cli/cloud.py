@@ -11,10 +11,10 @@ import click
 
 from kfm_dagster.cli.files import NewFile
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.embedded.cloud import EmbeddedCloud
-from kfm_dagster.embedded.demo import DEMO_ENVIRONMENT
-from kfm_dagster.embedded.feed import Feed
-from kfm_dagster.embedded.sample_day import SAMPLE_DAY, publish_samples
+from kfm_dagster.demo.cloud import EmbeddedCloud
+from kfm_dagster.demo.feed import Feed
+from kfm_dagster.demo.run import DEMO_ENVIRONMENT
+from kfm_dagster.demo.sample_day import SAMPLE_DAY, publish_samples
 from kfm_dagster.notifications.sqs import Queue
 from kfm_dagster.settings import Settings
 

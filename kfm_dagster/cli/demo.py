@@ -14,7 +14,7 @@ from rich.table import Table
 
 from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.cli.progress_bar import drain_bar
-from kfm_dagster.embedded.demo import DemoResult, run_demo
+from kfm_dagster.demo.run import DemoResult, run_demo
 from kfm_dagster.plural import counted
 from kfm_dagster.settings import Settings
 

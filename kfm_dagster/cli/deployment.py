@@ -13,13 +13,13 @@ from rich.console import Console
 
 from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.cli.progress_bar import drain_bar
-from kfm_dagster.embedded.cloud import EmbeddedCloud
-from kfm_dagster.embedded.demo import DEMO_ENVIRONMENT, account, begin_with
-from kfm_dagster.embedded.deployment import Deployment
-from kfm_dagster.embedded.drain import drain as drain_queue
-from kfm_dagster.embedded.drain import flush_lineage, say_what_is_held
-from kfm_dagster.embedded.feed import Feed
-from kfm_dagster.embedded.sample_day import SAMPLE_DAY, sample_objects
+from kfm_dagster.demo.cloud import EmbeddedCloud
+from kfm_dagster.demo.feed import Feed
+from kfm_dagster.demo.run import DEMO_ENVIRONMENT, account, begin_with
+from kfm_dagster.demo.sample_day import SAMPLE_DAY, sample_objects
+from kfm_dagster.deployment.drain import drain as drain_queue
+from kfm_dagster.deployment.drain import flush_lineage, say_what_is_held
+from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline, utc_now

@@ -12,7 +12,7 @@ from sqlalchemy.engine import make_url
 
 from kfm_dagster.addresses import shown
 from kfm_dagster.cli.files import refuse_unwritable_home
-from kfm_dagster.embedded.deployment import default_dagster_yaml
+from kfm_dagster.deployment.local import default_dagster_yaml
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.preflight import preflight, stores
 from kfm_dagster.notifications.sqs import connect

@@ -6,7 +6,7 @@ run. A run is a process of its own as before: it may be killed, and it outlives 
 
     python -m kfm_dagster.defs.code_server -m kfm_dagster.definitions -h 127.0.0.1 -p 4000
 
-Does not belong here: who starts it (`embedded/deployment.py`); whether a run's process is there (`run_launcher.py`).
+Does not belong here: who starts it (`deployment/local.py`); whether a run's process is there (`run_launcher.py`).
 """
 
 from __future__ import annotations

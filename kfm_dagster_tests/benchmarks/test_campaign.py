@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.campaign import CampaignReport, run_campaign
-from kfm_dagster.embedded.postgres import RestartablePostgres
+from kfm_dagster.deployment.postgres import RestartablePostgres
 from kfm_dagster_tests.patience import HANG_SECONDS
 
 Figure = Callable[[str], None]

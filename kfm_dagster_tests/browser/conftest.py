@@ -18,11 +18,11 @@ from playwright.sync_api import Browser, expect, sync_playwright
 
 from kfm_dagster.configs import own_folder
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.embedded.cloud import EmbeddedCloud
-from kfm_dagster.embedded.demo import DEMO_ENVIRONMENT
-from kfm_dagster.embedded.deployment import Deployment, free_port
-from kfm_dagster.embedded.feed import Feed
-from kfm_dagster.embedded.sample_day import sample_objects
+from kfm_dagster.demo.cloud import EmbeddedCloud
+from kfm_dagster.demo.feed import Feed
+from kfm_dagster.demo.run import DEMO_ENVIRONMENT
+from kfm_dagster.demo.sample_day import sample_objects
+from kfm_dagster.deployment.local import Deployment, free_port
 from kfm_dagster.ledger.queries import LedgerQueries
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.stages.card import STATE_MACHINE

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import expect
 
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.embedded.sample_day import SAMPLE_DAY
+from kfm_dagster.demo.sample_day import SAMPLE_DAY
 from kfm_dagster.ingest.nodes import chain
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kfm_dagster.chaos.feeder import Disorder, Feeder, disordered
-from kfm_dagster.embedded.feed import ObjectEvent
+from kfm_dagster.demo.feed import ObjectEvent
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (

@@ -20,9 +20,9 @@ from kfm_dagster import __version__
 from kfm_dagster.cli.demo import MAX_SKIPPED_SHOWN, show_result
 from kfm_dagster.cli.main import COMMANDS, kfm, main
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.embedded.cloud import EmbeddedCloud
-from kfm_dagster.embedded.demo import DemoResult
-from kfm_dagster.embedded.deployment import Deployment
+from kfm_dagster.demo.cloud import EmbeddedCloud
+from kfm_dagster.demo.run import DemoResult
+from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.deliveries import Delivery, DeliveryState
@@ -143,8 +143,11 @@ def test_the_list_of_commands_says_what_each_says_of_itself(call: Call) -> None:
 @pytest.mark.parametrize(
     ("arguments", "spared"),
     [
-        (["--help"], ["sqlalchemy", "boto3", "kfm_dagster.ingest", "kfm_dagster.embedded"]),
-        (["wal", "--help"], ["kfm_dagster.embedded", "kfm_dagster.replay", "kfm_dagster.cli.dlq"]),
+        (["--help"], ["sqlalchemy", "boto3", "kfm_dagster.ingest", "kfm_dagster.demo", "kfm_dagster.deployment"]),
+        (
+            ["wal", "--help"],
+            ["kfm_dagster.demo", "kfm_dagster.deployment", "kfm_dagster.replay", "kfm_dagster.cli.dlq"],
+        ),
     ],
     ids=" ".join,
 )

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from kfm_dagster.embedded.deployment import free_port
+from kfm_dagster.deployment.local import free_port
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster_tests.cli.test_cli import Call, call, home, ledger, state_of  # noqa: F401, fixtures

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from kfm_dagster.demo.samples.hrrr import hrrr_samples
 from kfm_dagster.errors import ExitCode
-from kfm_dagster.samples.hrrr import hrrr_samples
 from kfm_dagster_tests.cli.test_cli import CHECKED, TOPIC, Answer, Call, call, home  # noqa: F401, fixtures
 
 DAY = date(2025, 4, 2)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from kfm_dagster.cli.main import main
-from kfm_dagster.embedded.cloud import EmbeddedCloud, aws_client
+from kfm_dagster.demo.cloud import EmbeddedCloud, aws_client
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.notifications.sqs import Queue
 from kfm_dagster_tests.replay.graveyard import MALFORMED, Graveyard, open_graveyard

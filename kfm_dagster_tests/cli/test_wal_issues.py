@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from kfm_dagster.demo.samples.hrrr import BUCKET, make_hrrr
 from kfm_dagster.errors import ExitCode
-from kfm_dagster.samples.hrrr import BUCKET, make_hrrr
 from kfm_dagster_tests.cli.test_cli import Call, call, home, state_of  # noqa: F401, fixtures
 from kfm_dagster_tests.integration import chain, traces
 

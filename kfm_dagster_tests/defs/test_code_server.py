@@ -17,7 +17,7 @@ import pytest
 
 from kfm_dagster.defs.code_server import AS_OF_START, UNKNOWN_EXIT, RunContext
 from kfm_dagster.defs.run_launcher import is_running
-from kfm_dagster.embedded.deployment import Deployment
+from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.idempotent_node.compute_hash import code_fingerprint
 from kfm_dagster.ingest import pipeline

@@ -13,8 +13,8 @@ import yaml
 from dagster._core.storage.compute_log_manager import ComputeIOType
 from dagster_aws.s3 import S3ComputeLogManager
 
-from kfm_dagster.embedded.cloud import EmbeddedCloud
-from kfm_dagster.embedded.deployment import default_dagster_yaml
+from kfm_dagster.demo.cloud import EmbeddedCloud
+from kfm_dagster.deployment.local import default_dagster_yaml
 from kfm_dagster.errors import ConfigurationError
 
 SAID = "two messages were taken in"

@@ -14,7 +14,7 @@ import yaml
 from kfm_dagster.defs import reexecutions
 from kfm_dagster.defs.instance_storage import prepare
 from kfm_dagster.defs.reexecutions import InstanceReexecutions
-from kfm_dagster.embedded.deployment import default_dagster_yaml
+from kfm_dagster.deployment.local import default_dagster_yaml
 from kfm_dagster.errors import DatabaseUnavailableError
 
 ROOTS = ["11111111-0000-4000-8000-000000000001", "11111111-0000-4000-8000-000000000002"]

@@ -22,9 +22,9 @@ import pytest
 import sqlalchemy as sa
 
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.embedded.cloud import EmbeddedCloud
-from kfm_dagster.embedded.feed import Feed, FeedObject
-from kfm_dagster.embedded.sample_day import sample_objects
+from kfm_dagster.demo.cloud import EmbeddedCloud
+from kfm_dagster.demo.feed import Feed, FeedObject
+from kfm_dagster.demo.sample_day import sample_objects
 from kfm_dagster_tests.patience import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]

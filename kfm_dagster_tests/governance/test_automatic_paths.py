@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kfm_dagster.contracts.issues import IntegrityIssue
-from kfm_dagster.embedded.feed import ObjectEvent
+from kfm_dagster.demo.feed import ObjectEvent
 from kfm_dagster.ingest.evidence import collect_evidence
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline

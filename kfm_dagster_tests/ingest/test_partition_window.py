@@ -14,8 +14,8 @@ from sqlalchemy.exc import DBAPIError
 from kfm_dagster.contracts.day_window import DayWindow
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.embedded import demo
-from kfm_dagster.embedded.feed import Feed, FolderReport
+from kfm_dagster.demo import run as demo
+from kfm_dagster.demo.feed import Feed, FolderReport
 from kfm_dagster.ingest.pipeline import Pipeline, utc_now
 from kfm_dagster.ingest.plan import of_known_days, why_unknown
 from kfm_dagster.ingest.window import DEFAULT_DAYS, PartitionWindow, stored_first_day

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kfm_dagster.demo.samples.nexrad_level2 import ELEVATIONS, FREQUENCY_MHZ
 from kfm_dagster.exports.validation import dimensional_closure
 from kfm_dagster.ingest import path_arrivals
 from kfm_dagster.ingest.arrival_table import read_table
@@ -19,7 +20,6 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.path.errors import PathError
 from kfm_dagster.path.volume import VolumeFacts
 from kfm_dagster.run_state.record import Outcome
-from kfm_dagster.samples.nexrad_level2 import ELEVATIONS, FREQUENCY_MHZ
 from kfm_dagster.stages.batch import SkipCause, StageBatch
 from kfm_dagster.stages.failure import StageFailedError
 from kfm_dagster_tests.integration.chain import DAY, missing, open_pipeline, put, run_chain, volumes

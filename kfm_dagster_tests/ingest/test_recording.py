@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.issues import ParseIssue
-from kfm_dagster.embedded.feed import ObjectEvent
+from kfm_dagster.demo.feed import ObjectEvent
 from kfm_dagster.ingest.intake import record
 from kfm_dagster.ingest.nodes import MessageParse, Source
 from kfm_dagster.ingest.pipeline import Pipeline

@@ -18,7 +18,8 @@ from typing import Any
 from kfm_dagster.contracts.identity import uuid8
 from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.embedded.feed import SUBJECT, ObjectEvent, topic_of
+from kfm_dagster.demo.feed import SUBJECT, ObjectEvent, topic_of
+from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.ingest.intake import IntakeReport, record
 from kfm_dagster.ingest.nodes import (
     MessageParse,
@@ -28,7 +29,6 @@ from kfm_dagster.ingest.nodes import (
 )
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.notifications.messages import SqsMessage
-from kfm_dagster.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.storage.database import Database

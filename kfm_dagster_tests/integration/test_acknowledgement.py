@@ -11,7 +11,7 @@ import pytest
 
 from kfm_dagster.contracts.issues import ParseIssue
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.embedded.cloud import EmbeddedCloud, create_queues
+from kfm_dagster.demo.cloud import EmbeddedCloud, create_queues
 from kfm_dagster.ingest.intake import take_in
 from kfm_dagster.ingest.nodes import MessageParse, Source
 from kfm_dagster.ingest.pipeline import Pipeline

@@ -14,6 +14,8 @@ import pytest
 
 from kfm_dagster.contracts.issues import IntegrityIssue, MetadataIssue, Severity
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.samples.goes_abi import goes_abi_samples
+from kfm_dagster.demo.samples.hrrr import make_hrrr
 from kfm_dagster.ingest.nodes import (
     IntegrityCheck,
     MessageParse,
@@ -26,8 +28,6 @@ from kfm_dagster.ingest.nodes import (
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.run_state.record import Outcome
-from kfm_dagster.samples.goes_abi import goes_abi_samples
-from kfm_dagster.samples.hrrr import make_hrrr
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,

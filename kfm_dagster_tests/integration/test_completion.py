@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from kfm_dagster.contracts.envelope import Lane
-from kfm_dagster.embedded.feed import ObjectEvent
+from kfm_dagster.demo.feed import ObjectEvent
+from kfm_dagster.demo.samples.hrrr import make_hrrr
 from kfm_dagster.ingest.intake import IntakeReport
 from kfm_dagster.ingest.nodes import MetadataExtract, Settle, Source, StacRegister
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.reports import ObjectVersion
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.samples.hrrr import make_hrrr
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,

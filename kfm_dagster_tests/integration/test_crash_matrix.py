@@ -18,11 +18,11 @@ import pytest
 import sqlalchemy as sa
 
 from kfm_dagster import seams
+from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.idempotent_node.wal import IntentStatus, run_uuid
 from kfm_dagster.ingest.nodes import MessageParse, Source, operators
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.integration import traces

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.samples import hrrr
 from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.ignored import IgnoredFilter, find_ignored
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage
-from kfm_dagster.samples import hrrr
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import FakeQueue, announce, good, put, volumes
 from kfm_dagster_tests.integration.face import Face

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.embedded.cloud import EmbeddedCloud
-from kfm_dagster.embedded.feed import Feed, ObjectEvent
-from kfm_dagster.embedded.sns_signing import AUTHORITY_PATH, CERTIFICATE_PATH, SnsSigner
+from kfm_dagster.demo.cloud import EmbeddedCloud
+from kfm_dagster.demo.feed import Feed, ObjectEvent
+from kfm_dagster.demo.sns_signing import AUTHORITY_PATH, CERTIFICATE_PATH, SnsSigner
 from kfm_dagster.ingest.intake import take_in
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline

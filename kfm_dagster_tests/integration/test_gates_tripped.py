@@ -15,9 +15,9 @@ import pint
 import pytest
 
 from kfm_dagster.defs.jobs import PATH_JOB
+from kfm_dagster.demo.samples.nexrad_level2 import ELEVATIONS
 from kfm_dagster.ingest import nodes, path_arrivals
 from kfm_dagster.path.volume import PathArrival
-from kfm_dagster.samples.nexrad_level2 import ELEVATIONS
 from kfm_dagster.stages.card import StageState
 from kfm_dagster_tests.integration.chain import DAY
 from kfm_dagster_tests.integration.face import Face, materialisations

@@ -17,15 +17,15 @@ from kfm_dagster.chaos.injector import state_folder
 from kfm_dagster.chaos.plan import API_VERSION, load_plan
 from kfm_dagster.chaos.tally import Tally
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.embedded.cloud import EmbeddedCloud
-from kfm_dagster.embedded.deployment import Deployment
-from kfm_dagster.embedded.drain import drain
-from kfm_dagster.embedded.feed import Feed, FeedObject
+from kfm_dagster.demo.cloud import EmbeddedCloud
+from kfm_dagster.demo.feed import Feed, FeedObject
+from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
+from kfm_dagster.deployment.drain import drain
+from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.ingest.nodes import IntegrityCheck, MessageParse, MetadataExtract, ProvenanceEmit, Settle, StacRegister
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.progress import Progress
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.seams import Seam
 from kfm_dagster.settings import Settings, environment
 from kfm_dagster_tests.patience import HANG_SECONDS

@@ -9,13 +9,13 @@ import dagster as dg
 import pytest
 
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.samples.goes_abi import goes_abi_samples
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.governance.switches import EVERY_DATASET
 from kfm_dagster.ingest.switched_off import SwitchedOff, sentence
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.notifications.sqs import MAX_VISIBILITY_SECONDS
-from kfm_dagster.samples.goes_abi import goes_abi_samples
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, Clock, FakeQueue, announce, good, put, volumes
 from kfm_dagster_tests.integration.face import Face

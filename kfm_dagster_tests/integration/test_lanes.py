@@ -15,7 +15,7 @@ from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.defs.resources import open_pipeline
 from kfm_dagster.defs.run_storage import run_slots
-from kfm_dagster.embedded.deployment import default_dagster_yaml
+from kfm_dagster.deployment.local import default_dagster_yaml
 from kfm_dagster.ingest.nodes import ProvenanceEmit
 from kfm_dagster.ingest.pipeline import utc_now
 from kfm_dagster.ledger.state_machine import Status

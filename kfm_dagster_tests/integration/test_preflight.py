@@ -14,12 +14,12 @@ from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
-from kfm_dagster.embedded.cloud import EmbeddedCloud
+from kfm_dagster.demo.cloud import EmbeddedCloud
+from kfm_dagster.demo.samples.goes_abi import goes_abi_samples
 from kfm_dagster.errors import PreflightError
 from kfm_dagster.ingest.preflight import preflight
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.sqs import connect
-from kfm_dagster.samples.goes_abi import goes_abi_samples
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import ErrorClass
 from kfm_dagster.storage.object_handle import ObjectReadError

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.errors import DependencyUnavailableError, KfmError
 from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.nodes import (
@@ -27,7 +28,6 @@ from kfm_dagster.ledger.policy import LedgerCode
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.run_state.object_store import ObjectRunState
 from kfm_dagster.run_state.record import RunState
-from kfm_dagster.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.seams import Labels, Seam, install
 from kfm_dagster.stages.audit import verify_chain
 from kfm_dagster.stages.batch import StageBatch

@@ -15,9 +15,11 @@ import pytest
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
-from kfm_dagster.embedded.cloud import EmbeddedCloud
-from kfm_dagster.embedded.feed import Feed
-from kfm_dagster.embedded.sample_day import PublishedSamples, publish_samples
+from kfm_dagster.demo.cloud import EmbeddedCloud
+from kfm_dagster.demo.feed import Feed
+from kfm_dagster.demo.sample_day import PublishedSamples, publish_samples
+from kfm_dagster.demo.samples.goes_abi import goes_abi_samples
+from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.ingest.asked import FORGOTTEN_AFTER
 from kfm_dagster.ingest.nodes import Source, StacRegister, chain
 from kfm_dagster.ingest.progress import progress
@@ -26,8 +28,6 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.notifications.sqs import Queue
-from kfm_dagster.samples.goes_abi import goes_abi_samples
-from kfm_dagster.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from kfm_dagster.embedded.deployment import Deployment, free_port
+from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
+from kfm_dagster.deployment.local import Deployment, free_port
 from kfm_dagster.ingest.nodes import chain
-from kfm_dagster.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster_tests.databases import migrated_sqlite
 from kfm_dagster_tests.integration.chain import DAY, good, put
 from kfm_dagster_tests.patience import HANG_SECONDS

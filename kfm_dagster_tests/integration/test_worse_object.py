@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from kfm_dagster.alerts.plan import AlertRule
-from kfm_dagster.embedded.feed import ObjectEvent
+from kfm_dagster.demo.feed import ObjectEvent
+from kfm_dagster.demo.samples.goes_abi import make_goes_abi
+from kfm_dagster.demo.samples.hrrr import make_hrrr
+from kfm_dagster.demo.samples.nexrad_level2 import make_nexrad_level2
 from kfm_dagster.ingest.alerting import alert_desk
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.samples.goes_abi import make_goes_abi
-from kfm_dagster.samples.hrrr import make_hrrr
-from kfm_dagster.samples.nexrad_level2 import make_nexrad_level2
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, announce, good, put, run_chain, take

@@ -14,13 +14,13 @@ import pytest
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity, Metadata
 from kfm_dagster.contracts.identity import wal_id
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.samples.goes_abi import make_goes_abi
+from kfm_dagster.demo.samples.hrrr import make_hrrr
 from kfm_dagster.operators.metadata_extract import metadata_extract
 from kfm_dagster.readers.base import ByteSource
 from kfm_dagster.readers.grib2 import WALK_MESSAGES
 from kfm_dagster.readers.ranges import BLOCK_BYTES, BytesSource
 from kfm_dagster.readers.registry import READERS
-from kfm_dagster.samples.goes_abi import make_goes_abi
-from kfm_dagster.samples.hrrr import make_hrrr
 
 pytestmark = pytest.mark.clause("OPR-20", "BEY-04")
 

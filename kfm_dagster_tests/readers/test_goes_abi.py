@@ -25,13 +25,13 @@ from shapely.geometry import shape
 from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.samples.goes_abi import goes_abi_samples, make_goes_abi
 from kfm_dagster.readers import geostationary
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.geostationary import FixedGrid, ImageBounds
 from kfm_dagster.readers.goes_abi import read_goes_abi
 from kfm_dagster.readers.goes_abi_header import read_native
 from kfm_dagster.readers.ranges import BLOCK_BYTES, BlockCache, BytesSource
-from kfm_dagster.samples.goes_abi import goes_abi_samples, make_goes_abi
 
 START = datetime(2025, 12, 3, 5, 1, 17, 600_000, UTC)
 GRAMMAR = ContractRegistry.load().grammars["goes-abi"]

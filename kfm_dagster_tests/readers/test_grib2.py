@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.samples.hrrr import OBJECTS_PER_DAY, PRODUCTS, REGIONS, hrrr_samples, make_hrrr
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.grib2 import WALK_MESSAGES, read_grib2
 from kfm_dagster.readers.grib2_grids import describe_grid
 from kfm_dagster.readers.ranges import BytesSource
-from kfm_dagster.samples.hrrr import OBJECTS_PER_DAY, PRODUCTS, REGIONS, hrrr_samples, make_hrrr
 
 RUN = datetime(2025, 12, 3, 6, tzinfo=UTC)
 

@@ -16,12 +16,12 @@ import pytest
 
 from kfm_dagster.contracts.issues import MetadataIssue, Severity
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.samples.nexrad_level2 import DURATION, MOMENTS, make_nexrad_level2
 from kfm_dagster.operators.severities import weigh
 from kfm_dagster.readers import nexrad_end
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.nexrad_level2 import LONGEST_VOLUME, read_nexrad_level2
 from kfm_dagster.readers.ranges import BytesSource
-from kfm_dagster.samples.nexrad_level2 import DURATION, MOMENTS, make_nexrad_level2
 from kfm_dagster_tests.readers.nexrad_bytes import (
     PYART_MOMENTS,
     SITE,

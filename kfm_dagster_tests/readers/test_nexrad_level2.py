@@ -21,11 +21,7 @@ from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.key_grammar import KeyGrammarReader
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.readers.base import ReadError
-from kfm_dagster.readers.nexrad_level2 import POSITION_TOLERANCE_M, RANGE_M, _coverage
-from kfm_dagster.readers.nexrad_messages import MAX_CUTS
-from kfm_dagster.readers.nexrad_sites import sites
-from kfm_dagster.samples.nexrad_level2 import (
+from kfm_dagster.demo.samples.nexrad_level2 import (
     DURATION,
     ELEVATIONS,
     FREQUENCY_MHZ,
@@ -33,6 +29,10 @@ from kfm_dagster.samples.nexrad_level2 import (
     make_nexrad_level2,
     nexrad_level2_samples,
 )
+from kfm_dagster.readers.base import ReadError
+from kfm_dagster.readers.nexrad_level2 import POSITION_TOLERANCE_M, RANGE_M, _coverage
+from kfm_dagster.readers.nexrad_messages import MAX_CUTS
+from kfm_dagster.readers.nexrad_sites import sites
 from kfm_dagster_tests.readers.nexrad_bytes import (
     SITE,
     START,

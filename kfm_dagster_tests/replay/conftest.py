@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kfm_dagster.embedded.cloud import EmbeddedCloud
+from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster_tests.replay.graveyard import Graveyard, open_graveyard
 
 

@@ -16,8 +16,8 @@ import sqlalchemy as sa
 
 from kfm_dagster.contracts.envelope import Envelope, WalId
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.embedded.cloud import EmbeddedCloud, ProvisionedQueues, create_queues
-from kfm_dagster.embedded.feed import ObjectEvent
+from kfm_dagster.demo.cloud import EmbeddedCloud, ProvisionedQueues, create_queues
+from kfm_dagster.demo.feed import ObjectEvent
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.intake import take_in
 from kfm_dagster.ingest.pipeline import Pipeline

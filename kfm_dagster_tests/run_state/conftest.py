@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kfm_dagster.embedded.cloud import EmbeddedCloud
+from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.run_state.choice import open_run_states
 from kfm_dagster.run_state.record import RunState
 from kfm_dagster.run_state.store import RunStateStore

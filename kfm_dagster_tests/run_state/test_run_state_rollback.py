@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from kfm_dagster.embedded.cloud import EmbeddedCloud
+from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.run_state.record import Outcome, RunState
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster_tests.run_state.conftest import STORES, Place

@@ -14,7 +14,7 @@ from opentelemetry import metrics
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from kfm_dagster.embedded.cloud import EmbeddedCloud
+from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.errors import DependencyUnavailableError
 from kfm_dagster.run_state import delta_store
 from kfm_dagster.run_state.record import Outcome, RunState, RunStateError, run_state_schema

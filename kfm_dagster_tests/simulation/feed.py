@@ -15,7 +15,7 @@ import orjson
 
 from kfm_dagster.contracts.envelope import Envelope, WalId
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.embedded.feed import ObjectEvent
+from kfm_dagster.demo.feed import ObjectEvent
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.operators.message_parse import parse_message
 from kfm_dagster_tests.catalog.envelopes import goes, nexrad

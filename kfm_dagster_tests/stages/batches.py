@@ -22,14 +22,14 @@ from kfm_dagster.contracts.envelope import (
 from kfm_dagster.contracts.identity import wal_id
 from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.samples.goes_abi import goes_abi_samples
+from kfm_dagster.demo.samples.hrrr import BUCKET, PRODUCTS, REGIONS, make_hrrr
+from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.ingest.nodes import chain
 from kfm_dagster.operators.metadata_extract import metadata_extract
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster.readers.registry import READERS
-from kfm_dagster.samples.goes_abi import goes_abi_samples
-from kfm_dagster.samples.hrrr import BUCKET, PRODUCTS, REGIONS, make_hrrr
-from kfm_dagster.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.stages.gates.subject import Subject
 
 DAY = date(2026, 3, 1)

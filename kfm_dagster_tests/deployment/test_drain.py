@@ -10,9 +10,9 @@ from typing import cast
 
 import pytest
 
-from kfm_dagster.embedded import drain as draining
-from kfm_dagster.embedded.deployment import Deployment
-from kfm_dagster.embedded.drain import DrainError, drain, say_what_is_held
+from kfm_dagster.deployment import drain as draining
+from kfm_dagster.deployment.drain import DrainError, drain, say_what_is_held
+from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.progress import Progress

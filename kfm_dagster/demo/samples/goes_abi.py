@@ -20,7 +20,7 @@ from functools import lru_cache
 
 import h5py
 
-from kfm_dagster.samples import goes_abi_layout as layout
+from kfm_dagster.demo.samples import goes_abi_layout as layout
 
 _J2000 = datetime(2000, 1, 1, 12, tzinfo=UTC)
 _MODE = 6

@@ -1,4 +1,4 @@
-"""moto's server as the child process of `cloud.py`: `python -m kfm_dagster.embedded.moto_server`.
+"""moto's server as the child process of `cloud.py`: `python -m kfm_dagster.demo.moto_server`.
 
 Belongs here: only what has to run inside that process. It listens on a free loopback port, prints it, and ends when its
 standard input does.
@@ -34,8 +34,8 @@ from moto.sns.models import SNSBackend, Subscription, Topic, sns_backends
 from moto.sqs.models import Message, Queue, SQSBackend
 from werkzeug.serving import make_server
 
-from kfm_dagster.embedded.child_server import end_with_parent
-from kfm_dagster.embedded.sns_signing import SnsSigner
+from kfm_dagster.demo.sns_signing import SnsSigner
+from kfm_dagster.deployment.child_server import end_with_parent
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment

@@ -22,10 +22,10 @@ from obstore.store import S3Store
 
 from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.embedded.child_server import ChildServer
-from kfm_dagster.embedded.cloud import EmbeddedCloud
-from kfm_dagster.embedded.feed import Feed, FeedObject, ObjectEvent, StoredAs
-from kfm_dagster.embedded.sample_day import publish_samples, sample_objects
+from kfm_dagster.demo.cloud import EmbeddedCloud
+from kfm_dagster.demo.feed import Feed, FeedObject, ObjectEvent, StoredAs
+from kfm_dagster.demo.sample_day import publish_samples, sample_objects
+from kfm_dagster.deployment.child_server import ChildServer
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError
 
 GOES_KEY = "ABI-L1b-RadM/2019/218/01/OR_ABI-L1b-RadM2-M6C03_G17_s20192180138575_e20192180139033_c20192180139080.nc"
@@ -145,7 +145,7 @@ def test_provisioning_twice_delivers_once(cloud: EmbeddedCloud, feed: Feed, cont
 RACE = """
 import collections, threading, time
 from moto.sqs.models import Message, sqs_backends
-from kfm_dagster.embedded import moto_server
+from kfm_dagster.demo import moto_server
 
 def slowly(method):
     def slow(*args, **kwargs):
@@ -322,7 +322,7 @@ def test_leaving_the_context_leaves_no_process() -> None:
 def test_the_server_ends_when_its_parent_is_killed() -> None:
     script = (
         "import time\n"
-        "from kfm_dagster.embedded.cloud import EmbeddedCloud\n"
+        "from kfm_dagster.demo.cloud import EmbeddedCloud\n"
         "with EmbeddedCloud() as cloud:\n"
         "    print(cloud.pid, flush=True)\n"
         "    time.sleep(60)\n"

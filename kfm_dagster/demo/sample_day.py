@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 
-from kfm_dagster.embedded.feed import Feed, FeedObject, StoredAs
-from kfm_dagster.samples import goes_abi, hrrr, nexrad_level2
+from kfm_dagster.demo.feed import Feed, FeedObject, StoredAs
+from kfm_dagster.demo.samples import goes_abi, hrrr, nexrad_level2
 
 SAMPLE_DAY = date(2025, 4, 2)
 """A day on which GOES-16, 18 and 19 all published, five days before GOES-19 took over as GOES-East."""

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kfm_dagster.embedded import deployment as deployment_module
-from kfm_dagster.embedded.deployment import MAX_DEATHS, Deployment, DeploymentError
+from kfm_dagster.deployment import local as deployment_module
+from kfm_dagster.deployment.local import MAX_DEATHS, Deployment, DeploymentError
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import Settings
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kfm_dagster.embedded.deployment import Deployment
+from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.errors import DependencyUnavailableError
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.progress import Progress, progress

@@ -27,7 +27,7 @@ from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.key_grammar import InvalidKeyTimeError, KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry, Route
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.embedded.cloud import REGION, EmbeddedCloud
+from kfm_dagster.demo.cloud import REGION, EmbeddedCloud
 from kfm_dagster.errors import ConfigurationError, QueueUnavailableError
 from kfm_dagster.plural import counted
 

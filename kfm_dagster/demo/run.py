@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from kfm_dagster.addresses import shown
-from kfm_dagster.embedded.cloud import EmbeddedCloud
-from kfm_dagster.embedded.deployment import Deployment
-from kfm_dagster.embedded.drain import drain, flush_lineage, say_what_is_held
-from kfm_dagster.embedded.feed import Feed, refuse_no_objects
-from kfm_dagster.embedded.sample_day import SAMPLE_DAY, publish_samples
+from kfm_dagster.demo.cloud import EmbeddedCloud
+from kfm_dagster.demo.feed import Feed, refuse_no_objects
+from kfm_dagster.demo.sample_day import SAMPLE_DAY, publish_samples
+from kfm_dagster.deployment.drain import drain, flush_lineage, say_what_is_held
+from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline, utc_now

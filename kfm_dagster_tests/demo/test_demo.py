@@ -9,12 +9,12 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from kfm_dagster.embedded import demo
+from kfm_dagster.demo import run as demo
+from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.ingest.nodes import MessageParse
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.deliveries import Delivery, DeliveryState
 from kfm_dagster.ledger.ignored import IgnoredRecord
-from kfm_dagster.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.docs.console import shell
 from kfm_dagster_tests.integration.chain import DAY, good, put

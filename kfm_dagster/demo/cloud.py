@@ -28,8 +28,8 @@ import boto3
 from botocore.config import Config
 
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.embedded.child_server import ChildServer
-from kfm_dagster.embedded.sns_signing import AUTHORITY_PATH
+from kfm_dagster.demo.sns_signing import AUTHORITY_PATH
+from kfm_dagster.deployment.child_server import ChildServer
 from kfm_dagster.errors import DependencyUnavailableError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class EmbeddedCloud:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._server = ChildServer(
             name="the embedded cloud (moto)",
-            command=[sys.executable, "-m", "kfm_dagster.embedded.moto_server"],
+            command=[sys.executable, "-m", "kfm_dagster.demo.moto_server"],
             # MOTO_ACCOUNT_ID would put every request, also NOAA's, into one account.
             environment={name: value for name, value in os.environ.items() if not name.startswith("MOTO_")},
             next_step="pip install 'kfm-dagster[demo]'",
