@@ -56,4 +56,4 @@ lock:  ## pin every dependency with its hashes
 		pyproject.toml -o requirements.lock
 
 clean:  ## remove what the demo and the tools left
-	@rm -rf .kfm .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* docs/spec/conformance.md
+	@rm -rf .kfm .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/spec/conformance.md

@@ -300,7 +300,6 @@ def changes() -> list[Envelope]:
     ]  # fmt: skip
 
 
-@pytest.mark.no_cover
 @pytest.mark.clause("PCS-03")
 @pytest.mark.parametrize("first", [False, True], ids=["into a catalog", "into no catalog yet"])
 def test_what_a_promotion_leaves_that_dies_anywhere_is_undone(
@@ -331,7 +330,6 @@ def test_what_a_promotion_leaves_that_dies_anywhere_is_undone(
     assert deaths > 40
 
 
-@pytest.mark.no_cover
 @pytest.mark.clause("PCS-03")
 def test_an_undo_that_dies_anywhere_is_finished_by_the_next(
     catalog: Catalog, root: Path, database: Database, write: Write

@@ -19,8 +19,8 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.seams import Seam
 from kfm_dagster_tests.chaos.world import World, die, finish
 
-TRANSACTIONS = ("database", "stage", "artifact", "catalog")
-"""Where a transaction begins, is open or ends; only there can it matter which database it is."""
+TRANSACTIONS = ("database", "stage")
+"""Where a transaction begins or ends; only there can it matter which database it is. The crash matrix dies inside."""
 CASES = [
     (seam, database)
     for seam in Seam

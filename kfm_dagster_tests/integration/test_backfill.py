@@ -102,7 +102,6 @@ def bucket(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return entered
 
 
-@pytest.mark.no_cover
 @pytest.mark.clause("DAG-05", "WAL-04")
 def test_a_busy_day_enters_in_pieces_and_what_is_known_is_left_alone(pipeline: Pipeline, bucket: list[int]) -> None:
     known = [parse_listed(pipeline.registry[DATASET], found) for found in objects_of_a_day(30)]

@@ -75,7 +75,13 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.clause("WAL-05", "WAL-06", "WAL-08", "BEY-03")
-@pytest.mark.parametrize("seam", SEAMS, ids=str)
+@pytest.mark.parametrize(
+    ("seam", "database_url"),
+    # Which database it is matters where a transaction is open; at every statement the crash matrix dies on both.
+    [(s, db) for s in SEAMS for db in ("sqlite", "postgresql") if db == "sqlite" or s.point == "committing"],
+    indirect=["database_url"],
+    ids=str,
+)
 def test_a_run_that_dies_at_any_seam_is_made_good_by_the_next(
     seam: Seam, pipeline: Pipeline, queue: FakeQueue, objects: Path, undisturbed: dict[str, Any]
 ) -> None:

@@ -110,7 +110,6 @@ def _ends(pipeline: Pipeline, day: date) -> list[tuple[str, str]]:
     return [(row.node.split("@")[0], row.status) for row in rows]
 
 
-@pytest.mark.no_cover
 @pytest.mark.clause("IEN-06", "IEN-09", "IEN-11", "RSP-10", "WAL-08")
 @pytest.mark.parametrize("operator", operators(), ids=str)
 def test_a_run_that_dies_anywhere_in_an_operator_ends_as_a_clean_one_when_it_is_executed_again(

@@ -74,7 +74,6 @@ def active(face: Face, lane: Lane, partition: str, **tags: str) -> dg.DagsterRun
     )
 
 
-@pytest.mark.no_cover
 @pytest.mark.clause("BEY-14", "DAG-04")
 def test_a_live_message_goes_first_past_sixty_thousand_bulk_units(
     small_runs: Face, queue: FakeQueue, objects: Path, contracts: ContractRegistry

@@ -182,7 +182,6 @@ STEPS = st.lists(
 )
 
 
-@pytest.mark.no_cover
 @pytest.mark.clause("WSM-19", "WSM-02", "WSM-16", "WSM-17", "WAL-09", "WAL-10", "BEY-02")
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)

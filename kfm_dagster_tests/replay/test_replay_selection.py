@@ -156,7 +156,6 @@ def test_each_filter_narrows_the_selection_to_what_it_says(stand: Stand) -> None
         found_by(stand, selection(filters={"datasets": ["goes-xyz"]}))
 
 
-@pytest.mark.no_cover
 @pytest.mark.clause("RPL-02")
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())

@@ -16,7 +16,6 @@ from kfm_dagster_tests.simulation.history import Outcome, Simulation
 from kfm_dagster_tests.simulation.mutations import MUTATIONS, Mutation
 
 # Tracing lines makes a hundred thousand steps twice as long, and what they run is covered by tests that name it.
-pytestmark = pytest.mark.no_cover
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 100_000
