@@ -14,7 +14,8 @@ from rich.table import Table
 
 from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.cli.progress_bar import drain_bar
-from kfm_dagster.demo.run import DemoResult, run_demo
+from kfm_dagster.demo.run import run_demo
+from kfm_dagster.deployment.account import DrainResult
 from kfm_dagster.plural import counted
 from kfm_dagster.settings import Settings
 
@@ -65,7 +66,7 @@ def _typed_for(home: Path) -> str:
     return "kfm" if is_default else f"KFM_HOME={shlex.quote(str(home))} kfm"
 
 
-def show_result(result: DemoResult, *, kfm: str = "kfm") -> None:
+def show_result(result: DrainResult, *, kfm: str = "kfm") -> None:
     """Print what the demo did, by dataset, with what went wrong and what was skipped; `kfm` begins the next command."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("dataset", no_wrap=True)
@@ -97,7 +98,7 @@ def show_result(result: DemoResult, *, kfm: str = "kfm") -> None:
     console.print(f"{result.seconds:.0f} s", highlight=False)
 
 
-def _messages(result: DemoResult, kfm: str) -> str:
+def _messages(result: DrainResult, kfm: str) -> str:
     """Count the messages, and name the commands that say why some gave no unit."""
     parts = [f"{counted(result.messages, 'message')} received"]
     parts.append(f"{result.rejected} of them rejected" + (f" ({kfm} wal rejected)" if result.rejected else ""))

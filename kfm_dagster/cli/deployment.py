@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from contextlib import ExitStack, closing
+from datetime import date
 from pathlib import Path
 
 import click
@@ -13,10 +14,8 @@ from rich.console import Console
 
 from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.cli.progress_bar import drain_bar
-from kfm_dagster.demo.cloud import EmbeddedCloud
-from kfm_dagster.demo.feed import Feed
-from kfm_dagster.demo.run import DEMO_ENVIRONMENT, account, begin_with
-from kfm_dagster.demo.sample_day import SAMPLE_DAY, sample_objects
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.deployment.account import account
 from kfm_dagster.deployment.drain import drain as drain_queue
 from kfm_dagster.deployment.drain import flush_lineage, say_what_is_held
 from kfm_dagster.deployment.local import Deployment
@@ -50,14 +49,7 @@ def ui(*, port: int, cloud: str) -> None:
     console = Console(stderr=True)
     with ExitStack() as stack:
         if cloud == "embedded":
-            servers = stack.enter_context(EmbeddedCloud())
-            servers.provision(registry)
-            feed = Feed(servers, registry)
-            for item in sample_objects():
-                feed.deliver(item)
-            stack.enter_context(environment({**servers.environment(), **DEMO_ENVIRONMENT}))
-            with closing(Pipeline.open(settings)) as pipeline:
-                begin_with(pipeline, SAMPLE_DAY)
+            sample_day = _serve_samples(stack, settings, registry)
         else:
             preflight(settings, connect(settings).depth)
             Pipeline.open(settings).close()
@@ -66,8 +58,8 @@ def ui(*, port: int, cloud: str) -> None:
         console.print(f"open {deployment.url} (Ctrl-C stops everything)", soft_wrap=True)
         if cloud == "embedded":
             # A partition in the address is chosen already when the dialog opens.
-            day = f"{deployment.url}/locations/kfm_dagster/jobs/ingest?partition={SAMPLE_DAY}"
-            console.print(f"the sample objects are of {SAMPLE_DAY} and the day after; to ingest them by hand:")
+            day = f"{deployment.url}/locations/kfm_dagster/jobs/ingest?partition={sample_day}"
+            console.print(f"the sample objects are of {sample_day} and the day after; to ingest them by hand:")
             console.print(f'  {day} > "Materialize all" > "Launch 1 run"', soft_wrap=True)
         while True:
             time.sleep(1)
@@ -109,6 +101,25 @@ def drain(*, timeout: int, as_json: bool) -> None:
     else:
         units = sum(counts["received"] for counts in result.datasets.values())
         click.echo(f"drained: {units} units in the ledger, {result.seconds:.0f} s")
+
+
+def _serve_samples(stack: ExitStack, settings: Settings, registry: ContractRegistry) -> date:
+    """Serve the demo's objects, announced, until the stack is left; return their first day."""
+    # Of the extra `demo`, which a deployment over AWS does not need.
+    from kfm_dagster.demo.cloud import EmbeddedCloud  # noqa: PLC0415
+    from kfm_dagster.demo.feed import Feed  # noqa: PLC0415
+    from kfm_dagster.demo.run import DEMO_ENVIRONMENT, begin_with  # noqa: PLC0415
+    from kfm_dagster.demo.sample_day import SAMPLE_DAY, sample_objects  # noqa: PLC0415
+
+    servers = stack.enter_context(EmbeddedCloud())
+    servers.provision(registry)
+    feed = Feed(servers, registry)
+    for item in sample_objects():
+        feed.deliver(item)
+    stack.enter_context(environment({**servers.environment(), **DEMO_ENVIRONMENT}))
+    with closing(Pipeline.open(settings)) as pipeline:
+        begin_with(pipeline, SAMPLE_DAY)
+    return SAMPLE_DAY
 
 
 def _say(line: str) -> None:

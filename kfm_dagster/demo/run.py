@@ -1,27 +1,22 @@
-"""The demo: embedded cloud, notifications, a real deployment, and an account of what became of every unit."""
+"""The demo: embedded cloud, notifications and a real deployment."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from datetime import date, datetime
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
-from typing import Any
 
-from kfm_dagster.addresses import shown
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.demo.feed import Feed, refuse_no_objects
 from kfm_dagster.demo.sample_day import SAMPLE_DAY, publish_samples
+from kfm_dagster.deployment.account import DrainResult, account
 from kfm_dagster.deployment.drain import drain, flush_lineage, say_what_is_held
 from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline, utc_now
 from kfm_dagster.ingest.progress import Progress
-from kfm_dagster.ingest.report import ms_per_unit
-from kfm_dagster.ledger.deliveries import DeliveryState
-from kfm_dagster.ledger.ignored import IgnoredFilter, count_ignored
-from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import EARLIEST_DAY, Settings, environment
 
 DEMO_ENVIRONMENT: Mapping[str, str] = {
@@ -31,40 +26,6 @@ DEMO_ENVIRONMENT: Mapping[str, str] = {
     # A few objects of a day, whosever they are: no day of a network.
     "KFM_FEED": "sample",
 }
-MAX_FAILING_SHOWN = 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class DemoResult:
-    """What the demo left in its home; counts are units but for `rejected`, `messages`, `ignored` and `earlier`."""
-
-    datasets: Mapping[str, Mapping[str, int]]
-    rejected: int
-    messages: int
-    seconds: float
-    database: str
-    catalog: str
-    lineage: str
-    ms_per_unit: Mapping[str, float] = field(default_factory=dict)
-    failing: tuple[str, ...] = ()
-    ignored: int = 0
-    """Messages that named nothing to ingest."""
-    earlier: int = 0
-    """Messages that the home had received before this demo; they and their units are counted, too."""
-    skipped: Mapping[str, str] = field(default_factory=dict)
-    """Files of --objects that were not published, and why."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the published form of `kfm demo --json`."""
-        return {
-            "datasets": {name: dict(counts) for name, counts in self.datasets.items()},
-            "rejected": self.rejected,
-            "seconds": round(self.seconds, 3),
-            "database": self.database,
-            "catalog": self.catalog,
-            "lineage": self.lineage,
-            "skipped": dict(self.skipped),
-        }
 
 
 def run_demo(
@@ -74,7 +35,7 @@ def run_demo(
     timeout_seconds: float,
     report: Callable[[Progress], None],
     say: Callable[[str], None],
-) -> DemoResult:
+) -> DrainResult:
     """Run the demo below `home`. Raises KfmError with one line; a second call goes on where the first stopped."""
     if objects is not None and not objects.is_dir():
         raise ConfigurationError(
@@ -131,33 +92,3 @@ def feed_demo(pipeline: Pipeline, feed: Feed, objects: Path | None) -> Mapping[s
 def begin_with(pipeline: Pipeline, day: date) -> None:
     """Lower the partition window to a day of the demo's objects; those before EARLIEST_DAY stay outside."""
     pipeline.window.lower(max(day, EARLIEST_DAY), actor="kfm demo", reason="objects of the demo")
-
-
-def account(pipeline: Pipeline, *, since: datetime) -> DemoResult:
-    """Ask ledger and deliveries what became of everything received, and run-state how long it took since a moment."""
-    counts = pipeline.ledger.counts()
-    duplicates = pipeline.deliveries.duplicates()
-    messages = pipeline.deliveries.counts()
-    failing = pipeline.ledger.find(status=Status.QUARANTINED, limit=MAX_FAILING_SHOWN)
-    return DemoResult(
-        datasets={
-            contract.id: {
-                "received": sum(counts.get(contract.id, {}).values()),
-                "succeeded": counts.get(contract.id, {}).get(Status.SUCCEEDED, 0),
-                "failed": counts.get(contract.id, {}).get(Status.FAILED, 0),
-                "quarantined": counts.get(contract.id, {}).get(Status.QUARANTINED, 0),
-                "duplicates": duplicates.get(contract.id, 0),
-            }
-            for contract in pipeline.registry
-        },
-        rejected=messages[DeliveryState.REJECTED],
-        messages=sum(messages.values()),
-        # By the rows that were left: an ignored message is deleted like any other that is finished.
-        ignored=sum(count.messages for count in count_ignored(pipeline.database, IgnoredFilter())),
-        seconds=(pipeline.clock() - since).total_seconds(),
-        database=shown(pipeline.settings.database_url),
-        catalog=pipeline.settings.catalog,
-        lineage=pipeline.settings.lineage,
-        ms_per_unit=ms_per_unit(pipeline.stages.run_states.since(since)),
-        failing=tuple(f"{record.object_uri}: {record.last_error_code}" for record in failing),
-    )

@@ -21,7 +21,7 @@ from kfm_dagster.cli.demo import MAX_SKIPPED_SHOWN, show_result
 from kfm_dagster.cli.main import COMMANDS, kfm, main
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
-from kfm_dagster.demo.run import DemoResult
+from kfm_dagster.deployment.account import DrainResult
 from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -148,6 +148,7 @@ def test_the_list_of_commands_says_what_each_says_of_itself(call: Call) -> None:
             ["wal", "--help"],
             ["kfm_dagster.demo", "kfm_dagster.deployment", "kfm_dagster.replay", "kfm_dagster.cli.dlq"],
         ),
+        (["drain", "--help"], ["kfm_dagster.demo", "h5py", "moto"]),
     ],
     ids=" ".join,
 )
@@ -510,7 +511,7 @@ def test_wal_list_stops_at_its_limit(call: Call, ledger: dict[str, NoddWalRecord
 @pytest.mark.clause("OPR-19")
 def test_the_demo_names_what_it_skipped_and_why(capsys: pytest.CaptureFixture[str]) -> None:
     why = {f"noaa-goes17/[{number:02}].nc": "its key matches no contract" for number in range(MAX_SKIPPED_SHOWN + 2)}
-    result = DemoResult(
+    result = DrainResult(
         datasets={}, rejected=0, messages=0, seconds=1, database="d", catalog="c", lineage="l", skipped=why
     )
     show_result(result)
@@ -539,7 +540,7 @@ NO_UNIT = "7 messages received, 1 of them rejected (kfm wal rejected), 2 ignored
 def test_the_demo_says_what_its_counts_are_of_and_which_command_says_why(
     counts: dict[str, int], said: str, unsaid: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    show_result(DemoResult(datasets={}, seconds=1, database="d", catalog="c", lineage="l", **counts))
+    show_result(DrainResult(datasets={}, seconds=1, database="d", catalog="c", lineage="l", **counts))
     shown = capsys.readouterr().out
     assert said in shown
     assert unsaid not in shown
