@@ -105,6 +105,6 @@ def refuse_rows(database: Database, table: str, condition: str) -> None:
         else:
             trigger = (
                 f"CREATE TRIGGER refused_{table} BEFORE INSERT ON {table} FOR EACH ROW WHEN ({condition}) "
-                "EXECUTE FUNCTION nodd_wal_refuse_statement('no_such_place')"
+                "EXECUTE FUNCTION kfm_refuse('no_such_place')"
             )
             connection.exec_driver_sql(trigger.replace("%", "%%"))

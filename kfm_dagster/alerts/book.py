@@ -2,7 +2,7 @@
 
 Belongs here: one evaluation's rows, claims of what is to be sent, acknowledging, reading. Does not belong here: the
 rules themselves and what follows from them, which are set questions (`sql/queries/*/alerts.sql`), sending
-(`channels.py`), or the guards, which are the database's (`sql/*/0016_alerts.sql`).
+(`channels.py`), or the guards, which are the database's (`sql/schema`).
 """
 
 from __future__ import annotations

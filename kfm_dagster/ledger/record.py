@@ -1,7 +1,7 @@
 """The ledger record: its model, its published JSON Schema, and its rebuilding from the history.
 
 Belongs here: the shape of a row of `nodd_wal_records` and of `nodd_wal_transitions`. The tables are in
-`sql/*/0002_ledger.sql`; a test makes model, schema and both tables agree. Does not belong here: SQL.
+`sql/schema/0001_first_schema.sql`; a test makes model, schema and both tables agree. Does not belong here: SQL.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """From the database's refusal to an error that explains it.
 
-The triggers of `sql/*/0002_ledger.sql` refuse with "rule: wal_id: from > to"; SQLite wraps that text, PostgreSQL adds
-its context. Does not belong here: refusals that Python makes by itself.
+The triggers of the ledger's tables (`sql/schema`) refuse with "rule: wal_id: from > to"; SQLite wraps that text,
+PostgreSQL adds its context. Does not belong here: refusals that Python makes by itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The state machine of a ledger record: states, legal transitions and their conditions.
 
 Belongs here: what the NODD WAL state machine document says, as values. The database says the same in CHECK constraints
-and triggers (`sql/*/0002_ledger.sql`, `0005_recovery.sql`); a test makes the two agree. Does not belong here: anything
+and triggers (`sql/schema/0001_first_schema.sql`); a test makes the two agree. Does not belong here: anything
 that touches a row.
 """
 

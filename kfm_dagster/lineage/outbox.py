@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 
 from kfm_dagster.contracts.identity import moment, rfc3339
-from kfm_dagster.lineage.files import STAGING, STORE_ERRORS, LineageFiles
+from kfm_dagster.lineage.files import STORE_ERRORS, LineageFiles
 from kfm_dagster.lineage.unit import LineagePath
 from kfm_dagster.storage.database import Database, Transaction
 
@@ -172,7 +172,8 @@ class Outbox:
         if row is None:
             return True  # another process was quicker
         try:
-            self._files.publish(row.href, self._content(batch_id, row))
+            content = pa.decompress(bytes(row.content), row.content_bytes, codec=CODEC, asbytes=True)
+            self._files.publish(row.href, bytes(content))
         except STORE_ERRORS as error:
             _LOG.warning("the lineage root does not take %s: %s", row.href, error_text(error))
             with self._database.transaction() as tx:
@@ -187,15 +188,6 @@ class Outbox:
             tx.run("lineage.mark_published", batch_id=batch_id, published_at=rfc3339(self._clock()))
             tx.run("lineage.leave_outbox", batch_id=batch_id, destination=FILES)
         return True
-
-    def _content(self, batch_id: str, row: Any) -> bytes:
-        if row.content is not None:
-            return bytes(pa.decompress(bytes(row.content), row.content_bytes, codec=CODEC, asbytes=True))
-        # Staged by a release before the outbox; a crash may have come between its rename and its mark.
-        try:
-            return self._files.read(f"{STAGING}/{batch_id}")
-        except STORE_ERRORS:
-            return self._files.read(row.href)
 
 
 def pause_after(attempts: int) -> timedelta:

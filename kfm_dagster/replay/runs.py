@@ -63,7 +63,7 @@ NEXT_STATES: Mapping[ReplayState, tuple[ReplayState, ...]] = {
     ReplayState.STOPPED: (ReplayState.RUNNING,),
     ReplayState.FINISHED: (),
 }
-"""Every legal change (RPL-05), for telling; the database keeps to it (`sql/*/0007_replay.sql`)."""
+"""Every legal change (RPL-05), for telling; the database keeps to it (`sql/schema`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

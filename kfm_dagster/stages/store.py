@@ -1,7 +1,7 @@
 """Stages in the database: one row per attempt of (run, stage), moved only with the line of audit that tells of it.
 
 Belongs here: opening, moving and reading attempts. Does not belong here: when a stage moves (`machine.py`), or the
-guards, which are the database's (`sql/*/0012_stages.sql`).
+guards, which are the database's (`sql/schema`).
 """
 
 from __future__ import annotations

@@ -124,15 +124,13 @@ class Database:
             if self.dialect == "postgresql":
                 tx.connection.exec_driver_sql("SELECT pg_advisory_xact_lock(%s)", (MIGRATION_LOCK,))
             tx.run("schema.create_version_table")
-            applied = {row.number: row.sha256 for row in tx.run("schema.applied")}
-            for migration in _pending(known, applied):
+            for migration in _pending(known, _recorded(tx)):
                 _apply(tx, migration)
 
     @staticmethod
-    def _applied(tx: Transaction) -> dict[int, str]:
-        """Return the digest of each migration that the database has had, by number; none where there is no table."""
-        there = sa.inspect(tx.connection).has_table("schema_version")
-        return {row.number: row.sha256 for row in tx.run("schema.applied")} if there else {}
+    def _applied(tx: Transaction) -> dict[int, tuple[str, str]]:
+        """Return what `_recorded` does, and nothing where there is no table."""
+        return _recorded(tx) if sa.inspect(tx.connection).has_table("schema_version") else {}
 
     def _look_at_schema(self) -> None:
         with self.snapshot() as tx:
@@ -276,7 +274,7 @@ def _check_rights(tx: Transaction, pending: Sequence[Migration], *, newest: int)
 
 def _apply(tx: Transaction, migration: Migration) -> None:
     raw: Any = tx.connection.connection.dbapi_connection
-    for part in _split(migration.sql):
+    for part in migration.statements:
         if tx.connection.dialect.name == "sqlite":
             raw.execute(part)
         else:
@@ -284,13 +282,20 @@ def _apply(tx: Transaction, migration: Migration) -> None:
     tx.run("schema.record", number=migration.number, name=migration.name, sha256=_digest(migration))
 
 
-def _split(script: str) -> list[str]:
-    """Split a migration at lines that hold only `-- ;`; trigger bodies contain semicolons of their own."""
-    return [part.strip() for part in script.split("\n-- ;\n") if part.strip()]
+def _recorded(tx: Transaction) -> dict[int, tuple[str, str]]:
+    """Return name and digest of each migration that the database has had, by number."""
+    return {row.number: (row.name, row.sha256) for row in tx.run("schema.applied")}
 
 
-def _pending(known: Sequence[Migration], applied: Mapping[int, str]) -> list[Migration]:
+def _pending(known: Sequence[Migration], applied: Mapping[int, tuple[str, str]]) -> list[Migration]:
     """Return the migrations that the database has not had. Raises SchemaVersionError."""
+    if applied and (first := applied[min(applied)][0]) != known[0].name:
+        raise SchemaVersionError(
+            "the database was made before the first release, whose schema begins anew",
+            observed=f"schema {max(applied)}, which begins with {first}",
+            expected=f"one that begins with {known[0].name} (0.1.0)",
+            next_step="name another database (KFM_HOME or KFM_WAL_DSN) and ingest again; this one is left as it is",
+        )
     if applied and max(applied) > len(known):
         raise SchemaVersionError(
             observed=f"schema {max(applied)}",
@@ -301,9 +306,9 @@ def _pending(known: Sequence[Migration], applied: Mapping[int, str]) -> list[Mig
     return [migration for migration in known if migration.number not in applied]
 
 
-def _refuse_changed(known: Iterable[Migration], applied: Mapping[int, str]) -> None:
+def _refuse_changed(known: Iterable[Migration], applied: Mapping[int, tuple[str, str]]) -> None:
     for migration in known:
-        if migration.number in applied and applied[migration.number] != _digest(migration):
+        if migration.number in applied and applied[migration.number] != (migration.name, _digest(migration)):
             raise SchemaVersionError(
                 "an applied migration was edited afterwards",
                 observed=f"{migration.number:04d}_{migration.name}.sql",
@@ -313,7 +318,7 @@ def _refuse_changed(known: Iterable[Migration], applied: Mapping[int, str]) -> N
 
 
 def _digest(migration: Migration) -> str:
-    return hashlib.sha256(migration.sql.encode()).hexdigest()
+    return hashlib.sha256(";\n".join(migration.statements).encode()).hexdigest()
 
 
 def is_conflict(error: DBAPIError) -> bool:

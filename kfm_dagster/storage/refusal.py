@@ -47,7 +47,7 @@ def refusal_of(error: Exception) -> str | None:
     if (code := getattr(original, "pgcode", None)) is not None:
         refused = code[:2] in _POSTGRESQL
     elif (number := getattr(original, "sqlite_errorcode", None)) is not None:
-        # A trigger of the ledger says its rule in a JSON path that is none (sql/sqlite/0002_ledger.sql).
+        # A trigger of the ledger says its rule in a JSON path that is none (`refuse` in storage/macros.py).
         refused = number & 0xFF in _SQLITE or (number == sqlite3.SQLITE_ERROR and "JSON" in str(original))
     else:
         refused = isinstance(original, _UNWRITABLE)

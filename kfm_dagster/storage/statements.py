@@ -2,7 +2,8 @@
 
 A statements file holds blocks that begin with `-- name: identifier`; parameters are SQLAlchemy's `:name`. A dialect's
 own file (`sql/queries/<dialect>/<room>.sql`) wins over the shared one (`sql/queries/<room>.sql`), statement by
-statement. Nothing here talks to a database.
+statement. `sql/schema` holds the migrations, one text for both databases (`macros.py`). Nothing here talks to a
+database.
 """
 
 from __future__ import annotations
@@ -17,18 +18,20 @@ from pathlib import Path
 from sqlalchemy import TextClause, text
 
 from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.storage import macros
 
+DIALECTS = ("sqlite", "postgresql")
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _MIGRATION = re.compile(r"^(\d{4})_(\w+)\.sql$")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Migration:
-    """One numbered step of the schema."""
+    """One numbered step of the schema, as statements of one database."""
 
     number: int
     name: str
-    sql: str
+    statements: tuple[str, ...]
 
 
 def sql_root() -> Traversable:
@@ -51,13 +54,17 @@ def statement(dialect: str, name: str) -> TextClause:
 def migrations(dialect: str) -> tuple[Migration, ...]:
     """Return the migrations of a dialect in order; numbers are 1, 2, 3 ... without a hole."""
     found = [
-        Migration(number=int(match[1]), name=match[2], sql=entry.read_text(encoding="utf-8"))
-        for entry in (sql_root() / dialect).iterdir()
+        Migration(
+            number=int(match[1]),
+            name=match[2],
+            statements=tuple(macros.statements(entry.read_text(encoding="utf-8"), dialect)),
+        )
+        for entry in (sql_root() / "schema").iterdir()
         if (match := _MIGRATION.match(entry.name))
     ]
     found.sort(key=lambda migration: migration.number)
     if [migration.number for migration in found] != list(range(1, len(found) + 1)):
-        raise ConfigurationError("migrations are not numbered without a hole", observed=f"sql/{dialect}")
+        raise ConfigurationError("migrations are not numbered without a hole", observed="sql/schema")
     return tuple(found)
 
 
@@ -74,9 +81,8 @@ def read_all_sql() -> None:
         for dialect in dialects:
             # Where a dialect has none of its own, that is kept, too.
             _blocks(f"queries/{dialect.name}/{room}")
-    for entry in sql_root().iterdir():
-        if entry.is_dir() and entry.name != shared.name:
-            migrations(entry.name)
+    for known in DIALECTS:
+        migrations(known)
 
 
 @cache

@@ -11,7 +11,6 @@ from typing import Any
 import obstore
 import orjson
 import pytest
-import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 from obstore.exceptions import GenericError
@@ -27,9 +26,7 @@ from kfm_dagster.ingest.nodes import IntegrityCheck, Settle, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import CaseState, QuarantineCases
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.storage import database
-from kfm_dagster.storage.database import Database
-from kfm_dagster.storage.statements import migrations, statement
+from kfm_dagster.storage.statements import statement
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
@@ -461,44 +458,3 @@ def test_what_waits_for_evidence_is_found_by_its_own_index(pipeline: Pipeline) -
         query = statement(pipeline.database.dialect, "evidence.due").text.replace(":limit", "5")
         plan = tx.connection.exec_driver_sql(f"{explain} {query}").all()
     assert "quarantine_cases_without_evidence" in str(plan)
-
-
-RELEASED = 4
-NOON = "2025-12-03T12:00:00.000000Z"
-OLD_ID = "00000000-0000-8000-8000-000000000001"
-OLD_RECORD = """
-INSERT INTO nodd_wal_records (
-    wal_id, dataset, object_uri, provider, queue, event_time, time_range_start, time_range_end, status, attempts,
-    integrity_status, metadata_status, stac_status, provenance_status, created_at, updated_at, version, partition_key,
-    priority, schema_version, changed_by, change_reason, extension
-)
-VALUES (
-    :wal_id, 'nexrad-l2', :uri, 'aws', 'q', :at, :at, :at, 'pending', 0, 'unknown', 'unknown', 'unknown', 'unknown',
-    :at, :at, 1, '2025-12-03', 'normal', '2.1', 'old', 'discovered', '{}'
-)
-"""
-OLD_QUARANTINE = """
-UPDATE nodd_wal_records SET
-    status = 'quarantined', last_error_code = 'odd', version = 2, changed_by = 'person', change_reason = 'by hand'
-"""
-
-
-@pytest.mark.clause("BEY-06")
-def test_a_unit_that_the_last_release_quarantined_gets_its_case_and_its_evidence(
-    tmp_path: Path, objects: Path, empty_database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    item = volumes(1)[0]
-    put(objects, [item])
-    with monkeypatch.context() as earlier:
-        earlier.setattr(database, "migrations", lambda dialect: migrations(dialect)[:RELEASED])
-        old = Database.open(empty_database_url)
-        with old.engine.begin() as connection:
-            connection.execute(sa.text(OLD_RECORD), {"wal_id": OLD_ID, "uri": item.uri, "at": NOON})
-            connection.execute(sa.text(OLD_QUARANTINE))
-        old.dispose()
-    pipeline = open_pipeline(tmp_path / "home", objects, url=empty_database_url)
-    assert collect_evidence(pipeline) == 1
-    [bundle] = bundles(pipeline).values()
-    assert (bundle["wal_id"], bundle["reason"], bundle["found"]["state"]) == (OLD_ID, "by hand", "present")
-    assert (bundle["error"]["code"], len(bundle["history"])) == ("odd", 2)
-    pipeline.close()

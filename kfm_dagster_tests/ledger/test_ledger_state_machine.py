@@ -21,7 +21,6 @@ from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.refusals import explained
 from kfm_dagster.ledger.state_machine import OVERRIDES, TRANSITIONS, Status, check_transition, success_hindrance
 from kfm_dagster.storage.database import Database
-from kfm_dagster.storage.statements import migrations
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.ledger.bench import Bench
 
@@ -412,23 +411,3 @@ def test_enums_and_check_constraints_have_the_same_words(bench: Bench) -> None:
 
 def test_the_built_in_replay_reasons_are_those_of_the_enum(bench: Bench) -> None:
     assert set(bench.ledger.replay_reasons()) == {reason.value for reason in ReplayReason}
-
-
-def test_both_databases_have_the_same_named_rules() -> None:
-    def names(dialect: str) -> set[str]:
-        (ledger,) = (one for one in migrations(dialect) if one.name == "ledger")
-        return set(
-            re.findall(r"^(?:    CONSTRAINT|CREATE (?:UNIQUE )?INDEX|CREATE TRIGGER) (\w+)", ledger.sql, re.MULTILINE)
-        )
-
-    assert names("sqlite") ^ names("postgresql") == {
-        # Text must be made to sort as time; timestamptz does.
-        "nodd_wal_records_times_are_rfc3339",
-        # INSERT OR REPLACE is SQLite's; TRUNCATE is PostgreSQL's.
-        "nodd_wal_records_unit_has_one_record",
-        "nodd_wal_records_are_not_truncated",
-        # One trigger may cover several events in PostgreSQL.
-        "nodd_wal_transitions_are_not_changed",
-        "nodd_wal_transitions_are_not_deleted",
-        "nodd_wal_transitions_are_append_only",
-    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import threading
@@ -25,13 +24,10 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.lineage import store
 from kfm_dagster.lineage.files import FolderFiles
-from kfm_dagster.lineage.openlineage import Event, openlineage_lines
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.lineage.unit import LineagePath, LineageUnit
-from kfm_dagster.storage import database as schema
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.fence import open_fence
-from kfm_dagster.storage.statements import migrations
 from kfm_dagster_tests.lineage.units import (
     ingest_run,
     once_each,
@@ -506,44 +502,6 @@ def test_what_was_told_is_passed_over_and_never_replaced(root: Path, contract: D
         ):
             tx.connection.exec_driver_sql(f"INSERT OR REPLACE INTO lineage_emissions {stolen}")
         assert tx.connection.exec_driver_sql(rows).all() == before
-    database.dispose()
-
-
-@pytest.mark.clause("BEY-07")
-@pytest.mark.parametrize("died", ["before the rename", "after the rename"])
-def test_a_batch_that_an_earlier_release_staged_is_published_and_delivered(
-    empty_database_url: str, root: Path, contract: DatasetContract, monkeypatch: pytest.MonkeyPatch, died: str
-) -> None:
-    unit = LineageUnit.of(with_stac(registered(), write_status=StacStatus.NO_OP))
-    content = openlineage_lines(unit, ingest_run())
-    href, batch_id = "openlineage/goes-abi/2025-12-03/old.ndjson", "0" * 32
-    place = root / (".staging" if died == "before the rename" else href.rpartition("/")[0])
-    place.mkdir(parents=True)
-    (place / (batch_id if died == "before the rename" else "old.ndjson")).write_bytes(content)
-    with monkeypatch.context() as patch:
-        patch.setattr(schema, "migrations", lambda dialect: migrations(dialect)[:5])
-        old = Database.open(empty_database_url)
-        with old.transaction() as tx:
-            tx.run(
-                "lineage.insert_batch", batch_id=batch_id, path="openlineage", dataset="goes-abi", run_id="old",
-                href=href, sha256=hashlib.sha256(content).hexdigest(), unit_count=1, delivery="pending",
-                created_at="2025-12-03T00:05:00.000000Z",
-            )  # fmt: skip
-            tx.connection.exec_driver_sql(
-                "INSERT INTO lineage_emissions (wal_id, path, lineage_id, batch_id) "
-                f"VALUES ('{unit.wal_id}', 'openlineage', '{unit.openlineage_run_id}', '{batch_id}')"
-            )
-        old.dispose()
-    database = Database.open(empty_database_url)
-    got: list[Event] = []
-    backend = mock.Mock()
-    backend.send.side_effect = got.append
-    lineage = Lineage(database, FolderFiles(root), backend=backend)
-    lineage.emit([unit], run=ingest_run(minute=9), contract=contract, fence=open_fence)
-    assert lineage.deliver() == 2
-    assert [event["eventType"] for event in got] == ["START", "COMPLETE"]
-    assert readable(root) == once_each([unit])
-    assert (root / href).read_bytes() == content
     database.dispose()
 
 

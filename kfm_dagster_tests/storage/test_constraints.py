@@ -446,11 +446,12 @@ CASES: dict[str, list[Row]] = {
     "lineage_emissions_edition_is_bounded": [{"edition": "x" * 201}],
     "lineage_emissions_content_is_sha256": [{"content_sha256": "x"}, {"content_sha256": "G" * 64}],
     "lineage_emissions_have_a_batch": [{"batch_id": "b9"}],
-    "lineage_outbox_one_row_per_destination": [{"destination": "files"}],
+    "lineage_outbox_one_row_per_destination": [{"destination": "files", "content": b"x", "content_bytes": 1}],
     "lineage_outbox_has_a_batch": [{"batch_id": "b9"}],
     "lineage_outbox_destination_is_known": [{"destination": "odd"}],
     "lineage_outbox_content_is_for_files": [
         {"content": b"x", "content_bytes": 1}, {"content": b"x"}, {"content_bytes": 1},
+        {"batch_id": "b9", "destination": "files"},
     ],
     "lineage_outbox_counts_are_not_negative": [
         {"attempts": -1}, {"events_done": -1},

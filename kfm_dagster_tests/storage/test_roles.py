@@ -79,7 +79,7 @@ def test_every_forbidden_statement_is_refused_on_every_table(owner: Database, de
             f"TRUNCATE {table} CASCADE",
             f"ALTER TABLE {table} DISABLE TRIGGER ALL",
             f"ALTER TABLE {table} ADD COLUMN more text",
-            f"CREATE TRIGGER t BEFORE DELETE ON {table} EXECUTE FUNCTION nodd_wal_refuse_statement('x')",
+            f"CREATE TRIGGER t BEFORE DELETE ON {table} EXECUTE FUNCTION kfm_refuse('x')",
             f"CREATE RULE r AS ON DELETE TO {table} DO INSTEAD NOTHING",
             f"DROP TABLE {table} CASCADE",
             *([] if table in WORKING else [f"DELETE FROM {table}"]),

@@ -7,7 +7,7 @@ CREATE TABLE IF NOT EXISTS schema_version (
 );
 
 -- name: applied
-SELECT number, sha256 FROM schema_version ORDER BY number;
+SELECT number, name, sha256 FROM schema_version ORDER BY number;
 
 -- name: record
 INSERT INTO schema_version (number, name, sha256) VALUES (:number, :name, :sha256);

@@ -1,0 +1,254 @@
+"""One SQL text for both databases: the macros of `sql/`, and what each stands for on SQLite and on PostgreSQL.
+
+A macro is `@name` or `@name(argument, ...)`; arguments may hold macros. It stands for text, never for a value: values
+are bound. A statement under a comment `-- sqlite: reason` or `-- postgresql: reason` is of that database alone.
+
+| macro | stands for |
+|---|---|
+| `@id` | text that is compared byte by byte, in any locale |
+| `@time`, `@json`, `@bytes`, `@bool`, `@bigint`, `@real`, `@uuid` | types of columns |
+| `@serial(c)`, `@bigserial(c)` | a number that the database gives, never again; the primary key of constraint c |
+| `@strict`, `@without_rowid` | the end of a table; without row ids SQLite keeps the rows in the key's order |
+| `@now`, `@days_before(t, n)`, `@utc_day(t)` | the time now; n days before t; the day of t as text |
+| `@json_type(j)`, `@as_json(t)` | `object`, `array`, ...; text taken as JSON |
+| `@sha256(t)`, `@hexadecimal(t)`, `@word(t)`, `@is_day(t)`, `@rfc3339(t)` | whether a text has this form (null has) |
+| `@sqlite(...)` | a part of a statement that is of SQLite alone; its reason stands beside it |
+| `@pairs(r, a, ...)` | `'a', r.a, ...` for an object of JSON |
+| `@changed(a, ...)` | whether an update changes one of these columns |
+| `@refuse(trigger, EVENT ON t, rule, when, ...)` | a trigger that refuses rows of which all conditions hold. The |
+| | rule is a name, or `name: id: state` for the words `name: id: from > to` |
+| `@after(trigger, EVENT ON t, when, statement)` | a trigger that follows a row with a statement |
+| `@kept(t, rule, (key), ...)` | no row is deleted, nor replaced by another of the same key |
+| `@append_only(t, rule, (key), ...)` | as `@kept`, and no row is changed |
+| `@not_replaced(t, rule, (key), ...)`, `@not_truncated(t, rule)` | these parts of it alone |
+| `@not_repeated(t, (key))` | as `@not_replaced`, but what repeats a row is passed over in silence |
+
+Why not a library: see ADR 022. Does not belong here: which statements there are (`statements.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+from kfm_dagster.errors import ConfigurationError
+
+_TEXTS = {  # of SQLite, of PostgreSQL
+    "id": ("text", 'text COLLATE "C"'),
+    "time": ("text", "timestamptz"),
+    "json": ("text", "jsonb"),
+    "bytes": ("blob", "bytea"),
+    "bool": ("integer", "boolean"),
+    "bigint": ("integer", "bigint"),
+    "real": ("real", "double precision"),
+    "uuid": ("text", "uuid"),
+    "serial": (
+        "integer CONSTRAINT $1 PRIMARY KEY AUTOINCREMENT",
+        "bigint GENERATED ALWAYS AS IDENTITY CONSTRAINT $1 PRIMARY KEY",
+    ),
+    "bigserial": ("integer CONSTRAINT $1 PRIMARY KEY AUTOINCREMENT", "bigserial CONSTRAINT $1 PRIMARY KEY"),
+    "strict": ("STRICT", ""),
+    "without_rowid": ("STRICT, WITHOUT ROWID", ""),
+    "now": ("(strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))", "now()"),
+    "days_before": ("strftime('%Y-%m-%dT%H:%M:%fZ', $1, '-$2 days')", "$1 - interval '$2 days'"),
+    "utc_day": ("substr($1, 1, 10)", "to_char($1 AT TIME ZONE 'UTC', 'YYYY-MM-DD')"),
+    "json_type": ("json_type($1)", "jsonb_typeof($1)"),
+    "as_json": ("$1", "CAST($1 AS jsonb)"),
+    "sha256": ("length($1) = 64 AND $1 NOT GLOB '*[^0-9a-f]*'", "$1 ~ '^[0-9a-f]{64}$'"),
+    # A regular expression would be compiled anew for every row of every update.
+    "hexadecimal": ("$1 NOT GLOB '*[^0-9a-f]*'", "translate($1, '0123456789abcdef', '') = ''"),
+    "word": ("$1 GLOB '[a-z]*' AND $1 NOT GLOB '*[^a-z_]*'", "$1 ~ '^[a-z][a-z_]*$'"),
+    "is_day": ("$1 GLOB '[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]'", r"$1 ~ '^\d{4}-\d{2}-\d{2}$'"),
+    "rfc3339": ("$1 GLOB '????-??-??T??:??:??.??????Z'", "TRUE"),
+    "sqlite": ("$*", ""),
+}
+_TOKEN = re.compile(r"--[^\n]*|'[^']*'|@(?P<macro>[a-z_0-9]+)")
+_PUNCTUATION = re.compile(r"--[^\n]*|'[^']*'|[(),]")
+_PLACE = re.compile(r"\$(\d|\*)")
+_ONLY = re.compile(r"^-- (sqlite|postgresql): \S", re.MULTILINE)
+_COMMENT = re.compile(r"^\s*--.*$", re.MULTILINE)
+
+
+def render(text: str, dialect: str) -> str:
+    """Return an SQL text with its macros replaced. Raises ConfigurationError for one that is unknown or not closed."""
+    if "@" not in text:
+        return text
+    rendered: list[str] = []
+    position = 0
+    while (token := _TOKEN.search(text, position)) is not None:
+        rendered.append(text[position : token.start()])
+        position = token.end()
+        if (name := token["macro"]) is None:
+            rendered.append(token[0])
+            continue
+        inner: list[str] = []
+        if text[position : position + 1] == "(":
+            inner = _arguments(text, position)
+            position += sum(len(argument) + 1 for argument in inner) + 1
+        rendered.append(_macro(name, [render(argument, dialect).strip() for argument in inner], dialect))
+    return "".join((*rendered, text[position:]))
+
+
+def statements(text: str, dialect: str) -> list[str]:
+    """Return the statements of a text for one database, rendered.
+
+    A statement ends at a `;` that ends a line which is not indented; bodies of functions and triggers are indented.
+    """
+    parts = [part for part in _split(text) if (only := _ONLY.search(part)) is None or only[1] == dialect]
+    return [part for whole in parts for part in _split(render(whole, dialect)) if _COMMENT.sub("", part).strip()]
+
+
+def _split(text: str) -> Iterator[str]:
+    begun = ""
+    for part in f"{text}\n".split(";\n"):
+        begun += part
+        if begun[begun.rfind("\n") + 1 :].startswith(" "):
+            begun += ";\n"  # within a body
+        else:
+            yield begun.strip()
+            begun = ""
+
+
+def _arguments(text: str, start: int) -> list[str]:
+    """Return the texts between the commas of the parenthesis that opens at `start`."""
+    depth, begin, found = 0, start + 1, list[str]()
+    for token in _PUNCTUATION.finditer(text, start):
+        if token[0] == "(":
+            depth += 1
+        elif token[0] == ")":
+            depth -= 1
+        if (depth == 1 and token[0] == ",") or depth == 0:
+            found.append(text[begin : token.start()])
+            begin = token.end()
+        if depth == 0:
+            return found
+    raise ConfigurationError("a macro's parenthesis is not closed", observed=text[start : start + 80])
+
+
+def _macro(name: str, arguments: Sequence[str], dialect: str) -> str:
+    if name in _TRIGGERS:
+        return _TRIGGERS[name](dialect, *arguments)
+    if name == "pairs":
+        row, *columns = arguments
+        return ", ".join(f"'{column}', {row}.{column}" for column in columns)
+    if name == "changed":
+        return f"({_row('NEW', arguments)}) IS DISTINCT FROM ({_row('OLD', arguments)})"
+    if name not in _TEXTS:
+        raise ConfigurationError("there is no such SQL macro", observed=f"@{name}")
+    given = ["".join(f"{argument}, " for argument in arguments)[:-2], *arguments]
+    text = _TEXTS[name][dialect == "postgresql"]
+    return _PLACE.sub(lambda place: given[0 if place[1] == "*" else int(place[1])], text)
+
+
+def _row(row: str, columns: Sequence[str]) -> str:
+    return ", ".join(f"{row}.{column}" for column in columns)
+
+
+def _refuse(dialect: str, trigger: str, event: str, rule: str, *conditions: str) -> str:
+    name, *who = rule.split(": ")
+    event = re.sub(r"OF \((.*)\) ON", r"OF \1 ON", event, flags=re.DOTALL)
+    head = f"CREATE TRIGGER {trigger} BEFORE {event}\n"
+    if dialect == "sqlite":
+        when = f"WHEN {_all(conditions)}\n" if conditions else ""
+        # RAISE takes only a literal before SQLite 3.47, so a text with values comes from a JSON path: one that does not
+        # begin with $ is an error that quotes it. The RAISE behind it makes the statement abortable (rows that it
+        # changed earlier are restored) and speaks when the id is null.
+        words = f"    SELECT json_extract('{{}}', {_words(event, name, *who)});\n" if who else ""
+        return f"{head}{when}BEGIN\n{words}    SELECT RAISE(ABORT, '{name}');\nEND;"
+    cheap = [condition for condition in conditions if "SELECT" not in condition]
+    when = f"FOR EACH ROW WHEN (\n    {_all(cheap)}\n)\n" if cheap else "FOR EACH ROW\n"
+    if len(cheap) == len(conditions):
+        words = "', '".join((name, *who))
+        return f"{head}{when}EXECUTE FUNCTION kfm_refuse('{words}');"
+    # PostgreSQL takes no query in WHEN; a condition with one is asked by a function, once the others hold.
+    asked = _all([condition for condition in conditions if condition not in cheap])
+    words = _words(event, name, *who) if who else f"'{name}'"
+    return (
+        f"CREATE FUNCTION {trigger}() RETURNS trigger LANGUAGE plpgsql AS $$\nBEGIN\n"
+        f"    IF\n        {asked}\n    THEN\n"
+        f"        RAISE EXCEPTION '%', {words}\n"
+        "            USING ERRCODE = 'check_violation', CONSTRAINT = TG_NAME, TABLE = TG_TABLE_NAME;\n"
+        f"    END IF;\n    RETURN {'OLD' if event.startswith('DELETE') else 'NEW'};\nEND\n$$;\n"
+        f"{head}{when}EXECUTE FUNCTION {trigger}();"
+    )
+
+
+def _all(conditions: Sequence[str]) -> str:
+    return conditions[0] if len(conditions) == 1 else " AND ".join(f"({condition})" for condition in conditions)
+
+
+def _words(event: str, name: str, who: str, state: str) -> str:
+    """Return the expression of `name: id: from > to`."""
+    inserted, deleted = event.startswith("INSERT"), event.startswith("DELETE")
+    begin = "'null'" if inserted else f"OLD.{state}"
+    end = "'null'" if deleted else f"coalesce(NEW.{state}, 'null')"
+    return f"'{name}: ' || {'NEW' if inserted else 'OLD'}.{who} || ': ' || {begin} || ' > ' || {end}"
+
+
+def _after(dialect: str, trigger: str, event: str, when: str, *statement: str) -> str:
+    body = ", ".join(statement)
+    if dialect == "sqlite":
+        return f"CREATE TRIGGER {trigger} AFTER {event}\nWHEN {when}\nBEGIN\n    {body};\nEND;"
+    return (
+        f"CREATE FUNCTION {trigger}() RETURNS trigger LANGUAGE plpgsql AS $$\nBEGIN\n    {body};\n"
+        f"    RETURN NULL;\nEND\n$$;\n"
+        f"CREATE TRIGGER {trigger} AFTER {event}\nFOR EACH ROW WHEN ({when})\nEXECUTE FUNCTION {trigger}();"
+    )
+
+
+def _kept(dialect: str, table: str, rule: str, *keys: str) -> str:
+    if dialect == "postgresql":
+        return _of_statement("DELETE OR TRUNCATE", f"{table}_is_kept", table, rule)
+    deleted = _refuse(dialect, f"{table}_is_not_deleted", f"DELETE ON {table}", rule)
+    return f"{deleted}\n{_not_replaced(dialect, table, rule, *keys)}"
+
+
+def _append_only(dialect: str, table: str, rule: str, *keys: str) -> str:
+    if dialect == "postgresql":
+        return _of_statement("UPDATE OR DELETE OR TRUNCATE", f"{table}_is_append_only", table, rule)
+    changed = _refuse(dialect, f"{table}_is_not_changed", f"UPDATE ON {table}", rule)
+    return f"{changed}\n{_kept(dialect, table, rule, *keys)}"
+
+
+def _not_truncated(dialect: str, table: str, rule: str) -> str:
+    # SQLite's DELETE without WHERE fires the triggers of rows, where there are any.
+    return "" if dialect == "sqlite" else _of_statement("TRUNCATE", f"{table}_is_not_truncated", table, rule)
+
+
+def _of_statement(events: str, trigger: str, table: str, rule: str) -> str:
+    head = f"CREATE TRIGGER {trigger} BEFORE {events} ON {table}\n"
+    return f"{head}FOR EACH STATEMENT EXECUTE FUNCTION kfm_refuse('{rule}');"
+
+
+def _not_replaced(dialect: str, table: str, rule: str, *keys: str) -> str:
+    # SQLite's INSERT OR REPLACE deletes rows without a DELETE trigger.
+    if dialect == "postgresql" or not keys:
+        return ""
+    there = " OR ".join(_there(table, key) for key in keys)
+    return _refuse(dialect, f"{table}_is_not_replaced", f"INSERT ON {table}", rule, there)
+
+
+def _not_repeated(dialect: str, table: str, key: str) -> str:
+    # The statements that write these tables say ON CONFLICT DO NOTHING; SQLite asks its triggers before that.
+    if dialect == "postgresql":
+        return ""
+    return (
+        f"CREATE TRIGGER {table}_is_not_replaced BEFORE INSERT ON {table}\nWHEN {_there(table, key)}\n"
+        "BEGIN\n    SELECT RAISE(IGNORE);\nEND;"
+    )
+
+
+def _there(table: str, key: str) -> str:
+    same = " AND ".join(f"r.{column} = NEW.{column}" for column in key.strip("()").split(", "))
+    return f"EXISTS (SELECT 1 FROM {table} AS r WHERE {same})"  # noqa: S608, text of a schema file
+
+
+_TRIGGERS: dict[str, Callable[..., str]] = {
+    "refuse": _refuse,
+    "after": _after,
+    "kept": _kept,
+    "append_only": _append_only,
+    "not_truncated": _not_truncated,
+    "not_replaced": _not_replaced,
+    "not_repeated": _not_repeated,
+}

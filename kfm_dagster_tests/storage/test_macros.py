@@ -1,0 +1,62 @@
+"""The macros of the SQL texts: what they stand for, and what is refused."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.storage import macros
+from kfm_dagster.storage.statements import sql_root
+
+
+@pytest.mark.parametrize(
+    ("text", "sqlite", "postgresql"),
+    [
+        ("at @time NOT NULL", "at text NOT NULL", "at timestamptz NOT NULL"),
+        ("x = @json_type(@as_json(y))", "x = json_type(y)", "x = jsonb_typeof(CAST(y AS jsonb))"),
+        ("@pairs(n, a, b)", "'a', n.a, 'b', n.b", "'a', n.a, 'b', n.b"),
+        ("@changed(a)", "(NEW.a) IS DISTINCT FROM (OLD.a)", "(NEW.a) IS DISTINCT FROM (OLD.a)"),
+        ("a @sqlite(b, (c, ')'))", "a b, (c, ')')", "a "),
+        ("'@time' -- @time it's", "'@time' -- @time it's", "'@time' -- @time it's"),
+    ],
+)  # fmt: skip
+def test_a_macro_stands_for_the_database_s_text(text: str, sqlite: str, postgresql: str) -> None:
+    assert (macros.render(text, "sqlite"), macros.render(text, "postgresql")) == (sqlite, postgresql)
+
+
+@pytest.mark.parametrize(("text", "why"), [("x @tmie", "no such SQL macro"), ("@sha256(x", "is not closed")])
+def test_a_macro_that_is_wrong_is_refused(text: str, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        macros.render(text, "sqlite")
+
+
+def test_a_statement_is_of_one_database_where_a_reason_says_so() -> None:
+    text = "SELECT 1;\n\n-- sqlite: it has no locks.\nSELECT 2;\nBEGIN\n    SELECT 3;\nEND;\n-- The end.\n"
+    assert macros.statements(text, "postgresql") == ["SELECT 1", "BEGIN\n    SELECT 3;\nEND"]
+    assert macros.statements(text, "sqlite") == [
+        "SELECT 1", "-- sqlite: it has no locks.\nSELECT 2", "BEGIN\n    SELECT 3;\nEND",
+    ]  # fmt: skip
+
+
+def test_what_is_of_one_database_has_its_reason() -> None:
+    for folder in ("schema", "queries"):
+        for file in (sql_root() / folder).iterdir():
+            if file.name.endswith(".sql"):
+                text = file.read_text(encoding="utf-8")
+                without = re.findall(r"^-- (?:sqlite|postgresql|SQLite|PostgreSQL)(?::.{0,15})?$", text, re.MULTILINE)
+                assert without == [], file.name
+
+
+def test_every_macro_is_documented_and_used() -> None:
+    documented = set(re.findall(r"`@(\w+)", str(macros.__doc__))) - {"name"}
+    texts = "\n".join(
+        file.read_text(encoding="utf-8")
+        for folder in ("schema", "queries")
+        for file in (sql_root() / folder).iterdir()
+        if file.name.endswith(".sql")
+    )
+    used = set(re.findall(r"(?<![\w'])@([a-z_0-9]+)", texts)) - {"macro"}
+    # These are used by others.
+    assert documented == used | {"not_truncated", "not_replaced"}
