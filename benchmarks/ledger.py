@@ -34,8 +34,8 @@ from kfm_dagster.deployment.postgres import embedded_postgres
 from kfm_dagster.ledger.deliveries import Deliveries
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
-from kfm_dagster.replay.selection import Selection, selection_of
-from kfm_dagster.replay.units import select
+from kfm_dagster.recovery.replay.selection import Selection, selection_of
+from kfm_dagster.recovery.replay.units import select
 from kfm_dagster.storage.database import Database, Transaction
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)

@@ -16,7 +16,7 @@ LONGEST = [
     "docs/test_runbooks.py",
     "benchmarks/test_campaign.py",
     "integration/test_kill.py",
-    "replay/test_dead_letter_kill.py",
+    "recovery/test_dead_letter_kill.py",
     "docs/test_examples.py",
     "integration/test_crash_matrix.py",
     "simulation/test_simulation.py",

@@ -22,8 +22,8 @@ from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.replay.backfill import cancel_backfill, start_backfill
-from kfm_dagster.replay.backfill_progress import (
+from kfm_dagster.recovery.backfill.days import cancel_backfill, start_backfill
+from kfm_dagster.recovery.backfill.progress import (
     Backfill,
     BackfillState,
     DayProgress,

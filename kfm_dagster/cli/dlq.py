@@ -1,7 +1,7 @@
 """`kfm dlq`: look at the dead-letter queue, and drain, redrive or discard what is on it.
 
 Whatever changes something shows its plan first and asks, or wants --confirm. Does not belong here: what a dead letter
-is and how it is worked on (`replay/dead_letters.py` and its neighbours).
+is and how it is worked on (`recovery/dead_letters/`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from kfm_dagster.cli.tables import show_fields, show_rows
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.plural import counted
-from kfm_dagster.replay import dead_letter_drain, dead_letter_moves, dead_letter_plan
-from kfm_dagster.replay.dead_letter_batches import (
+from kfm_dagster.recovery.dead_letters import drain as dead_letter_drain
+from kfm_dagster.recovery.dead_letters import moves as dead_letter_moves
+from kfm_dagster.recovery.dead_letters import plan as dead_letter_plan
+from kfm_dagster.recovery.dead_letters.batches import (
     MAX_BATCH_SIZE,
     Bounds,
     DeadLetterReport,
 )
-from kfm_dagster.replay.dead_letter_plan import LOOK_LIMIT
-from kfm_dagster.replay.dead_letters import DeadLetterClass, LetterSelection
+from kfm_dagster.recovery.dead_letters.letters import DeadLetterClass, LetterSelection
+from kfm_dagster.recovery.dead_letters.plan import LOOK_LIMIT
 from kfm_dagster.settings import Settings
 
 LETTER_COLUMNS = ("message_id", "class", "dataset", "error_code", "receive_count", "sent_at", "detail", "objects")

@@ -11,8 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.plural import counted
-from kfm_dagster.replay.dead_letter_batches import NOT_MEANT, DeadLetterReport, End, LetterOutcome
-from kfm_dagster.replay.dead_letter_plan import DeadLetterPlan
+from kfm_dagster.recovery.dead_letters.batches import NOT_MEANT, DeadLetterReport, End, LetterOutcome
+from kfm_dagster.recovery.dead_letters.plan import DeadLetterPlan
 
 GROUP_COLUMNS = ("class", "dataset", "error_code", "messages", "units", "no_replay", "recurred")
 OUTCOME_COLUMNS = ("outcome", "messages")

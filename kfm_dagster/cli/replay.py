@@ -27,10 +27,10 @@ from kfm_dagster.cli.replay_options import How, SelectionOptions, Shell, everywh
 from kfm_dagster.cli.replay_output import nothing_selected, show, show_plan, show_report, show_runs, show_units
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.governance.log import Decision
-from kfm_dagster.replay.engine import ReplayEngine
-from kfm_dagster.replay.runs import ReplayRun, ReplayState
-from kfm_dagster.replay.selection import Selection, SelectionError, load_selection
-from kfm_dagster.replay.starting import Started, start
+from kfm_dagster.recovery.replay.engine import ReplayEngine
+from kfm_dagster.recovery.replay.runs import ReplayRun, ReplayState
+from kfm_dagster.recovery.replay.selection import Selection, SelectionError, load_selection
+from kfm_dagster.recovery.starting import Started, start
 
 
 @click.group()

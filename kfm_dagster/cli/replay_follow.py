@@ -8,10 +8,10 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from kfm_dagster.replay.accounts import OPEN, outcome_line
-from kfm_dagster.replay.engine import ReplayEngine
-from kfm_dagster.replay.reports import Report
-from kfm_dagster.replay.runs import ReplayState
+from kfm_dagster.recovery.replay.accounts import OPEN, outcome_line
+from kfm_dagster.recovery.replay.engine import ReplayEngine
+from kfm_dagster.recovery.replay.reports import Report
+from kfm_dagster.recovery.replay.runs import ReplayState
 
 POLL_SECONDS = 1.0
 IDLE_SECONDS = 30.0

@@ -10,9 +10,9 @@ import click
 
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.ledger.record import NoddWalRecord
-from kfm_dagster.replay import runs
-from kfm_dagster.replay.engine import ReplayEngine
-from kfm_dagster.replay.selection import Selection
+from kfm_dagster.recovery.replay import runs
+from kfm_dagster.recovery.replay.engine import ReplayEngine
+from kfm_dagster.recovery.replay.selection import Selection
 
 UNIT_FIELDS = ("position", "batch", "outcome", "skip_reason", "wal_id", "dataset", "last_error_code", "object_uri")
 RECORD_FIELDS = ("wal_id", "dataset", "status", "attempts", "last_error_code", "event_time", "object_uri")

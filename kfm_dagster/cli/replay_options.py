@@ -25,13 +25,20 @@ from kfm_dagster.cli.opening import opened_pipeline
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.replay.selection import API_VERSION, Mode, Selection, SelectionError, load_selection, selection_of
+from kfm_dagster.recovery.replay.selection import (
+    API_VERSION,
+    Mode,
+    Selection,
+    SelectionError,
+    load_selection,
+    selection_of,
+)
 from kfm_dagster.settings import Environment, Settings
 from kfm_dagster.yaml_text import read_yaml
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_META = "kfm_dagster.replay"
+_META = "kfm_dagster.recovery"
 FORMATS = ("table", "json", "yaml")
 LEVELS = ("debug", "info", "warning", "error")
 

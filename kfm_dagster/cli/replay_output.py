@@ -11,10 +11,10 @@ import yaml
 
 from kfm_dagster.cli.tables import show_fields, show_rows, show_section
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.replay.accounts import outcome_line
-from kfm_dagster.replay.plan import PlannedReplay
-from kfm_dagster.replay.reports import Report
-from kfm_dagster.replay.runs import ReplayRun
+from kfm_dagster.recovery.replay.accounts import outcome_line
+from kfm_dagster.recovery.replay.plan import PlannedReplay
+from kfm_dagster.recovery.replay.reports import Report
+from kfm_dagster.recovery.replay.runs import ReplayRun
 
 RUN_COLUMNS = ("replay_run_id", "name", "mode", "state", "created_at", "actor", "reason")
 EXAMPLE_COLUMNS = ("wal_id", "dataset", "status", "attempts", "last_error_code", "event_time")

@@ -24,7 +24,7 @@ from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.nodes import MessageParse, Source, StacRegister, chain
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.run_replay import ReplayedParse
-from kfm_dagster.replay.backfill import DayListing
+from kfm_dagster.recovery.backfill.days import DayListing
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.failure import StageFailedError
 from kfm_dagster.stages.gates.verdict import Gate

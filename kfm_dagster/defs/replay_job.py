@@ -10,10 +10,10 @@ from pydantic import Field
 from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.errors import KfmError
 from kfm_dagster.governance.log import Decision
-from kfm_dagster.replay.engine import ReplayEngine
-from kfm_dagster.replay.plan import PlannedReplay
-from kfm_dagster.replay.selection import API_VERSION, Selection, SelectionError, parse_selection, selection_of
-from kfm_dagster.replay.starting import start
+from kfm_dagster.recovery.replay.engine import ReplayEngine
+from kfm_dagster.recovery.replay.plan import PlannedReplay
+from kfm_dagster.recovery.replay.selection import API_VERSION, Selection, SelectionError, parse_selection, selection_of
+from kfm_dagster.recovery.starting import start
 
 REPLAY_JOB = "replay"
 

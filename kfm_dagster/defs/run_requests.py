@@ -1,7 +1,7 @@
 """Run requests: what the sensors ask Dagster for, from what was planned.
 
 Belongs here: configuration, tags and priority of a run, by its lane. Does not belong here: which runs are needed
-(`ingest/plan.py`, `replay/backfill.py`).
+(`ingest/plan.py`, `recovery/backfill/days.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kfm_dagster.defs.chain import asset_keys, op_name
 from kfm_dagster.defs.jobs import LANE_TAG
 from kfm_dagster.ingest.nodes import MessageParse, Source
 from kfm_dagster.ingest.plan import PlannedRun
-from kfm_dagster.replay.backfill import ListingRequest
+from kfm_dagster.recovery.backfill.days import ListingRequest
 
 BACKFILL_TAG = "kfm/backfill"
 PRIORITY_TAG = "dagster/priority"

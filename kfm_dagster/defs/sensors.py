@@ -23,8 +23,8 @@ from kfm_dagster.ingest.plan import PlannedRun, lane_limits, of_known_days, plan
 from kfm_dagster.ingest.preflight import ensure_ready
 from kfm_dagster.ingest.switched_off import SwitchedOff, sentence, units_in_flight
 from kfm_dagster.ledger.reports import PendingPartition
-from kfm_dagster.replay.backfill import advance_backfills
-from kfm_dagster.replay.engine import advance_replays
+from kfm_dagster.recovery.backfill.days import advance_backfills
+from kfm_dagster.recovery.replay.engine import advance_replays
 
 
 def ingest_sensors(*, interval_seconds: int, days: dg.PartitionsDefinition) -> list[dg.SensorDefinition]:

@@ -12,8 +12,8 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.progress import Progress, progress
 from kfm_dagster.ingest.switched_off import SwitchedOff, sentence
 from kfm_dagster.plural import counted
-from kfm_dagster.replay.backfill_progress import UnlistedDays, listed_backfills, unlisted_days
-from kfm_dagster.replay.engine import ReplayEngine
+from kfm_dagster.recovery.backfill.progress import UnlistedDays, listed_backfills, unlisted_days
+from kfm_dagster.recovery.replay.engine import ReplayEngine
 
 POLL_SECONDS = 0.5
 QUIET_POLLS = 3

@@ -1,7 +1,7 @@
 """Kill switches: a dataset that is switched off is neither received, claimed, replayed nor written (WAL-10).
 
 Persistent and audited: engaging and releasing write the governance log in the same transaction. Belongs here: the
-switches. Does not belong here: obeying them (`ledger/` at claim and effect, `ingest/` at receive, `replay/`).
+switches. Does not belong here: obeying them (`ledger/` at claim and effect, `ingest/` at receive, `recovery/`).
 """
 
 from __future__ import annotations

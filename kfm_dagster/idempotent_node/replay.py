@@ -3,7 +3,7 @@
 What crashed between intent and effect, or failed, is run again from its payload. Content that somebody else applied
 meanwhile is SKIPPED, so nothing takes effect twice; so is what a later content of the same node has overtaken, because
 an old result must not come after a new one. Does not belong here: replaying ingest units of the ledger, which
-selects, guards and paces (`kfm_dagster/replay/`).
+selects, guards and paces (`kfm_dagster/recovery/`).
 """
 
 from __future__ import annotations

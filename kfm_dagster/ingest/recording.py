@@ -2,7 +2,7 @@
 
 Belongs here: units, deliveries and rejections of messages, in the caller's transaction, so that a message is never
 received without a trace; and what becomes of that which the database refuses: it is rejected with the database's words
-and costs the others nothing. Does not belong here: receiving (`intake.py`), the dead-letter queue (`replay/`).
+and costs the others nothing. Does not belong here: receiving (`intake.py`), the dead-letter queue (`recovery/`).
 """
 
 from __future__ import annotations

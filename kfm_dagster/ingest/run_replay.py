@@ -3,7 +3,7 @@
 The first node of the replaying run does the other one's stages again without effects and compares; a divergence fails
 it before anything is touched, so the original stands. What is equal is let in again by a governed override and claimed,
 in the node's one transaction; then its effects are compensated, and the chain runs as ever, through every gate.
-Does not belong here: replays of selected units, which are the ledger's (`replay/engine.py`).
+Does not belong here: replays of selected units, which are the ledger's (`recovery/replay/engine.py`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.replay.backfill import DayListing, advance_backfills
+from kfm_dagster.recovery.backfill.days import DayListing, advance_backfills
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.cli.test_cli import Call, call, home, ledger  # noqa: F401, fixtures
 from kfm_dagster_tests.factories import START, envelope, failed, finished

@@ -146,7 +146,7 @@ def test_the_list_of_commands_says_what_each_says_of_itself(call: Call) -> None:
         (["--help"], ["sqlalchemy", "boto3", "kfm_dagster.ingest", "kfm_dagster.demo", "kfm_dagster.deployment"]),
         (
             ["wal", "--help"],
-            ["kfm_dagster.demo", "kfm_dagster.deployment", "kfm_dagster.replay", "kfm_dagster.cli.dlq"],
+            ["kfm_dagster.demo", "kfm_dagster.deployment", "kfm_dagster.recovery", "kfm_dagster.cli.dlq"],
         ),
         (["drain", "--help"], ["kfm_dagster.demo", "h5py", "moto"]),
     ],

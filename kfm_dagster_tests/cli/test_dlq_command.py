@@ -18,7 +18,7 @@ from kfm_dagster.cli.main import main
 from kfm_dagster.demo.cloud import EmbeddedCloud, aws_client
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.notifications.sqs import Queue
-from kfm_dagster_tests.replay.graveyard import MALFORMED, Graveyard, open_graveyard
+from kfm_dagster_tests.recovery.graveyard import MALFORMED, Graveyard, open_graveyard
 
 WHY = ("--reason", "the feed was repaired", "--actor", "jane")
 

@@ -16,8 +16,8 @@ from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.progress import Progress
-from kfm_dagster.replay.backfill import DayListing, advance_backfills, cancel_backfill, start_backfill
-from kfm_dagster.replay.backfill_progress import Backfill, BackfillState, find_backfill
+from kfm_dagster.recovery.backfill.days import DayListing, advance_backfills, cancel_backfill, start_backfill
+from kfm_dagster.recovery.backfill.progress import Backfill, BackfillState, find_backfill
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.patience import HANG_SECONDS
 

@@ -24,13 +24,13 @@ from kfm_dagster.ingest.finding import LISTING_CHUNK
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.operators.message_parse import parse_listed
-from kfm_dagster.replay.backfill import (
+from kfm_dagster.recovery.backfill.days import (
     AdvanceReport,
     advance_backfills,
     cancel_backfill,
     start_backfill,
 )
-from kfm_dagster.replay.backfill_progress import (
+from kfm_dagster.recovery.backfill.progress import (
     Backfill,
     BackfillError,
     BackfillState,

@@ -8,13 +8,13 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from kfm_dagster.replay.engine import ReplayEngine
-from kfm_dagster.replay.runs import ReplayState
+from kfm_dagster.recovery.replay.engine import ReplayEngine
+from kfm_dagster.recovery.replay.runs import ReplayState
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, announce, missing, put, take, volumes
 from kfm_dagster_tests.integration.face import Face, unit_check
-from kfm_dagster_tests.replay.replays import PERSON, every_table
-from kfm_dagster_tests.replay.test_replay_chain import wanted
+from kfm_dagster_tests.recovery.replays import PERSON, every_table
+from kfm_dagster_tests.recovery.test_replay_chain import wanted
 
 PARTITION = DAY.isoformat()
 SCOPE: dict[str, Any] = {

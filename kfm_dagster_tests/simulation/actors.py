@@ -1,7 +1,7 @@
 """The actors: the two sensors, the runs, and the people, each as the deployment has them.
 
 What they call is the product: `ingest.intake`, `ledger`, `governance`, `operators.stac_register` and `catalog`,
-`operators.provenance_emit` and `lineage`, `Pipeline.acknowledge`, `replay.dead_letter_drain`. Simulated is only what a
+`operators.provenance_emit` and `lineage`, `Pipeline.acknowledge`, `recovery`. Simulated is only what a
 run does between the transactions of its stages: reading objects. Does not belong here: faults (`scheduling.py`).
 """
 
@@ -27,9 +27,9 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.operators.provenance_emit import provenance_emit
 from kfm_dagster.operators.stac_register import stac_register_batch
-from kfm_dagster.replay.dead_letter_batches import Bounds
-from kfm_dagster.replay.dead_letter_drain import drain
-from kfm_dagster.replay.dead_letter_moves import redrive
+from kfm_dagster.recovery.dead_letters.batches import Bounds
+from kfm_dagster.recovery.dead_letters.drain import drain
+from kfm_dagster.recovery.dead_letters.moves import redrive
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster_tests.simulation.scheduling import Actor
 from kfm_dagster_tests.simulation.world import World

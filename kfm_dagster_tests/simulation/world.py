@@ -21,7 +21,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.lineage.store import Lineage
-from kfm_dagster.replay.dead_letter_drain import drain
+from kfm_dagster.recovery.dead_letters.drain import drain
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.clocks import locked
 from kfm_dagster_tests.simulation.feed import Feed

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
-from kfm_dagster.replay.runs import ReplayState
+from kfm_dagster.recovery.replay.runs import ReplayState
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.storage.test_constraints import ANOTHER, LATER, STANDING, T, insert
 

@@ -1,0 +1,1 @@
+"""Backfills: days of datasets, listed and ingested beside the live messages."""

@@ -1,0 +1,238 @@
+"""Backfills: days of datasets whose objects are listed and ingested, day by day, beside what is announced (DAG-05).
+
+A backfill is rows in the database: whoever dies, the next tick goes on from them. Its listings enter the ledger in the
+bulk lane, a chunk to a transaction, and the ledger's own sensor plans the runs that work them; a further day is listed
+only while less bulk work is on its way than the live share leaves. Units that succeeded stay as they are, failed ones
+are let in again with the reason `backfill`, so the same backfill twice changes nothing.
+Does not belong here: Dagster (`defs/sensors.py` turns requests into runs), listing (`ingest/finding.py`).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from typing import Any
+
+import orjson
+
+from kfm_dagster.contracts.envelope import Lane
+from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.governance.log import Decision, GovernanceAction
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.switched_off import SwitchedOff, refuse_switched_off, units_in_flight
+from kfm_dagster.recovery.backfill.progress import Backfill, BackfillError, find_backfill
+from kfm_dagster.settings import EARLIEST_DAY
+from kfm_dagster.storage.database import Transaction
+
+PAUSE_SECONDS = 10.0
+"""How long a requested listing may be without an active run before it is asked for again; doubled each time."""
+MAX_PAUSE_SECONDS = 600.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListingRequest:
+    """One run to ask for: it lists a day of some datasets and works what it finds. `run_key` names the attempt."""
+
+    backfill_id: str
+    day: str
+    datasets: tuple[str, ...]
+    run_key: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdvanceReport:
+    """What one step asks for; without a request, `reason` says why."""
+
+    requests: tuple[ListingRequest, ...] = ()
+    finished: tuple[str, ...] = ()
+    reason: str = "no backfill is running"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DayListing:
+    """The account of one day's listing (`ingest.finding.ListingAccount`)."""
+
+    pipeline: Pipeline
+    backfill_id: str
+    dataset: str
+    day: str
+
+    def opened(self, tx: Transaction) -> bool:
+        """Begin to count the objects; False when the day is listed already or the backfill is over."""
+        return tx.run("backfill.open_listing", self._day).one_or_none() is not None
+
+    def counted(self, tx: Transaction, *, listed: int, created: int, readmitted: int) -> bool:
+        """Count what entered the ledger in this transaction; False when the backfill has been cancelled meanwhile."""
+        row = tx.run("backfill.count_listed", self._day, listed=listed, created=created, readmitted=readmitted)
+        return row.one_or_none() is not None
+
+    def closed(self, tx: Transaction) -> None:
+        """Note that every object of the day is in the ledger."""
+        tx.run("backfill.close_listing", self._day, at=rfc3339(self.pipeline.clock()))
+
+    @property
+    def _day(self) -> dict[str, str]:
+        return {"backfill_id": self.backfill_id, "dataset": self.dataset, "day": self.day}
+
+
+def start_backfill(
+    pipeline: Pipeline, *, datasets: Iterable[str], first_day: date, last_day: date, decision: Decision
+) -> Backfill:
+    """Write down a backfill, which the sensor `nodd_backfill` carries out; earlier days lower the partition window.
+
+    Raises ContractError for an unknown dataset, KillSwitchError for one that is switched off, BackfillError for a
+    window that has no day, begins before EARLIEST_DAY or ends in the future.
+    """
+    now = pipeline.clock()
+    wanted = sorted({pipeline.registry[name].id for name in datasets})
+    if not wanted or not EARLIEST_DAY <= first_day <= last_day <= now.date():
+        raise BackfillError(
+            "there is no such window to backfill",
+            observed=f"{first_day} to {last_day} of {', '.join(wanted) or 'no dataset'}",
+            expected=f"days from {EARLIEST_DAY} to {now.date()}, the first one not after the last",
+            next_step="correct the days",
+        )
+    for name in wanted:
+        refuse_switched_off(pipeline.ledger.switches, name)
+    backfill_id = f"bf-{now:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+    days = [(first_day + timedelta(days=number)).isoformat() for number in range((last_day - first_day).days + 1)]
+    with pipeline.database.transaction() as tx:
+        tx.run(
+            "backfill.start",
+            backfill_id=backfill_id,
+            first_day=first_day.isoformat(),
+            last_day=last_day.isoformat(),
+            actor=decision.actor,
+            reason=decision.reason,
+            change_ref=decision.change_ref,
+            at=rfc3339(now),
+        )
+        pipeline.window.lower(first_day, actor=decision.actor, reason=f"{backfill_id}: {decision.reason}"[:1000], tx=tx)
+        tx.run("backfill.add_days", backfill_id=backfill_id, datasets=_json(wanted), days=_json(days))
+        started = find_backfill(pipeline.database, backfill_id, tx=tx)
+        _log(pipeline, GovernanceAction.BACKFILL_STARTED, started, decision, tx)
+    return started
+
+
+def cancel_backfill(pipeline: Pipeline, backfill_id: str, *, decision: Decision) -> Backfill:
+    """End a backfill: no further day is listed.
+
+    What has been listed is ingested all the same; a kill switch stops that. Raises BackfillError when there is none or
+    it is over.
+    """
+    with pipeline.database.transaction() as tx:
+        found = find_backfill(pipeline.database, backfill_id, tx=tx)
+        if tx.run("backfill.cancel", backfill_id=backfill_id, at=rfc3339(pipeline.clock())).one_or_none() is None:
+            raise BackfillError("the backfill is over", observed=f"{backfill_id} is {found.state}")
+        _log(pipeline, GovernanceAction.BACKFILL_CANCELLED, found, decision, tx)
+        return find_backfill(pipeline.database, backfill_id, tx=tx)
+
+
+def advance_backfills(
+    pipeline: Pipeline,
+    *,
+    listing: Collection[tuple[str, str]],
+    limit: int,
+    known: Callable[[str], bool] = lambda _: True,
+) -> AdvanceReport:
+    """Take one step with every running backfill: end those that are done, ask for listings.
+
+    `listing` are the (backfill, day) that have an active run, `limit` how many may have one, and `known` tells the days
+    that Dagster knows; others wait until it does. A day whose run died before it was listed is asked for again; a
+    further one only while few enough bulk units are on their way.
+    """
+    off = SwitchedOff.now(pipeline.ledger.switches)
+    on = _json([contract.id for contract in pipeline.registry if off.of(contract.id) is None])
+    finished = _finish(pipeline)
+    with pipeline.database.snapshot() as view:
+        found = [_by_day(view.run(name, datasets=on)) for name in ("backfill.requested", "backfill.next_days")]
+        running = view.run("backfill.running").scalar_one()
+    requested, waiting = ({key: rows for key, rows in days.items() if known(key[1])} for days in found)
+    unknown = sorted({day for days in found for _, day in days if not known(day)})
+    lost = [day for day in requested if day not in listing and _pause_is_over(requested[day], now=pipeline.clock())]
+    room = limit - len(listing) - len(requested.keys() - set(listing) - set(lost))
+    units, most = units_in_flight(pipeline, Lane.BULK, off), pipeline.settings.max_bulk_in_flight_units
+    further = list(waiting) if units < most else []
+    requests = _request(pipeline, {day: {**waiting, **requested}[day] for day in [*lost, *further][: max(0, room)]})
+    if requests or not running:
+        return AdvanceReport(requests=requests, finished=finished)
+    why = _why_none(off, units, most, listing, waiting, running)
+    if unknown:
+        why = f"the code location does not know {unknown[0]} yet, reload it to have that day listed; {why}"
+    return AdvanceReport(finished=finished, reason=why)
+
+
+def _why_none(
+    off: SwitchedOff,
+    units: int,
+    most: int,
+    listing: Collection[tuple[str, str]],
+    waiting: Collection[tuple[str, str]],
+    running: int,
+) -> str:
+    if waiting and units >= most:
+        return f"{units} bulk units are in flight, KFM_LIVE_SHARE leaves {most} to them; the next day is listed later"
+    if waiting or listing:
+        return f"{len(listing)} days are being listed; further days wait for these"
+    switches = f"; {off.sentences()}" if off.engaged else ""
+    return f"{running} backfills wait for units that are on their way{switches}"
+
+
+def _finish(pipeline: Pipeline) -> tuple[str, ...]:
+    with pipeline.database.snapshot() as view:
+        candidates = view.run("backfill.all_listed").scalars().all()
+    if not candidates:
+        return ()
+    with pipeline.database.transaction() as tx:
+        at = rfc3339(pipeline.clock())
+        rows = [tx.run("backfill.finish", backfill_id=name, at=at).scalar_one_or_none() for name in candidates]
+    return tuple(name for name in rows if name is not None)
+
+
+def _by_day(rows: Iterable[Any]) -> dict[tuple[str, str], list[Any]]:
+    """Group rows of datasets by backfill and day, in their order."""
+    found: dict[tuple[str, str], list[Any]] = defaultdict(list)
+    for row in rows:
+        found[row.backfill_id, row.day].append(row)
+    return dict(found)
+
+
+def _pause_is_over(rows: Sequence[Any], *, now: datetime) -> bool:
+    latest = max(rows, key=lambda row: moment(row.requested_at))
+    pause = min(PAUSE_SECONDS * 2.0 ** (latest.requests - 1), MAX_PAUSE_SECONDS)
+    return now >= moment(latest.requested_at) + timedelta(seconds=pause)
+
+
+def _request(pipeline: Pipeline, days: dict[tuple[str, str], list[Any]]) -> tuple[ListingRequest, ...]:
+    if not days:
+        return ()
+    requests = []
+    with pipeline.database.transaction() as tx:
+        for (backfill_id, day), rows in days.items():
+            asked = tx.run(
+                "backfill.request",
+                backfill_id=backfill_id,
+                day=day,
+                datasets=_json([row.dataset for row in rows]),
+                at=rfc3339(pipeline.clock()),
+            ).all()
+            # None when the backfill has been cancelled since it was looked at.
+            if asked:
+                names = tuple(sorted(row.dataset for row in asked))
+                key = f"backfill/{backfill_id}/{day}/{','.join(names)}/{max(row.requests for row in asked)}"
+                requests.append(ListingRequest(backfill_id=backfill_id, day=day, datasets=names, run_key=key))
+    return tuple(requests)
+
+
+def _log(pipeline: Pipeline, action: GovernanceAction, backfill: Backfill, decision: Decision, tx: Transaction) -> None:
+    window = {"first_day": backfill.first_day.isoformat(), "last_day": backfill.last_day.isoformat()}
+    for dataset in backfill.datasets:
+        details = {"backfill_id": backfill.backfill_id, **window}
+        pipeline.ledger.log.record(action, decision, dataset=dataset, details=details, tx=tx)
+
+
+def _json(values: Iterable[str]) -> str:
+    return orjson.dumps(list(values)).decode()

@@ -1,0 +1,171 @@
+"""Backfills as they stand: the values, and the questions that change nothing.
+
+Belongs here: states, a backfill, the progress of its days. Does not belong here: starting, advancing and cancelling one
+(`days.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from enum import StrEnum, unique
+from typing import Any
+
+from kfm_dagster.contracts.identity import moment
+from kfm_dagster.errors import KfmError
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster.storage.joining import reading
+
+
+@unique
+class BackfillState(StrEnum):
+    """Where a backfill stands; the database allows running > cancelled and running > finished."""
+
+    RUNNING = "running"
+    """Days are being listed, or their units are on their way."""
+    CANCELLED = "cancelled"
+    """Somebody ended it: no further day is listed, and what had been listed is ingested."""
+    FINISHED = "finished"
+    """Every day is listed, and no unit of them waits any more."""
+
+
+@unique
+class DayState(StrEnum):
+    """Where one day of one dataset stands; the database allows waiting > requested > listed."""
+
+    WAITING = "waiting"
+    """Its turn has not come, or its dataset is switched off."""
+    REQUESTED = "requested"
+    """A run that lists it has been asked for; a run that dies is asked for again."""
+    LISTED = "listed"
+    """Each of its objects has a record in the ledger."""
+
+
+class BackfillError(KfmError):
+    """The backfill cannot be as it is asked for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Backfill:
+    """One backfill: which days of which datasets, and who wants them."""
+
+    backfill_id: str
+    datasets: tuple[str, ...]
+    days: Mapping[DayState, int]
+    """Days of all datasets together, by state."""
+    first_day: date
+    last_day: date
+    state: BackfillState
+    actor: str
+    reason: str
+    change_ref: str | None
+    started_at: datetime
+    ended_at: datetime | None
+
+    @property
+    def days_listed(self) -> int:
+        """Days whose every object has a record."""
+        return self.days[DayState.LISTED]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DayProgress:
+    """One day of one dataset. `units` are the day's records in the ledger by status, whoever brought them."""
+
+    dataset: str
+    day: date
+    state: DayState
+    requests: int
+    listed: int
+    created: int
+    readmitted: int
+    units: Mapping[Status, int] = field(default_factory=dict)
+
+    @property
+    def known(self) -> int:
+        """Listed objects that the ledger knew before, and that were left as they are."""
+        return max(0, self.listed - self.created - self.readmitted)
+
+    @property
+    def open_units(self) -> int:
+        """Units that wait, are worked on, or have failed and may be tried again."""
+        return sum(self.units.get(status, 0) for status in (Status.PENDING, Status.IN_PROGRESS, Status.FAILED))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnlistedDays:
+    """Days of one dataset that a running backfill has still to list."""
+
+    backfill_id: str
+    dataset: str
+    days: int
+
+
+def find_backfill(database: Database, backfill_id: str, *, tx: Transaction | None = None) -> Backfill:
+    """Return a backfill. Raises BackfillError when there is none."""
+    with reading(database, tx) as view:
+        row = view.run("backfill.get", backfill_id=backfill_id).one_or_none()
+        if row is None:
+            raise BackfillError("there is no such backfill", observed=backfill_id, next_step="kfm backfill status")
+        return _backfill(row, view)
+
+
+def newest_backfills(database: Database, *, limit: int = 20) -> list[Backfill]:
+    """Return the newest backfills, newest first."""
+    with database.snapshot() as view:
+        return [_backfill(row, view) for row in view.run("backfill.newest", limit=limit).all()]
+
+
+def unlisted_days(database: Database) -> list[UnlistedDays]:
+    """Return what running backfills have still to list."""
+    with database.snapshot() as view:
+        rows = view.run("backfill.unlisted").all()
+    return [UnlistedDays(backfill_id=row.backfill_id, dataset=row.dataset, days=row.days) for row in rows]
+
+
+def listed_backfills(database: Database) -> list[str]:
+    """Return the running backfills whose every day is listed: they end once no unit of them waits any more."""
+    with database.snapshot() as view:
+        return list(view.run("backfill.all_listed").scalars())
+
+
+def day_progress(database: Database, backfill_id: str) -> list[DayProgress]:
+    """Return every day of a backfill, the earliest first."""
+    with database.snapshot() as view:
+        rows = view.run("backfill.progress", backfill_id=backfill_id).all()
+    days: dict[tuple[str, str], DayProgress] = {}
+    for row in rows:
+        key = (row.day, row.dataset)
+        units = dict(days[key].units) if key in days else dict.fromkeys(Status, 0)
+        if row.status is not None:
+            units[Status(row.status)] = int(row.units)
+        days[key] = DayProgress(
+            dataset=row.dataset,
+            day=date.fromisoformat(row.day),
+            state=DayState(row.state),
+            requests=row.requests,
+            listed=row.listed,
+            created=row.created,
+            readmitted=row.readmitted,
+            units=units,
+        )
+    return list(days.values())
+
+
+def _backfill(row: Any, view: Transaction) -> Backfill:
+    days = view.run("backfill.days_by_state", backfill_id=row.backfill_id).all()
+    return Backfill(
+        backfill_id=row.backfill_id,
+        datasets=tuple(sorted({found.dataset for found in days})),
+        days={state: sum(found.days for found in days if found.state == state) for state in DayState},
+        first_day=date.fromisoformat(row.first_day),
+        last_day=date.fromisoformat(row.last_day),
+        state=BackfillState(row.state),
+        actor=row.actor,
+        reason=row.reason,
+        change_ref=row.change_ref,
+        started_at=moment(row.started_at),
+        ended_at=None if row.ended_at is None else moment(row.ended_at),
+    )

@@ -1,0 +1,305 @@
+"""Working through the dead-letter queue in bounded batches, and the account of it, message by message.
+
+Whatever is not settled is given back when the work ends, however it ends, and not earlier, or it would be received
+again; what a killed process held comes back by itself when its visibility is over. Does not belong here: what is done
+with a batch (`drain.py`, `moves.py`).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum, unique
+from typing import Any
+
+from kfm_dagster.errors import ConfigurationError, ExitCode
+from kfm_dagster.governance.log import Decision
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.notifications.receiving import PART_BYTES
+from kfm_dagster.notifications.verdict import Authenticity
+from kfm_dagster.recovery.dead_letters.letters import (
+    DeadLetter,
+    DeadLetterClass,
+    DeadLetterError,
+    LetterSelection,
+    classify,
+    workable,
+)
+from kfm_dagster.settings import Environment
+
+MAX_BATCH_SIZE = 1_000
+"""Messages of one transaction; more would hold the ledger's locks for seconds."""
+
+NOT_SELECTED = "not selected"
+BEYOND_LIMIT = "beyond the limit"
+NOT_MEANT = {NOT_SELECTED, BEYOND_LIMIT}
+"""Why most messages are left alone: of no interest to whoever reads what became of the others."""
+
+
+@unique
+class LetterOutcome(StrEnum):
+    """What became of a dead letter."""
+
+    DELETED = "deleted"
+    """Every unit of it is terminal: it is off the queue."""
+    WAITS = "waits"
+    """It stays on the dead-letter queue until its units are terminal; the pipeline deletes it then."""
+    KEPT = "kept"
+    """It is unreadable and stays for a person; the ledger has its reason."""
+    LEFT = "left"
+    """Nothing was done: it is not selected, its dataset is switched off, or this is not the way to treat its class."""
+    MOVED = "moved"
+    """It stands on the primary queue under a new id and is off the dead-letter queue."""
+    DOUBLED = "doubled"
+    """It stands on both queues: sent, and not deleted. The ledger makes one unit of both."""
+    REFUSED = "refused"
+    """The primary queue did not take it; it stays."""
+    DISCARDED = "discarded"
+    """A person gave it up; its bytes are landed and its reason is in the ledger."""
+
+
+@unique
+class End(StrEnum):
+    """Why the work ended."""
+
+    EMPTY = "empty"
+    """The queue gave nothing more."""
+    LIMIT = "limit"
+    """So many were wanted."""
+    MAX_BATCHES = "max_batches"
+    """So many batches were wanted; there may be more."""
+    IN_FLIGHT = "in_flight"
+    """As many units are pending or in progress as the settings allow (KFM_MAX_IN_FLIGHT_UNITS)."""
+    RECURRENCE = "recurrence"
+    """Drained units came back with the error that they had had."""
+    MISMATCH = "mismatch"
+    """The ledger's account does not balance, or a drained unit gave another result than an earlier success."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bounds:
+    """How much is done at most. `limit` counts messages acted on, None for no limit. Raises ConfigurationError."""
+
+    batch_size: int = 100
+    max_batches: int = 20
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, most in (
+            ("batch_size", self.batch_size, MAX_BATCH_SIZE),
+            ("max_batches", self.max_batches, None),
+            ("limit", self.limit, None),
+        ):
+            if value is not None and (value < 1 or (most is not None and value > most)):
+                raise ConfigurationError(
+                    f"{name} is out of bounds", observed=value, expected=f"1 to {most}" if most else "at least 1"
+                )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MessageOutcome:
+    """What became of one message; `detail` says why, or names the new message."""
+
+    message_id: str
+    kind: DeadLetterClass
+    dataset: str | None
+    error_code: str | None
+    outcome: LetterOutcome
+    detail: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the published form."""
+        return {
+            "message_id": self.message_id,
+            "class": self.kind.value,
+            "dataset": self.dataset,
+            "error_code": self.error_code,
+            "outcome": self.outcome.value,
+            "detail": self.detail,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeadLetterReport:
+    """What was done, so far or in the end; counts are units but for `batches` and the outcomes of messages."""
+
+    run_id: str
+    queue: str
+    batches: int
+    messages: tuple[MessageOutcome, ...]
+    created: int = 0
+    readmitted: int = 0
+    quarantined: int = 0
+    end: End | None = None
+    detail: str | None = None
+    unmet: frozenset[str] = frozenset()
+    """Messages that were asked for by their ids, and not found or left alone."""
+
+    @property
+    def outcomes(self) -> Counter[LetterOutcome]:
+        """Messages by outcome."""
+        return Counter(message.outcome for message in self.messages)
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """FINISHED_WITH_FAILURES when it stopped by itself, or a message was not treated as it should have been."""
+        stopped = self.end in {End.RECURRENCE, End.MISMATCH}
+        stuck = self.outcomes.keys() & {LetterOutcome.REFUSED, LetterOutcome.DOUBLED}
+        return ExitCode.FINISHED_WITH_FAILURES if stopped or stuck or self.unmet else ExitCode.DONE
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the published form."""
+        return {
+            "run_id": self.run_id,
+            "queue": self.queue,
+            "batches": self.batches,
+            "outcomes": {outcome.value: self.outcomes[outcome] for outcome in LetterOutcome if self.outcomes[outcome]},
+            "units": {"created": self.created, "readmitted": self.readmitted, "quarantined": self.quarantined},
+            "end": None if self.end is None else self.end.value,
+            "detail": self.detail,
+            "unmet": sorted(self.unmet),
+            "messages": [message.as_json() for message in self.messages],
+        }
+
+
+@dataclass(kw_only=True)
+class DeadLetterWork:
+    """The account of one drain, redrive or discard. `reason_to_leave` says why a selected dead letter is left alone."""
+
+    pipeline: Pipeline
+    decision: Decision
+    selection: LetterSelection
+    bounds: Bounds
+    name: str
+    reason_to_leave: Callable[[DeadLetter], str | None] = lambda _: None
+    report: Callable[[DeadLetterReport], None] = lambda _: None
+    created: int = 0
+    readmitted: int = 0
+    quarantined: int = 0
+    end: End | None = None
+    detail: str | None = None
+    _batches: int = 0
+    _acted_on: int = 0
+    _outcomes: dict[str, MessageOutcome] = field(default_factory=dict)
+    _held: dict[str, SqsMessage] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.pipeline.settings.env is Environment.PROD:
+            self.decision.require_change_ref()
+        self.run_id = f"{self.name}-{uuid.uuid4()}"
+        self.queue = workable(self.pipeline)
+
+    def batches(self) -> Generator[list[DeadLetter], None, None]:
+        """Receive batch after batch and hand out what is meant. Close it: then it gives back what was not let go."""
+        try:
+            for _ in range(self.bounds.max_batches):
+                messages = self._receive()
+                if not messages:
+                    return
+                again = self._outcomes.keys() >= {message.message_id for message in messages}
+                chosen = self._chosen(classify(self.pipeline, messages))
+                if chosen:
+                    self._acted_on += len(chosen)
+                    yield chosen
+                self._batches += 1
+                self.report(self.account())
+                if self.end is None and again:
+                    self.end = End.EMPTY  # only messages whose visibility is over since they were received
+                if self.end is not None:
+                    return
+            self.end = End.MAX_BATCHES
+        finally:
+            self.queue.give_back(list(self._held.values()))
+
+    def let_go(self, letters: Iterable[DeadLetter]) -> None:
+        """Leave messages to their visibility, or to their deletion: the ledger knows what they wait for."""
+        for letter in letters:
+            self._held.pop(letter.message.message_id, None)
+
+    def note(self, letter: DeadLetter, outcome: LetterOutcome, detail: str | None = None) -> None:
+        """Write down what became of a message; the last word counts."""
+        self._outcomes[letter.message.message_id] = MessageOutcome(
+            message_id=letter.message.message_id,
+            kind=letter.kind,
+            dataset=letter.dataset,
+            error_code=letter.error_code,
+            outcome=outcome,
+            detail=detail or letter.detail,
+        )
+
+    def account(self) -> DeadLetterReport:
+        """Return what was done until now."""
+        return DeadLetterReport(
+            run_id=self.run_id,
+            queue=self.queue.name,
+            batches=self._batches,
+            messages=tuple(self._outcomes.values()),
+            created=self.created,
+            readmitted=self.readmitted,
+            quarantined=self.quarantined,
+            end=self.end,
+            detail=self.detail,
+            unmet=self.selection.message_ids
+            - {found.message_id for found in self._outcomes.values() if found.outcome is not LetterOutcome.LEFT},
+        )
+
+    def refuse_unbalanced(self) -> None:
+        """Refuse to work on a ledger that has lost something. Raises DeadLetterError."""
+        if (trouble := self.imbalance()) is not None:
+            raise DeadLetterError(
+                "the ledger's account does not balance", observed=trouble, next_step="repair the ledger first"
+            )
+
+    def imbalance(self) -> str | None:
+        """Say what the ledger's account lacks, or None when it balances."""
+        balance = self.pipeline.deliveries.conservation()
+        if balance.residual_units or balance.residual_messages:
+            return f"{balance.residual_units} units and {balance.residual_messages} messages without an account"
+        return None
+
+    def _receive(self) -> Sequence[SqsMessage]:
+        if self._room() <= 0:
+            self.end = End.LIMIT
+            return ()
+        settings = self.pipeline.settings
+        found = self.queue.receive(
+            self.bounds.batch_size,
+            budget_seconds=settings.tick_budget_seconds,
+            # As long as an attempt may take: until then the receipt that the ledger keeps is the one that deletes.
+            visibility_seconds=settings.lease_seconds,
+            max_bytes=PART_BYTES,
+        )
+        self._held |= {message.message_id: message for message in found}
+        if not found:
+            self.end = End.EMPTY
+        return found
+
+    def _room(self) -> int:
+        return MAX_BATCH_SIZE if self.bounds.limit is None else self.bounds.limit - self._acted_on
+
+    def _chosen(self, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
+        datasets = {unit.dataset for letter in letters for unit in letter.units}
+        off = self.pipeline.ledger.switches.off(datasets)
+        chosen: list[DeadLetter] = []
+        left: list[DeadLetter] = []
+        for letter in letters:
+            why = self._why_left(letter, off) or (BEYOND_LIMIT if len(chosen) >= self._room() else None)
+            (left if why else chosen).append(letter)
+            if why:
+                self.note(letter, LetterOutcome.LEFT, why)
+        if left:
+            ids = [letter.message.message_id for letter in left]
+            self.pipeline.deliveries.mark_dead_lettered(ids, queue=self.queue.name)
+        return chosen
+
+    def _why_left(self, letter: DeadLetter, off: frozenset[str]) -> str | None:
+        if not self.selection.takes(letter):
+            return NOT_SELECTED
+        if letter.parsed.verdict.authenticity is Authenticity.UNKNOWN:
+            return letter.parsed.verdict.detail
+        if switched_off := sorted({unit.dataset for unit in letter.units} & off):
+            return f"{switched_off[0]} is switched off"
+        return self.reason_to_leave(letter)

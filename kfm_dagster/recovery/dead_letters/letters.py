@@ -1,0 +1,243 @@
+"""Dead letters: what a message on the dead-letter queue is, by what became of its units.
+
+A dead letter is parsed as intake parses it and looked up in the ledger, so that nothing depends on why SQS gave it up.
+Belongs here: classing and selecting. Does not belong here: looking at the queue (`plan.py`), and doing
+something about it (`drain.py`, `moves.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum, unique
+from typing import Any
+
+import orjson
+
+from kfm_dagster.contracts.envelope import WalId
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.errors import ExitCode, KfmError
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.senders import verdicts_on
+from kfm_dagster.ledger.policy import LedgerCode, ReplayReason, quarantine_reason
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.notifications.sqs import Queue
+from kfm_dagster.notifications.verdict import Authenticity
+from kfm_dagster.operators.message_parse import ParsedMessage, parse_message
+from kfm_dagster.storage.database import Transaction
+from kfm_dagster.storage.joining import reading
+
+
+class DeadLetterError(KfmError):
+    """The dead-letter queue is not one that can be worked on."""
+
+    exit_code = ExitCode.REFUSED
+
+
+@unique
+class DeadLetterClass(StrEnum):
+    """What a dead letter needs, in the order of precedence: the first that fits any part of it."""
+
+    UNREADABLE = "unreadable"
+    """A record of it gives no unit: it is kept with its reason for a person."""
+    UNKNOWN = "unknown"
+    """It parses, and the ledger has no record of a unit: the unit gets one."""
+    FAILED = "failed"
+    """A unit failed: it is let in again, or quarantined when its policy allows no replay."""
+    WAITING = "waiting"
+    """A unit is pending or in progress, or the certificate of its sender cannot be fetched now: the message stays."""
+    DONE = "done"
+    """Nothing is left to do: every unit succeeded or is quarantined, or it announces nothing of ours."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitStanding:
+    """Where a unit stands.
+
+    `let_in_with` is the error that it had when a drain last let it in again; `no_replay` is why the policy allows no
+    further attempt of a failed unit, None while it does.
+    """
+
+    wal_id: WalId
+    dataset: str
+    status: Status | None
+    error_code: str | None = None
+    let_in_with: str | None = None
+    no_replay: str | None = None
+
+    @property
+    def recurred(self) -> bool:
+        """Tell whether the unit ended as it had before it was drained."""
+        ended = self.status in {Status.FAILED, Status.QUARANTINED}
+        return ended and self.error_code is not None and self.error_code == self.let_in_with
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeadLetter:
+    """A message of the dead-letter queue, classed. `dataset` and `error_code` are those of the unit that decides."""
+
+    message: SqsMessage = field(repr=False)
+    parsed: ParsedMessage = field(repr=False)
+    kind: DeadLetterClass
+    dataset: str | None
+    error_code: str | None
+    detail: str | None = None
+    units: tuple[UnitStanding, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the published form of `kfm dlq list --json`; the body is not in it."""
+        sent_at = self.message.sent_at
+        return {
+            "message_id": self.message.message_id,
+            "class": self.kind.value,
+            "dataset": self.dataset,
+            "error_code": self.error_code,
+            "detail": self.detail,
+            "wal_ids": [unit.wal_id for unit in self.units],
+            "objects": [envelope.object_uri for envelope in self.parsed.envelopes],
+            "sent_at": None if sent_at is None else rfc3339(sent_at),
+            "receive_count": self.message.receive_count,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LetterSelection:
+    """Which dead letters are meant; an empty part means all."""
+
+    classes: frozenset[DeadLetterClass] = frozenset()
+    datasets: frozenset[str] = frozenset()
+    error_codes: frozenset[str] = frozenset()
+    message_ids: frozenset[str] = frozenset()
+
+    def takes(self, letter: DeadLetter) -> bool:
+        """Tell whether a dead letter is meant."""
+        return (
+            (not self.classes or letter.kind in self.classes)
+            and (not self.datasets or letter.dataset in self.datasets)
+            and (not self.error_codes or letter.error_code in self.error_codes)
+            and (not self.message_ids or letter.message.message_id in self.message_ids)
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the published form."""
+        return {
+            "classes": sorted(self.classes),
+            "datasets": sorted(self.datasets),
+            "error_codes": sorted(self.error_codes),
+            "message_ids": sorted(self.message_ids),
+        }
+
+
+def workable(pipeline: Pipeline) -> Queue:
+    """Return the dead-letter queue. Raises DeadLetterError when receiving from it would move messages elsewhere."""
+    queue = pipeline.dead_letters
+    if queue.name == pipeline.settings.sqs_primary_queue:
+        raise DeadLetterError(
+            "the dead-letter queue is the primary queue", observed=queue.name, next_step="correct KFM_SQS_DLQ_QUEUE"
+        )
+    if (further := queue.rules().dead_letter_arn) is not None:
+        raise DeadLetterError(
+            f"{queue.name} has a redrive policy of its own, so looking at a message would move it on",
+            observed=further,
+            expected="no RedrivePolicy on the dead-letter queue",
+            next_step="remove the policy, or work on that queue (KFM_SQS_DLQ_QUEUE)",
+        )
+    return queue
+
+
+def classify(pipeline: Pipeline, messages: Sequence[SqsMessage], *, tx: Transaction | None = None) -> list[DeadLetter]:
+    """Parse messages as intake does and class them by where their units stand."""
+    queue = pipeline.settings.sqs_primary_queue
+    days = pipeline.window.current()
+    parsed = [
+        parse_message(message, registry=pipeline.registry, queue=queue, days=days, verdict=verdict)
+        for message, verdict in zip(messages, verdicts_on(pipeline, messages), strict=True)
+    ]
+    known = standings(pipeline, {unit.wal_id for one in parsed for unit in one.envelopes}, tx=tx)
+    return [_classed(message, one, known) for message, one in zip(messages, parsed, strict=True)]
+
+
+def standings(
+    pipeline: Pipeline, wal_ids: Iterable[WalId], *, tx: Transaction | None = None
+) -> dict[WalId, UnitStanding]:
+    """Return where units stand; one without a record is left out."""
+    batch = orjson.dumps(sorted(wal_ids)).decode()
+    with reading(pipeline.database, tx) as view:
+        rows = view.run("dead_letters.standing", wal_ids=batch, reason=ReplayReason.DLQ_DRAIN).all()
+    return {
+        WalId(row.wal_id): UnitStanding(
+            wal_id=WalId(row.wal_id),
+            dataset=row.dataset,
+            status=Status(row.status),
+            error_code=row.last_error_code,
+            let_in_with=row.let_in_with,
+            no_replay=_no_replay(pipeline, row),
+        )
+        for row in rows
+    }
+
+
+def _no_replay(pipeline: Pipeline, row: Any) -> str | None:
+    if row.status != Status.FAILED:
+        return None
+    if row.is_superseded:
+        return LedgerCode.SUPERSEDED
+    retry = pipeline.registry[row.dataset].retry
+    return quarantine_reason(retry, attempt=row.attempts, error_code=row.last_error_code)
+
+
+_CLASS_OF: Mapping[Status | None, DeadLetterClass] = {
+    None: DeadLetterClass.UNKNOWN,
+    Status.FAILED: DeadLetterClass.FAILED,
+    Status.PENDING: DeadLetterClass.WAITING,
+    Status.IN_PROGRESS: DeadLetterClass.WAITING,
+    Status.SUCCEEDED: DeadLetterClass.DONE,
+    Status.QUARANTINED: DeadLetterClass.DONE,
+}
+PRECEDENCE = list(DeadLetterClass)
+"""Which class a message has whose units are in several."""
+
+
+def _classed(message: SqsMessage, parsed: ParsedMessage, known: Mapping[WalId, UnitStanding]) -> DeadLetter:
+    units = tuple(
+        known.get(unit.wal_id, UnitStanding(wal_id=unit.wal_id, dataset=unit.dataset, status=None))
+        for unit in parsed.envelopes
+    )
+    if parsed.verdict.authenticity is Authenticity.UNKNOWN:
+        return DeadLetter(
+            message=message,
+            parsed=parsed,
+            kind=DeadLetterClass.WAITING,
+            dataset=None,
+            error_code=None,
+            detail=parsed.verdict.detail,
+        )
+    if parsed.rejections:
+        first = parsed.rejections[0]
+        return DeadLetter(
+            message=message,
+            parsed=parsed,
+            kind=DeadLetterClass.UNREADABLE,
+            dataset=units[0].dataset if units else None,
+            error_code=first.code.value,
+            detail=first.message,
+            units=units,
+        )
+    deciding = min(units, key=lambda unit: PRECEDENCE.index(_CLASS_OF[unit.status]), default=None)
+    return DeadLetter(
+        message=message,
+        parsed=parsed,
+        kind=DeadLetterClass.DONE if deciding is None else _CLASS_OF[deciding.status],
+        dataset=None if deciding is None else deciding.dataset,
+        error_code=None if deciding is None else deciding.error_code,
+        detail=parsed.ignored[0].reason.value if deciding is None and parsed.ignored else None,
+        units=units,
+    )
+
+
+def recurrences(units: Iterable[UnitStanding]) -> Counter[str]:
+    """Count, by error code, the units that ended as they had before they were drained."""
+    ended = {unit.wal_id: unit.error_code for unit in units if unit.recurred}
+    return Counter(code for code in ended.values() if code is not None)

@@ -1,0 +1,267 @@
+"""The guards of a replay: what is refused, each with its name, what was observed and what is expected (pure).
+
+Belongs here: whether a sound selection may be looked at, started, and gone on with. Does not belong here: when the next
+batch may come (`pace.py`), and which units of it are let in (`units.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import datetime
+
+from kfm_dagster.recovery.replay.refusals import Guard, Refusal, Request, RequestFacts
+from kfm_dagster.recovery.replay.selection import EVERY_DATASET, Mode, Selection
+
+
+def environment(request: Request) -> Refusal | None:
+    """Refuse a selection that was written for another environment."""
+    wanted = request.selection.metadata.env
+    if wanted is request.env:
+        return None
+    return Refusal(
+        guard=Guard.ENVIRONMENT,
+        what="the selection is for another environment",
+        observed=f"metadata.env {wanted}",
+        expected=f"{request.env}, where this runs (KFM_ENV)",
+        next_step="run it there, or write a selection for this environment",
+    )
+
+
+def scope(request: Request) -> Refusal | None:
+    """Refuse a selection that leaves out a dimension: its size would be an accident."""
+    filters = request.selection.spec.filters
+    if filters.wal_ids or request.selection.spec.mode is Mode.BACKFILL:
+        return None
+    given = {
+        "a dataset": bool(filters.datasets),
+        "a time (event_time or created)": any(_window(request.selection)),
+        "a status or an error code": bool(filters.status or filters.error_codes),
+    }
+    missing = [name for name, is_given in given.items() if not is_given]
+    if not missing:
+        return None
+    return Refusal(
+        guard=Guard.SCOPE,
+        what="the selection has no scope",
+        observed=f"no {', no '.join(name.removeprefix('a ') for name in missing)}",
+        expected="a dataset, a time, and a status or an error code; or explicit wal_ids",
+        next_step="add " + ", ".join(_OPTION_OF[name] for name in missing),
+    )
+
+
+_OPTION_OF = {
+    "a dataset": "--dataset",
+    "a time (event_time or created)": "--event-time-start and --event-time-end",
+    "a status or an error code": "--status or --error-code",
+}
+
+
+def global_scope(request: Request) -> Refusal | None:
+    """Refuse every dataset at once where the environment does."""
+    if request.limits.global_scope or EVERY_DATASET not in request.selection.spec.filters.datasets:
+        return None
+    return Refusal(
+        guard=Guard.GLOBAL_SCOPE,
+        what="every dataset at once is meant",
+        observed=f'datasets "{EVERY_DATASET}"',
+        expected=f"datasets by name in {request.env}",
+        next_step="name the datasets that the incident touched",
+    )
+
+
+def window(request: Request) -> Refusal | None:
+    """Refuse a time that is open at an end, or too long, where the environment does."""
+    longest = request.limits.max_window
+    if longest is None or request.selection.spec.filters.wal_ids:
+        return None
+    start, end = _window(request.selection)
+    if start is not None and end is not None and end - start <= longest:
+        return None
+    return Refusal(
+        guard=Guard.WINDOW,
+        what="the selection covers too long a time",
+        observed="an open end" if start is None or end is None else f"{(end - start).days} days",
+        expected=f"a start and an end, at most {longest.days} days apart in {request.env}",
+        next_step="narrow event_time, or replay in several parts",
+    )
+
+
+def _window(selection: Selection) -> tuple[datetime | None, datetime | None]:
+    """Return the time that a selection is bounded by: one with both ends if there is one."""
+    filters = selection.spec.filters
+    spans = ((filters.event_time.start, filters.event_time.end), (filters.created.after, filters.created.before))
+    given = [span for span in spans if any(span)]
+    whole = [span for span in given if all(span)]
+    return (whole or given or [(None, None)])[0]
+
+
+def max_selection_records(request: Request) -> Refusal | None:
+    """Refuse to ask for more records than one replay may select."""
+    return _too_many(
+        Guard.MAX_SELECTION_RECORDS,
+        "the selection asks for too many records",
+        request.selection.spec.limits.max_records or 0,
+        request.limits.max_selection_records,
+        "lower limits.max_records (--limit)",
+    )
+
+
+def max_batch_size(request: Request) -> Refusal | None:
+    """Refuse a batch that one transaction should not hold."""
+    return _too_many(
+        Guard.MAX_BATCH_SIZE,
+        "the batches are too large",
+        request.batch_size,
+        request.limits.max_batch_size,
+        "lower limits.batch_size (--batch-size)",
+    )
+
+
+def max_batches(request: Request) -> Refusal | None:
+    """Refuse to ask for more batches than one replay may have."""
+    return _too_many(
+        Guard.MAX_BATCHES,
+        "the selection asks for too many batches",
+        request.selection.spec.limits.max_batches or 0,
+        request.limits.max_batches,
+        "lower limits.max_batches (--max-batches)",
+    )
+
+
+def rate(request: Request) -> Refusal | None:
+    """Refuse to go faster than the environment allows."""
+    options, limits = request.selection.spec.options, request.limits
+    asked = {
+        "records per second": (options.records_per_second or 0, limits.records_per_second),
+        "batches per minute": (options.batches_per_minute or 0, limits.batches_per_minute),
+    }
+    for name, (wanted, limit) in asked.items():
+        if wanted > limit:
+            return _too_many(Guard.RATE, f"too many {name}", wanted, limit, "lower it in options, or leave it out")
+    return None
+
+
+def approval(request: Request) -> Refusal | None:
+    """Refuse to replace results, to release units or to go back to older code without an approval (RPL-07)."""
+    options = request.selection.spec.options
+    replaces = request.selection.spec.mode is Mode.REPAIR_AND_REPLACE
+    if not replaces and not options.allow_downgrade:
+        return None
+    missing = [] if not replaces or options.allow_repair_and_replace else ["options.allow_repair_and_replace"]
+    missing += [] if request.change_ref else ["an approval reference"]
+    if not missing:
+        return None
+    return Refusal(
+        guard=Guard.APPROVAL,
+        what="repair-and-replace needs a governed approval" if replaces else "a downgrade needs a governed approval",
+        observed=f"no {' and no '.join(part.removeprefix('an ') for part in missing)}",
+        expected="options.allow_repair_and_replace, and the change or incident under which it was approved",
+        next_step="get it approved, then give --allow-repair-and-replace and --change-ref",
+    )
+
+
+def change_reference(request: Request) -> Refusal | None:
+    """Refuse a replay that nobody can look up where the environment does."""
+    if request.change_ref or not request.limits.needs_change_ref:
+        return None
+    return Refusal(
+        guard=Guard.CHANGE_REFERENCE,
+        what="a replay needs a change or incident reference here",
+        observed="none",
+        expected=f"a reference in {request.env}",
+        next_step="give --change-ref, or metadata.labels.incident_id",
+    )
+
+
+LOOKING: tuple[Callable[[Request], Refusal | None], ...] = (environment, scope, global_scope, window)
+"""Guards that even looking has to pass: what they refuse could make the ledger read all of itself."""
+ASKING: tuple[Callable[[Request], Refusal | None], ...] = (
+    *LOOKING,
+    max_selection_records,
+    max_batch_size,
+    max_batches,
+    rate,
+    approval,
+    change_reference,
+)
+"""Guards that need nothing but the request; they are asked again before every batch."""
+
+
+def selected_records(request: Request, found: RequestFacts) -> Refusal | None:
+    """Refuse a selection that matches more than one replay may do, unless it says how many it wants."""
+    if not found.more or request.selection.spec.limits.max_records is not None:
+        return None
+    return Refusal(
+        guard=Guard.MAX_SELECTION_RECORDS,
+        what="too many records match",
+        observed=f"more than {found.records}",
+        expected=f"at most {request.limits.max_selection_records} in {request.env}",
+        next_step="narrow the selection, or take the first ones (--limit)",
+    )
+
+
+def needed_batches(request: Request, found: RequestFacts) -> Refusal | None:
+    """Refuse a selection that needs more batches than it, or the environment, allows."""
+    return _too_many(
+        Guard.MAX_BATCHES,
+        "the selection needs too many batches",
+        -(-found.records // request.batch_size),
+        min(request.selection.spec.limits.max_batches or request.limits.max_batches, request.limits.max_batches),
+        "narrow the selection, or make the batches larger",
+    )
+
+
+def kill_switch(request: Request, found: RequestFacts) -> Refusal | None:
+    """Refuse a selection of which a dataset is switched off (WAL-10)."""
+    return kill_switch_on(request, found.switched_off)
+
+
+def kill_switch_on(request: Request, switched_off: frozenset[str]) -> Refusal | None:
+    """Refuse, or hold, what is about datasets that are switched off."""
+    if not switched_off or not request.selection.spec.options.respect_kill_switch:
+        return None
+    return Refusal(
+        guard=Guard.KILL_SWITCH,
+        what="a dataset is switched off",
+        observed=", ".join(sorted(switched_off)),
+        expected="no kill switch on a dataset of the selection",
+        next_step="kfm kill-switch list says why; release it first, or leave the dataset out",
+    )
+
+
+def downgrade(request: Request, found: RequestFacts) -> Refusal | None:
+    """Refuse to replace what a newer release has made (RPL-07)."""
+    if not found.newer_results or request.selection.spec.options.allow_downgrade:
+        return None
+    return Refusal(
+        guard=Guard.DOWNGRADE,
+        what="results of a newer release would be replaced",
+        observed=f"{found.newer_results} results newer than {found.code_version}",
+        expected="results of this release or an older one",
+        next_step="run it with that release, or approve it with --allow-downgrade",
+    )
+
+
+KNOWING: tuple[Callable[[Request, RequestFacts], Refusal | None], ...] = (
+    selected_records,
+    needed_batches,
+    kill_switch,
+    downgrade,
+)
+"""Guards that need what the ledger says."""
+
+
+def refusals(checks: Iterable[Callable[[Request], Refusal | None]], request: Request) -> tuple[Refusal, ...]:
+    """Return what refuses a request, in the order of the guards."""
+    return tuple(refusal for check in checks if (refusal := check(request)) is not None)
+
+
+def refusals_of_found(request: Request, found: RequestFacts) -> tuple[Refusal, ...]:
+    """Return what refuses a request, given what the ledger says."""
+    return tuple(refusal for check in KNOWING if (refusal := check(request, found)) is not None)
+
+
+def _too_many(guard: Guard, what: str, observed: float, limit: float, next_step: str) -> Refusal | None:
+    if observed <= limit:
+        return None
+    return Refusal(guard=guard, what=what, observed=f"{observed:g}", expected=f"at most {limit:g}", next_step=next_step)

@@ -1,0 +1,241 @@
+"""Replay runs as the database keeps them: their states, their frozen selections, and what came of their units.
+
+Belongs here: rows of `replay_runs` and `replay_units` as values, and the statements that read and write them. Does not
+belong here: deciding anything (`engine.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum, unique
+from typing import Any
+
+import orjson
+
+from kfm_dagster.contracts.envelope import WalId
+from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.errors import ExitCode, KfmError
+from kfm_dagster.governance.log import Decision
+from kfm_dagster.ledger.refusals import explained
+from kfm_dagster.ledger.rows import as_json
+from kfm_dagster.recovery.replay.accounts import Account, Differing, UnitOutcome
+from kfm_dagster.recovery.replay.selection import Selection, parse_selection
+from kfm_dagster.settings import Environment
+from kfm_dagster.storage.database import Transaction
+
+PAGE = 1_000
+"""Units that one look at a replay's list reads."""
+
+
+class ReplayStateError(KfmError):
+    """The replay is in another state."""
+
+    exit_code = ExitCode.REFUSED
+
+
+class UnknownReplayError(KfmError):
+    """There is no such replay."""
+
+
+@unique
+class ReplayState(StrEnum):
+    """Where a replay stands."""
+
+    PLANNED = "planned"
+    """Its selection is being frozen; nobody else sees it so."""
+    RUNNING = "running"
+    """Its batches are let in, one after the other."""
+    PAUSED = "paused"
+    """A person wants it to wait."""
+    STOPPED = "stopped"
+    """A person, or a result that differs, ended it; it can be resumed."""
+    FINISHED = "finished"
+    """Every unit is decided about, and every one that was let in has ended."""
+
+
+NEXT_STATES: Mapping[ReplayState, tuple[ReplayState, ...]] = {
+    ReplayState.PLANNED: (ReplayState.RUNNING,),
+    ReplayState.RUNNING: (ReplayState.PAUSED, ReplayState.STOPPED, ReplayState.FINISHED),
+    ReplayState.PAUSED: (ReplayState.RUNNING, ReplayState.STOPPED),
+    ReplayState.STOPPED: (ReplayState.RUNNING,),
+    ReplayState.FINISHED: (),
+}
+"""Every legal change (RPL-05), for telling; the database keeps to it (`sql/schema`)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplayRun:
+    """A replay, as it was approved and where it stands."""
+
+    replay_run_id: str
+    name: str
+    env: Environment
+    state: ReplayState
+    state_reason: str | None
+    selection: Selection
+    spec_sha256: str
+    batches: int
+    decision: Decision
+    mismatches_seen: int
+    created_at: datetime
+    updated_at: datetime
+    finished_at: datetime | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the published form."""
+        return {
+            "replay_run_id": self.replay_run_id,
+            "name": self.name,
+            "mode": self.selection.spec.mode.value,
+            "env": self.env.value,
+            "state": self.state.value,
+            "state_reason": self.state_reason,
+            "spec_sha256": self.spec_sha256,
+            "batches": self.batches,
+            "actor": self.decision.actor,
+            "reason": self.decision.reason,
+            "change_ref": self.decision.change_ref,
+            "created_at": rfc3339(self.created_at),
+            "updated_at": rfc3339(self.updated_at),
+            "finished_at": None if self.finished_at is None else rfc3339(self.finished_at),
+        }
+
+
+def create(
+    tx: Transaction,
+    *,
+    replay_run_id: str,
+    selection: Selection,
+    units: Sequence[Mapping[str, Any]],
+    decision: Decision,
+    at: datetime,
+) -> None:
+    """Record a replay with its frozen selection, and let it run."""
+    with explained(allowed=_allowed):
+        tx.run(
+            "replay.create",
+            replay_run_id=replay_run_id,
+            name=selection.metadata.name,
+            mode=selection.spec.mode,
+            env=selection.metadata.env,
+            spec=as_json(selection.as_json()),
+            spec_sha256=selection.sha256(),
+            batches=units[-1]["batch"] if units else 0,
+            actor=decision.actor,
+            reason=decision.reason,
+            change_ref=decision.change_ref,
+            at=rfc3339(at),
+        )
+        tx.run("replay.freeze", replay_run_id=replay_run_id, units=as_json(units))
+    change_state(tx, replay_run_id, ReplayState.PLANNED, ReplayState.RUNNING, at=at)
+
+
+def change_state(
+    tx: Transaction,
+    replay_run_id: str,
+    from_state: ReplayState,
+    to_state: ReplayState,
+    *,
+    at: datetime,
+    state_reason: str | None = None,
+    mismatches_seen: int | None = None,
+) -> None:
+    """Change the state of a replay by compare-and-swap. Raises IllegalTransitionError or ReplayStateError."""
+    with explained(allowed=_allowed):
+        changed = tx.run(
+            "replay.change_state",
+            replay_run_id=replay_run_id,
+            from_state=from_state,
+            to_state=to_state,
+            state_reason=state_reason,
+            mismatches_seen=mismatches_seen,
+            at=rfc3339(at),
+            finished_at=rfc3339(at) if to_state is ReplayState.FINISHED else None,
+        ).one_or_none()
+    if changed is None:
+        raise ReplayStateError(observed=f"{replay_run_id} is not {from_state}", next_step="kfm replay status")
+
+
+def _allowed(from_state: str | None, _to_state: str) -> str:
+    then = NEXT_STATES[ReplayState(from_state)] if from_state else (ReplayState.PLANNED,)
+    return " or ".join(f"{from_state or 'null'} > {state}" for state in then) or f"nothing after {from_state}"
+
+
+def get(tx: Transaction, replay_run_id: str) -> ReplayRun:
+    """Return a replay. Raises UnknownReplayError."""
+    row = tx.run("replay.run", replay_run_id=replay_run_id).one_or_none()
+    if row is None:
+        raise UnknownReplayError(observed=replay_run_id, next_step="kfm replay status lists them")
+    return _run(row)
+
+
+def newest(tx: Transaction, *, limit: int) -> list[ReplayRun]:
+    """Return replays, the newest first."""
+    return [_run(row) for row in tx.run("replay.runs", limit=limit)]
+
+
+def running(tx: Transaction) -> list[str]:
+    """Return the ids of the replays that run, the oldest first."""
+    return list(tx.run("replay.running").scalars())
+
+
+def account(tx: Transaction, replay_run_id: str) -> Account:
+    """Count a replay's units by outcome."""
+    outcomes: Counter[UnitOutcome] = Counter(dict.fromkeys(UnitOutcome, 0))
+    skipped: Counter[str] = Counter()
+    by_dataset: dict[str, Counter[UnitOutcome]] = {}
+    for row in tx.run("replay.account", replay_run_id=replay_run_id):
+        outcome = UnitOutcome(row.outcome)
+        outcomes[outcome] += row.units
+        by_dataset.setdefault(row.dataset, Counter())[outcome] += row.units
+        if row.skip_reason is not None:
+            skipped[row.skip_reason] += row.units
+    return Account(outcomes=outcomes, skipped=skipped, by_dataset=by_dataset)
+
+
+def differing(tx: Transaction, replay_run_id: str) -> list[Differing]:
+    """Return the units of a replay whose result differs from the one before, without permission."""
+    return [
+        Differing(wal_id=WalId(row.wal_id), dataset=row.dataset, attempt=row.attempt, at=moment(row.at))
+        for row in tx.run("replay.differing", replay_run_id=replay_run_id)
+    ]
+
+
+def unit_rows(tx: Transaction, replay_run_id: str, *, limit: int) -> Iterator[dict[str, Any]]:
+    """Give the units of a replay with their records, in the order of the selection."""
+    after, left = 0, limit
+    while left > 0:
+        rows = tx.run("replay.outcomes", replay_run_id=replay_run_id, after=after, limit=min(left, PAGE)).mappings()
+        page = [_shown(dict(row)) for row in rows]
+        yield from page
+        if len(page) < min(left, PAGE):
+            return
+        after, left = page[-1]["position"], left - len(page)
+
+
+def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    times = {name: rfc3339(moment(row[name])) for name in ("event_time", "updated_at")}
+    return {**row, **times}
+
+
+def _run(row: Any) -> ReplayRun:
+    spec = row.spec if isinstance(row.spec, str) else orjson.dumps(row.spec).decode()
+    return ReplayRun(
+        replay_run_id=row.replay_run_id,
+        name=row.name,
+        env=Environment(row.env),
+        state=ReplayState(row.state),
+        state_reason=row.state_reason,
+        # JSON is YAML; a spec that this release does not understand any more is named like one in a file.
+        selection=parse_selection(spec, source=f"replay {row.replay_run_id}"),
+        spec_sha256=row.spec_sha256,
+        batches=row.batches,
+        decision=Decision(actor=row.actor, reason=row.reason, change_ref=row.change_ref),
+        mismatches_seen=row.mismatches_seen,
+        created_at=moment(row.created_at),
+        updated_at=moment(row.updated_at),
+        finished_at=None if row.finished_at is None else moment(row.finished_at),
+    )

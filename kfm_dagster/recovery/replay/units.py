@@ -1,0 +1,302 @@
+"""The units of a replay: selecting them, saying why one cannot be let in, and letting a batch of them in.
+
+Every change goes through the ledger's own operations, in the caller's transaction. Does not belong here: whether the
+replay as a whole is allowed (`guards.py`) and when its next batch comes (`pace.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum, unique
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from kfm_dagster.contracts.envelope import WalId
+from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.governance.log import Decision, GovernanceAction
+from kfm_dagster.ledger.policy import NEVER_REPLAYED
+from kfm_dagster.ledger.queries import END_OF_TIME
+from kfm_dagster.ledger.rows import as_json
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.ledger.store import Ledger
+from kfm_dagster.recovery.replay.selection import EVERY_DATASET, Selection
+from kfm_dagster.storage.database import Transaction
+
+BEGINNING_OF_TIME = "0001-01-01T00:00:00.000000Z"
+"""Earlier than every event."""
+
+
+@unique
+class SkipReason(StrEnum):
+    """Why a selected unit was not let in."""
+
+    MOVED = "moved"
+    """Somebody else changed the record since it was selected, so that the selection does not fit it any more."""
+    SUPERSEDED = "superseded"
+    """A newer version of the object is known; this one cannot be read any more."""
+    ATTEMPTS_EXHAUSTED = "attempts_exhausted"
+    """The contract grants no further attempt."""
+    NEVER_REPLAYED = "never_replayed"
+    """The error code says that another attempt cannot help."""
+    SWITCHED_OFF = "switched_off"
+    """The dataset's kill switch is on."""
+    NO_CONTRACT = "no_contract"
+    """The dataset has no contract any more."""
+    DOWNGRADE = "downgrade"
+    """A newer release has made the result that stands."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SelectedUnit:
+    """A record as it stands when it is looked at; `made_by` is the release that made its last result."""
+
+    wal_id: WalId
+    version: int
+    status: Status
+    dataset: str
+    partition: str
+    at: str | datetime
+    """Event time as the database gives it: text in SQLite."""
+    attempts: int
+    error_code: str | None
+    object_uri: str
+    superseded: bool
+    made_by: str | None
+
+    @property
+    def event_time(self) -> datetime:
+        """When the source says that the object was written."""
+        return moment(self.at)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the published form."""
+        return {
+            "wal_id": self.wal_id,
+            "dataset": self.dataset,
+            "status": self.status.value,
+            "event_time": rfc3339(self.event_time),
+            "attempts": self.attempts,
+            "last_error_code": self.error_code,
+            "object_uri": self.object_uri,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Admission:
+    """Under which rules units are let in."""
+
+    registry: ContractRegistry
+    switched_off: frozenset[str]
+    code_version: str
+    allow_downgrade: bool
+
+    def hindrance(self, unit: SelectedUnit) -> SkipReason | None:
+        """Say why a unit cannot be let in, or None."""
+        checks = (
+            (SkipReason.NO_CONTRACT, unit.dataset not in self.registry.contracts),
+            (SkipReason.SWITCHED_OFF, unit.dataset in self.switched_off),
+            (SkipReason.SUPERSEDED, unit.superseded),
+            (SkipReason.DOWNGRADE, not self.allow_downgrade and self.is_newer(unit.made_by)),
+        )
+        for reason, holds in checks:
+            if holds:
+                return reason
+        # Released and repeated units are a person's decision; the policy speaks about failed ones.
+        return self._policy(unit) if unit.status is Status.FAILED else None
+
+    def is_newer(self, made_by: str | None) -> bool:
+        """Tell whether a release is newer than this one; a version that nobody can read is taken for newer."""
+        if made_by is None:
+            return False
+        try:
+            return Version(made_by) > Version(self.code_version)
+        except InvalidVersion:
+            return made_by != self.code_version
+
+    def _policy(self, unit: SelectedUnit) -> SkipReason | None:
+        code = unit.error_code or ""
+        if code in NEVER_REPLAYED:
+            return SkipReason.NEVER_REPLAYED
+        granted = self.registry[unit.dataset].retry.attempts_for(code)
+        return SkipReason.ATTEMPTS_EXHAUSTED if unit.attempts >= granted else None
+
+
+def select(
+    selection: Selection, *, registry: ContractRegistry, limit: int, tx: Transaction
+) -> tuple[list[SelectedUnit], bool]:
+    """Return the first `limit` records that match, by event time and wal_id, and whether more match."""
+    filters = selection.spec.filters
+    datasets = datasets_of(selection, registry)
+    parameters = {
+        "event_start": _or(filters.event_time.start, BEGINNING_OF_TIME),
+        "event_end": _or(filters.event_time.end, END_OF_TIME),
+        "created_after": filters.created.after and rfc3339(filters.created.after),
+        "created_before": filters.created.before and rfc3339(filters.created.before),
+        "attempts_max": filters.attempts and filters.attempts.max,
+        "error_codes": as_json(sorted(set(filters.error_codes))) if filters.error_codes else None,
+        "limit": limit + 1,
+    }
+    if filters.wal_ids:
+        rows = tx.run(
+            "replay.select_named",
+            parameters,
+            wal_ids=as_json(sorted(set(filters.wal_ids))),
+            statuses=as_json(selection.spec.statuses),
+            datasets=as_json(datasets),
+        ).all()
+    else:
+        groups = [{"status": status, "dataset": name} for status in selection.spec.statuses for name in datasets]
+        rows = tx.run("replay.select_units", parameters, groups=as_json(groups)).all()
+    return [_unit(row) for row in rows[:limit]], len(rows) > limit
+
+
+def count_by_status(selection: Selection, *, registry: ContractRegistry, tx: Transaction) -> dict[Status, int]:
+    """Count the records of a selection's datasets and event times, whatever else it asks for."""
+    window = selection.spec.filters.event_time
+    names = datasets_of(selection, registry)
+    rows = tx.run(
+        "replay.count_by_status",
+        groups=as_json([{"status": status, "dataset": name} for status in Status for name in names]),
+        event_start=_or(window.start, BEGINNING_OF_TIME),
+        event_end=_or(window.end, END_OF_TIME),
+    ).all()
+    found = {Status(row.status): int(row.units) for row in rows}
+    return {status: found[status] for status in Status if status in found}
+
+
+def datasets_of(selection: Selection, registry: ContractRegistry) -> list[str]:
+    """Return the datasets that a selection means, sorted. Raises ContractError for one without a contract."""
+    named = selection.spec.filters.datasets
+    if not named or EVERY_DATASET in named:
+        return sorted(registry.contracts)
+    return sorted({registry[name].id for name in named})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdmittedBatch:
+    """What became of a batch: units let in, and those skipped by reason."""
+
+    batch: int
+    admitted: int
+    skipped: Mapping[SkipReason, int]
+
+    def __str__(self) -> str:
+        why = ", ".join(f"{count} {reason}" for reason, count in sorted(self.skipped.items()))
+        return f"batch {self.batch}: {self.admitted} units let in" + (f", skipped {why}" if why else "")
+
+
+def admit(
+    ledger: Ledger,
+    *,
+    replay_run_id: str,
+    batch: int,
+    selection: Selection,
+    rules: Admission,
+    decision: Decision,
+    at: datetime,
+    tx: Transaction,
+) -> AdmittedBatch:
+    """Let a batch's units in, as far as they still stand as they were selected; every unit is decided about once."""
+    rows = tx.run("replay.units_of_batch", replay_run_id=replay_run_id, batch=batch).all()
+    skipped: dict[WalId, SkipReason] = {}
+    wanted: dict[Status, dict[WalId, int]] = {status: {} for status in Status}
+    for row in rows:
+        unit = _unit(row[2:])
+        if (
+            hindrance := _conflict(unit, row.selected_status, row.selected_version) or rules.hindrance(unit)
+        ) is not None:
+            skipped[unit.wal_id] = hindrance
+        else:
+            wanted[unit.status][unit.wal_id] = unit.version
+    shared: dict[str, Any] = {"replay_run_id": replay_run_id, "tx": tx}
+    reason = selection.replay_reason
+    admitted = set(ledger.readmit(wanted[Status.FAILED], reason=reason, actor=decision.actor, **shared))
+    for status, action in (
+        (Status.QUARANTINED, GovernanceAction.RELEASE),
+        (Status.SUCCEEDED, _action_on_success(selection)),
+    ):
+        if wanted[status]:
+            admitted |= ledger.override(
+                wanted[status],
+                from_status=status,
+                action=action,
+                decision=decision,
+                replay_reason=reason,
+                **shared,
+            )
+    versions = {wal_id: version for units in wanted.values() for wal_id, version in units.items()}
+    # What the ledger did not take in spite of all was changed by somebody else in between.
+    skipped |= dict.fromkeys(versions.keys() - admitted, SkipReason.MOVED)
+    tx.run(
+        "replay.decide",
+        replay_run_id=replay_run_id,
+        at=rfc3339(at),
+        decisions=as_json(
+            [_decision(wal_id, "admitted", version=versions[wal_id] + 1) for wal_id in sorted(admitted)]
+            + [_decision(wal_id, "skipped", skip_reason=skipped[wal_id]) for wal_id in sorted(skipped)]
+        ),
+    )
+    return AdmittedBatch(batch=batch, admitted=len(admitted), skipped=Counter(skipped.values()))
+
+
+def _conflict(unit: SelectedUnit, selected_status: str, selected_version: int) -> SkipReason | None:
+    """Tell whether the record is another one than was selected.
+
+    A failed unit that failed once more meanwhile is still what was meant; a success or a quarantine of another version
+    is another result, which nobody has approved to replace.
+    """
+    moved = unit.status != selected_status or (unit.status is not Status.FAILED and unit.version != selected_version)
+    return SkipReason.MOVED if moved else None
+
+
+def _action_on_success(selection: Selection) -> GovernanceAction:
+    must_match = selection.spec.options.must_match
+    return GovernanceAction.REPEAT if must_match else GovernanceAction.REPAIR_AND_REPLACE
+
+
+def _decision(
+    wal_id: WalId, state: str, *, version: int | None = None, skip_reason: SkipReason | None = None
+) -> dict[str, Any]:
+    return {"wal_id": wal_id, "state": state, "skip_reason": skip_reason, "admitted_version": version}
+
+
+def frozen(units: Sequence[SelectedUnit], *, batch_size: int) -> list[dict[str, Any]]:
+    """Return the rows of a frozen selection."""
+    return [
+        {
+            "position": number + 1,
+            "batch": number // batch_size + 1,
+            "wal_id": unit.wal_id,
+            "dataset": unit.dataset,
+            "status": unit.status,
+            "version": unit.version,
+        }
+        for number, unit in enumerate(units)
+    ]
+
+
+def _unit(row: Sequence[Any]) -> SelectedUnit:
+    """Read a row by the order of its columns: by their names it would take as long as the query."""
+    wal_id, version, status, dataset, partition, at, attempts, error_code, object_uri, superseded, made_by = row
+    return SelectedUnit(
+        wal_id=WalId(wal_id),
+        version=version,
+        status=Status(status),
+        dataset=dataset,
+        partition=partition,
+        at=at,
+        attempts=attempts,
+        error_code=error_code,
+        object_uri=object_uri,
+        superseded=bool(superseded),
+        made_by=made_by,
+    )
+
+
+def _or(value: datetime | None, default: str) -> str:
+    return default if value is None else rfc3339(value)

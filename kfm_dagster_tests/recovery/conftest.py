@@ -1,0 +1,26 @@
+"""Fixtures of the replay tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kfm_dagster.demo.cloud import EmbeddedCloud
+from kfm_dagster_tests.recovery.graveyard import Graveyard, open_graveyard
+
+
+@pytest.fixture(scope="session")
+def queue_cloud() -> Iterator[EmbeddedCloud]:
+    """One queue server for all tests; each makes queues of its own."""
+    with EmbeddedCloud() as running:
+        yield running
+
+
+@pytest.fixture
+def graveyard(queue_cloud: EmbeddedCloud, tmp_path: Path, database_url: str) -> Iterator[Graveyard]:
+    """Empty queues and an empty ledger, once on SQLite and once on PostgreSQL."""
+    found = open_graveyard(queue_cloud, tmp_path / "home", database_url)
+    yield found
+    found.pipeline.close()

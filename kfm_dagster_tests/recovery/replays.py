@@ -1,0 +1,156 @@
+"""Replays on the bench: a ledger with units in any state, an engine, and a clock that stands until it is moved.
+
+Belongs here: what several tests of the replay engine do. The dead-letter queue has a bench of its own (`graveyard.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+import sqlalchemy as sa
+
+from kfm_dagster.contracts.envelope import Envelope, Lane
+from kfm_dagster.governance.log import Decision
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster.recovery.replay.engine import ReplayEngine
+from kfm_dagster.recovery.replay.limits import LIMITS, Limits
+from kfm_dagster.recovery.replay.reports import Advance
+from kfm_dagster.recovery.replay.selection import Selection, selection_of
+from kfm_dagster.settings import Environment
+from kfm_dagster_tests.factories import START, envelope, failed, finished
+from kfm_dagster_tests.integration.chain import Clock, open_pipeline
+
+DAY = START.date().isoformat()
+NOW = datetime(2025, 12, 4, tzinfo=UTC)
+PERSON = Decision(actor="person", reason="the header reader is fixed", change_ref="INC-1")
+NOBODY_ASKED = Decision(actor="person", reason="looks odd")
+WINDOW = {"start": "2025-12-03T00:00:00Z", "end": "2025-12-04T00:00:00Z"}
+SCOPE: dict[str, Any] = {"datasets": ["nexrad-l2"], "status": ["failed"], "event_time": WINDOW}
+
+
+def document(*, env: str = "dev", mode: str = "failed-only", labels: dict[str, str] | None = None, **spec: Any) -> Any:
+    """A selection spec over the bench's units; `filters`, `limits` and `options` are added to it."""
+    filters = SCOPE | spec.pop("filters", {})
+    return {
+        "apiVersion": "kfm.nodd.replay/v1",
+        "kind": "ReplaySelection",
+        "metadata": {"name": "schema-fix", "env": env, "labels": labels or {}},
+        "spec": {"mode": mode, "filters": filters, **spec},
+    }
+
+
+def selection(**changes: Any) -> Selection:
+    """The same, checked."""
+    return selection_of(document(**changes), source="the test")
+
+
+def repair(*statuses: str, **changes: Any) -> Selection:
+    """A selection of results to be replaced, allowed by its options."""
+    options = {"allow_repair_and_replace": True} | changes.pop("options", {})
+    filters = {"status": list(statuses or ("succeeded",))} | changes.pop("filters", {})
+    return selection(mode="repair-and-replace", filters=filters, options=options, **changes)
+
+
+def another_result(unit: Envelope) -> Envelope:
+    """The unit as it ends when its Item comes out otherwise."""
+    done = finished(unit)
+    assert done.stac is not None
+    return done.evolve(stac=replace(done.stac, content_sha256="f" * 64))
+
+
+@dataclass
+class Stand:
+    """A pipeline, its replay engine and its clock."""
+
+    pipeline: Pipeline
+    clock: Clock
+    engine: ReplayEngine
+
+    def bring(self, status: str, count: int = 1, *, first: int = 0, **changes: Any) -> list[Envelope]:
+        """Give units a record and take them to a state by legal transitions."""
+        ledger = self.pipeline.ledger
+        units = [envelope(number, **changes) for number in range(first, first + count)]
+        ledger.ensure(units)
+        if status in {"succeeded", "failed", "in_progress"}:
+            claimed = self.claim(units)
+            if status != "in_progress":
+                ending = finished if status == "succeeded" else failed
+                ledger.settle([ending(unit) for unit in claimed], run_id="run-1")
+        if status == "quarantined":
+            ledger.quarantine([unit.wal_id for unit in units], reason_code="bad_magic", decision=PERSON)
+        return units
+
+    def claim(self, units: Sequence[Envelope] | None = None, *, run_id: str = "run-1") -> list[Envelope]:
+        return self.pipeline.ledger.claim(
+            dataset="nexrad-l2",
+            partition=DAY,
+            run_id=run_id,
+            limit=100_000,
+            wal_ids=None if units is None else [unit.wal_id for unit in units],
+        )
+
+    def work(self, ending: Callable[[Envelope], Envelope] = finished, *, run_id: str = "run-2") -> list[Envelope]:
+        """Do what a run does with everything that is pending."""
+        claimed = self.claim(run_id=run_id)
+        self.pipeline.ledger.settle([ending(unit) for unit in claimed], run_id=run_id)
+        return claimed
+
+    def carry_out(self, replay_run_id: str, *, ending: Callable[[Envelope], Envelope] = finished) -> list[Advance]:
+        """Advance and work until nothing moves any more."""
+        steps: list[Advance] = []
+        for _ in range(200):
+            step = self.engine.advance(replay_run_id)
+            steps.append(step)
+            worked = self.work(ending)
+            self.clock.forward(60)
+            if step.state != "running" or (step.admitted is None and not worked):
+                return steps
+        raise AssertionError("the replay does not end")
+
+    def records(self) -> dict[str, NoddWalRecord]:
+        return {record.wal_id: record for record in self.pipeline.ledger.find(limit=10_000)}
+
+    def statuses(self) -> Counter[str]:
+        return Counter(record.status.value for record in self.records().values())
+
+    def pending_in(self, lane: Lane) -> int:
+        return sum(entry.units for entry in self.pipeline.ledger.pending_by_partition() if entry.lane is lane)
+
+    def limited(self, env: Environment = Environment.DEV, **changes: Any) -> ReplayEngine:
+        """An engine with other limits."""
+        limits: dict[Environment, Limits] = {**LIMITS, env: replace(LIMITS[env], **changes)}
+        return ReplayEngine(pipeline=self.pipeline, limits=limits)
+
+    def type_by_hand(self, sql: str, **parameters: Any) -> int:
+        """Run SQL as a person with a database shell would; return the number of rows."""
+        with self.pipeline.database.engine.begin() as connection:
+            return connection.execute(sa.text(sql), parameters).rowcount
+
+
+def open_stand(home: Path, url: str, **settings: Any) -> Stand:
+    """An empty ledger with an engine."""
+    pipeline = open_pipeline(home, home, url=url, **settings)
+    assert isinstance(pipeline.clock, Clock)
+    pipeline.clock.now = NOW
+    pipeline.window.make()  # as whoever ingests does
+    return Stand(pipeline=pipeline, clock=pipeline.clock, engine=ReplayEngine(pipeline=pipeline))
+
+
+def every_table(pipeline: Pipeline) -> dict[str, list[str]]:
+    """Every row of every table, as text."""
+    with pipeline.database.snapshot() as tx:
+        names = sorted(sa.inspect(tx.connection).get_table_names())
+        return {
+            name: sorted(
+                orjson.dumps(dict(row), default=str).decode()
+                for row in tx.connection.execute(sa.select(sa.text("*")).select_from(sa.table(name))).mappings()
+            )
+            for name in names
+        }

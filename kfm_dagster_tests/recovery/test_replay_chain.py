@@ -1,0 +1,184 @@
+"""Replays through the real chain: what was repaired is as if it had never failed, and what differs is seen."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfm_dagster.ingest.nodes import Source
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.recovery.replay.engine import ReplayEngine
+from kfm_dagster.recovery.replay.runs import ReplayState
+from kfm_dagster.recovery.replay.selection import Selection, selection_of
+from kfm_dagster.stages.batch import StageBatch
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import (
+    DAY,
+    Clock,
+    StoredObject,
+    announce,
+    missing,
+    open_pipeline,
+    put,
+    run_chain,
+    take,
+    volumes,
+)
+from kfm_dagster_tests.recovery.replays import PERSON
+
+PARTITION = DAY.isoformat()
+COUNT = 3
+RUN = "run-1"
+
+
+def open_over(folder: Path, objects: Path, url: str = "") -> Pipeline:
+    return open_pipeline(folder / "home", objects, url=url)
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> Path:
+    return tmp_path / "objects"
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path, objects: Path, database_url: str) -> Iterator[Pipeline]:
+    objects.mkdir()
+    opened = open_over(tmp_path, objects, database_url)
+    yield opened
+    opened.close()
+
+
+def ingest(pipeline: Pipeline, items: list[StoredObject], *, run_id: str = RUN) -> StageBatch:
+    take(pipeline, *(announce([item.event()], registry=pipeline.registry) for item in items))
+    return run_chain(pipeline, "nexrad-l2", PARTITION, run_id, Source.LEDGER)
+
+
+def forward(pipeline: Pipeline, seconds: float) -> None:
+    assert isinstance(pipeline.clock, Clock)
+    pipeline.clock.forward(seconds)
+
+
+def wanted(*status: str, mode: str = "failed-only", **options: Any) -> Selection:
+    return selection_of(
+        {
+            "apiVersion": "kfm.nodd.replay/v1",
+            "kind": "ReplaySelection",
+            "metadata": {"name": "chain", "env": "dev"},
+            "spec": {
+                "mode": mode,
+                "filters": {
+                    "datasets": ["nexrad-l2"],
+                    "status": list(status),
+                    "event_time": {"start": "2025-04-01T00:00:00Z", "end": "2025-05-01T00:00:00Z"},
+                },
+                "options": {"allow_repair_and_replace": mode != "failed-only", **options},
+            },
+        },
+        source="the test",
+    )
+
+
+def left_by(pipeline: Pipeline) -> dict[str, Any]:
+    """What readers of the catalog and of the provenance see."""
+    lineage = Path(pipeline.settings.lineage)
+    told, edges = traces.events(lineage), traces.prov_edges(lineage)
+    traces.assert_once(told)
+    traces.assert_once(edges)
+    return {
+        "catalog": traces.catalog_tree(Path(pipeline.settings.catalog)),
+        "completed": {event: count for event, count in told.items() if event[0] == "COMPLETE"},
+        "edges": edges,
+    }
+
+
+@pytest.mark.clause("WAL-17", "RPL-05")
+def test_what_a_replay_repaired_is_as_if_it_had_never_failed(pipeline: Pipeline, objects: Path, tmp_path: Path) -> None:
+    items = volumes(COUNT)
+    put(objects, [missing(items[0]), *items[1:]])
+    ingest(pipeline, [missing(items[0]), *items[1:]])
+    assert traces.statuses(pipeline) == {"failed": 1, "succeeded": COUNT - 1}
+    [failing] = [record for record in traces.records(pipeline).values() if record.status == "failed"]
+
+    put(objects, items)
+    engine = ReplayEngine(pipeline=pipeline)
+    run = engine.start(wanted("failed"), PERSON)
+    assert engine.advance(run.replay_run_id).admitted is not None
+    run_chain(pipeline, "nexrad-l2", PARTITION, "run-2", Source.LEDGER)
+    assert engine.advance(run.replay_run_id).state is ReplayState.FINISHED
+
+    assert traces.statuses(pipeline) == {"succeeded": COUNT}
+    path = [(entry.to_status.value, entry.reason) for entry in pipeline.ledger.history(failing.wal_id)]
+    assert [status for status, _ in path] == ["pending", "in_progress", "failed", "pending", "in_progress", "succeeded"]
+    assert path[3] == ("pending", "incident")
+    [repaired] = [record for record in traces.records(pipeline).values() if record.wal_id == failing.wal_id]
+    assert (repaired.replay_run_id, repaired.attempts) == (run.replay_run_id, 2)
+
+    never_failed = open_over(tmp_path / "other", objects)
+    ingest(never_failed, items)
+    assert left_by(pipeline) == left_by(never_failed)
+    assert len(left_by(pipeline)["completed"]) == COUNT
+    assert traces.outcomes(pipeline) == traces.outcomes(never_failed)
+    never_failed.close()
+
+
+@pytest.mark.clause("RPL-05")
+def test_the_provenance_of_a_replayed_unit_names_its_replay(pipeline: Pipeline, objects: Path) -> None:
+    items = volumes(1)
+    ingest(pipeline, [missing(items[0])])
+    put(objects, items)
+    engine = ReplayEngine(pipeline=pipeline)
+    run = engine.start(wanted("failed"), PERSON)
+    engine.advance(run.replay_run_id)
+    run_chain(pipeline, "nexrad-l2", PARTITION, "run-2", Source.LEDGER)
+    lineage = Path(pipeline.settings.lineage)
+    for pattern in ("openlineage/**/*.ndjson", "prov/**/*.jsonld"):
+        texts = [path.read_text(encoding="utf-8") for path in lineage.glob(pattern)]
+        assert any(run.replay_run_id in text for text in texts), pattern
+
+
+def spoiled(objects: Path, item: StoredObject, other: StoredObject) -> None:
+    """Other content under the object's key, as an archive that was rewritten without an announcement."""
+    assert other.stored is not None
+    (objects / item.bucket / item.key).write_bytes(other.stored)
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_repeat_that_gives_another_item_is_counted_audited_and_alerted(
+    changed: bool, pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    items = volumes(2)
+    put(objects, items)
+    ingest(pipeline, items)
+    tree = traces.catalog_tree(Path(pipeline.settings.catalog))
+    engine = ReplayEngine(pipeline=pipeline)
+    run = engine.start(wanted("succeeded", mode="repair-and-replace", must_match=True), PERSON)
+    assert engine.advance(run.replay_run_id).admitted is not None
+    if changed:
+        # A release of ours that describes the same object in another way.
+        contract = pipeline.registry["nexrad-l2"]
+        asset = contract.stac.data_asset.model_copy(update={"title": "Volume"})
+        stac = contract.stac.model_copy(update={"data_asset": asset})
+        monkeypatch.setitem(
+            pipeline.registry.contracts,  # type: ignore[arg-type]
+            "nexrad-l2",
+            contract.model_copy(update={"stac": stac}),
+        )
+    forward(pipeline, 60)
+    with caplog.at_level(logging.ERROR):
+        batch = run_chain(pipeline, "nexrad-l2", PARTITION, "run-2", Source.LEDGER)
+    state = engine.advance(run.replay_run_id).state
+    if not changed:
+        assert (state, pipeline.ledger.mismatch_counts(), caplog.text) == (ReplayState.FINISHED, {}, "")
+        assert batch.state.validation_summary["mismatched"] == 0
+        assert traces.catalog_tree(Path(pipeline.settings.catalog)) == tree
+        return
+    units = sorted(unit.wal_id for unit in batch.envelopes)
+    assert (state, pipeline.ledger.mismatch_counts()) == (ReplayState.STOPPED, {"nexrad-l2": 2})
+    assert batch.state.validation_summary["mismatched"] == 2
+    assert sorted(entry.wal_id or "" for entry in pipeline.ledger.log.entries(action="replay_mismatch")) == units  # type: ignore[arg-type]
+    assert all(wal_id in caplog.text for wal_id in units)
+    assert sorted(found.wal_id for found in engine.report(run.replay_run_id).differing) == units

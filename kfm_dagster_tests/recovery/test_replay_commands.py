@@ -1,0 +1,420 @@
+"""`kfm replay` and `nodd-replay`: one line per refusal, documented exit codes, and looking that changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+from kfm_dagster.cli import replay_follow
+from kfm_dagster.cli.main import main
+from kfm_dagster.cli.replay import replay
+from kfm_dagster.cli.replay_follow import IDLE_SECONDS, follow
+from kfm_dagster.governance.log import GovernanceAction
+from kfm_dagster.recovery.replay.engine import ReplayEngine
+from kfm_dagster.recovery.replay.runs import ReplayState
+from kfm_dagster_tests.factories import failed, finished
+from kfm_dagster_tests.recovery.graveyard import Graveyard
+from kfm_dagster_tests.recovery.replays import (
+    NOBODY_ASKED,
+    PERSON,
+    Stand,
+    another_result,
+    document,
+    every_table,
+    open_stand,
+    repair,
+    selection,
+)
+
+SCOPE = [
+    "--dataset", "nexrad-l2", "--status", "failed",
+    "--event-time-start", "2025-12-03", "--event-time-end", "2025-12-04",
+]  # fmt: skip
+DAYS = ["--dataset", "hrrr", "--event-time-start", "2025-12-01", "--event-time-end", "2025-12-03"]
+START = ["--reason", "reader fixed", "--confirm"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Call = Callable[..., Answer]
+
+
+@pytest.fixture
+def stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
+    for name in os.environ:
+        if name.startswith("KFM_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("KFM_SNS_VERIFY", "off")  # what these tests announce is made by hand
+    monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+    found = open_stand(tmp_path / "home", "")
+    # The commands use the real clock, and so does whoever works for them.
+    found.clock.now = datetime.now(UTC) - timedelta(hours=1)
+    yield found
+    found.pipeline.close()
+
+
+@pytest.fixture
+def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Run `kfm replay ...` in this process, with nobody at the terminal."""
+    monkeypatch.setattr("sys.stdin", StringIO())
+
+    def run(*arguments: str) -> Answer:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main(["replay", *arguments])
+        shown = capfd.readouterr()
+        return Answer(code=int(ended.value.code or 0), out=shown.out, err=shown.err)
+
+    return run
+
+
+def state_of(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder; SQLite's own side files come and go."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.name.endswith(("-wal", "-shm"))
+    }
+
+
+@pytest.mark.clause("RPL-04")
+def test_looking_changes_no_table_no_queue_and_no_file(
+    graveyard: Graveyard, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graveyard.receive_and_let_die([graveyard.body(number) for number in range(6)])
+    graveyard.bring_to("failed", [0, 1, 2], code="size_mismatch")
+    graveyard.bring_to("succeeded", [3])
+    graveyard.pipeline.queue.send([graveyard.body(9)])
+    settings = graveyard.pipeline.settings
+    variables = {
+        **graveyard.cloud.environment(),
+        "KFM_SNS_VERIFY": "off",  # the messages are made by hand
+        "KFM_HOME": str(settings.home),
+        "KFM_WAL_DSN": settings.database_url,
+        "KFM_SQS_PRIMARY_QUEUE": settings.sqs_primary_queue,
+        "KFM_SQS_DLQ_QUEUE": settings.sqs_dlq_queue,
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    engine = ReplayEngine(pipeline=graveyard.pipeline)
+    wanted = document(filters={"event_time": {"start": "2025-04-01T00:00:00Z", "end": "2025-05-01T00:00:00Z"}})
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(wanted))
+    monkeypatch.chdir(tmp_path)
+
+    def everything() -> tuple[Any, ...]:
+        files = {name: content for name, content in state_of(tmp_path).items() if not name.endswith("kfm.db")}
+        depths = (graveyard.pipeline.queue.depth(), graveyard.pipeline.dead_letters.depth())
+        return every_table(graveyard.pipeline), depths, files, graveyard.pipeline.ledger.log.entries()
+
+    before = everything()
+    for format_ in ("table", "json", "yaml"):
+        for command in ("select", "dry-run"):
+            answer = call(command, "--selection-file", "spec.yaml", "--output", format_)
+            assert (answer.code, answer.err) == (0, "")
+        for arguments in (["from-spec", "spec.yaml", "--dry-run"], ["status"], ["inspect", "--mismatches"]):
+            assert call(*arguments, "--output", format_).code == 0
+    assert call("inspect", "--selection-file", "spec.yaml", "--json").json[0]["last_error_code"] == "size_mismatch"
+    assert call("select", "--selection-file", "spec.yaml", "--json").json["records"] == 3
+    assert call("dry-run", "--selection-file", "spec.yaml", "--env", "prod").code == 3
+    assert len(engine.plan(selection(filters=wanted["spec"]["filters"])).units) == 3
+    assert everything() == before
+
+
+@pytest.mark.clause("RPL-01")
+def test_a_selection_is_counted_broken_down_shown_and_saved_in_every_format(stand: Stand, call: Call) -> None:
+    stand.bring("failed", 7)
+    answer = call("select", *SCOPE, "--batch-size", "3", "--save", "mine.yaml", "--json")
+    assert answer.code == 0
+    document_ = answer.json
+    assert (document_["records"], document_["batches"], len(document_["examples"])) == (7, 3, 5)
+    assert document_["breakdown"] == [
+        {"dataset": "nexrad-l2", "status": "failed", "error_code": "missing_object", "units": 7}
+    ]
+    again = call("dry-run", "--selection-file", "mine.yaml", "--output", "yaml")
+    assert yaml.safe_load(again.out) == document_
+    table = call("select", "--selection-file", "mine.yaml").out
+    assert "missing_object" in table
+    assert document_["examples"][0]["wal_id"] in table
+
+
+@contextmanager
+def working(stand: Stand, *, ending: Callable[..., Any] = finished) -> Iterator[None]:
+    """Somebody works the pending units meanwhile, as a deployment does."""
+    done = threading.Event()
+    other = open_stand(stand.pipeline.settings.home, "")
+    other.clock.now = datetime.now(UTC)
+
+    def work() -> None:
+        while not done.wait(0.02):
+            other.work(ending, run_id="worker")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        other.pipeline.close()
+
+
+@pytest.mark.clause("RPL-01", "RPL-05")
+def test_run_follows_a_replay_to_its_end_and_says_what_came_of_it(
+    stand: Stand, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay_follow, "POLL_SECONDS", 0.02)
+    stand.bring("failed", 5)
+    with working(stand):
+        answer = call("run", *SCOPE, "--batch-size", "2", "--change-ref", "INC-1", *START, "--json")
+    assert (answer.code, answer.json["state"], answer.json["outcomes"]["succeeded"]) == (0, "finished", 5)
+    assert (
+        "nothing is selected; of these datasets and times there are 5 succeeded; next: "
+        in call("run", *SCOPE, *START).out
+    )
+    [entry] = stand.pipeline.ledger.log.entries(action=GovernanceAction.REPLAY_STARTED)
+    assert (entry.reason, entry.change_ref, bool(entry.actor)) == ("reader fixed", "INC-1", True)
+    shown = call("status", answer.json["replay_run_id"]).out
+    assert "5 succeeded" in shown
+    rows = call("inspect", answer.json["replay_run_id"], "--fields", "position,outcome", "--json").json
+    assert rows == [{"position": number, "outcome": "succeeded"} for number in range(1, 6)]
+
+
+@pytest.mark.parametrize("command", [("run", "--reason", "reader fixed"), ("select",), ("dry-run",)])
+@pytest.mark.parametrize(
+    ("there", "said"),
+    [
+        ({}, "there are no records; next: kfm wal list"),
+        ({"quarantined": 4, "succeeded": 2}, "there are 2 succeeded, 4 quarantined; next: kfm quarantine list"),
+        ({"failed": 1}, "there are 1 failed; next: leave out what else"),
+    ],
+)
+def test_nobody_is_asked_about_nothing_and_what_is_there_instead_is_said(
+    command: tuple[str, ...], there: dict[str, int], said: str, stand: Stand, call: Call
+) -> None:
+    for first, (status, count) in enumerate(there.items()):
+        stand.bring(status, count, first=10 * first)
+    stand.bring("failed", dataset="hrrr", object_uri="s3://noaa-hrrr-bdp-pds/a.grib2", first=50)
+    answer = call(command[0], *SCOPE, "--error-code", "size_mismatch", *command[1:])
+    assert answer.code == 0
+    assert f"nothing is selected; of these datasets and times {said}" in answer.out
+
+
+@pytest.mark.clause("RPL-01")
+def test_the_differences_of_a_replay_are_found_behind_those_of_a_later_one(stand: Stand, call: Call) -> None:
+    started = []
+    for first in (0, 10):
+        [unit] = stand.bring("succeeded", 1, first=first)
+        wanted = repair(options={"must_match": True}, filters={"wal_ids": [unit.wal_id]})
+        run = stand.engine.start(wanted, PERSON)
+        stand.clock.forward(60)
+        assert stand.engine.advance(run.replay_run_id).admitted is not None
+        stand.work(another_result, run_id=f"run-{first}")
+        started.append((run.replay_run_id, unit.wal_id))
+    for replay_run_id, wal_id in started:
+        rows = call("inspect", replay_run_id, "--mismatches", "--rows", "1", "--json").json
+        assert [(row["replay_run_id"], row["wal_id"]) for row in rows] == [(replay_run_id, wal_id)]
+
+
+@pytest.mark.clause("RPL-01")
+def test_a_replay_that_finishes_with_failures_has_its_own_exit_code(
+    stand: Stand, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay_follow, "POLL_SECONDS", 0.02)
+    stand.bring("failed", 1)
+    # A failure that no policy lets in again ends in quarantine at once.
+    with working(stand, ending=partial(failed, code="governance_hard_fail")):
+        answer = call("run", *SCOPE, *START, "--json")
+    assert (answer.code, answer.json["outcomes"]["quarantined"]) == (4, 1)
+
+
+@pytest.mark.clause("RPL-01", "RPL-05")
+def test_a_detached_replay_is_paused_resumed_and_stopped_by_its_id(stand: Stand, call: Call) -> None:
+    stand.bring("failed", 2)
+    started = call("run", *SCOPE, *START, "--detach", "--json")
+    assert (started.code, started.json["state"]) == (0, "running")
+    name = started.json["replay_run_id"]
+    for command, state in (("pause", "paused"), ("resume", "running"), ("stop", "stopped")):
+        answer = call(command, name, "--reason", "for the test", "--actor", "jane", "--json")
+        assert (answer.code, answer.json["state"]) == (0, state)
+    assert call("pause", name, "--reason", "too late").code == 3
+    assert [row["state"] for row in call("status", "--json").json] == ["stopped"]
+    assert {entry.actor for entry in stand.pipeline.ledger.log.entries(action=GovernanceAction.REPLAY_PAUSED)} == {
+        "jane"
+    }
+
+
+REFUSED: dict[str, tuple[list[str], dict[str, str], int, list[str]]] = {
+    # name: arguments, environment, exit code, what the line says
+    "no scope": (["select", "--status", "failed"], {}, 3, ["guard scope", "no dataset"]),
+    "a file and options": (
+        ["run", "--selection-file", "s.yaml", "--dataset", "hrrr", *START], {}, 2, ["--dataset", "one of the two"],
+    ),
+    "no such file": (["dry-run", "--selection-file", "none.yaml"], {}, 2, ["none.yaml", "cannot be read"]),
+    "a wrong file": (["from-spec", "wrong.yaml", *START], {}, 2, ["wrong.yaml:1", "apiVersion"]),
+    "nobody to confirm": (["run", *SCOPE, "--reason", "x"], {}, 3, ["--confirm"]),
+    "no reason": (["run", *SCOPE, "--confirm"], {}, 2, ["--reason"]),
+    "an empty reason": (["run", *SCOPE, "--confirm", "--reason", " "], {}, 2, ["reason"]),
+    "an unknown dataset": (["select", *SCOPE, "--dataset", "goes-xyz"], {}, 2, ["goes-xyz", "nexrad-l2"]),
+    "a status that is not replayed": (["select", *SCOPE, "--status", "pending"], {}, 2, ["pending"]),
+    "a word that is no time": (["select", *SCOPE, "--created-after", "yesterday"], {}, 2, ["yesterday"]),
+    "a time without a zone": (["select", *SCOPE, "--created-after", "2025-12-03T00:00:00"], {}, 2, ["with its zone"]),
+    "a reason in no vocabulary": (["select", *SCOPE, "--replay-reason", "why-not"], {}, 2, ["why-not", "incident"]),
+    "a repair without approval": (
+        ["run", *SCOPE, "--mode", "repair-and-replace", *START], {}, 3, ["guard approval"],
+    ),
+    "prod without a reference": (["run", *SCOPE, *START], {"KFM_ENV": "prod"}, 3, ["change or incident reference"]),
+    "prod by the option": (["run", *SCOPE, *START, "--env", "prod"], {"KFM_ENV": "dev"}, 3, ["reference"]),
+    "another environment": (["dry-run", "--selection-file", "s.yaml"], {"KFM_ENV": "stage"}, 3, ["guard environment"]),
+    "a file for a dry run": (["run", "--selection-file", "dry.yaml", *START], {}, 2, ["options.dry_run", "dry-run"]),
+    "a backfill with a limit": (
+        ["run", "--mode", "backfill", *DAYS, "--limit", "5", *START], {}, 2, ["no limits for a backfill"],
+    ),
+    "a file in a folder that is not there": (["select", *SCOPE, "--save", "no/x.yaml"], {}, 2, ["--save", "no folder"]),
+    "a replay and a selection": (["inspect", "nope", *SCOPE], {}, 2, ["--dataset, --status", "leave out"]),
+    "differences of a selection": (["inspect", "--mismatches", *SCOPE], {}, 2, ["--mismatches", "leave out"]),
+    "an environment that is wrong": (
+        ["status", "--env", "dev"], {"KFM_LIVE_SHARE": "2"}, 2, ["KFM_LIVE_SHARE is wrong", "observed '2'"],
+    ),
+    "a replay that is not there": (["status", "nope"], {}, 2, ["no such replay", "nope"]),
+    "a field that is not there": (["inspect", *SCOPE, "--fields", "wal_id,colour"], {}, 2, ["colour", "wal_id"]),
+    "a config that is not there": (["status", "--config", "none.yaml"], {}, 2, ["--config", "none.yaml"]),
+    "a config that is wrong": (
+        ["status", "--config", "dsn.yaml"], {}, 2, ["setting wal_dsn is wrong", "not shown", "sqlite:///"],
+    ),
+    "a config of nothing": (["status", "--config", "odd.yaml"], {}, 2, ["odd.yaml", "colour"]),
+    "a database that is down": (
+        ["status"], {"KFM_WAL_DSN": "postgresql://kfm:secret@127.0.0.1:1/kfm"}, 5, ["127.0.0.1:1"],
+    ),
+    "no ledger": (["status"], {"KFM_HOME": "elsewhere"}, 2, ["there is no ledger"]),
+}  # fmt: skip
+
+
+@pytest.mark.clause("RPL-01", "RPL-03")
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refusal_is_one_line_with_its_exit_code_and_changes_nothing(
+    name: str, stand: Stand, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments, environment, code, said = REFUSED[name]
+    stand.bring("failed", 2)
+    files = {
+        "s.yaml": document(), "wrong.yaml": {"apiVersion": "v0"}, "odd.yaml": {"colour": 1},
+        "dry.yaml": document(options={"dry_run": True}), "dsn.yaml": {"wal_dsn": "mysql://kfm:secret@db"},
+    }  # fmt: skip
+    for file, content in files.items():
+        (tmp_path / file).write_text(yaml.safe_dump(content))
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    before = (every_table(stand.pipeline), sorted(path.name for path in tmp_path.iterdir()))
+    answer = call(*arguments)
+    assert (answer.code, answer.out) == (code, "")
+    assert answer.err.count("\n") == 1
+    assert answer.err.startswith("kfm: ")
+    assert [part for part in said if part not in answer.err] == []
+    assert "secret" not in answer.err
+    assert (every_table(stand.pipeline), sorted(path.name for path in tmp_path.iterdir())) == before
+
+
+@pytest.mark.clause("RPL-01")
+def test_options_win_over_the_environment_and_that_over_the_config_file(
+    stand: Stand, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"home": str(tmp_path / "home"), "env": "stage"}))
+    stand.bring("failed", 1)
+    arguments = ["select", *SCOPE, "--json", "--config", "config.yaml"]
+    monkeypatch.delenv("KFM_HOME")
+    assert call(*arguments).json["env"] == "stage"
+    monkeypatch.setenv("KFM_ENV", "prod")
+    assert call(*arguments).json["env"] == "prod"
+    assert call("--env", "dev", *arguments).json["env"] == "dev"
+    assert call(*arguments, "--env", "dev").json["env"] == "dev"
+
+
+@pytest.mark.clause("RPL-01")
+def test_the_commands_stand_alone_as_nodd_replay(stand: Stand, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["select", "--status", "failed"], command=replay, name="nodd-replay")
+    assert ended.value.code == 3
+    assert capfd.readouterr().err.startswith("nodd-replay: guard scope refused")
+
+
+@pytest.mark.clause("RPL-05")
+def test_a_follower_says_once_that_nobody_works_and_goes_on_waiting(stand: Stand) -> None:
+    stand.bring("failed", 1)
+    run = stand.engine.start(selection(), PERSON)
+    seconds = iter(range(0, 10_000, int(IDLE_SECONDS)))
+    shown = StringIO()
+    looks = 0
+
+    def wait(_: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 6:
+            stand.engine.pause(run.replay_run_id, NOBODY_ASKED)
+        if looks == 12:
+            stand.engine.stop(run.replay_run_id, NOBODY_ASKED)
+
+    report = follow(
+        stand.engine,
+        run.replay_run_id,
+        console=Console(file=shown, width=200),
+        wait=wait,
+        now=lambda: float(next(seconds)),
+    )
+    assert report.run.state is ReplayState.STOPPED
+    assert shown.getvalue().count("kfm drain or kfm ui does the work") == 1
+
+
+@pytest.mark.clause("RPL-05")
+def test_ctrl_c_leaves_the_replay_running_and_says_how_to_stop_it(stand: Stand) -> None:
+    stand.bring("failed", 1)
+    run = stand.engine.start(selection(), PERSON)
+    shown = StringIO()
+
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        follow(stand.engine, run.replay_run_id, console=Console(file=shown, width=200), wait=interrupted)
+    assert f"kfm replay stop {run.replay_run_id}" in shown.getvalue()
+    assert stand.engine.report(run.replay_run_id).run.state is ReplayState.RUNNING
+
+
+@pytest.mark.clause("RPL-01")
+def test_a_backfill_is_handed_over_and_a_dry_run_of_it_starts_nothing(stand: Stand, call: Call) -> None:
+    wanted = ["--mode", "backfill", *DAYS]
+    assert call("dry-run", *wanted, "--json").json["listings"] == 2
+    assert every_table(stand.pipeline)["backfills"] == []
+    answer = call("run", *wanted, *START, "--json")
+    assert (answer.code, answer.json["replay_run_id"]) == (0, None)
+    [row] = [json.loads(text) for text in every_table(stand.pipeline)["backfills"]]
+    assert (row["backfill_id"], row["first_day"], row["last_day"]) == (
+        answer.json["backfill_id"],
+        "2025-12-01",
+        "2025-12-02",
+    )

@@ -1,0 +1,449 @@
+"""Carrying replays out: every unit once whatever dies, pause and resume, conflicts, results that differ, the audit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.exc import DBAPIError
+
+from kfm_dagster.contracts.envelope import Lane
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.errors import IllegalTransitionError, UnknownReplayReasonError
+from kfm_dagster.governance.log import Decision, GovernanceAction
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.ledger.store import Ledger
+from kfm_dagster.recovery.replay import runs
+from kfm_dagster.recovery.replay.engine import ReplayEngine
+from kfm_dagster.recovery.replay.pace import HoldReason
+from kfm_dagster.recovery.replay.runs import ReplayState, ReplayStateError, UnknownReplayError
+from kfm_dagster.recovery.replay.units import Admission
+from kfm_dagster.settings import Environment
+from kfm_dagster_tests.factories import failed, finished
+from kfm_dagster_tests.recovery.replays import PERSON, Stand, another_result, open_stand, repair, selection
+
+TABLES = ("replay_units", "replay_runs")
+ROOT = Path(__file__).resolve().parents[2]
+WAIT = Decision(actor="operator", reason="the archive is slow", change_ref="INC-2")
+
+
+@pytest.fixture
+def stand(tmp_path: Path, database_url: str) -> Iterator[Stand]:
+    found = open_stand(tmp_path / "home", database_url)
+    yield found
+    found.pipeline.close()
+
+
+def admissions(stand: Stand, replay_run_id: str) -> Counter[str]:
+    """How often each unit was let in by a replay, by the ledger's history."""
+    return Counter(
+        entry.wal_id
+        for wal_id in stand.records()
+        for entry in stand.pipeline.ledger.history(wal_id)
+        if entry.to_status is Status.PENDING and entry.fields["replay_run_id"] == replay_run_id
+    )
+
+
+def outcomes(stand: Stand, replay_run_id: str) -> dict[str, int]:
+    counted = stand.engine.report(replay_run_id).account.outcomes
+    return {outcome.value: count for outcome, count in counted.items() if count}
+
+
+@pytest.mark.clause("RPL-05", "WAL-10")
+def test_a_replay_lets_its_batches_in_one_by_one_and_ends_with_an_account(stand: Stand) -> None:
+    units = stand.bring("failed", 5)
+    others = stand.bring("succeeded", 2, first=10)
+    run = stand.engine.start(selection(limits={"batch_size": 2}), PERSON)
+    assert (run.state, run.batches, stand.statuses()) == (ReplayState.RUNNING, 3, {"failed": 5, "succeeded": 2})
+
+    steps = stand.carry_out(run.replay_run_id)
+    assert [step.admitted.admitted for step in steps if step.admitted] == [2, 2, 1]
+    assert steps[-1].state is ReplayState.FINISHED
+    assert admissions(stand, run.replay_run_id) == {unit.wal_id: 1 for unit in units}
+    records = stand.records()
+    assert {(records[unit.wal_id].replay_reason, records[unit.wal_id].lane) for unit in units} == {
+        ("incident", Lane.BULK)
+    }
+    assert {records[unit.wal_id].attempts for unit in others} == {1}
+    assert outcomes(stand, run.replay_run_id) == {"succeeded": 5}
+    assert stand.engine.advance(run.replay_run_id).state is ReplayState.FINISHED
+
+
+@pytest.mark.clause("RPL-05")
+def test_the_units_that_a_replay_lets_in_say_so_and_keep_saying_so_when_a_worker_is_lost(stand: Stand) -> None:
+    stand.bring("failed", 1)
+    run = stand.engine.start(selection(), PERSON)
+    stand.engine.advance(run.replay_run_id)
+    [claimed] = stand.claim(run_id="run-2")
+    assert (claimed.replay_run_id, claimed.replay_reason, claimed.lane) == (run.replay_run_id, "incident", Lane.BULK)
+    stand.pipeline.ledger.release_lost(run_ids=["run-2"])
+    [again] = stand.claim(run_id="run-3")
+    assert (again.replay_run_id, again.lane) == (run.replay_run_id, Lane.BULK)
+
+
+@pytest.mark.clause("RPL-05", "WSM-15")
+def test_every_outcome_is_counted_and_the_counts_sum_to_the_selection(stand: Stand) -> None:
+    units = stand.bring("failed", 4)
+    run = stand.engine.start(selection(), PERSON)
+    stand.engine.advance(run.replay_run_id)
+    claimed = {unit.wal_id: unit for unit in stand.claim([*units[:3]], run_id="run-2")}
+    assert outcomes(stand, run.replay_run_id) == {"pending": 1, "in_progress": 3}
+    endings = [finished(claimed[units[0].wal_id]), failed(claimed[units[1].wal_id])]
+    stand.pipeline.ledger.settle(endings, run_id="run-2")
+    stand.pipeline.ledger.quarantine([units[3].wal_id], reason_code="by_hand", decision=PERSON)
+    expected = {"succeeded": 1, "retrying": 1, "in_progress": 1, "quarantined": 1}
+    assert outcomes(stand, run.replay_run_id) == expected
+    assert stand.engine.advance(run.replay_run_id).state is ReplayState.RUNNING
+    # What came of it does not change when the unit is let in once more, by somebody else.
+    version = stand.records()[units[0].wal_id].version
+    stand.pipeline.ledger.override(
+        {claimed[units[0].wal_id].wal_id: version},
+        from_status=Status.SUCCEEDED,
+        action=GovernanceAction.REPEAT,
+        decision=PERSON,
+    )
+    assert outcomes(stand, run.replay_run_id) == expected
+
+
+@pytest.mark.clause("RPL-05")
+def test_a_replay_waits_for_retries_and_finishes_with_failures(stand: Stand) -> None:
+    stand.bring("failed", 2)
+    run = stand.engine.start(selection(), PERSON)
+    stand.carry_out(run.replay_run_id, ending=failed)
+    assert (stand.engine.report(run.replay_run_id).run.state, outcomes(stand, run.replay_run_id)) == (
+        ReplayState.RUNNING,
+        {"retrying": 2},
+    )
+    stand.clock.forward(7200)
+    stand.pipeline.ledger.retry_due(now=stand.clock(), limit=10)
+    stand.carry_out(run.replay_run_id, ending=failed)
+    report = stand.engine.report(run.replay_run_id)
+    assert (report.run.state, report.account.bad) == (ReplayState.FINISHED, 2)
+    assert outcomes(stand, run.replay_run_id) == {"quarantined": 2}
+    [entry] = stand.pipeline.ledger.log.entries(action=GovernanceAction.REPLAY_FINISHED)
+    assert entry.details["outcomes"] == {"quarantined": 2}
+
+
+@pytest.mark.clause("RPL-05")
+def test_units_that_moved_since_the_selection_are_skipped_and_counted(stand: Stand) -> None:
+    units = stand.bring("failed", 3)
+    succeeded = stand.bring("succeeded", 1, first=10)
+    first = stand.engine.start(selection(), PERSON)
+    second = stand.engine.start(repair("failed", "succeeded"), PERSON)
+    # The contract's own retry got one of them through, and one failed once more meanwhile.
+    stand.pipeline.ledger.readmit([unit.wal_id for unit in units[:2]])
+    [good] = stand.claim(units[:1], run_id="run-2")
+    [bad] = stand.claim(units[1:2], run_id="run-3")
+    stand.pipeline.ledger.settle([finished(good)], run_id="run-2")
+    stand.pipeline.ledger.settle([failed(bad, code="size_mismatch")], run_id="run-3")
+    assert str(stand.engine.advance(first.replay_run_id)).endswith("batch 1: 2 units let in, skipped 1 moved")
+    stand.work()
+    stand.clock.forward(60)
+    # A result of another version is another result, which nobody has approved to replace.
+    again = repair(labels={"replay_reason": "test"}, filters={"wal_ids": [succeeded[0].wal_id]})
+    stand.carry_out(stand.engine.start(again, PERSON).replay_run_id)
+    stand.clock.forward(60)
+    assert str(stand.engine.advance(second.replay_run_id)).endswith("batch 1: 0 units let in, skipped 4 moved")
+    assert stand.engine.advance(second.replay_run_id).state is ReplayState.FINISHED
+    assert stand.engine.report(second.replay_run_id).account.skipped == {"moved": 4}
+
+
+@pytest.mark.clause("RPL-05")
+def test_a_paused_replay_lets_nothing_in_and_goes_on_where_it_was(stand: Stand) -> None:
+    units = stand.bring("failed", 6)
+    run = stand.engine.start(selection(limits={"batch_size": 2}), PERSON)
+    for halt, state in ((stand.engine.pause, ReplayState.PAUSED), (stand.engine.stop, ReplayState.STOPPED)):
+        assert stand.engine.advance(run.replay_run_id).admitted is not None
+        halted = halt(run.replay_run_id, WAIT)
+        assert (halted.state, halted.state_reason) == (state, WAIT.reason)
+        before = admissions(stand, run.replay_run_id)
+        for _ in range(3):
+            stand.clock.forward(600)
+            assert stand.engine.advance(run.replay_run_id).state is state
+        assert stand.engine.advance_all() == []
+        assert admissions(stand, run.replay_run_id) == before
+        # What was let in is worked on all the same.
+        assert len(stand.work()) == 2
+        assert stand.engine.resume(run.replay_run_id, WAIT).state is ReplayState.RUNNING
+    stand.carry_out(run.replay_run_id)
+    assert admissions(stand, run.replay_run_id) == {unit.wal_id: 1 for unit in units}
+    assert outcomes(stand, run.replay_run_id) == {"succeeded": 6}
+
+
+@pytest.mark.clause("RPL-05")
+@pytest.mark.parametrize("change", ["pause", "stop", "resume"])
+def test_a_change_of_state_that_makes_no_sense_is_refused_in_one_line(change: str, stand: Stand) -> None:
+    run = stand.engine.start(selection(), PERSON)
+    if change != "resume":
+        stand.engine.advance(run.replay_run_id)
+    with pytest.raises(ReplayStateError) as refused:
+        getattr(stand.engine, change)(run.replay_run_id, WAIT)
+    assert ("running" if change == "resume" else "finished") in str(refused.value)
+    with pytest.raises(UnknownReplayError):
+        getattr(stand.engine, change)("no-such-replay", WAIT)
+
+
+def advancer(stand: Stand, replay_run_id: str, mode: str) -> list[str]:
+    url = stand.pipeline.database.engine.url.render_as_string(hide_password=False)
+    home = str(stand.pipeline.settings.home)
+    return [sys.executable, "-m", "kfm_dagster_tests.recovery.advancer", url, home, replay_run_id, mode]
+
+
+@pytest.mark.clause("RPL-05")
+def test_an_advancing_process_that_is_killed_between_any_two_statements_loses_and_doubles_nothing(
+    stand: Stand,
+) -> None:
+    units = stand.bring("failed", 2) + stand.bring("succeeded", 2, first=2) + stand.bring("quarantined", 2, first=4)
+    run = stand.engine.start(repair("failed", "succeeded", "quarantined", limits={"batch_size": 4}), PERSON)
+    dead = subprocess.run(
+        advancer(stand, run.replay_run_id, "killed"), cwd=ROOT, check=True, capture_output=True, text=True, timeout=400
+    )
+    points = set(json.loads(dead.stdout.splitlines()[-1]))
+    assert {"replay.lock", "replay.next_batch", "replay.units_of_batch", "replay.decide"} <= points
+    assert {"ledger.readmit", "ledger.decide", "ledger.override"} <= points
+    assert {"database.commit.before", "database.commit.after"} <= points
+    # One process died just after its commit, so the batch of that one is in, once.
+    assert set(admissions(stand, run.replay_run_id).values()) == {1}
+    stand.carry_out(run.replay_run_id)
+    assert admissions(stand, run.replay_run_id) == {unit.wal_id: 1 for unit in units}
+    assert outcomes(stand, run.replay_run_id) == {"succeeded": 6}
+    assert stand.statuses() == {"succeeded": 6}
+
+
+@pytest.mark.clause("RPL-05")
+def test_processes_that_advance_one_replay_together_let_every_batch_in_once(stand: Stand) -> None:
+    batches = stand.engine.limits[Environment.DEV].batches_in_flight_per_dataset
+    units = stand.bring("failed", 3 * batches)
+    run = stand.engine.start(selection(limits={"batch_size": 3}), PERSON)
+    with ExitStack() as stack:
+        children = [
+            stack.enter_context(
+                subprocess.Popen(
+                    advancer(stand, run.replay_run_id, "contend"),
+                    cwd=ROOT,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for _ in range(3)
+        ]
+        # Each waits after its first batch for the others to have theirs: one that took everything would prove nothing.
+        for said in ("ready\n", "won\n"):
+            for child in children:
+                assert child.stdout is not None
+                assert child.stdout.readline() == said
+            for child in children:
+                assert child.stdin is not None
+                child.stdin.write("go\n")
+                child.stdin.flush()
+        won = [json.loads(child.communicate(timeout=120)[0]) for child in children]
+    assert sorted(batch for own in won for batch in own) == list(range(1, batches + 1))
+    assert all(won)
+    assert admissions(stand, run.replay_run_id) == {unit.wal_id: 1 for unit in units}
+    stand.work()
+    assert stand.engine.advance(run.replay_run_id).state is ReplayState.FINISHED
+
+
+@pytest.mark.clause("RPL-05")
+def test_a_result_that_must_match_and_does_not_stops_the_replay(stand: Stand) -> None:
+    units = stand.bring("succeeded", 6)
+    run = stand.engine.start(repair(options={"must_match": True}, limits={"batch_size": 2}), PERSON)
+    stand.engine.advance(run.replay_run_id)
+    stand.work()
+    stand.clock.forward(60)
+    assert stand.engine.advance(run.replay_run_id).admitted is not None
+    stand.work(another_result)
+    stand.clock.forward(60)
+
+    assert stand.engine.advance(run.replay_run_id).state is ReplayState.STOPPED
+    report = stand.engine.report(run.replay_run_id)
+    assert [found.wal_id for found in report.differing] == [unit.wal_id for unit in units[2:4]]
+    assert "2 results differ" in str(report.run.state_reason)
+    assert stand.pipeline.ledger.mismatch_counts() == {"nexrad-l2": 2}
+    [entry] = stand.pipeline.ledger.log.entries(action=GovernanceAction.REPLAY_STOPPED)
+    assert (entry.actor, entry.details["mismatches"]) == ("local", 2)
+    # A person who has looked at them lets it go on; another one stops it again.
+    stand.engine.resume(run.replay_run_id, WAIT)
+    assert stand.engine.advance(run.replay_run_id).admitted is not None
+    stand.work(another_result)
+    assert stand.engine.advance(run.replay_run_id).state is ReplayState.STOPPED
+    assert admissions(stand, run.replay_run_id) == {unit.wal_id: 1 for unit in units}
+
+
+@pytest.mark.clause("RPL-07")
+def test_a_result_that_may_differ_is_kept_and_stops_nothing(stand: Stand) -> None:
+    stand.bring("succeeded", 2)
+    run = stand.engine.start(repair(), PERSON)
+    stand.carry_out(run.replay_run_id, ending=another_result)
+    assert stand.engine.report(run.replay_run_id).run.state is ReplayState.FINISHED
+    assert stand.pipeline.ledger.mismatch_counts() == {}
+    assert [found.permitted for found in stand.pipeline.ledger.mismatches()] == [True, True]
+
+
+@pytest.mark.clause("SEC-02", "RPL-07")
+def test_who_when_why_and_under_which_change_is_in_the_log_for_the_replay_and_each_overridden_unit(
+    stand: Stand,
+) -> None:
+    done, out = stand.bring("succeeded", 1), stand.bring("quarantined", 1, first=5)
+    run = stand.engine.start(repair("succeeded", "quarantined", options={"approval": "CHG-9"}), PERSON)
+    stand.engine.advance(run.replay_run_id)
+    stand.engine.pause(run.replay_run_id, WAIT)
+    stand.engine.resume(run.replay_run_id, WAIT)
+    stand.engine.stop(run.replay_run_id, WAIT)
+    entries = {entry.action: entry for entry in stand.pipeline.ledger.log.entries()}
+    for action in ("replay_started", "repair_and_replace", "release"):
+        entry = entries[action]
+        assert (entry.actor, entry.reason, entry.change_ref) == (PERSON.actor, PERSON.reason, PERSON.change_ref)
+        assert entry.details["replay_run_id"] == run.replay_run_id
+    assert (entries["repair_and_replace"].wal_id, entries["release"].wal_id) == (done[0].wal_id, out[0].wal_id)
+    assert entries["replay_started"].details["spec_sha256"] == run.spec_sha256
+    for action in ("replay_paused", "replay_resumed", "replay_stopped"):
+        assert (entries[action].actor, entries[action].reason) == (WAIT.actor, WAIT.reason)
+        assert entries[action].at == stand.clock()
+
+
+def test_the_reference_that_the_spec_names_is_used_when_the_person_gives_none(stand: Stand) -> None:
+    person = Decision(actor="person", reason="fixed")
+    run = stand.engine.start(selection(labels={"incident_id": "INC-3"}), person)
+    assert run.decision.change_ref == "INC-3"
+    with pytest.raises(UnknownReplayReasonError):
+        stand.engine.start(selection(labels={"replay_reason": "just-because"}), person)
+
+
+def test_a_replay_that_this_release_cannot_read_keeps_no_other_one_from_going_on(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand.bring("failed", 1)
+    monkeypatch.setattr(ReplayEngine, "make_id", lambda self: "aaa")
+    broken = stand.engine.start(selection(), PERSON)
+    monkeypatch.undo()
+    read = runs.get
+
+    def unreadable(tx: Any, replay_run_id: str) -> Any:
+        if replay_run_id == broken.replay_run_id:
+            raise UnknownReplayError("the spec is of a newer release")
+        return read(tx, replay_run_id)
+
+    sound = stand.engine.start(selection(), PERSON)
+    monkeypatch.setattr(runs, "get", unreadable)
+    steps = {step.replay_run_id: step for step in stand.engine.advance_all()}
+    held = steps[broken.replay_run_id].hold
+    assert held is not None
+    assert (held.reason, "newer release" in held.observed) == (HoldReason.GUARD, True)
+    assert steps[sound.replay_run_id].admitted is not None
+
+
+FORBIDDEN: dict[str, str] = {
+    "a replay that begins in the middle": (
+        "INSERT INTO replay_runs (replay_run_id, name, mode, env, state, spec, spec_sha256, batches, actor, reason, "
+        "mismatches_seen, created_at, updated_at) SELECT 'x', name, mode, env, 'running', spec, spec_sha256, batches, "
+        "actor, reason, 0, created_at, created_at FROM replay_runs"
+    ),
+    "an illegal change of state": "UPDATE replay_runs SET state = 'planned'",
+    "a change without a change": "UPDATE replay_runs SET updated_at = updated_at",
+    "a halt without a reason": "UPDATE replay_runs SET state = 'paused'",
+    "an unknown state": "UPDATE replay_runs SET state = 'done'",
+    "a finish without its time": "UPDATE replay_runs SET state = 'finished'",
+    "another spec": "UPDATE replay_runs SET state = 'stopped', state_reason = 'x', spec = '{}'",
+    "another actor": "UPDATE replay_runs SET state = 'stopped', state_reason = 'x', actor = 'somebody'",
+    "a replay that goes": "DELETE FROM replay_runs",
+    "a unit more": (
+        "INSERT INTO replay_units (replay_run_id, position, batch, wal_id, dataset, selected_status, selected_version, "
+        "state) SELECT replay_run_id, 99, 99, wal_id, dataset, selected_status, selected_version, 'selected' "
+        "FROM replay_units WHERE position = 1"
+    ),
+    "a unit of another batch": "UPDATE replay_units SET batch = 9 WHERE state = 'selected'",
+    "a second decision": "UPDATE replay_units SET state = 'selected' WHERE state = 'admitted'",
+    "a skip without a reason": "UPDATE replay_units SET state = 'skipped', decided_at = '2025-12-04T00:00:00.000000Z' "
+    "WHERE state = 'selected'",
+    "an admission that never was": "UPDATE replay_units SET state = 'admitted', admitted_version = 99, "
+    "decided_at = '2025-12-04T00:00:00.000000Z' WHERE state = 'selected'",
+    "a unit that goes": "DELETE FROM replay_units",
+}
+
+
+@pytest.mark.clause("RPL-05", "SEC-02")
+def test_the_database_refuses_what_no_replay_may_do(stand: Stand) -> None:
+    stand.bring("failed", 2)
+    run = stand.engine.start(selection(limits={"batch_size": 1}), PERSON)
+    stand.engine.advance(run.replay_run_id)
+    before = stand.engine.report(run.replay_run_id)
+    emptying = {
+        "postgresql": {f"{table}: emptied": f"TRUNCATE {table} CASCADE" for table in TABLES},
+        "sqlite": {f"{table}: replaced": f"REPLACE INTO {table} SELECT * FROM {table}" for table in TABLES},
+    }
+    for name, sql in (FORBIDDEN | emptying[stand.pipeline.database.dialect]).items():
+        with pytest.raises(DBAPIError):
+            raise AssertionError(f"{name}: {stand.type_by_hand(sql)} rows")
+        assert stand.engine.report(run.replay_run_id) == before
+
+
+LEGAL = {
+    ("running", "paused"), ("running", "stopped"), ("running", "finished"), ("paused", "running"),
+    ("paused", "stopped"), ("stopped", "running"),
+}  # fmt: skip
+"""Every change that can be asked for; nobody sees a planned replay, which its own transaction lets run."""
+
+
+@pytest.mark.clause("RPL-05")
+def test_a_replay_changes_its_state_as_the_diagram_says_and_not_otherwise(stand: Stand) -> None:
+    def go(replay_run_id: str, from_state: ReplayState, to_state: ReplayState) -> None:
+        reason = "x" if to_state in {ReplayState.PAUSED, ReplayState.STOPPED} else None
+        with stand.pipeline.database.transaction() as tx:
+            runs.change_state(tx, replay_run_id, from_state, to_state, at=stand.clock(), state_reason=reason)
+
+    told = {(before.value, after.value) for before, then in runs.NEXT_STATES.items() for after in then}
+    assert told == LEGAL | {("planned", "running")}
+    for from_state in set(ReplayState) - {ReplayState.PLANNED}:
+        for to_state in ReplayState:
+            replay_run_id = stand.engine.start(selection(), PERSON).replay_run_id
+            if from_state is not ReplayState.RUNNING:
+                go(replay_run_id, ReplayState.RUNNING, from_state)
+            if (from_state.value, to_state.value) in LEGAL:
+                go(replay_run_id, from_state, to_state)
+                assert stand.engine.report(replay_run_id).run.state is to_state
+                continue
+            with pytest.raises(IllegalTransitionError) as refused:
+                go(replay_run_id, from_state, to_state)
+            assert (refused.value.from_status, refused.value.to_status) == (from_state, to_state)
+            allowed = {f"{before} > {after}" for before, after in LEGAL if before == from_state}
+            assert set(str(refused.value.expected).split(" or ")) == (allowed or {"nothing after finished"})
+
+
+@pytest.mark.clause("RPL-05")
+def test_a_unit_that_the_ledger_does_not_take_in_spite_of_all_is_decided_about_too(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand.bring("failed", 2)
+    replay = stand.engine.start(selection(), PERSON)
+    monkeypatch.setattr(Ledger, "readmit", lambda *_, **__: frozenset())
+    assert str(stand.engine.advance(replay.replay_run_id)).endswith("batch 1: 0 units let in, skipped 2 moved")
+    # Undecided units would be its next batch again and again.
+    assert stand.engine.advance(replay.replay_run_id).state is ReplayState.FINISHED
+
+
+@pytest.mark.clause("RPL-07")
+@pytest.mark.parametrize(
+    ("made_by", "running", "newer"),
+    [
+        (None, "1.2.0", False),
+        ("1.10.0", "1.9.0", True),
+        ("1.9.0", "1.9.0", False),
+        ("1.8.0", "1.9.0", False),
+        ("a branch", "1.9.0", True),
+        ("a branch", "a branch", False),
+    ],
+)
+def test_a_result_of_a_version_that_nobody_can_read_is_taken_for_newer(
+    contracts: ContractRegistry, made_by: str | None, running: str, newer: bool
+) -> None:
+    rules = Admission(registry=contracts, switched_off=frozenset(), code_version=running, allow_downgrade=False)
+    assert rules.is_newer(made_by) is newer

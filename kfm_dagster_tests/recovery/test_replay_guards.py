@@ -1,0 +1,384 @@
+"""Guards: each trips by name, with what was observed and expected; the pace gives way before live work suffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfm_dagster.governance.log import GovernanceAction
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.recovery.replay.engine import ReplayEngine
+from kfm_dagster.recovery.replay.limits import HOLD_AT, LIMITS, QUEUE_AGE_SLO_SECONDS, SLOW_DOWN_AT, Limits
+from kfm_dagster.recovery.replay.pace import Hold, HoldReason, Rate, RecentBatch, Traffic, hold, queue_age
+from kfm_dagster.recovery.replay.refusals import Guard, GuardError
+from kfm_dagster.recovery.replay.selection import Selection, selection_of
+from kfm_dagster.settings import Environment
+from kfm_dagster_tests.factories import failed
+from kfm_dagster_tests.recovery.replays import (
+    NOBODY_ASKED,
+    NOW,
+    PERSON,
+    WINDOW,
+    Stand,
+    document,
+    every_table,
+    open_stand,
+    repair,
+    selection,
+)
+
+
+@pytest.fixture
+def stand(tmp_path: Path, database_url: str) -> Iterator[Stand]:
+    found = open_stand(tmp_path / "home", database_url)
+    yield found
+    found.pipeline.close()
+
+
+def without(**filters: Any) -> Selection:
+    """The bench's selection without some of its filters."""
+    wanted = document()
+    wanted["spec"]["filters"] = {
+        name: value for name, value in wanted["spec"]["filters"].items() if name not in filters
+    }
+    return selection_of(wanted, source="the test")
+
+
+PROD = {"env": "prod", "labels": {"incident_id": "INC-1"}}
+TRIPPED: dict[str, tuple[Selection, Environment, Guard, str]] = {
+    # name: selection, where, which guard, what it observed
+    "another environment": (selection(env="prod"), Environment.DEV, Guard.ENVIRONMENT, "metadata.env prod"),
+    "no dataset": (without(datasets=0), Environment.DEV, Guard.SCOPE, "no dataset"),
+    "no time": (without(event_time=0), Environment.DEV, Guard.SCOPE, "no time"),
+    "no status": (without(status=0), Environment.DEV, Guard.SCOPE, "no status"),
+    "nothing": (without(datasets=0, event_time=0, status=0), Environment.DEV, Guard.SCOPE, "no dataset, no time"),
+    "everything in prod": (
+        selection(filters={"datasets": ["*"]}, **PROD), Environment.PROD, Guard.GLOBAL_SCOPE, 'datasets "*"',
+    ),
+    "an open end in prod": (
+        selection(filters={"event_time": {"start": WINDOW["start"]}}, **PROD),
+        Environment.PROD, Guard.WINDOW, "an open end",
+    ),
+    "a long time in prod": (
+        selection(filters={"event_time": {"start": "2025-10-01T00:00:00Z", "end": WINDOW["end"]}}, **PROD),
+        Environment.PROD, Guard.WINDOW, "64 days",
+    ),
+    "more records than allowed": (
+        selection(limits={"max_records": 50_001}), Environment.DEV, Guard.MAX_SELECTION_RECORDS, "50001",
+    ),
+    "more records than prod allows": (
+        selection(limits={"max_records": 5_001}, **PROD), Environment.PROD, Guard.MAX_SELECTION_RECORDS, "5001",
+    ),
+    "large batches": (selection(limits={"batch_size": 1_001}), Environment.DEV, Guard.MAX_BATCH_SIZE, "1001"),
+    "large batches in prod": (
+        selection(limits={"batch_size": 501}, **PROD), Environment.PROD, Guard.MAX_BATCH_SIZE, "501",
+    ),
+    "many batches": (selection(limits={"max_batches": 1_001}), Environment.DEV, Guard.MAX_BATCHES, "1001"),
+    "fast records": (selection(options={"records_per_second": 1_001}), Environment.DEV, Guard.RATE, "1001"),
+    "fast records in prod": (
+        selection(options={"records_per_second": 101}, **PROD), Environment.PROD, Guard.RATE, "101",
+    ),
+    "fast batches": (selection(options={"batches_per_minute": 121}), Environment.DEV, Guard.RATE, "121"),
+    "fast batches beside records as fast as allowed": (
+        selection(options={"records_per_second": 1_000, "batches_per_minute": 121}), Environment.DEV, Guard.RATE, "121",
+    ),
+    "a repair that is not allowed": (
+        repair("succeeded", options={"allow_repair_and_replace": False, "approval": "CHG-1"}),
+        Environment.DEV, Guard.APPROVAL, "no options.allow_repair_and_replace",
+    ),
+    "a repair that nobody approved": (repair("succeeded"), Environment.DEV, Guard.APPROVAL, "no approval reference"),
+    "a downgrade that nobody approved": (
+        selection(options={"allow_downgrade": True}), Environment.DEV, Guard.APPROVAL, "no approval reference",
+    ),
+    "no reference in prod": (selection(env="prod"), Environment.PROD, Guard.CHANGE_REFERENCE, "none"),
+}  # fmt: skip
+
+
+@pytest.mark.clause("RPL-03", "RPL-07")
+@pytest.mark.parametrize("name", TRIPPED)
+def test_a_guard_refuses_by_name_and_changes_nothing(name: str, tmp_path: Path) -> None:
+    wanted, env, guard, observed = TRIPPED[name]
+    stand = open_stand(tmp_path / "home", "", env=env)
+    stand.bring("failed", 2)
+    before = every_table(stand.pipeline)
+    with pytest.raises(GuardError) as refused:
+        stand.engine.start(wanted, NOBODY_ASKED)
+    found = {refusal.guard: refusal for refusal in refused.value.refusals}
+    assert observed in str(found[guard].observed)
+    assert (refused.value.exit_code, "\n" in str(refused.value)) == (3, False)
+    assert every_table(stand.pipeline) == before
+    stand.pipeline.close()
+
+
+ALLOWED: dict[str, tuple[Selection, Environment]] = {
+    "as long a time as prod allows": (
+        selection(filters={"event_time": {"start": "2025-11-03T00:00:00Z", "end": WINDOW["end"]}}, **PROD),
+        Environment.PROD,
+    ),
+    "as many records": (selection(limits={"max_records": 50_000}), Environment.DEV),
+    "as large batches": (selection(limits={"batch_size": 1_000}), Environment.DEV),
+    "as many batches": (selection(limits={"max_batches": 1_000}), Environment.DEV),
+    "as fast records": (selection(options={"records_per_second": 1_000}), Environment.DEV),
+    "as fast batches": (selection(options={"batches_per_minute": 120}), Environment.DEV),
+}
+
+
+@pytest.mark.clause("RPL-03")
+@pytest.mark.parametrize("name", ALLOWED)
+def test_a_guard_allows_what_its_limit_says_to_the_last_one(name: str, tmp_path: Path) -> None:
+    wanted, env = ALLOWED[name]
+    stand = open_stand(tmp_path / "home", "", env=env)
+    assert stand.engine.plan(wanted).refusals == ()
+    stand.pipeline.close()
+
+
+@pytest.mark.clause("RPL-03")
+def test_every_guard_is_tripped_by_a_test() -> None:
+    by_table = {guard for _, _, guard, _ in TRIPPED.values()}
+    assert by_table | {Guard.KILL_SWITCH, Guard.DOWNGRADE} == set(Guard)
+
+
+@pytest.mark.clause("RPL-03")
+def test_explicit_units_stand_for_a_scope_and_a_bounded_selection_passes(stand: Stand) -> None:
+    units = stand.bring("failed", 3)
+    named = without(datasets=0, event_time=0, status=0).model_dump(mode="json")
+    named["spec"]["filters"]["wal_ids"] = [units[1].wal_id]
+    plan = stand.engine.plan(selection_of(named, source="the test"))
+    assert (plan.refusals, [unit.wal_id for unit in plan.units]) == ((), [units[1].wal_id])
+    assert stand.engine.plan(selection()).refusals == ()
+
+
+@pytest.mark.clause("RPL-03")
+def test_limits_are_stricter_towards_prod() -> None:
+    names = [
+        "max_selection_records", "max_batch_size", "max_batches", "records_per_second", "batches_per_minute",
+        "batches_in_flight_per_dataset", "batches_in_flight",
+    ]  # fmt: skip
+    for looser, stricter in pairwise([LIMITS[env] for env in Environment]):
+        for name in names:
+            assert getattr(looser, name) >= getattr(stricter, name), name
+        assert looser.global_scope >= stricter.global_scope
+        assert looser.needs_change_ref <= stricter.needs_change_ref
+        assert (looser.max_window or timedelta.max) >= (stricter.max_window or timedelta.max)
+    assert LIMITS[Environment.PROD] != LIMITS[Environment.DEV]
+
+
+@pytest.mark.clause("RPL-03")
+def test_a_selection_that_matches_more_than_is_allowed_is_refused_unless_it_takes_the_first(stand: Stand) -> None:
+    units = stand.bring("failed", 5)
+    engine = stand.limited(max_selection_records=4)
+    with pytest.raises(GuardError, match="max_selection_records"):
+        engine.start(selection(), PERSON)
+    plan = engine.plan(selection(limits={"max_records": 3}))
+    assert (plan.refusals, plan.more, [unit.wal_id for unit in plan.units]) == (
+        (), True, [unit.wal_id for unit in units[:3]],
+    )  # fmt: skip
+
+
+@pytest.mark.clause("RPL-03")
+def test_a_selection_that_needs_more_batches_than_it_allows_is_refused(stand: Stand) -> None:
+    stand.bring("failed", 5)
+    with pytest.raises(GuardError, match="max_batches"):
+        stand.engine.start(selection(limits={"batch_size": 2, "max_batches": 2}), PERSON)
+    assert stand.engine.plan(selection(limits={"batch_size": 2, "max_batches": 3})).batches == 3
+
+
+@pytest.mark.clause("RPL-03", "WAL-10")
+def test_a_kill_switch_refuses_the_start_and_holds_a_running_replay(stand: Stand) -> None:
+    stand.bring("failed", 4)
+    switches = stand.pipeline.ledger.switches
+    run = stand.engine.start(selection(limits={"batch_size": 2}), PERSON)
+    assert stand.engine.advance(run.replay_run_id).admitted is not None
+    switches.engage("nexrad-l2", PERSON)
+    with pytest.raises(GuardError, match="kill_switch"):
+        stand.engine.start(selection(), PERSON)
+    for _ in range(3):
+        stand.clock.forward(600)
+        held = stand.engine.advance(run.replay_run_id).hold
+        assert held is not None
+        assert (held.reason, "nexrad-l2" in held.observed) == (HoldReason.GUARD, True)
+    assert stand.statuses() == {"pending": 2, "failed": 2}
+    assert not stand.engine.at_work()
+
+    switches.release("nexrad-l2", PERSON)
+    stand.carry_out(run.replay_run_id)
+    assert stand.statuses() == {"succeeded": 4}
+
+
+@pytest.mark.clause("WAL-10")
+def test_no_option_lets_a_unit_of_a_switched_off_dataset_in(stand: Stand) -> None:
+    stand.bring("failed", 2)
+    stand.pipeline.ledger.switches.engage("nexrad-l2", PERSON)
+    run = stand.engine.start(selection(options={"respect_kill_switch": False}), PERSON)
+    stand.carry_out(run.replay_run_id)
+    assert stand.engine.report(run.replay_run_id).account.skipped == {"switched_off": 2}
+    assert stand.statuses() == {"failed": 2}
+
+
+def grant(stand: Stand, *, attempts: int) -> None:
+    """Change the contract's attempts, as a release may."""
+    contract = stand.pipeline.registry["nexrad-l2"]
+    retry = contract.retry.model_copy(update={"max_attempts": attempts})
+    stand.pipeline.registry.contracts["nexrad-l2"] = contract.model_copy(update={"retry": retry})  # type: ignore[index]
+
+
+@pytest.mark.clause("WAL-10", "RPL-03")
+def test_units_whose_attempts_are_used_up_are_skipped_with_their_reason(stand: Stand) -> None:
+    spent, fresh = stand.bring("failed"), stand.bring("failed", first=1)
+    granted = stand.pipeline.registry["nexrad-l2"].retry.attempts_for("missing_object")
+    for number in range(1, granted - 1):
+        stand.pipeline.ledger.readmit([spent[0].wal_id], reason="test")
+        stand.work(failed, run_id=f"again-{number}")
+    # The contract is stricter by the time of the replay, as after a release.
+    grant(stand, attempts=granted - 1)
+    plan = stand.engine.plan(selection())
+    assert (len(plan.units), plan.skipped) == (2, {"attempts_exhausted": 1})
+    run = stand.engine.start(selection(), PERSON)
+    stand.carry_out(run.replay_run_id)
+    assert stand.engine.report(run.replay_run_id).account.skipped == {"attempts_exhausted": 1}
+    assert stand.records()[fresh[0].wal_id].status == "succeeded"
+    assert stand.records()[spent[0].wal_id].status == "failed"
+
+
+@pytest.mark.clause("RPL-07")
+@pytest.mark.parametrize(
+    ("code_version", "refused"),
+    [("0.0.9", True), ("0.1.0rc1", True), ("0.1.0", False), ("0.10.0", False), ("1.0", False)],
+)
+def test_results_of_newer_code_are_not_replaced_by_older_code(code_version: str, refused: bool, stand: Stand) -> None:
+    stand.bring("succeeded", 2)
+    older = ReplayEngine(pipeline=stand.pipeline, code_version=code_version)
+    if not refused:
+        assert older.plan(repair(), change_ref="CHG-1").refusals == ()
+        return
+    with pytest.raises(GuardError, match="2 results newer than"):
+        older.start(repair(), PERSON)
+    approved = repair(options={"allow_downgrade": True})
+    run = older.start(approved, PERSON)
+    assert str(older.advance(run.replay_run_id)).endswith("batch 1: 2 units let in")
+
+
+@pytest.mark.clause("RPL-07")
+def test_a_result_that_newer_code_makes_after_the_start_is_skipped(stand: Stand) -> None:
+    [unit] = stand.bring("failed")
+    grant(stand, attempts=9)
+    older = ReplayEngine(pipeline=stand.pipeline, code_version="0.0.9")
+    run = older.start(selection(), PERSON)
+    # Another release's worker retries it with success, and once more without, before its batch comes.
+    stand.pipeline.ledger.readmit([unit.wal_id])
+    stand.work()
+    versions = {unit.wal_id: stand.records()[unit.wal_id].version}
+    again = stand.pipeline.ledger.override(
+        versions, from_status=Status.SUCCEEDED, action=GovernanceAction.REPEAT, decision=PERSON
+    )
+    assert again == {unit.wal_id}
+    stand.work(failed, run_id="run-3")
+    assert stand.statuses() == {"failed": 1}
+    assert str(older.advance(run.replay_run_id)).endswith("skipped 1 downgrade")
+
+
+CALM = Traffic(now=NOW, in_flight=[], recent=[], live_waits_since=None)
+STRICT = LIMITS[Environment.PROD]
+RATE = Rate(records_per_second=100, batches_per_minute=30)
+
+
+def traffic(
+    *, age: float = 0, in_flight: int = 0, dataset: str = "goes-abi", recent: list[tuple[float, int]] | None = None
+) -> Traffic:
+    """Live units that wait for `age` seconds, batches in flight, and (seconds ago, records) of recent batches."""
+    return Traffic(
+        now=NOW,
+        in_flight=[("replay", number, dataset) for number in range(in_flight)],
+        recent=[
+            RecentBatch(decided_at=NOW - timedelta(seconds=ago), admitted=records) for ago, records in recent or []
+        ],
+        live_waits_since=NOW - timedelta(seconds=age) if age else None,
+    )
+
+
+SLOW, STOP = SLOW_DOWN_AT * QUEUE_AGE_SLO_SECONDS, HOLD_AT * QUEUE_AGE_SLO_SECONDS
+PACES: dict[str, tuple[Traffic, HoldReason | None]] = {
+    "nothing going on": (CALM, None),
+    "live units wait a little": (traffic(age=SLOW - 1), None),
+    "live units wait long": (traffic(age=STOP), HoldReason.QUEUE_AGE),
+    "just before that": (traffic(age=STOP - 1), None),
+    "few batches of the dataset": (traffic(in_flight=STRICT.batches_in_flight_per_dataset - 1), None),
+    "many batches of the dataset": (traffic(in_flight=STRICT.batches_in_flight_per_dataset), HoldReason.IN_FLIGHT),
+    "as many of another dataset": (
+        traffic(in_flight=STRICT.batches_in_flight_per_dataset, dataset="hrrr"), None,
+    ),
+    "many batches of others": (traffic(in_flight=STRICT.batches_in_flight, dataset="hrrr"), HoldReason.IN_FLIGHT),
+    "500 records 4 s ago at 100 a second": (traffic(recent=[(4, 500)]), HoldReason.RATE),
+    "500 records 5 s ago": (traffic(recent=[(5, 500)]), None),
+    "500 records 5 s ago, live units wait": (traffic(recent=[(5, 500)], age=SLOW), HoldReason.RATE),
+    "500 records 10 s ago, live units wait": (traffic(recent=[(10, 500)], age=SLOW), None),
+    "an earlier batch that is still being paid off": (traffic(recent=[(1, 0), (4, 500)]), HoldReason.RATE),
+    "30 batches within a minute": (traffic(recent=[(59, 1)] * 30), HoldReason.RATE),
+    "29 batches within a minute": (traffic(recent=[(59, 1)] * 29), None),
+    "15 batches within a minute, live units wait": (traffic(recent=[(59, 1)] * 15, age=SLOW), HoldReason.RATE),
+    "30 batches before that": (traffic(recent=[(60, 1)] * 30), None),
+}  # fmt: skip
+
+
+@pytest.mark.clause("RPL-03", "RPL-05")
+@pytest.mark.parametrize("name", PACES)
+def test_the_next_batch_waits_for_its_rate_for_others_and_for_live_work(name: str) -> None:
+    seen, reason = PACES[name]
+    held: Hold | None = hold(seen, rate=RATE, limits=STRICT, datasets={"goes-abi"})
+    assert (held and held.reason) == reason
+    assert held is None or "expected" in str(held)
+
+
+def test_a_clock_that_is_behind_makes_no_queue_age() -> None:
+    ahead = Traffic(now=NOW, in_flight=[], recent=[], live_waits_since=NOW + timedelta(seconds=30))
+    assert queue_age(ahead) == 0
+
+
+@pytest.mark.clause("RPL-05")
+def test_a_replay_gives_way_to_live_units_that_wait_and_goes_on_by_itself(stand: Stand) -> None:
+    stand.bring("failed", 4)
+    run = stand.engine.start(selection(limits={"batch_size": 2}), PERSON)
+    stand.bring("pending", first=50)
+    stand.clock.forward(STOP + 1)
+    held = stand.engine.advance(run.replay_run_id).hold
+    assert held is not None
+    assert held.reason is HoldReason.QUEUE_AGE
+    assert stand.engine.report(run.replay_run_id).hold == held
+    assert stand.engine.at_work()
+    # A dataset that is switched off waits for a person, and keeps no replay of another one waiting.
+    stand.work()
+    assert stand.engine.advance(run.replay_run_id).admitted is not None
+    assert stand.statuses() == {"failed": 2, "pending": 2, "succeeded": 1}
+
+
+@pytest.mark.clause("RPL-03", "RPL-05")
+def test_batches_in_flight_hold_the_next_one_until_they_are_done(stand: Stand) -> None:
+    stand.bring("failed", 3)
+    engine = stand.limited(batches_in_flight=1)
+    run = engine.start(selection(limits={"batch_size": 1}), PERSON)
+    assert engine.advance(run.replay_run_id).admitted is not None
+    stand.clock.forward(600)
+    held = engine.advance(run.replay_run_id).hold
+    assert held is not None
+    assert held.reason is HoldReason.IN_FLIGHT
+    claimed = stand.claim(run_id="run-2")
+    assert engine.advance(run.replay_run_id).hold == held
+    # A unit that waits for its retry keeps nobody waiting.
+    stand.pipeline.ledger.settle([failed(unit) for unit in claimed], run_id="run-2")
+    assert engine.advance(run.replay_run_id).admitted is not None
+
+
+@pytest.mark.clause("RPL-03")
+def test_a_limit_that_a_release_lowers_holds_a_running_replay(stand: Stand) -> None:
+    stand.bring("failed", 2)
+    run = stand.engine.start(selection(limits={"batch_size": 2}), PERSON)
+    stricter: Limits = stand.limited(max_batch_size=1).limits[Environment.DEV]
+    engine = ReplayEngine(pipeline=stand.pipeline, limits={Environment.DEV: stricter})
+    held = engine.advance(run.replay_run_id).hold
+    assert held is not None
+    assert (held.reason, "max_batch_size" in held.observed) == (HoldReason.GUARD, True)

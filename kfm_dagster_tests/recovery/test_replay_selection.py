@@ -1,0 +1,212 @@
+"""Selections: one strict document from a file or from options, and the same records in the same order every time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+import sqlalchemy as sa
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.errors import ContractError
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.recovery.replay.selection import (
+    Selection,
+    SelectionError,
+    json_schema,
+    load_selection,
+    parse_selection,
+    selection_of,
+)
+from kfm_dagster.recovery.replay.units import select
+from kfm_dagster.storage.statements import statement
+from kfm_dagster_tests.factories import START, envelope, failed
+from kfm_dagster_tests.recovery.replays import WINDOW, Stand, document, open_stand, repair, selection
+
+PUBLISHED = Path(__file__).resolve().parents[2] / "docs" / "spec" / "replay-selection.schema.json"
+SPECIFIED = """\
+apiVersion: kfm.nodd.replay/v1
+kind: ReplaySelection
+metadata: {name: goes-schema-fix, description: "...", env: prod, labels: {replay_reason: incident, incident_id: INC-1}}
+spec:
+  mode: failed-only            # failed-only | repair-and-replace | backfill
+  filters: {datasets: [goes-abi], status: [failed], error_codes: [stac_validation_failed],
+            event_time: {start: "2025-12-04T00:00:00Z", end: "2025-12-04T06:00:00Z"}, attempts: {max: 4}}
+  limits: {max_records: 5000, batch_size: 500, max_batches: 20}
+  options: {dry_run: false, allow_repair_and_replace: false, respect_kill_switch: true, notes: ""}
+"""
+
+
+@pytest.fixture
+def stand(tmp_path: Path, database_url: str) -> Iterator[Stand]:
+    found = open_stand(tmp_path / "home", database_url)
+    yield found
+    found.pipeline.close()
+
+
+@pytest.mark.clause("RPL-02")
+def test_the_specified_example_is_read_whole(tmp_path: Path) -> None:
+    file = tmp_path / "incident.yaml"
+    file.write_text(SPECIFIED, encoding="utf-8")
+    found = load_selection(file)
+    assert (found.replay_reason, found.change_ref) == ("incident", "INC-1")
+    assert found.spec.statuses == (Status.FAILED,)
+    assert found.spec.filters.event_time.end == datetime(2025, 12, 4, 6, tzinfo=UTC)
+    assert found.as_json()["spec"]["limits"] == {"max_records": 5000, "batch_size": 500, "max_batches": 20}
+    jsonschema_rs.Draft202012Validator(json_schema()).validate(yaml.safe_load(SPECIFIED))
+
+
+@pytest.mark.clause("RPL-02")
+def test_the_published_schema_is_the_model() -> None:
+    written = json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
+    assert PUBLISHED.read_text(encoding="utf-8") == written, f"write json_schema() to {PUBLISHED.name}"
+
+
+WRONG: dict[str, tuple[str, str, str]] = {
+    # name: what of the example, replaced by what, what the line says after the file's name
+    "an unknown key": ("attempts: {max: 4}", "attemps: {max: 4}", ":7: spec.filters.attemps is wrong"),
+    "another version": ("replay/v1", "replay/v2", ":1: apiVersion is wrong"),
+    "an unknown mode": ("mode: failed-only ", "mode: failed ", ":5: spec.mode is wrong"),
+    "a number as text": ("batch_size: 500", 'batch_size: "500"', ":8: spec.limits.batch_size is wrong"),
+    "a truth as a number": ("dry_run: false", "dry_run: 0", ":9: spec.options.dry_run is wrong"),
+    "a time without a zone": ('"2025-12-04T06:00:00Z"', '"2025-12-04T06:00:00"', ":7: spec.filters.event_time.end"),
+    "an end before the start": ("T06:00", "T00:00", ":7: spec.filters.event_time is wrong"),
+    "a status nobody replays": ("status: [failed]", "status: [failed, pending]", ":4: spec is wrong"),
+    "a success, failed-only": ("status: [failed]", "status: [succeeded]", ":4: spec is wrong"),
+    "no name": ("name: goes-schema-fix, ", "", ":3: metadata.name is wrong"),
+    "the contract's own reason": ("replay_reason: incident", "replay_reason: retry", "the document is wrong"),
+    "no YAML": ("spec:\n", "spec: [\n", ":6 is not valid YAML"),
+    "a backfill by status": ("mode: failed-only ", "mode: backfill ", ":4: spec is wrong"),
+    "no kind": ("kind: ReplaySelection\n", "", ":1: kind is wrong"),
+}
+
+
+@pytest.mark.clause("RPL-02")
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_file_is_refused_with_its_line_and_reason(name: str, tmp_path: Path) -> None:
+    before, after, said = WRONG[name]
+    assert SPECIFIED.count(before) >= 1
+    file = tmp_path / "wrong.yaml"
+    file.write_text(SPECIFIED.replace(before, after, 1), encoding="utf-8")
+    with pytest.raises(SelectionError) as refused:
+        load_selection(file)
+    line = str(refused.value)
+    assert f"{file}" in line
+    assert said in line
+    assert "\n" not in line
+
+
+def test_a_saved_selection_is_the_same_selection() -> None:
+    first = repair("succeeded", "quarantined", labels={"incident_id": "INC-7"}, limits={"batch_size": 7})
+    for form in (first.brief(), first.as_json()):
+        again = parse_selection(yaml.safe_dump(form, sort_keys=False), source="a file")
+        assert (again, again.sha256()) == (first, first.sha256())
+
+
+def test_the_order_of_keys_does_not_change_a_selection_s_digest() -> None:
+    turned = dict(reversed(document().items()))
+    assert selection_of(turned, source="x").sha256() == selection().sha256()
+    assert selection(limits={"batch_size": 7}).sha256() != selection().sha256()
+
+
+def found_by(stand: Stand, wanted: Selection, *, limit: int = 1000) -> tuple[list[str], bool]:
+    with stand.pipeline.database.snapshot() as tx:
+        units, more = select(wanted, registry=stand.pipeline.registry, limit=limit, tx=tx)
+    return [unit.wal_id for unit in units], more
+
+
+@pytest.mark.clause("RPL-02")
+def test_each_filter_narrows_the_selection_to_what_it_says(stand: Stand) -> None:
+    young = stand.bring("failed", 3)
+    stand.clock.forward(3600)
+    old = stand.bring("failed", 2, first=10)
+    done, out = stand.bring("succeeded", first=20), stand.bring("quarantined", first=30)
+    goes = envelope(40, dataset="goes-abi")
+    stand.pipeline.ledger.ensure([goes])
+    ids: Callable[[list[Envelope]], list[str]] = lambda units: [unit.wal_id for unit in units]  # noqa: E731
+    halfway = "2025-12-04T00:30:00Z"
+    at_two = (young[1].event_time).isoformat()
+    cases: list[tuple[Selection, list[str]]] = [
+        (selection(), ids(young + old)),
+        (selection(filters={"error_codes": ["size_zero"]}), []),
+        (selection(filters={"error_codes": ["missing_object", "size_zero"]}), ids(young + old)),
+        (selection(filters={"event_time": {"start": at_two}}), ids(young[1:] + old)),
+        (selection(filters={"event_time": {"end": at_two}}), ids(young[:1])),
+        (selection(filters={"created": {"after": halfway}}), ids(old)),
+        (selection(filters={"created": {"before": halfway}}), ids(young)),
+        (selection(filters={"attempts": {"max": 0}}), []),
+        (selection(filters={"attempts": {"max": 1}}), ids(young + old)),
+        (selection(filters={"wal_ids": ids([old[1], young[0], *done])}), ids([young[0], old[1]])),
+        (selection(filters={"datasets": ["goes-abi"]}), []),
+        (selection(filters={"datasets": ["*"]}), ids(young + old)),
+        (repair("succeeded", "quarantined"), ids(done + out)),
+    ]
+    for wanted, expected in cases:
+        assert found_by(stand, wanted) == (expected, False), wanted.spec.filters
+    assert found_by(stand, selection(), limit=4) == (ids(young + old)[:4], True)
+    with pytest.raises(ContractError):
+        found_by(stand, selection(filters={"datasets": ["goes-xyz"]}))
+
+
+@pytest.mark.clause("RPL-02")
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_the_same_spec_selects_the_same_records_in_the_same_order_however_they_came(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Ledgers with the same records, filled in any order, against a plain sort in Python."""
+    seconds = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=12))
+    units = [envelope(number, event_time=START + timedelta(seconds=second)) for number, second in enumerate(seconds)]
+    arrivals = [units, data.draw(st.permutations(units))]
+    limit = data.draw(st.integers(1, 12))
+    start = START + timedelta(seconds=data.draw(st.integers(0, 5)))
+    wanted = selection(filters={"event_time": {"start": start.isoformat()}}, limits={"max_records": limit})
+    expected = sorted((unit.event_time, unit.wal_id) for unit in units if unit.event_time >= start)
+    for arrival in arrivals:
+        stand = open_stand(tmp_path_factory.mktemp("ledger"), "")
+        try:
+            for unit in arrival:
+                stand.pipeline.ledger.ensure([unit])
+            stand.work(failed)
+            found = found_by(stand, wanted, limit=limit)
+            assert found == ([wal_id for _, wal_id in expected][:limit], len(expected) > limit)
+            assert found_by(stand, wanted, limit=limit) == found
+        finally:
+            stand.pipeline.close()
+
+
+@pytest.mark.clause("RPL-02")
+def test_a_selection_is_a_range_of_the_index(stand: Stand) -> None:
+    stand.bring("failed", 400)
+    database = stand.pipeline.database
+    parameters: dict[str, Any] = dict.fromkeys(("created_after", "created_before", "attempts_max", "error_codes"))
+    parameters |= {
+        "groups": json.dumps([{"status": "failed", "dataset": "nexrad-l2"}]),
+        "event_start": WINDOW["start"],
+        "event_end": WINDOW["end"],
+        "limit": 10,
+    }
+    explain = {"sqlite": "EXPLAIN QUERY PLAN ", "postgresql": "EXPLAIN "}[database.dialect]
+    text = explain + statement(database.dialect, "replay.select_units").text
+    with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        if database.dialect == "postgresql":
+            connection.exec_driver_sql("ANALYZE nodd_wal_records")
+        plan = [str(row) for row in connection.execute(sa.text(text), parameters)]
+    [used] = [line for line in plan if "nodd_wal_records_by_selection" in line]
+    assert "INDEX" in used.upper()
+    if database.dialect == "sqlite":
+        assert "(status=? AND dataset=? AND event_time>? AND event_time<?)" in used
+        assert not [line for line in plan if "SCAN nodd_wal_records" in line or "SCAN candidate" in line]
+    else:
+        [condition] = [line for line in plan if "Index Cond" in line and "event_time" in line]
+        assert "status" in condition
+        assert "dataset" in condition
+        assert not [line for line in plan if "Seq Scan on nodd_wal_records" in line]
