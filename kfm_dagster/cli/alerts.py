@@ -12,8 +12,8 @@ import click
 
 from kfm_dagster.alerts.book import AlertBook
 from kfm_dagster.alerts.desk import try_out
-from kfm_dagster.cli.deciding import actor_of, actor_option
-from kfm_dagster.cli.opening import opened_database, opened_pipeline
+from kfm_dagster.cli.decision_options import actor_of, actor_option
+from kfm_dagster.cli.session import opened_database, opened_pipeline
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.governance.log import Decision

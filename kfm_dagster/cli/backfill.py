@@ -14,9 +14,9 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from kfm_dagster.cli.deciding import deciding, decision_of
+from kfm_dagster.cli.decision_options import decision_of, decision_options
 from kfm_dagster.cli.ids import whole_backfill_id
-from kfm_dagster.cli.opening import opened_pipeline
+from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode
@@ -52,7 +52,7 @@ def backfill() -> None:
 @click.argument("datasets", nargs=-1, required=True, metavar="DATASET...")
 @click.option("--from", "first", type=_DAY, required=True, help="First day, UTC, YYYY-MM-DD.")
 @click.option("--to", "last", type=_DAY, required=True, help="Last day, itself included.")
-@deciding
+@decision_options
 def run(
     *,
     datasets: Sequence[str],
@@ -119,7 +119,7 @@ def status(context: click.Context, *, backfill_id: str | None, follow: bool, as_
 
 @backfill.command()
 @click.argument("backfill_id")
-@deciding
+@decision_options
 def cancel(*, backfill_id: str, reason: str, change_ref: str | None, actor: str | None) -> None:
     """List no further day. What is listed already is ingested all the same; kfm kill-switch stops that, too.
 

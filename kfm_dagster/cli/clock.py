@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from kfm_dagster.cli.opening import opened_database
+from kfm_dagster.cli.session import opened_database
 from kfm_dagster.cli.tables import show_fields, show_section
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.loader import ContractRegistry

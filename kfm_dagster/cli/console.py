@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import click
 
-from kfm_dagster.cli.opening import opened_pipeline
+from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.console.serving import is_loopback, serve
 
 

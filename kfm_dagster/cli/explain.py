@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from kfm_dagster.cli.opening import explanations, looked_up_states, opened_database
+from kfm_dagster.cli.session import explanations, looked_up_states, opened_database
 from kfm_dagster.cli.tables import show_section
 from kfm_dagster.contracts.id_prefix import SHORTEST_PREFIX
 from kfm_dagster.ingest.run_account import NodeAccount, RunAccount

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from kfm_dagster.cli.ids import whole_wal_id
-from kfm_dagster.cli.opening import opened_pipeline
+from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.governance.log import GovernanceAction, GovernanceEntry

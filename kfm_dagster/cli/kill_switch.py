@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
-from kfm_dagster.cli.deciding import deciding, decision_of
-from kfm_dagster.cli.opening import opened_pipeline
+from kfm_dagster.cli.decision_options import decision_of, decision_options
+from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.governance.switches import EVERY_DATASET, KillSwitch
@@ -39,7 +39,7 @@ def kill_switch() -> None:
 @kill_switch.command()
 @click.argument("dataset", metavar="DATASET|all")
 @click.option("--expires", help="After so long (30m, 4h, 2d) or at this time (2026-01-31T12:00:00Z). Default: never.")
-@deciding
+@decision_options
 def on(*, dataset: str, expires: str | None, reason: str, change_ref: str | None, actor: str | None) -> None:
     """Switch a dataset off: nothing of it is claimed, replayed or written until the switch is off again.
 
@@ -56,7 +56,7 @@ def on(*, dataset: str, expires: str | None, reason: str, change_ref: str | None
 
 @kill_switch.command()
 @click.argument("dataset", metavar="DATASET|all")
-@deciding
+@decision_options
 def off(*, dataset: str, reason: str, change_ref: str | None, actor: str | None) -> None:
     """Take the switch back: the dataset is received, claimed and written again.
 

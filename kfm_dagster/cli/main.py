@@ -59,10 +59,11 @@ COMMANDS = {
         "Close the cases of quarantined units for good: they stay out, whatever is released later.",
     ),
     "dlq": Lazy(
-        "kfm_dagster.cli.dlq:dlq", "Look at the dead-letter queue, and drain, redrive or discard what is on it."
+        "kfm_dagster.cli.dlq.commands:dlq",
+        "Look at the dead-letter queue, and drain, redrive or discard what is on it.",
     ),
     "drain": Lazy(
-        "kfm_dagster.cli.deployment:drain",
+        "kfm_dagster.cli.drain:drain",
         "Work the queue until it is empty, with a daemon and code server of its own.",
     ),
     "explain": Lazy(
@@ -70,7 +71,7 @@ COMMANDS = {
         "Explain a run: what each node did, or why it had nothing to do.",
     ),
     "export": Lazy(
-        "kfm_dagster.cli.export:export",
+        "kfm_dagster.cli.export.commands:export",
         "Write the signed release bundle PTN_EXPORT or verify one; below it, a DCAT catalog and a lineage graph.",
     ),
     "governance": Lazy("kfm_dagster.cli.governance:governance", "Look into the governance log."),
@@ -90,12 +91,10 @@ COMMANDS = {
         "Let quarantined units in again: each gets one more attempt, and comes back if that fails.",
     ),
     "replay": Lazy(
-        "kfm_dagster.cli.replay:replay",
+        "kfm_dagster.cli.replay.commands:replay",
         "Have units done again, always through the ledger: select, dry-run, run, and watch.",
     ),
-    "ui": Lazy(
-        "kfm_dagster.cli.deployment:ui", "Open the Dagster UI over KFM_HOME, with daemon and sensors, until Ctrl-C."
-    ),
+    "ui": Lazy("kfm_dagster.cli.ui:ui", "Open the Dagster UI over KFM_HOME, with daemon and sensors, until Ctrl-C."),
     "validate": Lazy(
         "kfm_dagster.cli.validate:validate",
         "Show units, stage states, gate pass rates, stops, retries, dimensional closure and KPIs of the last days.",

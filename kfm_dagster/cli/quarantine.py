@@ -14,9 +14,16 @@ from typing import Any
 
 import click
 
-from kfm_dagster.cli.deciding import RecordMovedError, deciding, decision_of, overriding, records_of, unknown_record
+from kfm_dagster.cli.decision_options import (
+    RecordMovedError,
+    decision_of,
+    decision_options,
+    override_options,
+    records_of,
+    unknown_record,
+)
 from kfm_dagster.cli.ids import whole_wal_id
-from kfm_dagster.cli.opening import opened_pipeline
+from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_fields, show_rows, show_section
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.identity import rfc3339
@@ -57,7 +64,7 @@ def quarantine() -> None:
 @quarantine.command()
 @wal_ids_argument
 @click.option("--reason-code", required=True, help="Short code for lists and counts, e.g. suspect_content.")
-@deciding
+@decision_options
 @json_option
 def add(
     *,
@@ -132,7 +139,7 @@ def show(*, wal_id: str, as_json: bool) -> None:
 @click.command()
 @wal_ids_argument
 @version_option
-@overriding
+@override_options
 @json_option
 def release(
     *,
@@ -165,7 +172,7 @@ def release(
 @click.command()
 @wal_ids_argument
 @version_option
-@deciding
+@decision_options
 @json_option
 def discard(
     *,

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from kfm_dagster.cli.files import NewFile
-from kfm_dagster.cli.opening import opened_pipeline
+from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_fields, show_section
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.exports.validation import DAYS, MOST_DAYS, validate_report

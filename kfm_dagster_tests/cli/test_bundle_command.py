@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kfm_dagster.cli.bundle import write_bundle
+from kfm_dagster.cli.export.bundle import write_bundle
 from kfm_dagster.errors import ConfigurationError, ExitCode
 from kfm_dagster.exports.bundle.content import LAYOUT, Release
 from kfm_dagster.exports.bundle.gathering import NotPublishableError, gather_release

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kfm_dagster.cli.deployment import ui
 from kfm_dagster.cli.main import stopped_by_signals
+from kfm_dagster.cli.ui import ui
 from kfm_dagster.errors import ConfigurationError
 
 

@@ -18,10 +18,10 @@ import pytest
 import yaml
 from rich.console import Console
 
-from kfm_dagster.cli import replay_follow
 from kfm_dagster.cli.main import main
-from kfm_dagster.cli.replay import replay
-from kfm_dagster.cli.replay_follow import IDLE_SECONDS, follow
+from kfm_dagster.cli.replay import follow as replay_follow
+from kfm_dagster.cli.replay.commands import replay
+from kfm_dagster.cli.replay.follow import IDLE_SECONDS, follow
 from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.runs import ReplayState

@@ -15,16 +15,16 @@ import click
 import yaml
 from rich.console import Console
 
-from kfm_dagster.cli.confirming import require_confirmation
-from kfm_dagster.cli.deciding import deciding, decision_of
+from kfm_dagster.cli.confirm import require_confirmation
+from kfm_dagster.cli.decision_options import decision_of, decision_options
 from kfm_dagster.cli.files import NewFile
 from kfm_dagster.cli.ids import whole_replay_id
-from kfm_dagster.cli.opening import opened_pipeline
-from kfm_dagster.cli.replay_compare import compare as compare_stages
-from kfm_dagster.cli.replay_follow import follow
-from kfm_dagster.cli.replay_inspect import MOST_ROWS, chosen, mismatches_of, records_of, units_of
-from kfm_dagster.cli.replay_options import How, SelectionOptions, Shell, everywhere, global_options, selecting, starting
-from kfm_dagster.cli.replay_output import nothing_selected, show, show_plan, show_report, show_runs, show_units
+from kfm_dagster.cli.replay.compare import compare as compare_stages
+from kfm_dagster.cli.replay.follow import follow
+from kfm_dagster.cli.replay.inspect import MOST_ROWS, chosen, mismatches_of, records_of, units_of
+from kfm_dagster.cli.replay.options import How, SelectionOptions, Shell, everywhere, global_options, selecting, starting
+from kfm_dagster.cli.replay.output import nothing_selected, show, show_plan, show_report, show_runs, show_units
+from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.recovery.replay.engine import ReplayEngine
@@ -153,7 +153,7 @@ def status(*, shell: Shell, replay_run_id: str | None) -> None:
 
 @replay.command()
 @click.argument("replay_run_id")
-@deciding
+@decision_options
 @everywhere
 def pause(*, shell: Shell, replay_run_id: str, **given: Any) -> None:
     """Let nothing more in until the replay is resumed; what was let in goes on.
@@ -165,7 +165,7 @@ def pause(*, shell: Shell, replay_run_id: str, **given: Any) -> None:
 
 @replay.command()
 @click.argument("replay_run_id")
-@deciding
+@decision_options
 @everywhere
 def resume(*, shell: Shell, replay_run_id: str, **given: Any) -> None:
     """Go on where a replay was paused or stopped; results that differ so far count as seen.
@@ -177,7 +177,7 @@ def resume(*, shell: Shell, replay_run_id: str, **given: Any) -> None:
 
 @replay.command()
 @click.argument("replay_run_id")
-@deciding
+@decision_options
 @everywhere
 def stop(*, shell: Shell, replay_run_id: str, **given: Any) -> None:
     """End a replay: nothing more is let in; what was let in goes on.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kfm_dagster.cli.opening import explanations, looked_up_states, opened_pipeline
-from kfm_dagster.cli.replay_options import Shell
-from kfm_dagster.cli.replay_output import show
+from kfm_dagster.cli.replay.options import Shell
+from kfm_dagster.cli.replay.output import show
+from kfm_dagster.cli.session import explanations, looked_up_states, opened_pipeline
 from kfm_dagster.cli.tables import show_section
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.nodes import MessageParse

@@ -1,27 +1,21 @@
-"""`kfm ui` and `kfm drain`: a Dagster deployment on this machine."""
+"""`kfm ui`: Dagster's web page over a deployment on this machine."""
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from contextlib import ExitStack, closing
 from datetime import date
-from pathlib import Path
 
 import click
 from rich.console import Console
 
 from kfm_dagster.cli.files import refuse_unwritable_home
-from kfm_dagster.cli.progress_bar import drain_bar
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.deployment.account import account
-from kfm_dagster.deployment.drain import drain as drain_queue
-from kfm_dagster.deployment.drain import flush_lineage, say_what_is_held
 from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ingest.chain import read_configuration
-from kfm_dagster.ingest.pipeline import Pipeline, utc_now
+from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.preflight import preflight
 from kfm_dagster.notifications.sqs import connect
 from kfm_dagster.settings import Settings, environment
@@ -66,43 +60,6 @@ def ui(*, port: int, cloud: str) -> None:
             deployment.tend()
 
 
-@click.command()
-@click.option(
-    "--timeout", default=86_400, show_default=True, type=click.IntRange(1), help="Seconds after which to give up."
-)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def drain(*, timeout: int, as_json: bool) -> None:
-    """Work the queue until it is empty, with a daemon and code server of its own.
-
-    Also works until running replays are over and running backfills are listed; days that a kill switch holds are named.
-
-    Example: KFM_SQS_PRIMARY_QUEUE=kfm-nodd-primary kfm drain
-    """
-    settings = Settings.load()
-    # What opening the pipeline does first, and then the queue: without one there is nothing to make a ledger for.
-    read_configuration(settings)
-    refuse_unwritable_home(settings.home)
-    preflight(settings, connect(settings).depth)
-    pipeline = Pipeline.open(settings)
-    started = utc_now()
-    try:
-        with (
-            drain_bar(Console(stderr=True)) as report,
-            Deployment(Path(settings.home), environment={}) as deployment,
-        ):
-            drain_queue(deployment, pipeline, timeout_seconds=timeout, report=report)
-        flush_lineage(pipeline, _say)
-        say_what_is_held(pipeline, _say)
-        result = account(pipeline, since=started)
-    finally:
-        pipeline.close()
-    if as_json:
-        click.echo(json.dumps(result.as_json()))
-    else:
-        units = sum(counts["received"] for counts in result.datasets.values())
-        click.echo(f"drained: {units} units in the ledger, {result.seconds:.0f} s")
-
-
 def _serve_samples(stack: ExitStack, settings: Settings, registry: ContractRegistry) -> date:
     """Serve the demo's objects, announced, until the stack is left; return their first day."""
     # Of the extra `demo`, which a deployment over AWS does not need.
@@ -120,10 +77,6 @@ def _serve_samples(stack: ExitStack, settings: Settings, registry: ContractRegis
     with closing(Pipeline.open(settings)) as pipeline:
         begin_with(pipeline, SAMPLE_DAY)
     return SAMPLE_DAY
-
-
-def _say(line: str) -> None:
-    click.echo(line, err=True)
 
 
 def _refuse_taken(port: int) -> None:

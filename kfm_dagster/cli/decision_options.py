@@ -35,12 +35,12 @@ change_ref_option = click.option("--change-ref", help=f"{APPROVAL} Needed in pro
 override_ref_option = click.option("--change-ref", help=f"{APPROVAL} Always needed.")
 
 
-def deciding(command: Command) -> Command:
+def decision_options(command: Command) -> Command:
     """Give a command the options of a decision: --reason, --change-ref, --actor."""
     return _with_decision(command, change_ref_option)
 
 
-def overriding(command: Command) -> Command:
+def override_options(command: Command) -> Command:
     """Give a command the options of a decision that is an override: it needs a --change-ref everywhere."""
     return _with_decision(command, override_ref_option)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from kfm_dagster.cli.opening import opened_pipeline
+from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.exports.bundle.content import BUNDLE, LAYOUT, MANIFEST, SUMMED, Release
 from kfm_dagster.exports.bundle.keys import open_signer, trusted_certificates

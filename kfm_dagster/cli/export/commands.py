@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from kfm_dagster.cli.bundle import verify_bundle, write_bundle
-from kfm_dagster.cli.opening import looked_up_states, opened_database
+from kfm_dagster.cli.export.bundle import verify_bundle, write_bundle
+from kfm_dagster.cli.session import looked_up_states, opened_database
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.exports.bundle.gathering import gather_release
 from kfm_dagster.exports.dcat import export_dcat

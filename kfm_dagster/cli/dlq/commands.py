@@ -13,11 +13,11 @@ from typing import Any
 
 import click
 
-from kfm_dagster.cli.confirming import confirm_option, require_confirmation
-from kfm_dagster.cli.deciding import deciding, decision_of
-from kfm_dagster.cli.dlq_output import bar, show_plan, show_report
-from kfm_dagster.cli.gathering import gathered
-from kfm_dagster.cli.opening import opened_pipeline
+from kfm_dagster.cli.confirm import confirm_option, require_confirmation
+from kfm_dagster.cli.decision_options import decision_of, decision_options
+from kfm_dagster.cli.dlq.output import bar, show_plan, show_report
+from kfm_dagster.cli.option_groups import option_group
+from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_fields, show_rows
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -83,12 +83,12 @@ _BOUNDING = (
 
 def selecting(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that select; it gets them as `asked`."""
-    return gathered(command, _SELECTING, "asked", _Asked)
+    return option_group(command, _SELECTING, "asked", _Asked)
 
 
 def bounding(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of its bounds; it gets them as `bounds`."""
-    return gathered(command, _BOUNDING, "bounds", Bounds)
+    return option_group(command, _BOUNDING, "bounds", Bounds)
 
 
 @click.group()
@@ -157,7 +157,7 @@ def plan(*, asked: _Asked, limit: int, as_json: bool) -> None:
     help="Stop when so many drained units have come back with the error that they had; 0: never.",
 )
 @click.option("--pause", default=0.0, show_default=True, type=click.FloatRange(0), help="Seconds between two batches.")
-@deciding
+@decision_options
 @confirm_option
 @json_option
 def drain(
@@ -198,7 +198,7 @@ def drain(
 @dlq.command()
 @selecting
 @bounding
-@deciding
+@decision_options
 @confirm_option
 @json_option
 def redrive(
@@ -229,7 +229,7 @@ def redrive(
 
 @dlq.command()
 @click.argument("message_ids", metavar="MESSAGE_ID...", nargs=-1, required=True)
-@deciding
+@decision_options
 @confirm_option
 @json_option
 def discard(*, message_ids: Sequence[str], confirm: bool, as_json: bool, **given: Any) -> ExitCode:

@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 import click
 import yaml
 
-from kfm_dagster.cli.confirming import confirm_option
-from kfm_dagster.cli.deciding import actor_option, change_ref_option
-from kfm_dagster.cli.gathering import gathered
+from kfm_dagster.cli.confirm import confirm_option
+from kfm_dagster.cli.decision_options import actor_option, change_ref_option
 from kfm_dagster.cli.ids import whole_wal_id
-from kfm_dagster.cli.opening import opened_pipeline
+from kfm_dagster.cli.option_groups import option_group
+from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ledger.state_machine import Status
@@ -249,7 +249,7 @@ def selecting(command: Callable[..., Any]) -> Callable[..., Any]:
         said = {name: value for name, value in given.items() if value not in (None, (), False)}
         return SelectionOptions(file=selection_file, given=said)
 
-    return gathered(command, _SELECTING, "asked", asked)
+    return option_group(command, _SELECTING, "asked", asked)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -274,4 +274,4 @@ _STARTING = (
 
 def starting(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of starting a replay; it gets them as `how`."""
-    return gathered(command, _STARTING, "how", How)
+    return option_group(command, _STARTING, "how", How)

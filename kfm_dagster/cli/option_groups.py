@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 
-def gathered(
+def option_group(
     command: Callable[..., Any],
     options: Sequence[Callable[[Any], Any]],
     name: str,
@@ -22,10 +22,10 @@ def gathered(
     names = [str(parameter.name) for parameter in bare.__click_params__]  # type: ignore[attr-defined]
 
     @functools.wraps(command)
-    def gathering(**arguments: Any) -> Any:
+    def grouped(**arguments: Any) -> Any:
         given = {each: arguments.pop(each) for each in names}
         return command(**{name: value_of(**given)}, **arguments)
 
     for option in reversed(options):
-        option(gathering)
-    return gathering
+        option(grouped)
+    return grouped

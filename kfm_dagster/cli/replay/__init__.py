@@ -1,0 +1,1 @@
+"""`kfm replay`, also `nodd-replay`."""
