@@ -14,9 +14,9 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from kfm_dagster.documents import DocumentError, KeyPath, Model, checked, line_of
+from kfm_dagster.documents.checking import DocumentError, KeyPath, Model, checked, line_of
+from kfm_dagster.documents.yaml_text import compose_yaml, read_yaml
 from kfm_dagster.errors import ConfigurationError
-from kfm_dagster.yaml_text import compose_yaml, read_yaml
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}

@@ -15,10 +15,10 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from kfm_dagster.chaos.failures import can_fail
-from kfm_dagster.documents import DocumentError, checked, line_of
+from kfm_dagster.documents.checking import DocumentError, checked, line_of
+from kfm_dagster.documents.yaml_text import compose_yaml, read_yaml
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.seams import Seam
-from kfm_dagster.yaml_text import compose_yaml, read_yaml
 
 API_VERSION = "kfm.nodd.chaos/v1"
 MAX_DELAY_MS = 60_000

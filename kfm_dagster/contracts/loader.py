@@ -17,9 +17,9 @@ import yaml
 
 from kfm_dagster.contracts.key_grammar import KeyGrammarReader, KeyKind
 from kfm_dagster.contracts.model import API_VERSION, DatasetContract
-from kfm_dagster.documents import DocumentError, checked, line_of
+from kfm_dagster.documents.checking import DocumentError, checked, line_of
+from kfm_dagster.documents.yaml_text import compose_yaml, read_yaml
 from kfm_dagster.errors import ContractError
-from kfm_dagster.yaml_text import compose_yaml, read_yaml
 
 
 def parse_contract(text: str, *, source: str) -> DatasetContract:

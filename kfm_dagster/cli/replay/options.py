@@ -23,6 +23,7 @@ from kfm_dagster.cli.ids import whole_wal_id
 from kfm_dagster.cli.option_groups import option_group
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.documents.yaml_text import read_yaml
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery.replay.selection import (
@@ -34,7 +35,6 @@ from kfm_dagster.recovery.replay.selection import (
     selection_of,
 )
 from kfm_dagster.settings import Environment, Settings
-from kfm_dagster.yaml_text import read_yaml
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

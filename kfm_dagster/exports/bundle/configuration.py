@@ -12,9 +12,9 @@ from typing import Any, Self
 
 import yaml
 
+from kfm_dagster.documents.yaml_text import read_yaml
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.exports.bundle.content import MACHINE
-from kfm_dagster.yaml_text import read_yaml
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,12 +17,12 @@ import orjson
 import yaml
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
-from kfm_dagster.documents import DocumentError, checked, line_of
+from kfm_dagster.documents.checking import DocumentError, checked, line_of
+from kfm_dagster.documents.yaml_text import compose_yaml, read_yaml
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Environment
-from kfm_dagster.yaml_text import compose_yaml, read_yaml
 
 API_VERSION = "kfm.nodd.replay/v1"
 SCHEMA_FILE = "docs/spec/replay-selection.schema.json"
