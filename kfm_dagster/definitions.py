@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import dagster as dg
 
 from kfm_dagster.defs.alert_sensor import alert_sensor
@@ -45,7 +47,17 @@ def build_definitions(settings: Settings) -> dg.Definitions:
     )
 
 
-@dg.definitions
-def defs() -> dg.Definitions:
-    """Return the definitions for the environment of this process."""
-    return build_definitions(Settings.load())
+def code_location(prepare: Callable[[Settings], object] = lambda _: None) -> Callable[..., dg.Definitions]:
+    """Return the definitions for the environment of this process, which is prepared when they are loaded."""
+
+    @dg.definitions
+    def location() -> dg.Definitions:
+        """Return the definitions."""
+        settings = Settings.load()
+        prepare(settings)
+        return build_definitions(settings)
+
+    return location
+
+
+defs = code_location()

@@ -8,22 +8,15 @@ from __future__ import annotations
 
 from functools import cache
 
-import dagster as dg
-
 from kfm_dagster.chaos.injector import Injector, activate
-from kfm_dagster.definitions import build_definitions
+from kfm_dagster.definitions import code_location
 from kfm_dagster.settings import Settings
 
 
 @cache
 def in_force(settings: Settings) -> Injector:
-    """Put the plan in force once per process, however often the definitions are loaded."""
+    """Put the plan in force once per process, however often the definitions are loaded; refused in prod."""
     return activate(settings)
 
 
-@dg.definitions
-def defs() -> dg.Definitions:
-    """Return the product's definitions, in a process that suffers faults. Raises ConfigurationError in prod."""
-    settings = Settings.load()
-    in_force(settings)
-    return build_definitions(settings)
+defs = code_location(in_force)

@@ -13,12 +13,10 @@ from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.defs.chain import QUEUE_KEY, asset_key, op_name, slug
-from kfm_dagster.defs.display import account_metadata, account_of, day_metadata
-from kfm_dagster.defs.failing import try_again_or_roll_back
-from kfm_dagster.defs.gate_checks import gate_results, gate_specs, unlooked
-from kfm_dagster.defs.io_manager import root_run_id
-from kfm_dagster.defs.jobs import FORCE_TAG
+from kfm_dagster.defs.gate_checks import gate_specs
+from kfm_dagster.defs.io_manager import StageIOManager, root_run_id
 from kfm_dagster.defs.resources import PipelineResource, WalResource
+from kfm_dagster.defs.stage_run import run_stage
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.nodes import MessageParse, Source, StacRegister, chain
@@ -26,7 +24,6 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.run_replay import ReplayedParse
 from kfm_dagster.recovery.backfill.days import DayListing
 from kfm_dagster.stages.batch import StageBatch
-from kfm_dagster.stages.failure import StageFailedError
 from kfm_dagster.stages.gates.verdict import Gate
 
 
@@ -89,7 +86,7 @@ def _chain(contract: DatasetContract, days: dg.PartitionsDefinition, code_versio
             code_version=code_version,
             upstream=upstream,
         )
-        asset = made(_first(contract.id, key) if upstream is None else _later(contract.id, kind, key))
+        asset = made(_first(contract.id) if upstream is None else _later(contract.id, kind))
         assets.append(asset.map_asset_specs(partial(_described, contract=contract, kind=kind)))
         upstream = key
     return assets
@@ -128,35 +125,32 @@ def stage_asset(
     )
 
 
-def _first(dataset: str, key: dg.AssetKey) -> Callable[..., Iterator[Any]]:
+def _first(dataset: str) -> Callable[..., Iterator[Any]]:
     def message_parse(
         context: dg.AssetExecutionContext,
         config: MessageParseConfig,
         pipeline: PipelineResource,
         wal: WalResource,
+        stage_io: dg.ResourceParam[StageIOManager],
     ) -> Iterator[Any]:
-        opened = pipeline.get()
-        parts = {
-            "pipeline": opened,
-            "dataset": dataset,
-            "partition": context.partition_key,
-            "run_id": root_run_id(context.run),
-        }
-        node: ChainNode
-        if config.replay is not None:
-            node = ReplayedParse(**parts, original=config.replay.run_id, decision=_decision(config.replay))
-        else:
-            node = MessageParse(
-                **parts,
-                source=config.source,
-                landing=tuple(config.landing),
-                limit=opened.settings.max_units_per_run,
-                lane=config.lane,
-                account=_account(opened, config, dataset=dataset, day=context.partition_key),
-            )
-        yield from run_stage(context, node, None, pipeline, wal, key)
+        node = _first_node(pipeline.get(), config, dataset, context.partition_key, root_run_id(context.run))
+        yield from run_stage(context, node, None, wal, stage_io)
 
     return message_parse
+
+
+def _first_node(pipeline: Pipeline, config: MessageParseConfig, dataset: str, day: str, run_id: str) -> ChainNode:
+    parts: dict[str, Any] = {"pipeline": pipeline, "dataset": dataset, "partition": day, "run_id": run_id}
+    if config.replay is not None:
+        return ReplayedParse(**parts, original=config.replay.run_id, decision=_decision(config.replay))
+    return MessageParse(
+        **parts,
+        source=config.source,
+        landing=tuple(config.landing),
+        limit=pipeline.settings.max_units_per_run,
+        lane=config.lane,
+        account=_account(pipeline, config, dataset=dataset, day=day),
+    )
 
 
 def _decision(replay: ReplayOf) -> Decision:
@@ -171,65 +165,16 @@ def _account(pipeline: Pipeline, config: MessageParseConfig, *, dataset: str, da
     return DayListing(pipeline=pipeline, backfill_id=config.backfill_id, dataset=dataset, day=day)
 
 
-def _later(dataset: str, kind: type[ChainNode], key: dg.AssetKey) -> Callable[..., Iterator[Any]]:
+def _later(dataset: str, kind: type[ChainNode]) -> Callable[..., Iterator[Any]]:
     def run_operator(
-        context: dg.AssetExecutionContext, upstream: StageBatch, pipeline: PipelineResource, wal: WalResource
+        context: dg.AssetExecutionContext,
+        upstream: StageBatch,
+        pipeline: PipelineResource,
+        wal: WalResource,
+        stage_io: dg.ResourceParam[StageIOManager],
     ) -> Iterator[Any]:
-        node = kind(
-            pipeline=pipeline.get(),
-            dataset=dataset,
-            partition=context.partition_key,
-            run_id=root_run_id(context.run),
-        )
-        yield from run_stage(context, node, upstream, pipeline, wal, key)
+        parts = {"dataset": dataset, "partition": context.partition_key, "run_id": root_run_id(context.run)}
+        node = kind(pipeline=pipeline.get(), **parts)
+        yield from run_stage(context, node, upstream, wal, stage_io)
 
     return run_operator
-
-
-def run_stage(
-    context: dg.AssetExecutionContext,
-    node: ChainNode,
-    upstream: StageBatch | None,
-    pipeline: PipelineResource,
-    wal: WalResource,
-    key: dg.AssetKey,
-) -> Iterator[Any]:
-    """Yield what a stage's gates said, and its output for the IO manager. Raises what makes Dagster fail or retry."""
-    opened, run_id = pipeline.get(), root_run_id(context.run)
-    stages, dataset = opened.stages, key.path[0]
-    day = partial(wal.get().day, dataset=dataset, partition=context.partition_key)
-    try:
-        stage = stages.run(node, run_id=run_id, upstream=upstream, force=context.run.tags.get(FORCE_TAG))
-    except StageFailedError as error:
-        if error.judgement is not None:
-            yield from gate_results(key, node.held_against, error.judgement, day=day())
-        try_again_or_roll_back(node, error, tries=context.retry_number + 1, log=context.log)
-        raise dg.Failure(description=str(error), metadata={"error_class": error.error_class.value}) from error
-    if stage.judgement is None:
-        yield from unlooked(key, node.held_against, stage, day=day())
-    else:
-        yield from gate_results(key, node.held_against, stage.judgement, day=day())
-    content_hash = stage.content and stage.content.content_hash
-    if stage.skipped is not None and stage.skipped.skipped is not None:
-        account = account_of(opened, node.kind, stage.run_id)
-        content_hash = account.content_hash
-        cause = stage.skipped.skipped
-        by = stage.skipped.applied_by
-        context.log.info("%s skipped: %s%s", node.kind, cause, f", by run {by}" if by else "")
-        context.log_event(
-            dg.AssetObservation(
-                key,
-                partition=context.partition_key,
-                metadata={
-                    **day_metadata(day()),
-                    "outcome": "skipped",
-                    "cause": cause.value,
-                    "inputs_hash": stage.key.inputs_hash,
-                    **account_metadata(account),
-                    **({"applied_by": by} if by else {}),
-                },
-            )
-        )
-    # The same inputs, parameters and code are the same data: what was handed on keeps its version.
-    version = dg.DataVersion(content_hash) if content_hash else None
-    yield dg.Output(stage, output_name="result", data_version=version)

@@ -33,7 +33,8 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.run_account import NodeAccount
 from kfm_dagster.ledger.reports import DayReport, FailingUnit
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.stages.batch import StageBatch
+from kfm_dagster.stages.batch import SkipCause, StageBatch
+from kfm_dagster.stages.staged import StagedNode
 
 MAX_TABLE_ROWS = 50
 """Rows of a table in the UI; the artifact holds them all."""
@@ -97,6 +98,19 @@ def stage_metadata(
         "inputs_hash": state.inputs_hash,
         "artifact": str(state.artifact_uri),
         **(account_metadata(account) if account else {}),
+    }
+
+
+def skip_metadata(stage: StagedNode, cause: SkipCause, *, day: DayReport, account: NodeAccount) -> dict[str, Any]:
+    """Return the metadata of an observation that a stage had nothing to do."""
+    by = stage.skipped.applied_by if stage.skipped else None
+    return {
+        **day_metadata(day),
+        "outcome": "skipped",
+        "cause": cause.value,
+        "inputs_hash": stage.key.inputs_hash,
+        **account_metadata(account),
+        **({"applied_by": by} if by else {}),
     }
 
 

@@ -2,18 +2,22 @@
 
 # No postponed annotations here: Dagster reads ResourceDependency from the annotation itself.
 
+from collections import Counter
+
 import dagster as dg
 from pydantic import PrivateAttr
 
 from kfm_dagster.defs.chain import node_of
-from kfm_dagster.defs.display import account_of, arrivals_metadata, stage_metadata
+from kfm_dagster.defs.display import account_of, arrivals_metadata, skip_metadata, stage_metadata
 from kfm_dagster.defs.failing import try_again_or_roll_back
 from kfm_dagster.defs.resources import PipelineResource, WalResource
 from kfm_dagster.defs.run_tags import tag_run
 from kfm_dagster.errors import KfmError
+from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.nodes import Settle
 from kfm_dagster.ingest.path_arrivals import NODE
 from kfm_dagster.stages.batch import StageBatch
+from kfm_dagster.stages.run_contract import StageRunner
 from kfm_dagster.stages.staged import StagedNode
 
 MAX_UNITS_KEPT = 5_000
@@ -21,7 +25,7 @@ MAX_UNITS_KEPT = 5_000
 
 
 class StageIOManager(dg.ConfigurableIOManager):
-    """Commits a computed stage in one transaction and hands its batch to the next one.
+    """Owns the port to run-state: a stage asks it for the skip, and tells it every outcome, with the output.
 
     The last batch of each dataset stays in memory while there is room; else, and in a re-executed run, it is read from
     the artifact.
@@ -31,12 +35,31 @@ class StageIOManager(dg.ConfigurableIOManager):
     wal: dg.ResourceDependency[WalResource]
 
     _recent: dict[str, StageBatch] = PrivateAttr(default_factory=dict)
+    _skipped: Counter[tuple[str, str]] = PrivateAttr(default_factory=Counter)
+
+    @property
+    def stages(self) -> StageRunner:
+        """What runs the stages; its `port` is the one way to run-state."""
+        return self.pipeline.get().stages
+
+    def run(self, node: ChainNode, upstream: StageBatch | None, *, force: str | None = None) -> StagedNode:
+        """Skip a node or compute it. Raises StageFailedError, which is recorded then."""
+        return self.stages.run(node, run_id=node.run_id, upstream=upstream, force=force)
+
+    def content_hash(self, stage: StagedNode) -> str | None:
+        """Return which content a stage is: its own, or what it skips for."""
+        if stage.content is not None:
+            return stage.content.content_hash
+        return account_of(self.pipeline.get(), stage.kind, stage.run_id).content_hash
 
     def handle_output(self, context: dg.OutputContext, obj: StagedNode) -> None:
-        """Commit the stage; the materialisation carries what became of its units."""
+        """Commit the stage; the materialisation carries what became of its units, and an observation that it skipped.
+
+        Nothing of a skip is hidden: its cause is in the log, in the event and in the run's tags.
+        """
         pipeline = self.pipeline.get()
         try:
-            batch = pipeline.stages.commit(obj)
+            batch = self.stages.commit(obj)
         except Exception as error:
             step = context.step_context
             try_again_or_roll_back(obj.node, error, tries=step.previous_attempt_count + 1, log=context.log)
@@ -46,9 +69,18 @@ class StageIOManager(dg.ConfigurableIOManager):
         if maker is not None:
             self._remember(dataset, batch)
         day = self.wal.get().day(dataset=dataset, partition=context.partition_key)
-        if maker is Settle:
-            tag_run(context.step_context.instance, context.step_context.dagster_run, dataset, batch, day)
-        account = account_of(pipeline, obj.node.kind, obj.run_id)
+        account = account_of(pipeline, obj.kind, obj.run_id)
+        run = context.step_context.dagster_run
+        if batch.skipped is not None:
+            self._skipped[run.run_id, dataset] += 1
+            by = batch.applied_by
+            context.log.info("%s skipped: %s%s", obj.kind, batch.skipped, f", by run {by}" if by else "")
+            told = skip_metadata(obj, batch.skipped, day=day, account=account)
+            context.log_event(dg.AssetObservation(context.asset_key, partition=context.partition_key, metadata=told))
+        if batch.skipped is not None or maker is Settle:
+            skipped = self._skipped[run.run_id, dataset]
+            settled = batch if maker is Settle else None
+            tag_run(context.step_context.instance, run, dataset, day=day, skipped=skipped, settled=settled)
         context.add_output_metadata(
             {
                 **stage_metadata(noun, batch, day=day, catalog=pipeline.settings.catalog, account=account),
@@ -65,7 +97,7 @@ class StageIOManager(dg.ConfigurableIOManager):
         recent = self._recent.get(dataset)
         if recent is not None and (recent.state.dataset_id, recent.state.run_id) == (dataset_id, run_id):
             return recent
-        recalled = self.pipeline.get().stages.recall(dataset_id, run_id)
+        recalled = self.stages.port.recall(dataset_id, run_id)
         if recalled is None:
             raise KfmError(
                 f"{dataset}/{noun} has no output in this run, or it was rolled back",

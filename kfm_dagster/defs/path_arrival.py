@@ -10,10 +10,11 @@ import dagster as dg
 
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.defs.assets import run_stage, stage_asset
+from kfm_dagster.defs.assets import stage_asset
 from kfm_dagster.defs.chain import asset_key, radars, slug
-from kfm_dagster.defs.io_manager import root_run_id
+from kfm_dagster.defs.io_manager import StageIOManager, root_run_id
 from kfm_dagster.defs.resources import PipelineResource, WalResource
+from kfm_dagster.defs.stage_run import run_stage
 from kfm_dagster.ingest.path_arrivals import GATES, NODE, PathArrivals
 
 DESCRIPTION = (
@@ -39,7 +40,7 @@ def path_assets(
             days=days,
             code_version=code_version,
         )
-        assets.append(made(_run(contract.id, key)).map_asset_specs(partial(_described, contract=contract)))
+        assets.append(made(_run(contract.id)).map_asset_specs(partial(_described, contract=contract)))
     return assets
 
 
@@ -53,12 +54,15 @@ def _described(spec: dg.AssetSpec, *, contract: DatasetContract) -> dg.AssetSpec
     )
 
 
-def _run(dataset: str, key: dg.AssetKey) -> Callable[..., Iterator[Any]]:
+def _run(dataset: str) -> Callable[..., Iterator[Any]]:
     def run_path_arrival(
-        context: dg.AssetExecutionContext, pipeline: PipelineResource, wal: WalResource
+        context: dg.AssetExecutionContext,
+        pipeline: PipelineResource,
+        wal: WalResource,
+        stage_io: dg.ResourceParam[StageIOManager],
     ) -> Iterator[Any]:
         run_id = root_run_id(context.run)
         node = PathArrivals(pipeline=pipeline.get(), dataset=dataset, partition=context.partition_key, run_id=run_id)
-        yield from run_stage(context, node, None, pipeline, wal, key)
+        yield from run_stage(context, node, None, wal, stage_io)
 
     return run_path_arrival

@@ -13,17 +13,30 @@ from kfm_dagster.stages.batch import StageBatch
 
 QUARANTINED_TAG = "kfm/quarantined"
 """Units that the run quarantined, by dataset: `hrrr=3`."""
+SKIPPED_TAG = "kfm/skipped"
+"""Stages that the run skipped, by dataset: `hrrr=6`."""
 EMPTY_TAG = "kfm/empty"
 """Datasets of which nothing of the run's day is known."""
 
 
-def tag_run(instance: dg.DagsterInstance, run: dg.DagsterRun, dataset: str, batch: StageBatch, day: DayReport) -> None:
-    """Say in the run list that a run has quarantined units of a dataset, or that there is nothing of its day.
+def tag_run(
+    instance: dg.DagsterInstance,
+    run: dg.DagsterRun,
+    dataset: str,
+    *,
+    day: DayReport,
+    skipped: int,
+    settled: StageBatch | None,
+) -> None:
+    """Say in the run list that a run skips stages of a dataset, has quarantined units, or that its day is empty.
 
     Nothing is written for a run in which all is well. A re-execution begins with the tags of the run before it.
     """
-    quarantined = 0 if batch.handed_on else batch.state.validation_summary.get("quarantined", 0)
-    wanted = {QUARANTINED_TAG: str(quarantined) if quarantined else None, EMPTY_TAG: None if day.units else ""}
+    wanted = {SKIPPED_TAG: str(skipped) if skipped else None}
+    if settled is not None:
+        quarantined = 0 if settled.handed_on else settled.state.validation_summary.get("quarantined", 0)
+        wanted[QUARANTINED_TAG] = str(quarantined) if quarantined else None
+        wanted[EMPTY_TAG] = None if day.units else ""
     known = instance.get_run_by_id(run.run_id)
     before = known.tags if known else {}
     after = {tag: _entered(before.get(tag, ""), dataset, value) for tag, value in wanted.items()}

@@ -88,11 +88,6 @@ class ChainNode:
         return f"{self.kind}@{self.partition}"
 
     @property
-    def window(self) -> str:
-        """The UTC day of the partition."""
-        return f"{self.partition}T00:00:00Z/P1D"
-
-    @property
     def sampled(self) -> bool:
         """Whether the deployment's queue brings some objects of each day only."""
         return self.pipeline.settings.feed is FeedKind.SAMPLE

@@ -28,13 +28,15 @@ from kfm_dagster.stages.card import ErrorClass, StageState, StateMachine
 from kfm_dagster.stages.failure import StageRefusedError, StageStoppedError, UnlockedClockError, classify
 from kfm_dagster.stages.gates.verdict import Gate, Verdict
 from kfm_dagster.stages.machine import Judgement, ending, idempotency_key, judge, may_roll_back, may_start
-from kfm_dagster.stages.node import Clocked, Gated, LeavesEffects, StageNode, Windowed
+from kfm_dagster.stages.node import Gated, LeavesEffects, StageNode
 from kfm_dagster.stages.store import StageAttempt, StageMoveError, StageStore
 from kfm_dagster.stages.telling import told
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.telemetry.spans import span
 
 _LOG = logging.getLogger(__name__)
+Record = Callable[[Transaction], None]
+"""Writes what else is to be known of a failure, in the transaction of the stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +53,7 @@ class StageKeeper:
 
         Raises UnlockedClockError where the card has an unlocked clock reject the stage.
         """
-        why = node.unlocked() if isinstance(node, Clocked) else None
+        why = node.unlocked() if isinstance(node, Gated) else None
         if why is not None and self.card.clock.unlocked == "reject":
             raise UnlockedClockError(
                 f"{node.kind} may not write",
@@ -82,11 +84,14 @@ class StageKeeper:
         forced = [] if force is None else [attempt.tells(AuditKind.OVERRIDE, "forced", {"reason": force})]
         return self.store.move(attempt, StageState.RUNNING, told=forced, tx=tx)
 
-    def refuse(self, node: StageNode, *, run_id: str, snapshot: Sequence[str], refused: StageRefusedError) -> None:
-        """Keep of a stage that may not start that it was asked for, and why it stays pending."""
+    def refuse(
+        self, node: StageNode, *, run_id: str, snapshot: Sequence[str], refused: StageRefusedError, record: Record
+    ) -> None:
+        """Keep of a stage that may not start that it was asked for, and why it stays pending; `record` tells others."""
         with self.database.transaction() as tx:
             attempt = self._open(node, run_id=run_id, snapshot=snapshot, tx=tx)
             self.store.audit.append(refused.tell(attempt), tx=tx)
+            record(tx)
 
     @span("kfm.gates", {})
     def weigh(self, node: StageNode, batch: Sequence[Envelope]) -> tuple[list[Envelope], Judgement]:
@@ -133,24 +138,38 @@ class StageKeeper:
         )
 
     def fail(
-        self, node: StageNode, attempt: StageAttempt, error: BaseException, *, received: StageBatch | None
-    ) -> bool:
+        self,
+        node: StageNode,
+        attempt: StageAttempt,
+        error: BaseException,
+        *,
+        received: StageBatch | None,
+        record: Record,
+    ) -> None:
         """Let a running attempt fail, undo what it left outside the database, and roll it back where the card says.
 
-        Return whether it was still running: else whoever took the stage over answers for it.
+        `record` writes down besides that it failed. Where the attempt runs no more, whoever took the stage over answers
+        for it, and nothing is done.
         """
         lines = error.tell(attempt) if isinstance(error, StageRefusedError) else ()
+        failed = None
         try:
             with self.database.transaction() as tx:
                 details = {"error": type(error).__name__}
                 failed = self.store.move(
                     attempt, StageState.FAILED, error_class=classify(error), details=details, told=lines, tx=tx
                 )
+                record(tx)
         except StageMoveError as gone:
             _LOG.warning("%s", gone)
-            return False
+            return
+        except Exception:
+            newest = self.store.newest(attempt.run_id, attempt.stage)
+            if failed is None or newest is None or (newest.attempt, newest.state) != (failed.attempt, failed.state):
+                raise
+            # Run-state outside the database follows the commit, which is done.
+            _LOG.exception("the failure of %s could not be written down", node.kind)
         self._roll_back(node, failed, received)
-        return True
 
     def close(self, run_ids: Iterable[str], *, limit: int = 1_000) -> int:
         """Let the attempts of dead runs fail; return how many there were."""
@@ -187,8 +206,8 @@ class StageKeeper:
         return None if late else wait
 
     def _open(self, node: StageNode, *, run_id: str, snapshot: Sequence[str], tx: Transaction) -> StageAttempt:
-        window = node.window if isinstance(node, Windowed) else ""
-        parts = {"run_id": run_id, "stage": node.kind, "partition": node.name.partition("@")[2], "window": window}
+        day = node.name.partition("@")[2]
+        parts = {"run_id": run_id, "stage": node.kind, "partition": day, "window": f"{day}T00:00:00Z/P1D"}
         key = idempotency_key(self.card, parts)
         return self.store.open(run_id, node.kind, idempotency_key=key, input_hashes=snapshot, tx=tx)
 

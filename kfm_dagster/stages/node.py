@@ -21,7 +21,7 @@ from kfm_dagster.storage.database import Transaction
 
 StageNode: TypeAlias = IdempotentNode[list[Envelope], list[Envelope]]
 """One operator over the batch of one dataset. Its kind is its id in run-state, `<dataset>.<operator>`, and its name
-`<kind>@<partition>`; a stage adds the batch that it is given to its inputs."""
+`<kind>@<UTC day>`; a stage adds the batch that it is given to its inputs."""
 
 
 @runtime_checkable
@@ -42,30 +42,15 @@ class RefersToInputs(Protocol):
 
 
 @runtime_checkable
-class Windowed(Protocol):
-    """A node whose inputs are of a known time."""
-
-    @property
-    def window(self) -> str:
-        """That time, as an ISO 8601 interval."""
-        ...
-
-
-@runtime_checkable
-class Clocked(Protocol):
-    """A node that may only write by a clock that is right."""
-
-    def unlocked(self) -> str | None:
-        """Say why the clock is not right enough to write by, or None when it is (pipeline card: E_SYNC)."""
-        ...
-
-
-@runtime_checkable
 class Gated(Protocol):
-    """A node that is held against gates."""
+    """A node of which the pipeline card asks something: gates, and a clock that is right."""
 
     def gates(self, batch: Sequence[Envelope], *, of: str) -> Sequence[Verdict]:
         """Judge the output of a node (`of`, its kind) by every gate: this one's own, or what it was given."""
+        ...
+
+    def unlocked(self) -> str | None:
+        """Say why the clock is not right enough to write by, or None when it is (E_SYNC)."""
         ...
 
 

@@ -97,7 +97,7 @@ class RunStatePort:
             stored_bytes=record.get("bytes"),
         )
 
-    def fail(self, key: RunStateKey, *, tx: Transaction) -> None:
+    def fail(self, key: RunStateKey, tx: Transaction) -> None:
         """Record that a node failed as a whole."""
         nothing = ValidationSummary(checks=0, passed=0, failed=0)
         self._record(key, Outcome.FAILED, nothing.as_json(), tx=tx)

@@ -14,10 +14,10 @@ Belongs here: the order. Does not belong here: what a node does (`ingest/nodes.p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint
 from kfm_dagster.idempotent_node.node import content_of, transformed
@@ -138,13 +138,20 @@ class StageRunner:
                 with self.nodes.failing(begun.intent):
                     staged.made = transformed(staged)
         except Exception as error:
-            if staged.attempt is None and isinstance(error, StageRefusedError):
-                with noted(node.kind):
-                    self.keeper.refuse(node, run_id=run_id, snapshot=snapshot, refused=error)
-            if self._fail_attempt(staged, error):
-                with noted(node.kind), self.database.transaction() as tx:
-                    self.port.fail(staged.key, tx=tx)
+            self._fail(staged, error, snapshot)
             raise StageFailedError(dataset_id=node.kind, cause=error) from error
+
+    def _fail(self, staged: StagedNode, error: Exception, snapshot: Sequence[str] = ()) -> None:
+        """Write down that a stage failed: its attempt and run-state in one transaction."""
+        node, record = staged.node, partial(self.port.fail, staged.key)
+        with noted(staged.kind):
+            if staged.attempt is not None:
+                self.keeper.fail(node, staged.attempt, error, received=staged.received, record=record)
+            elif isinstance(error, StageRefusedError):
+                self.keeper.refuse(node, run_id=staged.run_id, snapshot=snapshot, refused=error, record=record)
+            else:
+                with self.database.transaction() as tx:
+                    record(tx)
 
     def _own(self, content: Content, staged: StagedNode, tx: Transaction) -> Content:
         """Return the content, or the same as content of its own where what was applied must not be handed on.
@@ -176,15 +183,8 @@ class StageRunner:
                 self.keeper.succeed(staged.attempt, batch, staged.judgement, of_node=of_node, tx=tx)
                 return batch
         except Exception as error:
-            self._fail_attempt(staged, error)
+            self._fail(staged, error)
             raise
-
-    def _fail_attempt(self, staged: StagedNode, error: BaseException) -> bool:
-        """Return False where another attempt has taken the stage over."""
-        if staged.attempt is not None:
-            with noted(staged.kind):
-                return self.keeper.fail(staged.node, staged.attempt, error, received=staged.received)
-        return True
 
     def _upsert(self, staged: StagedNode, tx: Transaction) -> StageBatch:
         content, intent, made = staged.content, staged.intent, staged.made

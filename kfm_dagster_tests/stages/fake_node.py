@@ -40,10 +40,6 @@ class FakeNode:
     def name(self) -> str:
         return f"{self.kind}@2025-04-01"
 
-    @property
-    def window(self) -> str:
-        return "2025-04-01T00:00:00Z/P1D"
-
     def inputs(self) -> Sequence[ManifestEntry]:
         return []
 

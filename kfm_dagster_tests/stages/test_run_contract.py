@@ -199,12 +199,15 @@ def test_a_failing_node_is_classed_recorded_and_runs_again(
     assert execute(runner, FakeNode([envelope(1)])).state.outcome is Outcome.SUCCESS
 
 
-def test_a_commit_that_fails_leaves_no_run_state(runner: StageRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.clause("DAG-02")
+def test_a_commit_that_fails_is_a_failure_in_run_state(runner: StageRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     node = FakeNode([envelope(1)])
     monkeypatch.setattr(node, "apply", lambda tx, batch: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         execute(runner, node)
-    assert runner.run_states.get(node.kind, "run") is None
+    state = runner.run_states.get(node.kind, "run")
+    assert state is not None
+    assert (state.outcome, state.artifact_uri) == (Outcome.FAILED, None)
 
 
 def test_a_corrupt_artifact_is_refused(runner: StageRunner, tmp_path: Path) -> None:

@@ -415,6 +415,23 @@ def test_a_failure_that_cannot_be_written_down_asks_for_a_retry_all_the_same(
     assert batch.state.outcome is Outcome.SUCCESS
 
 
+@pytest.mark.clause("PCS-03", "DAG-02")
+def test_a_failure_that_run_state_outside_the_database_does_not_take_is_compensated_all_the_same(
+    runner: StageRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upstream = first(runner)
+
+    def refuse() -> None:
+        raise ConnectionError("the bucket is away")
+
+    monkeypatch.setattr(type(runner.run_states), "put", lambda _, __, tx: tx.after_commit(refuse))
+    node = FakeEffectNode([], fails=OSError("away"))
+    with pytest.raises(StageFailedError, match="OSError: away"):
+        execute(runner, node, upstream=upstream)
+    assert node.calls == ["transform", "compensate"]
+    assert state(runner) is StageState.ROLLED_BACK
+
+
 @pytest.mark.clause("PCS-04", "PCS-06")
 def test_run_state_that_does_not_answer_is_a_failure_of_the_stage_like_any_other(
     runner: StageRunner, monkeypatch: pytest.MonkeyPatch

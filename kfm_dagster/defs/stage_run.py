@@ -1,0 +1,48 @@
+"""A stage inside an op: its gates as results, its output for the IO manager, its failure as Dagster's.
+
+Belongs here: what Dagster sees of a stage while it runs. Does not belong here: which node it is (`assets.py`), or what
+is recorded (`io_manager.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import dagster as dg
+
+from kfm_dagster.defs.failing import try_again_or_roll_back
+from kfm_dagster.defs.gate_checks import gate_results, unlooked
+from kfm_dagster.defs.io_manager import StageIOManager
+from kfm_dagster.defs.jobs import FORCE_TAG
+from kfm_dagster.defs.resources import WalResource
+from kfm_dagster.ingest.node import ChainNode
+from kfm_dagster.stages.batch import StageBatch
+from kfm_dagster.stages.failure import StageFailedError
+
+
+def run_stage(
+    context: dg.AssetExecutionContext,
+    node: ChainNode,
+    upstream: StageBatch | None,
+    wal: WalResource,
+    stage_io: StageIOManager,
+) -> Iterator[Any]:
+    """Yield what a stage's gates said, and its output for the IO manager. Raises what makes Dagster fail or retry."""
+    key = context.asset_key
+    day = partial(wal.get().day, dataset=key.path[0], partition=context.partition_key)
+    try:
+        stage = stage_io.run(node, upstream, force=context.run.tags.get(FORCE_TAG))
+    except StageFailedError as error:
+        if error.judgement is not None:
+            yield from gate_results(key, node.held_against, error.judgement, day=day())
+        try_again_or_roll_back(node, error, tries=context.retry_number + 1, log=context.log)
+        raise dg.Failure(description=str(error), metadata={"error_class": error.error_class.value}) from error
+    if stage.judgement is None:
+        yield from unlooked(key, node.held_against, stage, day=day())
+    else:
+        yield from gate_results(key, node.held_against, stage.judgement, day=day())
+    # The same inputs, parameters and code are the same data: what was handed on keeps its version.
+    version = stage_io.content_hash(stage)
+    yield dg.Output(stage, output_name="result", data_version=dg.DataVersion(version) if version else None)
