@@ -38,11 +38,11 @@ from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.deployment.drain import drain
 from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.errors import ConfigurationError, KfmError
+from kfm_dagster.exports.explanations.report import ledger_span, node_seconds
 from kfm_dagster.exports.validation_page import figure
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.progress import Progress
-from kfm_dagster.ingest.report import ledger_span, node_seconds
 from kfm_dagster.settings import Settings, environment
 
 Samples = Callable[[date, int], Iterator[tuple[str, str, bytes]]]

@@ -10,7 +10,7 @@ import click
 from kfm_dagster.cli.session import explanations, looked_up_states, opened_database
 from kfm_dagster.cli.tables import show_section
 from kfm_dagster.contracts.id_prefix import SHORTEST_PREFIX
-from kfm_dagster.ingest.run_account import NodeAccount, RunAccount
+from kfm_dagster.exports.explanations.run_account import NodeAccount, RunAccount
 from kfm_dagster.settings import Settings
 
 OVERVIEW = ("node", "what", "outcome", "passed", "why")

@@ -1,7 +1,7 @@
 """Ids that a person types (units, replays, backfills, rejected messages): whole, or a prefix that no other has.
 
 Does not belong here: when a prefix is enough (`contracts/id_prefix.py`); runs, which Dagster knows, too
-(`ingest/explanation.py`).
+(`exports/explanations/explanation.py`).
 """
 
 from __future__ import annotations

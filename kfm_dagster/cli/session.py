@@ -11,7 +11,7 @@ from pathlib import Path
 from sqlalchemy.engine import make_url
 
 from kfm_dagster.errors import NoLedgerError, SchemaVersionError
-from kfm_dagster.ingest.explanation import Explanations
+from kfm_dagster.exports.explanations.explanation import Explanations
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.run_state.choice import CLAIM, open_run_states
 from kfm_dagster.run_state.store import RelationalRunState, RunStateStore

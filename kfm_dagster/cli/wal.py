@@ -20,8 +20,8 @@ from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.issues import ParseIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import KfmError
+from kfm_dagster.exports.explanations.unit_issues import issues_of
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ingest.unit_issues import issues_of
 from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.ledger.ignored import IgnoredFilter, count_ignored, find_ignored
 from kfm_dagster.ledger.record import NoddWalRecord

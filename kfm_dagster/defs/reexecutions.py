@@ -1,7 +1,7 @@
 """Re-executions, asked of the Dagster instance of a DAGSTER_HOME. Asking makes none, and no storage of one.
 
 Belongs here: opening that instance, and what it says of runs. Does not belong here: what a run did
-(`ingest/explanation.py`).
+(`exports/explanations/explanation.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from kfm_dagster.defs.instance_storage import InstanceStorage
 from kfm_dagster.errors import DatabaseUnavailableError
-from kfm_dagster.ingest.reexecutions import Reexecution
+from kfm_dagster.exports.explanations.reexecutions import Reexecution
 from kfm_dagster.settings import Settings, environment
 
 ROOT_TAG = "dagster/root_run_id"

@@ -11,8 +11,8 @@ from datetime import datetime
 from typing import Any
 
 from kfm_dagster.addresses import shown
+from kfm_dagster.exports.explanations.report import ms_per_unit
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ingest.report import ms_per_unit
 from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.ignored import IgnoredFilter, count_ignored
 from kfm_dagster.ledger.state_machine import Status

@@ -1,1 +1,1 @@
-"""Exports: what stands here, in the forms of the rest of the platform."""
+"""Exports: what stands here, explained, and in the forms of the rest of the platform."""

@@ -11,7 +11,7 @@ import dagster as dg
 import pytest
 
 from kfm_dagster.defs.jobs import FORCE_TAG
-from kfm_dagster.ingest.explanation import Explanations
+from kfm_dagster.exports.explanations.explanation import Explanations
 from kfm_dagster.ingest.nodes import chain, operators
 from kfm_dagster.stages import port
 from kfm_dagster_tests.integration.chain import DAY, put, volumes

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from kfm_dagster.ingest.report import ledger_span, ms_per_unit, node_seconds
+from kfm_dagster.exports.explanations.report import ledger_span, ms_per_unit, node_seconds
 from kfm_dagster.run_state.record import Outcome, RunState
 from kfm_dagster.storage.database import Database
 

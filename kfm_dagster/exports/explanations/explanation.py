@@ -12,9 +12,8 @@ from typing import Any
 
 from kfm_dagster.contracts.id_prefix import MATCHES_ASKED, SHORTEST_PREFIX, whole_id
 from kfm_dagster.errors import KfmError
-from kfm_dagster.idempotent_node.wal import run_uuid
-from kfm_dagster.ingest.reexecutions import Reexecution, Reexecutions
-from kfm_dagster.ingest.run_account import (
+from kfm_dagster.exports.explanations.reexecutions import Reexecution, Reexecutions
+from kfm_dagster.exports.explanations.run_account import (
     AFTER_ALL,
     NodeAccount,
     RunAccount,
@@ -23,6 +22,7 @@ from kfm_dagster.ingest.run_account import (
     node_accounts,
     units_by_end,
 )
+from kfm_dagster.idempotent_node.wal import run_uuid
 from kfm_dagster.run_state.store import RunStateStore
 from kfm_dagster.storage.database import Database
 
