@@ -7,7 +7,8 @@
     p_dim       share of quantities that close dimensionally, in the newest metadata of each dataset and the newest path
                 quantities; none where nothing was looked at
 
-Belongs here: counting. Does not belong here: pages (`validation_page.py`), or the rules behind the counts (`stages/`).
+DuckDB answers what is asked of all attempts. Belongs here: counting. Does not belong here: pages
+(`validation_page.py`), or the rules behind the counts (`stages/`).
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from statistics import quantiles
 from typing import Any
+
+import pyarrow as pa
 
 from kfm_dagster.contracts.identity import moment, rfc3339
 from kfm_dagster.contracts.model import DatasetContract
@@ -34,11 +36,22 @@ from kfm_dagster.stages.gates.subject import Subject, Thresholds
 from kfm_dagster.stages.gates.verdict import TITLES, Gate
 from kfm_dagster.stages.store import StageAttempt, StageStore
 from kfm_dagster.storage.artifacts import ArtifactReference
+from kfm_dagster.storage.set_questions import ask
 from kfm_dagster.telemetry.clock.log import ClockLog
 from kfm_dagster.telemetry.clock.quality import clock_quality
 
 Line = Mapping[str, Any]
 
+_ATTEMPTS = pa.schema(
+    {
+        "run_id": pa.string(),
+        "stage": pa.string(),
+        "attempt": pa.int64(),
+        "state": pa.string(),
+        "seconds": pa.float64(),
+        "input_hashes": pa.list_(pa.string()),
+    }
+)
 DAYS, MOST_DAYS = 7, 3650
 """How far a report looks back unless one says otherwise, and how far one may say."""
 
@@ -55,7 +68,7 @@ def validate_report(pipeline: Pipeline, *, since: datetime) -> dict[str, Any]:
         counts = pipeline.ledger.counts(tx=view)
         waiting_since = pipeline.ledger.oldest_waiting(tx=view)
         selections = view.run("stages.replays_since", since=rfc3339(since)).scalar_one()
-    gates = _gates(lines)
+    gates, table = _gates(lines), _table(attempts)
     replayed = [line for line in lines if line["kind"] == AuditKind.REPLAY]
     # Of selected units, and of runs.
     replays = selections + len({(line["run_id"], line["stage"]) for line in replayed})
@@ -65,7 +78,7 @@ def validate_report(pipeline: Pipeline, *, since: datetime) -> dict[str, Any]:
         "at": rfc3339(at),
         "since": rfc3339(since),
         "units": _units(counts, lines, waiting_since=waiting_since, at=at),
-        "stages": _stages(attempts),
+        "stages": _stages(table),
         "gates": gates,
         "stops_triggered": _counted(line["event"] for line in lines if line["kind"] == AuditKind.STOP),
         "errors": _counted(one.error_class.value for one in attempts if one.error_class),
@@ -79,11 +92,11 @@ def validate_report(pipeline: Pipeline, *, since: datetime) -> dict[str, Any]:
         "replays": {"count": replays, "stages": len(replayed)},
         "dimensional_closure": {"p_dim": closure["p_dim"], "ok": closure["ok"]},
         "kpis": {
-            **_latency(attempts),
+            **_latency(table),
             "throughput_units_per_second": _throughput(lines),
             "retry_count": len(retries),
             "replay_count": replays,
-            "idempotency_conflicts": _conflicts(attempts),
+            "idempotency_conflicts": ask("reports.conflicts", attempts=table)[0][0],
             "Q_res": _residual(gates),
             "p_dim": closure["p_dim"],
             **_clock(pipeline, since),
@@ -198,13 +211,28 @@ def _settled(lines: Iterable[Line]) -> Iterator[Line]:
             yield line
 
 
-def _stages(attempts: Iterable[StageAttempt]) -> dict[str, dict[str, int]]:
+def _table(attempts: Sequence[StageAttempt]) -> pa.Table:
+    """Return attempts as the statements of `sql/queries/duckdb/reports.sql` have them."""
+    rows = [
+        {
+            "run_id": one.run_id,
+            "stage": one.stage,
+            "attempt": one.attempt,
+            "state": one.state.value,
+            "seconds": (one.ended_at - one.started_at).total_seconds() if one.ended_at and one.started_at else None,
+            "input_hashes": list(one.input_hashes),
+        }
+        for one in attempts
+    ]
+    return pa.Table.from_pylist(rows, schema=_ATTEMPTS)
+
+
+def _stages(attempts: pa.Table) -> dict[str, dict[str, int]]:
     """Count the states of each stage by the newest attempt of every run."""
-    newest = {(one.run_id, one.stage): one for one in sorted(attempts, key=lambda one: one.attempt)}
-    states: dict[str, Counter[str]] = defaultdict(Counter)
-    for one in newest.values():
-        states[one.stage][one.state.value] += 1
-    return {stage: dict(sorted(counts.items())) for stage, counts in sorted(states.items())}
+    states: dict[str, dict[str, int]] = defaultdict(dict)
+    for stage, state, runs in ask("reports.stage_states", attempts=attempts):
+        states[stage][state] = runs
+    return dict(states)
 
 
 def _gates(lines: Iterable[Line]) -> dict[str, dict[str, Any]]:
@@ -229,16 +257,9 @@ def _residual(gates: Mapping[str, Mapping[str, Any]]) -> float:
     return (looked - passed) / looked if looked else 0.0
 
 
-def _latency(attempts: Iterable[StageAttempt]) -> dict[str, float | None]:
-    seconds = [
-        (one.ended_at - one.started_at).total_seconds()
-        for one in attempts
-        if one.state is StageState.SUCCEEDED and one.ended_at and one.started_at
-    ]
-    if not seconds:
-        return {"latency_p50_seconds": None, "latency_p95_seconds": None}
-    cuts = quantiles(seconds, n=20, method="inclusive") if len(seconds) > 1 else seconds * 19
-    return {"latency_p50_seconds": cuts[9], "latency_p95_seconds": cuts[18]}
+def _latency(attempts: pa.Table) -> dict[str, float | None]:
+    [(p50, p95)] = ask("reports.latency", attempts=attempts)
+    return {"latency_p50_seconds": p50, "latency_p95_seconds": p95}
 
 
 def _throughput(lines: Sequence[Line]) -> float | None:
@@ -246,17 +267,6 @@ def _throughput(lines: Sequence[Line]) -> float | None:
     seconds = (moment(lines[-1]["at"]) - moment(lines[0]["at"])).total_seconds() if lines else 0.0
     settled = sum(line["details"].get("units", 0) for line in _settled(lines))
     return settled / seconds if seconds > 0 else None
-
-
-def _conflicts(attempts: Sequence[StageAttempt]) -> int:
-    """Count the triggers that came again under one idempotency key with other inputs."""
-    given: dict[tuple[str, str], tuple[str, ...]] = {}
-    conflicts = 0
-    for one in sorted(attempts, key=lambda one: one.attempt):
-        before = given.get((one.run_id, one.stage))
-        conflicts += before is not None and before != tuple(one.input_hashes)
-        given[one.run_id, one.stage] = tuple(one.input_hashes)
-    return conflicts
 
 
 def _clock(pipeline: Pipeline, since: datetime) -> dict[str, Any]:

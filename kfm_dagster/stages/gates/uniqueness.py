@@ -8,18 +8,15 @@ question, so DuckDB answers it (`sql/queries/duckdb/gates.sql`). Does not belong
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import closing
-from functools import cache
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 
 from kfm_dagster.contracts.envelope import Envelope, StacStatus, WalId
 from kfm_dagster.contracts.key_grammar import InvalidKeyTimeError, KeyGrammarReader
 from kfm_dagster.stages.gates.subject import CatalogOwner, Subject
 from kfm_dagster.stages.gates.verdict import Finding, Gate, Verdict
-from kfm_dagster.storage.statements import statement
+from kfm_dagster.storage.set_questions import ask
 
 _RULE = "wal_id, object version and Item id are unique"
 _TEXT = pa.string()
@@ -56,19 +53,13 @@ def uniqueness(subject: Subject) -> Verdict:
     )
 
 
-def _collisions(units: Iterable[Envelope], owners: Iterable[CatalogOwner]) -> list[Any]:
+def _collisions(units: Iterable[Envelope], owners: Iterable[CatalogOwner]) -> list[tuple[Any, ...]]:
     """Rows of (rule, wal_id, other, times)."""
-    # A cursor of its own: stages of one process may run side by side.
-    with closing(_connection().cursor()) as cursor:
-        cursor.register("units", _table("wal_id object_uri object_version item_id", map(_unit_row, units)))
-        cursor.register("owners", _table("item_id wal_id object_uri object_version", map(_owner_row, owners)))
-        return cursor.execute(statement("duckdb", "gates.collisions").text).fetchall()
-
-
-@cache
-def _connection() -> duckdb.DuckDBPyConnection:
-    """Return the process's database in memory; opening one costs more than asking it."""
-    return duckdb.connect(config={"threads": 1})
+    return ask(
+        "gates.collisions",
+        units=_table("wal_id object_uri object_version item_id", map(_unit_row, units)),
+        owners=_table("item_id wal_id object_uri object_version", map(_owner_row, owners)),
+    )
 
 
 def _table(names: str, rows: Iterable[tuple[str | None, ...]]) -> pa.Table:

@@ -1,0 +1,33 @@
+"""Set questions over what is in memory already: DuckDB, by the named statements of `sql/queries/duckdb`.
+
+Belongs here: asking. Does not belong here: what is asked (the gates, the reports), or anything that is stored.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from functools import cache
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from kfm_dagster.storage.statements import statement
+
+
+def ask(name: str, **tables: pa.Table) -> list[tuple[Any, ...]]:
+    """Return the rows of the statement `room.identifier` over Arrow tables of these names.
+
+    Raises ConfigurationError for a statement that there is not.
+    """
+    # A cursor for each question: stages of one process may run side by side.
+    with closing(_connection().cursor()) as cursor:
+        for table, content in tables.items():
+            cursor.register(table, content)
+        return cursor.execute(statement("duckdb", name).text).fetchall()
+
+
+@cache
+def _connection() -> duckdb.DuckDBPyConnection:
+    """Return the process's database in memory; opening one costs more than asking it."""
+    return duckdb.connect(config={"threads": 1})

@@ -1,0 +1,23 @@
+-- Set questions of the reports, over Arrow tables that a report registers.
+-- attempts(run_id, stage, attempt, state, seconds, input_hashes): seconds from start to end, null for what has not ended.
+
+-- name: stage_states
+-- The newest attempt of a stage is what became of it in its run.
+SELECT stage, state, count(*) AS runs
+FROM (SELECT run_id, stage, arg_max(state, attempt) AS state FROM attempts GROUP BY run_id, stage)
+GROUP BY stage, state
+ORDER BY stage, state;
+
+-- name: latency
+-- By linear interpolation; null without an attempt that succeeded.
+SELECT quantile_cont(seconds, 0.5) AS p50, quantile_cont(seconds, 0.95) AS p95
+FROM attempts
+WHERE state = 'succeeded';
+
+-- name: conflicts
+-- Triggers that came again under one idempotency key with other inputs.
+SELECT count(*) AS conflicts
+FROM (
+    SELECT input_hashes, lag(input_hashes) OVER (PARTITION BY run_id, stage ORDER BY attempt) AS before FROM attempts
+)
+WHERE input_hashes <> before;
