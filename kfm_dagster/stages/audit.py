@@ -1,7 +1,8 @@
 """The stage audit: one line per transition, gate, stop, retry, checkpoint, compensation, override and replay (PCS-15).
 
 The lines form one chain: each carries the SHA-256 of itself and of the line before, so that a line changed, taken out,
-put in or moved is found by whoever reads them (`verify_chain`), in the database as in an exported `audit.jsonl`.
+put in or moved is found by whoever reads them (`verify_chain`), in the database as in an exported `audit.jsonl`. A row
+of the database is a move with all that went well before it, or one line of what did not.
 What is cut off at the end only shows against a head that was kept elsewhere, e.g. in a signed release.
 Belongs here: writing, reading and checking lines. Does not belong here: what happened (`store.py`, `run_contract.py`).
 """
@@ -69,30 +70,22 @@ class AuditLog:
     @span("kfm.audit", {})
     def append(self, events: Iterable[AuditEvent], *, tx: Transaction) -> None:
         """Write events in their order, in one statement; nothing happens for none."""
-        pending = list(events)
-        if not pending:
+        blocks = list(_blocks(events))
+        if not blocks:
             return
         tx.run("stages.lock_audit").close()
         head = tx.run("stages.audit_head").one_or_none()
         seq, previous = (0, GENESIS) if head is None else (head.seq, head.hash)
         at = rfc3339(self._clock())
         batch = []
-        for event in pending:
-            seq += 1
-            line = _line(
-                seq=seq,
-                at=at,
-                run_id=event.run_id,
-                stage=event.stage,
-                attempt=event.attempt,
-                kind=event.kind.value,
-                event=event.event,
-                details=dict(event.details),
-                previous_hash=previous,
-            )
-            previous = _hash(line)
-            details = orjson.dumps(line["details"], option=orjson.OPT_SORT_KEYS).decode()
-            batch.append({**line, "details": details, "hash": previous})
+        for block in blocks:
+            before, parts, last = previous, [_said(event) for event in block], block[-1]
+            attempt = {"run_id": last.run_id, "stage": last.stage, "attempt": last.attempt}
+            for part in parts:
+                seq += 1
+                previous = _hash({"seq": seq, "at": at, **attempt, **part, "previous_hash": previous})
+            row = {"seq": seq, "at": at, **attempt, **parts[-1], "previous_hash": before, "hash": previous}
+            batch.append({**row, "details": _text(parts[-1]["details"]), "earlier": _text(parts[:-1])})
         tx.run("stages.append_audit", batch=orjson.dumps(batch).decode())
 
     def lines(self, *, tx: Transaction | None = None) -> Iterator[dict[str, Any]]:
@@ -101,7 +94,7 @@ class AuditLog:
         while True:
             with reading(self._database, tx) as view:
                 rows = view.run("stages.audit_after", seq=seq, limit=PAGE).all()
-            yield from map(_from_row, rows)
+            yield from _lines(rows)
             if len(rows) < PAGE:
                 return
             seq = rows[-1].seq
@@ -109,7 +102,7 @@ class AuditLog:
     def since(self, moment: datetime, *, tx: Transaction | None = None) -> list[dict[str, Any]]:
         """Return the lines that were written since then, in their order."""
         with reading(self._database, tx) as view:
-            return [_from_row(row) for row in view.run("stages.audit_since", since=rfc3339(moment))]
+            return list(_lines(view.run("stages.audit_since", since=rfc3339(moment))))
 
     def head(self, *, tx: Transaction | None = None) -> tuple[int, str]:
         """Return how many lines there are, and the hash of the last one."""
@@ -120,7 +113,7 @@ class AuditLog:
     def of_stage(self, run_id: str, stage: str, *, tx: Transaction | None = None) -> Sequence[dict[str, Any]]:
         """Return the lines of a stage in their order, over all its attempts."""
         with reading(self._database, tx) as view:
-            return [_from_row(row) for row in view.run("stages.audit_of_stage", run_id=run_id, stage=stage)]
+            return list(_lines(view.run("stages.audit_of_stage", run_id=run_id, stage=stage)))
 
 
 def as_jsonl(lines: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
@@ -155,24 +148,48 @@ def verify_chain(lines: Iterable[Mapping[str, Any]], *, head: str | None = None)
     return count
 
 
-def _line(**entries: Any) -> dict[str, Any]:
-    return entries
+def _blocks(events: Iterable[AuditEvent]) -> Iterator[list[AuditEvent]]:
+    """Yield the events that stand in one row: of one attempt, and all but the last a gate that passed or a checkpoint.
+
+    What went wrong and what moved is looked for by kind, so it stands by itself.
+    """
+    block: list[AuditEvent] = []
+    for event in events:
+        if block and (block[-1].run_id, block[-1].stage, block[-1].attempt) != (
+            event.run_id,
+            event.stage,
+            event.attempt,
+        ):
+            yield block
+            block = []
+        block.append(event)
+        passed = event.kind is AuditKind.GATE and event.details.get("outcome") == "passed"
+        if not passed and event.kind is not AuditKind.CHECKPOINT:
+            yield block
+            block = []
+    if block:
+        yield block
+
+
+def _said(event: AuditEvent) -> dict[str, Any]:
+    return {"kind": event.kind.value, "event": event.event, "details": dict(event.details)}
+
+
+def _text(value: Any) -> str:
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
 
 
 def _hash(line: Mapping[str, Any]) -> str:
     return hashlib.sha256(orjson.dumps(line, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
-def _from_row(row: Any) -> dict[str, Any]:
-    return _line(
-        seq=row.seq,
-        at=rfc3339(moment(row.at)),
-        run_id=row.run_id,
-        stage=row.stage,
-        attempt=row.attempt,
-        kind=row.kind,
-        event=row.event,
-        details=orjson.loads(row.details),
-        previous_hash=row.previous_hash,
-        hash=row.hash,
-    )
+def _lines(rows: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    for row in rows:
+        last = {"kind": row.kind, "event": row.event, "details": orjson.loads(row.details)}
+        earlier, previous = orjson.loads(row.earlier), row.previous_hash
+        attempt = {"at": rfc3339(moment(row.at)), "run_id": row.run_id, "stage": row.stage, "attempt": row.attempt}
+        for seq, part in enumerate([*earlier, last], start=row.seq - len(earlier)):
+            line = {"seq": seq, **attempt, **part, "previous_hash": previous}
+            # What the row has for its last line is its own word, that the others are held against.
+            previous = row.hash if seq == row.seq else _hash(line)
+            yield {**line, "hash": previous}

@@ -10,7 +10,7 @@ are bound. A statement under a comment `-- sqlite: reason` or `-- postgresql: re
 | `@serial(c)`, `@bigserial(c)` | a number that the database gives, never again; the primary key of constraint c |
 | `@strict`, `@without_rowid` | the end of a table; without row ids SQLite keeps the rows in the key's order |
 | `@now`, `@days_before(t, n)`, `@utc_day(t)` | the time now; n days before t; the day of t as text |
-| `@json_type(j)`, `@as_json(t)` | `object`, `array`, ...; text taken as JSON |
+| `@json_type(j)`, `@json_size(j)`, `@as_json(t)` | `object`, `array`, ...; members of an array; text taken as JSON |
 | `@sha256(t)`, `@hexadecimal(t)`, `@word(t)`, `@is_day(t)`, `@rfc3339(t)` | whether a text has this form (null has) |
 | `@sqlite(...)` | a part of a statement that is of SQLite alone; its reason stands beside it |
 | `@pairs(r, a, ...)` | `'a', r.a, ...` for an object of JSON |
@@ -53,6 +53,7 @@ _TEXTS = {  # of SQLite, of PostgreSQL
     "days_before": ("strftime('%Y-%m-%dT%H:%M:%fZ', $1, '-$2 days')", "$1 - interval '$2 days'"),
     "utc_day": ("substr($1, 1, 10)", "to_char($1 AT TIME ZONE 'UTC', 'YYYY-MM-DD')"),
     "json_type": ("json_type($1)", "jsonb_typeof($1)"),
+    "json_size": ("json_array_length($1)", "jsonb_array_length($1)"),
     "as_json": ("$1", "CAST($1 AS jsonb)"),
     "sha256": ("length($1) = 64 AND $1 NOT GLOB '*[^0-9a-f]*'", "$1 ~ '^[0-9a-f]{64}$'"),
     # A regular expression would be compiled anew for every row of every update.

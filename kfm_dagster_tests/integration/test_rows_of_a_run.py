@@ -16,7 +16,8 @@ STAGES = 6
 BY_STAGE = ["etl_checkpoint", "etl_steps", "etl_wal", "node_output", "run_state", "stage_state"]
 """Tables with a row for each stage."""
 OTHERS = {
-    "stage_audit": 27,
+    # A row for the start of a stage, one for its end with all that went well, and one for a gate: the unit is late.
+    "stage_audit": 2 * STAGES + 1,
     "catalog_summaries": 5,
     "nodd_wal_transitions": 3,
     "lineage_batches": 2,

@@ -130,6 +130,41 @@ def test_no_hand_changes_the_audit_or_breaks_its_chain(database: Database, store
             _type_audit(connection, store, event="G1", **change)
 
 
+@pytest.mark.clause("PCS-15")
+def test_a_row_is_a_move_with_what_went_well_and_every_line_of_it_is_in_the_chain(
+    database: Database, store: StageStore
+) -> None:
+    attempt = opened(store, database)
+    good, bad = {"outcome": "passed"}, {"outcome": "restrict"}
+    told = [
+        attempt.tells(AuditKind.GATE, "G1", good),
+        attempt.tells(AuditKind.GATE, "G5", bad),
+        attempt.tells(AuditKind.GATE, "G8", good),
+        attempt.tells(AuditKind.CHECKPOINT, "saved", {"sha256": "a"}),
+    ]
+    with database.transaction() as tx:
+        store.move(attempt, StageState.RUNNING, told=told, tx=tx)
+        store.audit.append([attempt.tells(AuditKind.GATE, "G2", good)], tx=tx)
+    with database.engine.connect() as connection:
+        rows = connection.exec_driver_sql("SELECT seq, event FROM stage_audit ORDER BY seq").all()
+    # What went wrong is looked for by its kind.
+    assert [tuple(row) for row in rows] == [(2, "G5"), (5, "pending>running"), (6, "G2")]
+    lines = list(store.audit.lines())
+    assert [line["event"] for line in lines] == ["G1", "G5", "G8", "saved", "pending>running", "G2"]
+    assert verify_chain(lines, head=store.audit.head()[1]) == 6
+    # The details of a line in the middle of a row.
+    guard = (
+        "stage_audit_is_not_changed" if database.dialect == "sqlite" else "stage_audit_is_append_only ON stage_audit"
+    )
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql(f"DROP TRIGGER {guard}")
+        connection.exec_driver_sql(
+            "UPDATE stage_audit SET earlier = replace(earlier, 'passed', 'failed') WHERE seq = 5"
+        )
+    with pytest.raises(AuditChainError, match="has been changed"):
+        verify_chain(store.audit.lines())
+
+
 @pytest.mark.clause("PCS-05", "PCS-06")
 def test_a_retry_keeps_key_and_inputs_and_is_counted_with_its_interval(database: Database, store: StageStore) -> None:
     states = (StageState.RUNNING, StageState.FAILED, StageState.ROLLED_BACK)

@@ -206,7 +206,7 @@ STANDING: dict[str, Sequence[Row]] = {
     "stage_audit": [
         {
             "seq": 1, "at": T, "run_id": "r", "stage": "d.o", "attempt": 1, "kind": "gate", "event": "G1",
-            "details": "{}", "previous_hash": "0" * 64, "hash": HASH,
+            "details": "{}", "earlier": "[]", "previous_hash": "0" * 64, "hash": HASH,
         }
     ],
     "stage_state": [
@@ -548,6 +548,7 @@ CASES: dict[str, list[Row]] = {
     "stage_audit_kind_is_known": [{"kind": "rumour"}],
     "stage_audit_event_is_named": [{"event": ""}, {"event": "x" * 101}],
     "stage_audit_details_are_object": [{"details": "[]"}],
+    "stage_audit_earlier_is_array": [{"earlier": "{}"}],
     "stage_audit_hash_is_sha256": [{"hash": "a" * 63}, {"hash": "A" * 64}],
     "stage_audit_does_not_fork": [{"previous_hash": "0" * 64}],
     "stage_state_one_row_per_attempt": [{"attempt": 1}],

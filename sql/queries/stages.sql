@@ -27,14 +27,14 @@ SELECT DISTINCT run_id FROM stage_state WHERE state = 'running';
 SELECT seq, hash FROM stage_audit ORDER BY seq DESC LIMIT 1;
 
 -- name: audit_after
-SELECT seq, at, run_id, stage, attempt, kind, event, details, previous_hash, hash
+SELECT seq, at, run_id, stage, attempt, kind, event, details, earlier, previous_hash, hash
 FROM stage_audit
 WHERE seq > :seq
 ORDER BY seq
 LIMIT :limit;
 
 -- name: audit_of_stage
-SELECT seq, at, run_id, stage, attempt, kind, event, details, previous_hash, hash
+SELECT seq, at, run_id, stage, attempt, kind, event, details, earlier, previous_hash, hash
 FROM stage_audit
 WHERE run_id = :run_id AND stage = :stage
 ORDER BY seq;
@@ -51,7 +51,7 @@ WHERE opened_at >= :since
 ORDER BY opened_at, run_id, stage, attempt;
 
 -- name: audit_since
-SELECT seq, at, run_id, stage, attempt, kind, event, details, previous_hash, hash
+SELECT seq, at, run_id, stage, attempt, kind, event, details, earlier, previous_hash, hash
 FROM stage_audit
 WHERE at >= :since
 ORDER BY at, seq;

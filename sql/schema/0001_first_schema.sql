@@ -1700,6 +1700,7 @@ CREATE INDEX etl_steps_untold ON etl_steps (wal_id) WHERE batch_id IS NULL;
 
 -- Stages: how each operator of a run went, attempt by attempt, and the chained record of everything that moved it.
 CREATE TABLE stage_audit (
+    -- Number of the last line of the row.
     seq @bigint NOT NULL,
     at @time NOT NULL,
     run_id text NOT NULL,
@@ -1710,8 +1711,11 @@ CREATE TABLE stage_audit (
     event text NOT NULL,
     -- Text, because the hash is of this text.
     details text NOT NULL,
+    -- The lines before it that say what went well, as an array of their kind, event and details.
+    earlier text NOT NULL DEFAULT '[]',
+    -- Of the line before all of these.
     previous_hash text NOT NULL,
-    -- SHA-256 of this line and the hash before it: a line that is changed, taken out or put in shows.
+    -- SHA-256 of the last line and the hash before it: a line that is changed, taken out or put in shows.
     hash text NOT NULL,
     CONSTRAINT stage_audit_one_line_per_number PRIMARY KEY (seq),
     CONSTRAINT stage_audit_kind_is_known CHECK (
@@ -1719,6 +1723,7 @@ CREATE TABLE stage_audit (
     ),
     CONSTRAINT stage_audit_event_is_named CHECK (length(event) BETWEEN 1 AND 100),
     CONSTRAINT stage_audit_details_are_object CHECK (@json_type(@as_json(details)) = 'object'),
+    CONSTRAINT stage_audit_earlier_is_array CHECK (@json_type(@as_json(earlier)) = 'array'),
     CONSTRAINT stage_audit_hash_is_sha256 CHECK (@sha256(hash)),
     -- Two lines after one would be two histories.
     CONSTRAINT stage_audit_does_not_fork UNIQUE (previous_hash)
@@ -1737,8 +1742,8 @@ WHERE kind = 'gate' AND (@as_json(details) ->> 'outcome') <> 'passed';
 @refuse(
     stage_audit_is_chained, INSERT ON stage_audit, stage_audit_is_chained,
     NEW.previous_hash IS DISTINCT FROM coalesce(
-        (SELECT p.hash FROM stage_audit AS p WHERE p.seq = NEW.seq - 1),
-        CASE WHEN NEW.seq = 1 THEN '0000000000000000000000000000000000000000000000000000000000000000' END
+        (SELECT p.hash FROM stage_audit AS p WHERE p.seq = NEW.seq - 1 - @json_size(@as_json(NEW.earlier))),
+        CASE WHEN NEW.seq = 1 + @json_size(@as_json(NEW.earlier)) THEN '0000000000000000000000000000000000000000000000000000000000000000' END
     )
 );
 @append_only(stage_audit, stage_audit_is_append_only);

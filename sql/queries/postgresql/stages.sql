@@ -23,11 +23,11 @@ WHERE run_id = :run_id AND stage = :stage AND attempt = :attempt AND state = :or
 SELECT pg_advisory_xact_lock(hashtextextended('kfm_dagster.stage_audit', 0));
 
 -- name: append_audit
-INSERT INTO stage_audit (seq, at, run_id, stage, attempt, kind, event, details, previous_hash, hash)
-SELECT seq, at, run_id, stage, attempt, kind, event, details, previous_hash, hash
+INSERT INTO stage_audit (seq, at, run_id, stage, attempt, kind, event, details, earlier, previous_hash, hash)
+SELECT seq, at, run_id, stage, attempt, kind, event, details, earlier, previous_hash, hash
 FROM jsonb_to_recordset(CAST(:batch AS jsonb)) AS line (
     seq bigint, at timestamptz, run_id text, stage text, attempt integer, kind text, event text, details text,
-    previous_hash text, hash text
+    earlier text, previous_hash text, hash text
 )
 ORDER BY seq;
 

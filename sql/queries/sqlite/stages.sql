@@ -21,10 +21,11 @@ WHERE run_id = :run_id AND stage = :stage AND attempt = :attempt AND state = :or
 SELECT 1;
 
 -- name: append_audit
-INSERT INTO stage_audit (seq, at, run_id, stage, attempt, kind, event, details, previous_hash, hash)
+INSERT INTO stage_audit (seq, at, run_id, stage, attempt, kind, event, details, earlier, previous_hash, hash)
 SELECT
     value ->> '$.seq', value ->> '$.at', value ->> '$.run_id', value ->> '$.stage', value ->> '$.attempt',
-    value ->> '$.kind', value ->> '$.event', value ->> '$.details', value ->> '$.previous_hash', value ->> '$.hash'
+    value ->> '$.kind', value ->> '$.event', value ->> '$.details', value ->> '$.earlier',
+    value ->> '$.previous_hash', value ->> '$.hash'
 FROM json_each(:batch)
 ORDER BY key;
 
