@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PYTEST_ARGS ?=
+PUBLIC := $(addprefix kfm_dagster.,idempotent_node ledger readers run_state)
 # Half of the tests wait for daemons and servers, so a few more workers than processors keep these busy.
 WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 )))
 
@@ -11,7 +12,7 @@ WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 )))
 # modules anew: 5 of the 7 seconds that loading the definitions takes.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo ui test lint clauses mutants lock bench soak clean
+.PHONY: demo ui test lint clauses mutants lock bench soak reference clean
 
 $(INSTALLED): pyproject.toml requirements.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -50,6 +51,10 @@ bench: $(INSTALLED)  ## measure a backlog against one run per message and agains
 
 soak: $(INSTALLED)  ## simulate, contend and fill ledgers for most of an hour, and print the figures
 	@$(BIN)/python -m benchmarks.soak
+
+reference: $(INSTALLED)  ## write the API reference of the rooms that others import to docs/reference
+	@mkdir -p docs/reference
+	@cd docs/reference && ../../$(BIN)/python -m pydoc -w $(PUBLIC)
 
 lock:  ## pin every dependency with its hashes
 	@uv pip compile -q --generate-hashes --no-emit-index-url --no-header --no-strip-extras --extra demo --extra dev --python-version 3.11 \

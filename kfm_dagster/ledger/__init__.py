@@ -1,1 +1,50 @@
-"""The NODD WAL: what became of every object."""
+"""The NODD WAL: what became of every object.
+
+`Ledger` claims, settles and answers; `Deliveries` does so for messages, `QuarantineCases` for what a person decides.
+"""
+
+from kfm_dagster.ledger.cases import CaseConflictError, CaseState, QuarantineCase, QuarantineCases
+from kfm_dagster.ledger.deliveries import Deliveries, Delivery, DeliveryState
+from kfm_dagster.ledger.ignored import IgnoredFilter, IgnoredRecord, count_ignored, find_ignored
+from kfm_dagster.ledger.policy import LedgerCode, ReplayReason
+from kfm_dagster.ledger.record import HistoryEntry, NoddWalRecord, replay_history
+from kfm_dagster.ledger.rejections import RejectedObject, Rejection
+from kfm_dagster.ledger.reports import (
+    DayReport,
+    EnsureResult,
+    FailingUnit,
+    PendingPartition,
+    RecoverReport,
+    SettleReport,
+)
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.ledger.store import Ledger
+
+__all__ = [
+    "CaseConflictError",
+    "CaseState",
+    "DayReport",
+    "Deliveries",
+    "Delivery",
+    "DeliveryState",
+    "EnsureResult",
+    "FailingUnit",
+    "HistoryEntry",
+    "IgnoredFilter",
+    "IgnoredRecord",
+    "Ledger",
+    "LedgerCode",
+    "NoddWalRecord",
+    "PendingPartition",
+    "QuarantineCase",
+    "QuarantineCases",
+    "RecoverReport",
+    "RejectedObject",
+    "Rejection",
+    "ReplayReason",
+    "SettleReport",
+    "Status",
+    "count_ignored",
+    "find_ignored",
+    "replay_history",
+]

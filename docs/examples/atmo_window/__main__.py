@@ -18,7 +18,7 @@ from docs.examples.atmo_window.running import SAMPLE, Workspace, open_workspace
 from docs.examples.atmo_window.window import Window
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode, KfmError
-from kfm_dagster.idempotent_node.transaction import Output
+from kfm_dagster.idempotent_node import Output
 
 
 @click.group()

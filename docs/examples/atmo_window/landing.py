@@ -22,7 +22,7 @@ from docs.examples.atmo_window.sites import DATASET, Sites
 from docs.examples.atmo_window.window import Window
 from kfm_dagster.errors import ConfigurationError, ExitCode, KfmError
 from kfm_dagster.governance.masking import masked_entry
-from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
+from kfm_dagster.idempotent_node import ManifestEntry
 from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
 
 READERS = {".csv": "read_csv", ".parquet": "read_parquet"}

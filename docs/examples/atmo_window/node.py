@@ -20,12 +20,8 @@ from docs.examples.atmo_window.sites import DATASET
 from docs.examples.atmo_window.window import Window
 from kfm_dagster.governance.log import GovernanceLog
 from kfm_dagster.governance.masking import MaskingDecision
-from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
-from kfm_dagster.idempotent_node.transaction import Effect
-from kfm_dagster.idempotent_node.wal import Intent
-from kfm_dagster.run_state.inputs_hash import InputReference, inputs_hash
-from kfm_dagster.run_state.record import Outcome, RunState, ValidationSummary
-from kfm_dagster.run_state.store import RunStateStore
+from kfm_dagster.idempotent_node import Effect, Intent, ManifestEntry
+from kfm_dagster.run_state import InputReference, Outcome, RunState, RunStateStore, ValidationSummary, inputs_hash
 from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.telemetry.measures import StepVolume

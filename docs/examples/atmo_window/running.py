@@ -17,13 +17,18 @@ from docs.examples.atmo_window.node import AtmoWindow, Tools, checkpoint_of
 from docs.examples.atmo_window.sites import read_sites
 from docs.examples.atmo_window.window import Window
 from kfm_dagster.governance.log import GovernanceLog
-from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, code_fingerprint
-from kfm_dagster.idempotent_node.node import content_of, run_node
-from kfm_dagster.idempotent_node.replay import IntentReplay, replay_intents
-from kfm_dagster.idempotent_node.transaction import IdempotentNodes, Output
-from kfm_dagster.idempotent_node.wal import IntentStatus
-from kfm_dagster.run_state.record import Outcome, ValidationSummary
-from kfm_dagster.run_state.store import RelationalRunState
+from kfm_dagster.idempotent_node import (
+    CodeFingerprint,
+    IdempotentNodes,
+    IntentReplay,
+    IntentStatus,
+    Output,
+    code_fingerprint,
+    content_of,
+    replay_intents,
+    run_node,
+)
+from kfm_dagster.run_state import Outcome, RelationalRunState, ValidationSummary
 from kfm_dagster.storage.artifacts import Artifacts
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.objects import open_store
