@@ -66,6 +66,17 @@ def test_no_two_classes_of_the_package_share_a_name() -> None:
     assert {name: places for name, places in named.items() if len(places) > 1} == {}
 
 
+def test_a_protocol_asks_for_eight_members_at_most() -> None:
+    package = Path(kfm_dagster.__file__).parent
+    asked: dict[str, int] = {}
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and any("Protocol" in ast.unparse(base) for base in node.bases):
+                asked[node.name] = sum(isinstance(one, ast.FunctionDef | ast.AnnAssign) for one in node.body)
+    assert "IdempotentNode" in asked
+    assert {name: members for name, members in asked.items() if members > 8} == {}
+
+
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """What happened while every module but those apart was imported, with an empty environment."""
