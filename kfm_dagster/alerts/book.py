@@ -1,7 +1,7 @@
 """The alerts in the database (`alerts`, `alert_tellings`): what fires, what was told where, who took it on.
 
 Belongs here: one evaluation's rows, claims of what is to be sent, acknowledging, reading. Does not belong here: the
-rules themselves and what follows from them, which are set questions (`sql/queries/*/alerts.sql`), sending
+rules themselves and what follows from them, which are set questions (`sql/queries/alerts.sql`), sending
 (`channels.py`), or the guards, which are the database's (`sql/schema`).
 """
 

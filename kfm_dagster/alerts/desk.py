@@ -1,7 +1,7 @@
 """The desk: one evaluation, from what is recorded to messages that were taken.
 
 Belongs here: who hears what, and that a dead channel holds up no other. Does not belong here: the rules
-(`sql/queries/*/alerts.sql`), the rows (`book.py`), or sending (`channels.py`).
+(`sql/queries/alerts.sql`), the rows (`book.py`), or sending (`channels.py`).
 """
 
 from __future__ import annotations

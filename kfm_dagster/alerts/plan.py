@@ -1,7 +1,7 @@
 """`configs/alerts.yaml`: rules with thresholds, windows, suppression and escalation, and who is told at which level.
 
 Belongs here: the model of the file. Does not belong here: where a channel leads (`channels.py`), or how a rule is
-evaluated (`sql/queries/*/alerts.sql`).
+evaluated (`sql/queries/alerts.sql`).
 """
 
 from __future__ import annotations

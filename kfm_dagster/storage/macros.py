@@ -5,12 +5,27 @@ are bound. A statement under a comment `-- sqlite: reason` or `-- postgresql: re
 
 | macro | stands for |
 |---|---|
-| `@id` | text that is compared byte by byte, in any locale |
+| `@id`, `@bytewise(t)` | text that is compared byte by byte, in any locale: a column, an expression |
 | `@time`, `@json`, `@bytes`, `@bool`, `@bigint`, `@real`, `@uuid` | types of columns |
 | `@serial(c)`, `@bigserial(c)` | a number that the database gives, never again; the primary key of constraint c |
 | `@strict`, `@without_rowid` | the end of a table; without row ids SQLite keeps the rows in the key's order |
-| `@now`, `@days_before(t, n)`, `@utc_day(t)` | the time now; n days before t; the day of t as text |
-| `@json_type(j)`, `@json_size(j)`, `@as_json(t)` | `object`, `array`, ...; members of an array; text taken as JSON |
+| `@now`, `@days_before(t, n)` | the time now; n days before t |
+| `@utc_day(t)`, `@utc_hour(t)`, `@utc_text(t)` | the day of t as text, its hour as a number, all of it as text |
+| `@json_type(j)`, `@json_size(j)` | `object`, `array`, ...; members of an array |
+| `@as_json(t)`, `@as_time(t)` | text taken as JSON, as a time |
+| `@has(j, t)` | whether a list of JSON has this text |
+| `@each(:p)`, `@each(:p, bigint)` | a query of the values of a JSON list, a batch of texts or of numbers |
+| `@batch(:p, b, a type, ...)` | the relation b of a JSON list of objects; types are text, integer, time, json, ... |
+| `@rows(:p, b)` | the same of a JSON list of lists, each of them `b.value` |
+| `@in_order(a, ...)` | ORDER BY bytes: two batches that overlap write and lock in one order, so none waits for the |
+| | other in a circle; SQLite has one writer |
+| `@lock(FOR ...)` | a lock on what a query reads; SQLite's transaction has locked the database |
+| `@locked(t, key, FOR ..., c)` | condition c, of rows that are locked in the order of their key first |
+| `@lock_all('name')` | the statement that lets one transaction after the other go on |
+| `@indexed_by(i)` | the index that SQLite takes: without statistics its planner takes another |
+| `@unless_there(t, b, key, ...)` | that no row of t has the key of b: SQLite's triggers would refuse it before |
+| | ON CONFLICT passes over it |
+| `@returned(r.a, ...)` | the list behind RETURNING, which in SQLite names no relation |
 | `@sha256(t)`, `@hexadecimal(t)`, `@word(t)`, `@is_day(t)`, `@rfc3339(t)` | whether a text has this form (null has) |
 | `@sqlite(...)` | a part of a statement that is of SQLite alone; its reason stands beside it |
 | `@pairs(r, a, ...)` | `'a', r.a, ...` for an object of JSON |
@@ -51,6 +66,9 @@ _TEXTS = {  # of SQLite, of PostgreSQL
     "without_rowid": ("STRICT, WITHOUT ROWID", ""),
     "now": ("(strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))", "now()"),
     "days_before": ("strftime('%Y-%m-%dT%H:%M:%fZ', $1, '-$2 days')", "$1 - interval '$2 days'"),
+    "utc_hour": ("CAST(substr($1, 12, 2) AS integer)", "CAST(extract(HOUR FROM $1 AT TIME ZONE 'UTC') AS integer)"),
+    "utc_text": ("$1", """to_char($1 AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""),
+    "bytewise": ("$1", '($1) COLLATE "C"'),
     "utc_day": ("substr($1, 1, 10)", "to_char($1 AT TIME ZONE 'UTC', 'YYYY-MM-DD')"),
     "json_type": ("json_type($1)", "jsonb_typeof($1)"),
     "json_size": ("json_array_length($1)", "jsonb_array_length($1)"),
@@ -61,6 +79,13 @@ _TEXTS = {  # of SQLite, of PostgreSQL
     "word": ("$1 GLOB '[a-z]*' AND $1 NOT GLOB '*[^a-z_]*'", "$1 ~ '^[a-z][a-z_]*$'"),
     "is_day": ("$1 GLOB '[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]'", r"$1 ~ '^\d{4}-\d{2}-\d{2}$'"),
     "rfc3339": ("$1 GLOB '????-??-??T??:??:??.??????Z'", "TRUE"),
+    "as_time": ("$1", "CAST($1 AS timestamptz)"),
+    "has": ("$2 IN (SELECT value FROM json_each($1))", "jsonb_exists($1, $2)"),
+    "rows": ("json_each($1) AS $2", "jsonb_array_elements(CAST($1 AS jsonb)) AS $2 (value)"),
+    "lock": ("", "$*"),
+    "locked": ("$4", "$2 IN (\n        SELECT $2 FROM $1 WHERE\n            $4\n        ORDER BY $2 $3\n    )"),
+    "lock_all": ("SELECT $1", "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))"),
+    "indexed_by": ("INDEXED BY $1", ""),
     "sqlite": ("$*", ""),
 }
 _TOKEN = re.compile(r"--[^\n]*|'[^']*'|@(?P<macro>[a-z_0-9]+)")
@@ -95,8 +120,14 @@ def statements(text: str, dialect: str) -> list[str]:
 
     A statement ends at a `;` that ends a line which is not indented; bodies of functions and triggers are indented.
     """
-    parts = [part for part in _split(text) if (only := _ONLY.search(part)) is None or only[1] == dialect]
+    parts = [part for part in _split(text) if only_for(part) in {None, dialect}]
     return [part for whole in parts for part in _split(render(whole, dialect)) if _COMMENT.sub("", part).strip()]
+
+
+def only_for(text: str) -> str | None:
+    """Return the database that a statement is for alone, or None."""
+    found = _ONLY.search(text)
+    return None if found is None else found[1]
 
 
 def _split(text: str) -> Iterator[str]:
@@ -129,6 +160,8 @@ def _arguments(text: str, start: int) -> list[str]:
 def _macro(name: str, arguments: Sequence[str], dialect: str) -> str:
     if name in _TRIGGERS:
         return _TRIGGERS[name](dialect, *arguments)
+    if name in _LISTS:
+        return _LISTS[name](dialect, *arguments)
     if name == "pairs":
         row, *columns = arguments
         return ", ".join(f"'{column}', {row}.{column}" for column in columns)
@@ -244,6 +277,45 @@ def _there(table: str, key: str) -> str:
     return f"EXISTS (SELECT 1 FROM {table} AS r WHERE {same})"  # noqa: S608, text of a schema file
 
 
+def _each(dialect: str, parameter: str, cast: str | None = None) -> str:
+    if dialect == "sqlite":
+        return f"SELECT value FROM json_each({parameter})"  # noqa: S608, text of a statement's file
+    value = f"jsonb_array_elements_text(CAST({parameter} AS jsonb))"
+    return f"SELECT {value if cast is None else f'CAST({value} AS {cast})'} AS value"
+
+
+def _batch(dialect: str, parameter: str, name: str, *columns: str) -> str:
+    named = [column.split() for column in columns]
+    if dialect == "postgresql":
+        listed = ", ".join(f"{column} {_BATCH_TYPES.get(kind, kind)}" for column, kind in named)
+        return f"jsonb_to_recordset(CAST({parameter} AS jsonb)) AS {name} ({listed})"
+    listed = ", ".join(f"value {'->' if kind == 'json' else '->>'} '{column}' AS {column}" for column, kind in named)
+    return f"(SELECT {listed} FROM json_each({parameter})) AS {name}"  # noqa: S608, text of a statement's file
+
+
+def _in_order(dialect: str, *keys: str) -> str:
+    return "" if dialect == "sqlite" else "ORDER BY " + ", ".join(f'({key}) COLLATE "C"' for key in keys)
+
+
+def _unless_there(dialect: str, table: str, batch: str, *keys: str) -> str:
+    if dialect == "postgresql":
+        return "TRUE"
+    same = " AND ".join(f"known.{key} = {batch}.{key}" for key in keys)
+    return f"NOT EXISTS (SELECT 1 FROM {table} AS known WHERE {same})"  # noqa: S608, text of a statement's file
+
+
+def _returned(dialect: str, *columns: str) -> str:
+    return ", ".join(column.rpartition(".")[2] if dialect == "sqlite" else column for column in columns)
+
+
+_BATCH_TYPES = {"time": "timestamptz", "json": "jsonb"}
+_LISTS: dict[str, Callable[..., str]] = {
+    "each": _each,
+    "batch": _batch,
+    "in_order": _in_order,
+    "returned": _returned,
+    "unless_there": _unless_there,
+}
 _TRIGGERS: dict[str, Callable[..., str]] = {
     "refuse": _refuse,
     "after": _after,

@@ -1,7 +1,7 @@
 """The role that a deployment runs with: it works with the tables that the owner makes, and can alter no evidence.
 
 On PostgreSQL only; SQLite has no roles, its triggers alone keep what is on record. Which rights the role has stands in
-one place, `decisions` of `sql/queries/postgresql/roles.sql`. Does not belong here: how the role proves who it is
+one place, `decisions` of `sql/queries/roles.sql`. Does not belong here: how the role proves who it is
 (password, certificate); that is the server's business.
 """
 

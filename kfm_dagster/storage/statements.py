@@ -1,9 +1,8 @@
 """Named SQL statements and numbered migrations, read from `sql/`.
 
-A statements file holds blocks that begin with `-- name: identifier`; parameters are SQLAlchemy's `:name`. A dialect's
-own file (`sql/queries/<dialect>/<room>.sql`) wins over the shared one (`sql/queries/<room>.sql`), statement by
-statement. `sql/schema` holds the migrations, one text for both databases (`macros.py`). Nothing here talks to a
-database.
+`sql/queries/<room>.sql` holds blocks that begin with `-- name: identifier`; parameters are SQLAlchemy's `:name`. One
+text is for both databases (`macros.py`); where two forms remain, each says under its name which database it is for, and
+why. `sql/queries/duckdb` has what DuckDB answers, and `sql/schema` the migrations. Nothing here talks to a database.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ def sql_root() -> Traversable:
 def statement(dialect: str, name: str) -> TextClause:
     """Return the statement `room.identifier` for a dialect. Raises ConfigurationError when there is none."""
     room, identifier = name.split(".", 1)
-    for blocks in (_blocks(f"queries/{dialect}/{room}.sql"), _blocks(f"queries/{room}.sql")):
-        if identifier in blocks:
-            return text(blocks[identifier])
-    raise ConfigurationError("there is no such SQL statement", observed=f"{name} for {dialect}")
+    forms = _blocks("queries/duckdb" if dialect == "duckdb" else "queries", room).get(identifier, {})
+    if (form := forms.get(dialect) or forms.get(None)) is None:
+        raise ConfigurationError("there is no such SQL statement", observed=f"{name} for {dialect}")
+    return text(macros.render(form, dialect))
 
 
 @cache
@@ -73,22 +72,22 @@ def read_all_sql() -> None:
 
     Raises ConfigurationError when migrations are not numbered without a hole.
     """
-    shared = sql_root() / "queries"
-    dialects = [entry for entry in shared.iterdir() if entry.is_dir()]
-    rooms = {file.name for folder in (shared, *dialects) for file in folder.iterdir() if file.name.endswith(".sql")}
-    for room in rooms:
-        _blocks(f"queries/{room}")
-        for dialect in dialects:
-            # Where a dialect has none of its own, that is kept, too.
-            _blocks(f"queries/{dialect.name}/{room}")
+    for folder in ("queries", "queries/duckdb"):
+        for file in (sql_root() / folder).iterdir():
+            if file.name.endswith(".sql"):
+                _blocks(folder, file.name.removesuffix(".sql"))
     for known in DIALECTS:
         migrations(known)
 
 
 @cache
-def _blocks(path: str) -> dict[str, str]:
-    file = sql_root() / path
+def _blocks(folder: str, room: str) -> dict[str, dict[str | None, str]]:
+    """Return the forms of each statement of a room, by the database that it is for alone."""
+    file = sql_root() / folder / f"{room}.sql"
     if not file.is_file():
         return {}
     parts = _NAME.split(file.read_text(encoding="utf-8"))
-    return {parts[index]: parts[index + 1].strip().rstrip(";") for index in range(1, len(parts), 2)}
+    found: dict[str, dict[str | None, str]] = {}
+    for identifier, block in zip(parts[1::2], parts[2::2], strict=True):
+        found.setdefault(identifier, {})[macros.only_for(block)] = block.strip().rstrip(";")
+    return found

@@ -159,7 +159,7 @@ def test_a_run_s_fingerprint_and_sql_are_those_of_the_code_that_the_server_impor
         # An update of everything, below both of them.
         (checkout / pipeline.LOCKFILE).write_text("pinned==2\n")
         (checkout / "kfm_dagster" / "later.py").write_text('"""New."""\n')
-        (checkout / "sql" / "queries" / "sqlite" / "ledger.sql").write_text("-- name: replay_reasons\nSELECT 2\n")
+        (checkout / "sql" / "queries" / "ledger.sql").write_text("-- name: replay_reasons\nSELECT 2\n")
         (checkout / "sql" / "schema" / f"{len(migrations('postgresql')) + 1:04}_later.sql").write_text("SELECT 3;\n")
         launch(deployment)
         [seen] = noted(place / "began")

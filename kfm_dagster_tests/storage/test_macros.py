@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from importlib.resources.abc import Traversable
 
 import pytest
 
@@ -40,23 +42,30 @@ def test_a_statement_is_of_one_database_where_a_reason_says_so() -> None:
     ]  # fmt: skip
 
 
-def test_what_is_of_one_database_has_its_reason() -> None:
-    for folder in ("schema", "queries"):
-        for file in (sql_root() / folder).iterdir():
-            if file.name.endswith(".sql"):
-                text = file.read_text(encoding="utf-8")
-                without = re.findall(r"^-- (?:sqlite|postgresql|SQLite|PostgreSQL)(?::.{0,15})?$", text, re.MULTILINE)
-                assert without == [], file.name
+def test_a_statement_with_two_forms_has_the_reason_of_each() -> None:
+    for file in _files("queries"):
+        text = file.read_text(encoding="utf-8")
+        forms = defaultdict(list)
+        for name, first in re.findall(r"^-- name: (\w+)\n(.*)$", text, re.MULTILINE):
+            forms[name].append(re.match(r"-- (sqlite|postgresql): (?=.{20})", first))
+        for name, found in forms.items():
+            of_one = [match[1] for match in found if match]
+            assert of_one in ([], ["sqlite", "postgresql"]), f"{file.name}: {name}"
+            assert len(found) == max(1, len(of_one)), f"{file.name}: {name}"
+
+
+def test_what_is_of_one_database_says_why() -> None:
+    for file in (*_files("schema"), *_files("queries")):
+        text = file.read_text(encoding="utf-8")
+        assert re.findall(r"^-- (?:sqlite|postgresql):?(?: .{0,20})?$", text, re.MULTILINE | re.IGNORECASE) == []
 
 
 def test_every_macro_is_documented_and_used() -> None:
     documented = set(re.findall(r"`@(\w+)", str(macros.__doc__))) - {"name"}
-    texts = "\n".join(
-        file.read_text(encoding="utf-8")
-        for folder in ("schema", "queries")
-        for file in (sql_root() / folder).iterdir()
-        if file.name.endswith(".sql")
-    )
+    texts = "\n".join(file.read_text(encoding="utf-8") for file in (*_files("schema"), *_files("queries")))
     used = set(re.findall(r"(?<![\w'])@([a-z_0-9]+)", texts)) - {"macro"}
-    # These are used by others.
-    assert documented == used | {"not_truncated", "not_replaced"}
+    assert documented == used
+
+
+def _files(folder: str) -> list[Traversable]:
+    return [file for file in (sql_root() / folder).iterdir() if file.name.endswith(".sql")]

@@ -244,13 +244,11 @@ def _ask(database: Database, query: str) -> list[Any]:
 
 def _statements() -> set[str]:
     """Names of every statement that PostgreSQL executes."""
-    queries = sql_root() / "queries"
     found = set()
-    for folder in (queries, queries / "postgresql"):
-        for file in folder.iterdir():
-            if file.name.endswith(".sql"):
-                lines = file.read_text(encoding="utf-8").splitlines()
-                found |= {f"{file.name[:-4]}.{line[9:]}" for line in lines if line.startswith("-- name: ")}
+    for file in (sql_root() / "queries").iterdir():
+        if file.name.endswith(".sql"):
+            lines = file.read_text(encoding="utf-8").splitlines()
+            found |= {f"{file.name[:-4]}.{line[9:]}" for line in lines if line.startswith("-- name: ")}
     return found
 
 

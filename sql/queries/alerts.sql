@@ -1,4 +1,4 @@
--- Statements of the alerts that are the same in both databases.
+-- Statements of the alerts.
 
 -- name: any_open
 SELECT 1 FROM alerts WHERE state <> 'resolved' LIMIT 1;
@@ -37,3 +37,213 @@ WHERE alert_id = :alert_id AND telling = :telling AND endpoint = :endpoint AND t
 -- name: put_back
 UPDATE alert_tellings SET claimed_until = :until, last_error = :error
 WHERE alert_id = :alert_id AND telling = :telling AND endpoint = :endpoint AND told_at IS NULL;
+
+-- name: lock
+-- One evaluation after the other: each sees what the one before told.
+@lock_all('kfm_dagster.alerts');
+
+-- name: findings
+-- What each rule has found within its window: a row per subject with at least so many events, and the newest of them.
+WITH terms AS (
+    SELECT rule, since, threshold
+    FROM @batch(:terms, t, rule text, since time, threshold integer)
+),
+tries AS (
+    SELECT
+        stage, run_id, opened_at, started_at,
+        lag(state) OVER (PARTITION BY stage ORDER BY opened_at, run_id, attempt) AS previous
+    FROM stage_state
+    WHERE opened_at >= (SELECT t.since FROM terms AS t WHERE t.rule = 'state_flapping')
+),
+events AS (
+    SELECT 'state_flapping' AS rule, stage AS subject, opened_at AS at, run_id, stage AS place
+    FROM tries
+    WHERE previous IN ('failed', 'rolled_back') AND started_at IS NOT NULL
+    UNION ALL
+    -- What had succeeded and is asked again is no retry of a failure.
+    SELECT 'retry_storm', 'all stages', at, run_id, stage
+    FROM stage_audit
+    WHERE
+        kind = 'retry' AND at >= (SELECT t.since FROM terms AS t WHERE t.rule = 'retry_storm')
+        AND @as_json(details) ->> 'after' IN ('failed', 'rolled_back', 'pending')
+    UNION ALL
+    SELECT
+        CASE event WHEN 'G3' THEN 'path_desync' WHEN 'G7' THEN 'covariance' ELSE 'gate_breach' END,
+        stage || ' ' || event, at, run_id, stage
+    FROM stage_audit @indexed_by(stage_audit_failed_gates)
+    WHERE
+        kind = 'gate' AND @as_json(details) ->> 'outcome' <> 'passed'
+        AND at >= (
+            SELECT min(t.since) FROM terms AS t WHERE t.rule IN ('covariance', 'path_desync', 'gate_breach')
+        )
+    UNION ALL
+    SELECT 'replay_divergence', 'run ' || run_id, at, run_id, stage
+    FROM stage_audit
+    WHERE
+        kind = 'replay' AND event = 'diverged'
+        AND at >= (SELECT t.since FROM terms AS t WHERE t.rule = 'replay_divergence')
+    UNION ALL
+    SELECT 'unlock', 'clock', at, run_id, stage
+    FROM stage_audit
+    WHERE kind = 'stop' AND event = 'E_SYNC' AND at >= (SELECT t.since FROM terms AS t WHERE t.rule = 'unlock')
+    UNION ALL
+    SELECT 'unlock', 'clock', opened_at, run_id, stage
+    FROM stage_state
+    WHERE
+        opened_at >= (SELECT t.since FROM terms AS t WHERE t.rule = 'unlock')
+        AND @has(restricted, 'E_SYNC')
+    UNION ALL
+    -- A reading that proves the clock wrong, and a kernel that does not keep it while nothing else calibrates it.
+    SELECT 'unlock', 'clock', r.at, CAST(NULL AS text), r.source
+    FROM clock_readings AS r
+    WHERE
+        r.at >= (SELECT t.since FROM terms AS t WHERE t.rule = 'unlock')
+        AND (
+            abs(r.offset_seconds) - r.uncertainty_seconds > :max_offset
+            OR (
+                r.state = 'unlocked'
+                AND NOT EXISTS (
+                    SELECT 1 FROM clock_readings AS c
+                    WHERE
+                        c.clock_id = r.clock_id AND c.at >= @as_time(:calibrated_since)
+                        AND abs(c.offset_seconds) + c.uncertainty_seconds <= :max_offset
+                )
+            )
+        )
+    UNION ALL
+    -- Objects that were taken out while another version of the same one has its Item; the newest version counts.
+    SELECT 'worse_object', worse.dataset, worse.updated_at, worse.ingest_run_id, worse.last_error_code
+    FROM nodd_wal_records AS worse
+    WHERE
+        worse.status = 'quarantined'
+        AND worse.updated_at >= (SELECT t.since FROM terms AS t WHERE t.rule = 'worse_object')
+        AND worse.last_error_code NOT IN ('superseded', 'stale_event')
+        AND NOT EXISTS (SELECT 1 FROM nodd_wal_supersessions AS link WHERE link.older_wal_id = worse.wal_id)
+        AND EXISTS (
+            SELECT 1 FROM nodd_wal_records AS good
+            WHERE
+                good.object_uri = worse.object_uri AND good.dataset = worse.dataset
+                AND good.time_range_start = worse.time_range_start AND good.status || '' = 'succeeded'
+        )
+),
+counted AS (
+    SELECT
+        e.rule, e.subject, e.at, e.run_id, e.place, t.threshold,
+        count(*) OVER (PARTITION BY e.rule, e.subject) AS observed,
+        row_number() OVER (PARTITION BY e.rule, e.subject ORDER BY e.at DESC, e.run_id DESC, e.place DESC) AS newest
+    FROM events AS e INNER JOIN terms AS t ON e.rule = t.rule
+    WHERE e.at >= t.since AND e.at <= @as_time(:now)
+)
+SELECT rule, subject, observed, at AS last_event_at, run_id, place
+FROM counted
+WHERE newest = 1 AND observed >= threshold
+ORDER BY rule, subject;
+
+-- name: see
+UPDATE alerts SET
+    last_seen_at = :now, observed = f.observed, last_event_at = f.last_event_at, run_id = f.run_id, place = f.place
+FROM @batch(:findings, f,
+    rule text, subject text, level text, observed integer, last_event_at time, run_id text, place text
+)
+WHERE
+    alerts.rule = f.rule AND alerts.subject = f.subject AND alerts.state <> 'resolved' AND alerts.last_seen_at <= :now;
+
+-- name: resolve
+UPDATE alerts SET state = 'resolved', resolved_at = :now
+WHERE
+    state <> 'resolved' AND last_seen_at <= :now
+    AND NOT EXISTS (
+        SELECT 1 FROM @batch(:findings, f, rule text, subject text)
+        WHERE f.rule = alerts.rule AND f.subject = alerts.subject
+    )
+RETURNING alert_id;
+
+-- name: open
+INSERT INTO alerts (
+    rule, subject, level, opened_at, level_since, last_seen_at, observed, last_event_at, run_id, place
+)
+SELECT
+    f.rule, f.subject, f.level, @as_time(:now), @as_time(:now), @as_time(:now),
+    f.observed, f.last_event_at, f.run_id, f.place
+FROM @batch(:findings, f,
+    rule text, subject text, level text, observed integer, last_event_at time, run_id text, place text
+)
+WHERE
+    NOT EXISTS (
+        SELECT 1 FROM alerts AS a WHERE a.rule = f.rule AND a.subject = f.subject AND a.state <> 'resolved'
+    )
+ORDER BY f.rule, f.subject
+RETURNING alert_id;
+
+-- name: escalate
+UPDATE alerts SET
+    level = CASE alerts.level WHEN 'info' THEN 'warning' ELSE 'critical' END, level_since = :now, state = 'firing'
+FROM @batch(:terms, t, rule text, escalate_before time)
+WHERE
+    alerts.rule = t.rule AND alerts.level <> 'critical' AND alerts.level_since <= t.escalate_before
+    AND (
+        alerts.state = 'firing'
+        OR (
+            alerts.state = 'acknowledged' AND alerts.acknowledged_at <= t.escalate_before
+            AND alerts.last_event_at > t.escalate_before
+        )
+    )
+RETURNING alert_id;
+
+-- name: tell
+-- Not again within the window of suppression, whichever alert of the same rule and subject was told; what has gone up a
+-- level is told at once. An evaluation tells an alert once.
+UPDATE alerts SET tellings = alerts.tellings + 1, last_told_at = :now
+FROM @batch(:terms, t, rule text, quiet_since time, audience json)
+WHERE
+    alerts.rule = t.rule AND alerts.state = 'firing' AND @has(t.audience, alerts.level)
+    AND (alerts.last_told_at IS NULL OR alerts.last_told_at < :now)
+    AND (
+        (alerts.level_since = :now AND alerts.opened_at <> :now)
+        OR NOT EXISTS (
+            SELECT 1 FROM alerts AS told
+            WHERE told.rule = alerts.rule AND told.subject = alerts.subject AND told.last_told_at > t.quiet_since
+        )
+    )
+RETURNING @returned(alerts.alert_id, alerts.rule, alerts.level, alerts.tellings);
+
+-- name: queue
+-- What an endpoint has not taken yet will tell of the alert as it is then: a second message would say the same.
+INSERT INTO alert_tellings (alert_id, telling, endpoint, channel, reason, queued_at)
+SELECT n.alert_id, n.telling, n.endpoint, n.channel, n.reason, @as_time(:now)
+FROM @batch(:batch, n,
+    alert_id bigint, telling integer, endpoint integer, channel text, reason text
+)
+WHERE
+    NOT EXISTS (
+        SELECT 1 FROM alert_tellings AS w
+        WHERE
+            w.alert_id = n.alert_id AND w.endpoint = n.endpoint AND w.channel = n.channel AND w.told_at IS NULL
+    );
+
+-- name: due
+-- An endpoint is a place in a list that may change: what waits goes where its channel leads, or nowhere.
+SELECT 1 FROM alert_tellings
+WHERE
+    told_at IS NULL AND (claimed_until IS NULL OR claimed_until <= :now)
+    AND (endpoint, channel) IN (
+        SELECT CAST(lead.value ->> 0 AS integer), lead.value ->> 1 FROM @rows(:leads, lead)
+    )
+LIMIT 1;
+
+-- name: claim
+UPDATE alert_tellings SET claimed_until = :until, attempts = attempts + 1
+WHERE
+    (alert_id, telling, endpoint) IN (
+        SELECT w.alert_id, w.telling, w.endpoint
+        FROM alert_tellings AS w
+        WHERE
+            w.told_at IS NULL AND (w.claimed_until IS NULL OR w.claimed_until <= :now)
+            AND (w.endpoint, w.channel) IN (
+                SELECT CAST(lead.value ->> 0 AS integer), lead.value ->> 1 FROM @rows(:leads, lead)
+            )
+        ORDER BY w.queued_at, w.alert_id, w.endpoint
+        LIMIT 1
+        @lock(FOR UPDATE SKIP LOCKED)
+    )
+RETURNING alert_id, telling, endpoint, channel, reason, attempts;

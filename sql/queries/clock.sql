@@ -1,4 +1,4 @@
--- Statements of the clock's readings, the same in both databases.
+-- Statements of the clock's readings.
 
 -- name: record
 INSERT INTO clock_readings (clock_id, at, source, offset_seconds, uncertainty_seconds, state)

@@ -1,4 +1,4 @@
--- Statements about messages that are the same in both databases.
+-- Statements about messages.
 
 -- name: due_for_deletion
 -- The open messages by their index, the units of each by theirs. An aggregate, because PostgreSQL answers NOT EXISTS
@@ -114,3 +114,142 @@ WHERE
         ELSE TRUE
     END
 GROUP BY delivery.state;
+
+-- name: record
+INSERT INTO nodd_wal_deliveries (
+    message_id, queue, receipt_handle, receive_count, first_received_at, received_at, landing_sha256,
+    sns_message_id, topic_arn, state, signature
+)
+SELECT
+    message_id, queue, receipt_handle, receives, @as_time(:at), @as_time(:at), landing_sha256,
+    sns_message_id, topic_arn, state, signature
+FROM @batch(:batch, delivery,
+    message_id text, queue text, receipt_handle text, receives integer, landing_sha256 text, sns_message_id text,
+    topic_arn text, state text, signature text
+)
+WHERE TRUE
+@in_order(message_id)
+ON CONFLICT (message_id) DO UPDATE SET
+    queue = excluded.queue,
+    receipt_handle = excluded.receipt_handle,
+    receive_count = nodd_wal_deliveries.receive_count + excluded.receive_count,
+    received_at = excluded.received_at,
+    landing_sha256 = excluded.landing_sha256,
+    state = excluded.state,
+    signature = excluded.signature,
+    settled_at = NULL;
+
+-- name: record_units
+INSERT INTO nodd_wal_delivery_units (message_id, wal_id)
+SELECT message_id, wal_id
+FROM @batch(:batch, unit, message_id text, wal_id text)
+WHERE TRUE
+@in_order(message_id, wal_id)
+ON CONFLICT (message_id, wal_id) DO NOTHING;
+
+-- name: record_ignored
+INSERT INTO ignored_records (message_id, record_index, reason, dataset, bucket, object_key, records, received_at)
+SELECT message_id, record_index, reason, dataset, bucket, key, records, @as_time(:at)
+FROM @batch(:batch, ignored,
+    message_id text, record_index integer, reason text, dataset text, bucket text, key text, records integer
+)
+WHERE @unless_there(ignored_records, ignored, message_id, record_index)
+@in_order(message_id, CAST(record_index AS text))
+ON CONFLICT (message_id, record_index) DO NOTHING;
+
+-- name: keep_bodies
+INSERT INTO rejected_bodies (message_id, body, received_at)
+SELECT message_id, body, @as_time(:at)
+FROM @batch(:batch, kept, message_id text, body text)
+WHERE @unless_there(rejected_bodies, kept, message_id)
+@in_order(message_id)
+ON CONFLICT (message_id) DO NOTHING;
+
+-- name: reject
+-- What was found first stays: a message that comes again is rejected for the same, or by a newer release.
+INSERT INTO rejected_messages (message_id, record_index, reason_code, detail, records, received_at)
+SELECT message_id, record_index, reason_code, detail, records, @as_time(:at)
+FROM @batch(:batch, rejected,
+    message_id text, record_index integer, reason_code text, detail text, records integer
+)
+WHERE @unless_there(rejected_messages, rejected, message_id, record_index)
+@in_order(message_id, CAST(record_index AS text))
+ON CONFLICT (message_id, record_index) DO NOTHING;
+
+-- name: reject_objects
+INSERT INTO rejected_objects (dataset, object_uri, reason_code, detail, found_at)
+SELECT dataset, object_uri, reason_code, detail, @as_time(:at)
+FROM @batch(:batch, rejected,
+    dataset text, object_uri text, reason_code text, detail text
+)
+WHERE @unless_there(rejected_objects, rejected, dataset, object_uri)
+@in_order(dataset, object_uri)
+ON CONFLICT (dataset, object_uri) DO NOTHING;
+
+-- name: mark_rejected
+UPDATE nodd_wal_deliveries SET state = 'rejected', settled_at = NULL
+WHERE @locked(nodd_wal_deliveries, message_id, FOR NO KEY UPDATE, message_id IN (@each(:message_ids)));
+
+-- name: mark_deleted
+UPDATE nodd_wal_deliveries SET state = 'deleted', settled_at = :at
+WHERE @locked(nodd_wal_deliveries, message_id, FOR NO KEY UPDATE, message_id IN (@each(:message_ids)));
+
+-- name: mark_acknowledged
+-- sqlite: it has locked the database, so nothing is looked at again.
+-- Only under the receipt that was deleted. The first condition is what finds the rows.
+UPDATE nodd_wal_deliveries SET state = 'deleted', settled_at = :at
+WHERE
+    message_id IN (SELECT value ->> '$.message_id' FROM json_each(:batch))
+    AND (message_id, receipt_handle) IN (
+        SELECT
+            value ->> '$.message_id',
+            value ->> '$.receipt_handle'
+        FROM json_each(:batch)
+    );
+
+-- name: mark_acknowledged
+-- postgresql: a receiver's transaction that was waited for may have brought another receipt, so it joins and looks again.
+-- Only under the receipt that was deleted.
+WITH known AS (
+    SELECT delivery.message_id
+    FROM nodd_wal_deliveries AS delivery
+    INNER JOIN jsonb_to_recordset(CAST(:batch AS jsonb)) AS due (message_id text, receipt_handle text)
+        ON delivery.message_id = due.message_id AND delivery.receipt_handle = due.receipt_handle
+    ORDER BY delivery.message_id
+    FOR NO KEY UPDATE OF delivery
+)
+
+UPDATE nodd_wal_deliveries AS delivery SET state = 'deleted', settled_at = :at
+FROM known
+WHERE delivery.message_id = known.message_id;
+
+-- name: dead_letter
+-- One that waits on the dead-letter queue itself for its units, or has been deleted from it, is left as it is.
+UPDATE nodd_wal_deliveries SET state = 'dead_lettered', settled_at = :at
+WHERE @locked(
+    nodd_wal_deliveries, message_id, FOR NO KEY UPDATE,
+    message_id IN (@each(:message_ids)) AND state <> 'dead_lettered' AND (queue <> :queue OR state = 'rejected')
+);
+
+-- name: states
+SELECT message_id, state FROM nodd_wal_deliveries
+WHERE message_id IN (@each(:message_ids));
+
+-- name: verified
+SELECT message_id FROM nodd_wal_deliveries
+WHERE message_id IN (@each(:message_ids)) AND signature = 'verified';
+
+-- name: taken_in
+SELECT message_id FROM nodd_wal_deliveries
+WHERE message_id IN (@each(:message_ids)) AND signature IS DISTINCT FROM 'invalid';
+
+-- name: due_for_backoff
+SELECT delivery.message_id, delivery.queue, delivery.receipt_handle, max(record.next_attempt_at) AS next_attempt_at
+FROM nodd_wal_records AS record
+INNER JOIN nodd_wal_delivery_units AS unit ON record.wal_id = unit.wal_id
+INNER JOIN nodd_wal_deliveries AS delivery ON unit.message_id = delivery.message_id
+WHERE
+    record.wal_id IN (@each(:wal_ids))
+    AND record.status = 'failed' AND record.next_attempt_at IS NOT NULL AND delivery.state = 'in_flight'
+GROUP BY delivery.message_id, delivery.queue, delivery.receipt_handle
+ORDER BY delivery.message_id;

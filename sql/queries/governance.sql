@@ -1,4 +1,4 @@
--- Statements of the governance log and of kill switches that are the same in both databases.
+-- Statements of the governance log and of kill switches.
 
 -- name: entries
 SELECT
@@ -28,3 +28,20 @@ RETURNING switch_id;
 -- name: close_expired
 UPDATE kill_switches SET released_at = expires_at, released_by = 'expiry', release_reason = 'expired'
 WHERE dataset = :dataset AND released_at IS NULL AND expires_at <= :at;
+
+-- name: record
+INSERT INTO governance_log (
+    at, actor, action, dataset, wal_id, record_version, from_status, to_status, reason, change_ref, details
+)
+SELECT
+    @as_time(:at), actor, action, dataset, wal_id, record_version, from_status, to_status, reason,
+    change_ref, details
+FROM @batch(:batch, entry,
+    actor text, action text, dataset text, wal_id text, record_version integer, from_status text, to_status text,
+    reason text, change_ref text, details json
+);
+
+-- name: of_run
+SELECT entry_id FROM governance_log
+WHERE action = :action AND dataset = :dataset AND details ->> 'run_id' = :run_id
+LIMIT 1;

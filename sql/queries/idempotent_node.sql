@@ -120,3 +120,9 @@ FROM etl_wal AS w
 JOIN node_output AS o ON o.content_hash = w.content_hash
 WHERE w.node = :node AND w.status = 'APPLIED'
 ORDER BY w.wal_id;
+
+-- name: lock_content
+@lock_all('etl_wal/' || :content_hash);
+
+-- name: lock_node
+@lock_all('etl_checkpoint/' || :node);

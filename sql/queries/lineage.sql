@@ -116,3 +116,42 @@ RETURNING batch_id;
 -- name: emissions_of_batch
 SELECT wal_id, edition, lineage_id, content_sha256 FROM lineage_emissions
 WHERE batch_id = :batch_id ORDER BY wal_id;
+
+-- name: history
+SELECT emission.wal_id, emission.path, emission.edition, emission.content_sha256,
+    invalidation.batch_id IS NOT NULL AS invalidated
+FROM lineage_emissions AS emission
+JOIN lineage_batches AS batch ON batch.batch_id = emission.batch_id
+LEFT JOIN lineage_invalidations AS invalidation ON invalidation.batch_id = emission.batch_id
+WHERE emission.wal_id IN (@each(:wal_ids))
+ORDER BY batch.created_at, emission.edition;
+
+-- name: insert_emissions
+-- Returns the units whose rows are new: another worker may have told the others.
+INSERT INTO lineage_emissions (wal_id, path, edition, lineage_id, content_sha256, batch_id)
+SELECT unit.value ->> 0, :path, unit.value ->> 1, unit.value ->> 2, unit.value ->> 3, :batch_id
+FROM @rows(:units, unit)
+WHERE TRUE
+@in_order(unit.value ->> 0, unit.value ->> 1)
+ON CONFLICT (wal_id, path, edition) DO NOTHING
+RETURNING wal_id;
+
+-- name: claim_delivery
+UPDATE lineage_outbox SET attempts = lineage_outbox.attempts + 1, next_attempt_at = :lease_until
+WHERE
+    destination = 'backend' AND batch_id = (
+        SELECT waiting.batch_id
+        FROM lineage_outbox AS waiting
+        JOIN lineage_batches AS batch ON batch.batch_id = waiting.batch_id
+        WHERE waiting.destination = 'backend' AND waiting.next_attempt_at <= :now AND batch.state = 'published'
+        ORDER BY waiting.next_attempt_at, waiting.batch_id
+        LIMIT 1
+        @lock(FOR UPDATE OF waiting SKIP LOCKED)
+    )
+RETURNING
+    batch_id, attempts, events_done, not_taken,
+    (SELECT batch.href FROM lineage_batches AS batch WHERE batch.batch_id = lineage_outbox.batch_id) AS href,
+    (SELECT batch.sha256 FROM lineage_batches AS batch WHERE batch.batch_id = lineage_outbox.batch_id) AS sha256;
+
+-- name: lock_steps
+@lock_all('etl_steps');

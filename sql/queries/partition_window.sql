@@ -1,4 +1,4 @@
--- Statements about the days that the deployment has partitions of, the same in both databases.
+-- Statements about the days that the deployment has partitions of.
 
 -- name: first_day
 SELECT min(first_day) FROM partition_first_days;

@@ -1,4 +1,4 @@
--- Statements of the stages and their audit that are the same in both databases.
+-- Statements of the stages and their audit.
 
 -- name: newest
 SELECT
@@ -65,3 +65,43 @@ ORDER BY opened_at DESC;
 
 -- name: replays_since
 SELECT count(*) AS replays FROM replay_runs WHERE created_at >= :since;
+
+-- name: open
+INSERT INTO stage_state (run_id, stage, attempt, state, idempotency_key, input_hashes, opened_at)
+VALUES (
+    :run_id, :stage, :attempt, 'pending', :idempotency_key, @as_json(:input_hashes), @as_time(:at)
+);
+
+-- name: move
+UPDATE stage_state SET
+    state = :state,
+    started_at = CASE WHEN :state = 'running' THEN @as_time(:at) ELSE started_at END,
+    ended_at = CASE WHEN :state = 'running' THEN NULL ELSE @as_time(:at) END,
+    error_class = coalesce(CAST(:error_class AS text), error_class),
+    restricted = coalesce(@as_json(:restricted), restricted),
+    checkpoint_uri = coalesce(CAST(:checkpoint_uri AS text), checkpoint_uri),
+    output_sha256 = coalesce(CAST(:output_sha256 AS text), output_sha256),
+    compensation = coalesce(@as_json(:compensation), compensation)
+WHERE run_id = :run_id AND stage = :stage AND attempt = :attempt AND state = :origin;
+
+-- name: lock_audit
+-- One chain, so one writer at a time.
+@lock_all('kfm_dagster.stage_audit');
+
+-- name: append_audit
+INSERT INTO stage_audit (seq, at, run_id, stage, attempt, kind, event, details, earlier, previous_hash, hash)
+SELECT seq, at, run_id, stage, attempt, kind, event, details, earlier, previous_hash, hash
+FROM @batch(:batch, line,
+    seq bigint, at time, run_id text, stage text, attempt integer, kind text, event text, details text,
+    earlier text, previous_hash text, hash text
+)
+ORDER BY seq;
+
+-- name: unfinished
+SELECT
+    run_id, stage, attempt, state, idempotency_key, input_hashes, opened_at, started_at, ended_at, error_class,
+    restricted, checkpoint_uri, output_sha256, compensation
+FROM stage_state
+WHERE state = 'running' AND run_id IN (@each(:run_ids))
+ORDER BY opened_at, stage
+LIMIT :limit;

@@ -1,6 +1,6 @@
 -- The schema of 0.1.0, in one text for both databases; kfm_dagster/storage/macros.py says what each @macro stands for.
 -- What is on record stays, whoever types: triggers keep the owner's hand from it, and grants a deployment's role from
--- most of it (sql/queries/postgresql/roles.sql).
+-- most of it (sql/queries/roles.sql).
 
 -- postgresql: its triggers call a function; this one says the rule, and of which row and change when it is told by what.
 CREATE FUNCTION kfm_refuse() RETURNS trigger LANGUAGE plpgsql AS $$

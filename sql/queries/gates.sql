@@ -4,7 +4,7 @@
 -- Objects that a partition has, in work or done, by UTC hour and by the groups of their keys; one that was rewritten
 -- counts once.
 SELECT
-    CAST(extract(HOUR FROM time_range_start AT TIME ZONE 'UTC') AS integer) AS hour, extension,
+    @utc_hour(time_range_start) AS hour, extension,
     count(DISTINCT object_uri) AS objects
 FROM nodd_wal_records
 WHERE status IN ('pending', 'in_progress', 'succeeded') AND dataset = :dataset AND partition_key = :partition

@@ -1,4 +1,4 @@
--- Rights of the role that a deployment runs with. The owner of the tables migrates, and grants these.
+-- Rights of the role that a deployment runs with; SQLite has no roles. The owner migrates, and grants these.
 
 -- name: may_migrate
 -- Whether the tables are this role's, or may be made by it where there are none.
