@@ -55,7 +55,7 @@ COMMANDS = {
         "Ingest objects through a real queue, daemon and runs, and show what became of each.",
     ),
     "discard": Lazy(
-        "kfm_dagster.cli.quarantine:discard",
+        "kfm_dagster.cli.quarantine.judgement:discard",
         "Close the cases of quarantined units for good: they stay out, whatever is released later.",
     ),
     "dlq": Lazy(
@@ -83,11 +83,11 @@ COMMANDS = {
         "kfm_dagster.cli.kill_switch:kill_switch", "Switch datasets off and on again, or list what is off."
     ),
     "quarantine": Lazy(
-        "kfm_dagster.cli.quarantine:quarantine",
+        "kfm_dagster.cli.quarantine.commands:quarantine",
         "Look at units that were taken out of automatic flows, or take some out.",
     ),
     "release": Lazy(
-        "kfm_dagster.cli.quarantine:release",
+        "kfm_dagster.cli.quarantine.judgement:release",
         "Let quarantined units in again: each gets one more attempt, and comes back if that fails.",
     ),
     "replay": Lazy(

@@ -13,7 +13,7 @@ import click
 from kfm_dagster.cli.decision_options import unknown_record
 from kfm_dagster.cli.governance import entry_row
 from kfm_dagster.cli.ids import whole_rejected_message_id, whole_wal_id
-from kfm_dagster.cli.quarantine import case_row
+from kfm_dagster.cli.quarantine.cases import case_row
 from kfm_dagster.cli.session import looked_up_states, opened_pipeline
 from kfm_dagster.cli.tables import show_fields, show_rows, show_section
 from kfm_dagster.contracts.identity import rfc3339
