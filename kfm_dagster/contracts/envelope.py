@@ -15,6 +15,19 @@ from typing import Any, NewType
 
 from kfm_dagster.contracts.issues import Issue, Severity
 
+EXTENSION = "extension"
+"""Metadata of a field that the ledger has no column for."""
+
+
+def extension(reason: str) -> Any:
+    """Return a field of the envelope that may be None and that the ledger keeps among a record's extension fields.
+
+    `reason` says why the unit carries it (NODD WAL specification, section 3, last paragraph). The field needs no line
+    in any other place: the codec finds it here.
+    """
+    return field(default=None, metadata={EXTENSION: reason})
+
+
 WalId = NewType("WalId", str)
 """UUIDv8 in its canonical text form."""
 

@@ -20,7 +20,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import orjson
 
-from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.contracts.envelope import EXTENSION, Envelope
 from kfm_dagster.contracts.issues import Issue, Severity
 
 Convert = Callable[[Any], Any]
@@ -41,6 +41,8 @@ class Leaf:
     encode: Convert | None
     """Makes the value at rest of one that is not None; None where they are the same."""
     decode: Convert | None
+    extension: bool
+    """Whether the ledger keeps it among a record's extension fields."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,14 +83,19 @@ def sections() -> tuple[Section, ...]:
     inner = {name: _dataclass_of(hints[name]) for name in hints}
     own = [name for name in hints if inner[name] is None]
     return (
-        Section(member=None, made=Envelope, optional=False, leaves=tuple(_leaf("", name, hints[name]) for name in own)),
+        Section(
+            member=None,
+            made=Envelope,
+            optional=False,
+            leaves=tuple(_leaf("", Envelope, name, hints[name]) for name in own),
+        ),
         *(
             Section(
                 member=name,
                 made=made,
                 optional=_optional(hints[name]),
                 leaves=tuple(
-                    _leaf(f"{name}_" if _optional(hints[name]) else "", member, hint)
+                    _leaf(f"{name}_" if _optional(hints[name]) else "", made, member, hint)
                     for member, hint in get_type_hints(made).items()
                 ),
             )
@@ -130,10 +137,18 @@ def json_at_rest(value: Any) -> str:
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
 
 
-def _leaf(prefix: str, member: str, hint: Any) -> Leaf:
+def _leaf(prefix: str, owner: type, member: str, hint: Any) -> Leaf:
     kind, encode, decode = _at_rest(_inner(hint))
-    name = f"{prefix}{member}"
-    return Leaf(name=name, member=member, kind=kind, required=not _optional(hint), encode=encode, decode=decode)
+    [declared] = (one for one in dataclasses.fields(owner) if one.name == member)
+    return Leaf(
+        name=f"{prefix}{member}",
+        member=member,
+        kind=kind,
+        required=not _optional(hint),
+        encode=encode,
+        decode=decode,
+        extension=EXTENSION in declared.metadata,
+    )
 
 
 def _at_rest(hint: Any) -> tuple[Any, Convert | None, Convert | None]:

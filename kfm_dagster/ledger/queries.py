@@ -16,7 +16,7 @@ from kfm_dagster.contracts.identity import moment, rfc3339
 from kfm_dagster.ledger.outcomes import mismatches
 from kfm_dagster.ledger.record import HistoryEntry, NoddWalRecord, record_of
 from kfm_dagster.ledger.reports import DayReport, FailingUnit, Mismatch, ObjectVersion, PendingPartition
-from kfm_dagster.ledger.rows import as_json, claimed_envelope
+from kfm_dagster.ledger.rows import as_json, claimed_envelopes
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading
@@ -112,7 +112,7 @@ class LedgerQueries:
     def lacking_sidecars(self, uris: Iterable[str], *, tx: Transaction) -> list[Envelope]:
         """Return the units of these objects that a sidecar can still complete, as their claims had them."""
         rows = tx.run("ledger.lacking_sidecars", uris=as_json(sorted(uris)))
-        return [claimed_envelope(row) for row in rows]
+        return claimed_envelopes(rows)
 
     def pending_by_partition(self, *, tx: Transaction | None = None) -> list[PendingPartition]:
         """Return the work that waits, by dataset, partition and lane."""

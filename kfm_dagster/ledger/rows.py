@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import cache
 from typing import Any
 
 import orjson
+from sqlalchemy import CursorResult
 
 from kfm_dagster.contracts.envelope import (
     CheckStatus,
@@ -25,16 +26,19 @@ from kfm_dagster.contracts.envelope import (
     StacStatus,
     WalId,
 )
+from kfm_dagster.contracts.envelope_codec import Leaf, sections
 from kfm_dagster.contracts.identity import moment, rfc3339
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.storage.text import json_text, storable
 
 PRIORITY_RANK = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
 """Order of claims; the claim statement says the same in SQL."""
-_PRIORITIES = {one.value: one for one in Priority}
-_LANES = {one.value: one for one in Lane}
-
-
+_PARSED = tuple(section for section in sections() if not section.optional)
+"""The envelope's own leaves and those of where it came from: what a record has before any operator saw the unit."""
+_OF_THE_LEDGER = frozenset({"lane", "replay_reason", "replay_run_id", "attempt", "record_version", "gate_issues"})
+"""Leaves that no message says: the ledger gives them, or a gate."""
+_RENAMED = {"attempt": "attempts", "record_version": "version"}
+"""Columns of another name than the leaf's (NODD WAL specification, section 3)."""
 MAX_TEXT = 320
 """Characters of a sender's free text that the ledger keeps: SNS allows 100 in a Subject and SQS 100 in a MessageId
 (SNS API reference, Publish; SQS developer guide, "Message identifiers"), and a topic's name, the
@@ -52,29 +56,17 @@ def bounded(text: str | None) -> str | None:
 
 
 def unit_row(envelope: Envelope, contract: DatasetContract) -> dict[str, Any]:
-    """Row of a new record."""
-    raw = envelope.raw
-    return {
-        "wal_id": envelope.wal_id,
-        "dataset": envelope.dataset,
-        "object_uri": envelope.object_uri,
-        "provider": envelope.provider,
-        "queue": envelope.queue,
-        "event_time": rfc3339(envelope.event_time),
-        "time_range_start": rfc3339(envelope.time_range_start),
-        "time_range_end": rfc3339(envelope.time_range_end),
-        "object_version": envelope.object_version,
-        "object_size": envelope.object_size,
-        "sequencer": envelope.sequencer,
-        "partition_key": envelope.partition,
-        "priority": envelope.priority,
-        "schema_version": envelope.schema_version,
-        "sqs_message_id": bounded(raw.sqs_message_id),
-        "sns_message_id": bounded(raw.sns_message_id),
-        "topic_arn": bounded(raw.topic_arn),
-        "subject": bounded(raw.subject),
-        "extension": extension_fields(contract, envelope.key),
-    }
+    """Row of a new record: what the message said, and in `extension` the dataset's own fields and the declared ones."""
+    row: dict[str, Any] = {"partition_key": envelope.partition}
+    extension: dict[str, Any] = dict(extension_fields(contract, envelope.key))
+    for section in _PARSED:
+        of_sender = section.member is not None
+        for leaf, [value] in zip(section.leaves, section.columns([envelope]), strict=True):
+            if leaf.extension and value is not None:
+                extension[leaf.name] = _as_text(value)
+            elif leaf.name not in _OF_THE_LEDGER and not leaf.extension:
+                row[leaf.name] = bounded(value) if of_sender else _as_text(value)
+    return {**row, "extension": extension}
 
 
 def extension_fields(contract: DatasetContract, key: str) -> dict[str, str]:
@@ -90,40 +82,42 @@ def _pattern(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.ASCII)
 
 
-def claimed_envelope(row: Iterable[Any]) -> Envelope:
-    """Envelope of a claimed record, as it was before any operator saw it; `row` is one that the claim returns."""
+def claimed_envelopes(result: CursorResult[Any]) -> list[Envelope]:
+    """Envelopes of the records that a statement returns, as they were before any operator saw them."""
     # By place: looking a thousand rows' columns up by name takes longer than all the rest.
-    (
-        wal_id, dataset, object_uri, provider, queue, event_time, time_range_start, time_range_end, priority,
-        schema_version, object_version, object_size, sequencer, sqs_message_id, sns_message_id, topic_arn, subject,
-        attempts, version, lane, replay_reason, replay_run_id,
-    ) = row  # fmt: skip
-    return Envelope(
-        wal_id=WalId(wal_id),
-        dataset=dataset,
-        object_uri=object_uri,
-        provider=provider,
-        queue=queue,
-        event_time=moment(event_time),
-        time_range_start=moment(time_range_start),
-        time_range_end=moment(time_range_end),
-        priority=_PRIORITIES[priority],
-        schema_version=schema_version,
-        object_version=object_version,
-        object_size=object_size,
-        sequencer=sequencer,
-        raw=RawReference(
-            sqs_message_id=sqs_message_id,
-            sns_message_id=sns_message_id,
-            topic_arn=topic_arn,
-            subject=subject,
-        ),
-        lane=_LANES[lane],
-        replay_reason=replay_reason,
-        replay_run_id=replay_run_id,
-        attempt=attempts,
-        record_version=version,
-    )
+    place = {name: number for number, name in enumerate(result.keys())}
+    parts = []
+    for section in _PARSED:
+        columns = ((leaf, place.get(_RENAMED.get(leaf.name, leaf.name))) for leaf in section.leaves)
+        parts.append([(leaf.member, at, _reading(leaf)) for leaf, at in columns if at is not None])
+    own, raw = parts
+    extended = [leaf for section in _PARSED for leaf in section.leaves if leaf.extension]
+    found = []
+    for row in result:
+        fields = {member: read(row[at]) for member, at, read in own}
+        fields["raw"] = RawReference(**{member: read(row[at]) for member, at, read in raw})
+        if extended:
+            kept = row[place["extension"]]
+            # SQLite keeps JSON as text, PostgreSQL gives the value.
+            kept = orjson.loads(kept) if isinstance(kept, str) else kept
+            fields |= {leaf.member: _reading(leaf)(kept.get(leaf.name)) for leaf in extended}
+        found.append(Envelope(**fields))
+    return found
+
+
+def _reading(leaf: Leaf) -> Callable[[Any], Any]:
+    decode = moment if leaf.kind is datetime else leaf.decode
+    if decode is None:
+        return _as_it_is
+    return lambda value: None if value is None else decode(value)
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _as_text(value: Any) -> Any:
+    return rfc3339(value) if isinstance(value, datetime) else value
 
 
 def findings_row(envelope: Envelope) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from kfm_dagster.ledger.changes import LedgerChanges
 from kfm_dagster.ledger.outcomes import record_outcomes, record_refusals
 from kfm_dagster.ledger.policy import LedgerCode, ReplayReason
 from kfm_dagster.ledger.reports import EnsureResult, RecoverReport, SettleReport
-from kfm_dagster.ledger.rows import as_json, claim_order, claimed_envelope, unit_row, wal_ids_of
+from kfm_dagster.ledger.rows import as_json, claim_order, claimed_envelopes, unit_row, wal_ids_of
 from kfm_dagster.ledger.state_machine import Status, check_transition
 from kfm_dagster.ledger.verdicts import Verdicts, judge
 from kfm_dagster.storage.database import Transaction
@@ -103,20 +103,22 @@ class Ledger(LedgerChanges):
         with self._changing(tx) as changing:
             if self.switches.off([dataset], tx=changing):
                 return []
-            rows = changing.run(
-                "ledger.claim",
-                dataset=dataset,
-                partition=partition,
-                run_id=run_id,
-                limit=limit,
-                lane=lane,
-                wal_ids=None if wal_ids is None else as_json(sorted(wal_ids)),
-                worker_id=self._worker_id,
-                at=self._now(),
-            ).all()
-            if rows:
+            claimed = claimed_envelopes(
+                changing.run(
+                    "ledger.claim",
+                    dataset=dataset,
+                    partition=partition,
+                    run_id=run_id,
+                    limit=limit,
+                    lane=lane,
+                    wal_ids=None if wal_ids is None else as_json(sorted(wal_ids)),
+                    worker_id=self._worker_id,
+                    at=self._now(),
+                )
+            )
+            if claimed:
                 self.leases.acquire(run_id=run_id, dataset=dataset, tx=changing)
-        return sorted(map(claimed_envelope, rows), key=claim_order)
+        return sorted(claimed, key=claim_order)
 
     def fence(self, run_id: str) -> Fence:
         """Return what the run's writers ask before they write (BEY-02)."""

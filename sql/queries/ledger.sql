@@ -258,7 +258,7 @@ RETURNING older_wal_id;
 SELECT
     wal_id, dataset, object_uri, provider, queue, event_time, time_range_start, time_range_end, priority,
     schema_version, object_version, object_size, sequencer, sqs_message_id, sns_message_id, topic_arn, subject,
-    attempts, version, lane, replay_reason, replay_run_id
+    attempts, version, lane, replay_reason, replay_run_id, extension
 FROM nodd_wal_records AS record
 WHERE
     object_uri IN (@each(:uris))
@@ -338,7 +338,7 @@ WHERE nodd_wal_records.rowid = picked.place AND nodd_wal_records.version = picke
 RETURNING
     wal_id, dataset, object_uri, provider, queue, event_time, time_range_start, time_range_end, priority,
     schema_version, object_version, object_size, sequencer, sqs_message_id, sns_message_id, topic_arn, subject,
-    attempts, version, lane, replay_reason, replay_run_id;
+    attempts, version, lane, replay_reason, replay_run_id, extension;
 
 -- name: claim
 -- postgresql: another run's claims are passed over, not waited for, and so is what a newer version is about to supersede.
@@ -371,7 +371,7 @@ WHERE record.wal_id = picked.wal_id AND record.version = picked.version
 RETURNING
     record.wal_id, dataset, object_uri, provider, queue, event_time, time_range_start, time_range_end, priority,
     schema_version, object_version, object_size, sequencer, sqs_message_id, sns_message_id, topic_arn, subject,
-    attempts, record.version, lane, replay_reason, replay_run_id;
+    attempts, record.version, lane, replay_reason, replay_run_id, extension;
 
 -- name: settle_succeeded
 UPDATE nodd_wal_records AS record SET
