@@ -33,6 +33,8 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.sqs import Queue
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import STATE_MACHINE, Card
+from kfm_dagster.storage import database
+from kfm_dagster.storage.statements import Migration, migrations
 from kfm_dagster_tests.factories import envelope, failed, finished
 
 SECRET = "s3cr3t-word"
@@ -440,10 +442,12 @@ LOOKING = (
 
 @pytest.mark.parametrize("command", LOOKING, ids=" ".join)
 def test_who_only_looks_leaves_an_older_ledger_as_it_is(
-    command: list[str], call: Call, ledger: dict[str, NoddWalRecord], home: Path
+    command: list[str], call: Call, ledger: dict[str, NoddWalRecord], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with closing(sqlite3.connect(home / "kfm.db")) as older, older:
-        older.execute("DELETE FROM schema_version WHERE number = (SELECT max(number) FROM schema_version)")
+    later = Migration(
+        number=2, name="of_a_later_release", statements=("CREATE TABLE second_things (thing_id integer)",)
+    )
+    monkeypatch.setattr(database, "migrations", lambda dialect: (*migrations(dialect), later))
     before = state_of(home)
     answer = call(*command)
     assert (answer.code, answer.out) == (ExitCode.REFUSED, "")
