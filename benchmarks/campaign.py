@@ -1,8 +1,8 @@
 """A campaign: hundreds of SIGKILLs while thousands of units are ingested, and proof that nothing is lost or doubled.
 
-The crew (`campaign_crew.py`) works a real queue, a real database and real files; a chaos plan kills its processes at
-random seams, and whoever dies is started again. The balance is asked for all the while. At the end every unit must have
-exactly one terminal record, one STAC Item and one set of lineage. Run as
+The workers (`campaign_workers.py`) works a real queue, a real database and real files; a chaos plan kills its processes
+at random failpoints, and whoever dies is started again. The balance is asked for all the while. At the end every unit
+must have exactly one terminal record, one STAC Item and one set of lineage. Run as
 
     python -m benchmarks.campaign --units 1000 --kills 20 [--database postgresql]
 
@@ -29,10 +29,10 @@ from pathlib import Path
 import click
 
 from benchmarks.campaign_verdict import CampaignError, assert_whole
-from kfm_dagster.chaos.feeder import Disorder, Feeder
+from kfm_dagster.chaos.counters import FaultCounters
 from kfm_dagster.chaos.injector import state_folder
 from kfm_dagster.chaos.plan import API_VERSION, load_plan
-from kfm_dagster.chaos.tally import Tally
+from kfm_dagster.chaos.producer import Disorder, Producer
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.demo.feed import Feed, ObjectEvent
@@ -65,7 +65,7 @@ class CampaignReport:
     database: str
     units: int
     kills: int
-    kills_by_seam: dict[str, int]
+    kills_by_failpoint: dict[str, int]
     database_restarts: int
     samples: int
     most_attempts: int
@@ -95,26 +95,26 @@ def run_campaign(
         pipeline = Pipeline.open(Settings.load())
         stack.callback(pipeline.close)
         events = list(_objects(home / "objects", units))
-        Feeder(Feed(cloud, registry), Disorder(seed=seed)).announce(events)
-        tally = Tally(state_folder(home, load_plan(plan)))
-        crew = stack.enter_context(_crew(home))
+        Producer(Feed(cloud, registry), Disorder(seed=seed)).announce(events)
+        counters = FaultCounters(state_folder(home, load_plan(plan)))
+        workers = stack.enter_context(_workers(home))
         watch = _Watch(pipeline, units=units, deadline=began + timeout_seconds)
         done = 0
         while not watch.finished():
-            crew()
-            due = len(tally.injected()) * restarts // max(kills, 1)
+            workers()
+            due = len(counters.injected()) * restarts // max(kills, 1)
             if restart_database is not None and done < due:
                 restart_database()
                 done += 1
             time.sleep(SAMPLE_SECONDS)
-        deaths = Counter(entry["seam"] for entry in tally.injected())
+        deaths = Counter(entry["failpoint"] for entry in counters.injected())
         if sum(deaths.values()) != kills:
             raise CampaignError("not every death came", observed=sum(deaths.values()), expected=kills)
         return CampaignReport(
             database=pipeline.database.dialect,
             units=units,
             kills=sum(deaths.values()),
-            kills_by_seam=dict(sorted(deaths.items())),
+            kills_by_failpoint=dict(sorted(deaths.items())),
             database_restarts=done,
             samples=watch.samples,
             most_attempts=assert_whole(pipeline, home, dataset=DATASET, events=events),
@@ -171,8 +171,8 @@ def _write_plan(home: Path, *, kills: int, seed: int) -> Path:
     """Let most deaths come in the stages of a run, and the others to receiver and keeper."""
     outside = kills // 5
     rules = [
-        {"name": "in-a-run", "seam": "*", "where": {"run": "?*"}, "at_most": kills - outside},
-        {"name": "outside", "seam": "*", "where": {"run": ""}, "at_most": outside},
+        {"name": "in-a-run", "failpoint": "*", "where": {"run": "?*"}, "at_most": kills - outside},
+        {"name": "outside", "failpoint": "*", "where": {"run": ""}, "at_most": outside},
     ]
     plan = home / "plan.json"
     document = {
@@ -197,16 +197,16 @@ def _objects(root: Path, units: int) -> Iterator[ObjectEvent]:
 
 
 @contextmanager
-def _crew(home: Path) -> Iterator[Callable[[], None]]:
-    """Start the crew; the value, called again and again, starts anew whoever has died."""
+def _workers(home: Path) -> Iterator[Callable[[], None]]:
+    """Start the workers; the value, called again and again, starts anew whoever has died."""
     members: dict[int, subprocess.Popen[bytes]] = {}
     stop = home / "stop"
-    with (home / "crew.log").open("ab") as log:
+    with (home / "workers.log").open("ab") as log:
 
         def revive() -> None:
             for place, role in enumerate(CREW):
                 if place not in members or members[place].poll() is not None:
-                    command = [sys.executable, "-m", "benchmarks.campaign_crew", role]
+                    command = [sys.executable, "-m", "benchmarks.campaign_workers", role]
                     members[place] = subprocess.Popen(  # noqa: S603, our own module
                         command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
                     )
@@ -257,7 +257,7 @@ def main(*, units: int, kills: int, database: str, seed: int, timeout: int) -> N
 
 
 if __name__ == "__main__":
-    # Ctrl-C and a closed terminal let the crew and the servers end, too.
+    # Ctrl-C and a closed terminal let the workers and the servers end, too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         main(standalone_mode=False)

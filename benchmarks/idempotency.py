@@ -172,7 +172,7 @@ def main() -> None:
         begun = time.perf_counter()
         batches = run_day(pipeline, run_id="second", limit=given.units)
         again = time.perf_counter() - begun
-        skipped = sum(batch.handed_on for batch in batches)
+        skipped = sum(batch.reused for batch in batches)
         changed = tree(settings.catalog, settings.lineage) != before
         print(  # noqa: T201
             f"again: {again:.2f} s, {skipped} of {len(batches)} nodes handed on, "

@@ -256,7 +256,7 @@ class Timing:
         def recover() -> None:
             # A lease a run, and one run's is over with every hour.
             at = NOW + timedelta(hours=next(hours), minutes=1)
-            _expect(len(self._at(at).release_lost().readmitted))
+            _expect(len(self._at(at).release_lost().requeued))
 
         # Claims of this run have leases of minutes; they must not count.
         longer = sa.text("UPDATE nodd_wal_leases SET expires_at = :later WHERE substr(ingest_run_id, 1, 7) = 'claims-'")

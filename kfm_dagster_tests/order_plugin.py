@@ -21,7 +21,7 @@ LONGEST = [
     "integration/test_crash_matrix.py",
     "simulation/test_simulation.py",
     "browser/test_dagster_ui.py",
-    "chaos/test_every_seam.py",
+    "chaos/test_every_failpoint.py",
     "ingest/test_mail.py",
     "integration/test_ui_backfill.py",
     "integration/test_run_rollback.py",

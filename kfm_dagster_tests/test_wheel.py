@@ -10,12 +10,12 @@ ROOT = Path(__file__).resolve().parent.parent
 KIT = {
     "definitions.py",
     "failures.py",
-    "feeder.py",
+    "producer.py",
     "injector.py",
     "pathologies.py",
     "plan.py",
-    "stories.py",
-    "tally.py",
+    "scenarios.py",
+    "counters.py",
 }
 
 

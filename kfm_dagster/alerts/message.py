@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
-from kfm_dagster.alerts.book import Alert, AlertState, Telling, TellingReason
 from kfm_dagster.alerts.plan import AlertRule, Level, RuleTerms
+from kfm_dagster.alerts.store import Alert, AlertState, NotificationReason, Telling
 from kfm_dagster.contracts.identity import rfc3339
 
 MEANINGS = {
@@ -80,15 +80,15 @@ def spoken(length: timedelta) -> str:
     return f"{seconds:g}s"
 
 
-def _standing(alert: Alert, reason: TellingReason) -> str:
+def _standing(alert: Alert, reason: NotificationReason) -> str:
     since = f"since {rfc3339(alert.opened_at)}"
     if alert.state is AlertState.RESOLVED:
         return f"It fired {since} and has resolved by itself meanwhile."
     if alert.state is AlertState.ACKNOWLEDGED:
         return f"It fires {since}; {alert.acknowledged_by} has taken it on."
     why = {
-        TellingReason.OPENED: "",
-        TellingReason.REPEATED: ", and nobody has taken it on",
-        TellingReason.ESCALATED: f", has lasted too long and is {alert.level} now",
+        NotificationReason.OPENED: "",
+        NotificationReason.REPEATED: ", and nobody has taken it on",
+        NotificationReason.ESCALATED: f", has lasted too long and is {alert.level} now",
     }
     return f"It fires {since}{why[reason]}."

@@ -15,7 +15,7 @@ from kfm_dagster.contracts.envelope import StacResult, StacStatus, WalId
 from kfm_dagster.contracts.issues import FenceIssue, Issue, Severity, StacIssue
 
 
-def elect(candidates: Iterable[Candidate]) -> dict[str, Candidate]:
+def select_latest(candidates: Iterable[Candidate]) -> dict[str, Candidate]:
     """Return one candidate per Item id: the newest, and of equals the last, as if they had come one after the other."""
     elected: dict[str, Candidate] = {}
     for candidate in candidates:
@@ -96,7 +96,7 @@ def beside(candidate: Candidate, winner: Candidate, result: StacResult) -> StacR
     return result
 
 
-def overtaken(lost: Iterable[Write], standing: Mapping[str, CatalogEntry]) -> dict[str, StacResult]:
+def lost_race(lost: Iterable[Write], standing: Mapping[str, CatalogEntry]) -> dict[str, StacResult]:
     """Return the results of writes that came second: the same content is no loss."""
     outcome: dict[str, StacResult] = {}
     for write in lost:

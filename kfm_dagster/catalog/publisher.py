@@ -22,7 +22,7 @@ from obstore.exceptions import BaseError
 
 from kfm_dagster.contracts.issues import StacIssue
 from kfm_dagster.errors import ConfigurationError
-from kfm_dagster.seams import Seam, carried, reach
+from kfm_dagster.failpoints import Failpoint, hit, with_context
 from kfm_dagster.storage.objects import open_store
 from kfm_dagster.storage.s3 import Store
 
@@ -107,9 +107,9 @@ class FolderPublisher:
         try:
             staged = {path: folder / str(number) for number, path in enumerate(files)}
             try:
-                reach(Seam.CATALOG_STAGE_BEFORE)
+                hit(Failpoint.CATALOG_STAGE_BEFORE)
                 self._write(staged, files)
-                reach(Seam.CATALOG_STAGE_AFTER)
+                hit(Failpoint.CATALOG_STAGE_AFTER)
             except OSError as error:
                 raise _io_error(error) from error
             yield _StagedInFolder(self._root, staged)
@@ -133,9 +133,9 @@ class FolderPublisher:
         folders = {folder for folder in folders if folder.is_relative_to(self._root)}
         try:
             for path in paths:
-                reach(Seam.CATALOG_REMOVE_BEFORE)
+                hit(Failpoint.CATALOG_REMOVE_BEFORE)
                 (self._root / path).unlink(missing_ok=True)
-                reach(Seam.CATALOG_REMOVE_AFTER)
+                hit(Failpoint.CATALOG_REMOVE_AFTER)
             for folder in sorted(folders, reverse=True):  # what lies deeper comes first
                 with suppress(OSError):
                     folder.rmdir()
@@ -192,9 +192,9 @@ class _StagedInFolder:
                 if target.parent not in self._folders:
                     target.parent.mkdir(parents=True, exist_ok=True)
                     self._folders.add(target.parent)
-                reach(Seam.CATALOG_PROMOTE_BEFORE)
+                hit(Failpoint.CATALOG_PROMOTE_BEFORE)
                 self._staged[path].rename(target)
-                reach(Seam.CATALOG_PROMOTE_AFTER)
+                hit(Failpoint.CATALOG_PROMOTE_AFTER)
             except OSError as error:
                 failures[path] = _io_error(error)
         return failures
@@ -203,9 +203,9 @@ class _StagedInFolder:
         """Sync the folders of the promoted files and the folders above, which may be new as well."""
         above = {parent for folder in self._folders for parent in folder.parents if parent.is_relative_to(self._root)}
         try:
-            reach(Seam.CATALOG_SETTLE_BEFORE)
+            hit(Failpoint.CATALOG_SETTLE_BEFORE)
             _sync_folders(sorted(self._folders | above, reverse=True))
-            reach(Seam.CATALOG_SETTLE_AFTER)
+            hit(Failpoint.CATALOG_SETTLE_AFTER)
         except OSError as error:
             raise _io_error(error) from error
 
@@ -238,13 +238,13 @@ class ObjectStorePublisher:
     def remove(self, paths: Sequence[str]) -> None:
         """Delete objects; a bucket has no folders."""
         with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
-            list(pool.map(carried(self._delete), paths))
+            list(pool.map(with_context(self._delete), paths))
 
     def _delete(self, path: str) -> None:
         try:
-            reach(Seam.CATALOG_REMOVE_BEFORE)
+            hit(Failpoint.CATALOG_REMOVE_BEFORE)
             self._store.delete(path)
-            reach(Seam.CATALOG_REMOVE_AFTER)
+            hit(Failpoint.CATALOG_REMOVE_AFTER)
         except FileNotFoundError:
             return
         except (BaseError, OSError) as error:
@@ -267,7 +267,7 @@ class _StagedInMemory:
     def promote(self, paths: Sequence[str]) -> Mapping[str, PublishError]:
         """PUT files, several at a time."""
         with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
-            results = zip(paths, pool.map(carried(self._put), paths), strict=True)
+            results = zip(paths, pool.map(with_context(self._put), paths), strict=True)
             return {path: failure for path, failure in results if failure is not None}
 
     def settle(self) -> None:
@@ -275,9 +275,9 @@ class _StagedInMemory:
 
     def _put(self, path: str) -> PublishError | None:
         try:
-            reach(Seam.CATALOG_PROMOTE_BEFORE)
+            hit(Failpoint.CATALOG_PROMOTE_BEFORE)
             self._store.put(path, self._files[path], attributes={"Content-Type": "application/json"})
-            reach(Seam.CATALOG_PROMOTE_AFTER)
+            hit(Failpoint.CATALOG_PROMOTE_AFTER)
         except (BaseError, OSError) as error:
             return _storage_unavailable(error)
         return None

@@ -78,7 +78,7 @@ class Catalog:
             # Asked here, a lost unit keeps no other from standing; asked again where it counts, in `_commit`.
             refused = fence(tx, outcomes.attempts_of(valid.values()))
             standing = self._index(tx, contract).standing({candidate.item_id for candidate in valid.values()})
-        elected = outcomes.elect(candidate for candidate in valid.values() if candidate.wal_id not in refused)
+        elected = outcomes.select_latest(candidate for candidate in valid.values() if candidate.wal_id not in refused)
         outcome = self._register_elected(contract, list(elected.values()), standing, fence)
         for position, candidate in valid.items():
             if candidate.wal_id in refused:
@@ -246,7 +246,7 @@ class Catalog:
                 outcome[write.candidate.item_id] = outcomes.failed(write.candidate, failure.code, str(failure))
         lost = [write for write in writes if write.candidate.item_id not in outcome]
         if lost:
-            outcome |= outcomes.overtaken(lost, index.standing(write.candidate.item_id for write in lost))
+            outcome |= outcomes.lost_race(lost, index.standing(write.candidate.item_id for write in lost))
         return outcome
 
     def _publish_documents(

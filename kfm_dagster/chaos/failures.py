@@ -1,4 +1,4 @@
-"""How each dependency fails: the exception that the code around a seam meets when the real one does not answer.
+"""How each dependency fails: the exception that the code around a failpoint meets when the real one does not answer.
 
 Belongs here: one table from dependency to exception. A failure of another kind would test a path that no outage takes.
 """
@@ -12,7 +12,7 @@ from botocore.exceptions import EndpointConnectionError
 from obstore.exceptions import GenericError
 from sqlalchemy.exc import OperationalError
 
-from kfm_dagster.seams import Seam
+from kfm_dagster.failpoints import Failpoint
 
 
 def _database(why: str) -> Exception:
@@ -36,18 +36,18 @@ _KIND: Mapping[str, Callable[[str], Exception]] = {
     "artifact": GenericError,
     "landing": GenericError,
 }
-"""By the first part of a seam's name. A stage has no dependency: nothing there can fail by itself."""
+"""By the first part of a failpoint's name. A stage has no dependency: nothing there can fail by itself."""
 
 
-def can_fail(seam: Seam) -> bool:
-    """Tell whether a dependency is called at the seam."""
-    return _dependency(seam) in _KIND
+def can_fail(failpoint: Failpoint) -> bool:
+    """Tell whether a dependency is called at the failpoint."""
+    return _dependency(failpoint) in _KIND
 
 
-def failure(seam: Seam, *, rule: str) -> Exception:
-    """Return what the dependency at the seam raises when it does not answer; the text names the rule that did it."""
-    return _KIND[_dependency(seam)](f"injected at {seam} by chaos rule {rule}")
+def failure(failpoint: Failpoint, *, rule: str) -> Exception:
+    """Return what the dependency at a failpoint raises when it does not answer; the text names the rule that did it."""
+    return _KIND[_dependency(failpoint)](f"injected at {failpoint} by chaos rule {rule}")
 
 
-def _dependency(seam: Seam) -> str:
-    return seam.partition(".")[0]
+def _dependency(failpoint: Failpoint) -> str:
+    return failpoint.partition(".")[0]

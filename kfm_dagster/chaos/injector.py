@@ -1,4 +1,4 @@
-"""The injector: told of every seam that is reached, it does what the plan says.
+"""The injector: told of every failpoint that is reached, it does what the plan says.
 
 Belongs here: matching, deciding, and the four faults. Does not belong here: the model of a plan (`plan.py`), and how a
 deployment gets an injector (`definitions.py`).
@@ -18,12 +18,12 @@ from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
-from kfm_dagster import seams
+from kfm_dagster import failpoints
+from kfm_dagster.chaos.counters import FaultCounters
 from kfm_dagster.chaos.failures import failure
 from kfm_dagster.chaos.plan import Delay, Error, Kill, Plan, Rule, Skew, load_plan
-from kfm_dagster.chaos.tally import Tally
 from kfm_dagster.errors import ConfigurationError
-from kfm_dagster.seams import Labels, Seam
+from kfm_dagster.failpoints import Failpoint, Labels
 from kfm_dagster.settings import Environment, Settings
 
 _LOG = logging.getLogger(__name__)
@@ -33,45 +33,55 @@ class Injector:
     """A plan in force in this process, with a state folder that all its processes share. Thread-safe."""
 
     def __init__(self, plan: Plan, state: Path) -> None:
-        self.tally = Tally(state)
+        self.counters = FaultCounters(state)
         self._seed = plan.seed
         self._skews = [rule for rule in plan.rules if isinstance(rule, Skew)]
         at_seams = [rule for rule in plan.rules if not isinstance(rule, Skew)]
-        self._rules = {seam: [rule for rule in at_seams if seam in rule.seams()] for seam in Seam}
+        self._rules = {
+            failpoint: [rule for rule in at_seams if failpoint in rule.failpoints()] for failpoint in Failpoint
+        }
 
-    def __call__(self, seam: Seam, labels: Labels) -> None:
-        """Do what the rules of a seam say, in the plan's order. Raises the failure of the seam's dependency."""
-        for rule in self._rules[seam]:
+    def __call__(self, failpoint: Failpoint, labels: Labels) -> None:
+        """Do what a failpoint's rules say, in the plan's order. Raises the failure of the failpoint's dependency."""
+        for rule in self._rules[failpoint]:
             if all(fnmatchcase(labels.get(name, ""), glob) for name, glob in rule.where.items()):
-                self._at_occasion(rule, seam, labels)
+                self._at_occasion(rule, failpoint, labels)
 
     def clock_skew(self) -> timedelta:
         """Return by how much this process's clock is wrong; asking counts as an occasion of every skew rule."""
         skew = timedelta()
         for rule in self._skews:
             if (number := self._hit(rule)) is not None:
-                self.tally.note({"rule": rule.name, "fault": rule.fault, "occasion": number, "seconds": rule.seconds})
+                self.counters.note(
+                    {"rule": rule.name, "fault": rule.fault, "occasion": number, "seconds": rule.seconds}
+                )
                 skew += timedelta(seconds=rule.seconds)
         return skew
 
-    def _at_occasion(self, rule: Kill | Error | Delay, seam: Seam, labels: Labels) -> None:
+    def _at_occasion(self, rule: Kill | Error | Delay, failpoint: Failpoint, labels: Labels) -> None:
         number = self._hit(rule)
         if number is None:
             return
-        fact = {"rule": rule.name, "fault": rule.fault, "occasion": number, "seam": seam, "labels": dict(labels)}
-        self.tally.note(fact)
-        _LOG.warning("chaos rule %s: %s at %s %s", rule.name, rule.fault, seam, dict(labels))
+        fact = {
+            "rule": rule.name,
+            "fault": rule.fault,
+            "occasion": number,
+            "failpoint": failpoint,
+            "labels": dict(labels),
+        }
+        self.counters.note(fact)
+        _LOG.warning("chaos rule %s: %s at %s %s", rule.name, rule.fault, failpoint, dict(labels))
         match rule:
             case Kill():
                 os.kill(os.getpid(), signal.SIGKILL)
             case Error():
-                raise failure(seam, rule=rule.name)
+                raise failure(failpoint, rule=rule.name)
             case Delay():
                 time.sleep(rule.milliseconds / 1000)
 
     def _hit(self, rule: Rule) -> int | None:
         """Count an occasion; return its number when the rule fires."""
-        return self.tally.occasion(rule.name, partial(fires, rule, self._seed))
+        return self.counters.occasion(rule.name, partial(fires, rule, self._seed))
 
 
 def fires(rule: Rule, seed: int, occasion: int, fired: int) -> bool:
@@ -105,7 +115,7 @@ def activate(settings: Settings) -> Injector:
         )
     plan = load_plan(settings.chaos_plan)
     injector = Injector(plan, state_folder(settings.home, plan))
-    seams.install(injector, clock_skew=injector.clock_skew())
+    failpoints.install(injector, clock_skew=injector.clock_skew())
     return injector
 
 
@@ -118,8 +128,8 @@ def state_folder(home: Path, plan: Plan) -> Path:
 def injecting(plan: Plan, state: Path) -> Iterator[Injector]:
     """Put a plan in force in this process while the block runs."""
     injector = Injector(plan, state)
-    seams.install(injector, clock_skew=injector.clock_skew())
+    failpoints.install(injector, clock_skew=injector.clock_skew())
     try:
         yield injector
     finally:
-        seams.install(None)
+        failpoints.install(None)

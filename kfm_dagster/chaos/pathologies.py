@@ -1,7 +1,7 @@
 """NODD pathologies: what NOAA's feeds do to those who trust them, each as steps to play and an outcome to expect.
 
 Every one of these has been seen on the real buckets and topics or follows from what S3, SNS and SQS promise. Belongs
-here: the corpus, as data. Does not belong here: how a story is told and played (`stories.py`), how objects are made
+here: the corpus, as data. Does not belong here: how a story is told and played (`scenarios.py`), how objects are made
 (`demo/samples/`), or faults of our own side (`plan.py`).
 """
 
@@ -11,7 +11,7 @@ import gzip
 import struct
 from datetime import UTC, datetime, timedelta
 
-from kfm_dagster.chaos.stories import Announce, Drain, ExpectedOutcome, Pathology, Store, Version
+from kfm_dagster.chaos.scenarios import Announce, Drain, ExpectedOutcome, Pathology, Store, Version
 from kfm_dagster.contracts.issues import IntegrityIssue, MetadataIssue, ParseIssue
 from kfm_dagster.demo.samples import goes_abi, hrrr, nexrad_level2
 from kfm_dagster.ledger.state_machine import Status

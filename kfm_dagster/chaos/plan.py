@@ -1,7 +1,7 @@
-"""The chaos plan: which fault happens at which seam, when and how often, as one YAML or JSON file.
+"""The chaos plan: which fault happens at which failpoint, when and how often, as one YAML or JSON file.
 
 Unknown keys are refused. Belongs here: the model and its loader. Does not belong here: what a fault does
-(`injector.py`), or counting (`tally.py`).
+(`injector.py`), or counting (`counters.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kfm_dagster.chaos.failures import can_fail
 from kfm_dagster.documents.checking import DocumentError, checked, line_of
 from kfm_dagster.documents.yaml_text import compose_yaml, read_yaml
 from kfm_dagster.errors import ConfigurationError
-from kfm_dagster.seams import Seam
+from kfm_dagster.failpoints import Failpoint
 
 API_VERSION = "kfm.nodd.chaos/v1"
 MAX_DELAY_MS = 60_000
@@ -48,20 +48,20 @@ class _Rule(BaseModel):
 
 
 class _AtSeam(_Rule):
-    """A rule whose occasions are the seams reached that match."""
+    """A rule whose occasions are the failpoints reached that match."""
 
-    seam: str = Field(min_length=1, description="Glob over the seams' names (kfm_dagster/seams.py).")
+    failpoint: str = Field(min_length=1, description="Glob over the failpoints' names (kfm_dagster/failpoints.py).")
     where: dict[LabelName, str] = Field({}, description="Globs that the labels of the occasion must match, too.")
 
     @model_validator(mode="after")
-    def _matches_a_seam(self) -> _AtSeam:
-        if not self.seams():
-            raise ValueError("a glob that matches at least one seam at which this fault can happen")
+    def _matches_a_failpoint(self) -> _AtSeam:
+        if not self.failpoints():
+            raise ValueError("a glob that matches at least one failpoint at which this fault can happen")
         return self
 
-    def seams(self) -> list[Seam]:
-        """Return the seams that the glob matches."""
-        return [seam for seam in Seam if fnmatchcase(seam, self.seam)]
+    def failpoints(self) -> list[Failpoint]:
+        """Return the failpoints that the glob matches."""
+        return [failpoint for failpoint in Failpoint if fnmatchcase(failpoint, self.failpoint)]
 
 
 class Kill(_AtSeam):
@@ -77,17 +77,17 @@ class Kill(_AtSeam):
 
 
 class Error(_AtSeam):
-    """The call at the seam fails as its dependency does; after the call, its answer is lost."""
+    """The call at the failpoint fails as its dependency does; after the call, its answer is lost."""
 
     fault: Literal["error"]
 
-    def seams(self) -> list[Seam]:
-        """Return the seams that the glob matches and that have a dependency."""
-        return [seam for seam in super().seams() if can_fail(seam)]
+    def failpoints(self) -> list[Failpoint]:
+        """Return the failpoints that the glob matches and that have a dependency."""
+        return [failpoint for failpoint in super().failpoints() if can_fail(failpoint)]
 
 
 class Delay(_AtSeam):
-    """The thread that reaches the seam waits."""
+    """The thread that reaches the failpoint waits."""
 
     fault: Literal["delay"]
     milliseconds: int = Field(ge=1, le=MAX_DELAY_MS, description="How long.")

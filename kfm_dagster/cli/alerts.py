@@ -10,8 +10,8 @@ from datetime import timedelta
 
 import click
 
-from kfm_dagster.alerts.book import AlertBook
-from kfm_dagster.alerts.desk import try_out
+from kfm_dagster.alerts.evaluator import try_out
+from kfm_dagster.alerts.store import AlertStore
 from kfm_dagster.cli.decision_options import actor_of, actor_option
 from kfm_dagster.cli.session import opened_database, opened_pipeline
 from kfm_dagster.cli.tables import show_rows
@@ -43,7 +43,7 @@ def list_(*, days: int | None, as_json: bool) -> None:
     """
     with opened_database(Settings.load()) as database:
         resolved_since = None if days is None else utc_now() - timedelta(days=days)
-        found = AlertBook(database, clock=utc_now).listed(resolved_since=resolved_since)
+        found = AlertStore(database, clock=utc_now).listed(resolved_since=resolved_since)
     if not found and not as_json:
         click.echo("no alert fires")
         return
@@ -65,7 +65,7 @@ def ack(*, alert_id: int, reason: str, actor: str | None, as_json: bool) -> None
     with opened_pipeline() as pipeline:
         # No override: whoever takes an alert on needs no change reference, not even in prod.
         decision = Decision(actor=actor_of(pipeline.settings, actor), reason=reason)
-        taken = AlertBook(pipeline.database, clock=pipeline.clock).acknowledge(alert_id, decision)
+        taken = AlertStore(pipeline.database, clock=pipeline.clock).acknowledge(alert_id, decision)
     click.echo(
         json.dumps(taken.row()) if as_json else f"{taken.alert_id}: {taken.key} is {taken.acknowledged_by}'s now"
     )

@@ -34,7 +34,7 @@ from kfm_dagster.recovery.backfill.progress import (
 from kfm_dagster.settings import Settings
 
 LIST_COLUMNS = ("backfill_id", "state", "datasets", "first_day", "last_day", "days_listed", "days", "actor", "reason")
-DAY_COLUMNS = ("day", "dataset", "state", "listed", "created", "readmitted", "known", *(s.value for s in Status))
+DAY_COLUMNS = ("day", "dataset", "state", "listed", "created", "requeued", "known", *(s.value for s in Status))
 POLL_SECONDS = 1.0
 
 _DAY = click.DateTime(["%Y-%m-%d"])
@@ -185,7 +185,7 @@ def _day_row(day: DayProgress) -> dict[str, Any]:
         "requests": day.requests,
         "listed": day.listed,
         "created": day.created,
-        "readmitted": day.readmitted,
+        "requeued": day.requeued,
         "known": day.known,
         **{status.value: units for status, units in day.units.items()},
     }

@@ -10,7 +10,7 @@ import click
 from kfm_dagster.cli.session import explanations, looked_up_states, opened_database
 from kfm_dagster.cli.tables import show_section
 from kfm_dagster.contracts.id_prefix import SHORTEST_PREFIX
-from kfm_dagster.exports.explanations.run_account import NodeAccount, RunAccount
+from kfm_dagster.exports.explanations.run_report import NodeAccount, RunReport
 from kfm_dagster.settings import Settings
 
 OVERVIEW = ("node", "what", "outcome", "passed", "why")
@@ -36,7 +36,7 @@ def explain(*, run: str, as_json: bool) -> None:
         _show(account, storage=settings.storage)
 
 
-def _show(account: RunAccount, *, storage: str) -> None:
+def _show(account: RunReport, *, storage: str) -> None:
     click.echo(f"run {account.run_id}")
     if account.run_id != account.root_run_id:
         click.echo(f"re-execution of {account.root_run_id}")

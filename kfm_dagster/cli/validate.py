@@ -14,9 +14,9 @@ from kfm_dagster.cli.files import NewFile
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_fields, show_section
 from kfm_dagster.errors import ExitCode
+from kfm_dagster.exports.atomic_files import ExportFile, atomic_files
 from kfm_dagster.exports.validation import DAYS, MOST_DAYS, validate_report
 from kfm_dagster.exports.validation_page import OPENING, figure, validation_page
-from kfm_dagster.exports.whole_files import ExportFile, whole_files
 from kfm_dagster.stages.card import OnFailure
 
 
@@ -34,7 +34,7 @@ def validate(*, days: int, html: Path | None, as_json: bool) -> int:
     with opened_pipeline(read_only=True) as pipeline:
         report = validate_report(pipeline, since=pipeline.clock() - timedelta(days=days))
     if html is not None:
-        with whole_files(html.parent, [ExportFile(name=html.name, opening=OPENING)], option="--html") as [file]:
+        with atomic_files(html.parent, [ExportFile(name=html.name, opening=OPENING)], option="--html") as [file]:
             file.write(validation_page(report).removeprefix(OPENING.decode()).encode())
     if as_json:
         click.echo(json.dumps(report))

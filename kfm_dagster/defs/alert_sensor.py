@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import dagster as dg
 
-from kfm_dagster.alerts.book import Alert
-from kfm_dagster.alerts.desk import Evaluation
+from kfm_dagster.alerts.evaluator import Evaluation
+from kfm_dagster.alerts.store import Alert
 from kfm_dagster.defs.one_line import one_line
 from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.ingest.alerting import alert_desk

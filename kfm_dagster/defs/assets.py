@@ -81,7 +81,7 @@ def _chain(contract: DatasetContract, days: dg.PartitionsDefinition, code_versio
             key,
             name=op_name(contract.id, kind.operator),
             description=kind.description,
-            gates=kind.held_against,
+            gates=kind.required_gates,
             days=days,
             code_version=code_version,
             upstream=upstream,

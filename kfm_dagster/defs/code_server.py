@@ -22,7 +22,7 @@ from dagster._grpc.server import DagsterApiServer
 
 from kfm_dagster.defs import run_launcher
 
-AS_OF_START = "kfm_dagster.defs.as_of_start"
+CODE_VERSION = "kfm_dagster.defs.code_version"
 """By name only: importing it has an effect, which is for the process that is forked."""
 
 UNKNOWN_EXIT = 255
@@ -62,7 +62,7 @@ def main(*, module: str, host: str, port: int) -> None:
     """Serve the definitions of a module, as `dagster api grpc` does."""
     # Each run's process executes this module's lines again, which is how multiprocessing passes on the main module, so
     # that what they import had better be there, too.
-    forkserver.set_forkserver_preload([api.__name__, server.__name__, run_launcher.__name__, AS_OF_START, module])
+    forkserver.set_forkserver_preload([api.__name__, server.__name__, run_launcher.__name__, CODE_VERSION, module])
     # Now, so that it imports while this process does.
     forkserver.ensure_running()
     server.DagsterApiServer = ForkingApiServer  # type: ignore[misc]

@@ -26,7 +26,7 @@ from kfm_dagster.defs.arrival_plot import arrival_plot
 from kfm_dagster.defs.chain import node_of
 from kfm_dagster.defs.footprint_map import footprint_map
 from kfm_dagster.exports.explanations.explanation import Explanations
-from kfm_dagster.exports.explanations.run_account import NodeAccount
+from kfm_dagster.exports.explanations.run_report import NodeAccount
 from kfm_dagster.ingest.arrival_table import read_table
 from kfm_dagster.ingest.nodes import MetadataExtract, StacRegister
 from kfm_dagster.ingest.path_arrivals import product_of

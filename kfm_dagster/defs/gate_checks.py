@@ -73,7 +73,7 @@ def gate_results(
         yield _result(key, said[gate], judgement, out=_out_by(gate, day))
 
 
-def unlooked(
+def not_evaluated(
     key: dg.AssetKey, gates: Iterable[Gate], stage: StagedNode, *, day: DayReport
 ) -> Iterator[dg.AssetCheckResult]:
     """Yield what holds of an output that was handed on: what was found when it was made."""

@@ -97,7 +97,7 @@ class StageIOManager(dg.ConfigurableIOManager):
         recent = self._recent.get(dataset)
         if recent is not None and (recent.state.dataset_id, recent.state.run_id) == (dataset_id, run_id):
             return recent
-        recalled = self.stages.port.recall(dataset_id, run_id)
+        recalled = self.stages.port.load_output(dataset_id, run_id)
         if recalled is None:
             raise KfmError(
                 f"{dataset}/{noun} has no output in this run, or it was rolled back",

@@ -34,7 +34,7 @@ def tag_run(
     """
     wanted = {SKIPPED_TAG: str(skipped) if skipped else None}
     if settled is not None:
-        quarantined = 0 if settled.handed_on else settled.state.validation_summary.get("quarantined", 0)
+        quarantined = 0 if settled.reused else settled.state.validation_summary.get("quarantined", 0)
         wanted[QUARANTINED_TAG] = str(quarantined) if quarantined else None
         wanted[EMPTY_TAG] = None if day.units else ""
     known = instance.get_run_by_id(run.run_id)

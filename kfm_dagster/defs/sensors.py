@@ -17,11 +17,11 @@ from kfm_dagster.defs.run_requests import listing_run, planned_run
 from kfm_dagster.defs.run_storage import active_runs, cooling_down, dead_runs, listing_days, run_slots, runs_so_far
 from kfm_dagster.ingest.evidence import collect_evidence
 from kfm_dagster.ingest.intake import IntakeReport, take_in
+from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, sentence, units_in_flight
 from kfm_dagster.ingest.lost_runs import give_back
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.plan import PlannedRun, lane_limits, of_known_days, plan_runs, why_unknown
 from kfm_dagster.ingest.preflight import ensure_ready
-from kfm_dagster.ingest.switched_off import SwitchedOff, sentence, units_in_flight
 from kfm_dagster.ledger.reports import PendingPartition
 from kfm_dagster.recovery.backfill.days import advance_backfills
 from kfm_dagster.recovery.replay.engine import advance_replays
@@ -124,7 +124,7 @@ def _plan(
     landed: Mapping[tuple[str, str], Sequence[str]],
 ) -> list[PlannedRun]:
     """Plan runs over some of what waits in the given days and is on, within the limits of the lanes."""
-    off = SwitchedOff.now(pipeline.ledger.switches)
+    off = KillSwitchPolicy.now(pipeline.ledger.switches)
     with pipeline.asked.lock:
         asked = pipeline.asked.beside(context.sensor_name, at=pipeline.clock())
         # Before what is pending: a run that ends in between would have taken what waits only by the earlier look.
@@ -155,7 +155,7 @@ def _seen(entry: PendingPartition) -> str:
 
 
 def _why_no_run(pipeline: Pipeline, report: IntakeReport) -> str:
-    off = SwitchedOff.now(pipeline.ledger.switches)
+    off = KillSwitchPolicy.now(pipeline.ledger.switches)
     if report.off:
         return f"nothing is received, messages stay safe in the queue: {off.sentences()}"
     if report.full:
@@ -173,12 +173,12 @@ def _why_no_run(pipeline: Pipeline, report: IntakeReport) -> str:
     aside = f", {report.postponed} messages put aside ({off.sentences()})" if report.postponed else ""
     return (
         f"{report.received} messages received: {report.known} units known already, {report.ignored} ignored, "
-        f"{report.rejected} rejected, {report.created + report.readmitted} waiting for a run{aside}{waiting}"
+        f"{report.rejected} rejected, {report.created + report.requeued} waiting for a run{aside}{waiting}"
     )
 
 
 def _why_nothing_is_asked_for(pipeline: Pipeline, days: dg.PartitionsDefinition) -> str:
-    off = SwitchedOff.now(pipeline.ledger.switches)
+    off = KillSwitchPolicy.now(pipeline.ledger.switches)
     known, unknown = of_known_days(pipeline.ledger.pending_by_partition(), days.has_partition_key)
     waiting: Counter[str] = Counter()
     for entry in known:

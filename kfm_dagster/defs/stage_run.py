@@ -13,7 +13,7 @@ from typing import Any
 import dagster as dg
 
 from kfm_dagster.defs.failing import try_again_or_roll_back
-from kfm_dagster.defs.gate_checks import gate_results, unlooked
+from kfm_dagster.defs.gate_checks import gate_results, not_evaluated
 from kfm_dagster.defs.io_manager import StageIOManager
 from kfm_dagster.defs.jobs import FORCE_TAG
 from kfm_dagster.defs.resources import WalResource
@@ -36,13 +36,13 @@ def run_stage(
         stage = stage_io.run(node, upstream, force=context.run.tags.get(FORCE_TAG))
     except StageFailedError as error:
         if error.judgement is not None:
-            yield from gate_results(key, node.held_against, error.judgement, day=day())
+            yield from gate_results(key, node.required_gates, error.judgement, day=day())
         try_again_or_roll_back(node, error, tries=context.retry_number + 1, log=context.log)
         raise dg.Failure(description=str(error), metadata={"error_class": error.error_class.value}) from error
     if stage.judgement is None:
-        yield from unlooked(key, node.held_against, stage, day=day())
+        yield from not_evaluated(key, node.required_gates, stage, day=day())
     else:
-        yield from gate_results(key, node.held_against, stage.judgement, day=day())
+        yield from gate_results(key, node.required_gates, stage.judgement, day=day())
     # The same inputs, parameters and code are the same data: what was handed on keeps its version.
     version = stage_io.content_hash(stage)
     yield dg.Output(stage, output_name="result", data_version=dg.DataVersion(version) if version else None)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.errors import DependencyUnavailableError
+from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, sentence
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.progress import Progress, progress
-from kfm_dagster.ingest.switched_off import SwitchedOff, sentence
 from kfm_dagster.plural import counted
 from kfm_dagster.recovery.backfill.progress import UnlistedDays, listed_backfills, unlisted_days
 from kfm_dagster.recovery.replay.engine import ReplayEngine
@@ -43,7 +43,7 @@ class _Backfills:
     @classmethod
     def now(cls, pipeline: Pipeline) -> _Backfills:
         """Look once."""
-        off = SwitchedOff.now(pipeline.ledger.switches)
+        off = KillSwitchPolicy.now(pipeline.ledger.switches)
         found = cls(coming=[], held={}, ending=listed_backfills(pipeline.database))
         for days in unlisted_days(pipeline.database):
             if (switch := off.of(days.dataset)) is not None:

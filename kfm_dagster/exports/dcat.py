@@ -20,7 +20,7 @@ from kfm_dagster.catalog.store import PAGE_SIZE
 from kfm_dagster.contracts.identity import moment, rfc3339, uuid8
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.exports.whole_files import ExportFile, whole_files
+from kfm_dagster.exports.atomic_files import ExportFile, atomic_files
 from kfm_dagster.idempotent_node.wal import run_uuid
 from kfm_dagster.run_state.record import RunState
 from kfm_dagster.run_state.store import RunStateStore
@@ -105,7 +105,7 @@ def export_dcat(
             _dataset(row, registry[row.dataset], catalog=catalog, tx=tx, run_states=run_states)
             for row in tx.run("exports.collections").all()
         ]
-    with whole_files(folder, [FILE]) as [file]:
+    with atomic_files(folder, [FILE]) as [file]:
         # The opening is written already: the document's first member.
         text = json.dumps(_catalog(datasets), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
         file.write(text.encode().removeprefix(FILE.opening))

@@ -20,8 +20,8 @@ from typing import Any
 
 from kfm_dagster.contracts.identity import moment, rfc3339, uuid8
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.exports.atomic_files import ExportFile, atomic_files
 from kfm_dagster.exports.cypher import CSV_EDGE, CSV_NODE, CsvRows, GraphEdge, GraphNode, NodeKey, csv_header
-from kfm_dagster.exports.whole_files import ExportFile, whole_files
 from kfm_dagster.storage.database import Database, Transaction
 
 BATCH = 1_000
@@ -50,7 +50,7 @@ def export_graph(database: Database, registry: ContractRegistry, *, folder: Path
     """Write the graph's files. The same database gives the same bytes. Raises ForeignFileError, ConfigurationError."""
     named = partial(public_node, registry)
     counts: Counter[str] = Counter()
-    with whole_files(folder, FILES) as opened, database.snapshot() as tx:
+    with atomic_files(folder, FILES) as opened, database.snapshot() as tx:
         tx.run("exports.stand_still")
         tx.connection.execution_options(yield_per=BATCH)
         statements, nodes_file, edges_file = (TextIOWrapper(file, encoding="utf-8", newline="") for file in opened)

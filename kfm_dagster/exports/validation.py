@@ -206,7 +206,7 @@ def _settled(lines: Iterable[Line]) -> Iterator[Line]:
         if (
             line["event"] == "running>succeeded"
             and line["stage"].endswith(f".{Settle.operator}")
-            and "handed_on" not in line["details"]
+            and "reused" not in line["details"]
         ):
             yield line
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from kfm_dagster.alerts.desk import AlertDesk
+from kfm_dagster.alerts.evaluator import AlertEvaluator
 from kfm_dagster.ingest.pipeline import Pipeline
 
 
-def alert_desk(pipeline: Pipeline) -> AlertDesk:
+def alert_desk(pipeline: Pipeline) -> AlertEvaluator:
     """Return the desk with the pipeline's card, database, clock and KFM_ALERT_URLS."""
     clock = pipeline.card.machine.clock
-    return AlertDesk(
+    return AlertEvaluator(
         plan=pipeline.card.alerts,
         on_divergence=pipeline.card.replay_plan.alerts.on_divergence,
         max_offset=clock.max_offset,

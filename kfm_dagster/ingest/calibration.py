@@ -1,7 +1,7 @@
 """Calibration: whether this machine's clock is right enough to write by, measured once in a while and kept.
 
 Belongs here: when to measure, and what a stage is told. Does not belong here: measuring and judging
-(`telemetry/clock/`), or what follows for the stage (`stages/keeper.py`).
+(`telemetry/clock/`), or what follows for the stage (`stages/lifecycle.py`).
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from typing_extensions import override
 from kfm_dagster.contracts.envelope import Envelope, Lane, WalId
 from kfm_dagster.errors import StoreAccessError
 from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
+from kfm_dagster.ingest.kill_switch_policy import refuse_switched_off
 from kfm_dagster.ingest.node import ChainNode, in_chunks
-from kfm_dagster.ingest.switched_off import refuse_switched_off
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.rejections import RejectedObject
 from kfm_dagster.ledger.state_machine import Status
@@ -54,7 +54,7 @@ class ListingAccount(Protocol):
         """Begin to count the objects; False when nobody wants the listing any more."""
         ...
 
-    def counted(self, tx: Transaction, *, listed: int, created: int, readmitted: int) -> bool:
+    def counted(self, tx: Transaction, *, listed: int, created: int, requeued: int) -> bool:
         """Count what entered the ledger in this transaction; False when nobody wants the rest any more."""
         ...
 
@@ -192,7 +192,7 @@ class MessageParse(ChainNode):
         with self.pipeline.database.transaction() as tx:
             ensured = ledger.ensure(chunk, lane=Lane.BULK, tx=tx)
             failed = [wal_id for wal_id, status in ensured.existing.items() if status is Status.FAILED]
-            readmitted = ledger.readmit(failed, reason=ReplayReason.BACKFILL, tx=tx)
+            requeued = ledger.requeue(failed, reason=ReplayReason.BACKFILL, tx=tx)
             self.pipeline.deliveries.reject_objects(
                 [
                     RejectedObject(
@@ -204,7 +204,7 @@ class MessageParse(ChainNode):
                 tx=tx,
             )
             return self.account is None or self.account.counted(
-                tx, listed=len(chunk), created=len(ensured.created), readmitted=len(readmitted)
+                tx, listed=len(chunk), created=len(ensured.created), requeued=len(requeued)
             )
 
     def _list(self) -> Iterator[ListedObject]:

@@ -19,10 +19,10 @@ from kfm_dagster.contracts.envelope import Lane, WalId
 from kfm_dagster.errors import StoreAccessError
 from kfm_dagster.governance.switches import KillSwitch
 from kfm_dagster.ingest.completion import complete
+from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, units_in_flight
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.recording import ensure_units, record_messages
 from kfm_dagster.ingest.senders import of_known_senders
-from kfm_dagster.ingest.switched_off import SwitchedOff, units_in_flight
 from kfm_dagster.ledger.reports import EnsureResult
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage
@@ -44,7 +44,7 @@ class IntakeReport:
     received: int = 0
     created: int = 0
     completions: int = 0
-    readmitted: int = 0
+    requeued: int = 0
     known: int = 0
     ignored: int = 0
     rejected: int = 0
@@ -63,7 +63,7 @@ class IntakeReport:
 
 
 _COUNTS = (
-    "received", "created", "completions", "readmitted", "known", "ignored", "rejected", "deleted", "postponed",
+    "received", "created", "completions", "requeued", "known", "ignored", "rejected", "deleted", "postponed",
     "unverified",
 )  # fmt: skip
 
@@ -80,7 +80,7 @@ def take_in(pipeline: Pipeline) -> IntakeReport:
     """
     settings = pipeline.settings
     deleted = pipeline.acknowledge()
-    off = SwitchedOff.now(pipeline.ledger.switches)
+    off = KillSwitchPolicy.now(pipeline.ledger.switches)
     if switches := off.of_queue(pipeline.registry, settings.sqs_primary_queue):
         return IntakeReport(deleted=deleted, off=tuple(switches))
     room = settings.max_in_flight_units - units_in_flight(pipeline, Lane.LIVE, off)
@@ -130,23 +130,23 @@ def _record(pipeline: Pipeline, known: Sequence[tuple[SqsMessage, SenderVerdict]
         parse_message(message, registry=pipeline.registry, queue=queue, days=days, verdict=verdict)
         for message, verdict in known
     ]
-    off = SwitchedOff.now(pipeline.ledger.switches)
+    off = KillSwitchPolicy.now(pipeline.ledger.switches)
     with pipeline.database.transaction() as tx:
         ensured, parsed = ensure_units(pipeline, parsed, tx=tx)
         failed = [wal_id for wal_id, status in ensured.existing.items() if status is Status.FAILED]
-        readmitted = pipeline.ledger.readmit(failed, reason="retry", tx=tx)
+        requeued = pipeline.ledger.requeue(failed, reason="retry", tx=tx)
         completions = complete(pipeline, parsed, tx)
         record_messages(pipeline, messages, parsed, queue=queue, landing_sha256=landed.digest, tx=tx)
     changes = _visibility(messages, parsed, off=off, ended=_ended(ensured), now=pipeline.clock())
     if changes:
         pipeline.queue.change_visibility(changes)
-    work = (ensured.created - ensured.stale) | readmitted
+    work = (ensured.created - ensured.stale) | requeued
     return IntakeReport(
         received=len(messages),
         created=len(ensured.created),
         completions=completions,
-        readmitted=len(readmitted),
-        known=len(ensured.existing) - len(readmitted),
+        requeued=len(requeued),
+        known=len(ensured.existing) - len(requeued),
         ignored=sum(len(one.ignored) for one in parsed),
         rejected=sum(rejection.records for one in parsed for rejection in one.rejections),
         postponed=sum(seconds > 0 for _, seconds in changes),
@@ -170,7 +170,7 @@ def _visibility(
     messages: Sequence[SqsMessage],
     parsed: Sequence[ParsedMessage],
     *,
-    off: SwitchedOff,
+    off: KillSwitchPolicy,
     ended: Collection[WalId],
     now: datetime,
 ) -> list[tuple[str, int]]:

@@ -30,15 +30,15 @@ def give_back(
     try:
         without_claims = dead(ledger.in_progress_runs())
         without_intents = dead(pipeline.nodes.intents.pending_runs())
-        without_stages = dead(pipeline.stages.keeper.store.unfinished_runs())
+        without_stages = dead(pipeline.stages.lifecycle.store.unfinished_runs())
     except Exception as error:
         warn(f"Dagster's run storage does not say which runs are dead: {error}")
     pipeline.nodes.intents.fail_runs(without_intents)
-    pipeline.stages.keeper.close(without_stages)
+    pipeline.stages.lifecycle.close(without_stages)
     pipeline.nodes.intents.give_up_overtaken()
     report = ledger.release_lost(run_ids=without_claims)
-    if report.readmitted or report.quarantined:
+    if report.requeued or report.quarantined:
         warn(
-            f"gave back {len(report.readmitted)} units of dead runs or expired leases, "
+            f"gave back {len(report.requeued)} units of dead runs or expired leases, "
             f"quarantined {len(report.quarantined)}"
         )

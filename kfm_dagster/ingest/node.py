@@ -21,7 +21,7 @@ from kfm_dagster.contracts.issues import FenceIssue, IntegrityIssue, MetadataIss
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import DependencyUnavailableError
 from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
-from kfm_dagster.ingest.lease_keeper import LeaseKeeper
+from kfm_dagster.ingest.heartbeat import Heartbeat
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import FeedKind
 from kfm_dagster.stages.gates.evaluate import evaluate
@@ -58,7 +58,7 @@ class ChainNode:
     """The node whose output it is given; None for the first one, and for what stands beside the chain."""
     section: ClassVar[str | None] = None
     """The section of the envelope that every unit has after it unless it failed."""
-    held_against: ClassVar[tuple[Gate, ...]] = ()
+    required_gates: ClassVar[tuple[Gate, ...]] = ()
     """The gates that look at its output; the others have nothing to look at there."""
     replayable: ClassVar[bool] = False
     """Whether `results` is a function of what it is given, so that a run can be compared with itself."""
@@ -101,7 +101,7 @@ class ChainNode:
         """Judge a batch by the gates that its maker is held against; the others have nothing to look at."""
         maker = type(self) if of == self.kind or self.follows is None else self.follows
         # What the first node has claimed is known when it is committed, and judged by the next one.
-        mine = maker.held_against or (() if of == self.kind else (Gate.G1,))
+        mine = maker.required_gates or (() if of == self.kind else (Gate.G1,))
         asked = evaluate(self._subject(batch, maker, mine), gates=mine) if mine else ()
         return of_every_gate(asked, maker=maker.operator)
 
@@ -160,13 +160,13 @@ class ChainNode:
         """Return what changes the result: the partition and, because any change of it may, the contract."""
         contract = hashlib.sha256(self.contract.model_dump_json().encode()).hexdigest()
         # Named where it is not as ever, so that what earlier releases applied is the same content.
-        sampled = {"feed": FeedKind.SAMPLE.value} if self.sampled and Gate.G6 in self.held_against else {}
+        sampled = {"feed": FeedKind.SAMPLE.value} if self.sampled and Gate.G6 in self.required_gates else {}
         return {"partition": self.partition, "contract_sha256": contract, **sampled}
 
     def working(self) -> AbstractContextManager[None]:
         """Keep the run's leases over the batch, and its messages."""
         attempts = {unit.wal_id: unit.attempt for unit in self.received}
-        return LeaseKeeper(self.pipeline, run_id=self.run_id, attempts=attempts).keeping()
+        return Heartbeat(self.pipeline, run_id=self.run_id, attempts=attempts).keeping()
 
     def transform(self) -> list[Envelope]:
         """Return the batch as it is, for a node that has only to be made durable."""

@@ -62,7 +62,7 @@ class IntegrityCheck(ChainNode):
     description = "Each object as stored: there, of the announced size and version, of the right format."
     follows = MessageParse
     section = "integrity"
-    held_against = (Gate.G1, Gate.G5, Gate.G8)
+    required_gates = (Gate.G1, Gate.G5, Gate.G8)
     replayable = True
 
     @override
@@ -87,7 +87,7 @@ class MetadataExtract(ChainNode):
     description = "What each object's headers say: time, footprint, product, platform, quality."
     follows = IntegrityCheck
     section = "metadata"
-    held_against = (Gate.G1, Gate.G2, Gate.G4)
+    required_gates = (Gate.G1, Gate.G2, Gate.G4)
     replayable = True
 
     @override
@@ -146,7 +146,7 @@ class StacRegister(EffectNode):
     description = "One STAC Item per unit, validated offline and promoted atomically."
     follows = MetadataExtract
     section = "stac"
-    held_against = (Gate.G1, Gate.G8)
+    required_gates = (Gate.G1, Gate.G8)
     replayable = True
 
     @override
@@ -208,7 +208,7 @@ class ProvenanceEmit(EffectNode):
     description = "OpenLineage and PROV-O for every registered unit, once."
     follows = StacRegister
     section = "provenance"
-    held_against = (Gate.G1,)
+    required_gates = (Gate.G1,)
 
     @override
     def transform(self) -> list[Envelope]:
@@ -243,7 +243,7 @@ class Settle(ChainNode):
     description = "The final status of every claimed unit; its message is deleted when all its units are terminal."
     follows = ProvenanceEmit
     # The partition is looked at once in a run, when all of it is known.
-    held_against = (Gate.G6,)
+    required_gates = (Gate.G6,)
 
     report: SettleReport = field(default_factory=SettleReport)
 

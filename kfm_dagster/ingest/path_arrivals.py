@@ -54,7 +54,7 @@ class PathArrivals(ChainNode):
     """The node for one dataset and day; it claims nothing and needs no batch to be given."""
 
     operator = NODE
-    held_against = GATES
+    required_gates = GATES
 
     options: PathOptions = field(default_factory=PathOptions)
     _found: dict[WalId, PathArrival] = field(default_factory=dict, init=False)
@@ -69,7 +69,7 @@ class PathArrivals(ChainNode):
             ArtifactReference(uri=output.record["artifact_uri"], sha256=output.record["artifact_sha256"])
             for output in outputs
         ]
-        before = self.pipeline.stages.keeper.store.newest(self.run_id, self.kind)
+        before = self.pipeline.stages.lifecycle.store.newest(self.run_id, self.kind)
         retried = before is not None and before.state is not StageState.SUCCEEDED
         return tuple(one for one in found if before is None or not retried or one.sha256 in before.input_hashes)
 

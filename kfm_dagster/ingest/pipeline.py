@@ -21,6 +21,7 @@ from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError, QueueUnavailableError
+from kfm_dagster.failpoints import clock_skew, with_context
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, code_fingerprint
 from kfm_dagster.idempotent_node.steps import StepMeter
 from kfm_dagster.idempotent_node.transaction import IdempotentNodes
@@ -37,7 +38,6 @@ from kfm_dagster.notifications.sqs import Queue, connect, connect_dead_letters
 from kfm_dagster.readers.base import Reader
 from kfm_dagster.readers.registry import READERS
 from kfm_dagster.run_state.choice import open_run_states
-from kfm_dagster.seams import carried, clock_skew
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import Card
 from kfm_dagster.stages.run_contract import StageRunner
@@ -240,7 +240,7 @@ class Pipeline:
     def concurrently(self, work: Callable[[Given], Made], batch: Iterable[Given]) -> list[Made]:
         """Do the work on everything, on as many threads as read at once; in the batch's order."""
         with ThreadPoolExecutor(max_workers=self.settings.read_threads) as pool:
-            return list(pool.map(carried(work), batch))
+            return list(pool.map(with_context(work), batch))
 
     @contextmanager
     def repeating(self, tick: Callable[[], None], *, seconds: float, name: str) -> Iterator[None]:
@@ -251,7 +251,7 @@ class Pipeline:
             while not over.wait(seconds):
                 tick()
 
-        thread = threading.Thread(target=carried(keep), args=(over,), name=name, daemon=True)
+        thread = threading.Thread(target=with_context(keep), args=(over,), name=name, daemon=True)
         thread.start()
         try:
             yield

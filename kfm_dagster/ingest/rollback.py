@@ -3,8 +3,8 @@
 One transaction, in reverse topological order: the claims are taken back first, so that nothing is undone that another
 run may rely on by now; then lineage is withdrawn, Items go back byte for byte, and run-state says of each stage that
 its output stands no more, after the commit where it is outside the database.
-Does not belong here: what the stage that failed undoes itself (`stages/keeper.py`), or runs whose process died: these
-go forward, because the next attempt of their units converges.
+Does not belong here: what the stage that failed undoes itself (`stages/lifecycle.py`), or runs whose process died:
+these go forward, because the next attempt of their units converges.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Rollback:
     def __str__(self) -> str:
         done = "; ".join(f"{stage}: {_counts(undone)}" for stage, undone in self.compensated.items())
         units = {
-            "pending again": len(self.claims.readmitted),
+            "pending again": len(self.claims.requeued),
             "quarantined": len(self.claims.quarantined),
             "failed": len(self.claims.failed),
         }
@@ -69,7 +69,7 @@ def retry_in(node: ChainNode, error: BaseException, *, tries: int) -> float | No
     `tries` counts those that the caller has made.
     """
     error_class = error.error_class if isinstance(error, StageFailedError) else classify(error)
-    return node.pipeline.stages.keeper.retry_in(node.run_id, node.kind, error_class, tries=tries)
+    return node.pipeline.stages.lifecycle.retry_in(node.run_id, node.kind, error_class, tries=tries)
 
 
 def roll_back(node: ChainNode, because: BaseException) -> Rollback | None:
@@ -86,7 +86,7 @@ def roll_back(node: ChainNode, because: BaseException) -> Rollback | None:
     states = list(_upstream(node))
     if failed is None or not states or states[-1].outcome is Outcome.SKIPPED:
         return None
-    claimed = node.pipeline.stages.recall(states[-1].dataset_id, node.run_id)
+    claimed = node.pipeline.stages.load_output(states[-1].dataset_id, node.run_id)
     rollback: Rollback | None = None
     try:
         with node.pipeline.database.transaction() as tx:
@@ -130,7 +130,7 @@ def roll_back_or_leave(node: ChainNode, because: BaseException) -> Rollback | No
 
 def _failed(node: ChainNode) -> StageAttempt | None:
     """Return the attempt that failed for good: one that was rolled back itself, or may not even start."""
-    card, store = node.pipeline.card.machine, node.pipeline.stages.keeper.store
+    card, store = node.pipeline.card.machine, node.pipeline.stages.lifecycle.store
     newest = store.newest(node.run_id, node.kind)
     if newest is None or card.condition(StageState.FAILED, StageState.ROLLED_BACK) is None:
         return None
@@ -158,7 +158,7 @@ def _take_back_claims(
     """Take back every claim that the run has made. Raises ClaimsLostError when one is not the run's any more."""
     why = str(because) if isinstance(because, KfmError) else f"{node.kind}: {type(because).__name__}: {because}"
     released = node.pipeline.ledger.release_rolled_back(run_id=node.run_id, dataset=node.dataset, because=why, tx=tx)
-    taken = {*released.readmitted, *released.quarantined, *released.failed}
+    taken = {*released.requeued, *released.quarantined, *released.failed}
     lost = {unit.wal_id for unit in claimed} - taken
     if lost:
         raise ClaimsLostError(
@@ -176,25 +176,25 @@ def _take_back_run_state(node: ChainNode, states: Iterable[RunState], tx: Transa
 
 
 def _tell(node: ChainNode, failed: StageAttempt, rollback: Rollback, tx: Transaction) -> None:
-    store = node.pipeline.stages.keeper.store
+    store = node.pipeline.stages.lifecycle.store
     lines = []
     for stage, undone in rollback.compensated.items():
         attempt = store.newest(node.run_id, stage, tx=tx)
         if attempt is not None:
             lines.append(attempt.tells(AuditKind.COMPENSATION, "done", {**undone, "because": failed.stage}))
-    claims = {name: len(getattr(rollback.claims, name)) for name in ("readmitted", "quarantined", "failed")}
+    claims = {name: len(getattr(rollback.claims, name)) for name in ("requeued", "quarantined", "failed")}
     lines.append(failed.tells(AuditKind.COMPENSATION, _ROLLED_BACK, claims))
     store.audit.append(lines, tx=tx)
 
 
 def _is_told(node: ChainNode, failed: StageAttempt) -> bool:
     """Tell whether the transaction of a rollback was committed, as the database knows."""
-    lines = node.pipeline.stages.keeper.store.audit.of_stage(failed.run_id, failed.stage)
+    lines = node.pipeline.stages.lifecycle.store.audit.of_stage(failed.run_id, failed.stage)
     return any((line["attempt"], line["event"]) == (failed.attempt, _ROLLED_BACK) for line in lines)
 
 
 def _tell_failure(node: ChainNode, event: str, error: Exception) -> None:
-    store = node.pipeline.stages.keeper.store
+    store = node.pipeline.stages.lifecycle.store
     failed = store.newest(node.run_id, node.kind)
     if failed is not None:
         with node.pipeline.database.transaction() as tx:

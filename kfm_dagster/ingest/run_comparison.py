@@ -83,7 +83,7 @@ def _output(pipeline: Pipeline, dataset: str, operator: str, run_id: str) -> Sta
         raise RunReplayRefusedError(
             observed="replay.enabled false", next_step="see replay_plan.yaml (KFM_CONFIGS_DIR), or kfm replay run"
         )
-    attempt = pipeline.stages.keeper.store.newest(run_id, stage)
+    attempt = pipeline.stages.lifecycle.store.newest(run_id, stage)
     saved = attempt is not None and attempt.state is StageState.SUCCEEDED
     if plan.require_checkpoint and not (saved and attempt is not None and attempt.checkpoint_uri is not None):
         raise RunReplayRefusedError(
@@ -91,7 +91,7 @@ def _output(pipeline: Pipeline, dataset: str, operator: str, run_id: str) -> Sta
             expected="a run whose every stage succeeded and saved one (state_machine.yaml, checkpoints)",
             next_step="kfm explain names the runs and what they did; kfm replay run does units again without one",
         )
-    output = pipeline.stages.recall(stage, run_id)
+    output = pipeline.stages.load_output(stage, run_id)
     if output is None:
         raise RunReplayRefusedError(
             observed=f"{stage} has no output in run {run_id}, or it was taken back",

@@ -81,7 +81,7 @@ class ReplayedParse(ChainNode):
         for comparison in self.comparisons:
             if comparison.diverges(plan):
                 raise ReplayDivergedError(original=self.original, comparisons=self.comparisons, diverging=comparison)
-        parsed = self.pipeline.stages.recall(self.kind, self.original)
+        parsed = self.pipeline.stages.load_output(self.kind, self.original)
         found = list(parsed.envelopes) if parsed else []
         if elsewhere := sorted({unit.partition for unit in found} - {self.partition}):
             raise RunReplayRefusedError(
@@ -135,7 +135,7 @@ class ReplayedParse(ChainNode):
         """
         if not self.pipeline.card.replay_plan.replay.compensate_before_replay:
             return
-        store = self.pipeline.stages.keeper.store
+        store = self.pipeline.stages.lifecycle.store
         registered = store.newest(self.original, f"{self.dataset}.{StacRegister.operator}")
         if registered is None:
             return
@@ -161,7 +161,7 @@ class ReplayedParse(ChainNode):
 
     def _others_rely(self, claimed: Sequence[Envelope]) -> bool:
         """Tell whether the original registered an Item of a unit that it does not bring into this run."""
-        output = self.pipeline.stages.recall(f"{self.dataset}.{StacRegister.operator}", self.original)
+        output = self.pipeline.stages.load_output(f"{self.dataset}.{StacRegister.operator}", self.original)
         units = output.envelopes if output else ()
         registered = {unit.wal_id for unit in units if unit.stac and unit.stac.item_href}
         return bool(registered - {unit.wal_id for unit in claimed})

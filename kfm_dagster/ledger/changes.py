@@ -1,6 +1,6 @@
 """Changes: how the ledger writes them, for the operations of `store.py`.
 
-Belongs here: what those operations share - joining a transaction, the replay policy in force, readmitting, deciding,
+Belongs here: what those operations share - joining a transaction, the replay policy in force, requeueing, deciding,
 quarantining. Does not belong here: when any of it happens.
 """
 
@@ -59,7 +59,7 @@ class LedgerChanges(LedgerQueries):
         self.switches = KillSwitches(database, clock=clock)
         self.leases = Leases(database, switches=self.switches, worker_id=worker_id, clock=clock, lease=lease)
 
-    def _readmit(
+    def _requeue(
         self,
         wal_ids: Iterable[str],
         *,
@@ -70,7 +70,7 @@ class LedgerChanges(LedgerQueries):
         replay_run_id: str | None = None,
     ) -> Sequence[Any]:
         return tx.run(
-            "ledger.readmit",
+            "ledger.requeue",
             wal_ids=as_json(sorted(wal_ids)),
             policy=as_json(self._rules(tx)),
             reason=reason,

@@ -57,10 +57,10 @@ class SettleReport:
 class RecoverReport:
     """Claims taken from dead runs.
 
-    `readmitted` wait for another run, `quarantined` had no attempt left, `failed` stay so: the policy allows no replay.
+    `requeued` wait for another run, `quarantined` had no attempt left, `failed` stay so: the policy allows no replay.
     """
 
-    readmitted: tuple[WalId, ...] = ()
+    requeued: tuple[WalId, ...] = ()
     quarantined: tuple[WalId, ...] = ()
     failed: tuple[WalId, ...] = ()
 

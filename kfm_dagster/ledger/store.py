@@ -1,6 +1,6 @@
 """The ledger's store: every change of a record, one statement per batch and transition.
 
-Belongs here: ensure, readmit, claim, settle, recover, quarantine, override. Each method joins the caller's transaction
+Belongs here: ensure, requeue, claim, settle, recover, quarantine, override. Each method joins the caller's transaction
 when one is given, so that several rooms commit together. Statements are guarded (status, version, run, attempt), so a
 record that somebody else moved is left alone; the database's triggers write the history. Does not belong here:
 deciding (`policy.py`, `verdicts.py`), how a change is written (`changes.py`), questions (`queries.py`), messages
@@ -61,7 +61,7 @@ class Ledger(LedgerChanges):
                 refused += left
         return EnsureResult.of_parts(parts, {unit.wal_id: reason for unit, reason in refused})
 
-    def readmit(
+    def requeue(
         self,
         wal_ids: Iterable[str],
         *,
@@ -78,7 +78,7 @@ class Ledger(LedgerChanges):
         """
         with self._changing(tx) as changing:
             self._check_reason(reason, changing)
-            rows = self._readmit(
+            rows = self._requeue(
                 wal_ids, reason=reason, run_id=run_id, actor=actor, replay_run_id=replay_run_id, tx=changing
             )
             return frozenset(wal_ids_of(rows))
@@ -191,7 +191,7 @@ class Ledger(LedgerChanges):
         with self._changing(tx) as changing:
             datasets = as_json([rule["dataset"] for rule in self._rules(changing)])
             due = wal_ids_of(changing.run("ledger.due", at=rfc3339(now), limit=limit, datasets=datasets))
-            rows = self._readmit(due, reason=ReplayReason.RETRY, tx=changing)
+            rows = self._requeue(due, reason=ReplayReason.RETRY, tx=changing)
             refused = set(due) - set(wal_ids_of(rows))
             exhausted: dict[WalId, str] = dict.fromkeys(refused, LedgerCode.ATTEMPTS_EXHAUSTED)
             self._give_up(exhausted | self._superseded(refused, changing), changing)
@@ -275,14 +275,14 @@ class Ledger(LedgerChanges):
 
     def _let_in_again(self, lost: Sequence[Any], tx: Transaction) -> RecoverReport:
         taken = {WalId(row.wal_id) for row in lost}
-        rows = self._readmit(taken, reason=ReplayReason.RETRY, tx=tx)
-        readmitted = set(wal_ids_of(rows))
+        rows = self._requeue(taken, reason=ReplayReason.RETRY, tx=tx)
+        requeued = set(wal_ids_of(rows))
         quarantined = self._give_up(self._exhausted(lost) | self._superseded(taken, tx), tx)
         self.leases.drop_idle(tx=tx)
         return RecoverReport(
-            readmitted=tuple(sorted(readmitted)),
+            requeued=tuple(sorted(requeued)),
             quarantined=tuple(sorted(quarantined)),
-            failed=tuple(sorted(taken - readmitted - quarantined)),
+            failed=tuple(sorted(taken - requeued - quarantined)),
         )
 
     def _exhausted(self, rows: Iterable[Any]) -> dict[WalId, str]:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kfm_dagster.errors import DependencyUnavailableError
+from kfm_dagster.failpoints import Failpoint, hit
 from kfm_dagster.lineage.openlineage import Event
-from kfm_dagster.seams import Seam, reach
 
 if TYPE_CHECKING:
     from openlineage.client import OpenLineageClient
@@ -72,9 +72,9 @@ class ClientBackend:
         refusals = []
         for client in self._clients:
             try:
-                reach(Seam.LINEAGE_SEND_BEFORE)
+                hit(Failpoint.LINEAGE_SEND_BEFORE)
                 client.emit(_run_event(event))
-                reach(Seam.LINEAGE_SEND_AFTER)
+                hit(Failpoint.LINEAGE_SEND_AFTER)
             except Exception as error:
                 # Every transport raises what its own library raises.
                 status = getattr(getattr(error, "response", None), "status_code", None)

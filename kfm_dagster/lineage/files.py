@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from obstore.exceptions import BaseError
 
-from kfm_dagster.seams import Seam, reach
+from kfm_dagster.failpoints import Failpoint, hit
 from kfm_dagster.storage.objects import open_store
 
 STAGING = ".staging"
@@ -55,21 +55,21 @@ class FolderFiles:
         """Write beside, sync, rename: no reader and no other writer of the file ever sees half of it."""
         partial = self._staging() / f"{secrets.token_hex(16)}.partial"
         try:
-            reach(Seam.LINEAGE_STAGE_BEFORE)
+            hit(Failpoint.LINEAGE_STAGE_BEFORE)
             with partial.open("xb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            reach(Seam.LINEAGE_STAGE_AFTER)
+            hit(Failpoint.LINEAGE_STAGE_AFTER)
             final = self._root / href
             final.parent.mkdir(parents=True, exist_ok=True)
-            reach(Seam.LINEAGE_PUBLISH_BEFORE)
+            hit(Failpoint.LINEAGE_PUBLISH_BEFORE)
             partial.replace(final)
         except OSError:
             partial.unlink(missing_ok=True)
             raise
         self._sync(PurePosixPath(href).parent)
-        reach(Seam.LINEAGE_PUBLISH_AFTER)
+        hit(Failpoint.LINEAGE_PUBLISH_AFTER)
 
     def read(self, href: str) -> bytes:
         """Return a published file."""
@@ -102,9 +102,9 @@ class BucketFiles:
 
     def publish(self, href: str, content: bytes) -> None:
         """PUT the file."""
-        reach(Seam.LINEAGE_PUBLISH_BEFORE)
+        hit(Failpoint.LINEAGE_PUBLISH_BEFORE)
         self._store.put(href, content)
-        reach(Seam.LINEAGE_PUBLISH_AFTER)
+        hit(Failpoint.LINEAGE_PUBLISH_AFTER)
 
     def read(self, href: str) -> bytes:
         """Return a published file."""

@@ -3,7 +3,7 @@
 A withdrawn batch gets a batch beside it, through the same outbox: per unit an OpenLineage event of type OTHER, which
 adds to a run that has ended (OpenLineage.json 2-0-2, `eventType`), or the PROV-O invalidation of the entities that the
 ingest generated. Both are recorded in the transaction that withdraws, once per batch.
-Does not belong here: what a unit is told as afterwards (`editions.py`).
+Does not belong here: what a unit is told as afterwards (`revisions.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Withdrawn:
     """One unit's telling that is withdrawn; has_item is False when the Item never stood (a newer unit's did)."""
 
     wal_id: WalId
-    edition: str
+    revision: str
     lineage_id: str
     has_item: bool
 
@@ -73,7 +73,7 @@ def invalidation_event(unit: Withdrawn, why: Invalidation, contract: DatasetCont
         "eventTime": rfc3339(why.at),
         "run": {
             "runId": unit.lineage_id,
-            "facets": {"kfmInvalidation": {**facet, **({"edition": unit.edition} if unit.edition else {})}},
+            "facets": {"kfmInvalidation": {**facet, **({"revision": unit.revision} if unit.revision else {})}},
         },
         "job": {"namespace": JOB_NAMESPACE, "name": f"kfm.nodd.ingest.{name}"},
         "inputs": [],
@@ -97,9 +97,9 @@ def invalidation_nodes(units: Sequence[Withdrawn], why: Invalidation) -> Iterato
         "kfm:reason": why.reason,
     }
     for unit in units:
-        entities = [(qc_report_entity(unit.wal_id, unit.edition), "kfm:QcReport")]
+        entities = [(qc_report_entity(unit.wal_id, unit.revision), "kfm:QcReport")]
         if unit.has_item:
-            entities.append((item_entity(unit.wal_id, unit.edition), "kfm:StacItem"))
+            entities.append((item_entity(unit.wal_id, unit.revision), "kfm:StacItem"))
         for entity, kind in entities:
             yield {
                 "id": entity,
@@ -150,7 +150,7 @@ class Invalidations:
         units = [
             Withdrawn(
                 wal_id=WalId(row.wal_id),
-                edition=row.edition,
+                revision=row.revision,
                 lineage_id=row.lineage_id,
                 has_item=row.content_sha256 is not None,
             )

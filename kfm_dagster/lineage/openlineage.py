@@ -92,8 +92,8 @@ def _wal_facet(unit: LineageUnit, run: IngestRun, producer: str) -> dict[str, An
         "attempt": envelope.attempt,
         "prov_activity_id": unit.activity_id,
     }
-    if unit.edition:
-        facet["edition"] = unit.edition
+    if unit.revision:
+        facet["revision"] = unit.revision
     if envelope.replay_run_id is not None:
         facet["replay_run_id"] = envelope.replay_run_id
         if envelope.replay_reason is not None:

@@ -5,7 +5,7 @@ later, further apart each time, and no batch waits behind another. The root gets
 get it twice: the same bytes under the same name.
 
 Belongs here: recording a batch, publishing, and what still waits. Does not belong here: what a batch says (`store.py`,
-`step_telling.py`, `invalidation.py`), one file (`files.py`), the backend's half (`delivery.py`).
+`step_events.py`, `invalidation.py`), one file (`files.py`), the backend's half (`delivery.py`).
 """
 
 from __future__ import annotations

@@ -148,8 +148,8 @@ def _activity(unit: LineageUnit, run: IngestRun) -> Node:
         "kfm:openlineage_run_id": unit.openlineage_run_id,
         "kfm:software_version": run.software_version,
     }
-    if unit.edition:
-        node["kfm:edition"] = unit.edition
+    if unit.revision:
+        node["kfm:revision"] = unit.revision
     if envelope.replay_run_id is not None:
         node["kfm:replay_run_id"] = envelope.replay_run_id
         if envelope.replay_reason is not None:

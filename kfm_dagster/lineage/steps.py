@@ -2,7 +2,7 @@
 
 A step is one end of one intent of an idempotent node (`etl_steps`): of a stage of our chain, or of any other team's
 node. Its parent is the run. What was not measured is absent.
-Belongs here: what the documents say. Does not belong here: which steps are told when (`step_telling.py`), or the
+Belongs here: what the documents say. Does not belong here: which steps are told when (`step_events.py`), or the
 lineage of ingest units (`openlineage.py`, `prov.py`).
 """
 

@@ -1,12 +1,12 @@
-"""The lineage store: both paths of a batch's lineage, each unit once per path and edition, whatever crashes.
+"""The lineage store: both paths of a batch's lineage, each unit once per path and revision, whatever crashes.
 
 One transaction per partition of a batch asks the fence, and per path writes a row per unit, the batch, and its bytes
 into the outbox. With that commit the lineage is told: a dead lineage root or backend costs no unit, the outbox brings
-it there later. The primary key (wal_id, path, edition) decides between workers: a batch holds the units whose rows it
+it there later. The primary key (wal_id, path, revision) decides between workers: a batch holds the units whose rows it
 wrote.
 
 Belongs here: recording, and the queries that link a record with its runs and activities. Does not belong here: what a
-document says (`openlineage.py`, `prov.py`), which edition a unit is told as (`editions.py`), withdrawing
+document says (`openlineage.py`, `prov.py`), which revision a unit is told as (`revisions.py`), withdrawing
 (`invalidation.py`), or what becomes of a recorded batch (`outbox.py`, `delivery.py`).
 """
 
@@ -28,13 +28,13 @@ from kfm_dagster.contracts.issues import FenceIssue, Issue, ProvenanceIssue, Sev
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.lineage.backend import Backend, BackendUnavailableError
 from kfm_dagster.lineage.delivery import OutboxDelivery
-from kfm_dagster.lineage.editions import History, Told, in_edition
 from kfm_dagster.lineage.files import LineageFiles, open_files
 from kfm_dagster.lineage.invalidation import Invalidations
 from kfm_dagster.lineage.openlineage import openlineage_lines
 from kfm_dagster.lineage.outbox import BATCH_ID_DIGITS, Batch, Outbox, Undelivered, error_text
 from kfm_dagster.lineage.prov import OPERATOR, SERVICE, producer_ids, prov_document, prov_line
-from kfm_dagster.lineage.step_telling import StepTelling
+from kfm_dagster.lineage.revisions import History, Told, in_revision
+from kfm_dagster.lineage.step_events import StepEvents
 from kfm_dagster.lineage.unit import IngestRun, LineagePath, LineageUnit
 from kfm_dagster.storage.database import Database, Transaction, is_conflict
 from kfm_dagster.storage.fence import Fence
@@ -58,7 +58,7 @@ MAX_ROUNDS = 12
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
-    """One path's lineage of one record, in one edition. `state` is that of the file: staged or published.
+    """One path's lineage of one record, in one revision. `state` is that of the file: staged or published.
 
     `invalidated_at` is when it was withdrawn, None while it stands.
 
@@ -67,7 +67,7 @@ class Link:
 
     wal_id: WalId
     path: LineagePath
-    edition: str
+    revision: str
     lineage_id: str
     href: str
     state: str
@@ -102,7 +102,7 @@ class Lineage:
     ) -> None:
         self._database = database
         self._outbox = Outbox(database, files, deliver=backend is not None, clock=clock)
-        self._steps = StepTelling(database, self._outbox, public=public)
+        self._steps = StepEvents(database, self._outbox, public=public)
         self._invalidations = Invalidations(database, self._outbox, clock=clock)
         self._delivery = OutboxDelivery(database, files, backend=backend, clock=clock) if backend else None
 
@@ -146,7 +146,7 @@ class Lineage:
         """Withdraw what a run told of the contract's dataset; return how many units that was.
 
         Nothing is deleted: the withdrawal is told on both paths, and what is withdrawn stands in no `links_of`. A unit
-        that is emitted again is told as a further edition. A second call finds nothing and tells nothing. `reason` is
+        that is emitted again is told as a further revision. A second call finds nothing and tells nothing. `reason` is
         for a person, at most 200 characters. Raises what the database raises.
         """
         units = self._invalidations.invalidate(run_id=run_id, contract=contract, reason=reason, tx=tx)
@@ -186,7 +186,7 @@ class Lineage:
         return self._outbox.undelivered()
 
     def links_of(self, wal_id: WalId) -> list[Link]:
-        """From a record to its OpenLineage runs and PROV activities, every edition that stands, oldest first."""
+        """From a record to its OpenLineage runs and PROV activities, every revision that stands, oldest first."""
         with self._database.snapshot() as tx:
             return _links(tx, "lineage.of_unit", wal_id=wal_id)
 
@@ -198,7 +198,7 @@ class Lineage:
     def _record(self, units: Sequence[LineageUnit], run: IngestRun, contract: DatasetContract, fence: Fence) -> _Part:
         """Record one partition of a batch. Documents are built before the transaction, which other writers wait for."""
         history = self._history(units)
-        told = [in_edition(unit, history, run_id=run.run_id) for unit in units]
+        told = [in_revision(unit, history, run_id=run.run_id) for unit in units]
         part = _build(told, history, run, contract)
         try:
             with self._database.transaction() as tx:
@@ -220,7 +220,7 @@ class Lineage:
             for row in tx.run("lineage.history", wal_ids=orjson.dumps(wal_ids).decode()):
                 told = Told(
                     path=LineagePath(row.path),
-                    edition=row.edition,
+                    revision=row.revision,
                     content_sha256=row.content_sha256,
                     invalidated=bool(row.invalidated),
                 )
@@ -258,7 +258,7 @@ class Lineage:
         run: IngestRun,
         contract: DatasetContract,
     ) -> None:
-        rows = [[unit.wal_id, unit.edition, unit.lineage_id(path), unit.registered_sha256] for unit in units]
+        rows = [[unit.wal_id, unit.revision, unit.lineage_id(path), unit.registered_sha256] for unit in units]
         packed = orjson.dumps(rows)
         batch_id = hashlib.sha256(orjson.dumps([path, run.run_id]) + packed).hexdigest()[:BATCH_ID_DIGITS]
         found = tx.run("lineage.insert_emissions", path=path, batch_id=batch_id, units=packed.decode()).scalars()
@@ -282,9 +282,9 @@ def _build(units: Sequence[LineageUnit], history: History, run: IngestRun, contr
     part = _Part(units=units, lines={path: {} for path in LineagePath})
     producers = producer_ids(contract)
     for unit in units:
-        told = {(entry.path, entry.edition) for entry in history.get(unit.wal_id, ())}
+        told = {(entry.path, entry.revision) for entry in history.get(unit.wal_id, ())}
         for path in LineagePath:
-            if (path, unit.edition) not in told:
+            if (path, unit.revision) not in told:
                 try:
                     part.lines[path][unit.wal_id] = _line(path, unit, run, producers)
                 except (TypeError, ValueError) as error:  # what a text without a UTF-8 form raises, for one
@@ -334,7 +334,7 @@ def _links(tx: Transaction, name: str, **parameters: str) -> list[Link]:
         Link(
             wal_id=WalId(str(row.wal_id)),
             path=LineagePath(row.path),
-            edition=row.edition,
+            revision=row.revision,
             lineage_id=row.lineage_id,
             href=row.href,
             state=row.state,

@@ -20,7 +20,7 @@ SCHEMAS = "https://kfm.dev/schemas/"
 """Base of the `$id`s of our published JSON Schemas (docs/spec)."""
 
 FIRST_EDITION = ""
-"""Edition of a unit's lineage before any repair."""
+"""Revision of a unit's lineage before any repair."""
 
 REGISTERED = frozenset({StacStatus.CREATED, StacStatus.UPDATED, StacStatus.NO_OP})
 """What stac-register must have answered before a unit has lineage."""
@@ -63,12 +63,12 @@ class LineageUnit:
     """A registered envelope and its lineage ids: UUIDv8 of stable fields, PROV's ones as `urn:uuid:` IRIs.
 
     The object is named by URI and version, messages by the ids that SNS and SQS gave them, and everything that this
-    ingest makes by the unit's wal_id and the edition. So a second emit, in any process or release, names the same
+    ingest makes by the unit's wal_id and the revision. So a second emit, in any process or release, names the same
     things, and a repair that changed the Item is told beside what was told before.
     """
 
     wal_id: WalId
-    edition: str
+    revision: str
     envelope: Envelope
     stac: StacResult
     openlineage_run_id: str
@@ -88,7 +88,7 @@ class LineageUnit:
         cls,
         envelope: Envelope,
         *,
-        edition: str = FIRST_EDITION,
+        revision: str = FIRST_EDITION,
         revises: str | None = None,
         yields_to: str | None = None,
     ) -> LineageUnit:
@@ -97,17 +97,17 @@ class LineageUnit:
         if stac is None or stac.write_status not in REGISTERED:
             raise ValueError(f"{envelope.wal_id} has no registered STAC Item")
         raw = envelope.raw
-        ingest = _ingest(envelope.wal_id, edition)
+        ingest = _ingest(envelope.wal_id, revision)
         return cls(
             wal_id=envelope.wal_id,
-            edition=edition,
+            revision=revision,
             envelope=envelope,
             stac=stac,
             openlineage_run_id=uuid8("openlineage", *ingest),
             activity_id=_urn("activity", *ingest),
             object_id=_urn("object", envelope.object_uri, envelope.object_version),
-            item_id=item_entity(envelope.wal_id, edition),
-            qc_report_id=qc_report_entity(envelope.wal_id, edition),
+            item_id=item_entity(envelope.wal_id, revision),
+            qc_report_id=qc_report_entity(envelope.wal_id, revision),
             notification_id=raw.sns_message_id and _urn("notification", raw.sns_message_id),
             message_id=raw.sqs_message_id and _urn("message", raw.sqs_message_id),
             revises=revises,
@@ -135,14 +135,14 @@ def agent_id(name: str) -> str:
     return _urn("agent", name)
 
 
-def item_entity(wal_id: WalId, edition: str) -> str:
+def item_entity(wal_id: WalId, revision: str) -> str:
     """PROV entity of the Item that a unit registered."""
-    return _urn("item", *_ingest(wal_id, edition))
+    return _urn("item", *_ingest(wal_id, revision))
 
 
-def qc_report_entity(wal_id: WalId, edition: str) -> str:
+def qc_report_entity(wal_id: WalId, revision: str) -> str:
     """PROV entity of what the checks said of a unit's object."""
-    return _urn("qc-report", *_ingest(wal_id, edition))
+    return _urn("qc-report", *_ingest(wal_id, revision))
 
 
 def invalidation_activity(batch_id: str) -> str:
@@ -150,8 +150,8 @@ def invalidation_activity(batch_id: str) -> str:
     return _urn("invalidation", batch_id)
 
 
-def _ingest(wal_id: WalId, edition: str) -> tuple[str, ...]:
-    return (wal_id, edition) if edition else (wal_id,)
+def _ingest(wal_id: WalId, revision: str) -> tuple[str, ...]:
+    return (wal_id, revision) if revision else (wal_id,)
 
 
 def _urn(*fields: str | None) -> str:

@@ -20,8 +20,8 @@ from obstore.exceptions import AlreadyExistsError, NotFoundError
 
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ArtifactError
+from kfm_dagster.failpoints import Failpoint, hit
 from kfm_dagster.notifications.messages import SqsMessage
-from kfm_dagster.seams import Seam, reach
 from kfm_dagster.storage.answering import answering
 from kfm_dagster.storage.s3 import Store
 
@@ -55,10 +55,10 @@ class Landing:
         content = b"".join(lines)
         digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
         with answering("the landing zone", "KFM_STORAGE_URL"):
-            reach(Seam.LANDING_PUT_BEFORE)
+            hit(Failpoint.LANDING_PUT_BEFORE)
             with suppress(AlreadyExistsError):  # the same bytes: landing is idempotent
                 self._store.put(_uri(digest), gzip.compress(content, mtime=0), mode="create")
-            reach(Seam.LANDING_PUT_AFTER)
+            hit(Failpoint.LANDING_PUT_AFTER)
         return LandedBatch(digest=digest, uri=_uri(digest), count=len(lines))
 
     def read(self, digest: str) -> tuple[SqsMessage, ...]:

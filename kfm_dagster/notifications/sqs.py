@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, TypeVar
 from botocore.exceptions import BotoCoreError, ClientError
 
 from kfm_dagster.errors import QueueUnavailableError
+from kfm_dagster.failpoints import Failpoint, hit, with_context
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.notifications.queue_values import QueueDepth, QueueRules, SendOutcome
 from kfm_dagster.notifications.receiving import BATCH, MAX_RECEIVED_BYTES, ReceiveProgress, as_message
-from kfm_dagster.seams import Seam, carried, reach
 from kfm_dagster.settings import Settings
 from kfm_dagster.telemetry.clock.server_dates import AnswerDates
 
@@ -165,9 +165,9 @@ class Queue:
         def send_batch(batch: Sequence[str]) -> list[SendOutcome]:
             entries = [{"Id": str(index), "MessageBody": body} for index, body in enumerate(batch)]
             try:
-                reach(Seam.QUEUE_SEND_BEFORE)
+                hit(Failpoint.QUEUE_SEND_BEFORE)
                 answer = self._client.send_message_batch(QueueUrl=url, Entries=entries)  # type: ignore[arg-type]
-                reach(Seam.QUEUE_SEND_AFTER)
+                hit(Failpoint.QUEUE_SEND_AFTER)
             except (BotoCoreError, ClientError) as error:
                 return [SendOutcome(refusal=_code(error))] * len(batch)
             sent = {entry["Id"]: entry["MessageId"] for entry in answer.get("Successful", [])}
@@ -185,9 +185,9 @@ class Queue:
 
         def delete_batch(batch: Sequence[str]) -> list[str]:
             entries = [{"Id": str(index), "ReceiptHandle": receipt} for index, receipt in enumerate(batch)]
-            reach(Seam.QUEUE_DELETE_BEFORE)
+            hit(Failpoint.QUEUE_DELETE_BEFORE)
             answer = self._client.delete_message_batch(QueueUrl=url, Entries=entries)  # type: ignore[arg-type]
-            reach(Seam.QUEUE_DELETE_AFTER)
+            hit(Failpoint.QUEUE_DELETE_AFTER)
             return [entry["Id"] for entry in answer.get("Failed", [])]
 
         return self._in_batches(receipts, delete_batch)
@@ -197,7 +197,7 @@ class Queue:
         url = self.url
 
         def change_batch(batch: Sequence[tuple[str, int]]) -> list[str]:
-            reach(Seam.QUEUE_VISIBILITY_BEFORE)
+            hit(Failpoint.QUEUE_VISIBILITY_BEFORE)
             answer = self._client.change_message_visibility_batch(
                 QueueUrl=url,
                 Entries=[
@@ -205,7 +205,7 @@ class Queue:
                     for index, (receipt, seconds) in enumerate(batch)
                 ],
             )
-            reach(Seam.QUEUE_VISIBILITY_AFTER)
+            hit(Failpoint.QUEUE_VISIBILITY_AFTER)
             return [entry["Id"] for entry in answer.get("Failed", [])]
 
         return self._in_batches(changes, change_batch)
@@ -245,7 +245,7 @@ class Queue:
     def _receive_some(self, url: str, progress: ReceiveProgress, hidden: Mapping[str, int]) -> None:
         while (number := progress.reserve()) > 0:
             try:
-                reach(Seam.QUEUE_RECEIVE_BEFORE)
+                hit(Failpoint.QUEUE_RECEIVE_BEFORE)
                 answer = self._client.receive_message(
                     QueueUrl=url,
                     MaxNumberOfMessages=number,
@@ -253,7 +253,7 @@ class Queue:
                     MessageSystemAttributeNames=["ApproximateReceiveCount", "SentTimestamp"],
                     **hidden,  # type: ignore[arg-type]
                 )
-                reach(Seam.QUEUE_RECEIVE_AFTER)
+                hit(Failpoint.QUEUE_RECEIVE_AFTER)
             except (BotoCoreError, ClientError) as error:
                 progress.fail(error)
                 return
@@ -270,7 +270,7 @@ class Queue:
 
         batches = [items[start : start + BATCH] for start in range(0, len(items), BATCH)]
         with ThreadPoolExecutor(self._threads, thread_name_prefix="sqs-batch") as pool:
-            return [item for failed in pool.map(carried(send), batches) for item in failed]
+            return [item for failed in pool.map(with_context(send), batches) for item in failed]
 
     def _unavailable(self, error: BotoCoreError | ClientError) -> QueueUnavailableError:
         code = _code(error)

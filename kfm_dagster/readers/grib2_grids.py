@@ -171,7 +171,7 @@ def _lat_lon(definition: _Definition, section: bytes) -> Grid:
     west = wrap(west)
     corners = (west - dx / 2, south - dy / 2, west + span + dx / 2, north + dy / 2)
     even = definition.template == 0
-    # A grid that goes round has no seam on the ground, though its last column is one step short of the first.
+    # A grid that goes round has no failpoint on the ground, though its last column is one step short of the first.
     whole = span + dx >= 360.0 - dx / 2
     return Grid(
         template=definition.template,

@@ -28,7 +28,7 @@ class SkipCause(StrEnum):
     """An earlier run applied exactly this content: the same inputs, parameters and code."""
 
 
-class RecalledEnvelopes(Sequence[Envelope]):
+class StoredEnvelopes(Sequence[Envelope]):
     """A stored batch that is read when somebody looks into it; how many units it has is known before."""
 
     def __init__(self, units: int, load: Callable[[], list[Envelope]]) -> None:
@@ -72,7 +72,7 @@ class StageBatch:
         return tuple(self.state.validation_summary.get("restricted", ()))
 
     @property
-    def handed_on(self) -> bool:
+    def reused(self) -> bool:
         """Whether it is an earlier run's output, made of exactly this content."""
         return self.skipped is SkipCause.CONTENT_APPLIED
 
@@ -80,7 +80,7 @@ class StageBatch:
     def handed_on_whole(self) -> bool:
         """Whether an earlier run's output was handed on of which every unit had passed: nobody need look into it."""
         passed = self.state.validation_summary.get("passed")
-        return self.handed_on and passed == len(self.envelopes)
+        return self.reused and passed == len(self.envelopes)
 
     @property
     def reference(self) -> InputReference:

@@ -1,6 +1,6 @@
 """Why a stage fails or may not start, and the class of it (pipeline card, chapter 7, section IV).
 
-Belongs here: the errors, and how any error is classed. Does not belong here: what follows (`keeper.py`).
+Belongs here: the errors, and how any error is classed. Does not belong here: what follows (`lifecycle.py`).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from kfm_dagster.idempotent_node.transaction import Output
 from kfm_dagster.idempotent_node.wal import Intent
 from kfm_dagster.run_state.record import Outcome, RunState, ValidationSummary
 from kfm_dagster.run_state.store import RunStateStore
-from kfm_dagster.stages.batch import RecalledEnvelopes, SkipCause, StageBatch
+from kfm_dagster.stages.batch import SkipCause, StageBatch, StoredEnvelopes
 from kfm_dagster.stages.envelope_table import from_parquet, to_parquet
 from kfm_dagster.stages.failure import RolledBackError
 from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
@@ -58,7 +58,7 @@ class RunStatePort:
             return None
         return self._loaded(earlier, skipped=SkipCause.ALREADY_SUCCEEDED)
 
-    def recall(self, dataset_id: str, run_id: str) -> StageBatch | None:
+    def load_output(self, dataset_id: str, run_id: str) -> StageBatch | None:
         """Return the output that a node has in a run, or None when it has none."""
         state = self.run_states.get(dataset_id, run_id)
         return None if state is None or state.artifact_uri is None else self._loaded(state)
@@ -90,7 +90,7 @@ class RunStatePort:
         state = self._record(key, Outcome.SKIPPED, summary, artifact=artifact, tx=tx)
         # Nobody may ever look into them: below an unchanged batch every node hands on.
         return StageBatch(
-            envelopes=RecalledEnvelopes(record["units"], lambda: from_parquet(self.artifacts.get(artifact))),
+            envelopes=StoredEnvelopes(record["units"], lambda: from_parquet(self.artifacts.get(artifact))),
             state=state,
             skipped=SkipCause.CONTENT_APPLIED,
             applied_by=by,

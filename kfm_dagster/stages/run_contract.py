@@ -9,7 +9,7 @@
 `StageRunner.run` computes, `StageRunner.commit` makes it durable; Dagster's op calls the first and its IO manager the
 second, so that nothing is stored by two ways.
 Belongs here: the order. Does not belong here: what a node does (`ingest/nodes.py`), what a stage adds to it
-(`staged.py`), run-state (`port.py`), how a stage moves (`keeper.py`), or Dagster.
+(`staged.py`), run-state (`port.py`), how a stage moves (`lifecycle.py`), or Dagster.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, partial
 
+from kfm_dagster.failpoints import Failpoint, failpoint_context, hit
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint
 from kfm_dagster.idempotent_node.node import content_of, transformed
 from kfm_dagster.idempotent_node.transaction import Content, IdempotentNodes, again, noted
 from kfm_dagster.idempotent_node.wal import IntentStatus
 from kfm_dagster.run_state.record import Outcome
 from kfm_dagster.run_state.store import RunStateStore
-from kfm_dagster.seams import Seam, labelled, reach
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.card import StateMachine
 from kfm_dagster.stages.failure import StageFailedError, StageRefusedError
-from kfm_dagster.stages.keeper import StageKeeper
+from kfm_dagster.stages.lifecycle import StageLifecycle
 from kfm_dagster.stages.node import ActsAfterCommit, Audited, LeavesEffects, Receives, ReusedWithCare, StageNode
 from kfm_dagster.stages.port import RunStatePort
 from kfm_dagster.stages.staged import StagedNode
@@ -53,10 +53,10 @@ class StageRunner:
     lakefs_branch: str = "main"
 
     @cached_property
-    def keeper(self) -> StageKeeper:
+    def lifecycle(self) -> StageLifecycle:
         """Moves the stages."""
         store = StageStore(self.database, clock=self.clock)
-        return StageKeeper(card=self.card, store=store, database=self.database, clock=self.clock)
+        return StageLifecycle(card=self.card, store=store, database=self.database, clock=self.clock)
 
     @cached_property
     def port(self) -> RunStatePort:
@@ -72,10 +72,10 @@ class StageRunner:
         """
         if isinstance(node, Receives):
             node.received = upstream.envelopes if upstream else ()
-        staged = StagedNode(node=node, run_id=run_id, received=upstream, keeper=self.keeper, port=self.port)
+        staged = StagedNode(node=node, run_id=run_id, received=upstream, lifecycle=self.lifecycle, port=self.port)
         facts = {"kfm.dataset_id": node.kind, "kfm.run_id": run_id}
         units = str(len(upstream.envelopes)) if upstream else ""
-        with labelled(**staged.labels, units=units), span("kfm.stage", facts) as opened:
+        with failpoint_context(**staged.labels, units=units), span("kfm.stage", facts) as opened:
             try:
                 staged.skipped = self.port.skip(staged.key, is_over=lambda: self._is_over(staged))
             except Exception as error:
@@ -87,23 +87,23 @@ class StageRunner:
                 opened.add_event("skipped", {"kfm.cause": staged.skipped.skipped.value})
             else:
                 opened.set_attribute("kfm.outcome", "executed")
-                reach(Seam.STAGE_COMPUTED)
+                hit(Failpoint.STAGE_COMPUTED)
             return staged
 
     def commit(self, staged: StagedNode) -> StageBatch:
         """Make a computed stage durable in one transaction: ledger effect, output, APPLIED, checkpoint, run-state."""
         if staged.skipped is not None:
             return staged.skipped
-        with labelled(**staged.labels, units=str(len(staged.made[0]) if staged.made else 0)):
+        with failpoint_context(**staged.labels, units=str(len(staged.made[0]) if staged.made else 0)):
             batch = self._commit(staged)
-            reach(Seam.STAGE_COMMITTED)
+            hit(Failpoint.STAGE_COMMITTED)
             if isinstance(staged.node, ActsAfterCommit):
                 staged.node.after_commit(batch.envelopes)
         return batch
 
-    def recall(self, dataset_id: str, run_id: str) -> StageBatch | None:
+    def load_output(self, dataset_id: str, run_id: str) -> StageBatch | None:
         """Return the output that a node has in a run, or None when it has none."""
-        return self.port.recall(dataset_id, run_id)
+        return self.port.load_output(dataset_id, run_id)
 
     def _is_over(self, staged: StagedNode) -> bool:
         """Tell whether no unit that a node with effects was given is this run's any more: who retries it is another.
@@ -120,19 +120,19 @@ class StageRunner:
         try:
             content = content_of(staged, code=self.code, run_id=run_id, force=force)
             snapshot = [entry.checksum or entry.uri for entry in content.inputs]
-            staged.unlocked = self.keeper.synchronise(node)
+            staged.unlocked = self.lifecycle.synchronise(node)
             self.nodes.meter.prepare()
             with self.database.transaction() as tx:
                 # Before the audit, which a commit appends to last: neither waits for what the other one holds.
                 self.nodes.lock_node(node.name, tx=tx)
-                attempt = self.keeper.start(
+                attempt = self.lifecycle.start(
                     node, run_id=run_id, upstream=staged.received, snapshot=snapshot, force=force, tx=tx
                 )
                 own = self._own(content, staged, tx)
                 begun = self.nodes.begin(own, run_id=run_id, tx=tx)
                 if begun.output is not None and begun.applied_by is not None:
                     staged.skipped = self.port.reuse(staged.key, begun.output, begun.applied_by, tx=tx)
-                    self.keeper.succeed(attempt, staged.skipped, None, tx=tx)
+                    self.lifecycle.succeed(attempt, staged.skipped, None, tx=tx)
             if staged.skipped is None:
                 staged.content, staged.intent, staged.attempt = own, begun.intent, attempt
                 with self.nodes.failing(begun.intent):
@@ -146,9 +146,9 @@ class StageRunner:
         node, record = staged.node, partial(self.port.fail, staged.key)
         with noted(staged.kind):
             if staged.attempt is not None:
-                self.keeper.fail(node, staged.attempt, error, received=staged.received, record=record)
+                self.lifecycle.fail(node, staged.attempt, error, received=staged.received, record=record)
             elif isinstance(error, StageRefusedError):
-                self.keeper.refuse(node, run_id=staged.run_id, snapshot=snapshot, refused=error, record=record)
+                self.lifecycle.refuse(node, run_id=staged.run_id, snapshot=snapshot, refused=error, record=record)
             else:
                 with self.database.transaction() as tx:
                     record(tx)
@@ -159,7 +159,7 @@ class StageRunner:
         It may be handed on when nothing it names is in work, when no rollback took it back, and when it was a success
         or belongs to a batch that was handed on itself: what failed in a batch of this run is tried again.
         """
-        node, reused = staged.node, staged.received is not None and staged.received.handed_on
+        node, reused = staged.node, staged.received is not None and staged.received.reused
         while (applied := self.nodes.intents.applied(content.content_hash, tx=tx)) is not None:
             output = self.nodes.output(content.content_hash, tx=tx)
             succeeded = output is not None and output.record["outcome"] == Outcome.SUCCESS
@@ -179,8 +179,8 @@ class StageRunner:
                 batch = self._upsert(staged, tx)
                 # Last, because the audit is one chain: whoever appends to it keeps the others waiting.
                 node = staged.node
-                of_node = node.audit_lines(staged.attempt) if isinstance(node, Audited) and not batch.handed_on else ()
-                self.keeper.succeed(staged.attempt, batch, staged.judgement, of_node=of_node, tx=tx)
+                of_node = node.audit_lines(staged.attempt) if isinstance(node, Audited) and not batch.reused else ()
+                self.lifecycle.succeed(staged.attempt, batch, staged.judgement, of_node=of_node, tx=tx)
                 return batch
         except Exception as error:
             self._fail(staged, error)

@@ -21,7 +21,7 @@ from kfm_dagster.run_state.inputs_hash import InputReference, inputs_hash
 from kfm_dagster.run_state.record import ValidationSummary
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.card import ErrorClass
-from kfm_dagster.stages.keeper import StageKeeper
+from kfm_dagster.stages.lifecycle import StageLifecycle
 from kfm_dagster.stages.machine import Judgement
 from kfm_dagster.stages.node import Checking, Leased, RefersToInputs, StageNode
 from kfm_dagster.stages.port import RunStateKey, RunStatePort
@@ -41,7 +41,7 @@ class StagedNode:
     run_id: str
     received: StageBatch | None
     """What the node before handed on; the first node of a chain has none."""
-    keeper: StageKeeper
+    lifecycle: StageLifecycle
     port: RunStatePort
 
     skipped: StageBatch | None = None
@@ -89,7 +89,7 @@ class StagedNode:
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """What the seams reached in the stage are labelled with."""
+        """What the failpoints reached in the stage are labelled with."""
         dataset, _, operator = self.kind.rpartition(".")
         partition = self.name.partition("@")[2]
         return {"dataset": dataset, "operator": operator, "partition": partition, "run": self.run_id}
@@ -101,7 +101,7 @@ class StagedNode:
 
     def params(self) -> Mapping[str, Any]:
         """Return the node's parameters and the gates of the card, which decide as they do what leaves the chain."""
-        return {**self.node.params(), "card_gates": self.keeper.card.gates.model_dump(mode="json")}
+        return {**self.node.params(), "card_gates": self.lifecycle.card.gates.model_dump(mode="json")}
 
     def context(self) -> Mapping[str, Any]:
         """Return the node's context and the run."""
@@ -111,7 +111,7 @@ class StagedNode:
         """Compute, and have the gates judge it. Raises StageStoppedError."""
         with self.node.working() if isinstance(self.node, Leased) else nullcontext():
             computed = transformed(self.node)
-            return self.keeper.weigh(self.node, computed)
+            return self.lifecycle.weigh(self.node, computed)
 
     def apply(self, tx: Transaction, made: Judged, /) -> Effect:
         """Store the batch and record what came of it, with the node's own tables."""

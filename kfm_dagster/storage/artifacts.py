@@ -14,7 +14,7 @@ from typing import Any
 from obstore.exceptions import AlreadyExistsError, NotFoundError
 
 from kfm_dagster.errors import ArtifactError
-from kfm_dagster.seams import Seam, reach
+from kfm_dagster.failpoints import Failpoint, hit
 from kfm_dagster.storage.answering import answering
 
 _answering = partial(answering, "the store of artifacts", "KFM_STORAGE_URL")
@@ -42,10 +42,10 @@ class Artifacts:
         """
         digest = hashlib.sha256(content).hexdigest()
         path = f"{self._folder}/{digest[:2]}/{digest}.{suffix}"
-        reach(Seam.ARTIFACT_PUT_BEFORE)
+        hit(Failpoint.ARTIFACT_PUT_BEFORE)
         with contextlib.suppress(AlreadyExistsError), _answering():
             self._store.put(path, content, mode="create")
-        reach(Seam.ARTIFACT_PUT_AFTER)
+        hit(Failpoint.ARTIFACT_PUT_AFTER)
         return ArtifactReference(uri=path, sha256=digest)
 
     def get(self, reference: ArtifactReference) -> bytes:

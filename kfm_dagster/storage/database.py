@@ -19,7 +19,7 @@ from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
 
 from kfm_dagster.addresses import shown, without_secrets
 from kfm_dagster.errors import ConfigurationError, DatabaseUnavailableError, NoLedgerError, SchemaVersionError
-from kfm_dagster.seams import Seam, reach
+from kfm_dagster.failpoints import Failpoint, hit
 from kfm_dagster.storage.private import private_file, private_folder
 from kfm_dagster.storage.statements import Migration, migrations, statement
 from kfm_dagster.storage.text import storable
@@ -87,19 +87,19 @@ class Database:
         On SQLite it begins IMMEDIATE, so that a reader never becomes a writer half-way and fails on a snapshot. What
         was given to `after_commit` runs once all is committed; what it raises is raised on.
         """
-        reach(Seam.DATABASE_BEGIN)
+        hit(Failpoint.DATABASE_BEGIN)
         with self.engine.begin() as connection:
             tx = Transaction(connection)
             yield tx
-            reach(Seam.DATABASE_COMMIT_BEFORE)
-        reach(Seam.DATABASE_COMMIT_AFTER)
+            hit(Failpoint.DATABASE_COMMIT_BEFORE)
+        hit(Failpoint.DATABASE_COMMIT_AFTER)
         for write in tx.committed:
             write()
 
     @contextmanager
     def snapshot(self) -> Iterator[Transaction]:
         """Run one read-only transaction; on SQLite it waits for no writer and holds none up."""
-        reach(Seam.DATABASE_BEGIN)
+        hit(Failpoint.DATABASE_BEGIN)
         with self.engine.connect().execution_options(kfm_read_only=True) as connection, connection.begin():
             yield Transaction(connection)
 

@@ -23,7 +23,7 @@ from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, 
 
 from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.errors import KfmError
-from kfm_dagster.seams import Seam, reach
+from kfm_dagster.failpoints import Failpoint, hit
 from kfm_dagster.storage.s3 import Fetched, RedirectRefusedError, Store
 
 SINGLE_PART_BYTES = 8 * 1024 * 1024
@@ -40,8 +40,8 @@ class ObjectHead:
     last_modified: datetime
 
 
-_HEAD = (Seam.OBJECT_HEAD_BEFORE, Seam.OBJECT_HEAD_AFTER)
-_READ = (Seam.OBJECT_READ_BEFORE, Seam.OBJECT_READ_AFTER)
+_HEAD = (Failpoint.OBJECT_HEAD_BEFORE, Failpoint.OBJECT_HEAD_AFTER)
+_READ = (Failpoint.OBJECT_READ_BEFORE, Failpoint.OBJECT_READ_AFTER)
 
 
 class ObjectReadError(KfmError):
@@ -153,15 +153,15 @@ class _EmptyRangeError(Exception):
 
 
 @contextmanager
-def request(uri: str, before: Seam, after: Seam) -> Iterator[None]:
-    """Make a request between its two seams, and turn a store's errors into ObjectReadError.
+def request(uri: str, before: Failpoint, after: Failpoint) -> Iterator[None]:
+    """Make a request between its two failpoints, and turn a store's errors into ObjectReadError.
 
     The text of theirs is dropped: it holds URLs, which may be signed.
     """
     try:
-        reach(before)
+        hit(before)
         yield
-        reach(after)
+        hit(after)
     except RedirectRefusedError as refused:
         why, step = str(refused), refused.next_step
         raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, uri, why, next_step=step) from None

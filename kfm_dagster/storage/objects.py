@@ -21,7 +21,7 @@ from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.contracts.key_grammar import InvalidKeyTimeError, KeyGrammarReader, KeyKind, is_safe_key
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import ConfigurationError, StoreAccessError
-from kfm_dagster.seams import Seam
+from kfm_dagster.failpoints import Failpoint
 from kfm_dagster.settings import LOOPBACK_HOSTS
 from kfm_dagster.storage.object_handle import (
     FolderObject,
@@ -192,7 +192,7 @@ class ObjectStores:
     def _listed(self, contract: DatasetContract, bucket: str, prefix: str) -> Iterator[tuple[str, ListedObject]]:
         # Stores list whole path segments, so a prefix that ends inside one is its folder from an offset on.
         folder, _, partial = prefix.rpartition("/")
-        with request(f"s3://{bucket}/{prefix}", Seam.OBJECT_LIST_BEFORE, Seam.OBJECT_LIST_AFTER):
+        with request(f"s3://{bucket}/{prefix}", Failpoint.OBJECT_LIST_BEFORE, Failpoint.OBJECT_LIST_AFTER):
             if self._root is not None:
                 yield from _listed_folder(self._root / bucket, bucket, prefix)
                 return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kfm_dagster.alerts.desk import AlertDesk
+from kfm_dagster.alerts.evaluator import AlertEvaluator
 from kfm_dagster.alerts.plan import ALERTS, AlertPlan
 from kfm_dagster.configs import own_folder
 from kfm_dagster.storage.database import Database
@@ -33,5 +33,5 @@ def box() -> Mailbox:
 
 
 @pytest.fixture
-def desk(database: Database, plan: AlertPlan, now: Clock, box: Mailbox) -> AlertDesk:
+def desk(database: Database, plan: AlertPlan, now: Clock, box: Mailbox) -> AlertEvaluator:
     return desk_over(database, plan, now, box)

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from kfm_dagster.alerts.channels import Answer, Endpoint
-from kfm_dagster.alerts.desk import AlertDesk
+from kfm_dagster.alerts.evaluator import AlertEvaluator
 from kfm_dagster.alerts.message import AlertMessage
 from kfm_dagster.alerts.plan import AlertPlan
 from kfm_dagster.stages.audit import AuditEvent, AuditKind
@@ -113,8 +113,10 @@ NOTIFY, PAGE, TICKET = 1, 2, 3
 """The endpoints of URLS."""
 
 
-def desk_over(database: Database, plan: AlertPlan, clock: Clock, box: Mailbox, *, urls: str | None = URLS) -> AlertDesk:
-    return AlertDesk(
+def desk_over(
+    database: Database, plan: AlertPlan, clock: Clock, box: Mailbox, *, urls: str | None = URLS
+) -> AlertEvaluator:
+    return AlertEvaluator(
         plan=plan,
         on_divergence=["page_ops", "open_ticket"],
         max_offset=timedelta(seconds=1),

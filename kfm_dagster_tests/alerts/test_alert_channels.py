@@ -10,20 +10,20 @@ import pytest
 from pydantic import SecretStr
 
 from kfm_dagster.alerts.channels import Endpoint, Endpoints, send
-from kfm_dagster.alerts.desk import AlertDesk
+from kfm_dagster.alerts.evaluator import AlertEvaluator
 from kfm_dagster.alerts.message import AlertMessage, spoken, trial
 from kfm_dagster.alerts.plan import AlertPlan, Level
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.storage.database import Database
-from kfm_dagster_tests.alerts.letterbox import Letterbox, open_letterbox
 from kfm_dagster_tests.alerts.recorded import STAGE, Clock, Record
+from kfm_dagster_tests.alerts.webhook_server import WebhookServer, open_letterbox
 
 SECRET = "hunter2-s3cr3t"
 CHANNELS = ["notify", "page_ops"]
 
 
 @pytest.fixture
-def letterbox() -> Iterator[Letterbox]:
+def webhook_server() -> Iterator[WebhookServer]:
     with open_letterbox() as opened:
         yield opened
 
@@ -34,21 +34,21 @@ def endpoint(url: str) -> Endpoint:
 
 @pytest.mark.clause("PCS-18")
 def test_an_alert_arrives_with_what_somebody_needs_who_is_woken_by_it(
-    database: Database, plan: AlertPlan, record: Record, now: Clock, letterbox: Letterbox
+    database: Database, plan: AlertPlan, record: Record, now: Clock, webhook_server: WebhookServer
 ) -> None:
-    desk = AlertDesk(
+    desk = AlertEvaluator(
         plan=plan,
         on_divergence=[],
         max_offset=plan.rules.unlock.window,
         tau_calib=plan.rules.unlock.window,
         database=database,
         clock=now,
-        urls=SecretStr(f"notify={letterbox.url('alerts', user=f'kfm:{SECRET}@')}"),
+        urls=SecretStr(f"notify={webhook_server.url('alerts', user=f'kfm:{SECRET}@')}"),
     )
     record.gate("G7", run="r1")
     assert desk.evaluate().delivered == 1
     assert desk.evaluate().delivered == 0
-    [message] = letterbox.taken
+    [message] = webhook_server.taken
     assert message["title"] == f"[warning] covariance: {STAGE} G7"
     assert message["type"] == "warning"
     for part in (
@@ -61,7 +61,7 @@ def test_an_alert_arrives_with_what_somebody_needs_who_is_woken_by_it(
         f"Key: covariance/{STAGE} G7",
     ):
         assert part in message["message"]
-    [(path, credentials)] = letterbox.asked
+    [(path, credentials)] = webhook_server.asked
     assert path == "/alerts"
     assert str(credentials).startswith("Basic ")
 
@@ -69,34 +69,34 @@ def test_an_alert_arrives_with_what_somebody_needs_who_is_woken_by_it(
 @pytest.mark.parametrize(
     ("level", "kind"), [(Level.INFO, "info"), (Level.WARNING, "warning"), (Level.CRITICAL, "failure")]
 )
-def test_a_level_is_told_in_the_services_own_terms(level: Level, kind: str, letterbox: Letterbox) -> None:
-    answer = send(endpoint(letterbox.url()), AlertMessage(level=level, title="t", body="b"))
+def test_a_level_is_told_in_the_services_own_terms(level: Level, kind: str, webhook_server: WebhookServer) -> None:
+    answer = send(endpoint(webhook_server.url()), AlertMessage(level=level, title="t", body="b"))
     assert (answer.service, answer.error) == ("JSON", None)
-    assert [message["type"] for message in letterbox.taken] == [kind]
+    assert [message["type"] for message in webhook_server.taken] == [kind]
 
 
 @pytest.mark.clause("PCS-18")
 def test_a_receiver_has_as_long_as_it_is_given_unless_its_url_says_otherwise(
-    letterbox: Letterbox, monkeypatch: pytest.MonkeyPatch
+    webhook_server: WebhookServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(apprise.URLBase, "socket_read_timeout", 0.05)
-    letterbox.pause = 0.3
-    assert send(endpoint(letterbox.url()), trial("notify"), seconds=30).error is None
-    assert send(endpoint(letterbox.url() + "?rto=0.05"), trial("notify"), seconds=30).error is not None
+    webhook_server.pause = 0.3
+    assert send(endpoint(webhook_server.url()), trial("notify"), seconds=30).error is None
+    assert send(endpoint(webhook_server.url() + "?rto=0.05"), trial("notify"), seconds=30).error is not None
 
 
 @pytest.mark.clause("PCS-18")
 def test_what_a_channel_does_not_take_says_why_without_a_credential(
-    letterbox: Letterbox, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    webhook_server: WebhookServer, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    letterbox.status = 403
-    refused = send(endpoint(letterbox.url(f"{SECRET}/x", user=f"kfm:{SECRET}@")), trial("notify"))
+    webhook_server.status = 403
+    refused = send(endpoint(webhook_server.url(f"{SECRET}/x", user=f"kfm:{SECRET}@")), trial("notify"))
     gone = send(endpoint(f"json://kfm:{SECRET}@127.0.0.1:1/{SECRET}"), trial("notify"))
     unknown = send(endpoint(f"carrier-pigeon://{SECRET}@loft"), trial("notify"))
     incomplete = send(endpoint(f"slack://{SECRET}"), trial("notify"))
-    letterbox.status = None
-    silent = send(endpoint(letterbox.url(user=f"kfm:{SECRET}@")), trial("notify"), seconds=0.2)
+    webhook_server.status = None
+    silent = send(endpoint(webhook_server.url(user=f"kfm:{SECRET}@")), trial("notify"), seconds=0.2)
     broken = send(endpoint(f"json://[{SECRET}"), trial("notify"))
     answers = [refused, gone, unknown, incomplete, silent, broken]
     assert [answer.error for answer in answers if answer.error is None] == []

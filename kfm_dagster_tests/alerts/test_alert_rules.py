@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 import sqlalchemy as sa
 
-from kfm_dagster.alerts.desk import AlertDesk
+from kfm_dagster.alerts.evaluator import AlertEvaluator
 from kfm_dagster.alerts.plan import AlertPlan, AlertRule, Level
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.stages.audit import AuditKind
@@ -117,20 +117,22 @@ QUIET: dict[str, Callable[[Record], None]] = {
 
 @pytest.mark.clause("PCS-18")
 @pytest.mark.parametrize("case", TRIPS)
-def test_a_rule_trips_at_its_threshold(case: str, desk: AlertDesk, record: Record, now: Clock, plan: AlertPlan) -> None:
+def test_a_rule_trips_at_its_threshold(
+    case: str, desk: AlertEvaluator, record: Record, now: Clock, plan: AlertPlan
+) -> None:
     happens, rule, subject, observed = TRIPS[case]
     happens(record)
     now.at = record.at
     desk.evaluate()
     [alert] = desk.book.listed()
     assert (alert.rule, alert.subject, alert.observed) == (rule, subject, observed)
-    assert (alert.level, alert.opened_at, alert.tellings) == (plan.rules[rule].level, now.at, 1)
+    assert (alert.level, alert.opened_at, alert.notifications) == (plan.rules[rule].level, now.at, 1)
     assert alert.run_id or alert.place in {"kernel", "date:x"}
 
 
 @pytest.mark.clause("PCS-18")
 @pytest.mark.parametrize("case", QUIET)
-def test_what_stays_below_a_threshold_is_not_told(case: str, desk: AlertDesk, record: Record, now: Clock) -> None:
+def test_what_stays_below_a_threshold_is_not_told(case: str, desk: AlertEvaluator, record: Record, now: Clock) -> None:
     QUIET[case](record)
     now.at = record.at
     assert not desk.evaluate().changes.opened
@@ -138,7 +140,7 @@ def test_what_stays_below_a_threshold_is_not_told(case: str, desk: AlertDesk, re
 
 
 @pytest.mark.clause("PCS-18")
-def test_only_what_is_within_a_rules_window_counts(desk: AlertDesk, record: Record, now: Clock) -> None:
+def test_only_what_is_within_a_rules_window_counts(desk: AlertEvaluator, record: Record, now: Clock) -> None:
     for minutes in (61, 59, 30, 10):
         record.at = NOON - timedelta(minutes=minutes)
         gates(record, "G6", 3)
@@ -156,7 +158,9 @@ def test_only_what_is_within_a_rules_window_counts(desk: AlertDesk, record: Reco
 
 
 @pytest.mark.clause("PCS-18")
-def test_thresholds_windows_and_levels_are_those_of_the_file(plan: AlertPlan, record: Record, desk: AlertDesk) -> None:
+def test_thresholds_windows_and_levels_are_those_of_the_file(
+    plan: AlertPlan, record: Record, desk: AlertEvaluator
+) -> None:
     gates(record, "G6", 2)
     rules = plan.rules.model_copy(
         update={"gate_breach": plan.rules.gate_breach.model_copy(update={"threshold": 2, "level": Level.CRITICAL})}

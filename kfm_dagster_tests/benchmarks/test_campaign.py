@@ -1,4 +1,4 @@
-"""SIGKILLs by the dozen at random seams, and restarts of PostgreSQL, while hundreds of units are ingested."""
+"""SIGKILLs by the dozen at random failpoints, and restarts of PostgreSQL, while hundreds of units are ingested."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.campaign import CampaignReport, run_campaign
 from kfm_dagster.deployment.postgres import RestartablePostgres
-from kfm_dagster_tests.patience import HANG_SECONDS
+from kfm_dagster_tests.timeouts import HANG_SECONDS
 
 Figure = Callable[[str], None]
 

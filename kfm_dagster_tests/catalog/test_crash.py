@@ -1,4 +1,4 @@
-"""Crashes at every seam, rivals and readers at the same time: index and files end up the same as without them."""
+"""Crashes at every failpoint, rivals and readers at the same time: index and files end up the same as without them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Crash(BaseException):
     """The process ends here; no handler of the package may catch it."""
 
 
-class Seams:
+class Failpoints:
     """Counts every step that touches the database or a file, and crashes before or after the chosen one."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def _empty(database: Database) -> None:
 
 
 @pytest.mark.clause("WAL-08", "WAL-05")
-def test_a_crash_at_any_seam_converges_to_the_tree_of_a_clean_run(
+def test_a_crash_at_any_failpoint_converges_to_the_tree_of_a_clean_run(
     database: Database, contracts: ContractRegistry, tmp_path: Path
 ) -> None:
     def catalog_in(name: str) -> Catalog:
@@ -106,25 +106,25 @@ def test_a_crash_at_any_seam_converges_to_the_tree_of_a_clean_run(
     clean = catalog_in("clean")
     clean.register(_first(contracts), fence=open_fence)
     with pytest.MonkeyPatch.context() as patch:
-        seams = Seams(patch)
+        failpoints = Failpoints(patch)
         clean.register(_second(contracts), fence=open_fence)
     expected = trees.files(tmp_path / "clean")
-    assert seams.passed > 40
+    assert failpoints.passed > 40
 
-    for seam in range(1, seams.passed + 1):
-        catalog, root = catalog_in(f"crash-{seam}"), tmp_path / f"crash-{seam}"
+    for failpoint in range(1, failpoints.passed + 1):
+        catalog, root = catalog_in(f"crash-{failpoint}"), tmp_path / f"crash-{failpoint}"
         catalog.register(_first(contracts), fence=open_fence)
         with pytest.MonkeyPatch.context() as patch:
-            crashing = Seams(patch)
-            crashing.crash_at = seam
+            crashing = Failpoints(patch)
+            crashing.crash_at = failpoint
             with pytest.raises(Crash):
                 catalog.register(_second(contracts), fence=open_fence)
         _assert_whole(root)
         results = catalog.register(_second(contracts), fence=open_fence)
         # Either the crashed attempt was committed, and nothing is left to do, or it had no effect on the index.
         rest = {result.write_status for result in results[2:]}
-        assert rest in ({StacStatus.CREATED}, {StacStatus.NO_OP}), seam
-        assert trees.files(root) == expected, f"seam {seam}"
+        assert rest in ({StacStatus.CREATED}, {StacStatus.NO_OP}), failpoint
+        assert trees.files(root) == expected, f"failpoint {failpoint}"
         trees.assert_consistent(root)
         trees.assert_counted(database)
 
@@ -139,8 +139,8 @@ _VICTIM = """
     from kfm_dagster.storage.fence import open_fence
     from kfm_dagster_tests.catalog.envelopes import candidates, goes
 
-    url, root, seam = sys.argv[1:]
-    setattr(publisher._StagedInFolder, {"staged": "promote", "promoted": "settle"}[seam], lambda *_: os._exit(9))
+    url, root, failpoint = sys.argv[1:]
+    setattr(publisher._StagedInFolder, {"staged": "promote", "promoted": "settle"}[failpoint], lambda *_: os._exit(9))
     contracts = ContractRegistry.load()
     catalog = Catalog(Database.open(url), publisher.FolderPublisher(Path(root)), contracts, page_size=3)
     catalog.register(candidates(contracts, [goes(0), goes(1)]), fence=open_fence)
@@ -148,13 +148,13 @@ _VICTIM = """
 
 
 @pytest.mark.clause("WAL-08")
-@pytest.mark.parametrize("seam", ["staged", "promoted"])
+@pytest.mark.parametrize("failpoint", ["staged", "promoted"])
 def test_a_killed_process_leaves_nothing_that_the_next_one_does_not_clear(
-    database_url: str, contracts: ContractRegistry, tmp_path: Path, seam: str
+    database_url: str, contracts: ContractRegistry, tmp_path: Path, failpoint: str
 ) -> None:
     root = tmp_path / "catalog"
     victim = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(_VICTIM), database_url, str(root), seam], check=False
+        [sys.executable, "-c", textwrap.dedent(_VICTIM), database_url, str(root), failpoint], check=False
     )
     assert victim.returncode == 9
     assert list((root / STAGING).iterdir())

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kfm_dagster.catalog.item import Candidate
-from kfm_dagster.catalog.outcomes import elect, is_older
+from kfm_dagster.catalog.outcomes import is_older, select_latest
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster_tests.catalog.envelopes import DAY
 
@@ -51,4 +51,4 @@ def test_sequencers_are_padded_on_the_right(one: str, other: str, older: bool) -
 
 def test_of_two_that_nothing_tells_apart_the_last_one_stands() -> None:
     first, last = replace(BASE, wal_id=WalId("first")), replace(BASE, wal_id=WalId("last"))
-    assert elect([first, last]) == {"i": last}
+    assert select_latest([first, last]) == {"i": last}

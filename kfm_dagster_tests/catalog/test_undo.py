@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from obstore.store import MemoryStore
 
-from kfm_dagster import seams
+from kfm_dagster import failpoints
 from kfm_dagster.catalog.item import Candidate
 from kfm_dagster.catalog.publisher import STAGING, FolderPublisher, ObjectStorePublisher
 from kfm_dagster.catalog.store import Catalog, CatalogUndoError
@@ -269,7 +269,7 @@ class CrashError(BaseException):
 
 @contextmanager
 def dying(database: Database, *, at: int) -> Iterator[list[str]]:
-    """Die at the n-th statement or seam; yields what was reached."""
+    """Die at the n-th statement or failpoint; yields what was reached."""
     reached: list[str] = []
 
     def reach(what: str) -> None:
@@ -281,11 +281,11 @@ def dying(database: Database, *, at: int) -> Iterator[list[str]]:
         reach(str(statement))
 
     sa.event.listen(database.engine, "after_execute", executed)
-    seams.install(lambda seam, _: reach(seam.value))
+    failpoints.install(lambda failpoint, _: reach(failpoint.value))
     try:
         yield reached
     finally:
-        seams.install(None)
+        failpoints.install(None)
         sa.event.remove(database.engine, "after_execute", executed)
 
 
@@ -354,7 +354,7 @@ def test_an_undo_that_dies_anywhere_is_finished_by_the_next(
 _VICTIM = """
     import os, signal, sys
     from pathlib import Path
-    from kfm_dagster import seams
+    from kfm_dagster import failpoints
     from kfm_dagster.catalog.publisher import FolderPublisher
     from kfm_dagster.catalog.store import Catalog
     from kfm_dagster.contracts.loader import ContractRegistry
@@ -362,18 +362,18 @@ _VICTIM = """
     from kfm_dagster.storage.fence import open_fence
     from kfm_dagster_tests.catalog.test_undo import changes, of_run
 
-    url, root, work, seam, times = sys.argv[1:]
+    url, root, work, failpoint, times = sys.argv[1:]
     contracts = ContractRegistry.load()
     catalog = Catalog(Database.open(url), FolderPublisher(Path(root)), contracts, page_size=3)
     passed = []
 
     def die(reached, _labels):
-        if reached == seam:
+        if reached == failpoint:
             passed.append(reached)
             if len(passed) == int(times):
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    seams.install(die)
+    failpoints.install(die)
     if work == "register":
         catalog.register(of_run(contracts, "run", changes()), fence=open_fence)
     else:
@@ -383,7 +383,7 @@ _VICTIM = """
 
 @pytest.mark.clause("PCS-03")
 @pytest.mark.parametrize(
-    ("work", "seam", "times"),
+    ("work", "failpoint", "times"),
     [
         pytest.param("register", "catalog.settle.after", 2, id="all in sight, no row committed"),
         pytest.param("undo", "catalog.remove.after", 3, id="some files gone"),
@@ -392,14 +392,14 @@ _VICTIM = """
 )
 def test_a_process_killed_on_the_way_leaves_what_another_one_undoes(
     open_catalog: Callable[[], Catalog], root: Path, database: Database, database_url: str, write: Write, work: str,
-    seam: str, times: int,
+    failpoint: str, times: int,
 ) -> None:  # fmt: skip
     base(write)
     before = everything(root, database)
     if work == "undo":
         write("run", *changes())
     victim = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(_VICTIM), database_url, str(root), work, seam, str(times)],
+        [sys.executable, "-c", textwrap.dedent(_VICTIM), database_url, str(root), work, failpoint, str(times)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         check=False,
     )

@@ -10,7 +10,7 @@ import jsonschema_rs
 import pytest
 import yaml
 
-from kfm_dagster import seams
+from kfm_dagster import failpoints
 from kfm_dagster.chaos.injector import activate
 from kfm_dagster.chaos.plan import Kill, json_schema, load_plan, parse_plan
 from kfm_dagster.errors import ConfigurationError, ExitCode
@@ -22,9 +22,9 @@ SOUND = {
     "apiVersion": "kfm.nodd.chaos/v1",
     "seed": 7,
     "rules": [
-        {"name": "kill", "fault": "kill", "seam": "stage.*", "where": {"operator": "settle"}, "nth": 2},
-        {"name": "fail", "fault": "error", "seam": "object.*.before", "probability": 0.25, "at_most": 9},
-        {"name": "wait", "fault": "delay", "seam": "queue.*", "milliseconds": 5},
+        {"name": "kill", "fault": "kill", "failpoint": "stage.*", "where": {"operator": "settle"}, "nth": 2},
+        {"name": "fail", "fault": "error", "failpoint": "object.*.before", "probability": 0.25, "at_most": 9},
+        {"name": "wait", "fault": "delay", "failpoint": "queue.*", "milliseconds": 5},
         {"name": "fast-clock", "fault": "skew", "seconds": 300},
     ],
 }
@@ -47,13 +47,13 @@ REFUSED_BY_SCHEMA: dict[str, dict[str, Any]] = {
     "an unknown label": changed(0, where={"colour": "blue"}),
     "a delay beyond its bound": changed(2, milliseconds=60_001),
     "a skew of a year": changed(3, seconds=31_536_000),
-    "a seam for a skew": changed(3, seam="*"),
+    "a failpoint for a skew": changed(3, failpoint="*"),
     "no rule": {**SOUND, "rules": []},
     "another version": {**SOUND, "apiVersion": "kfm.nodd.chaos/v2"},
 }
 REFUSED_BY_LOADER: dict[str, dict[str, Any]] = {
-    "a seam that there is not": changed(0, seam="moon.*"),
-    "an error where nothing can fail": changed(1, seam="stage.*"),
+    "a failpoint that there is not": changed(0, failpoint="moon.*"),
+    "an error where nothing can fail": changed(1, failpoint="stage.*"),
     "a kill without end": changed(0, nth=None),
     "two ways to count": changed(0, nth=1, at_most=1),
     "a name twice": {**SOUND, "rules": [SOUND["rules"][0]] * 2},  # type: ignore[index]
@@ -74,7 +74,7 @@ def test_a_sound_plan_is_taken_by_schema_and_loader(dump: Any, tmp_path: Path) -
     assert plan.seed == 7
     kill = plan.rules[0]
     assert isinstance(kill, Kill)
-    assert kill.seams() == [seams.Seam.STAGE_COMPUTED, seams.Seam.STAGE_COMMITTED]
+    assert kill.failpoints() == [failpoints.Failpoint.STAGE_COMPUTED, failpoints.Failpoint.STAGE_COMMITTED]
 
 
 @pytest.mark.parametrize("case", [*REFUSED_BY_SCHEMA, *REFUSED_BY_LOADER])
@@ -116,8 +116,8 @@ def test_no_plan_is_in_force_after_a_refusal(env: Environment, plan: Any, why: s
     settings = Settings(env=env, home=tmp_path / "home", chaos_plan=None if plan is None else path)
     with pytest.raises(ConfigurationError, match=f"^{why}"):
         activate(settings)
-    for seam in seams.Seam:
-        seams.reach(seam)  # would kill, raise and wait
+    for failpoint in failpoints.Failpoint:
+        failpoints.hit(failpoint)  # would kill, raise and wait
     assert not (tmp_path / "home").exists()
 
 

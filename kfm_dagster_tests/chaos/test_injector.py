@@ -20,15 +20,15 @@ from obstore.exceptions import BaseError
 from sqlalchemy.exc import OperationalError
 
 import kfm_dagster
-from kfm_dagster import seams
+from kfm_dagster import failpoints
+from kfm_dagster.chaos.counters import LOG
 from kfm_dagster.chaos.failures import can_fail, failure
 from kfm_dagster.chaos.injector import Injector, fires, injecting
 from kfm_dagster.chaos.plan import Error, Plan, parse_plan
-from kfm_dagster.chaos.tally import LOG
+from kfm_dagster.failpoints import Failpoint
 from kfm_dagster.ingest.pipeline import utc_now
-from kfm_dagster.seams import Seam
 
-BEGIN = Seam.DATABASE_BEGIN
+BEGIN = Failpoint.DATABASE_BEGIN
 
 
 def plan_of(*rules: str, seed: int = 0) -> Plan:
@@ -58,49 +58,49 @@ def failing(injector: Injector, times: int) -> list[int]:
     ],
 )
 def test_a_rule_fires_at_its_occasions(when: str, expected: list[int], tmp_path: Path) -> None:
-    injector = Injector(plan_of(f"name: a, fault: error, seam: database.begin, {when}"), tmp_path)
+    injector = Injector(plan_of(f"name: a, fault: error, failpoint: database.begin, {when}"), tmp_path)
     assert failing(injector, 8) == expected
-    assert injector.tally.counts("a") == (8, len(expected))
-    assert [entry["occasion"] for entry in injector.tally.injected()] == expected
+    assert injector.counters.counts("a") == (8, len(expected))
+    assert [entry["occasion"] for entry in injector.counters.injected()] == expected
 
 
 @pytest.mark.clause("BEY-09")
 def test_a_seeded_plan_decides_the_same_however_the_occasions_are_spread(tmp_path: Path) -> None:
-    plan = plan_of("name: a, fault: error, seam: database.begin, probability: 0.3, at_most: 12", seed=11)
+    plan = plan_of("name: a, fault: error, failpoint: database.begin, probability: 0.3, at_most: 12", seed=11)
     once = failing(Injector(plan, tmp_path / "once"), 60)
     assert len(once) == 12
     spread: list[int] = []
     for part in range(6):  # each with an injector of its own, as each process has
         spread += [number + 10 * part for number in failing(Injector(plan, tmp_path / "spread"), 10)]
     assert spread == once
-    other = plan_of("name: a, fault: error, seam: database.begin, probability: 0.3, at_most: 12", seed=12)
+    other = plan_of("name: a, fault: error, failpoint: database.begin, probability: 0.3, at_most: 12", seed=12)
     assert failing(Injector(other, tmp_path / "other"), 60) != once
 
 
 @given(seed=st.integers(), share=st.floats(min_value=0.05, max_value=0.95))
 def test_a_probability_is_the_share_of_the_occasions(seed: int, share: float) -> None:
-    rule = Error(name="a", fault="error", seam="*", probability=share)
+    rule = Error(name="a", fault="error", failpoint="*", probability=share)
     hits = sum(fires(rule, seed, occasion, 0) for occasion in range(1, 2001))
     assert abs(hits / 2000 - share) < 0.08  # seven standard deviations
 
 
 def test_threads_share_the_count(tmp_path: Path) -> None:
-    injector = Injector(plan_of("name: a, fault: error, seam: database.begin, at_most: 5"), tmp_path)
+    injector = Injector(plan_of("name: a, fault: error, failpoint: database.begin, at_most: 5"), tmp_path)
     with ThreadPoolExecutor(8) as pool:
         raised = sum(len(found) for found in pool.map(lambda _: failing(injector, 25), range(8)))
     assert raised == 5
-    assert injector.tally.counts("a") == (200, 5)
+    assert injector.counters.counts("a") == (200, 5)
 
 
 def _reach_until_killed(state: str) -> None:
     injector = Injector(
-        plan_of("name: a, fault: kill, seam: database.begin, where: {operator: s*}, nth: 3"), Path(state)
+        plan_of("name: a, fault: kill, failpoint: database.begin, where: {operator: s*}, nth: 3"), Path(state)
     )
     for _ in range(2):
         injector(BEGIN, {"operator": "settle"})
         injector(BEGIN, {"operator": "message_parse"})
         injector(BEGIN, {})
-        injector(Seam.DATABASE_COMMIT_AFTER, {"operator": "settle"})
+        injector(Failpoint.DATABASE_COMMIT_AFTER, {"operator": "settle"})
 
 
 @pytest.mark.clause("BEY-09")
@@ -112,13 +112,13 @@ def test_a_kill_is_a_sigkill_that_happens_once_over_all_processes(tmp_path: Path
         process.join(60)
         codes.append(process.exitcode)
     assert codes == [0, -signal.SIGKILL, 0]
-    injector = Injector(plan_of("name: a, fault: kill, seam: database.begin, nth: 3"), tmp_path)
-    [killed] = injector.tally.injected()
-    assert {name: killed[name] for name in ("rule", "fault", "occasion", "seam", "labels")} == {
+    injector = Injector(plan_of("name: a, fault: kill, failpoint: database.begin, nth: 3"), tmp_path)
+    [killed] = injector.counters.injected()
+    assert {name: killed[name] for name in ("rule", "fault", "occasion", "failpoint", "labels")} == {
         "rule": "a",
         "fault": "kill",
         "occasion": 3,
-        "seam": "database.begin",
+        "failpoint": "database.begin",
         "labels": {"operator": "settle"},
     }
     assert (tmp_path / LOG).is_file()
@@ -129,17 +129,17 @@ def test_every_dependency_fails_as_its_callers_expect() -> None:
         "database": OperationalError, "queue": BotoCoreError, "object": BaseError, "catalog": OSError,
         "lineage": OSError, "artifact": BaseError, "landing": BaseError,
     }  # fmt: skip
-    for seam in Seam:
-        kind = kinds.get(seam.partition(".")[0])
-        assert can_fail(seam) is (kind is not None)
+    for failpoint in Failpoint:
+        kind = kinds.get(failpoint.partition(".")[0])
+        assert can_fail(failpoint) is (kind is not None)
         if kind is not None:
-            error = failure(seam, rule="the-rule")
+            error = failure(failpoint, rule="the-rule")
             assert isinstance(error, kind)
             assert "the-rule" in str(error)
 
 
-def test_a_delay_holds_up_the_thread_that_reaches_the_seam(tmp_path: Path) -> None:
-    injector = Injector(plan_of("name: a, fault: delay, seam: database.begin, milliseconds: 40, nth: 2"), tmp_path)
+def test_a_delay_holds_up_the_thread_that_reaches_the_failpoint(tmp_path: Path) -> None:
+    injector = Injector(plan_of("name: a, fault: delay, failpoint: database.begin, milliseconds: 40, nth: 2"), tmp_path)
     took = []
     for _ in range(2):
         began = time.monotonic()
@@ -156,29 +156,29 @@ def test_a_skew_is_of_the_processes_that_it_hits(tmp_path: Path) -> None:
     offsets = []
     for _ in range(3):  # one after the other, as processes load a plan
         with injecting(plan, tmp_path):
-            offsets.append(seams.clock_skew())
-            before, found = utc_now() - seams.clock_skew(), utc_now()
-            assert found - before >= seams.clock_skew()
+            offsets.append(failpoints.clock_skew())
+            before, found = utc_now() - failpoints.clock_skew(), utc_now()
+            assert found - before >= failpoints.clock_skew()
     assert offsets == [timedelta(hours=-1), timedelta(minutes=1), timedelta()]
-    assert seams.clock_skew() == timedelta()
+    assert failpoints.clock_skew() == timedelta()
 
 
 @pytest.fixture
-def heard() -> Iterator[list[tuple[Seam, dict[str, str]]]]:
-    """Seams reached in this process with their labels."""
-    found: list[tuple[Seam, dict[str, str]]] = []
-    seams.install(lambda seam, labels: found.append((seam, dict(labels))))
+def heard() -> Iterator[list[tuple[Failpoint, dict[str, str]]]]:
+    """Failpoints reached in this process with their labels."""
+    found: list[tuple[Failpoint, dict[str, str]]] = []
+    failpoints.install(lambda failpoint, labels: found.append((failpoint, dict(labels))))
     yield found
-    seams.install(None)
+    failpoints.install(None)
 
 
-def test_labels_hold_in_their_block_and_go_with_work_into_a_pool(heard: list[tuple[Seam, dict[str, str]]]) -> None:
-    with seams.labelled(dataset="hrrr"), ThreadPoolExecutor(2) as pool:
-        with seams.labelled(operator="settle"):
-            list(pool.map(seams.carried(seams.reach), [BEGIN, BEGIN]))
-            pool.submit(seams.reach, BEGIN).result()
-        seams.reach(BEGIN)
-    seams.reach(BEGIN)
+def test_labels_hold_in_their_block_and_go_with_work_into_a_pool(heard: list[tuple[Failpoint, dict[str, str]]]) -> None:
+    with failpoints.failpoint_context(dataset="hrrr"), ThreadPoolExecutor(2) as pool:
+        with failpoints.failpoint_context(operator="settle"):
+            list(pool.map(failpoints.with_context(failpoints.hit), [BEGIN, BEGIN]))
+            pool.submit(failpoints.hit, BEGIN).result()
+        failpoints.hit(BEGIN)
+    failpoints.hit(BEGIN)
     both = {"dataset": "hrrr", "operator": "settle"}
     assert [labels for _, labels in heard] == [both, both, {}, {"dataset": "hrrr"}, {}]
 
@@ -189,18 +189,18 @@ def test_only_chaos_installs_a_handler() -> None:
     for file in package.rglob("*.py"):
         tree = ast.parse(file.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
-            direct = isinstance(node, ast.ImportFrom) and node.module == "kfm_dagster.seams"
+            direct = isinstance(node, ast.ImportFrom) and node.module == "kfm_dagster.failpoints"
             named = {alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) else set()
             if (direct and "install" in named) or (
-                isinstance(node, ast.ImportFrom) and node.module == "kfm_dagster" and "seams" in named
+                isinstance(node, ast.ImportFrom) and node.module == "kfm_dagster" and "failpoints" in named
             ):
                 users.add(file.relative_to(package).parts[0])
-            if isinstance(node, ast.Import) and any(alias.name == "kfm_dagster.seams" for alias in node.names):
+            if isinstance(node, ast.Import) and any(alias.name == "kfm_dagster.failpoints" for alias in node.names):
                 users.add(file.relative_to(package).parts[0])
     assert users == {"chaos"}
 
 
 def test_the_bottom_imports_nothing_of_ours() -> None:
-    tree = ast.parse(Path(seams.__file__).read_text(encoding="utf-8"))
+    tree = ast.parse(Path(failpoints.__file__).read_text(encoding="utf-8"))
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert imported <= {*sys.stdlib_module_names, "__future__", "collections.abc"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kfm_dagster.chaos.pathologies import pathologies
-from kfm_dagster.chaos.stories import Pathology, play
+from kfm_dagster.chaos.scenarios import Pathology, play
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage

@@ -1,7 +1,7 @@
 """A pass of the whole chain over a real queue, a folder of objects and a lineage backend, in one process, repeatable.
 
 What a pass did not finish, because a fault ended it, the next one does, as sensors and runs would. Belongs here: what
-the tests of this folder do at every seam. Does not belong here: faults.
+the tests of this folder do at every failpoint. Does not belong here: faults.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kfm_dagster.alerts.desk import AlertDesk
+from kfm_dagster.alerts.evaluator import AlertEvaluator
 from kfm_dagster.cli.main import main
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode
@@ -19,8 +19,8 @@ from kfm_dagster.settings import Settings
 from kfm_dagster.stages.audit import AuditKind
 from kfm_dagster.stages.card import Card
 from kfm_dagster.storage.database import Database
-from kfm_dagster_tests.alerts.letterbox import Letterbox, open_letterbox
 from kfm_dagster_tests.alerts.recorded import STAGE, Clock, Mailbox, Record, desk_over
+from kfm_dagster_tests.alerts.webhook_server import WebhookServer, open_letterbox
 
 Call = Callable[..., tuple[int, str, str]]
 SECRET = "s3cr3t-word"
@@ -49,7 +49,7 @@ def call(home: Path, capsys: pytest.CaptureFixture[str]) -> Call:
 
 
 @pytest.fixture
-def desk(home: Path) -> Iterator[AlertDesk]:
+def desk(home: Path) -> Iterator[AlertEvaluator]:
     """A divergence, which fires, and a path, which has resolved."""
     database = Database.open(Settings.load().database_url)
     clock = Clock(datetime.now(UTC))
@@ -70,7 +70,7 @@ def rows(out: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.clause("PCS-18")
-def test_a_list_has_what_fires_now_since_when_and_with_days_what_resolved(desk: AlertDesk, call: Call) -> None:
+def test_a_list_has_what_fires_now_since_when_and_with_days_what_resolved(desk: AlertEvaluator, call: Call) -> None:
     code, out, _ = call("list", "--json")
     [alert] = rows(out)
     assert code == ExitCode.DONE
@@ -78,7 +78,7 @@ def test_a_list_has_what_fires_now_since_when_and_with_days_what_resolved(desk: 
         2, "replay_divergence", "run r7", "r7",
     )  # fmt: skip
     assert (alert["state"], alert["level"], alert["opened_at"]) == ("firing", "critical", rfc3339(desk.clock()))
-    assert (alert["key"], alert["undelivered"], alert["tellings"]) == ("replay_divergence/run r7", 0, 1)
+    assert (alert["key"], alert["undelivered"], alert["notifications"]) == ("replay_divergence/run r7", 0, 1)
     assert [row["state"] for row in rows(call("list", "--days", "2", "--json")[1])] == ["resolved", "firing"]
     assert "run r7" in call("list")[1]
     assert STAGE not in call("list")[1]
@@ -86,7 +86,7 @@ def test_a_list_has_what_fires_now_since_when_and_with_days_what_resolved(desk: 
 
 @pytest.mark.clause("PCS-18")
 def test_an_alert_is_taken_on_once_by_a_name_and_with_a_reason(
-    desk: AlertDesk, call: Call, monkeypatch: pytest.MonkeyPatch
+    desk: AlertEvaluator, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KFM_ENV", "prod")
     code, out, _ = call("ack", "2", "--reason", "I compare both outputs", "--actor", "ann")
@@ -123,26 +123,26 @@ def test_nothing_is_made_by_looking_where_nothing_was_ingested(call: Call, home:
 
 
 @pytest.fixture
-def letterbox() -> Iterator[Letterbox]:
+def webhook_server() -> Iterator[WebhookServer]:
     with open_letterbox() as opened:
         yield opened
 
 
 @pytest.mark.clause("PCS-18")
 def test_a_trial_tells_what_each_channel_answers(
-    letterbox: Letterbox, call: Call, monkeypatch: pytest.MonkeyPatch
+    webhook_server: WebhookServer, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KFM_ALERT_URLS", letterbox.url("all", user=f"kfm:{SECRET}@"))
+    monkeypatch.setenv("KFM_ALERT_URLS", webhook_server.url("all", user=f"kfm:{SECRET}@"))
     code, out, _ = call("test", "--json")
     assert code == ExitCode.DONE
     assert rows(out) == [
         {"channel": channel, "service": "JSON", "answer": "taken"} for channel in ("notify", "page_ops", "open_ticket")
     ]
-    assert [message["title"] for message in letterbox.taken] == [
+    assert [message["title"] for message in webhook_server.taken] == [
         f"[test] kfm_dagster: channel {channel}" for channel in ("notify", "page_ops", "open_ticket")
     ]
     dead = f"page_ops=json://kfm:{SECRET}@127.0.0.1:1/{SECRET}"
-    monkeypatch.setenv("KFM_ALERT_URLS", f"notify={letterbox.url()} {dead}")
+    monkeypatch.setenv("KFM_ALERT_URLS", f"notify={webhook_server.url()} {dead}")
     code, out, error = call("test", "--json")
     assert code == ExitCode.FINISHED_WITH_FAILURES
     notify, page, ticket = rows(out)

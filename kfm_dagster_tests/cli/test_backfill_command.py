@@ -86,7 +86,7 @@ def test_following_ends_with_the_backfill_and_tells_of_failures(
             with pipeline.database.transaction() as tx:
                 assert account.opened(tx)
                 pipeline.ledger.ensure([unit], lane=Lane.BULK, tx=tx)
-                assert account.counted(tx, listed=1, created=1, readmitted=0)
+                assert account.counted(tx, listed=1, created=1, requeued=0)
                 account.closed(tx)
             [claimed] = pipeline.ledger.claim(dataset="hrrr", partition="2025-12-03", run_id="r", limit=1)
             pipeline.ledger.settle([end(claimed)], run_id="r")  # type: ignore[operator]

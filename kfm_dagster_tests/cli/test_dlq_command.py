@@ -18,7 +18,7 @@ from kfm_dagster.cli.main import main
 from kfm_dagster.demo.cloud import EmbeddedCloud, aws_client
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.notifications.sqs import Queue
-from kfm_dagster_tests.recovery.graveyard import MALFORMED, Graveyard, open_graveyard
+from kfm_dagster_tests.recovery.dlq_fixture import MALFORMED, DlqFixture, open_graveyard
 
 WHY = ("--reason", "the feed was repaired", "--actor", "jane")
 
@@ -48,7 +48,7 @@ def running() -> Iterator[EmbeddedCloud]:
 
 
 @pytest.fixture
-def graveyard(running: EmbeddedCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Graveyard]:
+def dlq_fixture(running: EmbeddedCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DlqFixture]:
     """Queues, and a ledger where the environment of this process says."""
     for name in os.environ:
         if name.startswith("KFM_"):
@@ -69,7 +69,7 @@ def graveyard(running: EmbeddedCloud, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.fixture
-def call(graveyard: Graveyard, capfd: pytest.CaptureFixture[str]) -> Call:
+def call(dlq_fixture: DlqFixture, capfd: pytest.CaptureFixture[str]) -> Call:
     """Run `kfm dlq ...` in this process."""
 
     def run(*arguments: str) -> Answer:
@@ -83,14 +83,14 @@ def call(graveyard: Graveyard, capfd: pytest.CaptureFixture[str]) -> Call:
     return run
 
 
-def standing(graveyard: Graveyard) -> tuple[dict[str, Any], int]:
-    return graveyard.pipeline.ledger.counts(), graveyard.pipeline.dead_letters.depth().visible
+def standing(dlq_fixture: DlqFixture) -> tuple[dict[str, Any], int]:
+    return dlq_fixture.pipeline.ledger.counts(), dlq_fixture.pipeline.dead_letters.depth().visible
 
 
-def test_looking_prints_what_is_there(graveyard: Graveyard, call: Call) -> None:
-    graveyard.bury([graveyard.body(0), graveyard.body(1), MALFORMED])
+def test_looking_prints_what_is_there(dlq_fixture: DlqFixture, call: Call) -> None:
+    dlq_fixture.bury([dlq_fixture.body(0), dlq_fixture.body(1), MALFORMED])
     assert call("status", "--json").document["visible"] == 3
-    assert graveyard.dlq in call("status").out
+    assert dlq_fixture.dlq in call("status").out
     (row,) = [json.loads(line) for line in call("list", "--class", "unreadable", "--json").out.splitlines()]
     assert (row["class"], row["error_code"], row["wal_ids"]) == ("unreadable", "malformed_json", [])
     assert "unknown" in call("list", "--dataset", "nexrad-l2").out
@@ -101,33 +101,33 @@ def test_looking_prints_what_is_there(graveyard: Graveyard, call: Call) -> None:
 
 @pytest.mark.clause("RPL-06")
 @pytest.mark.parametrize("command", [("drain",), ("redrive",), ("discard", "some-id")])
-def test_nothing_is_done_that_nobody_confirmed(command: tuple[str, ...], graveyard: Graveyard, call: Call) -> None:
-    graveyard.bury([graveyard.body(0), MALFORMED])
-    before = standing(graveyard)
+def test_nothing_is_done_that_nobody_confirmed(command: tuple[str, ...], dlq_fixture: DlqFixture, call: Call) -> None:
+    dlq_fixture.bury([dlq_fixture.body(0), MALFORMED])
+    before = standing(dlq_fixture)
     answer = call(*command, *WHY)
     assert answer.code == ExitCode.REFUSED
     assert answer.err.count("\n") == 1
     assert "--confirm" in answer.err
-    assert f"{graveyard.dlq}: 2 messages looked at" in answer.out
-    assert standing(graveyard) == before
+    assert f"{dlq_fixture.dlq}: 2 messages looked at" in answer.out
+    assert standing(dlq_fixture) == before
 
 
 @pytest.mark.parametrize(("said", "code"), [("y\n", ExitCode.DONE), ("n\n", 130)])
 def test_a_person_at_the_terminal_is_asked(
-    said: str, code: int, graveyard: Graveyard, call: Call, monkeypatch: pytest.MonkeyPatch
+    said: str, code: int, dlq_fixture: DlqFixture, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graveyard.bury([graveyard.body(0)])
+    dlq_fixture.bury([dlq_fixture.body(0)])
     terminal = io.StringIO(said)
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stdin", terminal)
     answer = call("drain", *WHY)
     assert answer.code == code
-    assert f"drain 1 message of {graveyard.dlq}?" in answer.err
-    assert bool(graveyard.pipeline.ledger.counts()) is (said == "y\n")
+    assert f"drain 1 message of {dlq_fixture.dlq}?" in answer.err
+    assert bool(dlq_fixture.pipeline.ledger.counts()) is (said == "y\n")
 
 
-def test_what_is_asked_and_told_keeps_within_the_limit(graveyard: Graveyard, call: Call) -> None:
-    graveyard.bury([graveyard.body(number) for number in range(4)])
+def test_what_is_asked_and_told_keeps_within_the_limit(dlq_fixture: DlqFixture, call: Call) -> None:
+    dlq_fixture.bury([dlq_fixture.body(number) for number in range(4)])
     asked = call("drain", *WHY, "--limit", "3")
     assert "observed drain 3 messages of" in asked.err
     assert "4 messages looked at, 4 selected, 3 of them now\n" in asked.out
@@ -138,42 +138,42 @@ def test_what_is_asked_and_told_keeps_within_the_limit(graveyard: Graveyard, cal
 
 
 @pytest.mark.clause("RPL-06")
-def test_a_drain_tells_what_became_of_each_message(graveyard: Graveyard, call: Call) -> None:
-    graveyard.bury([graveyard.body(0), MALFORMED])
+def test_a_drain_tells_what_became_of_each_message(dlq_fixture: DlqFixture, call: Call) -> None:
+    dlq_fixture.bury([dlq_fixture.body(0), MALFORMED])
     answer = call("drain", *WHY, "--change-ref", "INC-7", "--confirm", "--json")
     assert answer.code == ExitCode.DONE
     report = answer.document["report"]
     assert report["outcomes"] == {"waits": 1, "kept": 1}
-    assert report["units"] == {"created": 1, "readmitted": 0, "quarantined": 0}
+    assert report["units"] == {"created": 1, "requeued": 0, "quarantined": 0}
     assert answer.document["plan"]["selected"] == 2
-    (entry,) = graveyard.pipeline.ledger.log.entries()
+    (entry,) = dlq_fixture.pipeline.ledger.log.entries()
     assert (entry.actor, entry.reason, entry.change_ref) == ("jane", "the feed was repaired", "INC-7")
-    graveyard.dead_bodies()
+    dlq_fixture.dead_bodies()
     again = call("drain", *WHY, "--confirm")
     assert "malformed_json" in again.out
     assert "1 messages stay" in again.out
 
 
 @pytest.mark.clause("RPL-06")
-def test_a_drain_that_stops_by_itself_ends_with_exit_code_4(graveyard: Graveyard, call: Call) -> None:
-    graveyard.receive_and_let_die([graveyard.body(number) for number in range(3)])
+def test_a_drain_that_stops_by_itself_ends_with_exit_code_4(dlq_fixture: DlqFixture, call: Call) -> None:
+    dlq_fixture.receive_and_let_die([dlq_fixture.body(number) for number in range(3)])
     for _ in range(2):
-        graveyard.bring_to("failed", range(3))
-        graveyard.dead_bodies()
+        dlq_fixture.bring_to("failed", range(3))
+        dlq_fixture.dead_bodies()
         answer = call("drain", *WHY, "--confirm", "--stop-after", "3")
     assert answer.code == ExitCode.FINISHED_WITH_FAILURES
     assert "ended at recurrence: 3 drained units came back with missing_object" in answer.err
     assert call("drain", *WHY, "--confirm", "--stop-after", "0").code == ExitCode.DONE
 
 
-def test_redrive_and_discard_treat_what_they_are_for(graveyard: Graveyard, call: Call) -> None:
-    graveyard.bury([graveyard.body(0), graveyard.body(1), MALFORMED])
+def test_redrive_and_discard_treat_what_they_are_for(dlq_fixture: DlqFixture, call: Call) -> None:
+    dlq_fixture.bury([dlq_fixture.body(0), dlq_fixture.body(1), MALFORMED])
     moved = call("redrive", *WHY, "--limit", "1", "--confirm", "--json")
     assert (moved.code, moved.document["report"]["outcomes"]) == (ExitCode.DONE, {"moved": 1, "left": 2})
     rows = [json.loads(line) for line in call("list", "--json").out.splitlines()]
     named = {row["class"]: row["message_id"] for row in rows}
     gone = call("discard", named["unreadable"], *WHY, "--confirm")
-    assert (gone.code, standing(graveyard)[1]) == (ExitCode.DONE, 1)
+    assert (gone.code, standing(dlq_fixture)[1]) == (ExitCode.DONE, 1)
     kept = call("discard", named["unknown"], named["unreadable"], *WHY, "--confirm")
     assert kept.code == ExitCode.FINISHED_WITH_FAILURES
     assert named["unknown"] in kept.err
@@ -192,27 +192,27 @@ BAD_INPUT = [
 
 @pytest.mark.parametrize(("arguments", "named", "code"), BAD_INPUT)
 def test_bad_input_is_one_line_and_changes_nothing(
-    arguments: tuple[str, ...], named: str, code: ExitCode, graveyard: Graveyard, call: Call
+    arguments: tuple[str, ...], named: str, code: ExitCode, dlq_fixture: DlqFixture, call: Call
 ) -> None:
-    graveyard.bury([graveyard.body(0)])
-    before = standing(graveyard)
+    dlq_fixture.bury([dlq_fixture.body(0)])
+    before = standing(dlq_fixture)
     answer = call(*arguments)
     assert (answer.code, answer.err.count("\n")) == (code, 1)
     assert named in answer.err
-    assert standing(graveyard) == before
+    assert standing(dlq_fixture) == before
 
 
 def test_what_the_commands_depend_on_is_named(
-    graveyard: Graveyard, call: Call, monkeypatch: pytest.MonkeyPatch
+    dlq_fixture: DlqFixture, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KFM_SQS_DLQ_QUEUE", "not-there")
     assert call("status").code == ExitCode.DEPENDENCY_UNAVAILABLE
-    monkeypatch.setenv("KFM_SQS_DLQ_QUEUE", graveyard.pipeline.settings.sqs_primary_queue)
+    monkeypatch.setenv("KFM_SQS_DLQ_QUEUE", dlq_fixture.pipeline.settings.sqs_primary_queue)
     assert call("plan").code == ExitCode.REFUSED
     monkeypatch.setenv("KFM_ENV", "prod")
     refused = call("drain", *WHY, "--confirm")
     assert (refused.code, "change reference" in refused.err) == (ExitCode.USAGE, True)
-    monkeypatch.setenv("KFM_HOME", str(graveyard.pipeline.settings.home / "elsewhere"))
+    monkeypatch.setenv("KFM_HOME", str(dlq_fixture.pipeline.settings.home / "elsewhere"))
     assert "there is no ledger yet" in call("list").err
 
 

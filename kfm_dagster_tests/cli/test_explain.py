@@ -50,9 +50,9 @@ def deployment(
     force(pipeline, FORCED, reason="the reader was wrong")
     _later(pipeline)
     chain.put(objects, chain.volumes(3))
-    seam = chain.Seam(operator=StacRegister.operator, point="committing")
+    failpoint = chain.Failpoint(operator=StacRegister.operator, point="committing")
     with pytest.raises(chain.CrashError):
-        chain.run_chain(pipeline, "nexrad-l2", DAY, DIED, dies_at=seam)
+        chain.run_chain(pipeline, "nexrad-l2", DAY, DIED, dies_at=failpoint)
     pipeline.close()
     monkeypatch.setenv("KFM_WAL_DSN", database_url)
     yield pipeline

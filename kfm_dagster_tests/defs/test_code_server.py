@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from kfm_dagster.defs.code_server import AS_OF_START, UNKNOWN_EXIT, RunContext
+from kfm_dagster.defs.code_server import CODE_VERSION, UNKNOWN_EXIT, RunContext
 from kfm_dagster.defs.run_launcher import is_running
 from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.errors import ConfigurationError
@@ -23,7 +23,7 @@ from kfm_dagster.idempotent_node.compute_hash import code_fingerprint
 from kfm_dagster.ingest import pipeline
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.statements import migrations, statement
-from kfm_dagster_tests.patience import HANG_SECONDS
+from kfm_dagster_tests.timeouts import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCATION = """
@@ -173,7 +173,7 @@ def test_what_cannot_be_settled_at_the_start_is_left_to_the_run(monkeypatch: pyt
         monkeypatch.setenv("KFM_LIVE_SHARE", "a lot")
     else:
         monkeypatch.setattr(pipeline, "LOCKFILE", "absent.lock")
-    runpy.run_module(AS_OF_START)
+    runpy.run_module(CODE_VERSION)
     with pytest.raises(ConfigurationError):
         pipeline.own_code(Settings.load())
 

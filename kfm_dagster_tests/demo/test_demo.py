@@ -18,7 +18,7 @@ from kfm_dagster.ledger.ignored import IgnoredRecord
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.docs.console import shell
 from kfm_dagster_tests.integration.chain import DAY, good, put
-from kfm_dagster_tests.patience import HANG_SECONDS
+from kfm_dagster_tests.timeouts import HANG_SECONDS
 
 COUNT = "SELECT count(*) FROM etl_steps WHERE batch_id IS NULL"
 

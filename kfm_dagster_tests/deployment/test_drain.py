@@ -19,7 +19,7 @@ from kfm_dagster.ingest.progress import Progress
 from kfm_dagster.recovery.backfill.days import DayListing, advance_backfills, cancel_backfill, start_backfill
 from kfm_dagster.recovery.backfill.progress import Backfill, BackfillState, find_backfill
 from kfm_dagster.settings import Settings
-from kfm_dagster_tests.patience import HANG_SECONDS
+from kfm_dagster_tests.timeouts import HANG_SECONDS
 
 ADA = Decision(actor="ada", reason="a leak")
 NOTHING = Progress(queued=0, units=60, terminal=60, in_flight=0, waiting=0)

@@ -35,7 +35,7 @@ from kfm_dagster.idempotent_node.transaction import Output
 from kfm_dagster.idempotent_node.wal import IntentStatus
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.docs.console import commands, script, shell, told
-from kfm_dagster_tests.patience import HANG_SECONDS
+from kfm_dagster_tests.timeouts import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = ROOT / "docs" / "idempotent-node.md"

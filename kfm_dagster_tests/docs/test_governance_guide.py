@@ -12,7 +12,7 @@ from kfm_dagster.ingest.nodes import Source
 from kfm_dagster_tests.docs.console import commands, script, shell, told
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, Clock, StoredObject, good, open_pipeline, put, run_chain, volumes
-from kfm_dagster_tests.patience import HANG_SECONDS
+from kfm_dagster_tests.timeouts import HANG_SECONDS
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "governance.md"
 DATASET = "council-radars"

@@ -25,7 +25,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.demo.feed import Feed, FeedObject
 from kfm_dagster.demo.sample_day import sample_objects
-from kfm_dagster_tests.patience import HANG_SECONDS
+from kfm_dagster_tests.timeouts import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 BUCKETS = ("my-catalog", "my-artifacts", "my-lineage", "my-logs")

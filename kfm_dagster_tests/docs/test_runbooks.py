@@ -16,7 +16,7 @@ from kfm_dagster.stages.card import Card
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.alerts.recorded import Clock, Mailbox, Record, desk_over
 from kfm_dagster_tests.docs.console import commands, script, shell, told
-from kfm_dagster_tests.patience import HANG_SECONDS
+from kfm_dagster_tests.timeouts import HANG_SECONDS
 
 RUNBOOKS = Path(__file__).resolve().parents[2] / "docs" / "runbooks"
 ALERTS = RUNBOOKS.parent / "alerts.md"

@@ -31,7 +31,7 @@ from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
     CrashError,
-    Seam,
+    Failpoint,
     StoredObject,
     announce,
     missing,
@@ -281,24 +281,24 @@ def test_json_without_end_is_cut_and_never_walked_to_its_end() -> None:
 
 
 @pytest.mark.clause("BEY-06")
-@pytest.mark.parametrize("seam", ["before the bundle is stored", "before the case names it", "settle committed"])
+@pytest.mark.parametrize("failpoint", ["before the bundle is stored", "before the case names it", "settle committed"])
 def test_a_crash_leaves_nothing_half_and_the_next_collector_takes_over(
-    seam: str, pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
+    failpoint: str, pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     item = truncated(volumes(1)[0])
     put(objects, [item])
-    if seam == "settle committed":
+    if failpoint == "settle committed":
         pipeline.registry = ContractRegistry.of([_one_attempt(contract) for contract in pipeline.registry])
         announce_all(pipeline, item)
         with pytest.raises(CrashError):
             run_chain(
                 pipeline, "nexrad-l2", PARTITION, "run-1", Source.LEDGER,
-                dies_at=Seam(operator=Settle.operator, point="committed"),
+                dies_at=Failpoint(operator=Settle.operator, point="committed"),
             )  # fmt: skip
     else:
         quarantine_by_hand(pipeline, item)
         with monkeypatch.context() as patch:
-            if seam == "before the bundle is stored":
+            if failpoint == "before the bundle is stored":
                 patch.setattr(evidence.Artifacts, "put", _dying)
             else:
                 patch.setattr(QuarantineCases, "attach", _dying)

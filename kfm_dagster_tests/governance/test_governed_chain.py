@@ -29,11 +29,11 @@ from kfm_dagster_tests.governance.test_rules import MASKING, governance
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
-    SEAMS,
+    FAILPOINTS,
     START,
     Clock,
     CrashError,
-    Seam,
+    Failpoint,
     StoredObject,
     announce,
     missing,
@@ -196,7 +196,7 @@ def test_every_attempt_of_a_run_judges_by_the_time_at_which_it_claimed_its_units
             PARTITION,
             RUN,
             Source.LEDGER,
-            dies_at=Seam(operator=MetadataExtract.operator, point="computed"),
+            dies_at=Failpoint(operator=MetadataExtract.operator, point="computed"),
         )
     clock = pipeline.clock
     assert isinstance(clock, Clock)
@@ -207,9 +207,13 @@ def test_every_attempt_of_a_run_judges_by_the_time_at_which_it_claimed_its_units
 
 @pytest.mark.clause("SEC-03")
 @pytest.mark.parametrize(
-    "seam", [seam for seam in SEAMS if seam.operator in {MetadataExtract.operator, Settle.operator}], ids=str
+    "failpoint",
+    [failpoint for failpoint in FAILPOINTS if failpoint.operator in {MetadataExtract.operator, Settle.operator}],
+    ids=str,
 )
-def test_a_refusal_and_a_mask_are_logged_once_wherever_the_run_dies(seam: Seam, opened: Open, objects: Path) -> None:
+def test_a_refusal_and_a_mask_are_logged_once_wherever_the_run_dies(
+    failpoint: Failpoint, opened: Open, objects: Path
+) -> None:
     shown, embargoed = volumes(24)[0], volumes(24)[-1]
     embargo = {"days_after_observation": 1}
     pipeline = opened(**SHIELDED, embargo=embargo)
@@ -217,10 +221,10 @@ def test_a_refusal_and_a_mask_are_logged_once_wherever_the_run_dies(seam: Seam, 
     pipeline.clock.now = datetime(2025, 4, 3, 12, tzinfo=UTC)
     arrive(pipeline, objects, shown, embargoed)
     with pytest.raises(CrashError):
-        run_chain(pipeline, DATASET, PARTITION, RUN, Source.LEDGER, dies_at=seam)
+        run_chain(pipeline, DATASET, PARTITION, RUN, Source.LEDGER, dies_at=failpoint)
     before = len(logged(pipeline, GovernanceAction.MASK)), len(logged(pipeline, GovernanceAction.QUARANTINE))
-    durable = seam.operator == Settle.operator, seam == Seam(operator=Settle.operator, point="committed")
-    assert before == (int(durable[0] or seam.point == "committed"), int(durable[1]))
+    durable = failpoint.operator == Settle.operator, failpoint == Failpoint(operator=Settle.operator, point="committed")
+    assert before == (int(durable[0] or failpoint.point == "committed"), int(durable[1]))
     for _ in range(2):
         run_chain(pipeline, DATASET, PARTITION, RUN, Source.LEDGER)
     [masked] = logged(pipeline, GovernanceAction.MASK)

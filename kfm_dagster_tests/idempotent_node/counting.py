@@ -1,4 +1,4 @@
-"""A small node over files and a table: it counts lines, and can be killed wherever it reaches a seam."""
+"""A small node over files and a table: it counts lines, and can be killed wherever it reaches a failpoint."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from kfm_dagster.idempotent_node.transaction import Effect, IdempotentNodes, Ups
 from kfm_dagster.idempotent_node.wal import IntentStatus, run_uuid
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster_tests.idempotent_node.counting import CODE, NOW, RUN, CountLines, nodes
-from kfm_dagster_tests.patience import await_a_wait
+from kfm_dagster_tests.timeouts import await_a_wait
 
 OTHER_RUN = "1" + RUN[1:]
 

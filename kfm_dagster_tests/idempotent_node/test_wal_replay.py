@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from kfm_dagster import seams
+from kfm_dagster import failpoints
 from kfm_dagster.idempotent_node.node import content_of, run_node
 from kfm_dagster.idempotent_node.replay import replay_intents
 from kfm_dagster.idempotent_node.transaction import Effect
@@ -42,13 +42,13 @@ def dying(database: Database, node: CountLines, *, at: int) -> Iterator[list[str
 
     sa.event.listen(database.engine, "after_execute", executed)
     # Before and after each transaction, too.
-    seams.install(lambda seam, _: reach(seam.value))
+    failpoints.install(lambda failpoint, _: reach(failpoint.value))
     node.reached = lambda: reach("a file operation")
     try:
         yield reached
     finally:
         sa.event.remove(database.engine, "after_execute", executed)
-        seams.install(None)
+        failpoints.install(None)
         node.reached = lambda: None
 
 

@@ -117,7 +117,7 @@ def test_a_retry_takes_the_metadata_of_the_attempt_that_failed_whatever_has_come
     assert len(compute(pipeline, RUNS[1]).envelopes) == 3
     # Once it has succeeded, the same run may be asked for what is there now.
     assert len(compute(pipeline, RUNS[1]).envelopes) == 4
-    attempts = [one for one in pipeline.stages.keeper.store.of_run(RUNS[1]) if one.stage == f"{DATASET}.{NODE}"]
+    attempts = [one for one in pipeline.stages.lifecycle.store.of_run(RUNS[1]) if one.stage == f"{DATASET}.{NODE}"]
     assert [(one.attempt, one.state.value) for one in attempts] == [
         (1, "rolled_back"), (2, "succeeded"), (3, "succeeded")
     ]  # fmt: skip
@@ -145,7 +145,7 @@ def test_a_volume_without_a_sound_path_has_no_row_and_is_named(
     }
     [why] = [failure for failure in refused.values() if failure != 0]
     assert (why.code if why else None) == code
-    lines = pipeline.stages.keeper.store.audit.of_stage(RUNS[0], f"{DATASET}.{NODE}")
+    lines = pipeline.stages.lifecycle.store.audit.of_stage(RUNS[0], f"{DATASET}.{NODE}")
     [gate] = [line["details"] for line in lines if line["event"] == "G3"]
     assert (gate["outcome"], gate["units_at_fault"]) == (action, 1)
 

@@ -29,7 +29,7 @@ from kfm_dagster.storage.refusal import refusal_of, write_all_but_refused
 from kfm_dagster_tests.databases import refuse_rows
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.integration.chain import FakeQueue, assert_conserved, open_pipeline, raw_message
-from kfm_dagster_tests.recovery.graveyard import event
+from kfm_dagster_tests.recovery.dlq_fixture import event
 from kfm_dagster_tests.storage.test_constraints import STANDING, insert
 
 BAD = "KBAD"

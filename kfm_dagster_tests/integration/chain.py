@@ -178,7 +178,7 @@ class CrashError(BaseException):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seam:
+class Failpoint:
     """Where a run dies: at a node, after its work, inside its transaction, or after its commit."""
 
     operator: str
@@ -189,7 +189,7 @@ class Seam:
 
 
 POINTS = ("computed", "committing", "committed")
-SEAMS = [Seam(operator=operator, point=point) for operator in operators() for point in POINTS]
+FAILPOINTS = [Failpoint(operator=operator, point=point) for operator in operators() for point in POINTS]
 
 
 def run_chain(
@@ -201,7 +201,7 @@ def run_chain(
     *,
     landing: Sequence[str] = (),
     limit: int = LIMIT,
-    dies_at: Seam | None = None,
+    dies_at: Failpoint | None = None,
     seen: Callable[[StageBatch], None] = lambda _: None,
 ) -> StageBatch:
     """Run the nodes as Dagster's ops and IO manager do; both balances hold after every step.
@@ -220,7 +220,7 @@ def run_chain(
 
 
 def _run_node(
-    pipeline: Pipeline, node: Any, *, run_id: str, upstream: StageBatch | None, dies_at: Seam | None
+    pipeline: Pipeline, node: Any, *, run_id: str, upstream: StageBatch | None, dies_at: Failpoint | None
 ) -> StageBatch:
     def die(*_: object) -> Any:
         assert_conserved(pipeline)

@@ -26,8 +26,8 @@ from kfm_dagster_tests.integration.chain import (
     DAY,
     Clock,
     CrashError,
+    Failpoint,
     FakeQueue,
-    Seam,
     announce,
     assert_conserved,
     good,
@@ -134,13 +134,13 @@ def test_a_unit_that_waits_or_is_worked_on_gets_no_second_attempt(
     with pytest.raises(CrashError):
         run_chain(
             pipeline, "nexrad-l2", PARTITION, "run-1", Source.LEDGER,
-            dies_at=Seam(operator=MessageParse.operator, point="committed"),
+            dies_at=Failpoint(operator=MessageParse.operator, point="committed"),
         )  # fmt: skip
     [before] = traces.records(pipeline).values()
     assert (before.status, before.attempts) == (Status.IN_PROGRESS, 1)
 
     report = take(pipeline, deliver(0, delivery=3))
-    assert (report.created, report.readmitted, report.known, report.landed) == (0, 0, 1, {})
+    assert (report.created, report.requeued, report.known, report.landed) == (0, 0, 1, {})
     assert not run_chain(pipeline, "nexrad-l2", PARTITION, "run-2", Source.LEDGER).envelopes
     assert list(traces.records(pipeline).values()) == [before]
     assert queue.deleted == []
@@ -177,7 +177,7 @@ def test_a_failed_unit_is_pending_and_in_progress_again_when_its_message_comes_b
     run(pipeline)
     put(objects, volumes(1))  # the object arrives after its notification
     report = take(pipeline, deliver(0, delivery=2))
-    assert (report.readmitted, list(report.landed)) == (1, [("nexrad-l2", PARTITION)])
+    assert (report.requeued, list(report.landed)) == (1, [("nexrad-l2", PARTITION)])
     run(pipeline, "run-2")
 
     [record] = traces.records(pipeline).values()

@@ -10,13 +10,13 @@ import pytest
 from kfm_dagster.alerts import book
 from kfm_dagster.defs.resources import open_pipeline
 from kfm_dagster.settings import Settings
-from kfm_dagster_tests.alerts.letterbox import Letterbox, open_letterbox
 from kfm_dagster_tests.alerts.recorded import STAGE, Record
+from kfm_dagster_tests.alerts.webhook_server import WebhookServer, open_letterbox
 from kfm_dagster_tests.integration.face import Face
 
 
 @pytest.fixture
-def letterbox(monkeypatch: pytest.MonkeyPatch) -> Iterator[Letterbox]:
+def webhook_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebhookServer]:
     with open_letterbox() as opened:
         monkeypatch.setenv("KFM_ALERT_URLS", f"notify={opened.url('alerts')}")
         yield opened
@@ -24,23 +24,23 @@ def letterbox(monkeypatch: pytest.MonkeyPatch) -> Iterator[Letterbox]:
 
 @pytest.mark.clause("PCS-18", "DAG-03")
 def test_a_tick_tells_what_fires_once_and_asks_for_no_run(
-    letterbox: Letterbox, face: Face, monkeypatch: pytest.MonkeyPatch
+    webhook_server: WebhookServer, face: Face, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A clock that runs is not waited for.
     monkeypatch.setattr(book, "FIRST_PAUSE", timedelta(0))
     assert face.tick("nodd_alerts").skip_message == "no alert fires"
     record = Record(face.pipeline.database, at=face.pipeline.clock())
     record.gate("G7", run="r1")
-    letterbox.status = 503
+    webhook_server.status = 503
     dead = face.tick("nodd_alerts")
     assert dead.run_requests == []
     fires = f"1 [warning] covariance: {STAGE} G7 (firing)"
     unheard = "nobody hears the channels page_ops, open_ticket (KFM_ALERT_URLS)"
     assert dead.skip_message == f"{fires} | 1 waiting for their channel | {unheard}"
-    letterbox.status = 200
+    webhook_server.status = 200
     assert face.tick("nodd_alerts").skip_message == f"{fires} | 1 messages taken | {unheard}"
     assert face.tick("nodd_alerts").skip_message == f"{fires} | {unheard}"
-    assert [message["title"] for message in letterbox.taken] == [f"[warning] covariance: {STAGE} G7"]
+    assert [message["title"] for message in webhook_server.taken] == [f"[warning] covariance: {STAGE} G7"]
 
 
 def test_wrong_urls_stop_the_sensor_of_alerts_and_no_other(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:

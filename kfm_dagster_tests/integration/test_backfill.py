@@ -72,7 +72,7 @@ def the_day(pipeline: Pipeline, backfill: Backfill) -> DayProgress:
 
 
 def counts(day: DayProgress) -> tuple[int, int, int, int]:
-    return (day.listed, day.created, day.readmitted, day.known)
+    return (day.listed, day.created, day.requeued, day.known)
 
 
 def versions(pipeline: Pipeline) -> dict[str, int]:
@@ -409,7 +409,7 @@ REFUSED = [
     ("UPDATE backfills SET reason = 'another'", "backfills_only_end"),
     ("DELETE FROM backfills", "backfills_are_kept"),
     ("UPDATE backfill_days SET state = 'waiting', requests = 0, requested_at = NULL", "backfill_days_only_go_on"),
-    ("UPDATE backfill_days SET readmitted = -1", "backfill_days_only_go_on"),
+    ("UPDATE backfill_days SET requeued = -1", "backfill_days_only_go_on"),
     ("UPDATE backfill_days SET dataset = 'another'", "backfill_days_only_go_on"),
     ("DELETE FROM backfill_days", "backfill_days_are_kept"),
 ]

@@ -27,7 +27,7 @@ from kfm_dagster.lineage import store as lineage_store
 from kfm_dagster.stages.batch import SkipCause, StageBatch
 from kfm_dagster.stages.card import StageState
 from kfm_dagster.stages.failure import StageFailedError
-from kfm_dagster.stages.keeper import StageKeeper
+from kfm_dagster.stages.lifecycle import StageLifecycle
 from kfm_dagster.stages.store import StageAttempt
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.integration import traces
@@ -79,7 +79,7 @@ def assert_whole(pipeline: Pipeline) -> None:
 
 
 def compensations(pipeline: Pipeline) -> list[str]:
-    return [line["event"] for line in pipeline.stages.keeper.store.audit.lines() if line["kind"] == "compensation"]
+    return [line["event"] for line in pipeline.stages.lifecycle.store.audit.lines() if line["kind"] == "compensation"]
 
 
 @pytest.mark.clause("PCS-03", "BEY-02")
@@ -94,7 +94,7 @@ def test_a_worker_that_wakes_after_its_lease_undoes_nothing_that_the_next_run_fo
 
     def sleeps(_batch: Sequence[Envelope]) -> None:
         pipeline.clock.forward(2_000)  # type: ignore[attr-defined]  # a test's clock
-        assert len(pipeline.ledger.release_lost().readmitted) == UNITS
+        assert len(pipeline.ledger.release_lost().requeued) == UNITS
         run_chain(pipeline, DATASET, PARTITION, "quick", Source.LEDGER)
         raise ConnectionError("the connection that it waited on is gone")
 
@@ -104,7 +104,7 @@ def test_a_worker_that_wakes_after_its_lease_undoes_nothing_that_the_next_run_fo
     assert roll_back_or_leave(stalled, WHY) is None
     assert_whole(pipeline)
     assert compensations(pipeline) == ["left"]
-    newest = pipeline.stages.keeper.store.newest("slow", stalled.kind)
+    newest = pipeline.stages.lifecycle.store.newest("slow", stalled.kind)
     assert newest is not None
     assert newest.state is StageState.FAILED
 
@@ -129,7 +129,7 @@ def test_a_stage_that_is_executed_again_after_its_run_was_settled_keeps_what_had
 ) -> None:
     partial(pipeline, objects, monkeypatch)
     recorded = pipeline.stages.run_states.get(f"{DATASET}.{StacRegister.operator}", "original")
-    upstream = pipeline.stages.recall(f"{DATASET}.{MetadataExtract.operator}", "original")
+    upstream = pipeline.stages.load_output(f"{DATASET}.{MetadataExtract.operator}", "original")
     again = node(pipeline, StacRegister.operator, "original")
     batch = pipeline.stages.commit(pipeline.stages.run(again, run_id="original", upstream=upstream))
     assert (batch.state, batch.skipped) == (recorded, SkipCause.ALREADY_SUCCEEDED)
@@ -145,13 +145,13 @@ def test_an_attempt_that_failed_undoes_nothing_once_the_next_one_has_begun(
     arrive(pipeline, objects)
     chain = list(operators())
     batch = work(pipeline, "run", chain[: chain.index(StacRegister.operator)])
-    roll_back = StageKeeper._roll_back
+    roll_back = StageLifecycle._roll_back
 
-    def late(keeper: StageKeeper, of: ChainNode, failed: StageAttempt, received: StageBatch | None) -> None:
+    def late(lifecycle: StageLifecycle, of: ChainNode, failed: StageAttempt, received: StageBatch | None) -> None:
         work(pipeline, "run", chain[chain.index(StacRegister.operator) :], batch)
-        roll_back(keeper, of, failed, received)
+        roll_back(lifecycle, of, failed, received)
 
-    monkeypatch.setattr(StageKeeper, "_roll_back", late)
+    monkeypatch.setattr(StageLifecycle, "_roll_back", late)
     first = node(pipeline, StacRegister.operator, "run")
     monkeypatch.setattr(first, "verify", fail)
     with pytest.raises(StageFailedError):
@@ -215,7 +215,7 @@ def test_a_replay_that_ends_before_its_commit_leaves_the_original_as_it_was(
     monkeypatch.setattr(replay, "summarize", ends, raising=False)
     with pytest.raises(end):
         pipeline.stages.commit(pipeline.stages.run(replay, run_id="replay", upstream=None))
-    pipeline.stages.keeper.close(["replay"])
+    pipeline.stages.lifecycle.close(["replay"])
     pipeline.ledger.release_lost(run_ids=["replay"])
     assert trees.files(Path(pipeline.settings.catalog)) == before
     assert_whole(pipeline)
@@ -239,7 +239,7 @@ def test_a_replay_whose_dataset_is_switched_off_before_its_compensation_leaves_t
     )
     pipeline.stages.commit(pipeline.stages.run(replay, run_id="replay", upstream=None))
     assert trees.files(Path(pipeline.settings.catalog)) == before
-    [line] = [line for line in pipeline.stages.keeper.store.audit.lines() if line["kind"] == "compensation"]
+    [line] = [line for line in pipeline.stages.lifecycle.store.audit.lines() if line["kind"] == "compensation"]
     assert (line["event"], line["details"]["reason"]) == ("left", FenceIssue.KILL_SWITCH)
 
 

@@ -21,7 +21,7 @@ from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
     CrashError,
-    Seam,
+    Failpoint,
     StoredObject,
     announce,
     good,
@@ -142,7 +142,7 @@ def test_a_sidecar_that_comes_while_its_data_is_read_completes_it(pipeline: Pipe
     put(objects, [DATA])
     notify(pipeline, DATA)
     with pytest.raises(CrashError):
-        run(pipeline, "first", dies_at=Seam(operator=MetadataExtract.operator, point="committed"))
+        run(pipeline, "first", dies_at=Failpoint(operator=MetadataExtract.operator, point="committed"))
     put(objects, [SIDECAR])
     assert notify(pipeline, SIDECAR).completions == 1
     run(pipeline, "first")
@@ -158,7 +158,7 @@ def test_a_completion_that_dies_is_done_once(pipeline: Pipeline, objects: Path, 
     put(objects, [SIDECAR])
     notify(pipeline, SIDECAR)
     with pytest.raises(CrashError):
-        run(pipeline, "second", dies_at=Seam(operator=operator, point=point))
+        run(pipeline, "second", dies_at=Failpoint(operator=operator, point=point))
     pipeline.ledger.release_lost(run_ids=["second"])
     work_until_done(pipeline)
     assert_complete(item_of(pipeline))

@@ -19,10 +19,10 @@ from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
-    SEAMS,
+    FAILPOINTS,
     CrashError,
+    Failpoint,
     FakeQueue,
-    Seam,
     announce,
     assert_conserved,
     missing,
@@ -76,22 +76,22 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.mark.clause("WAL-05", "WAL-06", "WAL-08", "BEY-03")
 @pytest.mark.parametrize(
-    ("seam", "database_url"),
+    ("failpoint", "database_url"),
     # Which database it is matters where a transaction is open; at every statement the crash matrix dies on both.
-    [(s, db) for s in SEAMS for db in ("sqlite", "postgresql") if db == "sqlite" or s.point == "committing"],
+    [(s, db) for s in FAILPOINTS for db in ("sqlite", "postgresql") if db == "sqlite" or s.point == "committing"],
     indirect=["database_url"],
     ids=str,
 )
-def test_a_run_that_dies_at_any_seam_is_made_good_by_the_next(
-    seam: Seam, pipeline: Pipeline, queue: FakeQueue, objects: Path, undisturbed: dict[str, Any]
+def test_a_run_that_dies_at_any_failpoint_is_made_good_by_the_next(
+    failpoint: Failpoint, pipeline: Pipeline, queue: FakeQueue, objects: Path, undisturbed: dict[str, Any]
 ) -> None:
     put(objects, ITEMS)
     take_items(pipeline)
     with pytest.raises(CrashError):
-        run_chain(pipeline, "nexrad-l2", PARTITION, "run-1", Source.LEDGER, dies_at=seam)
+        run_chain(pipeline, "nexrad-l2", PARTITION, "run-1", Source.LEDGER, dies_at=failpoint)
     in_flight = {record.status for record in traces.records(pipeline).values()}
     # Committed is what the record shows, and it shows no outcome before the settlement.
-    if seam != Seam(operator=Settle.operator, point="committed"):
+    if failpoint != Failpoint(operator=Settle.operator, point="committed"):
         assert in_flight in ({Status.PENDING}, {Status.IN_PROGRESS})
 
     pipeline.ledger.release_lost(run_ids=["run-1"])
@@ -191,7 +191,9 @@ def test_a_slow_run_cannot_settle_what_another_has_taken_over(pipeline: Pipeline
     """A run that was given up and goes on all the same: its settlement is refused, the other's counts."""
     put(objects, ITEMS[:1])
     with pytest.raises(CrashError):
-        run_chain(pipeline, "nexrad-l2", PARTITION, "slow", dies_at=Seam(operator=Settle.operator, point="computed"))
+        run_chain(
+            pipeline, "nexrad-l2", PARTITION, "slow", dies_at=Failpoint(operator=Settle.operator, point="computed")
+        )
     pipeline.ledger.release_lost(run_ids=["slow"])
     run_chain(pipeline, "nexrad-l2", PARTITION, "quick", Source.LEDGER)
     settled = everything(pipeline)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from kfm_dagster import seams
+from kfm_dagster import failpoints
 from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.idempotent_node.wal import IntentStatus, run_uuid
 from kfm_dagster.ingest.nodes import MessageParse, Source, operators
@@ -36,7 +36,7 @@ STRIDE = {"sqlite": 1, "postgresql": int(os.environ.get("KFM_CRASH_STRIDE", "3")
 
 @contextmanager
 def dying(pipeline: Pipeline, *, at: int) -> Iterator[list[str]]:
-    """Die at the n-th statement or seam; yields what was reached."""
+    """Die at the n-th statement or failpoint; yields what was reached."""
     reached: list[str] = []
 
     def reach(what: str) -> None:
@@ -48,11 +48,11 @@ def dying(pipeline: Pipeline, *, at: int) -> Iterator[list[str]]:
         reach(str(statement))
 
     sa.event.listen(pipeline.database.engine, "after_execute", executed)
-    seams.install(lambda seam, _: reach(seam.value))
+    failpoints.install(lambda failpoint, _: reach(failpoint.value))
     try:
         yield reached
     finally:
-        seams.install(None)
+        failpoints.install(None)
         sa.event.remove(pipeline.database.engine, "after_execute", executed)
 
 

@@ -83,7 +83,7 @@ def test_a_gate_of_the_chain_that_stops_blocks_whatever_is_downstream(
     assert (found.severity, found.blocking) == (dg.AssetCheckSeverity.ERROR, True)
     assert ("tag" in found.metadata) == (stop is not None)
     assert noun not in materialisations(result)
-    told = face.pipeline.stages.keeper.store.audit.lines()
+    told = face.pipeline.stages.lifecycle.store.audit.lines()
     assert [line["event"] for line in told if line["kind"] == "stop"] == ([stop] if stop else [])
 
 
@@ -168,7 +168,7 @@ def path_checks(result: Any) -> dict[str, dg.AssetCheckEvaluation]:
 
 
 def stops(face: Face, run_id: str) -> list[tuple[str, str]]:
-    lines = face.pipeline.stages.keeper.store.audit.of_stage(run_id, STAGE)
+    lines = face.pipeline.stages.lifecycle.store.audit.of_stage(run_id, STAGE)
     return [(line["event"], line["details"]["scope"]) for line in lines if line["kind"] == "stop"]
 
 
@@ -182,7 +182,7 @@ def test_a_sound_path_passes_its_gates_and_its_stage_is_audited(day: Face) -> No
     shown = materialisations(result)["path_arrival"]
     assert (shown["run_units"], shown["run_passed"], shown["rows"]) == (UNITS, UNITS, UNITS * BEAMS)
     assert str(shown["arrivals"]).startswith("![arrivals](data:image/svg+xml;base64,")
-    lines = day.pipeline.stages.keeper.store.audit.of_stage(result.dagster_run.run_id, STAGE)
+    lines = day.pipeline.stages.lifecycle.store.audit.of_stage(result.dagster_run.run_id, STAGE)
     assert [(line["kind"], line["event"]) for line in lines] == [
         ("transition", "pending>running"),
         *(("gate", gate) for gate in ("G3", "G4", "G7")),
@@ -226,7 +226,7 @@ def test_where_the_card_says_so_the_same_fault_stops_the_day_or_restricts_it(
     assert check.description == f"the batch is stopped ({case.stop})"
     assert materialisations(stopped) == {}
     run_id = stopped.dagster_run.run_id
-    newest = day.pipeline.stages.keeper.store.newest(run_id, STAGE)
+    newest = day.pipeline.stages.lifecycle.store.newest(run_id, STAGE)
     assert newest is not None
     assert (newest.state, newest.error_class) == (StageState.ROLLED_BACK, case.error_class)
     assert stops(day, run_id) == [(case.stop, "batch")]

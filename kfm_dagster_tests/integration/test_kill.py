@@ -13,34 +13,34 @@ import pystac
 import pytest
 import rdflib
 
+from kfm_dagster.chaos.counters import FaultCounters
 from kfm_dagster.chaos.injector import state_folder
 from kfm_dagster.chaos.plan import API_VERSION, load_plan
-from kfm_dagster.chaos.tally import Tally
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.demo.feed import Feed, FeedObject
 from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.deployment.drain import drain
 from kfm_dagster.deployment.local import Deployment
+from kfm_dagster.failpoints import Failpoint
 from kfm_dagster.ingest.nodes import IntegrityCheck, MessageParse, MetadataExtract, ProvenanceEmit, Settle, StacRegister
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.progress import Progress
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.seams import Seam
 from kfm_dagster.settings import Settings, environment
-from kfm_dagster_tests.patience import HANG_SECONDS
+from kfm_dagster_tests.timeouts import HANG_SECONDS
 
 FIRST_DAY = date(2025, 4, 1)
 UNITS_PER_DAY = 4
 DEATHS = [
     # The artifact is put inside the stage's transaction, after the ledger's part.
-    (MessageParse.operator, Seam.ARTIFACT_PUT_AFTER),
-    (IntegrityCheck.operator, Seam.STAGE_COMPUTED),
-    (MetadataExtract.operator, Seam.STAGE_COMPUTED),
-    (StacRegister.operator, Seam.STAGE_COMPUTED),
-    (ProvenanceEmit.operator, Seam.STAGE_COMPUTED),
-    (Settle.operator, Seam.ARTIFACT_PUT_AFTER),
-    (Settle.operator, Seam.STAGE_COMMITTED),
+    (MessageParse.operator, Failpoint.ARTIFACT_PUT_AFTER),
+    (IntegrityCheck.operator, Failpoint.STAGE_COMPUTED),
+    (MetadataExtract.operator, Failpoint.STAGE_COMPUTED),
+    (StacRegister.operator, Failpoint.STAGE_COMPUTED),
+    (ProvenanceEmit.operator, Failpoint.STAGE_COMPUTED),
+    (Settle.operator, Failpoint.ARTIFACT_PUT_AFTER),
+    (Settle.operator, Failpoint.STAGE_COMMITTED),
 ]
 """One day each; the day's first run dies there."""
 
@@ -51,7 +51,7 @@ def chaos_plan() -> dict[str, Any]:
         {
             "name": f"day-{number}",
             "fault": "kill",
-            "seam": seam.value,
+            "failpoint": failpoint.value,
             "where": {
                 "operator": operator,
                 "partition": (FIRST_DAY + timedelta(days=number)).isoformat(),
@@ -60,7 +60,7 @@ def chaos_plan() -> dict[str, Any]:
             },
             "nth": 1,
         }
-        for number, (operator, seam) in enumerate(DEATHS)
+        for number, (operator, failpoint) in enumerate(DEATHS)
     ]
     return {"apiVersion": API_VERSION, "rules": rules}
 
@@ -100,7 +100,7 @@ def test_deaths_in_every_operator_and_of_daemon_and_code_server_lose_and_double_
     }
     with environment(variables):
         pipeline = Pipeline.open(Settings.load())
-        tally = Tally(state_folder(home, load_plan(plan)))
+        counters = FaultCounters(state_folder(home, load_plan(plan)))
         with Deployment(home, environment={}, module="kfm_dagster.chaos.definitions") as deployment:
             killed = False
 
@@ -108,23 +108,23 @@ def test_deaths_in_every_operator_and_of_daemon_and_code_server_lose_and_double_
                 nonlocal killed
                 balance = pipeline.deliveries.conservation()
                 assert (balance.residual_units, balance.residual_messages) == (0, 0)
-                if not killed and len(tally.injected()) > len(DEATHS) // 2:
+                if not killed and len(counters.injected()) > len(DEATHS) // 2:
                     deployment.kill("daemon")
                     deployment.kill("code-server")
                     killed = True
 
             drain(deployment, pipeline, timeout_seconds=HANG_SECONDS, report=watch)
         assert killed, "daemon and code server did not die"
-        assert {entry["rule"] for entry in tally.injected()} == {rule["name"] for rule in chaos_plan()["rules"]}
-        _assert_every_attempt_is_explained(pipeline, tally)
+        assert {entry["rule"] for entry in counters.injected()} == {rule["name"] for rule in chaos_plan()["rules"]}
+        _assert_every_attempt_is_explained(pipeline, counters)
         _assert_whole(pipeline, home)
         pipeline.close()
 
 
-def _assert_every_attempt_is_explained(pipeline: Pipeline, tally: Tally) -> None:
+def _assert_every_attempt_is_explained(pipeline: Pipeline, counters: FaultCounters) -> None:
     """Each unit was claimed once, and once more exactly if the run that died on its day held it."""
-    died = {entry["rule"]: entry["labels"]["run"] for entry in tally.injected()}
-    for number, (operator, seam) in enumerate(DEATHS):
+    died = {entry["rule"]: entry["labels"]["run"] for entry in counters.injected()}
+    for number, (operator, failpoint) in enumerate(DEATHS):
         day = FIRST_DAY + timedelta(days=number)
         claims = [
             [entry.run_id for entry in pipeline.ledger.history(record.wal_id) if entry.to_status is Status.IN_PROGRESS]
@@ -133,7 +133,7 @@ def _assert_every_attempt_is_explained(pipeline: Pipeline, tally: Tally) -> None
         assert len(claims) == UNITS_PER_DAY
         held = [died[f"day-{number}"] in runs for runs in claims]
         # One that died before its claim was durable held nothing; one that died after its settlement gave nothing back.
-        given_back = operator != MessageParse.operator and seam is not Seam.STAGE_COMMITTED
+        given_back = operator != MessageParse.operator and failpoint is not Failpoint.STAGE_COMMITTED
         assert held == [operator != MessageParse.operator] * UNITS_PER_DAY
         assert [len(runs) for runs in claims] == [2 if given_back else 1] * UNITS_PER_DAY
 

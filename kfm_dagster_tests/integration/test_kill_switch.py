@@ -12,7 +12,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.samples.goes_abi import goes_abi_samples
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.governance.switches import EVERY_DATASET
-from kfm_dagster.ingest.switched_off import SwitchedOff, sentence
+from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, sentence
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.notifications.sqs import MAX_VISIBILITY_SECONDS
@@ -83,7 +83,7 @@ def test_a_queue_whose_datasets_are_off_one_by_one_is_not_received_from(
     switches = face.pipeline.ledger.switches
     datasets = [contract.id for contract in face.pipeline.registry]
     for dataset in datasets:
-        assert SwitchedOff.now(switches).of_queue(face.pipeline.registry, "kfm-nodd-primary") == []
+        assert KillSwitchPolicy.now(switches).of_queue(face.pipeline.registry, "kfm-nodd-primary") == []
         switches.engage(dataset, WHY)
     message = face.tick("nodd_messages").skip_message
     assert all(sentence(switches.engaged()[dataset]) in message for dataset in datasets)

@@ -12,7 +12,7 @@ import pytest
 
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import DatabaseUnavailableError, QueueUnavailableError
-from kfm_dagster.ingest.lease_keeper import LeaseKeeper
+from kfm_dagster.ingest.heartbeat import Heartbeat
 from kfm_dagster.ingest.nodes import IntegrityCheck, MessageParse, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.leases import Leases
@@ -22,8 +22,8 @@ from kfm_dagster_tests.integration.chain import (
     DAY,
     Clock,
     CrashError,
+    Failpoint,
     FakeQueue,
-    Seam,
     announce,
     put,
     run_chain,
@@ -35,7 +35,7 @@ PARTITION = DAY.isoformat()
 LEASE = 960
 TIMEOUT = 900
 """Visibility timeout of the built-in contracts."""
-CLAIMED = Seam(operator=MessageParse.operator, point="committed")
+CLAIMED = Failpoint(operator=MessageParse.operator, point="committed")
 
 
 @pytest.fixture
@@ -51,25 +51,25 @@ def claimed(pipeline: Pipeline, contracts: ContractRegistry) -> Clock:
     return pipeline.clock
 
 
-def keeper_of(pipeline: Pipeline, *, run_id: str = "run-1") -> LeaseKeeper:
-    """A keeper of the claimed units, whoever holds them."""
+def keeper_of(pipeline: Pipeline, *, run_id: str = "run-1") -> Heartbeat:
+    """A lifecycle of the claimed units, whoever holds them."""
     attempts = {record.wal_id: record.attempts for record in pipeline.ledger.find(limit=9)}
-    return LeaseKeeper(pipeline, run_id=run_id, attempts=attempts)
+    return Heartbeat(pipeline, run_id=run_id, attempts=attempts)
 
 
 @pytest.mark.clause("BEY-02")
 def test_work_that_lasts_many_leases_keeps_its_claims_and_its_messages(
     pipeline: Pipeline, queue: FakeQueue, claimed: Clock
 ) -> None:
-    keeper = keeper_of(pipeline)
-    assert keeper.interval_seconds == TIMEOUT / 3
+    lifecycle = keeper_of(pipeline)
+    assert lifecycle.interval_seconds == TIMEOUT / 3
     hidden_until = claimed.now.timestamp() + TIMEOUT
     for _ in range(20):
-        claimed.forward(keeper.interval_seconds)
+        claimed.forward(lifecycle.interval_seconds)
         assert claimed.now.timestamp() < hidden_until
         queue.visibility.clear()
-        keeper.tick()
-        assert pipeline.ledger.release_lost().readmitted == ()
+        lifecycle.tick()
+        assert pipeline.ledger.release_lost().requeued == ()
         if queue.visibility:
             assert len(queue.visibility) == 2
             assert {seconds for _, seconds in queue.visibility} == {TIMEOUT}
@@ -77,21 +77,21 @@ def test_work_that_lasts_many_leases_keeps_its_claims_and_its_messages(
     assert traces.statuses(pipeline) == {Status.IN_PROGRESS: 2}
 
     claimed.forward(LEASE + 1)  # nobody works any more
-    assert len(pipeline.ledger.release_lost().readmitted) == 2
+    assert len(pipeline.ledger.release_lost().requeued) == 2
 
 
 @pytest.mark.clause("BEY-02")
 def test_messages_are_left_alone_until_half_of_their_timeout_is_over(
     pipeline: Pipeline, queue: FakeQueue, claimed: Clock
 ) -> None:
-    keeper = keeper_of(pipeline)
+    lifecycle = keeper_of(pipeline)
     claimed.forward(TIMEOUT / 2 - 1)
-    keeper.tick()
+    lifecycle.tick()
     assert queue.visibility == []
     claimed.forward(1)
     keeper_of(pipeline, run_id="another run").tick()
     assert queue.visibility == []
-    keeper.tick()
+    lifecycle.tick()
     assert len(queue.visibility) == 2
 
 
@@ -123,15 +123,15 @@ def test_a_thread_renews_while_the_work_lasts_and_ends_with_it(
         return 1
 
     monkeypatch.setattr(Leases, "renew", renew)
-    monkeypatch.setattr(LeaseKeeper, "interval_seconds", 0.001)
-    keeper = keeper_of(pipeline)
-    with keeper.keeping():
+    monkeypatch.setattr(Heartbeat, "interval_seconds", 0.001)
+    lifecycle = keeper_of(pipeline)
+    with lifecycle.keeping():
         for _ in range(3):
             assert renewed.acquire(timeout=60)
-    with pytest.raises(CrashError), keeper.keeping():
+    with pytest.raises(CrashError), lifecycle.keeping():
         raise CrashError
-    assert "lease-keeper-run-1" in threads
-    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("lease-keeper")] == []
+    assert "lease-lifecycle-run-1" in threads
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("lease-lifecycle")] == []
 
 
 @pytest.mark.clause("BEY-02")
@@ -163,7 +163,7 @@ def test_a_stage_computes_inside_what_its_node_holds(
     told: list[str] = []
 
     @contextmanager
-    def keeping(self: LeaseKeeper) -> Iterator[None]:
+    def keeping(self: Heartbeat) -> Iterator[None]:
         told.append("holds")
         yield
         told.append("lets go")
@@ -172,7 +172,7 @@ def test_a_stage_computes_inside_what_its_node_holds(
         told.append("computes")
         return list(self.received)
 
-    monkeypatch.setattr(LeaseKeeper, "keeping", keeping)
+    monkeypatch.setattr(Heartbeat, "keeping", keeping)
     monkeypatch.setattr(IntegrityCheck, "transform", check)
     node = IntegrityCheck(pipeline=pipeline, dataset="nexrad-l2", partition=PARTITION, run_id="run-1")
     pipeline.stages.run(node, run_id="run-1", upstream=None)

@@ -214,5 +214,5 @@ def test_one_bucket_that_cannot_be_listed_costs_its_siblings_nothing(
     found = traces.records(face.pipeline).values()
     assert (len(found), there) == (3, 6)
     assert {str(record.object_uri).startswith(f"s3://{first}/") for record in found} == {False}
-    [stage] = face.pipeline.stages.keeper.store.of_run(result.run_id)
+    [stage] = face.pipeline.stages.lifecycle.store.of_run(result.run_id)
     assert stage.error_class is ErrorClass.E_INPUT

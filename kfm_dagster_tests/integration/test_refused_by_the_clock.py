@@ -44,7 +44,7 @@ class ScriptedClock(LockedClock):
 
     def judged(self, contract: DatasetContract, objects: ObjectStores) -> ClockJudgement:
         self.looks += 1
-        self.stood.append(self.pipeline.stages.keeper.store.since(datetime(2000, 1, 1, tzinfo=UTC)))
+        self.stood.append(self.pipeline.stages.lifecycle.store.since(datetime(2000, 1, 1, tzinfo=UTC)))
         if self.looks in self.unlocked:
             return ClockJudgement(state=ClockState.UNLOCKED, reason="kernel tells an offset of 5.000 s")
         return super().judged(contract, objects)
@@ -66,7 +66,7 @@ def waits(result: Any) -> list[float]:
 
 
 def lines_of(face: Face, run_id: str, operator: str) -> list[dict[str, Any]]:
-    return list(face.pipeline.stages.keeper.store.audit.of_stage(run_id, f"nexrad-l2.{operator}"))
+    return list(face.pipeline.stages.lifecycle.store.audit.of_stage(run_id, f"nexrad-l2.{operator}"))
 
 
 @pytest.mark.clause("PCS-05", "PCS-06", "PCS-10", "PCS-15")
@@ -84,7 +84,7 @@ def test_a_stage_that_the_clock_refused_is_tried_again_and_succeeds_once_it_is_l
     assert waits(result) == [0.01, 0.02]
     assert clock.looks == len(OPERATORS) + 2
     run_id, stage = result.dagster_run.run_id, f"nexrad-l2.{operator}"
-    attempts = face.pipeline.stages.keeper.store.of_run(run_id)
+    attempts = face.pipeline.stages.lifecycle.store.of_run(run_id)
     assert [one.stage for one in attempts] == [f"nexrad-l2.{each}" for each in OPERATORS]
     assert {(one.attempt, one.state) for one in attempts} == {(1, StageState.SUCCEEDED)}
     # What the stage was given is kept when it is refused, and it succeeds with exactly that.
@@ -113,7 +113,7 @@ def test_a_stage_that_the_clock_refused_is_tried_again_and_succeeds_once_it_is_l
     assert all(retry["interval_seconds"] >= wait for retry, wait in zip(retries, waits(result), strict=True))
     assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 2}
     assert len(traces.items(Path(face.pipeline.settings.catalog))) == 2
-    verify_chain(face.pipeline.stages.keeper.store.audit.lines())
+    verify_chain(face.pipeline.stages.lifecycle.store.audit.lines())
 
 
 @pytest.mark.clause("PCS-03", "PCS-06", "PCS-10", "PCS-14")
@@ -155,9 +155,9 @@ def test_a_clock_that_stays_unlocked_ends_with_the_retries_or_the_deadline_and_t
         "nexrad-l2.provenance_emit",
     )
     [refused] = [
-        one for one in face.pipeline.stages.keeper.store.of_run(run_id) if one.stage.endswith("provenance_emit")
+        one for one in face.pipeline.stages.lifecycle.store.of_run(run_id) if one.stage.endswith("provenance_emit")
     ]
     assert (refused.attempt, refused.state) == (1, StageState.PENDING)
     assert traces.statuses(face.pipeline) == {Status.PENDING: 2}
     assert trees.files(Path(face.pipeline.settings.catalog)) == before
-    verify_chain(face.pipeline.stages.keeper.store.audit.lines())
+    verify_chain(face.pipeline.stages.lifecycle.store.audit.lines())

@@ -103,7 +103,7 @@ def standing(pipeline: Pipeline) -> Any:
 
 
 def lines(pipeline: Pipeline, kind: str) -> list[tuple[str, str, dict[str, Any]]]:
-    found = pipeline.stages.keeper.store.audit.lines()
+    found = pipeline.stages.lifecycle.store.audit.lines()
     return [(line["run_id"], line["event"], line["details"]) for line in found if line["kind"] == kind]
 
 
@@ -128,7 +128,7 @@ def test_a_replay_compensates_first_passes_every_gate_and_ends_in_the_same_outpu
         *[(Status.SUCCEEDED, 2, "replay")] * 3,
     ]
     assert pipeline.ledger.mismatches() == []
-    attempts = pipeline.stages.keeper.store.of_run("replay")
+    attempts = pipeline.stages.lifecycle.store.of_run("replay")
     assert [one.state for one in attempts] == [StageState.SUCCEEDED] * len(operators())
     passed = {event for run_id, event, details in lines(pipeline, "gate") if run_id == "replay"}
     assert {"G1", "G2", "G4", "G6", "G8"} <= passed
@@ -167,7 +167,7 @@ def test_a_divergence_ends_rolled_back_is_reported_and_touches_nothing(
     with pytest.raises(StageFailedError, match=f"metadata_extract of run original.* 1 with another result, {chosen}"):
         replayed(pipeline)
     assert standing(pipeline) == before
-    attempt = pipeline.stages.keeper.store.newest("replay", "nexrad-l2.message_parse")
+    attempt = pipeline.stages.lifecycle.store.newest("replay", "nexrad-l2.message_parse")
     assert attempt is not None
     assert attempt.state is StageState.ROLLED_BACK
     [told] = [details for _, event, details in lines(pipeline, "replay") if event == "diverged"]

@@ -12,6 +12,7 @@ import pytest
 
 from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.errors import DependencyUnavailableError, KfmError
+from kfm_dagster.failpoints import Failpoint, Labels, install
 from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.nodes import (
     MessageParse,
@@ -28,7 +29,6 @@ from kfm_dagster.ledger.policy import LedgerCode
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.run_state.object_store import ObjectRunState
 from kfm_dagster.run_state.record import RunState
-from kfm_dagster.seams import Labels, Seam, install
 from kfm_dagster.stages.audit import verify_chain
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.card import StageState
@@ -142,7 +142,7 @@ def test_a_run_that_fails_at_any_stage_leaves_everything_as_it_was(
 
     assert state_of(pipeline) == before
     assert_conserved(pipeline)
-    store = pipeline.stages.keeper.store
+    store = pipeline.stages.lifecycle.store
     newest = store.newest("failing", node.kind)
     assert newest is not None
     assert newest.state is StageState.ROLLED_BACK
@@ -179,8 +179,8 @@ def test_nothing_is_taken_back_that_another_run_may_rely_on(pipeline: Pipeline, 
         roll_back(node, WHY)
     assert roll_back_or_leave(node, WHY) is None
     assert state_of(pipeline) == after
-    assert len(taken.readmitted) == 3
-    last = list(pipeline.stages.keeper.store.audit.lines())[-1]
+    assert len(taken.requeued) == 3
+    last = list(pipeline.stages.lifecycle.store.audit.lines())[-1]
     assert (last["event"], last["details"]) == ("run not rolled back", {"error": "ClaimsLostError"})
 
 
@@ -226,7 +226,7 @@ def test_run_state_outside_the_database_is_told_again_or_the_audit_says_that_it_
     assert rollback is not None
     assert list(rollback.compensated) == COMPENSATED[Settle.operator]
     assert traces.statuses(pipeline) == {Status.PENDING: 3}
-    told = [line["event"] for line in pipeline.stages.keeper.store.audit.lines() if line["kind"] == "compensation"]
+    told = [line["event"] for line in pipeline.stages.lifecycle.store.audit.lines() if line["kind"] == "compensation"]
     is_told = len(unanswered) == 1
     assert told == ["done"] * 3 + ["run rolled back"] + ([] if is_told else ["run-state not taken back"])
     upstream = [state for state in pipeline.stages.run_states.of_run("failing") if state.dataset_id != node.kind]
@@ -239,8 +239,8 @@ def test_a_rollback_whose_commit_was_not_answered_is_done(pipeline: Pipeline, ob
     node = run_until(pipeline, Settle.operator, point="computed", run_id="failing")
     commits = count(1)
 
-    def lost(seam: Seam, _: Labels) -> None:
-        if seam is Seam.DATABASE_COMMIT_AFTER and next(commits) == 1:
+    def lost(failpoint: Failpoint, _: Labels) -> None:
+        if failpoint is Failpoint.DATABASE_COMMIT_AFTER and next(commits) == 1:
             raise ConnectionError("the server closed the connection")
 
     install(lost)
@@ -249,4 +249,4 @@ def test_a_rollback_whose_commit_was_not_answered_is_done(pipeline: Pipeline, ob
     finally:
         install(None)
     assert traces.statuses(pipeline) == {Status.PENDING: 3}
-    assert list(pipeline.stages.keeper.store.audit.lines())[-1]["event"] == "run rolled back"
+    assert list(pipeline.stages.lifecycle.store.audit.lines())[-1]["event"] == "run rolled back"

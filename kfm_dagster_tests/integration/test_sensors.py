@@ -33,8 +33,8 @@ from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
     CrashError,
+    Failpoint,
     FakeQueue,
-    Seam,
     announce,
     good,
     put,
@@ -305,7 +305,7 @@ def test_units_of_a_dead_run_are_given_back_and_those_of_a_live_one_are_not(
         with pytest.raises(CrashError):
             run_chain(
                 face.pipeline, "nexrad-l2", PARTITION, run.run_id, Source.LEDGER,
-                dies_at=Seam(operator=StacRegister.operator, point="computed"),
+                dies_at=Failpoint(operator=StacRegister.operator, point="computed"),
             )  # fmt: skip
         runs[status] = volumes(2)[number].uri
     face.tick("nodd_ledger")

@@ -42,7 +42,7 @@ class NoteTake(EffectNode):
     description = "A note of each unit."
     follows = MetadataExtract
     section = "metadata"
-    held_against = (Gate.G1,)
+    required_gates = (Gate.G1,)
     replayable = True
 
     taken: ClassVar[list[str]] = []

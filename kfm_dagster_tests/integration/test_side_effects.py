@@ -22,7 +22,7 @@ from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
     CrashError,
-    Seam,
+    Failpoint,
     announce,
     missing,
     put,
@@ -169,7 +169,9 @@ def test_a_run_that_dies_before_it_settles_leaves_the_claim_and_nothing_else(
     pipeline = make_pipeline()
     put(objects, volumes(1))
     with pytest.raises(CrashError):
-        run_chain(pipeline, "nexrad-l2", DAY.isoformat(), "run-1", dies_at=Seam(operator=operator, point="committed"))
+        run_chain(
+            pipeline, "nexrad-l2", DAY.isoformat(), "run-1", dies_at=Failpoint(operator=operator, point="committed")
+        )
     [record] = traces.records(pipeline).values()
     assert (record.status, record.attempts, record.version) == (Status.IN_PROGRESS, 1, 2)
     assert {record.integrity_status, record.metadata_status, record.stac_status, record.provenance_status} == {
@@ -187,7 +189,7 @@ def test_a_run_that_lost_its_claims_writes_nothing(
     with pytest.raises(CrashError):
         run_chain(
             pipeline, "nexrad-l2", DAY.isoformat(), "lost",
-            dies_at=Seam(operator=MetadataExtract.operator, point="committed"),
+            dies_at=Failpoint(operator=MetadataExtract.operator, point="committed"),
         )  # fmt: skip
     pipeline.ledger.release_lost(run_ids=["lost"])
     if taken_by == "another run":

@@ -125,7 +125,7 @@ def test_a_skip_is_asked_of_the_port_before_the_operator_works_and_only_there(
     # A run that the port knows does nothing, whatever else the database holds.
 
     def says_so(port: RunStatePort, key: RunStateKey, **_: Any) -> StageBatch:
-        found = port.recall(key.dataset_id, first.dagster_run.run_id)
+        found = port.load_output(key.dataset_id, first.dagster_run.run_id)
         assert found is not None
         return replace(found, state=replace(found.state, run_id=key.run_id), skipped=SkipCause.ALREADY_SUCCEEDED)
 

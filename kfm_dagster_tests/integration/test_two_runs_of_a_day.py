@@ -65,4 +65,4 @@ def test_two_runs_that_commit_at_once_leave_one_open_window_of_each_stage(
         assert (earlier.valid_to is None, later.valid_to) == (False, None)
         assert pipelines[0].nodes.newest(node) == later
     trees.assert_consistent(Path(pipelines[0].settings.catalog))
-    verify_chain(pipelines[0].stages.keeper.store.audit.lines())
+    verify_chain(pipelines[0].stages.lifecycle.store.audit.lines())

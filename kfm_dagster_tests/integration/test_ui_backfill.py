@@ -16,7 +16,7 @@ from kfm_dagster.deployment.local import Deployment, free_port
 from kfm_dagster.ingest.nodes import chain
 from kfm_dagster_tests.databases import migrated_sqlite
 from kfm_dagster_tests.integration.chain import DAY, good, put
-from kfm_dagster_tests.patience import HANG_SECONDS
+from kfm_dagster_tests.timeouts import HANG_SECONDS
 
 DAYS = [DAY + timedelta(days=number) for number in range(10)]
 EMPTY = {DAYS[2], DAYS[3], DAYS[9]}

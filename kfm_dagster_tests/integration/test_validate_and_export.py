@@ -128,7 +128,7 @@ def test_the_bundle_of_a_run_holds_its_card_reports_and_whole_audit_and_verifies
     write_release(gather_release(face.pipeline), folder, signer)
     assert verify_release(folder, trusted_certificates(face.pipeline.settings)).signed.fingerprint == signer.fingerprint
     lines = [json.loads(line) for line in (folder / AUDIT).read_text().splitlines()]
-    head = face.pipeline.stages.keeper.store.audit.head()
+    head = face.pipeline.stages.lifecycle.store.audit.head()
     assert (verify_chain(lines, head=head[1]), head[0]) == (len(lines), len(lines))
     assert json.loads((folder / DIMENSIONS).read_text())["p_dim"] == 1.0
     assert json.loads((folder / VALIDATION).read_text())["audit"]["head"] == head[1]
@@ -212,7 +212,7 @@ def test_the_kpis_are_those_of_the_attempts_and_readings_that_were_recorded(pipe
         attempt(number, number, StageState.SUCCEEDED, units=10)
     # None of these counts as settled, and what failed has no latency.
     attempt(1, 21, StageState.SUCCEEDED, stage="stac_register", units=500)
-    attempt(30, 22, StageState.SUCCEEDED, units=500, handed_on="run 1")
+    attempt(30, 22, StageState.SUCCEEDED, units=500, reused="run 1")
     attempt(31, 1_000, StageState.FAILED)
     # Asked again: with the same inputs it is no conflict, with others it is one.
     attempt(1, 23, StageState.SUCCEEDED, stage="stac_register")

@@ -172,7 +172,7 @@ def act(bench: Bench, deed: str, units: list[Envelope]) -> set[str]:
         return set(bench.ledger.settle([finished(unit) for unit in claimed], run_id=RUN).succeeded)
     bench.ledger.settle([failed(unit, "storage_unavailable") for unit in claimed], run_id=RUN)
     if deed == "fail and retry":
-        bench.ledger.readmit([unit.wal_id for unit in units])
+        bench.ledger.requeue([unit.wal_id for unit in units])
     return set()
 
 
@@ -181,7 +181,7 @@ def work_off(bench: Bench, units: list[Envelope]) -> None:
     newest = units[-1].wal_id
     for _ in range(8):
         bench.ledger.release_lost(run_ids=[RUN])
-        bench.ledger.readmit([unit.wal_id for unit in units])
+        bench.ledger.requeue([unit.wal_id for unit in units])
         claimed = bench.claim(*units)
         if not claimed:
             return
@@ -300,7 +300,7 @@ def test_a_claim_is_taken_back_while_a_newer_version_is_let_in(bench: Bench, rel
         with bench.database.transaction() as tx:
             tx.connection.exec_driver_sql("SET LOCAL lock_timeout = '20s'")  # neither may wait for the other
             report = RELEASES[release](bench, tx)
-    assert report.readmitted + report.quarantined == (old.wal_id,)
+    assert report.requeued + report.quarantined == (old.wal_id,)
     assert standing(bench, [old, new]) == ["quarantined" if attempt == 3 else "pending", "pending"]
     if attempt == 1:
         # What was superseded and is tried once more finds its object overwritten, and goes there, too.
@@ -324,7 +324,7 @@ def test_no_replay_lets_a_superseded_failure_in(bench: Bench, reason: str) -> No
     bench.bring_to("failed", old)
     bench.ledger.ensure([new])
     assert standing(bench, [old]) == ["quarantined"]
-    assert bench.ledger.readmit([old.wal_id], reason=reason) == frozenset()
+    assert bench.ledger.requeue([old.wal_id], reason=reason) == frozenset()
     bench.clock.advance(10**6)
     assert bench.ledger.retry_due(now=bench.clock.now, limit=10) == {}
 

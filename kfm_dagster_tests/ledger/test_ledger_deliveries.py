@@ -264,7 +264,7 @@ def test_conservation_holds_after_every_step_of_any_story(bench: Bench, steps: l
                 end = finished if step == "work" else failed
                 bench.ledger.settle([end(one) for one in bench.claim(unit)], run_id="run-1")
             case "retry":
-                bench.ledger.readmit([unit.wal_id])
+                bench.ledger.requeue([unit.wal_id])
             case "delete":
                 bench.deliveries.mark_acknowledged(bench.deliveries.due_for_deletion(limit=100))
             case "dlq":

@@ -20,7 +20,7 @@ def test_every_transition_leaves_who_when_from_to_version_reason_and_run(bench: 
     bench.clock.advance(1)
     bench.ledger.settle([failed(one) for one in claimed], run_id="run-1")
     bench.clock.advance(1)
-    bench.ledger.readmit([unit.wal_id], reason="incident", run_id="replay-1", actor="jane")
+    bench.ledger.requeue([unit.wal_id], reason="incident", run_id="replay-1", actor="jane")
     found = [
         (one.version, (one.at - start).seconds, one.actor, one.from_status, one.to_status, one.reason, one.run_id)
         for one in bench.ledger.history(unit.wal_id)
@@ -79,7 +79,7 @@ def test_history_is_append_only_and_nobody_but_the_ledger_appends(bench: Bench) 
 def test_a_history_with_a_hole_is_refused(bench: Bench) -> None:
     unit = envelope()
     bench.bring_to("failed", unit)
-    bench.ledger.readmit([unit.wal_id])
+    bench.ledger.requeue([unit.wal_id])
     bench.ledger.settle([failed(one) for one in bench.claim(unit)], run_id="run-1")
     history = bench.ledger.history(unit.wal_id)
     # Without a whole attempt the statuses still follow one another.

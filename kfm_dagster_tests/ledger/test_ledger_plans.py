@@ -18,7 +18,7 @@ from benchmarks.ledger import CELL, CLAIMED_CELLS, NOW, PENDING_CELLS, Filling
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.idempotent_node.wal import Intents, IntentStatus
 from kfm_dagster.ledger.policy import replay_rules
-from kfm_dagster.lineage.step_telling import MOST
+from kfm_dagster.lineage.step_events import MOST
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.statements import statement
@@ -52,7 +52,7 @@ PLANS: list[tuple[str, dict[str, Any], str]] = [
     ("ledger.fail_runs", {}, "in_progress"),
     ("ledger.fail_expired", {}, "in_progress"),
     ("ledger.due", {}, "by_due_time"),
-    ("ledger.readmit", {}, RECORD),
+    ("ledger.requeue", {}, RECORD),
     ("ledger.hold", {}, RECORD),
     ("ledger.settle_succeeded", {}, RECORD),
     ("ledger.settle_failed", {}, RECORD),

@@ -43,7 +43,7 @@ def rows(bench: Bench, unit: Envelope) -> tuple[Any, int]:
 
 AUTOMATIC: dict[str, Callable[[Bench, Envelope], object]] = {
     "due retries": lambda bench, _: bench.ledger.retry_due(now=bench.clock.now + timedelta(days=99), limit=1000),
-    "redelivery": lambda bench, unit: bench.ledger.readmit(bench.ledger.ensure([unit]).existing),
+    "redelivery": lambda bench, unit: bench.ledger.requeue(bench.ledger.ensure([unit]).existing),
     "recovery of its run": lambda bench, _: bench.ledger.release_lost(run_ids=[RUN]),
     "recovery of expired leases": lambda bench, _: bench.ledger.release_lost(),
     "a claim": lambda bench, unit: bench.claim(unit),
@@ -51,7 +51,7 @@ AUTOMATIC: dict[str, Callable[[Bench, Envelope], object]] = {
         [finished(unit.evolve(attempt=attempt)) for attempt in (1, 2, 3)], run_id=RUN
     ),
     **{
-        f"a replay for {reason}": lambda bench, unit, reason=reason: bench.ledger.readmit([unit.wal_id], reason=reason)
+        f"a replay for {reason}": lambda bench, unit, reason=reason: bench.ledger.requeue([unit.wal_id], reason=reason)
         for reason in ReplayReason
     },
 }
@@ -64,7 +64,7 @@ def test_no_automatic_path_touches_a_unit_whose_attempts_are_used_up(bench: Benc
     bench.ledger.ensure([unit])
     for _ in range(3):
         fail(bench, unit, code)
-        bench.ledger.readmit([unit.wal_id])
+        bench.ledger.requeue([unit.wal_id])
     before = rows(bench, unit)
     assert before[0].status is Status.QUARANTINED
     bench.clock.advance(10**7)
@@ -88,7 +88,7 @@ def test_a_permanent_error_has_its_own_smaller_number_of_attempts(
                 continue
             report = fail(bench, unit, code)
             assert report.quarantined == ((unit.wal_id,) if attempt == most else ()), (unit, attempt)
-            assert bench.ledger.readmit([unit.wal_id]) == (frozenset() if attempt == most else {unit.wal_id})
+            assert bench.ledger.requeue([unit.wal_id]) == (frozenset() if attempt == most else {unit.wal_id})
     records = [bench.ledger.get(unit.wal_id) for unit in (hopeless, hopeful)]
     assert [(record.status, record.attempts, record.change_reason) for record in records] == [
         ("quarantined", limit, "attempts_exhausted"),
@@ -116,7 +116,7 @@ def test_a_permanent_error_is_tried_once_unless_time_may_cure_it(bench: Bench, c
         report = fail(bench, unit, code)
         last = attempt == attempts
         assert report.quarantined == ((unit.wal_id,) if last else ()), attempt
-        assert bench.ledger.readmit([unit.wal_id]) == (frozenset() if last else {unit.wal_id})
+        assert bench.ledger.requeue([unit.wal_id]) == (frozenset() if last else {unit.wal_id})
 
 
 @pytest.mark.clause("WSM-14")
@@ -130,7 +130,7 @@ def test_a_failure_that_a_stricter_contract_gives_no_attempt_makes_way_for_those
     bench.clock.advance(1)
     fail(bench, hopeful, TRANSIENT)
     strict = bench_with(bench, contracts, permanent=PermanentErrors(codes=[PERMANENT], max_attempts=1).model_dump())
-    assert strict.ledger.readmit([hopeless.wal_id], reason="incident") == frozenset()
+    assert strict.ledger.requeue([hopeless.wal_id], reason="incident") == frozenset()
     due = bench.clock.now + timedelta(days=1)
     assert [strict.ledger.retry_due(now=due, limit=1) for _ in range(3)] == [{}, {("nexrad-l2", DAY): 1}, {}]
     record = bench.ledger.get(hopeless.wal_id)
@@ -154,7 +154,7 @@ def test_a_governance_refusal_gets_no_second_attempt_by_any_path_but_a_release(b
     record = bench.ledger.get(unit.wal_id)
     assert (record.last_error_code, record.attempts) == ("governance_hard_fail", 1)
     for reason in ReplayReason:
-        assert bench.ledger.readmit([unit.wal_id], reason=reason) == frozenset()
+        assert bench.ledger.requeue([unit.wal_id], reason=reason) == frozenset()
     moved = bench.ledger.override(
         {unit.wal_id: record.version}, from_status=Status.QUARANTINED, action=GovernanceAction.RELEASE, decision=JANE
     )
@@ -197,7 +197,7 @@ def test_past_the_deadline_no_retry_begins(late: bool, bench: Bench, contracts: 
     # Why it failed stays to be read.
     assert record.last_error_code == TRANSIENT
     for reason in ReplayReason:
-        assert bench.ledger.readmit([unit.wal_id], reason=reason) == frozenset()
+        assert bench.ledger.requeue([unit.wal_id], reason=reason) == frozenset()
 
 
 @pytest.mark.clause("WSM-15")
@@ -207,7 +207,7 @@ def test_a_replay_that_a_person_wants_has_no_deadline(bench: Bench, contracts: C
     bench.ledger.ensure([unit])
     fail(bench, unit, TRANSIENT)
     bench.clock.advance(10**6)
-    assert bench.ledger.readmit([unit.wal_id], reason="incident") == {unit.wal_id}
+    assert bench.ledger.requeue([unit.wal_id], reason="incident") == {unit.wal_id}
     assert fail(bench, unit, TRANSIENT).failed == (unit.wal_id,)
 
 
@@ -218,7 +218,7 @@ def test_a_released_unit_without_attempts_gets_exactly_one_more(bench: Bench, en
     bench.ledger.ensure([unit])
     for _ in range(3):
         fail(bench, unit, TRANSIENT)
-        bench.ledger.readmit([unit.wal_id])
+        bench.ledger.requeue([unit.wal_id])
     record = bench.ledger.get(unit.wal_id)
     bench.ledger.override(
         {unit.wal_id: record.version}, from_status=Status.QUARANTINED, action=GovernanceAction.RELEASE, decision=JANE
@@ -234,7 +234,7 @@ def test_a_released_unit_without_attempts_gets_exactly_one_more(bench: Bench, en
     assert after.attempts == 4
     assert after.status == ("succeeded" if end == "succeeds" else "quarantined")
     for reason in ReplayReason:
-        assert bench.ledger.readmit([unit.wal_id], reason=reason) == frozenset()
+        assert bench.ledger.requeue([unit.wal_id], reason=reason) == frozenset()
 
 
 @pytest.mark.clause("WAL-10")
@@ -251,7 +251,7 @@ def test_a_switched_off_dataset_is_neither_claimed_nor_let_in_nor_written(bench:
 
     def refused() -> bool:
         later = bench.clock.now + timedelta(days=1)
-        let_in = [bench.ledger.readmit([broken.wal_id], reason=reason) for reason in ReplayReason]
+        let_in = [bench.ledger.requeue([broken.wal_id], reason=reason) for reason in ReplayReason]
         with bench.database.transaction() as tx:
             fenced = bench.ledger.fence(RUN)(tx, attempts)
         return (
@@ -277,7 +277,7 @@ def test_a_unit_whose_run_met_the_switch_waits_for_it_and_is_done_afterwards(ben
     bench.ledger.switches.engage("nexrad-l2", JANE)
     # Recovery gives the claim up; the unit stays failed while its dataset is off, with attempts left.
     report = bench.ledger.release_lost(run_ids=[RUN])
-    assert (report.failed, report.readmitted, report.quarantined) == ((unit.wal_id,), (), ())
+    assert (report.failed, report.requeued, report.quarantined) == ((unit.wal_id,), (), ())
     assert bench.ledger.retry_due(now=bench.clock.now, limit=10) == {}
     bench.ledger.switches.release("nexrad-l2", JANE)
     assert bench.ledger.retry_due(now=bench.clock.now, limit=10) == {("nexrad-l2", DAY): 1}

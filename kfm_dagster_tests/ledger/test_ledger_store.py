@@ -205,7 +205,7 @@ def test_a_failure_keeps_code_redacted_message_and_the_time_of_the_next_attempt(
 
 def test_a_success_clears_the_error_of_the_attempt_before(bench: Bench) -> None:
     bench.bring_to("failed", envelope())
-    bench.ledger.readmit([envelope().wal_id])
+    bench.ledger.requeue([envelope().wal_id])
     bench.ledger.settle([finished(unit) for unit in bench.claim()], run_id=RUN)
     record = bench.ledger.get(envelope().wal_id)
     assert (record.status, record.last_error_code, record.last_error_message) == ("succeeded", None, None)
@@ -254,7 +254,7 @@ def test_attempts_run_out_into_quarantine_and_no_replay_brings_the_unit_back(ben
         (claimed,) = bench.claim()
         assert claimed.attempt == attempt
         report = bench.ledger.settle([failed(claimed)], run_id=RUN)
-        assert bench.ledger.readmit([unit.wal_id]) == (frozenset() if attempt == 3 else {unit.wal_id})
+        assert bench.ledger.requeue([unit.wal_id]) == (frozenset() if attempt == 3 else {unit.wal_id})
         assert bench.ledger.get(unit.wal_id).attempts == attempt
     record = bench.ledger.get(unit.wal_id)
     assert report.quarantined == (unit.wal_id,)
@@ -274,9 +274,9 @@ def test_a_contract_that_grants_fewer_attempts_than_were_made_stops_the_replay(
     nexrad = contracts["nexrad-l2"]
     strict = nexrad.model_copy(update={"retry": nexrad.retry.model_copy(update={"max_attempts": 1})})
     ledger = Ledger(bench.database, registry=ContractRegistry.of([strict]), worker_id="w", clock=bench.clock)
-    assert ledger.readmit([envelope().wal_id], reason="incident") == frozenset()
+    assert ledger.requeue([envelope().wal_id], reason="incident") == frozenset()
     other = Ledger(bench.database, registry=ContractRegistry.of([contracts["hrrr"]]), worker_id="w", clock=bench.clock)
-    assert other.readmit([envelope().wal_id], reason="incident") == frozenset()
+    assert other.requeue([envelope().wal_id], reason="incident") == frozenset()
 
 
 @pytest.mark.clause("WSM-07")
@@ -284,7 +284,7 @@ def test_a_replay_sets_its_reason_and_who_asked(bench: Bench) -> None:
     for number, reason in enumerate(("dlq-drain", "incident", "backfill", "test", "retry")):
         unit = envelope(number)
         bench.bring_to("failed", unit)
-        assert bench.ledger.readmit([unit.wal_id], reason=reason, run_id="replay-1", actor="jane")
+        assert bench.ledger.requeue([unit.wal_id], reason=reason, run_id="replay-1", actor="jane")
         record = bench.ledger.get(unit.wal_id)
         assert (record.status, record.replay_reason, record.changed_by) == ("pending", reason, "jane")
         assert (record.ingest_run_id, record.next_attempt_at, record.attempts) == ("replay-1", None, 1)
@@ -294,11 +294,11 @@ def test_a_replay_sets_its_reason_and_who_asked(bench: Bench) -> None:
 def test_an_unknown_replay_reason_is_refused_until_it_is_governed(bench: Bench) -> None:
     bench.bring_to("failed", envelope())
     with pytest.raises(UnknownReplayReasonError, match="observed reprocess-2025; expected backfill or dlq-drain"):
-        bench.ledger.readmit([envelope().wal_id], reason="reprocess-2025")
+        bench.ledger.requeue([envelope().wal_id], reason="reprocess-2025")
     assert bench.ledger.get(envelope().wal_id).status == "failed"
     for _ in range(2):
         bench.ledger.govern_replay_reason("reprocess-2025", meaning="the yearly reprocessing")
-    assert bench.ledger.readmit([envelope().wal_id], reason="reprocess-2025") == {envelope().wal_id}
+    assert bench.ledger.requeue([envelope().wal_id], reason="reprocess-2025") == {envelope().wal_id}
 
 
 @pytest.mark.clause("WSM-07", "WSM-09")
@@ -322,7 +322,7 @@ def test_a_redelivery_starts_a_second_attempt_only_where_the_record_has_failed(b
         bench.bring_to(state, unit)
     untouched = [bench.ledger.get(units[state].wal_id) for state in ("in_progress", "succeeded", "quarantined")]
     existing = bench.ledger.ensure(units.values()).existing
-    assert bench.ledger.readmit(existing, run_id="run-2") == {units["failed"].wal_id}
+    assert bench.ledger.requeue(existing, run_id="run-2") == {units["failed"].wal_id}
     claimed = bench.claim(*units.values(), run_id="run-2")
     assert {unit.wal_id: unit.attempt for unit in claimed} == {units["pending"].wal_id: 1, units["failed"].wal_id: 2}
     assert untouched == [bench.ledger.get(units[state].wal_id) for state in ("in_progress", "succeeded", "quarantined")]
@@ -365,7 +365,7 @@ def test_a_claim_is_taken_back_once_its_lease_is_over_and_not_at_its_last_instan
     bench.claim(live, run_id="run-2")
     bench.clock.advance(1e-6)
     report = bench.ledger.release_lost()
-    assert (report.readmitted, report.quarantined, report.failed) == ((old.wal_id,), (), ())
+    assert (report.requeued, report.quarantined, report.failed) == ((old.wal_id,), (), ())
     assert bench.ledger.get(live.wal_id).status == "in_progress"
     assert [(entry.to_status, entry.reason) for entry in bench.ledger.history(old.wal_id)[2:]] == [
         ("failed", "lease_expired"),
@@ -409,7 +409,7 @@ def test_claims_of_dead_runs_are_taken_back_until_attempts_run_out(bench: Bench)
     for attempt in (1, 2, 3):
         bench.claim(unit, run_id=f"dead-{attempt}")
         report = bench.ledger.release_lost(run_ids=[f"dead-{attempt}", "never-was"])
-        assert (report.readmitted if attempt < 3 else report.quarantined) == (unit.wal_id,)
+        assert (report.requeued if attempt < 3 else report.quarantined) == (unit.wal_id,)
     record = bench.ledger.get(unit.wal_id)
     assert (record.status, record.last_error_code, record.attempts) == ("quarantined", "worker_lost", 3)
     assert bench.ledger.in_progress_runs() == ["alive"]
@@ -520,7 +520,7 @@ PLANS: list[tuple[str, dict[str, str], dict[str, object]]] = [
     ("due", BY_DUE_TIME, {"limit": 5, "datasets": "[]"}),
     ("settle_succeeded", BY_ID, {"batch": "[]"}),
     ("settle_failed", BY_ID, {"batch": "[]"}),
-    ("readmit", BY_ID, {"wal_ids": "[]", "policy": "[]", "reason": "retry", "replay_run_id": None, "lane": None}),
+    ("requeue", BY_ID, {"wal_ids": "[]", "policy": "[]", "reason": "retry", "replay_run_id": None, "lane": None}),
     ("quarantine", BY_ID, {"wal_ids": "[]", "reason": "x"}),
 ]
 
@@ -554,7 +554,7 @@ def test_a_lost_claim_of_a_dataset_without_a_contract_fails_and_keeps_no_other_f
     assert len(claimed) == 2
     without = ContractRegistry.of([contract for contract in contracts if contract.id != orphan.dataset])
     report = make_bench(bench.database, without).ledger.release_lost(run_ids=["dead"])
-    assert (report.failed, report.readmitted) == ((orphan.wal_id,), (known.wal_id,))
+    assert (report.failed, report.requeued) == ((orphan.wal_id,), (known.wal_id,))
 
 
 @pytest.mark.clause("BEY-02")

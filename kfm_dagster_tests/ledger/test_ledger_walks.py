@@ -88,8 +88,8 @@ class Walk:
             assert (unit.wal_id in report.lost) is not held
             assert held or self.record(unit.wal_id) == before
 
-    def readmit(self, chosen: list[Envelope], _run: str) -> None:
-        moved = self.bench.ledger.readmit([unit.wal_id for unit in chosen], reason="incident", run_id="replay")
+    def requeue(self, chosen: list[Envelope], _run: str) -> None:
+        moved = self.bench.ledger.requeue([unit.wal_id for unit in chosen], reason="incident", run_id="replay")
         assert not (moved and self.off)
         assert {self.record(wal_id).lane for wal_id in moved} <= {Lane.BULK}
         assert all(version.superseded_by is None for wal_id in moved for version in self.own_version(wal_id))
@@ -159,7 +159,7 @@ ACTS = (
     *[Walk.succeed] * 2,
     *[Walk.fail] * 3,
     Walk.refuse,
-    Walk.readmit,
+    Walk.requeue,
     *[Walk.retry_due] * 3,
     *[Walk.lose_run] * 2,
     *[Walk.expire] * 2,

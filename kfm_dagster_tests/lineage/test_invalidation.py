@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from kfm_dagster import seams
+from kfm_dagster import failpoints
 from kfm_dagster.contracts.envelope import ProvenanceStatus
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
@@ -111,12 +111,12 @@ def test_a_unit_that_is_emitted_again_is_told_as_a_further_edition_each_time(
 ) -> None:
     batch = units(0, 2)
     ids: set[str] = set()
-    for edition in ("", "run", "run.2", "run.3"):
+    for revision in ("", "run", "run.2", "run.3"):
         results = [lineage.emit(batch, run=run("run"), contract=contract, fence=open_fence) for _attempt in range(2)]
         assert results[0] == results[1]
         assert {result.status for result in results[0].values()} == {ProvenanceStatus.OK}
         links = view(lineage, batch)
-        assert [link.edition for link in links] == [edition] * 4
+        assert [link.revision for link in links] == [revision] * 4
         assert ids.isdisjoint(link.lineage_id for link in links)
         ids |= {link.lineage_id for link in links}
         assert lineage.invalidate(run_id="run", contract=contract, reason="S1") == 2
@@ -190,14 +190,14 @@ def test_a_withdrawal_that_dies_anywhere_is_told_once(
             reach(str(statement))
 
         sa.event.listen(database.engine, "after_execute", executed)
-        seams.install(lambda seam, _, reach=reach: reach(seam.value))
+        failpoints.install(lambda failpoint, _, reach=reach: reach(failpoint.value))
         try:
             lineage.invalidate(run_id=name, contract=contract, reason="S1")
             died = False
         except CrashError:
             died = True
         finally:
-            seams.install(None)
+            failpoints.install(None)
             sa.event.remove(database.engine, "after_execute", executed)
         lineage.invalidate(run_id=name, contract=contract, reason="S1")
         lineage.publish_staged()
@@ -237,4 +237,4 @@ def test_a_replay_names_the_edition_that_follows_a_withdrawal(lineage: Lineage, 
     lineage.invalidate(run_id="run", contract=contract, reason="S1")
     replayed = LineageUnit.of(envelope.evolve(attempt=2, replay_run_id="replay", replay_reason="incident"))
     lineage.emit([replayed], run=run("later"), contract=contract, fence=open_fence)
-    assert [link.edition for link in lineage.links_of(envelope.wal_id)] == ["replay"] * 2
+    assert [link.revision for link in lineage.links_of(envelope.wal_id)] == ["replay"] * 2

@@ -389,13 +389,13 @@ def test_a_repair_that_changed_the_item_adds_lineage_and_erases_none(
         assert again.status is ProvenanceStatus.OK
     assert before.items() < files(root).items()
     links = lineage.links_of(first.wal_id)
-    assert [(link.edition, link.path) for link in links] == [
+    assert [(link.revision, link.path) for link in links] == [
         ("", LineagePath.OPENLINEAGE), ("", LineagePath.PROV),
         ("replay-1", LineagePath.OPENLINEAGE), ("replay-1", LineagePath.PROV),
     ]  # fmt: skip
     assert len({link.lineage_id for link in links}) == 4
     assert [link.lineage_id for link in links[2:]] == [again.openlineage_run_id, again.activity_id]
-    second = LineageUnit.of(repair, edition="replay-1")
+    second = LineageUnit.of(repair, revision="replay-1")
     assert (again.openlineage_run_id, again.entity_ids) == (second.openlineage_run_id, second.entity_ids)
     [item] = [node for node in nodes(root) if node["id"] == second.item_id]
     assert item["wasRevisionOf"] == first.item_id
@@ -410,14 +410,14 @@ def test_a_replay_that_changed_nothing_adds_nothing_and_the_first_lineage_may_be
     lineage.emit([LineageUnit.of(late)], run=ingest_run(), contract=contract, fence=open_fence)
     again = with_stac(late.evolve(replay_run_id="replay-2"), write_status=StacStatus.NO_OP)
     lineage.emit([LineageUnit.of(again)], run=ingest_run(minute=9), contract=contract, fence=open_fence)
-    assert {link.edition for link in lineage.links_of(late.wal_id)} == {""}
+    assert {link.revision for link in lineage.links_of(late.wal_id)} == {""}
     assert readable(root) == once_each([LineageUnit.of(late)])
     [activity] = [node for node in nodes(root) if "kfm:Ingest" in node["type"]]
     assert (activity["kfm:replay_run_id"], activity["kfm:replayReason"]) == ("replay-1", "incident")
 
 
 @pytest.mark.clause("OPR-11", "RPL-05")
-def test_a_path_that_missed_a_repair_is_told_it_later_in_the_same_edition(
+def test_a_path_that_missed_a_repair_is_told_it_later_in_the_same_revision(
     lineage: Lineage, database: Database, contract: DatasetContract
 ) -> None:
     lineage.emit([LineageUnit.of(registered())], run=ingest_run(), contract=contract, fence=open_fence)
@@ -425,8 +425,8 @@ def test_a_path_that_missed_a_repair_is_told_it_later_in_the_same_edition(
         lineage.emit([LineageUnit.of(repaired("replay-1"))], run=ingest_run(), contract=contract, fence=open_fence)
     later = with_stac(repaired("replay-2"), write_status=StacStatus.NO_OP)
     lineage.emit([LineageUnit.of(later)], run=ingest_run(), contract=contract, fence=open_fence)
-    told = [(link.edition, link.path) for link in lineage.links_of(registered().wal_id)]
-    assert sorted(told) == [(edition, path) for edition in ("", "replay-1") for path in LineagePath]
+    told = [(link.revision, link.path) for link in lineage.links_of(registered().wal_id)]
+    assert sorted(told) == [(revision, path) for revision in ("", "replay-1") for path in LineagePath]
 
 
 @pytest.mark.clause("BEY-01")
@@ -478,7 +478,7 @@ def test_the_database_refuses_what_would_erase_lineage(
     if database.dialect == "postgresql":
         change = change.replace(
             "INSERT INTO lineage_emissions SELECT",
-            "INSERT INTO lineage_emissions (wal_id, path, edition, lineage_id, batch_id, content_sha256) SELECT",
+            "INSERT INTO lineage_emissions (wal_id, path, revision, lineage_id, batch_id, content_sha256) SELECT",
         )
     lineage = Lineage(database, FolderFiles(root), backend=mock.Mock())
     lineage.emit(units(0, 1), run=ingest_run(), contract=contract, fence=open_fence)
@@ -491,8 +491,8 @@ def test_what_was_told_is_passed_over_and_never_replaced(root: Path, contract: D
     lineage = Lineage(database, FolderFiles(root))
     lineage.emit(units(0, 1), run=ingest_run(), contract=contract, fence=open_fence)
     rows = "SELECT * FROM lineage_emissions ORDER BY wal_id, path"
-    forged = "SELECT wal_id, path, edition, 'forged' || wal_id || path, batch_id, NULL FROM lineage_emissions"
-    stolen = "SELECT 'another', path, edition, lineage_id, batch_id, NULL FROM lineage_emissions"
+    forged = "SELECT wal_id, path, revision, 'forged' || wal_id || path, batch_id, NULL FROM lineage_emissions"
+    stolen = "SELECT 'another', path, revision, lineage_id, batch_id, NULL FROM lineage_emissions"
     with database.transaction() as tx:
         before = tx.connection.exec_driver_sql(rows).all()
         tx.connection.exec_driver_sql(f"INSERT OR REPLACE INTO lineage_emissions {forged}")

@@ -27,8 +27,8 @@ CASES = {
 
 
 def events_of(name: str) -> tuple[Event, Event]:
-    edition = "replay-1" if name == "a replay" else FIRST_EDITION
-    return openlineage_events(LineageUnit.of(CASES[name], edition=edition), ingest_run())
+    revision = "replay-1" if name == "a replay" else FIRST_EDITION
+    return openlineage_events(LineageUnit.of(CASES[name], revision=revision), ingest_run())
 
 
 @pytest.mark.clause("OPR-12")
@@ -56,13 +56,13 @@ def test_our_facets_fit_the_schemas_that_are_published(name: str, schemas: dict[
 def test_both_events_of_a_replay_name_it_and_a_unit_on_its_first_way_names_none() -> None:
     for event in events_of("a replay"):
         found = facets(event)["kfmWal"]
-        assert (found["replay_run_id"], found["replay_reason"], found["edition"]) == (
+        assert (found["replay_run_id"], found["replay_reason"], found["revision"]) == (
             "replay-1",
             "incident",
             "replay-1",
         )
     for event in events_of("from a message"):
-        assert not {"replay_run_id", "replay_reason", "edition", "superseded"} & facets(event)["kfmWal"].keys()
+        assert not {"replay_run_id", "replay_reason", "revision", "superseded"} & facets(event)["kfmWal"].keys()
 
 
 def test_a_unit_after_a_newer_one_has_no_output() -> None:
@@ -139,8 +139,8 @@ def test_ids_depend_on_stable_fields_only() -> None:
 
 @pytest.mark.clause("RPL-05")
 def test_a_further_edition_has_ids_of_its_own_for_what_it_made_and_the_same_for_what_it_used() -> None:
-    first, second = LineageUnit.of(registered()), LineageUnit.of(registered(), edition="replay-1")
-    assert second == LineageUnit.of(registered(), edition="replay-1")
+    first, second = LineageUnit.of(registered()), LineageUnit.of(registered(), revision="replay-1")
+    assert second == LineageUnit.of(registered(), revision="replay-1")
     made = [(unit.openlineage_run_id, unit.activity_id, unit.item_id, unit.qc_report_id) for unit in (first, second)]
     assert not set(made[0]) & set(made[1])
     used = [(unit.object_id, unit.notification_id, unit.message_id) for unit in (first, second)]

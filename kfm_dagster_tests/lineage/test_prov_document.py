@@ -86,12 +86,14 @@ def test_rdf_of_a_repair_says_what_it_revises_and_why_it_was_made(contract: Data
     import rdflib
 
     before = LineageUnit.of(registered())
-    unit = LineageUnit.of(repaired("replay-1"), edition="replay-1", revises=before.item_id)
+    unit = LineageUnit.of(repaired("replay-1"), revision="replay-1", revises=before.item_id)
     told = document([unit], contract)
     assert (unit.item_id, "wasRevisionOf", before.item_id) in relations(told)
     kfm, activity = rdflib.Namespace(KFM), rdflib.URIRef(unit.activity_id)
-    found = {name: str(graph(told).value(activity, kfm[name])) for name in ("replay_run_id", "replayReason", "edition")}
-    assert found == {"replay_run_id": "replay-1", "replayReason": "incident", "edition": "replay-1"}
+    found = {
+        name: str(graph(told).value(activity, kfm[name])) for name in ("replay_run_id", "replayReason", "revision")
+    }
+    assert found == {"replay_run_id": "replay-1", "replayReason": "incident", "revision": "replay-1"}
 
 
 @pytest.mark.clause("BEY-01")
@@ -151,7 +153,7 @@ def test_prov_json_says_what_the_rdf_says(contract: DatasetContract) -> None:
 
     batch = [
         *units(0, 3),
-        LineageUnit.of(repaired("replay-1"), edition="replay-1", revises=units(0, 1)[0].item_id),
+        LineageUnit.of(repaired("replay-1"), revision="replay-1", revises=units(0, 1)[0].item_id),
         LineageUnit.of(superseded(4, by=2), yields_to=units(2, 3)[0].item_id),
     ]
     told = document(batch, contract)

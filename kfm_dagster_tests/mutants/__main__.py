@@ -11,7 +11,16 @@ import sys
 import time
 from collections import Counter
 
-from kfm_dagster_tests.mutants.examining import Examined, Fate, Mutant, copied, examine, imported_from, load, unmutated
+from kfm_dagster_tests.mutants.examining import (
+    Examined,
+    Mutant,
+    StepResult,
+    copied,
+    examine,
+    imported_from,
+    load,
+    unmutated,
+)
 
 
 def run(chosen: list[Mutant]) -> int:
@@ -29,11 +38,11 @@ def run(chosen: list[Mutant]) -> int:
             one = examine(copy, mutant)
             found.append(one)
             print(f"{one.fate:8} {time.monotonic() - begun:5.1f} s  {mutant.file}: {mutant.name}", flush=True)  # noqa: T201
-    left = [one for one in found if one.fate is not Fate.KILLED]
+    left = [one for one in found if one.fate is not StepResult.KILLED]
     for one in left:
         print(f"{one.fate}: {one.mutant.name}\n    {one.why}", flush=True)  # noqa: T201
     counts = Counter(one.fate for one in found)
-    print(f"{len(found)} mutants: " + ", ".join(f"{counts[fate]} {fate}" for fate in Fate), flush=True)  # noqa: T201
+    print(f"{len(found)} mutants: " + ", ".join(f"{counts[fate]} {fate}" for fate in StepResult), flush=True)  # noqa: T201
     return 1 if left else 0
 
 

@@ -33,7 +33,7 @@ TESTS_FAILED = 1
 
 
 @unique
-class Fate(StrEnum):
+class StepResult(StrEnum):
     """How a mutant ended."""
 
     KILLED = "killed"
@@ -71,7 +71,7 @@ class Examined:
     """What became of a mutant, and for one that was not killed, what was seen."""
 
     mutant: Mutant
-    fate: Fate
+    fate: StepResult
     why: str = ""
 
 
@@ -125,7 +125,7 @@ def unmutated(copy: Path, mutants: Sequence[Mutant]) -> str | None:
 def examine(copy: Path, mutant: Mutant) -> Examined:
     """Make the change in a copy, run its test, and restore the file."""
     if (why := mutant.misplaced(copy)) is not None:
-        return Examined(mutant=mutant, fate=Fate.BROKEN, why=why)
+        return Examined(mutant=mutant, fate=StepResult.BROKEN, why=why)
     path = copy / mutant.file
     sound = path.read_text(encoding="utf-8")
     path.write_text(sound.replace(mutant.old, mutant.new), encoding="utf-8")
@@ -134,11 +134,11 @@ def examine(copy: Path, mutant: Mutant) -> Examined:
     finally:
         path.write_text(sound, encoding="utf-8")
     if code == TESTS_FAILED:
-        return Examined(mutant=mutant, fate=Fate.KILLED)
+        return Examined(mutant=mutant, fate=StepResult.KILLED)
     if code == 0:
-        return Examined(mutant=mutant, fate=Fate.SURVIVED, why=f"{mutant.test} passes")
+        return Examined(mutant=mutant, fate=StepResult.SURVIVED, why=f"{mutant.test} passes")
     ended = "does not end" if code is None else f"ends with {code}"
-    return Examined(mutant=mutant, fate=Fate.BROKEN, why=f"pytest {mutant.test} {ended}: {said.strip()[-300:]}")
+    return Examined(mutant=mutant, fate=StepResult.BROKEN, why=f"pytest {mutant.test} {ended}: {said.strip()[-300:]}")
 
 
 def _environment(copy: Path) -> dict[str, str]:

@@ -10,7 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from kfm_dagster_tests.mutants.examining import ROOT, Fate, Mutant, copied, examine, imported_from, load, unmutated
+from kfm_dagster_tests.mutants.examining import (
+    ROOT,
+    Mutant,
+    StepResult,
+    copied,
+    examine,
+    imported_from,
+    load,
+    unmutated,
+)
 
 MUTANTS = load()
 FAST = ("ledger/test_ledger_redaction.py", "test_python_", "stages/test_machine.py", "catalog/test_order.py")
@@ -44,20 +53,22 @@ def test_a_mutant_is_of_code_and_tests_that_there_are(mutant: Mutant) -> None:
 def test_a_sample_of_the_mutants_is_killed(copy: Path) -> None:
     assert imported_from(copy) == copy / "kfm_dagster"
     assert unmutated(copy, SAMPLE) is None
-    assert [examine(copy, mutant).fate for mutant in SAMPLE] == [Fate.KILLED] * len(SAMPLE)
+    assert [examine(copy, mutant).fate for mutant in SAMPLE] == [StepResult.KILLED] * len(SAMPLE)
 
 
 @pytest.mark.parametrize(
     ("change", "fate"),
     [
-        ({"new": '"""A ledger of'}, Fate.SURVIVED),
-        ({"test": "kfm_dagster_tests/catalog/test_order.py::test_of_nothing"}, Fate.BROKEN),
-        ({"test": "kfm_dagster_tests/catalog/test_order.py -k test_of_nothing"}, Fate.BROKEN),
-        ({"new": "import nothing_of_that_name"}, Fate.BROKEN),
-        ({"old": "a text that is not there"}, Fate.BROKEN),
+        ({"new": '"""A ledger of'}, StepResult.SURVIVED),
+        ({"test": "kfm_dagster_tests/catalog/test_order.py::test_of_nothing"}, StepResult.BROKEN),
+        ({"test": "kfm_dagster_tests/catalog/test_order.py -k test_of_nothing"}, StepResult.BROKEN),
+        ({"new": "import nothing_of_that_name"}, StepResult.BROKEN),
+        ({"old": "a text that is not there"}, StepResult.BROKEN),
     ],
 )
-def test_a_mutant_that_shows_nothing_is_not_taken_for_killed(copy: Path, change: dict[str, str], fate: Fate) -> None:
+def test_a_mutant_that_shows_nothing_is_not_taken_for_killed(
+    copy: Path, change: dict[str, str], fate: StepResult
+) -> None:
     path = copy / "kfm_dagster/catalog/outcomes.py"
     sound = path.read_text(encoding="utf-8")
     harmless = Mutant(

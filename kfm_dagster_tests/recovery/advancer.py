@@ -16,7 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from kfm_dagster import seams
+from kfm_dagster import failpoints
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.recovery.replay.engine import ReplayEngine
@@ -54,7 +54,7 @@ def die_at(point: int, told: int) -> None:
         return run(self, name, *arguments, **more)
 
     Transaction.run = counted  # type: ignore[method-assign]
-    seams.install(lambda seam, _: reach(seam) if seam in LAST else None)
+    failpoints.install(lambda failpoint, _: reach(failpoint) if failpoint in LAST else None)
 
 
 def killed(url: str, home: str, replay_run_id: str) -> list[str]:

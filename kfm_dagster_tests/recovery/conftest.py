@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kfm_dagster.demo.cloud import EmbeddedCloud
-from kfm_dagster_tests.recovery.graveyard import Graveyard, open_graveyard
+from kfm_dagster_tests.recovery.dlq_fixture import DlqFixture, open_graveyard
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +19,7 @@ def queue_cloud() -> Iterator[EmbeddedCloud]:
 
 
 @pytest.fixture
-def graveyard(queue_cloud: EmbeddedCloud, tmp_path: Path, database_url: str) -> Iterator[Graveyard]:
+def dlq_fixture(queue_cloud: EmbeddedCloud, tmp_path: Path, database_url: str) -> Iterator[DlqFixture]:
     """Empty queues and an empty ledger, once on SQLite and once on PostgreSQL."""
     found = open_graveyard(queue_cloud, tmp_path / "home", database_url)
     yield found

@@ -1,6 +1,7 @@
 """Replays on the bench: a ledger with units in any state, an engine, and a clock that stands until it is moved.
 
-Belongs here: what several tests of the replay engine do. The dead-letter queue has a bench of its own (`graveyard.py`).
+Belongs here: what several tests of the replay engine do. The dead-letter queue has a bench of its own
+(`dlq_fixture.py`).
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.runs import ReplayState
 from kfm_dagster_tests.factories import failed, finished
-from kfm_dagster_tests.recovery.graveyard import Graveyard
+from kfm_dagster_tests.recovery.dlq_fixture import DlqFixture
 from kfm_dagster_tests.recovery.replays import (
     NOBODY_ASKED,
     PERSON,
@@ -105,15 +105,15 @@ def state_of(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.clause("RPL-04")
 def test_looking_changes_no_table_no_queue_and_no_file(
-    graveyard: Graveyard, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+    dlq_fixture: DlqFixture, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graveyard.receive_and_let_die([graveyard.body(number) for number in range(6)])
-    graveyard.bring_to("failed", [0, 1, 2], code="size_mismatch")
-    graveyard.bring_to("succeeded", [3])
-    graveyard.pipeline.queue.send([graveyard.body(9)])
-    settings = graveyard.pipeline.settings
+    dlq_fixture.receive_and_let_die([dlq_fixture.body(number) for number in range(6)])
+    dlq_fixture.bring_to("failed", [0, 1, 2], code="size_mismatch")
+    dlq_fixture.bring_to("succeeded", [3])
+    dlq_fixture.pipeline.queue.send([dlq_fixture.body(9)])
+    settings = dlq_fixture.pipeline.settings
     variables = {
-        **graveyard.cloud.environment(),
+        **dlq_fixture.cloud.environment(),
         "KFM_SNS_VERIFY": "off",  # the messages are made by hand
         "KFM_HOME": str(settings.home),
         "KFM_WAL_DSN": settings.database_url,
@@ -122,15 +122,15 @@ def test_looking_changes_no_table_no_queue_and_no_file(
     }
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    engine = ReplayEngine(pipeline=graveyard.pipeline)
+    engine = ReplayEngine(pipeline=dlq_fixture.pipeline)
     wanted = document(filters={"event_time": {"start": "2025-04-01T00:00:00Z", "end": "2025-05-01T00:00:00Z"}})
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(wanted))
     monkeypatch.chdir(tmp_path)
 
     def everything() -> tuple[Any, ...]:
         files = {name: content for name, content in state_of(tmp_path).items() if not name.endswith("kfm.db")}
-        depths = (graveyard.pipeline.queue.depth(), graveyard.pipeline.dead_letters.depth())
-        return every_table(graveyard.pipeline), depths, files, graveyard.pipeline.ledger.log.entries()
+        depths = (dlq_fixture.pipeline.queue.depth(), dlq_fixture.pipeline.dead_letters.depth())
+        return every_table(dlq_fixture.pipeline), depths, files, dlq_fixture.pipeline.ledger.log.entries()
 
     before = everything()
     for format_ in ("table", "json", "yaml"):

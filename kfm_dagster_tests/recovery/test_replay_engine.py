@@ -138,7 +138,7 @@ def test_units_that_moved_since_the_selection_are_skipped_and_counted(stand: Sta
     first = stand.engine.start(selection(), PERSON)
     second = stand.engine.start(repair("failed", "succeeded"), PERSON)
     # The contract's own retry got one of them through, and one failed once more meanwhile.
-    stand.pipeline.ledger.readmit([unit.wal_id for unit in units[:2]])
+    stand.pipeline.ledger.requeue([unit.wal_id for unit in units[:2]])
     [good] = stand.claim(units[:1], run_id="run-2")
     [bad] = stand.claim(units[1:2], run_id="run-3")
     stand.pipeline.ledger.settle([finished(good)], run_id="run-2")
@@ -207,7 +207,7 @@ def test_an_advancing_process_that_is_killed_between_any_two_statements_loses_an
     )
     points = set(json.loads(dead.stdout.splitlines()[-1]))
     assert {"replay.lock", "replay.next_batch", "replay.units_of_batch", "replay.decide"} <= points
-    assert {"ledger.readmit", "ledger.decide", "ledger.override"} <= points
+    assert {"ledger.requeue", "ledger.decide", "ledger.override"} <= points
     assert {"database.commit.before", "database.commit.after"} <= points
     # One process died just after its commit, so the batch of that one is in, once.
     assert set(admissions(stand, run.replay_run_id).values()) == {1}
@@ -424,7 +424,7 @@ def test_a_unit_that_the_ledger_does_not_take_in_spite_of_all_is_decided_about_t
 ) -> None:
     stand.bring("failed", 2)
     replay = stand.engine.start(selection(), PERSON)
-    monkeypatch.setattr(Ledger, "readmit", lambda *_, **__: frozenset())
+    monkeypatch.setattr(Ledger, "requeue", lambda *_, **__: frozenset())
     assert str(stand.engine.advance(replay.replay_run_id)).endswith("batch 1: 0 units let in, skipped 2 moved")
     # Undecided units would be its next batch again and again.
     assert stand.engine.advance(replay.replay_run_id).state is ReplayState.FINISHED

@@ -232,7 +232,7 @@ def test_units_whose_attempts_are_used_up_are_skipped_with_their_reason(stand: S
     spent, fresh = stand.bring("failed"), stand.bring("failed", first=1)
     granted = stand.pipeline.registry["nexrad-l2"].retry.attempts_for("missing_object")
     for number in range(1, granted - 1):
-        stand.pipeline.ledger.readmit([spent[0].wal_id], reason="test")
+        stand.pipeline.ledger.requeue([spent[0].wal_id], reason="test")
         stand.work(failed, run_id=f"again-{number}")
     # The contract is stricter by the time of the replay, as after a release.
     grant(stand, attempts=granted - 1)
@@ -270,7 +270,7 @@ def test_a_result_that_newer_code_makes_after_the_start_is_skipped(stand: Stand)
     older = ReplayEngine(pipeline=stand.pipeline, code_version="0.0.9")
     run = older.start(selection(), PERSON)
     # Another release's worker retries it with success, and once more without, before its batch comes.
-    stand.pipeline.ledger.readmit([unit.wal_id])
+    stand.pipeline.ledger.requeue([unit.wal_id])
     stand.work()
     versions = {unit.wal_id: stand.records()[unit.wal_id].version}
     again = stand.pipeline.ledger.override(

@@ -193,9 +193,9 @@ def _override(from_status: Status, action: GovernanceAction, world: World, pipel
         world.scheduler.happened[action.value] += len(moved)
 
 
-def _readmit(world: World, pipeline: Pipeline) -> None:
+def _requeue(world: World, pipeline: Pipeline) -> None:
     if chosen := world.choose(pipeline.ledger.find(limit=50), Status.FAILED):
-        pipeline.ledger.readmit([chosen.wal_id], reason="incident", actor="person")
+        pipeline.ledger.requeue([chosen.wal_id], reason="incident", actor="person")
 
 
 def _switch(world: World, pipeline: Pipeline) -> None:
@@ -236,7 +236,7 @@ DECISIONS = (
     partial(_override, Status.SUCCEEDED, GovernanceAction.REPEAT),
     partial(_override, Status.SUCCEEDED, GovernanceAction.REPEAT),
     partial(_override, Status.SUCCEEDED, GovernanceAction.REPAIR_AND_REPLACE),
-    _readmit,
+    _requeue,
     _switch,
     _switch,
     _drain,

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kfm_dagster import seams
+from kfm_dagster import failpoints
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.seams import Seam
+from kfm_dagster.failpoints import Failpoint
 from kfm_dagster_tests.simulation import actors
 from kfm_dagster_tests.simulation.invariants import Account, ViolationError
 from kfm_dagster_tests.simulation.memory import RewrittenTrigger, Template
@@ -63,7 +63,7 @@ class Simulation:
         scheduler = Scheduler(seed)
         world = World(scheduler=scheduler, registry=self._registry, template=self._template, run=actors.run)
         account = Account(world)
-        seams.install(lambda seam, _: _reached(seam, scheduler, account))
+        failpoints.install(lambda failpoint, _: _reached(failpoint, scheduler, account))
         violation, detail = None, ""
         try:
             _live(world, account, steps)
@@ -74,7 +74,7 @@ class Simulation:
         finally:
             # Before the end, which lets every actor go on once more.
             lived, digest, trace = scheduler.steps, scheduler.digest, list(scheduler.trace)
-            seams.install(None)
+            failpoints.install(None)
             scheduler.end()
         return Outcome(
             seed=seed,
@@ -108,11 +108,11 @@ def _is_at_work(scheduler: Scheduler) -> bool:
     return any(not actor.dead and (actor.run_id or actor.name == "feed") for actor in scheduler.actors)
 
 
-def _reached(seam: Seam, scheduler: Scheduler, account: Account) -> None:
+def _reached(failpoint: Failpoint, scheduler: Scheduler, account: Account) -> None:
     actor: Actor | None = scheduler.current
-    if actor is None or seam is Seam.DATABASE_BEGIN:
+    if actor is None or failpoint is Failpoint.DATABASE_BEGIN:
         return
-    if seam is Seam.DATABASE_COMMIT_AFTER:
+    if failpoint is Failpoint.DATABASE_COMMIT_AFTER:
         for effect in actor.after_commit:
             effect()
         actor.after_commit.clear()
@@ -126,4 +126,4 @@ def _reached(seam: Seam, scheduler: Scheduler, account: Account) -> None:
     if actor.in_transaction:
         scheduler.statement()  # nobody else could do anything that it sees
     else:
-        scheduler.pause(seam.value)
+        scheduler.pause(failpoint.value)

@@ -263,7 +263,7 @@ class Account:
 
     def lineage_is_told_by_holders(self, actor: Actor, records: dict[str, Standing]) -> None:
         """BEY-02: lineage is recorded under a standing claim; a success has both paths."""
-        told = set(rows(self._raw, "SELECT wal_id, path, edition FROM lineage_emissions"))
+        told = set(rows(self._raw, "SELECT wal_id, path, revision FROM lineage_emissions"))
         for wal_id, _, _ in told - self._told:
             self._written_by_holder("lineage", wal_id, actor, records)
         self._told = told

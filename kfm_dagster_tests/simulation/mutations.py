@@ -159,7 +159,7 @@ MUTATIONS = (
         name="attempts are granted without end",
         invariant="attempts_are_bounded",
         breakages=[
-            _sql("ledger.readmit", "attempts < coalesce(policy", "0 < coalesce(policy"),
+            _sql("ledger.requeue", "attempts < coalesce(policy", "0 < coalesce(policy"),
             _call(verdicts, "quarantine_reason", lambda *_, **__: None),
         ],
     ),
@@ -171,7 +171,7 @@ MUTATIONS = (
     Mutation(
         name="a readmission takes superseded units",
         invariant="superseded_units_stay_out",
-        breakages=[_sql("ledger.readmit", "link.older_wal_id = nodd_wal_records.wal_id", "link.older_wal_id IS NULL")],
+        breakages=[_sql("ledger.requeue", "link.older_wal_id = nodd_wal_records.wal_id", "link.older_wal_id IS NULL")],
     ),
     Mutation(
         name="units are ensured without admission",

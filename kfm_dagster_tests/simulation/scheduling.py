@@ -1,8 +1,8 @@
 """The scheduler: actors that run one at a time, and may be switched, stalled or killed wherever they reach a point.
 
-An actor is a greenlet that runs real code; every seam of that code (`kfm_dagster/seams.py`), every call to a simulated
-service and every SQL statement is a point. Which actor goes on, how much time passes, and who dies is drawn from one
-seeded generator, so a seed is a history. Belongs here: control and time. Does not belong here: what actors do
+An actor is a greenlet that runs real code; every failpoint of that code (`kfm_dagster/failpoints.py`), every call to a
+simulated service and every SQL statement is a point. Which actor goes on, how much time passes, and who dies is drawn
+from one seeded generator, so a seed is a history. Belongs here: control and time. Does not belong here: what actors do
 (`actors.py`), what must hold (`invariants.py`).
 """
 

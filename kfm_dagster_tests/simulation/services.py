@@ -15,10 +15,10 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 from kfm_dagster.catalog.publisher import PublishError
+from kfm_dagster.failpoints import Failpoint, hit
 from kfm_dagster.notifications.landing import LandedBatch
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.notifications.queue_values import QueueRules, SendOutcome
-from kfm_dagster.seams import Seam, reach
 from kfm_dagster_tests.simulation.scheduling import Scheduler
 
 PRIMARY, DEAD_LETTERS = "kfm-nodd-primary", "kfm-nodd-dlq"
@@ -132,16 +132,16 @@ class SimulatedQueue:
         max_bytes: int = 0,
         max_units: int | None = None,
     ) -> list[SqsMessage]:
-        reach(Seam.QUEUE_RECEIVE_BEFORE)
+        hit(Failpoint.QUEUE_RECEIVE_BEFORE)
         hidden = VISIBILITY if visibility_seconds is None else visibility_seconds
         found = self._broker.receive(self.name, max_messages, hidden)
-        reach(Seam.QUEUE_RECEIVE_AFTER)
+        hit(Failpoint.QUEUE_RECEIVE_AFTER)
         return found
 
     def delete(self, receipts: Sequence[str]) -> list[str]:
         refused = []
         for receipt in receipts:
-            reach(Seam.QUEUE_DELETE_BEFORE)
+            hit(Failpoint.QUEUE_DELETE_BEFORE)
             message = self._broker.held(self.name, receipt)
             if message is None:
                 # SQS answers for an old receipt as it likes, and deletes nothing.
@@ -150,30 +150,30 @@ class SimulatedQueue:
             else:
                 self._broker.watcher.deleted(message)
                 self._broker.deleted.append(self._broker.queues[self.name].pop(message.message_id))
-            reach(Seam.QUEUE_DELETE_AFTER)
+            hit(Failpoint.QUEUE_DELETE_AFTER)
         return refused
 
     def change_visibility(self, changes: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
         refused = []
-        reach(Seam.QUEUE_VISIBILITY_BEFORE)
+        hit(Failpoint.QUEUE_VISIBILITY_BEFORE)
         for receipt, seconds in changes:
             message = self._broker.held(self.name, receipt)
             if message is None:
                 refused.append((receipt, seconds))
             else:
                 message.visible_at = self._broker.scheduler.now + timedelta(seconds=seconds)
-        reach(Seam.QUEUE_VISIBILITY_AFTER)
+        hit(Failpoint.QUEUE_VISIBILITY_AFTER)
         return refused
 
     def give_back(self, messages: Sequence[SqsMessage]) -> None:
         self.change_visibility([(message.receipt_handle or "", 0) for message in messages])
 
     def send(self, bodies: Sequence[str]) -> list[SendOutcome]:
-        reach(Seam.QUEUE_SEND_BEFORE)
+        hit(Failpoint.QUEUE_SEND_BEFORE)
         # A message that is sent again announces what the one announced that it was.
         known = {message.body: message.units for queue in self._broker.queues.values() for message in queue.values()}
         sent = [self._broker.send(self.name, body, known.get(body, frozenset())) for body in bodies]
-        reach(Seam.QUEUE_SEND_AFTER)
+        hit(Failpoint.QUEUE_SEND_AFTER)
         return [SendOutcome(message_id=message.message_id) for message in sent]
 
     def rules(self) -> QueueRules:
@@ -202,10 +202,10 @@ class Buckets:
 
     def etag(self, uri: str) -> str | None:
         """Ask for an object as it is now."""
-        reach(Seam.OBJECT_HEAD_BEFORE)
+        hit(Failpoint.OBJECT_HEAD_BEFORE)
         stored = self.objects.get(uri)
         found = stored.etag if stored is not None and stored.appears_at <= self._scheduler.now else None
-        reach(Seam.OBJECT_HEAD_AFTER)
+        hit(Failpoint.OBJECT_HEAD_AFTER)
         return found
 
 
@@ -213,9 +213,9 @@ class SimulatedLanding:
     """What the pipeline takes for a landing zone."""
 
     def land(self, messages: Sequence[SqsMessage]) -> LandedBatch:
-        reach(Seam.LANDING_PUT_BEFORE)
+        hit(Failpoint.LANDING_PUT_BEFORE)
         digest = hashlib.sha256(repr(sorted(message.message_id for message in messages)).encode()).hexdigest()
-        reach(Seam.LANDING_PUT_AFTER)
+        hit(Failpoint.LANDING_PUT_AFTER)
         return LandedBatch(digest=f"sha256:{digest}", uri=digest, count=len(messages))
 
 
@@ -227,11 +227,11 @@ class SimulatedLineageFiles:
         self._fails = fails
 
     def publish(self, href: str, content: bytes) -> None:
-        reach(Seam.LINEAGE_PUBLISH_BEFORE)
+        hit(Failpoint.LINEAGE_PUBLISH_BEFORE)
         if self._fails():
             raise OSError("simulated")
         self.files[href] = content
-        reach(Seam.LINEAGE_PUBLISH_AFTER)
+        hit(Failpoint.LINEAGE_PUBLISH_AFTER)
 
     def read(self, href: str) -> bytes:
         return self.files[href]
@@ -248,7 +248,7 @@ class SimulatedPublisher:
 
     @contextmanager
     def staging(self, files: Mapping[str, bytes]) -> Iterator[_Staged]:
-        reach(Seam.CATALOG_STAGE_BEFORE)
+        hit(Failpoint.CATALOG_STAGE_BEFORE)
         yield _Staged(files, self.files)
 
 
@@ -258,10 +258,10 @@ class _Staged:
         self._published = published
 
     def promote(self, paths: Sequence[str]) -> Mapping[str, PublishError]:
-        reach(Seam.CATALOG_PROMOTE_BEFORE)
+        hit(Failpoint.CATALOG_PROMOTE_BEFORE)
         for path in paths:
             self._published[path] = self._files[path]
-        reach(Seam.CATALOG_PROMOTE_AFTER)
+        hit(Failpoint.CATALOG_PROMOTE_AFTER)
         return {}
 
     def settle(self) -> None:

@@ -22,7 +22,7 @@ from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.recovery.dead_letters.drain import drain
-from kfm_dagster.settings import Settings
+from kfm_dagster.settings import Settings, SnsVerify
 from kfm_dagster_tests.clocks import locked
 from kfm_dagster_tests.simulation.feed import Feed
 from kfm_dagster_tests.simulation.memory import SimulatedDatabase, Template
@@ -53,6 +53,7 @@ SETTINGS = Settings(
     retry_backoff_seconds=20.0,
     max_units_per_run=10,
     worker_id="simulated",
+    sns_verify=SnsVerify.OFF,
 )
 
 

@@ -20,12 +20,12 @@ from kfm_dagster.stages.batch import SkipCause, StageBatch
 from kfm_dagster.stages.card import STATE_MACHINE, Card, ErrorClass, StageState, StateMachine
 from kfm_dagster.stages.failure import StageFailedError
 from kfm_dagster.stages.gates.verdict import STOPS, Finding, Gate, Stop, Verdict
-from kfm_dagster.stages.keeper import StageKeeper
+from kfm_dagster.stages.lifecycle import StageLifecycle
 from kfm_dagster.stages.run_contract import StageRunner
 from kfm_dagster.stages.store import StageStore
 from kfm_dagster_tests.factories import envelope, failed
-from kfm_dagster_tests.patience import await_a_wait
 from kfm_dagster_tests.stages.fake_node import NOW, FakeEffectNode, FakeNode, execute
+from kfm_dagster_tests.timeouts import await_a_wait
 
 FIRST, SECOND = "nexrad-l2.message_parse", "nexrad-l2.integrity_check"
 TEXT = Card.load().files[STATE_MACHINE].decode()
@@ -57,18 +57,18 @@ def fault(gate: Gate, *numbers: int) -> Verdict:
 
 
 def lines(runner: StageRunner, stage: str = SECOND, run_id: str = "run") -> list[tuple[str, str]]:
-    return [(line["kind"], line["event"]) for line in runner.keeper.store.audit.of_stage(run_id, stage)]
+    return [(line["kind"], line["event"]) for line in runner.lifecycle.store.audit.of_stage(run_id, stage)]
 
 
 def state(runner: StageRunner, stage: str = SECOND, run_id: str = "run") -> StageState | None:
-    newest = runner.keeper.store.newest(run_id, stage)
+    newest = runner.lifecycle.store.newest(run_id, stage)
     return newest.state if newest else None
 
 
 @pytest.mark.clause("PCS-01", "PCS-07")
 def test_a_stage_goes_its_way_with_one_line_for_everything(runner: StageRunner) -> None:
     batch = execute(runner, FakeNode([envelope(1)], verdicts=[fault(Gate.G6)]), upstream=first(runner))
-    newest = runner.keeper.store.newest("run", SECOND)
+    newest = runner.lifecycle.store.newest("run", SECOND)
     assert newest is not None
     assert newest.state is StageState.SUCCEEDED
     assert (newest.checkpoint_uri, newest.output_sha256) == (batch.state.artifact_uri, batch.state.artifact_sha256)
@@ -78,7 +78,7 @@ def test_a_stage_goes_its_way_with_one_line_for_everything(runner: StageRunner) 
         ("checkpoint", "saved"),
         ("transition", "running>succeeded"),
     ]
-    assert verify_chain(runner.keeper.store.audit.lines()) == 7
+    assert verify_chain(runner.lifecycle.store.audit.lines()) == 7
 
 
 @pytest.mark.clause("PCS-02", "PCS-15")
@@ -94,21 +94,21 @@ def test_a_stage_stays_pending_until_its_upstream_has_succeeded(runner: StageRun
     assert refused.value.error_class is ErrorClass.E_GATE
     assert node.calls == []
     assert state(runner, node.kind) is StageState.PENDING
-    [told] = runner.keeper.store.audit.of_stage("run", node.kind)
+    [told] = runner.lifecycle.store.audit.of_stage("run", node.kind)
     assert (told["kind"], told["event"], told["details"]) == (
         "stop", "deps_succeeded", {"reason": "its upstream has not succeeded"},
     )  # fmt: skip
     # Once it has, the same attempt begins.
     execute(runner, FakeNode([envelope(1)]), upstream=upstream)
     execute(runner, node, upstream=never)
-    assert [one.attempt for one in runner.keeper.store.of_run("run") if one.stage == node.kind] == [1]
+    assert [one.attempt for one in runner.lifecycle.store.of_run("run") if one.stage == node.kind] == [1]
 
 
 @pytest.mark.clause("PCS-02")
 @pytest.mark.parametrize("gate", [Gate.G1, Gate.G2, Gate.G3])
 def test_a_batch_that_nobody_judged_is_judged_before_it_is_used(runner: StageRunner, gate: Gate) -> None:
     first(runner)
-    recalled = runner.recall(FIRST, "run")
+    recalled = runner.load_output(FIRST, "run")
     assert recalled is not None
     # G8 is not asked of what a stage is given, so it is not told either.
     node = FakeNode([envelope(1)], verdicts=[fault(gate), fault(Gate.G8)], of_input=True)
@@ -122,10 +122,10 @@ def test_a_batch_that_nobody_judged_is_judged_before_it_is_used(runner: StageRun
 @pytest.mark.clause("PCS-02")
 def test_what_an_earlier_run_made_is_not_judged_again(runner: StageRunner) -> None:
     upstream = first(runner)
-    handed_on = replace(upstream, skipped=SkipCause.CONTENT_APPLIED, applied_by="earlier", judgement=None)
+    reused = replace(upstream, skipped=SkipCause.CONTENT_APPLIED, applied_by="earlier", judgement=None)
     node = FakeNode([envelope(1)], kind="nexrad-l2.metadata_extract", verdicts=[fault(Gate.G1)], of_input=True)
     with pytest.raises(StageFailedError, match="may not succeed"):
-        execute(runner, node, upstream=handed_on)
+        execute(runner, node, upstream=reused)
     assert "transform" in node.calls
 
 
@@ -148,7 +148,7 @@ def test_what_is_forced_is_an_override_in_the_audit(runner: StageRunner) -> None
     upstream = first(runner)
     runner.commit(runner.run(FakeNode([envelope(1)]), run_id="run", upstream=upstream, force="the reader was wrong"))
     assert lines(runner)[:2] == [("override", "forced"), ("transition", "pending>running")]
-    [told] = [line for line in runner.keeper.store.audit.of_stage("run", SECOND) if line["kind"] == "override"]
+    [told] = [line for line in runner.lifecycle.store.audit.of_stage("run", SECOND) if line["kind"] == "override"]
     assert told["details"] == {"reason": "the reader was wrong"}
 
 
@@ -156,7 +156,7 @@ def test_what_is_forced_is_an_override_in_the_audit(runner: StageRunner) -> None
 def test_a_stage_that_is_no_checkpoint_keeps_its_digest_and_saves_no_place(under: Under) -> None:
     runner = under(("integrity_check, metadata", "metadata"))
     batch = execute(runner, FakeNode([envelope(1)]), upstream=first(runner))
-    newest = runner.keeper.store.newest("run", SECOND)
+    newest = runner.lifecycle.store.newest("run", SECOND)
     assert newest is not None
     assert (newest.checkpoint_uri, newest.output_sha256) == (None, batch.state.artifact_sha256)
     assert "checkpoint" not in [kind for kind, _ in lines(runner)]
@@ -179,10 +179,10 @@ def test_what_has_succeeded_is_never_tried_again_and_what_was_not_opened_as_ofte
     runner: StageRunner,
 ) -> None:
     execute(runner, FakeNode([envelope(1)]), upstream=first(runner))
-    assert runner.keeper.retry_in("run", SECOND, ErrorClass.E_INTERNAL) is None
+    assert runner.lifecycle.retry_in("run", SECOND, ErrorClass.E_INTERNAL) is None
     retries = runner.card.retry_policy.max_retries
     for tries in (1, retries, retries + 1):
-        wait = runner.keeper.retry_in("run", "nexrad-l2.settle", ErrorClass.E_INTERNAL, tries=tries)
+        wait = runner.lifecycle.retry_in("run", "nexrad-l2.settle", ErrorClass.E_INTERNAL, tries=tries)
         assert (wait is None) == (tries > retries)
 
 
@@ -190,7 +190,7 @@ def test_what_has_succeeded_is_never_tried_again_and_what_was_not_opened_as_ofte
 def test_the_audit_names_a_hundred_units_at_fault_and_counts_them_all(runner: StageRunner) -> None:
     node = FakeNode([envelope(n) for n in range(102)], verdicts=[fault(Gate.G4, *range(101))])
     execute(runner, node, upstream=first(runner))
-    [line] = [line for line in runner.keeper.store.audit.of_stage("run", SECOND) if line["kind"] == "gate"]
+    [line] = [line for line in runner.lifecycle.store.audit.of_stage("run", SECOND) if line["kind"] == "gate"]
     told = line["details"]
     assert (told["outcome"], told["units_at_fault"], len(told["units"])) == ("fail_units", 101, 100)
     assert told["units"] == sorted(envelope(n).wal_id for n in range(101))[:100]
@@ -227,7 +227,7 @@ def test_units_at_fault_leave_with_the_gates_code_and_their_batch_is_no_success(
     summary = batch.state.validation_summary
     assert (summary["checks"], summary["passed"], summary["failed"]) == (3, 2, 1)
     assert ("stop", "S1") in lines(runner)
-    recalled = runner.recall(SECOND, "run")
+    recalled = runner.load_output(SECOND, "run")
     assert recalled is not None
     assert list(recalled.envelopes) == list(batch.envelopes)
     # Who has left keeps the first reason.
@@ -249,7 +249,7 @@ def test_the_degraded_path_tags_the_output_and_all_that_is_made_of_it(runner: St
     node = FakeNode([envelope(1)], kind="nexrad-l2.metadata_extract", verdicts=[fault(Gate.G6)])
     after = execute(runner, node, upstream=late)
     assert after.restricted == (Gate.G5, Gate.G6)
-    newest = runner.keeper.store.newest("run", node.kind)
+    newest = runner.lifecycle.store.newest("run", node.kind)
     assert newest is not None
     assert newest.restricted == after.restricted
     # A degraded path is no stop.
@@ -264,22 +264,24 @@ def test_a_retry_waits_as_the_card_says_and_ends_with_its_retries_or_its_deadlin
         runner = under(policy, after=timedelta(seconds=attempt))
         with pytest.raises(StageFailedError):
             execute(runner, FakeNode([], fails=OSError("away")), upstream=upstream)
-        assert runner.keeper.retry_in("run", SECOND, ErrorClass.E_INTERNAL) == wait
-        newest = runner.keeper.store.newest("run", SECOND)
+        assert runner.lifecycle.retry_in("run", SECOND, ErrorClass.E_INTERNAL) == wait
+        newest = runner.lifecycle.store.newest("run", SECOND)
         assert newest is not None
         assert newest.attempt == attempt
-    assert under(("max_retries: 3", "max_retries: 9")).keeper.retry_in("run", SECOND, ErrorClass.E_INTERNAL) is not None
-    assert under(("max_retries: 3", "max_retries: 9"), after=timedelta(minutes=9)).keeper.retry_in(
+    assert (
+        under(("max_retries: 3", "max_retries: 9")).lifecycle.retry_in("run", SECOND, ErrorClass.E_INTERNAL) is not None
+    )
+    assert under(("max_retries: 3", "max_retries: 9"), after=timedelta(minutes=9)).lifecycle.retry_in(
         "run", SECOND, ErrorClass.E_INTERNAL
     )
     late = under(("max_retries: 3", "max_retries: 9"), after=timedelta(minutes=10))
-    assert late.keeper.retry_in("run", SECOND, ErrorClass.E_INTERNAL) is None
+    assert late.lifecycle.retry_in("run", SECOND, ErrorClass.E_INTERNAL) is None
     # An attempt may begin at the deadline itself, one second after the first was opened, and no later.
     even = ("max_retries: 3, backoff: exp+jitter", "max_retries: 9, backoff: const, base: 1m")
     for second, wait in ((1, 60.0), (2, None)):
         at = under(even, after=timedelta(minutes=9, seconds=second))
-        assert at.keeper.retry_in("run", SECOND, ErrorClass.E_INTERNAL) == wait
-    attempts = [one for one in runner.keeper.store.of_run("run") if one.stage == SECOND]
+        assert at.lifecycle.retry_in("run", SECOND, ErrorClass.E_INTERNAL) == wait
+    attempts = [one for one in runner.lifecycle.store.of_run("run") if one.stage == SECOND]
     assert len({(one.idempotency_key, one.input_hashes) for one in attempts}) == 1
     assert [event for kind, event in lines(runner) if kind == "retry"] == ["attempt 2", "attempt 3"]
 
@@ -302,7 +304,7 @@ def test_what_can_pass_is_rolled_back_and_tried_again_and_the_rest_waits_for_a_p
     with pytest.raises(StageFailedError) as failed:
         execute(runner, FakeNode([envelope(1)], **trouble), upstream=first(runner))
     assert failed.value.error_class is error_class
-    assert (runner.keeper.retry_in("run", SECOND, error_class) is not None) == again
+    assert (runner.lifecycle.retry_in("run", SECOND, error_class) is not None) == again
     assert state(runner) is StageState.ROLLED_BACK
 
 
@@ -342,7 +344,7 @@ def test_a_commit_that_fails_rolls_its_stage_back_and_the_next_attempt_succeeds(
             execute(runner, node, upstream=upstream)
     assert state(runner) is StageState.ROLLED_BACK
     execute(runner, FakeNode([envelope(1)]), upstream=upstream)
-    assert [one.state for one in runner.keeper.store.of_run("run") if one.stage == SECOND] == [
+    assert [one.state for one in runner.lifecycle.store.of_run("run") if one.stage == SECOND] == [
         StageState.ROLLED_BACK,
         StageState.SUCCEEDED,
     ]
@@ -395,7 +397,7 @@ def test_a_failure_that_cannot_be_written_down_asks_for_a_retry_all_the_same(
     with monkeypatch.context() as broken:
         for name, (place, attribute) in {
             "the intent": (runner.nodes, "fail"),
-            "the attempt": (StageKeeper, "fail"),
+            "the attempt": (StageLifecycle, "fail"),
             "the record": (type(runner.run_states), "put"),
         }.items():
             if away in {name, "all of them"}:
@@ -404,12 +406,12 @@ def test_a_failure_that_cannot_be_written_down_asks_for_a_retry_all_the_same(
             execute(runner, FakeNode([], fails=OSError("away")), upstream=upstream)
         assert isinstance(failed.value.__cause__, OSError)
         assert failed.value.error_class is ErrorClass.E_INTERNAL
-        assert runner.keeper.retry_in("run", SECOND, failed.value.error_class) is not None
+        assert runner.lifecycle.retry_in("run", SECOND, failed.value.error_class) is not None
         if away == "all of them":
             broken.setattr(StageStore, "newest", refuse)
             policy = runner.card.retry_policy
             tries = range(1, policy.max_retries + 2)
-            waits = [runner.keeper.retry_in("run", SECOND, ErrorClass.E_INTERNAL, tries=tried) for tried in tries]
+            waits = [runner.lifecycle.retry_in("run", SECOND, ErrorClass.E_INTERNAL, tries=tried) for tried in tries]
             assert [wait is None for wait in waits] == [False] * policy.max_retries + [True]
     batch = execute(runner, FakeNode([envelope(1)]), upstream=upstream)
     assert batch.state.outcome is Outcome.SUCCESS
@@ -446,7 +448,7 @@ def test_run_state_that_does_not_answer_is_a_failure_of_the_stage_like_any_other
         with pytest.raises(StageFailedError) as failed:
             runner.run(FakeNode([envelope(1)]), run_id="run", upstream=upstream)
     assert failed.value.error_class is ErrorClass.E_INTERNAL
-    assert runner.keeper.retry_in("run", SECOND, ErrorClass.E_INTERNAL) is not None
+    assert runner.lifecycle.retry_in("run", SECOND, ErrorClass.E_INTERNAL) is not None
 
 
 def test_a_worker_that_ends_while_its_run_is_taken_for_dead_keeps_no_other_attempt_from_being_closed(
@@ -456,14 +458,14 @@ def test_a_worker_that_ends_while_its_run_is_taken_for_dead_keeps_no_other_attem
     runner.run(FakeNode([envelope(1)]), run_id="run", upstream=upstream)
     runner.run(FakeNode([envelope(1)]), run_id="other", upstream=first(runner, "other"))
     with runner.database.transaction() as tx:
-        running = runner.keeper.store.unfinished(["run", "other"], limit=10, tx=tx)
-        runner.keeper.store.move(running[0], StageState.SUCCEEDED, tx=tx)
+        running = runner.lifecycle.store.unfinished(["run", "other"], limit=10, tx=tx)
+        runner.lifecycle.store.move(running[0], StageState.SUCCEEDED, tx=tx)
     # As the sensor saw them, a moment before.
     monkeypatch.setattr(StageStore, "unfinished", lambda *_, **__: running)
-    assert runner.keeper.close(["run", "other"]) == 1
-    ended = [runner.keeper.store.newest(one.run_id, one.stage) for one in running]
+    assert runner.lifecycle.close(["run", "other"]) == 1
+    ended = [runner.lifecycle.store.newest(one.run_id, one.stage) for one in running]
     assert [one and one.state for one in ended] == [StageState.SUCCEEDED, StageState.FAILED]
-    verify_chain(runner.keeper.store.audit.lines())
+    verify_chain(runner.lifecycle.store.audit.lines())
 
 
 @pytest.mark.clause("IEN-07")
@@ -472,14 +474,14 @@ def test_a_stage_that_hands_on_waits_for_a_commit_of_its_node_before_it_holds_th
         execute(runner, FakeNode([envelope(1)], setting=setting), run_id=run_id, upstream=first(runner, run_id))
     # What the first run applied comes back, so that the node's window moves on where nothing is computed.
     node, upstream = FakeNode([], setting=1), first(runner, "third")
-    told = runner.keeper.store.newest("run", SECOND)
+    told = runner.lifecycle.store.newest("run", SECOND)
     assert told is not None
     with ThreadPoolExecutor(1) as pool:
         with runner.database.transaction() as committing:
             runner.nodes.lock_node(node.name, tx=committing)
             handing_on = pool.submit(runner.run, node, run_id="third", upstream=upstream)
             await_a_wait(runner.database, handing_on)
-            runner.keeper.store.audit.append([told.tells(AuditKind.GATE, "G1")], tx=committing)
+            runner.lifecycle.store.audit.append([told.tells(AuditKind.GATE, "G1")], tx=committing)
         skipped = handing_on.result().skipped
     assert skipped is not None
     assert skipped.applied_by == "run"

@@ -146,7 +146,7 @@ STANDING: dict[str, Sequence[Row]] = {
     ],
     "lineage_emissions": [
         {
-            "wal_id": ONE, "path": "openlineage", "edition": "", "lineage_id": "l1", "batch_id": "b1",
+            "wal_id": ONE, "path": "openlineage", "revision": "", "lineage_id": "l1", "batch_id": "b1",
             "content_sha256": HASH,
         }
     ],
@@ -185,7 +185,7 @@ STANDING: dict[str, Sequence[Row]] = {
     "backfill_days": [
         {
             "backfill_id": "f1", "dataset": "d", "day": DAY, "state": "waiting", "requests": 0, "requested_at": None,
-            "listed_at": None, "listed": 0, "created": 0, "readmitted": 0,
+            "listed_at": None, "listed": 0, "created": 0, "requeued": 0,
         }
     ],
     "node_output": [{"content_hash": HASH, "record": "{}", "lineage": "{}", "valid_from": T, "valid_to": None}],
@@ -226,11 +226,11 @@ STANDING: dict[str, Sequence[Row]] = {
         {
             "rule": "unlock", "subject": "clock", "state": "firing", "level": "warning", "opened_at": T,
             "level_since": T, "last_seen_at": T, "observed": 1, "last_event_at": T, "run_id": "r", "place": "d.o",
-            "last_told_at": T, "tellings": 1, "acknowledged_at": None, "acknowledged_by": None,
+            "last_told_at": T, "notifications": 1, "acknowledged_at": None, "acknowledged_by": None,
             "acknowledged_why": None, "resolved_at": None,
         }
     ],
-    "alert_tellings": [
+    "alert_notifications": [
         {
             "alert_id": 1, "telling": 1, "endpoint": 1, "channel": "c", "reason": "opened", "queued_at": T,
             "attempts": 0, "claimed_until": None, "told_at": None, "last_error": None,
@@ -248,7 +248,7 @@ ANOTHER: dict[str, Row] = {
     "stage_state": {"attempt": 2},
     "clock_readings": {"at": LATER},
     "alerts": {"subject": "other"},
-    "alert_tellings": {"telling": 2},
+    "alert_notifications": {"telling": 2},
     "run_state": {"run_id": "r2"},
     "replay_reasons": {"code": "drill"},
     "nodd_wal_records": {"wal_id": THREE, "object_uri": "s3://b/3"},
@@ -276,7 +276,7 @@ ANOTHER: dict[str, Row] = {
     "nodd_wal_supersessions": {"older_wal_id": TWO, "newer_wal_id": ONE},
     "nodd_wal_outcomes": {"attempt": 3},
     "replay_mismatches": {"attempt": 1, "earlier_attempt": 2},
-    "lineage_emissions": {"edition": "e", "lineage_id": "l2"},
+    "lineage_emissions": {"revision": "e", "lineage_id": "l2"},
     "lineage_outbox": {"destination": "backend", "content": None, "content_bytes": None},
     "replay_runs": {"replay_run_id": "p2"},
     "replay_units": {"position": 2, "wal_id": TWO},
@@ -440,10 +440,10 @@ CASES: dict[str, list[Row]] = {
     "replay_mismatches_outcome_is_known": [{"attempt": 9}],
     "replay_mismatches_earlier_outcome_is_known": [{"earlier_attempt": 9}],
     "replay_mismatches_something_differs": [{"item_differs": False}],
-    "lineage_emissions_once_per_unit_path_and_edition": [{"edition": ""}],
+    "lineage_emissions_once_per_unit_path_and_revision": [{"revision": ""}],
     "lineage_emissions_id_names_one_unit": [{"lineage_id": "l1"}],
     "lineage_emissions_path_is_known": [{"path": "odd"}],
-    "lineage_emissions_edition_is_bounded": [{"edition": "x" * 201}],
+    "lineage_emissions_edition_is_bounded": [{"revision": "x" * 201}],
     "lineage_emissions_content_is_sha256": [{"content_sha256": "x"}, {"content_sha256": "G" * 64}],
     "lineage_emissions_have_a_batch": [{"batch_id": "b9"}],
     "lineage_outbox_one_row_per_destination": [{"destination": "files", "content": b"x", "content_bytes": 1}],
@@ -517,7 +517,7 @@ CASES: dict[str, list[Row]] = {
         {"state": "listed", "requests": 1, "requested_at": T}, {"listed_at": T},
     ],
     "backfill_days_counts_are_counts": [
-        {"state": "requested", "requested_at": T, "requests": -1}, {"listed": -1}, {"created": -1}, {"readmitted": -1},
+        {"state": "requested", "requested_at": T, "requests": -1}, {"listed": -1}, {"created": -1}, {"requeued": -1},
     ],
     "etl_wal_status_is_known": [{"status": "DONE", "applied_at": None}],
     "etl_wal_run_id_is_uuid": [{"run_id": "run-1"}, {"run_id": ONE.replace("8", "G")}],
@@ -584,19 +584,19 @@ CASES: dict[str, list[Row]] = {
     "alerts_state_is_known": [{"state": "odd"}],
     "alerts_level_is_known": [{"level": "odd"}],
     "alerts_events_are_counted": [{"observed": 0}],
-    "alerts_tellings_are_counted": [{"tellings": -1}, {"tellings": 0}, {"last_told_at": None}],
+    "alerts_notifications_are_counted": [{"notifications": -1}, {"notifications": 0}, {"last_told_at": None}],
     "alerts_acknowledgement_is_whole": [
         {"state": "acknowledged"}, *({**ACKNOWLEDGED, column: None} for column in ACKNOWLEDGED if column != "state"),
     ],
     "alerts_resolution_has_a_time": [{"state": "resolved"}, {"resolved_at": T}],
     "alerts_one_open_per_key": [{"subject": "clock"}, {"subject": "clock", **ACKNOWLEDGED}],
-    "alert_tellings_once_per_endpoint": [{"telling": 1}],
-    "alert_tellings_alert_is_known": [{"alert_id": 9}],
-    "alert_tellings_are_counted": [{"telling": 0}, {"endpoint": 0}, {"attempts": -1}],
-    "alert_tellings_channel_is_named": [{"channel": ""}, {"channel": "x" * 61}],
-    "alert_tellings_reason_is_known": [{"reason": "fun"}],
-    "alert_tellings_error_is_bounded": [{"last_error": "x" * 501}],
-    "alert_tellings_taken_are_closed": [{"told_at": T}, {"told_at": T, "attempts": 1, "claimed_until": T}],
+    "alert_notifications_once_per_endpoint": [{"telling": 1}],
+    "alert_notifications_alert_is_known": [{"alert_id": 9}],
+    "alert_notifications_are_counted": [{"telling": 0}, {"endpoint": 0}, {"attempts": -1}],
+    "alert_notifications_channel_is_named": [{"channel": ""}, {"channel": "x" * 61}],
+    "alert_notifications_reason_is_known": [{"reason": "fun"}],
+    "alert_notifications_error_is_bounded": [{"last_error": "x" * 501}],
+    "alert_notifications_taken_are_closed": [{"told_at": T}, {"told_at": T, "attempts": 1, "claimed_until": T}],
     "etl_checkpoint_one_row_per_node": [{"node": "n1"}],
     "etl_checkpoint_names_an_output": [{"last_applied_hash": "c" * 64}],
 }  # fmt: skip

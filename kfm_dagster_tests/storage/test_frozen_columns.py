@@ -58,7 +58,7 @@ GUARDED = {
     "backfill_days": Guarded(
         rule="backfill_days_only_go_on",
         change={"state": "requested", "requests": 1, "requested_at": LATER},
-        moving=frozenset({"state", "requests", "requested_at", "listed_at", "listed", "created", "readmitted"}),
+        moving=frozenset({"state", "requests", "requested_at", "listed_at", "listed", "created", "requeued"}),
     ),
     "kill_switches": Guarded(
         rule="kill_switches_only_close",

@@ -23,8 +23,8 @@ PAUSE = "UPDATE replay_runs SET state = 'paused', state_reason = 'x'"
 SKIP = f"UPDATE replay_units SET state = 'skipped', skip_reason = 'x', decided_at = '{LATER}'"
 CANCEL = f"UPDATE backfills SET state = 'cancelled', ended_at = '{LATER}'"
 ASK = f"UPDATE backfill_days SET state = 'requested', requests = requests + 1, requested_at = '{LATER}'"
-LIST = f"UPDATE backfill_days SET state = 'listed', listed_at = '{LATER}', created = 5, readmitted = 5"
-COUNT = "UPDATE backfill_days SET created = 5, readmitted = 5"
+LIST = f"UPDATE backfill_days SET state = 'listed', listed_at = '{LATER}', created = 5, requeued = 5"
+COUNT = "UPDATE backfill_days SET created = 5, requeued = 5"
 WAIT = "UPDATE backfill_days SET state = 'waiting', requests = 0, requested_at = NULL"
 
 GUARDS: list[tuple[Sequence[str], str, str]] = [
@@ -48,7 +48,7 @@ GUARDS: list[tuple[Sequence[str], str, str]] = [
     ((ASK,), WAIT, "backfill_days_only_go_on"),
     ((ASK, ASK), "UPDATE backfill_days SET requests = 1", "backfill_days_only_go_on"),
     ((ASK, COUNT), "UPDATE backfill_days SET created = 4", "backfill_days_only_go_on"),
-    ((ASK, COUNT), "UPDATE backfill_days SET readmitted = 4", "backfill_days_only_go_on"),
+    ((ASK, COUNT), "UPDATE backfill_days SET requeued = 4", "backfill_days_only_go_on"),
     ((ASK,), "UPDATE backfill_days SET day = '2025-12-04'", "backfill_days_only_go_on"),
     ((ASK, LIST), "UPDATE backfill_days SET listed = 9", "backfill_days_only_go_on"),
     ((), "DELETE FROM backfill_days", "backfill_days_are_kept"),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from kfm_dagster import seams
+from kfm_dagster import failpoints
 from kfm_dagster.ingest.pipeline import utc_now
 from kfm_dagster.notifications.sqs import connect
 from kfm_dagster.settings import Settings
@@ -29,9 +29,9 @@ WIDE = ClockRules(max_offset=timedelta(seconds=30))
 @pytest.fixture
 def skewed() -> Iterator[None]:
     """The pipeline's clock is 90 s ahead, as fault injection makes it."""
-    seams.install(lambda seam, labels: None, clock_skew=timedelta(seconds=90))
+    failpoints.install(lambda failpoint, labels: None, clock_skew=timedelta(seconds=90))
     yield
-    seams.install(None)
+    failpoints.install(None)
 
 
 def holds(reading: ClockReading | None, offset: float) -> bool:

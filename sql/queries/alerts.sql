@@ -6,9 +6,9 @@ SELECT 1 FROM alerts WHERE state <> 'resolved' LIMIT 1;
 -- name: listed
 SELECT
     alert_id, rule, subject, state, level, opened_at, level_since, last_seen_at, observed, last_event_at, run_id, place,
-    last_told_at, tellings, acknowledged_at, acknowledged_by, acknowledged_why, resolved_at,
+    last_told_at, notifications, acknowledged_at, acknowledged_by, acknowledged_why, resolved_at,
     (
-        SELECT count(*) FROM alert_tellings AS t WHERE t.alert_id = alerts.alert_id AND t.told_at IS NULL
+        SELECT count(*) FROM alert_notifications AS t WHERE t.alert_id = alerts.alert_id AND t.told_at IS NULL
     ) AS undelivered
 FROM alerts
 -- Since null nothing has resolved.
@@ -18,9 +18,9 @@ ORDER BY alert_id;
 -- name: get
 SELECT
     alert_id, rule, subject, state, level, opened_at, level_since, last_seen_at, observed, last_event_at, run_id, place,
-    last_told_at, tellings, acknowledged_at, acknowledged_by, acknowledged_why, resolved_at,
+    last_told_at, notifications, acknowledged_at, acknowledged_by, acknowledged_why, resolved_at,
     (
-        SELECT count(*) FROM alert_tellings AS t WHERE t.alert_id = alerts.alert_id AND t.told_at IS NULL
+        SELECT count(*) FROM alert_notifications AS t WHERE t.alert_id = alerts.alert_id AND t.told_at IS NULL
     ) AS undelivered
 FROM alerts
 WHERE alert_id = :alert_id;
@@ -31,11 +31,11 @@ UPDATE alerts SET
 WHERE alert_id = :alert_id AND state = 'firing';
 
 -- name: taken
-UPDATE alert_tellings SET told_at = :at, claimed_until = NULL, last_error = NULL
+UPDATE alert_notifications SET told_at = :at, claimed_until = NULL, last_error = NULL
 WHERE alert_id = :alert_id AND telling = :telling AND endpoint = :endpoint AND told_at IS NULL;
 
 -- name: put_back
-UPDATE alert_tellings SET claimed_until = :until, last_error = :error
+UPDATE alert_notifications SET claimed_until = :until, last_error = :error
 WHERE alert_id = :alert_id AND telling = :telling AND endpoint = :endpoint AND told_at IS NULL;
 
 -- name: lock
@@ -193,7 +193,7 @@ RETURNING alert_id;
 -- name: tell
 -- Not again within the window of suppression, whichever alert of the same rule and subject was told; what has gone up a
 -- level is told at once. An evaluation tells an alert once.
-UPDATE alerts SET tellings = alerts.tellings + 1, last_told_at = :now
+UPDATE alerts SET notifications = alerts.notifications + 1, last_told_at = :now
 FROM @batch(:terms, t, rule text, quiet_since time, audience json)
 WHERE
     alerts.rule = t.rule AND alerts.state = 'firing' AND @has(t.audience, alerts.level)
@@ -205,25 +205,25 @@ WHERE
             WHERE told.rule = alerts.rule AND told.subject = alerts.subject AND told.last_told_at > t.quiet_since
         )
     )
-RETURNING @returned(alerts.alert_id, alerts.rule, alerts.level, alerts.tellings);
+RETURNING @returned(alerts.alert_id, alerts.rule, alerts.level, alerts.notifications);
 
 -- name: queue
 -- What an endpoint has not taken yet will tell of the alert as it is then: a second message would say the same.
-INSERT INTO alert_tellings (alert_id, telling, endpoint, channel, reason, queued_at)
+INSERT INTO alert_notifications (alert_id, telling, endpoint, channel, reason, queued_at)
 SELECT n.alert_id, n.telling, n.endpoint, n.channel, n.reason, @as_time(:now)
 FROM @batch(:batch, n,
     alert_id bigint, telling integer, endpoint integer, channel text, reason text
 )
 WHERE
     NOT EXISTS (
-        SELECT 1 FROM alert_tellings AS w
+        SELECT 1 FROM alert_notifications AS w
         WHERE
             w.alert_id = n.alert_id AND w.endpoint = n.endpoint AND w.channel = n.channel AND w.told_at IS NULL
     );
 
 -- name: due
 -- An endpoint is a place in a list that may change: what waits goes where its channel leads, or nowhere.
-SELECT 1 FROM alert_tellings
+SELECT 1 FROM alert_notifications
 WHERE
     told_at IS NULL AND (claimed_until IS NULL OR claimed_until <= :now)
     AND (endpoint, channel) IN (
@@ -232,11 +232,11 @@ WHERE
 LIMIT 1;
 
 -- name: claim
-UPDATE alert_tellings SET claimed_until = :until, attempts = attempts + 1
+UPDATE alert_notifications SET claimed_until = :until, attempts = attempts + 1
 WHERE
     (alert_id, telling, endpoint) IN (
         SELECT w.alert_id, w.telling, w.endpoint
-        FROM alert_tellings AS w
+        FROM alert_notifications AS w
         WHERE
             w.told_at IS NULL AND (w.claimed_until IS NULL OR w.claimed_until <= :now)
             AND (w.endpoint, w.channel) IN (

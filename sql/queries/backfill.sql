@@ -33,7 +33,7 @@ RETURNING day;
 
 -- name: count_listed
 UPDATE backfill_days SET
-    listed = listed + :listed, created = created + :created, readmitted = readmitted + :readmitted
+    listed = listed + :listed, created = created + :created, requeued = requeued + :requeued
 WHERE
     backfill_id = :backfill_id AND dataset = :dataset AND day = :day AND state = 'requested'
     AND EXISTS (
@@ -96,18 +96,18 @@ RETURNING backfill_id;
 -- What the ledger says of every day, whoever brought its units.
 SELECT
     day.dataset, day.day, day.state, day.requests, day.requested_at, day.listed_at, day.listed, day.created,
-    day.readmitted, record.status, count(record.wal_id) AS units
+    day.requeued, record.status, count(record.wal_id) AS units
 FROM backfill_days AS day
 LEFT JOIN nodd_wal_records AS record ON day.dataset = record.dataset AND day.day = record.partition_key
     AND record.status IN ('pending', 'in_progress', 'succeeded', 'failed', 'quarantined')
 WHERE day.backfill_id = :backfill_id
 GROUP BY
     day.dataset, day.day, day.state, day.requests, day.requested_at, day.listed_at, day.listed, day.created,
-    day.readmitted, record.status
+    day.requeued, record.status
 ORDER BY day.day, day.dataset, record.status;
 
 -- name: add_days
-INSERT INTO backfill_days (backfill_id, dataset, day, state, requests, listed, created, readmitted)
+INSERT INTO backfill_days (backfill_id, dataset, day, state, requests, listed, created, requeued)
 SELECT :backfill_id, dataset.value, day.value, 'waiting', 0, 0, 0, 0
 FROM (@each(:datasets)) AS dataset CROSS JOIN (@each(:days)) AS day;
 

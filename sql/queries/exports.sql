@@ -77,7 +77,7 @@ needed AS (
     CROSS JOIN @rows(applied.payload -> 'inputs', entry)
 ),
 
-handed_on AS (
+reused AS (
     SELECT
         needed.wal_id, needed.uri, needed.checksum, earlier.content_hash AS source_hash,
         row_number() OVER (
@@ -104,13 +104,13 @@ first_made AS (
 
 resolved AS (
     SELECT
-        needed.content_hash, coalesce(named.content_hash, handed_on.source_hash, made.content_hash) AS source_hash,
+        needed.content_hash, coalesce(named.content_hash, reused.source_hash, made.content_hash) AS source_hash,
         needed.uri, needed.checksum, needed.etag
     FROM needed
     LEFT JOIN node_output AS named ON needed.checksum = named.content_hash
-    LEFT JOIN handed_on
-        ON needed.wal_id = handed_on.wal_id AND needed.uri = handed_on.uri
-        AND needed.checksum = handed_on.checksum AND handed_on.nearness = 1
+    LEFT JOIN reused
+        ON needed.wal_id = reused.wal_id AND needed.uri = reused.uri
+        AND needed.checksum = reused.checksum AND reused.nearness = 1
     LEFT JOIN first_made
         ON needed.uri = first_made.uri AND needed.checksum = first_made.checksum AND needed.wal_id > first_made.wal_id
     LEFT JOIN etl_wal AS made ON first_made.wal_id = made.wal_id

@@ -486,7 +486,7 @@ FROM lost
 WHERE record.wal_id = lost.wal_id
 RETURNING record.wal_id, record.dataset, record.attempts;
 
--- name: readmit
+-- name: requeue
 -- sqlite: it has locked the database, and joins what it updates.
 UPDATE nodd_wal_records SET
     status = 'pending',
@@ -510,7 +510,7 @@ WHERE
     AND NOT EXISTS (SELECT 1 FROM nodd_wal_supersessions AS link WHERE link.older_wal_id = nodd_wal_records.wal_id)
 RETURNING wal_id, dataset, partition_key;
 
--- name: readmit
+-- name: requeue
 -- postgresql: what may be let in is locked in order first.
 WITH allowed AS (
     SELECT record.wal_id

@@ -79,17 +79,17 @@ ORDER BY waiting.attempts DESC, batch.created_at, waiting.batch_id, waiting.dest
 
 -- name: of_unit
 -- The lineage view: what stands, which is what nobody has withdrawn.
-SELECT emission.wal_id, emission.path, emission.edition, emission.lineage_id, batch.href, batch.state, batch.run_id,
+SELECT emission.wal_id, emission.path, emission.revision, emission.lineage_id, batch.href, batch.state, batch.run_id,
     record.object_uri, record.status, invalidation.invalidated_at
 FROM lineage_emissions AS emission
 JOIN lineage_batches AS batch ON batch.batch_id = emission.batch_id
 LEFT JOIN nodd_wal_records AS record ON record.wal_id = emission.wal_id
 LEFT JOIN lineage_invalidations AS invalidation ON invalidation.batch_id = emission.batch_id
 WHERE emission.wal_id = :wal_id AND invalidation.batch_id IS NULL
-ORDER BY batch.created_at, emission.edition, emission.path;
+ORDER BY batch.created_at, emission.revision, emission.path;
 
 -- name: of_lineage_id
-SELECT emission.wal_id, emission.path, emission.edition, emission.lineage_id, batch.href, batch.state, batch.run_id,
+SELECT emission.wal_id, emission.path, emission.revision, emission.lineage_id, batch.href, batch.state, batch.run_id,
     record.object_uri, record.status, invalidation.invalidated_at
 FROM lineage_emissions AS emission
 JOIN lineage_batches AS batch ON batch.batch_id = emission.batch_id
@@ -114,26 +114,26 @@ ON CONFLICT (batch_id) DO NOTHING
 RETURNING batch_id;
 
 -- name: emissions_of_batch
-SELECT wal_id, edition, lineage_id, content_sha256 FROM lineage_emissions
+SELECT wal_id, revision, lineage_id, content_sha256 FROM lineage_emissions
 WHERE batch_id = :batch_id ORDER BY wal_id;
 
 -- name: history
-SELECT emission.wal_id, emission.path, emission.edition, emission.content_sha256,
+SELECT emission.wal_id, emission.path, emission.revision, emission.content_sha256,
     invalidation.batch_id IS NOT NULL AS invalidated
 FROM lineage_emissions AS emission
 JOIN lineage_batches AS batch ON batch.batch_id = emission.batch_id
 LEFT JOIN lineage_invalidations AS invalidation ON invalidation.batch_id = emission.batch_id
 WHERE emission.wal_id IN (@each(:wal_ids))
-ORDER BY batch.created_at, emission.edition;
+ORDER BY batch.created_at, emission.revision;
 
 -- name: insert_emissions
 -- Returns the units whose rows are new: another worker may have told the others.
-INSERT INTO lineage_emissions (wal_id, path, edition, lineage_id, content_sha256, batch_id)
+INSERT INTO lineage_emissions (wal_id, path, revision, lineage_id, content_sha256, batch_id)
 SELECT unit.value ->> 0, :path, unit.value ->> 1, unit.value ->> 2, unit.value ->> 3, :batch_id
 FROM @rows(:units, unit)
 WHERE TRUE
 @in_order(unit.value ->> 0, unit.value ->> 1)
-ON CONFLICT (wal_id, path, edition) DO NOTHING
+ON CONFLICT (wal_id, path, revision) DO NOTHING
 RETURNING wal_id;
 
 -- name: claim_delivery

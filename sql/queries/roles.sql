@@ -59,7 +59,7 @@ WITH decision (relation, rights) AS (
     ('replay_outcomes', 'SELECT'),
     ('backfills', 'SELECT, INSERT, UPDATE (state, ended_at)'),
     ('backfill_days', 'SELECT, INSERT, UPDATE (state, requests, requested_at, listed_at, listed, created, '
-     || 'readmitted)'),
+     || 'requeued)'),
     -- What the stages did.
     ('run_state', 'SELECT, INSERT, UPDATE (lakefs_branch, inputs_hash, validation_summary, outcome, recorded_at, '
      || 'artifact_uri, artifact_sha256)'),
@@ -90,8 +90,8 @@ WITH decision (relation, rights) AS (
     -- What was measured, and who was notified.
     ('clock_readings', 'SELECT, INSERT'),
     ('alerts', 'SELECT, INSERT, UPDATE (state, level, level_since, last_seen_at, observed, last_event_at, run_id, '
-     || 'place, last_told_at, tellings, acknowledged_at, acknowledged_by, acknowledged_why, resolved_at)'),
-    ('alert_tellings', 'SELECT, INSERT, UPDATE (attempts, claimed_until, told_at, last_error)'),
+     || 'place, last_told_at, notifications, acknowledged_at, acknowledged_by, acknowledged_why, resolved_at)'),
+    ('alert_notifications', 'SELECT, INSERT, UPDATE (attempts, claimed_until, told_at, last_error)'),
     -- The owner migrates.
     ('schema_version', 'SELECT')
 )

@@ -1139,7 +1139,7 @@ CREATE INDEX backfills_running ON backfills (started_at) WHERE state = 'running'
 );
 @kept(backfills, backfills_are_kept, (backfill_id));
 
--- One day of one dataset. Objects that were known before are `listed - created - readmitted`.
+-- One day of one dataset. Objects that were known before are `listed - created - requeued`.
 CREATE TABLE backfill_days (
     backfill_id @id NOT NULL,
     dataset text NOT NULL,
@@ -1153,7 +1153,7 @@ CREATE TABLE backfill_days (
     listed @bigint NOT NULL,
     -- Records that this backfill made and let in again, over all its listings of the day.
     created @bigint NOT NULL,
-    readmitted @bigint NOT NULL,
+    requeued @bigint NOT NULL,
     CONSTRAINT backfill_days_one_row_per_day PRIMARY KEY (backfill_id, dataset, day),
     CONSTRAINT backfill_days_backfill_is_known FOREIGN KEY (backfill_id) REFERENCES backfills (backfill_id),
     CONSTRAINT backfill_days_day_is_a_day CHECK (@is_day(day)),
@@ -1165,7 +1165,7 @@ CREATE TABLE backfill_days (
         AND (state = 'listed') = (listed_at IS NOT NULL)
     ),
     CONSTRAINT backfill_days_counts_are_counts
-    CHECK (requests >= 0 AND listed >= 0 AND created >= 0 AND readmitted >= 0)
+    CHECK (requests >= 0 AND listed >= 0 AND created >= 0 AND requeued >= 0)
 ) @strict;
 
 CREATE INDEX backfill_days_open ON backfill_days (backfill_id, day, dataset) WHERE state <> 'listed';
@@ -1175,7 +1175,7 @@ CREATE INDEX backfill_days_open ON backfill_days (backfill_id, day, dataset) WHE
     backfill_days_only_go_on, UPDATE ON backfill_days, backfill_days_only_go_on,
     OLD.state = 'listed' OR NEW.state = 'waiting'
     OR (OLD.state = 'waiting' AND NEW.state = 'listed')
-    OR NEW.requests < OLD.requests OR NEW.created < OLD.created OR NEW.readmitted < OLD.readmitted
+    OR NEW.requests < OLD.requests OR NEW.created < OLD.created OR NEW.requeued < OLD.requeued
     OR @changed(backfill_id, dataset, day)
 );
 @kept(backfill_days, backfill_days_are_kept, (backfill_id, dataset, day));
@@ -1447,18 +1447,18 @@ CREATE TABLE lineage_emissions (
     wal_id text NOT NULL,
     path text NOT NULL,
     -- Empty for the first telling of a unit; a repair that changed the Item adds one under its replay's id.
-    edition text NOT NULL,
+    revision text NOT NULL,
     -- OpenLineage run id or PROV activity id, as the path says.
     lineage_id text NOT NULL,
     batch_id text NOT NULL,
     -- What the Item said; null where the unit registered none.
     content_sha256 text,
     -- A unit whose lineage is told twice would have duplicate edges.
-    CONSTRAINT lineage_emissions_once_per_unit_path_and_edition PRIMARY KEY (wal_id, path, edition),
+    CONSTRAINT lineage_emissions_once_per_unit_path_and_revision PRIMARY KEY (wal_id, path, revision),
     -- A run or an activity leads back to one record.
     CONSTRAINT lineage_emissions_id_names_one_unit UNIQUE (lineage_id),
     CONSTRAINT lineage_emissions_path_is_known CHECK (path IN ('openlineage', 'prov')),
-    CONSTRAINT lineage_emissions_edition_is_bounded CHECK (length(edition) <= 200),
+    CONSTRAINT lineage_emissions_edition_is_bounded CHECK (length(revision) <= 200),
     CONSTRAINT lineage_emissions_content_is_sha256 CHECK (@sha256(content_sha256)),
     -- A unit counts as told only while the batch that holds it is on record. Deferred, because which units a batch holds
     -- is known once their rows are in.
@@ -1469,7 +1469,7 @@ CREATE TABLE lineage_emissions (
 CREATE INDEX lineage_emissions_by_batch ON lineage_emissions (batch_id);
 
 @append_only(lineage_emissions, lineage_is_append_only);
-@not_repeated(lineage_emissions, (wal_id, path, edition));
+@not_repeated(lineage_emissions, (wal_id, path, revision));
 
 -- sqlite: INSERT OR REPLACE deletes rows without a DELETE trigger. Which of two triggers comes first is not defined, so
 -- this one passes over a repetition as the other does.
@@ -1479,7 +1479,7 @@ BEGIN
     SELECT CASE
         WHEN EXISTS (
             SELECT 1 FROM lineage_emissions AS r
-            WHERE r.wal_id = NEW.wal_id AND r.path = NEW.path AND r.edition = NEW.edition
+            WHERE r.wal_id = NEW.wal_id AND r.path = NEW.path AND r.revision = NEW.revision
         ) THEN RAISE(IGNORE)
         ELSE RAISE(ABORT, 'lineage_emissions_id_names_one_unit')
     END;
@@ -1902,7 +1902,7 @@ CREATE TABLE alerts (
     place text NOT NULL,
     -- When it was last told, and how often.
     last_told_at @time,
-    tellings integer NOT NULL DEFAULT 0,
+    notifications integer NOT NULL DEFAULT 0,
     -- The last acknowledgement; escalation makes it fire again all the same.
     acknowledged_at @time,
     acknowledged_by text,
@@ -1920,7 +1920,7 @@ CREATE TABLE alerts (
     CONSTRAINT alerts_level_is_known CHECK (level IN ('info', 'warning', 'critical')),
     -- Nothing fires without an event.
     CONSTRAINT alerts_events_are_counted CHECK (observed >= 1),
-    CONSTRAINT alerts_tellings_are_counted CHECK (tellings >= 0 AND (tellings = 0) = (last_told_at IS NULL)),
+    CONSTRAINT alerts_notifications_are_counted CHECK (notifications >= 0 AND (notifications = 0) = (last_told_at IS NULL)),
     CONSTRAINT alerts_acknowledgement_is_whole CHECK (
         (acknowledged_at IS NULL) = (acknowledged_by IS NULL) AND (acknowledged_at IS NULL) = (acknowledged_why IS NULL)
         AND (state <> 'acknowledged' OR acknowledged_at IS NOT NULL)
@@ -1936,14 +1936,14 @@ CREATE INDEX alerts_by_key ON alerts (rule, subject, last_told_at);
 -- An alert begins to fire; it is resolved for good, its level only rises, and it is taken on by somebody or not at all.
 @refuse(
     alerts_begin_firing, INSERT ON alerts, alerts_begin_firing,
-    NEW.state <> 'firing' OR NEW.tellings <> 0 OR NEW.acknowledged_at IS NOT NULL
+    NEW.state <> 'firing' OR NEW.notifications <> 0 OR NEW.acknowledged_at IS NOT NULL
 );
 @refuse(
     alerts_move_is_legal, UPDATE ON alerts, alerts_move_is_legal,
     @changed(alert_id, rule, subject, opened_at)
     OR OLD.state = 'resolved'
     OR OLD.level || '>' || NEW.level IN ('critical>warning', 'critical>info', 'warning>info')
-    OR NEW.tellings NOT IN (OLD.tellings, OLD.tellings + 1)
+    OR NEW.notifications NOT IN (OLD.notifications, OLD.notifications + 1)
     -- Only what has become worse fires again after somebody took it on.
     OR (OLD.state = 'acknowledged' AND NEW.state = 'firing' AND NEW.level = OLD.level)
     OR (
@@ -1954,7 +1954,7 @@ CREATE INDEX alerts_by_key ON alerts (rule, subject, last_told_at);
 @kept(alerts, alerts_are_kept, (alert_id));
 
 -- What is to be sent and what was: a row per telling and endpoint, claimed before it is sent and closed once it is taken.
-CREATE TABLE alert_tellings (
+CREATE TABLE alert_notifications (
     alert_id @bigint NOT NULL,
     telling integer NOT NULL,
     -- Which URL of KFM_ALERT_URLS, counted from 1; the URL itself may hold credentials.
@@ -1967,26 +1967,26 @@ CREATE TABLE alert_tellings (
     claimed_until @time,
     told_at @time,
     last_error text,
-    CONSTRAINT alert_tellings_once_per_endpoint PRIMARY KEY (alert_id, telling, endpoint),
-    CONSTRAINT alert_tellings_alert_is_known FOREIGN KEY (alert_id) REFERENCES alerts (alert_id),
-    CONSTRAINT alert_tellings_are_counted CHECK (telling >= 1 AND endpoint >= 1 AND attempts >= 0),
-    CONSTRAINT alert_tellings_channel_is_named CHECK (length(channel) BETWEEN 1 AND 60),
-    CONSTRAINT alert_tellings_reason_is_known CHECK (reason IN ('opened', 'repeated', 'escalated')),
-    CONSTRAINT alert_tellings_error_is_bounded CHECK (length(last_error) <= 500),
+    CONSTRAINT alert_notifications_once_per_endpoint PRIMARY KEY (alert_id, telling, endpoint),
+    CONSTRAINT alert_notifications_alert_is_known FOREIGN KEY (alert_id) REFERENCES alerts (alert_id),
+    CONSTRAINT alert_notifications_are_counted CHECK (telling >= 1 AND endpoint >= 1 AND attempts >= 0),
+    CONSTRAINT alert_notifications_channel_is_named CHECK (length(channel) BETWEEN 1 AND 60),
+    CONSTRAINT alert_notifications_reason_is_known CHECK (reason IN ('opened', 'repeated', 'escalated')),
+    CONSTRAINT alert_notifications_error_is_bounded CHECK (length(last_error) <= 500),
     -- What was taken was tried, and is nobody's any more.
-    CONSTRAINT alert_tellings_taken_are_closed CHECK (told_at IS NULL OR (attempts >= 1 AND claimed_until IS NULL))
+    CONSTRAINT alert_notifications_taken_are_closed CHECK (told_at IS NULL OR (attempts >= 1 AND claimed_until IS NULL))
 ) @without_rowid;
 
-CREATE INDEX alert_tellings_due ON alert_tellings (queued_at) WHERE told_at IS NULL;
+CREATE INDEX alert_notifications_due ON alert_notifications (queued_at) WHERE told_at IS NULL;
 
 @refuse(
-    alert_tellings_begin_untold, INSERT ON alert_tellings, alert_tellings_begin_untold,
+    alert_notifications_begin_untold, INSERT ON alert_notifications, alert_notifications_begin_untold,
     NEW.told_at IS NOT NULL OR NEW.attempts <> 0
 );
-@not_replaced(alert_tellings, alert_tellings_begin_untold, (alert_id, telling, endpoint));
+@not_replaced(alert_notifications, alert_notifications_begin_untold, (alert_id, telling, endpoint));
 @refuse(
-    alert_tellings_are_told_once, UPDATE ON alert_tellings, alert_tellings_are_told_once,
+    alert_notifications_are_told_once, UPDATE ON alert_notifications, alert_notifications_are_told_once,
     @changed(alert_id, telling, endpoint, channel, reason, queued_at)
     OR OLD.told_at IS NOT NULL OR NEW.attempts < OLD.attempts
 );
-@kept(alert_tellings, alert_tellings_are_kept);
+@kept(alert_notifications, alert_notifications_are_kept);

@@ -49,7 +49,7 @@ def show_report(done: DeadLetterReport) -> None:
         OUTCOME_COLUMNS,
     )
     click.echo(
-        f"{done.run_id}: batches {done.batches}, units created {done.created}, let in again {done.readmitted}, "
+        f"{done.run_id}: batches {done.batches}, units created {done.created}, let in again {done.requeued}, "
         f"quarantined {done.quarantined}"
     )
     if done.outcomes[LetterOutcome.WAITS]:

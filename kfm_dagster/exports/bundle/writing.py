@@ -19,6 +19,7 @@ from typing import Any
 from kfm_dagster import __version__
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.exports.atomic_files import ExportFile, ForeignFileError, atomic_files
 from kfm_dagster.exports.bundle import content
 from kfm_dagster.exports.bundle.configuration import Machine, parse_configuration
 from kfm_dagster.exports.bundle.content import AttemptKind, Release, span
@@ -27,7 +28,6 @@ from kfm_dagster.exports.bundle.keys import BundleSigner
 from kfm_dagster.exports.bundle.manifest import OPENING, Manifest, Recorded, SummedFile
 from kfm_dagster.exports.bundle.signature import BadSignatureError, sign_detached
 from kfm_dagster.exports.bundle.verification import VerifiedRelease, verify_release
-from kfm_dagster.exports.whole_files import ExportFile, ForeignFileError, whole_files
 
 _CERTIFICATE = ExportFile(name="{}.cert.asc", opening=b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n")
 
@@ -171,7 +171,7 @@ def _beside(folder: Path) -> Iterator[Path]:
 
 def _write_certificate(folder: Path, signer: BundleSigner) -> Path:
     file = ExportFile(name=_CERTIFICATE.name.format(folder.name), opening=_CERTIFICATE.opening)
-    with whole_files(folder.parent, [file]) as (opened,):
+    with atomic_files(folder.parent, [file]) as (opened,):
         opened.write(str(signer.certificate).encode().removeprefix(file.opening))
     return folder.parent / file.name
 

@@ -1,7 +1,7 @@
 """Explanation: finds the run that a person means, and tells what it recorded. It only reads.
 
 Belongs here: run ids, roots and re-executions, and the queries. Does not belong here: what the records mean
-(`run_account.py`), or how they are shown (`cli/explain.py`, `defs/display.py`).
+(`run_report.py`), or how they are shown (`cli/explain.py`, `defs/display.py`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 from kfm_dagster.contracts.id_prefix import MATCHES_ASKED, SHORTEST_PREFIX, whole_id
 from kfm_dagster.errors import KfmError
 from kfm_dagster.exports.explanations.reexecutions import Reexecution, Reexecutions
-from kfm_dagster.exports.explanations.run_account import (
+from kfm_dagster.exports.explanations.run_report import (
     AFTER_ALL,
     NodeAccount,
-    RunAccount,
+    RunReport,
     Window,
     node_account,
     node_accounts,
@@ -41,7 +41,7 @@ class Explanations:
     run_states: RunStateStore
     reexecutions: Reexecutions | None = None
 
-    def explain(self, run: str) -> RunAccount:
+    def explain(self, run: str) -> RunReport:
         """Return the account of a run: its id, its root's, an unambiguous prefix of either, or `latest`.
 
         Raises UnknownRunError when nothing is recorded of it, AmbiguousIdError when the prefix says too little.
@@ -50,7 +50,7 @@ class Explanations:
         root = reexecution.root_run_id if reexecution else run_id
         window = _window(reexecution) if reexecution else Window()
         nodes = node_accounts(self.run_states.of_run(root), self._intents(root), window)
-        return RunAccount(
+        return RunReport(
             run_id=run_id,
             root_run_id=root,
             reexecutions=[one.run_id for one in (self.reexecutions.of(root) if self.reexecutions else ())],

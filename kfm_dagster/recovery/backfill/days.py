@@ -21,8 +21,8 @@ import orjson
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.identity import moment, rfc3339
 from kfm_dagster.governance.log import Decision, GovernanceAction
+from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, refuse_switched_off, units_in_flight
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ingest.switched_off import SwitchedOff, refuse_switched_off, units_in_flight
 from kfm_dagster.recovery.backfill.progress import Backfill, BackfillError, find_backfill
 from kfm_dagster.settings import EARLIEST_DAY
 from kfm_dagster.storage.database import Transaction
@@ -64,9 +64,9 @@ class DayListing:
         """Begin to count the objects; False when the day is listed already or the backfill is over."""
         return tx.run("backfill.open_listing", self._day).one_or_none() is not None
 
-    def counted(self, tx: Transaction, *, listed: int, created: int, readmitted: int) -> bool:
+    def counted(self, tx: Transaction, *, listed: int, created: int, requeued: int) -> bool:
         """Count what entered the ledger in this transaction; False when the backfill has been cancelled meanwhile."""
-        row = tx.run("backfill.count_listed", self._day, listed=listed, created=created, readmitted=readmitted)
+        row = tx.run("backfill.count_listed", self._day, listed=listed, created=created, requeued=requeued)
         return row.one_or_none() is not None
 
     def closed(self, tx: Transaction) -> None:
@@ -144,7 +144,7 @@ def advance_backfills(
     that Dagster knows; others wait until it does. A day whose run died before it was listed is asked for again; a
     further one only while few enough bulk units are on their way.
     """
-    off = SwitchedOff.now(pipeline.ledger.switches)
+    off = KillSwitchPolicy.now(pipeline.ledger.switches)
     on = _json([contract.id for contract in pipeline.registry if off.of(contract.id) is None])
     finished = _finish(pipeline)
     with pipeline.database.snapshot() as view:
@@ -166,7 +166,7 @@ def advance_backfills(
 
 
 def _why_none(
-    off: SwitchedOff,
+    off: KillSwitchPolicy,
     units: int,
     most: int,
     listing: Collection[tuple[str, str]],

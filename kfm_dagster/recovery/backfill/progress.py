@@ -80,13 +80,13 @@ class DayProgress:
     requests: int
     listed: int
     created: int
-    readmitted: int
+    requeued: int
     units: Mapping[Status, int] = field(default_factory=dict)
 
     @property
     def known(self) -> int:
         """Listed objects that the ledger knew before, and that were left as they are."""
-        return max(0, self.listed - self.created - self.readmitted)
+        return max(0, self.listed - self.created - self.requeued)
 
     @property
     def open_units(self) -> int:
@@ -148,7 +148,7 @@ def day_progress(database: Database, backfill_id: str) -> list[DayProgress]:
             requests=row.requests,
             listed=row.listed,
             created=row.created,
-            readmitted=row.readmitted,
+            requeued=row.requeued,
             units=units,
         )
     return list(days.values())

@@ -131,7 +131,7 @@ class DeadLetterReport:
     batches: int
     messages: tuple[MessageOutcome, ...]
     created: int = 0
-    readmitted: int = 0
+    requeued: int = 0
     quarantined: int = 0
     end: End | None = None
     detail: str | None = None
@@ -157,7 +157,7 @@ class DeadLetterReport:
             "queue": self.queue,
             "batches": self.batches,
             "outcomes": {outcome.value: self.outcomes[outcome] for outcome in LetterOutcome if self.outcomes[outcome]},
-            "units": {"created": self.created, "readmitted": self.readmitted, "quarantined": self.quarantined},
+            "units": {"created": self.created, "requeued": self.requeued, "quarantined": self.quarantined},
             "end": None if self.end is None else self.end.value,
             "detail": self.detail,
             "unmet": sorted(self.unmet),
@@ -177,7 +177,7 @@ class DeadLetterWork:
     reason_to_leave: Callable[[DeadLetter], str | None] = lambda _: None
     report: Callable[[DeadLetterReport], None] = lambda _: None
     created: int = 0
-    readmitted: int = 0
+    requeued: int = 0
     quarantined: int = 0
     end: End | None = None
     detail: str | None = None
@@ -238,7 +238,7 @@ class DeadLetterWork:
             batches=self._batches,
             messages=tuple(self._outcomes.values()),
             created=self.created,
-            readmitted=self.readmitted,
+            requeued=self.requeued,
             quarantined=self.quarantined,
             end=self.end,
             detail=self.detail,

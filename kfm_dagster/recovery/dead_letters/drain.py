@@ -116,10 +116,10 @@ class _Drain:
         work, pipeline = self.work, self.work.pipeline
         ensured, parsed = ensure_units(pipeline, [letter.parsed for letter in letters], lane=Lane.BULK, tx=tx)
         failed = {wal_id for wal_id, status in ensured.existing.items() if status is Status.FAILED}
-        readmitted = pipeline.ledger.readmit(
+        requeued = pipeline.ledger.requeue(
             failed, reason=ReplayReason.DLQ_DRAIN, actor=work.decision.actor, replay_run_id=work.run_id, tx=tx
         )
-        quarantined = self._quarantine(failed - readmitted, tx)
+        quarantined = self._quarantine(failed - requeued, tx)
         complete(pipeline, parsed, tx)
         messages = [letter.message for letter in letters]
         unreadable = record_messages(pipeline, messages, parsed, queue=work.queue.name, landing_sha256=landed, tx=tx)
@@ -133,14 +133,14 @@ class _Drain:
                 "landing_sha256": landed,
                 "messages": {letter.message.message_id: letter.kind.value for letter in letters},
                 "created": len(ensured.created),
-                "readmitted": len(readmitted),
+                "requeued": len(requeued),
                 "quarantined": quarantined,
             },
             tx=tx,
         )
-        self.let_in |= readmitted
+        self.let_in |= requeued
         work.created += len(ensured.created)
-        work.readmitted += len(readmitted)
+        work.requeued += len(requeued)
         work.quarantined += quarantined
         return unreadable
 

@@ -215,7 +215,7 @@ def admit(
             wanted[unit.status][unit.wal_id] = unit.version
     shared: dict[str, Any] = {"replay_run_id": replay_run_id, "tx": tx}
     reason = selection.replay_reason
-    admitted = set(ledger.readmit(wanted[Status.FAILED], reason=reason, actor=decision.actor, **shared))
+    admitted = set(ledger.requeue(wanted[Status.FAILED], reason=reason, actor=decision.actor, **shared))
     for status, action in (
         (Status.QUARANTINED, GovernanceAction.RELEASE),
         (Status.SUCCEEDED, _action_on_success(selection)),

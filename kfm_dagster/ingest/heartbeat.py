@@ -25,7 +25,7 @@ BATCH = 1_000
 _log = logging.getLogger(__name__)
 
 
-class LeaseKeeper:
+class Heartbeat:
     """Renews what a run holds: its leases at every tick, its messages once half of their timeout is over.
 
     `attempts` are the units of the work, with the attempt that each was claimed with; without one there is no lease.
@@ -46,7 +46,7 @@ class LeaseKeeper:
     def keeping(self) -> Iterator[None]:
         """Tick now, and every interval until the block ends."""
         self.tick()
-        name = f"lease-keeper-{self._run_id}"
+        name = f"lease-lifecycle-{self._run_id}"
         with self._pipeline.repeating(self.tick, seconds=self.interval_seconds, name=name):
             yield
 

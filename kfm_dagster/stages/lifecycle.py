@@ -1,4 +1,4 @@
-"""The keeper: moves a stage under the run contract by what the card makes of its gates, and writes down why.
+"""The lifecycle: moves a stage under the run contract by what the card makes of its gates, and writes down why.
 
     open pending > gates of the entry > running > compute > gates of the output > succeeded, with the output's commit
     what fails on the way: failed > compensation > rolled_back
@@ -40,7 +40,7 @@ Record = Callable[[Transaction], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageKeeper:
+class StageLifecycle:
     """Moves the attempts of stages."""
 
     card: StateMachine
@@ -131,7 +131,7 @@ class StageKeeper:
             details={
                 "units": len(batch.envelopes),
                 **({"retrying": retrying} if retrying else {}),
-                **({"handed_on": batch.applied_by} if batch.handed_on else {}),
+                **({"reused": batch.applied_by} if batch.reused else {}),
             },
             told=lines,
             tx=tx,
@@ -215,7 +215,7 @@ class StageKeeper:
     def _of_entry(self, node: StageNode, upstream: StageBatch | None) -> Judgement:
         """Judge what a stage is given by the gates that the card asks for; what was judged as an output stands."""
         condition = self.card.condition(StageState.PENDING, StageState.RUNNING)
-        if upstream is None or upstream.handed_on or condition is None:
+        if upstream is None or upstream.reused or condition is None:
             return judge(_nothing(), self.card)
         if upstream.judgement is not None:
             return upstream.judgement

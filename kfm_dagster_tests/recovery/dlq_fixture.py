@@ -50,7 +50,7 @@ def event(number: int) -> ObjectEvent:
 
 
 @dataclass(kw_only=True)
-class Graveyard:
+class DlqFixture:
     """A pipeline with its primary and dead-letter queue; `bodies` are all that was ever sent."""
 
     pipeline: Pipeline
@@ -129,7 +129,7 @@ class Graveyard:
         dlq.change_visibility([(row.receipt_handle, 0) for row in hidden])
         return [message.body for message in dlq.look(10_000, budget_seconds=30)]
 
-    def readmissions(self) -> dict[str, int]:
+    def requeues(self) -> dict[str, int]:
         """How often a drain let each unit in again."""
         rows = self.ask(
             "SELECT wal_id, count(*) AS times FROM nodd_wal_transitions WHERE reason = 'dlq-drain' "
@@ -150,7 +150,7 @@ class Graveyard:
         self.bodies |= set(bodies)
 
 
-def open_graveyard(cloud: EmbeddedCloud, home: Path, url: str, **settings: object) -> Graveyard:
+def open_graveyard(cloud: EmbeddedCloud, home: Path, url: str, **settings: object) -> DlqFixture:
     """Queues of its own on a running cloud, and a pipeline over a fresh database."""
     name = secrets.token_hex(6)
     queues = create_queues(
@@ -168,7 +168,7 @@ def open_graveyard(cloud: EmbeddedCloud, home: Path, url: str, **settings: objec
         retry_backoff_seconds=60,
         **settings,  # type: ignore[arg-type]
     )
-    return Graveyard(
+    return DlqFixture(
         pipeline=open_pipeline(cloud, chosen, ContractRegistry.load()),
         cloud=cloud,
         queues=queues,
@@ -200,9 +200,9 @@ def one_attempt_only(registry: ContractRegistry) -> ContractRegistry:
     )
 
 
-def reopened(graveyard: Graveyard, **changes: object) -> Graveyard:
+def reopened(dlq_fixture: DlqFixture, **changes: object) -> DlqFixture:
     """The same queues and database under other settings, or under other contracts (`registry`)."""
-    registry = changes.pop("registry", graveyard.pipeline.registry)
+    registry = changes.pop("registry", dlq_fixture.pipeline.registry)
     assert isinstance(registry, ContractRegistry)
-    settings = graveyard.pipeline.settings.model_copy(update=changes)
-    return dataclasses.replace(graveyard, pipeline=open_pipeline(graveyard.cloud, settings, registry))
+    settings = dlq_fixture.pipeline.settings.model_copy(update=changes)
+    return dataclasses.replace(dlq_fixture, pipeline=open_pipeline(dlq_fixture.cloud, settings, registry))

@@ -1,4 +1,4 @@
-"""Which edition a unit's lineage is told as, and which Items it is related to."""
+"""Which revision a unit's lineage is told as, and which Items it is related to."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kfm_dagster.contracts.envelope import Envelope, StacStatus, WalId
-from kfm_dagster.lineage.editions import Told, in_edition
+from kfm_dagster.lineage.revisions import Told, in_revision
 from kfm_dagster.lineage.unit import LineagePath, LineageUnit, item_entity
 from kfm_dagster_tests.lineage.units import registered, repaired, superseded, with_stac
 
@@ -17,13 +17,13 @@ FIRST = str(registered().stac.content_sha256)  # type: ignore[union-attr]
 REPAIRED = "e" * 64
 
 
-def told(edition: str, content: str | None) -> Told:
-    return Told(path=LineagePath.PROV, edition=edition, content_sha256=content)
+def told(revision: str, content: str | None) -> Told:
+    return Told(path=LineagePath.PROV, revision=revision, content_sha256=content)
 
 
 @pytest.mark.clause("RPL-05")
 @pytest.mark.parametrize(
-    ("envelope", "history", "edition"),
+    ("envelope", "history", "revision"),
     [
         pytest.param(registered(), [], "", id="first"),
         pytest.param(repaired("r1"), [], "", id="a failed unit's first lineage is its replay's"),
@@ -54,10 +54,10 @@ def told(edition: str, content: str | None) -> Told:
         ),
     ],
 )  # fmt: skip
-def test_a_unit_is_told_as(envelope: Envelope, history: list[Told], edition: str) -> None:
-    found = in_edition(LineageUnit.of(envelope), {UNIT: history}, run_id="run")
-    assert found.edition == edition
-    assert found.activity_id == LineageUnit.of(envelope, edition=edition).activity_id
+def test_a_unit_is_told_as(envelope: Envelope, history: list[Told], revision: str) -> None:
+    found = in_revision(LineageUnit.of(envelope), {UNIT: history}, run_id="run")
+    assert found.revision == revision
+    assert found.activity_id == LineageUnit.of(envelope, revision=revision).activity_id
 
 
 @pytest.mark.parametrize(
@@ -83,11 +83,11 @@ def test_a_unit_is_told_as(envelope: Envelope, history: list[Told], edition: str
 )  # fmt: skip
 def test_an_item_revises(stac: dict[str, Any], history: dict[WalId, list[Told]], revises: str | None) -> None:
     envelope = with_stac(registered(replay_run_id="r1"), **stac)
-    assert in_edition(LineageUnit.of(envelope), history, run_id="run").revises == revises
+    assert in_revision(LineageUnit.of(envelope), history, run_id="run").revises == revises
 
 
 def test_a_late_unit_yields_to_the_latest_edition_of_the_item_that_stands() -> None:
     late = LineageUnit.of(superseded(0, by=1))
-    assert in_edition(late, {}, run_id="run").yields_to == item_entity(OTHER, "")
+    assert in_revision(late, {}, run_id="run").yields_to == item_entity(OTHER, "")
     history = {OTHER: [told("", None), told("r0", None)]}
-    assert in_edition(late, history, run_id="run").yields_to == item_entity(OTHER, "r0")
+    assert in_revision(late, history, run_id="run").yields_to == item_entity(OTHER, "r0")

@@ -1,12 +1,12 @@
-"""The crew of a campaign: one process per role, which lives until it is killed or told to stop.
+"""The workers of a campaign: one process per role, which lives until it is killed or told to stop.
 
     receiver  takes messages in, as the sensor `nodd_messages` does
     keeper    recovers, retries, acknowledges and publishes lineage, as the sensor `nodd_ledger` does
     worker    runs the six nodes over what is pending, as a Dagster run does
 
 No Dagster: a death costs a process start and not a run's, so that hundreds fit into minutes; everything below is the
-product's own code. Run as `python -m benchmarks.campaign_crew ROLE`. Belongs here: the roles. Does not belong here: who
-starts them, and what is checked (`campaign.py`).
+product's own code. Run as `python -m benchmarks.campaign_workers ROLE`. Belongs here: the roles. Does not belong here:
+who starts them, and what is checked (`campaign.py`).
 """
 
 from __future__ import annotations

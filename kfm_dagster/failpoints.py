@@ -1,9 +1,9 @@
-"""Seams: the named points at which this process can be cut off from the world, and who is told when one is reached.
+"""Failpoints: the named points at which this process can be cut off from the world, and who is told of them.
 
-Every commit and every external call has a seam before it and one after it: between the two the world has changed and
-this process may not know. Fault injection acts here (`kfm_dagster/chaos`), as TiKV's fail points do. Belongs here: the
-closed list of seams, their labels, and the one handler of a process. Does not belong here: what a fault is. Imports
-nothing of ours; while no handler is installed, reaching a seam costs one comparison with None.
+Every commit and every external call has a failpoint before it and one after it: between the two the world has changed
+and this process may not know. Fault injection acts here (`kfm_dagster/chaos`), as TiKV's fail points do. Belongs here:
+the closed list of failpoints, their labels, and the one handler of a process. Does not belong here: what a fault is.
+Imports nothing of ours; while no handler is installed, reaching a failpoint costs one comparison with None.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Made = TypeVar("Made")
 
 
 @unique
-class Seam(StrEnum):
+class Failpoint(StrEnum):
     """Where a process may die, wait, or be told that its dependency failed: `<dependency>.<call>.<moment>`."""
 
     DATABASE_BEGIN = "database.begin"
@@ -100,24 +100,24 @@ class Seam(StrEnum):
 
 
 Labels = Mapping[str, str]
-"""What is being done when a seam is reached: in a stage `dataset`, `operator`, `partition`, `run` and `units`
+"""What is being done when a failpoint is reached: in a stage `dataset`, `operator`, `partition`, `run` and `units`
 (how many are in its batch, "" before they are found), else nothing."""
-Handler = Callable[[Seam, Labels], None]
-"""Told of every seam that is reached. What it raises is what the call at the seam raises."""
+Handler = Callable[[Failpoint, Labels], None]
+"""Told of every failpoint that is reached. What it raises is what the call at the failpoint raises."""
 
-_labels: ContextVar[Labels] = ContextVar("kfm_seam_labels", default={})  # noqa: B039, never changed, only replaced
+_labels: ContextVar[Labels] = ContextVar("kfm_failpoint_labels", default={})  # noqa: B039, never changed, only replaced
 _handler: Handler | None = None
 _clock_skew = timedelta()
 
 
-def reach(seam: Seam) -> None:
-    """Tell the handler, if there is one, that a seam is reached. Raises what the handler raises."""
+def hit(failpoint: Failpoint) -> None:
+    """Tell the handler, if there is one, that a failpoint is reached. Raises what the handler raises."""
     if _handler is not None:
-        _handler(seam, _labels.get())
+        _handler(failpoint, _labels.get())
 
 
 def install(handler: Handler | None, *, clock_skew: timedelta = timedelta()) -> None:
-    """Tell `handler` of every seam from now on, in every thread of this process, and put the pipeline's clock wrong.
+    """Tell `handler` of every failpoint from now on, in every thread of this process, and skew the pipeline's clock.
 
     None takes the handler away. Only `kfm_dagster.chaos` calls this.
     """
@@ -131,8 +131,8 @@ def clock_skew() -> timedelta:
 
 
 @contextmanager
-def labelled(**labels: str) -> Iterator[None]:
-    """Give the seams that are reached in the block these labels besides those that they have."""
+def failpoint_context(**labels: str) -> Iterator[None]:
+    """Give the failpoints that are reached in the block these labels besides those that they have."""
     token = _labels.set({**_labels.get(), **labels})
     try:
         yield
@@ -140,7 +140,7 @@ def labelled(**labels: str) -> Iterator[None]:
         _labels.reset(token)
 
 
-def carried(work: Callable[[Given], Made]) -> Callable[[Given], Made]:
+def with_context(work: Callable[[Given], Made]) -> Callable[[Given], Made]:
     """Return `work` under the labels of this moment, for a thread of a pool, which starts with none."""
     labels = _labels.get()
     if not labels:

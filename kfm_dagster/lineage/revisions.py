@@ -1,10 +1,10 @@
-"""Editions: what a unit's lineage is told as, beside what was told of it before (pure).
+"""Revisions: what a unit's lineage is told as, beside what was told of it before (pure).
 
-The first telling of a unit has the empty edition, whichever attempt or replay gets so far. What was told is never
-erased and never told again; when a repair changed the unit's Item, or what was told is withdrawn, a further edition is
+The first telling of a unit has the empty revision, whichever attempt or replay gets so far. What was told is never
+erased and never told again; when a repair changed the unit's Item, or what was told is withdrawn, a further revision is
 added, named by the replay or the run.
 What the Item said decides, not the status of this attempt: a repair that died after the catalog was written is a no-op
-on its next attempt, and its edition is still missing.
+on its next attempt, and its revision is still missing.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from kfm_dagster.lineage.unit import FIRST_EDITION, LineagePath, LineageUnit, it
 class Told:
     """One path's telling of a unit; content_sha256 is that of the Item, None when the unit registered none.
 
-    It is None as well for what a release before editions told. `invalidated`: it was withdrawn since.
+    It is None as well for what a release before revisions told. `invalidated`: it was withdrawn since.
     """
 
     path: LineagePath
-    edition: str
+    revision: str
     content_sha256: str | None
     invalidated: bool = False
 
@@ -33,16 +33,16 @@ History = Mapping[WalId, Sequence[Told]]
 """What was told, by unit, oldest first."""
 
 
-def in_edition(unit: LineageUnit, history: History, *, run_id: str) -> LineageUnit:
-    """Return the unit under the edition that it has to be told as, related to the Items before and after it."""
-    edition = _edition(unit.envelope, unit.stac, history.get(unit.wal_id, ()), run_id)
-    revises, yields_to = _revised(unit, edition, history), _standing(unit.stac, history)
-    if (edition, revises, yields_to) == (unit.edition, unit.revises, unit.yields_to):
+def in_revision(unit: LineageUnit, history: History, *, run_id: str) -> LineageUnit:
+    """Return the unit under the revision that it has to be told as, related to the Items before and after it."""
+    revision = _revision(unit.envelope, unit.stac, history.get(unit.wal_id, ()), run_id)
+    revises, yields_to = _revised(unit, revision, history), _standing(unit.stac, history)
+    if (revision, revises, yields_to) == (unit.revision, unit.revises, unit.yields_to):
         return unit
-    return LineageUnit.of(unit.envelope, edition=edition, revises=revises, yields_to=yields_to)
+    return LineageUnit.of(unit.envelope, revision=revision, revises=revises, yields_to=yields_to)
 
 
-def _edition(envelope: Envelope, stac: StacResult, told: Sequence[Told], run_id: str) -> str:
+def _revision(envelope: Envelope, stac: StacResult, told: Sequence[Told], run_id: str) -> str:
     valid = _valid(told)
     # Without a replay it was another release of the code that changed the Item, in the middle of a retry; or what the
     # run had told was withdrawn.
@@ -51,20 +51,20 @@ def _edition(envelope: Envelope, stac: StacResult, told: Sequence[Told], run_id:
         return anew if told else FIRST_EDITION
     latest = valid[-1]
     if stac.superseded or latest.content_sha256 == stac.content_sha256:
-        return latest.edition
+        return latest.revision
     if latest.content_sha256 is None and stac.write_status is StacStatus.NO_OP:
-        return latest.edition
+        return latest.revision
     return anew
 
 
-def _revised(unit: LineageUnit, edition: str, history: History) -> str | None:
+def _revised(unit: LineageUnit, revision: str, history: History) -> str | None:
     earlier = unit.stac.replaces
     if earlier is None or unit.stac.superseded:
         return None
-    editions = [told.edition for told in _valid(history.get(earlier, ()))]
+    revisions = [told.revision for told in _valid(history.get(earlier, ()))]
     if earlier != unit.wal_id:
-        return item_entity(earlier, editions[-1] if editions else FIRST_EDITION)
-    before = [told for told in editions if told != edition]
+        return item_entity(earlier, revisions[-1] if revisions else FIRST_EDITION)
+    before = [told for told in revisions if told != revision]
     return item_entity(earlier, before[-1]) if before else None
 
 
@@ -72,7 +72,7 @@ def _standing(stac: StacResult, history: History) -> str | None:
     if stac.superseded_by is None:
         return None
     told = _valid(history.get(stac.superseded_by, ()))
-    return item_entity(stac.superseded_by, told[-1].edition if told else FIRST_EDITION)
+    return item_entity(stac.superseded_by, told[-1].revision if told else FIRST_EDITION)
 
 
 def _valid(told: Sequence[Told]) -> list[Told]:
@@ -81,10 +81,10 @@ def _valid(told: Sequence[Told]) -> list[Told]:
 
 def _unused(name: str, told: Sequence[Told]) -> str:
     """Return the name, or with a number where what was told under it is withdrawn: an id names one telling for ever."""
-    withdrawn = {entry.edition for entry in told if entry.invalidated}
+    withdrawn = {entry.revision for entry in told if entry.invalidated}
     number = 1
-    edition = name
-    while edition in withdrawn:
+    revision = name
+    while revision in withdrawn:
         number += 1
-        edition = f"{name}.{number}"
-    return edition
+        revision = f"{name}.{number}"
+    return revision

@@ -1,4 +1,4 @@
-"""The alerts in the database (`alerts`, `alert_tellings`): what fires, what was told where, who took it on.
+"""The alerts in the database (`alerts`, `alert_notifications`): what fires, what was told where, who took it on.
 
 Belongs here: one evaluation's rows, claims of what is to be sent, acknowledging, reading. Does not belong here: the
 rules themselves and what follows from them, which are set questions (`sql/queries/alerts.sql`), sending
@@ -52,7 +52,7 @@ class AlertState(StrEnum):
 
 
 @unique
-class TellingReason(StrEnum):
+class NotificationReason(StrEnum):
     """Why an alert is told."""
 
     OPENED = "opened"
@@ -121,7 +121,7 @@ class Alert:
     run_id: str | None
     place: str
     last_told_at: datetime | None
-    tellings: int
+    notifications: int
     acknowledged_at: datetime | None
     acknowledged_by: str | None
     acknowledged_why: str | None
@@ -149,7 +149,7 @@ class Telling:
     telling: int
     endpoint: int
     channel: str
-    reason: TellingReason
+    reason: NotificationReason
     attempts: int
 
 
@@ -163,7 +163,7 @@ class Changes:
     told: Sequence[int] = ()
 
 
-class AlertBook:
+class AlertStore:
     """Reads and writes alerts."""
 
     def __init__(self, database: Database, *, clock: Callable[[], datetime]) -> None:
@@ -212,7 +212,7 @@ class AlertBook:
             telling=row.telling,
             endpoint=row.endpoint,
             channel=row.channel,
-            reason=TellingReason(row.reason),
+            reason=NotificationReason(row.reason),
             attempts=row.attempts,
         )
 
@@ -275,7 +275,7 @@ def _messages(told: Iterable[Any], escalated: Collection[int], listeners: Iterab
     return [
         {
             "alert_id": row.alert_id,
-            "telling": row.tellings,
+            "telling": row.notifications,
             "endpoint": endpoint,
             "channel": channel,
             "reason": _reason(row, escalated),
@@ -285,10 +285,10 @@ def _messages(told: Iterable[Any], escalated: Collection[int], listeners: Iterab
     ]
 
 
-def _reason(row: Any, escalated: Collection[int]) -> TellingReason:
+def _reason(row: Any, escalated: Collection[int]) -> NotificationReason:
     if row.alert_id in escalated:
-        return TellingReason.ESCALATED
-    return TellingReason.OPENED if row.tellings == 1 else TellingReason.REPEATED
+        return NotificationReason.ESCALATED
+    return NotificationReason.OPENED if row.notifications == 1 else NotificationReason.REPEATED
 
 
 def _ids(tx: Transaction, name: str, **given: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""The tally: how often each rule of a plan had its occasion and fired, over all processes, and what was done when.
+"""The counters: how often each rule of a plan had its occasion and fired, over all processes, and what was done when.
 
 A folder with a file per rule (`<rule>.count`: occasions, firings) under a file lock, and `injected.ndjson`, to which
 every firing is appended before it takes effect. A process that is killed here leaves both whole. Belongs here: counting
@@ -22,7 +22,7 @@ _WIDTH = 12
 """Digits of a number: a line of fixed length is written by one system call, which a SIGKILL does not tear."""
 
 
-class Tally:
+class FaultCounters:
     """Counts in a folder. Any number of threads and processes of one machine may share it."""
 
     def __init__(self, folder: Path) -> None:

@@ -1,7 +1,7 @@
 """The desk: one evaluation, from what is recorded to messages that were taken.
 
 Belongs here: who hears what, and that a dead channel holds up no other. Does not belong here: the rules
-(`sql/queries/alerts.sql`), the rows (`book.py`), or sending (`channels.py`).
+(`sql/queries/alerts.sql`), the rows (`store.py`), or sending (`channels.py`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from datetime import datetime, timedelta
 
 from pydantic import SecretStr
 
-from kfm_dagster.alerts.book import AlertBook, Changes, ClockLimits, Listener, Terms
 from kfm_dagster.alerts.channels import Answer, Endpoint, Endpoints, send
 from kfm_dagster.alerts.message import AlertMessage, message_of, trial
 from kfm_dagster.alerts.plan import AlertPlan, AlertRule, Level
+from kfm_dagster.alerts.store import AlertStore, Changes, ClockLimits, Listener, Terms
 from kfm_dagster.storage.database import Database
 
 Send = Callable[[Endpoint, AlertMessage], Answer]
@@ -34,7 +34,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlertDesk:
+class AlertEvaluator:
     """Evaluates and delivers. `on_divergence`: channels on which a divergence is told besides those of its level."""
 
     plan: AlertPlan
@@ -47,9 +47,9 @@ class AlertDesk:
     send: Send = send
 
     @property
-    def book(self) -> AlertBook:
+    def book(self) -> AlertStore:
         """The alerts themselves."""
-        return AlertBook(self.database, clock=self.clock)
+        return AlertStore(self.database, clock=self.clock)
 
     def evaluate(self) -> Evaluation:
         """Evaluate every rule, then deliver what is due. Raises ConfigurationError for wrong URLs, before anything."""

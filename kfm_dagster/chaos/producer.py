@@ -1,4 +1,4 @@
-"""The feeder: announces objects as a standard queue may at its worst, twice, late and out of order, by a seed.
+"""The producer: announces objects as a standard queue may at its worst, twice, late and out of order, by a seed.
 
 Amazon SQS promises at-least-once delivery and best-effort ordering ("Amazon SQS standard queues", Developer Guide);
 between S3 and us stand two more services that promise no more. Belongs here: the disorder of deliveries. Does not
@@ -52,7 +52,7 @@ def disordered(events: Sequence[Event], disorder: Disorder) -> tuple[list[Event]
     return [event for _, _, event in sorted(timely, key=lambda entry: entry[:2])], late
 
 
-class Feeder:
+class Producer:
     """A feed in disorder."""
 
     def __init__(self, feed: Feed, disorder: Disorder, *, sleep: Callable[[float], None] = time.sleep) -> None:

@@ -29,7 +29,7 @@ AFTER_ALL = datetime.max.replace(tzinfo=UTC)
 
 
 @unique
-class Fate(StrEnum):
+class StepResult(StrEnum):
     """What became of a node in a run."""
 
     RAN = "ran"
@@ -61,7 +61,7 @@ class NodeAccount:
     """What a node did in a run. `superseded_at` None: its output is still what the node made last."""
 
     node: str
-    fate: Fate
+    fate: StepResult
     why: str
     cause: SkipCause | None = None
     applied_by: str | None = None
@@ -89,7 +89,7 @@ class NodeAccount:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunAccount:
+class RunReport:
     """What a run did. `run_id` is the one that was asked for; a root run's account holds its re-executions' part."""
 
     run_id: str
@@ -141,46 +141,46 @@ def node_account(name: str, state: RunState | None, intents: Sequence[Any], wind
         why=_why(fate, cause, applied_by=applied_by, forced=forced, again=AGAIN in params),
         cause=cause,
         applied_by=applied_by,
-        forced=forced if fate is Fate.RAN else None,
+        forced=forced if fate is StepResult.RAN else None,
         **facts,
     )
 
 
-def _fate(state: RunState | None, last: Any | None, window: Window) -> tuple[Fate, SkipCause | None]:
+def _fate(state: RunState | None, last: Any | None, window: Window) -> tuple[StepResult, SkipCause | None]:
     """Tell what became of a node, from its record and its last intent in the window."""
     if last is not None and last.status == IntentStatus.PENDING:
-        return Fate.UNFINISHED, None
+        return StepResult.UNFINISHED, None
     if state is not None and window.holds(state.recorded_at):
         skipped = state.outcome is Outcome.SKIPPED
-        return (Fate.SKIPPED, SkipCause(state.validation_summary["cause"])) if skipped else (Fate.RAN, None)
+        return (StepResult.SKIPPED, SkipCause(state.validation_summary["cause"])) if skipped else (StepResult.RAN, None)
     if last is not None:
         return _fate_of(last)
     if state is not None and state.recorded_at < window.since and state.outcome is Outcome.SUCCESS:
-        return Fate.SKIPPED, SkipCause.ALREADY_SUCCEEDED
-    return Fate.NOT_RUN, None
+        return StepResult.SKIPPED, SkipCause.ALREADY_SUCCEEDED
+    return StepResult.NOT_RUN, None
 
 
-def _fate_of(intent: Any) -> tuple[Fate, SkipCause | None]:
+def _fate_of(intent: Any) -> tuple[StepResult, SkipCause | None]:
     """Tell what became of a node without a record, from its intent."""
     match IntentStatus(intent.status):
         case IntentStatus.APPLIED:
-            return Fate.RAN, None
+            return StepResult.RAN, None
         case IntentStatus.SKIPPED if intent.applied_run_id is not None:
-            return Fate.SKIPPED, SkipCause.CONTENT_APPLIED
+            return StepResult.SKIPPED, SkipCause.CONTENT_APPLIED
         case IntentStatus.SKIPPED:
-            return Fate.OVERTAKEN, None
+            return StepResult.OVERTAKEN, None
         case _:
-            return Fate.UNFINISHED, None
+            return StepResult.UNFINISHED, None
 
 
 _PLAIN = {
-    Fate.UNFINISHED: "it began and recorded no end: it is at work, or its process died",
-    Fate.OVERTAKEN: "its process died, and a later run has done its work",
-    Fate.NOT_RUN: "no part of this re-execution, or not reached by it",
+    StepResult.UNFINISHED: "it began and recorded no end: it is at work, or its process died",
+    StepResult.OVERTAKEN: "its process died, and a later run has done its work",
+    StepResult.NOT_RUN: "no part of this re-execution, or not reached by it",
 }
 
 
-def _why(fate: Fate, cause: SkipCause | None, *, applied_by: str | None, forced: str | None, again: bool) -> str:
+def _why(fate: StepResult, cause: SkipCause | None, *, applied_by: str | None, forced: str | None, again: bool) -> str:
     if cause is SkipCause.ALREADY_SUCCEEDED:
         return "it had succeeded in this run with the same inputs"
     if cause is SkipCause.CONTENT_APPLIED:
@@ -237,7 +237,7 @@ def units_by_end(nodes: Sequence[NodeAccount]) -> dict[str, dict[str, int]]:
     for node in nodes:
         dataset, _, operator = node.node.partition("@")[0].rpartition(".")
         summary = node.validation_summary or {}
-        if node.fate is not Fate.RAN:
+        if node.fate is not StepResult.RAN:
             continue
         if operator == MessageParse.operator and summary.get("checks"):
             found[dataset] = {"claimed": summary["checks"]}

@@ -21,13 +21,13 @@ from kfm_dagster.notifications.sqs import MAX_VISIBILITY_SECONDS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SwitchedOff:
+class KillSwitchPolicy:
     """The switches that are on, by dataset; looked at once, so that one tick decides all alike."""
 
     engaged: Mapping[str, KillSwitch]
 
     @classmethod
-    def now(cls, switches: KillSwitches) -> SwitchedOff:
+    def now(cls, switches: KillSwitches) -> KillSwitchPolicy:
         """Ask which switches are on."""
         return cls(engaged=switches.engaged())
 
@@ -75,7 +75,7 @@ def sentence(switch: KillSwitch) -> str:
     )
 
 
-def units_in_flight(pipeline: Pipeline, lane: Lane, off: SwitchedOff) -> int:
+def units_in_flight(pipeline: Pipeline, lane: Lane, off: KillSwitchPolicy) -> int:
     """Count the units of a lane that are on their way.
 
     What waits for a switch is on no way: it would hold up the other datasets.
@@ -89,7 +89,7 @@ def units_in_flight(pipeline: Pipeline, lane: Lane, off: SwitchedOff) -> int:
 
 def refuse_switched_off(switches: KillSwitches, dataset: str) -> None:
     """Raise KillSwitchError when the dataset is switched off."""
-    switch = SwitchedOff.now(switches).of(dataset)
+    switch = KillSwitchPolicy.now(switches).of(dataset)
     if switch is not None:
         name = "all" if switch.dataset == EVERY_DATASET else dataset
         raise KillSwitchError(sentence(switch), next_step=f'kfm kill-switch off {name} --reason "..."')

@@ -14,20 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy.exc import DBAPIError
 
-from kfm_dagster.alerts.book import (
+from kfm_dagster.alerts.channels import Answer, Endpoint
+from kfm_dagster.alerts.evaluator import AlertEvaluator
+from kfm_dagster.alerts.message import AlertMessage
+from kfm_dagster.alerts.plan import AlertPlan, AlertRule, Level, RuleTerms
+from kfm_dagster.alerts.store import (
     CLAIM,
     FIRST_PAUSE,
     LONGEST_PAUSE,
-    AlertBook,
     AlertState,
+    AlertStore,
     NotFiringError,
-    TellingReason,
+    NotificationReason,
     UnknownAlertError,
 )
-from kfm_dagster.alerts.channels import Answer, Endpoint
-from kfm_dagster.alerts.desk import AlertDesk
-from kfm_dagster.alerts.message import AlertMessage
-from kfm_dagster.alerts.plan import AlertPlan, AlertRule, Level, RuleTerms
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
 from kfm_dagster.stages.audit import AuditKind
@@ -66,7 +66,7 @@ def repeats(record: Record, now: Clock) -> None:
 
 @pytest.mark.clause("PCS-18")
 def test_an_alert_is_told_once_within_its_window_of_suppression_and_again_after_it(
-    desk: AlertDesk, record: Record, now: Clock, box: Mailbox
+    desk: AlertEvaluator, record: Record, now: Clock, box: Mailbox
 ) -> None:
     repeats(record, now)
     for minutes in (0, 1, 58, 1, 30):
@@ -74,13 +74,13 @@ def test_an_alert_is_told_once_within_its_window_of_suppression_and_again_after_
         desk.evaluate()
     # 0 min, and 60 min; 59 min is too early.
     assert box.taken == [(NOTIFY, f"[warning] {HERE}")] * 2
-    assert [one.tellings for one in desk.book.listed()] == [2]
+    assert [one.notifications for one in desk.book.listed()] == [2]
     assert "and nobody has taken it on" in box.bodies[1]
 
 
 @pytest.mark.clause("PCS-18")
 def test_an_alert_that_resolves_and_fires_anew_is_suppressed_all_the_same(
-    desk: AlertDesk, record: Record, now: Clock, box: Mailbox
+    desk: AlertEvaluator, record: Record, now: Clock, box: Mailbox
 ) -> None:
     short = desk.plan.rules.path_desync.model_copy(update={"window": timedelta(minutes=10)})
     vars(desk)["plan"] = desk.plan.model_copy(
@@ -101,7 +101,7 @@ def test_an_alert_that_resolves_and_fires_anew_is_suppressed_all_the_same(
 
 @pytest.mark.clause("PCS-18")
 def test_what_nobody_takes_on_goes_up_a_level_and_to_its_channels_at_once(
-    desk: AlertDesk, record: Record, now: Clock, box: Mailbox
+    desk: AlertEvaluator, record: Record, now: Clock, box: Mailbox
 ) -> None:
     repeats(record, now)
     desk.evaluate()
@@ -121,7 +121,7 @@ def test_what_nobody_takes_on_goes_up_a_level_and_to_its_channels_at_once(
 
 @pytest.mark.clause("PCS-18")
 def test_what_somebody_takes_on_is_quiet_and_goes_up_only_if_it_still_repeats(
-    desk: AlertDesk, record: Record, now: Clock, box: Mailbox
+    desk: AlertEvaluator, record: Record, now: Clock, box: Mailbox
 ) -> None:
     repeats(record, now)
     desk.evaluate()
@@ -140,7 +140,7 @@ def test_what_somebody_takes_on_is_quiet_and_goes_up_only_if_it_still_repeats(
 
 
 def test_who_takes_an_alert_on_and_why_stands_in_the_governance_log(
-    database: Database, desk: AlertDesk, record: Record, now: Clock
+    database: Database, desk: AlertEvaluator, record: Record, now: Clock
 ) -> None:
     repeats(record, now)
     desk.evaluate()
@@ -161,7 +161,7 @@ def test_who_takes_an_alert_on_and_why_stands_in_the_governance_log(
 
 @pytest.mark.clause("PCS-18")
 def test_a_divergence_is_told_on_the_channels_of_the_replay_plan_too(
-    desk: AlertDesk, record: Record, box: Mailbox
+    desk: AlertEvaluator, record: Record, box: Mailbox
 ) -> None:
     record.line(AuditKind.REPLAY, "diverged", run="r7")
     desk.evaluate()
@@ -185,7 +185,7 @@ def test_what_nobody_hears_is_kept_and_told_as_soon_as_somebody_does(
     record.gate("G3")
     assert deaf.evaluate().changes.opened == [1]
     assert deaf.unheard() == ["notify", "page_ops", "open_ticket"]
-    assert [one.tellings for one in deaf.book.listed()] == [0]
+    assert [one.notifications for one in deaf.book.listed()] == [0]
     now.passes(seconds=30)
     desk_over(database, plan, now, box).evaluate()
     assert box.taken == [(NOTIFY, f"[warning] {HERE}")]
@@ -197,7 +197,7 @@ def test_what_nobody_hears_is_kept_and_told_as_soon_as_somebody_does(
 
 @pytest.mark.clause("PCS-18")
 def test_a_dead_channel_is_tried_again_and_holds_up_no_other(
-    desk: AlertDesk, record: Record, now: Clock, box: Mailbox
+    desk: AlertEvaluator, record: Record, now: Clock, box: Mailbox
 ) -> None:
     box.dead = {NOTIFY}
     record.line(AuditKind.REPLAY, "diverged")
@@ -221,7 +221,7 @@ def test_a_dead_channel_is_tried_again_and_holds_up_no_other(
 
 @pytest.mark.clause("PCS-18")
 def test_a_message_that_is_not_taken_waits_twice_as_long_each_time(
-    desk: AlertDesk, record: Record, now: Clock, box: Mailbox
+    desk: AlertEvaluator, record: Record, now: Clock, box: Mailbox
 ) -> None:
     record.gate("G3")
     box.dead = {NOTIFY}
@@ -298,7 +298,7 @@ def test_what_a_dead_evaluator_was_about_to_tell_is_told_by_another_once(
         assert len(box.taken) == taken
 
 
-def test_each_message_is_claimed_by_one(desk: AlertDesk, record: Record, now: Clock, box: Mailbox) -> None:
+def test_each_message_is_claimed_by_one(desk: AlertEvaluator, record: Record, now: Clock, box: Mailbox) -> None:
     record.gate("G3")
     record.gate("G7")
     box.dead = {NOTIFY}
@@ -309,12 +309,12 @@ def test_each_message_is_claimed_by_one(desk: AlertDesk, record: Record, now: Cl
 
 
 def test_a_message_that_was_given_up_and_taken_by_another_stays_taken(
-    desk: AlertDesk, record: Record, now: Clock, box: Mailbox
+    desk: AlertEvaluator, record: Record, now: Clock, box: Mailbox
 ) -> None:
     record.gate("G3")
     box.dead = {NOTIFY}
     desk.evaluate()
-    book: AlertBook = desk.book
+    book: AlertStore = desk.book
     now.at += FIRST_PAUSE
     slow = book.claim([(NOTIFY, "notify")])
     now.at += CLAIM
@@ -375,8 +375,8 @@ def test_words_are_the_same_in_python_and_in_the_database(dialect: str) -> None:
     [schema] = [
         one for migration in migrations(dialect) for one in migration.statements if "CREATE TABLE alerts " in one
     ]
-    schema += "".join(one for one in migrations(dialect)[0].statements if "CREATE TABLE alert_tellings " in one)
-    for column, words in {"rule": AlertRule, "state": AlertState, "level": Level, "reason": TellingReason}.items():
+    schema += "".join(one for one in migrations(dialect)[0].statements if "CREATE TABLE alert_notifications " in one)
+    for column, words in {"rule": AlertRule, "state": AlertState, "level": Level, "reason": NotificationReason}.items():
         # What a later migration says of a column holds.
         *_, listed = re.findall(rf"_is_known CHECK \(\s*{column} IN \((.*?)\)", schema, re.DOTALL)
         assert set(re.findall(r"'(\w+)'", listed)) == {*words}
@@ -385,7 +385,7 @@ def test_words_are_the_same_in_python_and_in_the_database(dialect: str) -> None:
 GUARDED = {
     "UPDATE alerts SET state = 'resolved', resolved_at = opened_at, subject = 'x'": "alerts_move_is_legal",
     "UPDATE alerts SET level = 'info'": "alerts_move_is_legal",
-    "UPDATE alerts SET tellings = tellings + 2": "alerts_move_is_legal",
+    "UPDATE alerts SET notifications = notifications + 2": "alerts_move_is_legal",
     "UPDATE alerts SET acknowledged_at = opened_at, acknowledged_by = 'x', acknowledged_why = 'y'": (
         "alerts_move_is_legal"
     ),
@@ -393,17 +393,17 @@ GUARDED = {
     "INSERT INTO alerts (rule, subject, state, level, opened_at, level_since, last_seen_at, observed, last_event_at, "
     "place, acknowledged_at, acknowledged_by, acknowledged_why) SELECT rule, 'x', 'acknowledged', level, opened_at, "
     "level_since, last_seen_at, observed, last_event_at, place, opened_at, 'x', 'y' FROM alerts": "alerts_begin_firing",
-    "UPDATE alert_tellings SET told_at = NULL, last_error = 'x'": "alert_tellings_are_told_once",
-    "UPDATE alert_tellings SET channel = 'x'": "alert_tellings_are_told_once",
-    "DELETE FROM alert_tellings": "alert_tellings_are_kept",
-    "INSERT INTO alert_tellings (alert_id, telling, endpoint, channel, reason, queued_at, attempts) "
-    "SELECT alert_id, 9, 9, channel, reason, queued_at, 1 FROM alert_tellings": "alert_tellings_begin_untold",
+    "UPDATE alert_notifications SET told_at = NULL, last_error = 'x'": "alert_notifications_are_told_once",
+    "UPDATE alert_notifications SET channel = 'x'": "alert_notifications_are_told_once",
+    "DELETE FROM alert_notifications": "alert_notifications_are_kept",
+    "INSERT INTO alert_notifications (alert_id, telling, endpoint, channel, reason, queued_at, attempts) "
+    "SELECT alert_id, 9, 9, channel, reason, queued_at, 1 FROM alert_notifications": "alert_notifications_begin_untold",
 }
 
 
 @pytest.mark.parametrize("statement", GUARDED)
 def test_no_hand_changes_what_was_told_or_taken_on(
-    statement: str, database: Database, desk: AlertDesk, record: Record
+    statement: str, database: Database, desk: AlertEvaluator, record: Record
 ) -> None:
     record.gate("G3")
     desk.evaluate()
@@ -412,18 +412,23 @@ def test_no_hand_changes_what_was_told_or_taken_on(
 
 
 def test_no_hand_lets_an_alert_fire_again_that_is_resolved_or_empties_the_tables(
-    database: Database, desk: AlertDesk, record: Record, now: Clock
+    database: Database, desk: AlertEvaluator, record: Record, now: Clock
 ) -> None:
     record.gate("G3")
     desk.evaluate()
     desk.book.acknowledge(1, ME)
     typed = {"UPDATE alerts SET state = 'firing'": "alerts_move_is_legal"}
     if database.dialect == "postgresql":
-        typed |= {"TRUNCATE alerts CASCADE": "alert(s|_tellings)_are_kept", "TRUNCATE alert_tellings": "are_kept"}
+        typed |= {
+            "TRUNCATE alerts CASCADE": "alert(s|_notifications)_are_kept",
+            "TRUNCATE alert_notifications": "are_kept",
+        }
     else:
         typed |= {
             "INSERT OR REPLACE INTO alerts SELECT * FROM alerts": "alerts_(are_kept|begin_firing)",
-            "INSERT OR REPLACE INTO alert_tellings SELECT * FROM alert_tellings": "alert_tellings_begin_untold",
+            "INSERT OR REPLACE INTO alert_notifications SELECT * FROM alert_notifications": (
+                "alert_notifications_begin_untold"
+            ),
         }
     for statement, rule in typed.items():
         with pytest.raises(DBAPIError, match=rule), database.engine.begin() as connection:

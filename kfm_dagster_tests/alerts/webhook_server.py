@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 
-class Letterbox(ThreadingHTTPServer):
+class WebhookServer(ThreadingHTTPServer):
     """Answers every message with `status` after a pause of so many seconds; None hangs until the box is closed."""
 
     daemon_threads = True
@@ -28,7 +28,7 @@ class Letterbox(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: Letterbox
+    server: WebhookServer
 
     def do_POST(self) -> None:
         message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -48,8 +48,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def open_letterbox() -> Iterator[Letterbox]:
-    with Letterbox() as opened:
+def open_letterbox() -> Iterator[WebhookServer]:
+    with WebhookServer() as opened:
         thread = threading.Thread(target=opened.serve_forever)
         thread.start()
         yield opened

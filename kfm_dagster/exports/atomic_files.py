@@ -32,7 +32,7 @@ class ExportFile:
 
 
 @contextmanager
-def whole_files(folder: Path, files: Sequence[ExportFile], *, option: str = "--out") -> Iterator[list[BinaryIO]]:
+def atomic_files(folder: Path, files: Sequence[ExportFile], *, option: str = "--out") -> Iterator[list[BinaryIO]]:
     """Open files of a folder for writing; they take their places when the block ends, and none does when it raises.
 
     `option` is the one by which a person names the place.

@@ -1,4 +1,4 @@
-"""The feeder: what disorder may do to deliveries, and what the pipeline makes of it."""
+"""The producer: what disorder may do to deliveries, and what the pipeline makes of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kfm_dagster.chaos.feeder import Disorder, Feeder, disordered
+from kfm_dagster.chaos.producer import Disorder, Producer, disordered
 from kfm_dagster.demo.feed import ObjectEvent
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster_tests.integration import traces
@@ -69,7 +69,7 @@ def test_a_wrong_disorder_is_refused(wrong: dict[str, Any]) -> None:
 
 @dataclass
 class Recorded:
-    """As much of a Feed as the feeder uses."""
+    """As much of a Feed as the producer uses."""
 
     done: list[Any] = field(default_factory=list)
 
@@ -85,7 +85,7 @@ def test_late_events_are_announced_after_the_pause() -> None:
     events = [item.event() for item in volumes(12)]
     disorder = Disorder(seed=3, duplicate=0.5, late=0.3)
     recorded = Recorded()
-    messages = Feeder(recorded, disorder, sleep=recorded.sleep).announce(events, late_by_seconds=90)  # type: ignore[arg-type]
+    messages = Producer(recorded, disorder, sleep=recorded.sleep).announce(events, late_by_seconds=90)  # type: ignore[arg-type]
     timely, late = disordered(events, disorder)
     assert recorded.done == [timely, 90, late]
     assert messages == len(timely) + len(late) > len(events)

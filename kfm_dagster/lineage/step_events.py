@@ -31,7 +31,7 @@ MOST = 500
 _RUN = attrgetter("run_id")
 
 
-class StepTelling:
+class StepEvents:
     """Tells the steps of a database. `public` gives the name that a dataset has in public."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Every seam is reached by one pass of the chain, and a fault at any of them costs time and nothing else."""
+"""Every failpoint is reached by one pass of the chain, and a fault at any of them costs time and nothing else."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 from moto.server import ThreadedMotoServer
 
-from kfm_dagster import seams
+from kfm_dagster import failpoints
 from kfm_dagster.chaos.failures import can_fail
 from kfm_dagster.chaos.injector import Injector, injecting
 from kfm_dagster.chaos.plan import parse_plan
+from kfm_dagster.failpoints import Failpoint
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.seams import Seam
 from kfm_dagster_tests.chaos.world import World, die, finish
 
 TRANSACTIONS = ("database", "stage")
 """Where a transaction begins or ends; only there can it matter which database it is. The crash matrix dies inside."""
 CASES = [
-    (seam, database)
-    for seam in Seam
+    (failpoint, database)
+    for failpoint in Failpoint
     for database in ("sqlite", "postgresql")
-    if database == "sqlite" or seam.partition(".")[0] in TRANSACTIONS
+    if database == "sqlite" or failpoint.partition(".")[0] in TRANSACTIONS
 ]
 
 
@@ -49,15 +49,15 @@ def _aws(endpoint: str) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, _aws: None) -> tuple[dict[str, Any], Counter[Seam]]:
-    """What is left when nothing goes wrong, and how often each seam was reached until then."""
-    reached: Counter[Seam] = Counter()
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, _aws: None) -> tuple[dict[str, Any], Counter[Failpoint]]:
+    """What is left when nothing goes wrong, and how often each failpoint was reached until then."""
+    reached: Counter[Failpoint] = Counter()
     world = World.make(tmp_path_factory.mktemp("undisturbed"), "")
-    seams.install(lambda seam, _: reached.update([seam]))
+    failpoints.install(lambda failpoint, _: reached.update([failpoint]))
     try:
         found = finish(world)
     finally:
-        seams.install(None)
+        failpoints.install(None)
     return found, reached
 
 
@@ -66,16 +66,16 @@ def disturbed(tmp_path: Path, database_url: str) -> World:
     return World.make(tmp_path, database_url)
 
 
-def plan(seam: Seam, fault: str, reached: Counter[Seam]) -> str:
-    """A fault in the middle of all occasions at a seam."""
-    rule = f"{{name: it, fault: {fault}, seam: {seam}, nth: {max(1, reached[seam] // 2)}}}"
+def plan(failpoint: Failpoint, fault: str, reached: Counter[Failpoint]) -> str:
+    """A fault in the middle of all occasions at a failpoint."""
+    rule = f"{{name: it, fault: {fault}, failpoint: {failpoint}, nth: {max(1, reached[failpoint] // 2)}}}"
     return f"apiVersion: kfm.nodd.chaos/v1\nrules: [{rule}]"
 
 
 @pytest.mark.clause("BEY-09")
-def test_one_pass_of_the_chain_reaches_every_seam(undisturbed: tuple[dict[str, Any], Counter[Seam]]) -> None:
+def test_one_pass_of_the_chain_reaches_every_failpoint(undisturbed: tuple[dict[str, Any], Counter[Failpoint]]) -> None:
     found, reached = undisturbed
-    assert set(Seam) - set(reached) == set()
+    assert set(Failpoint) - set(reached) == set()
     assert Counter(record["status"] for record in found["ledger"].values()) == {
         Status.SUCCEEDED: 2,
         Status.QUARANTINED: 1,
@@ -84,30 +84,30 @@ def test_one_pass_of_the_chain_reaches_every_seam(undisturbed: tuple[dict[str, A
 
 @pytest.mark.clause("BEY-09", "BEY-07", "WAL-05", "BEY-03")
 @pytest.mark.parametrize(
-    ("seam", "database_url"),
+    ("failpoint", "database_url"),
     # On PostgreSQL the crash matrix has an error at every statement.
-    [(seam, "sqlite") for seam in Seam if can_fail(seam)],
+    [(failpoint, "sqlite") for failpoint in Failpoint if can_fail(failpoint)],
     indirect=["database_url"],
 )
-def test_a_dependency_that_fails_at_a_seam_costs_time_and_nothing_else(
-    seam: Seam, disturbed: World, undisturbed: tuple[dict[str, Any], Counter[Seam]]
+def test_a_dependency_that_fails_at_a_failpoint_costs_time_and_nothing_else(
+    failpoint: Failpoint, disturbed: World, undisturbed: tuple[dict[str, Any], Counter[Failpoint]]
 ) -> None:
     expected, reached = undisturbed
-    with injecting(parse_plan(plan(seam, "error", reached), source="plan"), disturbed.root / "state") as injector:
+    with injecting(parse_plan(plan(failpoint, "error", reached), source="plan"), disturbed.root / "state") as injector:
         found = finish(disturbed)
-    assert [entry["seam"] for entry in injector.tally.injected()] == [seam]
+    assert [entry["failpoint"] for entry in injector.counters.injected()] == [failpoint]
     assert found == expected
 
 
 @pytest.mark.clause("BEY-09", "WAL-05", "WAL-08", "BEY-03")
-@pytest.mark.parametrize(("seam", "database_url"), CASES, indirect=["database_url"])
-def test_a_process_killed_at_a_seam_costs_time_and_nothing_else(
-    seam: Seam, disturbed: World, undisturbed: tuple[dict[str, Any], Counter[Seam]]
+@pytest.mark.parametrize(("failpoint", "database_url"), CASES, indirect=["database_url"])
+def test_a_process_killed_at_a_failpoint_costs_time_and_nothing_else(
+    failpoint: Failpoint, disturbed: World, undisturbed: tuple[dict[str, Any], Counter[Failpoint]]
 ) -> None:
     expected, reached = undisturbed
-    text = plan(seam, "kill", reached)
+    text = plan(failpoint, "kill", reached)
     assert die(disturbed, text) == -signal.SIGKILL
     found = finish(disturbed)
     injector = Injector(parse_plan(text, source="plan"), disturbed.root / "state")
-    assert [entry["seam"] for entry in injector.tally.injected()] == [seam]
+    assert [entry["failpoint"] for entry in injector.counters.injected()] == [failpoint]
     assert found == expected
