@@ -99,8 +99,10 @@ class MetadataExtract(ChainNode):
         def extract(unit: Envelope) -> Envelope:
             if unit.failure is not None or unit.integrity is None:
                 return unit
-            objects = self.pipeline.objects
-            handle = objects.open(self.contract, unit.object_uri, size=unit.integrity.actual_size_bytes)
+            objects, stored = self.pipeline.objects, unit.integrity
+            handle = objects.open(
+                self.contract, unit.object_uri, size=stored.actual_size_bytes, etag=stored.actual_etag
+            )
             metadata = metadata_extract(
                 unit,
                 contract=self.contract,

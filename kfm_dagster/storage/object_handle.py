@@ -16,15 +16,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import obstore
-from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, UnauthenticatedError
+from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, PreconditionError, UnauthenticatedError
 
 from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.errors import KfmError
 from kfm_dagster.failpoints import Failpoint, hit
 from kfm_dagster.storage.s3 import Fetched, RedirectRefusedError, Store
+
+if TYPE_CHECKING:
+    from obstore import GetOptions
 
 SINGLE_PART_BYTES = 8 * 1024 * 1024
 """Up to this size an upload is one part (AWS CLI `multipart_threshold`), so its ETag is the MD5 of its bytes."""
@@ -86,13 +89,14 @@ class ObjectHandle(Protocol):
 
 
 class RemoteObject:
-    """An object in an object store."""
+    """An object in an object store: one version of it, once its ETag is known."""
 
-    def __init__(self, store: Store, *, uri: str, key: str, size: int | None) -> None:
+    def __init__(self, store: Store, *, uri: str, key: str, size: int | None, etag: str | None) -> None:
         self._store = store
         self._key = key
         self._uri = uri
         self._size = size
+        self._etag = None if etag is None else f'"{etag}"'
         self._first = b""
 
     @property
@@ -130,7 +134,8 @@ class RemoteObject:
             return self._first[start:stop]
         try:
             with request(self._uri, *_READ):
-                return bytes(self._store.get_range(self._key, start=start, end=stop))
+                options: GetOptions = {"range": (start, stop), "if_match": self._etag}
+                return bytes(self._store.get(self._key, options=options).bytes())
         except _EmptyRangeError:
             # Transient, because the next attempt begins with integrity-check, which will see the new size.
             why = "the object became shorter while it was read"
@@ -140,6 +145,8 @@ class RemoteObject:
         meta = found.meta
         self._size = meta["size"]
         etag, content_type = meta["e_tag"], found.attributes.get("Content-Type")
+        # A weak one tells no bytes apart (RFC 9110, section 8.8.1), so no request may depend on it.
+        self._etag = None if etag is None or etag.startswith("W/") else etag
         return ObjectHead(
             size=meta["size"],
             etag=None if etag is None else etag.removeprefix("W/").strip('"'),
@@ -169,6 +176,11 @@ def request(uri: str, before: Failpoint, after: Failpoint) -> Iterator[None]:
         raise ObjectReadError(IntegrityIssue.MISSING_OBJECT, uri, "there is no such object") from None
     except (PermissionError, PermissionDeniedError, UnauthenticatedError):
         raise ObjectReadError(IntegrityIssue.ACCESS_DENIED, uri, "the store refuses access") from None
+    except PreconditionError:
+        # Transient, because the next attempt begins with integrity-check, which will see the new version.
+        raise ObjectReadError(
+            IntegrityIssue.STORAGE_UNAVAILABLE, uri, "the object was written again while it was read"
+        ) from None
     except (BaseError, OSError) as error:
         status = re.search(r"status code: (\d{3})", str(error))
         if status and status[1] == "416":

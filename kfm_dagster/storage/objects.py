@@ -79,8 +79,13 @@ class ObjectStores:
         self._stores: dict[tuple[str, str], Store] = {}
         self._grammars: dict[str, KeyGrammarReader] = {}
 
-    def open(self, contract: DatasetContract, uri: str, *, size: int | None = None) -> ObjectHandle:
+    def open(
+        self, contract: DatasetContract, uri: str, *, size: int | None = None, etag: str | None = None
+    ) -> ObjectHandle:
         """Open a data object or sidecar of the contract; makes no request. `size`, when known, saves one later.
+
+        With `etag`, without quotes, a bucket's object is read in that version only; else in the one that the first
+        answer is of. A folder's files are read as they are.
 
         Raises UndeclaredObjectError for any other bucket or key, and ConfigurationError for an endpoint that no store
         can have.
@@ -88,7 +93,7 @@ class ObjectStores:
         bucket, key = self._declared(contract, uri)
         if self._root is not None:
             return FolderObject(self._root, uri=uri, bucket=bucket, key=key)
-        return RemoteObject(self._store(contract, bucket), uri=uri, key=key, size=size)
+        return RemoteObject(self._store(contract, bucket), uri=uri, key=key, size=size, etag=etag)
 
     def open_sidecar(self, contract: DatasetContract, uri: str, suffix: str) -> ObjectHandle | None:
         """Open the sidecar `uri + suffix` and fetch its beginning in one request; None when there is none.

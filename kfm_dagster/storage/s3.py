@@ -33,6 +33,7 @@ from obstore.exceptions import (
     AlreadyExistsError,
     GenericError,
     PermissionDeniedError,
+    PreconditionError,
     UnauthenticatedError,
 )
 from obstore.store import ObjectStore
@@ -94,9 +95,12 @@ class S3Bucket:
         self._pool: tuple[int, urllib3.PoolManager] | None = None
 
     def get(self, path: str, *, options: Mapping[str, Any] | None = None) -> Fetched:
-        """Get an object; with `head` only what the store says of it, with `range` the bytes [start, end)."""
+        """Get an object; with `head` only what the store says of it, with `range` the bytes [start, end).
+
+        With `if_match`, an ETag in quotes, only that version: raises PreconditionError for another one.
+        """
         options = options or {}
-        headers = {}
+        headers = {"If-Match": options["if_match"]} if options.get("if_match") else {}
         if "range" in options:
             start, end = options["range"]
             headers["Range"] = f"bytes={start}-{end - 1}"
@@ -104,10 +108,6 @@ class S3Bucket:
         if "range" in options and (answer.status != 206 or len(content) > end - start):
             raise GenericError(f"{self._host} does not answer with the range that was asked for")
         return Fetched(meta=_meta(path, answer.headers), attributes=_attributes(answer.headers), content=content)
-
-    def get_range(self, path: str, *, start: int, end: int) -> bytes:
-        """Get the bytes [start, end)."""
-        return self.get(path, options={"range": (start, end)}).content
 
     def put(
         self,
@@ -191,7 +191,7 @@ class S3Bucket:
                     raise GenericError(f"{self._host} does not answer ({type(error).__name__})") from None
             else:
                 if answer.status not in _LATER or last:
-                    self._refuse(answer, path, content)
+                    self._refuse(method, answer, path, content)
                     return answer, content
             time.sleep(0.1 * 2**attempt * (1 + random.random()))  # noqa: S311 - so that workers do not come together
         raise AssertionError  # the last attempt has returned or raised
@@ -222,7 +222,7 @@ class S3Bucket:
                     raise urllib3.exceptions.TimeoutError("the answer does not end")
         return answer, b"".join(parts)
 
-    def _refuse(self, answer: urllib3.BaseHTTPResponse, path: str | None, content: bytes) -> None:
+    def _refuse(self, method: str, answer: urllib3.BaseHTTPResponse, path: str | None, content: bytes) -> None:
         """Raise what obstore would raise for an answer that says it was not done."""
         status, name = answer.status, path or self._bucket
         if 200 <= status < 300:
@@ -238,6 +238,8 @@ class S3Bucket:
             raise FileNotFoundError(f"{NO_BUCKET}: {self._bucket} is not there")
         if status == 404:
             raise FileNotFoundError(f"{name} is not there")  # as obstore does
+        if status == 412 and method == "GET":
+            raise PreconditionError(f"{name} is another version now")
         if status in {409, 412}:
             raise AlreadyExistsError(f"{name} is there already")
         if status == 401:

@@ -111,9 +111,9 @@ def put(root: Path, objects: Iterable[StoredObject]) -> None:
 
 
 def open_pipeline(
-    home: Path, objects: Path, *, url: str = "", queue: FakeQueue | None = None, **settings: Any
+    home: Path, objects: Path | None, *, url: str = "", queue: FakeQueue | None = None, **settings: Any
 ) -> Pipeline:
-    """A pipeline over a folder of objects, with a clock that stands and a queue that remembers."""
+    """A pipeline over a folder of objects, or over the store, with a clock that stands and a queue that remembers."""
     values = {"retry_backoff_seconds": 60.0, **settings}
     chosen = Settings(home=home, object_root=objects, wal_dsn=url, **values)
     if not url:

@@ -353,3 +353,20 @@ def test_open_store_writes_to_folder_and_bucket(
         assert client.get_object(Bucket="kfm-own", Key="some/prefix/a/b")["Body"].read() == b"content"
     with pytest.raises(ConfigurationError, match="KFM_STORAGE_URL"):
         open_store("ftp://elsewhere/x")
+
+
+def test_an_object_is_read_in_one_version_only(s3: ObjectStores) -> None:
+    etag = hashlib.md5(DATA, usedforsecurity=False).hexdigest()
+    known, probed = s3.open(HRRR, URI, size=len(DATA), etag=etag), s3.open(HRRR, URI)
+    probed.probe(4)
+    assert known.read(100, 8) == probed.read(100, 8) == DATA[100:108]
+    client = boto3.client("s3", region_name="us-east-1")
+    client.put_object(Bucket=BUCKET, Key=KEY, Body=DATA[::-1])
+    client.close()
+    for handle in (known, probed):
+        with pytest.raises(ObjectReadError, match="written again while it was read") as refused:
+            handle.read(100, 8)
+        assert refused.value.code is IntegrityIssue.STORAGE_UNAVAILABLE
+    anew = s3.open(HRRR, URI)
+    anew.probe(4)
+    assert anew.read(100, 8) == DATA[::-1][100:108]
