@@ -1,4 +1,4 @@
-"""The desk: one evaluation, from what is recorded to messages that were taken.
+"""The evaluator: one evaluation, from what is recorded to messages that were taken.
 
 Belongs here: who hears what, and that a dead channel holds up no other. Does not belong here: the rules
 (`sql/queries/alerts.sql`), the rows (`store.py`), or sending (`channels.py`).
@@ -47,7 +47,7 @@ class AlertEvaluator:
     send: Send = send
 
     @property
-    def book(self) -> AlertStore:
+    def store(self) -> AlertStore:
         """The alerts themselves."""
         return AlertStore(self.database, clock=self.clock)
 
@@ -57,7 +57,7 @@ class AlertEvaluator:
         now = self.clock()
         limits = ClockLimits(max_offset=self.max_offset.total_seconds(), calibrated_since=now - self.tau_calib)
         listeners = self._listeners(endpoints)
-        changes = self.book.update(self._terms(now, listeners), limits, listeners)
+        changes = self.store.update(self._terms(now, listeners), limits, listeners)
         delivered, dead = self._deliver(endpoints)
         return Evaluation(changes=changes, delivered=delivered, dead=dead)
 
@@ -99,12 +99,12 @@ class AlertEvaluator:
         delivered, dead = 0, []
         until = time.monotonic() + BUDGET_SECONDS
         while alive and time.monotonic() < until:
-            telling = self.book.claim([lead for lead in endpoints.leads if lead[0] in alive])
+            telling = self.store.claim([lead for lead in endpoints.leads if lead[0] in alive])
             if telling is None:
                 break
             message = message_of(telling, self.plan.rules[telling.alert.rule])
             answer = self.send(endpoints[telling.endpoint], message)
-            self.book.close(telling, error=answer.error)
+            self.store.close(telling, error=answer.error)
             if answer.error is None:
                 delivered += 1
                 continue

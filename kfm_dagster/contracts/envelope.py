@@ -15,8 +15,15 @@ from typing import Any, NewType
 
 from kfm_dagster.contracts.issues import Issue, Severity
 
+SECTION = "section"
+"""Metadata of a field that an operator adds."""
 EXTENSION = "extension"
 """Metadata of a field that the ledger has no column for."""
+
+
+def section() -> Any:
+    """Return a field of the envelope that an operator adds: None until then, and an object that has `issues`."""
+    return field(default=None, metadata={SECTION: True})
 
 
 def extension(reason: str) -> Any:
@@ -182,10 +189,10 @@ class Envelope:
     """Which replay let it in; None outside a replay."""
     attempt: int = 0
     record_version: int = 0
-    integrity: Integrity | None = None
-    metadata: Metadata | None = None
-    stac: StacResult | None = None
-    provenance: ProvenanceResult | None = None
+    integrity: Integrity | None = section()
+    metadata: Metadata | None = section()
+    stac: StacResult | None = section()
+    provenance: ProvenanceResult | None = section()
     gate_issues: tuple[Issue, ...] = ()
     """Gates, and rules of governance, that made the unit leave the chain, after what the operators found."""
 
@@ -212,9 +219,8 @@ class Envelope:
     @property
     def issues(self) -> tuple[Issue, ...]:
         """Findings of every operator so far, in the order of the chain, and then of the gates."""
-        sections = (self.integrity, self.metadata, self.stac, self.provenance)
-        found = tuple(issue for section in sections if section is not None for issue in section.issues)
-        return found + self.gate_issues
+        made = (getattr(self, name) for name in _SECTIONS)
+        return tuple(issue for one in made if one is not None for issue in one.issues) + self.gate_issues
 
     @property
     def failure(self) -> Issue | None:
@@ -222,17 +228,20 @@ class Envelope:
 
         A lineage path that failed alone leaves provenance `partial`, which is no failure of the unit.
         """
-        if self.provenance is not None and self.provenance.status is not ProvenanceStatus.FAILED:
-            sections: tuple[Any, ...] = (self.integrity, self.metadata, self.stac)
-        else:
-            sections = (self.integrity, self.metadata, self.stac, self.provenance)
-        for section in sections:
-            if section is not None:
-                for issue in section.issues:
-                    if issue.severity is Severity.FAILED:
-                        return issue  # type: ignore[no-any-return]
+        for name in _SECTIONS:
+            made: Any = getattr(self, name)
+            partial = isinstance(made, ProvenanceResult) and made.status is not ProvenanceStatus.FAILED
+            if made is None or partial:
+                continue
+            for issue in made.issues:
+                if issue.severity is Severity.FAILED:
+                    return issue  # type: ignore[no-any-return]
         return next(iter(self.gate_issues), None)
 
     def evolve(self, **changes: Any) -> Envelope:
         """Return a copy with the given fields replaced."""
         return dataclasses.replace(self, **changes)
+
+
+_SECTIONS = tuple(one.name for one in dataclasses.fields(Envelope) if SECTION in one.metadata)
+"""Fields that operators add, in the order of the chain."""

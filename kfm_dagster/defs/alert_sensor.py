@@ -10,7 +10,7 @@ from kfm_dagster.alerts.evaluator import Evaluation
 from kfm_dagster.alerts.store import Alert
 from kfm_dagster.defs.one_line import one_line
 from kfm_dagster.defs.resources import PipelineResource
-from kfm_dagster.ingest.alerting import alert_desk
+from kfm_dagster.ingest.alerting import alert_evaluator
 
 INTERVAL_SECONDS = 30
 """Alerts are over windows of minutes; a tick looks at indexes alone while nothing is wrong."""
@@ -30,11 +30,11 @@ def alert_sensor() -> dg.SensorDefinition:
     )
     @one_line
     def nodd_alerts(context: dg.SensorEvaluationContext, pipeline: PipelineResource) -> dg.SkipReason:
-        desk = alert_desk(pipeline.get())
-        done = desk.evaluate()
+        evaluator = alert_evaluator(pipeline.get())
+        done = evaluator.evaluate()
         for said in done.dead:
             context.log.warning("an alert waits for a channel that does not take it: %s", said)
-        return dg.SkipReason(_told(done, desk.book.listed(), unheard=desk.unheard()))
+        return dg.SkipReason(_told(done, evaluator.store.listed(), unheard=evaluator.unheard()))
 
     return nodd_alerts
 

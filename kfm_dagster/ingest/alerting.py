@@ -1,4 +1,4 @@
-"""The alert desk over a pipeline. Nothing else belongs here: it stands apart because apprise takes its time to load."""
+"""The alert evaluator of a pipeline. Nothing else belongs here: it is apart because apprise takes its time to load."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from kfm_dagster.alerts.evaluator import AlertEvaluator
 from kfm_dagster.ingest.pipeline import Pipeline
 
 
-def alert_desk(pipeline: Pipeline) -> AlertEvaluator:
-    """Return the desk with the pipeline's card, database, clock and KFM_ALERT_URLS."""
+def alert_evaluator(pipeline: Pipeline) -> AlertEvaluator:
+    """Return the evaluator with the pipeline's card, database, clock and KFM_ALERT_URLS."""
     clock = pipeline.card.machine.clock
     return AlertEvaluator(
         plan=pipeline.card.alerts,

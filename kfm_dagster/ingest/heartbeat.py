@@ -46,7 +46,7 @@ class Heartbeat:
     def keeping(self) -> Iterator[None]:
         """Tick now, and every interval until the block ends."""
         self.tick()
-        name = f"lease-lifecycle-{self._run_id}"
+        name = f"heartbeat-{self._run_id}"
         with self._pipeline.repeating(self.tick, seconds=self.interval_seconds, name=name):
             yield
 

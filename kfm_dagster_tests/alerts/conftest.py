@@ -1,4 +1,4 @@
-"""A desk over a database with what a test records, once on SQLite and once on PostgreSQL."""
+"""A evaluator over a database with what a test records, once on SQLite and once on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def box() -> Mailbox:
 
 
 @pytest.fixture
-def desk(database: Database, plan: AlertPlan, now: Clock, box: Mailbox) -> AlertEvaluator:
+def evaluator(database: Database, plan: AlertPlan, now: Clock, box: Mailbox) -> AlertEvaluator:
     return desk_over(database, plan, now, box)

@@ -36,7 +36,7 @@ def endpoint(url: str) -> Endpoint:
 def test_an_alert_arrives_with_what_somebody_needs_who_is_woken_by_it(
     database: Database, plan: AlertPlan, record: Record, now: Clock, webhook_server: WebhookServer
 ) -> None:
-    desk = AlertEvaluator(
+    evaluator = AlertEvaluator(
         plan=plan,
         on_divergence=[],
         max_offset=plan.rules.unlock.window,
@@ -46,8 +46,8 @@ def test_an_alert_arrives_with_what_somebody_needs_who_is_woken_by_it(
         urls=SecretStr(f"notify={webhook_server.url('alerts', user=f'kfm:{SECRET}@')}"),
     )
     record.gate("G7", run="r1")
-    assert desk.evaluate().delivered == 1
-    assert desk.evaluate().delivered == 0
+    assert evaluator.evaluate().delivered == 1
+    assert evaluator.evaluate().delivered == 0
     [message] = webhook_server.taken
     assert message["title"] == f"[warning] covariance: {STAGE} G7"
     assert message["type"] == "warning"

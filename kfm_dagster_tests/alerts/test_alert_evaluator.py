@@ -66,93 +66,93 @@ def repeats(record: Record, now: Clock) -> None:
 
 @pytest.mark.clause("PCS-18")
 def test_an_alert_is_told_once_within_its_window_of_suppression_and_again_after_it(
-    desk: AlertEvaluator, record: Record, now: Clock, box: Mailbox
+    evaluator: AlertEvaluator, record: Record, now: Clock, box: Mailbox
 ) -> None:
     repeats(record, now)
     for minutes in (0, 1, 58, 1, 30):
         now.passes(minutes=minutes)
-        desk.evaluate()
+        evaluator.evaluate()
     # 0 min, and 60 min; 59 min is too early.
     assert box.taken == [(NOTIFY, f"[warning] {HERE}")] * 2
-    assert [one.notifications for one in desk.book.listed()] == [2]
+    assert [one.notifications for one in evaluator.store.listed()] == [2]
     assert "and nobody has taken it on" in box.bodies[1]
 
 
 @pytest.mark.clause("PCS-18")
 def test_an_alert_that_resolves_and_fires_anew_is_suppressed_all_the_same(
-    desk: AlertEvaluator, record: Record, now: Clock, box: Mailbox
+    evaluator: AlertEvaluator, record: Record, now: Clock, box: Mailbox
 ) -> None:
-    short = desk.plan.rules.path_desync.model_copy(update={"window": timedelta(minutes=10)})
-    vars(desk)["plan"] = desk.plan.model_copy(
-        update={"rules": desk.plan.rules.model_copy(update={"path_desync": short})}
+    short = evaluator.plan.rules.path_desync.model_copy(update={"window": timedelta(minutes=10)})
+    vars(evaluator)["plan"] = evaluator.plan.model_copy(
+        update={"rules": evaluator.plan.rules.model_copy(update={"path_desync": short})}
     )
     for minutes, opened, resolved, told in ((0, [1], [], [1]), (11, [], [1], []), (11, [2], [], []), (38, [], [2], [])):
         now.passes(minutes=minutes)
         if opened:
             repeats(record, now)
-        changes = desk.evaluate().changes
+        changes = evaluator.evaluate().changes
         assert (changes.opened, changes.resolved, changes.told) == (opened, resolved, told)
     repeats(record, now)
-    assert desk.evaluate().changes.told == [3]
+    assert evaluator.evaluate().changes.told == [3]
     assert len(box.taken) == 2
-    assert [one.state for one in desk.book.listed(resolved_since=NOON)] == ["resolved", "resolved", "firing"]
-    assert [one.alert_id for one in desk.book.listed()] == [3]
+    assert [one.state for one in evaluator.store.listed(resolved_since=NOON)] == ["resolved", "resolved", "firing"]
+    assert [one.alert_id for one in evaluator.store.listed()] == [3]
 
 
 @pytest.mark.clause("PCS-18")
 def test_what_nobody_takes_on_goes_up_a_level_and_to_its_channels_at_once(
-    desk: AlertEvaluator, record: Record, now: Clock, box: Mailbox
+    evaluator: AlertEvaluator, record: Record, now: Clock, box: Mailbox
 ) -> None:
     repeats(record, now)
-    desk.evaluate()
+    evaluator.evaluate()
     now.passes(hours=2, minutes=59)
-    assert not desk.evaluate().changes.escalated
+    assert not evaluator.evaluate().changes.escalated
     now.passes(minutes=1)
-    assert desk.evaluate().changes.escalated == [1]
+    assert evaluator.evaluate().changes.escalated == [1]
     critical = f"[critical] {HERE}"
     # Told a minute before, as a warning; the window of suppression does not hold up what has become worse.
     assert box.taken[2:] == [(NOTIFY, critical), (PAGE, critical)]
     assert "has lasted too long and is critical now" in box.bodies[-1]
     now.passes(hours=9)
-    assert not desk.evaluate().changes.escalated
-    [alert] = desk.book.listed()
+    assert not evaluator.evaluate().changes.escalated
+    [alert] = evaluator.store.listed()
     assert (alert.level, alert.level_since) == (Level.CRITICAL, NOON + timedelta(hours=3))
 
 
 @pytest.mark.clause("PCS-18")
 def test_what_somebody_takes_on_is_quiet_and_goes_up_only_if_it_still_repeats(
-    desk: AlertEvaluator, record: Record, now: Clock, box: Mailbox
+    evaluator: AlertEvaluator, record: Record, now: Clock, box: Mailbox
 ) -> None:
     repeats(record, now)
-    desk.evaluate()
+    evaluator.evaluate()
     now.passes(hours=1)
-    taken_on = desk.book.acknowledge(1, ME)
+    taken_on = evaluator.store.acknowledge(1, ME)
     assert (taken_on.state, taken_on.acknowledged_by, taken_on.acknowledged_at) == ("acknowledged", "ann", now.at)
     now.passes(hours=3)
-    desk.evaluate()
+    evaluator.evaluate()
     assert len(box.taken) == 1
     repeats(record, now)
-    assert desk.evaluate().changes.escalated == [1]
+    assert evaluator.evaluate().changes.escalated == [1]
     assert [number for number, _ in box.taken[1:]] == [NOTIFY, PAGE]
-    [alert] = desk.book.listed()
+    [alert] = evaluator.store.listed()
     assert (alert.state, alert.acknowledged_by) == (AlertState.FIRING, "ann")
-    assert desk.book.acknowledge(1, Decision(actor="bob", reason="again")).acknowledged_by == "bob"
+    assert evaluator.store.acknowledge(1, Decision(actor="bob", reason="again")).acknowledged_by == "bob"
 
 
 def test_who_takes_an_alert_on_and_why_stands_in_the_governance_log(
-    database: Database, desk: AlertEvaluator, record: Record, now: Clock
+    database: Database, evaluator: AlertEvaluator, record: Record, now: Clock
 ) -> None:
     repeats(record, now)
-    desk.evaluate()
-    desk.book.acknowledge(1, ME)
+    evaluator.evaluate()
+    evaluator.store.acknowledge(1, ME)
     with pytest.raises(NotFiringError, match=r"alert 1: acknowledged by ann.*expected firing"):
-        desk.book.acknowledge(1, ME)
+        evaluator.store.acknowledge(1, ME)
     with pytest.raises(UnknownAlertError, match="there is no such alert; observed 2"):
-        desk.book.acknowledge(2, ME)
+        evaluator.store.acknowledge(2, ME)
     now.passes(days=2)
-    desk.evaluate()
+    evaluator.evaluate()
     with pytest.raises(NotFiringError, match="alert 1: resolved"):
-        desk.book.acknowledge(1, ME)
+        evaluator.store.acknowledge(1, ME)
     entries = GovernanceLog(database, clock=now).entries(action=GovernanceAction.ALERT_ACKNOWLEDGED)
     [(actor, reason, details)] = [(one.actor, one.reason, one.details) for one in entries]
     assert (actor, reason) == ("ann", "I am on it")
@@ -161,10 +161,10 @@ def test_who_takes_an_alert_on_and_why_stands_in_the_governance_log(
 
 @pytest.mark.clause("PCS-18")
 def test_a_divergence_is_told_on_the_channels_of_the_replay_plan_too(
-    desk: AlertEvaluator, record: Record, box: Mailbox
+    evaluator: AlertEvaluator, record: Record, box: Mailbox
 ) -> None:
     record.line(AuditKind.REPLAY, "diverged", run="r7")
-    desk.evaluate()
+    evaluator.evaluate()
     assert sorted(number for number, _ in box.taken) == [NOTIFY, PAGE, TICKET]
     assert "kfm explain r7" in box.bodies[0]
 
@@ -172,9 +172,9 @@ def test_a_divergence_is_told_on_the_channels_of_the_replay_plan_too(
 def test_one_url_of_two_channels_hears_an_alert_once(
     database: Database, plan: AlertPlan, record: Record, now: Clock, box: Mailbox
 ) -> None:
-    desk = desk_over(database, plan, now, box, urls="json://127.0.0.1:1/all page_ops=json://127.0.0.1:1/page")
+    evaluator = desk_over(database, plan, now, box, urls="json://127.0.0.1:1/all page_ops=json://127.0.0.1:1/page")
     record.line(AuditKind.REPLAY, "diverged")
-    desk.evaluate()
+    evaluator.evaluate()
     assert sorted(number for number, _ in box.taken) == [1, 2]
 
 
@@ -185,7 +185,7 @@ def test_what_nobody_hears_is_kept_and_told_as_soon_as_somebody_does(
     record.gate("G3")
     assert deaf.evaluate().changes.opened == [1]
     assert deaf.unheard() == ["notify", "page_ops", "open_ticket"]
-    assert [one.notifications for one in deaf.book.listed()] == [0]
+    assert [one.notifications for one in deaf.store.listed()] == [0]
     now.passes(seconds=30)
     desk_over(database, plan, now, box).evaluate()
     assert box.taken == [(NOTIFY, f"[warning] {HERE}")]
@@ -197,45 +197,45 @@ def test_what_nobody_hears_is_kept_and_told_as_soon_as_somebody_does(
 
 @pytest.mark.clause("PCS-18")
 def test_a_dead_channel_is_tried_again_and_holds_up_no_other(
-    desk: AlertEvaluator, record: Record, now: Clock, box: Mailbox
+    evaluator: AlertEvaluator, record: Record, now: Clock, box: Mailbox
 ) -> None:
     box.dead = {NOTIFY}
     record.line(AuditKind.REPLAY, "diverged")
     record.gate("G3")
     for _ in range(2):
-        done = desk.evaluate()
+        done = evaluator.evaluate()
         assert done.dead == ["channel notify, URL 1 (Box): gone"]
     assert sorted(number for number, _ in box.taken) == [PAGE, TICKET]
-    assert [one.undelivered for one in desk.book.listed()] == [1, 1]
+    assert [one.undelivered for one in evaluator.store.listed()] == [1, 1]
     # Told again while it is dead: it will hear of each alert once, as it is by then.
     now.passes(hours=1)
-    desk.evaluate()
-    desk.book.acknowledge(1, ME)
+    evaluator.evaluate()
+    evaluator.store.acknowledge(1, ME)
     box.dead, box.taken, box.bodies = set(), [], []
     now.passes(minutes=4)
-    assert desk.evaluate().delivered == 2
+    assert evaluator.evaluate().delivered == 2
     assert [number for number, _ in box.taken] == [NOTIFY, NOTIFY]
     assert sum("ann has taken it on" in body for body in box.bodies) == 1
-    assert desk.evaluate().delivered == 0
+    assert evaluator.evaluate().delivered == 0
 
 
 @pytest.mark.clause("PCS-18")
 def test_a_message_that_is_not_taken_waits_twice_as_long_each_time(
-    desk: AlertEvaluator, record: Record, now: Clock, box: Mailbox
+    evaluator: AlertEvaluator, record: Record, now: Clock, box: Mailbox
 ) -> None:
     record.gate("G3")
     box.dead = {NOTIFY}
     tried: list[float] = []
     for second in range(0, 15_000, 30):
         now.at = NOON + timedelta(seconds=second)
-        if desk.evaluate().dead:
+        if evaluator.evaluate().dead:
             tried.append(second)
     waits = [later - earlier for earlier, later in itertools.pairwise(tried)]
     # From one hour on it waits no longer.
     assert waits == [30, 60, 120, 240, 480, 960, 1920, 3600, 3600, 3600]
     box.dead = set()
     now.passes(hours=1)
-    assert desk.evaluate().dead == []
+    assert evaluator.evaluate().dead == []
     assert [number for number, _ in box.taken].count(NOTIFY) == 1
 
 
@@ -268,9 +268,9 @@ def test_evaluators_at_once_tell_each_alert_once(
     together = threading.Barrier(4, timeout=60)
 
     def evaluates(_: int) -> int:
-        desk = desk_over(database, plan, now, box)
+        evaluator = desk_over(database, plan, now, box)
         together.wait()
-        return len(desk.evaluate().changes.opened)
+        return len(evaluator.evaluate().changes.opened)
 
     with ThreadPoolExecutor(4) as pool:
         assert sum(pool.map(evaluates, range(4))) == 6
@@ -293,39 +293,39 @@ def test_what_a_dead_evaluator_was_about_to_tell_is_told_by_another_once(
         dying.evaluate()
     for wait, taken in ((timedelta(seconds=30), 0), (CLAIM, 1), (CLAIM, 1)):
         now.at += wait
-        # As after a restart: another book, the same database.
+        # As after a restart: another store, the same database.
         desk_over(database, plan, now, box).evaluate()
         assert len(box.taken) == taken
 
 
-def test_each_message_is_claimed_by_one(desk: AlertEvaluator, record: Record, now: Clock, box: Mailbox) -> None:
+def test_each_message_is_claimed_by_one(evaluator: AlertEvaluator, record: Record, now: Clock, box: Mailbox) -> None:
     record.gate("G3")
     record.gate("G7")
     box.dead = {NOTIFY}
-    desk.evaluate()
+    evaluator.evaluate()
     now.at += FIRST_PAUSE
-    claims = [desk.book.claim([(NOTIFY, "notify")]) for _ in range(3)]
+    claims = [evaluator.store.claim([(NOTIFY, "notify")]) for _ in range(3)]
     assert [claim and claim.alert.rule for claim in claims] == [AlertRule.COVARIANCE, AlertRule.PATH_DESYNC, None]
 
 
 def test_a_message_that_was_given_up_and_taken_by_another_stays_taken(
-    desk: AlertEvaluator, record: Record, now: Clock, box: Mailbox
+    evaluator: AlertEvaluator, record: Record, now: Clock, box: Mailbox
 ) -> None:
     record.gate("G3")
     box.dead = {NOTIFY}
-    desk.evaluate()
-    book: AlertStore = desk.book
+    evaluator.evaluate()
+    store: AlertStore = evaluator.store
     now.at += FIRST_PAUSE
-    slow = book.claim([(NOTIFY, "notify")])
+    slow = store.claim([(NOTIFY, "notify")])
     now.at += CLAIM
-    quick = book.claim([(NOTIFY, "notify")])
+    quick = store.claim([(NOTIFY, "notify")])
     assert slow
     assert quick
-    book.close(quick, error=None)
-    book.close(slow, error="gone")
+    store.close(quick, error=None)
+    store.close(slow, error="gone")
     now.at += LONGEST_PAUSE
-    assert book.claim([(NOTIFY, "notify")]) is None
-    assert [one.undelivered for one in book.listed()] == [0]
+    assert store.claim([(NOTIFY, "notify")]) is None
+    assert [one.undelivered for one in store.listed()] == [0]
 
 
 STEPS = st.one_of(
@@ -344,7 +344,7 @@ def test_whatever_happens_nobody_hears_an_alert_twice_within_its_window_unless_i
 ) -> None:
     now, box = Clock(), Mailbox()
     database = Database.open(f"sqlite:///{tmp_path_factory.mktemp('alerts') / 'kfm.db'}")
-    record, desk = Record(database), desk_over(database, same_terms(), now, box, urls="json://127.0.0.1:1/all")
+    record, evaluator = Record(database), desk_over(database, same_terms(), now, box, urls="json://127.0.0.1:1/all")
     heard: list[tuple[timedelta, str]] = []
     for step, given_ in [*steps, ("dies", False), ("passes", 60)]:
         record.at = now.at
@@ -353,12 +353,14 @@ def test_whatever_happens_nobody_hears_an_alert_twice_within_its_window_unless_i
         elif step == "happens":
             record.gate("G3", stage=f"d{given_}.settle")
         elif step == "acknowledges":
-            for alert in (one for one in desk.book.listed() if one.state is AlertState.FIRING and one.alert_id % 2):
-                desk.book.acknowledge(alert.alert_id, ME)
+            for alert in (
+                one for one in evaluator.store.listed() if one.state is AlertState.FIRING and one.alert_id % 2
+            ):
+                evaluator.store.acknowledge(alert.alert_id, ME)
         else:
             box.dead = {1} if given_ else set()
         before = len(box.taken)
-        desk.evaluate()
+        evaluator.evaluate()
         heard += [(now.at - NOON, title) for _, title in box.taken[before:]]
     for title in {title for _, title in heard}:
         times = sorted(at for at, same in heard if same == title)
@@ -366,7 +368,7 @@ def test_whatever_happens_nobody_hears_an_alert_twice_within_its_window_unless_i
         if not any(step == ("dies", True) for step in steps):
             assert all(later - at >= timedelta(hours=1) for at, later in itertools.pairwise(times))
         assert len(times) == len(set(times))
-    assert {one.undelivered for one in desk.book.listed(resolved_since=NOON)} <= {0}
+    assert {one.undelivered for one in evaluator.store.listed(resolved_since=NOON)} <= {0}
     database.dispose()
 
 
@@ -403,20 +405,20 @@ GUARDED = {
 
 @pytest.mark.parametrize("statement", GUARDED)
 def test_no_hand_changes_what_was_told_or_taken_on(
-    statement: str, database: Database, desk: AlertEvaluator, record: Record
+    statement: str, database: Database, evaluator: AlertEvaluator, record: Record
 ) -> None:
     record.gate("G3")
-    desk.evaluate()
+    evaluator.evaluate()
     with pytest.raises(DBAPIError, match=GUARDED[statement]), database.engine.begin() as connection:
         connection.exec_driver_sql(statement)
 
 
 def test_no_hand_lets_an_alert_fire_again_that_is_resolved_or_empties_the_tables(
-    database: Database, desk: AlertEvaluator, record: Record, now: Clock
+    database: Database, evaluator: AlertEvaluator, record: Record, now: Clock
 ) -> None:
     record.gate("G3")
-    desk.evaluate()
-    desk.book.acknowledge(1, ME)
+    evaluator.evaluate()
+    evaluator.store.acknowledge(1, ME)
     typed = {"UPDATE alerts SET state = 'firing'": "alerts_move_is_legal"}
     if database.dialect == "postgresql":
         typed |= {
@@ -434,7 +436,7 @@ def test_no_hand_lets_an_alert_fire_again_that_is_resolved_or_empties_the_tables
         with pytest.raises(DBAPIError, match=rule), database.engine.begin() as connection:
             connection.exec_driver_sql(statement)
     now.passes(days=2)
-    desk.evaluate()
+    evaluator.evaluate()
     for state in ("firing", "acknowledged"):
         with pytest.raises(DBAPIError, match="alerts_move_is_legal"), database.engine.begin() as connection:
             connection.exec_driver_sql(f"UPDATE alerts SET state = '{state}', resolved_at = NULL")

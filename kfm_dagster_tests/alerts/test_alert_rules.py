@@ -118,13 +118,13 @@ QUIET: dict[str, Callable[[Record], None]] = {
 @pytest.mark.clause("PCS-18")
 @pytest.mark.parametrize("case", TRIPS)
 def test_a_rule_trips_at_its_threshold(
-    case: str, desk: AlertEvaluator, record: Record, now: Clock, plan: AlertPlan
+    case: str, evaluator: AlertEvaluator, record: Record, now: Clock, plan: AlertPlan
 ) -> None:
     happens, rule, subject, observed = TRIPS[case]
     happens(record)
     now.at = record.at
-    desk.evaluate()
-    [alert] = desk.book.listed()
+    evaluator.evaluate()
+    [alert] = evaluator.store.listed()
     assert (alert.rule, alert.subject, alert.observed) == (rule, subject, observed)
     assert (alert.level, alert.opened_at, alert.notifications) == (plan.rules[rule].level, now.at, 1)
     assert alert.run_id or alert.place in {"kernel", "date:x"}
@@ -132,43 +132,45 @@ def test_a_rule_trips_at_its_threshold(
 
 @pytest.mark.clause("PCS-18")
 @pytest.mark.parametrize("case", QUIET)
-def test_what_stays_below_a_threshold_is_not_told(case: str, desk: AlertEvaluator, record: Record, now: Clock) -> None:
+def test_what_stays_below_a_threshold_is_not_told(
+    case: str, evaluator: AlertEvaluator, record: Record, now: Clock
+) -> None:
     QUIET[case](record)
     now.at = record.at
-    assert not desk.evaluate().changes.opened
-    assert desk.book.listed() == []
+    assert not evaluator.evaluate().changes.opened
+    assert evaluator.store.listed() == []
 
 
 @pytest.mark.clause("PCS-18")
-def test_only_what_is_within_a_rules_window_counts(desk: AlertEvaluator, record: Record, now: Clock) -> None:
+def test_only_what_is_within_a_rules_window_counts(evaluator: AlertEvaluator, record: Record, now: Clock) -> None:
     for minutes in (61, 59, 30, 10):
         record.at = NOON - timedelta(minutes=minutes)
         gates(record, "G6", 3)
-    desk.evaluate()
-    assert desk.book.listed() == []
+    evaluator.evaluate()
+    assert evaluator.store.listed() == []
     # What a machine ahead of this one has recorded counts once its time has come.
     record.at = NOON + timedelta(seconds=5)
     gates(record, "G6", 1)
-    desk.evaluate()
-    assert desk.book.listed() == []
+    evaluator.evaluate()
+    assert evaluator.store.listed() == []
     now.passes(seconds=5)
-    desk.evaluate()
-    [alert] = desk.book.listed()
+    evaluator.evaluate()
+    [alert] = evaluator.store.listed()
     assert (alert.observed, alert.last_event_at) == (10, record.at)
 
 
 @pytest.mark.clause("PCS-18")
 def test_thresholds_windows_and_levels_are_those_of_the_file(
-    plan: AlertPlan, record: Record, desk: AlertEvaluator
+    plan: AlertPlan, record: Record, evaluator: AlertEvaluator
 ) -> None:
     gates(record, "G6", 2)
     rules = plan.rules.model_copy(
         update={"gate_breach": plan.rules.gate_breach.model_copy(update={"threshold": 2, "level": Level.CRITICAL})}
     )
-    desk.evaluate()
-    assert desk.book.listed() == []
-    replace(desk, plan=plan.model_copy(update={"rules": rules})).evaluate()
-    [alert] = desk.book.listed()
+    evaluator.evaluate()
+    assert evaluator.store.listed() == []
+    replace(evaluator, plan=plan.model_copy(update={"rules": rules})).evaluate()
+    [alert] = evaluator.store.listed()
     assert alert.level is Level.CRITICAL
 
 

@@ -49,7 +49,7 @@ def call(home: Path, capsys: pytest.CaptureFixture[str]) -> Call:
 
 
 @pytest.fixture
-def desk(home: Path) -> Iterator[AlertEvaluator]:
+def evaluator(home: Path) -> Iterator[AlertEvaluator]:
     """A divergence, which fires, and a path, which has resolved."""
     database = Database.open(Settings.load().database_url)
     clock = Clock(datetime.now(UTC))
@@ -70,14 +70,16 @@ def rows(out: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.clause("PCS-18")
-def test_a_list_has_what_fires_now_since_when_and_with_days_what_resolved(desk: AlertEvaluator, call: Call) -> None:
+def test_a_list_has_what_fires_now_since_when_and_with_days_what_resolved(
+    evaluator: AlertEvaluator, call: Call
+) -> None:
     code, out, _ = call("list", "--json")
     [alert] = rows(out)
     assert code == ExitCode.DONE
     assert (alert["alert_id"], alert["rule"], alert["subject"], alert["run_id"]) == (
         2, "replay_divergence", "run r7", "r7",
     )  # fmt: skip
-    assert (alert["state"], alert["level"], alert["opened_at"]) == ("firing", "critical", rfc3339(desk.clock()))
+    assert (alert["state"], alert["level"], alert["opened_at"]) == ("firing", "critical", rfc3339(evaluator.clock()))
     assert (alert["key"], alert["undelivered"], alert["notifications"]) == ("replay_divergence/run r7", 0, 1)
     assert [row["state"] for row in rows(call("list", "--days", "2", "--json")[1])] == ["resolved", "firing"]
     assert "run r7" in call("list")[1]
@@ -86,7 +88,7 @@ def test_a_list_has_what_fires_now_since_when_and_with_days_what_resolved(desk: 
 
 @pytest.mark.clause("PCS-18")
 def test_an_alert_is_taken_on_once_by_a_name_and_with_a_reason(
-    desk: AlertEvaluator, call: Call, monkeypatch: pytest.MonkeyPatch
+    evaluator: AlertEvaluator, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KFM_ENV", "prod")
     code, out, _ = call("ack", "2", "--reason", "I compare both outputs", "--actor", "ann")

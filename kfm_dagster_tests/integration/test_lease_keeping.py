@@ -130,8 +130,8 @@ def test_a_thread_renews_while_the_work_lasts_and_ends_with_it(
             assert renewed.acquire(timeout=60)
     with pytest.raises(CrashError), lifecycle.keeping():
         raise CrashError
-    assert "lease-lifecycle-run-1" in threads
-    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("lease-lifecycle")] == []
+    assert "heartbeat-run-1" in threads
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("heartbeat")] == []
 
 
 @pytest.mark.clause("BEY-02")

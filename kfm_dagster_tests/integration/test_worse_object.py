@@ -13,7 +13,7 @@ from kfm_dagster.demo.feed import ObjectEvent
 from kfm_dagster.demo.samples.goes_abi import make_goes_abi
 from kfm_dagster.demo.samples.hrrr import make_hrrr
 from kfm_dagster.demo.samples.nexrad_level2 import make_nexrad_level2
-from kfm_dagster.ingest.alerting import alert_desk
+from kfm_dagster.ingest.alerting import alert_evaluator
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
@@ -47,10 +47,12 @@ def ingest(pipeline: Pipeline, objects: Path, dataset: str, content: bytes, *, h
 
 
 def firing(pipeline: Pipeline) -> list[tuple[str, str, str]]:
-    desk = alert_desk(pipeline)
-    desk.evaluate()
+    evaluator = alert_evaluator(pipeline)
+    evaluator.evaluate()
     return [
-        (one.subject, one.place, one.run_id or "") for one in desk.book.listed() if one.rule == AlertRule.WORSE_OBJECT
+        (one.subject, one.place, one.run_id or "")
+        for one in evaluator.store.listed()
+        if one.rule == AlertRule.WORSE_OBJECT
     ]
 
 

@@ -11,7 +11,7 @@ import pytest
 FIELDS = """    station: str | None = extension("which station announced the unit")
     measured: datetime | None = extension("when the station says that it measured")
 """
-BEFORE = "    integrity: Integrity | None = None\n"
+BEFORE = "    integrity: Integrity | None = section()\n"
 SCRIPT = """
 import importlib.util, json, sys
 from datetime import UTC, datetime

@@ -51,7 +51,7 @@ def _faults(unit: Envelope, subject: Subject, due: tuple[str, ...]) -> Faults:
     for section in due:
         if getattr(unit, section) is None:
             yield f"there is no section {section}"
-        else:
+        elif section in _FORMS:
             yield from _FORMS[section](unit, subject)
 
 
