@@ -221,3 +221,23 @@ def test_a_run_takes_its_own_unresolved_intent_up_again(node: CountLines, databa
     node.verify = honest  # type: ignore[method-assign]
     assert run_node(made, node, run_id=RUN, code=CODE).status is IntentStatus.APPLIED
     assert len(made.intents.of_run(RUN)) == 1
+
+
+@pytest.mark.clause("IEN-04")
+@pytest.mark.parametrize("end", [IntentStatus.APPLIED, IntentStatus.SKIPPED])
+def test_an_intent_that_is_resolved_is_resolved_no_more(
+    end: IntentStatus, node: CountLines, database: Database
+) -> None:
+    made = nodes(database)
+    intent = made.begin(content_of(node, code=CODE, run_id=RUN), run_id=RUN).intent
+    assert made.intents.resolve(intent, IntentStatus.FAILED)
+    assert not made.intents.resolve(intent, IntentStatus.FAILED)
+    if end is IntentStatus.APPLIED:
+        assert run_node(made, node, run_id=RUN, code=CODE).status is end
+    else:
+        assert made.intents.resolve(intent, end)
+    assert not any(
+        made.intents.resolve(intent, status) for status in IntentStatus if status is not IntentStatus.PENDING
+    )
+    [found] = made.intents.of_run(RUN)
+    assert found.status is end
