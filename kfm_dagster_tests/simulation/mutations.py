@@ -105,7 +105,7 @@ _RECORD = intake.record
 _FENCE = Leases.fence
 _DECIDE = LedgerChanges._decide
 _NEXT_ATTEMPT = "    next_attempt_at = :at,\n"
-_ATTEMPT = " AND attempts = unit.value ->> '$.attempt'"
+_ATTEMPT = " AND record.attempts = unit.attempt"
 """No two claims of a unit have one number, so no history needs the run's id besides (`ledger/test_ledger_store.py`)."""
 _NO_LEGAL_TRANSITIONS = RewrittenTrigger(name="nodd_wal_records_transition_is_legal")
 
