@@ -178,6 +178,6 @@ def test_nobody_in_the_package_has_another_client_of_s3() -> None:
         path.relative_to(root).as_posix()
         for path in root.rglob("*.py")
         if any(sign in path.read_text(encoding="utf-8") for sign in ("S3Store", 'client("s3"', "client('s3'"))
-        and "embedded" not in path.parts
+        and "demo" not in path.parts
     ]
     assert clients == []
