@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kfm_dagster.contracts.envelope import Envelope, StacResult, StacStatus, WalId
-from kfm_dagster.lineage.unit import FIRST_EDITION, LineagePath, LineageUnit, item_entity
+from kfm_dagster.lineage.unit import FIRST_REVISION, LineagePath, LineageUnit, item_entity
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +48,7 @@ def _revision(envelope: Envelope, stac: StacResult, told: Sequence[Told], run_id
     # run had told was withdrawn.
     anew = _unused(envelope.replay_run_id or run_id, told)
     if not valid:
-        return anew if told else FIRST_EDITION
+        return anew if told else FIRST_REVISION
     latest = valid[-1]
     if stac.superseded or latest.content_sha256 == stac.content_sha256:
         return latest.revision
@@ -63,7 +63,7 @@ def _revised(unit: LineageUnit, revision: str, history: History) -> str | None:
         return None
     revisions = [told.revision for told in _valid(history.get(earlier, ()))]
     if earlier != unit.wal_id:
-        return item_entity(earlier, revisions[-1] if revisions else FIRST_EDITION)
+        return item_entity(earlier, revisions[-1] if revisions else FIRST_REVISION)
     before = [told for told in revisions if told != revision]
     return item_entity(earlier, before[-1]) if before else None
 
@@ -72,7 +72,7 @@ def _standing(stac: StacResult, history: History) -> str | None:
     if stac.superseded_by is None:
         return None
     told = _valid(history.get(stac.superseded_by, ()))
-    return item_entity(stac.superseded_by, told[-1].revision if told else FIRST_EDITION)
+    return item_entity(stac.superseded_by, told[-1].revision if told else FIRST_REVISION)
 
 
 def _valid(told: Sequence[Told]) -> list[Told]:

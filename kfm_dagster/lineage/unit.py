@@ -19,7 +19,7 @@ PRODUCER = "https://kfm.dev/kfm_dagster/"
 SCHEMAS = "https://kfm.dev/schemas/"
 """Base of the `$id`s of our published JSON Schemas (docs/spec)."""
 
-FIRST_EDITION = ""
+FIRST_REVISION = ""
 """Revision of a unit's lineage before any repair."""
 
 REGISTERED = frozenset({StacStatus.CREATED, StacStatus.UPDATED, StacStatus.NO_OP})
@@ -88,7 +88,7 @@ class LineageUnit:
         cls,
         envelope: Envelope,
         *,
-        revision: str = FIRST_EDITION,
+        revision: str = FIRST_REVISION,
         revises: str | None = None,
         yields_to: str | None = None,
     ) -> LineageUnit:

@@ -10,7 +10,7 @@ import pytest
 
 from kfm_dagster.contracts.envelope import RawReference, StacResult, StacStatus
 from kfm_dagster.lineage.openlineage import Event, openlineage_events, openlineage_lines
-from kfm_dagster.lineage.unit import FIRST_EDITION, LineageUnit
+from kfm_dagster.lineage.unit import FIRST_REVISION, LineageUnit
 from kfm_dagster_tests.lineage.schemas import facets, validate
 from kfm_dagster_tests.lineage.units import ingest_run, registered, repaired, superseded
 
@@ -27,7 +27,7 @@ CASES = {
 
 
 def events_of(name: str) -> tuple[Event, Event]:
-    revision = "replay-1" if name == "a replay" else FIRST_EDITION
+    revision = "replay-1" if name == "a replay" else FIRST_REVISION
     return openlineage_events(LineageUnit.of(CASES[name], revision=revision), ingest_run())
 
 
