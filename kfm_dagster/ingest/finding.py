@@ -1,7 +1,7 @@
 """Finding: the first node of the chain - where a run's units come from, and how it claims them.
 
 Belongs here: landed messages, the ledger, and a bucket's listing as sources of units. Does not belong here: what is
-done to a unit (`nodes.py`), or how a notification is parsed (`operators/message_parse.py`).
+done to a unit (`nodes.py`), how a notification is parsed (`operators/message_parse.py`), or its intake (`intake.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import orjson
 from typing_extensions import override
 
-from kfm_dagster.contracts.envelope import Envelope, Lane, WalId
+from kfm_dagster.contracts.envelope import Envelope, Lane
 from kfm_dagster.errors import StoreAccessError
 from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
 from kfm_dagster.ingest.kill_switch_policy import refuse_switched_off
@@ -24,7 +24,7 @@ from kfm_dagster.ingest.node import ChainNode, in_chunks
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.rejections import RejectedObject
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.operators.message_parse import parse_listed, parse_message
+from kfm_dagster.operators.message_parse import parse_listed
 from kfm_dagster.run_state.inputs_hash import InputReference
 from kfm_dagster.stages.audit import AuditEvent, AuditKind
 from kfm_dagster.stages.store import StageAttempt
@@ -40,7 +40,7 @@ class Source(StrEnum):
     """Where message_parse takes its units from."""
 
     LANDING = "landing"
-    """Landed message batches, named by digest."""
+    """What the messages of landed batches, named by digest, gave the ledger when they were taken in."""
     LEDGER = "ledger"
     """What is pending in the ledger."""
     LISTING = "listing"
@@ -65,7 +65,7 @@ class ListingAccount(Protocol):
 
 @dataclass(kw_only=True)
 class MessageParse(ChainNode):
-    """Find the units, make sure each has a pending record, claim them.
+    """Claim units that have a pending record; a listing gives its objects theirs first.
 
     A listing enters the ledger in the bulk lane, so that what is announced today goes first. With `lane` only units of
     that lane are claimed; a run that a person starts claims from both, live units first.
@@ -74,8 +74,8 @@ class MessageParse(ChainNode):
     operator = "message_parse"
     asset = "envelopes"
     description = (
-        "Units of one UTC day, claimed for this run: parsed from landed messages, listed in the bucket, or pending in "
-        "the ledger. Started by hand, it lists the bucket and takes what is missing."
+        "Units of one UTC day, claimed for this run: pending in the ledger since their messages were parsed at intake, "
+        "or listed in the bucket. Started by hand, it lists the bucket and takes what is missing."
     )
 
     source: Source
@@ -123,8 +123,6 @@ class MessageParse(ChainNode):
 
     @override
     def transform(self) -> list[Envelope]:
-        if self.source is Source.LANDING:
-            return self._landed()
         if self.source is Source.LISTING:
             self._enter_listing()
             if self._refused is not None:
@@ -132,14 +130,11 @@ class MessageParse(ChainNode):
         return []
 
     @override
-    def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:
-        # Ensured and claimed in the transaction that names the output: a run that dies before it has claimed nothing.
-        ledger = self.pipeline.ledger
-        if made:
-            ledger.ensure(made, tx=tx)
+    def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:  # nothing is made before the claim
+        # Claimed in the transaction that names the output: a run that dies before it has claimed nothing.
         if self.account is not None:
             self.account.closed(tx)
-        claimed = ledger.claim(
+        claimed = self.pipeline.ledger.claim(
             dataset=self.dataset,
             partition=self.partition,
             run_id=self.run_id,
@@ -156,23 +151,6 @@ class MessageParse(ChainNode):
             attempt.tells(AuditKind.REPLAY, "let in", {"replay_run_id": replay_run_id, "units": units})
             for replay_run_id, units in sorted(self._replays.items())
         ]
-
-    def _landed(self) -> list[Envelope]:
-        found: dict[WalId, Envelope] = {}
-        for digest in self.landing:
-            messages = self.pipeline.landing.read(digest)
-            # Who sent them was decided when they were received, and is not asked again.
-            taken_in = self.pipeline.deliveries.taken_in(message.message_id for message in messages)
-            for message in messages:
-                if message.message_id not in taken_in:
-                    continue
-                parsed = parse_message(
-                    message, registry=self.pipeline.registry, queue=self.pipeline.settings.sqs_primary_queue
-                )
-                for unit in parsed.envelopes:
-                    if unit.dataset == self.dataset and unit.partition == self.partition:
-                        found.setdefault(unit.wal_id, unit)
-        return list(found.values())
 
     def _enter_listing(self) -> None:
         """Give every object of the day its record, and let failed ones in again, a chunk to a transaction.

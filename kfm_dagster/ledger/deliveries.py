@@ -226,12 +226,6 @@ class Deliveries:
             rows = view.run("deliveries.verified", message_ids=as_json(sorted(set(message_ids)))).all()
         return frozenset(row.message_id for row in rows)
 
-    def taken_in(self, message_ids: Iterable[str], *, tx: Transaction | None = None) -> frozenset[str]:
-        """Return which of the given messages were received and not found forged."""
-        with reading(self._database, tx) as view:
-            rows = view.run("deliveries.taken_in", message_ids=as_json(sorted(set(message_ids)))).all()
-        return frozenset(row.message_id for row in rows)
-
     def rejected(
         self, *, reason_code: str | None = None, message_id: str | None = None, limit: int = 100
     ) -> list[KeptRejection]:

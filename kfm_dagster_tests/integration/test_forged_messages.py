@@ -171,7 +171,7 @@ def test_one_message_without_certificate_keeps_no_other_waiting(
 
 
 @CLAUSE
-def test_the_verdict_is_stored_and_a_replay_from_the_landing_zone_asks_no_more(
+def test_the_verdict_is_stored_and_neither_the_run_nor_a_message_that_comes_again_asks_for_it(
     verifying: Pipeline, sns: Sns, contracts: ContractRegistry, objects: Path, tmp_path: Path
 ) -> None:
     put(objects, volumes(2))
@@ -185,7 +185,6 @@ def test_the_verdict_is_stored_and_a_replay_from_the_landing_zone_asks_no_more(
     verifying.signatures = Signatures(verifying.settings, certificates=Certificates(tmp_path / "none", fetch=sns.fetch))
     run_chain(verifying, "nexrad-l2", DAY.isoformat(), "run-1", Source.LANDING, landing=digests)
     assert traces.statuses(verifying) == {Status.SUCCEEDED: 1}
-    # And so does a message that comes again: it was verified.
     assert take(verifying, dataclasses.replace(genuine, receipt_handle="again")).unverified == 0
     assert sns.fetches == fetches
 

@@ -111,6 +111,8 @@ def test_a_tick_lands_the_batch_and_asks_for_one_run_a_day_over_its_datasets(
     }
     assert traces.statuses(face.pipeline) == {Status.PENDING: 6}
 
+    # They were parsed by the tick, and no run reads them again.
+    file.unlink()
     for request in tick.run_requests:
         result = face.launch(request)
         assert result is not None

@@ -239,10 +239,6 @@ WHERE message_id IN (@each(:message_ids));
 SELECT message_id FROM nodd_wal_deliveries
 WHERE message_id IN (@each(:message_ids)) AND signature = 'verified';
 
--- name: taken_in
-SELECT message_id FROM nodd_wal_deliveries
-WHERE message_id IN (@each(:message_ids)) AND signature IS DISTINCT FROM 'invalid';
-
 -- name: due_for_backoff
 SELECT delivery.message_id, delivery.queue, delivery.receipt_handle, max(record.next_attempt_at) AS next_attempt_at
 FROM nodd_wal_records AS record
