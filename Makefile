@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PYTEST_ARGS ?=
+# Of the soak: names of parts, all without one, and the fraction of their size.
+PART ?=
+SCALE ?= 1
 PUBLIC := $(addprefix kfm_dagster.,idempotent_node ledger readers run_state)
 # Half of the tests wait for daemons and servers, so a few more workers than processors keep these busy.
 WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 )))
@@ -49,8 +52,8 @@ mutants: $(INSTALLED)  ## take rules away one by one in a copy; a test must noti
 bench: $(INSTALLED)  ## measure a backlog against one run per message and against a plain loop
 	@$(BIN)/python -m benchmarks.backlog --units 2000 --dataset nexrad-l2 --run-per-message --floor
 
-soak: $(INSTALLED)  ## simulate, contend and fill ledgers for most of an hour, and print the figures
-	@$(BIN)/python -m benchmarks.soak
+soak: $(INSTALLED)  ## everything too long for the tests, for hours; PART="mail-sqlite chaos-sqlite" SCALE=0.1 do less
+	@$(BIN)/python -m benchmarks.soak --scale="$(SCALE)" $(PART)
 
 reference: $(INSTALLED)  ## write the API reference of the rooms that others import to docs/reference
 	@mkdir -p docs/reference

@@ -1,6 +1,6 @@
-"""Contention: eight processes that claim ten thousand records, on both databases, and how fast.
+"""Contention: eight processes that claim the same records, on both databases, and how fast.
 
-    python -m benchmarks.contention
+    python -m benchmarks.contention [--records N]
 
 Every record must have one winner and one attempt, as in the test of the same (`test_ledger_contention.py`), whose
 processes these are.
@@ -8,6 +8,7 @@ processes these are.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections import Counter
 from itertools import chain
@@ -20,28 +21,34 @@ from kfm_dagster_tests.ledger.bench import DAY, make_bench
 from kfm_dagster_tests.ledger.claimer import contend
 
 PROCESSES = 8
-RECORDS = 10_000
 
 
-def main() -> int:
+def run(records: int) -> int:
     """Print a line per database; 1 when a record had not exactly one winner and one attempt."""
     wrong = False
     for kind in ("sqlite", "postgresql"):
         with fresh(kind) as url:
             database = Database.open(url)
             bench = make_bench(database, ContractRegistry.load())
-            bench.ledger.ensure([envelope(number) for number in range(RECORDS)])
+            bench.ledger.ensure([envelope(number) for number in range(records)])
             found = contend(url, day=DAY, processes=PROCESSES)
-            attempts = Counter(record.attempts for record in bench.ledger.find(limit=RECORDS + 1))
+            attempts = Counter(record.attempts for record in bench.ledger.find(limit=records + 1))
             database.dispose()
         wins = Counter(chain.from_iterable(found.won.values()))
-        single = len(wins) == RECORDS == wins.total() and attempts == {1: RECORDS}
+        single = len(wins) == records == wins.total() and attempts == {1: records}
         wrong = wrong or not single
         verdict = "one winner and one attempt each" if single else f"WRONG: {wins.total()} wins, attempts {attempts}"
         print(  # noqa: T201
-            f"{PROCESSES} processes, {RECORDS:,} records on {kind}: {verdict}, {RECORDS / found.seconds:,.0f} claims/s"
+            f"{PROCESSES} processes, {records:,} records on {kind}: {verdict}, {records / found.seconds:,.0f} claims/s"
         )
     return 1 if wrong else 0
+
+
+def main() -> int:
+    """Let them contend for as many records as the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--records", type=int, default=10_000)
+    return run(parser.parse_args().records)
 
 
 if __name__ == "__main__":

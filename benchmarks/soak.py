@@ -1,9 +1,10 @@
-"""The soak: everything that is too long for the tests, one after the other, and one table of figures at the end.
+"""The soak: everything that is too long for the tests, one part after the other, each with its figures.
 
-    python -m benchmarks.soak [--only NAME ...] [--records N] [--seeds N] [--steps N] [--messages N]
+    python -m benchmarks.soak [PART ...] [--scale FRACTION]
 
 A part is a command of its own that ends with lines of figures; what ends with another code than 0 fails the soak, and
-the others run all the same. Does not belong here: what a part does.
+the others run all the same. The scale makes every part smaller in the same proportion, down to the least size that
+still shows something. Does not belong here: what a part does.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kfm_dagster_tests.mutants.examining import load
+
 ROOT = Path(__file__).resolve().parent.parent
+LONGEST_STRIDE = 15
+"""Of the crash matrix: an operator has more moments to die at, so that it dies in each operator at least once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,37 +35,60 @@ class Part:
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
-def parts(*, seeds: int, steps: int, records: int, messages: int) -> list[Part]:
-    """Return the parts in their order."""
-    ledger = ("-m", "benchmarks.ledger", "--records", str(records), "--database")
-    campaign = ("-m", "benchmarks.campaign", "--units", "10000", "--kills", "200", "--database")
-    mail = ("-m", "kfm_dagster_tests.ingest.mail", "--messages", str(messages // 2), "--database")
+def parts(scale: float) -> list[Part]:
+    """Return the parts in their order, at a fraction of their full size (above 0, at most 1)."""
+
+    def sized(option: str, full: int, *, least: int) -> tuple[str, str]:
+        return option, str(max(least, round(full * scale)))
+
+    simulation = (*sized("--seeds", 10_000, least=10), *sized("--steps", 1_000_000, least=1_000))
+    campaign = (*sized("--units", 10_000, least=500), *sized("--kills", 200, least=10), "--database")
+    mail = (*sized("--messages", 500_000, least=1_000), "--database")
+    ledger = (*sized("--records", 1_000_000, least=25_000), "--database")
     return [
+        Part(name="simulation", command=("-m", "kfm_dagster_tests.simulation", *simulation)),
         Part(
-            name="simulation",
-            command=("-m", "kfm_dagster_tests.simulation", "--seeds", str(seeds), "--steps", str(steps)),
+            name="contention",
+            command=("-m", "benchmarks.contention", *sized("--records", 10_000, least=500)),
+            lines=0,
         ),
-        Part(name="contention", command=("-m", "benchmarks.contention"), lines=0),
         Part(
             name="crash-matrix",
             command=("-m", "pytest", "-q", "kfm_dagster_tests/integration/test_crash_matrix.py"),
-            variables={"KFM_CRASH_STRIDE": "1"},
+            variables={"KFM_CRASH_STRIDE": str(min(LONGEST_STRIDE, round(1 / scale)))},
         ),
-        Part(name="mutants", command=("-m", "kfm_dagster_tests.mutants")),
-        Part(name="chaos-sqlite", command=(*campaign, "sqlite")),
-        Part(name="chaos-postgresql", command=(*campaign, "postgresql")),
-        Part(name="mail-sqlite", command=(*mail, "sqlite")),
-        Part(name="mail-postgresql", command=(*mail, "postgresql")),
-        Part(name="ledger-sqlite", command=(*ledger, "sqlite"), lines=0),
-        Part(name="ledger-postgresql", command=(*ledger, "postgresql"), lines=0),
+        Part(
+            name="mutants",
+            command=("-m", "kfm_dagster_tests.mutants", *sized("--sample", len(load()), least=10)),
+        ),
+        Part(name="chaos-sqlite", command=("-m", "benchmarks.campaign", *campaign, "sqlite")),
+        Part(name="chaos-postgresql", command=("-m", "benchmarks.campaign", *campaign, "postgresql")),
+        Part(name="mail-sqlite", command=("-m", "kfm_dagster_tests.ingest.mail", *mail, "sqlite")),
+        Part(name="mail-postgresql", command=("-m", "kfm_dagster_tests.ingest.mail", *mail, "postgresql")),
+        Part(name="ledger-sqlite", command=("-m", "benchmarks.ledger", *ledger, "sqlite"), lines=0),
+        Part(name="ledger-postgresql", command=("-m", "benchmarks.ledger", *ledger, "postgresql"), lines=0),
     ]
 
 
-def soak(chosen: Sequence[Part]) -> int:
-    """Run the parts and print the table; 1 when one of them failed."""
-    table: list[str] = []
+def chosen(names: Sequence[str], *, scale: str) -> list[Part]:
+    """Return the parts of these names, all without a name. Raises ValueError with what is wrong, in one line."""
+    try:
+        fraction = float(scale)
+    except ValueError:
+        fraction = 0.0
+    if not 0 < fraction <= 1:
+        raise ValueError(f"SCALE is a number above 0, at most 1; observed {scale!r}")
+    every = parts(fraction)
+    known = [part.name for part in every]
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"no part {', '.join(unknown)}; there are {', '.join(known)}")
+    return [part for part in every if not names or part.name in names]
+
+
+def soak(wanted: Sequence[Part]) -> int:
+    """Run the parts and print the figures of each as it ends; 1 when one of them failed."""
     failed = False
-    for part in chosen:
+    for part in wanted:
         begun = time.monotonic()
         print(f"soak: {part.name} ...", file=sys.stderr, flush=True)  # noqa: T201
         command = [sys.executable, *part.command]
@@ -70,27 +98,27 @@ def soak(chosen: Sequence[Part]) -> int:
         )
         said = done.stdout.splitlines()
         verdict = "held" if done.returncode == 0 else f"FAILED with exit code {done.returncode}"
-        table.append(f"{part.name}: {verdict}, {time.monotonic() - begun:.0f} s")
+        print(f"{part.name}: {verdict}, {time.monotonic() - begun:.0f} s")  # noqa: T201
         # Of a failure everything that was said is wanted.
-        table += [f"    {line}" for line in (said if done.returncode else said[-part.lines :])]
+        for line in said if done.returncode else said[-part.lines :]:
+            print(f"    {line}")  # noqa: T201
+        sys.stdout.flush()
         failed = failed or done.returncode != 0
-    print("\n".join(table))  # noqa: T201
     return 1 if failed else 0
 
 
-def main() -> int:
-    """Run what is asked for, by default everything."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is asked for, by default everything; 2 when there is no such thing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=[], help="names of parts")
-    parser.add_argument("--seeds", type=int, default=10_000, help="histories of the simulation, at least")
-    parser.add_argument("--steps", type=int, default=1_000_000, help="steps of the simulation, at least")
-    parser.add_argument("--records", type=int, default=1_000_000, help="records of the ledger")
-    parser.add_argument("--messages", type=int, default=1_000_000, help="messages of intake, half on each database")
-    given = parser.parse_args()
-    every = parts(seeds=given.seeds, steps=given.steps, records=given.records, messages=given.messages)
-    if unknown := set(given.only) - {part.name for part in every}:
-        parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(part.name for part in every)}")
-    return soak([part for part in every if not given.only or part.name in given.only])
+    parser.add_argument("parts", nargs="*", metavar="PART", help="a part's name; all without one")
+    parser.add_argument("--scale", default="1", help="a fraction of every part's size, for example 0.1")
+    given = parser.parse_args(arguments)
+    try:
+        wanted = chosen(given.parts, scale=given.scale)
+    except ValueError as error:
+        print(f"soak: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    return soak(wanted)
 
 
 if __name__ == "__main__":

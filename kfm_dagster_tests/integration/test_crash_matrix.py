@@ -30,7 +30,9 @@ from kfm_dagster_tests.integration.chain import ENRICHING, LIMIT, CrashError, as
 
 FIRST_DAY = date(2025, 4, 1)
 CLEAN_DAY = date(2025, 3, 1)
-STRIDE = {"sqlite": 1, "postgresql": int(os.environ.get("KFM_CRASH_STRIDE", "3"))}
+STRIDE = {
+    dialect: int(os.environ.get("KFM_CRASH_STRIDE", default)) for dialect, default in (("sqlite", 1), ("postgresql", 3))
+}
 """Every moment on the one; every third on the other, because the operators' code is the same. `make soak` takes all."""
 
 
