@@ -33,7 +33,7 @@ from kfm_dagster.stages.lifecycle import StageLifecycle
 from kfm_dagster.stages.node import ActsAfterCommit, Audited, LeavesEffects, Receives, ReusedWithCare, StageNode
 from kfm_dagster.stages.port import RunStatePort
 from kfm_dagster.stages.staged import StagedNode
-from kfm_dagster.stages.store import StageStore
+from kfm_dagster.stages.store import StageMoveError, StageStore
 from kfm_dagster.storage.artifacts import Artifacts
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.telemetry.spans import span
@@ -142,14 +142,17 @@ class StageRunner:
             raise StageFailedError(dataset_id=node.kind, cause=error) from error
 
     def _fail(self, staged: StagedNode, error: Exception, snapshot: Sequence[str] = ()) -> None:
-        """Write down that a stage failed: its attempt and run-state in one transaction."""
+        """Write down that a stage failed: its attempt and run-state in one transaction.
+
+        Of one that another attempt has nothing is written: run-state is of that one.
+        """
         node, record = staged.node, partial(self.port.fail, staged.key)
         with noted(staged.kind):
             if staged.attempt is not None:
                 self.lifecycle.fail(node, staged.attempt, error, received=staged.received, record=record)
             elif isinstance(error, StageRefusedError):
                 self.lifecycle.refuse(node, run_id=staged.run_id, snapshot=snapshot, refused=error, record=record)
-            else:
+            elif not isinstance(error, StageMoveError):
                 with self.database.transaction() as tx:
                     record(tx)
 

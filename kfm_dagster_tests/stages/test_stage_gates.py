@@ -383,6 +383,18 @@ def test_a_worker_that_fails_after_another_took_its_stage_over_leaves_the_record
     assert "compensate" not in slow.calls
 
 
+@pytest.mark.clause("PCS-04")
+def test_a_worker_with_other_inputs_than_the_one_at_work_leaves_the_record_to_that_one(runner: StageRunner) -> None:
+    upstream = first(runner)
+    changed = execute(runner, FakeNode([envelope(5)], kind=FIRST, setting=2), run_id="other")
+    at_work = runner.run(FakeNode([envelope(1)]), run_id="run", upstream=upstream)
+    with pytest.raises(StageFailedError, match="a retry has other inputs"):
+        runner.run(FakeNode([envelope(2)]), run_id="run", upstream=changed)
+    assert runner.run_states.get(SECOND, "run") is None
+    batch = runner.commit(at_work)
+    assert runner.run_states.get(SECOND, "run") == batch.state
+
+
 @pytest.mark.clause("PCS-04", "PCS-06")
 @pytest.mark.parametrize("away", ["the intent", "the attempt", "the record", "all of them"])
 def test_a_failure_that_cannot_be_written_down_asks_for_a_retry_all_the_same(
