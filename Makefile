@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PYTEST_ARGS ?=
+MUTANTS_ARGS ?=
 # Of the soak: names of parts, all without one, and the fraction of their size.
 PART ?=
 SCALE ?= 1
@@ -47,7 +48,7 @@ clauses: $(INSTALLED)  ## list every clause of the mission with the tests that h
 	@$(BIN)/pytest -q --no-header --clauses --clauses-out docs/spec/conformance.md -W ignore
 
 mutants: $(INSTALLED)  ## take rules away one by one in a copy; a test must notice each
-	@$(BIN)/python -m kfm_dagster_tests.mutants
+	@$(BIN)/python -m kfm_dagster_tests.mutants $(MUTANTS_ARGS)
 
 bench: $(INSTALLED)  ## measure a backlog against one run per message and against a plain loop
 	@$(BIN)/python -m benchmarks.backlog --units 2000 --dataset nexrad-l2 --run-per-message --floor

@@ -61,6 +61,10 @@ def parts(scale: float) -> list[Part]:
             name="mutants",
             command=("-m", "kfm_dagster_tests.mutants", *sized("--sample", len(load()), least=10)),
         ),
+        Part(
+            name="generated-mutants",
+            command=("-m", "kfm_dagster_tests.mutants", "--generated", *sized("--sample", 300, least=10)),
+        ),
         Part(name="chaos-sqlite", command=("-m", "benchmarks.campaign", *campaign, "sqlite")),
         Part(name="chaos-postgresql", command=("-m", "benchmarks.campaign", *campaign, "postgresql")),
         Part(name="mail-sqlite", command=("-m", "kfm_dagster_tests.ingest.mail", *mail, "sqlite")),

@@ -25,12 +25,12 @@ def sizes(scale: str) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("scale", "simulation", "contention", "stride", "mutants", "campaign", "mail", "ledger"),
+    ("scale", "simulation", "contention", "stride", "mutants", "generated", "campaign", "mail", "ledger"),
     [
-        ("1", [10_000, 1_000_000], 10_000, 1, MUTANTS, [10_000, 200], 500_000, 1_000_000),
-        ("0.5", [5_000, 500_000], 5_000, 2, round(MUTANTS / 2), [5_000, 100], 250_000, 500_000),
-        ("0.1", [1_000, 100_000], 1_000, 10, round(MUTANTS / 10), [1_000, 20], 50_000, 100_000),
-        ("1e-9", [10, 1_000], 500, 15, 10, [500, 10], 1_000, 25_000),
+        ("1", [10_000, 1_000_000], 10_000, 1, MUTANTS, 300, [10_000, 200], 500_000, 1_000_000),
+        ("0.5", [5_000, 500_000], 5_000, 2, round(MUTANTS / 2), 150, [5_000, 100], 250_000, 500_000),
+        ("0.1", [1_000, 100_000], 1_000, 10, round(MUTANTS / 10), 30, [1_000, 20], 50_000, 100_000),
+        ("1e-9", [10, 1_000], 500, 15, 10, 10, [500, 10], 1_000, 25_000),
     ],
 )
 def test_every_part_follows_the_scale_down_to_its_least_size(
@@ -39,6 +39,7 @@ def test_every_part_follows_the_scale_down_to_its_least_size(
     contention: int,
     stride: int,
     mutants: int,
+    generated: int,
     campaign: list[int],
     mail: int,
     ledger: int,
@@ -48,6 +49,7 @@ def test_every_part_follows_the_scale_down_to_its_least_size(
         "contention": [contention],
         "crash-matrix": [stride],
         "mutants": [mutants],
+        "generated-mutants": [generated],
         "chaos-sqlite": campaign,
         "chaos-postgresql": campaign,
         "mail-sqlite": [mail],

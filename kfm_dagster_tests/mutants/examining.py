@@ -1,12 +1,13 @@
 """Examine mutants: change one text in a throwaway copy of the checkout, run the test that claims the rule, restore it.
 
 Belongs here: what a mutant is, the copy, and what a test's end says of it. Does not belong here: which mutants there
-are (`mutants.yaml`) and what is printed (`__main__.py`).
+are (`mutants.yaml`, `generating.py`) and what is printed (`__main__.py`).
 """
 
 from __future__ import annotations
 
 import compileall
+import json
 import os
 import py_compile
 import shlex
@@ -15,9 +16,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum, unique
 from pathlib import Path
 
@@ -25,11 +26,11 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 LIST = Path(__file__).with_name("mutants.yaml")
-PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "-W", "ignore")
+PYTEST = (sys.executable, "-m", "pytest", "-q", "--no-header", "-W", "ignore", "--timeout", "120")
 TIMEOUT_SECONDS = 300.0
 """Of one mutant's test; each of them ends within seconds on a free machine."""
-TESTS_FAILED = 1
-"""pytest's exit code; 2 to 5 are an interruption, an error of its own or of usage, and that no test was collected."""
+TESTS_FAILED, NO_TESTS = 1, 5
+"""pytest's exit codes; 2 to 4 are an interruption, an error of its own, and one of usage."""
 
 
 @unique
@@ -46,13 +47,19 @@ class StepResult(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """One change of one text, and the test that must fail. `file` is a path from the root."""
+    """One change of one text, and the test that must fail. `file` is a path from the root.
+
+    `required`: it must be killed; of the others, most. `any_end`: that the code cannot be loaded, or that the test does
+    not end, shows as well that it was noticed.
+    """
 
     name: str
     file: str
     old: str
     new: str
     test: str
+    required: bool = True
+    any_end: bool = False
 
     @property
     def arguments(self) -> list[str]:
@@ -68,11 +75,12 @@ class Mutant:
 
 @dataclass(frozen=True, kw_only=True)
 class Examined:
-    """What became of a mutant, and for one that was not killed, what was seen."""
+    """What became of a mutant, and for one that was not killed, what was seen. `failed` are the tests that did."""
 
     mutant: Mutant
     fate: StepResult
     why: str = ""
+    failed: frozenset[str] = frozenset()
 
 
 def load(path: Path = LIST) -> list[Mutant]:
@@ -106,49 +114,61 @@ def imported_from(copy: Path) -> Path:
     return Path(done.stdout.strip()).parent
 
 
-def unmutated(copy: Path, mutants: Sequence[Mutant]) -> str | None:
-    """Run the tests of these mutants together in an unchanged copy; None when they pass, else what pytest says."""
-    named = sorted({one for mutant in mutants if "-k" not in mutant.arguments for one in mutant.arguments})
-    by_expression = [mutant.arguments for mutant in mutants if "-k" in mutant.arguments]
-    runs = [named] if named else []
-    if by_expression:
-        files = sorted({one for arguments in by_expression for one in arguments[: arguments.index("-k")]})
-        expressions = sorted({f"({arguments[arguments.index('-k') + 1]})" for arguments in by_expression})
-        runs.append([*files, "-k", " or ".join(expressions)])
-    for arguments in runs:
-        code, said = _pytest(copy, arguments, timeout=TIMEOUT_SECONDS * len(mutants))
-        if code != 0:
-            return said
-    return None
+def confirmed(copy: Path, found: Sequence[Examined]) -> list[Examined]:
+    """Run the tests that failed in the unchanged copy: what fails there as well has not noticed the mutant."""
+    failed = {test for one in found for test in one.failed}
+    if not failed:
+        return list(found)
+    timeout = TIMEOUT_SECONDS * len(failed)
+    code, _, broken = _pytest(copy, sorted(failed), timeout=timeout)
+    if code not in {0, TESTS_FAILED}:
+        # A mutant may have changed the name of a case.
+        code, _, broken = _pytest(copy, sorted({_function(test) for test in failed}), timeout=timeout)
+    broken = {_function(test) for test in (broken if code in {0, TESTS_FAILED} else failed)}
+    return [
+        replace(one, fate=StepResult.BROKEN, why=f"{', '.join(wrong)} fails without it, too")
+        if (wrong := sorted(test for test in one.failed if _function(test) in broken))
+        else one
+        for one in found
+    ]
 
 
-def examine(copy: Path, mutant: Mutant) -> Examined:
-    """Make the change in a copy, run its test, and restore the file."""
+def examine(copy: Path, mutant: Mutant, *, timeout: float = TIMEOUT_SECONDS) -> Examined:
+    """Make the change in a copy, run its test until one fails, and restore the file."""
     if (why := mutant.misplaced(copy)) is not None:
         return Examined(mutant=mutant, fate=StepResult.BROKEN, why=why)
     path = copy / mutant.file
     sound = path.read_text(encoding="utf-8")
     path.write_text(sound.replace(mutant.old, mutant.new), encoding="utf-8")
     try:
-        code, said = _pytest(copy, mutant.arguments, timeout=TIMEOUT_SECONDS)
+        code, said, failed = _pytest(copy, ["-x", *mutant.arguments], timeout=timeout)
     finally:
         path.write_text(sound, encoding="utf-8")
-    if code == TESTS_FAILED:
-        return Examined(mutant=mutant, fate=StepResult.KILLED)
+    if code == TESTS_FAILED or (mutant.any_end and code not in {0, NO_TESTS}):
+        return Examined(mutant=mutant, fate=StepResult.KILLED, failed=frozenset(failed))
     if code == 0:
         return Examined(mutant=mutant, fate=StepResult.SURVIVED, why=f"{mutant.test} passes")
     ended = "does not end" if code is None else f"ends with {code}"
     return Examined(mutant=mutant, fate=StepResult.BROKEN, why=f"pytest {mutant.test} {ended}: {said.strip()[-300:]}")
 
 
+def _function(test: str) -> str:
+    """A test's name without its case."""
+    return test.partition("[")[0]
+
+
 def _environment(copy: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": ""}
 
 
-def _pytest(copy: Path, arguments: Sequence[str], *, timeout: float) -> tuple[int | None, str]:
-    """Run pytest in a process group of its own; the code is None when it had to be ended."""
+def _pytest(copy: Path, arguments: Sequence[str], *, timeout: float) -> tuple[int | None, str, Collection[str]]:
+    """Run pytest in a process group of its own; return its exit code, None when it had to be ended, its words, and the
+    tests that failed.
+    """
+    cache = copy.parent / "cache"
+    shutil.rmtree(cache, ignore_errors=True)
     child = subprocess.Popen(
-        [*PYTEST, *arguments],
+        [*PYTEST, "-o", f"cache_dir={cache}", *arguments],
         cwd=copy,
         env=_environment(copy),
         stdout=subprocess.PIPE,
@@ -162,6 +182,9 @@ def _pytest(copy: Path, arguments: Sequence[str], *, timeout: float) -> tuple[in
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
         if isinstance(error, subprocess.TimeoutExpired):
-            return None, ""
+            return None, "", ()
         raise
-    return child.returncode, said
+    failed = cache / "v/cache/lastfailed"
+    # A module that could not be collected is there, too.
+    names = json.loads(failed.read_text(encoding="utf-8")) if failed.is_file() else {}
+    return child.returncode, said, [name for name in names if "::" in name]

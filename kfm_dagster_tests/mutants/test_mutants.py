@@ -14,16 +14,23 @@ from kfm_dagster_tests.mutants.examining import (
     ROOT,
     Mutant,
     StepResult,
+    confirmed,
     copied,
     examine,
     imported_from,
     load,
-    unmutated,
 )
 
 MUTANTS = load()
 FAST = ("ledger/test_ledger_redaction.py", "test_python_", "stages/test_machine.py", "catalog/test_order.py")
 """Tests without a database."""
+HARMLESS = Mutant(
+    name="nothing",
+    file="kfm_dagster/catalog/outcomes.py",
+    old=(ROOT / "kfm_dagster/catalog/outcomes.py").read_text(encoding="utf-8").partition("\n")[0],
+    new='"""A ledger of',
+    test="kfm_dagster_tests/catalog/test_order.py",
+)
 SEED = 8
 SAMPLE = random.Random(SEED).sample([one for one in MUTANTS if any(name in one.test for name in FAST)], 3)
 
@@ -52,14 +59,15 @@ def test_a_mutant_is_of_code_and_tests_that_there_are(mutant: Mutant) -> None:
 
 def test_a_sample_of_the_mutants_is_killed(copy: Path) -> None:
     assert imported_from(copy) == copy / "kfm_dagster"
-    assert unmutated(copy, SAMPLE) is None
-    assert [examine(copy, mutant).fate for mutant in SAMPLE] == [StepResult.KILLED] * len(SAMPLE)
+    found = [examine(copy, mutant) for mutant in SAMPLE]
+    assert all(one.failed for one in found)
+    assert [one.fate for one in confirmed(copy, found)] == [StepResult.KILLED] * len(SAMPLE)
 
 
 @pytest.mark.parametrize(
     ("change", "fate"),
     [
-        ({"new": '"""A ledger of'}, StepResult.SURVIVED),
+        ({}, StepResult.SURVIVED),
         ({"test": "kfm_dagster_tests/catalog/test_order.py::test_of_nothing"}, StepResult.BROKEN),
         ({"test": "kfm_dagster_tests/catalog/test_order.py -k test_of_nothing"}, StepResult.BROKEN),
         ({"new": "import nothing_of_that_name"}, StepResult.BROKEN),
@@ -69,16 +77,29 @@ def test_a_sample_of_the_mutants_is_killed(copy: Path) -> None:
 def test_a_mutant_that_shows_nothing_is_not_taken_for_killed(
     copy: Path, change: dict[str, str], fate: StepResult
 ) -> None:
-    path = copy / "kfm_dagster/catalog/outcomes.py"
+    path = copy / HARMLESS.file
     sound = path.read_text(encoding="utf-8")
-    harmless = Mutant(
-        name="nothing",
-        file="kfm_dagster/catalog/outcomes.py",
-        old=sound.partition("\n")[0],
-        new='"""Outcomes."""',
-        test="kfm_dagster_tests/catalog/test_order.py",
-    )
-    found = examine(copy, replace(harmless, **change))
+    found = examine(copy, replace(HARMLESS, **change))
     assert found.fate is fate
     assert found.why
     assert path.read_text(encoding="utf-8") == sound
+
+
+def test_code_that_cannot_be_loaded_kills_a_mutant_of_which_any_end_does(copy: Path) -> None:
+    mutant = replace(HARMLESS, new="import nothing_of_that_name", any_end=True)
+    assert examine(copy, mutant).fate is StepResult.KILLED
+    no_test = replace(HARMLESS, test=f"{HARMLESS.test} -k test_of_nothing", any_end=True)
+    assert examine(copy, no_test).fate is StepResult.BROKEN
+
+
+def test_a_test_that_fails_without_the_mutant_has_not_noticed_it(copy: Path) -> None:
+    path = copy / "kfm_dagster_tests/catalog/test_that_fails.py"
+    path.write_text("def test_that_fails():\n    assert False\n", encoding="utf-8")
+    try:
+        found = examine(copy, replace(HARMLESS, test=str(path.relative_to(copy))))
+        assert found.fate is StepResult.KILLED
+        # The case of a second one is there only with its mutant.
+        other = replace(found, failed=frozenset({f"{HARMLESS.test}::test_of_nothing[1]"}))
+        assert {one.fate for one in confirmed(copy, [found, other])} == {StepResult.BROKEN}
+    finally:
+        path.unlink()
