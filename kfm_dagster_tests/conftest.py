@@ -42,6 +42,16 @@ scratch.use_memory()  # before pytest, or a module of tests, asks for a temporar
 SHARED_DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give `database_url` both databases, and a test that is marked so the quicker one alone."""
+    if "database_url" not in metafunc.fixturenames:
+        return
+    if any("database_url" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")):
+        return
+    alone = metafunc.definition.get_closest_marker("one_database")
+    metafunc.parametrize("database_url", ["sqlite"] if alone else ["sqlite", "postgresql"], indirect=True)
+
+
 @pytest.fixture(autouse=True)
 def _environment_stays(request: pytest.FixtureRequest) -> Iterator[None]:
     """No test, nor what it tests, leaves environment variables to the next one of its worker."""
@@ -130,7 +140,7 @@ def empty_postgres_url(postgres_server: str) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """URL of a fresh, migrated database, once on SQLite and once on PostgreSQL."""
     if request.param == "sqlite":

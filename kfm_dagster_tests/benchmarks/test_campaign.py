@@ -14,7 +14,8 @@ from kfm_dagster_tests.timeouts import HANG_SECONDS
 
 Figure = Callable[[str], None]
 
-UNITS, KILLS, RESTARTS = 600, 12, 2
+UNITS, KILLS, RESTARTS = 300, 8, 1
+"""A sample of `make soak`, which has 10,000 units and 200 deaths on each database."""
 
 CLAUSES = pytest.mark.clause("BEY-02", "BEY-03", "BEY-09", "WAL-04", "WAL-05", "WSM-11")
 

@@ -23,6 +23,8 @@ from kfm_dagster.stages.batch import SkipCause
 from kfm_dagster_tests.cli.test_cli import Call, call, home, state_of  # noqa: F401, fixtures
 from kfm_dagster_tests.integration import chain
 
+pytestmark = pytest.mark.one_database
+
 DAY = chain.DAY.isoformat()
 WORKED = "11111111-0000-4000-8000-000000000001"
 AGAIN = "11111111-0000-4000-8000-000000000002"

@@ -22,6 +22,8 @@ from kfm_dagster_tests.exports.cypher_interpreter import Graph, unquoted
 from kfm_dagster_tests.idempotent_node import counting
 from kfm_dagster_tests.integration import chain
 
+pytestmark = pytest.mark.one_database
+
 EMPTY_DAY = "2024-02-29"
 
 

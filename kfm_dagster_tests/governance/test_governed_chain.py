@@ -46,6 +46,8 @@ from kfm_dagster_tests.integration.chain import (
     work_until_done,
 )
 
+pytestmark = pytest.mark.one_database
+
 PARTITION = DAY.isoformat()
 DATASET = "nexrad-l2"
 SHOWN = ["platform", "instruments", "nexrad:message-type"]

@@ -9,8 +9,8 @@ import pytest
 from kfm_dagster_tests.ingest.mail import take_in_mail
 from kfm_dagster_tests.integration.chain import open_pipeline
 
-MESSAGES = 10_000
-"""On each database; a million in `make soak`."""
+MESSAGES = 4_000
+"""On each database; half a million in `make soak`."""
 
 
 @pytest.mark.clause("SEC-05", "BEY-03", "BEY-08")

@@ -31,7 +31,7 @@ def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KFM_FIRST_DAY", "2025-01-01")
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """URL of a fresh database, on PostgreSQL under the role of a deployment: whatever these tests do, it may do."""
     if request.param == "sqlite":

@@ -32,7 +32,7 @@ from kfm_dagster_tests.integration.chain import (
     work_until_done,
 )
 
-pytestmark = pytest.mark.clause("OPR-18")
+pytestmark = [pytest.mark.clause("OPR-18"), pytest.mark.one_database]
 
 BUCKET = "noaa-hrrr-bdp-pds"
 KEY, CONTENT, INDEX = make_hrrr(run=datetime.combine(DAY, time(6), UTC), lead=7)

@@ -22,6 +22,8 @@ from kfm_dagster_tests.integration.chain import DAY, announce, put, replaced, ta
 from kfm_dagster_tests.integration.face import Face, materialisations, unit_check
 from kfm_dagster_tests.integration.gating import gates
 
+pytestmark = pytest.mark.one_database
+
 PARTITION = DAY.isoformat()
 JOB = "ingest_nexrad_l2"
 G4 = ("metadata", "G4_dimensional_closure")

@@ -17,6 +17,8 @@ from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import FakeQueue, announce, good, put, volumes
 from kfm_dagster_tests.integration.face import Face
 
+pytestmark = pytest.mark.one_database
+
 OLD_DAY = date(1990, 12, 31)
 SENSORS = ("nodd_messages", "nodd_ledger", "nodd_ledger", "nodd_backfill")
 """The ledger's sensor asks for a run of what it has seen on an earlier tick."""

@@ -17,6 +17,8 @@ from kfm_dagster.stages import port
 from kfm_dagster_tests.integration.chain import DAY, put, volumes
 from kfm_dagster_tests.integration.face import Face, materialisations
 
+pytestmark = pytest.mark.one_database
+
 JOB = "ingest_nexrad_l2"
 CODE_VERSION_TAG = "dagster/code_version"
 DATA_VERSION_TAG = "dagster/data_version"

@@ -18,6 +18,8 @@ from kfm_dagster_tests.integration.chain import DAY, assert_conserved, volumes
 from kfm_dagster_tests.integration.face import Face, materialisations, unit_check
 from kfm_dagster_tests.integration.gating import announced, gates, under
 
+pytestmark = pytest.mark.one_database
+
 PARTITION = DAY.isoformat()
 JOB = "ingest_nexrad_l2"
 EXPECTED = {

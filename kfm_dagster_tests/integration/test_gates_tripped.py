@@ -24,6 +24,8 @@ from kfm_dagster_tests.integration.face import Face, materialisations
 from kfm_dagster_tests.integration.gating import announced, gates, under
 from kfm_dagster_tests.path.beams import changed
 
+pytestmark = pytest.mark.one_database
+
 PARTITION, JOB = DAY.isoformat(), "ingest_nexrad_l2"
 STAGE = "nexrad-l2.path_arrival"
 PATH_CHECKS = ("G3_path_conventions", "G4_dimensional_closure", "G7_covariance_consistency")

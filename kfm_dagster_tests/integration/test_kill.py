@@ -82,6 +82,7 @@ def published(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.deployment
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # production's; on SQLite the campaign kills
 @pytest.mark.clause("DAG-10", "WAL-08", "BEY-03", "BEY-09")
 @pytest.mark.timeout(HANG_SECONDS + 60)
 @pytest.mark.filterwarnings("ignore:ConjunctiveGraph is deprecated:DeprecationWarning")  # rdflib's JSON-LD parser

@@ -28,6 +28,8 @@ from kfm_dagster_tests.integration.chain import DAY
 from kfm_dagster_tests.integration.face import Face
 from kfm_dagster_tests.integration.gating import announced, under
 
+pytestmark = pytest.mark.one_database
+
 JOB = "ingest_nexrad_l2"
 POLICY = "retry_policy: {max_retries: 3, backoff: exp+jitter, deadline: 10m}"
 OPERATORS = list(operators())

@@ -16,6 +16,8 @@ from kfm_dagster_tests.integration.face import Face, unit_check
 from kfm_dagster_tests.recovery.replays import PERSON, every_table
 from kfm_dagster_tests.recovery.test_replay_chain import wanted
 
+pytestmark = pytest.mark.one_database
+
 PARTITION = DAY.isoformat()
 SCOPE: dict[str, Any] = {
     "datasets": ["nexrad-l2"],

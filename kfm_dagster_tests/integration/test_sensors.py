@@ -44,6 +44,8 @@ from kfm_dagster_tests.integration.chain import (
 )
 from kfm_dagster_tests.integration.face import Face
 
+pytestmark = pytest.mark.one_database
+
 PARTITION = DAY.isoformat()
 NEXT_DAY = DAY + timedelta(days=1)
 

@@ -28,6 +28,8 @@ from kfm_dagster.storage.database import Transaction
 from kfm_dagster_tests.integration.chain import DAY, announce, missing, put, take, volumes
 from kfm_dagster_tests.integration.face import Face
 
+pytestmark = pytest.mark.one_database
+
 JOB = "ingest_nexrad_l2"
 PARTITION = DAY.isoformat()
 NODES = [f"nexrad-l2.{operator}" for operator in operators()]

@@ -33,6 +33,8 @@ from kfm_dagster_tests.integration.chain import DAY, announce, missing, put, tak
 from kfm_dagster_tests.integration.face import Face
 from kfm_dagster_tests.integration.test_gate_checks import change_contract
 
+pytestmark = pytest.mark.one_database
+
 PARTITION = DAY.isoformat()
 JOB = "ingest_nexrad_l2"
 

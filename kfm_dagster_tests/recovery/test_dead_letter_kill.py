@@ -76,6 +76,7 @@ def bury_every_class(dlq_fixture: DlqFixture) -> None:
 
 @pytest.mark.clause("RPL-06", "WSM-12", "BEY-03")
 @pytest.mark.timeout(HANG_SECONDS)
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_a_drain_that_is_killed_again_and_again_loses_and_doubles_nothing(dlq_fixture: DlqFixture) -> None:
     bury_every_class(dlq_fixture)
     for failpoint, nth in DRAIN_DEATHS:
@@ -104,6 +105,7 @@ def test_a_drain_that_is_killed_again_and_again_loses_and_doubles_nothing(dlq_fi
 
 @pytest.mark.clause("RPL-06", "BEY-03")
 @pytest.mark.timeout(HANG_SECONDS)
+@pytest.mark.one_database
 def test_a_redrive_that_is_killed_has_every_message_on_one_of_the_queues(dlq_fixture: DlqFixture) -> None:
     bury_every_class(dlq_fixture)
     for failpoint, nth in REDRIVE_DEATHS:
