@@ -164,12 +164,10 @@ class StageLifecycle:
             _LOG.warning("%s", gone)
             return
         except Exception:
-            newest = self.store.newest(attempt.run_id, attempt.stage)
-            if failed is None or newest is None or (newest.attempt, newest.state) != (failed.attempt, failed.state):
-                raise
-            # Run-state outside the database follows the commit, which is done.
+            # Run-state outside the database follows the commit: the attempt has failed then, which compensation asks.
             _LOG.exception("the failure of %s could not be written down", node.kind)
-        self._roll_back(node, failed, received)
+        if failed is not None:
+            self._roll_back(node, failed, received)
 
     def close(self, run_ids: Iterable[str], *, limit: int = 1_000) -> int:
         """Let the attempts of dead runs fail; return how many there were."""

@@ -415,6 +415,23 @@ def test_claims_of_dead_runs_are_taken_back_until_attempts_run_out(bench: Bench)
     assert bench.ledger.in_progress_runs() == ["alive"]
 
 
+@pytest.mark.clause("WSM-11")
+def test_a_rollback_takes_back_what_its_run_claims_of_the_dataset_and_nothing_else(bench: Bench) -> None:
+    unit, done, other = (envelope(number) for number in range(3))
+    bench.ledger.ensure([unit, done])
+    (_, claimed) = bench.claim(unit, done)
+    bench.ledger.settle([finished(claimed)], run_id="run-1")
+    bench.ledger.ensure([other])
+    bench.claim(other, run_id="run-2")
+    for dataset, taken in (("goes-abi", ()), ("nexrad-l2", (unit.wal_id,)), ("nexrad-l2", ())):
+        report = bench.ledger.release_rolled_back(run_id="run-1", dataset=dataset, because="token=abc of a stage")
+        assert report == RecoverReport(requeued=taken)
+    record = bench.ledger.get(unit.wal_id)
+    assert (record.status, record.last_error_code) == ("pending", "run_rolled_back")
+    assert "abc" not in str(record.last_error_message)
+    assert bench.ledger.get(other.wal_id).status == "in_progress"
+
+
 def test_due_failures_are_retried_after_their_backoff_and_not_before(bench: Bench) -> None:
     units = [envelope(number) for number in range(3)]
     for unit in units:

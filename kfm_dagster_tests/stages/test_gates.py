@@ -25,7 +25,7 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.contracts.quality import Citation, Quantity
 from kfm_dagster.readers.base import HeaderMetadata
 from kfm_dagster.stages.gates.citations import uncited
-from kfm_dagster.stages.gates.dimensions import STANDARDS, dim_report
+from kfm_dagster.stages.gates.dimensions import STANDARDS, closure_of, dim_report
 from kfm_dagster.stages.gates.evaluate import evaluate
 from kfm_dagster.stages.gates.known_units import DIMENSION, DIMENSION_OF, SAME
 from kfm_dagster.stages.gates.subject import (
@@ -611,6 +611,26 @@ def test_dimensional_report_says_which_quantity_does_not_close() -> None:
 
 
 @pytest.mark.clause("PCS-12")
+@pytest.mark.parametrize(
+    ("fields", "low", "high"),
+    [
+        ("gsd bands.eo:center_wavelength bands.eo:full_width_half_max file:size", 0, math.inf),
+        ("eo:cloud_cover eo:snow_cover", 0, 100),
+        ("view:off_nadir view:incidence_angle", 0, 90),
+        ("view:azimuth view:sun_azimuth", 0, 360),
+        ("view:sun_elevation proj:centroid.lat", -90, 90),
+        ("proj:centroid.lon", -180, 180),
+        ("proj:shape sat:absolute_orbit sat:relative_orbit", 1, math.inf),
+    ],
+)
+def test_a_value_is_held_against_what_the_standard_says_it_can_be(fields: str, low: float, high: float) -> None:
+    for field in fields.split():
+        declared = Quantity(fields=[field], unit=STANDARDS[field].unit)
+        closure = closure_of(rules_of("goes-abi", units=[declared]), field)
+        assert (field, closure.fault, closure.minimum, closure.maximum) == (field, None, low, high)
+
+
+@pytest.mark.clause("PCS-12")
 def test_publication_needs_every_quantity_closed() -> None:
     assert dim_report(subject(*GOES))["p_dim"] == 1.0
     bare = subject(*GOES, contract=rules_of("goes-abi", units=[]))
@@ -653,6 +673,12 @@ def test_what_is_kept_of_pint_is_what_pint_says_and_is_all_that_contracts_and_st
 
 
 # ------------------------------------------------------------------ G8: any pair, and no other
+
+
+def test_a_verdict_on_collisions_says_whether_the_catalog_was_asked() -> None:
+    for catalog, asked in ((None, "batch"), ([], "batch and catalog")):
+        (verdict,) = evaluate(subject(*NEXRAD, catalog=catalog), gates=(Gate.G8,))
+        assert verdict.observed.endswith(f"units collide in {asked}")
 
 
 @given(

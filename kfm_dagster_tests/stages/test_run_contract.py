@@ -20,7 +20,7 @@ from kfm_dagster.idempotent_node.wal import IntentStatus
 from kfm_dagster.run_state.record import Outcome, RunState, RunStateError
 from kfm_dagster.stages.batch import SkipCause
 from kfm_dagster.stages.card import ErrorClass
-from kfm_dagster.stages.failure import StageFailedError
+from kfm_dagster.stages.failure import RolledBackError, StageFailedError
 from kfm_dagster.stages.run_contract import StageRunner
 from kfm_dagster_tests.factories import envelope, failed
 from kfm_dagster_tests.stages.fake_node import NOW, FakeNode, execute
@@ -208,6 +208,41 @@ def test_a_commit_that_fails_is_a_failure_in_run_state(runner: StageRunner, monk
     state = runner.run_states.get(node.kind, "run")
     assert state is not None
     assert (state.outcome, state.artifact_uri) == (Outcome.FAILED, None)
+
+
+@pytest.mark.clause("DAG-02")
+def test_what_fails_before_there_is_an_attempt_is_a_failure_in_run_state(
+    runner: StageRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = FakeNode([envelope(1)])
+    monkeypatch.setattr(node, "unlocked", lambda: 1 / 0)
+    with pytest.raises(StageFailedError, match="ZeroDivisionError"):
+        execute(runner, node)
+    state = runner.run_states.get(node.kind, "run")
+    assert state is not None
+    assert state.outcome is Outcome.FAILED
+
+
+@pytest.mark.clause("DAG-06")
+def test_a_stage_that_was_rolled_back_is_not_done_again_in_its_run(runner: StageRunner) -> None:
+    done = execute(runner, FakeNode([envelope(1)]))
+    with runner.database.transaction() as tx:
+        runner.port.take_back(done.state, by="nexrad-l2.stac_register", tx=tx)
+    again = FakeNode([envelope(1)])
+    with pytest.raises(StageFailedError) as refused:
+        execute(runner, again)
+    assert isinstance(refused.value.__cause__, RolledBackError)
+    assert again.calls == []
+    assert execute(runner, again, run_id="other").skipped is None
+
+
+@pytest.mark.parametrize("lacking", ["attempt", "content", "intent", "made"])
+def test_a_stage_that_was_not_computed_has_nothing_to_commit(runner: StageRunner, lacking: str) -> None:
+    node = FakeNode([envelope(1)])
+    staged = runner.run(node, run_id="run", upstream=None)
+    with pytest.raises(ValueError, match="has nothing to commit"):
+        runner.commit(replace(staged, **{lacking: None}))
+    assert "apply" not in node.calls
 
 
 def test_a_corrupt_artifact_is_refused(runner: StageRunner, tmp_path: Path) -> None:

@@ -61,6 +61,13 @@ def moved(store: StageStore, database: Database, attempt: StageAttempt, *states:
     return attempt
 
 
+def test_a_stage_that_was_never_opened_has_no_first_attempt(database: Database, store: StageStore) -> None:
+    with pytest.raises(LookupError, match=f"{STAGE} has no attempt in run run"):
+        store.first_opened("run", STAGE)
+    attempt = opened(store, database)
+    assert store.first_opened("run", STAGE) == attempt.opened_at
+
+
 @pytest.mark.clause("PCS-01")
 @pytest.mark.parametrize("origin", StageState)
 def test_only_the_four_moves_are_possible_through_the_store_and_by_hand(
