@@ -25,6 +25,9 @@ from kfm_dagster.defs import run_launcher
 CODE_VERSION = "kfm_dagster.defs.code_version"
 """By name only: importing it has an effect, which is for the process that is forked."""
 
+LATE = ("duckdb", "pandas", "pystac.validation")
+"""What the definitions do not import and a run does: pandas, where it is installed, by pyarrow at its first array."""
+
 UNKNOWN_EXIT = 255
 """What multiprocessing gives as the exit code when the process that forks is gone, which would have told it."""
 
@@ -62,7 +65,8 @@ def main(*, module: str, host: str, port: int) -> None:
     """Serve the definitions of a module, as `dagster api grpc` does."""
     # Each run's process executes this module's lines again, which is how multiprocessing passes on the main module, so
     # that what they import had better be there, too.
-    forkserver.set_forkserver_preload([api.__name__, server.__name__, run_launcher.__name__, CODE_VERSION, module])
+    ours = [run_launcher.__name__, CODE_VERSION, module]
+    forkserver.set_forkserver_preload([api.__name__, server.__name__, *ours, *LATE])
     # Now, so that it imports while this process does.
     forkserver.ensure_running()
     server.DagsterApiServer = ForkingApiServer  # type: ignore[misc]

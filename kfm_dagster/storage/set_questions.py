@@ -1,18 +1,21 @@
 """Set questions over what is in memory already: DuckDB, by the named statements of `sql/queries/duckdb`.
 
-Belongs here: asking. Does not belong here: what is asked (the gates, the reports), or anything that is stored.
+DuckDB takes 0.2 s to import, so only who asks imports it. Does not belong here: what is asked (the gates, the reports),
+or anything that is stored.
 """
 
 from __future__ import annotations
 
 from contextlib import closing
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import duckdb
 import pyarrow as pa
 
 from kfm_dagster.storage.statements import statement
+
+if TYPE_CHECKING:
+    import duckdb
 
 
 def ask(name: str, **tables: pa.Table) -> list[tuple[Any, ...]]:
@@ -30,4 +33,6 @@ def ask(name: str, **tables: pa.Table) -> list[tuple[Any, ...]]:
 @cache
 def _connection() -> duckdb.DuckDBPyConnection:
     """Return the process's database in memory; opening one costs more than asking it."""
+    import duckdb  # noqa: PLC0415, see above
+
     return duckdb.connect(config={"threads": 1})

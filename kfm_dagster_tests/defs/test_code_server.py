@@ -90,6 +90,28 @@ def job():
 
 defs = dg.Definitions(jobs=[job])
 """
+RUN = """
+import contextlib
+import importlib
+import sys
+from pathlib import Path
+
+import kfm_dagster.definitions
+from kfm_dagster.defs.code_server import LATE
+
+for name in LATE:
+    with contextlib.suppress(ImportError):
+        importlib.import_module(name)
+
+from kfm_dagster_tests.integration.chain import DAY, open_pipeline, put, run_chain, volumes
+
+home = Path(sys.argv[1])
+put(home / "objects", volumes(2))
+loaded = set(sys.modules)
+batch = run_chain(open_pipeline(home, home / "objects"), "nexrad-l2", DAY.isoformat(), "run")
+assert len(batch.envelopes) == 2
+print(*sorted({name for name in set(sys.modules) - loaded if "." not in name}))
+"""
 INSTANCE = """
 run_coordinator: {module: dagster._core.run_coordinator, class: DefaultRunCoordinator}
 telemetry: {enabled: false}
@@ -131,6 +153,14 @@ def test_a_run_is_a_process_of_its_own_which_imports_nothing_anew_and_outlives_t
         deployment.kill("code-server")
         (tmp_path / "code-server-is-gone").touch()
         assert noted(tmp_path / "ended") == [run]
+
+
+def test_what_a_run_imports_is_loaded_before_it_is_forked(tmp_path: Path) -> None:
+    """A library that a run alone imports costs every run what it costs to import."""
+    (tmp_path / "objects").mkdir()
+    done = subprocess.run([sys.executable, "-c", RUN, tmp_path], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) - sys.stdlib_module_names == set()
 
 
 @pytest.mark.deployment
