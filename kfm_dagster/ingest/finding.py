@@ -116,7 +116,7 @@ class MessageParse(ChainNode):
     def can_reuse_output(self, tx: Transaction) -> bool:
         """Tell whether no unit of the day waits or is in work."""
         # A listing lets failed units in again, and a backfill counts what it listed.
-        waiting = {Status.PENDING, Status.IN_PROGRESS, *({Status.FAILED} if self.source is Source.LISTING else ())}
+        waiting = (Status.PENDING, Status.IN_PROGRESS, *((Status.FAILED,) if self.source is Source.LISTING else ()))
         return self.account is None and not self.pipeline.ledger.holds(
             dataset=self.dataset, partition=self.partition, statuses=waiting, tx=tx
         )

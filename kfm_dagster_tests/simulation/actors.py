@@ -1,48 +1,48 @@
 """The actors: the two sensors, the runs, and the people, each as the deployment has them.
 
-What they call is the product: `ingest.intake`, `ledger`, `governance`, `operators.stac_register` and `catalog`,
-`operators.provenance_emit` and `lineage`, `Pipeline.acknowledge`, `recovery`. Simulated is only what a
-run does between the transactions of its stages: reading objects. Does not belong here: faults (`scheduling.py`).
+What they call is the product: `ingest.intake`, `ingest.lost_runs`, the chain of `ingest.nodes` under the run contract,
+`ingest.rollback`, `governance`, `Pipeline.acknowledge`, `recovery`. Simulated is only what Dagster does
+between them: starting runs, handing a batch on from step to step, trying a step again. Does not belong here: faults
+(`faults.py`, `scheduling.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from kfm_dagster.contracts.envelope import (
-    CheckStatus,
-    Envelope,
-    Integrity,
-    Lane,
-    RawReference,
-    WalId,
-)
-from kfm_dagster.contracts.issues import IntegrityIssue, Issue, Severity
+from kfm_dagster.contracts.envelope import Lane, RawReference, WalId
 from kfm_dagster.errors import KfmError
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest import intake
+from kfm_dagster.ingest.evidence import collect_evidence
+from kfm_dagster.ingest.lost_runs import give_back
+from kfm_dagster.ingest.node import ChainNode
+from kfm_dagster.ingest.nodes import MessageParse, Source, chain
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.rollback import retry_in, roll_back_or_leave
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.operators.provenance_emit import provenance_emit
-from kfm_dagster.operators.stac_register import stac_register_batch
 from kfm_dagster.recovery.dead_letters.batches import Bounds
 from kfm_dagster.recovery.dead_letters.drain import drain
 from kfm_dagster.recovery.dead_letters.moves import redrive
-from kfm_dagster.storage.database import Transaction
+from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster_tests.simulation.scheduling import Actor
-from kfm_dagster_tests.simulation.world import World
+from kfm_dagster_tests.simulation.world import Order, World
 
 PERSON = Decision(actor="person", reason="looked at it", change_ref="CHG-1")
 UNITS_PER_RUN = 3
 
 
 def sensor(world: World, actor: Actor) -> None:
-    """Take messages in, tick after tick."""
+    """Take messages in and start runs over what they announce, tick after tick."""
     pipeline = world.pipeline(actor)
     while True:
-        intake.take_in(pipeline)
+        with world.refusals("a tick"):
+            landed = intake.take_in(pipeline).landed
+            for partition in sorted({partition for _, partition in landed}):
+                sources = {dataset: landed[dataset, day] for dataset, day in sorted(landed) if day == partition}
+                world.start_run(Order(partition=partition, source=Source.LANDING, datasets=sources))
         world.sleep("messages.tick", 10, 120)
 
 
@@ -50,133 +50,136 @@ def recovery(world: World, actor: Actor) -> None:
     """Recover, retry, acknowledge, and start runs over what is pending, tick after tick."""
     pipeline = world.pipeline(actor)
     while True:
-        actor.named_dead = frozenset(filter(world.looks_dead, pipeline.ledger.in_progress_runs()))
-        pipeline.ledger.release_lost(run_ids=actor.named_dead)
-        for run_id in sorted(actor.named_dead):
-            world.retry_run(run_id)
-        actor.named_dead = frozenset()
-        pipeline.ledger.retry_due(now=pipeline.clock(), limit=100)
-        pipeline.acknowledge()
-        pipeline.lineage.publish_staged()
-        for partition in sorted({entry.partition for entry in pipeline.ledger.pending_by_partition()}):
-            world.start_run(partition)
+        with world.refusals("a tick"):
+            _recover(world, pipeline, actor)
         world.sleep("ledger.tick", 20, 200)
 
 
-def run(world: World, actor: Actor, partition: str, turns: Sequence[int]) -> None:
-    """Take what is pending of each dataset through the chain."""
+def _recover(world: World, pipeline: Pipeline, actor: Actor) -> None:
+    looks_dead: dict[str, bool] = {}
+
+    def dead(run_ids: Iterable[str]) -> list[str]:
+        found = [run_id for run_id in run_ids if looks_dead.setdefault(run_id, world.looks_dead(run_id))]
+        actor.named_dead |= frozenset(found)
+        return found
+
+    give_back(pipeline, pipeline.ledger, dead=dead, warn=lambda _: None)
+    for run_id in sorted(actor.named_dead):
+        world.retry_run(run_id)
+    actor.named_dead = frozenset()
+    pipeline.ledger.retry_due(now=pipeline.clock(), limit=100)
+    pipeline.acknowledge()
+    collect_evidence(pipeline)
+    pipeline.lineage.flush()
+    pending: dict[str, dict[str, Sequence[str]]] = {}
+    for entry in pipeline.ledger.pending_by_partition():
+        pending.setdefault(entry.partition, {})[entry.dataset] = ()
+    for partition in sorted(pending):
+        world.start_run(Order(partition=partition, source=Source.LEDGER, datasets=pending[partition]))
+
+
+def run(world: World, actor: Actor, order: Order) -> None:
+    """Take what a run was ordered to take through the chain, one dataset after the other."""
     assert actor.run_id is not None
-    known = frozenset(world.outputs)
-    # A run that is executed again may claim again: an envelope of its first claim has its run id, too, and only the
-    # attempt tells them apart.
-    for turn in turns:
-        for contract in world.registry:
-            Run(world=world, actor=actor, partition=partition, run_id=actor.run_id, turn=turn, known=known).chain(
-                contract.id
-            )
+    pipeline = world.pipeline(actor)
+    for dataset in order.datasets:
+        Execution(
+            world=world, actor=actor, pipeline=pipeline, order=order, dataset=dataset, run_id=actor.run_id
+        ).of_chain()
 
 
 @dataclass(kw_only=True)
-class Run:
-    """One process that works for a run: the first one, or one that executes it again."""
+class Execution:
+    """What a process that works for a run does of one dataset, as Dagster executes the dataset's steps."""
 
     world: World
     actor: Actor
-    partition: str
+    pipeline: Pipeline
+    order: Order
+    dataset: str
     run_id: str
-    turn: int
-    known: frozenset[tuple[str, str, str]]
-    """Outputs that stood when this process began: of what its successor commits a process that hangs knows nothing."""
 
-    def chain(self, dataset: str) -> None:
-        """Work on one batch, from the claim to the acknowledgement."""
-        pipeline = self.world.pipeline(self.actor)
-        ledger = pipeline.ledger
-        claim = partial(
-            ledger.claim, dataset=dataset, partition=self.partition, run_id=self.run_id, limit=UNITS_PER_RUN
-        )
-        batch = self._stage(pipeline, dataset, "message_parse", [], apply=lambda tx, _: claim(tx=tx))
-        self.actor.attempts |= {unit.wal_id: unit.attempt for unit in batch}
-        if not batch:
-            return
-        batch = self._stage(pipeline, dataset, "read", [self._read(unit) for unit in batch])
-        if self.world.chance(0.5):
-            ledger.leases.renew(self.run_id, {unit.wal_id: unit.attempt for unit in batch})
-        registered = stac_register_batch(
-            batch,
-            contract=pipeline.registry[dataset],
-            grammar=pipeline.registry.grammars[dataset],
-            catalog=pipeline.catalog,
-            fence=ledger.fence(self.run_id),
-            run_state={"dataset_id": f"{dataset}.stac_register", "run_id": self.run_id},
-        )
-        batch = self._stage(pipeline, dataset, "stac_register", registered)
-        told = provenance_emit(
-            batch,
-            contract=pipeline.registry[dataset],
-            lineage=pipeline.lineage,
-            fence=ledger.fence(self.run_id),
-            run_id=self.run_id,
-            occurred_at=pipeline.clock(),
-        )
-        batch = self._stage(pipeline, dataset, "provenance_emit", told)
-        failed: set[WalId] = set()
+    def of_chain(self) -> None:
+        """Execute each step of the chain, until one fails for good."""
+        batch: StageBatch | None = None
+        for kind in chain():
+            batch = self._step(kind, batch)
+            if batch is None:
+                return
 
-        def settle(tx: Transaction, units: list[Envelope]) -> list[Envelope]:
-            failed.update(ledger.settle(units, run_id=self.run_id, tx=tx).failed)
-            return units
+    def _step(self, kind: type[ChainNode], upstream: StageBatch | None) -> StageBatch | None:
+        """Execute a step, and again where the pipeline card wants that; None where it failed for good."""
+        tries = 0
+        while True:
+            tries += 1
+            node = self._node(kind)
+            try:
+                received = self._received(upstream)
+            except KfmError as error:  # the store is away, or it was rolled back: there is no step to be tried again
+                self._failed(node, error)
+                return None
+            try:
+                stage = self.pipeline.stages.run(node, run_id=self.run_id, upstream=received)
+                batch = self.pipeline.stages.commit(stage)
+            except Exception as error:
+                self.world.surprised_by(error)
+                wait = retry_in(node, error, tries=tries)
+                if wait is None:
+                    self._failed(node, error)
+                    self.world.scheduler.happened["rolled back"] += roll_back_or_leave(node, error) is not None
+                    return None
+                self.world.scheduler.happened["step tried again"] += 1
+                self.world.scheduler.pause("step.retry", seconds=wait)
+            else:
+                self._believe(batch)
+                return batch
 
-        self._stage(pipeline, dataset, "settle", batch, apply=settle)
-        pipeline.acknowledge(retrying=failed)
+    def _node(self, kind: type[ChainNode]) -> ChainNode:
+        parts = {
+            "pipeline": self.pipeline,
+            "dataset": self.dataset,
+            "partition": self.order.partition,
+            "run_id": self.run_id,
+        }
+        if kind is not MessageParse:
+            return kind(**parts)
+        landing = tuple(self.order.datasets[self.dataset])
+        return MessageParse(**parts, source=self.order.source, landing=landing, limit=UNITS_PER_RUN)
 
-    def _stage(
-        self,
-        pipeline: Pipeline,
-        dataset: str,
-        name: str,
-        batch: list[Envelope],
-        *,
-        apply: Callable[[Transaction, list[Envelope]], list[Envelope]] = lambda _, batch: batch,
-    ) -> list[Envelope]:
-        """Commit a stage with its output, or recall the output of the execution before."""
-        key = (self.run_id, dataset, f"{name} {self.turn}")
-        if key in self.known:
-            return self.world.outputs[key]
-        with pipeline.database.transaction() as tx:
-            applied = apply(tx, batch)
-            self.actor.after_commit.append(lambda: self.world.outputs.__setitem__(key, applied))
-        return applied
+    def _received(self, batch: StageBatch | None) -> StageBatch | None:
+        """Hand a batch on as it is, or as another process of the run finds it. Raises KfmError."""
+        if batch is None or self.world.chance(0.7):
+            return batch
+        loaded = self.pipeline.stages.load_output(batch.state.dataset_id, self.run_id)
+        if loaded is None:
+            raise KfmError("there is no such output any more")
+        self._believe(loaded)
+        return loaded
 
-    def _read(self, unit: Envelope) -> Envelope:
-        """Do what integrity-check and metadata-extract do: look at the object, and read its headers."""
-        etag = self.world.buckets.etag(unit.object_uri)
-        code = None
-        if etag is None:
-            code = IntegrityIssue.MISSING_OBJECT
-        elif etag != unit.object_version:
-            code = IntegrityIssue.ETAG_MISMATCH
-        elif self.world.faulty and self.world.chance(0.05):
-            code = IntegrityIssue.STORAGE_UNAVAILABLE
-        if code is not None:
-            issue = Issue(code=code, severity=Severity.FAILED, message="simulated")
-            return unit.evolve(integrity=Integrity(status=CheckStatus.FAILED, issues=(issue,)))
-        return unit.evolve(
-            integrity=Integrity(status=CheckStatus.OK, actual_size_bytes=unit.object_size, actual_etag=etag),
-            metadata=self.world.feed.versions[unit.wal_id].sample.metadata,
-        )
+    def _believe(self, batch: StageBatch) -> None:
+        """Take the run for the holder of a batch, unless it says itself that it is another one's."""
+        if batch.skipped is not None:
+            self.world.scheduler.happened[batch.skipped.value] += 1
+        if not batch.reused:
+            self.actor.attempts |= {unit.wal_id: unit.attempt for unit in batch.envelopes}
+
+    def _failed(self, node: ChainNode, error: Exception) -> None:
+        self.world.scheduler.happened["step failed"] += 1
+        self.world.scheduler.note(f"{node.kind} failed: {type(error).__name__}")
 
 
 def person(world: World, actor: Actor) -> None:
-    """Decide something now and then; in the end only empty the dead letters, and switch everything on."""
+    """Decide something now and then, each after their habits; in the end only empty the dead letters and switch on."""
     pipeline = world.pipeline(actor)
+    rng = world.scheduler.rng
+    habits = rng.sample(DECISIONS, k=rng.randint(1, 5))
+    # Most of what succeeds does so when the faults are over.
+    last = [rng.choice(REPETITIONS)]
     while True:
-        world.sleep("person", 10, 300)
-        act = world.scheduler.rng.choice(DECISIONS) if world.faulty else _finish
-        try:
+        world.sleep("person", 10, 200)
+        act = rng.choice(habits) if world.faulty else last.pop() if last else _finish
+        with world.refusals("a person"):
             act(world, pipeline)
-        except KfmError as error:
-            # It was too late, or is on already; a person reads that and goes home.
-            world.scheduler.note(f"person was refused: {type(error).__name__}")
 
 
 def _quarantine(world: World, pipeline: Pipeline) -> None:
@@ -224,21 +227,44 @@ def _backfill(world: World, pipeline: Pipeline) -> None:
     world.scheduler.happened["found by a listing"] += len(created)
 
 
+def _list_a_day(world: World, pipeline: Pipeline) -> None:
+    """Start a run by hand, which lists the buckets."""
+    days = sorted({unit.unit.partition for unit in world.feed.versions.values()})
+    if days:
+        datasets: dict[str, Sequence[str]] = dict.fromkeys((contract.id for contract in pipeline.registry), ())
+        order = Order(partition=world.scheduler.rng.choice(days), source=Source.LISTING, datasets=datasets)
+        world.start_run(order)
+
+
 def _finish(world: World, pipeline: Pipeline) -> None:
+    """Switch everything on, empty the dead letters, and release what can be read and is sound."""
     for dataset in sorted(pipeline.ledger.switches.engaged()):
         pipeline.ledger.switches.release(dataset, PERSON)
     _drain(world, pipeline)
+    for record in pipeline.ledger.find(limit=50):
+        version = world.feed.versions.get(WalId(record.wal_id))
+        if record.status is Status.QUARANTINED and version and version.sound and world.feed.is_readable(version):
+            pipeline.ledger.override(
+                {WalId(record.wal_id): record.version},
+                from_status=Status.QUARANTINED,
+                action=GovernanceAction.RELEASE,
+                decision=PERSON,
+            )
 
 
-DECISIONS = (
-    _quarantine,
-    partial(_override, Status.QUARANTINED, GovernanceAction.RELEASE),
+REPETITIONS = (
     partial(_override, Status.SUCCEEDED, GovernanceAction.REPEAT),
     partial(_override, Status.SUCCEEDED, GovernanceAction.REPEAT),
     partial(_override, Status.SUCCEEDED, GovernanceAction.REPAIR_AND_REPLACE),
+)
+DECISIONS = (
+    _quarantine,
+    partial(_override, Status.QUARANTINED, GovernanceAction.RELEASE),
+    *REPETITIONS,
     _requeue,
     _switch,
     _switch,
     _drain,
     _backfill,
+    _list_a_day,
 )

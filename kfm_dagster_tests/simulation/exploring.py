@@ -7,6 +7,7 @@ import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from kfm_dagster_tests.simulation.history import DEFAULT_STEPS, Outcome, Simulation
@@ -44,9 +45,18 @@ class Exploration:
 
 
 def explore(
-    *, seeds: int, first: int = 0, least_steps: int = 0, steps: int = DEFAULT_STEPS, processes: int = 2
+    *,
+    seeds: int,
+    first: int = 0,
+    least_steps: int = 0,
+    meeting: AbstractSet[str] = frozenset(),
+    steps: int = DEFAULT_STEPS,
+    processes: int = 2,
 ) -> Exploration:
-    """Live through so many seeds, and through more until so many steps are made; all of them, whatever breaks."""
+    """Live through so many seeds; all of them, whatever breaks.
+
+    More are taken until `least_steps` are made, and, up to ten times as many, until all of `meeting` has happened.
+    """
     found = Exploration()
     begun = time.monotonic()
     with multiprocessing.get_context("spawn").Pool(processes, _prepare) as pool:
@@ -60,7 +70,8 @@ def explore(
                 for outcome in outcomes:
                     found.add(outcome)
             beginning += wanted
-            wanted = CHUNK * processes if found.steps < least_steps else 0
+            unmet = bool(meeting - found.happened.keys()) and found.seeds < 10 * seeds
+            wanted = CHUNK * processes if found.steps < least_steps or unmet else 0
     found.seconds = time.monotonic() - begun
     return found
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 import orjson
+import pyproj
 
 from kfm_dagster.contracts.envelope import Envelope, WalId
 from kfm_dagster.contracts.loader import ContractRegistry
@@ -19,11 +20,14 @@ from kfm_dagster.demo.feed import ObjectEvent
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.operators.message_parse import parse_message
 from kfm_dagster_tests.catalog.envelopes import goes, nexrad
+from kfm_dagster_tests.simulation.faults import Fault
+from kfm_dagster_tests.simulation.objects import SIZE, Buckets, Stored, content_of
 from kfm_dagster_tests.simulation.scheduling import Actor, Scheduler
-from kfm_dagster_tests.simulation.services import PRIMARY, Broker, Buckets, Stored
+from kfm_dagster_tests.simulation.services import PRIMARY, Broker
 
 GOES_TOPIC = "arn:aws:sns:us-east-1:123901341784:NewGOES19Object"
 NEXRAD_TOPIC = "arn:aws:sns:us-east-1:684042711724:NewNEXRADLevel2Archive"
+GOES_PROJECTION = pyproj.CRS("+proj=geos +h=35786023 +lon_0=-75 +sweep=x +ellps=GRS80").to_wkt()
 LATENESS = 400.0
 """Seconds that a message or an object may be late."""
 BIRTHS = 6
@@ -42,7 +46,9 @@ class Version:
     order: tuple[str, int]
     record: Mapping[str, object]
     sample: Envelope
-    """What metadata-extract would read from it."""
+    """What its object says."""
+    sound: bool
+    """Whether an Item may be made of it."""
 
 
 class Feed:
@@ -50,6 +56,7 @@ class Feed:
 
     def __init__(self, scheduler: Scheduler, registry: ContractRegistry, broker: Broker, buckets: Buckets) -> None:
         self.versions: dict[WalId, Version] = {}
+        self.announced: dict[WalId, Version] = {}
         self._scheduler = scheduler
         self._registry = registry
         self._broker = broker
@@ -63,6 +70,16 @@ class Feed:
         for _ in range(rng.randint(2, BIRTHS)):
             self._happen(rng.random())
             scheduler.pause("feed", seconds=rng.uniform(1, 200))
+
+    def find(self, uri: str, etag: str) -> Version | None:
+        """Return the version of an object that has an ETag."""
+        found = (one for one in self.versions.values() if one.unit.object_uri == uri and one.unit.etag == etag)
+        return next(found, None)
+
+    def is_readable(self, version: Version) -> bool:
+        """Tell whether a version is what its provider has under its key now."""
+        stored = self._buckets.find(version.unit.object_uri)
+        return stored is not None and stored.etag == version.unit.etag
 
     def newer(self, wal_id: str) -> list[WalId]:
         """Return the versions of the same object that were written after this one."""
@@ -95,7 +112,7 @@ class Feed:
         if rng.random() < 0.3:
             return nexrad()
         self._scheduler.happened["object"] += 1
-        return goes(rng.randrange(2), created=rng.randrange(3))
+        return goes(rng.randrange(2), created=rng.randrange(3), **{"proj:wkt2": GOES_PROJECTION})
 
     def _write(self, sample: Envelope) -> None:
         uri = sample.object_uri
@@ -105,20 +122,37 @@ class Feed:
             self._scheduler.happened["rewritten"] += 1
         self._sources[uri] = sample
         etag = hashlib.md5(f"{uri} {number}".encode()).hexdigest()
-        late = rng.uniform(0, LATENESS) if rng.random() < 0.15 else 0.0
-        self._buckets.objects[uri] = Stored(etag=etag, appears_at=now + timedelta(seconds=late))
+        late = rng.uniform(0, LATENESS) if self._scheduler.happens(Fault.OBJECT_LATE) else 0.0
+        wrong = self._wrong(sample)
+        content = content_of(sample, self._registry[sample.dataset], wrong)
+        self._buckets.objects[uri] = Stored(etag=etag, content=content, appears_at=now + timedelta(seconds=late))
         record = ObjectEvent(
-            bucket=sample.bucket, key=sample.key, size=4_000_000, etag=etag, event_time=_milliseconds(now)
+            bucket=sample.bucket, key=sample.key, size=SIZE, etag=etag, event_time=_milliseconds(now)
         ).record()
         unit = self._unit(record, sample)
         match = self._registry.grammars[unit.dataset].match(unit.key)
         assert match is not None
         version = Version(
-            unit=unit, item_id=match.item_id, order=(match.precedence, number), record=record, sample=sample
+            unit=unit,
+            item_id=match.item_id,
+            order=(match.precedence, number),
+            record=record,
+            sample=sample,
+            sound=not wrong,
         )
         self.versions[unit.wal_id] = version
         if rng.random() < 0.9:  # the others are found by a backfill only
             self._announce(version)
+
+    def _wrong(self, sample: Envelope) -> dict[str, object]:
+        """Draw what an object says that it must not, if anything."""
+        if "proj:shape" in sample.metadata.stac_properties and self._scheduler.happens(Fault.UNSOUND):
+            self._scheduler.happened["unsound object"] += 1
+            return {"proj:shape": [0, 0]}
+        if self._scheduler.happens(Fault.POISONOUS):
+            self._scheduler.happened["poisonous object"] += 1
+            return {f"nobody:knows-{number}": "this" for number in range(len(sample.metadata.stac_properties))}
+        return {}
 
     def _unit(self, record: Mapping[str, object], sample: Envelope) -> Envelope:
         body = _notification([record], _topic(sample))
@@ -130,10 +164,11 @@ class Feed:
         rng = self._scheduler.rng
         topic = _topic(versions[0].sample)
         told = [version for version in versions if _topic(version.sample) == topic]
+        self.announced |= {version.unit.wal_id: version for version in told}
         body = _notification([version.record for version in told], topic)
-        delay = rng.uniform(0, LATENESS) if rng.random() < 0.3 else 0.0
+        delay = rng.uniform(0, LATENESS) if self._scheduler.happens(Fault.MESSAGE_LATE) else 0.0
         units = frozenset(str(version.unit.wal_id) for version in told)
-        for _ in range(2 if rng.random() < 0.1 else 1):
+        for _ in range(2 if self._scheduler.happens(Fault.ANNOUNCED_TWICE) else 1):
             self._broker.send(PRIMARY, body, units, delay=delay)
             self._scheduler.happened["announced"] += 1
 
@@ -147,7 +182,7 @@ class Feed:
             del self._buckets.objects[uri]
         else:
             back = self._scheduler.now + timedelta(seconds=self._scheduler.rng.uniform(60, 1200))
-            self._buckets.objects[uri] = Stored(etag=stored.etag, appears_at=back)
+            self._buckets.objects[uri] = replace(stored, appears_at=back)
 
 
 def _topic(sample: Envelope) -> str:

@@ -7,21 +7,24 @@ not hold ends the history, with what happened last. Does not belong here: many s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kfm_dagster import failpoints
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.failpoints import Failpoint
+from kfm_dagster.stages.card import Card
 from kfm_dagster_tests.simulation import actors
+from kfm_dagster_tests.simulation.faults import CALM, Fault
 from kfm_dagster_tests.simulation.invariants import Account, ViolationError
 from kfm_dagster_tests.simulation.memory import RewrittenTrigger, Template
-from kfm_dagster_tests.simulation.scheduling import CALM, Actor, Scheduler
+from kfm_dagster_tests.simulation.outside import Outside
+from kfm_dagster_tests.simulation.scheduling import Actor, Scheduler
 from kfm_dagster_tests.simulation.world import World, simulated_contracts
 
-DEFAULT_STEPS = 200
-"""Steps under faults; a unit needs about forty."""
-CALM_STEPS = 6000
+DEFAULT_STEPS = 400
+"""Steps under faults; a unit needs about a hundred and fifty."""
+CALM_STEPS = 3000
 """Steps in which everything must have ended once the faults are over; it takes some hundreds."""
 SURPRISE = "nobody_is_surprised"
 """Invariant: no part of the product meets an error that it does not handle."""
@@ -52,21 +55,32 @@ class Outcome:
 
 
 class Simulation:
-    """Lives through seeds, one after the other, in one database that is cloned anew for each."""
+    """Lives through seeds, one after the other, in one database that is cloned anew for each.
 
-    def __init__(self, *, triggers: Sequence[RewrittenTrigger] = ()) -> None:
+    `faults` come as often as they say in every seed, the others as the seed draws them.
+    """
+
+    def __init__(
+        self, *, triggers: Sequence[RewrittenTrigger] = (), faults: Mapping[Fault, float] | None = None
+    ) -> None:
+        self._faults = faults or {}
         self._template = Template(triggers=triggers)
         self._registry: ContractRegistry = simulated_contracts()
+        self._card = Card.load()
 
     def live(self, seed: int, *, steps: int = DEFAULT_STEPS) -> Outcome:
         """Live through a seed."""
         scheduler = Scheduler(seed)
-        world = World(scheduler=scheduler, registry=self._registry, template=self._template, run=actors.run)
+        scheduler.faults = {**scheduler.faults, **self._faults}
+        world = World(
+            scheduler=scheduler, registry=self._registry, card=self._card, template=self._template, run=actors.run
+        )
         account = Account(world)
+        outside = Outside(world)
         failpoints.install(lambda failpoint, _: _reached(failpoint, scheduler, account))
         violation, detail = None, ""
         try:
-            _live(world, account, steps)
+            _live(world, account, outside, steps)
         except ViolationError as error:
             violation, detail = error.invariant, str(error)
         except Exception as error:  # whatever it is, it is the finding
@@ -88,7 +102,7 @@ class Simulation:
         )
 
 
-def _live(world: World, account: Account, steps: int) -> None:
+def _live(world: World, account: Account, outside: Outside, steps: int) -> None:
     scheduler = world.scheduler
     scheduler.spawn("feed", world.feed.live, skew=scheduler.now - scheduler.now)
     world.spawn("messages", actors.sensor)
@@ -96,12 +110,15 @@ def _live(world: World, account: Account, steps: int) -> None:
     world.spawn("person", actors.person)
     while scheduler.steps < steps:
         scheduler.step()
-    world.faulty, scheduler.chances = False, CALM
-    while scheduler.steps < steps + CALM_STEPS and (account.unfinished() or _is_at_work(scheduler)):
+    world.faulty, scheduler.faults = False, CALM
+    while scheduler.steps < steps + CALM_STEPS and (
+        _is_at_work(scheduler) or account.unfinished() or outside.missing()
+    ):
         scheduler.step()
     while scheduler.holder is not None:
         scheduler.step()
     account.finished()
+    outside.finished()
 
 
 def _is_at_work(scheduler: Scheduler) -> bool:
@@ -113,9 +130,6 @@ def _reached(failpoint: Failpoint, scheduler: Scheduler, account: Account) -> No
     if actor is None or failpoint is Failpoint.DATABASE_BEGIN:
         return
     if failpoint is Failpoint.DATABASE_COMMIT_AFTER:
-        for effect in actor.after_commit:
-            effect()
-        actor.after_commit.clear()
         scheduler.current = None  # the account asks the database past the scheduler
         try:
             account.committed(actor)

@@ -8,7 +8,7 @@ belong here: making things happen.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from kfm_dagster.contracts.model import Retry
 from kfm_dagster.ledger.deliveries import Deliveries
 from kfm_dagster.ledger.queries import LedgerQueries
 from kfm_dagster.ledger.record import replay_history
+from kfm_dagster.lineage.openlineage import JOB_NAMESPACE
 from kfm_dagster_tests.simulation.memory import rows
 from kfm_dagster_tests.simulation.scheduling import Actor
 from kfm_dagster_tests.simulation.services import Message
@@ -39,12 +40,20 @@ FREE = frozenset(
 )
 """What may happen without a person (NODD WAL state machine, section 3), written down once more and not imported."""
 OVERRIDES = frozenset({("succeeded", "pending"), ("quarantined", "pending")})
+HELD = {
+    "claims": "SELECT wal_id FROM nodd_wal_records WHERE status = 'in_progress' AND ingest_run_id = ? AND dataset = ?",
+    "items": "SELECT item_id FROM catalog_items JOIN catalog_promotions USING (promotion_id, item_id)"
+    " WHERE run_id = ? AND dataset = ?",
+    "lineage": "SELECT batch_id FROM lineage_batches JOIN lineage_emissions USING (batch_id)"
+    " WHERE run_id = ? AND dataset = ? AND batch_id NOT IN (SELECT batch_id FROM lineage_invalidations)",
+}
+"""What a run may hold of a dataset."""
 FULL_CHECK_EVERY = 25
 """Commits between two checks that replay every history."""
 
 
-class ViolationError(Exception):
-    """An invariant does not hold. `invariant` is its name."""
+class ViolationError(BaseException):
+    """An invariant does not hold. `invariant` is its name. The product must not catch it."""
 
     def __init__(self, invariant: str, detail: str) -> None:
         self.invariant = invariant
@@ -76,6 +85,14 @@ class Standing(NamedTuple):
     dataset: str
 
 
+class Shown(NamedTuple):
+    """Of which unit and which promotion an Item of the catalog is."""
+
+    wal_id: str
+    revision: int
+    promotion_id: int
+
+
 @dataclass(kw_only=True)
 class Unit:
     """What the account knows of one unit."""
@@ -99,11 +116,12 @@ class Account:
     """Datasets that were switched off by a commit, `*` for all."""
     _leases: dict[tuple[str, str], str] = field(default_factory=dict)
     _newest_success: dict[str, tuple[str, int]] = field(default_factory=dict)
-    _items: dict[str, tuple[str, int]] = field(default_factory=dict)
+    _items: Mapping[str, Shown] = field(default_factory=dict)
     _in_flight: dict[str, set[Message]] = field(default_factory=lambda: defaultdict(set))
     _seen_changes: int = 0
     _told: set[tuple[str, str, str]] = field(default_factory=set)
     _seen_governance: int = 0
+    _rolled_back: set[tuple[str, str, str]] = field(default_factory=set)
     _total_changes: int = -1
     _commits: int = 0
 
@@ -146,6 +164,8 @@ class Account:
         self._note_supersessions(records)
         self.catalog_is_written_by_holders_and_never_goes_back(actor, records)
         self.lineage_is_told_by_holders(actor, records)
+        self.run_state_names_what_its_stage_made()
+        self.rollbacks_leave_nothing()
         self.nothing_is_lost()
         self.nothing_sound_is_refused()
         if self._commits % FULL_CHECK_EVERY == 0:
@@ -210,9 +230,11 @@ class Account:
             raise ViolationError("switched_off_is_left_alone", f"{what} of {dataset} while {self.off} is off")
 
     def only_the_holder_settles(self, change: Change, actor: Actor) -> None:
-        """BEY-02: an attempt is ended by the worker that made it, or by recovery when it is lost."""
+        """BEY-02: an attempt is ended by the worker that made it, by its run rolled back, or by recovery when lost."""
         unit = self.units.get(change.wal_id)
         if unit is None or change.from_status != "in_progress" or change.reason in {"worker_lost", "lease_expired"}:
+            return
+        if actor.run_id == unit.run_id and change.reason == "run_rolled_back":
             return
         if actor.run_id != unit.run_id or actor.attempts.get(change.wal_id) != unit.attempts:
             raise ViolationError("only_the_holder_settles", f"{actor.name} ended {change} of {unit}")
@@ -246,19 +268,22 @@ class Account:
                 raise ViolationError("older_versions_are_superseded", f"{wal_id} is not, with newer {newer}")
 
     def catalog_is_written_by_holders_and_never_goes_back(self, actor: Actor, records: dict[str, Standing]) -> None:
-        """BEY-02, BEY-01: an Item is written under a standing claim, and never becomes an older version's."""
-        for item_id, wal_id, revision in rows(self._raw, "SELECT item_id, wal_id, revision FROM catalog_items"):
-            before = self._items.get(item_id)
-            if before == (wal_id, revision):
-                continue
-            self._items[item_id] = (wal_id, revision)
-            self._written_by_holder("catalog", wal_id, actor, records)
-            order = self.world.feed.versions[wal_id].order
-            if before is not None and order < self.world.feed.versions[before[0]].order:
-                raise ViolationError("items_are_the_newest_version", f"{item_id} went from {before[0]} to {wal_id}")
+        """BEY-02, BEY-01: an Item is written under a claim, and goes back to an older version only with its run."""
+        found = rows(self._raw, "SELECT item_id, wal_id, revision, promotion_id FROM catalog_items")
+        shown = {item_id: Shown(*row) for item_id, *row in found}
+        for item_id in sorted(self._items.keys() | shown.keys()):
+            before, now = self._items.get(item_id), shown.get(item_id)
+            if before is not None and (now is None or now.revision < before.revision):
+                self._taken_back_by_its_run(item_id, before, actor)
+            elif now is not None and now != before:
+                self._written_by_holder("catalog", now.wal_id, actor, records)
+                order = self.world.feed.versions[now.wal_id].order
+                if before is not None and order < self.world.feed.versions[before.wal_id].order:
+                    raise ViolationError("items_are_the_newest_version", f"{item_id} went from {before} to {now}")
+        self._items = shown
         for item_id, newest in self._newest_success.items():
             standing = self._items.get(item_id)
-            if standing is None or self.world.feed.versions[standing[0]].order < newest:
+            if standing is None or self.world.feed.versions[standing.wal_id].order < newest:
                 raise ViolationError("items_are_the_newest_version", f"{item_id} is {standing}, success {newest}")
 
     def lineage_is_told_by_holders(self, actor: Actor, records: dict[str, Standing]) -> None:
@@ -272,11 +297,45 @@ class Account:
             if record.status == "succeeded" and not {(record.wal_id, "openlineage"), (record.wal_id, "prov")} <= paths:
                 raise ViolationError("successes_have_lineage", f"{record}")
 
+    def run_state_names_what_its_stage_made(self) -> None:
+        """PCS-04: whenever a stage's newest attempt has succeeded, run-state has the output of one that did.
+
+        Of the first one, where several have worked on the same inputs: a success is not overwritten.
+        """
+        differing = rows(
+            self._raw,
+            "SELECT stage, stage_state.run_id, attempt, output_sha256, artifact_sha256 FROM stage_state"
+            " LEFT JOIN run_state ON dataset_id = stage AND run_state.run_id = stage_state.run_id"
+            " WHERE state = 'succeeded' AND attempt = (SELECT max(attempt) FROM stage_state AS newest"
+            "  WHERE newest.stage = stage_state.stage AND newest.run_id = stage_state.run_id)"
+            " AND NOT EXISTS (SELECT 1 FROM stage_state AS one WHERE one.stage = stage_state.stage"
+            "  AND one.run_id = stage_state.run_id AND one.output_sha256 = artifact_sha256)"
+            " AND validation_summary ->> '$.rolled_back_by' IS NULL",
+        )
+        if differing:
+            raise ViolationError("run_state_names_what_its_stage_made", str(differing))
+
+    def rollbacks_leave_nothing(self) -> None:
+        """PCS-03: a run that is rolled back holds no unit of the dataset and no Item, and its lineage is gone."""
+        found = set(
+            rows(
+                self._raw,
+                "SELECT dataset_id, run_id, recorded_at FROM run_state"
+                " WHERE validation_summary ->> '$.rolled_back_by' IS NOT NULL",
+            )
+        )
+        for dataset_id, run_id, _ in found - self._rolled_back:
+            held = {name: rows(self._raw, sql, run_id, dataset_id.partition(".")[0]) for name, sql in HELD.items()}
+            if any(held.values()):
+                raise ViolationError("rollbacks_leave_nothing", f"{dataset_id} in {run_id}: {held}")
+        self._rolled_back = found
+
     def lineage_is_read_once(self) -> None:
         """WAL-05, BEY-07: readers find every recorded event, each once, whatever failed and whoever died."""
         files = self.world.lineage_files.files
         lines = [line for href, content in files.items() if href.endswith(".ndjson") for line in content.splitlines()]
-        events = Counter((event["run"]["runId"], event["eventType"]) for event in map(orjson.loads, lines))
+        told = [event for event in map(orjson.loads, lines) if event["job"]["namespace"] == JOB_NAMESPACE]
+        events = Counter((event["run"]["runId"], event["eventType"]) for event in told)
         recorded = {
             lineage_id
             for (lineage_id,) in rows(self._raw, "SELECT lineage_id FROM lineage_emissions WHERE path = 'openlineage'")
@@ -298,11 +357,14 @@ class Account:
         balance = self._deliveries.conservation()
         if balance.residual_units or balance.residual_messages or balance.units_received != len(self.units):
             raise ViolationError("nothing_is_lost", f"{balance}, {len(self.units)} units")
-        on_queues = {message_id for queue in self.world.broker.queues.values() for message_id in queue}
+        broker = self.world.broker
+        on_queues = {message_id for queue in broker.queues.values() for message_id in queue}
         open_rows = rows(
             self._raw, "SELECT message_id FROM nodd_wal_deliveries WHERE state NOT IN ('deleted', 'in_flight')"
         )
-        gone = [message_id for (message_id,) in open_rows if message_id not in on_queues]
+        # A redrive sends first, deletes then, and says so last.
+        moved = {message.message_id for message in broker.deleted if message.body in broker.sent_again}
+        gone = [message_id for (message_id,) in open_rows if message_id not in on_queues | moved]
         if gone:
             raise ViolationError("nothing_is_lost", f"{gone} are on no queue")
 
@@ -365,6 +427,12 @@ class Account:
         if not holds or actor.attempts.get(wal_id) != record.attempts:
             raise ViolationError("only_the_holder_writes", f"{actor.name} wrote {what} of {record}")
         self.switched_off_is_left_alone(what, record.dataset)
+
+    def _taken_back_by_its_run(self, item_id: str, before: Shown, actor: Actor) -> None:
+        """Check an undoing: a run goes back behind what it wrote itself."""
+        sql = "SELECT run_id FROM catalog_promotions WHERE promotion_id = ?"
+        if rows(self._raw, sql, before.promotion_id) != [(actor.run_id,)]:
+            raise ViolationError("only_the_holder_writes", f"{actor.name} took {before} of {item_id} back")
 
     def _apply(self, change: Change) -> None:
         known = self.units.get(change.wal_id)

@@ -71,16 +71,23 @@ class SimulatedDatabase(Database):
     def __init__(self, engine: sa.Engine, scheduler: Scheduler) -> None:
         super().__init__(engine)
         self._scheduler = scheduler
+        self._open: Transaction | None = None
 
     @override
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
         with self._alone(), super().transaction() as tx:
+            self._open = tx
             yield tx
 
     @override
     @contextmanager
     def snapshot(self) -> Iterator[Transaction]:
+        actor = self._scheduler.current
+        if actor is not None and actor.in_transaction and self._open is not None:
+            # SQLite gives a reader its own connection beside a writer; here it reads in the writer's.
+            yield Transaction(self._open.connection)
+            return
         with self._alone(), super().snapshot() as tx:
             yield tx
 
@@ -97,7 +104,6 @@ class SimulatedDatabase(Database):
         try:
             yield
         finally:
-            actor.after_commit.clear()
             actor.in_transaction = False
             # After its commit it has let go already, and another one may be in a transaction.
             if scheduler.holder is actor:

@@ -7,26 +7,37 @@ looking for the seed that notices (`test_simulation.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
 from sqlalchemy import TextClause, text
 
-from kfm_dagster.catalog import item, outcomes
+from kfm_dagster.catalog import item, outcomes, store, undo
+from kfm_dagster.catalog.store import Catalog
+from kfm_dagster.catalog.undo import UndoReport
 from kfm_dagster.contracts.issues import FenceIssue
 from kfm_dagster.governance.switches import KillSwitches
-from kfm_dagster.ingest import intake, recording
+from kfm_dagster.ingest import intake, recording, rollback
+from kfm_dagster.ingest.nodes import MessageParse
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger import verdicts
 from kfm_dagster.ledger.changes import LedgerChanges
 from kfm_dagster.ledger.leases import Leases
 from kfm_dagster.ledger.reports import RecoverReport
 from kfm_dagster.ledger.store import Ledger
+from kfm_dagster.lineage.store import Lineage
+from kfm_dagster.run_state.record import RunState
+from kfm_dagster.run_state.store import RelationalRunState
+from kfm_dagster.stages import lifecycle
+from kfm_dagster.stages.card import StageState
+from kfm_dagster.stages.port import RunStatePort
 from kfm_dagster.storage import database
-from kfm_dagster.storage.fence import Fence, open_fence
+from kfm_dagster.storage.database import Transaction
+from kfm_dagster.storage.fence import Fence
+from kfm_dagster_tests.simulation.faults import CALM, Fault
 from kfm_dagster_tests.simulation.history import SURPRISE
 from kfm_dagster_tests.simulation.memory import RewrittenTrigger
 
@@ -35,12 +46,17 @@ Breakage = Callable[[ExitStack], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Mutation:
-    """One breakage. `invariant` is what notices it first."""
+    """One breakage. `invariant` is what notices it first; `under` are the faults that bring it out.
+
+    `first` is the seed to begin with: one that notices a breakage which few seeds meet.
+    """
 
     name: str
     invariant: str
     breakages: Sequence[Breakage] = ()
     triggers: Sequence[RewrittenTrigger] = ()
+    under: Mapping[Fault, float] = field(default_factory=dict)
+    first: int = 0
 
     def __str__(self) -> str:
         return self.name
@@ -94,13 +110,36 @@ def _undecided(self: LedgerChanges, versions: Any, from_status: Any, *more: Any)
     return sorted(versions) if from_status == "succeeded" else _DECIDE(self, versions, from_status, *more)
 
 
-def _fence_without_switches(self: Leases, run_id: str) -> Fence:
-    fence = _FENCE(self, run_id)
-    return lambda tx, attempts: {
-        wal_id: issue for wal_id, issue in fence(tx, attempts).items() if issue is not FenceIssue.KILL_SWITCH
-    }
+def _fence_without(unasked: FenceIssue) -> Callable[[Leases, str], Fence]:
+    def broken(self: Leases, run_id: str) -> Fence:
+        fence = _FENCE(self, run_id)
+        return lambda tx, attempts: {
+            wal_id: issue for wal_id, issue in fence(tx, attempts).items() if issue is not unasked
+        }
+
+    return broken
 
 
+def _put_later(self: RelationalRunState, record: RunState, tx: Transaction) -> None:
+    def put() -> None:
+        with self._database.transaction() as later:
+            _PUT(self, record, later)
+
+    tx.after_commit(put)
+
+
+_PUT = RelationalRunState.put
+_EXECUTED_AGAIN = _call(RunStatePort, "skip", lambda *_, **__: None)
+"""A run that is executed again claims again, so that it holds one unit by two attempts."""
+_HASTE = {
+    Fault.HASTE: 0.9,
+    Fault.TWIN: 0.5,
+    Fault.STALL_IN_RUN: 0.1,
+    Fault.JUMP: 0.03,
+    Fault.KILL: 0.0,
+    Fault.KILL_IN_STATEMENT: 0.0,
+}
+_REFUSED = {**CALM, Fault.STORE_REFUSES: 0.06}
 _RECORD = intake.record
 _FENCE = Leases.fence
 _DECIDE = LedgerChanges._decide
@@ -111,19 +150,27 @@ _NO_LEGAL_TRANSITIONS = RewrittenTrigger(name="nodd_wal_records_transition_is_le
 
 MUTATIONS = (
     Mutation(
-        name="a settlement does not ask for the attempt",
+        name="a settlement does not ask for the attempt, and a run does again what it has done",
         invariant="only_the_holder_settles",
-        breakages=[_sql(name, _ATTEMPT, "") for name in ("ledger.settle_succeeded", "ledger.settle_failed")],
+        breakages=[
+            *(_sql(name, _ATTEMPT, "") for name in ("ledger.settle_succeeded", "ledger.settle_failed")),
+            _EXECUTED_AGAIN,
+        ],
+        under=_HASTE,
+        first=2,
     ),
     Mutation(
-        name="a fence lets everybody through",
+        name="a fence does not ask for the claim",
         invariant="only_the_holder_writes",
-        breakages=[_call(Leases, "fence", lambda *_, **__: open_fence)],
+        breakages=[_call(Leases, "fence", _fence_without(FenceIssue.CLAIM_LOST))],
+        first=6,
     ),
     Mutation(
-        name="a fence does not ask for the attempt",
+        name="a fence does not ask for the attempt, and a run does again what it has done",
         invariant="only_the_holder_writes",
-        breakages=[_sql("ledger.hold", _ATTEMPT, "")],
+        breakages=[_sql("ledger.hold", _ATTEMPT, ""), _EXECUTED_AGAIN],
+        under=_HASTE,
+        first=2,
     ),
     Mutation(
         name="a kill switch is engaged and nobody looks",
@@ -133,7 +180,7 @@ MUTATIONS = (
     Mutation(
         name="the fence does not look at the kill switch",
         invariant="switched_off_is_left_alone",
-        breakages=[_call(Leases, "fence", _fence_without_switches)],
+        breakages=[_call(Leases, "fence", _fence_without(FenceIssue.KILL_SWITCH))],
     ),
     Mutation(
         name="recovery takes claims inside their lease",
@@ -149,11 +196,15 @@ MUTATIONS = (
         name="recovery never comes",
         invariant="every_unit_ends",
         breakages=[_call(Ledger, "release_lost", lambda *_, **__: RecoverReport())],
+        under={Fault.KILL: 0.01},
+        first=1,
     ),
     Mutation(
         name="what recovery took back is not due again",
         invariant="every_unit_ends",
         breakages=[_sql(name, _NEXT_ATTEMPT, "") for name in ("ledger.fail_runs", "ledger.fail_expired")],
+        under={Fault.KILL: 0.01},
+        first=62,
     ),
     Mutation(
         name="attempts are granted without end",
@@ -162,16 +213,19 @@ MUTATIONS = (
             _sql("ledger.requeue", "attempts < coalesce(policy", "0 < coalesce(policy"),
             _call(verdicts, "quarantine_reason", lambda *_, **__: None),
         ],
+        under={Fault.OBJECT_SILENT: 0.5, Fault.KILL: 0.0},
     ),
     Mutation(
         name="a unit without an attempt left is not given up",
         invariant="every_unit_ends",
         breakages=[_call(LedgerChanges, "_give_up", lambda *_, **__: set())],
+        under={Fault.KILL: 0.01},
     ),
     Mutation(
-        name="a readmission takes superseded units",
+        name="a requeue takes superseded units",
         invariant="superseded_units_stay_out",
         breakages=[_sql("ledger.requeue", "link.older_wal_id = nodd_wal_records.wal_id", "link.older_wal_id IS NULL")],
+        first=1,
     ),
     Mutation(
         name="units are ensured without admission",
@@ -212,11 +266,13 @@ MUTATIONS = (
         name="a version that came late takes the Item back",
         invariant="items_are_the_newest_version",
         breakages=[_call(outcomes, "is_older", lambda *_: False)],
+        first=2,
     ),
     Mutation(
         name="an Item says which run wrote it",
         invariant="repetitions_give_the_same",
         breakages=[_call(item, "_VOLATILE_PROPERTIES", frozenset())],
+        first=3,
     ),
     Mutation(
         name="a claim is not counted, and no trigger minds",
@@ -234,18 +290,86 @@ MUTATIONS = (
         invariant="transitions_are_legal",
         breakages=[_sql("ledger.quarantine", "('pending', 'failed')", "('pending', 'failed', 'in_progress')")],
         triggers=[_NO_LEGAL_TRANSITIONS],
+        first=1,
     ),
     Mutation(
         name="a unit in progress is quarantined",
         # The database refuses it, and what the database refuses of a message is rejected.
         invariant="nothing_sound_is_refused",
         breakages=[_sql("ledger.quarantine", "('pending', 'failed')", "('pending', 'failed', 'in_progress')")],
+        first=1,
     ),
     Mutation(
         name="an override is not logged, and no trigger minds",
         invariant="overrides_are_decided",
         breakages=[_call(LedgerChanges, "_decide", _undecided)],
         triggers=[_NO_LEGAL_TRANSITIONS],
+        first=1,
+    ),
+    Mutation(
+        name="units that a gate has leave go on, and the catalog takes what is no Item",
+        invariant="nothing_unexpected_is_published",
+        breakages=[_call(lifecycle, "_marked", lambda unit, _: unit), _call(store, "validate_item", lambda _: [])],
+        under={Fault.UNSOUND: 0.6, Fault.KILL: 0.0},
+        first=1,
+    ),
+    Mutation(
+        name="a gate that stops a batch is not obeyed, where it is made and where it is handed on",
+        invariant="nothing_unexpected_is_published",
+        breakages=[
+            _call(lifecycle, "ending", lambda *_: StageState.SUCCEEDED),
+            _call(lifecycle, "may_start", lambda *_, **__: True),
+        ],
+        under={Fault.POISONOUS: 0.3},
+    ),
+    Mutation(
+        name="run-state is told after the commit",
+        invariant="run_state_names_what_its_stage_made",
+        breakages=[_call(RelationalRunState, "put", _put_later)],
+    ),
+    Mutation(
+        name="a rollback leaves the claims",
+        invariant="rollbacks_leave_nothing",
+        breakages=[_call(rollback, "_take_back_claims", lambda *_: RecoverReport())],
+        under={Fault.STORE_REFUSES: 0.03},
+    ),
+    Mutation(
+        name="a rollback leaves the Items",
+        invariant="rollbacks_leave_nothing",
+        breakages=[_call(Catalog, "undo", lambda *_, **__: UndoReport())],
+        under=_REFUSED,
+    ),
+    Mutation(
+        name="the Items that a rollback takes back stay in sight",
+        invariant="every_item_has_its_lineage",
+        breakages=[_call(undo, "_publish", lambda *_: None)],
+        under=_REFUSED,
+        first=1,
+    ),
+    Mutation(
+        name="an Item is written, and nothing leads to it",
+        invariant="nothing_is_missing",
+        breakages=[_call(Catalog, "_publish_documents", lambda *_, **__: None)],
+    ),
+    Mutation(
+        name="a rollback leaves Items and lineage",
+        invariant="rollbacks_leave_nothing",
+        breakages=[_call(rollback, "_with_effects", lambda *_: ())],
+        under=_REFUSED,
+        first=14,
+    ),
+    Mutation(
+        name="a rollback leaves the lineage",
+        invariant="rollbacks_leave_nothing",
+        breakages=[_call(Lineage, "invalidate", lambda *_, **__: 0)],
+        under=_REFUSED,
+        first=14,
+    ),
+    Mutation(
+        name="another run reuses what is in work",
+        invariant="every_unit_ends",
+        breakages=[_call(MessageParse, "can_reuse_output", lambda *_: True)],
+        first=1,
     ),
     Mutation(
         name="a history row names the run before",

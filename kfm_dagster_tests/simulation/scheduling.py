@@ -1,9 +1,9 @@
 """The scheduler: actors that run one at a time, and may be switched, stalled or killed wherever they reach a point.
 
-An actor is a greenlet that runs real code; every failpoint of that code (`kfm_dagster/failpoints.py`), every call to a
-simulated service and every SQL statement is a point. Which actor goes on, how much time passes, and who dies is drawn
-from one seeded generator, so a seed is a history. Belongs here: control and time. Does not belong here: what actors do
-(`actors.py`), what must hold (`invariants.py`).
+An actor is a greenlet that runs real code, a process or a thread of one; every failpoint of that code
+(`kfm_dagster/failpoints.py`), every call to a simulated service and every SQL statement is a point. Which actor goes
+on, how much time passes, and who dies is drawn from one seeded generator, so a seed is a history. Belongs here: control
+and time. Does not belong here: what actors do (`actors.py`), what must hold (`invariants.py`).
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from __future__ import annotations
 import random
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from greenlet import getcurrent, greenlet
+
+from kfm_dagster_tests.simulation.faults import Fault, draw
 
 START = datetime(2025, 12, 4, 12, tzinfo=UTC)
 TRACE_LENGTH = 60
@@ -27,27 +29,14 @@ class Killed(BaseException):
     """The process ends here; nothing of it happens any more, not even its cleaning up."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Chances:
-    """How often things go wrong, per point that is reached (kills and stalls) or per step (jumps of time)."""
-
-    kill: float = 0.006
-    kill_in_statement: float = 0.002
-    stall: float = 0.003
-    stall_in_run: float = 0.06
-    jump: float = 0.01
-
-
-CALM = Chances(kill=0, kill_in_statement=0, stall=0, stall_in_run=0, jump=0)
-
-
 @dataclass(kw_only=True, eq=False)
 class Actor:
-    """One process. Its clock is wrong by `skew`; `run_id` is that of the run it works for, if any."""
+    """A process, or a thread of the process `of`. Its clock is wrong by `skew`; `run_id` is its run's, if any."""
 
     name: str
     skew: timedelta
     run_id: str | None = None
+    of: Actor | None = None
     body: greenlet | None = None
     point: str = "start"
     wake: datetime = START
@@ -59,7 +48,18 @@ class Actor:
     """Units that it works on, with the attempt of the claim that it believes in."""
     named_dead: frozenset[str] = frozenset()
     """Runs that it believes dead while it recovers."""
-    after_commit: list[Callable[[], None]] = field(default_factory=list)
+    threads: list[Actor] = field(default_factory=list)
+
+    def doom(self) -> None:
+        """Let the whole process die at its next points."""
+        process = self.of or self
+        for one in (process, *process.threads):
+            one.doomed = True
+
+    def joined(self, thread: Actor, now: datetime) -> None:
+        """End a thread that is not needed any more; one that has not begun never will."""
+        self.threads.remove(thread)
+        thread.doomed, thread.wake, thread.dead = True, now, thread.point == "start"
 
 
 class Scheduler:
@@ -67,7 +67,7 @@ class Scheduler:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.chances = Chances()
+        self.faults: Mapping[Fault, float] = draw(self.rng)
         self.now = START
         self.steps = 0
         self.actors: list[Actor] = []
@@ -81,16 +81,30 @@ class Scheduler:
         self.ending = False
         self._hub = getcurrent()
 
-    def spawn(self, name: str, work: Callable[[Actor], None], *, skew: timedelta, run_id: str | None = None) -> Actor:
+    def happens(self, fault: Fault) -> bool:
+        """Draw whether something goes wrong now."""
+        share = self.faults[fault]
+        return share > 0 and self.rng.random() < share
+
+    def spawn(
+        self,
+        name: str,
+        work: Callable[[Actor], None],
+        *,
+        skew: timedelta,
+        run_id: str | None = None,
+        of: Actor | None = None,
+    ) -> Actor:
         """Add an actor that does `work` from its next turn on."""
-        actor = Actor(name=name, skew=skew, run_id=run_id, wake=self.now)
+        actor = Actor(name=name, skew=skew, run_id=run_id, of=of, wake=self.now)
 
         def live() -> None:
             try:
                 work(actor)
             except Killed:
-                self.happened["killed"] += 1
-                self.note(f"{name} is gone")
+                if of is None:
+                    self.happened["killed"] += 1
+                    self.note(f"{name} is gone")
             finally:
                 actor.dead = True
                 if self.holder is actor:
@@ -98,6 +112,8 @@ class Scheduler:
 
         actor.body = greenlet(live, parent=self._hub)
         self.actors.append(actor)
+        if of is not None:
+            of.threads.append(actor)
         return actor
 
     def step(self) -> bool:
@@ -131,14 +147,11 @@ class Scheduler:
             raise Killed
         if seconds:
             actor.wake = self.now + timedelta(seconds=seconds)
-        elif not actor.in_transaction and self.rng.random() < self._chance_to_stall(actor):
-            # A paused virtual machine, a full disk, a network that hangs: a zombie goes on when all is over.
-            self.happened["stalled"] += 1
-            actor.stalled = True
-            actor.wake = self.now + timedelta(seconds=self.rng.choice(STALLS) * self.rng.random())
+        elif not actor.in_transaction and self.happens(Fault.STALL_IN_RUN if actor.run_id else Fault.STALL):
+            self._stall(actor)
         actor.point = point
-        if self.rng.random() < self.chances.kill:
-            actor.doomed = True
+        if self.happens(Fault.KILL):
+            actor.doom()
         self._hub.switch()
         actor.stalled = False
         if actor.doomed:
@@ -147,8 +160,11 @@ class Scheduler:
     def statement(self) -> None:
         """Reach a SQL statement: nobody else goes on, but the actor may die inside its transaction. Raises Killed."""
         actor = self.current
-        if actor is not None and (actor.doomed or self.rng.random() < self.chances.kill_in_statement):
-            actor.doomed = True
+        if actor is None:
+            return
+        if self.happens(Fault.KILL_IN_STATEMENT):
+            actor.doom()
+        if actor.doomed:
             raise Killed
 
     def note(self, what: str) -> None:
@@ -156,6 +172,15 @@ class Scheduler:
         line = f"{self.steps} {what}"
         self.digest = zlib.crc32(line.encode(), self.digest)
         self.trace.append(line)
+
+    def _stall(self, actor: Actor) -> None:
+        """Let an actor hang, alone (a request without an answer) or with its process (a paused virtual machine)."""
+        self.happened["stalled"] += 1
+        actor.stalled = True
+        actor.wake = self.now + timedelta(seconds=self.rng.choice(STALLS) * self.rng.random())
+        if actor.threads and self.rng.random() < 0.5:
+            for thread in actor.threads:
+                thread.wake = max(thread.wake, actor.wake)
 
     def _resume(self, actor: Actor) -> None:
         self.steps += 1
@@ -167,14 +192,10 @@ class Scheduler:
             self.current = None
 
     def _pass_time(self) -> None:
-        chance = self.rng.random()
-        if chance < self.chances.jump:
+        if self.happens(Fault.JUMP):
             self.now += timedelta(seconds=self.rng.uniform(60, 1500))
         else:
-            self.now += timedelta(seconds=chance)
-
-    def _chance_to_stall(self, actor: Actor) -> float:
-        return self.chances.stall_in_run if actor.run_id else self.chances.stall
+            self.now += timedelta(seconds=2 * self.rng.random())
 
     def _waits_for_lock(self, actor: Actor) -> bool:
         return actor is not self.holder and actor.point == LOCK

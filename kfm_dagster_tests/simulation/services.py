@@ -1,24 +1,26 @@
-"""The simulated services: SQS with its dead-letter queue, the providers' buckets, and the places that we write to.
+"""The simulated services: SQS with its dead-letter queue, and the places that we write to.
 
 Each is a dictionary and the promises of the real one, no more: SQS delivers at least once, in any order, hides a
-message for a while, and gives it up after too many receives; an object appears late, is rewritten in place, is gone.
-Every call is a point before and after. Does not belong here: who calls.
+message for a while, and gives it up after too many receives; a store does not answer, a file does not get its place.
+Every call is a point before and after. Does not belong here: who calls, or the providers' objects (`objects.py`).
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Protocol
 
+from obstore.exceptions import AlreadyExistsError, GenericError, NotFoundError, PermissionDeniedError
+
 from kfm_dagster.catalog.publisher import PublishError
+from kfm_dagster.contracts.issues import StacIssue
 from kfm_dagster.failpoints import Failpoint, hit
-from kfm_dagster.notifications.landing import LandedBatch
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.notifications.queue_values import QueueRules, SendOutcome
+from kfm_dagster_tests.simulation.faults import Fault
 from kfm_dagster_tests.simulation.scheduling import Scheduler
 
 PRIMARY, DEAD_LETTERS = "kfm-nodd-primary", "kfm-nodd-dlq"
@@ -63,6 +65,8 @@ class Broker:
         self.scheduler = scheduler
         self.queues: dict[str, dict[str, Message]] = {PRIMARY: {}, DEAD_LETTERS: {}}
         self.deleted: list[Message] = []
+        self.sent_again: set[str] = set()
+        """Bodies that the product has put on a queue."""
         self._sent = 0
 
     def send(self, queue: str, body: str, units: frozenset[str], *, delay: float = 0.0) -> Message:
@@ -94,7 +98,7 @@ class Broker:
             message.receives += 1
             message.handle = f"{message.message_id}/{message.receives}"
             # At least once: now and then a message stays visible to the next receiver, too.
-            twice = rng.random() < 0.05
+            twice = self.scheduler.happens(Fault.DELIVERED_TWICE)
             message.visible_at = now + timedelta(seconds=5 if twice else hidden)
             self.watcher.received(message)
             delivered.append(
@@ -172,6 +176,7 @@ class SimulatedQueue:
         hit(Failpoint.QUEUE_SEND_BEFORE)
         # A message that is sent again announces what the one announced that it was.
         known = {message.body: message.units for queue in self._broker.queues.values() for message in queue.values()}
+        self._broker.sent_again.update(bodies)
         sent = [self._broker.send(self.name, body, known.get(body, frozenset())) for body in bodies]
         hit(Failpoint.QUEUE_SEND_AFTER)
         return [SendOutcome(message_id=message.message_id) for message in sent]
@@ -185,50 +190,50 @@ class SimulatedQueue:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stored:
-    """What a bucket holds under a key: nothing before `appears_at`."""
+class SimulatedStore:
+    """What the pipeline takes for the store of landed messages, outputs and evidence."""
 
-    etag: str
-    appears_at: datetime
+    def __init__(self, happens: Callable[[Fault], bool]) -> None:
+        self.files: dict[str, bytes] = {}
+        self._happens = happens
+
+    def put(self, path: str, content: bytes, *, mode: str) -> None:
+        self._answer()
+        if path in self.files:
+            raise AlreadyExistsError(path)
+        self.files[path] = content
+
+    def get(self, path: str) -> _Found:
+        self._answer()
+        if path not in self.files:
+            raise NotFoundError(path)
+        return _Found(self.files[path])
+
+    def _answer(self) -> None:
+        if self._happens(Fault.STORE_SILENT):
+            raise GenericError("simulated")
+        if self._happens(Fault.STORE_REFUSES):
+            raise PermissionDeniedError("simulated")
 
 
-class Buckets:
-    """The providers' objects, by URI: one version each, the last one that was written."""
+@dataclass(frozen=True)
+class _Found:
+    content: bytes
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self.objects: dict[str, Stored] = {}
-        self._scheduler = scheduler
-
-    def etag(self, uri: str) -> str | None:
-        """Ask for an object as it is now."""
-        hit(Failpoint.OBJECT_HEAD_BEFORE)
-        stored = self.objects.get(uri)
-        found = stored.etag if stored is not None and stored.appears_at <= self._scheduler.now else None
-        hit(Failpoint.OBJECT_HEAD_AFTER)
-        return found
-
-
-class SimulatedLanding:
-    """What the pipeline takes for a landing zone."""
-
-    def land(self, messages: Sequence[SqsMessage]) -> LandedBatch:
-        hit(Failpoint.LANDING_PUT_BEFORE)
-        digest = hashlib.sha256(repr(sorted(message.message_id for message in messages)).encode()).hexdigest()
-        hit(Failpoint.LANDING_PUT_AFTER)
-        return LandedBatch(digest=f"sha256:{digest}", uri=digest, count=len(messages))
+    def bytes(self) -> bytes:
+        return self.content
 
 
 class SimulatedLineageFiles:
-    """The lineage root: whole files, and now and then a failure."""
+    """The lineage root: whole files."""
 
-    def __init__(self, *, fails: Callable[[], bool]) -> None:
+    def __init__(self, happens: Callable[[Fault], bool]) -> None:
         self.files: dict[str, bytes] = {}
-        self._fails = fails
+        self._happens = happens
 
     def publish(self, href: str, content: bytes) -> None:
         hit(Failpoint.LINEAGE_PUBLISH_BEFORE)
-        if self._fails():
+        if self._happens(Fault.LINEAGE_FAILS):
             raise OSError("simulated")
         self.files[href] = content
         hit(Failpoint.LINEAGE_PUBLISH_AFTER)
@@ -240,29 +245,47 @@ class SimulatedLineageFiles:
 class SimulatedPublisher:
     """Where the catalog's files go; a promoted file stays, whatever becomes of the transaction around it."""
 
-    def __init__(self) -> None:
+    def __init__(self, happens: Callable[[Fault], bool]) -> None:
         self.files: dict[str, bytes] = {}
+        self.happens = happens
+        self.seen: Callable[[str, bytes], None] = lambda path, content: None
+        """Who looks at what readers find."""
 
     def read(self, paths: Sequence[str]) -> Mapping[str, bytes]:
         return {path: self.files[path] for path in paths if path in self.files}
 
+    def names(self, folder: str) -> Sequence[str]:
+        split = (path.rpartition("/") for path in self.files)
+        return [name for parent, _, name in split if parent == folder]
+
+    def remove(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            hit(Failpoint.CATALOG_REMOVE_BEFORE)
+            self.files.pop(path, None)
+            hit(Failpoint.CATALOG_REMOVE_AFTER)
+
     @contextmanager
     def staging(self, files: Mapping[str, bytes]) -> Iterator[_Staged]:
         hit(Failpoint.CATALOG_STAGE_BEFORE)
-        yield _Staged(files, self.files)
+        yield _Staged(files, self)
 
 
 class _Staged:
-    def __init__(self, files: Mapping[str, bytes], published: dict[str, bytes]) -> None:
+    def __init__(self, files: Mapping[str, bytes], publisher: SimulatedPublisher) -> None:
         self._files = files
-        self._published = published
+        self._publisher = publisher
 
     def promote(self, paths: Sequence[str]) -> Mapping[str, PublishError]:
-        hit(Failpoint.CATALOG_PROMOTE_BEFORE)
+        failed = {}
         for path in paths:
-            self._published[path] = self._files[path]
-        hit(Failpoint.CATALOG_PROMOTE_AFTER)
-        return {}
+            hit(Failpoint.CATALOG_PROMOTE_BEFORE)
+            if self._publisher.happens(Fault.CATALOG_FAILS):
+                failed[path] = PublishError(StacIssue.IO_ERROR, "simulated")
+            else:
+                self._publisher.files[path] = self._files[path]
+                self._publisher.seen(path, self._files[path])
+            hit(Failpoint.CATALOG_PROMOTE_AFTER)
+        return failed
 
     def settle(self) -> None:
         """The dictionary needs none."""

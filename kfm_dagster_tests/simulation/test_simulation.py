@@ -6,20 +6,25 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from kfm_dagster.stages.batch import SkipCause
 from kfm_dagster_tests.simulation.exploring import explore
 from kfm_dagster_tests.simulation.history import Outcome, Simulation
 from kfm_dagster_tests.simulation.mutations import MUTATIONS, Mutation
+from kfm_dagster_tests.timeouts import HANG_SECONDS
+
+pytestmark = pytest.mark.timeout(HANG_SECONDS)
 
 # Tracing lines makes a hundred thousand steps twice as long, and what they run is covered by tests that name it.
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = 100_000
-SEEDS = 250
+STEPS = 16_000
+SEEDS = 24
+"""Each step is one of the whole run contract, and each seed has its own faults."""
 BOUND = 300
 """Seeds within which a breakage must be noticed; most take fewer than ten."""
 REACHED = {
@@ -43,25 +48,37 @@ REACHED = {
     "release",
     "repeat",
     "repair_and_replace",
+    "rolled back",
+    "started twice",
+    "step tried again",
+    "unsound object",
+    "poisonous object",
+    *SkipCause,
 }
-"""What a hundred thousand steps have to meet, or they would hold nothing."""
+"""What so many steps have to meet, or they would hold nothing."""
 
 
 @pytest.mark.clause("WSM-19", "WSM-12", "BEY-02", "BEY-03")
 def test_no_history_of_crashes_zombies_and_disorder_breaks_an_invariant(figure: Callable[[str], None]) -> None:
-    found = explore(seeds=SEEDS, least_steps=STEPS)
+    found = explore(seeds=SEEDS, least_steps=STEPS, meeting=REACHED)
     figure(f"simulation: {found}")
     assert not found.broken, "\n".join(map(str, found.broken[:3]))
     assert found.steps >= STEPS
     assert not REACHED - found.happened.keys()
 
 
+def broken_seeds(simulation: Simulation, *, first: int) -> Iterator[Outcome]:
+    """Yield the seeds that break an invariant."""
+    lived = (simulation.live(seed) for seed in range(first, first + BOUND))
+    return (found for found in lived if found.violation)
+
+
 @pytest.mark.clause("WSM-19")
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
 def test_a_broken_rule_is_noticed_by_its_invariant(mutation: Mutation) -> None:
-    simulation = Simulation(triggers=mutation.triggers)
+    simulation = Simulation(triggers=mutation.triggers, faults=mutation.under)
     with mutation.applied():
-        broken = next((found for seed in range(BOUND) if (found := simulation.live(seed)).violation), None)
+        broken = next(broken_seeds(simulation, first=mutation.first), None)
     assert broken is not None, f"{BOUND} seeds do not notice it"
     assert broken.violation == mutation.invariant, str(broken)
 
@@ -70,7 +87,7 @@ DIGESTS = """
 import json
 from kfm_dagster_tests.simulation.history import Simulation
 simulation = Simulation()
-print(json.dumps([[one.steps, one.digest] for one in map(simulation.live, [3, 1, 4, 15])]))
+print(json.dumps([[one.steps, one.digest] for one in map(simulation.live, [3, 15])]))
 """
 
 
@@ -83,18 +100,18 @@ def digests(*, hash_seed: str) -> list[list[int]]:
 
 def test_a_seed_is_lived_through_alike_in_every_process_and_order() -> None:
     simulation = Simulation()
-    here = {seed: simulation.live(seed) for seed in (15, 4, 3, 1)}
-    expected = [[here[seed].steps, here[seed].digest] for seed in (3, 1, 4, 15)]
+    here = {seed: simulation.live(seed) for seed in (15, 3)}
+    expected = [[here[seed].steps, here[seed].digest] for seed in (3, 15)]
     assert digests(hash_seed="1") == digests(hash_seed="2") == expected
 
 
 def test_a_broken_seed_says_how_to_live_through_it_again() -> None:
-    mutation = next(one for one in MUTATIONS if one.name == "a fence lets everybody through")
+    mutation = next(one for one in MUTATIONS if one.name == "a fence does not ask for the claim")
 
     def live() -> Outcome:
         with mutation.applied():
             simulation = Simulation()
-            return next(found for seed in range(BOUND) if (found := simulation.live(seed)).violation)
+            return next(broken_seeds(simulation, first=mutation.first))
 
     first, second = live(), live()
     assert str(first) == str(second)

@@ -6,36 +6,44 @@ Belongs here: what exists, and who is alive. Does not belong here: what actors d
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from obstore.exceptions import BaseError
+from typing_extensions import override
+
 from kfm_dagster.catalog.store import Catalog
-from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.errors import IllegalTransitionError, KfmError
+from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint
+from kfm_dagster.ingest.nodes import Source
+from kfm_dagster.ingest.pipeline import Given, Made, Pipeline
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.recovery.dead_letters.drain import drain
 from kfm_dagster.settings import Settings, SnsVerify
+from kfm_dagster.stages.card import Card
+from kfm_dagster.stages.failure import StageFailedError
 from kfm_dagster_tests.clocks import locked
+from kfm_dagster_tests.simulation.faults import Fault
 from kfm_dagster_tests.simulation.feed import Feed
 from kfm_dagster_tests.simulation.memory import SimulatedDatabase, Template
+from kfm_dagster_tests.simulation.objects import Buckets, SimulatedObjects, read
 from kfm_dagster_tests.simulation.scheduling import Actor, Scheduler
 from kfm_dagster_tests.simulation.services import (
     DEAD_LETTERS,
     PRIMARY,
     Broker,
-    Buckets,
-    SimulatedLanding,
     SimulatedLineageFiles,
     SimulatedPublisher,
     SimulatedQueue,
+    SimulatedStore,
 )
 
 LEASE_SECONDS = 300
@@ -53,8 +61,11 @@ SETTINGS = Settings(
     retry_backoff_seconds=20.0,
     max_units_per_run=10,
     worker_id="simulated",
+    # The feed signs nothing.
     sns_verify=SnsVerify.OFF,
 )
+CODE = CodeFingerprint(code_sha="simulated", lockfile_hash="0" * 64)
+"""Code of every process, whatever is simulated: a change of it must not make every seed another history."""
 
 
 def simulated_contracts() -> ContractRegistry:
@@ -70,45 +81,100 @@ def _impatient(contract: DatasetContract) -> DatasetContract:
     )
 
 
+class SurpriseError(Exception):
+    """A part of the product met an error that it does not know."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What a run is started with: a day, where its units come from, and its datasets with their landed batches."""
+
+    partition: str
+    source: Source
+    datasets: Mapping[str, Sequence[str]]
+
+
+@dataclass
+class SimulatedPipeline(Pipeline):
+    """The pipeline of a process in a world, without threads."""
+
+    world: World = field(kw_only=True)
+    actor: Actor = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        world = self.world
+        vars(self).update(
+            store=world.store,
+            objects=SimulatedObjects(world.buckets, silent=lambda: world.scheduler.happens(Fault.OBJECT_SILENT)),
+            readers={contract.metadata_extract.reader: read for contract in self.registry},
+            catalog=Catalog(self.database, world.publisher, self.registry),
+            lineage=Lineage(self.database, world.lineage_files, clock=self.clock),
+            code=CODE,
+        )
+        locked(self)
+
+    @override
+    def concurrently(self, work: Callable[[Given], Made], batch: Iterable[Given]) -> list[Made]:
+        return [work(one) for one in batch]
+
+    @override
+    @contextmanager
+    def repeating(self, tick: Callable[[], None], *, seconds: float, name: str) -> Iterator[None]:
+        scheduler = self.world.scheduler
+
+        def keep(_thread: Actor) -> None:
+            while True:
+                tick()
+                scheduler.pause("heartbeat", seconds=seconds)
+
+        actor = self.actor
+        thread = scheduler.spawn(f"{actor.name}'", keep, skew=actor.skew, run_id=actor.run_id, of=actor)
+        thread.wake = scheduler.now + timedelta(seconds=seconds)
+        try:
+            yield
+        finally:
+            actor.joined(thread, scheduler.now)
+
+
 @dataclass(kw_only=True, eq=False)
 class World:
     """Everything that exists in one seed."""
 
     scheduler: Scheduler
     registry: ContractRegistry
+    card: Card
     template: Template
-    run: Callable[[World, Actor, str, Sequence[int]], None]
-    """What a process of a run does in a partition, turn after turn."""
-    outputs: dict[tuple[str, str, str], list[Envelope]] = field(default_factory=dict)
-    """What runs have committed, by run, dataset and stage."""
+    run: Callable[[World, Actor, Order], None]
+    """What a process of a run does."""
     faulty: bool = True
-    _partitions: dict[str, str] = field(default_factory=dict)
-    _processes: Counter[str] = field(default_factory=Counter)
-    _runs: int = 0
+    _orders: dict[str, Order] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.database: SimulatedDatabase = self.template.clone(self.scheduler)
         self.buckets = Buckets(self.scheduler)
         self.broker = Broker(self.scheduler)
         self.feed = Feed(self.scheduler, self.registry, self.broker, self.buckets)
-        self.publisher = SimulatedPublisher()
-        self.lineage_files = SimulatedLineageFiles(fails=lambda: self.faulty and self.chance(0.05))
+        self.store = SimulatedStore(self.scheduler.happens)
+        self.publisher = SimulatedPublisher(self.scheduler.happens)
+        self.lineage_files = SimulatedLineageFiles(self.scheduler.happens)
 
     def pipeline(self, actor: Actor) -> Pipeline:
         """Return the pipeline of a process, with its own wrong clock."""
-        pipeline = Pipeline(
+
+        def clock() -> datetime:
+            return self.scheduler.now + actor.skew
+
+        return SimulatedPipeline(
             settings=SETTINGS,
             registry=self.registry,
             database=self.database,
-            clock=lambda: self.scheduler.now + actor.skew,
+            card=self.card,
+            clock=clock,
             connect_queue=lambda _: self._queue(PRIMARY),
             connect_dead_letters=lambda _: self._queue(DEAD_LETTERS),
+            world=self,
+            actor=actor,
         )
-        locked(pipeline)
-        vars(pipeline)["landing"] = SimulatedLanding()
-        vars(pipeline)["catalog"] = Catalog(self.database, self.publisher, self.registry)
-        vars(pipeline)["lineage"] = Lineage(self.database, self.lineage_files, clock=pipeline.clock)
-        return pipeline
 
     def _queue(self, name: str) -> Any:
         return SimulatedQueue(self.broker, name)
@@ -125,44 +191,59 @@ class World:
 
         self.scheduler.spawn(name, live, skew=self._skew())
 
-    def start_run(self, partition: str) -> None:
-        """Start a run over a partition, unless enough are at work."""
+    def start_run(self, order: Order) -> None:
+        """Start a run, unless enough are at work; now and then two processes believe that it is theirs."""
         alive = {actor.run_id for actor in self.scheduler.actors if actor.run_id and not actor.dead}
         if len(alive) < MAX_RUNS:
-            self._runs += 1
-            self._execute(partition, f"00000000-0000-4000-8000-{self._runs:012d}", f"run-{self._runs}")
+            number = len(self._orders) + 1
+            run_id = f"00000000-0000-4000-8000-{number:012d}"
+            self._orders[run_id] = order
+            self._execute(run_id, f"run-{number}")
+            if self.scheduler.happens(Fault.TWIN):
+                self.scheduler.happened["started twice"] += 1
+                self._execute(run_id, f"run-{number}*")
 
     def retry_run(self, run_id: str) -> None:
-        """Execute a run again that was given up, now and then: its first process may only hang, and go on one day."""
-        if self.faulty and self.chance(0.9):
+        """Execute a run again that was taken for dead: its first process may only hang, and go on one day."""
+        if self.scheduler.happens(Fault.HASTE):
             self.scheduler.happened["retried"] += 1
-            self._execute(self._partitions[run_id], run_id, f"{run_id[-4:]}+")
+            self._execute(run_id, f"{run_id[-4:]}+")
 
-    def _execute(self, partition: str, run_id: str, name: str) -> None:
-        self._partitions[run_id] = partition
-        earlier = self._processes[run_id]
-        self._processes[run_id] += 1
-        # Something of its own first, as early as a process before it may wake; then what those before it have left.
-        turns = (earlier, *range(earlier))
-
+    def _execute(self, run_id: str, name: str) -> None:
         def live(actor: Actor) -> None:
             finished = False
             try:
-                self.run(self, actor, partition, turns)
+                self.run(self, actor, self._orders[run_id])
                 finished = True
             finally:
-                if not finished and not self.scheduler.ending and self.chance(0.4):
+                if not finished and not self.scheduler.ending and self.scheduler.happens(Fault.RE_EXECUTION):
                     self.scheduler.happened["re-executed"] += 1
-                    self._execute(partition, run_id, f"{name}+")
+                    self._execute(run_id, f"{name}+")
 
         self.scheduler.spawn(name, live, skew=self._skew(), run_id=run_id)
 
     def looks_dead(self, run_id: str) -> bool:
         """Say what a run monitor says of a run: dead when it is, and now and then when it only hangs."""
-        working = [actor for actor in self.scheduler.actors if actor.run_id == run_id and not actor.dead]
+        processes = (actor for actor in self.scheduler.actors if actor.of is None and not actor.dead)
+        working = [actor for actor in processes if actor.run_id == run_id]
         if not working:
             return True
         return all(actor.stalled for actor in working) and self.chance(0.3)
+
+    @contextmanager
+    def refusals(self, who: str) -> Iterator[None]:
+        """Let somebody be refused: a tick that fails comes again, and a person reads why and goes home."""
+        try:
+            yield
+        except KfmError as error:
+            self.scheduler.note(f"{who} was refused: {type(error).__name__}")
+
+    def surprised_by(self, error: Exception) -> None:
+        """Raise SurpriseError for an error of a run that no service gave and the product does not know."""
+        cause = error.__cause__ if isinstance(error, StageFailedError) else error
+        # The database refuses a transition only where the ledger did not see to it.
+        if isinstance(cause, IllegalTransitionError) or not isinstance(cause, (KfmError, BaseError, OSError)):
+            raise SurpriseError(f"{type(cause).__name__}: {cause}") from error
 
     def sleep(self, point: str, least: float, most: float) -> None:
         """Let the current actor do nothing for a while."""

@@ -1,0 +1,134 @@
+"""The simulated objects: the providers' buckets as the product reads them, and what stands in an object.
+
+An object is its format's first bytes and a JSON document, which `read` gives back as the readers of the real formats
+do. Does not belong here: who writes objects (`feed.py`), or the stores that the product writes to (`services.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Any
+
+import orjson
+
+from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.contracts.issues import IntegrityIssue
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.failpoints import Failpoint, hit
+from kfm_dagster.readers.base import TIMES, HeaderMetadata, ReadRequest
+from kfm_dagster.storage.object_handle import ObjectHead, ObjectReadError
+from kfm_dagster.storage.objects import ListedObject
+from kfm_dagster_tests.simulation.scheduling import Scheduler
+
+UNCITED = frozenset({"goes:percent-uncorrectable"})
+"""Properties of samples for which their contract names neither source nor unit: a gate would stop their batch."""
+SIZE = 4_000_000
+"""Bytes that a store says of every object, whatever its document takes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stored:
+    """What a bucket holds under a key: nothing before `appears_at`."""
+
+    etag: str
+    content: bytes
+    appears_at: datetime
+
+
+class Buckets:
+    """The providers' objects, by URI: one version each, the last one that was written."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.objects: dict[str, Stored] = {}
+        self._scheduler = scheduler
+
+    def find(self, uri: str) -> Stored | None:
+        """Return an object as it is now."""
+        stored = self.objects.get(uri)
+        return stored if stored is not None and stored.appears_at <= self._scheduler.now else None
+
+
+class SimulatedObjects:
+    """What the pipeline takes for `storage.objects.ObjectStores`."""
+
+    def __init__(self, buckets: Buckets, *, silent: Callable[[], bool]) -> None:
+        self._buckets = buckets
+        self._silent = silent
+
+    def open(
+        self, contract: DatasetContract, uri: str, *, size: int | None = None, etag: str | None = None
+    ) -> SimulatedObject:
+        return SimulatedObject(self._buckets, uri, etag, self._silent)
+
+    def open_sidecar(self, contract: DatasetContract, uri: str, suffix: str) -> None:
+        return None
+
+    def list_day(self, contract: DatasetContract, day: date) -> Iterator[ListedObject]:
+        hit(Failpoint.OBJECT_LIST_BEFORE)
+        for uri in sorted(self._buckets.objects):
+            stored = self._buckets.find(uri)
+            if stored is not None and uri.split("/")[2] in contract.storage.buckets:
+                yield ListedObject(uri=uri, size=SIZE, etag=stored.etag, last_modified=stored.appears_at)
+        hit(Failpoint.OBJECT_LIST_AFTER)
+
+
+class SimulatedObject:
+    """An object of a bucket, asked for again by every request: one version of it, once its ETag is known."""
+
+    size = SIZE
+
+    def __init__(self, buckets: Buckets, uri: str, etag: str | None, silent: Callable[[], bool]) -> None:
+        self.uri = uri
+        self._buckets = buckets
+        self._etag = etag
+        self._silent = silent
+
+    def head(self) -> ObjectHead:
+        return self.probe(0)[0]
+
+    def probe(self, length: int) -> tuple[ObjectHead, bytes]:
+        stored = self._request(Failpoint.OBJECT_HEAD_BEFORE, Failpoint.OBJECT_HEAD_AFTER)
+        self._etag = stored.etag
+        head = ObjectHead(size=SIZE, etag=stored.etag, content_type=None, last_modified=stored.appears_at)
+        return head, stored.content[:length]
+
+    def read(self, start: int, length: int) -> bytes:
+        stored = self._request(Failpoint.OBJECT_READ_BEFORE, Failpoint.OBJECT_READ_AFTER)
+        if self._etag not in {None, stored.etag}:
+            raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, self.uri, "simulated")
+        return stored.content[start : start + length]
+
+    def _request(self, before: Failpoint, after: Failpoint) -> Stored:
+        hit(before)
+        stored = self._buckets.find(self.uri)
+        if self._silent():
+            raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, self.uri, "simulated")
+        if stored is None:
+            raise ObjectReadError(IntegrityIssue.MISSING_OBJECT, self.uri, "simulated")
+        hit(after)
+        return stored
+
+
+def content_of(sample: Envelope, contract: DatasetContract, properties: dict[str, Any]) -> bytes:
+    """Return an object that says what a sample says, with some properties besides or instead."""
+    assert sample.metadata is not None
+    said = {name: value for name, value in sample.metadata.stac_properties.items() if name not in TIMES | UNCITED}
+    document = {
+        "start": sample.time_range_start,
+        "end": sample.time_range_end,
+        "geometry": sample.metadata.geometry,
+        "properties": {**said, **properties},
+    }
+    return bytes.fromhex(contract.integrity.magic[0].hex) + orjson.dumps(document)
+
+
+def read(request: ReadRequest, /) -> HeaderMetadata:
+    """Read an object's document, as a reader does."""
+    content = request.source.read(0, request.source.size)
+    said = orjson.loads(content[content.index(b"{") :])
+    start, end = datetime.fromisoformat(said["start"]), datetime.fromisoformat(said["end"])
+    return HeaderMetadata(
+        start=start, end=end, datetime=start, geometry=said["geometry"], properties=said["properties"]
+    )

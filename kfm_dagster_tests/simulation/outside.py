@@ -1,0 +1,108 @@
+"""What somebody sees from outside: what went in by the feed, and what came out in the catalog and the lineage files.
+
+Knows neither ledger nor database: an account of its own that no table of the product can talk into anything. Does not
+belong here: what must hold inside (`invariants.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from posixpath import dirname, join, normpath
+from typing import Any
+
+import orjson
+
+from kfm_dagster.lineage.openlineage import JOB_NAMESPACE
+from kfm_dagster_tests.simulation.feed import Version
+from kfm_dagster_tests.simulation.invariants import ViolationError
+from kfm_dagster_tests.simulation.world import World
+
+ROOT = "catalog.json"
+MULTIHASH_DIGITS = 6
+"""Hex digits of a `file:checksum` that say which hash it is, and how long."""
+
+
+class Outside:
+    """The view from outside of one world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        world.publisher.seen = self.nothing_unexpected_is_published
+
+    def finished(self) -> None:
+        """Faults have ended, and everything had the time to end."""
+        self.everything_is_linked_once()
+        self.nothing_is_missing()
+        self.every_item_has_its_lineage()
+
+    def nothing_unexpected_is_published(self, path: str, content: bytes) -> None:
+        """Only what a sound object says becomes an Item, under the Item id of its key."""
+        document = orjson.loads(content)
+        if document.get("type") == "Feature":
+            version = self._version_of(document)
+            if version is None or not version.sound or version.item_id != document["id"]:
+                raise ViolationError("nothing_unexpected_is_published", f"{path} of {version}")
+
+    def nothing_is_missing(self) -> None:
+        """The newest sound version that was announced and can still be read is in the catalog, or a newer one is."""
+        if missing := self.missing():
+            raise ViolationError("nothing_is_missing", "; ".join(missing))
+
+    def missing(self) -> list[str]:
+        """Say which Items are older than what could be read, or are not there."""
+        due: dict[str, tuple[str, int]] = {}
+        for version in self._world.feed.announced.values():
+            if version.sound and self._world.feed.is_readable(version):
+                due[version.item_id] = max(due.get(version.item_id, version.order), version.order)
+        found = {item["id"]: version for _, item in self._items() if (version := self._version_of(item))}
+        return [
+            f"{item_id} of {order}, found {found.get(item_id)}"
+            for item_id, order in due.items()
+            if item_id not in found or found[item_id].order < order
+        ]
+
+    def everything_is_linked_once(self) -> None:
+        """From the root one way leads to each Item, and none leads nowhere."""
+        reached = Counter(self._reached(ROOT))
+        if max(reached.values(), default=1) > 1 or not reached.keys() <= self._world.publisher.files.keys():
+            raise ViolationError("everything_is_linked_once", str(reached))
+
+    def every_item_has_its_lineage(self) -> None:
+        """Each Item has a unit whose ingest was told and not withdrawn, from the object that the Item is of.
+
+        Unless that version is gone: the run that wrote the Item has died, and no other can read what it is of.
+        """
+        files = self._world.lineage_files.files
+        lines = [line for href, content in files.items() if href.endswith(".ndjson") for line in content.splitlines()]
+        events = [event for event in map(orjson.loads, lines) if event["job"]["namespace"] == JOB_NAMESPACE]
+        withdrawn = {event["run"]["runId"] for event in events if event["eventType"] == "OTHER"}
+        told: dict[str, set[str]] = defaultdict(set)
+        for event in events:
+            if event["eventType"] == "COMPLETE" and event["run"]["runId"] not in withdrawn:
+                source = event["inputs"][0]
+                told[event["run"]["facets"]["kfmWal"]["wal_id"]].add(f"{source['namespace']}/{source['name']}")
+        for path, item in self._items():
+            version = self._version_of(item)
+            if version is None or not self._world.feed.is_readable(version):
+                continue
+            if item["assets"]["data"]["href"] not in told[item["properties"]["kfm:wal_id"]]:
+                raise ViolationError("every_item_has_its_lineage", path)
+
+    def _items(self) -> Iterator[tuple[str, Any]]:
+        """Yield what a reader finds: a file that a dead process left is found once something leads to it."""
+        for path in self._reached(ROOT):
+            document = orjson.loads(self._world.publisher.files.get(path, b"{}"))
+            if document.get("type") == "Feature":
+                yield path, document
+
+    def _reached(self, path: str) -> Iterator[str]:
+        if path != ROOT or path in self._world.publisher.files:
+            yield path
+        for link in orjson.loads(self._world.publisher.files.get(path, b"{}")).get("links", ()):
+            if link["rel"] in {"child", "item"}:
+                yield from self._reached(normpath(join(dirname(path), link["href"])))
+
+    def _version_of(self, item: Any) -> Version | None:
+        data = item["assets"]["data"]
+        return self._world.feed.find(data["href"], data["file:checksum"][MULTIHASH_DIGITS:])
