@@ -25,11 +25,15 @@ from kfm_dagster_tests.mutants.examining import Mutant
 
 NEAREST = {
     "kfm_dagster/ledger": ["ledger"],
+    "kfm_dagster/ledger/cases.py": ["governance/test_evidence.py"],
     "kfm_dagster/stages": ["stages"],
     "kfm_dagster/ingest/intake.py": ["ingest/test_recording.py", "integration/test_acknowledgement.py"],
     "kfm_dagster/ingest/recording.py": ["ingest/test_recording.py", "integration/test_acknowledgement.py"],
     "kfm_dagster/ingest/senders.py": ["integration/test_forged_messages.py"],
-    "kfm_dagster/operators/message_parse.py": ["operators/test_message_parse.py"],
+    "kfm_dagster/operators/message_parse.py": [
+        "operators/test_message_parse.py",
+        "integration/test_forged_messages.py",
+    ],
 }
 """Folders and files of product code, and below `kfm_dagster_tests`, the tests that claim them."""
 SLOW = {"test_ledger_contention.py", "test_ledger_plans.py"}
@@ -155,12 +159,12 @@ def mutated_files(root: Path) -> list[str]:
     paths = chain.from_iterable(
         (root / name).rglob("*.py") if (root / name).is_dir() else [root / name] for name in NEAREST
     )
-    return sorted(str(path.relative_to(root)) for path in paths)
+    return sorted({str(path.relative_to(root)) for path in paths})
 
 
 def nearest_tests(root: Path, file: str) -> list[str]:
     """Return the test files nearest to a product file; those that name its module first, as one failure is enough."""
-    [near] = [tests for name, tests in NEAREST.items() if file == name or file.startswith(f"{name}/")]
+    near = chain.from_iterable(tests for name, tests in NEAREST.items() if file == name or file.startswith(f"{name}/"))
     module = file.removesuffix(".py").replace("/", ".")
     found = []
     for name in near:

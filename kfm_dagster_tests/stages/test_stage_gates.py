@@ -56,6 +56,10 @@ def fault(gate: Gate, *numbers: int) -> Verdict:
     return Verdict(gate=gate, rule="a rule", observed="wrong", expected="right", findings=tuple(found))
 
 
+def details(runner: StageRunner, kind: AuditKind) -> list[dict[str, Any]]:
+    return [line["details"] for line in runner.lifecycle.store.audit.of_stage("run", SECOND) if line["kind"] == kind]
+
+
 def lines(runner: StageRunner, stage: str = SECOND, run_id: str = "run") -> list[tuple[str, str]]:
     return [(line["kind"], line["event"]) for line in runner.lifecycle.store.audit.of_stage(run_id, stage)]
 
@@ -72,6 +76,8 @@ def test_a_stage_goes_its_way_with_one_line_for_everything(runner: StageRunner) 
     assert newest is not None
     assert newest.state is StageState.SUCCEEDED
     assert (newest.checkpoint_uri, newest.output_sha256) == (batch.state.artifact_uri, batch.state.artifact_sha256)
+    saved = {"uri": batch.state.artifact_uri, "sha256": batch.state.artifact_sha256}
+    assert details(runner, AuditKind.CHECKPOINT) == [saved]
     assert lines(runner) == [
         ("transition", "pending>running"),
         ("gate", "G6"),
@@ -326,6 +332,7 @@ def test_a_rollback_needs_the_checkpoint_before_it_and_a_compensation_that_worke
     assert state(runner) is StageState.FAILED
     # What was undone is told, even where that is no rollback.
     assert lines(runner)[-1] == ("compensation", "done")
+    assert details(runner, AuditKind.COMPENSATION) == [{"undone": 1}]
     node = FakeEffectNode([], fails=OSError("away"), compensation_fails=OSError("gone, too"))
     with pytest.raises(StageFailedError, match="away"):
         execute(under(), node, run_id="other", upstream=first(under(), "other"))
