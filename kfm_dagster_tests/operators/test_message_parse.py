@@ -254,7 +254,7 @@ def test_keys_outside_the_declared_patterns_are_refused(key: str) -> None:
 
 def test_a_key_that_only_its_route_takes_for_one_of_data_is_refused() -> None:
     """Route and grammar are of one pattern; were they not, nothing would be known of the unit."""
-    with pytest.raises(MessageError, match="key x is no data key of goes-abi"):
+    with pytest.raises(MessageError, match="key 'x' is no data key of goes-abi"):
         _understood("x", REGISTRY.grammars["goes-abi"])
 
 
