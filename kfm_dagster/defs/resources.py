@@ -5,7 +5,8 @@ One process keeps one open pipeline per database: a tick or a step would else co
 
 # No postponed annotations here: Dagster reads ResourceDependency from the annotation itself.
 
-from functools import cache, partial
+import os
+from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING
 
 import boto3
@@ -66,7 +67,7 @@ class WalResource(dg.ConfigurableResource[Ledger]):
 
     def settings(self) -> Settings:
         """Return the process's settings with this database. Raises ConfigurationError."""
-        return Settings.load(**({"wal_dsn": self.dsn} if self.dsn else {}))
+        return _settings(self.dsn, frozenset(os.environ.items()))
 
     def get(self) -> Ledger:
         """Return the ledger of the process's open pipeline. Raises KfmError with one line on what is wrong."""
@@ -91,6 +92,12 @@ class PipelineResource(dg.ConfigurableResource[Pipeline]):
         """Publish the lineage of a run's steps when the run is over: without a daemon there is no sensor to do it."""
         if context.run is not None:
             self.get().lineage.publish_staged()
+
+
+@lru_cache(maxsize=1)
+def _settings(dsn: str, _environment: frozenset[tuple[str, str]]) -> Settings:
+    """Read the settings once per environment: reading takes 10 ms, and a run's ops and checks ask a hundred times."""
+    return Settings.load(**({"wal_dsn": dsn} if dsn else {}))
 
 
 @cache
