@@ -90,6 +90,7 @@ def test_a_guard_is_the_condition_of_an_error(tmp_path: Path) -> None:
         "assert a == b\n",
         'a("what is written for people")\n',
         'a(f"{b} of them")\n',
+        'a = "what is written for people"\n',
     ],
 )
 def test_what_no_test_should_hold_is_not_mutated(text: str, tmp_path: Path) -> None:

@@ -213,6 +213,35 @@ def test_rejection_names_the_field_the_bucket_and_the_key() -> None:
 
 
 @pytest.mark.clause("OPR-02")
+@pytest.mark.parametrize(
+    "path",
+    [
+        "eventVersion",
+        "eventName",
+        "eventTime",
+        "s3",
+        "s3.bucket",
+        "s3.bucket.name",
+        "s3.object",
+        "s3.object.key",
+        "s3.object.eTag",
+        "s3.object.size (bytes)",
+        "s3.object.sequencer",
+    ],
+)
+def test_a_field_of_a_wrong_type_is_named_by_its_path(path: str) -> None:
+    *parents, name = path.partition(" ")[0].split(".")
+    body = record()
+    place = body
+    for parent in parents:
+        place = place[parent]
+    place[name] = [1]
+    (rejection,) = parse(raw(body)).rejections
+    assert rejection.code is ParseIssue.MISSING_REQUIRED_FIELD
+    assert rejection.message.startswith(f"{path} is missing or of a wrong type")
+
+
+@pytest.mark.clause("OPR-02")
 def test_long_text_of_a_sender_is_cut_in_every_reason() -> None:
     for body in (sns("{}", topic="t" * 9000), raw(record(bucket="b" * 9000)), raw(record(key="ABI-L1b-Rad" * 900))):
         (rejection,) = parse(body).rejections
