@@ -444,6 +444,23 @@ def test_due_failures_are_retried_after_their_backoff_and_not_before(bench: Benc
     assert {record.replay_reason for record in bench.ledger.find()} == {"retry"}
 
 
+def test_the_units_that_a_day_fails_by_are_named_those_in_quarantine_first(bench: Bench) -> None:
+    states = {"failed": envelope(0), "quarantined": envelope(1), "succeeded": envelope(2), "pending": envelope(3)}
+    for status, unit in states.items():
+        bench.bring_to(status, unit)
+    where = {"dataset": "nexrad-l2", "partition": DAY}
+    found = bench.ledger.failing_of_day(**where, limit=10)
+    assert [(one.status, one.object_uri) for one in found] == [
+        (status, states[status].object_uri) for status in ("quarantined", "failed")
+    ]
+    assert {one.code: 1 for one in found} == bench.ledger.day(**where).failing
+    # Who put it there gave a reason, not an error.
+    assert [one.message for one in found] == ["", bench.ledger.get(states["failed"].wal_id).last_error_message]
+    assert bench.ledger.failing_of_day(**where, limit=1) == found[:1]
+    for other in ({"dataset": "goes-abi"}, {"partition": "2025-04-02"}):
+        assert bench.ledger.failing_of_day(**(where | other), limit=10) == []
+
+
 KINDS = {
     "const": [(60, 60), (60, 60), (60, 60), (60, 60)],
     "exp": [(60, 60), (120, 120), (240, 240), (1800, 1800)],
