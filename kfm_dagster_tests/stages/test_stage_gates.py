@@ -220,6 +220,9 @@ def test_each_stop_fails_the_stage_and_nothing_of_it_counts(under: Under, stop: 
         ("compensation", "done"),
         ("transition", "failed>rolled_back"),
     ]
+    newest = runner.lifecycle.store.newest("run", SECOND)
+    assert newest is not None
+    assert newest.compensation == {"undone": 1}
     recorded = runner.run_states.get(SECOND, "run")
     assert recorded is not None
     assert (recorded.outcome, recorded.artifact_uri) == (Outcome.FAILED, None)
