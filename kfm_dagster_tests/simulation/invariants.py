@@ -46,6 +46,8 @@ HELD = {
     " WHERE run_id = ? AND dataset = ?",
     "lineage": "SELECT batch_id FROM lineage_batches JOIN lineage_emissions USING (batch_id)"
     " WHERE run_id = ? AND dataset = ? AND batch_id NOT IN (SELECT batch_id FROM lineage_invalidations)",
+    "outputs": "SELECT dataset_id FROM run_state WHERE run_id = ? AND dataset_id LIKE ? || '.%'"
+    " AND artifact_uri IS NOT NULL AND validation_summary ->> '$.rolled_back_by' IS NULL",
 }
 """What a run may hold of a dataset."""
 FULL_CHECK_EVERY = 25
@@ -121,7 +123,7 @@ class Account:
     _seen_changes: int = 0
     _told: set[tuple[str, str, str]] = field(default_factory=set)
     _seen_governance: int = 0
-    _rolled_back: set[tuple[str, str, str]] = field(default_factory=set)
+    _seen_rollback: int = 0
     _total_changes: int = -1
     _commits: int = 0
 
@@ -316,19 +318,17 @@ class Account:
             raise ViolationError("run_state_names_what_its_stage_made", str(differing))
 
     def rollbacks_leave_nothing(self) -> None:
-        """PCS-03: a run that is rolled back holds no unit of the dataset and no Item, and its lineage is gone."""
-        found = set(
-            rows(
-                self._raw,
-                "SELECT dataset_id, run_id, recorded_at FROM run_state"
-                " WHERE validation_summary ->> '$.rolled_back_by' IS NOT NULL",
-            )
+        """PCS-03: a run that is rolled back holds no unit of the dataset, no Item, no lineage and no output."""
+        found = rows(
+            self._raw,
+            "SELECT seq, run_id, stage FROM stage_audit WHERE event = 'run rolled back' AND seq > ? ORDER BY seq",
+            self._seen_rollback,
         )
-        for dataset_id, run_id, _ in found - self._rolled_back:
-            held = {name: rows(self._raw, sql, run_id, dataset_id.partition(".")[0]) for name, sql in HELD.items()}
+        for seq, run_id, stage in found:
+            held = {name: rows(self._raw, sql, run_id, stage.partition(".")[0]) for name, sql in HELD.items()}
             if any(held.values()):
-                raise ViolationError("rollbacks_leave_nothing", f"{dataset_id} in {run_id}: {held}")
-        self._rolled_back = found
+                raise ViolationError("rollbacks_leave_nothing", f"{stage} in {run_id}: {held}")
+            self._seen_rollback = seq
 
     def lineage_is_read_once(self) -> None:
         """WAL-05, BEY-07: readers find every recorded event, each once, whatever failed and whoever died."""

@@ -359,6 +359,12 @@ MUTATIONS = (
         first=14,
     ),
     Mutation(
+        name="a rollback leaves the outputs",
+        invariant="rollbacks_leave_nothing",
+        breakages=[_call(rollback, "_take_back_run_state", lambda *_: None)],
+        under=_REFUSED,
+    ),
+    Mutation(
         name="a rollback leaves the lineage",
         invariant="rollbacks_leave_nothing",
         breakages=[_call(Lineage, "invalidate", lambda *_, **__: 0)],
