@@ -17,7 +17,7 @@ import orjson
 from sqlalchemy import RowMapping
 
 from kfm_dagster.alerts.plan import AlertRule, Level
-from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
 from kfm_dagster.storage.database import Database, Transaction
@@ -265,7 +265,7 @@ def _findings(tx: Transaction, terms: Iterable[Terms], limits: ClockLimits, now:
         max_offset=limits.max_offset,
         calibrated_since=rfc3339(limits.calibrated_since),
     )
-    return [{**row, "last_event_at": rfc3339(moment(row["last_event_at"]))} for row in rows.mappings()]
+    return [{**row, "last_event_at": rfc3339(row["last_event_at"])} for row in rows.mappings()]
 
 
 def _messages(told: Iterable[Any], escalated: Collection[int], listeners: Iterable[Listener]) -> list[dict[str, Any]]:
@@ -296,17 +296,12 @@ def _ids(tx: Transaction, name: str, **given: str) -> list[int]:
 
 
 def _alert(columns: RowMapping) -> Alert:
-    times = {
-        name: None if value is None else moment(value)
-        for name, value in columns.items()
-        if name.endswith(("_at", "since"))
-    }
     words = {
         "rule": AlertRule(columns["rule"]),
         "state": AlertState(columns["state"]),
         "level": Level(columns["level"]),
     }
-    return Alert(**{**columns, **times, **words})
+    return Alert(**{**columns, **words})
 
 
 def _json(value: Any) -> str:

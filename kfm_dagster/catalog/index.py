@@ -17,7 +17,7 @@ import orjson
 from kfm_dagster.catalog.documents import Bbox, Extent
 from kfm_dagster.catalog.item import Candidate, canonical
 from kfm_dagster.contracts.envelope import WalId
-from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.storage.database import Transaction
 
@@ -105,10 +105,10 @@ class CollectionIndex:
                 replaces=row.replaces_wal_id,
                 precedence=row.precedence,
                 sequencer=row.sequencer,
-                event_time=None if row.event_time is None else moment(row.event_time),
+                event_time=row.event_time,
                 revision=row.revision,
                 promotion_id=row.promotion_id,
-                summaries=_loaded(row.summaries),
+                summaries=row.summaries,
             )
             for row in rows
         }
@@ -163,7 +163,7 @@ class CollectionIndex:
         ):
             for row in self._tx.run(statement, parameters).all():
                 pages.add((row.partition_key, row.page))
-                for key in _summary_keys(_loaded(row.summaries)):
+                for key in _summary_keys(row.summaries):
                     change[key] += count
         for statement in ("catalog.recount_page", "catalog.drop_empty_page"):
             self._tx.run_many(
@@ -211,7 +211,7 @@ class CollectionIndex:
     def extent(self) -> Extent:
         """Return the extent of all Items."""
         row = self._tx.run("catalog.extent", collection_id=self._collection).one()
-        return Extent(bbox=_enclosing(row), start=_time_text(row.start_at), end=_time_text(row.end_at))
+        return Extent(bbox=_enclosing(row), start=rfc3339(row.start_at), end=rfc3339(row.end_at))
 
     def summaries(self) -> dict[str, list[Any]]:
         """Return the distinct values of every property that the contract summarises."""
@@ -275,11 +275,6 @@ def _json(values: Iterable[str | int]) -> str:
     return orjson.dumps(list(values)).decode()
 
 
-def _loaded(column: Any) -> dict[str, Sequence[Any]]:
-    """SQLite keeps JSON as text; PostgreSQL gives values."""
-    return column if isinstance(column, dict) else orjson.loads(column)
-
-
 def _summary_keys(summaries: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, str]]:
     for name, values in summaries.items():
         for value in {orjson.dumps(value).decode() for value in values}:
@@ -302,5 +297,5 @@ def _enclosing(row: Any) -> Bbox | None:
     return (-180.0, row.south, 180.0, row.north)
 
 
-def _time_text(value: str | datetime) -> str:
-    return rfc3339(datetime.fromisoformat(value) if isinstance(value, str) else value)
+def _time_text(value: str) -> str:
+    return rfc3339(datetime.fromisoformat(value))

@@ -61,8 +61,3 @@ def rfc3339(value: datetime, *, timespec: str = "microseconds") -> str:
 def is_plausible(value: datetime) -> bool:
     """Tell whether a time from outside can be one of an observation, a forecast or an event."""
     return EARLIEST <= value < LATEST
-
-
-def moment(value: str | datetime) -> datetime:
-    """Read a timestamp column: text in SQLite, an aware value in PostgreSQL."""
-    return (datetime.fromisoformat(value) if isinstance(value, str) else value).astimezone(UTC)

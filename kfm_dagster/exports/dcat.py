@@ -17,7 +17,7 @@ from kfm_dagster.catalog.documents import ROOT_DESCRIPTION, ROOT_ID, ROOT_TITLE,
 from kfm_dagster.catalog.index import CollectionIndex
 from kfm_dagster.catalog.layout import JSON, collection_path
 from kfm_dagster.catalog.store import PAGE_SIZE
-from kfm_dagster.contracts.identity import moment, rfc3339, uuid8
+from kfm_dagster.contracts.identity import rfc3339, uuid8
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.exports.atomic_files import ExportFile, atomic_files
@@ -192,10 +192,10 @@ def _version(row: Any, states: list[RunState]) -> Document:
     """Return the collection's version: the moment at which an Item of it last changed."""
     if not row.items:
         return {"versionNotes": "No Item is in this collection yet."}
-    changed = rfc3339(moment(row.changed_at))
+    changed = rfc3339(row.changed_at)
     outcomes = ", ".join(f"{state.dataset_id} {state.outcome.value}" for state in states) or "none recorded"
     return {
-        "issued": rfc3339(moment(row.first_at)),
+        "issued": rfc3339(row.first_at),
         "modified": changed,
         "version": changed,
         "versionNotes": f"{row.items} Items; an Item last changed at {changed}. The latest run: {outcomes}.",

@@ -18,7 +18,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from kfm_dagster.contracts.identity import moment, rfc3339, uuid8
+from kfm_dagster.contracts.identity import rfc3339, uuid8
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.exports.atomic_files import ExportFile, atomic_files
 from kfm_dagster.exports.cypher import CSV_EDGE, CSV_NODE, CsvRows, GraphEdge, GraphNode, NodeKey, csv_header
@@ -134,4 +134,4 @@ def _source_id(row: Any) -> str:
 
 
 def _time(column: Any) -> str | None:
-    return None if column is None else rfc3339(moment(column))
+    return None if column is None else rfc3339(column)

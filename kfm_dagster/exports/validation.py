@@ -20,7 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.idempotent_node.transaction import Output
 from kfm_dagster.ingest.nodes import MetadataExtract, Settle
@@ -141,7 +141,7 @@ def _reports_of_metadata(
             stage=MetadataExtract.operator,
             contract=contract,
             envelopes=from_parquet(stored),
-            reference_time=moment(row.ended_at),
+            reference_time=row.ended_at,
             thresholds=Thresholds(min_p_dim=least),
         )
         yield {"run_id": row.run_id, **dim_report(subject)}
@@ -264,7 +264,8 @@ def _latency(attempts: pa.Table) -> dict[str, float | None]:
 
 def _throughput(lines: Sequence[Line]) -> float | None:
     """Return the units settled per second of the span from the first line to the last one; None without a span."""
-    seconds = (moment(lines[-1]["at"]) - moment(lines[0]["at"])).total_seconds() if lines else 0.0
+    times = [datetime.fromisoformat(line["at"]) for line in (*lines[:1], *lines[-1:])]
+    seconds = (times[-1] - times[0]).total_seconds() if times else 0.0
     settled = sum(line["details"].get("units", 0) for line in _settled(lines))
     return settled / seconds if seconds > 0 else None
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import KfmError
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading, writing
@@ -168,7 +168,7 @@ class GovernanceLog:
         return [
             GovernanceEntry(
                 entry_id=row.entry_id,
-                at=moment(row.at),
+                at=row.at,
                 actor=row.actor,
                 action=row.action,
                 dataset=row.dataset,
@@ -178,7 +178,7 @@ class GovernanceLog:
                 to_status=row.to_status,
                 reason=row.reason,
                 change_ref=row.change_ref,
-                details=orjson.loads(row.details) if isinstance(row.details, str) else row.details,
+                details=row.details,
             )
             for row in rows
         ]

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum, unique
 
 from kfm_dagster.contracts.envelope import Envelope, Metadata
-from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.issues import GovernanceIssue, Issue, Severity
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.contracts.stewardship import Embargo, Governance
@@ -126,7 +126,7 @@ def _header_ends(metadata: Metadata) -> Iterator[datetime]:
     for name in ("datetime", "end_datetime"):
         # metadata-extract writes both as RFC 3339; what it has found fault with may be anything.
         with suppress(OverflowError, TypeError, ValueError):
-            yield moment(metadata.stac_properties.get(name, ""))
+            yield datetime.fromisoformat(metadata.stac_properties.get(name, "")).astimezone(UTC)
 
 
 def _access(rules: Rules, _: Envelope) -> Ruling | None:

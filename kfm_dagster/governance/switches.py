@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
 from kfm_dagster.storage.database import Database, Transaction
@@ -106,11 +106,11 @@ class KillSwitches:
         return {
             row.dataset: KillSwitch(
                 dataset=row.dataset,
-                engaged_at=moment(row.engaged_at),
+                engaged_at=row.engaged_at,
                 engaged_by=row.engaged_by,
                 reason=row.reason,
                 change_ref=row.change_ref,
-                expires_at=None if row.expires_at is None else moment(row.expires_at),
+                expires_at=row.expires_at,
             )
             for row in rows
         }

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading
 
@@ -33,7 +33,7 @@ class Checkpoints:
             row = view.run("idempotent_node.checkpoint", node=node).one_or_none()
         if row is None:
             return None
-        return Checkpoint(node=row.node, last_applied_hash=row.last_applied_hash, updated_at=moment(row.updated_at))
+        return Checkpoint(node=row.node, last_applied_hash=row.last_applied_hash, updated_at=row.updated_at)
 
     def advance(self, node: str, content_hash: str, *, tx: Transaction) -> None:
         """Name the content that a node applied last, in the transaction that applies it."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.idempotent_node.checkpoint import Checkpoints
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, ManifestEntry, compute_content_hash
 from kfm_dagster.idempotent_node.steps import StepEnd, StepMeter
@@ -319,16 +319,11 @@ def forced(params: Mapping[str, Any], *, run_id: str, reason: str) -> dict[str, 
 def _output(row: Any) -> Output:
     return Output(
         content_hash=row.content_hash,
-        record=_value(row.record),
-        lineage=_value(row.lineage),
-        valid_from=None if row.valid_from is None else moment(row.valid_from),
-        valid_to=None if row.valid_to is None else moment(row.valid_to),
+        record=row.record,
+        lineage=row.lineage,
+        valid_from=row.valid_from,
+        valid_to=row.valid_to,
     )
-
-
-def _value(column: Any) -> Any:
-    # SQLite keeps JSON as text; PostgreSQL gives values.
-    return json.loads(column) if isinstance(column, str) else column
 
 
 def _json(value: Mapping[str, Any]) -> str:

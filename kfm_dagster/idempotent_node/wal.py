@@ -16,7 +16,7 @@ from datetime import datetime
 from enum import StrEnum, unique
 from typing import Any
 
-from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.idempotent_node.steps import DIED, StepEnd
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading, writing
@@ -159,15 +159,14 @@ def run_uuid(run_id: str) -> str:
 
 
 def _intent(row: Any) -> Intent:
-    # SQLite keeps JSON and times as text; PostgreSQL gives values.
     return Intent(
         wal_id=row.wal_id,
         run_id=str(row.run_id),
         node=row.node,
         step=row.step,
-        payload=json.loads(row.payload) if isinstance(row.payload, str) else row.payload,
+        payload=row.payload,
         content_hash=row.content_hash,
         status=IntentStatus(row.status),
-        started_at=moment(row.started_at),
-        applied_at=None if row.applied_at is None else moment(row.applied_at),
+        started_at=row.started_at,
+        applied_at=row.applied_at,
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +20,6 @@ import orjson
 from typing_extensions import override
 
 from kfm_dagster.contracts.envelope import Envelope, WalId
-from kfm_dagster.contracts.identity import moment
 from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
 from kfm_dagster.ingest.arrival_table import to_parquet
 from kfm_dagster.ingest.node import ChainNode, of_every_gate
@@ -148,7 +148,7 @@ class PathArrivals(ChainNode):
             self._found[unit.wal_id] = path_arrival(
                 facts_of(properties),
                 ts_start=unit.time_range_start,
-                reference=moment(properties["datetime"]),
+                reference=datetime.fromisoformat(properties["datetime"]),
                 tau=TIME_TOLERANCE,
                 options=self.options,
             )

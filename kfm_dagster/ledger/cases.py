@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import Any
 
 from kfm_dagster.contracts.envelope import WalId
-from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
 from kfm_dagster.ledger.record import HistoryEntry
@@ -106,7 +106,7 @@ class QuarantineCases:
         """Return the oldest cases without evidence; their number decides the cost, not that of records."""
         with self._database.snapshot() as view:
             return [
-                DueCase(key=_key(row), opened_at=moment(row.opened_at), reason=row.reason)
+                DueCase(key=_key(row), opened_at=row.opened_at, reason=row.reason)
                 for row in view.run("evidence.due", limit=limit)
             ]
 
@@ -126,7 +126,7 @@ class QuarantineCases:
                 message_id=row.message_id,
                 queue=row.queue,
                 receive_count=row.receive_count,
-                first_received_at=moment(row.first_received_at),
+                first_received_at=row.first_received_at,
                 landing=row.landing_sha256,
             )
             for row in rows
@@ -206,14 +206,14 @@ def _key(row: Any) -> CaseKey:
 def _case(row: Any) -> QuarantineCase:
     return QuarantineCase(
         key=_key(row),
-        opened_at=moment(row.opened_at),
+        opened_at=row.opened_at,
         reason=row.reason,
         evidence=(
             None if row.evidence_uri is None else ArtifactReference(uri=row.evidence_uri, sha256=row.evidence_sha256)
         ),
-        collected_at=None if row.collected_at is None else moment(row.collected_at),
+        collected_at=row.collected_at,
         state=CaseState(row.state),
-        closed_at=None if row.closed_at is None else moment(row.closed_at),
+        closed_at=row.closed_at,
         closed_by=row.closed_by,
         closing_reason=row.closing_reason,
         change_ref=row.change_ref,

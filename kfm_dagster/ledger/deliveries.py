@@ -15,7 +15,7 @@ from enum import StrEnum, unique
 from typing import Any
 
 from kfm_dagster.contracts.envelope import WalId
-from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.ledger.ignored import IgnoredRecord, ignored_rows
 from kfm_dagster.ledger.rejections import (
     KeptRejection,
@@ -173,7 +173,7 @@ class Deliveries:
                 message_id=row.message_id,
                 queue=row.queue,
                 receipt_handle=row.receipt_handle,
-                seconds=max(0, math.ceil((moment(row.next_attempt_at) - now).total_seconds())),
+                seconds=max(0, math.ceil((row.next_attempt_at - now).total_seconds())),
             )
             for row in rows
         ]
@@ -188,7 +188,7 @@ class Deliveries:
                 queue=row.queue,
                 receipt_handle=row.receipt_handle,
                 dataset=row.dataset,
-                received_at=moment(row.received_at),
+                received_at=row.received_at,
             )
             for row in rows
         ]
@@ -234,7 +234,7 @@ class Deliveries:
             rows = view.run("deliveries.rejected", reason_code=reason_code, message_id=message_id, limit=limit).all()
         return [
             KeptRejection(
-                rejected_at=moment(row.rejected_at),
+                rejected_at=row.rejected_at,
                 reason_code=row.reason_code,
                 records=row.records,
                 message_id=row.message_id,

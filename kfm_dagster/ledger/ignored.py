@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from kfm_dagster.contracts.identity import moment
 from kfm_dagster.storage.database import Database
 
 NAMED_PER_MESSAGE = 100
@@ -103,7 +102,7 @@ def find_ignored(database: Database, wanted: IgnoredFilter, *, limit: int) -> li
             bucket=row.bucket,
             key=row.object_key,
             records=row.records,
-            received_at=moment(row.received_at),
+            received_at=row.received_at,
         )
         for row in rows
     ]
@@ -119,7 +118,7 @@ def count_ignored(database: Database, wanted: IgnoredFilter) -> list[IgnoredCoun
             reason=row.reason,
             records=int(row.records),
             messages=int(row.messages),
-            newest=moment(row.newest),
+            newest=row.newest_at,
         )
         for row in rows
     ]

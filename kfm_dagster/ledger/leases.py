@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 
 from kfm_dagster.contracts.envelope import WalId
-from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.issues import FenceIssue
 from kfm_dagster.governance.switches import KillSwitches
 from kfm_dagster.ledger.reports import Lease
@@ -84,9 +84,9 @@ class Leases:
                     run_id=row.ingest_run_id,
                     dataset=row.dataset,
                     worker_id=row.worker_id,
-                    acquired_at=moment(row.acquired_at),
-                    renewed_at=moment(row.renewed_at),
-                    expires_at=moment(row.expires_at),
+                    acquired_at=row.acquired_at,
+                    renewed_at=row.renewed_at,
+                    expires_at=row.expires_at,
                 )
                 for row in view.run("ledger.leases")
             ]

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from kfm_dagster import __version__
 from kfm_dagster.contracts.envelope import Envelope, WalId
-from kfm_dagster.contracts.identity import moment
 from kfm_dagster.governance.log import GovernanceAction, GovernanceLog
 from kfm_dagster.ledger.redaction import redact
 from kfm_dagster.ledger.reports import Mismatch
@@ -84,7 +83,7 @@ def mismatches(tx: Transaction, *, limit: int) -> list[Mismatch]:
             dataset=row.dataset,
             attempt=row.attempt,
             earlier_attempt=row.earlier_attempt,
-            at=moment(row.at),
+            at=row.at,
             replay_run_id=row.replay_run_id,
             item_differs=bool(row.item_differs),
             provenance_differs=bool(row.provenance_differs),

@@ -6,13 +6,14 @@ Belongs here: named queries as typed values. Does not belong here: changes (`sto
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
-from sqlalchemy import RowMapping
+from sqlalchemy import MappingResult
 
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Lane, WalId
-from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.ledger.outcomes import mismatches
 from kfm_dagster.ledger.record import HistoryEntry, NoddWalRecord, record_of
 from kfm_dagster.ledger.reports import DayReport, FailingUnit, Mismatch, ObjectVersion, PendingPartition
@@ -80,18 +81,20 @@ class LedgerQueries:
             "before_id": after.wal_id if after else "",
         }
         statement = "ledger.find" if partition is None else "ledger.find_in_partition"
-        found: list[RowMapping] = []
+        ranges: list[MappingResult] = []
         with reading(self.database, tx) as view:
             for state in [status] if status else Status:
                 if error_code is not None and state is Status.SUCCEEDED:
                     continue  # a success has no error, and there are too many of them to look through
                 datasets = [dataset] if dataset else view.run("ledger.datasets_of_status", status=state).scalars().all()
-                for name in datasets:
-                    rows = view.run(statement, filters, status=state, dataset=name)
-                    found += rows.mappings()
-        # Records are made of the rows that stay: of five states and three datasets that is one in fifteen.
-        newest = heapq.nlargest(limit, found, key=lambda row: (row["event_time"], str(row["wal_id"])))
-        return [record_of(row) for row in newest]
+                ranges += [view.run(statement, filters, status=state, dataset=name).mappings() for name in datasets]
+            # Each is in this order, and no row is decoded that does not stay: of five states and three datasets that is
+            # one in fifteen.
+            newest = heapq.merge(*ranges, key=lambda row: (row["event_time"], row["wal_id"]), reverse=True)
+            found = [record_of(row) for row in itertools.islice(newest, limit)]
+            for rows in ranges:
+                rows.close()
+        return found
 
     def versions(self, wal_id: str, *, tx: Transaction | None = None) -> list[ObjectVersion]:
         """Return every known version of a unit's object, oldest event first; empty for an unknown id."""
@@ -102,7 +105,7 @@ class LedgerQueries:
                 wal_id=WalId(row.wal_id),
                 object_version=row.object_version,
                 sequencer=row.sequencer,
-                event_time=moment(row.event_time),
+                event_time=row.event_time,
                 status=Status(row.status),
                 superseded_by=row.newer_wal_id,
             )
@@ -124,7 +127,7 @@ class LedgerQueries:
                 partition=row.partition_key,
                 lane=Lane(row.lane),
                 units=row.units,
-                oldest=moment(row.oldest),
+                oldest=row.oldest_at,
             )
             for row in rows
         ]
@@ -159,8 +162,8 @@ class LedgerQueries:
     def oldest_waiting(self, *, tx: Transaction | None = None) -> datetime | None:
         """Return since when the unit is known that has waited longest, for its first attempt or another one."""
         with reading(self.database, tx) as view:
-            found = view.run("ledger.oldest_waiting").scalar_one()
-        return None if found is None else moment(found)
+            found: datetime | None = view.run("ledger.oldest_waiting").scalar_one()
+        return found
 
     def counts(self, *, tx: Transaction | None = None) -> dict[str, dict[Status, int]]:
         """Return the number of records by dataset and status; every status is there."""

@@ -6,12 +6,11 @@ Belongs here: the shape of a row of `nodd_wal_records` and of `nodd_wal_transiti
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 from sqlalchemy import RowMapping
 
 from kfm_dagster.contracts.envelope import CheckStatus, Lane, Priority, ProvenanceStatus, StacStatus
@@ -43,14 +42,8 @@ def _utc(value: datetime) -> datetime:
     return value.astimezone(UTC)
 
 
-def _object(value: Any) -> Any:
-    # SQLite keeps JSON as text, PostgreSQL gives the value.
-    return json.loads(value) if isinstance(value, str) else value
-
-
 Timestamp = Annotated[AwareDatetime, AfterValidator(_utc)]
 WalIdText = Annotated[str, Field(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
-JsonObject = Annotated[dict[str, Any], BeforeValidator(_object, json_schema_input_type=dict[str, Any])]
 
 
 class NoddWalRecord(BaseModel):
@@ -98,7 +91,7 @@ class NoddWalRecord(BaseModel):
     next_attempt_at: Timestamp | None = Field(description="When a failed unit is due again; null otherwise.")
     changed_by: str = Field(description="Actor of the last change.")
     change_reason: str = Field(description="Reason of the last change.")
-    extension: JsonObject = Field(description="Fields that the dataset's contract declares.")
+    extension: dict[str, Any] = Field(description="Fields that the dataset's contract declares.")
     # The defaults are for histories that were written before the columns existed.
     lane: Lane = Field(Lane.LIVE, description="Whose turn the unit waits for.")
     replay_run_id: str | None = Field(None, description="Replay that let the unit in again last; null outside one.")
@@ -121,7 +114,7 @@ class HistoryEntry(BaseModel):
     reason: str
     run_id: str | None
     attempts: int
-    fields: JsonObject
+    fields: dict[str, Any]
 
 
 def published_schema() -> dict[str, Any]:
@@ -156,5 +149,5 @@ def replay_history(entries: Iterable[HistoryEntry]) -> NoddWalRecord:
 
 
 def record_of(row: RowMapping) -> NoddWalRecord:
-    """Read a row of `nodd_wal_records`, from either database."""
+    """Read a row of `nodd_wal_records`."""
     return NoddWalRecord.model_validate(dict(row))

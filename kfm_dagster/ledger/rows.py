@@ -27,7 +27,7 @@ from kfm_dagster.contracts.envelope import (
     WalId,
 )
 from kfm_dagster.contracts.envelope_codec import Leaf, sections
-from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.storage.text import json_text, storable
 
@@ -94,30 +94,32 @@ def claimed_envelopes(result: CursorResult[Any]) -> list[Envelope]:
     extended = [leaf for section in _PARSED for leaf in section.leaves if leaf.extension]
     found = []
     for row in result:
-        fields = {member: read(row[at]) for member, at, read in own}
-        fields["raw"] = RawReference(**{member: read(row[at]) for member, at, read in raw})
+        fields = {member: row[at] if read is None else read(row[at]) for member, at, read in own}
+        reference = {member: row[at] if read is None else read(row[at]) for member, at, read in raw}
+        fields["raw"] = RawReference(**reference)
         if extended:
             kept = row[place["extension"]]
-            # SQLite keeps JSON as text, PostgreSQL gives the value.
-            kept = orjson.loads(kept) if isinstance(kept, str) else kept
-            fields |= {leaf.member: _reading(leaf)(kept.get(leaf.name)) for leaf in extended}
+            fields |= {leaf.member: _from_extension(leaf, kept.get(leaf.name)) for leaf in extended}
         found.append(Envelope(**fields))
     return found
 
 
-def _reading(leaf: Leaf) -> Callable[[Any], Any]:
-    decode = moment if leaf.kind is datetime else leaf.decode
-    if decode is None:
-        return _as_it_is
+def _reading(leaf: Leaf) -> Callable[[Any], Any] | None:
+    decode = leaf.decode
+    if decode is None or leaf.kind is datetime:
+        return None
     return lambda value: None if value is None else decode(value)
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
 
 
 def _as_text(value: Any) -> Any:
     return rfc3339(value) if isinstance(value, datetime) else value
+
+
+def _from_extension(leaf: Leaf, value: Any) -> Any:
+    if value is None:
+        return None
+    decode = datetime.fromisoformat if leaf.kind is datetime else leaf.decode
+    return value if decode is None else decode(value)
 
 
 def findings_row(envelope: Envelope) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from kfm_dagster.contracts.envelope import Envelope, WalId
-from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.ledger.policy import LedgerCode, backoff_seconds, is_overdue, quarantine_reason
 from kfm_dagster.ledger.redaction import redact
@@ -38,7 +38,7 @@ class Verdicts:
             if row.wal_id in self.due
             and is_overdue(
                 registry[row.dataset].retry,
-                discovered=moment(row.created_at),
+                discovered=row.created_at,
                 due=self.due[row.wal_id],
                 replay_reason=row.replay_reason,
             )

@@ -19,7 +19,7 @@ from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.lineage.backend import Backend, BackendUnavailableError
 from kfm_dagster.lineage.files import STORE_ERRORS, LineageFiles
 from kfm_dagster.lineage.openlineage import Event
-from kfm_dagster.lineage.outbox import BACKEND, ERROR_LENGTH, error_text, pause_after, positions
+from kfm_dagster.lineage.outbox import BACKEND, ERROR_LENGTH, error_text, pause_after
 from kfm_dagster.storage.database import Database
 
 _LOG = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class OutboxDelivery:
             row = tx.run("lineage.claim_delivery", now=rfc3339(now), lease_until=rfc3339(now + LEASE)).one_or_none()
         if row is None:
             return None
-        progress = _Progress(done=row.events_done, not_taken=positions(row.not_taken))
+        progress = _Progress(done=row.events_done, not_taken=tuple(row.not_taken))
         return _Try(
             batch_id=row.batch_id,
             href=row.href,

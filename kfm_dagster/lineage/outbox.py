@@ -11,7 +11,6 @@ Belongs here: recording a batch, publishing, and what still waits. Does not belo
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.lineage.files import STORE_ERRORS, LineageFiles
 from kfm_dagster.lineage.unit import LineagePath
 from kfm_dagster.storage.database import Database, Transaction
@@ -158,9 +157,9 @@ class Outbox:
                     destination=row.destination,
                     href=row.href,
                     attempts=row.attempts,
-                    next_attempt_at=moment(row.next_attempt_at),
+                    next_attempt_at=row.next_attempt_at,
                     last_error=row.last_error,
-                    not_taken=len(positions(row.not_taken)),
+                    not_taken=len(row.not_taken),
                 )
                 for row in failing
             ],
@@ -201,12 +200,7 @@ def error_text(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:ERROR_LENGTH]
 
 
-def positions(stored: Any) -> tuple[int, ...]:
-    """Read the column `not_taken`: text in SQLite, a list in PostgreSQL."""
-    return tuple(json.loads(stored) if isinstance(stored, str) else stored)
-
-
 def _waiting(row: Any) -> Waiting:
     if row is None:
         return Waiting()
-    return Waiting(batches=row.batches, units=int(row.units), oldest=moment(row.oldest))
+    return Waiting(batches=row.batches, units=int(row.units), oldest=row.oldest_at)

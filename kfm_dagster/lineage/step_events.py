@@ -9,7 +9,6 @@ Belongs here: which rows, and the batches. Does not belong here: what is said (`
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from itertools import groupby
@@ -18,7 +17,6 @@ from typing import Any
 
 import orjson
 
-from kfm_dagster.contracts.identity import moment
 from kfm_dagster.lineage.outbox import BATCH_ID_DIGITS, Batch, Outbox
 from kfm_dagster.lineage.prov import Node, jsonld
 from kfm_dagster.lineage.steps import NAMESPACE, Step, step_agents, step_events, step_nodes
@@ -87,10 +85,8 @@ class StepEvents:
 
     def _step(self, row: Any) -> Step:
         measures = {name: value for name in MEASURES if (value := getattr(row, name)) is not None}
-        ended_at = moment(row.ended_at)
         # A replay carries out an intent long after it was written; what it measured began when it did.
-        began = ended_at - timedelta(seconds=row.seconds) if row.seconds is not None else moment(row.started_at)
-        payload = _value(row.payload)
+        began = row.ended_at - timedelta(seconds=row.seconds) if row.seconds is not None else row.started_at
         kind, _, partition = row.node.partition("@")
         dataset, dot, rest = kind.partition(".")
         job = f"{self._public(dataset)}{dot}{rest}"
@@ -102,11 +98,11 @@ class StepEvents:
             step=row.step,
             status=row.status,
             content_hash=row.content_hash,
-            code_sha=payload["code"]["sha"],
-            started_at=min(began, ended_at),
-            ended_at=ended_at,
-            inputs=payload["inputs"],
-            artifact=_artifact(_value(row.record)),
+            code_sha=row.payload["code"]["sha"],
+            started_at=min(began, row.ended_at),
+            ended_at=row.ended_at,
+            inputs=row.payload["inputs"],
+            artifact=_artifact(row.record),
             has_output=row.record is not None,
             measures=measures,
             error=row.error,
@@ -126,8 +122,3 @@ def _artifact(record: Any) -> tuple[str, str] | None:
 
 def _joined(nodes: Iterable[Node]) -> bytes:
     return b",".join(map(orjson.dumps, nodes))
-
-
-def _value(column: Any) -> Any:
-    # SQLite keeps JSON as text; PostgreSQL gives values.
-    return json.loads(column) if isinstance(column, str) else column

@@ -23,7 +23,6 @@ import orjson
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InternalError
 
 from kfm_dagster.contracts.envelope import ProvenanceResult, ProvenanceStatus, WalId
-from kfm_dagster.contracts.identity import moment
 from kfm_dagster.contracts.issues import FenceIssue, Issue, ProvenanceIssue, Severity
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.lineage.backend import Backend, BackendUnavailableError
@@ -341,7 +340,7 @@ def _links(tx: Transaction, name: str, **parameters: str) -> list[Link]:
             run_id=row.run_id,
             object_uri=row.object_uri,
             record_status=row.status,
-            invalidated_at=None if row.invalidated_at is None else moment(row.invalidated_at),
+            invalidated_at=row.invalidated_at,
         )
         for row in tx.run(name, parameters)
     ]

@@ -102,16 +102,14 @@ def is_kept(standing: RunState | None, record: RunState) -> bool:
 
 
 def _record(row: Any) -> RunState:
-    # SQLite keeps JSON and timestamps as text; PostgreSQL gives values.
-    summary, recorded_at = row.validation_summary, row.recorded_at
     return RunState(
         dataset_id=row.dataset_id,
         run_id=row.run_id,
         lakefs_branch=row.lakefs_branch,
         inputs_hash=row.inputs_hash,
-        validation_summary=json.loads(summary) if isinstance(summary, str) else summary,
+        validation_summary=row.validation_summary,
         outcome=Outcome(row.outcome),
-        recorded_at=datetime.fromisoformat(recorded_at) if isinstance(recorded_at, str) else recorded_at,
+        recorded_at=row.recorded_at,
         artifact_uri=row.artifact_uri,
         artifact_sha256=row.artifact_sha256,
     )

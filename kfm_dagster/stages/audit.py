@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 
-from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import KfmError
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading
@@ -187,7 +187,7 @@ def _lines(rows: Iterable[Any]) -> Iterator[dict[str, Any]]:
     for row in rows:
         last = {"kind": row.kind, "event": row.event, "details": orjson.loads(row.details)}
         earlier, previous = orjson.loads(row.earlier), row.previous_hash
-        attempt = {"at": rfc3339(moment(row.at)), "run_id": row.run_id, "stage": row.stage, "attempt": row.attempt}
+        attempt = {"at": rfc3339(row.at), "run_id": row.run_id, "stage": row.stage, "attempt": row.attempt}
         for seq, part in enumerate([*earlier, last], start=row.seq - len(earlier)):
             line = {"seq": seq, **attempt, **part, "previous_hash": previous}
             # What the row has for its last line is its own word, that the others are held against.

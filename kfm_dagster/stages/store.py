@@ -6,7 +6,6 @@ guards, which are the database's (`sql/schema`).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -14,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.stages.audit import AuditEvent, AuditKind, AuditLog
 from kfm_dagster.stages.card import POSSIBLE, ErrorClass, StageState
@@ -97,10 +96,11 @@ class StageStore:
     def first_opened(self, run_id: str, stage: str) -> datetime:
         """Return when the first attempt of a stage was opened. Raises LookupError before that."""
         with self._database.snapshot() as view:
-            row = view.run("stages.first_opened", run_id=run_id, stage=stage).one_or_none()
-        if row is None:
+            found = view.run("stages.first_opened", run_id=run_id, stage=stage)
+            opened_at: datetime | None = found.scalar_one_or_none()
+        if opened_at is None:
             raise LookupError(f"{stage} has no attempt in run {run_id}")
-        return moment(row.opened_at)
+        return opened_at
 
     def open(
         self, run_id: str, stage: str, *, idempotency_key: str, input_hashes: Sequence[str], tx: Transaction
@@ -149,8 +149,8 @@ class StageStore:
 
     def _refused_at(self, attempt: StageAttempt, tx: Transaction) -> datetime:
         key = {"run_id": attempt.run_id, "stage": attempt.stage, "attempt": attempt.attempt}
-        told_at = tx.run("stages.last_told", key).scalar_one()
-        return attempt.opened_at if told_at is None else moment(told_at)
+        told_at: datetime | None = tx.run("stages.last_told", key).scalar_one()
+        return told_at or attempt.opened_at
 
     def move(
         self,
@@ -234,21 +234,16 @@ def _attempt(row: Any) -> StageAttempt:
         attempt=row.attempt,
         state=StageState(row.state),
         idempotency_key=row.idempotency_key,
-        input_hashes=tuple(_value(row.input_hashes)),
-        opened_at=moment(row.opened_at),
-        started_at=None if row.started_at is None else moment(row.started_at),
-        ended_at=None if row.ended_at is None else moment(row.ended_at),
+        input_hashes=tuple(row.input_hashes),
+        opened_at=row.opened_at,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
         error_class=None if row.error_class is None else ErrorClass(row.error_class),
-        restricted=tuple(_value(row.restricted)),
+        restricted=tuple(row.restricted),
         checkpoint_uri=row.checkpoint_uri,
         output_sha256=row.output_sha256,
-        compensation=_value(row.compensation),
+        compensation=row.compensation,
     )
-
-
-def _value(column: Any) -> Any:
-    # SQLite keeps JSON as text; PostgreSQL gives values.
-    return json.loads(column) if isinstance(column, str) else column
 
 
 def _json(value: Any) -> str:

@@ -21,8 +21,8 @@ from kfm_dagster.addresses import shown, without_secrets
 from kfm_dagster.errors import ConfigurationError, DatabaseUnavailableError, NoLedgerError, SchemaVersionError
 from kfm_dagster.failpoints import Failpoint, hit
 from kfm_dagster.storage.private import private_file, private_folder
-from kfm_dagster.storage.statements import Migration, migrations, statement
-from kfm_dagster.storage.text import storable
+from kfm_dagster.storage.statements import Migration, migrations, typed_statement
+from kfm_dagster.storage.text import json_value, storable
 
 BUSY_TIMEOUT_SECONDS = 60
 """How long a SQLite writer waits for another one; a batch's transaction takes well under a second."""
@@ -168,15 +168,18 @@ class Transaction:
         self.committed.append(write)
 
     def run(self, name: str, parameters: Mapping[str, Any] | None = None, /, **more: Any) -> CursorResult[Any]:
-        """Execute one named statement. Texts are made storable: no value can make a database refuse its characters."""
+        """Execute one named statement; its rows have times in UTC and decoded JSON.
+
+        Texts are made storable: no value can make a database refuse its characters.
+        """
         values = _storable({**(parameters or {}), **more})
-        return self.connection.execute(statement(self.connection.dialect.name, name), values)
+        return self.connection.execute(typed_statement(self.connection.dialect.name, name), values)
 
     def run_many(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Execute one named statement for many parameter sets; nothing happens for none."""
         batch = [_storable(row) for row in rows]
         if batch:
-            self.connection.execute(statement(self.connection.dialect.name, name), batch)
+            self.connection.execute(typed_statement(self.connection.dialect.name, name), batch)
 
 
 def _storable(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,6 +190,7 @@ def _engine(url: URL, *, read_only: bool) -> sa.Engine:
     if url.get_backend_name() == "postgresql":
         return sa.create_engine(
             url,
+            json_deserializer=json_value,
             pool_pre_ping=True,
             connect_args={"connect_timeout": CONNECT_TIMEOUT_SECONDS, "application_name": "kfm_dagster"},
             execution_options={"postgresql_readonly": read_only},
@@ -195,7 +199,7 @@ def _engine(url: URL, *, read_only: bool) -> sa.Engine:
         raise ConfigurationError("unknown database", observed=url.get_backend_name(), expected="sqlite or postgresql")
     if url.database and not url.database.startswith((":memory:", "file:")) and not read_only:
         _make_file(Path(url.database))
-    engine = sa.create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_SECONDS})
+    engine = sa.create_engine(url, json_deserializer=json_value, connect_args={"timeout": BUSY_TIMEOUT_SECONDS})
 
     @sa.event.listens_for(engine, "connect")
     def _configure(connection: Any, _record: object) -> None:

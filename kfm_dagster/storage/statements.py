@@ -3,18 +3,25 @@
 `sql/queries/<room>.sql` holds blocks that begin with `-- name: identifier`; parameters are SQLAlchemy's `:name`. One
 text is for both databases (`macros.py`); where two forms remain, each says under its name which database it is for, and
 why. `sql/queries/duckdb` has what DuckDB answers, and `sql/schema` the migrations. Nothing here talks to a database.
+
+What a statement gives is decoded by its name: a column that is a `@time` or `@json` of a table which the statement
+names keeps its name, and any other time is named `..._at`.
 """
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Any
 
-from sqlalchemy import TextClause, text
+from sqlalchemy import JSON, DateTime, Dialect, Executable, TextClause, TypeDecorator, text
+from sqlalchemy.types import TypeEngine
 
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.storage import macros
@@ -22,6 +29,27 @@ from kfm_dagster.storage import macros
 DIALECTS = ("sqlite", "postgresql")
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _MIGRATION = re.compile(r"^(\d{4})_(\w+)\.sql$")
+_TABLE = re.compile(r"^(?:CREATE|ALTER) TABLE (\w+)", re.MULTILINE)
+_DECODED = re.compile(r"(\w+) @(time|json)\b")
+_WRITE = re.compile(r"^(?:INSERT|UPDATE|DELETE)\b(?!.*\bRETURNING\b)", re.MULTILINE | re.DOTALL)
+"""A statement that gives no rows."""
+
+
+class UtcTime(TypeDecorator[datetime]):
+    """A time of PostgreSQL, which gives it in the zone of the session; SQLite keeps the text of UTC."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
+        """Return it in UTC."""
+        return None if value is None else value.astimezone(UTC)
+
+
+_TYPES: dict[str, TypeEngine[Any]] = {
+    "time": DateTime(timezone=True).with_variant(UtcTime(), "postgresql"),
+    "json": JSON(),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +75,31 @@ def statement(dialect: str, name: str) -> TextClause:
     if (form := forms.get(dialect) or forms.get(None)) is None:
         raise ConfigurationError("there is no such SQL statement", observed=f"{name} for {dialect}")
     return text(macros.render(form, dialect))
+
+
+@cache
+def typed_statement(dialect: str, name: str) -> Executable:
+    """Return the same for a database, with rows that have times in UTC and decoded JSON."""
+    asked = statement(dialect, name)
+    return asked if _WRITE.search(asked.text) else asked.columns(**decoded_columns(asked.text))
+
+
+def decoded_columns(statement_text: str) -> dict[str, TypeEngine[Any]]:
+    """Return the type of each column that is decoded in what a statement gives, by name; and of names not in it."""
+    words = sorted(set(re.findall(r"\w+", statement_text)))
+    times = {word: _TYPES["time"] for word in words if word == "at" or word.endswith("_at")}
+    tables = _decoded()
+    return times | {name: kind for word in words for name, kind in tables.get(word, {}).items()}
+
+
+@cache
+def _decoded() -> dict[str, dict[str, TypeEngine[Any]]]:
+    found: dict[str, dict[str, TypeEngine[Any]]] = defaultdict(dict)
+    for entry in (sql_root() / "schema").iterdir():
+        _, *parts = _TABLE.split(entry.read_text(encoding="utf-8"))
+        for table, body in zip(parts[::2], parts[1::2], strict=True):
+            found[table] |= {column: _TYPES[kind] for column, kind in _DECODED.findall(body)}
+    return found
 
 
 @cache
@@ -78,6 +131,7 @@ def read_all_sql() -> None:
                 _blocks(folder, file.name.removesuffix(".sql"))
     for known in DIALECTS:
         migrations(known)
+    _decoded()
 
 
 @cache

@@ -7,6 +7,7 @@ text means, and taking secrets out of it (`ledger/redaction.py`).
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -15,6 +16,7 @@ import orjson
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 _ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 """NUL as JSON writes it; after an odd number of backslashes it is the six characters themselves."""
+_LONG_NUMBER = re.compile(r"\d{19}")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -35,6 +37,17 @@ def json_text(value: Any) -> str:
     except orjson.JSONEncodeError:
         text = orjson.dumps(_storable_value(value)).decode()
     return _ESCAPED_NUL.sub(rf"\1{_REPLACEMENT}", text) if r"\u0000" in text else text
+
+
+def json_value(text: str) -> Any:
+    """Return the value of a JSON text as Python's own module reads it, which takes several times as long as orjson."""
+    # orjson makes a float of a whole number beyond 64 bits, and refuses half of a surrogate pair.
+    if _LONG_NUMBER.search(text) is None:
+        try:
+            return orjson.loads(text)
+        except orjson.JSONDecodeError:
+            pass
+    return json.loads(text)
 
 
 def _storable_value(value: Any) -> Any:

@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy.exc import DBAPIError
 
-from kfm_dagster.contracts.identity import moment
 from kfm_dagster.stages.audit import GENESIS, AuditChainError, AuditEvent, AuditKind, as_jsonl, verify_chain
 from kfm_dagster.stages.card import POSSIBLE, ErrorClass, StageState
 from kfm_dagster.stages.gates.verdict import Gate
@@ -200,7 +199,7 @@ def test_a_retry_keeps_key_and_inputs_and_is_counted_with_its_interval(database:
     ]
     # From the end of the attempt that failed, not from its beginning.
     assert before.ended_at is not None
-    waited = (moment(retry[0]["at"]) - before.ended_at).total_seconds()
+    waited = (datetime.fromisoformat(retry[0]["at"]) - before.ended_at).total_seconds()
     assert 0 < retry[0]["details"]["interval_seconds"] <= waited
     done = moved(store, database, second, StageState.RUNNING, StageState.SUCCEEDED)
     assert store.newest("run", STAGE) == done
@@ -221,7 +220,7 @@ def test_an_attempt_that_was_refused_is_tried_again_as_it_is_and_the_interval_is
     stop_1, retry_1, stop_2, retry_2 = store.audit.of_stage("run", STAGE)
     for stop, retry in ((stop_1, retry_1), (stop_2, retry_2)):
         assert (retry["kind"], retry["event"], retry["details"]["after"]) == ("retry", "attempt 1", "pending")
-        waited = (moment(retry["at"]) - moment(stop["at"])).total_seconds()
+        waited = (datetime.fromisoformat(retry["at"]) - datetime.fromisoformat(stop["at"])).total_seconds()
         assert 0 < retry["details"]["interval_seconds"] <= waited
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,17 @@ def test_a_failed_transaction_leaves_nothing(database: Database) -> None:
         raise RuntimeError
     with database.transaction() as tx:
         assert 4242 not in {found.number for found in tx.run("schema.applied")}
+
+
+def test_times_of_rows_are_in_utc_in_a_session_of_any_zone(database: Database) -> None:
+    switch = {"dataset": "goes-abi", "actor": "jane", "reason": "storm", "change_ref": "CHG-1", "expires_at": None}
+    with database.transaction() as tx:
+        if database.dialect == "postgresql":
+            tx.connection.exec_driver_sql("SET TIME ZONE 'Asia/Tokyo'")
+        tx.run("governance.engage", switch, at="2025-12-03T00:00:00.000000Z")
+        row = tx.run("governance.engaged", at="2025-12-04T00:00:00.000000Z").one()
+    assert (row.engaged_at, row.engaged_at.tzinfo) == (datetime(2025, 12, 3, tzinfo=UTC), UTC)
+    assert row.expires_at is None
 
 
 def test_who_only_looks_can_write_nothing(database_url: str) -> None:

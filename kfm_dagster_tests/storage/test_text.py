@@ -13,7 +13,7 @@ from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.ledger.rows import MAX_TEXT
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.storage.database import Database
-from kfm_dagster.storage.text import json_text, storable
+from kfm_dagster.storage.text import json_text, json_value, storable
 from kfm_dagster_tests.factories import START
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()) | st.sampled_from('\0\\u0\ud800\udfff"'))
@@ -42,6 +42,12 @@ def test_json_of_any_texts_is_the_json_of_their_storable_forms(value: object) ->
 
 def _plain(value: object) -> object:
     return json.loads(re.sub(r"(?<!\\)((?:\\\\)*)\\u(?:0000|d[89a-f]..)", r"\1\\ufffd", json.dumps(value)))
+
+
+@given(st.recursive(ANY_TEXT | st.integers() | st.floats(allow_nan=False) | st.none(), st.lists))
+@example([2**64, -(2**63) - 1, 1e300])
+def test_json_is_read_as_python_reads_it(value: object) -> None:
+    assert json_value(json.dumps(value)) == value
 
 
 @pytest.mark.parametrize(("length", "kept"), [(4, "abcd"), (3, "ab…")])

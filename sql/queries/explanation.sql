@@ -4,9 +4,9 @@
 -- What a run intended, with whoever applied the content, what it gave, and what it took.
 SELECT
     intent.wal_id, intent.node, intent.step, intent.payload, intent.content_hash, intent.status, intent.started_at,
-    intent.applied_at, applied.run_id AS applied_run_id, applied.payload AS applied_payload, output.record,
-    output.valid_to, step.seconds, step.cpu_seconds, step.rows_in, step.rows_out, step.bytes_in, step.bytes_out,
-    step.energy_kwh, step.carbon_gco2e, step.measured_by, step.cost_usd
+    intent.applied_at, coalesce(applied.payload -> 'context' ->> 'run_id', CAST(applied.run_id AS text)) AS applied_by,
+    output.record, output.valid_to, step.seconds, step.cpu_seconds, step.rows_in, step.rows_out, step.bytes_in,
+    step.bytes_out, step.energy_kwh, step.carbon_gco2e, step.measured_by, step.cost_usd
 FROM etl_wal AS intent
 LEFT JOIN etl_wal AS applied ON intent.content_hash = applied.content_hash AND applied.status = 'APPLIED'
 LEFT JOIN node_output AS output ON intent.content_hash = output.content_hash

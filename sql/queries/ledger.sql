@@ -43,7 +43,7 @@ WITH RECURSIVE found (dataset) AS (
 SELECT dataset FROM found WHERE dataset IS NOT NULL;
 
 -- name: pending_by_partition
-SELECT dataset, partition_key, lane, count(*) AS units, min(event_time) AS oldest
+SELECT dataset, partition_key, lane, count(*) AS units, min(event_time) AS oldest_at
 FROM nodd_wal_records
 WHERE status = 'pending'
 GROUP BY dataset, partition_key, lane
@@ -89,7 +89,7 @@ ORDER BY record.status DESC, record.event_time DESC, record.wal_id
 LIMIT :limit;
 
 -- name: oldest_waiting
-SELECT min(created_at) FROM nodd_wal_records WHERE status IN ('pending', 'failed');
+SELECT min(created_at) AS oldest_at FROM nodd_wal_records WHERE status IN ('pending', 'failed');
 
 -- name: in_progress_runs
 SELECT DISTINCT ingest_run_id FROM nodd_wal_records WHERE status = 'in_progress' ORDER BY ingest_run_id;

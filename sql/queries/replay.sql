@@ -232,7 +232,7 @@ WHERE unit.replay_run_id = :replay_run_id AND unit.wal_id = decision.wal_id AND 
 
 -- name: live_waits_since
 -- Since when the live unit waits that has waited longest, of datasets that are on.
-SELECT min(updated_at) FROM nodd_wal_records
+SELECT min(updated_at) AS oldest_at FROM nodd_wal_records
 WHERE
     status = 'pending' AND lane = 'live'
     AND dataset IN (@each(:datasets));

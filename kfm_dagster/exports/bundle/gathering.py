@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from itertools import takewhile
 from typing import Any
 
-from kfm_dagster.contracts.identity import moment
 from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.exports.bundle.content import Attempt, AttemptKind, Release, StageTransition
 from kfm_dagster.exports.validation import dimensional_closure, validate_report
@@ -70,22 +69,21 @@ def gather_release(pipeline: Pipeline) -> Release:
 
 def _transition(line: Mapping[str, Any]) -> StageTransition:
     origin, _, to = line["event"].partition(">")
-    return StageTransition(
-        at=moment(line["at"]), stage=line["stage"], run_id=line["run_id"], from_state=origin, to_state=to
-    )
+    at = datetime.fromisoformat(line["at"])
+    return StageTransition(at=at, stage=line["stage"], run_id=line["run_id"], from_state=origin, to_state=to)
 
 
 def _attempts(lines: list[dict[str, Any]]) -> Iterator[Attempt]:
     """Yield retries and replays, each with the time at which its attempt ended."""
     ends = {
-        (line["run_id"], line["stage"], line["attempt"]): moment(line["at"])
+        (line["run_id"], line["stage"], line["attempt"]): datetime.fromisoformat(line["at"])
         for line in lines
         if line["kind"] == AuditKind.TRANSITION and line["event"].startswith("running>")
     }
     for line in lines:
         if line["kind"] in {AuditKind.RETRY, AuditKind.REPLAY}:
             yield Attempt(
-                at=moment(line["at"]),
+                at=datetime.fromisoformat(line["at"]),
                 stage=line["stage"],
                 kind=AttemptKind(line["kind"]),
                 number=line["attempt"],

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from datetime import datetime
 from itertools import groupby, pairwise
 
-from kfm_dagster.contracts.identity import moment
 from kfm_dagster.run_state.record import RunState
 from kfm_dagster.storage.database import Database
 
@@ -30,9 +29,9 @@ def ledger_span(database: Database) -> tuple[datetime, datetime]:
     """Return when the ledger's first record was made and its last one changed. Raises ValueError when it is empty."""
     with database.snapshot() as tx:
         row = tx.run("reports.ledger_span").one()
-    if row.began is None:
+    if row.began_at is None:
         raise ValueError("the ledger is empty")
-    return moment(row.began), moment(row.ended)
+    return row.began_at, row.ended_at
 
 
 def ms_per_unit(states: Iterable[RunState]) -> dict[str, float]:

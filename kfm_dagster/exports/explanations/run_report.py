@@ -7,14 +7,13 @@ show. Pure. Does not belong here: reading the records (`explanation.py`), or sho
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum, unique
 from typing import Any
 
-from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.idempotent_node.transaction import AGAIN, FORCED
 from kfm_dagster.idempotent_node.wal import IntentStatus
 from kfm_dagster.ingest.nodes import MessageParse, Settle
@@ -125,15 +124,15 @@ def node_accounts(states: Sequence[RunState], intents: Sequence[Any], window: Wi
 
 def node_account(name: str, state: RunState | None, intents: Sequence[Any], window: Window) -> NodeAccount:
     """Return the account of one node from its record and its intents, oldest first (`explanation.intents`)."""
-    within = [row for row in intents if window.holds(moment(row.started_at))]
+    within = [row for row in intents if window.holds(row.started_at)]
     # What a re-execution did not do itself rests on what had been done before it.
-    last = (within or [row for row in intents if moment(row.started_at) < window.since] or [None])[-1]
+    last = (within or [row for row in intents if row.started_at < window.since] or [None])[-1]
     fate, cause = _fate(state, within[-1] if within else None, window)
     if state is not None and state.recorded_at > window.until:
         state = None
-    params = _value(last.payload)["params"] if last is not None else {}
+    params = last.payload["params"] if last is not None else {}
     forced = params.get(FORCED, {}).get("reason")
-    applied_by = _applied_by(last) if cause is SkipCause.CONTENT_APPLIED else None
+    applied_by = last.applied_by if last is not None and cause is SkipCause.CONTENT_APPLIED else None
     facts = _of_intent(last, attempts=len(within)) | _of_state(state)
     return NodeAccount(
         node=facts.pop("node", name),
@@ -165,7 +164,7 @@ def _fate_of(intent: Any) -> tuple[StepResult, SkipCause | None]:
     match IntentStatus(intent.status):
         case IntentStatus.APPLIED:
             return StepResult.RAN, None
-        case IntentStatus.SKIPPED if intent.applied_run_id is not None:
+        case IntentStatus.SKIPPED if intent.applied_by is not None:
             return StepResult.SKIPPED, SkipCause.CONTENT_APPLIED
         case IntentStatus.SKIPPED:
             return StepResult.OVERTAKEN, None
@@ -192,28 +191,21 @@ def _why(fate: StepResult, cause: SkipCause | None, *, applied_by: str | None, f
     return "what had been applied could not be handed on" if again else "no run had applied this content"
 
 
-def _applied_by(row: Any) -> str | None:
-    """Return the run that applied an intent's content, under the id that it had in Dagster."""
-    if row is None or row.applied_run_id is None:
-        return None
-    return str(_value(row.applied_payload)["context"].get("run_id", row.applied_run_id))
-
-
 def _of_intent(row: Any, *, attempts: int) -> dict[str, Any]:
     if row is None:
         return {}
-    record = _value(row.record) or {}
+    record = row.record or {}
     return {
         "node": row.node,
-        "inputs": _value(row.payload)["inputs"],
+        "inputs": row.payload["inputs"],
         "content_hash": row.content_hash,
         "intent": IntentStatus(row.status),
         "attempts": attempts,
-        "started_at": moment(row.started_at),
-        "applied_at": None if row.applied_at is None else moment(row.applied_at),
+        "started_at": row.started_at,
+        "applied_at": row.applied_at,
         "output_uri": record.get("artifact_uri"),
         "output_sha256": record.get("artifact_sha256"),
-        "superseded_at": None if row.valid_to is None else moment(row.valid_to),
+        "superseded_at": row.valid_to,
         "took": {name: value for name in MEASURES if (value := getattr(row, name)) is not None},
     }
 
@@ -248,8 +240,3 @@ def units_by_end(nodes: Sequence[NodeAccount]) -> dict[str, dict[str, int]]:
         if unsettled := counts["claimed"] - sum(counts.get(end, 0) for end in ENDS):
             counts["unsettled"] = unsettled
     return found
-
-
-def _value(column: Any) -> Any:
-    # SQLite keeps JSON as text; PostgreSQL gives values.
-    return json.loads(column) if isinstance(column, str) else column

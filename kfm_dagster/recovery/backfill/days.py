@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 
 from kfm_dagster.contracts.envelope import Lane
-from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, refuse_switched_off, units_in_flight
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -201,9 +201,10 @@ def _by_day(rows: Iterable[Any]) -> dict[tuple[str, str], list[Any]]:
 
 
 def _pause_is_over(rows: Sequence[Any], *, now: datetime) -> bool:
-    latest = max(rows, key=lambda row: moment(row.requested_at))
+    latest = max(rows, key=lambda row: row.requested_at)
     pause = min(PAUSE_SECONDS * 2.0 ** (latest.requests - 1), MAX_PAUSE_SECONDS)
-    return now >= moment(latest.requested_at) + timedelta(seconds=pause)
+    waited: timedelta = now - latest.requested_at
+    return waited >= timedelta(seconds=pause)
 
 
 def _request(pipeline: Pipeline, days: dict[tuple[str, str], list[Any]]) -> tuple[ListingRequest, ...]:

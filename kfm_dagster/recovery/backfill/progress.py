@@ -12,7 +12,6 @@ from datetime import date, datetime
 from enum import StrEnum, unique
 from typing import Any
 
-from kfm_dagster.contracts.identity import moment
 from kfm_dagster.errors import KfmError
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Database, Transaction
@@ -166,6 +165,6 @@ def _backfill(row: Any, view: Transaction) -> Backfill:
         actor=row.actor,
         reason=row.reason,
         change_ref=row.change_ref,
-        started_at=moment(row.started_at),
-        ended_at=None if row.ended_at is None else moment(row.ended_at),
+        started_at=row.started_at,
+        ended_at=row.ended_at,
     )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from kfm_dagster import __version__
-from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, KfmError, UnknownReplayReasonError
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -226,8 +226,8 @@ class ReplayEngine:
         return Traffic(
             now=now,
             in_flight=[(row.replay_run_id, row.batch, row.dataset) for row in tx.run("replay.unfinished")],
-            recent=[RecentBatch(decided_at=moment(row.decided_at), admitted=row.admitted) for row in recent],
-            live_waits_since=None if waits_since is None else moment(waits_since),
+            recent=[RecentBatch(decided_at=row.decided_at, admitted=row.admitted) for row in recent],
+            live_waits_since=waits_since,
         )
 
     def _halt(

@@ -13,16 +13,14 @@ from datetime import datetime
 from enum import StrEnum, unique
 from typing import Any
 
-import orjson
-
 from kfm_dagster.contracts.envelope import WalId
-from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ledger.refusals import explained
 from kfm_dagster.ledger.rows import as_json
 from kfm_dagster.recovery.replay.accounts import Account, Differing, UnitOutcome
-from kfm_dagster.recovery.replay.selection import Selection, parse_selection
+from kfm_dagster.recovery.replay.selection import Selection, selection_of
 from kfm_dagster.settings import Environment
 from kfm_dagster.storage.database import Transaction
 
@@ -199,7 +197,7 @@ def account(tx: Transaction, replay_run_id: str) -> Account:
 def differing(tx: Transaction, replay_run_id: str) -> list[Differing]:
     """Return the units of a replay whose result differs from the one before, without permission."""
     return [
-        Differing(wal_id=WalId(row.wal_id), dataset=row.dataset, attempt=row.attempt, at=moment(row.at))
+        Differing(wal_id=WalId(row.wal_id), dataset=row.dataset, attempt=row.attempt, at=row.at)
         for row in tx.run("replay.differing", replay_run_id=replay_run_id)
     ]
 
@@ -217,25 +215,24 @@ def unit_rows(tx: Transaction, replay_run_id: str, *, limit: int) -> Iterator[di
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
-    times = {name: rfc3339(moment(row[name])) for name in ("event_time", "updated_at")}
+    times = {name: rfc3339(row[name]) for name in ("event_time", "updated_at")}
     return {**row, **times}
 
 
 def _run(row: Any) -> ReplayRun:
-    spec = row.spec if isinstance(row.spec, str) else orjson.dumps(row.spec).decode()
     return ReplayRun(
         replay_run_id=row.replay_run_id,
         name=row.name,
         env=Environment(row.env),
         state=ReplayState(row.state),
         state_reason=row.state_reason,
-        # JSON is YAML; a spec that this release does not understand any more is named like one in a file.
-        selection=parse_selection(spec, source=f"replay {row.replay_run_id}"),
+        # A spec that this release does not understand any more is named like one in a file.
+        selection=selection_of(row.spec, source=f"replay {row.replay_run_id}"),
         spec_sha256=row.spec_sha256,
         batches=row.batches,
         decision=Decision(actor=row.actor, reason=row.reason, change_ref=row.change_ref),
         mismatches_seen=row.mismatches_seen,
-        created_at=moment(row.created_at),
-        updated_at=moment(row.updated_at),
-        finished_at=None if row.finished_at is None else moment(row.finished_at),
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        finished_at=row.finished_at,
     )

@@ -16,7 +16,7 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from kfm_dagster.contracts.envelope import WalId
-from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ledger.policy import NEVER_REPLAYED
@@ -60,18 +60,12 @@ class SelectedUnit:
     status: Status
     dataset: str
     partition: str
-    at: str | datetime
-    """Event time as the database gives it: text in SQLite."""
+    event_time: datetime
     attempts: int
     error_code: str | None
     object_uri: str
     superseded: bool
     made_by: str | None
-
-    @property
-    def event_time(self) -> datetime:
-        """When the source says that the object was written."""
-        return moment(self.at)
 
     def as_json(self) -> dict[str, Any]:
         """Return the published form."""
@@ -282,14 +276,14 @@ def frozen(units: Sequence[SelectedUnit], *, batch_size: int) -> list[dict[str, 
 
 def _unit(row: Sequence[Any]) -> SelectedUnit:
     """Read a row by the order of its columns: by their names it would take as long as the query."""
-    wal_id, version, status, dataset, partition, at, attempts, error_code, object_uri, superseded, made_by = row
+    wal_id, version, status, dataset, partition, event_time, attempts, error_code, object_uri, superseded, made_by = row
     return SelectedUnit(
         wal_id=WalId(wal_id),
         version=version,
         status=Status(status),
         dataset=dataset,
         partition=partition,
-        at=at,
+        event_time=event_time,
         attempts=attempts,
         error_code=error_code,
         object_uri=object_uri,

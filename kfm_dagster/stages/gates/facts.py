@@ -30,7 +30,7 @@ def partition_facts(contract: DatasetContract, partition: str, *, tx: Transactio
         counts=tuple(
             ProductCount(
                 hour=row.hour,
-                groups=row.extension if isinstance(row.extension, dict) else orjson.loads(row.extension),
+                groups=row.extension,
                 objects=row.objects,
             )
             for row in rows

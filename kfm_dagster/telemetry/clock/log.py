@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
-from kfm_dagster.contracts.identity import moment, rfc3339
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading, writing
 from kfm_dagster.telemetry.clock.kernel import clock_id
@@ -49,7 +49,7 @@ class ClockLog:
             rows = joined.run("clock.recent", clock_id=self._clock, since=rfc3339(since), limit=limit).all()
         return tuple(
             ClockReading(
-                at=moment(row.at),
+                at=row.at,
                 source=row.source,
                 offset_seconds=row.offset_seconds,
                 uncertainty_seconds=row.uncertainty_seconds,
