@@ -17,7 +17,7 @@ from kfm_dagster.defs.replay_job import replay_job
 from kfm_dagster.defs.resources import PipelineResource, SqsQueueResource, WalResource
 from kfm_dagster.defs.sensors import ingest_sensors
 from kfm_dagster.ingest.chain import read_configuration
-from kfm_dagster.ingest.pipeline import own_code, utc_now
+from kfm_dagster.ingest.pipeline import installed_code, utc_now
 from kfm_dagster.ingest.window import stored_first_day
 from kfm_dagster.settings import Settings
 
@@ -29,7 +29,7 @@ def build_definitions(settings: Settings) -> dg.Definitions:
     """
     registry = read_configuration(settings).registry
     days = daily_partitions(stored_first_day(settings, clock=utc_now))
-    code_version = own_code(settings).code_sha
+    code_version = installed_code(settings).code_sha
     wal = WalResource()
     pipeline = PipelineResource(wal=wal, queue=SqsQueueResource())
     return dg.Definitions(

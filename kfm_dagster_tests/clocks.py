@@ -8,7 +8,7 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.ingest.calibration import Calibration
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.storage.objects import ObjectStores
-from kfm_dagster.telemetry.clock.judgement import ClockJudgement
+from kfm_dagster.telemetry.clock.decision import ClockDecision
 from kfm_dagster.telemetry.clock.reading import ClockState
 
 
@@ -21,8 +21,8 @@ class LockedClock:
     def keep_answers(self) -> None:
         """Nothing was heard."""
 
-    def judged(self, contract: DatasetContract, objects: ObjectStores) -> ClockJudgement:
-        return ClockJudgement(state=ClockState.LOCKED, reason="a test says so")
+    def decided(self, contract: DatasetContract, objects: ObjectStores) -> ClockDecision:
+        return ClockDecision(state=ClockState.LOCKED, reason="a test says so")
 
 
 def locked(pipeline: Pipeline) -> Pipeline:

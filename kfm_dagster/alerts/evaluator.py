@@ -99,18 +99,19 @@ class AlertEvaluator:
         delivered, dead = 0, []
         until = time.monotonic() + BUDGET_SECONDS
         while alive and time.monotonic() < until:
-            telling = self.store.claim([lead for lead in endpoints.leads if lead[0] in alive])
-            if telling is None:
+            notification = self.store.claim([lead for lead in endpoints.leads if lead[0] in alive])
+            if notification is None:
                 break
-            message = message_of(telling, self.plan.rules[telling.alert.rule])
-            answer = self.send(endpoints[telling.endpoint], message)
-            self.store.close(telling, error=answer.error)
+            message = message_of(notification, self.plan.rules[notification.alert.rule])
+            answer = self.send(endpoints[notification.endpoint], message)
+            self.store.close(notification, error=answer.error)
             if answer.error is None:
                 delivered += 1
                 continue
             # It would let every further message wait as long; another evaluation tries it again.
-            alive.remove(telling.endpoint)
-            dead.append(f"channel {telling.channel}, URL {telling.endpoint} ({answer.service}): {answer.error}")
+            alive.remove(notification.endpoint)
+            where = f"channel {notification.channel}, URL {notification.endpoint} ({answer.service})"
+            dead.append(f"{where}: {answer.error}")
         return delivered, dead
 
 

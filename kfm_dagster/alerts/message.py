@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from kfm_dagster.alerts.plan import AlertRule, Level, RuleTerms
-from kfm_dagster.alerts.store import Alert, AlertState, NotificationReason, Telling
+from kfm_dagster.alerts.store import Alert, AlertState, NotificationReason, QueuedNotification
 from kfm_dagster.contracts.identity import rfc3339
 
 MEANINGS = {
@@ -44,15 +44,15 @@ class AlertMessage:
     body: str
 
 
-def message_of(telling: Telling, terms: RuleTerms) -> AlertMessage:
+def message_of(notification: QueuedNotification, terms: RuleTerms) -> AlertMessage:
     """Return the message about an alert as it is now."""
-    alert = telling.alert
+    alert = notification.alert
     count = f"{alert.observed} events within {spoken(terms.window)} (it fires from {terms.threshold} on)"
     run = f" in run {alert.run_id}" if alert.run_id else ""
     lines = [
         MEANINGS[alert.rule],
         f"{count}, the newest at {rfc3339(alert.last_event_at)} by {alert.place}{run}.",
-        _standing(alert, telling.reason),
+        _state(alert, notification.reason),
         f"Look: {LOOK[alert.rule].replace('RUN', alert.run_id or 'latest')}",
         f'Take it on: kfm alerts ack {alert.alert_id} --reason "..."',
         f"What to do: docs/alerts.md#{alert.rule}. Key: {alert.key}",
@@ -80,7 +80,7 @@ def spoken(length: timedelta) -> str:
     return f"{seconds:g}s"
 
 
-def _standing(alert: Alert, reason: NotificationReason) -> str:
+def _state(alert: Alert, reason: NotificationReason) -> str:
     since = f"since {rfc3339(alert.opened_at)}"
     if alert.state is AlertState.RESOLVED:
         return f"It fired {since} and has resolved by itself meanwhile."

@@ -120,7 +120,7 @@ class Alert:
     last_event_at: datetime
     run_id: str | None
     place: str
-    last_told_at: datetime | None
+    last_notified_at: datetime | None
     notifications: int
     acknowledged_at: datetime | None
     acknowledged_by: str | None
@@ -142,11 +142,11 @@ class Alert:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Telling:
+class QueuedNotification:
     """A message that this evaluator has claimed. `attempts`: how often it was, this time among them."""
 
     alert: Alert
-    telling: int
+    number: int
     endpoint: int
     channel: str
     reason: NotificationReason
@@ -195,7 +195,7 @@ class AlertStore:
             tx.run("alerts.queue", now=given["now"], batch=_json(_messages(told, escalated, listeners)))
         return Changes(opened=opened, escalated=escalated, resolved=resolved, told=[row.alert_id for row in told])
 
-    def claim(self, leads: Collection[tuple[int, str]]) -> Telling | None:
+    def claim(self, leads: Collection[tuple[int, str]]) -> QueuedNotification | None:
         """Take the oldest message that is due, and that nobody is at, to an endpoint by one of its channels."""
         now = self._clock()
         given = {"now": rfc3339(now), "leads": _json(sorted(leads))}
@@ -207,23 +207,27 @@ class AlertStore:
             if row is None:
                 return None
             alert = _alert(tx.run("alerts.get", alert_id=row.alert_id).mappings().one())
-        return Telling(
+        return QueuedNotification(
             alert=alert,
-            telling=row.telling,
+            number=row.number,
             endpoint=row.endpoint,
             channel=row.channel,
             reason=NotificationReason(row.reason),
             attempts=row.attempts,
         )
 
-    def close(self, telling: Telling, *, error: str | None) -> None:
+    def close(self, notification: QueuedNotification, *, error: str | None) -> None:
         """Keep that a message was taken or, with an error, put it back until it is due again."""
-        key = {"alert_id": telling.alert.alert_id, "telling": telling.telling, "endpoint": telling.endpoint}
+        key = {
+            "alert_id": notification.alert.alert_id,
+            "number": notification.number,
+            "endpoint": notification.endpoint,
+        }
         with self._database.transaction() as tx:
             if error is None:
                 tx.run("alerts.taken", key, at=rfc3339(self._clock()))
             else:
-                pause = min(FIRST_PAUSE * 2 ** min(telling.attempts - 1, 10), LONGEST_PAUSE)
+                pause = min(FIRST_PAUSE * 2 ** min(notification.attempts - 1, 10), LONGEST_PAUSE)
                 tx.run("alerts.put_back", key, error=error[:ERROR_LENGTH], until=rfc3339(self._clock() + pause))
 
     def listed(self, *, resolved_since: datetime | None = None) -> list[Alert]:
@@ -275,7 +279,7 @@ def _messages(told: Iterable[Any], escalated: Collection[int], listeners: Iterab
     return [
         {
             "alert_id": row.alert_id,
-            "telling": row.notifications,
+            "number": row.notifications,
             "endpoint": endpoint,
             "channel": channel,
             "reason": _reason(row, escalated),

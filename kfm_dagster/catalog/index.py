@@ -91,7 +91,7 @@ class CollectionIndex:
         self._tx.run("catalog.lock_root")
         return [(row.collection_id, row.title) for row in self._tx.run("catalog.collections")]
 
-    def standing(self, item_ids: Iterable[str]) -> dict[str, CatalogEntry]:
+    def current(self, item_ids: Iterable[str]) -> dict[str, CatalogEntry]:
         """Return what stands, by Item id."""
         rows = self._tx.run("catalog.standing", collection_id=self._collection, item_ids=_json(item_ids))
         return {

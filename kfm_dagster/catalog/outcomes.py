@@ -17,12 +17,12 @@ from kfm_dagster.contracts.issues import FenceIssue, Issue, Severity, StacIssue
 
 def select_latest(candidates: Iterable[Candidate]) -> dict[str, Candidate]:
     """Return one candidate per Item id: the newest, and of equals the last, as if they had come one after the other."""
-    elected: dict[str, Candidate] = {}
+    latest: dict[str, Candidate] = {}
     for candidate in candidates:
-        rival = elected.get(candidate.item_id)
+        rival = latest.get(candidate.item_id)
         if rival is None or not is_older(candidate, rival):
-            elected[candidate.item_id] = candidate
-    return elected
+            latest[candidate.item_id] = candidate
+    return latest
 
 
 def is_older(candidate: Candidate, other: Candidate | CatalogEntry) -> bool:
@@ -58,25 +58,25 @@ def written(write: Write) -> StacResult:
     return _result(write, StacStatus.UPDATED, replaces=write.base.wal_id)
 
 
-def unchanged(write: Write, standing: CatalogEntry) -> StacResult:
+def unchanged(write: Write, current: CatalogEntry) -> StacResult:
     """Return the result of a unit whose Item stands already.
 
     What the Item replaced is told again, because the first answer may have died with its run.
     """
-    return _result(write, StacStatus.NO_OP, replaces=standing.replaces)
+    return _result(write, StacStatus.NO_OP, replaces=current.replaces)
 
 
-def superseded(write: Write, standing: CatalogEntry) -> StacResult:
+def superseded(write: Write, current: CatalogEntry) -> StacResult:
     """Return the result of a unit that came after a newer one."""
     return dataclasses.replace(
         _result(write, StacStatus.NO_OP),
-        content_sha256=standing.content_sha256,
+        content_sha256=current.content_sha256,
         superseded=True,
-        superseded_by=standing.wal_id,
+        superseded_by=current.wal_id,
     )
 
 
-def beside(candidate: Candidate, winner: Candidate, result: StacResult) -> StacResult:
+def duplicate_of(candidate: Candidate, winner: Candidate, result: StacResult) -> StacResult:
     """Return the result of a candidate that shared its Item id with the one that was elected."""
     if result.write_status is not StacStatus.FAILED:
         if candidate.wal_id == winner.wal_id:
@@ -96,12 +96,12 @@ def beside(candidate: Candidate, winner: Candidate, result: StacResult) -> StacR
     return result
 
 
-def lost_race(lost: Iterable[Write], standing: Mapping[str, CatalogEntry]) -> dict[str, StacResult]:
+def lost_race(lost: Iterable[Write], current: Mapping[str, CatalogEntry]) -> dict[str, StacResult]:
     """Return the results of writes that came second: the same content is no loss."""
     outcome: dict[str, StacResult] = {}
     for write in lost:
         candidate = write.candidate
-        now = standing.get(candidate.item_id)
+        now = current.get(candidate.item_id)
         if now is None:
             text = "the Item that this one replaces was taken back meanwhile"
             outcome[candidate.item_id] = failed(candidate, StacIssue.CATALOG_CONFLICT, text)

@@ -48,10 +48,10 @@ class Promotion:
     before_sha256: str | None
     withdrawn: bool
 
-    def came_after(self, standing: CatalogEntry | None) -> bool:
+    def came_after(self, current: CatalogEntry | None) -> bool:
         """Tell whether it was to replace just what stands, or nothing where nothing stands."""
         before = (self.before_promotion_id, self.before_revision)
-        return before == ((standing.promotion_id, standing.revision) if standing else (None, None))
+        return before == ((current.promotion_id, current.revision) if current else (None, None))
 
 
 class PromotionLog:

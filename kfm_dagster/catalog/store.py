@@ -77,16 +77,16 @@ class Catalog:
         with self._database.transaction() as tx:
             # Asked here, a lost unit keeps no other from standing; asked again where it counts, in `_commit`.
             refused = fence(tx, outcomes.attempts_of(valid.values()))
-            standing = self._index(tx, contract).standing({candidate.item_id for candidate in valid.values()})
-        elected = outcomes.select_latest(candidate for candidate in valid.values() if candidate.wal_id not in refused)
-        outcome = self._register_elected(contract, list(elected.values()), standing, fence)
+            current = self._index(tx, contract).current({candidate.item_id for candidate in valid.values()})
+        latest = outcomes.select_latest(candidate for candidate in valid.values() if candidate.wal_id not in refused)
+        outcome = self._register_latest(contract, list(latest.values()), current, fence)
         for position, candidate in valid.items():
             if candidate.wal_id in refused:
                 results[position] = outcomes.refused(candidate, refused[candidate.wal_id])
             else:
-                winner = elected[candidate.item_id]
+                winner = latest[candidate.item_id]
                 result = outcome[candidate.item_id]
-                results[position] = result if candidate is winner else outcomes.beside(candidate, winner, result)
+                results[position] = result if candidate is winner else outcomes.duplicate_of(candidate, winner, result)
         return [results[position] for position in range(len(candidates))]
 
     def verify(self, dataset: str, results: Iterable[StacResult]) -> None:
@@ -112,11 +112,11 @@ class Catalog:
             index = self._index(tx, self._registry[dataset])
             # Another writer's files are in their places a moment before its index is; it ends first.
             index.open_collection()
-            standing = index.standing(differing)
+            current = index.current(differing)
             files = self._contents(differing.values())
             # Raised inside, so that asking leaves no trace in an index that has lost its collection.
             for item_id, path in differing.items():
-                indexed = standing[item_id].content_sha256 if item_id in standing else None
+                indexed = current[item_id].content_sha256 if item_id in current else None
                 if indexed is None or files[path] != indexed:
                     raise CatalogVerificationError(
                         observed=f"{path} says {files[path] or 'nothing that is an Item'}",
@@ -155,11 +155,11 @@ class Catalog:
             ) from error
         return {path: _says(found.get(path)) for path in wanted}
 
-    def _register_elected(
+    def _register_latest(
         self,
         contract: DatasetContract,
         candidates: Sequence[Candidate],
-        standing: Mapping[str, CatalogEntry],
+        current: Mapping[str, CatalogEntry],
         fence: Fence,
     ) -> dict[str, StacResult]:
         """Register valid candidates of which no two have one Item id."""
@@ -167,7 +167,7 @@ class Catalog:
         writes: list[Write] = []
         unchanged: list[Write] = []
         for candidate in sorted(candidates, key=lambda candidate: candidate.item_id):
-            base = standing.get(candidate.item_id)
+            base = current.get(candidate.item_id)
             write = _write(candidate, base)
             if base is None:
                 writes.append(write)
@@ -184,7 +184,7 @@ class Catalog:
         else:
             for write in unchanged:
                 if write.path in intact:
-                    outcome[write.candidate.item_id] = outcomes.unchanged(write, standing[write.candidate.item_id])
+                    outcome[write.candidate.item_id] = outcomes.unchanged(write, current[write.candidate.item_id])
                 else:
                     writes.append(write)
         return outcome | self._publish(contract, writes, fence)
@@ -246,7 +246,7 @@ class Catalog:
                 outcome[write.candidate.item_id] = outcomes.failed(write.candidate, failure.code, str(failure))
         lost = [write for write in writes if write.candidate.item_id not in outcome]
         if lost:
-            outcome |= outcomes.lost_race(lost, index.standing(write.candidate.item_id for write in lost))
+            outcome |= outcomes.lost_race(lost, index.current(write.candidate.item_id for write in lost))
         return outcome
 
     def _publish_documents(

@@ -58,12 +58,12 @@ def undo(
         item_id: [entry for entry in found if entry.run_id == run_id and entry.dataset == contract.id]
         for item_id, found in entries.items()
     }
-    standing = index.standing(entries)
+    shown = index.current(entries)
     steps: list[_Step] = []
     untouched: dict[str, CatalogEntry | None] = {}
     superseded: list[str] = []
     for item_id, found in entries.items():
-        now = standing.get(item_id)
+        now = shown.get(item_id)
         ours = {entry.promotion_id for entry in own[item_id]}
         oldest = _oldest_to_undo(found, now, ours)
         if oldest is not None:
@@ -79,7 +79,7 @@ def undo(
         [step.oldest.item_id for step in steps if step.in_index],
         [step.oldest.promotion_id for step in steps if step.in_index and step.oldest.before_revision is not None],
     )
-    days = {entry.partition for found in own.values() for entry in found} | {now.partition for now in standing.values()}
+    days = {entry.partition for found in own.values() for entry in found} | {now.partition for now in shown.values()}
     kept = log.kept({step.oldest.before_sha256 for step in steps if step.oldest.before_sha256 is not None})
     items = {step.path: None if (sha := step.oldest.before_sha256) is None else kept[sha] for step in steps}
     _publish(publisher, [*tree.around(index, contract, days), items, _stray_pages(index, publisher, contract, days)])
@@ -90,21 +90,21 @@ def undo(
     )
 
 
-def _oldest_to_undo(entries: Sequence[Promotion], standing: CatalogEntry | None, own: set[int]) -> Promotion | None:
+def _oldest_to_undo(entries: Sequence[Promotion], shown: CatalogEntry | None, own: set[int]) -> Promotion | None:
     """Return the entry to go back behind: through this run's, and through those of runs undone before."""
     by_id = {entry.promotion_id: entry for entry in entries}
     found = None
-    current = by_id.get(standing.promotion_id or 0) if standing else None
+    current = by_id.get(shown.promotion_id or 0) if shown else None
     while current is not None and (current.promotion_id in own or (found is not None and current.withdrawn)):
         found = current
         current = by_id.get(current.before_promotion_id or 0)
     return found
 
 
-def _has_ancestor(entries: Sequence[Promotion], standing: CatalogEntry | None, own: set[int]) -> bool:
+def _has_ancestor(entries: Sequence[Promotion], shown: CatalogEntry | None, own: set[int]) -> bool:
     """Tell whether what stands came after what this run wrote."""
     by_id = {entry.promotion_id: entry for entry in entries}
-    current = by_id.get(standing.promotion_id or 0) if standing else None
+    current = by_id.get(shown.promotion_id or 0) if shown else None
     while current is not None and current.promotion_id not in own:
         current = by_id.get(current.before_promotion_id or 0)
     return current is not None
@@ -149,9 +149,9 @@ def _stray_pages(
 
 def _publish(publisher: Publisher, levels: Sequence[tree.Level]) -> None:
     """Bring the files in line: those that differ are written, level by level; what must not be there goes last."""
-    standing = publisher.read([path for level in levels for path in level])
+    shown = publisher.read([path for level in levels for path in level])
     differing = [
-        {path: content for path, content in level.items() if content is not None and standing.get(path) != content}
+        {path: content for path, content in level.items() if content is not None and shown.get(path) != content}
         for level in levels
     ]
     files = {path: content for level in differing for path, content in level.items()}
@@ -168,7 +168,7 @@ def _publish(publisher: Publisher, levels: Sequence[tree.Level]) -> None:
         publisher.remove(gone)
 
 
-def _path(contract: DatasetContract, standing: CatalogEntry | None, entry: Promotion) -> str:
+def _path(contract: DatasetContract, shown: CatalogEntry | None, entry: Promotion) -> str:
     """Return where an Item's file is: it never moves while it stands, whatever day a later issue of it says."""
-    partition = standing.partition if standing else entry.partition
+    partition = shown.partition if shown else entry.partition
     return layout.item_path(contract.stac.collection, partition, entry.item_id)

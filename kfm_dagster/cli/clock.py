@@ -18,7 +18,7 @@ from kfm_dagster.ingest.pipeline import utc_now
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import Card
 from kfm_dagster.storage.objects import ObjectStores
-from kfm_dagster.telemetry.clock.judgement import ClockJudgement, ClockRules, judge
+from kfm_dagster.telemetry.clock.decision import ClockDecision, ClockRules, decide
 from kfm_dagster.telemetry.clock.log import ClockLog
 from kfm_dagster.telemetry.clock.measuring import measure
 from kfm_dagster.telemetry.clock.quality import ClockQuality, clock_quality
@@ -56,9 +56,9 @@ def clock(*, ask: bool, as_json: bool) -> int:
         started = utc_now()
         recorded = log.recent(since=started - SHOWN)
     # Without --ask nothing is recorded, and the kernel is heard all the same.
-    judgement = judge(recorded if ask else [*recorded, *now], rules, ts_start=started)
-    _show(now[0], judgement, clock_quality(recorded), as_json=as_json)
-    return ExitCode.DONE if judgement.locked else ExitCode.FINISHED_WITH_FAILURES
+    decision = decide(recorded if ask else [*recorded, *now], rules, ts_start=started)
+    _show(now[0], decision, clock_quality(recorded), as_json=as_json)
+    return ExitCode.DONE if decision.locked else ExitCode.FINISHED_WITH_FAILURES
 
 
 def _endpoint(settings: Settings) -> str | None:
@@ -68,11 +68,11 @@ def _endpoint(settings: Settings) -> str | None:
     )
 
 
-def _show(kernel: ClockReading, judgement: ClockJudgement, qualities: Sequence[ClockQuality], *, as_json: bool) -> None:
-    calibrated_at = judgement.calibrated_at
+def _show(kernel: ClockReading, decision: ClockDecision, qualities: Sequence[ClockQuality], *, as_json: bool) -> None:
+    calibrated_at = decision.calibrated_at
     fields: dict[str, Any] = {
-        "state": judgement.state.value,
-        "reason": judgement.reason,
+        "state": decision.state.value,
+        "reason": decision.reason,
         "calibrated_at": None if calibrated_at is None else rfc3339(calibrated_at),
         "kernel": kernel.state.value,
         "kernel_offset_seconds": kernel.offset_seconds,

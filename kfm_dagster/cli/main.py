@@ -55,7 +55,7 @@ COMMANDS = {
         "Ingest objects through a real queue, daemon and runs, and show what became of each.",
     ),
     "discard": Lazy(
-        "kfm_dagster.cli.quarantine.judgement:discard",
+        "kfm_dagster.cli.quarantine.decisions:discard",
         "Close the cases of quarantined units for good: they stay out, whatever is released later.",
     ),
     "dlq": Lazy(
@@ -87,7 +87,7 @@ COMMANDS = {
         "Look at units that were taken out of automatic flows, or take some out.",
     ),
     "release": Lazy(
-        "kfm_dagster.cli.quarantine.judgement:release",
+        "kfm_dagster.cli.quarantine.decisions:release",
         "Let quarantined units in again: each gets one more attempt, and comes back if that fails.",
     ),
     "replay": Lazy(

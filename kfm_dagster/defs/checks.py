@@ -93,7 +93,7 @@ class _Found:
 
 def _found(ledger: StageBatch, known: Ledger, *, dataset: str, day: str) -> _Found:
     # A unit that another run has taken fails here for that reason alone, and may have succeeded there.
-    seen = () if ledger.handed_on_whole else ledger.envelopes
+    seen = () if ledger.reused_whole else ledger.envelopes
     return _Found(
         day=known.day(dataset=dataset, partition=day),
         failing=known.failing_of_day(dataset=dataset, partition=day, limit=MAX_TABLE_ROWS),

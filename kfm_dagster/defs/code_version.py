@@ -10,12 +10,12 @@ from __future__ import annotations
 from contextlib import suppress
 
 from kfm_dagster.errors import KfmError
-from kfm_dagster.ingest.pipeline import own_code
+from kfm_dagster.ingest.pipeline import installed_code
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.statements import read_all_sql
 
 # What fails here is not kept. The run meets it again and tells it; here it would only end the process that forks.
 with suppress(KfmError, OSError):
-    own_code(Settings.load())
+    installed_code(Settings.load())
 with suppress(KfmError, OSError):
     read_all_sql()

@@ -71,7 +71,7 @@ def stage_metadata(
     """
     units, state = batch.envelopes, batch.state
     summary = state.validation_summary
-    seen: Sequence[Envelope] = () if batch.handed_on_whole else units
+    seen: Sequence[Envelope] = () if batch.reused_whole else units
     failing = [unit for unit in seen if unit.failure is not None]
     earlier = _failed_earlier(noun, failing)
     given_back = len(units) - summary["checks"] - earlier

@@ -15,7 +15,7 @@ import dagster as dg
 from kfm_dagster.contracts.issues import GateIssue
 from kfm_dagster.ledger.reports import DayReport
 from kfm_dagster.stages.gates.verdict import STOPS, TITLES, Gate, Verdict
-from kfm_dagster.stages.machine import Judgement
+from kfm_dagster.stages.machine import GateDecision
 from kfm_dagster.stages.staged import StagedNode
 
 NAMES: Mapping[Gate, str] = {gate: f"{gate}_{title.replace(' ', '_')}" for gate, title in TITLES.items()}
@@ -62,15 +62,15 @@ def gate_specs(key: dg.AssetKey, gates: Iterable[Gate], *, days: dg.PartitionsDe
 
 
 def gate_results(
-    key: dg.AssetKey, gates: Iterable[Gate], judgement: Judgement, *, day: DayReport
+    key: dg.AssetKey, gates: Iterable[Gate], decision: GateDecision, *, day: DayReport
 ) -> Iterator[dg.AssetCheckResult]:
     """Yield the result of each gate. An error stops what is downstream; what only units are at fault for is a warning.
 
     A gate that nothing was there for has passed, unless it had taken units of the day out in an earlier run.
     """
-    said = {verdict.gate: verdict for verdict in judgement.verdicts}
+    said = {verdict.gate: verdict for verdict in decision.verdicts}
     for gate in gates:
-        yield _result(key, said[gate], judgement, out=_out_by(gate, day))
+        yield _result(key, said[gate], decision, out=_out_by(gate, day))
 
 
 def not_evaluated(
@@ -109,9 +109,9 @@ def _sentence(*parts: str | None) -> str | None:
     return "; ".join(part for part in parts if part) or None
 
 
-def _result(key: dg.AssetKey, verdict: Verdict, judgement: Judgement, *, out: int) -> dg.AssetCheckResult:
-    stops = verdict.gate not in judgement.passed
-    restricted = verdict.gate in judgement.restricted
+def _result(key: dg.AssetKey, verdict: Verdict, decision: GateDecision, *, out: int) -> dg.AssetCheckResult:
+    stops = verdict.gate not in decision.passed
+    restricted = verdict.gate in decision.restricted
     named = {str(finding.wal_id): finding.what for finding in verdict.findings[:MAX_UNITS_SHOWN] if finding.wal_id}
     whole = [finding.what for finding in verdict.findings if finding.wal_id is None][:MAX_UNITS_SHOWN]
     return dg.AssetCheckResult(

@@ -46,7 +46,7 @@ def ingest_sensors(*, interval_seconds: int, days: dg.PartitionsDefinition) -> l
         ensure_ready(opened)
         report = take_in(opened)
         if not report.landed:
-            opened.asked.tell(context.sensor_name, (), at=opened.clock())
+            opened.asked.record(context.sensor_name, (), at=opened.clock())
             return dg.SensorResult(skip_reason=_why_no_run(opened, report))
         planned = _plan(context, opened, partial(_landed, report), days=days, landed=report.landed)
         if not planned:
@@ -71,9 +71,9 @@ def ingest_sensors(*, interval_seconds: int, days: dg.PartitionsDefinition) -> l
         ledger.retry_due(now=opened.clock(), limit=opened.settings.max_in_flight_units)
         opened.acknowledge()
         collect_evidence(opened)
-        if (trouble := opened.lineage.flush()) is not None:
+        if (failure := opened.lineage.flush()) is not None:
             # Recorded events wait; ingestion does not.
-            context.log.warning(trouble)
+            context.log.warning(failure)
         # Units keep their attempts while no run could store what it makes of them.
         ensure_ready(opened)
         advance_replays(opened, say=context.log.info)
@@ -107,7 +107,7 @@ def ingest_sensors(*, interval_seconds: int, days: dg.PartitionsDefinition) -> l
                 opened, listing=listing_days(context.instance), limit=limit, known=days.has_partition_key
             )
             listings = [(request.day, Lane.BULK) for request in report.requests]
-            opened.asked.tell(context.sensor_name, listings, at=opened.clock())
+            opened.asked.record(context.sensor_name, listings, at=opened.clock())
         if not report.requests:
             return dg.SensorResult(skip_reason=report.reason)
         return dg.SensorResult(run_requests=[listing_run(request) for request in report.requests])
@@ -126,7 +126,7 @@ def _plan(
     """Plan runs over some of what waits in the given days and is on, within the limits of the lanes."""
     off = KillSwitchPolicy.now(pipeline.ledger.switches)
     with pipeline.asked.lock:
-        asked = pipeline.asked.beside(context.sensor_name, at=pipeline.clock())
+        asked = pipeline.asked.by_others(context.sensor_name, at=pipeline.clock())
         # Before what is pending: a run that ends in between would have taken what waits only by the earlier look.
         runs = active_runs(context.instance, claimed=set(pipeline.ledger.in_progress_runs())).and_asked_for(asked)
         on = [entry for entry in pipeline.ledger.pending_by_partition() if off.of(entry.dataset) is None]
@@ -140,7 +140,7 @@ def _plan(
             max_units_per_run=pipeline.settings.max_units_per_run,
             salt=runs_so_far(context.instance),
         )
-        pipeline.asked.tell(context.sensor_name, [(run.partition, run.lane) for run in planned], at=pipeline.clock())
+        pipeline.asked.record(context.sensor_name, [(run.partition, run.lane) for run in planned], at=pipeline.clock())
     if unknown and planned:
         context.log.warning(_why_unknown(pipeline, unknown))
     return planned

@@ -35,14 +35,14 @@ def run_stage(
     try:
         stage = stage_io.run(node, upstream, force=context.run.tags.get(FORCE_TAG))
     except StageFailedError as error:
-        if error.judgement is not None:
-            yield from gate_results(key, node.required_gates, error.judgement, day=day())
+        if error.decision is not None:
+            yield from gate_results(key, node.required_gates, error.decision, day=day())
         try_again_or_roll_back(node, error, tries=context.retry_number + 1, log=context.log)
         raise dg.Failure(description=str(error), metadata={"error_class": error.error_class.value}) from error
-    if stage.judgement is None:
+    if stage.decision is None:
         yield from not_evaluated(key, node.required_gates, stage, day=day())
     else:
-        yield from gate_results(key, node.required_gates, stage.judgement, day=day())
+        yield from gate_results(key, node.required_gates, stage.decision, day=day())
     # The same inputs, parameters and code are the same data: what was handed on keeps its version.
     version = stage_io.content_hash(stage)
     yield dg.Output(stage, output_name="result", data_version=dg.DataVersion(version) if version else None)

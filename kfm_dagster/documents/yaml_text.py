@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 
-class _ToldFaults:
+class _LocatedFaults:
     """Tells of a scalar that cannot be what it looks like (2025-04-31 is no day) as of any other fault of the text."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: FBT001, FBT002, as PyYAML has it
@@ -21,11 +21,11 @@ class _ToldFaults:
             raise yaml.constructor.ConstructorError(problem=why, problem_mark=node.start_mark) from None
 
 
-class _Telling(_ToldFaults, yaml.SafeLoader):
+class _LocatingLoader(_LocatedFaults, yaml.SafeLoader):
     """Shows the place of a fault in its error, too."""
 
 
-class _Fast(_ToldFaults, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+class _Fast(_LocatedFaults, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """libyaml's parser takes a fifth of the time; PyYAML is sometimes built without it."""
 
 
@@ -41,7 +41,7 @@ def read_yaml(text: str) -> Any:
     try:
         return _read(text, _Fast)
     except yaml.YAMLError:
-        return _read(text, _Telling)
+        return _read(text, _LocatingLoader)
 
 
 def compose_yaml(text: str) -> yaml.Node | None:
@@ -51,7 +51,7 @@ def compose_yaml(text: str) -> yaml.Node | None:
         tree = yaml.compose(text, Loader=_Fast)
     except yaml.YAMLError:
         # Neither parser takes all that the other one does.
-        tree = yaml.compose(text, Loader=_Telling)
+        tree = yaml.compose(text, Loader=_LocatingLoader)
     return tree
 
 

@@ -170,7 +170,7 @@ class IdempotentNodes:
         )
         end = StepEnd(volume=made.volume.with_declared(intent.payload), spent=self.meter.end(intent.wal_id))
         if not self.intents.resolve(intent, IntentStatus.APPLIED, end=end, tx=tx):
-            self._apply_anew(intent, end, tx=tx)
+            self._apply_again(intent, end, tx=tx)
         self.checkpoints.advance(intent.node, intent.content_hash, tx=tx)
         output = Output(
             content_hash=intent.content_hash,
@@ -270,9 +270,9 @@ class IdempotentNodes:
             raise LookupError(f"{intent.content_hash} is applied and has no output")
         return output
 
-    def _apply_anew(self, intent: Intent, end: StepEnd, *, tx: Transaction) -> None:
+    def _apply_again(self, intent: Intent, end: StepEnd, *, tx: Transaction) -> None:
         """Write again an intent that was given up while its worker lived: an output without it could not be found."""
-        anew = self.intents.append(
+        second = self.intents.append(
             run_id=intent.run_id,
             node=intent.node,
             step=intent.step,
@@ -280,7 +280,7 @@ class IdempotentNodes:
             content_hash=intent.content_hash,
             tx=tx,
         )
-        self.intents.resolve(anew, IntentStatus.APPLIED, end=end, tx=tx)
+        self.intents.resolve(second, IntentStatus.APPLIED, end=end, tx=tx)
 
     def _close_previous(self, intent: Intent, tx: Transaction) -> datetime:
         """End the window of what the node applied last, and return when: another one begins there.

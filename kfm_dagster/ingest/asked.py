@@ -30,11 +30,11 @@ class AskedRuns:
     lock: Lock = field(default_factory=Lock)
     _of: dict[str, tuple[datetime, Counter[tuple[str, Lane]]]] = field(default_factory=dict)
 
-    def tell(self, sensor: str, runs: Iterable[tuple[str, Lane]], *, at: datetime) -> None:
+    def record(self, sensor: str, runs: Iterable[tuple[str, Lane]], *, at: datetime) -> None:
         """Say which runs a tick asks for; they take the place of what the sensor's last tick asked for."""
         self._of[sensor] = (at, Counter(runs))
 
-    def beside(self, sensor: str, *, at: datetime) -> Counter[tuple[str, Lane]]:
+    def by_others(self, sensor: str, *, at: datetime) -> Counter[tuple[str, Lane]]:
         """Count the runs that the other sensors' last ticks asked for."""
         found = (runs for name, (asked, runs) in self._of.items() if name != sensor and at - asked < FORGOTTEN_AFTER)
         return sum(found, Counter())

@@ -14,7 +14,7 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.stages.card import ClockRule
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.objects import ObjectStores
-from kfm_dagster.telemetry.clock.judgement import ClockJudgement, ClockRules, decides, judge
+from kfm_dagster.telemetry.clock.decision import ClockDecision, ClockRules, decide, decides
 from kfm_dagster.telemetry.clock.log import ClockLog
 from kfm_dagster.telemetry.clock.measuring import measure
 from kfm_dagster.telemetry.clock.server_dates import AnswerDates
@@ -44,14 +44,14 @@ class Calibration:
         if heard is not None and not self._known(self.clock()):
             self._log.record([heard])
 
-    def judged(self, contract: DatasetContract, objects: ObjectStores) -> ClockJudgement:
+    def decided(self, contract: DatasetContract, objects: ObjectStores) -> ClockDecision:
         """Judge the clock as of now; it is measured first where no fresh reading decides."""
         now = self.clock()
         if not self._known(now):
             endpoint = objects.endpoint(contract)
             self._log.record(measure(self._rules, clock=self.clock, endpoint=endpoint, answers=self.answers))
         since = now - self._rules.tau_calib
-        return judge(self._log.recent(since=since), self._rules, ts_start=self.clock())
+        return decide(self._log.recent(since=since), self._rules, ts_start=self.clock())
 
     def _known(self, now: datetime) -> bool:
         return any(decides(reading, self._rules) for reading in self._log.recent(since=now - FRESH))

@@ -148,7 +148,7 @@ class MessageParse(ChainNode):
     def audit_lines(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
         """Say which replays' units this run does again."""
         return [
-            attempt.tells(AuditKind.REPLAY, "let in", {"replay_run_id": replay_run_id, "units": units})
+            attempt.event(AuditKind.REPLAY, "let in", {"replay_run_id": replay_run_id, "units": units})
             for replay_run_id, units in sorted(self._replays.items())
         ]
 

@@ -145,7 +145,7 @@ class ChainNode:
 
     def unlocked(self) -> str | None:
         """Say what is wrong with this machine's clock, measured once in a while; None when it is locked."""
-        judged = self.pipeline.calibration.judged(self.contract, self.pipeline.objects)
+        judged = self.pipeline.calibration.decided(self.contract, self.pipeline.objects)
         return None if judged.locked else judged.reason
 
     def inputs(self) -> Sequence[ManifestEntry]:

@@ -63,7 +63,7 @@ def utc_now() -> datetime:
     return datetime.now(UTC) + clock_skew()
 
 
-def own_code(settings: Settings) -> CodeFingerprint:
+def installed_code(settings: Settings) -> CodeFingerprint:
     """Fingerprint this package and its SQL, once per process. Raises ConfigurationError without a lockfile."""
     image = settings.image_digest or None
     package = Path(__file__).resolve().parents[1]
@@ -211,7 +211,7 @@ class Pipeline:
     @cached_property
     def code(self) -> CodeFingerprint:
         """Which code this process runs."""
-        return own_code(self.settings)
+        return installed_code(self.settings)
 
     @cached_property
     def artifacts(self) -> Artifacts:

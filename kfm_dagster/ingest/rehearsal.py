@@ -87,7 +87,7 @@ def _rehearsed(pipeline: Pipeline, contract: DatasetContract, uri: str, match: K
     try:
         outputs = run_chain(first)
     except StageFailedError as error:
-        said = error.judgement.failing if error.judgement else ()
+        said = error.decision.failing if error.decision else ()
         found = [f"{verdict.gate}: {finding.what}" for verdict in said for finding in verdict.findings]
         return Rehearsal(uri=uri, status=None, item=None, findings=tuple(found or [str(error)]), suspect=())
     if not outputs[-1].envelopes:
@@ -161,7 +161,7 @@ def _issues(unit: Envelope, severity: Severity) -> Iterator[str]:
 
 def _gates(outputs: Sequence[StageBatch]) -> Iterator[str]:
     for output in outputs:
-        for verdict in output.judgement.verdicts if output.judgement else ():
+        for verdict in output.decision.verdicts if output.decision else ():
             yield from (f"{verdict.gate}: {finding.what}" for finding in verdict.findings)
 
 

@@ -35,7 +35,7 @@ class ClaimsLostError(KfmError):
     exit_code = ExitCode.REFUSED
 
 
-class RunStateStandsError(KfmError):
+class RunStateKeptError(KfmError):
     """A run is rolled back, and run-state was not told."""
 
     exit_code = ExitCode.DEPENDENCY_UNAVAILABLE
@@ -79,7 +79,7 @@ def roll_back(node: ChainNode, because: BaseException) -> Rollback | None:
 
     Nothing is done where the card knows no rollback, the stage itself could not be compensated, or the run handed an
     earlier one's work on. Raises ClaimsLostError, and what the catalog and the database raise; then nothing is taken
-    back in the database, and the units' next attempt finds and completes what stands. Raises RunStateStandsError where
+    back in the database, and the units' next attempt finds and completes what stands. Raises RunStateKeptError where
     everything is, and only what follows the commit was not done: run-state outside the database.
     """
     failed = _failed(node)
@@ -97,11 +97,11 @@ def roll_back(node: ChainNode, because: BaseException) -> Rollback | None:
                 compensated[stage.kind] = dict(undone or {})
             _take_back_run_state(node, states, tx)
             rollback = Rollback(compensated=compensated, claims=claims)
-            _tell(node, failed, rollback, tx)
+            _audit(node, failed, rollback, tx)
     except Exception as error:
-        if rollback is None or not _is_told(node, failed):
+        if rollback is None or not _is_audited(node, failed):
             raise
-        raise RunStateStandsError(rollback, observed=f"{type(error).__name__}: {error}") from error
+        raise RunStateKeptError(rollback, observed=f"{type(error).__name__}: {error}") from error
     return rollback
 
 
@@ -113,18 +113,18 @@ def roll_back_or_leave(node: ChainNode, because: BaseException) -> Rollback | No
     """
     try:
         return roll_back(node, because)
-    except RunStateStandsError as stands:
+    except RunStateKeptError as stands:
         try:
             states = list(_upstream(node))
             with node.pipeline.database.transaction() as tx:
                 _take_back_run_state(node, states, tx)
         except Exception as error:
             _LOG.exception("run %s is rolled back in %s, run-state not taken back", node.run_id, node.dataset)
-            _tell_failure(node, "run-state not taken back", error)
+            _audit_failure(node, "run-state not taken back", error)
         return stands.rollback
     except Exception as error:
         _LOG.exception("run %s could not be rolled back in %s", node.run_id, node.dataset)
-        _tell_failure(node, "run not rolled back", error)
+        _audit_failure(node, "run not rolled back", error)
         return None
 
 
@@ -175,30 +175,30 @@ def _take_back_run_state(node: ChainNode, states: Iterable[RunState], tx: Transa
         node.pipeline.stages.port.take_back(state, by=node.kind, tx=tx)
 
 
-def _tell(node: ChainNode, failed: StageAttempt, rollback: Rollback, tx: Transaction) -> None:
+def _audit(node: ChainNode, failed: StageAttempt, rollback: Rollback, tx: Transaction) -> None:
     store = node.pipeline.stages.lifecycle.store
     lines = []
     for stage, undone in rollback.compensated.items():
         attempt = store.newest(node.run_id, stage, tx=tx)
         if attempt is not None:
-            lines.append(attempt.tells(AuditKind.COMPENSATION, "done", {**undone, "because": failed.stage}))
+            lines.append(attempt.event(AuditKind.COMPENSATION, "done", {**undone, "because": failed.stage}))
     claims = {name: len(getattr(rollback.claims, name)) for name in ("requeued", "quarantined", "failed")}
-    lines.append(failed.tells(AuditKind.COMPENSATION, _ROLLED_BACK, claims))
+    lines.append(failed.event(AuditKind.COMPENSATION, _ROLLED_BACK, claims))
     store.audit.append(lines, tx=tx)
 
 
-def _is_told(node: ChainNode, failed: StageAttempt) -> bool:
+def _is_audited(node: ChainNode, failed: StageAttempt) -> bool:
     """Tell whether the transaction of a rollback was committed, as the database knows."""
     lines = node.pipeline.stages.lifecycle.store.audit.of_stage(failed.run_id, failed.stage)
     return any((line["attempt"], line["event"]) == (failed.attempt, _ROLLED_BACK) for line in lines)
 
 
-def _tell_failure(node: ChainNode, event: str, error: Exception) -> None:
+def _audit_failure(node: ChainNode, event: str, error: Exception) -> None:
     store = node.pipeline.stages.lifecycle.store
     failed = store.newest(node.run_id, node.kind)
     if failed is not None:
         with node.pipeline.database.transaction() as tx:
-            line = failed.tells(AuditKind.COMPENSATION, event, {"error": type(error).__name__})
+            line = failed.event(AuditKind.COMPENSATION, event, {"error": type(error).__name__})
             store.audit.append([line], tx=tx)
 
 

@@ -50,7 +50,7 @@ class ReplayDivergedError(StageRefusedError):
         )
 
     @override
-    def tell(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
+    def audit_events(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
         return list(_told(attempt, self._original, self._comparisons, self._diverging))
 
 
@@ -124,7 +124,7 @@ class ReplayedParse(ChainNode):
         decided = {"actor": self.decision.actor, "change_ref": self.decision.change_ref, "units": self._claimed}
         return [
             *_told(attempt, self.original, self.comparisons, None),
-            attempt.tells(AuditKind.OVERRIDE, GovernanceAction.REPEAT.value, decided),
+            attempt.event(AuditKind.OVERRIDE, GovernanceAction.REPEAT.value, decided),
         ]
 
     def after_commit(self, batch: Sequence[Envelope]) -> None:
@@ -142,12 +142,12 @@ class ReplayedParse(ChainNode):
         try:
             with self.pipeline.database.transaction() as tx:
                 told = self._compensated(batch, tx)
-                store.audit.append([registered.tells(AuditKind.COMPENSATION, *told)], tx=tx)
+                store.audit.append([registered.event(AuditKind.COMPENSATION, *told)], tx=tx)
         except Exception as error:
             _LOG.exception("the Items of run %s could not be taken back before its replay", self.original)
             with self.pipeline.database.transaction() as tx:
                 failed = {"error": type(error).__name__, "because": self.run_id}
-                store.audit.append([registered.tells(AuditKind.COMPENSATION, "failed", failed)], tx=tx)
+                store.audit.append([registered.event(AuditKind.COMPENSATION, "failed", failed)], tx=tx)
 
     def _compensated(self, claimed: Sequence[Envelope], tx: Transaction) -> tuple[str, Mapping[str, Any]]:
         """Compensate where nobody else may rely on the Items; return what the audit says."""
@@ -186,4 +186,4 @@ def _told(
     """Yield a line for each stage that was compared."""
     for comparison in comparisons:
         event = "diverged" if comparison is diverging else "compared"
-        yield attempt.tells(AuditKind.REPLAY, event, {"replay_of": original, **comparison.as_json()})
+        yield attempt.event(AuditKind.REPLAY, event, {"replay_of": original, **comparison.as_json()})

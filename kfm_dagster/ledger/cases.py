@@ -170,14 +170,14 @@ class QuarantineCases:
         """
         batch = as_json([{"wal_id": wal_id, "version": version} for wal_id, version in sorted(versions.items())])
         with writing(self._database, tx) as change:
-            standing = {row.wal_id: row for row in change.run("evidence.lock_open", batch=batch)}
-            for wal_id in sorted(versions.keys() - standing.keys()):
+            locked = {row.wal_id: row for row in change.run("evidence.lock_open", batch=batch)}
+            for wal_id in sorted(versions.keys() - locked.keys()):
                 raise CaseConflictError(
                     observed=f"{wal_id} at version {versions[wal_id]}",
                     expected="an open case of exactly this version",
                     next_step=f"kfm quarantine show {wal_id}",
                 )
-            self._log.record_many([_discard_entry(row, decision) for row in standing.values()], tx=change)
+            self._log.record_many([_discard_entry(row, decision) for row in locked.values()], tx=change)
             change.run("evidence.discard", batch=batch, at=self._now())
 
     def _now(self) -> str:

@@ -115,7 +115,7 @@ SUCCESS_REQUIRES: Mapping[str, frozenset[str]] = {
 """Sub-statuses that a success may have (section 4.3)."""
 
 
-def success_hindrance(sub_statuses: Mapping[str, str]) -> str | None:
+def why_not_succeeded(sub_statuses: Mapping[str, str]) -> str | None:
     """Say which sub-status forbids a success, or None; one that is missing forbids it."""
     for name, allowed in SUCCESS_REQUIRES.items():
         observed = sub_statuses.get(name, "unknown")
@@ -152,7 +152,7 @@ def check_transition(
     if (from_status, to_status) not in LEGAL:
         why = "no such transition"
     elif to_status is Status.SUCCEEDED:
-        why = success_hindrance(sub_statuses or {})
+        why = why_not_succeeded(sub_statuses or {})
     elif from_status is Status.FAILED and to_status is Status.PENDING:
         if replay_reason is None:
             why = "no replay reason is given"

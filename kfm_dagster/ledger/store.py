@@ -23,7 +23,7 @@ from kfm_dagster.ledger.policy import LedgerCode, ReplayReason
 from kfm_dagster.ledger.reports import EnsureResult, RecoverReport, SettleReport
 from kfm_dagster.ledger.rows import as_json, claim_order, claimed_envelopes, unit_row, wal_ids_of
 from kfm_dagster.ledger.state_machine import Status, check_transition
-from kfm_dagster.ledger.verdicts import Verdicts, judge
+from kfm_dagster.ledger.verdicts import Verdicts, decide
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.fence import Fence
 from kfm_dagster.storage.refusal import Refused, write_all_but_refused
@@ -132,7 +132,7 @@ class Ledger(LedgerChanges):
         refused has its entry in the governance log by then. Only claims of this run and attempt are touched; the others
         come back as `lost`.
         """
-        verdicts = judge(envelopes, self._registry, now=self._clock(), base_seconds=self._retry_backoff_seconds)
+        verdicts = decide(envelopes, self._registry, now=self._clock(), base_seconds=self._retry_backoff_seconds)
         with self._changing(tx) as changing:
             stamp = {"run_id": run_id, "at": self._now(), "actor": self._worker_id}
             done = {row.wal_id for row in _settled(changing, "ledger.settle_succeeded", verdicts.succeeded, stamp)}
@@ -146,9 +146,9 @@ class Ledger(LedgerChanges):
                 log=self.log,
                 actor=self._worker_id,
             )
-            hopeless = self._hopeless(verdicts, failures, changing)
-            quarantined = self._give_up(hopeless, changing)
-            refused = [u for u in envelopes if hopeless.get(u.wal_id) == LedgerCode.GOVERNANCE_HARD_FAIL]
+            beyond_retry = self._beyond_retry(verdicts, failures, changing)
+            quarantined = self._give_up(beyond_retry, changing)
+            refused = [u for u in envelopes if beyond_retry.get(u.wal_id) == LedgerCode.GOVERNANCE_HARD_FAIL]
             record_refusals(changing, refused, run_id=run_id, log=self.log, actor=self._worker_id)
         return SettleReport(
             succeeded=tuple(sorted(done)),
@@ -206,12 +206,12 @@ class Ledger(LedgerChanges):
         """
         wanted = sorted(set(wal_ids))
         with self._changing(tx) as changing:
-            standing = {row.wal_id: row for row in changing.run("ledger.lock_statuses", wal_ids=as_json(wanted))}
+            locked = {row.wal_id: row for row in changing.run("ledger.lock_statuses", wal_ids=as_json(wanted))}
             for wal_id in wanted:
-                status = Status(standing[wal_id].status) if wal_id in standing else None
+                status = Status(locked[wal_id].status) if wal_id in locked else None
                 check_transition(wal_id=wal_id, from_status=status, to_status=Status.QUARANTINED)
             for status in (Status.PENDING, Status.FAILED):
-                versions = {WalId(row.wal_id): row.version for row in standing.values() if row.status == status}
+                versions = {WalId(row.wal_id): row.version for row in locked.values() if row.status == status}
                 self._decide(versions, status, Status.QUARANTINED, GovernanceAction.QUARANTINE, decision, {}, changing)
             found = self._quarantine(wanted, reason=reason_code, actor=decision.actor, tx=changing)
             return tuple(sorted(found))
@@ -266,7 +266,7 @@ class Ledger(LedgerChanges):
         self._quarantine(sorted(superseded), reason=LedgerCode.SUPERSEDED, actor=self._worker_id, tx=tx)
         return EnsureResult(created=created, existing=existing, stale=stale, superseded=superseded)
 
-    def _hopeless(self, verdicts: Verdicts, failures: Sequence[Any], tx: Transaction) -> dict[WalId, str]:
+    def _beyond_retry(self, verdicts: Verdicts, failures: Sequence[Any], tx: Transaction) -> dict[WalId, str]:
         """Why those of the failed units that get no further attempt get none."""
         found = {WalId(row.wal_id) for row in failures}
         exhausted = {wal_id: reason for wal_id, reason in verdicts.given_up.items() if wal_id in found}

@@ -17,7 +17,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.ledger.policy import LedgerCode, backoff_seconds, is_overdue, quarantine_reason
 from kfm_dagster.ledger.redaction import redact
 from kfm_dagster.ledger.rows import findings_row
-from kfm_dagster.ledger.state_machine import success_hindrance
+from kfm_dagster.ledger.state_machine import why_not_succeeded
 
 
 @dataclass(kw_only=True, slots=True)
@@ -45,18 +45,18 @@ class Verdicts:
         }
 
 
-def judge(
+def decide(
     envelopes: Sequence[Envelope], registry: ContractRegistry, *, now: datetime, base_seconds: float | None
 ) -> Verdicts:
     """Say of each unit whether it succeeded, failed and is due again, or is given up."""
     verdicts = Verdicts()
     for unit in envelopes:
         row = findings_row(unit)
-        trouble = _trouble(unit, row)
-        if trouble is None:
+        error = _error_of(unit, row)
+        if error is None:
             verdicts.succeeded.append(row)
             continue
-        code, message = trouble
+        code, message = error
         retry = registry[unit.dataset].retry
         reason = quarantine_reason(retry, attempt=unit.attempt, error_code=code)
         due = None
@@ -72,8 +72,8 @@ def judge(
     return verdicts
 
 
-def _trouble(unit: Envelope, findings: Mapping[str, str]) -> tuple[str, str] | None:
+def _error_of(unit: Envelope, findings: Mapping[str, str]) -> tuple[str, str] | None:
     if unit.failure is not None:
         return unit.failure.code, unit.failure.message
-    hindrance = success_hindrance(findings)
-    return None if hindrance is None else (LedgerCode.INCOMPLETE_CHAIN, hindrance)
+    why = why_not_succeeded(findings)
+    return None if why is None else (LedgerCode.INCOMPLETE_CHAIN, why)

@@ -17,7 +17,7 @@ from kfm_dagster.lineage.unit import FIRST_REVISION, LineagePath, LineageUnit, i
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Told:
+class Revision:
     """One path's telling of a unit; content_sha256 is that of the Item, None when the unit registered none.
 
     It is None as well for what a release before revisions told. `invalidated`: it was withdrawn since.
@@ -29,7 +29,7 @@ class Told:
     invalidated: bool = False
 
 
-History = Mapping[WalId, Sequence[Told]]
+History = Mapping[WalId, Sequence[Revision]]
 """What was told, by unit, oldest first."""
 
 
@@ -42,7 +42,7 @@ def in_revision(unit: LineageUnit, history: History, *, run_id: str) -> LineageU
     return LineageUnit.of(unit.envelope, revision=revision, revises=revises, yields_to=yields_to)
 
 
-def _revision(envelope: Envelope, stac: StacResult, told: Sequence[Told], run_id: str) -> str:
+def _revision(envelope: Envelope, stac: StacResult, told: Sequence[Revision], run_id: str) -> str:
     valid = _valid(told)
     # Without a replay it was another release of the code that changed the Item, in the middle of a retry; or what the
     # run had told was withdrawn.
@@ -75,11 +75,11 @@ def _standing(stac: StacResult, history: History) -> str | None:
     return item_entity(stac.superseded_by, told[-1].revision if told else FIRST_REVISION)
 
 
-def _valid(told: Sequence[Told]) -> list[Told]:
+def _valid(told: Sequence[Revision]) -> list[Revision]:
     return [entry for entry in told if not entry.invalidated]
 
 
-def _unused(name: str, told: Sequence[Told]) -> str:
+def _unused(name: str, told: Sequence[Revision]) -> str:
     """Return the name, or with a number where what was told under it is withdrawn: an id names one telling for ever."""
     withdrawn = {entry.revision for entry in told if entry.invalidated}
     number = 1

@@ -48,11 +48,11 @@ class StepEvents:
         told = 0
         while True:
             with self._database.snapshot() as tx:
-                if not tx.run("lineage.some_steps_are_untold").scalar_one():
+                if not tx.run("lineage.some_steps_are_unpublished").scalar_one():
                     return told
             with self._database.transaction() as tx:
                 tx.run("lineage.lock_steps").close()
-                steps = [self._step(row) for row in tx.run("lineage.untold_steps", most=MOST)]
+                steps = [self._step(row) for row in tx.run("lineage.unpublished_steps", most=MOST)]
                 # Runs beside one another mix their steps; sorting keeps the order of each.
                 for _, part in groupby(sorted(steps, key=_RUN), key=_RUN):
                     self._record(tx, list(part))

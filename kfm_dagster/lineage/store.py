@@ -32,7 +32,7 @@ from kfm_dagster.lineage.invalidation import Invalidations
 from kfm_dagster.lineage.openlineage import openlineage_lines
 from kfm_dagster.lineage.outbox import BATCH_ID_DIGITS, Batch, Outbox, Undelivered, error_text
 from kfm_dagster.lineage.prov import OPERATOR, SERVICE, producer_ids, prov_document, prov_line
-from kfm_dagster.lineage.revisions import History, Told, in_revision
+from kfm_dagster.lineage.revisions import History, Revision, in_revision
 from kfm_dagster.lineage.step_events import StepEvents
 from kfm_dagster.lineage.unit import IngestRun, LineagePath, LineageUnit
 from kfm_dagster.storage.database import Database, Transaction, is_conflict
@@ -214,10 +214,10 @@ class Lineage:
     def _history(self, units: Sequence[LineageUnit]) -> History:
         related = {other for unit in units for other in (unit.stac.replaces, unit.stac.superseded_by) if other}
         wal_ids = sorted(related | {unit.wal_id for unit in units})
-        history: dict[WalId, list[Told]] = {}
+        history: dict[WalId, list[Revision]] = {}
         with self._database.snapshot() as tx:
             for row in tx.run("lineage.history", wal_ids=orjson.dumps(wal_ids).decode()):
-                told = Told(
+                told = Revision(
                     path=LineagePath(row.path),
                     revision=row.revision,
                     content_sha256=row.content_sha256,

@@ -11,7 +11,7 @@ from typing import Protocol
 from kfm_dagster.contracts.envelope import Envelope, Integrity
 from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.contracts.model import DatasetContract, IntegrityRules
-from kfm_dagster.operators.severities import weigh
+from kfm_dagster.operators.severities import apply_severities
 from kfm_dagster.storage.object_handle import ObjectHead, ObjectReadError
 
 Finding = tuple[IntegrityIssue, str]
@@ -104,7 +104,7 @@ def _magic(first: bytes, rules: IntegrityRules) -> list[Finding]:
 def _result(
     rules: IntegrityRules, run: tuple[str, ...], findings: list[Finding], *, head: ObjectHead | None
 ) -> Integrity:
-    status, issues = weigh(findings, rules.severities)
+    status, issues = apply_severities(findings, rules.severities)
     return Integrity(
         status=status,
         actual_size_bytes=None if head is None else head.size,

@@ -16,7 +16,7 @@ from kfm_dagster.contracts.key_grammar import InvalidKeyTimeError, KeyGrammarRea
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import ContractError
 from kfm_dagster.operators.footprint import Footprint, footprint
-from kfm_dagster.operators.severities import weigh
+from kfm_dagster.operators.severities import apply_severities
 from kfm_dagster.readers.base import ByteSource, DeclaringReader, HeaderMetadata, Reader, ReadError, ReadRequest
 from kfm_dagster.storage.object_handle import ObjectReadError
 
@@ -52,7 +52,7 @@ def metadata_extract(
         )
     header, findings = _read(reader, envelope, grammar, source, open_sidecar)
     if header is None:
-        status, issues = weigh(findings, contract.metadata_extract.severities)
+        status, issues = apply_severities(findings, contract.metadata_extract.severities)
         return Metadata(status=status, issues=issues, checks_run=CHECKS[:1])
     return _checked(header, envelope=envelope, contract=contract, reader=reader)
 
@@ -69,7 +69,7 @@ def _checked(header: HeaderMetadata, *, envelope: Envelope, contract: DatasetCon
     outline = footprint(header.geometry, decimals=rules.coordinate_decimals)
     if not isinstance(outline, Footprint):
         findings.append(outline)
-    status, issues = weigh(findings, rules.severities)
+    status, issues = apply_severities(findings, rules.severities)
     roles = {sidecar.suffix: sidecar.role for sidecar in contract.storage.sidecars}
     return Metadata(
         status=status,

@@ -22,7 +22,7 @@ ALWAYS_FAILED = frozenset({IntegrityIssue.STORAGE_UNAVAILABLE, MetadataIssue.STO
 Code = TypeVar("Code", bound=StrEnum)
 
 
-def weigh(
+def apply_severities(
     findings: Iterable[tuple[Code, str]], severities: Mapping[Code, Severity]
 ) -> tuple[CheckStatus, tuple[Issue, ...]]:
     """Give each finding the severity of the contract, or its own where the contract names none; derive the status."""

@@ -15,7 +15,7 @@ from typing import overload
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.run_state.inputs_hash import InputReference
 from kfm_dagster.run_state.record import RunState
-from kfm_dagster.stages.machine import Judgement
+from kfm_dagster.stages.machine import GateDecision
 
 
 @unique
@@ -63,7 +63,7 @@ class StageBatch:
     """Run whose work a skip for CONTENT_APPLIED relies on."""
     stored_bytes: int | None = None
     """Size of the stored output; None where an earlier release stored it."""
-    judgement: Judgement | None = field(default=None, compare=False)
+    decision: GateDecision | None = field(default=None, compare=False)
     """What the gates said of it, for the stage that made it and the next one; None for what was read back."""
 
     @property
@@ -77,7 +77,7 @@ class StageBatch:
         return self.skipped is SkipCause.CONTENT_APPLIED
 
     @property
-    def handed_on_whole(self) -> bool:
+    def reused_whole(self) -> bool:
         """Whether an earlier run's output was handed on of which every unit had passed: nobody need look into it."""
         passed = self.state.validation_summary.get("passed")
         return self.reused and passed == len(self.envelopes)

@@ -9,22 +9,22 @@ from collections.abc import Sequence
 
 from kfm_dagster.errors import ConfigurationError, ExitCode, KfmError, StoreAccessError
 from kfm_dagster.stages.audit import AuditEvent, AuditKind
+from kfm_dagster.stages.audit_events import gate_events
 from kfm_dagster.stages.card import ErrorClass
-from kfm_dagster.stages.machine import Judgement
+from kfm_dagster.stages.machine import GateDecision
 from kfm_dagster.stages.store import StageAttempt, StageMoveError
-from kfm_dagster.stages.telling import told
 
 
 class StageRefusedError(KfmError):
-    """The pipeline card does not let a stage go on. `error_class` says why, `judgement` what the gates said."""
+    """The pipeline card does not let a stage go on. `error_class` says why, `decision` what the gates said."""
 
     exit_code = ExitCode.REFUSED
     error_class: ErrorClass
-    judgement: Judgement | None = None
+    decision: GateDecision | None = None
 
-    def tell(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
+    def audit_events(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
         """Return the lines of audit that tell of it: one stop, named by its class."""
-        return [attempt.tells(AuditKind.STOP, self.error_class.value, {"reason": str(self.observed)})]
+        return [attempt.event(AuditKind.STOP, self.error_class.value, {"reason": str(self.observed)})]
 
 
 class UnlockedClockError(StageRefusedError):
@@ -36,10 +36,10 @@ class UnlockedClockError(StageRefusedError):
 class StageStoppedError(StageRefusedError):
     """Gates, or an upstream that has not succeeded, stop a stage."""
 
-    def __init__(self, *, stage: str, judgement: Judgement, why: str) -> None:
-        self.error_class = judgement.error_class
-        self.judgement = judgement
-        first = next(iter(judgement.failing), None)
+    def __init__(self, *, stage: str, decision: GateDecision, why: str) -> None:
+        self.error_class = decision.error_class
+        self.decision = decision
+        first = next(iter(decision.failing), None)
         super().__init__(
             f"{stage} {why}",
             observed="its upstream has not succeeded" if first is None else f"{first.gate}: {first.observed}",
@@ -47,11 +47,11 @@ class StageStoppedError(StageRefusedError):
             next_step="correct the input, or what the contract or the card (KFM_CONFIGS_DIR) says of it",
         )
 
-    def tell(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
+    def audit_events(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
         """Return a line for each gate that was looked at, and for each stop; of an upstream that is not there, one."""
-        if self.judgement is None or not self.judgement.failing:
-            return [attempt.tells(AuditKind.STOP, "deps_succeeded", {"reason": str(self.observed)})]
-        return list(told(attempt, self.judgement))
+        if self.decision is None or not self.decision.failing:
+            return [attempt.event(AuditKind.STOP, "deps_succeeded", {"reason": str(self.observed)})]
+        return list(gate_events(attempt, self.decision))
 
 
 class RolledBackError(StageRefusedError):
@@ -69,12 +69,12 @@ class RolledBackError(StageRefusedError):
 
 
 class StageFailedError(KfmError):
-    """A stage failed as a whole. `judgement`: what the gates said, where they failed it."""
+    """A stage failed as a whole. `decision`: what the gates said, where they failed it."""
 
     def __init__(self, *, dataset_id: str, cause: BaseException) -> None:
         self.dataset_id = dataset_id
         self.error_class = classify(cause)
-        self.judgement = cause.judgement if isinstance(cause, StageRefusedError) else None
+        self.decision = cause.decision if isinstance(cause, StageRefusedError) else None
         super().__init__(
             f"{dataset_id} failed with {self.error_class}",
             observed=f"{type(cause).__name__}: {cause}",

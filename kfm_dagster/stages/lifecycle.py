@@ -23,14 +23,14 @@ from kfm_dagster.contracts.issues import GateIssue, Issue, Severity
 from kfm_dagster.ledger.policy import backoff_seconds
 from kfm_dagster.run_state.record import Outcome
 from kfm_dagster.stages.audit import AuditEvent, AuditKind
+from kfm_dagster.stages.audit_events import gate_events
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.card import ErrorClass, StageState, StateMachine
 from kfm_dagster.stages.failure import StageRefusedError, StageStoppedError, UnlockedClockError, classify
 from kfm_dagster.stages.gates.verdict import Gate, Verdict
-from kfm_dagster.stages.machine import Judgement, ending, idempotency_key, judge, may_roll_back, may_start
+from kfm_dagster.stages.machine import GateDecision, decide, ending, idempotency_key, may_roll_back, may_start
 from kfm_dagster.stages.node import Gated, LeavesEffects, StageNode
 from kfm_dagster.stages.store import StageAttempt, StageMoveError, StageStore
-from kfm_dagster.stages.telling import told
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.telemetry.spans import span
 
@@ -78,10 +78,10 @@ class StageLifecycle:
         Raises StageMoveError, StageStoppedError (`refuse` keeps that one).
         """
         attempt = self._open(node, run_id=run_id, snapshot=snapshot, tx=tx)
-        judgement = self._of_entry(node, upstream)
-        if not may_start(judgement, self.card, deps_succeeded=self._succeeded(upstream, tx)):
-            raise StageStoppedError(stage=node.kind, judgement=judgement, why="may not start")
-        forced = [] if force is None else [attempt.tells(AuditKind.OVERRIDE, "forced", {"reason": force})]
+        decision = self._of_entry(node, upstream)
+        if not may_start(decision, self.card, deps_succeeded=self._succeeded(upstream, tx)):
+            raise StageStoppedError(stage=node.kind, decision=decision, why="may not start")
+        forced = [] if force is None else [attempt.event(AuditKind.OVERRIDE, "forced", {"reason": force})]
         return self.store.move(attempt, StageState.RUNNING, told=forced, tx=tx)
 
     def refuse(
@@ -90,23 +90,23 @@ class StageLifecycle:
         """Keep of a stage that may not start that it was asked for, and why it stays pending; `record` tells others."""
         with self.database.transaction() as tx:
             attempt = self._open(node, run_id=run_id, snapshot=snapshot, tx=tx)
-            self.store.audit.append(refused.tell(attempt), tx=tx)
+            self.store.audit.append(refused.audit_events(attempt), tx=tx)
             record(tx)
 
     @span("kfm.gates", {})
-    def weigh(self, node: StageNode, batch: Sequence[Envelope]) -> tuple[list[Envelope], Judgement]:
+    def evaluate_gates(self, node: StageNode, batch: Sequence[Envelope]) -> tuple[list[Envelope], GateDecision]:
         """Judge an output; return it with the units at fault marked. Raises StageStoppedError."""
         said = _said(node, batch, of=node.kind)
-        judgement = judge(said, self.card, whole=isinstance(node, LeavesEffects))
-        if ending(judgement, self.card) is not StageState.SUCCEEDED:
-            raise StageStoppedError(stage=node.kind, judgement=judgement, why="may not succeed")
-        return [_marked(unit, judgement) for unit in batch], judgement
+        decision = decide(said, self.card, whole=isinstance(node, LeavesEffects))
+        if ending(decision, self.card) is not StageState.SUCCEEDED:
+            raise StageStoppedError(stage=node.kind, decision=decision, why="may not succeed")
+        return [_marked(unit, decision) for unit in batch], decision
 
     def succeed(
         self,
         attempt: StageAttempt,
         batch: StageBatch,
-        judgement: Judgement | None,
+        decision: GateDecision | None,
         *,
         of_node: Sequence[AuditEvent] = (),
         tx: Transaction,
@@ -115,13 +115,13 @@ class StageLifecycle:
 
         `of_node`: what the node itself tells the audit.
         """
-        lines = [*of_node, *(() if judgement is None else told(attempt, judgement))]
+        lines = [*of_node, *(() if decision is None else gate_events(attempt, decision))]
         state = batch.state
         retrying = state.validation_summary.get("retrying")
         saved = attempt.stage.rsplit(".", 1)[-1] in self.card.checkpoints
         if saved:
             details = {"uri": state.artifact_uri, "sha256": state.artifact_sha256}
-            lines.append(attempt.tells(AuditKind.CHECKPOINT, "saved", details))
+            lines.append(attempt.event(AuditKind.CHECKPOINT, "saved", details))
         self.store.move(
             attempt,
             StageState.SUCCEEDED,
@@ -151,7 +151,7 @@ class StageLifecycle:
         `record` writes down besides that it failed. Where the attempt runs no more, whoever took the stage over answers
         for it, and nothing is done.
         """
-        lines = error.tell(attempt) if isinstance(error, StageRefusedError) else ()
+        lines = error.audit_events(attempt) if isinstance(error, StageRefusedError) else ()
         failed = None
         try:
             with self.database.transaction() as tx:
@@ -210,19 +210,19 @@ class StageLifecycle:
         return self.store.open(run_id, node.kind, idempotency_key=key, input_hashes=snapshot, tx=tx)
 
     @span("kfm.gates", {})
-    def _of_entry(self, node: StageNode, upstream: StageBatch | None) -> Judgement:
+    def _of_entry(self, node: StageNode, upstream: StageBatch | None) -> GateDecision:
         """Judge what a stage is given by the gates that the card asks for; what was judged as an output stands."""
         condition = self.card.condition(StageState.PENDING, StageState.RUNNING)
         if upstream is None or upstream.reused or condition is None:
-            return judge(_nothing(), self.card)
-        if upstream.judgement is not None:
-            return upstream.judgement
+            return decide(_nothing(), self.card)
+        if upstream.decision is not None:
+            return upstream.decision
         asked = [
             verdict
             for verdict in _said(node, upstream.envelopes, of=upstream.state.dataset_id)
             if verdict.gate in condition.gates
         ]
-        return judge(asked, self.card)
+        return decide(asked, self.card)
 
     def _succeeded(self, upstream: StageBatch | None, tx: Transaction) -> bool:
         if upstream is None:
@@ -241,7 +241,7 @@ class StageLifecycle:
         except Exception as error:
             _LOG.exception("%s could not be compensated", failed.stage)
             with self.database.transaction() as tx:
-                line = failed.tells(AuditKind.COMPENSATION, "failed", {"error": type(error).__name__})
+                line = failed.event(AuditKind.COMPENSATION, "failed", {"error": type(error).__name__})
                 self.store.audit.append([line], tx=tx)
 
     def _compensate(
@@ -261,18 +261,18 @@ class StageLifecycle:
         if isinstance(node, LeavesEffects):
             if received is not None and node.count_owned(tx) < len(received.envelopes):
                 left = {"reason": "its units are another run's, or done"}
-                self.store.audit.append([failed.tells(AuditKind.COMPENSATION, "left", left)], tx=tx)
+                self.store.audit.append([failed.event(AuditKind.COMPENSATION, "left", left)], tx=tx)
                 return
             undone = node.compensate(tx=tx)
-        told = [failed.tells(AuditKind.COMPENSATION, "done", undone or {})]
+        told = [failed.event(AuditKind.COMPENSATION, "done", undone or {})]
         if may_roll_back(self.card, has_checkpoint=has_checkpoint, do_compensate=undone is not None):
             self.store.move(failed, StageState.ROLLED_BACK, compensation=undone or {}, told=told, tx=tx)
         elif undone:
             self.store.audit.append(told, tx=tx)
 
 
-def _marked(unit: Envelope, judgement: Judgement) -> Envelope:
-    verdict = judgement.leaving.get(unit.wal_id)
+def _marked(unit: Envelope, decision: GateDecision) -> Envelope:
+    verdict = decision.leaving.get(unit.wal_id)
     if verdict is None or unit.failure is not None:
         return unit
     what = next(finding.what for finding in verdict.findings if finding.wal_id == unit.wal_id)

@@ -19,7 +19,7 @@ _CLASSES: Mapping[Gate, ErrorClass] = {Gate.G1: ErrorClass.E_INPUT, Gate.G4: Err
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Judgement:
+class GateDecision:
     """What a stage's verdicts come to under the card."""
 
     verdicts: tuple[Verdict, ...]
@@ -42,7 +42,7 @@ class Judgement:
         return next((_CLASSES.get(verdict.gate, ErrorClass.E_GATE) for verdict in self.failing), ErrorClass.E_GATE)
 
 
-def judge(verdicts: Iterable[Verdict], card: StateMachine, *, whole: bool = False) -> Judgement:
+def decide(verdicts: Iterable[Verdict], card: StateMachine, *, whole: bool = False) -> GateDecision:
     """Weigh verdicts by the card. With `whole` no unit can leave alone, because its effect has left the database."""
     said = tuple(verdicts)
     passed: set[Gate] = set()
@@ -62,7 +62,7 @@ def judge(verdicts: Iterable[Verdict], card: StateMachine, *, whole: bool = Fals
                 leaving.setdefault(wal_id, verdict)
         elif verdict.gate in STOPS:
             stops.add(STOPS[verdict.gate])
-    return Judgement(
+    return GateDecision(
         verdicts=said,
         passed=frozenset(passed),
         stops=frozenset(stops),
@@ -71,16 +71,16 @@ def judge(verdicts: Iterable[Verdict], card: StateMachine, *, whole: bool = Fals
     )
 
 
-def may_start(judgement: Judgement, card: StateMachine, *, deps_succeeded: bool) -> bool:
+def may_start(decision: GateDecision, card: StateMachine, *, deps_succeeded: bool) -> bool:
     """Tell whether pending > running is allowed."""
     condition = card.condition(StageState.PENDING, StageState.RUNNING)
-    facts = {*judgement.passed, *({"deps_succeeded"} if deps_succeeded else ())}
+    facts = {*decision.passed, *({"deps_succeeded"} if deps_succeeded else ())}
     return condition is not None and condition.holds(facts)
 
 
-def ending(judgement: Judgement, card: StateMachine) -> StageState:
+def ending(decision: GateDecision, card: StateMachine) -> StageState:
     """Return how a running stage ends: a stop is looked for first, and what may not succeed has failed."""
-    facts = {*judgement.passed, *judgement.stops}
+    facts = {*decision.passed, *decision.stops}
     failed = card.condition(StageState.RUNNING, StageState.FAILED)
     succeeded = card.condition(StageState.RUNNING, StageState.SUCCEEDED)
     if failed is not None and failed.holds(facts):

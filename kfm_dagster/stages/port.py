@@ -63,7 +63,7 @@ class RunStatePort:
         state = self.run_states.get(dataset_id, run_id)
         return None if state is None or state.artifact_uri is None else self._loaded(state)
 
-    def stands(self, output: Output) -> bool:
+    def is_intact(self, output: Output) -> bool:
         """Tell whether run-state still says that the run which made an output made it of these inputs.
 
         A rollback of the data takes run-state with it where that is on their branch, or in a table restored with them;

@@ -166,12 +166,12 @@ class StageRunner:
         while (applied := self.nodes.intents.applied(content.content_hash, tx=tx)) is not None:
             output = self.nodes.output(content.content_hash, tx=tx)
             succeeded = output is not None and output.record["outcome"] == Outcome.SUCCESS
-            stands = output is not None and self.port.stands(output)
+            is_intact = output is not None and self.port.is_intact(output)
             reusable = not isinstance(node, ReusedWithCare) or node.can_reuse_output(tx)
-            if (succeeded or reused) and stands and reusable:
+            if (succeeded or reused) and is_intact and reusable:
                 break
             # What was taken back is made up for once, and then handed on again; anything else is this run's own.
-            content = again(content, run_id=staged.run_id if stands else applied.run_id, applied=applied)
+            content = again(content, run_id=staged.run_id if is_intact else applied.run_id, applied=applied)
         return content
 
     def _commit(self, staged: StagedNode) -> StageBatch:
@@ -183,7 +183,7 @@ class StageRunner:
                 # Last, because the audit is one chain: whoever appends to it keeps the others waiting.
                 node = staged.node
                 of_node = node.audit_lines(staged.attempt) if isinstance(node, Audited) and not batch.reused else ()
-                self.lifecycle.succeed(staged.attempt, batch, staged.judgement, of_node=of_node, tx=tx)
+                self.lifecycle.succeed(staged.attempt, batch, staged.decision, of_node=of_node, tx=tx)
                 return batch
         except Exception as error:
             self._fail(staged, error)
@@ -198,9 +198,9 @@ class StageRunner:
         if own != content:
             # Another worker was first, and its units are in work: what this one claims is content of its own.
             self.nodes.intents.resolve(intent, IntentStatus.SKIPPED, tx=tx)
-            anew = self.nodes.begin(own, run_id=staged.run_id, tx=tx).intent
-            self.nodes.meter.hand_on(intent.wal_id, anew.wal_id)
-            intent = anew
+            second = self.nodes.begin(own, run_id=staged.run_id, tx=tx).intent
+            self.nodes.meter.hand_on(intent.wal_id, second.wal_id)
+            intent = second
         upserted = self.nodes.upsert(intent, lambda tx: staged.apply(tx, made), tx=tx)
         if staged.batch is not None:
             return staged.batch

@@ -22,14 +22,14 @@ from kfm_dagster.run_state.record import ValidationSummary
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.card import ErrorClass
 from kfm_dagster.stages.lifecycle import StageLifecycle
-from kfm_dagster.stages.machine import Judgement
+from kfm_dagster.stages.machine import GateDecision
 from kfm_dagster.stages.node import Checking, Leased, RefersToInputs, StageNode
 from kfm_dagster.stages.port import RunStateKey, RunStatePort
 from kfm_dagster.stages.store import StageAttempt
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.telemetry.measures import StepVolume
 
-Judged = tuple[list[Envelope], Judgement]
+Judged = tuple[list[Envelope], GateDecision]
 """A batch with the units at fault marked, and what the gates said of it."""
 
 
@@ -71,7 +71,7 @@ class StagedNode:
         return self.node.step
 
     @property
-    def judgement(self) -> Judgement | None:
+    def decision(self) -> GateDecision | None:
         """What the gates said of what was computed; None before that, and of what was skipped."""
         return self.made and self.made[1]
 
@@ -111,11 +111,11 @@ class StagedNode:
         """Compute, and have the gates judge it. Raises StageStoppedError."""
         with self.node.working() if isinstance(self.node, Leased) else nullcontext():
             computed = transformed(self.node)
-            return self.lifecycle.weigh(self.node, computed)
+            return self.lifecycle.evaluate_gates(self.node, computed)
 
     def apply(self, tx: Transaction, made: Judged, /) -> Effect:
         """Store the batch and record what came of it, with the node's own tables."""
-        computed, judgement = made
+        computed, decision = made
         envelopes = self.node.apply(tx, computed)
         summary = (
             self.node.summarize(envelopes)
@@ -123,7 +123,7 @@ class StagedNode:
             else ValidationSummary(checks=len(envelopes), passed=len(envelopes), failed=0)
         )
         kept = self.port.keep(self.key, envelopes, self._with_gates(summary, made), tx=tx)
-        self.batch = replace(kept, judgement=_evaluated(judgement))
+        self.batch = replace(kept, decision=_evaluated(decision))
         volume = StepVolume(rows_out=len(envelopes), bytes_out=kept.stored_bytes)
         if self.received is not None:
             volume = replace(volume, rows_in=len(self.received.envelopes), bytes_in=self.received.stored_bytes)
@@ -131,10 +131,10 @@ class StagedNode:
 
     def _with_gates(self, summary: ValidationSummary, made: Judged) -> ValidationSummary:
         """Count the units that a gate made leave as failed, and say what restricts the output."""
-        envelopes, judgement = made
-        left = sum(1 for unit in envelopes if unit.gate_issues and unit.wal_id in judgement.leaving)
+        envelopes, decision = made
+        left = sum(1 for unit in envelopes if unit.gate_issues and unit.wal_id in decision.leaving)
         why: set[str] = {
-            *judgement.restricted,
+            *decision.restricted,
             *(self.received.restricted if self.received else ()),
             *({ErrorClass.E_SYNC.value} if self.unlocked else ()),
         }
@@ -142,9 +142,9 @@ class StagedNode:
         return replace(summary, passed=summary.passed - left, failed=summary.failed + left, extra=extra)
 
 
-def _evaluated(judgement: Judgement) -> Judgement | None:
-    """Return a judgement for the next stage to rely on, unless no gate had anything to look at."""
-    return judgement if any(verdict.applies for verdict in judgement.verdicts) else None
+def _evaluated(decision: GateDecision) -> GateDecision | None:
+    """Return a decision for the next stage to rely on, unless no gate had anything to look at."""
+    return decision if any(verdict.applies for verdict in decision.verdicts) else None
 
 
 def _record_of(batch: StageBatch) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class StageAttempt:
     output_sha256: str | None = None
     compensation: Mapping[str, Any] | None = None
 
-    def tells(self, kind: AuditKind, event: str, details: Mapping[str, Any] | None = None) -> AuditEvent:
+    def event(self, kind: AuditKind, event: str, details: Mapping[str, Any] | None = None) -> AuditEvent:
         """Return a line of audit about this attempt."""
         return AuditEvent(
             run_id=self.run_id,
@@ -119,7 +119,7 @@ class StageStore:
             _refuse_other(before, idempotency_key, input_hashes)
             if before.state is StageState.PENDING:
                 # It was refused: an attempt that may start is running when others see it.
-                self._tell_retry(before, after=before.state, since=self._refused_at(before, tx), tx=tx)
+                self._audit_retry(before, after=before.state, since=self._refused_at(before, tx), tx=tx)
                 return before
         opened = StageAttempt(
             run_id=run_id,
@@ -140,17 +140,17 @@ class StageStore:
             at=rfc3339(opened.opened_at),
         )
         if before is not None:
-            self._tell_retry(opened, after=before.state, since=before.ended_at or before.opened_at, tx=tx)
+            self._audit_retry(opened, after=before.state, since=before.ended_at or before.opened_at, tx=tx)
         return opened
 
-    def _tell_retry(self, attempt: StageAttempt, *, after: StageState, since: datetime, tx: Transaction) -> None:
+    def _audit_retry(self, attempt: StageAttempt, *, after: StageState, since: datetime, tx: Transaction) -> None:
         details = {"after": after.value, "interval_seconds": (self._clock() - since).total_seconds()}
-        self.audit.append([attempt.tells(AuditKind.RETRY, f"attempt {attempt.attempt}", details)], tx=tx)
+        self.audit.append([attempt.event(AuditKind.RETRY, f"attempt {attempt.attempt}", details)], tx=tx)
 
     def _refused_at(self, attempt: StageAttempt, tx: Transaction) -> datetime:
         key = {"run_id": attempt.run_id, "stage": attempt.stage, "attempt": attempt.attempt}
-        told_at: datetime | None = tx.run("stages.last_told", key).scalar_one()
-        return told_at or attempt.opened_at
+        last_at: datetime | None = tx.run("stages.last_event_at", key).scalar_one()
+        return last_at or attempt.opened_at
 
     def move(
         self,
@@ -177,7 +177,7 @@ class StageStore:
         said = {**(details or {}), **({"error_class": error_class.value} if error_class else {})}
         if why:
             said["restricted"] = why
-        move = attempt.tells(AuditKind.TRANSITION, f"{attempt.state.value}>{to.value}", said)
+        move = attempt.event(AuditKind.TRANSITION, f"{attempt.state.value}>{to.value}", said)
         self.audit.append([*told, move], tx=tx)
         at = self._clock()
         moved = tx.run(

@@ -395,11 +395,11 @@ GUARDED = {
     "INSERT INTO alerts (rule, subject, state, level, opened_at, level_since, last_seen_at, observed, last_event_at, "
     "place, acknowledged_at, acknowledged_by, acknowledged_why) SELECT rule, 'x', 'acknowledged', level, opened_at, "
     "level_since, last_seen_at, observed, last_event_at, place, opened_at, 'x', 'y' FROM alerts": "alerts_begin_firing",
-    "UPDATE alert_notifications SET told_at = NULL, last_error = 'x'": "alert_notifications_are_told_once",
-    "UPDATE alert_notifications SET channel = 'x'": "alert_notifications_are_told_once",
+    "UPDATE alert_notifications SET sent_at = NULL, last_error = 'x'": "alert_notifications_are_sent_once",
+    "UPDATE alert_notifications SET channel = 'x'": "alert_notifications_are_sent_once",
     "DELETE FROM alert_notifications": "alert_notifications_are_kept",
-    "INSERT INTO alert_notifications (alert_id, telling, endpoint, channel, reason, queued_at, attempts) "
-    "SELECT alert_id, 9, 9, channel, reason, queued_at, 1 FROM alert_notifications": "alert_notifications_begin_untold",
+    "INSERT INTO alert_notifications (alert_id, number, endpoint, channel, reason, queued_at, attempts) "
+    "SELECT alert_id, 9, 9, channel, reason, queued_at, 1 FROM alert_notifications": "alert_notifications_begin_unsent",
 }
 
 
@@ -429,7 +429,7 @@ def test_no_hand_lets_an_alert_fire_again_that_is_resolved_or_empties_the_tables
         typed |= {
             "INSERT OR REPLACE INTO alerts SELECT * FROM alerts": "alerts_(are_kept|begin_firing)",
             "INSERT OR REPLACE INTO alert_notifications SELECT * FROM alert_notifications": (
-                "alert_notifications_begin_untold"
+                "alert_notifications_begin_unsent"
             ),
         }
     for statement, rule in typed.items():

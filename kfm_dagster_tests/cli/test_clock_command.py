@@ -1,4 +1,4 @@
-"""`kfm clock` tells what is recorded, judges it, records when asked to; its exit code says the judgement."""
+"""`kfm clock` tells what is recorded, judges it, records when asked to; its exit code says the decision."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def test_what_cannot_be_settled_at_the_start_is_left_to_the_run(monkeypatch: pyt
         monkeypatch.setattr(pipeline, "LOCKFILE", "absent.lock")
     runpy.run_module(CODE_VERSION)
     with pytest.raises(ConfigurationError):
-        pipeline.own_code(Settings.load())
+        pipeline.installed_code(Settings.load())
 
 
 def test_a_run_s_process_is_alive_until_it_ends_though_the_one_that_forked_it_is_killed(tmp_path: Path) -> None:

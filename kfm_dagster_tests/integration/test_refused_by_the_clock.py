@@ -19,7 +19,7 @@ from kfm_dagster.stages.audit import verify_chain
 from kfm_dagster.stages.card import StageState
 from kfm_dagster.stages.store import StageAttempt
 from kfm_dagster.storage.objects import ObjectStores
-from kfm_dagster.telemetry.clock.judgement import ClockJudgement
+from kfm_dagster.telemetry.clock.decision import ClockDecision
 from kfm_dagster.telemetry.clock.reading import ClockState
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.clocks import LockedClock
@@ -44,12 +44,12 @@ class ScriptedClock(LockedClock):
     looks: int = 0
     stood: list[list[StageAttempt]] = field(default_factory=list)
 
-    def judged(self, contract: DatasetContract, objects: ObjectStores) -> ClockJudgement:
+    def decided(self, contract: DatasetContract, objects: ObjectStores) -> ClockDecision:
         self.looks += 1
         self.stood.append(self.pipeline.stages.lifecycle.store.since(datetime(2000, 1, 1, tzinfo=UTC)))
         if self.looks in self.unlocked:
-            return ClockJudgement(state=ClockState.UNLOCKED, reason="kernel tells an offset of 5.000 s")
-        return super().judged(contract, objects)
+            return ClockDecision(state=ClockState.UNLOCKED, reason="kernel tells an offset of 5.000 s")
+        return super().decided(contract, objects)
 
 
 def scripted(face: Face, unlocked: Collection[int], policy: str) -> ScriptedClock:

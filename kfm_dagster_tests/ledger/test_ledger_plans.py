@@ -73,11 +73,11 @@ PLANS: list[tuple[str, dict[str, Any], str]] = [
     ("replay.select_units", {}, "by_selection"),
     ("replay.select_named", {}, RECORD),
     ("dead_letters.standing", {}, RECORD),
-    ("lineage.some_steps_are_untold", {}, "etl_steps_untold"),
-    ("lineage.untold_steps", {}, "etl_steps_untold"),
-    ("lineage.untold_steps", {}, IN_ORDER),
+    ("lineage.some_steps_are_unpublished", {}, "etl_steps_unpublished"),
+    ("lineage.unpublished_steps", {}, "etl_steps_unpublished"),
+    ("lineage.unpublished_steps", {}, IN_ORDER),
 ]
-LITTLE = "in_progress|to_claim|by_due_time|by_open_state|untold"
+LITTLE = "in_progress|to_claim|by_due_time|by_open_state|unpublished"
 """Partial indexes: they hold what is under way, and a plan may read one to its end."""
 GROWING = {
     "nodd_wal_records",

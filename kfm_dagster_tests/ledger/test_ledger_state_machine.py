@@ -19,7 +19,7 @@ from kfm_dagster.errors import IllegalTransitionError
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.refusals import explained
-from kfm_dagster.ledger.state_machine import OVERRIDES, TRANSITIONS, Status, check_transition, success_hindrance
+from kfm_dagster.ledger.state_machine import OVERRIDES, TRANSITIONS, Status, check_transition, why_not_succeeded
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.ledger.bench import Bench
@@ -203,7 +203,7 @@ def test_success_needs_all_four_sub_statuses_in_python_and_in_the_database(bench
             accepted.add(values)
         else:
             assert re.search("success_is_complete|failed_item_is_no_success", refused)
-        assert (success_hindrance(findings) is None) is (values in accepted)
+        assert (why_not_succeeded(findings) is None) is (values in accepted)
     good = ("ok", "suspect")
     assert accepted == set(itertools.product(good, good, ("created", "updated", "no-op"), ("ok", "partial")))
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kfm_dagster.contracts.envelope import Envelope, StacStatus, WalId
-from kfm_dagster.lineage.revisions import Told, in_revision
+from kfm_dagster.lineage.revisions import Revision, in_revision
 from kfm_dagster.lineage.unit import LineagePath, LineageUnit, item_entity
 from kfm_dagster_tests.lineage.units import registered, repaired, superseded, with_stac
 
@@ -17,8 +17,8 @@ FIRST = str(registered().stac.content_sha256)  # type: ignore[union-attr]
 REPAIRED = "e" * 64
 
 
-def told(revision: str, content: str | None) -> Told:
-    return Told(path=LineagePath.PROV, revision=revision, content_sha256=content)
+def told(revision: str, content: str | None) -> Revision:
+    return Revision(path=LineagePath.PROV, revision=revision, content_sha256=content)
 
 
 @pytest.mark.clause("RPL-05")
@@ -54,7 +54,7 @@ def told(revision: str, content: str | None) -> Told:
         ),
     ],
 )  # fmt: skip
-def test_a_unit_is_told_as(envelope: Envelope, history: list[Told], revision: str) -> None:
+def test_a_unit_is_told_as(envelope: Envelope, history: list[Revision], revision: str) -> None:
     found = in_revision(LineageUnit.of(envelope), {UNIT: history}, run_id="run")
     assert found.revision == revision
     assert found.activity_id == LineageUnit.of(envelope, revision=revision).activity_id
@@ -81,7 +81,7 @@ def test_a_unit_is_told_as(envelope: Envelope, history: list[Told], revision: st
         ),
     ],
 )  # fmt: skip
-def test_an_item_revises(stac: dict[str, Any], history: dict[WalId, list[Told]], revises: str | None) -> None:
+def test_an_item_revises(stac: dict[str, Any], history: dict[WalId, list[Revision]], revises: str | None) -> None:
     envelope = with_stac(registered(replay_run_id="r1"), **stac)
     assert in_revision(LineageUnit.of(envelope), history, run_id="run").revises == revises
 

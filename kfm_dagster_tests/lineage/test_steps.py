@@ -320,7 +320,7 @@ def test_the_database_keeps_what_was_measured(
         lineage.publish_staged()
     before = stored_steps(database)
     for name, change in {**CHANGES, "replaced or emptied": TAKEN[database.dialect]}.items():
-        kept = "etl_steps_are_only_told" if change.startswith("UPDATE") else "etl_steps_are_kept"
+        kept = "etl_steps_are_only_published" if change.startswith("UPDATE") else "etl_steps_are_kept"
         refused = refusal(database, change)
         assert kept in refused, f"{name}: {refused or 'it was done'}"
     assert stored_steps(database) == before
@@ -337,7 +337,7 @@ def test_a_step_is_told_once(
     assert len(batches) == 2
     before = stored_steps(database), events(root)
     for batch in ("NULL", "batch_id", *(f"'{name}'" for name in batches)):
-        assert "etl_steps_are_only_told" in refusal(database, f"UPDATE etl_steps SET batch_id = {batch}"), batch
+        assert "etl_steps_are_only_published" in refusal(database, f"UPDATE etl_steps SET batch_id = {batch}"), batch
     assert lineage.publish_staged() == 0
     assert (stored_steps(database), events(root)) == before
 

@@ -17,7 +17,7 @@ import pytest
 from kfm_dagster.contracts.issues import MetadataIssue, Severity
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.samples.nexrad_level2 import DURATION, MOMENTS, make_nexrad_level2
-from kfm_dagster.operators.severities import weigh
+from kfm_dagster.operators.severities import apply_severities
 from kfm_dagster.readers import nexrad_end
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.nexrad_level2 import LONGEST_VOLUME, read_nexrad_level2
@@ -327,7 +327,7 @@ def test_a_volume_of_unknown_completeness_is_suspect_under_the_contract(
     volume: bytes, contracts: ContractRegistry
 ) -> None:
     *_, end, _ = record_ends(volume)
-    status, [issue] = weigh(read(volume[:end]).findings, contracts["nexrad-l2"].metadata_extract.severities)
+    status, [issue] = apply_severities(read(volume[:end]).findings, contracts["nexrad-l2"].metadata_extract.severities)
     assert (status.value, issue.severity, issue.code) == ("suspect", Severity.SUSPECT, "completeness_unchecked")
     assert "status 2" in issue.message
 

@@ -10,7 +10,7 @@ from kfm_dagster.configs import parse
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.stages.card import STATE_MACHINE, Card, ErrorClass, StageState, StateMachine
 from kfm_dagster.stages.gates.verdict import STOPS, Finding, Gate, Stop, Verdict
-from kfm_dagster.stages.machine import ending, idempotency_key, judge, may_roll_back, may_start
+from kfm_dagster.stages.machine import decide, ending, idempotency_key, may_roll_back, may_start
 
 CARD = Card.load()
 TEXT = CARD.files[STATE_MACHINE].decode()
@@ -33,11 +33,11 @@ def card(old: str = "", new: str = "") -> StateMachine:
 
 @pytest.mark.clause("PCS-02")
 def test_a_stage_starts_when_its_upstream_and_the_first_three_gates_let_it() -> None:
-    passed = judge(verdicts(), CARD.machine)
+    passed = decide(verdicts(), CARD.machine)
     assert may_start(passed, CARD.machine, deps_succeeded=True)
     assert not may_start(passed, CARD.machine, deps_succeeded=False)
     for gate in Gate:
-        of_batch = judge(
+        of_batch = decide(
             verdicts(verdict(gate, Finding(what="all"))), card("G5: {on_failure: restrict}", "G5: {on_failure: stop}")
         )
         assert may_start(of_batch, CARD.machine, deps_succeeded=True) == (gate not in {Gate.G1, Gate.G2, Gate.G3})
@@ -48,7 +48,7 @@ def test_a_batch_at_fault_fails_the_stage_by_its_stop_and_class() -> None:
     strict = card("G5: {on_failure: restrict}", "G5: {on_failure: stop}")
     classes = {Gate.G1: ErrorClass.E_INPUT, Gate.G4: ErrorClass.E_DIM, Gate.G7: ErrorClass.E_UQ}
     for gate in Gate:
-        judged = judge(verdicts(verdict(gate, Finding(what="all"))), strict)
+        judged = decide(verdicts(verdict(gate, Finding(what="all"))), strict)
         if gate is Gate.G6:
             assert (ending(judged, strict), judged.restricted) == (StageState.SUCCEEDED, {Gate.G6})
             continue
@@ -61,19 +61,19 @@ def test_a_batch_at_fault_fails_the_stage_by_its_stop_and_class() -> None:
 
 def test_units_at_fault_leave_and_the_others_go_on_unless_their_effect_is_out() -> None:
     found = verdict(Gate.G4, Finding(wal_id=UNIT, what="no unit"))
-    alone = judge(verdicts(found), CARD.machine)
+    alone = decide(verdicts(found), CARD.machine)
     assert dict(alone.leaving) == {UNIT: found}
     assert ending(alone, CARD.machine) is StageState.SUCCEEDED
     assert alone.restricted == set()
-    out = judge(verdicts(found), CARD.machine, whole=True)
+    out = decide(verdicts(found), CARD.machine, whole=True)
     assert (dict(out.leaving), out.stops, ending(out, CARD.machine)) == ({}, {Stop.S1}, StageState.FAILED)
-    mixed = judge(verdicts(verdict(Gate.G8, Finding(wal_id=UNIT, what="x"), Finding(what="y"))), CARD.machine)
+    mixed = decide(verdicts(verdict(Gate.G8, Finding(wal_id=UNIT, what="x"), Finding(what="y"))), CARD.machine)
     assert ending(mixed, CARD.machine) is StageState.FAILED
 
 
 @pytest.mark.clause("PCS-06")
 def test_the_degraded_path_goes_on_with_its_output_restricted() -> None:
-    late = judge(verdicts(verdict(Gate.G5, Finding(wal_id=UNIT, what="late"))), CARD.machine)
+    late = decide(verdicts(verdict(Gate.G5, Finding(wal_id=UNIT, what="late"))), CARD.machine)
     assert (late.restricted, dict(late.leaving), late.stops) == ({Gate.G5}, {}, set())
     assert ending(late, CARD.machine) is StageState.SUCCEEDED
 
@@ -83,21 +83,21 @@ def test_another_card_makes_something_else_of_the_same_verdicts() -> None:
     late = verdicts(verdict(Gate.G5, Finding(what="late")))
     stops = card("G5: {on_failure: restrict}", "G5: {on_failure: stop}")
     deaf = card('when: "any(S1..S5)"', 'when: "any(S3..S5)"')
-    assert ending(judge(late, stops), stops) is StageState.FAILED
-    assert ending(judge(late, CARD.machine), CARD.machine) is StageState.SUCCEEDED
-    assert judge(late, stops).stops == {Stop.S2}
+    assert ending(decide(late, stops), stops) is StageState.FAILED
+    assert ending(decide(late, CARD.machine), CARD.machine) is StageState.SUCCEEDED
+    assert decide(late, stops).stops == {Stop.S2}
     lax = card('when: "G1..G8 && !S1..S5"', 'when: "G1..G4"')
     both = card('when: "any(S1..S5)"', 'when: "S1 && S2"')
-    assert ending(judge(late, stops), deaf) is StageState.FAILED
+    assert ending(decide(late, stops), deaf) is StageState.FAILED
     merged = parse(
         TEXT.replace('when: "any(S1..S5)"', 'when: "S1 && S2"').replace('"G1..G8 && !S1..S5"', '"G1..G4"'),
         StateMachine,
         source="test",
     )
-    assert ending(judge(late, stops), merged) is StageState.SUCCEEDED
-    assert (ending(judge(late, stops), lax), ending(judge(late, stops), both)) == (StageState.FAILED,) * 2
+    assert ending(decide(late, stops), merged) is StageState.SUCCEEDED
+    assert (ending(decide(late, stops), lax), ending(decide(late, stops), both)) == (StageState.FAILED,) * 2
     open_door = card('when: "deps_succeeded && G1..G3"', 'when: "G1"')
-    assert may_start(judge(verdicts(verdict(Gate.G2, Finding(what="x"))), open_door), open_door, deps_succeeded=False)
+    assert may_start(decide(verdicts(verdict(Gate.G2, Finding(what="x"))), open_door), open_door, deps_succeeded=False)
 
 
 @pytest.mark.clause("PCS-02")
@@ -129,4 +129,4 @@ def test_the_key_is_made_of_what_the_card_names_and_of_nothing_else() -> None:
 @pytest.mark.clause("PCS-02")
 def test_a_unit_leaves_by_the_first_gate_that_finds_it() -> None:
     first, second = (verdict(gate, Finding(what=gate.value, wal_id=UNIT)) for gate in (Gate.G1, Gate.G8))
-    assert dict(judge(verdicts(first, second), CARD.machine).leaving) == {UNIT: first}
+    assert dict(decide(verdicts(first, second), CARD.machine).leaving) == {UNIT: first}

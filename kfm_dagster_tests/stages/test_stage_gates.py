@@ -128,7 +128,7 @@ def test_a_batch_that_nobody_judged_is_judged_before_it_is_used(runner: StageRun
 @pytest.mark.clause("PCS-02")
 def test_what_an_earlier_run_made_is_not_judged_again(runner: StageRunner) -> None:
     upstream = first(runner)
-    reused = replace(upstream, skipped=SkipCause.CONTENT_APPLIED, applied_by="earlier", judgement=None)
+    reused = replace(upstream, skipped=SkipCause.CONTENT_APPLIED, applied_by="earlier", decision=None)
     node = FakeNode([envelope(1)], kind="nexrad-l2.metadata_extract", verdicts=[fault(Gate.G1)], of_input=True)
     with pytest.raises(StageFailedError, match="may not succeed"):
         execute(runner, node, upstream=reused)
@@ -210,8 +210,8 @@ def test_each_stop_fails_the_stage_and_nothing_of_it_counts(under: Under, stop: 
     node = FakeEffectNode([envelope(1)], verdicts=[fault(gate)])
     with pytest.raises(StageFailedError) as failed:
         execute(runner, node, upstream=first(runner))
-    assert failed.value.judgement is not None
-    assert failed.value.judgement.stops == {stop}
+    assert failed.value.decision is not None
+    assert failed.value.decision.stops == {stop}
     assert node.calls == ["transform", "compensate"]
     assert lines(runner)[1:] == [
         ("gate", gate.value),
@@ -503,7 +503,7 @@ def test_a_stage_that_hands_on_waits_for_a_commit_of_its_node_before_it_holds_th
             runner.nodes.lock_node(node.name, tx=committing)
             handing_on = pool.submit(runner.run, node, run_id="third", upstream=upstream)
             await_a_wait(runner.database, handing_on)
-            runner.lifecycle.store.audit.append([told.tells(AuditKind.GATE, "G1")], tx=committing)
+            runner.lifecycle.store.audit.append([told.event(AuditKind.GATE, "G1")], tx=committing)
         skipped = handing_on.result().skipped
     assert skipped is not None
     assert skipped.applied_by == "run"

@@ -143,14 +143,14 @@ def test_a_row_is_a_move_with_what_went_well_and_every_line_of_it_is_in_the_chai
     attempt = opened(store, database)
     good, bad = {"outcome": "passed"}, {"outcome": "restrict"}
     told = [
-        attempt.tells(AuditKind.GATE, "G1", good),
-        attempt.tells(AuditKind.GATE, "G5", bad),
-        attempt.tells(AuditKind.GATE, "G8", good),
-        attempt.tells(AuditKind.CHECKPOINT, "saved", {"sha256": "a"}),
+        attempt.event(AuditKind.GATE, "G1", good),
+        attempt.event(AuditKind.GATE, "G5", bad),
+        attempt.event(AuditKind.GATE, "G8", good),
+        attempt.event(AuditKind.CHECKPOINT, "saved", {"sha256": "a"}),
     ]
     with database.transaction() as tx:
         store.move(attempt, StageState.RUNNING, told=told, tx=tx)
-        store.audit.append([attempt.tells(AuditKind.GATE, "G2", good)], tx=tx)
+        store.audit.append([attempt.event(AuditKind.GATE, "G2", good)], tx=tx)
     with database.engine.connect() as connection:
         rows = connection.exec_driver_sql("SELECT seq, event FROM stage_audit ORDER BY seq").all()
     # What went wrong is looked for by its kind.
@@ -215,7 +215,7 @@ def test_an_attempt_that_was_refused_is_tried_again_as_it_is_and_the_interval_is
     waiting = opened(store, database)
     for _ in range(2):
         with database.transaction() as tx:
-            store.audit.append([waiting.tells(AuditKind.STOP, "E_SYNC")], tx=tx)
+            store.audit.append([waiting.event(AuditKind.STOP, "E_SYNC")], tx=tx)
         assert opened(store, database) == waiting
     stop_1, retry_1, stop_2, retry_2 = store.audit.of_stage("run", STAGE)
     for stop, retry in ((stop_1, retry_1), (stop_2, retry_2)):
@@ -241,7 +241,7 @@ def test_an_attempt_whose_worker_died_fails_when_the_next_one_opens_and_cannot_c
 
 def test_what_a_move_brings_is_kept_and_read_back(database: Database, store: StageStore) -> None:
     running = moved(store, database, opened(store, database), StageState.RUNNING)
-    gate = running.tells(AuditKind.GATE, "G5", {"passed": False})
+    gate = running.event(AuditKind.GATE, "G5", {"passed": False})
     with database.transaction() as tx:
         done = store.move(
             running,

@@ -15,7 +15,7 @@ from kfm_dagster import failpoints
 from kfm_dagster.ingest.pipeline import utc_now
 from kfm_dagster.notifications.sqs import connect
 from kfm_dagster.settings import Settings
-from kfm_dagster.telemetry.clock.judgement import ClockRules, judge
+from kfm_dagster.telemetry.clock.decision import ClockRules, decide
 from kfm_dagster.telemetry.clock.measuring import measure
 from kfm_dagster.telemetry.clock.reading import ClockReading, ClockState
 from kfm_dagster.telemetry.clock.server_dates import AnswerDates, ask_date
@@ -48,14 +48,14 @@ def test_a_right_clock_is_calibrated_by_one_request_of_a_server_that_refuses(dat
     assert found is not None
     assert found.source == "date:127.0.0.1"
     assert date_server.asked == ["HEAD /bucket"]
-    assert judge([found], WIDE, ts_start=utc_now()).locked
+    assert decide([found], WIDE, ts_start=utc_now()).locked
 
 
 @pytest.mark.clause("PCS-10")
 def test_a_skewed_clock_shows_as_an_offset_and_is_unlocked(date_server: DateServer, skewed: None) -> None:
     readings = measure(WIDE, clock=utc_now, endpoint=date_server.url)
     assert holds(readings[-1], -90.0)
-    found = judge(readings, WIDE, ts_start=utc_now())
+    found = decide(readings, WIDE, ts_start=utc_now())
     assert found.state is ClockState.UNLOCKED
     assert "at most 30 s" in found.reason
 
@@ -70,7 +70,7 @@ def test_five_seconds_are_too_many_for_the_default_rules(skew: int, state: Clock
     found = ask_date(date_server.url, clock=lambda: local)
     assert holds(found, -skew)
     assert found is not None
-    assert judge([found], ClockRules(), ts_start=local).state is state
+    assert decide([found], ClockRules(), ts_start=local).state is state
 
 
 @pytest.mark.parametrize(
@@ -117,9 +117,9 @@ def test_a_server_is_asked_again_only_where_its_answer_decides_nothing(date_serv
 
     readings = measure(ClockRules(), clock=lambda: times.pop(0), endpoint=date_server.url)
 
-    assert [judge([one], ClockRules(), ts_start=NOW).locked for one in readings[1:]] == [False, True]
+    assert [decide([one], ClockRules(), ts_start=NOW).locked for one in readings[1:]] == [False, True]
     assert len(date_server.asked) == 2
-    assert judge(readings[1:], ClockRules(), ts_start=NOW).locked
+    assert decide(readings[1:], ClockRules(), ts_start=NOW).locked
 
 
 def test_a_server_that_never_decides_is_asked_twice(date_server: DateServer) -> None:

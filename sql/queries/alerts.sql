@@ -6,9 +6,9 @@ SELECT 1 FROM alerts WHERE state <> 'resolved' LIMIT 1;
 -- name: listed
 SELECT
     alert_id, rule, subject, state, level, opened_at, level_since, last_seen_at, observed, last_event_at, run_id, place,
-    last_told_at, notifications, acknowledged_at, acknowledged_by, acknowledged_why, resolved_at,
+    last_notified_at, notifications, acknowledged_at, acknowledged_by, acknowledged_why, resolved_at,
     (
-        SELECT count(*) FROM alert_notifications AS t WHERE t.alert_id = alerts.alert_id AND t.told_at IS NULL
+        SELECT count(*) FROM alert_notifications AS t WHERE t.alert_id = alerts.alert_id AND t.sent_at IS NULL
     ) AS undelivered
 FROM alerts
 -- Since null nothing has resolved.
@@ -18,9 +18,9 @@ ORDER BY alert_id;
 -- name: get
 SELECT
     alert_id, rule, subject, state, level, opened_at, level_since, last_seen_at, observed, last_event_at, run_id, place,
-    last_told_at, notifications, acknowledged_at, acknowledged_by, acknowledged_why, resolved_at,
+    last_notified_at, notifications, acknowledged_at, acknowledged_by, acknowledged_why, resolved_at,
     (
-        SELECT count(*) FROM alert_notifications AS t WHERE t.alert_id = alerts.alert_id AND t.told_at IS NULL
+        SELECT count(*) FROM alert_notifications AS t WHERE t.alert_id = alerts.alert_id AND t.sent_at IS NULL
     ) AS undelivered
 FROM alerts
 WHERE alert_id = :alert_id;
@@ -31,15 +31,15 @@ UPDATE alerts SET
 WHERE alert_id = :alert_id AND state = 'firing';
 
 -- name: taken
-UPDATE alert_notifications SET told_at = :at, claimed_until = NULL, last_error = NULL
-WHERE alert_id = :alert_id AND telling = :telling AND endpoint = :endpoint AND told_at IS NULL;
+UPDATE alert_notifications SET sent_at = :at, claimed_until = NULL, last_error = NULL
+WHERE alert_id = :alert_id AND number = :number AND endpoint = :endpoint AND sent_at IS NULL;
 
 -- name: put_back
 UPDATE alert_notifications SET claimed_until = :until, last_error = :error
-WHERE alert_id = :alert_id AND telling = :telling AND endpoint = :endpoint AND told_at IS NULL;
+WHERE alert_id = :alert_id AND number = :number AND endpoint = :endpoint AND sent_at IS NULL;
 
 -- name: lock
--- One evaluation after the other: each sees what the one before told.
+-- One evaluation after the other: each sees what the one before earlier.
 @lock_all('kfm_dagster.alerts');
 
 -- name: findings
@@ -193,39 +193,39 @@ RETURNING alert_id;
 -- name: tell
 -- Not again within the window of suppression, whichever alert of the same rule and subject was told; what has gone up a
 -- level is told at once. An evaluation tells an alert once.
-UPDATE alerts SET notifications = alerts.notifications + 1, last_told_at = :now
+UPDATE alerts SET notifications = alerts.notifications + 1, last_notified_at = :now
 FROM @batch(:terms, t, rule text, quiet_since time, audience json)
 WHERE
     alerts.rule = t.rule AND alerts.state = 'firing' AND @has(t.audience, alerts.level)
-    AND (alerts.last_told_at IS NULL OR alerts.last_told_at < :now)
+    AND (alerts.last_notified_at IS NULL OR alerts.last_notified_at < :now)
     AND (
         (alerts.level_since = :now AND alerts.opened_at <> :now)
         OR NOT EXISTS (
-            SELECT 1 FROM alerts AS told
-            WHERE told.rule = alerts.rule AND told.subject = alerts.subject AND told.last_told_at > t.quiet_since
+            SELECT 1 FROM alerts AS earlier
+            WHERE earlier.rule = alerts.rule AND earlier.subject = alerts.subject AND earlier.last_notified_at > t.quiet_since
         )
     )
 RETURNING @returned(alerts.alert_id, alerts.rule, alerts.level, alerts.notifications);
 
 -- name: queue
 -- What an endpoint has not taken yet will tell of the alert as it is then: a second message would say the same.
-INSERT INTO alert_notifications (alert_id, telling, endpoint, channel, reason, queued_at)
-SELECT n.alert_id, n.telling, n.endpoint, n.channel, n.reason, @as_time(:now)
+INSERT INTO alert_notifications (alert_id, number, endpoint, channel, reason, queued_at)
+SELECT n.alert_id, n.number, n.endpoint, n.channel, n.reason, @as_time(:now)
 FROM @batch(:batch, n,
-    alert_id bigint, telling integer, endpoint integer, channel text, reason text
+    alert_id bigint, number integer, endpoint integer, channel text, reason text
 )
 WHERE
     NOT EXISTS (
         SELECT 1 FROM alert_notifications AS w
         WHERE
-            w.alert_id = n.alert_id AND w.endpoint = n.endpoint AND w.channel = n.channel AND w.told_at IS NULL
+            w.alert_id = n.alert_id AND w.endpoint = n.endpoint AND w.channel = n.channel AND w.sent_at IS NULL
     );
 
 -- name: due
 -- An endpoint is a place in a list that may change: what waits goes where its channel leads, or nowhere.
 SELECT 1 FROM alert_notifications
 WHERE
-    told_at IS NULL AND (claimed_until IS NULL OR claimed_until <= :now)
+    sent_at IS NULL AND (claimed_until IS NULL OR claimed_until <= :now)
     AND (endpoint, channel) IN (
         SELECT CAST(lead.value ->> 0 AS integer), lead.value ->> 1 FROM @rows(:leads, lead)
     )
@@ -234,11 +234,11 @@ LIMIT 1;
 -- name: claim
 UPDATE alert_notifications SET claimed_until = :until, attempts = attempts + 1
 WHERE
-    (alert_id, telling, endpoint) IN (
-        SELECT w.alert_id, w.telling, w.endpoint
+    (alert_id, number, endpoint) IN (
+        SELECT w.alert_id, w.number, w.endpoint
         FROM alert_notifications AS w
         WHERE
-            w.told_at IS NULL AND (w.claimed_until IS NULL OR w.claimed_until <= :now)
+            w.sent_at IS NULL AND (w.claimed_until IS NULL OR w.claimed_until <= :now)
             AND (w.endpoint, w.channel) IN (
                 SELECT CAST(lead.value ->> 0 AS integer), lead.value ->> 1 FROM @rows(:leads, lead)
             )
@@ -246,4 +246,4 @@ WHERE
         LIMIT 1
         @lock(FOR UPDATE SKIP LOCKED)
     )
-RETURNING alert_id, telling, endpoint, channel, reason, attempts;
+RETURNING alert_id, number, endpoint, channel, reason, attempts;

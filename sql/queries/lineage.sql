@@ -3,10 +3,10 @@ INSERT INTO lineage_batches
     (batch_id, path, dataset, run_id, href, sha256, unit_count, state, delivery, created_at, published_at)
 VALUES (:batch_id, :path, :dataset, :run_id, :href, :sha256, :unit_count, 'staged', :delivery, :created_at, NULL);
 
--- name: some_steps_are_untold
-SELECT EXISTS (SELECT 1 FROM etl_steps WHERE batch_id IS NULL) AS untold;
+-- name: some_steps_are_unpublished
+SELECT EXISTS (SELECT 1 FROM etl_steps WHERE batch_id IS NULL) AS unpublished;
 
--- name: untold_steps
+-- name: unpublished_steps
 -- In the order of the index of untold steps: ordered by run it reads every intent, or sorts every step that waits.
 SELECT
     step.wal_id, step.status, step.ended_at, step.seconds, step.cpu_seconds, step.rows_in, step.rows_out,

@@ -90,8 +90,8 @@ WITH decision (relation, rights) AS (
     -- What was measured, and who was notified.
     ('clock_readings', 'SELECT, INSERT'),
     ('alerts', 'SELECT, INSERT, UPDATE (state, level, level_since, last_seen_at, observed, last_event_at, run_id, '
-     || 'place, last_told_at, notifications, acknowledged_at, acknowledged_by, acknowledged_why, resolved_at)'),
-    ('alert_notifications', 'SELECT, INSERT, UPDATE (attempts, claimed_until, told_at, last_error)'),
+     || 'place, last_notified_at, notifications, acknowledged_at, acknowledged_by, acknowledged_why, resolved_at)'),
+    ('alert_notifications', 'SELECT, INSERT, UPDATE (attempts, claimed_until, sent_at, last_error)'),
     -- The owner migrates.
     ('schema_version', 'SELECT')
 )

@@ -43,15 +43,15 @@ INSERT INTO run_state (dataset_id, run_id, lakefs_branch, inputs_hash, validatio
 SELECT :dataset_id, :run_id, :lakefs_branch, :inputs_hash, :validation_summary, :outcome, :recorded_at,
        :artifact_uri, :artifact_sha256
 WHERE NOT EXISTS (
-    SELECT 1 FROM run_state AS standing
+    SELECT 1 FROM run_state AS kept
     WHERE
-        standing.dataset_id = :dataset_id AND standing.run_id = :run_id
+        kept.dataset_id = :dataset_id AND kept.run_id = :run_id
         AND (
-            (standing.outcome = 'success' AND :outcome = 'skipped')
+            (kept.outcome = 'success' AND :outcome = 'skipped')
             OR (
                 (
-                    (standing.outcome = 'success' AND :inputs_hash = standing.inputs_hash)
-                    OR standing.validation_summary ->> 'rolled_back_by' IS NOT NULL
+                    (kept.outcome = 'success' AND :inputs_hash = kept.inputs_hash)
+                    OR kept.validation_summary ->> 'rolled_back_by' IS NOT NULL
                 )
                 AND :validation_summary ->> 'rolled_back_by' IS NULL
             )

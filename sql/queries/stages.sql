@@ -39,7 +39,7 @@ FROM stage_audit
 WHERE run_id = :run_id AND stage = :stage
 ORDER BY seq;
 
--- name: last_told
+-- name: last_event_at
 SELECT max(at) AS at FROM stage_audit WHERE run_id = :run_id AND stage = :stage AND attempt = :attempt;
 
 -- name: opened_since

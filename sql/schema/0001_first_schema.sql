@@ -1446,7 +1446,7 @@ CREATE INDEX lineage_batches_by_run ON lineage_batches (run_id, dataset);
 CREATE TABLE lineage_emissions (
     wal_id text NOT NULL,
     path text NOT NULL,
-    -- Empty for the first telling of a unit; a repair that changed the Item adds one under its replay's id.
+    -- Empty for the first publication of a unit; a repair that changed the Item adds one under its replay's id.
     revision text NOT NULL,
     -- OpenLineage run id or PROV activity id, as the path says.
     lineage_id text NOT NULL,
@@ -1458,7 +1458,7 @@ CREATE TABLE lineage_emissions (
     -- A run or an activity leads back to one record.
     CONSTRAINT lineage_emissions_id_names_one_unit UNIQUE (lineage_id),
     CONSTRAINT lineage_emissions_path_is_known CHECK (path IN ('openlineage', 'prov')),
-    CONSTRAINT lineage_emissions_edition_is_bounded CHECK (length(revision) <= 200),
+    CONSTRAINT lineage_emissions_revision_is_bounded CHECK (length(revision) <= 200),
     CONSTRAINT lineage_emissions_content_is_sha256 CHECK (@sha256(content_sha256)),
     -- A unit counts as told only while the batch that holds it is on record. Deferred, because which units a batch holds
     -- is known once their rows are in.
@@ -1494,9 +1494,9 @@ CREATE TABLE lineage_invalidations (
     CONSTRAINT lineage_invalidations_once_per_batch PRIMARY KEY (batch_id),
     CONSTRAINT lineage_invalidations_batch_is_known FOREIGN KEY (batch_id) REFERENCES lineage_batches (batch_id),
     -- Deferred, because which batches a transaction withdraws is known once their rows are in.
-    CONSTRAINT lineage_invalidations_are_told FOREIGN KEY (invalidated_by) REFERENCES lineage_batches (batch_id)
+    CONSTRAINT lineage_invalidations_are_published FOREIGN KEY (invalidated_by) REFERENCES lineage_batches (batch_id)
     DEFERRABLE INITIALLY DEFERRED,
-    -- Nothing can be withdrawn by the telling of it.
+    -- Nothing can be withdrawn by its own publication.
     CONSTRAINT lineage_invalidations_come_from_another_batch CHECK (invalidated_by <> batch_id),
     CONSTRAINT lineage_invalidations_reason_is_bounded CHECK (length(reason) BETWEEN 1 AND 200)
 ) @without_rowid;
@@ -1682,14 +1682,14 @@ CREATE TABLE etl_steps (
     ),
     CONSTRAINT etl_steps_error_is_of_a_failure CHECK (error IS NULL OR status = 'FAILED'),
     CONSTRAINT etl_steps_error_is_bounded CHECK (length(error) <= 200),
-    CONSTRAINT etl_steps_are_told_in_a_batch FOREIGN KEY (batch_id) REFERENCES lineage_batches (batch_id)
+    CONSTRAINT etl_steps_are_published_in_a_batch FOREIGN KEY (batch_id) REFERENCES lineage_batches (batch_id)
 ) @without_rowid;
 
-CREATE INDEX etl_steps_untold ON etl_steps (wal_id) WHERE batch_id IS NULL;
+CREATE INDEX etl_steps_unpublished ON etl_steps (wal_id) WHERE batch_id IS NULL;
 
 -- A step is measured once and told once.
 @refuse(
-    etl_steps_are_only_told, UPDATE ON etl_steps, etl_steps_are_only_told,
+    etl_steps_are_only_published, UPDATE ON etl_steps, etl_steps_are_only_published,
     OLD.batch_id IS NOT NULL
     OR @changed(
         wal_id, status, ended_at, seconds, cpu_seconds, rows_in, rows_out, bytes_in, bytes_out, energy_kwh,
@@ -1901,7 +1901,7 @@ CREATE TABLE alerts (
     run_id text,
     place text NOT NULL,
     -- When it was last told, and how often.
-    last_told_at @time,
+    last_notified_at @time,
     notifications integer NOT NULL DEFAULT 0,
     -- The last acknowledgement; escalation makes it fire again all the same.
     acknowledged_at @time,
@@ -1920,7 +1920,7 @@ CREATE TABLE alerts (
     CONSTRAINT alerts_level_is_known CHECK (level IN ('info', 'warning', 'critical')),
     -- Nothing fires without an event.
     CONSTRAINT alerts_events_are_counted CHECK (observed >= 1),
-    CONSTRAINT alerts_notifications_are_counted CHECK (notifications >= 0 AND (notifications = 0) = (last_told_at IS NULL)),
+    CONSTRAINT alerts_notifications_are_counted CHECK (notifications >= 0 AND (notifications = 0) = (last_notified_at IS NULL)),
     CONSTRAINT alerts_acknowledgement_is_whole CHECK (
         (acknowledged_at IS NULL) = (acknowledged_by IS NULL) AND (acknowledged_at IS NULL) = (acknowledged_why IS NULL)
         AND (state <> 'acknowledged' OR acknowledged_at IS NOT NULL)
@@ -1931,7 +1931,7 @@ CREATE TABLE alerts (
 -- Two evaluators at once open one alert.
 CREATE UNIQUE INDEX alerts_one_open_per_key ON alerts (rule, subject) WHERE state <> 'resolved';
 
-CREATE INDEX alerts_by_key ON alerts (rule, subject, last_told_at);
+CREATE INDEX alerts_by_key ON alerts (rule, subject, last_notified_at);
 
 -- An alert begins to fire; it is resolved for good, its level only rises, and it is taken on by somebody or not at all.
 @refuse(
@@ -1953,10 +1953,10 @@ CREATE INDEX alerts_by_key ON alerts (rule, subject, last_told_at);
 );
 @kept(alerts, alerts_are_kept, (alert_id));
 
--- What is to be sent and what was: a row per telling and endpoint, claimed before it is sent and closed once it is taken.
+-- What is to be sent and what was: a row per number and endpoint, claimed before it is sent and closed once it is taken.
 CREATE TABLE alert_notifications (
     alert_id @bigint NOT NULL,
-    telling integer NOT NULL,
+    number integer NOT NULL,
     -- Which URL of KFM_ALERT_URLS, counted from 1; the URL itself may hold credentials.
     endpoint integer NOT NULL,
     channel text NOT NULL,
@@ -1965,28 +1965,28 @@ CREATE TABLE alert_notifications (
     attempts integer NOT NULL DEFAULT 0,
     -- Until then one evaluator is at it, and no other.
     claimed_until @time,
-    told_at @time,
+    sent_at @time,
     last_error text,
-    CONSTRAINT alert_notifications_once_per_endpoint PRIMARY KEY (alert_id, telling, endpoint),
+    CONSTRAINT alert_notifications_once_per_endpoint PRIMARY KEY (alert_id, number, endpoint),
     CONSTRAINT alert_notifications_alert_is_known FOREIGN KEY (alert_id) REFERENCES alerts (alert_id),
-    CONSTRAINT alert_notifications_are_counted CHECK (telling >= 1 AND endpoint >= 1 AND attempts >= 0),
+    CONSTRAINT alert_notifications_are_counted CHECK (number >= 1 AND endpoint >= 1 AND attempts >= 0),
     CONSTRAINT alert_notifications_channel_is_named CHECK (length(channel) BETWEEN 1 AND 60),
     CONSTRAINT alert_notifications_reason_is_known CHECK (reason IN ('opened', 'repeated', 'escalated')),
     CONSTRAINT alert_notifications_error_is_bounded CHECK (length(last_error) <= 500),
     -- What was taken was tried, and is nobody's any more.
-    CONSTRAINT alert_notifications_taken_are_closed CHECK (told_at IS NULL OR (attempts >= 1 AND claimed_until IS NULL))
+    CONSTRAINT alert_notifications_taken_are_closed CHECK (sent_at IS NULL OR (attempts >= 1 AND claimed_until IS NULL))
 ) @without_rowid;
 
-CREATE INDEX alert_notifications_due ON alert_notifications (queued_at) WHERE told_at IS NULL;
+CREATE INDEX alert_notifications_due ON alert_notifications (queued_at) WHERE sent_at IS NULL;
 
 @refuse(
-    alert_notifications_begin_untold, INSERT ON alert_notifications, alert_notifications_begin_untold,
-    NEW.told_at IS NOT NULL OR NEW.attempts <> 0
+    alert_notifications_begin_unsent, INSERT ON alert_notifications, alert_notifications_begin_unsent,
+    NEW.sent_at IS NOT NULL OR NEW.attempts <> 0
 );
-@not_replaced(alert_notifications, alert_notifications_begin_untold, (alert_id, telling, endpoint));
+@not_replaced(alert_notifications, alert_notifications_begin_unsent, (alert_id, number, endpoint));
 @refuse(
-    alert_notifications_are_told_once, UPDATE ON alert_notifications, alert_notifications_are_told_once,
-    @changed(alert_id, telling, endpoint, channel, reason, queued_at)
-    OR OLD.told_at IS NOT NULL OR NEW.attempts < OLD.attempts
+    alert_notifications_are_sent_once, UPDATE ON alert_notifications, alert_notifications_are_sent_once,
+    @changed(alert_id, number, endpoint, channel, reason, queued_at)
+    OR OLD.sent_at IS NOT NULL OR NEW.attempts < OLD.attempts
 );
 @kept(alert_notifications, alert_notifications_are_kept);

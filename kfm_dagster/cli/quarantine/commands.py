@@ -1,6 +1,6 @@
 """`kfm quarantine`: units that a person has to judge, and their evidence.
 
-Does not belong here: collecting evidence (`ingest/evidence.py`), the judgement (`judgement.py`).
+Does not belong here: collecting evidence (`ingest/evidence.py`), the decision (`decision.py`).
 """
 
 from __future__ import annotations

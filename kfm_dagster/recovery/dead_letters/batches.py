@@ -248,9 +248,9 @@ class DeadLetterWork:
 
     def refuse_unbalanced(self) -> None:
         """Refuse to work on a ledger that has lost something. Raises DeadLetterError."""
-        if (trouble := self.imbalance()) is not None:
+        if (imbalance := self.imbalance()) is not None:
             raise DeadLetterError(
-                "the ledger's account does not balance", observed=trouble, next_step="repair the ledger first"
+                "the ledger's account does not balance", observed=imbalance, next_step="repair the ledger first"
             )
 
     def imbalance(self) -> str | None:

@@ -24,7 +24,7 @@ from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery.dead_letters.batches import Bounds, DeadLetterReport, DeadLetterWork, End, LetterOutcome
-from kfm_dagster.recovery.dead_letters.letters import DeadLetter, LetterSelection, recurrences, standings
+from kfm_dagster.recovery.dead_letters.letters import DeadLetter, LetterSelection, known_units, recurrences
 from kfm_dagster.storage.database import Transaction
 
 STOP_AFTER = 5
@@ -64,8 +64,8 @@ def drain(
             drained.take(letters)
             if work.end is None:
                 wait(pause_seconds)
-    if work.end not in {End.RECURRENCE, End.MISMATCH} and (trouble := work.imbalance()) is not None:
-        work.end, work.detail = End.MISMATCH, trouble
+    if work.end not in {End.RECURRENCE, End.MISMATCH} and (imbalance := work.imbalance()) is not None:
+        work.end, work.detail = End.MISMATCH, imbalance
     return work.account()
 
 
@@ -99,7 +99,7 @@ class _Drain:
 
     def _reason_to_stop(self, letters: Sequence[DeadLetter]) -> tuple[End, str] | None:
         pipeline = self.work.pipeline
-        earlier = standings(pipeline, self.let_in)
+        earlier = known_units(pipeline, self.let_in)
         differing = [found for found in pipeline.ledger.mismatches() if found.replay_run_id == self.work.run_id]
         if any(not found.permitted for found in differing):
             return End.MISMATCH, f"{len(differing)} drained units gave another result than an earlier success"
@@ -147,7 +147,7 @@ class _Drain:
     def _quarantine(self, failed: set[WalId], tx: Transaction) -> int:
         """Quarantine the failed units whose policy allows no further attempt (WSM-12); others keep their message."""
         by_reason: dict[str, list[WalId]] = defaultdict(list)
-        for unit in standings(self.work.pipeline, failed, tx=tx).values():
+        for unit in known_units(self.work.pipeline, failed, tx=tx).values():
             if unit.no_replay is not None:
                 by_reason[unit.no_replay].append(unit.wal_id)
         return sum(

@@ -53,7 +53,7 @@ class DeadLetterClass(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class UnitStanding:
+class KnownUnit:
     """Where a unit stands.
 
     `let_in_with` is the error that it had when a drain last let it in again; `no_replay` is why the policy allows no
@@ -84,7 +84,7 @@ class DeadLetter:
     dataset: str | None
     error_code: str | None
     detail: str | None = None
-    units: tuple[UnitStanding, ...] = ()
+    units: tuple[KnownUnit, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Return the published form of `kfm dlq list --json`; the body is not in it."""
@@ -155,19 +155,19 @@ def classify(pipeline: Pipeline, messages: Sequence[SqsMessage], *, tx: Transact
         parse_message(message, registry=pipeline.registry, queue=queue, days=days, verdict=verdict)
         for message, verdict in zip(messages, verdicts_on(pipeline, messages), strict=True)
     ]
-    known = standings(pipeline, {unit.wal_id for one in parsed for unit in one.envelopes}, tx=tx)
+    known = known_units(pipeline, {unit.wal_id for one in parsed for unit in one.envelopes}, tx=tx)
     return [_classed(message, one, known) for message, one in zip(messages, parsed, strict=True)]
 
 
-def standings(
+def known_units(
     pipeline: Pipeline, wal_ids: Iterable[WalId], *, tx: Transaction | None = None
-) -> dict[WalId, UnitStanding]:
+) -> dict[WalId, KnownUnit]:
     """Return where units stand; one without a record is left out."""
     batch = orjson.dumps(sorted(wal_ids)).decode()
     with reading(pipeline.database, tx) as view:
         rows = view.run("dead_letters.standing", wal_ids=batch, reason=ReplayReason.DLQ_DRAIN).all()
     return {
-        WalId(row.wal_id): UnitStanding(
+        WalId(row.wal_id): KnownUnit(
             wal_id=WalId(row.wal_id),
             dataset=row.dataset,
             status=Status(row.status),
@@ -200,9 +200,9 @@ PRECEDENCE = list(DeadLetterClass)
 """Which class a message has whose units are in several."""
 
 
-def _classed(message: SqsMessage, parsed: ParsedMessage, known: Mapping[WalId, UnitStanding]) -> DeadLetter:
+def _classed(message: SqsMessage, parsed: ParsedMessage, known: Mapping[WalId, KnownUnit]) -> DeadLetter:
     units = tuple(
-        known.get(unit.wal_id, UnitStanding(wal_id=unit.wal_id, dataset=unit.dataset, status=None))
+        known.get(unit.wal_id, KnownUnit(wal_id=unit.wal_id, dataset=unit.dataset, status=None))
         for unit in parsed.envelopes
     )
     if parsed.verdict.authenticity is Authenticity.UNKNOWN:
@@ -237,7 +237,7 @@ def _classed(message: SqsMessage, parsed: ParsedMessage, known: Mapping[WalId, U
     )
 
 
-def recurrences(units: Iterable[UnitStanding]) -> Counter[str]:
+def recurrences(units: Iterable[KnownUnit]) -> Counter[str]:
     """Count, by error code, the units that ended as they had before they were drained."""
     ended = {unit.wal_id: unit.error_code for unit in units if unit.recurred}
     return Counter(code for code in ended.values() if code is not None)

@@ -108,9 +108,9 @@ class ReplayEngine:
         """Advance every running replay by a step."""
         with self.pipeline.database.snapshot() as view:
             found = runs.running(view)
-        return [self._advance_or_tell(replay_run_id) for replay_run_id in found]
+        return [self._advance_or_record(replay_run_id) for replay_run_id in found]
 
-    def _advance_or_tell(self, replay_run_id: str) -> Advance:
+    def _advance_or_record(self, replay_run_id: str) -> Advance:
         """Advance; a replay that this release cannot carry out keeps nothing else from going on."""
         try:
             return self.advance(replay_run_id)

@@ -116,7 +116,7 @@ def look(request: Request, *, registry: ContractRegistry, rules: Admission, tx: 
     else:
         wanted = min(selection.spec.limits.max_records or limits.max_selection_records, limits.max_selection_records)
         units, more = select(selection, registry=registry, limit=wanted, tx=tx)
-    hindered = [rules.hindrance(unit) for unit in units]
+    skip_reasons = [rules.skip_reason(unit) for unit in units]
     found = RequestFacts(
         records=len(units),
         more=more,
@@ -129,7 +129,7 @@ def look(request: Request, *, registry: ContractRegistry, rules: Admission, tx: 
         units=units,
         more=more,
         batch_size=request.batch_size,
-        skipped=Counter(reason for reason in hindered if reason is not None),
+        skipped=Counter(reason for reason in skip_reasons if reason is not None),
         seconds=_least_seconds(request, len(units)),
         refusals=refusals(ASKING, request) + refusals_of_found(request, found),
         listings=listings,

@@ -89,7 +89,7 @@ class Admission:
     code_version: str
     allow_downgrade: bool
 
-    def hindrance(self, unit: SelectedUnit) -> SkipReason | None:
+    def skip_reason(self, unit: SelectedUnit) -> SkipReason | None:
         """Say why a unit cannot be let in, or None."""
         checks = (
             (SkipReason.NO_CONTRACT, unit.dataset not in self.registry.contracts),
@@ -202,9 +202,9 @@ def admit(
     for row in rows:
         unit = _unit(row[2:])
         if (
-            hindrance := _conflict(unit, row.selected_status, row.selected_version) or rules.hindrance(unit)
+            skip_reason := _conflict(unit, row.selected_status, row.selected_version) or rules.skip_reason(unit)
         ) is not None:
-            skipped[unit.wal_id] = hindrance
+            skipped[unit.wal_id] = skip_reason
         else:
             wanted[unit.status][unit.wal_id] = unit.version
     shared: dict[str, Any] = {"replay_run_id": replay_run_id, "tx": tx}

@@ -30,17 +30,17 @@ def schema_completeness(subject: Subject) -> Verdict:
     """Look at every unit that has not failed, and name each that lacks something."""
     due = subject.sections
     rule = "every unit has " + ", ".join(("its identity", *due))
-    if not subject.standing:
+    if not subject.current:
         return Verdict.not_applicable(Gate.G1, rule, "no unit is in the chain")
     findings = [
         Finding(wal_id=unit.wal_id, what=shortened(faults))
-        for unit in subject.standing
+        for unit in subject.current
         if (faults := list(_faults(unit, subject, due)))
     ]
     return Verdict(
         gate=Gate.G1,
         rule=rule,
-        observed=f"{len(subject.standing) - len(findings)} of {len(subject.standing)} units complete",
+        observed=f"{len(subject.current) - len(findings)} of {len(subject.current)} units complete",
         expected="all",
         findings=tuple(sorted(findings, key=lambda finding: (str(finding.wal_id), finding.what))),
     )

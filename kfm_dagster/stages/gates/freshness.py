@@ -26,7 +26,7 @@ def freshness(subject: Subject) -> Verdict:
     rule = f"age of live units <= {budget} s"
     ages = sorted(
         (unit.wal_id, (subject.reference_time - unit.event_time).total_seconds())
-        for unit in subject.standing
+        for unit in subject.current
         if unit.lane is Lane.LIVE and unit.time_range_end.date() >= feed
     )
     if not ages:

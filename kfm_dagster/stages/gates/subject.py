@@ -91,7 +91,7 @@ class Subject:
     """Whether the units are some of their day's, so that nothing follows from how many there are."""
 
     @cached_property
-    def standing(self) -> tuple[Envelope, ...]:
+    def current(self) -> tuple[Envelope, ...]:
         """Units that are still in the chain."""
         return tuple(unit for unit in self.envelopes if unit.failure is None)
 
@@ -100,14 +100,14 @@ class Subject:
         """What was extracted of each standing unit that has metadata."""
         return tuple(
             Extracted(unit=unit, metadata=unit.metadata, fields=tuple(leaves(unit.metadata.stac_properties)))
-            for unit in self.standing
+            for unit in self.current
             if unit.metadata is not None and unit.metadata.stac_properties
         )
 
     @cached_property
     def footprints(self) -> Mapping[int, Measured]:
         """Every geometry, by its identity: units of one scene share it."""
-        geometries = (unit.metadata.geometry for unit in self.standing if unit.metadata is not None)
+        geometries = (unit.metadata.geometry for unit in self.current if unit.metadata is not None)
         different = {id(geometry): geometry for geometry in geometries}
         return {key: measure(geometry) for key, geometry in different.items()}
 

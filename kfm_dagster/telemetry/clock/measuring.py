@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
-from kfm_dagster.telemetry.clock.judgement import ClockRules, decides
+from kfm_dagster.telemetry.clock.decision import ClockRules, decides
 from kfm_dagster.telemetry.clock.kernel import kernel_clock
 from kfm_dagster.telemetry.clock.reading import ClockReading
 from kfm_dagster.telemetry.clock.server_dates import AnswerDates, ask_date

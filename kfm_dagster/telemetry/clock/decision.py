@@ -26,7 +26,7 @@ class ClockRules:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClockJudgement:
+class ClockDecision:
     """Whether writing is allowed by the clock, by which reading, and why (not)."""
 
     state: ClockState
@@ -50,7 +50,7 @@ class ClockJudgement:
         return self.deciding.at if self.deciding is not None and self.locked else None
 
 
-def judge(readings: Sequence[ClockReading], rules: ClockRules, *, ts_start: datetime) -> ClockJudgement:
+def decide(readings: Sequence[ClockReading], rules: ClockRules, *, ts_start: datetime) -> ClockDecision:
     """Judge the clock at a stage's start by the readings of this clock, in the order in which they were taken.
 
     A reading calibrates when all that its uncertainty allows is within `max_offset`, and proves the clock wrong when
@@ -66,14 +66,14 @@ def judge(readings: Sequence[ClockReading], rules: ClockRules, *, ts_start: date
     deciding = [one for one in (of_servers, of_kernel) if one is not None]
     for one in deciding:
         if not _calibrates(one, rules):
-            return ClockJudgement(
+            return ClockDecision(
                 state=ClockState.UNLOCKED,
                 reason=f"{_told(one)}; at most {_seconds(rules.max_offset)} s is allowed",
                 deciding=one,
             )
     if deciding:
         sharpest = min(deciding, key=_uncertainty)
-        return ClockJudgement(
+        return ClockDecision(
             state=ClockState.LOCKED,
             reason=f"{_told(sharpest)}, within {_seconds(rules.max_offset)} s",
             deciding=sharpest,
@@ -88,26 +88,26 @@ def decides(one: ClockReading, rules: ClockRules) -> bool:
 
 def _undecided(
     readings: Sequence[ClockReading], fresh: Sequence[ClockReading], rules: ClockRules, *, ts_start: datetime
-) -> ClockJudgement:
+) -> ClockDecision:
     stale = [one for one in readings if _calibrates(one, rules)]
     if stale:
         nearest = min(abs(ts_start - one.at) for one in stale)
-        return ClockJudgement(
+        return ClockDecision(
             state=ClockState.UNLOCKED,
             reason=f"the nearest calibration is {_seconds(nearest)} s from the start; at most "
             f"{_seconds(rules.tau_calib)} s is allowed",
         )
     if any(one.state is ClockState.UNLOCKED for one in fresh):
-        return ClockJudgement(
+        return ClockDecision(
             state=ClockState.UNLOCKED, reason="the kernel does not keep the clock, and no server's answer calibrates it"
         )
     blurred = [one for one in fresh if one.offset_seconds is not None]
     if blurred:
-        return ClockJudgement(
+        return ClockDecision(
             state=ClockState.UNKNOWN,
             reason=f"{_told(min(blurred, key=_uncertainty))}, too blurred for {_seconds(rules.max_offset)} s",
         )
-    return ClockJudgement(
+    return ClockDecision(
         state=ClockState.UNKNOWN, reason="neither the kernel nor a server has told anything of the clock"
     )
 

@@ -1,4 +1,4 @@
-"""`kfm release` and `kfm discard`: the judgement of quarantined units.
+"""`kfm release` and `kfm discard`: what a person decides on quarantined units.
 
 It is all or none over the units that it names, compares and swaps, and stands in the governance log.
 """

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kfm_dagster.telemetry.clock.judgement import ClockRules, judge
+from kfm_dagster.telemetry.clock.decision import ClockRules, decide
 from kfm_dagster.telemetry.clock.reading import ClockReading, ClockState
 
 START = datetime(2025, 12, 3, 12, 0, 0, tzinfo=UTC)
@@ -78,7 +78,7 @@ CASES: dict[str, tuple[list[ClockReading], ClockState, str]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_rule_of_the_clock(name: str) -> None:
     readings, state, reason = CASES[name]
-    found = judge(readings, RULES, ts_start=START)
+    found = decide(readings, RULES, ts_start=START)
     assert (found.state, found.locked) == (state, state is LOCKED)
     assert reason in found.reason
     assert (found.calibrated_at is not None) == found.locked
@@ -89,9 +89,9 @@ def test_the_rule_of_the_clock(name: str) -> None:
 @pytest.mark.clause("PCS-10")
 def test_tau_and_the_offset_that_is_allowed_come_from_the_rules() -> None:
     readings = [server(0.2, hours=-2)]
-    assert judge(readings, ClockRules(), ts_start=START).locked
-    assert not judge(readings, ClockRules(tau_calib=timedelta(hours=1)), ts_start=START).locked
-    assert not judge(readings, ClockRules(max_offset=timedelta(seconds=0.7)), ts_start=START).locked
+    assert decide(readings, ClockRules(), ts_start=START).locked
+    assert not decide(readings, ClockRules(tau_calib=timedelta(hours=1)), ts_start=START).locked
+    assert not decide(readings, ClockRules(max_offset=timedelta(seconds=0.7)), ts_start=START).locked
 
 
 any_reading = st.builds(
@@ -112,7 +112,7 @@ any_reading = st.builds(
 @pytest.mark.clause("PCS-10")
 @given(st.lists(any_reading, max_size=8))
 def test_locked_always_has_a_calibration_that_keeps_both_limits(readings: list[ClockReading]) -> None:
-    found = judge(readings, RULES, ts_start=START)
+    found = decide(readings, RULES, ts_start=START)
     if found.locked:
         assert found.deciding in readings
         assert found.calibrated_at is not None
