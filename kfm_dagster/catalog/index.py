@@ -77,7 +77,7 @@ class CollectionIndex:
         self._page_size = page_size
 
     def open_collection(self) -> bool:
-        """Wait until this transaction is the collection's only writer; tells whether the root has to name it anew."""
+        """Wait until this transaction is the collection's only writer; tells whether the root has to name it again."""
         found = self._tx.run(
             "catalog.open_collection",
             collection_id=self._collection,

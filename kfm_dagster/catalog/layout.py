@@ -8,7 +8,7 @@
     <collection>/<YYYY>/<YYYY-MM-DD>/<item-id>.json             Item
 
 No file grows with the number of Items. Every href is relative, so that a catalog can be copied and moved. An Item's
-parent is its day, which never changes; the page that links it is a slice of the day and may be cut anew.
+parent is its day, which never changes; the page that links it is a slice of the day and may be cut again.
 Does not belong here: what the files say (`item.py`, `documents.py`).
 """
 

@@ -1,4 +1,4 @@
-"""The catalog's store: register a batch of Items so that index and files agree, whoever writes and whatever crashes.
+"""The catalog's store: register a batch of Items so that index and files agree under concurrent writers and crashes.
 
 The undo log is committed first (`promotions.py`). Then one transaction asks the fence, compares and swaps the index,
 promotes the staged files and rewrites the documents that lead to them. A crash before its commit leaves files that the
@@ -127,7 +127,7 @@ class Catalog:
     def undo(self, dataset: str, run_id: str, *, tx: Transaction | None = None) -> UndoReport:
         """Put back, byte for byte, what stood before a run wrote; Items that a later run replaced stay.
 
-        Waits for whoever writes to the collection, and may be repeated: it goes on where it died, and does nothing
+        Waits for the collection's current writer, and may be repeated: it goes on where it died, and does nothing
         where nothing is left to do. A run whose claims stand can write again afterwards, so they are to be given up
         first. Raises CatalogUndoError when the catalog's place fails, ContractError for an unknown dataset, and the
         database's error; then it is to be done again.

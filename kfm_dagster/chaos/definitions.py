@@ -1,6 +1,6 @@
 """Entry point of a code location whose processes suffer the faults of KFM_CHAOS_PLAN.
 
-Loaded in the place of `kfm_dagster.definitions` by whoever wants faults: the code server (sensors) and every run
+Loaded in the place of `kfm_dagster.definitions` where faults are wanted: the code server (sensors) and every run
 process load it, and each puts the plan in force. Belongs here: assembly only.
 """
 

@@ -120,7 +120,7 @@ def activate(settings: Settings) -> Injector:
 
 
 def state_folder(home: Path, plan: Plan) -> Path:
-    """Where a plan's counts and log are; a plan that says something else begins anew, elsewhere."""
+    """Where a plan's counts and log are; a plan that says something else has a folder of its own."""
     return home.absolute() / "chaos" / hashlib.sha256(plan.model_dump_json().encode()).hexdigest()[:16]
 
 

@@ -1,7 +1,7 @@
 """A group whose commands are imported when they are asked for: `kfm wal list` does not pay for the demo's servers.
 
 What click documents as LazyGroup ("Lazily Loading Subcommands"), with two additions: the import paths stand in
-`commands` itself, so that suggestions, completion and whoever walks the commands find them as ever, and each has its
+`commands` itself, so that suggestions, completion and walks over the commands find them, and each has its
 summary beside it, because the group's own help would import every module for one line of each.
 """
 

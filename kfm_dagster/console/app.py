@@ -1,6 +1,6 @@
 """The console's web application: `GET /validate`, and nothing that changes anything.
 
-An answer is made anew for each request, from a database that refuses writes. Whatever a page might do but show itself
+An answer is made for each request, from a database that refuses writes. Whatever a page might do but show itself
 is forbidden by its headers. Belongs here: routes, headers, what a refusal looks like. Does not belong here: the report
 (`exports/validation.py`), or the server (`serving.py`).
 """

@@ -50,6 +50,6 @@ def path_jobs(registry: ContractRegistry) -> list[dg.UnresolvedAssetJobDefinitio
         selection=dg.AssetSelection.assets(*keys),
         tags=_BY_HAND,
         description="Arrival times and phases of a day's radar beams, of all metadata that ingests have extracted. Run "
-        "again after more of them, it makes the table anew; else it hands the earlier one on.",
+        "again after more of them, it makes the table again; otherwise it reuses the earlier one.",
     )
     return [job] if keys else []

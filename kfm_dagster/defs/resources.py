@@ -1,6 +1,6 @@
 """Resources: configuration in, plain objects out. The objects themselves are tested without Dagster.
 
-One process keeps one open pipeline per database: a tick or a step would else connect anew each time.
+One process keeps one open pipeline per database: without it, each tick or step would connect again.
 """
 
 # No postponed annotations here: Dagster reads ResourceDependency from the annotation itself.

@@ -124,7 +124,7 @@ class DonutMask:
 
     Direction and distance are HMAC-SHA256 of the site's id under a salt, uniform over the ring's area. The centre of
     the site's anchor cell is displaced, not the site: else a survey that moves it by ten metres would move what is
-    shown by ten metres, and whoever learns the step once could undo it to the metre. The ring is narrowed by the
+    shown by ten metres, and one learned step would undo it to the metre. The ring is narrowed by the
     cell's radius, so the distance from the site itself keeps its bounds.
 
     The salt is a secret of the deployment. It is in no parameter, hash, record or repr; losing it changes every place,

@@ -1,6 +1,6 @@
 """Steps (`etl_steps`): how each intent ended, what went through it, and what that took (IEN-11).
 
-A row is written with the move of its intent, by whoever moves it, so that every end is known exactly once. Figures that
+A row is written with the move of its intent, by the same caller, so that every end is known exactly once. Figures that
 nobody measured are absent: a dead worker's, energy without a meter, cost without a price.
 Belongs here: measuring and writing. Does not belong here: the values (`telemetry/measures.py`), how energy is measured
 (`telemetry/energy.py`), or what lineage tells of a step (`lineage/steps.py`).
@@ -64,7 +64,7 @@ class StepMeter:
         self._energy.prepare()
 
     def begin(self, wal_id: int) -> None:
-        """Begin with an intent; one that is begun again is measured anew."""
+        """Begin with an intent; one that is begun again is measured again."""
         self.end(wal_id)
         self._begun[wal_id] = _Begun(time.perf_counter(), time.process_time(), self._energy.begin())
 

@@ -105,7 +105,7 @@ class Effect:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Upserted:
-    """How an upsert ended: APPLIED with this effect, or SKIPPED with the output of whoever was first."""
+    """How an upsert ended: APPLIED with this effect, or SKIPPED with the output of the first to apply it."""
 
     status: IntentStatus
     output: Output
@@ -188,7 +188,7 @@ class IdempotentNodes:
     def lock_node(self, node: str, *, tx: Transaction) -> None:
         """Keep every other transaction from moving a node's checkpoint on until this one ends.
 
-        Whoever locks something else that all nodes share, and may skip then, locks the node first.
+        A caller that locks something else that all nodes share, and may skip then, locks the node first.
         """
         tx.run("idempotent_node.lock_node", node=node).close()
 

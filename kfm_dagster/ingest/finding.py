@@ -96,7 +96,7 @@ class MessageParse(ChainNode):
     @override
     def inputs(self) -> Sequence[ManifestEntry]:
         if self.source is Source.LISTING:
-            # Whoever asked for it has to see that nothing will come; the other sources find nothing to claim.
+            # The caller has to see that nothing will come; the other sources find nothing to claim.
             refuse_switched_off(self.pipeline.ledger.switches, self.dataset)
         if self.source is Source.LISTING and self.account is None:
             self.listing = sorted(self._list(), key=lambda listed: listed.uri)

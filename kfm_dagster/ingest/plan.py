@@ -114,7 +114,7 @@ def plan_runs(
     """Return the runs that the pending units need beyond those that are there, live ones first.
 
     An idle partition gets runs for all that is pending in a lane, one with active runs only for batches that are at
-    least half full: what a live feed brings in while a run works would else cost a run's start for a handful of units.
+    least half full: otherwise a live feed would cost a run's start for each handful of units that come while one works.
     No lane gets more runs than its limit leaves; the earliest partitions come first.
 
     The first live run of an idle partition takes the landed batches, further ones what is pending. A run_key is

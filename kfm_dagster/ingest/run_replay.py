@@ -131,7 +131,7 @@ class ReplayedParse(ChainNode):
         """Take the original's Items back.
 
         Not before the claims are committed: files follow no transaction, and where nobody had claimed their units,
-        nobody would write them again. From here on whoever gets the units does, so that a failure here fails nothing.
+        nobody would write them again. From here on the units' next run does, so that a failure here fails nothing.
         """
         if not self.pipeline.card.replay_plan.replay.compensate_before_replay:
             return

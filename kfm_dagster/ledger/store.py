@@ -186,7 +186,7 @@ class Ledger(LedgerChanges):
         """Make failed > pending of the units whose backoff is over; return their number by (dataset, partition).
 
         A unit that the policy refuses by now goes to quarantine: its contract has become stricter, or a newer version
-        of its object came while its attempt failed. It would else be due, and refused, at every tick before all others.
+        of its object came while its attempt failed. Otherwise it would be due, and refused, at every tick.
         """
         with self._changing(tx) as changing:
             datasets = as_json([rule["dataset"] for rule in self._rules(changing)])

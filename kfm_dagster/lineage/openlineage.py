@@ -6,7 +6,7 @@ many times as much, so they are used only where an event leaves for a backend (`
 
 Times are those of the batch: START when the run began, COMPLETE when the batch's lineage was recorded, because a unit
 has no other observed times. The object's announcement is no start: a backfilled volume of 1991 would be a run of
-decades. What the events say is fixed once, when they are recorded; a retry never makes them anew (`store.py`).
+decades. What the events say is fixed once, when they are recorded; a retry never makes them again (`store.py`).
 """
 
 from __future__ import annotations

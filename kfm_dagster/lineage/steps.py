@@ -49,7 +49,7 @@ class Step:
     artifact: tuple[str, str] | None
     """URI and SHA-256 of the file that the output names, if it names one."""
     has_output: bool
-    """Whether the content has an output: this step's, or for a skip that of whoever was first."""
+    """Whether the content has an output: this step's, or for a skip that of the first to apply it."""
     measures: Mapping[str, float | int | str]
     error: str | None = None
 

@@ -1,7 +1,7 @@
 """Run-state as a Delta Lake table at `{base}/{branch}/_run_state`, primary key (dataset_id, run_id).
 
 Delta enforces no keys: each write is one MERGE on the key, and of two writers at a time the table's log lets one
-through, so the other merges again. The table is opened anew for every call, because a branch revert may take its log
+through, so the other merges again. The table is opened for every call, because a branch revert may take its log
 back behind what an open one has seen. Belongs here: that table. Needs the extra `delta`.
 """
 

@@ -1,7 +1,7 @@
 """The stage audit: one line per transition, gate, stop, retry, checkpoint, compensation, override and replay (PCS-15).
 
 The lines form one chain: each carries the SHA-256 of itself and of the line before, so that a line changed, taken out,
-put in or moved is found by whoever reads them (`verify_chain`), in the database as in an exported `audit.jsonl`. A row
+put in or moved is found by a reader (`verify_chain`), in the database as in an exported `audit.jsonl`. A row
 of the database is a move with all that went well before it, or one line of what did not.
 What is cut off at the end only shows against a head that was kept elsewhere, e.g. in a signed release.
 Belongs here: writing, reading and checking lines. Does not belong here: what happened (`store.py`, `run_contract.py`).

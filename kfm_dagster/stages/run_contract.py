@@ -180,7 +180,7 @@ class StageRunner:
         try:
             with self.nodes.failing(staged.intent), self.database.transaction() as tx:
                 batch = self._upsert(staged, tx)
-                # Last, because the audit is one chain: whoever appends to it keeps the others waiting.
+                # Last, because the audit is one chain: an append keeps the other writers waiting.
                 node = staged.node
                 of_node = node.audit_lines(staged.attempt) if isinstance(node, Audited) and not batch.reused else ()
                 self.lifecycle.succeed(staged.attempt, batch, staged.decision, of_node=of_node, tx=tx)

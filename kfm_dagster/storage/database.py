@@ -295,7 +295,7 @@ def _pending(known: Sequence[Migration], applied: Mapping[int, tuple[str, str]])
     """Return the migrations that the database has not had. Raises SchemaVersionError."""
     if applied and (first := applied[min(applied)][0]) != known[0].name:
         raise SchemaVersionError(
-            "the database was made before the first release, whose schema begins anew",
+            "the database was made before the first release, whose schema starts over",
             observed=f"schema {max(applied)}, which begins with {first}",
             expected=f"one that begins with {known[0].name} (0.1.0)",
             next_step="name another database (KFM_HOME or KFM_WAL_DSN) and ingest again; this one is left as it is",

@@ -74,7 +74,7 @@ _TEXTS = {  # of SQLite, of PostgreSQL
     "json_size": ("json_array_length($1)", "jsonb_array_length($1)"),
     "as_json": ("$1", "CAST($1 AS jsonb)"),
     "sha256": ("length($1) = 64 AND $1 NOT GLOB '*[^0-9a-f]*'", "$1 ~ '^[0-9a-f]{64}$'"),
-    # A regular expression would be compiled anew for every row of every update.
+    # A regular expression would be compiled again for every row of every update.
     "hexadecimal": ("$1 NOT GLOB '*[^0-9a-f]*'", "translate($1, '0123456789abcdef', '') = ''"),
     "word": ("$1 GLOB '[a-z]*' AND $1 NOT GLOB '*[^a-z_]*'", "$1 ~ '^[a-z][a-z_]*$'"),
     "is_day": ("$1 GLOB '[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]'", r"$1 ~ '^\d{4}-\d{2}-\d{2}$'"),

@@ -3,7 +3,7 @@
 obstore's client follows them, has no switch against it, and takes the session token (`x-amz-security-token`) along to
 whatever host a redirect names. Here botocore signs, urllib3 sends, and a redirect is an error. Belongs here: the few
 requests that the package makes, under the names and with the answers and errors that obstore's stores have, so that
-whoever holds a store need not know which it is. Does not belong here: what may be read (`objects.py`).
+its user need not know which it is. Does not belong here: what may be read (`objects.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Spans of the run contract, through the OpenTelemetry API: they cost nothing until an SDK is configured.
 
-Without an SDK, too, whoever asks (`counted_spans`) is told what the spans of each name took.
+Without an SDK, too, `counted_spans` gives what the spans of each name took.
 """
 
 from __future__ import annotations

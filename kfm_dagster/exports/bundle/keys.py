@@ -1,7 +1,7 @@
 """Whose signature: the secret key that signs releases, and the certificates that are trusted to verify them.
 
 The key is the file of `KFM_SIGNING_KEY` (or `--key`), else one that is made on first use in `KFM_HOME/keys`. A bundle's
-certificate is never taken from the bundle or from beside it: whoever changes the one can change the other.
+certificate is never taken from the bundle or from beside it: who can change the one can change the other.
 Belongs here: reading, making and naming keys. Does not belong here: what is signed.
 """
 

@@ -34,7 +34,7 @@ _CERTIFICATE = ExportFile(name="{}.cert.asc", opening=b"-----BEGIN PGP PUBLIC KE
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WrittenRelease:
-    """Where a bundle stands, the certificate beside it for whoever is to verify it, and what its check found."""
+    """Where a bundle stands, the certificate beside it to verify it with, and what its check found."""
 
     folder: Path
     certificate: Path

@@ -1,6 +1,6 @@
 """Backfills: days of datasets whose objects are listed and ingested, day by day, beside what is announced (DAG-05).
 
-A backfill is rows in the database: whoever dies, the next tick goes on from them. Its listings enter the ledger in the
+A backfill is rows in the database: the next tick goes on from them. Its listings enter the ledger in the
 bulk lane, a chunk to a transaction, and the ledger's own sensor plans the runs that work them; a further day is listed
 only while less bulk work is on its way than the live share leaves. Units that succeeded stay as they are, failed ones
 are let in again with the reason `backfill`, so the same backfill twice changes nothing.

@@ -71,7 +71,7 @@ class Backfill:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DayProgress:
-    """One day of one dataset. `units` are the day's records in the ledger by status, whoever brought them."""
+    """One day of one dataset. `units` are the day's records in the ledger by status, from every source."""
 
     dataset: str
     day: date

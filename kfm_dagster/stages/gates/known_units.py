@@ -1,7 +1,7 @@
 """What pint says of the units and dimensions that contracts and standards use, over the definitions of `units.txt`.
 
 A run asks for these only, and importing pint costs as much as all gates over a batch of a thousand units. A test asks
-pint for each anew, and that none is missing. Does not belong here: asking pint (`units.py`).
+pint for each again, and that none is missing. Does not belong here: asking pint (`units.py`).
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class AnswerDates:
         client.meta.events.register(f"response-received.{service}", self._response_received)
 
     def take(self) -> ClockReading | None:
-        """Return what the answers since the last call say together, and begin anew; None when they say nothing."""
+        """Return what the answers since the last call say together, and begin again; None when they say nothing."""
         with self._lock:
             standing, self._standing = self._standing, None
         if standing is None:
