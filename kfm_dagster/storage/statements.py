@@ -80,7 +80,11 @@ def statement(dialect: str, name: str) -> TextClause:
 @cache
 def typed_statement(dialect: str, name: str) -> Executable:
     """Return the same for a database, with rows that have times in UTC and decoded JSON."""
-    asked = statement(dialect, name)
+    return typed(statement(dialect, name))
+
+
+def typed(asked: TextClause) -> Executable:
+    """Return a statement whose rows have times in UTC and decoded JSON."""
     return asked if _WRITE.search(asked.text) else asked.columns(**decoded_columns(asked.text))
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
-from sqlalchemy import TextClause, text
+from sqlalchemy import Executable, text
 
 from kfm_dagster.catalog import item, outcomes, store, undo
 from kfm_dagster.catalog.store import Catalog
@@ -37,6 +37,7 @@ from kfm_dagster.stages.port import RunStatePort
 from kfm_dagster.storage import database
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.fence import Fence
+from kfm_dagster.storage.statements import statement, typed
 from kfm_dagster_tests.simulation.faults import CALM, Fault
 from kfm_dagster_tests.simulation.history import SURPRISE
 from kfm_dagster_tests.simulation.memory import RewrittenTrigger
@@ -74,16 +75,16 @@ def _sql(name: str, old: str, new: str) -> Breakage:
     """Replace a part of a named statement."""
 
     def apply(stack: ExitStack) -> None:
-        inner = database.statement
-        original = inner("sqlite", name).text
+        inner = database.typed_statement
+        original = statement("sqlite", name).text
         if old not in original:
             raise AssertionError(f"{name} has no {old!r}: the mutation is out of date")
-        broken = text(original.replace(old, new))
+        broken = typed(text(original.replace(old, new)))
 
-        def mutated(dialect: str, wanted: str) -> TextClause:
+        def mutated(dialect: str, wanted: str) -> Executable:
             return broken if wanted == name else inner(dialect, wanted)
 
-        stack.enter_context(patch.object(database, "statement", mutated))
+        stack.enter_context(patch.object(database, "typed_statement", mutated))
 
     return apply
 
