@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, closing
 from datetime import datetime
 
 from sqlalchemy import MappingResult
@@ -82,19 +83,18 @@ class LedgerQueries:
         }
         statement = "ledger.find" if partition is None else "ledger.find_in_partition"
         ranges: list[MappingResult] = []
-        with reading(self.database, tx) as view:
+        with reading(self.database, tx) as view, ExitStack() as opened:
             for state in [status] if status else Status:
                 if error_code is not None and state is Status.SUCCEEDED:
                     continue  # a success has no error, and there are too many of them to look through
                 datasets = [dataset] if dataset else view.run("ledger.datasets_of_status", status=state).scalars().all()
-                ranges += [view.run(statement, filters, status=state, dataset=name).mappings() for name in datasets]
+                for name in datasets:
+                    rows = view.run(statement, filters, status=state, dataset=name)
+                    ranges.append(opened.enter_context(closing(rows.mappings())))
             # Each is in this order, and no row is decoded that does not stay: of five states and three datasets that is
             # one in fifteen.
             newest = heapq.merge(*ranges, key=lambda row: (row["event_time"], row["wal_id"]), reverse=True)
-            found = [record_of(row) for row in itertools.islice(newest, limit)]
-            for rows in ranges:
-                rows.close()
-        return found
+            return [record_of(row) for row in itertools.islice(newest, limit)]
 
     def versions(self, wal_id: str, *, tx: Transaction | None = None) -> list[ObjectVersion]:
         """Return every known version of a unit's object, oldest event first; empty for an unknown id."""

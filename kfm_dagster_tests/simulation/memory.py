@@ -7,6 +7,7 @@ say, which is the product's business.
 
 from __future__ import annotations
 
+import gc
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -56,7 +57,12 @@ class Template:
 
     def clone(self, scheduler: Scheduler) -> SimulatedDatabase:
         """Return an empty ledger; the one before it is gone."""
-        self._image.backup(self.raw)
+        try:
+            self._image.backup(self.raw)
+        except sqlite3.OperationalError:
+            # A query that died with its process, before its last row, is open as long as its traceback lives.
+            gc.collect()
+            self._image.backup(self.raw)
         self.scheduler = scheduler
         return SimulatedDatabase(self.engine, scheduler)
 
