@@ -7,6 +7,7 @@ does (`finding.py`, `nodes.py`).
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -197,12 +198,12 @@ class ChainNode:
 
 
 @dataclass(kw_only=True)
-class EffectNode(ChainNode):
+class EffectNode(ChainNode, ABC):
     """A step whose `transform` changes something outside the database, which `compensate` takes back."""
 
+    @abstractmethod
     def compensate(self, *, tx: Transaction | None = None) -> Mapping[str, Any] | None:
         """Undo that; return what it was, or None when it cannot be undone."""
-        raise NotImplementedError
 
     def count_owned(self, tx: Transaction) -> int:
         """Return how many units of the batch are still claimed by this run."""

@@ -1,8 +1,8 @@
-"""Revisions: what a unit's lineage is told as, beside what was told of it before (pure).
+"""Revisions: what a unit's lineage is published as, beside what was published of it before (pure).
 
-The first telling of a unit has the empty revision, whichever attempt or replay gets so far. What was told is never
-erased and never told again; when a repair changed the unit's Item, or what was told is withdrawn, a further revision is
-added, named by the replay or the run.
+The first publication of a unit has the empty revision, whichever attempt or replay gets so far. What was published is
+never erased and never published again; when a repair changed the unit's Item, or what was published is withdrawn, a
+further revision is added, named by the replay or the run.
 What the Item said decides, not the status of this attempt: a repair that died after the catalog was written is a no-op
 on its next attempt, and its revision is still missing.
 """
@@ -18,9 +18,9 @@ from kfm_dagster.lineage.unit import FIRST_REVISION, LineagePath, LineageUnit, i
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Revision:
-    """One path's telling of a unit; content_sha256 is that of the Item, None when the unit registered none.
+    """One path's publication of a unit; content_sha256 is that of the Item, None when the unit registered none.
 
-    It is None as well for what a release before revisions told. `invalidated`: it was withdrawn since.
+    It is None as well for what a release before revisions published. `invalidated`: it was withdrawn since.
     """
 
     path: LineagePath
@@ -30,11 +30,11 @@ class Revision:
 
 
 History = Mapping[WalId, Sequence[Revision]]
-"""What was told, by unit, oldest first."""
+"""What was published, by unit, oldest first."""
 
 
 def in_revision(unit: LineageUnit, history: History, *, run_id: str) -> LineageUnit:
-    """Return the unit under the revision that it has to be told as, related to the Items before and after it."""
+    """Return the unit under the revision that it has to be published as, related to the Items before and after it."""
     revision = _revision(unit.envelope, unit.stac, history.get(unit.wal_id, ()), run_id)
     revises, yields_to = _revised(unit, revision, history), _standing(unit.stac, history)
     if (revision, revises, yields_to) == (unit.revision, unit.revises, unit.yields_to):
@@ -42,46 +42,46 @@ def in_revision(unit: LineageUnit, history: History, *, run_id: str) -> LineageU
     return LineageUnit.of(unit.envelope, revision=revision, revises=revises, yields_to=yields_to)
 
 
-def _revision(envelope: Envelope, stac: StacResult, told: Sequence[Revision], run_id: str) -> str:
-    valid = _valid(told)
+def _revision(envelope: Envelope, stac: StacResult, published: Sequence[Revision], run_id: str) -> str:
+    valid = _valid(published)
     # Without a replay it was another release of the code that changed the Item, in the middle of a retry; or what the
-    # run had told was withdrawn.
-    anew = _unused(envelope.replay_run_id or run_id, told)
+    # run had published was withdrawn.
+    unused = _unused(envelope.replay_run_id or run_id, published)
     if not valid:
-        return anew if told else FIRST_REVISION
+        return unused if published else FIRST_REVISION
     latest = valid[-1]
     if stac.superseded or latest.content_sha256 == stac.content_sha256:
         return latest.revision
     if latest.content_sha256 is None and stac.write_status is StacStatus.NO_OP:
         return latest.revision
-    return anew
+    return unused
 
 
 def _revised(unit: LineageUnit, revision: str, history: History) -> str | None:
     earlier = unit.stac.replaces
     if earlier is None or unit.stac.superseded:
         return None
-    revisions = [told.revision for told in _valid(history.get(earlier, ()))]
+    revisions = [published.revision for published in _valid(history.get(earlier, ()))]
     if earlier != unit.wal_id:
         return item_entity(earlier, revisions[-1] if revisions else FIRST_REVISION)
-    before = [told for told in revisions if told != revision]
+    before = [published for published in revisions if published != revision]
     return item_entity(earlier, before[-1]) if before else None
 
 
 def _standing(stac: StacResult, history: History) -> str | None:
     if stac.superseded_by is None:
         return None
-    told = _valid(history.get(stac.superseded_by, ()))
-    return item_entity(stac.superseded_by, told[-1].revision if told else FIRST_REVISION)
+    published = _valid(history.get(stac.superseded_by, ()))
+    return item_entity(stac.superseded_by, published[-1].revision if published else FIRST_REVISION)
 
 
-def _valid(told: Sequence[Revision]) -> list[Revision]:
-    return [entry for entry in told if not entry.invalidated]
+def _valid(published: Sequence[Revision]) -> list[Revision]:
+    return [entry for entry in published if not entry.invalidated]
 
 
-def _unused(name: str, told: Sequence[Revision]) -> str:
-    """Return the name, or with a number where what was told under it is withdrawn: an id names one telling for ever."""
-    withdrawn = {entry.revision for entry in told if entry.invalidated}
+def _unused(name: str, published: Sequence[Revision]) -> str:
+    """Return the name, with a number where what was published under it is withdrawn: an id names one for ever."""
+    withdrawn = {entry.revision for entry in published if entry.invalidated}
     number = 1
     revision = name
     while revision in withdrawn:

@@ -55,7 +55,7 @@ class Outcome:
 
 
 class Simulation:
-    """Lives through seeds, one after the other, in one database that is cloned anew for each.
+    """Lives through seeds, one after the other, in one database that is cloned for each.
 
     `faults` come as often as they say in every seed, the others as the seed draws them.
     """
