@@ -35,6 +35,10 @@ class ClaimsLostError(KfmError):
     exit_code = ExitCode.REFUSED
 
 
+class _TakenOverError(Exception):
+    """Another process of the run works on the stage that failed, or has ended it."""
+
+
 class RunStateKeptError(KfmError):
     """A run is rolled back, and run-state was not told."""
 
@@ -82,15 +86,16 @@ def roll_back(node: ChainNode, because: BaseException) -> Rollback | None:
     back in the database, and the units' next attempt finds and completes what stands. Raises RunStateKeptError where
     everything is, and only what follows the commit was not done: run-state outside the database.
     """
-    failed = _failed(node)
     states = list(_upstream(node))
-    if failed is None or not states or states[-1].outcome is Outcome.SKIPPED:
+    if _failed(node) is None or not states or states[-1].outcome is Outcome.SKIPPED:
         return None
     claimed = node.pipeline.stages.load_output(states[-1].dataset_id, node.run_id)
     rollback: Rollback | None = None
+    failed: StageAttempt | None = None
     try:
         with node.pipeline.database.transaction() as tx:
             claims = _take_back_claims(node, claimed.envelopes if claimed else (), because, tx)
+            failed = _still_failed(node, tx)
             compensated = {}
             for stage in _with_effects(node, states):
                 undone = stage.compensate(tx=tx)
@@ -98,8 +103,10 @@ def roll_back(node: ChainNode, because: BaseException) -> Rollback | None:
             _take_back_run_state(node, states, tx)
             rollback = Rollback(compensated=compensated, claims=claims)
             _audit(node, failed, rollback, tx)
+    except _TakenOverError:
+        return None
     except Exception as error:
-        if rollback is None or not _is_audited(node, failed):
+        if rollback is None or failed is None or not _is_audited(node, failed):
             raise
         raise RunStateKeptError(rollback, observed=f"{type(error).__name__}: {error}") from error
     return rollback
@@ -128,10 +135,22 @@ def roll_back_or_leave(node: ChainNode, because: BaseException) -> Rollback | No
         return None
 
 
-def _failed(node: ChainNode) -> StageAttempt | None:
+def _still_failed(node: ChainNode, tx: Transaction) -> StageAttempt:
+    """Return the failed attempt while nobody can start the stage. Raises _TakenOverError when somebody has.
+
+    Asked after the claims are locked, in the order in which a stage that commits locks them.
+    """
+    node.pipeline.nodes.lock_node(node.name, tx=tx)
+    failed = _failed(node, tx)
+    if failed is None:
+        raise _TakenOverError
+    return failed
+
+
+def _failed(node: ChainNode, tx: Transaction | None = None) -> StageAttempt | None:
     """Return the attempt that failed for good: one that was rolled back itself, or may not even start."""
     card, store = node.pipeline.card.machine, node.pipeline.stages.lifecycle.store
-    newest = store.newest(node.run_id, node.kind)
+    newest = store.newest(node.run_id, node.kind, tx=tx)
     if newest is None or card.condition(StageState.FAILED, StageState.ROLLED_BACK) is None:
         return None
     return newest if newest.state in {StageState.ROLLED_BACK, StageState.PENDING} else None

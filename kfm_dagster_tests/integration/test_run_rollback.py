@@ -15,6 +15,7 @@ from kfm_dagster.errors import DependencyUnavailableError, KfmError
 from kfm_dagster.failpoints import Failpoint, Labels, install
 from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.nodes import (
+    IntegrityCheck,
     MessageParse,
     ProvenanceEmit,
     Settle,
@@ -182,6 +183,34 @@ def test_nothing_is_taken_back_that_another_run_may_rely_on(pipeline: Pipeline, 
     assert len(taken.requeued) == 3
     last = list(pipeline.stages.lifecycle.store.audit.lines())[-1]
     assert (last["event"], last["details"]) == ("run not rolled back", {"error": "ClaimsLostError"})
+
+
+@pytest.mark.clause("PCS-03")
+def test_a_run_is_not_taken_back_under_the_process_that_took_the_failed_stage_over(
+    pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrive(pipeline, objects, list(volumes_of_the_day()[:3]), "three")
+    failed = run_until(pipeline, IntegrityCheck.operator, point="computed", run_id="twice")
+    load, work = pipeline.stages.load_output, list[StageBatch]()
+
+    def after_the_other(dataset_id: str, run_id: str) -> StageBatch | None:
+        claimed = load(dataset_id, run_id)
+        if not work:
+            again = IntegrityCheck(**shared)
+            work.append(pipeline.stages.commit(pipeline.stages.run(again, run_id="twice", upstream=claimed)))
+        return claimed
+
+    shared: dict[str, Any] = {
+        "pipeline": pipeline, "dataset": "nexrad-l2", "partition": PARTITION, "run_id": "twice",
+    }  # fmt: skip
+    # Between the look at the stage and the transaction.
+    monkeypatch.setattr(type(pipeline.stages), "load_output", lambda _, *asked: after_the_other(*asked))
+    assert roll_back(failed, WHY) is None
+    assert traces.statuses(pipeline) == {Status.IN_PROGRESS: 3}
+    batch = work[0]
+    for kind in chain()[chain().index(IntegrityCheck) + 1 :]:
+        batch = pipeline.stages.commit(pipeline.stages.run(kind(**shared), run_id="twice", upstream=batch))
+    assert traces.statuses(pipeline) == {Status.SUCCEEDED: 3}
 
 
 @pytest.mark.clause("PCS-03")
