@@ -34,7 +34,7 @@ class Promotion:
     """An entry of the log: an Item's file that a run wrote, or died before it did.
 
     before_revision is None where nothing stood, before_promotion_id also where the row is older than the log,
-    before_sha256 also where the row had lost its file. `withdrawn`: its run has been undone since.
+    before_sha256 also where the row had lost its file. `withdrawn`: it has been undone since.
     """
 
     promotion_id: int
@@ -86,14 +86,18 @@ class PromotionLog:
             for write in writes
         ]
 
-    def of_items_of(self, run_id: str) -> dict[str, list[Promotion]]:
-        """Return every entry of each Item that a run wrote, whosever it is, oldest first, by Item id."""
+    def items_of(self, run_id: str) -> list[str]:
+        """Return the ids of the Items that a run wrote, or died before it did."""
+        rows = self._tx.run(
+            "catalog.items_of_run", collection_id=self._collection, dataset=self._contract.id, run_id=run_id
+        )
+        return [row.item_id for row in rows]
+
+    def of_items(self, item_ids: Iterable[str]) -> dict[str, list[Promotion]]:
+        """Return every entry of each Item, oldest first, by Item id."""
         entries: dict[str, list[Promotion]] = defaultdict(list)
         for row in self._tx.run(
-            "catalog.promotions_of_items",
-            collection_id=self._collection,
-            dataset=self._contract.id,
-            run_id=run_id,
+            "catalog.promotions_of_items", collection_id=self._collection, item_ids=_json(item_ids)
         ):
             entries[row.item_id].append(
                 Promotion(
@@ -111,16 +115,9 @@ class PromotionLog:
             )
         return entries
 
-    def withdraw(self, run_id: str, *, up_to: int) -> None:
-        """Say that a run is undone up to an entry, so that undoing a later run never brings its Items back."""
-        self._tx.run(
-            "catalog.withdraw",
-            collection_id=self._collection,
-            dataset=self._contract.id,
-            run_id=run_id,
-            up_to_promotion_id=up_to,
-            withdrawn_at=_now(),
-        )
+    def withdraw(self, promotion_ids: Iterable[int]) -> None:
+        """Say that entries are undone, so that undoing a later one never brings their Items back."""
+        self._tx.run("catalog.withdraw", promotion_ids=_json(promotion_ids), withdrawn_at=_now())
 
     def kept(self, digests: Iterable[str]) -> dict[str, bytes]:
         """Return earlier bytes by their SHA-256."""

@@ -10,7 +10,8 @@ back (`undo.py`), or what a unit is told about it (`outcomes.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import orjson
@@ -21,9 +22,9 @@ from kfm_dagster.catalog.index import CatalogEntry, CollectionIndex, Page, Write
 from kfm_dagster.catalog.item import Candidate, content_sha256
 from kfm_dagster.catalog.promotions import PromotionLog
 from kfm_dagster.catalog.publisher import Publisher, PublishError, Staged
-from kfm_dagster.catalog.undo import UndoReport, undo
+from kfm_dagster.catalog.undo import UndoReport, undo_items, undo_run
 from kfm_dagster.catalog.validation import validate_item
-from kfm_dagster.contracts.envelope import StacResult, StacStatus
+from kfm_dagster.contracts.envelope import StacResult, StacStatus, WalId
 from kfm_dagster.contracts.issues import StacIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
@@ -133,14 +134,44 @@ class Catalog:
         database's error; then it is to be done again.
         """
         contract = self._registry[dataset]
-        try:
-            with writing(self._database, tx) as change:
-                return undo(
-                    self._index(change, contract), PromotionLog(change, contract), self._publisher, contract, run_id
+        with self._undoing(f"{dataset}, run {run_id}"), writing(self._database, tx) as change:
+            return undo_run(
+                self._index(change, contract), PromotionLog(change, contract), self._publisher, contract, run_id
+            )
+
+    def undo_items(self, dataset: str, promotions: Mapping[str, int], *, tx: Transaction) -> UndoReport:
+        """Put back, byte for byte, what stood before single promotions, given by Item id; as `undo` for the rest.
+
+        An Item that does not stand by its promotion any more is left alone.
+        """
+        contract = self._registry[dataset]
+        with self._undoing(f"{dataset}, {len(promotions)} Items"):
+            return undo_items(
+                self._index(tx, contract), PromotionLog(tx, contract), self._publisher, contract, promotions
+            )
+
+    def orphans(self, wal_ids: Iterable[WalId]) -> list[Orphan]:
+        """Return the Items of those of the given units that are in quarantine and whose lineage does not stand."""
+        with self._database.snapshot() as view:
+            rows = view.run("catalog.orphans", wal_ids=orjson.dumps(sorted(wal_ids)).decode())
+            return [
+                Orphan(
+                    dataset=row.dataset,
+                    run_id=row.run_id,
+                    item_id=row.item_id,
+                    wal_id=WalId(row.wal_id),
+                    promotion_id=row.promotion_id,
                 )
+                for row in rows
+            ]
+
+    @contextmanager
+    def _undoing(self, what: str) -> Iterator[None]:
+        try:
+            yield
         except PublishError as error:
             raise CatalogUndoError(
-                observed=f"{dataset}, run {run_id}: {error}",
+                observed=f"{what}: {error}",
                 next_step="see whether the catalog's place takes files; undoing again finishes what was begun",
             ) from error
 
@@ -272,6 +303,17 @@ class Catalog:
         if len(datasets) != 1:
             raise ValueError(f"a batch holds one dataset, not {sorted(datasets)}")
         return self._registry[datasets.pop()]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Orphan:
+    """An Item that stands by a promotion whose run never came to tell its lineage, and whose unit is given up."""
+
+    dataset: str
+    run_id: str
+    item_id: str
+    wal_id: WalId
+    promotion_id: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""Undoing a run: every Item that it wrote goes back, byte for byte, to what stood before it (PCS-03).
+"""Undoing promotions, a run's or single ones: each Item goes back, byte for byte, to what stood before (PCS-03).
 
 One transaction under the collection's lock: rows first, then the documents from the root down, so that no link ever
 leads to a file that is gone, then Items, then what nothing leads to any more. A crash before its commit leaves the
@@ -24,10 +24,10 @@ _PAGE_FILE = re.compile(r"page-(\d{4,})\.json")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UndoReport:
-    """What became of the Items of an undone run, by Item id, sorted.
+    """What became of the Items whose promotions were undone, by Item id, sorted.
 
-    `restored` say again what they said before it, `removed` were not there before it. `superseded` were replaced by a
-    later run: they stay, and undoing that run goes back to what stood before both. Items of which nothing was left to
+    `restored` say again what they said before, `removed` were not there before. `superseded` were replaced by a later
+    promotion: they stay, and undoing that one goes back to what stood before both. Items of which nothing was left to
     undo are in none.
     """
 
@@ -45,19 +45,52 @@ class _Step:
     in_index: bool
 
 
-def undo(
+def undo_run(
     index: CollectionIndex, log: PromotionLog, publisher: Publisher, contract: DatasetContract, run_id: str
 ) -> UndoReport:
     """Undo a run in the open transaction. Raises PublishError, after which nothing of it may be committed."""
-    if not log.of_items_of(run_id):
+    if not log.items_of(run_id):
         return UndoReport()
     index.open_collection()
-    # Read again: what was logged while this one waited for the lock is either through or will be refused.
-    entries = log.of_items_of(run_id)
+    # Asked again: what was logged while this one waited for the lock is either through or will be refused.
+    entries = log.of_items(log.items_of(run_id))
     own = {
         item_id: [entry for entry in found if entry.run_id == run_id and entry.dataset == contract.id]
         for item_id, found in entries.items()
     }
+    return _undo(index, log, publisher, contract, entries, own)
+
+
+def undo_items(
+    index: CollectionIndex,
+    log: PromotionLog,
+    publisher: Publisher,
+    contract: DatasetContract,
+    promotions: Mapping[str, int],
+) -> UndoReport:
+    """Undo single promotions, given by Item id, in the open transaction; one that its Item no longer stands by stays.
+
+    Raises PublishError, after which nothing of it may be committed.
+    """
+    index.open_collection()
+    current = {item_id: entry.promotion_id for item_id, entry in index.current(promotions).items()}
+    entries = log.of_items(item_id for item_id, promotion in promotions.items() if current.get(item_id) == promotion)
+    own = {
+        item_id: [entry for entry in found if entry.promotion_id == promotions[item_id]]
+        for item_id, found in entries.items()
+    }
+    return _undo(index, log, publisher, contract, entries, own) if own else UndoReport()
+
+
+def _undo(
+    index: CollectionIndex,
+    log: PromotionLog,
+    publisher: Publisher,
+    contract: DatasetContract,
+    entries: Mapping[str, Sequence[Promotion]],
+    own: Mapping[str, Sequence[Promotion]],
+) -> UndoReport:
+    """Undo the promotions `own` among all the `entries` of their Items, under the collection's lock."""
     shown = index.current(entries)
     steps: list[_Step] = []
     untouched: dict[str, CatalogEntry | None] = {}
@@ -73,8 +106,8 @@ def undo(
             if _has_ancestor(found, now, ours):
                 superseded.append(item_id)
     steps += _left_in_sight(publisher, contract, own, untouched)
-    # First, because an Item leaves the index only when its run is withdrawn.
-    log.withdraw(run_id, up_to=max(entry.promotion_id for found in own.values() for entry in found))
+    # First, because an Item leaves the index only when its promotion is withdrawn.
+    log.withdraw(entry.promotion_id for found in own.values() for entry in found)
     index.replace_rows(
         [step.oldest.item_id for step in steps if step.in_index],
         [step.oldest.promotion_id for step in steps if step.in_index and step.oldest.before_revision is not None],
@@ -91,7 +124,7 @@ def undo(
 
 
 def _oldest_to_undo(entries: Sequence[Promotion], shown: CatalogEntry | None, own: set[int]) -> Promotion | None:
-    """Return the entry to go back behind: through this run's, and through those of runs undone before."""
+    """Return the entry to go back behind: through those to undo, and through those undone before."""
     by_id = {entry.promotion_id: entry for entry in entries}
     found = None
     current = by_id.get(shown.promotion_id or 0) if shown else None
@@ -102,7 +135,7 @@ def _oldest_to_undo(entries: Sequence[Promotion], shown: CatalogEntry | None, ow
 
 
 def _has_ancestor(entries: Sequence[Promotion], shown: CatalogEntry | None, own: set[int]) -> bool:
-    """Tell whether what stands came after what this run wrote."""
+    """Tell whether what stands came after what is to be undone."""
     by_id = {entry.promotion_id: entry for entry in entries}
     current = by_id.get(shown.promotion_id or 0) if shown else None
     while current is not None and current.promotion_id not in own:
@@ -116,7 +149,7 @@ def _left_in_sight(
     own: Mapping[str, Sequence[Promotion]],
     untouched: Mapping[str, CatalogEntry | None],
 ) -> list[_Step]:
-    """Files of this run that stand without their row: it died between the two, or its undoing did."""
+    """Files that stand without their row: the promotion died between the two, or its undoing did."""
     paths = {item_id: _path(contract, now, own[item_id][0]) for item_id, now in untouched.items()}
     files = publisher.read(list(paths.values()))
     found: list[_Step] = []

@@ -1,5 +1,6 @@
 """Evidence: collecting what a person needs to judge each quarantined unit, once for each quarantine (BEY-06).
 
+What the unit left in the catalog without lineage is taken back first: a case without evidence is what is still to do.
 A bundle is stored under its hash before its case names it, so a process that dies in between leaves a file that nobody
 names and a case that the next collector takes. Belongs here: the one way in which evidence is collected and read again.
 Does not belong here: what stands in a bundle (`evidence_bundle.py`), the cases (`ledger/cases.py`).
@@ -16,10 +17,12 @@ from typing import Any
 import orjson
 from obstore.exceptions import BaseError
 
+from kfm_dagster.catalog.store import CatalogUndoError
 from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import ArtifactError, ContractError, DependencyUnavailableError
 from kfm_dagster.ingest.evidence_bundle import FoundMessage, FoundObject, ObjectState, bundle_of
+from kfm_dagster.ingest.orphans import take_back_orphans
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import AnnouncingMessage, DueCase, QuarantineCases
 from kfm_dagster.ledger.policy import LedgerCode
@@ -53,7 +56,8 @@ def collect_evidence(pipeline: Pipeline, *, limit: int = LIMIT) -> int:
     """Make the evidence of quarantined units that have none, the oldest cases first; return the number of bundles.
 
     Never raises for what a store does: a landing zone or artifact store that does not answer leaves the cases to the
-    next call, and an object that cannot be read is what the evidence says.
+    next call, as does a catalog from which nothing can be taken back; an object that cannot be read is what the
+    evidence says.
     """
     cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
     due = cases.due(limit=limit)
@@ -63,7 +67,12 @@ def collect_evidence(pipeline: Pipeline, *, limit: int = LIMIT) -> int:
         if time.monotonic() > end:
             break
         try:
-            collected += _collect(pipeline, cases, due[start : start + _PART])
+            part = due[start : start + _PART]
+            take_back_orphans(pipeline, {case.key.wal_id for case in part})
+            collected += _collect(pipeline, cases, part)
+        except CatalogUndoError as error:
+            _LOG.warning("%s", error)
+            break
         except (BaseError, OSError, DependencyUnavailableError) as error:
             _LOG.warning("evidence is not stored yet, the next collection tries again: %s", type(error).__name__)
             break

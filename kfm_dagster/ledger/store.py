@@ -23,7 +23,7 @@ from kfm_dagster.ledger.policy import LedgerCode, ReplayReason
 from kfm_dagster.ledger.reports import EnsureResult, RecoverReport, SettleReport
 from kfm_dagster.ledger.rows import as_json, claim_order, claimed_envelopes, unit_row, wal_ids_of
 from kfm_dagster.ledger.state_machine import Status, check_transition
-from kfm_dagster.ledger.verdicts import Verdicts, decide
+from kfm_dagster.ledger.verdicts import Verdicts, conflicting, decide, yields_to
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.fence import Fence
 from kfm_dagster.storage.refusal import Refused, write_all_but_refused
@@ -129,13 +129,20 @@ class Ledger(LedgerChanges):
 
         in_progress > succeeded where no operator failed and the sub-statuses allow it, else in_progress > failed with
         the time of the next attempt, and > quarantined in the same transaction where none remains; what governance
-        refused has its entry in the governance log by then. Only claims of this run and attempt are touched; the others
-        come back as `lost`.
+        refused has its entry in the governance log by then. A unit that yielded to a newer one's Item fails with
+        `catalog_conflict` while that one may still be taken back. Only claims of this run and attempt are touched; the
+        others come back as `lost`.
         """
-        verdicts = decide(envelopes, self._registry, now=self._clock(), base_seconds=self._retry_backoff_seconds)
+        yielding = [unit for unit in envelopes if yields_to(unit)]
+        verdicts = self._verdicts([unit for unit in envelopes if not yields_to(unit)])
         with self._changing(tx) as changing:
             stamp = {"run_id": run_id, "at": self._now(), "actor": self._worker_id}
             done = {row.wal_id for row in _settled(changing, "ledger.settle_succeeded", verdicts.succeeded, stamp)}
+            if yielding:
+                # Once the newer ones of their own batch have succeeded.
+                yielded = self._verdicts(self._unless_unfinished(yielding, changing))
+                done |= {row.wal_id for row in _settled(changing, "ledger.settle_succeeded", yielded.succeeded, stamp)}
+                verdicts.extend(yielded)
             failures = _settled(changing, "ledger.settle_failed", verdicts.failed, stamp)
             not_done = {WalId(row.wal_id) for row in failures}
             mismatched = record_outcomes(
@@ -216,6 +223,11 @@ class Ledger(LedgerChanges):
             found = self._quarantine(wanted, reason=reason_code, actor=decision.actor, tx=changing)
             return tuple(sorted(found))
 
+    def hold_quarantined(self, wal_ids: Iterable[str], *, tx: Transaction) -> frozenset[WalId]:
+        """Return those of the units that are in quarantine; they stay there until the transaction ends."""
+        locked = tx.run("ledger.lock_statuses", wal_ids=as_json(sorted(set(wal_ids))))
+        return frozenset(WalId(row.wal_id) for row in locked if row.status == Status.QUARANTINED)
+
     def override(
         self,
         versions: Mapping[WalId, int],
@@ -265,6 +277,15 @@ class Ledger(LedgerChanges):
         self._quarantine(sorted(stale), reason=LedgerCode.STALE_EVENT, actor=self._worker_id, tx=tx)
         self._quarantine(sorted(superseded), reason=LedgerCode.SUPERSEDED, actor=self._worker_id, tx=tx)
         return EnsureResult(created=created, existing=existing, stale=stale, superseded=superseded)
+
+    def _verdicts(self, units: Sequence[Envelope]) -> Verdicts:
+        return decide(units, self._registry, now=self._clock(), base_seconds=self._retry_backoff_seconds)
+
+    def _unless_unfinished(self, units: Sequence[Envelope], tx: Transaction) -> list[Envelope]:
+        """Let those fail that yielded to an Item which may yet be taken back: then neither would stand."""
+        newer = sorted({wal_id for unit in units if (wal_id := yields_to(unit))})
+        lasting = set(wal_ids_of(tx.run("ledger.lasting_items", wal_ids=as_json(newer))))
+        return [unit if yields_to(unit) in lasting else conflicting(unit) for unit in units]
 
     def _beyond_retry(self, verdicts: Verdicts, failures: Sequence[Any], tx: Transaction) -> dict[WalId, str]:
         """Why those of the failed units that get no further attempt get none."""

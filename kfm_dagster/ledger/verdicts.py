@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from kfm_dagster.contracts.envelope import Envelope, WalId
+from kfm_dagster.contracts.envelope import Envelope, StacResult, StacStatus, WalId
 from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.contracts.issues import Issue, Severity, StacIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.ledger.policy import LedgerCode, backoff_seconds, is_overdue, quarantine_reason
 from kfm_dagster.ledger.redaction import redact
@@ -29,6 +30,13 @@ class Verdicts:
     given_up: dict[WalId, str] = field(default_factory=dict)
     due: dict[WalId, datetime] = field(default_factory=dict)
     """When each of the other failures is due again."""
+
+    def extend(self, others: Verdicts) -> None:
+        """Add the verdicts on other units."""
+        self.succeeded += others.succeeded
+        self.failed += others.failed
+        self.given_up |= others.given_up
+        self.due |= others.due
 
     def overdue(self, failures: Iterable[Any], registry: ContractRegistry) -> dict[WalId, str]:
         """Those failed records whose next attempt would begin after the deadline, as rows tell their discovery."""
@@ -70,6 +78,19 @@ def decide(
             row | {"error_code": code, "error_message": redact(message), "next_attempt_at": next_attempt_at}
         )
     return verdicts
+
+
+def yields_to(unit: Envelope) -> WalId | None:
+    """Return the newer unit whose Item stands instead of the given one's; None where the unit has failed anyway."""
+    return unit.stac.superseded_by if unit.stac and unit.failure is None else None
+
+
+def conflicting(unit: Envelope) -> Envelope:
+    """Return the unit as failed, to be tried again, because the newer one that it yields to has not ended."""
+    message = f"the Item that stands is of {yields_to(unit)}, which has not succeeded: it may yet be taken back"
+    issue = Issue(code=StacIssue.CATALOG_CONFLICT, severity=Severity.FAILED, message=message)
+    failed = StacResult(write_status=StacStatus.FAILED, issues=(issue,))
+    return unit.evolve(stac=failed)
 
 
 def _error_of(unit: Envelope, findings: Mapping[str, str]) -> tuple[str, str] | None:

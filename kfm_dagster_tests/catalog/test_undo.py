@@ -457,7 +457,7 @@ def test_a_catalog_in_a_bucket_goes_back_too(database: Database, contracts: Cont
         "UPDATE catalog_promotions SET run_id = 'another'",
         "UPDATE catalog_replaced_items SET revision = 9",
         "UPDATE catalog_kept_files SET content_bytes = 9",
-        "UPDATE catalog_withdrawals SET run_id = 'another'",
+        "UPDATE catalog_withdrawals SET withdrawn_at = '2025-01-01T00:00:00Z'",
         "TRUNCATE catalog_promotions CASCADE",
         "TRUNCATE catalog_kept_files CASCADE",
         "INSERT OR REPLACE INTO catalog_promotions SELECT * FROM catalog_promotions",

@@ -246,6 +246,41 @@ def test_the_buckets_of_a_settled_batch_sum_to_its_input(bench: Bench) -> None:
     assert sorted(found) == sorted(unit.wal_id for unit in batch)
 
 
+@pytest.mark.clause("OPR-09")
+@pytest.mark.parametrize("ended", ["never", "earlier", "in the same batch", "failed in it", "lost in it"])
+def test_a_unit_yields_only_to_a_newer_one_that_has_succeeded(bench: Bench, ended: str) -> None:
+    """What is not settled yet may be taken back: the older unit's success would then stand for no Item at all."""
+    newer, older = envelope(1), envelope(2)
+    bench.ledger.ensure([newer, older])
+    first, yielding = bench.claim(newer, older)
+    if ended == "earlier":
+        bench.ledger.settle([finished(first)], run_id=RUN)
+    assert yielding.wal_id == older.wal_id
+    outcome = finished(yielding)
+    assert outcome.stac is not None
+    outcome = outcome.evolve(
+        stac=replace(outcome.stac, write_status=StacStatus.NO_OP, superseded=True, superseded_by=newer.wal_id)
+    )
+    of_newer = {
+        "in the same batch": [finished(first)],
+        "failed in it": [failed(first)],
+        "lost in it": [finished(first).evolve(attempt=9)],
+    }.get(ended, [])
+    report = bench.ledger.settle([outcome, *of_newer], run_id=RUN)
+    if ended in {"earlier", "in the same batch"}:
+        assert older.wal_id in report.succeeded
+        return
+    assert older.wal_id in report.failed
+    record = bench.ledger.get(older.wal_id)
+    assert (record.status, record.last_error_code, record.stac_status) == ("failed", "catalog_conflict", "failed")
+    assert newer.wal_id in (record.last_error_message or "")
+    # It keeps its own failure where it has one.
+    bench.ledger.requeue([older.wal_id])
+    (again,) = bench.claim(older)
+    bench.ledger.settle([failed(again).evolve(stac=outcome.stac)], run_id=RUN)
+    assert bench.ledger.get(older.wal_id).last_error_code == "missing_object"
+
+
 @pytest.mark.clause("WSM-07", "WSM-10", "WAL-09")
 def test_attempts_run_out_into_quarantine_and_no_replay_brings_the_unit_back(bench: Bench) -> None:
     unit = envelope()

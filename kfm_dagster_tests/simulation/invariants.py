@@ -50,6 +50,11 @@ HELD = {
     " AND artifact_uri IS NOT NULL AND validation_summary ->> '$.rolled_back_by' IS NULL",
 }
 """What a run may hold of a dataset."""
+LINEAGE_OF = (
+    "SELECT lineage_id FROM lineage_emissions WHERE wal_id = ? AND content_sha256 = ?"
+    " AND batch_id NOT IN (SELECT batch_id FROM lineage_invalidations)"
+)
+"""What says how an Item came about."""
 FULL_CHECK_EVERY = 25
 """Commits between two checks that replay every history."""
 
@@ -88,11 +93,12 @@ class Standing(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """Of which unit and which promotion an Item of the catalog is."""
+    """Of which unit and which promotion an Item of the catalog is, and what it says."""
 
     wal_id: str
     revision: int
     promotion_id: int
+    content_sha256: str
 
 
 @dataclass(kw_only=True)
@@ -270,13 +276,13 @@ class Account:
                 raise ViolationError("older_versions_are_superseded", f"{wal_id} is not, with newer {newer}")
 
     def catalog_is_written_by_holders_and_never_goes_back(self, actor: Actor, records: dict[str, Standing]) -> None:
-        """BEY-02, BEY-01: an Item is written under a claim, and goes back to an older version only with its run."""
-        found = rows(self._raw, "SELECT item_id, wal_id, revision, promotion_id FROM catalog_items")
+        """BEY-02, BEY-01: an Item is written under a claim, and goes back to an older version as few may make it."""
+        found = rows(self._raw, "SELECT item_id, wal_id, revision, promotion_id, content_sha256 FROM catalog_items")
         shown = {item_id: Shown(*row) for item_id, *row in found}
         for item_id in sorted(self._items.keys() | shown.keys()):
             before, now = self._items.get(item_id), shown.get(item_id)
             if before is not None and (now is None or now.revision < before.revision):
-                self._taken_back_by_its_run(item_id, before, actor)
+                self._may_be_taken_back(item_id, before, actor, records)
             elif now is not None and now != before:
                 self._written_by_holder("catalog", now.wal_id, actor, records)
                 order = self.world.feed.versions[now.wal_id].order
@@ -428,10 +434,13 @@ class Account:
             raise ViolationError("only_the_holder_writes", f"{actor.name} wrote {what} of {record}")
         self.switched_off_is_left_alone(what, record.dataset)
 
-    def _taken_back_by_its_run(self, item_id: str, before: Shown, actor: Actor) -> None:
-        """Check an undoing: a run goes back behind what it wrote itself."""
+    def _may_be_taken_back(self, item_id: str, before: Shown, actor: Actor, records: dict[str, Standing]) -> None:
+        """Check an undoing: a run goes back behind what it wrote itself, anybody behind what was given up half done."""
         sql = "SELECT run_id FROM catalog_promotions WHERE promotion_id = ?"
-        if rows(self._raw, sql, before.promotion_id) != [(actor.run_id,)]:
+        if rows(self._raw, sql, before.promotion_id) == [(actor.run_id,)]:
+            return
+        told = rows(self._raw, LINEAGE_OF, before.wal_id, before.content_sha256)
+        if records[before.wal_id].status != "quarantined" or told:
             raise ViolationError("only_the_holder_writes", f"{actor.name} took {before} of {item_id} back")
 
     def _apply(self, change: Change) -> None:

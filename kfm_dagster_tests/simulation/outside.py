@@ -69,10 +69,12 @@ class Outside:
             raise ViolationError("everything_is_linked_once", str(reached))
 
     def every_item_has_its_lineage(self) -> None:
-        """Each Item has a unit whose ingest was told and not withdrawn, from the object that the Item is of.
+        """Each Item has a unit whose ingest was told and not withdrawn, from the object that the Item is of."""
+        if orphans := self.without_lineage():
+            raise ViolationError("every_item_has_its_lineage", "; ".join(orphans))
 
-        Unless that version is gone: the run that wrote the Item has died, and no other can read what it is of.
-        """
+    def without_lineage(self) -> list[str]:
+        """Return the paths of Items of which no lineage stands."""
         files = self._world.lineage_files.files
         lines = [line for href, content in files.items() if href.endswith(".ndjson") for line in content.splitlines()]
         events = [event for event in map(orjson.loads, lines) if event["job"]["namespace"] == JOB_NAMESPACE]
@@ -82,12 +84,11 @@ class Outside:
             if event["eventType"] == "COMPLETE" and event["run"]["runId"] not in withdrawn:
                 source = event["inputs"][0]
                 told[event["run"]["facets"]["kfmWal"]["wal_id"]].add(f"{source['namespace']}/{source['name']}")
-        for path, item in self._items():
-            version = self._version_of(item)
-            if version is None or not self._world.feed.is_readable(version):
-                continue
-            if item["assets"]["data"]["href"] not in told[item["properties"]["kfm:wal_id"]]:
-                raise ViolationError("every_item_has_its_lineage", path)
+        return [
+            path
+            for path, item in self._items()
+            if item["assets"]["data"]["href"] not in told[item["properties"]["kfm:wal_id"]]
+        ]
 
     def _items(self) -> Iterator[tuple[str, Any]]:
         """Yield what a reader finds: a file that a dead process left is found once something leads to it."""

@@ -88,9 +88,7 @@ STANDING: dict[str, Sequence[Row]] = {
             "revision": 1, "west": None, "start_at": T, "end_at": T, "summaries": "{}", "updated_at": T,
         }
     ],
-    "catalog_withdrawals": [
-        {"collection_id": "c1", "dataset": "d", "run_id": "r", "up_to_promotion_id": 1, "withdrawn_at": T}
-    ],
+    "catalog_withdrawals": [{"promotion_id": 1, "withdrawn_at": T}],
     "catalog_items": [
         {
             "collection_id": "c1", "item_id": "i1", "partition_key": DAY, "page": 1, "content_sha256": HASH,
@@ -264,7 +262,7 @@ ANOTHER: dict[str, Row] = {
     "catalog_kept_files": {"sha256": "b" * 64},
     "catalog_promotions": {"item_id": "i2"},
     "catalog_replaced_items": {"promotion_id": 2},
-    "catalog_withdrawals": {"run_id": "r2"},
+    "catalog_withdrawals": {"promotion_id": 2},
     "catalog_items": {"item_id": "i2"},
     "catalog_pages": {"page": 2},
     "catalog_summaries": {"value": "2"},
@@ -373,8 +371,8 @@ CASES: dict[str, list[Row]] = {
     ],
     "catalog_replaced_items_one_row_per_promotion": [{"promotion_id": 1}],
     "catalog_replaced_items_promotion_is_logged": [{"promotion_id": 9}],
-    "catalog_withdrawals_once_per_promotion": [{"run_id": "r"}],
-    "catalog_withdrawals_promotion_is_logged": [{"up_to_promotion_id": 9}],
+    "catalog_withdrawals_once_per_promotion": [{"promotion_id": 1}],
+    "catalog_withdrawals_promotion_is_logged": [{"promotion_id": 9}],
     "catalog_items_promotion_is_logged": [{"promotion_id": 9}],
     "catalog_items_one_row_per_item": [{"item_id": "i1", "page": 2}],
     "catalog_items_collection_exists": [{"collection_id": "c9"}],

@@ -148,15 +148,9 @@ def test_a_checkpoint_names_what_was_applied(typed: Connection) -> None:
         assert _refusal(typed, statement) is None
 
 
-def test_an_item_leaves_when_the_run_that_wrote_it_is_withdrawn(typed: Connection) -> None:
+def test_an_item_leaves_when_its_promotion_is_withdrawn(typed: Connection) -> None:
     delete = "DELETE FROM catalog_items"
     assert _refusal(typed, delete) is None
-    for column, other in (("run_id", "'another'"), ("dataset", "'another'"), ("collection_id", "'another'")):
-        with typed.begin_nested() as savepoint:
-            with unguarded(typed, "catalog_withdrawals"):
-                typed.exec_driver_sql(f"UPDATE catalog_withdrawals SET {column} = {other}")
-            assert "items_leave_by_an_undo" in str(_refusal(typed, delete)), column
-            savepoint.rollback()
     with unguarded(typed, "catalog_items"):
         typed.exec_driver_sql("UPDATE catalog_items SET promotion_id = 2")
     assert "items_leave_by_an_undo" in str(_refusal(typed, delete))

@@ -84,9 +84,10 @@ INSERT INTO catalog_kept_files (sha256, content, content_bytes) VALUES (:sha256,
 ON CONFLICT (sha256) DO NOTHING;
 
 -- name: withdraw
-INSERT INTO catalog_withdrawals (collection_id, dataset, run_id, up_to_promotion_id, withdrawn_at)
-VALUES (:collection_id, :dataset, :run_id, :up_to_promotion_id, :withdrawn_at)
-ON CONFLICT (collection_id, dataset, run_id, up_to_promotion_id) DO NOTHING;
+INSERT INTO catalog_withdrawals (promotion_id, withdrawn_at)
+SELECT promotion_id, @as_time(:withdrawn_at) FROM catalog_promotions
+WHERE promotion_id IN (@each(:promotion_ids, bigint))
+ON CONFLICT (promotion_id) DO NOTHING;
 
 -- name: drop_empty_page
 DELETE FROM catalog_pages
@@ -214,23 +215,38 @@ FROM catalog_promotions
 WHERE collection_id = :collection_id AND before_revision IS NOT NULL
   AND item_id IN (@each(:item_ids));
 
+-- name: items_of_run
+SELECT DISTINCT item_id FROM catalog_promotions
+WHERE run_id = :run_id AND collection_id = :collection_id AND dataset = :dataset;
+
 -- name: promotions_of_items
--- Whose a promotion was, and whether its run has been undone since.
+-- Whose a promotion was, and whether it has been undone since.
 SELECT
     promotion.promotion_id, promotion.run_id, promotion.dataset, promotion.item_id, promotion.partition_key,
     promotion.after_sha256, promotion.before_promotion_id, promotion.before_revision, promotion.before_sha256,
     EXISTS (
-        SELECT 1 FROM catalog_withdrawals AS withdrawal
-        WHERE
-            withdrawal.collection_id = promotion.collection_id AND withdrawal.dataset = promotion.dataset
-            AND withdrawal.run_id = promotion.run_id AND withdrawal.up_to_promotion_id >= promotion.promotion_id
+        SELECT 1 FROM catalog_withdrawals AS withdrawal WHERE withdrawal.promotion_id = promotion.promotion_id
     ) AS withdrawn
 FROM catalog_promotions AS promotion
-WHERE promotion.collection_id = :collection_id AND promotion.item_id IN (
-    SELECT own.item_id FROM catalog_promotions AS own
-    WHERE own.run_id = :run_id AND own.collection_id = :collection_id AND own.dataset = :dataset
-)
+WHERE promotion.collection_id = :collection_id AND promotion.item_id IN (@each(:item_ids))
 ORDER BY promotion.promotion_id;
+
+-- name: orphans
+-- Items whose unit is in quarantine, and of which no lineage stands. What was written outside of any run has none.
+SELECT promotion.dataset, promotion.run_id, item.item_id, item.wal_id, item.promotion_id
+FROM nodd_wal_records AS record
+INNER JOIN catalog_items AS item ON record.wal_id = item.wal_id
+INNER JOIN catalog_promotions AS promotion ON item.promotion_id = promotion.promotion_id
+WHERE
+    record.wal_id IN (@each(:wal_ids)) AND record.status = 'quarantined' AND promotion.run_id IS NOT NULL
+    AND NOT EXISTS (
+        SELECT 1 FROM lineage_emissions AS emission
+        LEFT JOIN lineage_invalidations AS invalidation ON emission.batch_id = invalidation.batch_id
+        WHERE
+            emission.wal_id = item.wal_id AND emission.content_sha256 = item.content_sha256
+            AND invalidation.batch_id IS NULL
+    )
+ORDER BY promotion.dataset, promotion.run_id, item.promotion_id;
 
 -- name: kept_files
 SELECT sha256, content, content_bytes FROM catalog_kept_files

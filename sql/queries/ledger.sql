@@ -398,6 +398,24 @@ WHERE
     AND record.status || '' = 'in_progress' AND record.ingest_run_id = :run_id
 RETURNING @returned(record.wal_id);
 
+-- name: lasting_items
+-- Units that have succeeded, and those in quarantine whose Item stands with its lineage: nobody takes these Items back.
+SELECT record.wal_id FROM nodd_wal_records AS record
+WHERE
+    record.wal_id IN (@each(:wal_ids))
+    AND (
+        record.status = 'succeeded'
+        OR (
+            record.status = 'quarantined' AND EXISTS (
+                SELECT 1 FROM catalog_items AS item
+                INNER JOIN lineage_emissions AS emission
+                    ON item.wal_id = emission.wal_id AND item.content_sha256 = emission.content_sha256
+                LEFT JOIN lineage_invalidations AS invalidation ON emission.batch_id = invalidation.batch_id
+                WHERE item.wal_id = record.wal_id AND invalidation.batch_id IS NULL
+            )
+        )
+    );
+
 -- name: settle_failed
 UPDATE nodd_wal_records AS record SET
     status = 'failed',

@@ -1264,20 +1264,17 @@ CREATE TABLE catalog_replaced_items (
 
 @append_only(catalog_replaced_items, undo_log_is_append_only, (promotion_id));
 
--- Which runs were undone: a promotion of theirs up to this one is nothing to go back to.
+-- Which promotions were undone: such a one is nothing to go back to.
 CREATE TABLE catalog_withdrawals (
-    collection_id text NOT NULL,
-    dataset text NOT NULL,
-    run_id text NOT NULL,
-    up_to_promotion_id @bigint NOT NULL,
+    promotion_id @bigint NOT NULL,
     withdrawn_at @time NOT NULL,
-    CONSTRAINT catalog_withdrawals_once_per_promotion PRIMARY KEY (collection_id, dataset, run_id, up_to_promotion_id),
+    CONSTRAINT catalog_withdrawals_once_per_promotion PRIMARY KEY (promotion_id),
     CONSTRAINT catalog_withdrawals_promotion_is_logged
-    FOREIGN KEY (up_to_promotion_id) REFERENCES catalog_promotions (promotion_id)
+    FOREIGN KEY (promotion_id) REFERENCES catalog_promotions (promotion_id)
 ) @without_rowid;
 
 @append_only(catalog_withdrawals, undo_log_is_append_only);
-@not_repeated(catalog_withdrawals, (collection_id, dataset, run_id, up_to_promotion_id));
+@not_repeated(catalog_withdrawals, (promotion_id));
 
 -- The catalog's index: what stands in the published STAC catalog. Files are written from it, never the other way round.
 CREATE TABLE catalog_collections (
@@ -1332,6 +1329,9 @@ CREATE TABLE catalog_items (
 -- Serves a page's links and a page's extent.
 CREATE UNIQUE INDEX catalog_items_by_page ON catalog_items (collection_id, partition_key, page, item_id);
 
+-- Serves the search for Items whose unit has ended without lineage.
+CREATE INDEX catalog_items_by_unit ON catalog_items (wal_id);
+
 -- A write that did not see the revision it replaces would lose the other writer's update.
 @refuse(
     catalog_items_revision_grows_by_one, UPDATE ON catalog_items, catalog_items_revision_grows_by_one,
@@ -1344,17 +1344,10 @@ CREATE UNIQUE INDEX catalog_items_by_page ON catalog_items (collection_id, parti
     NEW.partition_key <> OLD.partition_key OR NEW.page <> OLD.page
 );
 
--- An Item leaves the index when the run that wrote it is undone, which the log says first (ADR 012).
+-- An Item leaves the index when the promotion that it stands by is undone, which the log says first (ADR 012).
 @refuse(
     catalog_items_leave_by_an_undo, DELETE ON catalog_items, items_leave_by_an_undo,
-    NOT EXISTS (
-        SELECT 1 FROM catalog_promotions AS promotion
-        INNER JOIN catalog_withdrawals AS withdrawal
-            ON
-                promotion.collection_id = withdrawal.collection_id AND promotion.dataset = withdrawal.dataset
-                AND promotion.run_id = withdrawal.run_id AND promotion.promotion_id <= withdrawal.up_to_promotion_id
-        WHERE promotion.promotion_id = OLD.promotion_id
-    )
+    NOT EXISTS (SELECT 1 FROM catalog_withdrawals AS withdrawal WHERE withdrawal.promotion_id = OLD.promotion_id)
 );
 @not_truncated(catalog_items, items_leave_by_an_undo);
 

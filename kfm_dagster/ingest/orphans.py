@@ -1,0 +1,53 @@
+"""Orphaned Items: those whose unit was given up after they were written and before their lineage stood (ADR 014).
+
+The unit's next attempt would find such an Item and complete it; where none succeeds, nothing else takes it back.
+Does not belong here: runs that failed (`rollback.py`), which take back their Items themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from kfm_dagster.catalog.store import Orphan
+from kfm_dagster.contracts.envelope import WalId
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.stages.audit import AuditKind
+
+_STAGE = "stac_register"
+_LOG = logging.getLogger(__name__)
+
+
+def take_back_orphans(pipeline: Pipeline, wal_ids: Iterable[WalId]) -> int:
+    """Take back the Items without lineage of those of the given units that are in quarantine; return their number.
+
+    One transaction per dataset and run, which holds the units in quarantine: nobody lets one in again meanwhile. It may
+    be repeated, also after a crash. Raises CatalogUndoError where the catalog's place fails, and the database's error.
+    """
+    taken, known = 0, {contract.id for contract in pipeline.registry}
+    for (dataset, run_id), found in groupby(
+        pipeline.catalog.orphans(wal_ids), key=lambda orphan: (orphan.dataset, orphan.run_id)
+    ):
+        if dataset in known:  # a collection without its contract cannot be written
+            taken += _take_back(pipeline, dataset, run_id, list(found))
+    return taken
+
+
+def _take_back(pipeline: Pipeline, dataset: str, run_id: str, orphans: Sequence[Orphan]) -> int:
+    store = pipeline.stages.lifecycle.store
+    with pipeline.database.transaction() as tx:
+        held = pipeline.ledger.hold_quarantined([orphan.wal_id for orphan in orphans], tx=tx)
+        promotions = {orphan.item_id: orphan.promotion_id for orphan in orphans if orphan.wal_id in held}
+        undone = pipeline.catalog.undo_items(dataset, promotions, tx=tx)
+        counts = {"restored": len(undone.restored), "removed": len(undone.removed)}
+        attempt = store.newest(run_id, f"{dataset}.{_STAGE}", tx=tx)
+        taken = sum(counts.values())
+        if attempt is not None and taken:
+            because = {"because": "units quarantined without lineage"}
+            store.audit.append([attempt.event(AuditKind.COMPENSATION, "done", counts | because)], tx=tx)
+    if taken:
+        _LOG.warning(
+            "took back %d Items of %s, run %s: their units are quarantined without lineage", taken, dataset, run_id
+        )
+    return taken

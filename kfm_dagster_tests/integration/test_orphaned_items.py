@@ -1,0 +1,234 @@
+"""Items whose unit was given up before their lineage stood are taken back, whatever ended the unit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfm_dagster.catalog import undo
+from kfm_dagster.catalog.publisher import PublishError
+from kfm_dagster.contracts.envelope import WalId
+from kfm_dagster.contracts.issues import StacIssue
+from kfm_dagster.governance.log import Decision, GovernanceAction
+from kfm_dagster.ingest.evidence import collect_evidence
+from kfm_dagster.ingest.nodes import ProvenanceEmit, Source, StacRegister
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.cases import QuarantineCases
+from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster_tests.catalog import trees
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import (
+    CrashError,
+    Failpoint,
+    StoredObject,
+    announce,
+    assert_conserved,
+    put,
+    run_chain,
+    take,
+    volumes,
+    work_until_done,
+)
+from kfm_dagster_tests.integration.test_run_replay import PARTITION
+from kfm_dagster_tests.integration.test_run_rollback import arrive, renumbered
+
+DATASET = "nexrad-l2"
+PERSON = Decision(actor="person", reason="looked at it", change_ref="CHG-1")
+LATER = datetime(2025, 4, 4, tzinfo=UTC)
+BEFORE_LINEAGE = Failpoint(operator=StacRegister.operator, point="committed")
+AFTER_LINEAGE = Failpoint(operator=ProvenanceEmit.operator, point="committed")
+
+
+def files(pipeline: Pipeline) -> dict[str, bytes]:
+    return trees.files(Path(pipeline.settings.catalog))
+
+
+def run_that_dies(pipeline: Pipeline, at: Failpoint) -> None:
+    """Die, and be given back by a sensor."""
+    with pytest.raises(CrashError):
+        run_chain(pipeline, DATASET, PARTITION, "dead", Source.LEDGER, dies_at=at)
+    pipeline.ledger.release_lost(run_ids=["dead"])
+
+
+def vanish(objects: Path, items: list[StoredObject]) -> None:
+    for item in items:
+        (objects / item.bucket / item.key).unlink()
+
+
+def of(pipeline: Pipeline, items: list[StoredObject]) -> list[NoddWalRecord]:
+    found = traces.records(pipeline)
+    return [found[f"s3://{item.bucket}/{item.key}"] for item in items]
+
+
+def statuses(pipeline: Pipeline) -> Counter[str]:
+    """Of every version of an object."""
+    return Counter(record.status.value for record in pipeline.ledger.find(limit=50))
+
+
+def compensations(pipeline: Pipeline) -> list[tuple[str, str, str, Any]]:
+    return [
+        (line["run_id"], line["stage"], line["event"], line["details"])
+        for line in pipeline.stages.lifecycle.store.audit.lines()
+        if line["kind"] == "compensation"
+    ]
+
+
+@pytest.mark.clause("PCS-03")
+def test_what_died_before_its_lineage_leaves_the_catalog_when_its_unit_is_given_up(
+    pipeline: Pipeline, objects: Path
+) -> None:
+    known, new, kept = (volumes(6)[start : start + 2] for start in (0, 2, 4))
+    arrive(pipeline, objects, known, "earlier")
+    run_chain(pipeline, DATASET, PARTITION, "earlier", Source.LEDGER)
+    before = files(pipeline)
+    rewritten = [renumbered(item) for item in known]
+    arrive(pipeline, objects, [*rewritten, *new, *kept], "later")
+    run_that_dies(pipeline, BEFORE_LINEAGE)
+    stood = files(pipeline)
+
+    vanish(objects, [*rewritten, *new])
+    work_until_done(pipeline)
+
+    # The run that gives the last unit up takes back what is left of it, with no sensor's help.
+    assert statuses(pipeline) == {Status.SUCCEEDED: 4, Status.QUARANTINED: 4}
+    found, gone = files(pipeline), [str(record.stac_item_id) for record in of(pipeline, new)]
+    assert not [path for path in found if any(name in path for name in gone)]
+    for path, content in before.items():
+        if path.endswith(tuple(f"{record.stac_item_id}.json" for record in of(pipeline, known))):
+            assert (found[path] == content, stood[path] == content) == (True, False)
+    trees.assert_consistent(Path(pipeline.settings.catalog))
+    assert {item["id"] for item in traces.items(Path(pipeline.settings.catalog)).values()} == {
+        record.stac_item_id for record in pipeline.ledger.find(limit=50) if record.status is Status.SUCCEEDED
+    }
+    because = {"because": "units quarantined without lineage"}
+    assert compensations(pipeline) == [
+        ("dead", f"{DATASET}.{StacRegister.operator}", "done", {"restored": 2, "removed": 2} | because)
+    ]
+    assert_conserved(pipeline)
+
+    # The objects come back, and a person lets the units in: they are done as if nothing had been.
+    put(objects, [*rewritten, *new])
+    let_in(pipeline, pipeline.ledger.find(limit=50), Status.QUARANTINED)
+    work_until_done(pipeline)
+    assert statuses(pipeline) == {Status.SUCCEEDED: 8}
+    assert len(traces.items(Path(pipeline.settings.catalog))) == 6
+    assert all(len(pipeline.lineage.links_of(record.wal_id)) == 2 for record in pipeline.ledger.find(limit=50))
+
+
+def let_in(pipeline: Pipeline, records: Sequence[NoddWalRecord], status: Status) -> None:
+    action = GovernanceAction.RELEASE if status is Status.QUARANTINED else GovernanceAction.REPEAT
+    versions = {WalId(record.wal_id): record.version for record in records if record.status is status}
+    pipeline.ledger.override(versions, from_status=status, action=action, decision=PERSON)
+
+
+def by_a_person(pipeline: Pipeline, records: list[NoddWalRecord]) -> None:
+    pipeline.ledger.quarantine([record.wal_id for record in records], reason_code="person", decision=PERSON)
+
+
+def repeated_and_stopped(pipeline: Pipeline, records: list[NoddWalRecord]) -> None:
+    run_chain(pipeline, DATASET, PARTITION, "good", Source.LEDGER)
+    let_in(pipeline, pipeline.ledger.find(limit=50), Status.SUCCEEDED)
+    by_a_person(pipeline, records)
+
+
+@pytest.mark.clause("PCS-03")
+@pytest.mark.parametrize(
+    ("dies_at", "ended", "items_left"),
+    [
+        pytest.param(BEFORE_LINEAGE, by_a_person, 0, id="without lineage"),
+        pytest.param(AFTER_LINEAGE, by_a_person, 3, id="with lineage"),
+        pytest.param(BEFORE_LINEAGE, repeated_and_stopped, 3, id="completed by the next run"),
+        pytest.param(BEFORE_LINEAGE, lambda *_: None, 3, id="still to be tried again"),
+    ],
+)
+def test_only_what_is_given_up_without_lineage_is_taken_back(
+    pipeline: Pipeline,
+    objects: Path,
+    dies_at: Failpoint,
+    ended: Callable[[Pipeline, list[NoddWalRecord]], None],
+    items_left: int,
+) -> None:
+    items = volumes(3)
+    arrive(pipeline, objects, items, "all")
+    run_that_dies(pipeline, dies_at)
+    ended(pipeline, of(pipeline, items))
+    collect_evidence(pipeline)
+    before = files(pipeline)
+    assert sum(path.endswith("_V06.json") for path in before) == items_left
+    collect_evidence(pipeline)
+    assert files(pipeline) == before
+
+
+@pytest.mark.clause("PCS-03")
+def test_a_catalog_that_takes_nothing_back_is_asked_again_and_a_unit_that_was_let_in_meanwhile_is_left_alone(
+    pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items = volumes(2)
+    arrive(pipeline, objects, items, "all")
+    run_that_dies(pipeline, BEFORE_LINEAGE)
+    before = files(pipeline)
+    by_a_person(pipeline, of(pipeline, items))
+
+    def away(*_: object) -> None:
+        raise PublishError(StacIssue.STORAGE_UNAVAILABLE, "injected")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(undo, "_publish", away)
+        assert collect_evidence(pipeline) == 0
+    assert files(pipeline) == before
+    assert len(QuarantineCases(pipeline.database, clock=pipeline.clock).due(limit=10)) == 2
+
+    released, given_up = of(pipeline, items)
+    found = pipeline.catalog.orphans([released.wal_id, given_up.wal_id])
+    let_in(pipeline, [released], Status.QUARANTINED)
+    # What was seen before the release is no reason any more once the transaction holds the units.
+    monkeypatch.setattr(pipeline.catalog, "orphans", lambda _: found)
+    assert collect_evidence(pipeline) == 2
+    left = traces.items(Path(pipeline.settings.catalog))
+    assert list(left) == [released.object_uri]
+    monkeypatch.undo()
+    run_chain(pipeline, DATASET, PARTITION, "next", Source.LEDGER)
+    assert statuses(pipeline) == {Status.SUCCEEDED: 1, Status.QUARANTINED: 1}
+    assert list(traces.items(Path(pipeline.settings.catalog))) == [released.object_uri]
+
+
+@pytest.mark.clause("OPR-09", "BEY-01")
+@pytest.mark.parametrize(
+    ("dies_at", "ended", "status", "code"),
+    [
+        pytest.param(AFTER_LINEAGE, by_a_person, Status.SUCCEEDED, None, id="which stands with its lineage"),
+        pytest.param(BEFORE_LINEAGE, lambda *_: None, Status.QUARANTINED, "catalog_conflict", id="which may go"),
+    ],
+)
+def test_an_older_version_yields_to_an_item(
+    pipeline: Pipeline,
+    objects: Path,
+    dies_at: Failpoint,
+    ended: Callable[[Pipeline, list[NoddWalRecord]], None],
+    status: Status,
+    code: str | None,
+) -> None:
+    (older,) = volumes(1)
+    newer = renumbered(older)
+    put(objects, [newer])
+    take(pipeline, announce([newer.event(event_time=LATER)], registry=pipeline.registry))
+    run_that_dies(pipeline, dies_at)
+    ended(pipeline, of(pipeline, [newer]))
+    put(objects, [older])
+    take(pipeline, announce([older.event()], registry=pipeline.registry))
+    (stale,) = [record for record in pipeline.ledger.find(limit=5) if record.event_time < LATER]
+    release: dict[str, Any] = {
+        "from_status": Status.QUARANTINED,
+        "action": GovernanceAction.RELEASE,
+        "decision": PERSON,
+    }
+    pipeline.ledger.override({stale.wal_id: stale.version}, **release)
+    run_chain(pipeline, DATASET, PARTITION, "late", Source.LEDGER)
+    found = pipeline.ledger.get(stale.wal_id)
+    assert (found.status, found.last_error_code) == (status, code)
