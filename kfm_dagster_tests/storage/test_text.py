@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.ledger.rows import MAX_TEXT
-from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.notifications.messages import MAX_MESSAGE_ID, SqsMessage
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.text import json_text, json_value, storable
 from kfm_dagster_tests.factories import START
@@ -25,10 +25,11 @@ def _cleaned(text: str) -> str:
 
 @given(ANY_TEXT)
 @example("a\udfffb")
+@example("0" * 101)
 def test_only_what_no_database_holds_is_replaced(text: str) -> None:
     assert storable(text) == _cleaned(text)
     message = SqsMessage(message_id=text, body=text)
-    assert (message.message_id, message.body) == (_cleaned(text), _cleaned(text))
+    assert (message.message_id, message.body) == (storable(text, MAX_MESSAGE_ID), _cleaned(text))
 
 
 @given(st.recursive(ANY_TEXT | st.none(), lambda inner: st.lists(inner) | st.dictionaries(ANY_TEXT, inner)))
