@@ -170,6 +170,36 @@ def test_what_a_later_run_replaced_stays_until_that_run_is_undone_too(
 
 
 @pytest.mark.clause("PCS-03")
+def test_single_promotions_are_undone_where_their_items_stand_by_them(
+    catalog: Catalog, root: Path, database: Database, write: Write
+) -> None:
+    def current() -> dict[str, int]:
+        with database.snapshot() as tx:
+            rows = tx.connection.exec_driver_sql("SELECT item_id, promotion_id FROM catalog_items").all()
+        return {str(item_id): promotion_id for item_id, promotion_id in rows}
+
+    def undo_items(promotions: dict[str, int]) -> UndoReport:
+        with database.transaction() as tx:
+            return catalog.undo_items("goes-abi", promotions, tx=tx)
+
+    [first] = write("early", goes(0))
+    early, standing = current(), everything(root, database)
+    [_, second, third] = write("late", goes(0, platform="goes-18"), goes(1), goes(2))
+    late = current()
+    # Of the three that one run wrote, two: what it wrote besides stays, and so does what was replaced since.
+    report = undo_items({str(second.item_id): late[str(second.item_id)]} | early)
+    assert report == UndoReport(removed=(str(second.item_id),))
+    assert trees.item_ids(root) == sorted([str(first.item_id), str(third.item_id)])
+    assert current() == {name: late[name] for name in late if name != second.item_id}
+    assert undo_items({str(second.item_id): late[str(second.item_id)]} | early) == NOTHING
+    trees.assert_counted(database)
+    # And the run goes back as before, behind nothing but its own.
+    report = catalog.undo("goes-abi", "late")
+    assert report == UndoReport(restored=(str(first.item_id),), removed=(str(third.item_id),))
+    assert everything(root, database) == standing
+
+
+@pytest.mark.clause("PCS-03")
 def test_a_run_that_wrote_before_and_after_another_gives_the_others_item_back(
     catalog: Catalog, root: Path, write: Write
 ) -> None:
