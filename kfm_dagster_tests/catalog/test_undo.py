@@ -197,6 +197,12 @@ def test_single_promotions_are_undone_where_their_items_stand_by_them(
     report = catalog.undo("goes-abi", "late")
     assert report == UndoReport(restored=(str(first.item_id),), removed=(str(third.item_id),))
     assert everything(root, database) == standing
+    # Of an empty catalog as well: the next Item finds none of it begun.
+    catalog.undo("goes-abi", "early")
+    assert undo_items(late) == NOTHING
+    assert not any(everything(root, database).values())
+    write("next", goes(0))
+    assert trees.item_ids(root) == [str(first.item_id)]
 
 
 @pytest.mark.clause("PCS-03")
