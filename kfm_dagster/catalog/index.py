@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -76,18 +77,23 @@ class CollectionIndex:
         self._collection = contract.stac.collection
         self._page_size = page_size
 
-    def open_collection(self) -> bool:
-        """Wait until this transaction is the collection's only writer; tells whether the root has to name it again."""
+    @contextmanager
+    def only_writer(self) -> Iterator[bool]:
+        """Wait until this transaction is the collection's only writer; gives whether the root has to name it again.
+
+        A collection that has no Item when the block ends is forgotten: the writer of its first one names it then.
+        """
         found = self._tx.run(
             "catalog.open_collection",
             collection_id=self._collection,
             dataset=self._contract.id,
             title=self._contract.metadata.title,
         )
-        return found.first() is not None
+        yield found.first() is not None
+        self._tx.run("catalog.drop_empty_collection", collection_id=self._collection)
 
     def collections(self) -> list[tuple[str, str]]:
-        """Return every collection with its title, once no other transaction writes the root."""
+        """Return every collection that has Items with its title, once no other transaction writes the root."""
         self._tx.run("catalog.lock_root")
         return [(row.collection_id, row.title) for row in self._tx.run("catalog.collections")]
 
@@ -174,7 +180,6 @@ class CollectionIndex:
                 ],
             )
         self._count_summaries(change)
-        self._tx.run("catalog.drop_empty_collection", collection_id=self._collection)
 
     def _count_summaries(self, change: Counter[tuple[str, str]]) -> None:
         for statement, signed in (("catalog.count_summary_value", change), ("catalog.uncount_summary_value", -change)):

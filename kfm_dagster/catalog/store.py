@@ -112,18 +112,17 @@ class Catalog:
         with self._database.transaction() as tx:
             index = self._index(tx, self._registry[dataset])
             # Another writer's files are in their places a moment before its index is; it ends first.
-            index.open_collection()
-            current = index.current(differing)
-            files = self._contents(differing.values())
-            # Raised inside, so that asking leaves no trace in an index that has lost its collection.
-            for item_id, path in differing.items():
-                indexed = current[item_id].content_sha256 if item_id in current else None
-                if indexed is None or files[path] != indexed:
-                    raise CatalogVerificationError(
-                        observed=f"{path} says {files[path] or 'nothing that is an Item'}",
-                        expected=f"content {indexed or told[item_id].content_sha256}",
-                        next_step="see who else writes to the catalog; the next attempt writes the Item again",
-                    )
+            with index.only_writer():
+                current = index.current(differing)
+                files = self._contents(differing.values())
+        for item_id, path in differing.items():
+            indexed = current[item_id].content_sha256 if item_id in current else None
+            if indexed is None or files[path] != indexed:
+                raise CatalogVerificationError(
+                    observed=f"{path} says {files[path] or 'nothing that is an Item'}",
+                    expected=f"content {indexed or told[item_id].content_sha256}",
+                    next_step="see who else writes to the catalog; the next attempt writes the Item again",
+                )
 
     def undo(self, dataset: str, run_id: str, *, tx: Transaction | None = None) -> UndoReport:
         """Put back, byte for byte, what stood before a run wrote; Items that a later run replaced stay.
@@ -265,12 +264,13 @@ class Catalog:
         self, tx: Transaction, contract: DatasetContract, writes: Sequence[Write], staged: Staged
     ) -> dict[str, StacResult]:
         index = self._index(tx, contract)
-        promotion = _promote(tx, index, writes, staged)
-        if promotion.applied:
-            index.recount(promotion.applied)
-            restored = any(outcomes.is_restoration(write) for write in promotion.writes)
-            self._publish_documents(index, contract, promotion.applied, root=promotion.is_new or restored)
-            staged.settle()
+        with index.only_writer() as is_new:
+            promotion = _promote(tx, index, writes, staged)
+            if promotion.applied:
+                index.recount(promotion.applied)
+                restored = any(outcomes.is_restoration(write) for write in promotion.writes)
+                self._publish_documents(index, contract, promotion.applied, root=is_new or restored)
+                staged.settle()
         outcome = {write.candidate.item_id: outcomes.written(write) for write in promotion.writes}
         for write in writes:
             if (failure := promotion.failures.get(write.path)) is not None:
@@ -322,7 +322,6 @@ class _Promotion:
 
     applied: Mapping[Page, Sequence[Write]] = field(default_factory=dict)
     failures: Mapping[str, PublishError] = field(default_factory=dict)
-    is_new: bool = False
 
     @property
     def writes(self) -> list[Write]:
@@ -332,7 +331,7 @@ class _Promotion:
 def _promote(tx: Transaction, index: CollectionIndex, writes: Sequence[Write], staged: Staged) -> _Promotion:
     """Swap the index and promote the winners; the index forgets again whatever could not be promoted."""
     with tx.connection.begin_nested() as savepoint:
-        found = _Promotion(is_new=index.open_collection(), applied=index.apply(writes))
+        found = _Promotion(applied=index.apply(writes))
         failures = staged.promote([write.path for write in found.writes])
         if not failures:
             return found
@@ -340,7 +339,7 @@ def _promote(tx: Transaction, index: CollectionIndex, writes: Sequence[Write], s
     promoted = [write for write in found.writes if write.path not in failures]
     if not promoted:
         return _Promotion(failures=failures)
-    return _Promotion(is_new=index.open_collection(), applied=index.apply(promoted), failures=failures)
+    return _Promotion(applied=index.apply(promoted), failures=failures)
 
 
 def _write(candidate: Candidate, base: CatalogEntry | None) -> Write:

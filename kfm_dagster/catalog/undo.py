@@ -51,14 +51,14 @@ def undo_run(
     """Undo a run in the open transaction. Raises PublishError, after which nothing of it may be committed."""
     if not log.items_of(run_id):
         return UndoReport()
-    index.open_collection()
-    # Asked again: what was logged while this one waited for the lock is either through or will be refused.
-    entries = log.of_items(log.items_of(run_id))
-    own = {
-        item_id: [entry for entry in found if entry.run_id == run_id and entry.dataset == contract.id]
-        for item_id, found in entries.items()
-    }
-    return _undo(index, log, publisher, contract, entries, own)
+    with index.only_writer():
+        # Asked again: what was logged while this one waited for the lock is either through or will be refused.
+        entries = log.of_items(log.items_of(run_id))
+        own = {
+            item_id: [entry for entry in found if entry.run_id == run_id and entry.dataset == contract.id]
+            for item_id, found in entries.items()
+        }
+        return _undo(index, log, publisher, contract, entries, own)
 
 
 def undo_items(
@@ -72,15 +72,16 @@ def undo_items(
 
     Raises PublishError, after which nothing of it may be committed.
     """
-    index.open_collection()
-    current = {item_id: entry.promotion_id for item_id, entry in index.current(promotions).items()}
-    entries = log.of_items(item_id for item_id, promotion in promotions.items() if current.get(item_id) == promotion)
-    own = {
-        item_id: [entry for entry in found if entry.promotion_id == promotions[item_id]]
-        for item_id, found in entries.items()
-    }
-    # Also for none: what opened the collection closes it again where it is empty.
-    return _undo(index, log, publisher, contract, entries, own)
+    with index.only_writer():
+        standing = index.current(promotions)
+        entries = log.of_items(
+            item_id for item_id, entry in standing.items() if entry.promotion_id == promotions[item_id]
+        )
+        own = {
+            item_id: [entry for entry in found if entry.promotion_id == promotions[item_id]]
+            for item_id, found in entries.items()
+        }
+        return _undo(index, log, publisher, contract, entries, own) if own else UndoReport()
 
 
 def _undo(

@@ -218,6 +218,27 @@ def test_a_run_that_wrote_before_and_after_another_gives_the_others_item_back(
     assert catalog.undo("goes-abi", "one") == UndoReport(superseded=(str(item.item_id),))
 
 
+@pytest.mark.clause("PCS-03", "OPR-09")
+def test_a_write_whose_collection_was_undone_meanwhile_leaves_the_root_to_the_next_one(
+    catalog: Catalog, root: Path, database: Database, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("base", goes(0))
+    log = Catalog._log
+
+    def undone_meanwhile(self: Catalog, *logged: Any) -> Any:
+        found = log(self, *logged)
+        catalog.undo("goes-abi", "base")
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Catalog, "_log", undone_meanwhile)
+        [lost] = write("run", goes(0, platform="goes-18"))
+    assert [issue.code for issue in lost.issues] == [StacIssue.CATALOG_CONFLICT]
+    assert not any(everything(root, database).values())
+    [item] = write("next", goes(1))
+    assert trees.item_ids(root) == [item.item_id]
+
+
 @pytest.mark.clause("PCS-03")
 def test_after_an_undo_the_same_unit_is_written_as_the_first_time(
     catalog: Catalog, root: Path, database: Database, write: Write

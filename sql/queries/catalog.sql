@@ -7,7 +7,9 @@ WHERE catalog_collections.dataset <> excluded.dataset OR catalog_collections.tit
 RETURNING collection_id;
 
 -- name: collections
-SELECT collection_id, title FROM catalog_collections ORDER BY collection_id;
+SELECT collection_id, title FROM catalog_collections AS collection
+WHERE EXISTS (SELECT 1 FROM catalog_pages AS page WHERE page.collection_id = collection.collection_id)
+ORDER BY collection_id;
 
 -- name: last_page
 SELECT page, items FROM catalog_pages
