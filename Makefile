@@ -13,7 +13,7 @@ PUBLIC := $(addprefix kfm_dagster.,idempotent_node ledger readers run_state)
 WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 )))
 
 # Images often forbid Python to keep its byte code, and every process that a test or a run starts then compiles 2,000
-# modules anew: 5 of the 7 seconds that loading the definitions takes.
+# modules again: 5 of the 7 seconds that loading the definitions takes.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo ui test lint clauses mutants lock bench soak reference clean

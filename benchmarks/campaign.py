@@ -1,7 +1,7 @@
 """A campaign: hundreds of SIGKILLs while thousands of units are ingested, and proof that nothing is lost or doubled.
 
-The workers (`campaign_workers.py`) works a real queue, a real database and real files; a chaos plan kills its processes
-at random failpoints, and whoever dies is started again. The balance is asked for all the while. At the end every unit
+The workers (`campaign_workers.py`) use a real queue, a real database and real files; a chaos plan kills their processes
+at random failpoints, and each is started again. The balance is asked for all the while. At the end every unit
 must have exactly one terminal record, one STAC Item and one set of lineage. Run as
 
     python -m benchmarks.campaign --units 1000 --kills 20 [--database postgresql]
@@ -198,7 +198,7 @@ def _objects(root: Path, units: int) -> Iterator[ObjectEvent]:
 
 @contextmanager
 def _workers(home: Path) -> Iterator[Callable[[], None]]:
-    """Start the workers; the value, called again and again, starts anew whoever has died."""
+    """Start the workers; the value, called again and again, restarts those that have died."""
     members: dict[int, subprocess.Popen[bytes]] = {}
     stop = home / "stop"
     with (home / "workers.log").open("ab") as log:

@@ -98,7 +98,7 @@ class Endpoints:
 
 
 class _Blotter(logging.Filter):
-    """Takes what is secret of the URL in use out of what the libraries log, whoever listens to them."""
+    """Takes what is secret of the URL in use out of what the libraries log, for every handler."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if secrets := _SECRETS.get():

@@ -1,4 +1,4 @@
-"""What an alert says to whoever gets it: what fires since when, where to look, how to take it on.
+"""What an alert says to its receiver: what fires since when, where to look, how to take it on.
 
 Does not belong here: carrying it (`channels.py`).
 """

@@ -23,11 +23,11 @@ class Level(StrEnum):
     """How much an alert matters; from the first member up to the last."""
 
     INFO = "info"
-    """For whoever looks."""
+    """For the reader of a list."""
     WARNING = "warning"
     """For working hours."""
     CRITICAL = "critical"
-    """For whoever is on call."""
+    """For the person on call."""
 
 
 @unique

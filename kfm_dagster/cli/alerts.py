@@ -52,7 +52,7 @@ def list_(*, days: int | None, as_json: bool) -> None:
 
 @alerts.command()
 @click.argument("alert_id", type=click.IntRange(1, 2**63 - 1))
-@click.option("--reason", required=True, help="What you make of it, for whoever reads the governance log.")
+@click.option("--reason", required=True, help="What you make of it, for readers of the governance log.")
 @actor_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def ack(*, alert_id: int, reason: str, actor: str | None, as_json: bool) -> None:
@@ -63,7 +63,7 @@ def ack(*, alert_id: int, reason: str, actor: str | None, as_json: bool) -> None
     Example: kfm alerts ack 12 --reason "a radar was moved, its contract follows today"
     """
     with opened_pipeline() as pipeline:
-        # No override: whoever takes an alert on needs no change reference, not even in prod.
+        # No override: taking an alert on needs no change reference, not even in prod.
         decision = Decision(actor=actor_of(pipeline.settings, actor), reason=reason)
         taken = AlertStore(pipeline.database, clock=pipeline.clock).acknowledge(alert_id, decision)
     click.echo(

@@ -24,7 +24,7 @@ def console(*, host: str, port: int) -> None:
 
     def ready(address: str) -> None:
         if not is_loopback(host):
-            click.echo(f"# whoever reaches {host} may read the report: there is no login", err=True)
+            click.echo(f"# anybody who reaches {host} may read the report: there is no login", err=True)
         click.echo(address)
         click.echo("# serving until Ctrl-C", err=True)
 

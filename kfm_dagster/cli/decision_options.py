@@ -49,7 +49,7 @@ def _with_decision(command: Command, change_ref: Callable[[Command], Command]) -
     for option in (
         actor_option,
         change_ref,
-        click.option("--reason", required=True, help="Why, for whoever reads the governance log."),
+        click.option("--reason", required=True, help="Why, for readers of the governance log."),
     ):
         command = option(command)
     return command

@@ -33,7 +33,7 @@ def uuid8(*fields: str | None) -> str:
 def pseudonym(dataset: str) -> str:
     """Name a governed dataset in public: the same in every release, so that its records can still be followed.
 
-    It keeps a name out of sight and no secret: whoever guesses the name can compute the pseudonym.
+    It keeps a name out of sight and no secret: a reader who guesses the name can compute the pseudonym.
     """
     return f"governed-{hashlib.sha256(dataset.encode()).hexdigest()[:8]}"
 

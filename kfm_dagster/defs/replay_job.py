@@ -36,7 +36,7 @@ class ReplayConfig(dg.Config):
     allow_downgrade: bool = Field(default=False, description="Replace results that a newer release has made.")
     replay_reason: str = Field("incident", description="Word of the ledger's vocabulary.")
     actor: str = Field("", description="Who decides; needed to run.")
-    reason: str = Field("", description="Why, for whoever reads the governance log; needed to run.")
+    reason: str = Field("", description="Why, for readers of the governance log; needed to run.")
     change_ref: str = Field("", description="Change or incident under which it was approved.")
     dry_run: bool = Field(default=True, description="true: only say what would be done. false: do it.")
 

@@ -23,7 +23,7 @@ DEMO_ENVIRONMENT: Mapping[str, str] = {
     # A demo is watched: ticks and retries come in seconds instead of minutes.
     "KFM_SENSOR_INTERVAL_SECONDS": "2",
     "KFM_RETRY_BACKOFF_SECONDS": "1",
-    # A few objects of a day, whosever they are: no day of a network.
+    # A few objects of a day, samples or the user's: no day of a network.
     "KFM_FEED": "sample",
 }
 

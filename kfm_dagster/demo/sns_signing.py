@@ -1,6 +1,6 @@
 """How the embedded cloud signs: an authority and a certificate of this server, made at its start and gone with it.
 
-The private keys never leave the process; whoever is to trust it is given the authority's certificate
+The private keys never leave the process; a deployment that is to trust it is given the authority's certificate
 (KFM_SNS_TRUSTED_CA) and the server's address (KFM_SNS_TRUSTED_URL). Does not belong here: verifying
 (`notifications/signatures.py`), but for the text that is signed, of which there is one description.
 """

@@ -1,7 +1,7 @@
 """A whole deployment on one machine: code server, daemon and, when asked for, the web server, as child processes.
 
-The same commands that production runs, with loopback ports and a DAGSTER_HOME below KFM_HOME, and whoever waits for
-them is their supervisor. Only processes started here are ended here, by pid.
+The same commands that production runs, with loopback ports and a DAGSTER_HOME below KFM_HOME; the process that
+waits for them is their supervisor. Only processes started here are ended here, by pid.
 """
 
 from __future__ import annotations

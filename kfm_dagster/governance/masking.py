@@ -196,8 +196,8 @@ def masked_uri(dataset: str, location: MaskedLocation) -> str:
 def masked_entry(dataset: str, location: MaskedLocation, content: bytes) -> MaskedEntry:
     """Return the manifest entry of a group's content after masking, for `ManifestEntry(**entry)`.
 
-    Address, size and checksum of the file it came from are not in it: the checksum of a file with coordinates tells
-    whoever guesses them that the guess is right.
+    Address, size and checksum of the file it came from are not in it: the checksum of a file with coordinates confirms
+    a right guess of them.
     """
     return MaskedEntry(
         uri=masked_uri(dataset, location), size=len(content), checksum=hashlib.sha256(content).hexdigest()

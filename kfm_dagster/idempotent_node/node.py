@@ -26,7 +26,7 @@ Stored_co = TypeVar("Stored_co", covariant=True)
 class IdempotentNode(Protocol[Made, Stored_co]):
     """A deterministic node. Equal inputs, parameters and code give byte-identical results.
 
-    What it makes, and what is stored of that, is an `Effect` for whoever calls `run_node`; a stage of the chain makes
+    What it makes, and what is stored of that, is an `Effect` for the caller of `run_node`; a stage of the chain makes
     and stores a batch of envelopes.
     """
 

@@ -250,7 +250,7 @@ class IdempotentNodes:
         """Lock a content unless it is applied already; tell whether it may be applied.
 
         Applied is applied for good, so that nobody waits for such a content: a transaction that skipped one keeps its
-        node locked, and whoever has the content locked may want the node.
+        node locked, and the transaction that has the content locked may want the node.
         """
         if self.intents.applied(content_hash, tx=tx) is not None:
             return False
@@ -285,7 +285,7 @@ class IdempotentNodes:
     def _close_previous(self, intent: Intent, tx: Transaction) -> datetime:
         """End the window of what the node applied last, and return when: another one begins there.
 
-        The node stays locked until the transaction ends. Two that commit different contents of it would else both
+        The node stays locked until the transaction ends. Otherwise two that commit different contents of it would both
         follow the same one, and neither would close the other's window. Locked as late as this, after the content and
         whatever the effect locks, so that two transactions cannot wait for each other.
         """

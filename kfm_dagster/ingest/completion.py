@@ -30,9 +30,9 @@ class Announcement:
 def complete(pipeline: Pipeline, parsed: Iterable[ParsedMessage], tx: Transaction) -> int:
     """Make a pending unit for each object whose Item lacks a sidecar that these messages announce; return how many.
 
-    An object that nobody has read yet, or that is to be read again, needs none: whoever reads it finds the sidecar,
-    which was written before it was announced. One that is being read may have been looked at too early. The unit waits
-    in the bulk lane, and the message waits for nothing: the record says what is to be done.
+    An object that nobody has read yet, or that is to be read again, needs none: the run that reads it finds the
+    sidecar, which was written before it was announced. One that is being read may have been looked at too early. The
+    unit waits in the bulk lane, and the message waits for nothing: the record says what is to be done.
     """
     # Of several announcements of one object the last counts: reading it again finds every sidecar.
     announced = {one.object_uri: one for one in _announcements(parsed, pipeline.registry)}

@@ -183,7 +183,7 @@ def _take_back_claims(
         raise ClaimsLostError(
             observed=f"{len(lost)} of {len(claimed)} claims of run {node.run_id} in {node.dataset}, {min(lost)} first",
             expected="every unit still claimed by the run",
-            next_step="none: whoever holds them finds what stands and completes it",
+            next_step="none: the run that holds them finds what is there and completes it",
         )
     return released
 

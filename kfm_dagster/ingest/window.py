@@ -1,7 +1,7 @@
 """The partition window: the first day that the deployment has partitions of, kept in its database (ADR 017).
 
-Made once, when a database is first worked with: so many days back, or KFM_FIRST_DAY. Lowered by whoever wants earlier
-days, and never raised, so that no unit of the ledger is ever of a day without a partition. Does not belong here:
+Made once, when a database is first worked with: so many days back, or KFM_FIRST_DAY. Lowered when earlier days are
+wanted, and never raised, so that no unit of the ledger is ever of a day without a partition. Does not belong here:
 Dagster's definition of the days (`defs/partitions.py`).
 """
 

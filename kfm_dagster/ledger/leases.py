@@ -55,8 +55,8 @@ class Leases:
     def renew(self, run_id: str, attempts: Mapping[WalId, int], *, tx: Transaction | None = None) -> int:
         """Prolong the leases of a run over units that it holds; return their number, 0 when it holds none any more.
 
-        `attempts` are units with the attempt that each was claimed with. Whoever lost them, to another run or to a
-        later attempt of the same one, would else keep the claims of a worker that died from being taken back.
+        `attempts` are units with the attempt that each was claimed with. Otherwise a worker that lost them, to
+        another run or to a later attempt of the same one, would keep a dead worker's claims from being taken back.
         """
         if not attempts:
             return 0

@@ -1,8 +1,8 @@
-"""Telling steps: each end of an intent once on both paths, in one batch per run and telling (IEN-11).
+"""Publishing steps: each end of an intent once on both paths, in one batch per run and publication (IEN-11).
 
-The stage that ends a step writes one row and nothing else; whoever publishes lineage tells the rows that nobody has
-told, in one transaction with the batches that hold them. So a crash before it leaves the rows, and a crash after it
-leaves the outbox: nothing is lost, nothing is told twice, and no stage waits for it.
+The stage that ends a step writes one row and nothing else; the process that publishes lineage takes the rows that are
+not published, in one transaction with the batches that hold them. So a crash before it leaves the rows, and a crash
+after it leaves the outbox: nothing is lost, nothing is published twice, and no stage waits for it.
 Belongs here: which rows, and the batches. Does not belong here: what is said (`steps.py`).
 """
 

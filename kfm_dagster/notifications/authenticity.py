@@ -79,7 +79,7 @@ class Signatures:
         return found
 
     def _claimed(self, message: SqsMessage) -> tuple[SignedMessage, Signer] | None:
-        """Return what is said to be signed, and by whom; None for a body that is no unit, whoever sent it."""
+        """Return what is said to be signed, and by whom; None for a body that is no unit, no matter who sent it."""
         try:
             body: Mapping[str, Any] = json_object(message.body, "the body")
         except MessageError:

@@ -148,8 +148,8 @@ class StageLifecycle:
     ) -> None:
         """Let a running attempt fail, undo what it left outside the database, and roll it back where the card says.
 
-        `record` writes down besides that it failed. Where the attempt runs no more, whoever took the stage over answers
-        for it, and nothing is done.
+        `record` writes down besides that it failed. Where the attempt runs no more, the process that took the stage
+        over answers for it, and nothing is done.
         """
         lines = error.audit_events(attempt) if isinstance(error, StageRefusedError) else ()
         failed = None

@@ -79,7 +79,7 @@ def test_an_alert_is_told_once_within_its_window_of_suppression_and_again_after_
 
 
 @pytest.mark.clause("PCS-18")
-def test_an_alert_that_resolves_and_fires_anew_is_suppressed_all_the_same(
+def test_an_alert_that_resolves_and_fires_again_is_suppressed_all_the_same(
     evaluator: AlertEvaluator, record: Record, now: Clock, box: Mailbox
 ) -> None:
     short = evaluator.plan.rules.path_desync.model_copy(update={"window": timedelta(minutes=10)})

@@ -79,7 +79,7 @@ def test_a_refused_unit_changes_neither_index_nor_file_and_its_neighbours_go_on(
     assert codes(results) == [None, issue, None]
     assert index_rows(database)[1] == row
     assert _content(root, first[1]) == file
-    # Whoever holds the claim now does it.
+    # The worker that holds the claim now does it.
     again = catalog.register(candidates(contracts, [lost]), fence=open_fence)
     assert again[0].write_status is statuses[0]
     trees.assert_consistent(root)

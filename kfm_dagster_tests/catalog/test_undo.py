@@ -1,4 +1,4 @@
-"""Undoing runs: the catalog goes back byte for byte, whoever wrote meanwhile and whatever died on the way."""
+"""Undoing runs: the catalog goes back byte for byte, no matter who wrote meanwhile or what died on the way."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ _names = count()
 
 
 def _forget(root: Path, database: Database) -> None:
-    """Begin anew: an example that failed would be the beginning of the next."""
+    """Begin empty: an example that failed would be the beginning of the next."""
     shutil.rmtree(root, ignore_errors=True)
     with database.transaction() as tx, unguarded(tx.connection, "catalog_items"):
         for table in ("catalog_items", "catalog_collections", "catalog_pages", "catalog_summaries"):

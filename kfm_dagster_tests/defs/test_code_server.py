@@ -136,7 +136,7 @@ def launch(deployment: Deployment) -> None:
 
 @pytest.mark.deployment
 @pytest.mark.timeout(HANG_SECONDS + 60)
-def test_a_run_is_a_process_of_its_own_which_imports_nothing_anew_and_outlives_the_code_server(tmp_path: Path) -> None:
+def test_a_run_is_a_process_of_its_own_which_imports_nothing_again_and_outlives_the_code_server(tmp_path: Path) -> None:
     (tmp_path / "location.py").write_text(LOCATION)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     deployment = Deployment(

@@ -191,7 +191,7 @@ def test_a_passphrase_is_of_the_named_key_and_of_no_key_that_is_made(
 ) -> None:
     monkeypatch.setenv("KFM_SIGNING_PASSPHRASE", SECRET)
     assert open_signer(Settings.load())
-    # Whoever sets one believes the key to be protected, and it is not.
+    # A user who sets one believes the key to be protected, and it is not.
     (tmp_path / "named.key").write_text(str(key))
     with pytest.raises(ConfigurationError, match="secret key is not encrypted, with a passphrase") as refusal:
         open_signer(Settings.load(), tmp_path / "named.key")

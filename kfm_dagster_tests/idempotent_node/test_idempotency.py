@@ -137,7 +137,7 @@ def test_of_two_workers_with_one_content_one_applies_and_one_skips(node: CountLi
     def work(number: int) -> Upserted:
         def effect(tx: Transaction) -> Effect:
             effects.append(begun[number].intent.run_id)
-            return Effect(record={"by": "whoever was first"})
+            return Effect(record={"by": "the first worker"})
 
         both_inside.wait()
         return made.upsert(begun[number].intent, effect)
@@ -181,7 +181,7 @@ def test_of_two_contents_of_a_node_that_are_committed_at_once_one_window_stays_o
 
 @pytest.mark.clause("IEN-07")
 def test_what_is_applied_is_skipped_without_a_wait_for_its_content(node: CountLines, postgres_url: str) -> None:
-    """A skip keeps its node locked, and whoever has the content may want the node: neither could go on."""
+    """A skip keeps its node locked, and the transaction with the content may want the node: neither could go on."""
     database = Database.open(postgres_url)
     made = nodes(database)
     content = content_of(node, code=CODE, run_id=RUN)

@@ -96,7 +96,7 @@ def test_a_crash_anywhere_and_a_replay_end_as_a_clean_run(node: CountLines, data
         report = replay_intents(made, rebuilt, node=crashed.name)
         assert not report.failed
         if not begun:
-            # It died before its intent was durable: nothing has happened, and whoever asked for the run asks again.
+            # It died before its intent was durable: nothing has happened, and the caller asks for the run again.
             run_node(made, crashed, run_id=RUN, code=CODE)
         assert story(database, crashed) == expected, f"died at {reached[-1]}"
         if not died:

@@ -1,4 +1,4 @@
-"""A day's table of arrivals: what is in it, when it is made anew, and what it leaves out."""
+"""A day's table of arrivals: what is in it, when it is made again, and what it leaves out."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_a_run_over_landed_batches_names_them_in_order() -> None:
 
 
 def test_a_run_key_is_the_same_in_every_release() -> None:
-    """Dagster remembers run keys for ever: a release that named runs anew would start finished ones again."""
+    """Dagster remembers run keys for ever: a release that renamed runs would start finished ones again."""
     [run] = plan({("goes-abi", DAY): 1}, landed={("goes-abi", DAY): ("sha256:ab",)})
     assert run.run_key == "b8a02e166b93b62ed7b35abebd038eaf99dc5dc948f2abc0db5e41184c8c71dd"
 

@@ -76,7 +76,7 @@ def pipeline(make_pipeline: Callable[..., Pipeline], database_url: str, queue: c
 
 @pytest.fixture
 def owner(request: pytest.FixtureRequest, pipeline: Pipeline) -> Iterator[Engine]:
-    """The database of `pipeline`, as whoever made its tables."""
+    """The database of `pipeline`, as the owner of its tables."""
     by_hand = pipeline.database.engine
     if by_hand.dialect.name == "postgresql":
         by_hand = create_engine(request.getfixturevalue("postgres_url"))

@@ -1,4 +1,4 @@
-"""Backfills: what is missing is ingested, what succeeded stays, what failed goes in again; whoever dies."""
+"""Backfills: what is missing is ingested, what succeeded stays, what failed goes in again; whichever process dies."""
 
 from __future__ import annotations
 

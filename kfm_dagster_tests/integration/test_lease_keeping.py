@@ -52,7 +52,7 @@ def claimed(pipeline: Pipeline, contracts: ContractRegistry) -> Clock:
 
 
 def keeper_of(pipeline: Pipeline, *, run_id: str = "run-1") -> Heartbeat:
-    """A lifecycle of the claimed units, whoever holds them."""
+    """A heartbeat of the claimed units, whichever run holds them."""
     attempts = {record.wal_id: record.attempts for record in pipeline.ledger.find(limit=9)}
     return Heartbeat(pipeline, run_id=run_id, attempts=attempts)
 

@@ -1,4 +1,4 @@
-"""Withdrawing lineage: nothing that was told goes, the view is what stood before, and a retry is told anew."""
+"""Withdrawing lineage: nothing published goes, the view is what it was before, and a retry is published again."""
 
 from __future__ import annotations
 

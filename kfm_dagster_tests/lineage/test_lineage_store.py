@@ -266,7 +266,7 @@ def test_a_refused_unit_is_not_told_and_its_neighbours_are(
     assert (lost.activity_id, lost.openlineage_run_id, lost.entity_ids) == (None, None, ())
     assert readable(root) == once_each([batch[0], batch[2]])
     assert lineage.links_of(batch[1].wal_id) == []
-    # Whoever holds the claim now tells it.
+    # The worker that holds the claim now emits it.
     lineage.emit(batch, run=ingest_run(minute=9), contract=contract, fence=open_fence)
     assert readable(root) == once_each(batch)
 

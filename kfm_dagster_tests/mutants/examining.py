@@ -99,7 +99,7 @@ def copied() -> Iterator[Path]:
             if (ROOT / name).is_file():
                 (copy / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(ROOT / name, copy / name)
-        # By its content and not by its time: a file that is changed and restored within a second is read anew.
+        # By its content and not by its time: a file that is changed and restored within a second is read again.
         mode = py_compile.PycInvalidationMode.CHECKED_HASH
         compileall.compile_dir(copy / "kfm_dagster", quiet=1, invalidation_mode=mode)
         yield copy

@@ -186,7 +186,7 @@ def open_pipeline(cloud: EmbeddedCloud, settings: Settings, registry: ContractRe
         connect_queue=lambda chosen: connect(chosen, client=sqs),
         connect_dead_letters=lambda chosen: connect(chosen, name=chosen.sqs_dlq_queue, client=sqs),
     )
-    pipeline.window.make()  # as whoever ingests does
+    pipeline.window.make()  # as every ingesting process does
     return locked(pipeline)
 
 

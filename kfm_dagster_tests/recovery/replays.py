@@ -140,7 +140,7 @@ def open_stand(home: Path, url: str, **settings: Any) -> Stand:
     pipeline = open_pipeline(home, home, url=url, **settings)
     assert isinstance(pipeline.clock, Clock)
     pipeline.clock.now = NOW
-    pipeline.window.make()  # as whoever ingests does
+    pipeline.window.make()  # as every ingesting process does
     return Stand(pipeline=pipeline, clock=pipeline.clock, engine=ReplayEngine(pipeline=pipeline))
 
 

@@ -73,7 +73,7 @@ def stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
     found = open_stand(tmp_path / "home", "")
-    # The commands use the real clock, and so does whoever works for them.
+    # The commands use the real clock, and so do their workers.
     found.clock.now = datetime.now(UTC) - timedelta(hours=1)
     yield found
     found.pipeline.close()

@@ -208,7 +208,7 @@ def test_workers_that_write_at_the_same_time_lose_no_record_and_no_success(place
     with ThreadPoolExecutor(6) as workers:
         list(workers.map(place.put, [*nodes, *skips]))
     place.put(*skips)
-    # Where success and skip of one node meet, the success stands, whoever came first.
+    # Where success and skip of one node meet, the success stays, whichever came first.
     assert place.open().of_run(nodes[0].run_id) == nodes
 
 

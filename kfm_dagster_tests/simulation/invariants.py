@@ -337,7 +337,7 @@ class Account:
             self._seen_rollback = seq
 
     def lineage_is_read_once(self) -> None:
-        """WAL-05, BEY-07: readers find every recorded event, each once, whatever failed and whoever died."""
+        """WAL-05, BEY-07: readers find every recorded event, each once, no matter what failed or died."""
         files = self.world.lineage_files.files
         lines = [line for href, content in files.items() if href.endswith(".ndjson") for line in content.splitlines()]
         told = [event for event in map(orjson.loads, lines) if event["job"]["namespace"] == JOB_NAMESPACE]
@@ -389,7 +389,7 @@ class Account:
                 raise ViolationError("histories_rebuild_the_records", wal_id)
 
     def repetitions_give_the_same(self) -> None:
-        """WAL-11: the same object gives the same Item and the same lineage, whoever makes them, and how often."""
+        """WAL-11: the same object gives the same Item and the same lineage, no matter who makes them and how often."""
         if differing := self._queries.mismatch_counts():
             raise ViolationError("repetitions_give_the_same", str(differing))
 

@@ -367,6 +367,6 @@ def test_an_object_is_read_in_one_version_only(s3: ObjectStores) -> None:
         with pytest.raises(ObjectReadError, match="written again while it was read") as refused:
             handle.read(100, 8)
         assert refused.value.code is IntegrityIssue.STORAGE_UNAVAILABLE
-    anew = s3.open(HRRR, URI)
-    anew.probe(4)
-    assert anew.read(100, 8) == DATA[::-1][100:108]
+    reopened = s3.open(HRRR, URI)
+    reopened.probe(4)
+    assert reopened.read(100, 8) == DATA[::-1][100:108]

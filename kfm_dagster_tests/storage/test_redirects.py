@@ -1,4 +1,4 @@
-"""Redirects: a store that sends us elsewhere is refused, and whoever is named there never hears of us."""
+"""Redirects: a store that sends us elsewhere is refused, and the server named there never hears of us."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever asks is told what the spans of each name took, and nobody else pays for it."""
+"""A caller that counts spans gets what those of each name took, and nobody else pays for it."""
 
 from __future__ import annotations
 

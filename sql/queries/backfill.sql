@@ -22,7 +22,7 @@ SELECT dataset, state, count(*) AS days FROM backfill_days WHERE backfill_id = :
 SELECT count(*) FROM backfills WHERE state = 'running';
 
 -- name: open_listing
--- Before each listing: it counts its objects anew. No row: the day is listed, or its backfill has been cancelled.
+-- Before each listing: it counts its objects again. No row: the day is listed, or its backfill has been cancelled.
 UPDATE backfill_days SET listed = 0
 WHERE
     backfill_id = :backfill_id AND dataset = :dataset AND day = :day AND state = 'requested'
@@ -93,7 +93,7 @@ WHERE
 RETURNING backfill_id;
 
 -- name: progress
--- What the ledger says of every day, whoever brought its units.
+-- What the ledger says of all units of every day, not only the backfill's.
 SELECT
     day.dataset, day.day, day.state, day.requests, day.requested_at, day.listed_at, day.listed, day.created,
     day.requeued, record.status, count(record.wal_id) AS units

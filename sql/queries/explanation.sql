@@ -1,7 +1,7 @@
 -- Statements that explain a run; they only read.
 
 -- name: intents
--- What a run intended, with whoever applied the content, what it gave, and what it took.
+-- What a run intended, with the run that applied the content, what it gave, and what it took.
 SELECT
     intent.wal_id, intent.node, intent.step, intent.payload, intent.content_hash, intent.status, intent.started_at,
     intent.applied_at, coalesce(applied.payload -> 'context' ->> 'run_id', CAST(applied.run_id AS text)) AS applied_by,

@@ -1,6 +1,6 @@
 -- The schema of 0.1.0, in one text for both databases; kfm_dagster/storage/macros.py says what each @macro stands for.
--- What is on record stays, whoever types: triggers keep the owner's hand from it, and grants a deployment's role from
--- most of it (sql/queries/roles.sql).
+-- What is recorded stays, no matter who types SQL: triggers keep the owner from changing it, and grants keep a
+-- deployment's role from most of it (sql/queries/roles.sql).
 
 -- postgresql: its triggers call a function; this one says the rule, and of which row and change when it is told by what.
 CREATE FUNCTION kfm_refuse() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -1042,7 +1042,7 @@ CREATE INDEX quarantine_cases_without_evidence ON quarantine_cases (opened_at, w
 
 CREATE INDEX quarantine_cases_by_state ON quarantine_cases (state, opened_at, wal_id);
 
--- A case begins and is released with its unit, whoever moves it and however: no quarantine is without a case.
+-- A case begins and is released with its unit, no matter who moves it or how: no quarantine is without a case.
 @after(
     nodd_wal_records_open_their_case, UPDATE ON nodd_wal_records, NEW.status = 'quarantined',
     INSERT INTO quarantine_cases (wal_id, quarantined_version, opened_at, reason, state)

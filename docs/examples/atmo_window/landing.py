@@ -69,7 +69,7 @@ def _slice(weather: Path, sites: Sites, window: Window) -> pa.Table:
         connection.execute(statement("delivered"))
         for file in sorted((weather / "observations").glob("*")):
             _read(connection, file)
-        # The statements' name for it; DuckDB would else look for it among this function's variables.
+        # The statements' name for it; otherwise DuckDB would look for it among this function's variables.
         connection.register("sites", _shown(sites))
         ((undeclared, contradicting),) = connection.execute(statement("faults"), window.bounds()).fetchall()
         if undeclared or contradicting:

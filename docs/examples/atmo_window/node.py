@@ -40,7 +40,7 @@ def _nothing(moment: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tools:
-    """What a node needs of its surroundings. `reached` is told of the moments of a run, for whoever wants to end it."""
+    """What a node needs of its surroundings. `reached` is called at each moment where a caller may end the run."""
 
     landing: Artifacts
     outputs: Artifacts

@@ -264,7 +264,7 @@ class How:
 
 
 _STARTING = (
-    click.option("--reason", help="Why, for whoever reads the governance log. Default: the selection's description."),
+    click.option("--reason", help="Why, for readers of the governance log. Default: the selection's description."),
     change_ref_option,
     actor_option,
     confirm_option,

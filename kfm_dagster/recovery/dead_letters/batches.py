@@ -36,7 +36,7 @@ MAX_BATCH_SIZE = 1_000
 NOT_SELECTED = "not selected"
 BEYOND_LIMIT = "beyond the limit"
 NOT_MEANT = {NOT_SELECTED, BEYOND_LIMIT}
-"""Why most messages are left alone: of no interest to whoever reads what became of the others."""
+"""Why most messages are left alone: of no interest to the reader of what became of the others."""
 
 
 @unique

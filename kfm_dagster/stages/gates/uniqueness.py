@@ -1,8 +1,9 @@
 """Gate G8, uniqueness: of wal_id, object version and Item id, within the batch and against the catalog.
 
 Legitimate, and no finding: a unit whose Item was superseded, a rewritten object (same URI, another version) and a
-re-issue (another precedence under the contract's key grammar), whoever of the two stands (docs/adr/008). It is a set
-question, so DuckDB answers it (`sql/queries/duckdb/gates.sql`). Does not belong here: asking the catalog (`facts.py`).
+re-issue (another precedence under the contract's key grammar), whichever of the two is current (docs/adr/008). It is a
+set question, so DuckDB answers it (`sql/queries/duckdb/gates.sql`). Does not belong here: asking the catalog
+(`facts.py`).
 """
 
 from __future__ import annotations
