@@ -67,7 +67,7 @@ class Governance(Stewardship):
     indigenous_data_flag: bool = False
     access: Literal["open", "restricted", "closed"] = Field(
         "open",
-        description="Of the objects: anyone, whoever is granted it, or nobody (then nothing is catalogued). EU "
+        description="Of the objects: anyone, those who are granted it, or nobody (then nothing is catalogued). EU "
         "access-right vocabulary: PUBLIC, RESTRICTED, NON_PUBLIC.",
     )
     consent: Consent | None = None
