@@ -27,8 +27,8 @@ from kfm_dagster.idempotent_node.wal import IntentStatus
 from kfm_dagster.run_state.record import Outcome
 from kfm_dagster.run_state.store import RunStateStore
 from kfm_dagster.stages.batch import StageBatch
-from kfm_dagster.stages.card import StateMachine
-from kfm_dagster.stages.failure import StageFailedError, StageRefusedError
+from kfm_dagster.stages.card import StageState, StateMachine
+from kfm_dagster.stages.failure import RolledBackError, StageFailedError, StageRefusedError
 from kfm_dagster.stages.lifecycle import StageLifecycle
 from kfm_dagster.stages.node import ActsAfterCommit, Audited, LeavesEffects, Receives, ReusedWithCare, StageNode
 from kfm_dagster.stages.port import RunStatePort
@@ -36,6 +36,7 @@ from kfm_dagster.stages.staged import StagedNode
 from kfm_dagster.stages.store import StageMoveError, StageStore
 from kfm_dagster.storage.artifacts import Artifacts
 from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster.storage.joining import writing
 from kfm_dagster.telemetry.spans import span
 
 
@@ -105,15 +106,15 @@ class StageRunner:
         """Return the output that a node has in a run, or None when it has none."""
         return self.port.load_output(dataset_id, run_id)
 
-    def _is_over(self, staged: StagedNode) -> bool:
+    def _is_over(self, staged: StagedNode, tx: Transaction | None = None) -> bool:
         """Tell whether no unit that a node with effects was given is this run's any more: who retries it is another.
 
         Asked again, every one would be refused, and that would be recorded over what had come of them.
         """
         if staged.received is None or not staged.received.envelopes or not isinstance(staged.node, LeavesEffects):
             return False
-        with self.database.transaction() as tx:
-            return staged.node.count_owned(tx) == 0
+        with writing(self.database, tx) as change:
+            return staged.node.count_owned(change) == 0
 
     def _compute(self, staged: StagedNode, force: str | None) -> None:
         node, run_id, snapshot = staged.node, staged.run_id, list[str]()
@@ -125,27 +126,48 @@ class StageRunner:
             with self.database.transaction() as tx:
                 # Before the audit, which a commit appends to last: neither waits for what the other one holds.
                 self.nodes.lock_node(node.name, tx=tx)
-                attempt = self.lifecycle.start(
-                    node, run_id=run_id, upstream=staged.received, snapshot=snapshot, force=force, tx=tx
-                )
-                own = self._own(content, staged, tx)
-                begun = self.nodes.begin(own, run_id=run_id, tx=tx)
-                if begun.output is not None and begun.applied_by is not None:
-                    staged.skipped = self.port.reuse(staged.key, begun.output, begun.applied_by, tx=tx)
-                    self.lifecycle.succeed(attempt, staged.skipped, None, tx=tx)
-            if staged.skipped is None:
-                staged.content, staged.intent, staged.attempt = own, begun.intent, attempt
-                with self.nodes.failing(begun.intent):
+                staged.skipped = self._done_meanwhile(staged, tx)
+                if staged.skipped is None:
+                    self._begin(staged, content, snapshot, force, tx)
+            if staged.intent is not None:
+                with self.nodes.failing(staged.intent):
                     staged.made = transformed(staged)
         except Exception as error:
             self._fail(staged, error, snapshot)
             raise StageFailedError(dataset_id=node.kind, cause=error) from error
 
+    def _done_meanwhile(self, staged: StagedNode, tx: Transaction) -> StageBatch | None:
+        """Ask for the skip again where another process of the run has ended the stage since it was asked for.
+
+        Done once more, the stage would claim what is due by now, in a run that has been settled.
+        """
+        newest = self.lifecycle.store.newest(staged.run_id, staged.kind, tx=tx)
+        if newest is None or newest.state is not StageState.SUCCEEDED:
+            return None
+        return self.port.skip(staged.key, is_over=lambda: self._is_over(staged, tx))
+
+    def _begin(
+        self, staged: StagedNode, content: Content, snapshot: Sequence[str], force: str | None, tx: Transaction
+    ) -> None:
+        """Start the stage and write down what it intends, or hand on what was applied before."""
+        attempt = self.lifecycle.start(
+            staged.node, run_id=staged.run_id, upstream=staged.received, snapshot=snapshot, force=force, tx=tx
+        )
+        own = self._own(content, staged, tx)
+        begun = self.nodes.begin(own, run_id=staged.run_id, tx=tx)
+        if begun.output is not None and begun.applied_by is not None:
+            staged.skipped = self.port.reuse(staged.key, begun.output, begun.applied_by, tx=tx)
+            self.lifecycle.succeed(attempt, staged.skipped, None, tx=tx)
+        else:
+            staged.content, staged.intent, staged.attempt = own, begun.intent, attempt
+
     def _fail(self, staged: StagedNode, error: Exception, snapshot: Sequence[str] = ()) -> None:
         """Write down that a stage failed: its attempt and run-state in one transaction.
 
-        Of one that another attempt has nothing is written: run-state is of that one.
+        Of one that another attempt has nothing is written: run-state is of that one. Nor in a run that is over.
         """
+        if isinstance(error, RolledBackError):
+            return
         node, record = staged.node, partial(self.port.fail, staged.key)
         with noted(staged.kind):
             if staged.attempt is not None:

@@ -18,7 +18,7 @@ from kfm_dagster.errors import ArtifactError, ContractError, DatabaseUnavailable
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint
 from kfm_dagster.idempotent_node.wal import IntentStatus
 from kfm_dagster.run_state.record import Outcome, RunState, RunStateError
-from kfm_dagster.stages.batch import SkipCause
+from kfm_dagster.stages.batch import SkipCause, StageBatch
 from kfm_dagster.stages.card import ErrorClass
 from kfm_dagster.stages.failure import RolledBackError, StageFailedError
 from kfm_dagster.stages.run_contract import StageRunner
@@ -234,6 +234,35 @@ def test_a_stage_that_was_rolled_back_is_not_done_again_in_its_run(runner: Stage
     assert isinstance(refused.value.__cause__, RolledBackError)
     assert again.calls == []
     assert execute(runner, again, run_id="other").skipped is None
+
+
+@pytest.mark.clause("RSP-03", "PCS-01")
+@pytest.mark.parametrize("is_over", [False, True], ids=["done", "rolled back"])
+def test_what_another_process_of_the_run_ended_meanwhile_is_not_done_again(
+    runner: StageRunner, monkeypatch: pytest.MonkeyPatch, is_over: bool
+) -> None:
+    prepare, ended = runner.nodes.meter.prepare, list[StageBatch]()
+
+    def ends_first() -> None:
+        prepare()
+        monkeypatch.setattr(runner.nodes.meter, "prepare", prepare)
+        ended.append(execute(runner, FakeNode([envelope(1)])))
+        if is_over:
+            with runner.database.transaction() as tx:
+                runner.port.take_back(ended[0].state, by="nexrad-l2.stac_register", tx=tx)
+
+    # After the stage was asked for its skip, and before it is started.
+    monkeypatch.setattr(runner.nodes.meter, "prepare", ends_first)
+    late = FakeNode([envelope(2)])
+    if is_over:
+        with pytest.raises(StageFailedError) as refused:
+            execute(runner, late)
+        assert isinstance(refused.value.__cause__, RolledBackError)
+    else:
+        batch = execute(runner, late)
+        assert (batch.skipped, list(batch.envelopes)) == (SkipCause.ALREADY_SUCCEEDED, list(ended[0].envelopes))
+    assert late.calls == []
+    assert [one.attempt for one in runner.lifecycle.store.of_run("run")] == [1]
 
 
 @pytest.mark.parametrize("lacking", ["attempt", "content", "intent", "made"])
