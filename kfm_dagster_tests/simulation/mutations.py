@@ -21,7 +21,6 @@ from kfm_dagster.catalog.undo import UndoReport
 from kfm_dagster.contracts.issues import FenceIssue
 from kfm_dagster.governance.switches import KillSwitches
 from kfm_dagster.ingest import evidence, intake, recording, rollback
-from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.nodes import MessageParse
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger import store as ledger_store
@@ -122,10 +121,6 @@ def _fence_without(unasked: FenceIssue) -> Callable[[Leases, str], Fence]:
         }
 
     return broken
-
-
-def _newest(node: ChainNode, tx: Transaction) -> Any:
-    return node.pipeline.stages.lifecycle.store.newest(node.run_id, node.kind, tx=tx)
 
 
 def _put_later(self: RelationalRunState, record: RunState, tx: Transaction) -> None:
@@ -378,12 +373,6 @@ MUTATIONS = (
         breakages=[_call(Lineage, "invalidate", lambda *_, **__: 0)],
         under=_REFUSED,
         first=14,
-    ),
-    Mutation(
-        name="a run is taken back under the process that took its stage over",
-        invariant="rollbacks_leave_nothing",
-        breakages=[_call(rollback, "_still_failed", _newest)],
-        first=926,
     ),
     Mutation(
         name="a stage is done again that another process of the run has ended",
