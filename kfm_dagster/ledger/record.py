@@ -46,55 +46,231 @@ Timestamp = Annotated[AwareDatetime, AfterValidator(_utc)]
 WalIdText = Annotated[str, Field(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
 
 
+def _seen(example: object, source: str, *elsewhere: str) -> dict[str, Any]:
+    """Give a field an example, where its value comes from, and where else it is seen, as docs/wal/record-model.md."""
+    return {"examples": [example], "json_schema_extra": {"x-source": source, "x-seen-as": list(elsewhere)}}
+
+
 class NoddWalRecord(BaseModel):
     """What became of one object."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    wal_id: WalIdText = Field(description="Deterministic UUID of dataset, object, start and version.")
-    dataset: str = Field(description="Dataset id of the contract.")
-    object_uri: str = Field(description="The object, e.g. s3://bucket/key.")
-    provider: str = Field(description="Cloud that holds the object: aws, azure or gcp.")
-    queue: str = Field(description="Logical name of the queue, or of the source that stands for it.")
-    event_time: Timestamp = Field(description="When the source says that the object was written.")
-    time_range_start: Timestamp = Field(description="First instant that the object covers.")
-    time_range_end: Timestamp = Field(description="Last instant that the object covers.")
-    status: Status = Field(description="State of the unit.")
-    attempts: int = Field(ge=0, description="Claims so far.")
-    last_attempt_at: Timestamp | None = Field(description="When the last claim was made.")
-    last_error_code: str | None = Field(max_length=100, description="Why the last attempt failed; null after success.")
-    last_error_message: str | None = Field(max_length=MAX_MESSAGE_LENGTH, description="The same for people, redacted.")
-    integrity_status: CheckStatus = Field(description="Finding of integrity-check.")
-    metadata_status: CheckStatus = Field(description="Finding of metadata-extract.")
-    stac_status: StacStatus = Field(description="Outcome of stac-register.")
-    provenance_status: ProvenanceStatus = Field(description="Outcome of provenance-emit.")
-    stac_item_id: str | None = Field(description="STAC Item of the object.")
-    stac_collection_id: str | None = Field(description="STAC Collection of the Item.")
-    stac_item_href: str | None = Field(description="Where the Item stands, relative to the catalog.")
-    ingest_run_id: str | None = Field(description="Run that changed the record last; null before the first claim.")
-    worker_id: str | None = Field(description="Logical worker of the last claim, no host name; null before the first.")
-    replay_reason: str | None = Field(description="Why the unit was tried again; null when it never was.")
-    created_at: Timestamp = Field(description="When the unit was discovered.")
-    updated_at: Timestamp = Field(description="When the record changed last.")
-    version: int = Field(ge=1, description="Rises by one with every change.")
+    wal_id: WalIdText = Field(
+        description="Deterministic UUID of dataset, object, start and version.",
+        **_seen(
+            "5ab3d0c2-91f4-8d11-b0a7-3c7f7f0f5d21",
+            "derived from dataset, object_uri, time_range_start and object_version",
+            "item:properties.kfm:wal_id",
+            "openlineage:run.facets.kfmWal.wal_id",
+            "prov:kfm:wal_id",
+        ),
+    )
+    dataset: str = Field(
+        description="Dataset id of the contract.",
+        **_seen(
+            "nexrad-l2",
+            "id of the contract that wants the object",
+            "item:properties.kfm:dataset",
+            "openlineage:run.facets.kfmWal.dataset",
+        ),
+    )
+    object_uri: str = Field(
+        description="The object, e.g. s3://bucket/key.",
+        **_seen(
+            "s3://unidata-nexrad-level2/2025/12/03/KTLX/KTLX20251203_000357_V06",
+            "s3:s3.bucket.name and s3.object.key, decoded",
+            "item:assets.data.href",
+            "prov:kfm:object_uri",
+        ),
+    )
+    provider: str = Field(
+        description="Cloud that holds the object: aws, azure or gcp.", **_seen("aws", "contract:storage.provider")
+    )
+    queue: str = Field(
+        description="Logical name of the queue, or of the source that stands for it.",
+        **_seen("nodd-primary", "contract:queue.name, or the name of the listing"),
+    )
+    event_time: Timestamp = Field(
+        description="When the source says that the object was written.",
+        **_seen("2025-12-03T00:09:41Z", "s3:eventTime", "prov:event_time"),
+    )
+    time_range_start: Timestamp = Field(
+        description="First instant that the object covers.",
+        **_seen("2025-12-03T00:03:57Z", "contract:key grammar", "openlineage:run.facets.nominalTime.nominalStartTime"),
+    )
+    time_range_end: Timestamp = Field(
+        description="Last instant that the object covers.",
+        **_seen("2025-12-03T00:03:57Z", "contract:key grammar", "openlineage:run.facets.nominalTime.nominalEndTime"),
+    )
+    status: Status = Field(
+        description="State of the unit.", **_seen("succeeded", "ledger: the [state machine](state-machine.md)")
+    )
+    attempts: int = Field(
+        ge=0,
+        description="Claims so far.",
+        **_seen(1, "ledger: rises with every claim", "openlineage:run.facets.kfmWal.attempt", "prov:kfm:attempt"),
+    )
+    last_attempt_at: Timestamp | None = Field(
+        description="When the last claim was made.", **_seen("2025-12-03T00:10:02Z", "ledger: the claim")
+    )
+    last_error_code: str | None = Field(
+        max_length=100,
+        description="Why the last attempt failed; null after success.",
+        **_seen("missing_object", "the first issue that took the unit out of the chain, or the ledger"),
+    )
+    last_error_message: str | None = Field(
+        max_length=MAX_MESSAGE_LENGTH,
+        description="The same for people, redacted.",
+        **_seen("the object is not there", "the same, redacted"),
+    )
+    integrity_status: CheckStatus = Field(
+        description="Finding of integrity-check.",
+        **_seen(
+            "ok",
+            "integrity_check",
+            "item:properties.kfm:integrity",
+            "openlineage:run.facets.kfmWal.integrity_status",
+            "prov:kfm:integrity_status",
+        ),
+    )
+    metadata_status: CheckStatus = Field(
+        description="Finding of metadata-extract.",
+        **_seen("ok", "metadata_extract", "openlineage:run.facets.kfmWal.metadata_status", "prov:kfm:metadata_status"),
+    )
+    stac_status: StacStatus = Field(
+        description="Outcome of stac-register.",
+        **_seen("created", "stac_register", "openlineage:run.facets.kfmWal.stac_status"),
+    )
+    provenance_status: ProvenanceStatus = Field(
+        description="Outcome of provenance-emit.", **_seen("ok", "provenance_emit")
+    )
+    stac_item_id: str | None = Field(
+        description="STAC Item of the object.",
+        **_seen(
+            "KTLX20251203_000357_V06",
+            "stac_register",
+            "item:id",
+            "openlineage:run.facets.kfmWal.stac_item_id",
+            "prov:kfm:stac_item_id",
+        ),
+    )
+    stac_collection_id: str | None = Field(
+        description="STAC Collection of the Item.",
+        **_seen(
+            "nexrad-l2",
+            "stac_register",
+            "item:collection",
+            "openlineage:run.facets.kfmWal.stac_collection_id",
+            "prov:kfm:stac_collection_id",
+        ),
+    )
+    stac_item_href: str | None = Field(
+        description="Where the Item stands, relative to the catalog.",
+        **_seen(
+            "nexrad-l2/2025/2025-12-03/KTLX20251203_000357_V06.json",
+            "stac_register",
+            "openlineage:run.facets.kfmWal.stac_item_href",
+            "prov:kfm:stac_item_href",
+        ),
+    )
+    ingest_run_id: str | None = Field(
+        description="Run that changed the record last; null before the first claim.",
+        **_seen(
+            "0b8f2c1e-6d1f-4c55-9a53-0d3a3f6f7f10",
+            "Dagster: the root run",
+            "item:properties.kfm:run_state.run_id",
+            "openlineage:run.facets.kfmRunState.run_id",
+            "prov:kfm:run_id",
+        ),
+    )
+    worker_id: str | None = Field(
+        description="Logical worker of the last claim, no host name; null before the first.",
+        **_seen("nodd-worker", "KFM_WORKER_ID"),
+    )
+    replay_reason: str | None = Field(
+        description="Why the unit was tried again; null when it never was.",
+        **_seen(
+            "incident", "ledger: the requeue", "openlineage:run.facets.kfmWal.replay_reason", "prov:kfm:replayReason"
+        ),
+    )
+    created_at: Timestamp = Field(
+        description="When the unit was discovered.", **_seen("2025-12-03T00:09:44Z", "ledger")
+    )
+    updated_at: Timestamp = Field(
+        description="When the record changed last.", **_seen("2025-12-03T00:10:05Z", "ledger")
+    )
+    version: int = Field(ge=1, description="Rises by one with every change.", **_seen(3, "ledger"))
 
-    object_version: str | None = Field(description="ETag announced by the source, without quotes.")
-    object_size: int | None = Field(description="Size announced by the source, in bytes.")
-    sequencer: str | None = Field(description="Order of events of one key.")
-    partition_key: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$", description="UTC day of time_range_start.")
-    priority: Priority = Field(description="How urgent the unit is.")
-    schema_version: str = Field(description="Version of the message shape.")
-    sqs_message_id: str | None = Field(description="First message that announced the unit.")
-    sns_message_id: str | None = Field(description="Its notification.")
-    topic_arn: str | None = Field(description="Its topic.")
-    subject: str | None = Field(description="Its subject.")
-    next_attempt_at: Timestamp | None = Field(description="When a failed unit is due again; null otherwise.")
-    changed_by: str = Field(description="Actor of the last change.")
-    change_reason: str = Field(description="Reason of the last change.")
-    extension: dict[str, Any] = Field(description="Fields that the dataset's contract declares.")
+    object_version: str | None = Field(
+        description="ETag announced by the source, without quotes.",
+        **_seen(
+            "9b2cf535f27731c974343645a3985328",
+            "s3:s3.object.eTag",
+            "openlineage:inputs.0.facets.version.datasetVersion",
+            "prov:kfm:object_version",
+        ),
+    )
+    object_size: int | None = Field(
+        description="Size announced by the source, in bytes.",
+        **_seen(
+            5461020,
+            "s3:s3.object.size",
+            "item:assets.data.file:size",
+            "openlineage:inputs.0.inputFacets.inputStatistics.size",
+        ),
+    )
+    sequencer: str | None = Field(
+        description="Order of events of one key.", **_seen("00674F2A91B3C0D5E1", "s3:s3.object.sequencer")
+    )
+    partition_key: str = Field(
+        pattern=r"^\d{4}-\d{2}-\d{2}$",
+        description="UTC day of time_range_start.",
+        **_seen("2025-12-03", "derived from time_range_start"),
+    )
+    priority: Priority = Field(
+        description="How urgent the unit is.", **_seen("normal", "contract:priority of the product")
+    )
+    schema_version: str = Field(description="Version of the message shape.", **_seen("2.1", "s3:eventVersion"))
+    sqs_message_id: str | None = Field(
+        description="First message that announced the unit.",
+        **_seen("11f0b1f4-3f0a-4d0e-8f1f-0b6a3a0a7e55", "sqs:MessageId", "prov:kfm:sqs_message_id"),
+    )
+    sns_message_id: str | None = Field(
+        description="Its notification.",
+        **_seen("0f6f3a56-8c9b-5b1e-9a4e-6a1d2b0e9c11", "sns:MessageId", "prov:kfm:sns_message_id"),
+    )
+    topic_arn: str | None = Field(
+        description="Its topic.",
+        **_seen("arn:aws:sns:us-east-1:684042711724:NewNEXRADLevel2Object", "sns:TopicArn", "prov:kfm:topic_arn"),
+    )
+    subject: str | None = Field(description="Its subject.", **_seen("Amazon S3 Notification", "sns:Subject"))
+    next_attempt_at: Timestamp | None = Field(
+        description="When a failed unit is due again; null otherwise.",
+        **_seen("2025-12-03T00:12:31Z", "ledger: backoff of the contract"),
+    )
+    changed_by: str = Field(
+        description="Actor of the last change.", **_seen("nodd-worker", "ledger: a worker, or a person")
+    )
+    change_reason: str = Field(description="Reason of the last change.", **_seen("completed", "ledger"))
+    extension: dict[str, Any] = Field(
+        description="Fields that the dataset's contract declares.",
+        **_seen({"station": "KTLX"}, "contract:ledger.extension_fields, from the key grammar"),
+    )
     # The defaults are for histories that were written before the columns existed.
-    lane: Lane = Field(Lane.LIVE, description="Whose turn the unit waits for.")
-    replay_run_id: str | None = Field(None, description="Replay that let the unit in again last; null outside one.")
+    lane: Lane = Field(
+        Lane.LIVE, description="Whose turn the unit waits for.", **_seen("live", "ledger: how the unit came")
+    )
+    replay_run_id: str | None = Field(
+        None,
+        description="Replay that let the unit in again last; null outside one.",
+        **_seen(
+            "replay-2025-12-03",
+            "ledger: the replay",
+            "openlineage:run.facets.kfmWal.replay_run_id",
+            "prov:kfm:replay_run_id",
+        ),
+    )
 
 
 class HistoryEntry(BaseModel):

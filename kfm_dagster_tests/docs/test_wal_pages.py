@@ -1,0 +1,141 @@
+"""The pages about the ledger say what code and databases do."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfm_dagster.contracts.envelope import WalId
+from kfm_dagster.governance.log import Decision, GovernanceAction
+from kfm_dagster.ingest.nodes import Source
+from kfm_dagster.ledger.record import NoddWalRecord, published_schema
+from kfm_dagster.ledger.state_machine import LEGAL, OVERRIDES, Status
+from kfm_dagster.storage.statements import DIALECTS
+from kfm_dagster_tests.docs.wal_pages import PAGES, written
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import announce, open_pipeline, put, run_chain, take, volumes
+from kfm_dagster_tests.integration.test_run_replay import PARTITION
+
+ROOT = PAGES.parents[1]
+SCHEMA = (ROOT / "sql" / "schema" / "0001_first_schema.sql").read_text(encoding="utf-8")
+DATASET = "nexrad-l2"
+PERSON = Decision(actor="person", reason="looked at it", change_ref="CHG-1")
+NAMES = sorted(page.name for page in PAGES.glob("*.md"))
+
+
+def page(name: str) -> str:
+    return (PAGES / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.clause("WAL-18")
+def test_the_pages_that_the_document_asks_for_are_there() -> None:
+    assert NAMES == ["README.md", "record-model.md", "state-machine.md", "storage-backends.md"]
+    for name in NAMES[1:]:
+        assert f"({name})" in page("README.md")
+
+
+@pytest.mark.clause("WAL-18")
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_generated_is_what_the_code_says(name: str) -> None:
+    assert page(name) == written(page(name)), "python -m kfm_dagster_tests.docs.wal_pages"
+
+
+@pytest.mark.clause("WAL-18")
+def test_the_drawing_has_every_legal_transition_and_no_other() -> None:
+    drawn = set(re.findall(r"^    (\S+) --> (\w+):", page("state-machine.md"), re.MULTILINE))
+    legal = LEGAL | {(rule.from_status, rule.to_status) for rule in OVERRIDES}
+    assert drawn == {(str(before or "[*]"), str(after)) for before, after in legal}
+    assert {after for _, after in drawn} == set(Status)
+
+
+@pytest.mark.clause("WAL-18")
+def test_the_tables_and_the_backends_are_those_that_there_are() -> None:
+    text = page("storage-backends.md")
+    named = set(re.findall(r"`(\w+)`", text.partition("## Its tables")[2].partition("## Migrations")[0]))
+    assert named <= set(re.findall(r"^CREATE TABLE (\w+)", SCHEMA, re.MULTILINE))
+    assert set(re.findall(r"^CREATE TABLE (nodd_wal_\w+)", SCHEMA, re.MULTILINE)) <= named
+    assert re.findall(r"^\| \| (\w+) \| (\w+) \|$", text, re.MULTILINE) == [("SQLite", "PostgreSQL")]
+    assert DIALECTS == ("sqlite", "postgresql")
+
+
+@pytest.mark.clause("WAL-18")
+def test_the_examples_are_a_record() -> None:
+    properties = published_schema()["properties"]
+    record = NoddWalRecord.model_validate({name: entry["examples"][0] for name, entry in properties.items()})
+    assert record.status is Status.SUCCEEDED
+
+
+def at(document: Any, path: str) -> Any:
+    """Return what a dotted path leads to, None where it leads nowhere."""
+    for name in path.split("."):
+        if isinstance(document, list):
+            document = document[int(name)]
+        elif not isinstance(document, dict) or name not in document:
+            return None
+        else:
+            document = document[name]
+    return document
+
+
+@pytest.mark.clause("WAL-18", "WAL-14")
+def test_each_field_comes_from_where_the_page_says_and_is_seen_where_it_says(tmp_path: Path) -> None:
+    """One unit whose object came late: it failed and was let in again by a replay, so that every field has a value."""
+    objects = tmp_path / "objects"
+    objects.mkdir()
+    pipeline = open_pipeline(tmp_path / "home", objects)
+    (volume,) = volumes(1)
+    message = announce([volume.event()], registry=pipeline.registry)
+    take(pipeline, message)
+    run_chain(pipeline, DATASET, PARTITION, "early", Source.LEDGER)
+    (failed,) = pipeline.ledger.find(limit=2)
+    pipeline.ledger.quarantine([failed.wal_id], reason_code="person", decision=PERSON)
+    versions = {WalId(failed.wal_id): failed.version + 1}
+    pipeline.ledger.override(
+        versions,
+        from_status=Status.QUARANTINED,
+        action=GovernanceAction.RELEASE,
+        decision=PERSON,
+        replay_reason="incident",
+        replay_run_id="replay-1",
+    )
+    put(objects, [volume])
+    run_chain(pipeline, DATASET, PARTITION, "late", Source.LEDGER)
+    (record,) = pipeline.ledger.find(limit=2)
+    assert record.status is Status.SUCCEEDED
+    notification = json.loads(message.body)
+    received = {
+        "s3": json.loads(notification["Message"])["Records"][0],
+        "sns": notification,
+        "sqs": {"MessageId": message.message_id},
+    }
+    lineage = Path(pipeline.settings.lineage)
+    (item,) = traces.items(Path(pipeline.settings.catalog)).values()
+    lines = [line for file in lineage.rglob("*.ndjson") for line in file.read_bytes().splitlines()]
+    events = [event for event in map(json.loads, lines) if at(event, "run.facets.kfmWal")]
+    nodes = [node for file in lineage.rglob("*.jsonld") for node in json.loads(file.read_bytes())["@graph"]]
+    for name, entry in published_schema()["properties"].items():
+        value = record.model_dump(mode="json")[name]
+        origin, _, path = entry["x-source"].partition(":")
+        if origin in received and re.fullmatch(r"[\w.]+", path):
+            assert same(at(received[origin], path), value), (name, entry["x-source"])
+        for place in entry["x-seen-as"]:
+            where, _, path = place.partition(":")
+            shown = {"item": [item], "openlineage": events}.get(where)
+            found = [at(one, path) for one in shown] if shown else [node.get(path) for node in nodes]
+            assert any(same(one, value) for one in found), (name, place, found)
+    pipeline.close()
+
+
+def same(seen: Any, value: Any) -> bool:
+    """Tell whether it is the same value, or the same moment."""
+    if seen == value or seen is None or not isinstance(value, str):
+        return bool(seen == value)
+    try:
+        return datetime.fromisoformat(str(seen)) == datetime.fromisoformat(value)
+    except ValueError:
+        return False
