@@ -141,10 +141,13 @@ class StageRunner:
 
         Done once more, the stage would claim what is due by now, in a run that has been settled.
         """
-        newest = self.lifecycle.store.newest(staged.run_id, staged.kind, tx=tx)
-        if newest is None or newest.state is not StageState.SUCCEEDED:
+        if not self._has_succeeded(staged, tx):
             return None
         return self.port.skip(staged.key, is_over=lambda: self._is_over(staged, tx))
+
+    def _has_succeeded(self, staged: StagedNode, tx: Transaction) -> bool:
+        newest = self.lifecycle.store.newest(staged.run_id, staged.kind, tx=tx)
+        return newest is not None and newest.state is StageState.SUCCEEDED
 
     def _begin(
         self, staged: StagedNode, content: Content, snapshot: Sequence[str], force: str | None, tx: Transaction
@@ -164,7 +167,8 @@ class StageRunner:
     def _fail(self, staged: StagedNode, error: Exception, snapshot: Sequence[str] = ()) -> None:
         """Write down that a stage failed: its attempt and run-state in one transaction.
 
-        Of one that another attempt has nothing is written: run-state is of that one. Nor in a run that is over.
+        Of one that another attempt has nothing is written: run-state is of that one. Nor in a run that is over, nor
+        where the stage has succeeded before and was not started again.
         """
         if isinstance(error, RolledBackError):
             return
@@ -176,7 +180,9 @@ class StageRunner:
                 self.lifecycle.refuse(node, run_id=staged.run_id, snapshot=snapshot, refused=error, record=record)
             elif not isinstance(error, StageMoveError):
                 with self.database.transaction() as tx:
-                    record(tx)
+                    self.nodes.lock_node(node.name, tx=tx)
+                    if not self._has_succeeded(staged, tx):
+                        record(tx)
 
     def _own(self, content: Content, staged: StagedNode, tx: Transaction) -> Content:
         """Return the content, or the same as content of its own where what was applied must not be handed on.

@@ -347,7 +347,7 @@ MUTATIONS = (
         invariant="every_item_has_its_lineage",
         breakages=[_call(undo, "_publish", lambda *_: None)],
         under=_REFUSED,
-        first=1,
+        first=648,
     ),
     Mutation(
         name="an Item is written, and nothing leads to it",

@@ -223,6 +223,22 @@ def test_what_fails_before_there_is_an_attempt_is_a_failure_in_run_state(
     assert state.outcome is Outcome.FAILED
 
 
+@pytest.mark.clause("PCS-04")
+@pytest.mark.parametrize("succeeded", ["with a failed unit", "handed on"])
+def test_what_fails_before_there_is_an_attempt_leaves_what_an_earlier_one_made(
+    runner: StageRunner, monkeypatch: pytest.MonkeyPatch, succeeded: str
+) -> None:
+    batch = [envelope(1)] if succeeded == "handed on" else [envelope(1), failed(envelope(2))]
+    node = FakeNode(batch)
+    if succeeded == "handed on":
+        execute(runner, node, run_id="before")
+    made = execute(runner, node).state
+    monkeypatch.setattr(node, "unlocked", lambda: 1 / 0)
+    with pytest.raises(StageFailedError, match="ZeroDivisionError"):
+        execute(runner, node)
+    assert runner.run_states.get(node.kind, "run") == made
+
+
 @pytest.mark.clause("DAG-06")
 def test_a_stage_that_was_rolled_back_is_not_done_again_in_its_run(runner: StageRunner) -> None:
     done = execute(runner, FakeNode([envelope(1)]))
