@@ -26,10 +26,10 @@ class UnattributedDecisionError(KfmError):
 
 @unique
 class GovernanceAction(StrEnum):
-    """What a person did, or a replay or a rule in a person's name."""
+    """What a person did, or a replay or a rule in a person's name, or the ledger by its policy."""
 
     QUARANTINE = "quarantine"
-    """Took units out of automatic flows: by hand, or because a rule of their contract refused them."""
+    """Took units out of automatic flows: by hand, or the ledger did, whose database writes the entry."""
     RELEASE = "release"
     """Let quarantined units in again."""
     DISCARD = "discard"

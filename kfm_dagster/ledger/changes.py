@@ -17,6 +17,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import UnknownReplayReasonError
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
 from kfm_dagster.governance.switches import KillSwitches
+from kfm_dagster.ledger.events import LedgerEvent, announce
 from kfm_dagster.ledger.leases import Leases
 from kfm_dagster.ledger.policy import LedgerCode, ReplayReason, replay_rules
 from kfm_dagster.ledger.queries import LedgerQueries
@@ -69,7 +70,7 @@ class LedgerChanges(LedgerQueries):
         actor: str | None = None,
         replay_run_id: str | None = None,
     ) -> Sequence[Any]:
-        return tx.run(
+        rows = tx.run(
             "ledger.requeue",
             wal_ids=as_json(sorted(wal_ids)),
             policy=as_json(self._rules(tx)),
@@ -79,7 +80,8 @@ class LedgerChanges(LedgerQueries):
             lane=None if reason == ReplayReason.RETRY else Lane.BULK,
             actor=actor or self._worker_id,
             at=self._now(),
-        ).all()
+        )
+        return announce(tx, LedgerEvent.RECOVERED, rows)
 
     def _rules(self, tx: Transaction) -> list[Any]:
         """Replay policy of the datasets that have a contract and are not switched off."""
@@ -115,7 +117,7 @@ class LedgerChanges(LedgerQueries):
 
     def _fail_lost(
         self, tx: Transaction, name: str, code: LedgerCode, *, because: str | None = None, **which: str | None
-    ) -> list[Any]:
+    ) -> tuple[Any, ...]:
         rows = tx.run(
             name,
             which,
@@ -124,7 +126,7 @@ class LedgerChanges(LedgerQueries):
             at=self._now(),
             actor=self._worker_id,
         )
-        return list(rows)
+        return announce(tx, LedgerEvent.FAILED, rows)
 
     def _superseded(self, wal_ids: Iterable[WalId], tx: Transaction) -> dict[WalId, str]:
         wanted = sorted(wal_ids)
@@ -142,7 +144,7 @@ class LedgerChanges(LedgerQueries):
         if not wal_ids:
             return set()
         rows = tx.run("ledger.quarantine", wal_ids=as_json(wal_ids), reason=reason, actor=actor, at=self._now())
-        return {WalId(row.wal_id) for row in rows}
+        return {WalId(row.wal_id) for row in announce(tx, LedgerEvent.QUARANTINED, rows)}
 
     def _check_reason(self, reason: str, tx: Transaction) -> None:
         if tx.run("ledger.replay_reason", code=reason).one_or_none() is None:

@@ -1,7 +1,7 @@
-"""Outcomes: what each success made, compared with the success before it (WAL-11), and what governance refused (SEC-03).
+"""Outcomes: what each success made, compared with the success before it (WAL-11).
 
 Belongs here: recording outcomes in the transaction that settles, finding those that differ, and auditing those that
-nobody permitted, and refusals. Does not belong here: alerting (`defs/`).
+nobody permitted. Does not belong here: alerting (`defs/`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from kfm_dagster import __version__
 from kfm_dagster.contracts.envelope import Envelope, WalId
 from kfm_dagster.governance.log import GovernanceAction, GovernanceLog
-from kfm_dagster.ledger.redaction import redact
 from kfm_dagster.ledger.reports import Mismatch
 from kfm_dagster.ledger.rows import as_json, outcome_row
 from kfm_dagster.storage.database import Transaction
@@ -50,29 +49,6 @@ def record_outcomes(
         tx=tx,
     )
     return tuple(sorted(WalId(row.wal_id) for row in unpermitted))
-
-
-def record_refusals(tx: Transaction, units: Sequence[Envelope], *, run_id: str, log: GovernanceLog, actor: str) -> None:
-    """Log why governance refused each of the units, in the transaction that quarantines them."""
-    log.record_many(
-        [
-            {
-                "actor": actor,
-                "action": GovernanceAction.QUARANTINE,
-                "dataset": unit.dataset,
-                "wal_id": unit.wal_id,
-                "record_version": None,
-                "from_status": None,
-                "to_status": None,
-                "reason": redact(unit.failure.message) or unit.failure.code,
-                "change_ref": None,
-                "details": {"run_id": run_id, "error_code": unit.failure.code},
-            }
-            for unit in units
-            if unit.failure is not None
-        ],
-        tx=tx,
-    )
 
 
 def mismatches(tx: Transaction, *, limit: int) -> list[Mismatch]:

@@ -18,7 +18,8 @@ from kfm_dagster.contracts.envelope import Envelope, Lane, WalId
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ledger.changes import LedgerChanges
-from kfm_dagster.ledger.outcomes import record_outcomes, record_refusals
+from kfm_dagster.ledger.events import LedgerEvent, announce
+from kfm_dagster.ledger.outcomes import record_outcomes
 from kfm_dagster.ledger.policy import LedgerCode, ReplayReason
 from kfm_dagster.ledger.reports import EnsureResult, RecoverReport, SettleReport
 from kfm_dagster.ledger.rows import as_json, claim_order, claimed_envelopes, unit_row, wal_ids_of
@@ -128,10 +129,9 @@ class Ledger(LedgerChanges):
         """Give each claimed unit its final status (WSM-05, WSM-06).
 
         in_progress > succeeded where no operator failed and the sub-statuses allow it, else in_progress > failed with
-        the time of the next attempt, and > quarantined in the same transaction where none remains; what governance
-        refused has its entry in the governance log by then. A unit that yielded to a newer one's Item fails with
-        `catalog_conflict` while that one may still be taken back. Only claims of this run and attempt are touched; the
-        others come back as `lost`.
+        the time of the next attempt, and > quarantined in the same transaction where none remains. A unit that yielded
+        to a newer one's Item fails with `catalog_conflict` while that one may still be taken back. Only claims of this
+        run and attempt are touched; the others come back as `lost`.
         """
         yielding = [unit for unit in envelopes if yields_to(unit)]
         verdicts = self._verdicts([unit for unit in envelopes if not yields_to(unit)])
@@ -144,6 +144,7 @@ class Ledger(LedgerChanges):
                 done |= {row.wal_id for row in _settled(changing, "ledger.settle_succeeded", yielded.succeeded, stamp)}
                 verdicts.extend(yielded)
             failures = _settled(changing, "ledger.settle_failed", verdicts.failed, stamp)
+            announce(changing, LedgerEvent.FAILED, failures)
             not_done = {WalId(row.wal_id) for row in failures}
             mismatched = record_outcomes(
                 changing,
@@ -153,10 +154,7 @@ class Ledger(LedgerChanges):
                 log=self.log,
                 actor=self._worker_id,
             )
-            beyond_retry = self._beyond_retry(verdicts, failures, changing)
-            quarantined = self._give_up(beyond_retry, changing)
-            refused = [u for u in envelopes if beyond_retry.get(u.wal_id) == LedgerCode.GOVERNANCE_HARD_FAIL]
-            record_refusals(changing, refused, run_id=run_id, log=self.log, actor=self._worker_id)
+            quarantined = self._give_up(self._beyond_retry(verdicts, failures, changing), changing)
         return SettleReport(
             succeeded=tuple(sorted(done)),
             failed=tuple(sorted(not_done - quarantined)),
@@ -258,7 +256,9 @@ class Ledger(LedgerChanges):
                 replay_run_id=replay_run_id,
                 actor=decision.actor,
                 at=self._now(),
-            )
+            ).all()
+            if from_status is Status.QUARANTINED:
+                announce(changing, LedgerEvent.RECOVERED, rows)
             return frozenset(wal_ids_of(rows))
 
     def govern_replay_reason(self, code: str, *, meaning: str, tx: Transaction | None = None) -> None:

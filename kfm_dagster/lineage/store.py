@@ -237,7 +237,7 @@ class Lineage:
         why = ""
         for _ in range(MAX_ROUNDS):
             try:
-                with tx.connection.begin_nested():
+                with tx.nested():
                     self._insert(tx, path, units, lines, run, contract)
             except _REFUSALS as error:
                 why = error_text(error.orig if isinstance(error.orig, Exception) else error)

@@ -175,7 +175,7 @@ class StageLifecycle:
         with self.database.transaction() as tx:
             for attempt in self.store.unfinished(run_ids, limit=limit, tx=tx):
                 # A worker that was only taken for dead may have ended its stage since.
-                with suppress(StageMoveError), tx.connection.begin_nested():
+                with suppress(StageMoveError), tx.nested():
                     lost = {"reason": "its run is dead"}
                     self.store.move(attempt, StageState.FAILED, error_class=ErrorClass.E_INTERNAL, details=lost, tx=tx)
                     closed += 1

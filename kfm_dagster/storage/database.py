@@ -162,10 +162,20 @@ class Transaction:
     def after_commit(self, write: Callable[[], None]) -> None:
         """Do this once the transaction is committed: what stands elsewhere must not tell of what was rolled back.
 
-        Not for a nested transaction, whose own rollback takes nothing back from here. A process that dies in between
-        never does it, so somebody must notice that it was not done.
+        A process that dies in between never does it, so somebody must notice that it was not done.
         """
         self.committed.append(write)
+
+    @contextmanager
+    def nested(self) -> Iterator[None]:
+        """Run a part that is rolled back alone when it raises, and with it what it would do after the commit."""
+        before = len(self.committed)
+        try:
+            with self.connection.begin_nested():
+                yield
+        except BaseException:
+            del self.committed[before:]
+            raise
 
     def run(self, name: str, parameters: Mapping[str, Any] | None = None, /, **more: Any) -> CursorResult[Any]:
         """Execute one named statement; its rows have times in UTC and decoded JSON.

@@ -12,6 +12,7 @@ are bound. A statement under a comment `-- sqlite: reason` or `-- postgresql: re
 | `@now`, `@days_before(t, n)` | the time now; n days before t |
 | `@utc_day(t)`, `@utc_hour(t)`, `@utc_text(t)` | the day of t as text, its hour as a number, all of it as text |
 | `@json_type(j)`, `@json_size(j)` | `object`, `array`, ...; members of an array |
+| `@json_object('a', x, ...)` | an object of JSON |
 | `@as_json(t)`, `@as_time(t)` | text taken as JSON, as a time |
 | `@has(j, t)` | whether a list of JSON has this text |
 | `@each(:p)`, `@each(:p, bigint)` | a query of the values of a JSON list, a batch of texts or of numbers |
@@ -71,6 +72,7 @@ _TEXTS = {  # of SQLite, of PostgreSQL
     "bytewise": ("$1", '($1) COLLATE "C"'),
     "utc_day": ("substr($1, 1, 10)", "to_char($1 AT TIME ZONE 'UTC', 'YYYY-MM-DD')"),
     "json_type": ("json_type($1)", "jsonb_typeof($1)"),
+    "json_object": ("json_object($*)", "jsonb_build_object($*)"),
     "json_size": ("json_array_length($1)", "jsonb_array_length($1)"),
     "as_json": ("$1", "CAST($1 AS jsonb)"),
     "sha256": ("length($1) = 64 AND $1 NOT GLOB '*[^0-9a-f]*'", "$1 ~ '^[0-9a-f]{64}$'"),

@@ -66,7 +66,7 @@ def write_all_but_refused(
     if not items:
         return [], []
     try:
-        with tx.connection.begin_nested():
+        with tx.nested():
             return [write(items)], []
     except (DBAPIError, *_UNWRITABLE) as error:
         if (reason := refusal_of(error)) is None:

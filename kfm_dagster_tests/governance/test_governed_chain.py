@@ -107,6 +107,12 @@ def logged(pipeline: Pipeline, action: GovernanceAction) -> list[GovernanceEntry
     return pipeline.ledger.log.entries(action=action, dataset=DATASET)
 
 
+def logged_refusals(pipeline: Pipeline) -> list[GovernanceEntry]:
+    """Those of the quarantines that governance is why."""
+    quarantines = logged(pipeline, GovernanceAction.QUARANTINE)
+    return [entry for entry in quarantines if entry.details["reason_code"] == GovernanceIssue.HARD_FAIL]
+
+
 @pytest.mark.clause("SEC-03", "WSM-09", "BEY-06")
 @pytest.mark.parametrize(
     ("declared", "rule"),
@@ -147,7 +153,7 @@ def test_what_governance_refuses_is_quarantined_at_once_without_a_trace_in_catal
     assert (records[cut.uri].last_error_code, records[cut.uri].attempts) == ("size_mismatch", 3)
     assert items_of(pipeline) == {}
     assert not list(Path(pipeline.settings.lineage).rglob("*.*"))
-    [entry] = logged(pipeline, GovernanceAction.QUARANTINE)
+    [entry] = logged_refusals(pipeline)
     assert (entry.wal_id, entry.reason, entry.details["run_id"]) == (record.wal_id, rule, record.ingest_run_id)
     cases = QuarantineCases(pipeline.database, clock=pipeline.clock).find(CaseState.OPEN)
     [case] = [case for case in cases if case.key.wal_id == record.wal_id]
@@ -181,7 +187,7 @@ def test_an_embargoed_unit_comes_back_until_its_embargo_is_over_and_is_then_rele
         work_until_done(pipeline)
         assert traces.records(pipeline)[item.uri].status is status
     assert items_of(pipeline).keys() == {item.uri}
-    assert len(logged(pipeline, GovernanceAction.QUARANTINE)) == 2
+    assert len(logged_refusals(pipeline)) == 2
     collection = traces.catalog_tree(Path(pipeline.settings.catalog))["nexrad-l2/collection.json"]
     assert collection["kfm:embargo"] == "until 2026-02-01T00:00:00+00:00"
 
@@ -224,7 +230,7 @@ def test_a_refusal_and_a_mask_are_logged_once_wherever_the_run_dies(
     arrive(pipeline, objects, shown, embargoed)
     with pytest.raises(CrashError):
         run_chain(pipeline, DATASET, PARTITION, RUN, Source.LEDGER, dies_at=failpoint)
-    before = len(logged(pipeline, GovernanceAction.MASK)), len(logged(pipeline, GovernanceAction.QUARANTINE))
+    before = len(logged(pipeline, GovernanceAction.MASK)), len(logged_refusals(pipeline))
     durable = failpoint.operator == Settle.operator, failpoint == Failpoint(operator=Settle.operator, point="committed")
     assert before == (int(durable[0] or failpoint.point == "committed"), int(durable[1]))
     for _ in range(2):
@@ -238,7 +244,7 @@ def test_a_refusal_and_a_mask_are_logged_once_wherever_the_run_dies(
         "partition": PARTITION,
         "units": 2,
     }
-    [refused] = logged(pipeline, GovernanceAction.QUARANTINE)
+    [refused] = logged_refusals(pipeline)
     assert refused.wal_id == traces.records(pipeline)[embargoed.uri].wal_id
     assert items_of(pipeline).keys() == {shown.uri}
     # Another run decides for itself.
@@ -273,7 +279,7 @@ def test_an_exact_location_is_nowhere_in_what_is_stored_or_shown(opened: Open, o
     notice = {"kfm:sensitivity": "sensitive", "kfm:access": "restricted", "kfm:masking": "h3, resolution 4"}
     assert notice.items() <= told.items()
     assert notice.items() <= traces.catalog_tree(Path(pipeline.settings.catalog))["nexrad-l2/collection.json"].items()
-    assert logged(pipeline, GovernanceAction.QUARANTINE) == []
+    assert logged_refusals(pipeline) == []
     [document] = (Path(pipeline.settings.lineage) / "prov").rglob("*.jsonld")
     activities = prov_json(document.read_bytes())["activity"].values()
     [masking] = [one for one in activities if one.get("kfm:method") == "h3"]
@@ -345,7 +351,7 @@ def test_no_unit_that_governance_refuses_ever_gets_an_item(
         sound = {item.uri for item in items[broken:]}
         assert items_of(pipeline).keys() == sound - refused
         assert refused <= sound
-        assert Counter(entry.wal_id for entry in logged(pipeline, GovernanceAction.QUARANTINE)) == refusals
+        assert Counter(entry.wal_id for entry in logged_refusals(pipeline)) == refusals
         pipeline.close()
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,11 +17,13 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ledger.deliveries import Deliveries
+from kfm_dagster.ledger.record import HistoryEntry
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.factories import failed, finished
 
 DAY = "2025-12-03"
+EVENTS = "kfm_dagster.ledger.events"
 PERSON = Decision(actor="person", reason="looked at it", change_ref="CHG-1")
 JANE = Decision(actor="jane", reason="looked at it", change_ref="CHG-2")
 
@@ -75,6 +81,62 @@ class Bench:
     def ask(self, sql: str, **parameters: Any) -> list[Any]:
         with self.database.engine.begin() as connection:
             return list(connection.execute(sa.text(sql), parameters).mappings())
+
+
+class Heard(list[dict[str, Any]]):
+    """The ledger's events, oldest first, and the log's own records of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+
+class _Listener(logging.Handler):
+    def __init__(self, found: Heard) -> None:
+        super().__init__()
+        self.found = found
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fields = json.loads(record.getMessage())
+        # What a formatter finds as attributes is what the line says.
+        assert fields.items() <= vars(record).items()
+        self.found.append(fields)
+        self.found.records.append(record)
+
+
+@contextmanager
+def heard() -> Iterator[Heard]:
+    """Listen to the ledger's events of every level."""
+    found = Heard()
+    logger, listener = logging.getLogger(EVENTS), _Listener(found)
+    level = logger.level
+    logger.addHandler(listener)
+    logger.propagate = False
+    logger.setLevel(logging.DEBUG)
+    try:
+        yield found
+    finally:
+        logger.setLevel(level)
+        logger.propagate = True
+        logger.removeHandler(listener)
+
+
+def expected_event(change: HistoryEntry, dataset: str) -> dict[str, Any] | None:
+    """The event of a change, told from the history; None for a change that has none."""
+    if change.to_status in {"failed", "quarantined"}:
+        event = str(change.to_status)
+    elif change.to_status == "pending" and change.from_status in {"failed", "quarantined"}:
+        event = "recovered"
+    else:
+        return None
+    return {
+        "event": event,
+        "wal_id": change.wal_id,
+        "dataset": dataset,
+        "last_error_code": change.fields["last_error_code"],
+        "attempt": change.attempts,
+        "run_id": change.run_id,
+    }
 
 
 def make_bench(database: Database, contracts: ContractRegistry, **more: Any) -> Bench:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,7 +22,7 @@ from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.ledger.record import NoddWalRecord, replay_history
 from kfm_dagster.ledger.state_machine import LEGAL, Status
 from kfm_dagster_tests.factories import envelope, failed, finished
-from kfm_dagster_tests.ledger.bench import JANE, PERSON, Bench
+from kfm_dagster_tests.ledger.bench import JANE, PERSON, Bench, expected_event, heard
 
 NUMBERS = itertools.count()
 """Units of their own for every Hypothesis example, which share a database."""
@@ -182,7 +183,7 @@ STEPS = st.lists(
 )
 
 
-@pytest.mark.clause("WSM-19", "WSM-02", "WSM-16", "WSM-17", "WAL-09", "WAL-10", "BEY-02")
+@pytest.mark.clause("WSM-19", "WSM-02", "WSM-16", "WSM-17", "WAL-09", "WAL-10", "BEY-02", "WSM-20")
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
 def test_any_walk_keeps_the_rules_and_its_history_rebuilds_the_record(
@@ -195,19 +196,20 @@ def test_any_walk_keeps_the_rules_and_its_history_rebuilds_the_record(
         envelope(first, sequencer="00A2", object_version="f" * 32),  # the first one's object, rewritten in place
     ]
     walk = Walk(bench=bench, units=units)
-    walk.ensure(units[:2], RUNS[0])
-    for act, chosen, run, seconds in steps:
-        bench.clock.advance(seconds)
-        act(walk, [units[number] for number in sorted(chosen)], run)
+    with heard() as events:
+        walk.ensure(units[:2], RUNS[0])
+        for act, chosen, run, seconds in steps:
+            bench.clock.advance(seconds)
+            act(walk, [units[number] for number in sorted(chosen)], run)
     for unit in units:
-        check(bench, unit.wal_id)
+        check(bench, unit.wal_id, [event for event in events if event["wal_id"] == unit.wal_id])
     if walk.off:
         walk.switch([], RUNS[0])
     balance = bench.deliveries.conservation()
     assert (balance.residual_units, balance.residual_messages) == (0, 0)
 
 
-def check(bench: Bench, wal_id: str) -> None:
+def check(bench: Bench, wal_id: str, events: list[dict[str, Any]]) -> None:
     """What holds of a unit, whatever happened to it."""
     history = bench.ledger.history(wal_id)
     record = bench.ledger.get(wal_id)
@@ -220,7 +222,11 @@ def check(bench: Bench, wal_id: str) -> None:
     left = [entry.version for entry in history if (entry.from_status, entry.to_status) in LEAVING]
     assert set(changes) <= LEGAL | LEAVING
     assert record.attempts == sum(after == "in_progress" for _, after in changes) <= MAX_ATTEMPTS + len(left)
+    assert events == [event for entry in history if (event := expected_event(entry, DATASET))]
     decided = bench.ledger.log.entries(wal_id=wal_id, limit=1000)
+    assert sorted(entry.record_version or 0 for entry in decided if entry.action == GovernanceAction.QUARANTINE) == [
+        entry.version for entry in history if entry.to_status == Status.QUARANTINED
+    ]
     assert set(left) <= {entry.record_version for entry in decided if entry.change_ref == JANE.change_ref}
     superseded = [version for version in bench.ledger.versions(wal_id) if version.superseded_by is not None]
     assert all(version.sequencer == "00A1" for version in superseded)

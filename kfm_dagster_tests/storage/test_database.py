@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -120,3 +121,18 @@ def test_sqlite_is_opened_for_concurrent_durable_use(tmp_path: Path) -> None:
             other.execute("BEGIN IMMEDIATE")
         other.close()
     database.dispose()
+
+
+def test_a_part_that_is_taken_back_is_not_done_after_the_commit(database_url: str) -> None:
+    database = Database.open(database_url)
+    done: list[str] = []
+    with database.transaction() as tx:
+        tx.after_commit(lambda: done.append("before"))
+        with suppress(KeyError), tx.nested():
+            tx.after_commit(lambda: done.append("taken back"))
+            raise KeyError
+        with tx.nested():
+            tx.after_commit(lambda: done.append("kept"))
+        assert done == []
+    database.dispose()
+    assert done == ["before", "kept"]

@@ -441,7 +441,10 @@ FROM @batch(:batch, unit,
 WHERE
     record.wal_id = unit.wal_id AND record.attempts = unit.attempt
     AND record.status || '' = 'in_progress' AND record.ingest_run_id = :run_id
-RETURNING @returned(record.wal_id, record.dataset, record.created_at, record.replay_reason);
+RETURNING @returned(
+    record.wal_id, record.dataset, record.created_at, record.replay_reason, record.attempts, record.last_error_code,
+    record.ingest_run_id
+);
 
 -- name: fail_runs
 -- Due at once: where it cannot be let in now (its dataset is switched off), a later tick does it. A row that somebody holds
@@ -460,7 +463,7 @@ WHERE @locked(
     status = 'in_progress' AND ingest_run_id IN (@each(:run_ids))
     AND (CAST(:dataset AS text) IS NULL OR dataset = :dataset)
 )
-RETURNING wal_id, dataset, attempts;
+RETURNING wal_id, dataset, attempts, last_error_code, ingest_run_id;
 
 -- name: fail_expired
 -- sqlite: the leases lead to their claims by the index that is named, which its planner takes for nothing else.
@@ -477,7 +480,7 @@ FROM nodd_wal_leases AS lease
 WHERE
     lease.expires_at < :at AND status = 'in_progress' AND nodd_wal_records.ingest_run_id = lease.ingest_run_id
     AND nodd_wal_records.dataset = lease.dataset
-RETURNING wal_id, dataset, attempts;
+RETURNING wal_id, dataset, attempts, last_error_code, ingest_run_id;
 
 -- name: fail_expired
 -- postgresql: a row that somebody holds is being written or settled: it is not lost, and the others are locked in order.
@@ -502,7 +505,7 @@ UPDATE nodd_wal_records AS record SET
     version = version + 1
 FROM lost
 WHERE record.wal_id = lost.wal_id
-RETURNING record.wal_id, record.dataset, record.attempts;
+RETURNING record.wal_id, record.dataset, record.attempts, record.last_error_code, record.ingest_run_id;
 
 -- name: requeue
 -- sqlite: it has locked the database, and joins what it updates.
@@ -526,7 +529,7 @@ WHERE
     AND last_error_code NOT IN (SELECT value FROM json_each(policy.value, '$.never'))
     -- An object that has been overwritten cannot be read any more.
     AND NOT EXISTS (SELECT 1 FROM nodd_wal_supersessions AS link WHERE link.older_wal_id = nodd_wal_records.wal_id)
-RETURNING wal_id, dataset, partition_key;
+RETURNING wal_id, dataset, partition_key, attempts, last_error_code, ingest_run_id;
 
 -- name: requeue
 -- postgresql: what may be let in is locked in order first.
@@ -562,7 +565,8 @@ UPDATE nodd_wal_records AS record SET
     version = version + 1
 FROM allowed
 WHERE record.wal_id = allowed.wal_id
-RETURNING record.wal_id, record.dataset, record.partition_key;
+RETURNING
+    record.wal_id, record.dataset, record.partition_key, record.attempts, record.last_error_code, record.ingest_run_id;
 
 -- name: due
 SELECT wal_id
@@ -620,7 +624,7 @@ UPDATE nodd_wal_records AS record SET
 WHERE
     record.wal_id IN (@each(:wal_ids))
     AND record.status || '' = :from_status
-RETURNING @returned(record.wal_id, record.dataset, record.partition_key);
+RETURNING @returned(record.wal_id, record.dataset, record.attempts, record.last_error_code, record.ingest_run_id);
 
 -- name: record_outcomes
 INSERT INTO nodd_wal_outcomes (
@@ -676,4 +680,4 @@ WHERE @locked(
     nodd_wal_records, wal_id, FOR NO KEY UPDATE,
     wal_id IN (@each(:wal_ids)) AND status || '' IN ('pending', 'failed')
 )
-RETURNING wal_id;
+RETURNING wal_id, dataset, attempts, last_error_code, ingest_run_id;

@@ -1048,6 +1048,29 @@ CREATE INDEX quarantine_cases_by_state ON quarantine_cases (state, opened_at, wa
     INSERT INTO quarantine_cases (wal_id, quarantined_version, opened_at, reason, state)
     VALUES (NEW.wal_id, NEW.version, NEW.updated_at, NEW.change_reason, 'open')
 );
+-- Every quarantine is in the governance log, no matter who moves the unit or how (WSM-20): a person's decision stands there
+-- before, any other gets its entry here, with the error's own words where the error is why. A worker's name that is
+-- longer than an entry takes must not keep a unit out of quarantine.
+@after(
+    nodd_wal_records_log_their_quarantine, UPDATE ON nodd_wal_records, NEW.status = 'quarantined',
+    INSERT INTO governance_log (
+        at, actor, action, dataset, wal_id, record_version, from_status, to_status, reason, change_ref, details
+    )
+    SELECT
+        NEW.updated_at, substr(NEW.changed_by, 1, 200), 'quarantine', NEW.dataset, NEW.wal_id, NEW.version, OLD.status,
+        NEW.status,
+        substr(coalesce(
+            CASE WHEN NEW.change_reason = NEW.last_error_code THEN nullif(NEW.last_error_message, '') END,
+            NEW.change_reason
+        ), 1, 1000),
+        NULL,
+        @json_object(
+            'run_id', NEW.ingest_run_id, 'error_code', NEW.last_error_code, 'reason_code', NEW.change_reason
+        )
+    WHERE NOT EXISTS (
+        SELECT 1 FROM governance_log AS g WHERE g.wal_id = NEW.wal_id AND g.record_version = NEW.version
+    )
+);
 @after(
     nodd_wal_records_release_their_case, UPDATE ON nodd_wal_records, OLD.status = 'quarantined',
     UPDATE quarantine_cases SET

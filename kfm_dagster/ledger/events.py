@@ -1,0 +1,68 @@
+"""Events: what the log is told of each failed attempt, each quarantine and each return of a unit (WSM-20).
+
+One record of the logger `kfm_dagster.ledger.events` per change, once it is committed: a line of JSON, whose members are
+attributes of the record, too. They name the unit and the run, and hold no text that came from elsewhere: messages,
+reasons and addresses stay in the ledger. Made of what the changing statement returns, so that no event asks the
+database. Does not belong here: which changes there are (`store.py`), and who decided them (`governance/log.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from enum import StrEnum, unique
+from functools import partial
+from typing import Any, Final
+
+import orjson
+
+from kfm_dagster.storage.database import Transaction
+
+_LOG = logging.getLogger(__name__)
+
+
+@unique
+class LedgerEvent(StrEnum):
+    """What became of a unit."""
+
+    FAILED = "failed"
+    """An attempt ended without success: its run said so, or lost the claim."""
+    QUARANTINED = "quarantined"
+    """The unit was taken out of automatic flows, by the ledger or by a person."""
+    RECOVERED = "recovered"
+    """A failed or quarantined unit waits for another attempt."""
+
+
+_LEVELS: Final = {
+    LedgerEvent.FAILED: logging.WARNING,
+    LedgerEvent.QUARANTINED: logging.WARNING,
+    LedgerEvent.RECOVERED: logging.INFO,
+}
+
+
+def announce(tx: Transaction, event: LedgerEvent, rows: Iterable[Any]) -> tuple[Any, ...]:
+    """Log one event for each record that a statement changed and returned, after the commit; return the rows.
+
+    Each has wal_id, dataset, last_error_code, attempts and ingest_run_id. A process that dies between the commit and
+    the log leaves the change in `nodd_wal_transitions` alone.
+    """
+    changed = tuple(rows)
+    if changed:
+        tx.after_commit(partial(_log, event, changed))
+    return changed
+
+
+def _log(event: LedgerEvent, rows: Sequence[Any]) -> None:
+    level = _LEVELS[event]
+    if not _LOG.isEnabledFor(level):
+        return
+    for row in rows:
+        fields = {
+            "event": event.value,
+            "wal_id": row.wal_id,
+            "dataset": row.dataset,
+            "last_error_code": row.last_error_code,
+            "attempt": row.attempts,
+            "run_id": row.ingest_run_id,
+        }
+        _LOG.log(level, "%s", orjson.dumps(fields).decode(), extra=fields)

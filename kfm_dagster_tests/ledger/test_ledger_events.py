@@ -1,0 +1,362 @@
+"""Every failed attempt, quarantine and recovery is one event of the log, and every quarantine one of governance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Self
+
+import pytest
+import sqlalchemy as sa
+
+from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.contracts.model import PermanentErrors, Retry
+from kfm_dagster.governance.log import GovernanceAction, GovernanceEntry
+from kfm_dagster.ledger.policy import LedgerCode
+from kfm_dagster.ledger.record import HistoryEntry
+from kfm_dagster.ledger.state_machine import OVERRIDES, TRANSITIONS, Status
+from kfm_dagster.storage.database import Transaction
+from kfm_dagster_tests.factories import envelope, failed, finished
+from kfm_dagster_tests.governance.conftest import every_row
+from kfm_dagster_tests.ledger.bench import JANE, Bench, Heard, expected_event, heard, make_bench
+
+RUN = "run-1"
+TRANSIENT = "storage_unavailable"
+FIELDS = {"event", "wal_id", "dataset", "last_error_code", "attempt", "run_id"}
+
+
+class TakenBackError(Exception):
+    """What a test raises to have a transaction rolled back."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """What stands before, the call, and the events that follow: each with its code and, of a quarantine, why."""
+
+    before: Callable[[Scene], object]
+    act: Callable[[Scene, Transaction], object]
+    expected: tuple[tuple[str, ...], ...]
+
+
+@dataclass
+class Scene:
+    """A ledger, and a unit with a newer version of its object."""
+
+    bench: Bench
+    contracts: ContractRegistry
+    unit: Envelope
+    newer: Envelope
+
+    def under(self, **retry: Any) -> Self:
+        """Go on under contracts with another policy, at the same time."""
+        changed = [one.model_copy(update={"retry": Retry(**one.retry.model_dump() | retry)}) for one in self.contracts]
+        clock = self.bench.clock
+        self.bench = make_bench(self.bench.database, ContractRegistry.of(changed))
+        self.bench.clock.now = clock.now
+        return self
+
+    def claimed(self, attempt: int = 1) -> Envelope:
+        """Give the unit a record and claim it for its n-th attempt."""
+        self.bench.ledger.ensure([self.unit])
+        [claim] = self.bench.claim(self.unit)
+        while claim.attempt < attempt:
+            self.bench.ledger.settle([failed(claim, TRANSIENT)], run_id=RUN)
+            self.bench.ledger.requeue([self.unit.wal_id])
+            [claim] = self.bench.claim(self.unit)
+        return claim
+
+    def settle(self, tx: Transaction, code: str, attempt: int = 1) -> object:
+        return self.bench.ledger.settle([failed(self.unit.evolve(attempt=attempt), code)], run_id=RUN, tx=tx)
+
+    def quarantine(self, tx: Transaction) -> object:
+        return self.bench.ledger.quarantine([self.unit.wal_id], reason_code="odd", decision=JANE, tx=tx)
+
+    def override(self, tx: Transaction, status: Status, action: GovernanceAction) -> object:
+        version = {self.unit.wal_id: self.record.version}
+        return self.bench.ledger.override(version, from_status=status, action=action, decision=JANE, tx=tx)
+
+    @property
+    def record(self) -> Any:
+        return self.bench.ledger.get(self.unit.wal_id)
+
+    @property
+    def history(self) -> list[HistoryEntry]:
+        return list(self.bench.ledger.history(self.unit.wal_id))
+
+    @property
+    def entries(self) -> list[GovernanceEntry]:
+        return self.bench.ledger.log.entries(action=GovernanceAction.QUARANTINE, wal_id=self.unit.wal_id)
+
+
+def brought_to(status: str) -> Callable[[Scene], object]:
+    return lambda scene: scene.bench.bring_to(status, scene.unit)
+
+
+def superseded(scene: Scene) -> None:
+    scene.claimed()
+    scene.bench.ledger.ensure([scene.newer])
+
+
+def expired(scene: Scene, attempt: int = 1) -> None:
+    scene.claimed(attempt)
+    scene.bench.clock.advance(961)
+
+
+def switched_off(scene: Scene) -> None:
+    expired(scene)
+    scene.bench.ledger.switches.engage(scene.unit.dataset, JANE)
+
+
+STRICT = PermanentErrors(codes=["missing_object"], max_attempts=1).model_dump()
+WAYS = {
+    "an attempt fails": Way(
+        Scene.claimed, lambda scene, tx: scene.settle(tx, "missing_object"), (("failed", "missing_object"),)
+    ),
+    "a chain is not complete": Way(
+        Scene.claimed,
+        lambda scene, tx: scene.bench.ledger.settle(
+            [finished(scene.unit.evolve(attempt=1)).evolve(provenance=None)], run_id=RUN, tx=tx
+        ),
+        (("failed", "incomplete_chain"),),
+    ),
+    "the last attempt fails": Way(
+        lambda scene: scene.claimed(3),
+        lambda scene, tx: scene.settle(tx, TRANSIENT, 3),
+        (("failed", TRANSIENT), ("quarantined", TRANSIENT, "attempts_exhausted")),
+    ),
+    "an error is permanent": Way(
+        Scene.claimed,
+        lambda scene, tx: scene.settle(tx, "size_zero"),
+        (("failed", "size_zero"), ("quarantined", "size_zero", "attempts_exhausted")),
+    ),
+    "the deadline is over": Way(
+        lambda scene: (scene.under(deadline_seconds=60).claimed(), scene.bench.clock.advance(61)),
+        lambda scene, tx: scene.settle(tx, TRANSIENT),
+        (("failed", TRANSIENT), ("quarantined", TRANSIENT, "deadline_exceeded")),
+    ),
+    "governance refuses": Way(
+        Scene.claimed,
+        lambda scene, tx: scene.settle(tx, "governance_hard_fail"),
+        (("failed", "governance_hard_fail"), ("quarantined", "governance_hard_fail", "the object is not there")),
+    ),
+    "a superseded unit fails": Way(
+        superseded,
+        lambda scene, tx: scene.settle(tx, "etag_mismatch"),
+        (("failed", "etag_mismatch"), ("quarantined", "etag_mismatch", "superseded")),
+    ),
+    "a newer version is announced": Way(
+        brought_to("pending"),
+        lambda scene, tx: scene.bench.ledger.ensure([scene.newer], tx=tx),
+        (("quarantined", "superseded", "superseded"),),
+    ),
+    "a version is announced late": Way(
+        lambda scene: scene.bench.ledger.ensure([scene.newer]),
+        lambda scene, tx: scene.bench.ledger.ensure([scene.unit], tx=tx),
+        (("quarantined", "stale_event", "stale_event"),),
+    ),
+    "a run is lost": Way(
+        Scene.claimed,
+        lambda scene, tx: scene.bench.ledger.release_lost(run_ids=[RUN], tx=tx),
+        (("failed", "worker_lost"), ("recovered", "worker_lost")),
+    ),
+    "a lease is over": Way(
+        expired,
+        lambda scene, tx: scene.bench.ledger.release_lost(tx=tx),
+        (("failed", "lease_expired"), ("recovered", "lease_expired")),
+    ),
+    "the lease of the last attempt is over": Way(
+        lambda scene: expired(scene, 3),
+        lambda scene, tx: scene.bench.ledger.release_lost(tx=tx),
+        (("failed", "lease_expired"), ("quarantined", "lease_expired", "attempts_exhausted")),
+    ),
+    "a lease is over where the kill switch is on": Way(
+        switched_off, lambda scene, tx: scene.bench.ledger.release_lost(tx=tx), (("failed", "lease_expired"),)
+    ),
+    "a run is rolled back": Way(
+        Scene.claimed,
+        lambda scene, tx: scene.bench.ledger.release_rolled_back(
+            run_id=RUN, dataset=scene.unit.dataset, because="token=geheim", tx=tx
+        ),
+        (("failed", "run_rolled_back"), ("recovered", "run_rolled_back")),
+    ),
+    "a retry is due": Way(
+        brought_to("failed"),
+        lambda scene, tx: scene.bench.ledger.retry_due(now=scene.bench.clock.now + timedelta(days=1), limit=9, tx=tx),
+        (("recovered", "missing_object"),),
+    ),
+    "a retry is due that the contract grants no more": Way(
+        lambda scene: (scene.bench.bring_to("failed", scene.unit), scene.under(permanent=STRICT)),
+        lambda scene, tx: scene.bench.ledger.retry_due(now=scene.bench.clock.now + timedelta(days=1), limit=9, tx=tx),
+        (("quarantined", "missing_object", "attempts_exhausted"),),
+    ),
+    "a redelivery or a replay": Way(
+        brought_to("failed"),
+        lambda scene, tx: scene.bench.ledger.requeue([scene.unit.wal_id], reason="incident", run_id="replay", tx=tx),
+        (("recovered", "missing_object"),),
+    ),
+    "a person quarantines what waits": Way(
+        brought_to("pending"), Scene.quarantine, (("quarantined", "odd", JANE.reason),)
+    ),
+    "a person quarantines what failed": Way(
+        brought_to("failed"), Scene.quarantine, (("quarantined", "missing_object", JANE.reason),)
+    ),
+    "a person releases": Way(
+        brought_to("quarantined"),
+        lambda scene, tx: scene.override(tx, Status.QUARANTINED, GovernanceAction.RELEASE),
+        (("recovered", "test"),),
+    ),
+    # Nothing had failed: a decision, and no recovery.
+    "a person has a success done again": Way(
+        brought_to("succeeded"), lambda scene, tx: scene.override(tx, Status.SUCCEEDED, GovernanceAction.REPEAT), ()
+    ),
+    "an attempt succeeds": Way(
+        Scene.claimed,
+        lambda scene, tx: scene.bench.ledger.settle([finished(scene.unit.evolve(attempt=1))], run_id=RUN, tx=tx),
+        (),
+    ),
+}
+
+
+def take_back(scene: Scene, way: Way) -> None:
+    with scene.bench.database.transaction() as tx:
+        way.act(scene, tx)
+        raise TakenBackError
+
+
+@pytest.fixture
+def scene(bench: Bench, contracts: ContractRegistry) -> Scene:
+    older = envelope(0, sequencer="00A1")
+    return Scene(bench, contracts, older, envelope(0, sequencer="00A2", object_version="f" * 32))
+
+
+@pytest.fixture
+def log() -> Iterator[Heard]:
+    with heard() as found:
+        yield found
+
+
+@pytest.mark.clause("WSM-20", "TEL-06", "SEC-02")
+@pytest.mark.parametrize("name", WAYS)
+def test_each_change_is_one_event_and_each_quarantine_one_entry_once_it_is_committed(
+    name: str, scene: Scene, log: Heard
+) -> None:
+    way = WAYS[name]
+    way.before(scene)
+    log.clear()
+    changes, entries, database = len(scene.history), len(scene.entries), scene.bench.database
+    rows = every_row(database)
+    with pytest.raises(TakenBackError):
+        take_back(scene, way)
+    assert log == []
+    assert every_row(database) == rows
+
+    with database.transaction() as tx:
+        way.act(scene, tx)
+        assert log == []
+    new = scene.history[changes:]
+    assert [(one["event"], one["last_error_code"]) for one in log] == [change[:2] for change in way.expected]
+    assert log == [event for change in new if (event := expected_event(change, scene.unit.dataset))]
+    assert all(set(one) == FIELDS for one in log)
+    written = scene.entries[: len(scene.entries) - entries]
+    quarantined = [change for change in new if change.to_status == Status.QUARANTINED]
+    assert [(one.record_version, one.from_status, one.to_status, one.actor) for one in written] == [
+        (change.version, change.from_status, change.to_status, change.actor) for change in quarantined
+    ]
+    assert [one.reason for one in written] == [change[2] for change in way.expected if change[0] == "quarantined"]
+
+
+@pytest.mark.clause("WSM-20")
+def test_the_table_has_every_way_there_is() -> None:
+    taken = {(change[0], code) for way in WAYS.values() for change in way.expected for code in change[1:]}
+    of_ledger = {code.value for code in LedgerCode}
+    assert of_ledger - {code for _, code in taken} == set()
+    kinds = {
+        (rule.from_status, rule.to_status): expected_event(_change(rule.from_status, rule.to_status), "d")
+        for rule in (*TRANSITIONS, *OVERRIDES)
+    }
+    assert {pair: event["event"] for pair, event in kinds.items() if event} == {
+        ("in_progress", "failed"): "failed",
+        ("pending", "quarantined"): "quarantined",
+        ("failed", "quarantined"): "quarantined",
+        ("failed", "pending"): "recovered",
+        ("quarantined", "pending"): "recovered",
+    }
+
+
+def _change(before: Status | None, after: Status) -> HistoryEntry:
+    return HistoryEntry.model_construct(
+        wal_id="w", from_status=before, to_status=after, attempts=1, run_id=None, fields={"last_error_code": None}
+    )
+
+
+@pytest.mark.clause("TEL-06", "SEC-04")
+def test_an_event_is_a_line_of_json_that_names_unit_and_run_and_quotes_nobody(scene: Scene, log: Heard) -> None:
+    claim = scene.claimed()
+    error = failed(claim)
+    secret = replace(error.integrity.issues[0], message="s3://bucket/key?X-Amz-Signature=geheim of jane@example.org")
+    scene.bench.ledger.settle([error.evolve(integrity=replace(error.integrity, issues=(secret,)))], run_id=RUN)
+    [record] = log.records
+    assert (record.name, record.levelname) == ("kfm_dagster.ledger.events", "WARNING")
+    assert json.loads(record.getMessage()) == {
+        "event": "failed",
+        "wal_id": claim.wal_id,
+        "dataset": "nexrad-l2",
+        "last_error_code": "missing_object",
+        "attempt": 1,
+        "run_id": RUN,
+    }
+    assert not any(part in str(vars(record)) for part in ("geheim", "jane", "bucket"))
+
+
+@pytest.mark.clause("WSM-20")
+def test_two_ways_in_one_call_are_one_event_each(scene: Scene, log: Heard) -> None:
+    """A run that is named, and one whose lease is over, are taken back together."""
+    other = envelope(1)
+    expired(scene)
+    scene.bench.ledger.ensure([other])
+    scene.bench.claim(other, run_id="run-2")
+    scene.bench.ledger.release_lost(run_ids=["run-2"])
+    assert sorted((one["event"], one["wal_id"], one["last_error_code"], one["run_id"]) for one in log) == sorted(
+        (event, unit.wal_id, code, run_id)
+        for unit, code, run_id in ((other, "worker_lost", "run-2"), (scene.unit, "lease_expired", RUN))
+        for event in ("failed", "recovered")
+    )
+
+
+@pytest.mark.clause("WSM-20")
+def test_a_unit_that_is_quarantined_by_hand_is_in_the_governance_log(scene: Scene) -> None:
+    scene.bench.bring_to("failed", scene.unit)
+    typed = """
+        UPDATE nodd_wal_records SET
+            status = 'quarantined', next_attempt_at = NULL, version = version + 1, changed_by = :by,
+            change_reason = 'by hand'
+        WHERE wal_id = :wal_id
+    """
+    # Longer than an entry takes: that is no reason to stay where it was.
+    scene.bench.type_by_hand(typed, wal_id=scene.unit.wal_id, by="x" * 300)
+    [entry] = scene.entries
+    assert (entry.actor, entry.reason, entry.change_ref) == ("x" * 200, "by hand", None)
+    assert entry.details == {"run_id": RUN, "error_code": "missing_object", "reason_code": "by hand"}
+
+
+@pytest.mark.clause("WSM-20")
+def test_events_cost_no_statement(bench: Bench, log: Heard) -> None:
+    def statements(units: list[Envelope]) -> int:
+        bench.ledger.ensure(units)
+        claimed = bench.claim(*units)
+        log.clear()
+        executed: list[str] = []
+
+        def execute(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+            executed.append(statement)
+
+        sa.event.listen(bench.database.engine, "before_cursor_execute", execute)
+        bench.ledger.settle([failed(one, "size_zero") for one in claimed], run_id=RUN)
+        sa.event.remove(bench.database.engine, "before_cursor_execute", execute)
+        assert len(log) == 2 * len(units)
+        return len(executed)
+
+    assert statements([envelope(0)]) == statements([envelope(number) for number in range(1, 101)])
