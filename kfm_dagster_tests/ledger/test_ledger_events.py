@@ -268,7 +268,6 @@ def test_each_change_is_one_event_and_each_quarantine_one_entry_once_it_is_commi
     assert [one.reason for one in written] == [change[2] for change in way.expected if change[0] == "quarantined"]
 
 
-@pytest.mark.clause("WSM-20")
 def test_the_table_has_every_way_there_is() -> None:
     taken = {(change[0], code) for way in WAYS.values() for change in way.expected for code in change[1:]}
     of_ledger = {code.value for code in LedgerCode}
