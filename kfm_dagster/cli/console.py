@@ -1,4 +1,4 @@
-"""`kfm console`: the validation report over HTTP. Only reads."""
+"""`kfm console`: the validation report and the metrics over HTTP. Only reads."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from kfm_dagster.console.serving import is_loopback, serve
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=3001, show_default=True, type=click.IntRange(1, 65535), help="Port to listen on.")
 def console(*, host: str, port: int) -> None:
-    """Serve the report of kfm validate to browsers and monitors, until Ctrl-C.
+    """Serve the report of kfm validate and the metrics to browsers and monitors, until Ctrl-C.
 
     GET /validate answers with JSON or a page, as the Accept header likes or ?format=json says; ?days=1 looks one day
-    back. There is no login: who reaches the address may read it.
+    back. GET /metrics is for Prometheus. There is no login: who reaches the address may read it.
 
     Example: kfm console --port 3001
     """

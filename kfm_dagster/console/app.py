@@ -1,8 +1,8 @@
-"""The console's web application: `GET /validate`, and nothing that changes anything.
+"""The console's web application: `GET /validate` and `GET /metrics`, and nothing that changes anything.
 
 An answer is made for each request, from a database that refuses writes. Whatever a page might do but show itself
 is forbidden by its headers. Belongs here: routes, headers, what a refusal looks like. Does not belong here: the report
-(`exports/validation.py`), or the server (`serving.py`).
+(`exports/validation.py`), the metrics (`exports/metrics.py`), or the server (`serving.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as NoConnectionFreeError
 from starlette.applications import Starlette
@@ -27,11 +28,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kfm_dagster.console.asking import BadRequestError, Form, NotAcceptableError, asked_of
 from kfm_dagster.errors import DependencyUnavailableError, KfmError
+from kfm_dagster.exports.metrics import exposition
 from kfm_dagster.exports.validation import validate_report
 from kfm_dagster.exports.validation_page import STYLE, validation_page
 from kfm_dagster.ingest.pipeline import Pipeline
 
 PATH = "/validate"
+METRICS = "/metrics"
 _STYLE_DIGEST = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 HEADERS: Mapping[str, str] = {
     # The page has one style of its own, no script, no picture, no form, and nobody frames it.
@@ -60,8 +63,11 @@ def console_app(pipeline: Pipeline, *, hosts: Sequence[str]) -> Starlette:
         content = json.dumps(report) if asked.form is Form.JSON else validation_page(report)
         return Response(content, media_type=asked.form.media_type)
 
+    def metrics(_: Request) -> Response:
+        return Response(exposition(pipeline), headers={"content-type": CONTENT_TYPE_LATEST})
+
     application = Starlette(
-        routes=[Route(PATH, validate, methods=["GET"])],
+        routes=[Route(PATH, validate, methods=["GET"]), Route(METRICS, metrics, methods=["GET"])],
         middleware=[
             Middleware(_Hardened),
             # A page of somebody else's whose name is made to lead here (DNS rebinding) reads nothing.
@@ -106,5 +112,5 @@ def _no_database(_: Request, error: Exception) -> Response:  # noqa: ARG001, wha
 def _no_such(_: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
-    text = f"{error.detail.lower()}; expected GET {PATH}\n"
+    text = f"{error.detail.lower()}; expected GET {PATH} or {METRICS}\n"
     return PlainTextResponse(text, status_code=error.status_code, headers=error.headers)

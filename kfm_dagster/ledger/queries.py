@@ -17,7 +17,7 @@ from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Lane, WalId
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.ledger.outcomes import mismatches
 from kfm_dagster.ledger.record import HistoryEntry, NoddWalRecord, record_of
-from kfm_dagster.ledger.reports import DayReport, FailingUnit, Mismatch, ObjectVersion, PendingPartition
+from kfm_dagster.ledger.reports import DayReport, FailingUnit, Mismatch, MoveCount, ObjectVersion, PendingPartition
 from kfm_dagster.ledger.rows import as_json, claimed_envelopes
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Database, Transaction
@@ -200,6 +200,20 @@ class LedgerQueries:
         """Return, by dataset, how many results differ from an earlier success without permission."""
         with reading(self.database, tx) as view:
             return {row.dataset: int(row.mismatches) for row in view.run("ledger.mismatch_counts")}
+
+    def move_counts(self, *, tx: Transaction | None = None) -> list[MoveCount]:
+        """Return how often records moved, by dataset, status, replay reason and attempt."""
+        with reading(self.database, tx) as view:
+            return [
+                MoveCount(
+                    dataset=row.dataset,
+                    to_status=Status(row.to_status),
+                    replay_reason=row.replay_reason,
+                    attempt=row.attempt,
+                    moves=int(row.moves),
+                )
+                for row in view.run("ledger.move_counts")
+            ]
 
     def replay_reasons(self, *, tx: Transaction | None = None) -> Mapping[str, str]:
         """Return the vocabulary of replay reasons with their meaning."""

@@ -142,3 +142,17 @@ class Mismatch:
     item_differs: bool
     provenance_differs: bool
     permitted: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MoveCount:
+    """How often records of a dataset moved to a status, since the ledger began.
+
+    `replay_reason` is that of a return to pending, or ''; `attempt` that of a claim, or 0.
+    """
+
+    dataset: str
+    to_status: Status
+    replay_reason: str
+    attempt: int
+    moves: int

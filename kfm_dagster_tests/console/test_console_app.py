@@ -17,11 +17,14 @@ from typing import Any
 
 import pytest
 import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from kfm_dagster.console import app
-from kfm_dagster.console.app import PATH, console_app
+from kfm_dagster.console.app import METRICS, PATH, console_app
 from kfm_dagster.errors import KfmError
+from kfm_dagster.exports.metrics import ATTEMPTS
 from kfm_dagster.exports.validation_page import OPENING
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import Settings
@@ -112,6 +115,28 @@ def test_the_report_comes_as_json_or_as_a_page_and_is_the_same(worked: Ask) -> N
     assert worked(PATH, method="HEAD").text == ""
 
 
+@pytest.mark.clause("WAL-12", "TEL-03")
+def test_the_metrics_say_what_the_ledger_says_whoever_serves_them(worked: Ask) -> None:
+    answer = worked(METRICS)
+    assert (answer.status, answer.headers["content-type"]) == (200, CONTENT_TYPE_LATEST)
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+        if sample.value
+    }
+    assert found == {
+        ("nodd_sns_wal_records_total", "nexrad-l2", "pending"): 2,
+        ("nodd_sns_wal_records_total", "nexrad-l2", "in_progress"): 2,
+        ("nodd_sns_wal_records_total", "nexrad-l2", "succeeded"): 2,
+        **{("nodd_sns_wal_attempts_histogram_bucket", "nexrad-l2", le): 2 for le in (*map(str, ATTEMPTS), "+Inf")},
+        ("nodd_sns_wal_attempts_histogram_count", "nexrad-l2"): 2,
+        ("nodd_sns_wal_attempts_histogram_sum", "nexrad-l2"): 2,
+    }
+    assert 'nodd_sns_replay_mismatch_total{dataset="hrrr"} 0.0' in answer.text
+    assert worked(METRICS) == answer
+
+
 def test_the_page_s_headers_allow_its_own_style_and_nothing_else(ask: Ask) -> None:
     for path, status in ((PATH, 200), (f"{PATH}?days=x", 400), ("/", 404)):
         answer = ask(path, Accept="text/html")
@@ -134,7 +159,7 @@ def test_the_page_s_headers_allow_its_own_style_and_nothing_else(ask: Ask) -> No
         (f"{PATH}?format=%3Cb%3E", {}, 400, "format='<b>'"),
         (f"{PATH}?day=1", {}, 400, "'day'; expected days and format"),
         (PATH, {"Accept": "image/png"}, 406, "expected application/json or text/html"),
-        ("/", {}, 404, "not found; expected GET /validate"),
+        ("/", {}, 404, "not found; expected GET /validate or /metrics"),
         ("/validate/", {}, 404, "not found"),
         ("/../../etc/passwd", {}, 404, "not found"),
         (PATH, {"method": "POST"}, 405, "method not allowed"),

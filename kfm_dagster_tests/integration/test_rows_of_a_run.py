@@ -20,6 +20,8 @@ OTHERS = {
     "stage_audit": 2 * STAGES + 1,
     "catalog_summaries": 5,
     "nodd_wal_transitions": 3,
+    # Of all units of a dataset together: one for each status that any has reached.
+    "nodd_wal_counts": 3,
     "lineage_batches": 2,
     "lineage_emissions": 2,
     "catalog_collections": 1,

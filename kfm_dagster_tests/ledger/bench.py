@@ -18,6 +18,8 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ledger.deliveries import Deliveries
 from kfm_dagster.ledger.record import HistoryEntry
+from kfm_dagster.ledger.reports import MoveCount
+from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.factories import failed, finished
@@ -26,6 +28,20 @@ DAY = "2025-12-03"
 EVENTS = "kfm_dagster.ledger.events"
 PERSON = Decision(actor="person", reason="looked at it", change_ref="CHG-1")
 JANE = Decision(actor="jane", reason="looked at it", change_ref="CHG-2")
+HISTORY_BY_MOVE = """
+    SELECT dataset, to_status, replay_reason, attempt, count(*) AS moves
+    FROM (
+        SELECT
+            record.dataset, entry.to_status,
+            CASE entry.to_status WHEN 'pending' THEN coalesce(entry.fields ->> 'replay_reason', '') ELSE '' END
+                AS replay_reason,
+            CASE entry.to_status WHEN 'in_progress' THEN entry.attempts ELSE 0 END AS attempt
+        FROM nodd_wal_transitions AS entry
+        INNER JOIN nodd_wal_records AS record ON entry.wal_id = record.wal_id
+    ) AS moved
+    GROUP BY dataset, to_status, replay_reason, attempt
+    ORDER BY dataset, to_status, replay_reason, attempt
+"""
 
 
 @dataclass
@@ -77,6 +93,13 @@ class Bench:
         """Run SQL as a person with a database shell would; return the number of rows."""
         with self.database.engine.begin() as connection:
             return connection.execute(sa.text(sql), parameters).rowcount
+
+    def counted(self) -> list[MoveCount]:
+        """Count the moves in the whole history, as `Ledger.move_counts` says them without it."""
+        return [
+            MoveCount(**{**row, "to_status": Status(row["to_status"]), "moves": int(row["moves"])})
+            for row in self.ask(HISTORY_BY_MOVE)
+        ]
 
     def ask(self, sql: str, **parameters: Any) -> list[Any]:
         with self.database.engine.begin() as connection:

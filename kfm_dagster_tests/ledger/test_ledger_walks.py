@@ -183,7 +183,7 @@ STEPS = st.lists(
 )
 
 
-@pytest.mark.clause("WSM-19", "WSM-02", "WSM-16", "WSM-17", "WAL-09", "WAL-10", "BEY-02", "WSM-20")
+@pytest.mark.clause("WSM-19", "WSM-02", "WSM-16", "WSM-17", "WSM-20", "WAL-09", "WAL-10", "WAL-12", "TEL-03", "BEY-02")
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
 def test_any_walk_keeps_the_rules_and_its_history_rebuilds_the_record(
@@ -207,6 +207,7 @@ def test_any_walk_keeps_the_rules_and_its_history_rebuilds_the_record(
         walk.switch([], RUNS[0])
     balance = bench.deliveries.conservation()
     assert (balance.residual_units, balance.residual_messages) == (0, 0)
+    assert bench.ledger.move_counts() == bench.counted()
 
 
 def check(bench: Bench, wal_id: str, events: list[dict[str, Any]]) -> None:

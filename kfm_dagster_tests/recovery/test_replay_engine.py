@@ -8,16 +8,20 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import IllegalTransitionError, UnknownReplayReasonError
+from kfm_dagster.exports.metrics import exposition
 from kfm_dagster.governance.log import Decision, GovernanceAction
+from kfm_dagster.ingest.alerting import alert_evaluator
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.recovery.replay import runs
@@ -26,6 +30,7 @@ from kfm_dagster.recovery.replay.pace import HoldReason
 from kfm_dagster.recovery.replay.runs import ReplayState, ReplayStateError, UnknownReplayError
 from kfm_dagster.recovery.replay.units import Admission
 from kfm_dagster.settings import Environment
+from kfm_dagster_tests.alerts.webhook_server import open_letterbox
 from kfm_dagster_tests.factories import failed, finished
 from kfm_dagster_tests.recovery.replays import PERSON, Stand, another_result, open_stand, repair, selection
 
@@ -278,11 +283,29 @@ def test_a_result_that_must_match_and_does_not_stops_the_replay(stand: Stand) ->
     assert admissions(stand, run.replay_run_id) == {unit.wal_id: 1 for unit in units}
 
 
+@pytest.mark.clause("WAL-11")
+def test_a_result_that_differs_without_permission_is_counted_audited_and_reaches_a_channel(stand: Stand) -> None:
+    stand.bring("succeeded", 3)
+    run = stand.engine.start(repair(options={"must_match": True}), PERSON)
+    stand.carry_out(run.replay_run_id, ending=another_result)
+    assert 'nodd_sns_replay_mismatch_total{dataset="nexrad-l2"} 3.0' in exposition(stand.pipeline).decode()
+    audited = stand.pipeline.ledger.log.entries(action=GovernanceAction.REPLAY_MISMATCH)
+    assert len({entry.wal_id for entry in audited}) == 3
+    with open_letterbox() as box:
+        evaluator = replace(alert_evaluator(stand.pipeline), urls=SecretStr(f"page_ops={box.url()}"))
+        evaluator.evaluate()
+        evaluator.evaluate()
+    [message] = box.taken
+    assert "replay_divergence" in message["title"]
+    assert "nexrad-l2" in message["message"]
+
+
 @pytest.mark.clause("RPL-07")
 def test_a_result_that_may_differ_is_kept_and_stops_nothing(stand: Stand) -> None:
     stand.bring("succeeded", 2)
     run = stand.engine.start(repair(), PERSON)
     stand.carry_out(run.replay_run_id, ending=another_result)
+    assert not alert_evaluator(stand.pipeline).evaluate().changes.opened
     assert stand.engine.report(run.replay_run_id).run.state is ReplayState.FINISHED
     assert stand.pipeline.ledger.mismatch_counts() == {}
     assert [found.permitted for found in stand.pipeline.ledger.mismatches()] == [True, True]

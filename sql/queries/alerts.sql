@@ -83,6 +83,11 @@ events AS (
         kind = 'replay' AND event = 'diverged'
         AND at >= (SELECT t.since FROM terms AS t WHERE t.rule = 'replay_divergence')
     UNION ALL
+    -- The same of a unit that was done again by itself.
+    SELECT 'replay_divergence', dataset, at, replay_run_id, dataset
+    FROM replay_mismatches
+    WHERE NOT permitted AND at >= (SELECT t.since FROM terms AS t WHERE t.rule = 'replay_divergence')
+    UNION ALL
     SELECT 'unlock', 'clock', at, run_id, stage
     FROM stage_audit
     WHERE kind = 'stop' AND event = 'E_SYNC' AND at >= (SELECT t.since FROM terms AS t WHERE t.rule = 'unlock')

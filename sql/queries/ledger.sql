@@ -153,6 +153,12 @@ LIMIT :limit;
 -- name: mismatch_counts
 SELECT dataset, count(*) AS mismatches FROM replay_mismatches WHERE NOT permitted GROUP BY dataset ORDER BY dataset;
 
+-- name: move_counts
+SELECT dataset, to_status, replay_reason, attempt, sum(moves) AS moves
+FROM nodd_wal_counts
+GROUP BY dataset, to_status, replay_reason, attempt
+ORDER BY dataset, to_status, replay_reason, attempt;
+
 -- name: ensure
 INSERT INTO nodd_wal_records (
     wal_id, dataset, object_uri, provider, queue, event_time, time_range_start, time_range_end, status, attempts,

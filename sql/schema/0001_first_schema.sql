@@ -411,6 +411,75 @@ BEGIN
     );
 END;
 
+-- How often records moved, and where to: what the metrics say (WAL-12), read without the history, and as long-lived.
+CREATE TABLE nodd_wal_counts (
+    dataset @id NOT NULL,
+    to_status text NOT NULL,
+    -- Of a return to pending; '' of other moves.
+    replay_reason text NOT NULL,
+    -- Of a claim, which attempt it began; 0 of other moves.
+    attempt integer NOT NULL,
+    moves @bigint NOT NULL,
+    CONSTRAINT nodd_wal_counts_something_moved CHECK (moves > 0)
+) @strict;
+
+-- postgresql: each statement adds rows of its own, because writers that add to one row would wait for each other. Some
+-- of the transactions add up what is there, and leave out what another one is adding up. A deployment's role writes here
+-- by this function only, which has the owner's rights.
+CREATE FUNCTION nodd_wal_count_moves() RETURNS trigger LANGUAGE plpgsql
+SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+    INSERT INTO nodd_wal_counts (dataset, to_status, replay_reason, attempt, moves)
+    SELECT
+        n.dataset, n.status, CASE n.status WHEN 'pending' THEN coalesce(n.replay_reason, '') ELSE '' END,
+        CASE n.status WHEN 'in_progress' THEN n.attempts ELSE 0 END, count(*)
+    FROM new_rows AS n
+    GROUP BY 1, 2, 3, 4;
+    IF CAST(CAST(pg_current_xact_id() AS text) AS numeric) % 64 = 0 THEN
+        WITH part AS (
+            DELETE FROM nodd_wal_counts
+            WHERE ctid IN (SELECT c.ctid FROM nodd_wal_counts AS c FOR UPDATE SKIP LOCKED)
+            RETURNING dataset, to_status, replay_reason, attempt, moves
+        )
+        INSERT INTO nodd_wal_counts (dataset, to_status, replay_reason, attempt, moves)
+        SELECT dataset, to_status, replay_reason, attempt, sum(moves) FROM part GROUP BY 1, 2, 3, 4;
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+-- postgresql: a trigger calls a function, the one above.
+CREATE TRIGGER nodd_wal_records_count_new AFTER INSERT ON nodd_wal_records
+REFERENCING NEW TABLE AS new_rows
+FOR EACH STATEMENT EXECUTE FUNCTION nodd_wal_count_moves();
+
+-- postgresql: a trigger calls a function, the one above.
+CREATE TRIGGER nodd_wal_records_count_moves AFTER UPDATE ON nodd_wal_records
+REFERENCING NEW TABLE AS new_rows
+FOR EACH STATEMENT EXECUTE FUNCTION nodd_wal_count_moves();
+
+-- sqlite: it has one writer, so every move is added to one row.
+CREATE UNIQUE INDEX nodd_wal_counts_one_row ON nodd_wal_counts (dataset, to_status, replay_reason, attempt);
+
+-- sqlite: it knows triggers of rows only.
+CREATE TRIGGER nodd_wal_records_count_new AFTER INSERT ON nodd_wal_records
+BEGIN
+    INSERT INTO nodd_wal_counts (dataset, to_status, replay_reason, attempt, moves)
+    VALUES (NEW.dataset, NEW.status, '', 0, 1)
+    ON CONFLICT DO UPDATE SET moves = moves + 1;
+END;
+
+-- sqlite: it knows triggers of rows only.
+CREATE TRIGGER nodd_wal_records_count_moves AFTER UPDATE ON nodd_wal_records
+BEGIN
+    INSERT INTO nodd_wal_counts (dataset, to_status, replay_reason, attempt, moves)
+    VALUES (
+        NEW.dataset, NEW.status, CASE NEW.status WHEN 'pending' THEN coalesce(NEW.replay_reason, '') ELSE '' END,
+        CASE NEW.status WHEN 'in_progress' THEN NEW.attempts ELSE 0 END, 1
+    )
+    ON CONFLICT DO UPDATE SET moves = moves + 1;
+END;
+
 -- What a claim costs: the next two guards over many columns are entered only by an update that names one of them. No
 -- trigger of the table changes NEW, so a column that is not named keeps its value.
 
@@ -822,6 +891,9 @@ CREATE TABLE replay_mismatches (
     FOREIGN KEY (wal_id, earlier_attempt) REFERENCES nodd_wal_outcomes (wal_id, attempt),
     CONSTRAINT replay_mismatches_something_differs CHECK (item_differs OR provenance_differs)
 ) @strict;
+
+-- Alerts look at the newest ones, and nobody but a defect adds any.
+CREATE INDEX replay_mismatches_unapproved ON replay_mismatches (at) WHERE NOT permitted;
 
 @append_only(replay_mismatches, replay_mismatches_are_append_only, (wal_id, attempt));
 
