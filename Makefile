@@ -38,11 +38,12 @@ ui: $(INSTALLED)  ## open the Dagster UI over the demo's data
 test: $(INSTALLED)  ## run every test; browser tests are skipped where there is no Chromium
 	@$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-lint: $(INSTALLED)  ## ruff, mypy --strict, import contracts
+lint: $(INSTALLED)  ## ruff, mypy --strict, import contracts, the documents' form
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/pymarkdown scan README.md CONTRIBUTING.md CHANGELOG.md docs
 
 clauses: $(INSTALLED)  ## list every clause of the mission with the tests that hold it
 	@$(BIN)/pytest -q --no-header --clauses --clauses-out docs/spec/conformance.md -W ignore

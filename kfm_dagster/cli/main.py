@@ -108,7 +108,7 @@ COMMANDS = {
 )
 @click.version_option(__version__, prog_name="kfm")
 def kfm() -> None:
-    """Ingest NOAA open data (NODD) into a STAC catalog with provenance, exactly once.
+    """Ingest NOAA open data (NODD) into a STAC catalog with provenance, each effect once.
 
     Example: kfm demo
     """

@@ -77,6 +77,7 @@ def validate_report(pipeline: Pipeline, *, since: datetime) -> dict[str, Any]:
     return {
         "at": rfc3339(at),
         "since": rfc3339(since),
+        "delivery": pipeline.card.machine.delivery,
         "units": _units(counts, lines, waiting_since=waiting_since, at=at),
         "stages": _stages(table),
         "gates": gates,

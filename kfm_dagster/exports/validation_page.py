@@ -52,7 +52,7 @@ def validation_page(report: Mapping[str, Any]) -> str:
         _table("KPIs", ["KPI", "value"], ([name, figure(value)] for name, value in report["kpis"].items())),
         f"<p>Audit: {report['audit']['lines']} lines, head <code>{escape(report['audit']['head'])}</code></p>",
     ]
-    span = f"{escape(report['since'])} to {escape(report['at'])}"
+    span = f"{escape(report['since'])} to {escape(report['at'])}, delivery {escape(report['delivery'])}"
     return (
         f"{OPENING.decode()}{span}</title><style>{STYLE}</style></head>"
         f"<body><h1>Validation, {span}</h1>{''.join(parts)}</body></html>\n"

@@ -16,15 +16,14 @@ UNITS_NAMED = 100
 
 
 def gate_events(attempt: StageAttempt, decision: GateDecision) -> Iterable[AuditEvent]:
-    """Yield the lines of audit about verdicts: one per gate that applies, one per stop."""
+    """Yield the lines of audit about verdicts: one per gate that applies, one per stop of the stage."""
     for verdict in decision.verdicts:
         if verdict.applies:
             yield attempt.event(AuditKind.GATE, verdict.gate.value, _details(verdict, decision))
     for verdict in decision.verdicts:
-        if verdict.gate in STOPS and not verdict.passed and verdict.gate not in decision.restricted:
-            scope = "batch" if STOPS[verdict.gate] in decision.stops else "units"
-            stop = {"gate": verdict.gate.value, "scope": scope, "units": len(verdict.units)}
-            yield attempt.event(AuditKind.STOP, STOPS[verdict.gate].value, stop)
+        stop = STOPS.get(verdict.gate)
+        if stop in decision.stops and verdict.gate not in decision.passed:
+            yield attempt.event(AuditKind.STOP, stop.value, {"gate": verdict.gate.value, "units": len(verdict.units)})
 
 
 def _details(verdict: Verdict, decision: GateDecision) -> dict[str, Any]:

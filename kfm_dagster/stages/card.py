@@ -182,6 +182,20 @@ class ClockRule(Strict):
     unlocked: Literal["reject", "restrict"]
 
 
+class DedupeEvidence(Strict):
+    """What a declaration of exactly-once rests on: a campaign in which nothing was lost, and nothing was made twice.
+
+    `campaign` is its command, `commit` that of the code; the others are figures that it printed.
+    """
+
+    campaign: str = Field(min_length=1, max_length=400)
+    commit: str = Field(pattern=r"^[0-9a-f]{40}$")
+    units: int = Field(ge=1)
+    kills: int = Field(ge=1)
+    lost: Literal[0]
+    duplicates: Literal[0]
+
+
 StageName = Annotated[str, Field(pattern=r"^[a-z][a-z_]*$")]
 
 _KEY_PARTS = ("run_id", "stage", "partition", "window")
@@ -198,6 +212,8 @@ class StateMachine(Strict):
     checkpoints: list[StageName] = Field([])
     gates: Gates
     clock: ClockRule
+    delivery: Literal["at_least_once", "exactly_once"] = "at_least_once"
+    evidence: DedupeEvidence | None = None
 
     def condition(self, origin: StageState, to: StageState) -> Condition | None:
         """Return the condition of a transition, or None where the card does not have it."""
@@ -225,6 +241,12 @@ class StateMachine(Strict):
         if needed:
             raise ValueError(f"{needed[0][0]} > {needed[0][1]} is missing: no stage could ever end")
         return value
+
+    @model_validator(mode="after")
+    def _declared_with_evidence(self) -> StateMachine:
+        if self.delivery == "exactly_once" and self.evidence is None:
+            raise ValueError("delivery: exactly_once needs evidence: campaign, commit, units, kills, lost, duplicates")
+        return self
 
     @field_validator("idempotency_key")
     @classmethod
@@ -285,10 +307,10 @@ class Card(BaseModel):
             raise CardError(
                 "KFM_CONFIGS_DIR is no folder", observed=str(root), next_step="create it or unset the variable"
             )
-        files = {name: _read(root / name) for name in (STATE_MACHINE, REPLAY_PLAN)}
-        machine, replay_plan = str(root / STATE_MACHINE), str(root / REPLAY_PLAN)
-        # A folder of a release that had no alerts goes on without one of its own.
-        alerts = root / ALERTS if (root / ALERTS).exists() else own_folder() / ALERTS
+        # What a folder does not have is this release's: it says only what differs.
+        plan, alerts = (at if (at := root / name).exists() else own_folder() / name for name in (REPLAY_PLAN, ALERTS))
+        files = {STATE_MACHINE: _read(root / STATE_MACHINE), REPLAY_PLAN: _read(plan)}
+        machine, replay_plan = str(root / STATE_MACHINE), str(plan)
         card = cls(
             machine=parse(text_of(files[STATE_MACHINE], source=machine), StateMachine, source=machine),
             replay_plan=parse(text_of(files[REPLAY_PLAN], source=replay_plan), ReplayPlan, source=replay_plan),

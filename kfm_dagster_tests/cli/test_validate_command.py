@@ -18,6 +18,7 @@ from kfm_dagster_tests.cli.test_cli import Call, call, home, ledger, state_of  #
 REPORT: dict[str, Any] = {
     "at": "2026-01-02T00:00:00.000000Z",
     "since": "2026-01-01T00:00:00.000000Z",
+    "delivery": "at_least_once",
     "units": {"quarantined": 2, "failed": 1, "oldest_waiting_seconds": 3600.0, "succeeded": 7, "retries": 4},
     "stages": {"a.message_parse": {"succeeded": 2}, "a.settle": {"failed": 1, "succeeded": 1}},
     "gates": {

@@ -28,7 +28,11 @@ def under(pipeline: Pipeline, old: str, new: str, *more: tuple[str, str]) -> Non
     for before, after in ((old, new), *more):
         assert before in text
         text = text.replace(before, after)
-    machine = parse(text, StateMachine, source="test")
+    obey(pipeline, parse(text, StateMachine, source="test"))
+
+
+def obey(pipeline: Pipeline, machine: StateMachine) -> None:
+    """Let a pipeline obey a machine."""
     pipeline.card = pipeline.card.model_copy(update={"machine": machine})
     vars(pipeline).pop("stages", None)
 

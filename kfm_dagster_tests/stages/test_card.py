@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import jsonschema_rs
 import pytest
 import yaml
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from kfm_dagster.alerts.plan import ALERTS, AlertPlan
+from kfm_dagster.cli.main import kfm
 from kfm_dagster.configs import CardError, json_schema, own_folder, parse
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.nodes import operators
@@ -31,9 +34,17 @@ from kfm_dagster.stages.card import (
 from kfm_dagster.stages.conditions import Condition, ConditionError
 from kfm_dagster.stages.gates.verdict import Gate, Stop
 
+UNDECLARED = "delivery: at_least_once\n"
+DECLARED = """delivery: exactly_once
+evidence: {campaign: make soak PART=chaos-sqlite, commit: 0123456789abcdef0123456789abcdef01234567, units: 9, kills: 2,
+  lost: 0, duplicates: 0}
+"""
 TEXTS = {name: (own_folder() / name).read_text(encoding="utf-8") for name in (STATE_MACHINE, REPLAY_PLAN, ALERTS)}
 
 ROOT = Path(__file__).resolve().parents[2]
+CLAIMING = ["README.md", "CONTRIBUTING.md", "pyproject.toml", "kfm_dagster/__init__.py"] + [
+    f"{page.relative_to(ROOT)}" for page in sorted((ROOT / "docs").glob("**/*.md")) if page.parent.name != "adr"
+]
 MODELS: dict[str, type[BaseModel]] = {STATE_MACHINE: StateMachine, REPLAY_PLAN: ReplayPlan, ALERTS: AlertPlan}
 WRONG: list[tuple[str, str, str, str, str]] = [
     (STATE_MACHINE, "max_retries: 3", "max_retries: -1", "line 10: retry_policy.max_retries", "observed -1"),
@@ -62,6 +73,24 @@ WRONG: list[tuple[str, str, str, str, str]] = [
         "unknown key 'min_p_dim'; expected on_failure",
     ),
     (STATE_MACHINE, "unlocked: restrict", "unlocked: ignore", "clock.unlocked", "'reject' or 'restrict'"),
+    (STATE_MACHINE, "delivery: at_least_once", "delivery: exactly_once", "the document", "exactly_once needs evidence"),
+    (STATE_MACHINE, "delivery: at_least_once", "delivery: twice", "line 30: delivery", "'exactly_once'"),
+    (STATE_MACHINE, UNDECLARED, DECLARED.replace("lost: 0", "lost: 1"), "evidence.lost", "observed 1"),
+    (STATE_MACHINE, UNDECLARED, DECLARED.replace("es: 0}", "es: 2}"), "evidence.dupl", "observed 2"),
+    (
+        STATE_MACHINE,
+        UNDECLARED,
+        DECLARED.replace("commit: 01", "commit: g1"),
+        "evidence.commit",
+        "match",
+    ),
+    (
+        STATE_MACHINE,
+        UNDECLARED,
+        DECLARED.replace("kills: 2", "kills: 0"),
+        "evidence.kills",
+        "equal to 1",
+    ),
     (STATE_MACHINE, 'version: "1.0.0"', 'version: "2.0.0"', "line 3: version", "'1.0.0'"),
     (STATE_MACHINE, "version:", "version=", "line 4 is not valid YAML", "mapping values"),
     (STATE_MACHINE, "max_retries: 3", "max_retries: 3, max_retries: 9", "line 10 is not valid", "'max_retries' comes"),
@@ -167,9 +196,29 @@ def test_every_stage_may_be_a_checkpoint(tmp_path: Path) -> None:
     assert read_configuration(Settings(configs_dir=tmp_path)).card.machine.checkpoints == machine["checkpoints"]
 
 
-def test_a_folder_from_before_there_were_alerts_goes_on_with_those_of_this_release(tmp_path: Path) -> None:
-    for name in (STATE_MACHINE, REPLAY_PLAN):
-        (tmp_path / name).write_text(TEXTS[name], encoding="utf-8")
+@pytest.mark.clause("PCS-21")
+def test_exactly_once_is_declared_only_with_its_evidence_and_at_least_once_without_saying_so() -> None:
+    shipped = TEXTS[STATE_MACHINE]
+    assert parse(shipped, StateMachine, source="x").delivery == "at_least_once"
+    unsaid = shipped.replace(UNDECLARED, "")
+    assert parse(unsaid, StateMachine, source="x").delivery == "at_least_once"
+    declared = parse(shipped.replace(UNDECLARED, DECLARED), StateMachine, source="x")
+    assert declared.delivery == "exactly_once"
+    assert declared.evidence is not None
+    assert (declared.evidence.units, declared.evidence.kills) == (9, 2)
+
+
+@pytest.mark.clause("PCS-21")
+@pytest.mark.parametrize("text", [*CLAIMING, "kfm --help"])
+def test_no_text_of_the_product_claims_more_than_is_declared(text: str) -> None:
+    said = CliRunner().invoke(kfm, ["--help"]).output if text == "kfm --help" else (ROOT / text).read_text("utf-8")
+    # A card's word is `exactly_once`; prose promises an effect, never a delivery.
+    assert not re.search(r"exactly[ -]once", " ".join(said.split()), re.IGNORECASE)
+
+
+def test_what_a_folder_does_not_say_is_as_in_this_release(tmp_path: Path) -> None:
+    (tmp_path / STATE_MACHINE).write_text(TEXTS[STATE_MACHINE], encoding="utf-8")
+    assert Card.load(tmp_path).replay_plan == Card.load().replay_plan
     assert Card.load(tmp_path).alerts == Card.load().alerts
     (tmp_path / ALERTS).write_text(TEXTS[ALERTS].replace("threshold: 20", "threshold: 30"), encoding="utf-8")
     assert Card.load(tmp_path).alerts.rules.retry_storm.threshold == 30

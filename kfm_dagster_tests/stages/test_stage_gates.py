@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from kfm_dagster.configs import parse
+from kfm_dagster.configs import own_folder, parse
 from kfm_dagster.contracts.issues import GateIssue
 from kfm_dagster.errors import ContractError
 from kfm_dagster.run_state.record import Outcome
@@ -228,6 +228,26 @@ def test_each_stop_fails_the_stage_and_nothing_of_it_counts(under: Under, stop: 
     assert (recorded.outcome, recorded.artifact_uri) == (Outcome.FAILED, None)
 
 
+@pytest.mark.clause("PCS-20")
+@pytest.mark.parametrize("units", [(), (1,)], ids=["batch", "unit"])
+@pytest.mark.parametrize("gate", Gate)
+def test_under_the_strict_card_every_gate_stops_its_stage_and_rolls_it_back(
+    runner: StageRunner, gate: Gate, units: tuple[int, ...]
+) -> None:
+    strict = replace(runner, card=Card.load(own_folder() / "strict").machine)
+    node = FakeEffectNode([envelope(number) for number in range(3)], verdicts=[fault(gate, *units)])
+    with pytest.raises(StageFailedError) as failed:
+        execute(strict, node, upstream=first(strict, units=3))
+    assert failed.value.decision is not None
+    assert failed.value.decision.stops == ({STOPS[gate]} if gate in STOPS else set())
+    assert [event for kind, event in lines(strict) if kind == "stop"] == ([STOPS[gate]] if gate in STOPS else [])
+    assert state(strict) is StageState.ROLLED_BACK
+    recorded = strict.run_states.get(SECOND, "run")
+    assert recorded is not None
+    assert recorded.outcome is Outcome.FAILED
+
+
+@pytest.mark.clause("PCS-20")
 def test_units_at_fault_leave_with_the_gates_code_and_their_batch_is_no_success(runner: StageRunner) -> None:
     node = FakeNode([envelope(n) for n in range(3)], verdicts=[fault(Gate.G4, 1)])
     batch = execute(runner, node, upstream=first(runner))
@@ -235,7 +255,8 @@ def test_units_at_fault_leave_with_the_gates_code_and_their_batch_is_no_success(
     assert batch.state.outcome is Outcome.PARTIAL
     summary = batch.state.validation_summary
     assert (summary["checks"], summary["passed"], summary["failed"]) == (3, 2, 1)
-    assert ("stop", "S1") in lines(runner)
+    # Units that leave stop nothing, and the audit tells of no stop.
+    assert [event for kind, event in lines(runner) if kind == "stop"] == []
     recalled = runner.load_output(SECOND, "run")
     assert recalled is not None
     assert list(recalled.envelopes) == list(batch.envelopes)
