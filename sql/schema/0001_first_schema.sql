@@ -421,7 +421,24 @@ CREATE TABLE nodd_wal_counts (
     attempt integer NOT NULL,
     moves @bigint NOT NULL,
     CONSTRAINT nodd_wal_counts_something_moved CHECK (moves > 0)
+    -- It has one writer, so every move is added to one row; PostgreSQL has several rows, see below.
+    @sqlite(, CONSTRAINT nodd_wal_counts_one_row UNIQUE (dataset, to_status, replay_reason, attempt))
 ) @strict;
+
+-- postgresql: as with the history, what a person types is at depth 0.
+CREATE TRIGGER nodd_wal_counts_are_written_by_the_ledger BEFORE INSERT OR UPDATE OR DELETE ON nodd_wal_counts
+FOR EACH STATEMENT WHEN (pg_trigger_depth() = 0)
+EXECUTE FUNCTION kfm_refuse('counts_are_written_by_the_ledger');
+
+-- sqlite: it knows no depth, so a count may only rise.
+@refuse(
+    nodd_wal_counts_only_rise, UPDATE ON nodd_wal_counts, counts_are_written_by_the_ledger,
+    @changed(dataset, to_status, replay_reason, attempt) OR NEW.moves <> OLD.moves + 1
+);
+
+-- sqlite: PostgreSQL's trigger adds rows up, which takes those away that it added.
+@refuse(nodd_wal_counts_are_kept, DELETE ON nodd_wal_counts, counts_are_written_by_the_ledger);
+@not_truncated(nodd_wal_counts, counts_are_written_by_the_ledger);
 
 -- postgresql: each statement adds rows of its own, because writers that add to one row would wait for each other. Some
 -- of the transactions add up what is there, and leave out what another one is adding up. A deployment's role writes here
@@ -457,9 +474,6 @@ FOR EACH STATEMENT EXECUTE FUNCTION nodd_wal_count_moves();
 CREATE TRIGGER nodd_wal_records_count_moves AFTER UPDATE ON nodd_wal_records
 REFERENCING NEW TABLE AS new_rows
 FOR EACH STATEMENT EXECUTE FUNCTION nodd_wal_count_moves();
-
--- sqlite: it has one writer, so every move is added to one row.
-CREATE UNIQUE INDEX nodd_wal_counts_one_row ON nodd_wal_counts (dataset, to_status, replay_reason, attempt);
 
 -- sqlite: it knows triggers of rows only.
 CREATE TRIGGER nodd_wal_records_count_new AFTER INSERT ON nodd_wal_records
