@@ -47,7 +47,7 @@ COMMANDS = {
     ),
     "console": Lazy(
         "kfm_dagster.cli.console:console",
-        "Serve the report of kfm validate to browsers and monitors, until Ctrl-C.",
+        "Serve the report of kfm validate and the metrics to browsers and monitors, until Ctrl-C.",
     ),
     "dataset": Lazy("kfm_dagster.cli.dataset:dataset", "Look at, begin and check dataset contracts."),
     "demo": Lazy(

@@ -77,7 +77,6 @@ def validate_report(pipeline: Pipeline, *, since: datetime) -> dict[str, Any]:
     return {
         "at": rfc3339(at),
         "since": rfc3339(since),
-        "delivery": pipeline.card.machine.delivery,
         "units": _units(counts, lines, waiting_since=waiting_since, at=at),
         "stages": _stages(table),
         "gates": gates,
@@ -102,6 +101,7 @@ def validate_report(pipeline: Pipeline, *, since: datetime) -> dict[str, Any]:
             "p_dim": closure["p_dim"],
             **_clock(pipeline, since),
         },
+        "delivery": pipeline.card.machine.delivery,
         "audit": {"lines": length, "head": head},
     }
 

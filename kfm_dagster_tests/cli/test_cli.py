@@ -32,7 +32,7 @@ from kfm_dagster.ledger.rejections import RejectedObject, Rejection
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.sqs import Queue
 from kfm_dagster.settings import Settings
-from kfm_dagster.stages.card import STATE_MACHINE, Card
+from kfm_dagster.stages.card import REPLAY_PLAN, Card
 from kfm_dagster.storage import database
 from kfm_dagster.storage.statements import Migration, migrations
 from kfm_dagster_tests.factories import envelope, failed, finished
@@ -345,7 +345,7 @@ def test_a_drain_that_has_a_queue_asks_for_the_database_next(call: Call, monkeyp
 WRONG: dict[str, tuple[str, str, str]] = {
     # name: variable, value, what the line says
     "no card": ("KFM_CONFIGS_DIR", "nowhere", "KFM_CONFIGS_DIR is no folder; observed nowhere"),
-    "half a card": ("KFM_CONFIGS_DIR", "half", "replay_plan.yaml: No such file"),
+    "half a card": ("KFM_CONFIGS_DIR", "half", "state_machine.yaml: No such file"),
     "a wrong card": ("KFM_CONFIGS_DIR", "wrong", "retry_policy.max_retries is wrong; observed -3"),
     "no contracts": ("KFM_CONTRACTS_DIR", "nowhere", "KFM_CONTRACTS_DIR"),
     "no such grid": ("KFM_ENERGY_GRID", "ZZZ", "KFM_ENERGY_GRID"),
@@ -364,7 +364,7 @@ def test_a_wrong_configuration_is_one_line_before_anything_is_started_or_made(
     monkeypatch.setattr(EmbeddedCloud, "__enter__", refuse)
     monkeypatch.setattr(Deployment, "__enter__", refuse)
     files = Card.load().files
-    for folder, texts in (("half", {STATE_MACHINE: files[STATE_MACHINE]}), ("wrong", files)):
+    for folder, texts in (("half", {REPLAY_PLAN: files[REPLAY_PLAN]}), ("wrong", files)):
         (tmp_path / folder).mkdir()
         for file, text in texts.items():
             (tmp_path / folder / file).write_bytes(text.replace(b"max_retries: 3", b"max_retries: -3"))

@@ -103,6 +103,7 @@ def test_the_report_begins_with_the_units_that_need_care_and_counts_those_that_w
     face.execute(JOB, partition=PARTITION)
     report = validate_report(face.pipeline, since=since)
     assert list(report)[2:4] == ["units", "stages"]
+    assert report["delivery"] == "at_least_once"
     assert list(report["units"])[:4] == ["quarantined", "failed", "oldest_waiting_since", "oldest_waiting_seconds"]
     known = face.pipeline.ledger.find(status=Status.FAILED)[0].created_at
     assert report["units"].pop("oldest_waiting_seconds") >= 0
