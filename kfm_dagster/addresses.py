@@ -6,10 +6,16 @@ Belongs here: what of a DSN or URL is secret. Does not belong here: credentials 
 
 from __future__ import annotations
 
+import re
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 HIDDEN: Final = "***"
+LAKEFS: Final = re.compile(
+    r"lakefs://(?P<repository>[a-z0-9][a-z0-9-]{2,62})/(?P<branch>\w[\w-]{0,255})(/_run_state)?/?", re.ASCII
+)
+"""A branch of a lakeFS repository, and run-state's folder in it. Repositories are named as lakeFS's concepts page says;
+a branch has no slash here, because the next part of the path could not be told from it."""
 
 _HARMLESS: Final = frozenset(
     {

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, get_args
 from urllib.parse import urlsplit
 
-from pydantic import Field, PositiveInt, SecretStr, ValidationError, field_validator
+from pydantic import Field, PositiveInt, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from kfm_dagster.addresses import LAKEFS
 from kfm_dagster.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -167,13 +168,15 @@ class Settings(BaseSettings):
         "",
         repr=False,
         description="The one run-state store: empty for the database, a folder or s3://bucket/prefix for objects "
-        "(lakeFS: s3://repository at its S3 gateway), delta+ before either for a Delta table.",
+        "(lakeFS: lakefs://repository/branch), delta+ before either of the first two for a Delta table.",
     )
     lakefs_branch: str = Field(
-        "main",
-        pattern=r"^[\w-][\w.-]*(/[\w-][\w.-]*)*$",
+        "",
+        validate_default=True,
+        pattern=r"^([\w-][\w.-]*(/[\w-][\w.-]*)*)?$",
         max_length=256,
-        description="Branch recorded in run-state, and part of its path outside the database.",
+        description="Branch recorded in run-state, and part of its path outside the database; unset: that of "
+        "KFM_RUN_STATE, or main.",
     )
     energy_grid: str = Field(
         "",
@@ -268,12 +271,22 @@ class Settings(BaseSettings):
         scheme, separator, rest = url.partition("://")
         if any(mark in value for mark in (",", ";", "\n")) or "delta+" in url or "://" in rest:
             raise ValueError("one store per environment")
+        if LAKEFS.fullmatch(value):
+            return value
         if (separator and (scheme != "s3" or not rest.strip("/"))) or value == "delta+":
             raise ValueError(
-                "a folder or s3://bucket/prefix, with delta+ before it for a Delta table; a lakeFS repository is "
-                "s3://REPOSITORY with AWS_ENDPOINT_URL at its S3 gateway"
+                "a folder or s3://bucket/prefix, with delta+ before it for a Delta table, or "
+                "lakefs://REPOSITORY/BRANCH with AWS_ENDPOINT_URL at its S3 gateway"
             )
         return value
+
+    @field_validator("lakefs_branch")
+    @classmethod
+    def _the_one_branch(cls, value: str, info: ValidationInfo) -> str:
+        named = LAKEFS.fullmatch(info.data.get("run_state", ""))
+        if named and value not in ("", named["branch"]):
+            raise ValueError(f"the branch of KFM_RUN_STATE, {named['branch']}; or leave it out")
+        return value or (named["branch"] if named else "main")
 
     @classmethod
     def load(cls, **given: Any) -> Self:

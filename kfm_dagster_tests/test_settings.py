@@ -47,10 +47,19 @@ BAD: dict[str, list[str]] = {
     "read_concurrency": ["0", "x"],
     "lease_seconds": ["0", "16m"],
     "retry_backoff_seconds": ["-1", "x"],
-    "run_state": ["lakefs://repository/main", "gs://bucket", "s3://", "delta+", "delta+file:///x", "/a,/b"],
+    "run_state": [
+        "lakefs://repository",
+        "lakefs://Repo/main",
+        "delta+lakefs://repository/main",
+        "gs://bucket",
+        "s3://",
+        "delta+",
+        "delta+file:///x",
+        "/a,/b",
+    ],
     "compute_logs_url": ["logs", "s3://", "gs://bucket", "s3:///prefix", f"s3://{SECRET}@bucket"],
     "worker_usd_per_hour": ["-1", "free", "nan", "inf"],
-    "lakefs_branch": ["", "/main", "a//b", "../main", "a b", "release/.."],
+    "lakefs_branch": ["/main", "a//b", "../main", "a b", "release/.."],
 }
 
 
@@ -96,6 +105,33 @@ def test_a_bad_value_is_one_line_that_names_its_variable(
 def test_every_postgresql_url_names_the_one_driver(given: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KFM_WAL_DSN", given)
     assert Settings.load().database_url == expected
+
+
+@pytest.mark.parametrize(
+    ("run_state", "branch", "expected"),
+    [
+        ("", None, "main"),
+        ("s3://weather", "release-v11", "release-v11"),
+        ("lakefs://weather/release-v11", None, "release-v11"),
+        ("lakefs://weather/release-v11", "", "release-v11"),
+        ("lakefs://weather/release-v11/_run_state/", "release-v11", "release-v11"),
+    ],
+)
+def test_the_branch_is_the_one_that_the_store_s_address_names(
+    run_state: str, branch: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KFM_RUN_STATE", run_state)
+    if branch is not None:
+        monkeypatch.setenv("KFM_LAKEFS_BRANCH", branch)
+    assert Settings.load().lakefs_branch == expected
+
+
+@pytest.mark.parametrize("branch", ["main", "release-v12"])
+def test_two_branches_are_refused(branch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KFM_RUN_STATE", "lakefs://weather/release-v11")
+    monkeypatch.setenv("KFM_LAKEFS_BRANCH", branch)
+    with pytest.raises(ConfigurationError, match=f"KFM_LAKEFS_BRANCH is wrong; observed '?{branch}'?; .*release-v11"):
+        Settings.load()
 
 
 def test_a_secret_given_as_another_type_is_not_shown() -> None:

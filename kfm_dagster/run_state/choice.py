@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
+from kfm_dagster.addresses import LAKEFS
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.run_state.delta_store import DeltaRunState
 from kfm_dagster.run_state.inputs_hash import InputReference, inputs_hash
@@ -58,6 +59,9 @@ def _place(configured: str) -> str:
     """Return the store's one name: the same from every working folder, with or without a last slash."""
     if not configured:
         return RELATIONAL
+    if named := LAKEFS.fullmatch(configured):
+        # What its S3 gateway calls it; the branch is the first part of every path.
+        return f"s3://{named['repository']}"
     kind = DELTA if configured.startswith(DELTA) else ""
     url = configured.removeprefix(DELTA)
     return kind + (url.rstrip("/") if "://" in url else str(Path(url).resolve()))

@@ -81,6 +81,14 @@ def test_a_store_has_one_name_however_it_is_written(
 
 
 @pytest.mark.clause("RSP-07")
+def test_a_lakefs_branch_is_where_its_s3_gateway_has_it(database: Database, bucket: str) -> None:
+    mine = replace(record(), lakefs_branch="main")
+    Place(database, f"lakefs://{bucket}/main", branch="main").put(mine)
+    # One store under two names: the second one is no other.
+    assert Place(database, f"s3://{bucket}", branch="main").open().get(mine.dataset_id, mine.run_id) == mine
+
+
+@pytest.mark.clause("RSP-07")
 def test_a_delta_table_without_the_package_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deltalake", None)
     database = Database.open(f"sqlite:///{tmp_path / 'kfm.db'}")
