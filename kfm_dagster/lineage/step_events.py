@@ -19,7 +19,7 @@ import orjson
 
 from kfm_dagster.lineage.outbox import BATCH_ID_DIGITS, Batch, Outbox
 from kfm_dagster.lineage.prov import Node, jsonld
-from kfm_dagster.lineage.steps import NAMESPACE, Step, step_agents, step_events, step_nodes
+from kfm_dagster.lineage.steps import NAMESPACE, Step, StepRunState, step_agents, step_events, step_nodes
 from kfm_dagster.lineage.unit import LineagePath
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.telemetry.measures import MEASURES
@@ -106,7 +106,20 @@ class StepEvents:
             has_output=row.record is not None,
             measures=measures,
             error=row.error,
+            run_state=_run_state(row),
         )
+
+
+def _run_state(row: Any) -> StepRunState | None:
+    """Return how a node that keeps run-state ended in it: what was applied says itself how much of it failed."""
+    if "dataset_id" not in row.payload["context"]:
+        return None
+    if row.status == "FAILED":
+        return StepRunState(outcome="failed", validation_summary=None)
+    if row.record is None:
+        return StepRunState(outcome="skipped", validation_summary=None)
+    outcome = "skipped" if row.status == "SKIPPED" else row.record["outcome"]
+    return StepRunState(outcome=outcome, validation_summary=row.record["validation_summary"])
 
 
 def _artifact(record: Any) -> tuple[str, str] | None:

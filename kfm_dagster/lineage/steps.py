@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+import orjson
+
 from kfm_dagster import __version__
 from kfm_dagster.contracts.identity import rfc3339, uuid8
 from kfm_dagster.lineage.openlineage import RUN_EVENT_SCHEMA, Event
@@ -28,7 +30,16 @@ INPUTS_NAMED = 100
 
 _FACETS = "https://openlineage.io/spec/facets/"
 _STEP_SCHEMA = f"{SCHEMAS}kfm-step-facet.schema.json"
+_RUN_STATE_SCHEMA = f"{SCHEMAS}kfm-run-state-facet.schema.json"
 _PRODUCER = PRODUCER + __version__
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRunState:
+    """What run-state has of a step: its outcome there, and the summary of its checks where it has an output."""
+
+    outcome: str
+    validation_summary: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +63,8 @@ class Step:
     """Whether the content has an output: this step's, or for a skip that of the first to apply it."""
     measures: Mapping[str, float | int | str]
     error: str | None = None
+    run_state: StepRunState | None = None
+    """None for a node that keeps none: another team's may do without."""
 
     @property
     def openlineage_run_id(self) -> str:
@@ -90,6 +103,14 @@ def step_events(step: Step) -> tuple[Event, Event]:
         **common,
     }
     facets = {"parent": _parent(step), "kfmStep": _step_facet(step)}
+    if step.run_state is not None:
+        facets["kfmRunState"] = {
+            "_producer": _PRODUCER,
+            "_schemaURL": _RUN_STATE_SCHEMA,
+            "dataset_id": step.job,
+            "run_id": step.run_id,
+            "outcome": step.run_state.outcome,
+        }
     if step.error is not None:
         facets["errorMessage"] = {
             **_base("1-0-1", "ErrorMessageRunFacet"),
@@ -130,6 +151,12 @@ def step_nodes(step: Step) -> Iterator[Node]:
     }
     if step.error is not None:
         activity["kfm:error"] = step.error
+    if step.run_state is not None:
+        activity |= {"kfm:dataset_id": step.job, "kfm:outcome": step.run_state.outcome}
+        if step.run_state.validation_summary is not None:
+            # As text: PROV-JSON's attributes are values, and its members differ by node.
+            summary = orjson.dumps(step.run_state.validation_summary, option=orjson.OPT_SORT_KEYS)
+            activity["kfm:validation_summary"] = summary.decode()
     yield activity
     for entry in step.inputs[:INPUTS_NAMED]:
         yield _content(entry["uri"], entry.get("checksum"))

@@ -104,8 +104,8 @@ class StagedNode:
         return {**self.node.params(), "card_gates": self.lifecycle.card.gates.model_dump(mode="json")}
 
     def context(self) -> Mapping[str, Any]:
-        """Return the node's context and the run."""
-        return {**self.node.context(), "run_id": self.run_id}
+        """Return the node's context and the key of its run-state."""
+        return {**self.node.context(), "dataset_id": self.kind, "run_id": self.run_id}
 
     def transform(self) -> Judged:
         """Compute, and have the gates judge it. Raises StageStoppedError."""
