@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from kfm_dagster.alerts.plan import ALERTS, AlertPlan
 from kfm_dagster.configs import CardError, Duration, Strict, own_folder, parse, refusal, text_of
 from kfm_dagster.contracts.model import Backoff
+from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.stages.conditions import WORDS, Condition
 from kfm_dagster.stages.gates.verdict import Gate, Stop
 
@@ -280,12 +281,23 @@ class ReplayAlerts(Strict):
     on_divergence: list[str]
 
 
+ReasonCode = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,59}$")]
+
+
 class ReplayPlan(Strict):
-    """`replay_plan.yaml`."""
+    """`replay_plan.yaml`. `reasons`: words for a replay beside the ledger's own, each with what it means."""
 
     version: Literal["1.0.0"]
     replay: Replay
     alerts: ReplayAlerts
+    reasons: dict[ReasonCode, Annotated[str, Field(min_length=1, max_length=200)]] = Field({})
+
+    @field_validator("reasons")
+    @classmethod
+    def _beside_the_ledgers_own(cls, value: dict[str, str]) -> dict[str, str]:
+        if taken := sorted(set(value) & set(ReplayReason)):
+            raise ValueError(f"another word than {', '.join(taken)}, which is the ledger's own")
+        return value
 
 
 class Card(BaseModel):

@@ -341,6 +341,24 @@ def test_the_reference_that_the_spec_names_is_used_when_the_person_gives_none(st
         stand.engine.start(selection(labels={"replay_reason": "just-because"}), person)
 
 
+@pytest.mark.clause("WSM-07")
+def test_a_word_of_the_configuration_is_a_reason_for_a_replay_and_stays_with_its_meaning(stand: Stand) -> None:
+    stand.bring("failed", 1)
+    chosen = selection(labels={"replay_reason": "reprocess-2025"})
+    with pytest.raises(UnknownReplayReasonError, match=r"observed reprocess-2025; .* or add the word to reasons of"):
+        stand.engine.plan(chosen)
+    plan = stand.pipeline.card.replay_plan.model_copy(update={"reasons": {"reprocess-2025": "the yearly one"}})
+    stand.pipeline.card = stand.pipeline.card.model_copy(update={"replay_plan": plan})
+    # Looking needs no row of it, and makes none.
+    stand.engine.plan(chosen)
+    assert "reprocess-2025" not in stand.pipeline.ledger.replay_reasons()
+    run = stand.engine.start(chosen, PERSON)
+    stand.engine.advance(run.replay_run_id)
+    [record] = stand.records().values()
+    assert (record.status, record.replay_reason) == (Status.PENDING, "reprocess-2025")
+    assert stand.pipeline.ledger.replay_reasons()["reprocess-2025"] == "the yearly one"
+
+
 def test_a_replay_that_this_release_cannot_read_keeps_no_other_one_from_going_on(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:

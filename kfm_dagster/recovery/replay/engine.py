@@ -56,11 +56,13 @@ class ReplayEngine:
         Raises GuardError when even looking is refused, and UnknownReplayReasonError for a reason in no vocabulary.
         """
         with reading(self.pipeline.database, tx) as view:
-            reasons = self.pipeline.ledger.replay_reasons(tx=view)
+            reasons = {**self.pipeline.ledger.replay_reasons(tx=view), **self.pipeline.card.replay_plan.reasons}
             if selection.replay_reason not in reasons:
                 words = sorted(set(reasons) - {ReplayReason.RETRY})
                 raise UnknownReplayReasonError(
-                    observed=selection.replay_reason, expected=" or ".join(words), next_step="correct --replay-reason"
+                    observed=selection.replay_reason,
+                    expected=" or ".join(words),
+                    next_step="correct --replay-reason, or add the word to reasons of replay_plan.yaml",
                 )
             request = self._request(selection, change_ref)
             return look(request, registry=self.pipeline.registry, rules=self._rules(selection, view), tx=view)
@@ -74,6 +76,8 @@ class ReplayEngine:
             change.run("replay.lock")
             plan = self.plan(selection, change_ref=decision.change_ref, tx=change)
             plan.refuse()
+            if (meaning := self.pipeline.card.replay_plan.reasons.get(selection.replay_reason)) is not None:
+                self.pipeline.ledger.govern_replay_reason(selection.replay_reason, meaning=meaning, tx=change)
             replay_run_id = self.make_id()
             runs.create(
                 change,
