@@ -112,7 +112,7 @@ class StepEvents:
 
 def _run_state(row: Any) -> StepRunState | None:
     """Return how a node that keeps run-state ended in it: what was applied says itself how much of it failed."""
-    if "dataset_id" not in row.payload["context"]:
+    if "dataset_id" not in row.payload.get("context", {}):
         return None
     if row.status == "FAILED":
         return StepRunState(outcome="failed", validation_summary=None)

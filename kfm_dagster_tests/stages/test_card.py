@@ -43,7 +43,9 @@ TEXTS = {name: (own_folder() / name).read_text(encoding="utf-8") for name in (ST
 
 ROOT = Path(__file__).resolve().parents[2]
 CLAIMING = ["README.md", "CONTRIBUTING.md", "pyproject.toml", "kfm_dagster/__init__.py"] + [
-    f"{page.relative_to(ROOT)}" for page in sorted((ROOT / "docs").glob("**/*.md")) if page.parent.name not in {"adr", "spec"}
+    f"{page.relative_to(ROOT)}"
+    for page in sorted((ROOT / "docs").glob("**/*.md"))
+    if page.parent.name not in {"adr", "spec"}
 ]
 MODELS: dict[str, type[BaseModel]] = {STATE_MACHINE: StateMachine, REPLAY_PLAN: ReplayPlan, ALERTS: AlertPlan}
 WRONG: list[tuple[str, str, str, str, str]] = [
