@@ -17,15 +17,33 @@ from kfm_dagster.storage.database import MIGRATION_LOCK, Database
 from kfm_dagster.storage.roles import DeploymentRoleError, grant_deployment_role
 from kfm_dagster.storage.statements import sql_root, statement
 from kfm_dagster_tests.databases import as_role, created, drop_role
+from kfm_dagster_tests.factories import envelope
+from kfm_dagster_tests.ledger.bench import make_bench
 
 pytestmark = pytest.mark.clause("SEC-07")
 
-WORKING = {"catalog_collections", "catalog_items", "catalog_pages", "lineage_outbox", "nodd_wal_leases"}
-"""Tables of which the product deletes rows; all others are evidence to the last row, or never shrink."""
+WORKING = {
+    "catalog_collections",
+    "catalog_items",
+    "catalog_pages",
+    "lineage_outbox",
+    "nodd_wal_counts",
+    "nodd_wal_leases",
+}
+"""Tables of which the product deletes rows; all others are evidence to the last row, or never shrink. Counts
+are added up by a trigger alone: test_evidence_guards.py."""
 REFUSED = {"42501", "428C9"}
 """PostgreSQL's codes: no right to it, and, said first, a key that is generated always."""
 OTHERS = {"schema.create_version_table", "schema.record", "exports.stand_still"}
 """Statements of a migration, and one that touches no table and cannot be explained."""
+SHADOW = """
+    CREATE TEMPORARY TABLE nodd_wal_counts (LIKE nodd_wal_counts);
+    CREATE TEMPORARY TABLE seen AS SELECT current_user AS name WHERE false;
+    CREATE FUNCTION pg_temp.look() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN INSERT INTO pg_temp.seen VALUES (current_user); RETURN NULL; END $$;
+    CREATE TRIGGER look AFTER INSERT ON pg_temp.nodd_wal_counts FOR EACH STATEMENT EXECUTE FUNCTION pg_temp.look();
+"""
+"""A table of the role's own in the place of ours, which writes down as whom it is written."""
 
 
 @pytest.fixture
@@ -98,6 +116,17 @@ def test_no_setting_and_no_role_switches_the_guards_off(owner: Database, deploym
             "INSERT INTO nodd_wal_transitions (wal_id, version, at, actor, to_status, reason, attempts, fields) "
             "VALUES ('x', 1, now(), 'x', 'succeeded', 'x', 1, '{}')"
         )
+
+
+def test_no_function_lends_a_role_its_owner_s_rights(owner: Database, deployment: Database, contracts: Any) -> None:
+    """A role's temporary table comes before the schema's: an owner's function would fire its triggers as the owner."""
+    lending = "SELECT proname FROM pg_proc WHERE prosecdef AND pronamespace = current_schema()::regnamespace"
+    assert _ask(owner, lending) == []
+    with deployment.transaction() as tx:
+        tx.connection.exec_driver_sql(SHADOW)
+        make_bench(deployment, contracts).ledger.ensure([envelope(1)], tx=tx)
+        seen = set(tx.connection.exec_driver_sql("SELECT name FROM pg_temp.seen").scalars())
+        assert seen == {tx.connection.exec_driver_sql("SELECT session_user").scalar_one()}
 
 
 def test_the_role_has_the_right_to_every_statement_of_the_product(deployment: Database) -> None:

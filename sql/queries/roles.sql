@@ -36,7 +36,7 @@ WITH decision (relation, rights) AS (
      || 'stac_collection_id, stac_item_href, ingest_run_id, worker_id, replay_reason, updated_at, version, '
      || 'next_attempt_at, changed_by, change_reason, lane, replay_run_id)'),
     ('nodd_wal_transitions', 'SELECT, INSERT'),
-    ('nodd_wal_counts', 'SELECT'),
+    ('nodd_wal_counts', 'SELECT, INSERT, UPDATE (moves), DELETE'),
     ('nodd_wal_deliveries', 'SELECT, INSERT, UPDATE (queue, receipt_handle, receive_count, received_at, '
      || 'landing_sha256, state, signature, settled_at)'),
     ('nodd_wal_delivery_units', 'SELECT, INSERT'),
