@@ -46,6 +46,9 @@ def _duration(value: object) -> object:
     raise ValueError("a number and one of ms, s, m, h, d, such as 10m")
 
 
+Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
+"""A text of people's own, on one line: a control character breaks the lines of a log, and no database keeps a NUL."""
+
 Duration = Annotated[
     timedelta,
     BeforeValidator(_duration, json_schema_input_type=Annotated[str, Field(pattern=f"^{_DURATION.pattern}$")]),

@@ -12,7 +12,7 @@ from kfm_dagster.defs.checks import unit_checks
 from kfm_dagster.defs.io_manager import StageIOManager
 from kfm_dagster.defs.jobs import ingest_jobs, path_jobs
 from kfm_dagster.defs.partitions import daily_partitions
-from kfm_dagster.defs.path_arrival import path_assets
+from kfm_dagster.defs.path_arrival import path_assets, path_sensors
 from kfm_dagster.defs.replay_job import replay_job
 from kfm_dagster.defs.resources import PipelineResource, SqsQueueResource, WalResource
 from kfm_dagster.defs.sensors import ingest_sensors
@@ -40,7 +40,11 @@ def build_definitions(settings: Settings) -> dg.Definitions:
         ],
         asset_checks=unit_checks(registry, days=days),
         jobs=[*ingest_jobs(registry), *path_jobs(registry), replay_job()],
-        sensors=[*ingest_sensors(interval_seconds=settings.sensor_interval_seconds, days=days), alert_sensor()],
+        sensors=[
+            *ingest_sensors(interval_seconds=settings.sensor_interval_seconds, days=days),
+            *path_sensors(registry, interval_seconds=settings.sensor_interval_seconds, days=days),
+            alert_sensor(),
+        ],
         resources={"wal": wal, "pipeline": pipeline, "stage_io": StageIOManager(pipeline=pipeline, wal=wal)},
         # One process per run: a step's own process would cost seconds, and a batch's units run concurrently inside it.
         executor=dg.in_process_executor,

@@ -19,6 +19,7 @@ class ExitCode(IntEnum):
     REFUSED = 3
     FINISHED_WITH_FAILURES = 4
     DEPENDENCY_UNAVAILABLE = 5
+    WAITS_FOR_APPROVAL = 6
 
 
 class KfmError(Exception):
@@ -85,6 +86,20 @@ class IllegalTransitionError(KfmError):
             observed=f"{wal_id}: {from_status or 'null'} > {to_status}",
             expected=expected,
             next_step="see where it stands now (kfm wal show, kfm replay status)",
+        )
+
+
+class RecordMovedError(KfmError):
+    """The record has changed since it was looked at."""
+
+    exit_code = ExitCode.REFUSED
+
+    def __init__(self, wal_id: str, *, version: int, found: int | None = None) -> None:
+        """Name the unit, the version that was seen, and the one that was found, if known."""
+        super().__init__(
+            observed=f"{wal_id} at {'another version' if found is None else f'version {found}'}",
+            expected=f"version {version}",
+            next_step=f"kfm wal show {wal_id}, then decide again",
         )
 
 

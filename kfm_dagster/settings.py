@@ -40,6 +40,10 @@ _logged: set[str] = set()
 
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 """This machine: the only hosts that are spoken to without TLS."""
+WATTS_PER_CORE = 3.5
+"""Of a vCPU at full load: the average over AWS's processors (Cloud Carbon Footprint, methodology, "Compute")."""
+GCO2E_PER_KWH = 445.0
+"""Of the world's electricity in 2024 (IEA, Electricity 2025, "Emissions")."""
 
 
 @unique
@@ -181,13 +185,27 @@ class Settings(BaseSettings):
     energy_grid: str = Field(
         "",
         description="Measure energy and CO2e of each step with codecarbon (extra `energy`): the grid's country, ISO "
-        "3166-1 alpha-3, or USA/state.",
+        "3166-1 alpha-3, or USA/state. Else they follow from its CPU seconds and the two assumptions below.",
+    )
+    watts_per_core: float = Field(
+        WATTS_PER_CORE, ge=0, allow_inf_nan=False, description="Power of a busy core, where no meter measures it."
+    )
+    grid_gco2e_per_kwh: float = Field(
+        GCO2E_PER_KWH, ge=0, allow_inf_nan=False, description="Grams of CO2e per kWh of the grid, in the same case."
     )
     worker_usd_per_hour: float | None = Field(
         None,
         ge=0,
         allow_inf_nan=False,
         description="Price of an hour of the machine that works; each step then has a cost.",
+    )
+    sensitive_areas: Path | None = Field(
+        None,
+        description="GeoJSON FeatureCollection of areas: whatever footprint meets one is generalised as its feature "
+        "says, in every dataset (docs/governance.md).",
+    )
+    masking_salt: SecretStr | None = Field(
+        None, description="Secret of maskings by displacement (donut), 16 bytes or more; never to be changed."
     )
     image_digest: str = Field("", description="Digest of the container image, part of the code's fingerprint.")
     signing_key: Path | None = Field(

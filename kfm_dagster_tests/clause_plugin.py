@@ -1,7 +1,9 @@
-"""Pytest plugin: collects `@pytest.mark.clause(...)` and writes the conformance table on request.
+"""Pytest plugin: collects `@pytest.mark.clause(...)` and writes the conformance page on request.
 
-    pytest --clauses                      print the table after collection, run nothing
+    pytest --clauses                      print the page after collection, run nothing
     pytest --clauses-out FILE             also write it as Markdown
+
+The page has each clause with its tests, and each requirement of the documents with its clauses, tests and page.
 
 An unknown clause id is a usage error, so that a typo cannot claim anything.
 """
@@ -9,11 +11,15 @@ An unknown clause id is a usage error, so that a typo cannot claim anything.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 SPEC = Path(__file__).resolve().parent.parent / "docs" / "spec" / "clauses.yaml"
+REQUIREMENTS = SPEC.with_name("requirements.yaml")
+SHOWN = 2
+"""Tests of a clause that a requirement's row names; the clause's own row has all."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -68,7 +74,35 @@ def _render(clauses: dict[str, str], claims: dict[str, list[str]]) -> str:
     ]
     for clause, must in clauses.items():
         lines.append(f"| {clause} | {'<br>'.join(claims[clause]) or '**none**'} | {must.replace('|', chr(92) + '|')} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *_required(claims)]) + "\n"
+
+
+def _required(claims: dict[str, list[str]]) -> list[str]:
+    rows = yaml.safe_load(REQUIREMENTS.read_text(encoding="utf-8"))["requirements"]
+    silent = sum(1 for row in rows if not (_tests(row, claims) or "instead" in row))
+    return [
+        "# Requirements",
+        "",
+        f"{len(rows)} requirements, {silent} of them silent.",
+        "",
+        "| document | section | requirement | clauses | tests | page |",
+        "|---|---|---|---|---|---|",
+        *(
+            f"| {row['document']} | {row['section']} | {row['must'].replace('|', chr(92) + '|')} "
+            f"| {', '.join(row.get('clauses', []))} | {'<br>'.join(_tests(row, claims)) or 'not followed'} "
+            f"| [{row['page']}](../../{row['page']}) |"
+            for row in rows
+        ),
+    ]
+
+
+def _tests(row: dict[str, Any], claims: dict[str, list[str]]) -> list[str]:
+    found = [row["test"]] if "test" in row else []
+    for clause in row.get("clauses", []):
+        tests = claims[clause]
+        more = [f"{len(tests) - SHOWN} more of {clause}"] if len(tests) > SHOWN else []
+        found += [*tests[:SHOWN], *more]
+    return found
 
 
 _TABLE = pytest.StashKey[str]()

@@ -17,6 +17,7 @@ ANY_TEXT = {
     "home", "storage_url", "catalog_url", "lineage_url", "contracts_dir", "configs_dir", "object_root",
     "sqs_primary_queue", "sqs_dlq_queue", "worker_id", "chaos_plan", "actor", "alert_urls",
     "image_digest", "energy_grid", "signing_key", "signing_passphrase", "sns_trusted_ca",
+    "sensitive_areas", "masking_salt",
 }  # fmt: skip
 """Variables that take any text; what they name is checked where it is opened."""
 BAD: dict[str, list[str]] = {
@@ -59,6 +60,8 @@ BAD: dict[str, list[str]] = {
     ],
     "compute_logs_url": ["logs", "s3://", "gs://bucket", "s3:///prefix", f"s3://{SECRET}@bucket"],
     "worker_usd_per_hour": ["-1", "free", "nan", "inf"],
+    "watts_per_core": ["-1", "much", "nan", "inf"],
+    "grid_gco2e_per_kwh": ["-1", "green", "nan", "inf"],
     "lakefs_branch": ["/main", "a//b", "../main", "a b", "release/.."],
 }
 

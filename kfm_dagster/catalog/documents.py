@@ -50,9 +50,14 @@ def root_document(collections: Sequence[tuple[str, str]]) -> dict[str, Any]:
 
 
 def collection_document(
-    contract: DatasetContract, *, extent: Extent, summaries: Mapping[str, Sequence[Any]], years: Sequence[str]
+    contract: DatasetContract,
+    *,
+    extent: Extent,
+    summaries: Mapping[str, Sequence[Any]],
+    years: Sequence[str],
+    run_id: str | None = None,
 ) -> dict[str, Any]:
-    """Return the Collection of a dataset."""
+    """Return the Collection of a dataset; `run_id` is the run that wrote the newest of its Items."""
     import pystac  # noqa: PLC0415, see above
 
     interval: list[datetime | None] = [datetime.fromisoformat(extent.start), datetime.fromisoformat(extent.end)]
@@ -73,6 +78,11 @@ def collection_document(
         extra_fields={
             "item_assets": _item_assets(contract),
             "kfm:dataset": contract.public_id,
+            **(
+                {"kfm:run_state": {"dataset_id": f"{contract.public_id}.stac_register", "run_id": run_id}}
+                if run_id
+                else {}
+            ),
             **collection_notice(contract.governance),
         },
     )

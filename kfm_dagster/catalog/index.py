@@ -218,6 +218,10 @@ class CollectionIndex:
         row = self._tx.run("catalog.extent", collection_id=self._collection).one()
         return Extent(bbox=_enclosing(row), start=rfc3339(row.start_at), end=rfc3339(row.end_at))
 
+    def newest_run(self) -> str | None:
+        """Return the run that wrote the newest of the Items; None for a write outside of any run."""
+        return self._tx.run("catalog.newest_run", collection_id=self._collection).scalar()
+
     def summaries(self) -> dict[str, list[Any]]:
         """Return the distinct values of every property that the contract summarises."""
         found: dict[str, list[Any]] = {}

@@ -17,7 +17,7 @@ def item_notice(governance: Governance) -> dict[str, str]:
     if governance.access != "open":
         found["kfm:access"] = governance.access
     if governance.masking is not None:
-        found["kfm:masking"] = f"{governance.masking.method}, resolution {governance.masking.resolution}"
+        found["kfm:masking"] = str(governance.masking)
     return found
 
 

@@ -65,7 +65,9 @@ def around(index: CollectionIndex, contract: DatasetContract, days: Iterable[str
 
 
 def _collection(index: CollectionIndex, contract: DatasetContract, years: Sequence[str]) -> Mapping[str, object]:
-    return documents.collection_document(contract, extent=index.extent(), summaries=index.summaries(), years=years)
+    return documents.collection_document(
+        contract, extent=index.extent(), summaries=index.summaries(), years=years, run_id=index.newest_run()
+    )
 
 
 def _years(

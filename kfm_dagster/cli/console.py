@@ -17,7 +17,8 @@ def console(*, host: str, port: int) -> None:
     """Serve the report of kfm validate and the metrics to browsers and monitors, until Ctrl-C.
 
     GET /validate answers with JSON or a page, as the Accept header likes or ?format=json says; ?days=1 looks one day
-    back. GET /metrics is for Prometheus. There is no login: who reaches the address may read it.
+    back. GET /metrics is for Prometheus; with OTEL_EXPORTER_OTLP_ENDPOINT set the metrics are sent there, too. There is
+    no login: who reaches the address may read it.
 
     Example: kfm console --port 3001
     """
@@ -26,7 +27,7 @@ def console(*, host: str, port: int) -> None:
         if not is_loopback(host):
             click.echo(f"# anybody who reaches {host} may read the report: there is no login", err=True)
         click.echo(address)
-        click.echo("# serving until Ctrl-C", err=True)
+        click.echo("# and /metrics; serving until Ctrl-C", err=True)
 
     # The way to end it, not a failure.
     with opened_pipeline(read_only=True) as pipeline, suppress(KeyboardInterrupt):

@@ -13,25 +13,21 @@ import click
 
 from kfm_dagster.cli.ids import whole_wal_id
 from kfm_dagster.contracts.id_prefix import SHORTEST_PREFIX
-from kfm_dagster.errors import ExitCode, KfmError
+from kfm_dagster.errors import KfmError
 from kfm_dagster.governance.log import Decision, UnattributedDecisionError
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster.plural import counted
 from kfm_dagster.settings import Environment, Settings
 from kfm_dagster.storage.database import Transaction
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class RecordMovedError(KfmError):
-    """The record has changed since it was looked at."""
-
-    exit_code = ExitCode.REFUSED
-
-
 actor_option = click.option("--actor", help="Who decides. Default: KFM_ACTOR, else the user of this machine.")
 APPROVAL = "Change or incident under which it was approved."
 change_ref_option = click.option("--change-ref", help=f"{APPROVAL} Needed in prod.")
+REPLAY_REASON = "Word of the ledger's vocabulary, or of reasons in replay_plan.yaml."
 override_ref_option = click.option("--change-ref", help=f"{APPROVAL} Always needed.")
 
 
@@ -61,6 +57,12 @@ def decision_of(settings: Settings, *, actor: str | None, reason: str, change_re
     if settings.env is Environment.PROD:
         decision.require_change_ref()
     return decision
+
+
+def proposed_line(proposal_id: int, units: int) -> str:
+    """Return the line by which a command says that its override waits for a second person."""
+    what = f"proposal {proposal_id} ({counted(units, 'unit')})"
+    return f"{what} waits for a second person: kfm governance approve {proposal_id}"
 
 
 def actor_of(settings: Settings, actor: str | None) -> str:

@@ -1,24 +1,36 @@
-"""`kfm governance`: who decided what, when, why, and under which change."""
+"""`kfm governance`: who decided what, when, why, and under which change; and what waits for a second person."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import click
 
+from kfm_dagster.cli.decision_options import decision_of, decision_options
+from kfm_dagster.cli.entries import entry_row
 from kfm_dagster.cli.ids import whole_wal_id
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.identity import rfc3339
-from kfm_dagster.governance.log import GovernanceAction, GovernanceEntry
+from kfm_dagster.governance.log import GovernanceAction
+from kfm_dagster.governance.review import Command, Proposal
 from kfm_dagster.governance.switches import EVERY_DATASET
+from kfm_dagster.plural import counted
+from kfm_dagster.recovery import overrides
+from kfm_dagster.recovery.overrides import CarriedOut
+from kfm_dagster.settings import Settings
 
-COLUMNS = ("entry_id", "at", "actor", "action", "dataset", "wal_id", "change", "change_ref", "reason")
+PENDING_COLUMNS = ("proposal_id", "at", "proposed_by", "command", "units", "expires_at", "change_ref", "reason")
+COLUMNS = ("entry_id", "at", "actor", "action", "dataset", "wal_id", "change", "approved_by", "change_ref", "reason")
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 
 
 @click.group()
 def governance() -> None:
-    """Look into the governance log.
+    """Look into the governance log, and decide on overrides that wait for a second person.
 
     Example: kfm governance log
     """
@@ -47,28 +59,74 @@ def log(*, action: str | None, dataset: str | None, wal_id: str | None, limit: i
     show_rows([entry_row(entry) for entry in entries], COLUMNS, as_json=as_json)
 
 
-def entry_row(entry: GovernanceEntry) -> dict[str, Any]:
-    """Return the published form of an entry."""
+@governance.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line, with every unit.")
+def pending(*, as_json: bool) -> None:
+    """List overrides that wait for a second person, the newest first.
+
+    Example: kfm governance pending
+    """
+    with opened_pipeline(read_only=True) as pipeline:
+        review = pipeline.ledger.review
+        rows = [proposal_row(proposal) for proposal in review.waiting()]
+        if as_json:
+            rows = [row | {"overrides": review.units(row["proposal_id"])} for row in rows]
+    show_rows(rows, PENDING_COLUMNS, as_json=as_json)
+
+
+@governance.command()
+@click.argument("proposal_id", type=click.IntRange(1))
+@decision_options
+@json_option
+def approve(*, proposal_id: int, as_json: bool, **given: Any) -> None:
+    """Approve an override that somebody else proposed, and carry it out, both or neither.
+
+    Example: kfm governance approve 17 --actor bob --reason "seen the evidence" --change-ref CHG-42
+    """
+    decision = decision_of(Settings.load(), **given)
+    with opened_pipeline() as pipeline:
+        done = overrides.approve(pipeline, proposal_id, decision)
+    row = proposal_row(done.proposal) | {"approved_by": decision.actor, "replay_run_id": done.replay_run_id}
+    click.echo(json.dumps(row) if as_json else _carried_out(done))
+
+
+@governance.command()
+@click.argument("proposal_id", type=click.IntRange(1))
+@decision_options
+@json_option
+def withdraw(*, proposal_id: int, as_json: bool, **given: Any) -> None:
+    """Close a proposal without carrying it out: your own, or somebody else's.
+
+    Example: kfm governance withdraw 17 --reason "the wrong units" --change-ref CHG-42
+    """
+    decision = decision_of(Settings.load(), **given)
+    with opened_pipeline() as pipeline, pipeline.database.transaction() as tx:
+        proposal = pipeline.ledger.review.withdraw(proposal_id, decision, tx=tx)
+    row = proposal_row(proposal) | {"withdrawn_by": decision.actor}
+    click.echo(json.dumps(row) if as_json else f"proposal {proposal_id} is withdrawn; nothing was changed")
+
+
+def proposal_row(proposal: Proposal) -> dict[str, Any]:
+    """Return the published form of a proposal."""
     return {
-        "entry_id": entry.entry_id,
-        "at": rfc3339(entry.at),
-        "actor": entry.actor,
-        "action": entry.action,
-        "dataset": entry.dataset,
-        "wal_id": entry.wal_id,
-        "record_version": entry.record_version,
-        "from_status": entry.from_status,
-        "to_status": entry.to_status,
-        "change": _change(entry),
-        "change_ref": entry.change_ref,
-        "reason": entry.reason,
-        "details": dict(entry.details),
+        "proposal_id": proposal.proposal_id,
+        "at": rfc3339(proposal.at),
+        "expires_at": rfc3339(proposal.expires_at),
+        "proposed_by": proposal.decision.actor,
+        "command": proposal.command.value,
+        "units": proposal.units,
+        "reason": proposal.decision.reason,
+        "change_ref": proposal.decision.change_ref,
+        "content": dict(proposal.content),
     }
 
 
-def _change(entry: GovernanceEntry) -> str | None:
-    if entry.record_version is not None:
-        return f"{entry.from_status} > {entry.to_status} (version {entry.record_version})"
-    if entry.action == GovernanceAction.KILL_SWITCH_ON:
-        return f"until {entry.details.get('expires_at') or 'it is taken back'}"
-    return None
+def _carried_out(done: CarriedOut) -> str:
+    what = f"proposal {done.proposal.proposal_id} is approved: {counted(done.proposal.units, 'unit')}"
+    match done.proposal.command:
+        case Command.RELEASE:
+            return f"{what} released"
+        case Command.REPLAY:
+            return f"{what}, replay {done.replay_run_id} runs (kfm replay status {done.replay_run_id})"
+        case Command.RUN_REPLAY:
+            return f"{what}; start the replay of run {done.proposal.content['run_id']} again"

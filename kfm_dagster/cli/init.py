@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from sqlalchemy.engine import make_url
 from kfm_dagster.addresses import shown
 from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.deployment.local import default_dagster_yaml
+from kfm_dagster.governance.review import OverrideReview
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.preflight import preflight, stores
 from kfm_dagster.notifications.sqs import connect
@@ -63,6 +65,7 @@ def init(*, role: str | None, as_json: bool) -> None:
 def _ledger(settings: Settings, role: str | None) -> dict[str, Any]:
     database = Database.open(settings.database_url)
     try:
+        OverrideReview(database, clock=lambda: datetime.now(UTC)).work_in(settings)
         done = {"database": shown(settings.database_url), "schema": database.schema()}
         if role is not None:
             done["role"] = f"{role} ({'made' if grant_deployment_role(database, role) else 'was there'})"

@@ -74,7 +74,10 @@ COMMANDS = {
         "kfm_dagster.cli.export.commands:export",
         "Write the signed release bundle PTN_EXPORT or verify one; below it, a DCAT catalog and a lineage graph.",
     ),
-    "governance": Lazy("kfm_dagster.cli.governance:governance", "Look into the governance log."),
+    "governance": Lazy(
+        "kfm_dagster.cli.governance:governance",
+        "Look into the governance log, and decide on overrides that wait for a second person.",
+    ),
     "init": Lazy(
         "kfm_dagster.cli.init:init",
         "Bring the ledger's database and Dagster's own up to date, and check that stores and queue are there.",

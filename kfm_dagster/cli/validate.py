@@ -19,6 +19,9 @@ from kfm_dagster.exports.validation import DAYS, MOST_DAYS, validate_report
 from kfm_dagster.exports.validation_page import OPENING, figure, validation_page
 from kfm_dagster.stages.card import OnFailure
 
+SHOWN_BY_DAY = ("latency_p95_seconds", "throughput_units_per_second", "retry_count", "Q_res", "p_dim")
+"""KPIs of each day that a terminal has room for; page and JSON have all."""
+
 
 @click.command()
 @click.option("--days", type=click.IntRange(1, MOST_DAYS), default=DAYS, show_default=True, help="So many days back.")
@@ -26,6 +29,8 @@ from kfm_dagster.stages.card import OnFailure
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def validate(*, days: int, html: Path | None, as_json: bool) -> int:
     """Show units, stage states, gate pass rates, stops, retries, dimensional closure and KPIs of the last days.
+
+    KPIs are shown over all of them, and day by day.
 
     Exit code 4 when a stop was triggered, a gate stopped a batch or a quantity does not close, else 0.
 
@@ -49,6 +54,7 @@ def validate(*, days: int, html: Path | None, as_json: bool) -> int:
         show_section("gates", gates, ("gate", "looked_at", "pass_rate", "outcomes"))
         counts = {name: report[name] for name in ("stops_triggered", "errors", "restricted")}
         show_fields(_as_text({**counts, **report["kpis"]}))
+        show_section("KPIs by day", [_as_text(day) for day in report["kpis_by_day"]], ("day", *SHOWN_BY_DAY))
     # G1, G6 and G8 have no stop of their own, and the card may let them stop all the same.
     stopped = any(OnFailure.STOP in gate["outcomes"] for gate in report["gates"].values())
     fine = not (stopped or report["stops_triggered"]) and report["dimensional_closure"]["ok"]

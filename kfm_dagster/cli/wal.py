@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from kfm_dagster.cli.decision_options import unknown_record
-from kfm_dagster.cli.governance import entry_row
+from kfm_dagster.cli.entries import entry_row
 from kfm_dagster.cli.ids import whole_rejected_message_id, whole_wal_id
 from kfm_dagster.cli.quarantine.cases import case_row
 from kfm_dagster.cli.session import looked_up_states, opened_pipeline

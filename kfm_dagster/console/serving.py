@@ -1,16 +1,22 @@
-"""Serving the console on one address until a signal comes. Does not belong here: what is answered (`app.py`)."""
+"""Serving the console on one address until a signal comes, and meanwhile sending its metrics to a collector, if any.
+
+Does not belong here: what is answered (`app.py`).
+"""
 
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import uvicorn
 
 from kfm_dagster.console.app import PATH, console_app
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.telemetry.otlp import exports
 
 MOST_CONNECTIONS = 32
 """Beyond them a client is told 503: a report reads the audit of all its days, and a monitor asks once a minute."""
@@ -37,8 +43,17 @@ def serve(pipeline: Pipeline, *, host: str, port: int, ready: Callable[[str], No
             timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         )
         name = f"[{host}]" if ":" in host else host
-        ready(f"http://{name}:{port}{PATH}")
-        uvicorn.Server(config).run(sockets=[listening])
+        with _pushing(pipeline):
+            ready(f"http://{name}:{port}{PATH}")
+            uvicorn.Server(config).run(sockets=[listening])
+
+
+def _pushing(pipeline: Pipeline) -> AbstractContextManager[None]:
+    if not exports("metrics", os.environ):
+        return nullcontext()
+    from kfm_dagster.exports.otlp_metrics import pushing  # noqa: PLC0415, an extra that few have installed
+
+    return pushing(pipeline)
 
 
 def is_loopback(host: str) -> bool:

@@ -7,6 +7,7 @@ Belongs here: the declarations and what they match. Does not belong here: the ga
 from __future__ import annotations
 
 from datetime import date
+from enum import StrEnum, unique
 from typing import Annotated
 
 from pydantic import BaseModel, Field, PositiveInt, model_validator
@@ -31,6 +32,20 @@ def covers(pattern: str, path: str) -> bool:
     return path == pattern or path.startswith(pattern + ".")
 
 
+@unique
+class AnchorKind(StrEnum):
+    """What stands at an anchor (P/S/M/I of the pipeline card's section II; its library's "unified numbering")."""
+
+    P = "P"
+    """Postulate: a definition or convention that is set, not derived. A code table, a register."""
+    S = "S"
+    """Minimal equation: what the values are computed by. A projection, a grid."""
+    M = "M"
+    """Metrology process: how the values were measured, or set for measuring. A scan strategy, an instrument's state."""
+    I = "I"  # noqa: E741 - the letter that the card has
+    """Implementation binding: where and in which form they are. A field of a format, a module."""
+
+
 class Citation(Declaration):
     """Where fields are defined: volume, version and anchor of the source (pipeline card, chapter 7, section II)."""
 
@@ -38,6 +53,9 @@ class Citation(Declaration):
     volume: _Text = Field(description="The document, with its number.")
     version: _Text = Field(description="Revision or edition of the document.")
     anchor: _Text = Field(description="Section, table or template.")
+    kind: AnchorKind = Field(
+        description="What is there: P postulate, S minimal equation, M metrology process, I implementation binding."
+    )
 
 
 class Quantity(Declaration):

@@ -10,6 +10,9 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, BaseModel, Field, PositiveInt, model_validator
 
+NARROWEST_RING_M = 20.0
+WIDEST_RADIUS_M = 1_000_000.0
+"""Bounds of a displacement: wide enough to hide a place within, narrow enough to say where it is about."""
 _Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"\S")]
 
 
@@ -39,18 +42,41 @@ class Embargo(Stewardship):
 
 
 class Masking(Stewardship):
-    """How locations are generalised before anything is stored: to the H3 cell of a footprint's centre, and who asked.
+    """How locations are generalised before anything is stored, and who asked for it.
 
-    Only the times and the named `properties` of a header are kept: a list of what to leave out would miss the next
-    field that tells where it was.
+    h3: to the cell that holds the footprint's centre. donut: to a cell around a place that is a secret step of
+    minimum_m to maximum_m away from there, always the same one for the same place. Only the times and the named
+    `properties` of a header are kept: a list of what to leave out would miss the next field that tells where it was.
     """
 
-    method: Literal["h3"]
-    resolution: int = Field(ge=0, le=8, description="H3; edges of 1108 km (0) to 0.5 km (8).")
+    method: Literal["h3", "donut"]
+    resolution: int | None = Field(None, ge=0, le=8, description="Of h3; edges of 1108 km (0) to 0.5 km (8).")
+    minimum_m: float | None = Field(None, gt=0, description="Of donut: nearer than this nothing is shown.")
+    maximum_m: float | None = Field(None, le=WIDEST_RADIUS_M, description="Of donut: nor further away.")
     properties: list[str] = Field([], description="STAC properties that do not tell where it was.")
     requested_by: _Name = Field(description="The steward who decided it.")
     reason: str = Field(min_length=1, max_length=1000, pattern=r"\S")
     change_ref: _Name = Field(description="The change under which it was decided.")
+
+    @property
+    def parameters(self) -> dict[str, float]:
+        """What may be known of it, by name."""
+        values = {"resolution": self.resolution, "minimum_m": self.minimum_m, "maximum_m": self.maximum_m}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def __str__(self) -> str:
+        if self.method == "h3":
+            return f"h3, resolution {self.resolution}"
+        return f"donut, {self.minimum_m:g} to {self.maximum_m:g} m"
+
+    @model_validator(mode="after")
+    def _has_its_own_level(self) -> Masking:
+        asked = {"h3": {"resolution"}, "donut": {"minimum_m", "maximum_m"}}[self.method]
+        if self.parameters.keys() != asked:
+            raise ValueError(f"method {self.method} has {' and '.join(sorted(asked))}, and nothing else of a level")
+        if self.minimum_m and self.maximum_m and self.minimum_m + NARROWEST_RING_M > self.maximum_m:
+            raise ValueError(f"minimum_m + {NARROWEST_RING_M:g} is at most maximum_m")
+        return self
 
 
 class Governance(Stewardship):

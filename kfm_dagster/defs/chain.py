@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import dagster as dg
 
-from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.nodes import chain
-from kfm_dagster.ingest.path_arrivals import READER
 
 QUEUE_KEY = dg.AssetKey(["queue"])
 
@@ -36,8 +33,3 @@ def op_name(dataset: str, operator: str) -> str:
 def slug(dataset: str) -> str:
     """Return the dataset id as a Dagster name."""
     return dataset.replace("-", "_")
-
-
-def radars(registry: ContractRegistry) -> list[DatasetContract]:
-    """Return the datasets of radar volumes: those with beams."""
-    return [contract for contract in registry if contract.metadata_extract.reader == READER]

@@ -39,7 +39,18 @@ from kfm_dagster.stages.staged import StagedNode
 MAX_TABLE_ROWS = 50
 """Rows of a table in the UI; the artifact holds them all."""
 
-_NO_COUNTS = {"checks", "passed", "failed", "cause", "applied_by", "restricted", "rows", "product", "quantities"}
+_NO_COUNTS = {
+    "checks",
+    "passed",
+    "failed",
+    "cause",
+    "applied_by",
+    "restricted",
+    "rows",
+    "product",
+    "paths",
+    "quantities",
+}
 """Members of a validation summary that count no units by their end, or are shown under names of their own."""
 _LEFT = (Status.QUARANTINED, Status.FAILED, Status.PENDING, Status.IN_PROGRESS)
 """What is not done of a day, in the order in which it needs care."""
@@ -118,7 +129,7 @@ def arrivals_metadata(pipeline: Pipeline, batch: StageBatch) -> dict[str, Any]:
     """Return what a materialisation of `path_arrival` shows besides its units: the table's rows, and their plot."""
     summary = batch.state.validation_summary
     table = product_of(summary)
-    shown: dict[str, Any] = {"rows": summary["rows"], "table": table.uri}
+    shown: dict[str, Any] = {"rows": summary["rows"], "table": table.uri, "paths": product_of(summary, "paths").uri}
     if picture := arrival_plot(read_table(pipeline.artifacts, table)):
         shown["arrivals"] = dg.MetadataValue.md(picture)
     return shown

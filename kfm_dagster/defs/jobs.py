@@ -6,8 +6,9 @@ import dagster as dg
 
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.defs.chain import asset_key, asset_keys, radars, slug
+from kfm_dagster.defs.chain import asset_key, asset_keys, slug
 from kfm_dagster.ingest.path_arrivals import NODE
+from kfm_dagster.ingest.path_days import radars
 
 INGEST_JOB = "ingest"
 PATH_JOB = "path_arrival"

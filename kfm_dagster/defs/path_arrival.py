@@ -1,4 +1,4 @@
-"""The asset `path_arrival` of every radar dataset, beside its chain."""
+"""The asset `path_arrival` of every radar dataset, beside its chain, and the sensor that asks for its days."""
 
 # No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
 
@@ -11,11 +11,14 @@ import dagster as dg
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.defs.assets import stage_asset
-from kfm_dagster.defs.chain import asset_key, radars, slug
+from kfm_dagster.defs.chain import asset_key, slug
 from kfm_dagster.defs.io_manager import StageIOManager, root_run_id
+from kfm_dagster.defs.jobs import PATH_JOB
+from kfm_dagster.defs.one_line import one_line
 from kfm_dagster.defs.resources import PipelineResource, WalResource
 from kfm_dagster.defs.stage_run import run_stage
 from kfm_dagster.ingest.path_arrivals import GATES, NODE, PathArrivals
+from kfm_dagster.ingest.path_days import days_to_compute, radars
 
 DESCRIPTION = (
     "When the beams of the day's volumes arrive at the end of their paths, and in which phase, with covariances: one "
@@ -42,6 +45,39 @@ def path_assets(
         )
         assets.append(made(_run(contract.id)).map_asset_specs(partial(_described, contract=contract)))
     return assets
+
+
+def path_sensors(
+    registry: ContractRegistry, *, interval_seconds: int, days: dg.PartitionsDefinition
+) -> list[dg.SensorDefinition]:
+    """Return the sensor, switched on; none without a dataset of radar volumes."""
+
+    @dg.sensor(
+        name="nodd_paths",
+        job_name=PATH_JOB,
+        minimum_interval_seconds=interval_seconds,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Asks for the arrival times and phases of a day's radar beams once all units of the day have "
+        "ended, and again after more of them, every ten minutes at most.",
+    )
+    @one_line
+    def nodd_paths(pipeline: PipelineResource) -> dg.SensorResult:
+        found = [one for one in days_to_compute(pipeline.get()) if days.has_partition_key(one.day)]
+        if not found:
+            return dg.SensorResult(skip_reason="every day whose units have ended has its arrivals")
+        return dg.SensorResult(
+            run_requests=[
+                dg.RunRequest(
+                    # A day's metadata are asked for once: what fails is replayed by nodd_ledger.
+                    run_key=f"{one.dataset}/{one.day}/{one.content_hash}",
+                    partition_key=one.day,
+                    asset_selection=[asset_key(one.dataset, NODE)],
+                )
+                for one in found
+            ]
+        )
+
+    return [nodd_paths] if radars(registry) else []
 
 
 def _described(spec: dg.AssetSpec, *, contract: DatasetContract) -> dg.AssetSpec:

@@ -77,13 +77,18 @@ def _started(engine: ReplayEngine, config: ReplayConfig) -> dict[str, Any]:
     if config.dry_run or selection.spec.options.dry_run:
         plan = engine.plan(selection, change_ref=change_ref)
         plan.refuse()
-        return _told(plan, replay_run_id=None, backfill_id=None)
+        return _told(plan, replay_run_id=None, backfill_id=None, proposal_id=None)
     decision = Decision(actor=config.actor, reason=config.reason, change_ref=change_ref)
     started = start(engine, selection, decision)
-    return _told(started.plan, replay_run_id=started.replay_run_id, backfill_id=started.backfill_id)
+    return _told(
+        started.plan,
+        replay_run_id=started.replay_run_id,
+        backfill_id=started.backfill_id,
+        proposal_id=started.proposal_id,
+    )
 
 
-def _told(plan: PlannedReplay, **ids: str | None) -> dict[str, Any]:
+def _told(plan: PlannedReplay, **ids: str | int | None) -> dict[str, Any]:
     return {**ids, **plan.as_json()}
 
 

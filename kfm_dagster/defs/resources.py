@@ -14,6 +14,7 @@ import dagster as dg
 from dagster_aws.utils import ResourceWithBoto3Configuration
 from pydantic import Field
 
+from kfm_dagster.governance.review import OverrideReview
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.notifications.sqs import DEFAULT_REGION, Queue, bounded, connect
@@ -103,4 +104,6 @@ def _settings(dsn: str, _environment: frozenset[tuple[str, str]]) -> Settings:
 @cache
 def open_pipeline(settings: Settings) -> Pipeline:
     """Open a pipeline once per process and settings."""
-    return Pipeline.open(settings)
+    pipeline = Pipeline.open(settings)
+    OverrideReview(pipeline.database, clock=pipeline.clock).work_in(settings)
+    return pipeline

@@ -24,6 +24,7 @@ from kfm_dagster.ingest.plan import PlannedRun, lane_limits, of_known_days, plan
 from kfm_dagster.ingest.preflight import ensure_ready
 from kfm_dagster.ledger.reports import PendingPartition
 from kfm_dagster.recovery.backfill.days import advance_backfills
+from kfm_dagster.recovery.intents import advance_intents
 from kfm_dagster.recovery.replay.engine import advance_replays
 
 
@@ -59,8 +60,8 @@ def ingest_sensors(*, interval_seconds: int, days: dg.PartitionsDefinition) -> l
         minimum_interval_seconds=interval_seconds,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Gives back the units of dead runs and of expired leases, lets due retries in, collects evidence, "
-        "delivers lineage to the configured backend, and asks for runs over what is pending and no active run will "
-        "take, live work first.",
+        "delivers lineage to the configured backend, enters what failed listings had found, and asks for runs over "
+        "what is pending and no active run will take, live work first.",
     )
     @one_line
     def nodd_ledger(
@@ -77,6 +78,7 @@ def ingest_sensors(*, interval_seconds: int, days: dg.PartitionsDefinition) -> l
         # Units keep their attempts while no run could store what it makes of them.
         ensure_ready(opened)
         advance_replays(opened, say=context.log.info)
+        advance_intents(opened, say=context.log.info)
         cooling = cooling_down(context.instance, now=opened.clock(), interval_seconds=interval_seconds)
 
         def ready(pending: Sequence[PendingPartition]) -> list[PendingPartition]:

@@ -1,4 +1,4 @@
-"""Drain: run a deployment until its queue is empty, every unit is terminal, and replays and backfills are done."""
+"""Drain: run a deployment until its queue is empty, every unit is terminal, and replays, backfills, beams are done."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.errors import DependencyUnavailableError
 from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, sentence
+from kfm_dagster.ingest.path_days import days_to_compute
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.progress import Progress, progress
 from kfm_dagster.plural import counted
@@ -16,6 +17,8 @@ from kfm_dagster.recovery.backfill.progress import UnlistedDays, listed_backfill
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 
 POLL_SECONDS = 0.5
+PATHS_SECONDS = 60.0
+"""So long the beams of the last day are waited for: a table that fails comes with the next metadata, or a replay."""
 QUIET_POLLS = 3
 """Looks in a row that must find nothing: SQS counts are approximate."""
 
@@ -66,12 +69,16 @@ def drain(
     """
     deadline = time.monotonic() + timeout_seconds
     replays = ReplayEngine(pipeline=pipeline)
-    quiet = 0
+    quiet, paths_until = 0, None
     while True:
         now = progress(pipeline)
         report(now)
         backfills, replaying = _Backfills.now(pipeline), replays.at_work()
-        quiet = quiet + 1 if now.drained and not replaying and not backfills.at_work else 0
+        idle = now.drained and not replaying and not backfills.at_work
+        if idle and days_to_compute(pipeline):
+            paths_until = paths_until or time.monotonic() + PATHS_SECONDS
+            idle = time.monotonic() > paths_until
+        quiet = quiet + 1 if idle else 0
         if quiet >= QUIET_POLLS:
             return now
         deployment.tend()

@@ -31,12 +31,17 @@ class _Fast(_LocatedFaults, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # t
 
 _SHOWN = 60
 """Characters of a wrong scalar that are shown."""
+_WRONG_KEYS = {
+    "tag:yaml.org,2002:bool": "is true or false to YAML 1.1: write it in quotes",
+    "tag:yaml.org,2002:null": "is nothing to YAML: write it in quotes",
+}
 
 
 def read_yaml(text: str) -> Any:
-    """Return the one document of a text, None for an empty one. Raises yaml.YAMLError, for a key that comes twice too.
+    """Return the one document of a text, None for an empty one. Raises yaml.YAMLError, for a wrong key, too.
 
-    YAML 1.2.2, section 3.2.1.1, has the keys of a mapping unique; PyYAML lets the last one win, and says nothing.
+    YAML 1.2.2, section 3.2.1.1, has the keys of a mapping unique; PyYAML lets the last one win, and says nothing. It
+    reads YAML 1.1, in which `yes`, `on` and `no` are booleans and `~` is nothing: none of our keys is.
     """
     try:
         return _read(text, _Fast)
@@ -61,14 +66,14 @@ def _read(text: str, kind: Any) -> Any:
         tree = loader.get_single_node()
         if tree is None:
             return None
-        _refuse_twice(tree)
+        _refuse_wrong_keys(tree)
         return loader.construct_document(tree)
     finally:
         loader.dispose()
 
 
-def _refuse_twice(tree: yaml.Node) -> None:
-    """Raise ConstructorError for a mapping that has a key twice."""
+def _refuse_wrong_keys(tree: yaml.Node) -> None:
+    """Raise ConstructorError for a mapping that has a key twice, or one that is no name but a value."""
     seen: set[int] = set()
     rest: list[Any] = [tree]
     while rest:
@@ -83,9 +88,9 @@ def _refuse_twice(tree: yaml.Node) -> None:
         names: set[str] = set()
         for key, value in node.value:
             if isinstance(key, yaml.ScalarNode):
-                if key.value in names:
+                if (wrong := _WRONG_KEYS.get(key.tag)) or key.value in names:
                     raise yaml.constructor.ConstructorError(
-                        problem=f"the key {key.value!r} comes twice", problem_mark=key.start_mark
+                        problem=f"the key {key.value!r} {wrong or 'comes twice'}", problem_mark=key.start_mark
                     )
                 names.add(key.value)
             rest.append(value)

@@ -7,9 +7,11 @@ Belongs here: names, labels, help and buckets. Does not belong here: what is cou
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.reports import MoveCount
@@ -20,24 +22,22 @@ ATTEMPTS = (1, 2, 3, 4, 5, 10)
 
 
 def exposition(pipeline: Pipeline) -> bytes:
-    """Return every metric in Prometheus' text format; a dataset in which nothing has happened has zeros.
-
-    Raises DatabaseUnavailableError.
-    """
+    """Return every metric in Prometheus' text format."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collected(_metrics(pipeline)))
+    registry.register(_Families(pipeline))
     return generate_latest(registry)
 
 
-class _Collected:
-    def __init__(self, metrics: Iterable[Metric]) -> None:
-        self._metrics = list(metrics)
+@dataclass(frozen=True, eq=False)
+class _Families(Collector):
+    pipeline: Pipeline
 
-    def collect(self) -> Iterable[Metric]:
-        return self._metrics
+    def collect(self) -> Iterator[Metric]:
+        return families(self.pipeline)
 
 
-def _metrics(pipeline: Pipeline) -> Iterator[Metric]:
+def families(pipeline: Pipeline) -> Iterator[Metric]:
+    """Yield every metric; a dataset in which nothing has happened has zeros."""
     with pipeline.database.snapshot() as view:
         moves = pipeline.ledger.move_counts(tx=view)
         mismatches = pipeline.ledger.mismatch_counts(tx=view)

@@ -1,14 +1,11 @@
 """/validate: how units and stages of the last days went, and the KPIs of the pipeline card, from what was recorded.
 
     units       what became of every unit of the ledger, and how many a run of the window gave back for another attempt
-    latency     seconds from the start to the end of a stage that succeeded; P50 and P95 by linear interpolation
-    throughput  units that settled per second, from the first line of the audit in the window to the last
-    Q_res       share of gates that were looked at and did not pass (the residual of quality, 0 to 1)
     p_dim       share of quantities that close dimensionally, in the newest metadata of each dataset and the newest path
                 quantities; none where nothing was looked at
 
-DuckDB answers what is asked of all attempts. Belongs here: counting. Does not belong here: pages
-(`validation_page.py`), or the rules behind the counts (`stages/`).
+Belongs here: counting. Does not belong here: KPIs (`kpis.py`), pages (`validation_page.py`), or the rules behind the
+counts (`stages/`).
 """
 
 from __future__ import annotations
@@ -22,8 +19,9 @@ import pyarrow as pa
 
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.exports.kpis import KPIS, Line, RecordedSpan, attempts_table, series, settled
 from kfm_dagster.idempotent_node.transaction import Output
-from kfm_dagster.ingest.nodes import MetadataExtract, Settle
+from kfm_dagster.ingest.nodes import MetadataExtract
 from kfm_dagster.ingest.path_arrivals import NODE as PATH_ARRIVAL
 from kfm_dagster.ingest.path_arrivals import quantities_of
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -34,24 +32,11 @@ from kfm_dagster.stages.envelope_table import from_parquet
 from kfm_dagster.stages.gates.dimensions import dim_report, p_dim_against
 from kfm_dagster.stages.gates.subject import Subject, Thresholds
 from kfm_dagster.stages.gates.verdict import TITLES, Gate
-from kfm_dagster.stages.store import StageAttempt, StageStore
+from kfm_dagster.stages.store import StageStore
 from kfm_dagster.storage.artifacts import ArtifactReference
 from kfm_dagster.storage.set_questions import ask
 from kfm_dagster.telemetry.clock.log import ClockLog
-from kfm_dagster.telemetry.clock.quality import clock_quality
 
-Line = Mapping[str, Any]
-
-_ATTEMPTS = pa.schema(
-    {
-        "run_id": pa.string(),
-        "stage": pa.string(),
-        "attempt": pa.int64(),
-        "state": pa.string(),
-        "seconds": pa.float64(),
-        "input_hashes": pa.list_(pa.string()),
-    }
-)
 DAYS, MOST_DAYS = 7, 3650
 """How far a report looks back unless one says otherwise, and how far one may say."""
 
@@ -67,19 +52,18 @@ def validate_report(pipeline: Pipeline, *, since: datetime) -> dict[str, Any]:
         length, head = store.audit.head(tx=view)
         counts = pipeline.ledger.counts(tx=view)
         waiting_since = pipeline.ledger.oldest_waiting(tx=view)
-        selections = view.run("stages.replays_since", since=rfc3339(since)).scalar_one()
-    gates, table = _gates(lines), _table(attempts)
-    replayed = [line for line in lines if line["kind"] == AuditKind.REPLAY]
-    # Of selected units, and of runs.
-    replays = selections + len({(line["run_id"], line["stage"]) for line in replayed})
+        replays = [row.created_at for row in view.run("stages.replays_since", since=rfc3339(since))]
+    readings = ClockLog(pipeline.database).recent(since=since)
+    recorded = RecordedSpan(attempts=attempts, lines=lines, replays=replays, readings=readings)
     closure = dimensional_closure(pipeline, since=since)
+    kpis = {**recorded.kpis(), "p_dim": closure["p_dim"]}
     retries = [line for line in lines if line["kind"] == AuditKind.RETRY]
     return {
         "at": rfc3339(at),
         "since": rfc3339(since),
         "units": _units(counts, lines, waiting_since=waiting_since, at=at),
-        "stages": _stages(table),
-        "gates": gates,
+        "stages": _stages(attempts_table(attempts)),
+        "gates": _gates(lines),
         "stops_triggered": _counted(line["event"] for line in lines if line["kind"] == AuditKind.STOP),
         "errors": _counted(one.error_class.value for one in attempts if one.error_class),
         "restricted": _counted(gate for one in attempts for gate in one.restricted),
@@ -89,18 +73,11 @@ def validate_report(pipeline: Pipeline, *, since: datetime) -> dict[str, Any]:
             "interval_seconds": [line["details"]["interval_seconds"] for line in retries],
         },
         "rollbacks": sum(one.state is StageState.ROLLED_BACK for one in attempts),
-        "replays": {"count": replays, "stages": len(replayed)},
+        "replays": {"count": kpis["replay_count"], "stages": len(recorded.replayed())},
         "dimensional_closure": {"p_dim": closure["p_dim"], "ok": closure["ok"]},
-        "kpis": {
-            **_latency(table),
-            "throughput_units_per_second": _throughput(lines),
-            "retry_count": len(retries),
-            "replay_count": replays,
-            "idempotency_conflicts": ask("reports.conflicts", attempts=table)[0][0],
-            "Q_res": _residual(gates),
-            "p_dim": closure["p_dim"],
-            **_clock(pipeline, since),
-        },
+        "kpis": kpis,
+        "kpi_definitions": {name: kpi.as_json() for name, kpi in KPIS.items()},
+        "kpis_by_day": series(recorded),
         "delivery": pipeline.card.machine.delivery,
         "audit": {"lines": length, "head": head},
     }
@@ -197,35 +174,8 @@ def _units(
         "oldest_waiting_since": None if waiting_since is None else rfc3339(waiting_since),
         "oldest_waiting_seconds": None if waiting_since is None else (at - waiting_since).total_seconds(),
         **totals,
-        "retries": sum(line["details"].get("retrying", 0) for line in _settled(lines)),
+        "retries": sum(line["details"].get("retrying", 0) for line in settled(lines)),
     }
-
-
-def _settled(lines: Iterable[Line]) -> Iterator[Line]:
-    """Yield the lines of settlements that runs made themselves."""
-    for line in lines:
-        if (
-            line["event"] == "running>succeeded"
-            and line["stage"].endswith(f".{Settle.operator}")
-            and "reused" not in line["details"]
-        ):
-            yield line
-
-
-def _table(attempts: Sequence[StageAttempt]) -> pa.Table:
-    """Return attempts as the statements of `sql/queries/duckdb/reports.sql` have them."""
-    rows = [
-        {
-            "run_id": one.run_id,
-            "stage": one.stage,
-            "attempt": one.attempt,
-            "state": one.state.value,
-            "seconds": (one.ended_at - one.started_at).total_seconds() if one.ended_at and one.started_at else None,
-            "input_hashes": list(one.input_hashes),
-        }
-        for one in attempts
-    ]
-    return pa.Table.from_pylist(rows, schema=_ATTEMPTS)
 
 
 def _stages(attempts: pa.Table) -> dict[str, dict[str, int]]:
@@ -250,35 +200,6 @@ def _gates(lines: Iterable[Line]) -> dict[str, dict[str, Any]]:
         }
         for gate, counts in outcomes.items()
     }
-
-
-def _residual(gates: Mapping[str, Mapping[str, Any]]) -> float:
-    looked = sum(gate["looked_at"] for gate in gates.values())
-    passed = sum(gate["outcomes"].get("passed", 0) for gate in gates.values())
-    return (looked - passed) / looked if looked else 0.0
-
-
-def _latency(attempts: pa.Table) -> dict[str, float | None]:
-    [(p50, p95)] = ask("reports.latency", attempts=attempts)
-    return {"latency_p50_seconds": p50, "latency_p95_seconds": p95}
-
-
-def _throughput(lines: Sequence[Line]) -> float | None:
-    """Return the units settled per second of the span from the first line to the last one; None without a span."""
-    times = [datetime.fromisoformat(line["at"]) for line in (*lines[:1], *lines[-1:])]
-    seconds = (times[-1] - times[0]).total_seconds() if times else 0.0
-    settled = sum(line["details"].get("units", 0) for line in _settled(lines))
-    return settled / seconds if seconds > 0 else None
-
-
-def _clock(pipeline: Pipeline, since: datetime) -> dict[str, Any]:
-    """Return the clock's figures of the source with most readings: |delta t| in seconds, sigma_y by tau in seconds."""
-    qualities = clock_quality(ClockLog(pipeline.database).recent(since=since))
-    best = max(qualities, key=lambda one: one.readings, default=None)
-    if best is None:
-        return {"delta_t_abs_seconds": None, "sigma_y": {}}
-    stable = {f"{one.tau_seconds:g}": one.sigma_y for one in best.stability if one.sigma_y is not None}
-    return {"delta_t_abs_seconds": best.delta_t_abs, "sigma_y": stable}
 
 
 def _counted(names: Iterable[str]) -> dict[str, int]:

@@ -49,7 +49,19 @@ def validation_page(report: Mapping[str, Any]) -> str:
                 ["replays", report["replays"]["count"]],
             ],
         ),
-        _table("KPIs", ["KPI", "value"], ([name, figure(value)] for name, value in report["kpis"].items())),
+        _table(
+            "KPIs",
+            ["KPI", "value", "is", "by"],
+            (
+                [name, figure(value), *report["kpi_definitions"][name].values()]
+                for name, value in report["kpis"].items()
+            ),
+        ),
+        _table(
+            "KPIs by day (UTC)",
+            ["day", *report["kpis"]],
+            (map(figure, day.values()) for day in report["kpis_by_day"]),
+        ),
         f"<p>Audit: {report['audit']['lines']} lines, head <code>{escape(report['audit']['head'])}</code></p>",
     ]
     span = f"{escape(report['since'])} to {escape(report['at'])}, delivery {escape(report['delivery'])}"

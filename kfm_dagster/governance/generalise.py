@@ -1,8 +1,8 @@
-"""Generalising: a unit's metadata with the H3 cell of its footprint's centre in the place of where it was (IEN-12).
+"""Generalising: a unit's metadata with a coarse place, instead of where it was (IEN-12).
 
-Pure. What is returned depends on the cell, the times and the properties that the contract keeps, and on nothing else of
-the header. Belongs here: what of a header may stay, the outline of a cell. Does not belong here: masks (`masking.py`),
-who is masked (`rules.py`).
+Pure. What is returned depends on the cell of the footprint's centre, the times and the properties that are kept, and on
+nothing else of the header. Belongs here: what of a header may stay, the outline of a cell. Does not belong here: masks
+(`masking.py`), who is masked (`rules.py`), sensitive areas (`areas.py`).
 """
 
 from __future__ import annotations
@@ -14,28 +14,20 @@ import h3
 
 from kfm_dagster.contracts.bounding_box import Box, bounding_box
 from kfm_dagster.contracts.envelope import Metadata
-from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.contracts.stewardship import Masking
-from kfm_dagster.governance.log import Decision
-from kfm_dagster.governance.masking import DECIMALS, ExactLocation, H3Mask, MaskingDecision
+from kfm_dagster.governance.masking import DECIMALS, DonutMask, ExactLocation, cell_of
 
 TIMES = ("datetime", "start_datetime", "end_datetime")
 WITHHELD = "not shown: locations of this dataset are masked"
 
 
-def masking_decision(contract: DatasetContract) -> MaskingDecision | None:
-    """Return the decision that a contract's masking rests on, or None where it has none."""
-    masking = contract.governance.masking
-    if masking is None:
-        return None
-    decision = Decision(actor=masking.requested_by, reason=masking.reason, change_ref=masking.change_ref)
-    return MaskingDecision.of(H3Mask(resolution=masking.resolution), dataset=contract.id, decision=decision)
+def generalised(metadata: Metadata, masking: Masking, *, salt: bytes = b"") -> Metadata:
+    """Return metadata that tell of a place no more than a cell: a box around it as geometry and bbox.
 
-
-def generalised(metadata: Metadata, masking: Masking) -> Metadata:
-    """Return metadata that tell of a place no more than its cell: a box around it as geometry and bbox."""
+    `salt` is the secret of method donut. Raises MaskingError when it is too short.
+    """
     kept = {*TIMES, *masking.properties}
-    shape = None if metadata.bbox is None else outline(cell_box(metadata.bbox, masking.resolution))
+    shape = None if metadata.bbox is None else outline(_cell_of(metadata.bbox, masking, salt))
     return dataclasses.replace(
         metadata,
         geometry=shape,
@@ -46,15 +38,30 @@ def generalised(metadata: Metadata, masking: Masking) -> Metadata:
     )
 
 
-def cell_box(bbox: Box, resolution: int) -> Box:
-    """Return (west, south, east, north) of the corners of the H3 cell that holds a bbox's centre, in degrees.
+def _cell_of(bbox: Box, masking: Masking, salt: bytes) -> Box:
+    centre = _centre(bbox)
+    if masking.resolution is not None:
+        return _cell_box(centre, masking.resolution)
+    mask = DonutMask(minimum_m=masking.minimum_m or 0.0, maximum_m=masking.maximum_m or 0.0, salt=salt)
+    # Seeded by the place, so that a thousand footprints of it are shown at one: their mean would be the place itself.
+    site = cell_of(centre, mask.anchor_resolution)
+    shown = mask.apply(site, centre)
+    return _cell_box(ExactLocation(latitude=shown.latitude, longitude=shown.longitude), mask.anchor_resolution)
 
-    west > east across the antimeridian, as in the bbox that is given.
-    """
+
+def _centre(bbox: Box) -> ExactLocation:
+    """Return the centre of (west, south, east, north), in degrees; west > east across the antimeridian."""
     west, south, east, north = bbox
     middle = west + ((east - west) % 360 if west > east else east - west) / 2
-    centre = ExactLocation(latitude=(south + north) / 2, longitude=(middle + 180) % 360 - 180)
-    cell = H3Mask(resolution=resolution).apply("", centre).group.rpartition(":")[2]
+    return ExactLocation(latitude=(south + north) / 2, longitude=(middle + 180) % 360 - 180)
+
+
+def _cell_box(place: ExactLocation, resolution: int) -> Box:
+    """Return (west, south, east, north) of the corners of the H3 cell that holds a place, in degrees.
+
+    west > east across the antimeridian.
+    """
+    cell = cell_of(place, resolution)
     corners = h3.cell_to_boundary(cell)
     latitudes = [latitude for latitude, _ in corners]
     for pole in (-90.0, 90.0):

@@ -56,6 +56,10 @@ class GovernanceAction(StrEnum):
     """Published data with sensitive locations generalised, as its steward asked."""
     ALERT_ACKNOWLEDGED = "alert_acknowledged"
     """Took an alert on."""
+    OVERRIDE_PROPOSED = "override_proposed"
+    """Proposed to let units leave a terminal state, where a second person has to approve it."""
+    OVERRIDE_APPROVED = "override_approved"
+    OVERRIDE_WITHDRAWN = "override_withdrawn"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +97,10 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GovernanceEntry:
-    """One entry. `record_version`, `from_status` and `to_status` name the transition that a decision allowed."""
+    """One entry. `record_version`, `from_status` and `to_status` name the transition that a decision allowed.
+
+    `proposal_id` is the entry that proposed it, `approved_by` who approved that.
+    """
 
     entry_id: int
     at: datetime
@@ -107,6 +114,8 @@ class GovernanceEntry:
     reason: str
     change_ref: str | None
     details: Mapping[str, Any] = field(default_factory=dict)
+    proposal_id: int | None = None
+    approved_by: str | None = None
 
 
 class GovernanceLog:
@@ -124,9 +133,10 @@ class GovernanceLog:
         dataset: str | None = None,
         wal_id: str | None = None,
         details: Mapping[str, Any] | None = None,
+        proposal_id: int | None = None,
         tx: Transaction | None = None,
-    ) -> None:
-        """Write one entry that changes no record by itself."""
+    ) -> int:
+        """Write one entry that changes no record by itself; return its id."""
         entry = {
             "actor": decision.actor,
             "action": action,
@@ -138,15 +148,19 @@ class GovernanceLog:
             "reason": decision.reason,
             "change_ref": decision.change_ref,
             "details": dict(details or {}),
+            "proposal_id": proposal_id,
         }
-        self.record_many([entry], tx=tx)
+        (entry_id,) = self.record_many([entry], tx=tx)
+        return entry_id
 
-    def record_many(self, entries: Iterable[Mapping[str, Any]], *, tx: Transaction | None = None) -> None:
-        """Write entries given as rows, in one statement; nothing happens for none."""
+    def record_many(self, entries: Iterable[Mapping[str, Any]], *, tx: Transaction | None = None) -> list[int]:
+        """Write entries given as rows, in one statement, and return their ids; nothing happens for none."""
         batch = [dict(entry) for entry in entries]
-        if batch:
-            with writing(self._database, tx) as change:
-                change.run("governance.record", batch=orjson.dumps(batch).decode(), at=rfc3339(self._clock()))
+        if not batch:
+            return []
+        with writing(self._database, tx) as change:
+            rows = change.run("governance.record", batch=orjson.dumps(batch).decode(), at=rfc3339(self._clock()))
+            return [row.entry_id for row in rows]
 
     def holds(self, action: GovernanceAction, *, dataset: str, run_id: str, tx: Transaction) -> bool:
         """Tell whether an entry of a dataset names a run in its details."""
@@ -179,6 +193,8 @@ class GovernanceLog:
                 reason=row.reason,
                 change_ref=row.change_ref,
                 details=row.details,
+                proposal_id=row.proposal_id,
+                approved_by=row.approved_by,
             )
             for row in rows
         ]

@@ -4,8 +4,8 @@
 
 Two exact locations under one mask give equal groups, coordinates, manifest entries and content hashes. A value's type
 tells which side of the mask it is on; an `ExactLocation` shows itself in no repr and in no error. Belongs here: the
-masks, a manifest's entry for masked input, and the decision that asks for a mask, for PROV and for the governance log.
-Does not belong here: which sites are sensitive, which the owner of a dataset says.
+masks, and a manifest's entry for masked input. Does not belong here: which sites are sensitive, which the owner of a
+dataset says, and that somebody decided it (`masking_decision.py`).
 """
 
 from __future__ import annotations
@@ -16,22 +16,18 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum, unique
-from typing import Any, ClassVar, Protocol, TypedDict
+from typing import ClassVar, Protocol, TypedDict
 
 import h3
 
-from kfm_dagster.contracts.identity import uuid8
+from kfm_dagster.contracts.stewardship import NARROWEST_RING_M, WIDEST_RADIUS_M
 from kfm_dagster.errors import ConfigurationError
-from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
 from kfm_dagster.governance.sphere import GREAT_CIRCLES, ring_radius_m
-from kfm_dagster.storage.database import Transaction
 
 FINEST_RESOLUTION = 8
 """H3 cells with edges of about half a kilometre; a finer one names a farm."""
 SHORTEST_SALT = 16
 """Bytes; a salt that can be guessed undoes every displacement."""
-NARROWEST_RING_M = 20.0
-WIDEST_RADIUS_M = 1_000_000.0
 DECIMALS = 5
 """Of published degrees: about a metre, and the same text under every libm."""
 ROUNDING_M = 1.0
@@ -113,7 +109,7 @@ class H3Mask:
 
     def apply(self, site: str, location: ExactLocation) -> MaskedLocation:  # noqa: ARG002, a cell hides the site, too
         """Return the cell and its centre."""
-        cell = _cell(location, self.resolution)
+        cell = cell_of(location, self.resolution)
         latitude, longitude = h3.cell_to_latlng(cell)
         return _masked(f"{self.method}:{cell}", latitude, longitude)
 
@@ -165,7 +161,7 @@ class DonutMask:
         resolution = self.anchor_resolution
         margin = _cell_radius_m(resolution) + ROUNDING_M
         digest = self._keyed("step", site)
-        anchor_latitude, anchor_longitude = h3.cell_to_latlng(_cell(location, resolution))
+        anchor_latitude, anchor_longitude = h3.cell_to_latlng(cell_of(location, resolution))
         longitude, latitude, _ = GREAT_CIRCLES.fwd(
             anchor_longitude,
             anchor_latitude,
@@ -204,75 +200,6 @@ def masked_entry(dataset: str, location: MaskedLocation, content: bytes) -> Mask
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MaskingDecision:
-    """That a dataset's sensitive sites are masked: how, who asked for it, why, and under which change."""
-
-    dataset: str
-    method: MaskingMethod
-    parameters: Mapping[str, float]
-    decision: Decision
-
-    @classmethod
-    def of(cls, mask: Mask, *, dataset: str, decision: Decision) -> MaskingDecision:
-        """Return the decision for a mask, with what may be known of it."""
-        return cls(dataset=dataset, method=mask.method, parameters=dict(mask.parameters()), decision=decision)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return all of it as JSON values."""
-        return {
-            "dataset": self.dataset,
-            "method": self.method.value,
-            "parameters": dict(self.parameters),
-            "actor": self.decision.actor,
-            "reason": self.decision.reason,
-            "change_ref": self.decision.change_ref,
-        }
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> MaskingDecision:
-        """Read what `as_json` wrote."""
-        return cls(
-            dataset=document["dataset"],
-            method=MaskingMethod(document["method"]),
-            parameters=dict(document["parameters"]),
-            decision=Decision(
-                actor=document["actor"], reason=document["reason"], change_ref=document.get("change_ref")
-            ),
-        )
-
-    def prov_nodes(self, masked_uris: list[str]) -> list[dict[str, Any]]:
-        """Return PROV-O nodes in the terms of `lineage.prov.CONTEXT`: the masking, who asked, and what it generated.
-
-        What the entities were derived from is left out: it would name what the mask hides.
-        """
-        told = self.as_json()
-        activity = "urn:uuid:" + uuid8("prov", "masking", json.dumps(told, sort_keys=True))
-        agent = "urn:uuid:" + uuid8("prov", "agent", self.decision.actor)
-        masking: dict[str, Any] = {
-            "id": activity,
-            "type": ["Activity", "kfm:Masking"],
-            "wasAssociatedWith": [agent],
-            "kfm:dataset": self.dataset,
-            "kfm:method": self.method.value,
-            **{f"kfm:{name}": value for name, value in sorted(self.parameters.items())},
-            "kfm:reason": self.decision.reason,
-        }
-        if self.decision.change_ref is not None:
-            masking["kfm:change_ref"] = self.decision.change_ref
-        asked = {"id": agent, "type": ["Agent"], "kfm:name": self.decision.actor}
-        entities = [
-            {"id": uri, "type": ["Entity", "kfm:MaskedInput"], "wasGeneratedBy": activity}
-            for uri in sorted(masked_uris)
-        ]
-        return [masking, asked, *entities]
-
-    def record(self, log: GovernanceLog, *, tx: Transaction, details: Mapping[str, Any] | None = None) -> None:
-        """Write the governance log, in the transaction that makes the masked output durable."""
-        told = {"method": self.method.value, "parameters": dict(self.parameters), **(details or {})}
-        log.record(GovernanceAction.MASK, self.decision, dataset=self.dataset, details=told, tx=tx)
-
-
 def _masked(group: str, latitude: float, longitude: float) -> MaskedLocation:
     # Adding 0.0 makes a negative zero, which prints differently, a zero.
     return MaskedLocation(
@@ -280,7 +207,8 @@ def _masked(group: str, latitude: float, longitude: float) -> MaskedLocation:
     )
 
 
-def _cell(location: ExactLocation, resolution: int) -> str:
+def cell_of(location: ExactLocation, resolution: int) -> str:
+    """Return the H3 cell that holds a location."""
     # One meridian has two names, and at a pole every longitude names the same point.
     longitude = 0.0 if abs(location.latitude) == 90 else location.longitude
     cell: str = h3.latlng_to_cell(location.latitude, -180.0 if longitude == 180 else longitude, resolution)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum, unique
 
@@ -18,7 +18,9 @@ from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.issues import GovernanceIssue, Issue, Severity
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.contracts.stewardship import Embargo, Governance
+from kfm_dagster.governance.areas import SensitiveArea, SensitiveAreas
 from kfm_dagster.governance.generalise import generalised
+from kfm_dagster.governance.masking_decision import MASKING, MASKING_DECISION, MaskingDecision
 
 
 @unique
@@ -67,6 +69,10 @@ class Rules:
 
     governance: Governance
     at: datetime
+    dataset: str = ""
+    """Its public name, for what an Item says of a masking that no contract asks for."""
+    areas: SensitiveAreas = field(default_factory=SensitiveAreas)
+    salt: bytes = field(default=b"", repr=False)
 
     @staticmethod
     def any_of(contract: DatasetContract) -> bool:
@@ -85,7 +91,7 @@ class Rules:
             found = rule(self, unit)
             if found is not None:
                 return found
-        if self.governance.masking is not None:
+        if self.governance.masking is not None or self._area_of(unit) is not None:
             return Ruling(
                 action=Action.MASK, rule=RuleId.SENSITIVITY, observed="a location", expected="it is generalised"
             )
@@ -98,12 +104,26 @@ class Rules:
         own reason.
         """
         failed, ruling = unit.failure is not None, self.ruling(unit)
-        if self.governance.masking is not None and unit.metadata is not None:
-            unit = unit.evolve(metadata=generalised(unit.metadata, self.governance.masking))
+        if unit.metadata is not None:
+            unit = unit.evolve(metadata=self._masked(unit, unit.metadata))
         if failed or ruling.action is not Action.HARD_FAIL:
             return unit
         issue = Issue(code=GovernanceIssue.HARD_FAIL.value, severity=Severity.FAILED, message=str(ruling))
         return unit.evolve(gate_issues=(*unit.gate_issues, issue))
+
+    def _masked(self, unit: Envelope, metadata: Metadata) -> Metadata:
+        if self.governance.masking is not None:
+            return generalised(metadata, self.governance.masking, salt=self.salt)
+        if (area := self._area_of(unit)) is None:
+            return metadata
+        masked = generalised(metadata, area.masking, salt=self.salt)
+        # The Item says so itself: its contract does not.
+        decision = MaskingDecision.declared(area.masking, dataset=self.dataset).as_json()
+        told = {MASKING: str(area.masking), MASKING_DECISION: decision}
+        return replace(masked, stac_properties={**masked.stac_properties, **told})
+
+    def _area_of(self, unit: Envelope) -> SensitiveArea | None:
+        return self.areas.met_by(unit.metadata.geometry) if unit.metadata else None
 
 
 def hard_fails(unit: Envelope) -> bool:

@@ -1,7 +1,8 @@
 """Steps (`etl_steps`): how each intent ended, what went through it, and what that took (IEN-11).
 
 A row is written with the move of its intent, by the same caller, so that every end is known exactly once. Figures that
-nobody measured are absent: a dead worker's, energy without a meter, cost without a price.
+nobody has are absent: a dead worker's, cost without a price. Energy that no meter measured follows from the CPU seconds
+by an assumption, which the row names.
 Belongs here: measuring and writing. Does not belong here: the values (`telemetry/measures.py`), how energy is measured
 (`telemetry/energy.py`), or what lineage tells of a step (`lineage/steps.py`).
 """
@@ -10,12 +11,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 
 from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Transaction
-from kfm_dagster.telemetry.energy import Energy, EnergyMeter, NoEnergyMeter
+from kfm_dagster.telemetry.energy import Energy, EnergyAssumption, EnergyMeter, NoEnergyMeter
 from kfm_dagster.telemetry.measures import Spent, StepVolume
 
 _SECONDS_PER_HOUR = 3600
@@ -54,10 +56,23 @@ class _Begun:
 class StepMeter:
     """Measures the steps of this process. CPU and energy are the process's, so steps side by side share them."""
 
-    def __init__(self, *, energy: EnergyMeter | None = None, usd_per_hour: float | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        energy: EnergyMeter | None = None,
+        usd_per_hour: float | None = None,
+        assumption: EnergyAssumption | None = None,
+    ) -> None:
         self._energy = energy or NoEnergyMeter()
+        self._assumption = assumption or EnergyAssumption()
         self._usd_per_hour = usd_per_hour
         self._begun: dict[int, _Begun] = {}
+
+    @classmethod
+    def of(cls, settings: Settings, *, energy: EnergyMeter) -> StepMeter:
+        """Return the meter that settings ask for."""
+        assumption = EnergyAssumption(watts_per_core=settings.watts_per_core, gco2e_per_kwh=settings.grid_gco2e_per_kwh)
+        return cls(energy=energy, usd_per_hour=settings.worker_usd_per_hour, assumption=assumption)
 
     def prepare(self) -> None:
         """Do what takes long the first time, outside a transaction that others wait for."""
@@ -79,13 +94,14 @@ class StepMeter:
         begun = self._begun.pop(wal_id, None)
         if begun is None:
             return Spent()
-        seconds = time.perf_counter() - begun.wall
-        energy = begun.end_energy() if begun.end_energy else None
-        spent = Spent(
+        seconds, cpu_seconds = time.perf_counter() - begun.wall, time.process_time() - begun.cpu
+        measured = begun.end_energy() if begun.end_energy else None
+        energy = measured or self._assumption.of(cpu_seconds)
+        return Spent(
             seconds=seconds,
-            cpu_seconds=time.process_time() - begun.cpu,
+            cpu_seconds=cpu_seconds,
+            energy_kwh=energy.kwh,
+            carbon_gco2e=energy.gco2e,
+            measured_by=energy.method,
             cost_usd=None if self._usd_per_hour is None else seconds / _SECONDS_PER_HOUR * self._usd_per_hour,
         )
-        if energy is None:
-            return spent
-        return replace(spent, energy_kwh=energy.kwh, carbon_gco2e=energy.gco2e, measured_by=energy.method)

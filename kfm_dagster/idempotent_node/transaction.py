@@ -241,6 +241,15 @@ class IdempotentNodes:
             asked = {"prefix": f"{stage}@", "since": rfc3339(since)}
             return [_output(row) for row in tx.run("idempotent_node.newest_outputs_of_stage", asked)]
 
+    def outputs_ahead(self, stage: str, *, later: str, since: datetime, before: datetime) -> dict[str, Output]:
+        """Return, by partition, what a stage applied last, since then, where the stage `later` is behind it.
+
+        Left out are those in which `later` applied something at `before` or after it: it has had its turn of late.
+        """
+        asked = {"prefix": f"{stage}@", "later_prefix": f"{later}@", "since": rfc3339(since), "before": rfc3339(before)}
+        with self._database.snapshot() as tx:
+            return {row.partition_key: _output(row) for row in tx.run("idempotent_node.outputs_ahead", asked)}
+
     def outputs_of(self, node: str) -> list[Output]:
         """Return everything that a node has applied, in the order of its intents."""
         with self._database.snapshot() as tx:

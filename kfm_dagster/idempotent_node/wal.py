@@ -34,7 +34,7 @@ class IntentStatus(StrEnum):
     APPLIED = "APPLIED"
     """Its effect is durable."""
     SKIPPED = "SKIPPED"
-    """The same content had taken effect already."""
+    """The same content had taken effect already, or nothing of it is left to do."""
     FAILED = "FAILED"
     """The attempt ended with an error; a replay tries again."""
 

@@ -1,30 +1,37 @@
-"""The form of a day's table of arrivals: one row per radar volume and elevation, as Parquet.
+"""The form of a day's two tables, as Parquet: arrivals, a row per radar volume and elevation, and the paths they name.
 
-Belongs here: the schema, and rows from what was computed. Does not belong here: the node that makes the table
+Volumes of one site and pattern have the same paths, so each stands once, under the digest of its arrays.
+Belongs here: the schemas, and rows from what was computed. Does not belong here: the node that makes the table
 (`path_arrivals.py`), or the beams (`path/`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.path.beam import BeamPath
 from kfm_dagster.path.volume import PathArrival
 from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
 
 _TEXT, _NUMBER = pa.string(), pa.float64()
-SCHEMA = pa.schema(
+ARRIVALS = pa.schema(
     [
         pa.field("wal_id", _TEXT, nullable=False),
         pa.field("object_uri", _TEXT, nullable=False),
         pa.field("site", _TEXT, nullable=False),
         pa.field("ts_start", pa.timestamp("us", tz="UTC"), nullable=False),
+        # How far the start is behind the time that it was aligned to.
+        pa.field("time_offset_s", _NUMBER, nullable=False),
+        pa.field("f_s_hz", _NUMBER, nullable=False),
         pa.field("elevation_deg", _NUMBER, nullable=False),
+        pa.field("path_id", _TEXT, nullable=False),
         pa.field("geometry", _TEXT, nullable=False),
         pa.field("delta_form", _TEXT, nullable=False),
         pa.field("antenna_height_m", _NUMBER, nullable=False),
@@ -34,6 +41,8 @@ SCHEMA = pa.schema(
         pa.field("c_ref_m_s", _NUMBER, nullable=False),
         pa.field("lambda_ref_m", _NUMBER, nullable=False),
         pa.field("frequency_stated", pa.bool_(), nullable=False),
+        # Begin and end, from the antenna: the mean of Phi in between is zero.
+        pa.field("reference_window_m", pa.list_(_NUMBER, 2), nullable=False),
         pa.field("optical_path_m", _NUMBER, nullable=False),
         pa.field("t_arr_s", _NUMBER, nullable=False),
         pa.field("t_arr_sigma_s", _NUMBER, nullable=False),
@@ -45,15 +54,31 @@ SCHEMA = pa.schema(
         pa.field("t_arr_covariance_s2", pa.list_(_NUMBER), nullable=False),
     ]
 )
+PATHS = pa.schema(
+    [
+        pa.field("path_id", _TEXT, nullable=False),
+        # Of one length: ground distance and height above the sea, the element and the index at each ell.
+        pa.field("ell_m", pa.list_(_NUMBER), nullable=False),
+        pa.field("gamma_ell_m", pa.list_(pa.list_(_NUMBER, 2)), nullable=False),
+        pa.field("d_ell_m", pa.list_(_NUMBER), nullable=False),
+        pa.field("n_eff", pa.list_(_NUMBER), nullable=False),
+    ]
+)
 
 
-def to_parquet(found: Sequence[tuple[Envelope, PathArrival]]) -> bytes:
-    """Encode one row per unit and elevation; the same arrivals give the same bytes under one pyarrow release."""
-    rows = [row for unit, arrival in found for row in _rows(unit, arrival)]
-    sink = pa.BufferOutputStream()
-    table = pa.Table.from_pylist(rows, schema=SCHEMA)
-    pq.write_table(table, sink, compression="zstd", write_statistics=False)
-    return bytes(sink.getvalue())
+def to_parquet(found: Sequence[tuple[Envelope, PathArrival]]) -> tuple[bytes, bytes]:
+    """Encode a row per unit and elevation, and one per path; the same give the same bytes under one pyarrow release."""
+    rows: list[dict[str, Any]] = []
+    paths: dict[str, BeamPath] = {}
+    # Beams are shared by the volumes of a site and pattern, and have their digest taken once.
+    ids: dict[int, str] = {}
+    for unit, arrival in found:
+        for beam in arrival.beams:
+            if id(beam) not in ids:
+                paths.setdefault(ids.setdefault(id(beam), _digest(beam)), beam)
+        rows += _rows(unit, arrival, ids)
+    described = [_path_row(path_id, paths[path_id]) for path_id in sorted(paths)]
+    return _encoded(rows, ARRIVALS), _encoded(described, PATHS)
 
 
 def read_table(artifacts: Artifacts, table: ArtifactReference) -> list[dict[str, Any]]:
@@ -62,7 +87,28 @@ def read_table(artifacts: Artifacts, table: ArtifactReference) -> list[dict[str,
     return rows
 
 
-def _rows(unit: Envelope, found: PathArrival) -> Iterator[dict[str, Any]]:
+def _encoded(rows: list[dict[str, Any]], schema: pa.Schema) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), sink, compression="zstd", write_statistics=False)
+    return bytes(sink.getvalue())
+
+
+def _digest(beam: BeamPath) -> str:
+    arrays = (beam.ell, beam.gamma_ell, beam.d_ell, beam.n_eff)
+    return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
+
+
+def _path_row(path_id: str, beam: BeamPath) -> dict[str, Any]:
+    return {
+        "path_id": path_id,
+        "ell_m": beam.ell,
+        "gamma_ell_m": list(beam.gamma_ell),
+        "d_ell_m": beam.d_ell,
+        "n_eff": beam.n_eff,
+    }
+
+
+def _rows(unit: Envelope, found: PathArrival, ids: Mapping[int, str]) -> Iterator[dict[str, Any]]:
     facts = found.facts
     for place, (arrival, beam) in enumerate(zip(found.arrivals, found.beams, strict=True)):
         of_phase = found.phase_covariance[place]
@@ -71,7 +117,10 @@ def _rows(unit: Envelope, found: PathArrival) -> Iterator[dict[str, Any]]:
             "object_uri": unit.object_uri,
             "site": facts.site,
             "ts_start": unit.time_range_start,
+            "time_offset_s": arrival.time_offset_s,
+            "f_s_hz": arrival.f_s_hz,
             "elevation_deg": arrival.elevation_deg,
+            "path_id": ids[id(beam)],
             "geometry": arrival.geometry.value,
             "delta_form": arrival.delta_form.value,
             "antenna_height_m": facts.antenna_height_m,
@@ -81,6 +130,7 @@ def _rows(unit: Envelope, found: PathArrival) -> Iterator[dict[str, Any]]:
             "c_ref_m_s": arrival.c_ref_m_s,
             "lambda_ref_m": arrival.lambda_ref_m,
             "frequency_stated": facts.frequency_mhz is not None,
+            "reference_window_m": list(arrival.reference_window_m),
             "optical_path_m": arrival.optical_path_m,
             "t_arr_s": arrival.t_arr_s,
             "t_arr_sigma_s": math.sqrt(of_phase[0, 0]),

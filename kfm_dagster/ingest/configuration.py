@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.governance.areas import refuse_unmaskable
 from kfm_dagster.readers.registry import refuse_orphans
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import Card
@@ -28,5 +29,6 @@ class Configuration:
         """Read everything that settings name; makes nothing. Raises ContractError, CardError or ConfigurationError."""
         registry = ContractRegistry.load(settings.contracts_dir)
         refuse_orphans(registry)
+        refuse_unmaskable(settings, registry)
         card = Card.load(settings.configs_dir)
         return cls(registry=registry, card=card, energy=open_energy_meter(settings.energy_grid))

@@ -143,7 +143,7 @@ def _look(pipeline: Pipeline, record: NoddWalRecord, *, reason: str) -> FoundObj
         contract = pipeline.registry[record.dataset]
     except ContractError:
         return FoundObject(state=ObjectState.UNREADABLE, why="the dataset has no contract any more")
-    shown = _may_be_shown(contract, record)
+    shown = _may_be_shown(contract, record) and pipeline.settings.sensitive_areas is None
     try:
         handle = pipeline.objects.open(contract, record.object_uri)
         head, first = handle.probe(EDGE_BYTES) if shown else (handle.head(), b"")

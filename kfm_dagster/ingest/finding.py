@@ -6,17 +6,21 @@ done to a unit (`nodes.py`), how a notification is parsed (`operators/message_pa
 
 from __future__ import annotations
 
+import hashlib
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date
+from datetime import date, datetime, timedelta
 from enum import StrEnum, unique
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import orjson
 from typing_extensions import override
 
 from kfm_dagster.contracts.envelope import Envelope, Lane
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import StoreAccessError
 from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
 from kfm_dagster.ingest.kill_switch_policy import refuse_switched_off
@@ -26,10 +30,13 @@ from kfm_dagster.ledger.rejections import RejectedObject
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.operators.message_parse import parse_listed
 from kfm_dagster.run_state.inputs_hash import InputReference
+from kfm_dagster.run_state.record import Outcome
 from kfm_dagster.stages.audit import AuditEvent, AuditKind
 from kfm_dagster.stages.store import StageAttempt
+from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.objects import ListedObject
+from kfm_dagster.telemetry.traces import is_tracing, record_span
 
 LISTING_CHUNK = 5_000
 """Listed objects that enter the ledger in one transaction; a busy day has over 100,000."""
@@ -87,23 +94,76 @@ class MessageParse(ChainNode):
     listing: Sequence[ListedObject] = field(default=(), repr=False)
     """What the bucket holds of the day, once `inputs` has listed it. A backfill counts while it lists."""
     _refused: StoreAccessError | None = field(default=None, init=False, repr=False)
+    _began: int = field(default=0, init=False, repr=False)
     _replays: Counter[str] = field(default_factory=Counter, init=False, repr=False)
 
     def references(self) -> Sequence[InputReference]:
-        """Return the landed batches: a run lists once, whatever has come to the bucket since."""
-        return [InputReference(uri=f"landing:{digest}", checksum=digest) for digest in self.landing]
+        """Return what is asked for outside, each question with its query and the day as its window.
+
+        A listing's have the digest of what was found, of each object its ETag and Last-Modified: that of this run where
+        it has listed before, because a run lists once, whatever has come to the bucket since. A backfill's have none,
+        because it takes objects in while it lists.
+        """
+        if self.landing:
+            return [InputReference(uri=f"landing:{digest}", checksum=digest) for digest in self.landing]
+        day = datetime.fromisoformat(f"{self.partition}T00:00:00+00:00")
+        asked: dict[str, dict[str, str]] = {
+            _in_ledger(self): {"status": Status.PENDING, "lane": self.lane or "any", "limit": str(self.limit)}
+        }
+        if self.source is Source.LISTING:
+            asked = {uri: {"list-type": "2", "prefix": uri.split("/", 3)[3]} for uri in self._prefixes()}
+        return [
+            InputReference(
+                uri=uri,
+                checksum=self._listed_digest if self.account is None and self.source is Source.LISTING else None,
+                query=query,
+                window=(rfc3339(day), rfc3339(day + timedelta(days=1))),
+            )
+            for uri, query in asked.items()
+        ]
 
     @override
     def inputs(self) -> Sequence[ManifestEntry]:
-        if self.source is Source.LISTING:
-            # The caller has to see that nothing will come; the other sources find nothing to claim.
-            refuse_switched_off(self.pipeline.ledger.switches, self.dataset)
-        if self.source is Source.LISTING and self.account is None:
+        if self.landing:
+            return [ManifestEntry(uri=f"landing:{digest}", checksum=digest) for digest in self.landing]
+        if self.source is not Source.LISTING:
+            return [ManifestEntry(uri=_in_ledger(self))]
+        # The caller has to see that nothing will come; the other sources find nothing to claim.
+        refuse_switched_off(self.pipeline.ledger.switches, self.dataset)
+        if self.account is not None:
+            return [ManifestEntry(uri=uri) for uri in self._prefixes()]
+        if isinstance(self._kept, Exception):
+            raise self._kept
+        return [self._kept]
+
+    @cached_property
+    def _kept(self) -> ManifestEntry | Exception:
+        """The file of what the bucket holds, or why there is none: to be raised where a stage writes its failure down.
+
+        Kept, so that what was listed can be read again; an intent is no place for a busy day's objects.
+        """
+        try:
             self.listing = sorted(self._list(), key=lambda listed: listed.uri)
-            # Kept, so that what was listed can be read again; an intent is no place for a busy day's objects.
             kept = self.pipeline.stages.artifacts.put(_listing_lines(self.listing), suffix="ndjson")
-            return [ManifestEntry(uri=kept.uri, checksum=kept.sha256)]
-        return [ManifestEntry(uri=f"landing:{digest}", checksum=digest) for digest in self.landing]
+        except Exception as error:
+            return error
+        return ManifestEntry(uri=kept.uri, checksum=kept.sha256)
+
+    @property
+    def _listed_digest(self) -> str | None:
+        state = self.pipeline.stages.run_states.get(self.kind, self.run_id)
+        if state is not None and state.outcome is not Outcome.FAILED:
+            for intent in reversed(self.pipeline.nodes.intents.of_run(self.run_id)):
+                if intent.payload["context"].get("dataset_id") == self.kind:
+                    return str(intent.payload["inputs"][0]["checksum"])
+        if self.pipeline.ledger.switches.off([self.dataset]):
+            return None
+        return None if isinstance(self._kept, Exception) else self._kept.checksum
+
+    def _prefixes(self) -> list[str]:
+        contract, day = self.contract, date.fromisoformat(self.partition)
+        prefixes = self.pipeline.registry.grammars[self.dataset].prefixes(day)
+        return [f"s3://{bucket}/{prefix}" for bucket in contract.storage.buckets for prefix in prefixes]
 
     @override
     def params(self) -> Mapping[str, Any]:
@@ -111,7 +171,9 @@ class MessageParse(ChainNode):
 
     @override
     def context(self) -> Mapping[str, Any]:
-        return {**super().context(), "landing": list(self.landing)}
+        # Asked for after the inputs: what a replay must know of a listing that is not whole.
+        refused = {"refused": str(self._refused)} if self._refused is not None else {}
+        return {**super().context(), "landing": list(self.landing), **refused}
 
     def can_reuse_output(self, tx: Transaction) -> bool:
         """Tell whether no unit of the day waits or is in work."""
@@ -123,6 +185,7 @@ class MessageParse(ChainNode):
 
     @override
     def transform(self) -> list[Envelope]:
+        self._began = time.time_ns()
         if self.source is Source.LISTING:
             self._enter_listing()
             if self._refused is not None:
@@ -142,8 +205,15 @@ class MessageParse(ChainNode):
             lane=self.lane,
             tx=tx,
         )
+        if is_tracing():
+            for unit in claimed:
+                tx.after_commit(partial(record_span, self.operator, unit, self._began, self.public))
         self._replays = Counter(unit.replay_run_id for unit in claimed if unit.replay_run_id is not None)
         return claimed
+
+    def claimed(self, batch: Sequence[Envelope]) -> ManifestEntry:
+        """Name what was claimed: the digest of the units and their attempts."""
+        return claimed_of(self, batch)
 
     def audit_lines(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
         """Say which replays' units this run does again."""
@@ -199,9 +269,31 @@ class MessageParse(ChainNode):
                 yield unit
 
 
+def _in_ledger(node: ChainNode) -> str:
+    return f"ledger:{node.dataset}@{node.partition}"
+
+
+def claimed_of(node: ChainNode, batch: Sequence[Envelope]) -> ManifestEntry:
+    """Name units of a node's dataset and day in the ledger: SHA-256 over the sorted lines `<wal_id> <attempt>`."""
+    lines = "".join(sorted(f"{unit.wal_id} {unit.attempt}\n" for unit in batch))
+    return ManifestEntry(uri=_in_ledger(node), checksum=hashlib.sha256(lines.encode()).hexdigest())
+
+
+def kept_listing(artifacts: Artifacts, kept: Mapping[str, str]) -> list[ListedObject]:
+    """Return the listing that a manifest's entry names. Raises ArtifactError."""
+    content = artifacts.get(ArtifactReference(uri=kept["uri"], sha256=kept["checksum"]))
+    lines = [orjson.loads(line) for line in content.splitlines()]
+    return [
+        ListedObject(
+            uri=line["uri"],
+            size=line["size"],
+            etag=line["etag"],
+            last_modified=datetime.fromisoformat(line["last_modified"]),
+        )
+        for line in lines
+    ]
+
+
 def _listing_lines(listing: Sequence[ListedObject]) -> bytes:
     """Return a listing as lines of JSON: the same objects in the same versions give the same bytes."""
-    return b"".join(
-        orjson.dumps({"uri": listed.uri, "size": listed.size, "etag": listed.etag}, option=orjson.OPT_APPEND_NEWLINE)
-        for listed in listing
-    )
+    return b"".join(orjson.dumps(listed, option=orjson.OPT_APPEND_NEWLINE) for listed in listing)

@@ -11,6 +11,7 @@ units of one that is off are recorded and wait; their messages are put out of si
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -29,6 +30,7 @@ from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.notifications.receiving import in_parts
 from kfm_dagster.notifications.verdict import SenderVerdict
 from kfm_dagster.operators.message_parse import ParsedMessage, parse_message
+from kfm_dagster.telemetry.traces import is_tracing, record_receive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +124,7 @@ def record(pipeline: Pipeline, messages: Sequence[SqsMessage]) -> IntakeReport:
 
 
 def _record(pipeline: Pipeline, known: Sequence[tuple[SqsMessage, SenderVerdict]]) -> IntakeReport:
-    messages = [message for message, _ in known]
+    began, messages = time.time_ns(), [message for message, _ in known]
     landed = pipeline.landing.land(messages)
     queue = pipeline.settings.sqs_primary_queue
     days = pipeline.window.current()
@@ -141,6 +143,9 @@ def _record(pipeline: Pipeline, known: Sequence[tuple[SqsMessage, SenderVerdict]
     if changes:
         pipeline.queue.change_visibility(changes)
     work = (ensured.created - ensured.stale) | requeued
+    if is_tracing():
+        for unit in (unit for one in parsed for unit in one.envelopes if unit.wal_id in ensured.created & work):
+            record_receive(unit, dataset=pipeline.registry.public_id(unit.dataset), began=began)
     return IntakeReport(
         received=len(messages),
         created=len(ensured.created),

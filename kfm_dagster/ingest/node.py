@@ -144,6 +144,11 @@ class ChainNode:
         state = self.pipeline.stages.run_states.get(f"{self.dataset}.{first.operator}", self.run_id)
         return state.recorded_at if state else None
 
+    @property
+    def public(self) -> str:
+        """The dataset's name where others may read it."""
+        return self.pipeline.registry.public_id(self.dataset)
+
     def unlocked(self) -> str | None:
         """Say what is wrong with this machine's clock, measured once in a while; None when it is locked."""
         judged = self.pipeline.calibration.decided(self.contract, self.pipeline.objects)

@@ -18,11 +18,10 @@ from typing import Any
 from typing_extensions import override
 
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, StacStatus, WalId
-from kfm_dagster.governance.generalise import masking_decision
-from kfm_dagster.governance.log import GovernanceAction
-from kfm_dagster.governance.rules import Rules, hard_fails
+from kfm_dagster.governance.rules import hard_fails
 from kfm_dagster.ingest.evidence import collect_evidence
 from kfm_dagster.ingest.finding import MessageParse, Source
+from kfm_dagster.ingest.masked import masking_params, record_maskings, rules_of
 from kfm_dagster.ingest.node import ChainNode, EffectNode, Results, in_chunks
 from kfm_dagster.ledger.store import SettleReport
 from kfm_dagster.operators.integrity_check import integrity_check
@@ -32,6 +31,8 @@ from kfm_dagster.operators.stac_register import NoItemError, may_register, stac_
 from kfm_dagster.run_state.record import ValidationSummary
 from kfm_dagster.stages.gates.verdict import Gate
 from kfm_dagster.storage.database import Transaction
+from kfm_dagster.telemetry.otlp import flush_traces
+from kfm_dagster.telemetry.traces import traced, traced_batch
 
 __all__ = [
     "IntegrityCheck",
@@ -71,7 +72,7 @@ class IntegrityCheck(ChainNode):
             handle = self.pipeline.objects.open(self.contract, unit.object_uri)
             return unit.evolve(integrity=integrity_check(unit, contract=self.contract, handle=handle))
 
-        return self.pipeline.concurrently(check, self.received)
+        return self.pipeline.concurrently(traced(self.operator, check, dataset=self.public), self.received)
 
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
         """Count the objects that are not as announced."""
@@ -94,7 +95,7 @@ class MetadataExtract(ChainNode):
     def transform(self) -> list[Envelope]:
         grammar = self.pipeline.registry.grammars[self.dataset]
         # Here, because what is sensitive must not even be stored, and what is refused must not be registered.
-        rules = self._rules()
+        rules = rules_of(self)
 
         def extract(unit: Envelope) -> Envelope:
             if unit.failure is not None or unit.integrity is None:
@@ -114,16 +115,15 @@ class MetadataExtract(ChainNode):
             found = unit.evolve(metadata=metadata)
             return found if rules is None else rules.applied(found)
 
-        return self.pipeline.concurrently(extract, self.received)
+        return self.pipeline.concurrently(traced(self.operator, extract, dataset=self.public), self.received)
+
+    @override
+    def params(self) -> Mapping[str, Any]:
+        return {**super().params(), **masking_params(self.pipeline.settings, self.contract)}
 
     @override
     def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:
-        masking, log = masking_decision(self.contract), self.pipeline.ledger.log
-        masked = sum(1 for unit in made if unit.metadata)
-        # A run that is executed again may compute what it had computed: it is the same decision.
-        if masking and masked and not log.holds(GovernanceAction.MASK, dataset=self.dataset, run_id=self.run_id, tx=tx):
-            details = {"run_id": self.run_id, "partition": self.partition, "units": masked}
-            masking.record(log, tx=tx, details=details)
+        record_maskings(self, made, tx)
         return made
 
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
@@ -131,12 +131,6 @@ class MetadataExtract(ChainNode):
         return _summary(
             [unit.metadata.status is CheckStatus.FAILED or hard_fails(unit) for unit in batch if unit.metadata]
         )
-
-    def _rules(self) -> Rules | None:
-        """Return the rules of governance as they are when the run claims its units; None for an open dataset."""
-        if not Rules.any_of(self.contract):
-            return None
-        return Rules(governance=self.contract.governance, at=self.reference_time)
 
 
 @dataclass(kw_only=True)
@@ -153,17 +147,19 @@ class StacRegister(EffectNode):
 
     @override
     def transform(self) -> list[Envelope]:
-        registered: list[Envelope] = []
-        for part in in_chunks(iter(self.received), REGISTER_CHUNK):
-            registered += stac_register_batch(
-                part,
-                contract=self.contract,
-                grammar=self.pipeline.registry.grammars[self.dataset],
-                catalog=self.pipeline.catalog,
-                fence=self.pipeline.ledger.fence(self.run_id),
-                run_state={"dataset_id": self.kind, "run_id": self.run_id},
-            )
-        return registered
+        with traced_batch(self.operator, self.received, dataset=self.public) as registered:
+            for part in in_chunks(iter(self.received), REGISTER_CHUNK):
+                registered.extend(
+                    stac_register_batch(
+                        part,
+                        contract=self.contract,
+                        grammar=self.pipeline.registry.grammars[self.dataset],
+                        catalog=self.pipeline.catalog,
+                        fence=self.pipeline.ledger.fence(self.run_id),
+                        run_state={"dataset_id": self.kind, "run_id": self.run_id},
+                    )
+                )
+            return registered
 
     @override
     def compensate(self, *, tx: Transaction | None = None) -> Mapping[str, Any] | None:
@@ -214,15 +210,19 @@ class ProvenanceEmit(EffectNode):
 
     @override
     def transform(self) -> list[Envelope]:
-        return provenance_emit(
-            self.received,
-            contract=self.contract,
-            lineage=self.pipeline.lineage,
-            fence=self.pipeline.ledger.fence(self.run_id),
-            run_id=self.run_id,
-            occurred_at=self.pipeline.clock(),
-            started_at=self.claimed_at,
-        )
+        with traced_batch(self.operator, self.received, dataset=self.public) as emitted:
+            emitted.extend(
+                provenance_emit(
+                    self.received,
+                    contract=self.contract,
+                    lineage=self.pipeline.lineage,
+                    fence=self.pipeline.ledger.fence(self.run_id),
+                    run_id=self.run_id,
+                    occurred_at=self.pipeline.clock(),
+                    started_at=self.claimed_at,
+                )
+            )
+            return emitted
 
     @override
     def compensate(self, *, tx: Transaction | None = None) -> Mapping[str, Any] | None:
@@ -281,6 +281,7 @@ class Settle(ChainNode):
         if any(unit.raw.sqs_message_id for unit in batch):
             self.pipeline.acknowledge(retrying=self.report.failed)
         collect_evidence(self.pipeline)
+        flush_traces()
 
 
 def chain() -> tuple[type[ChainNode], ...]:

@@ -104,6 +104,7 @@ class PathArrivals(ChainNode):
                     {wal_id: found.beams for wal_id, found in self._found.items()},
                     refused=self._refused,
                     min_points=rules.G3.min_points,
+                    sample_m={wal_id: found.sample_m for wal_id, found in self._found.items()},
                 ),
                 dimensional_closure_of_path(_quantities(self._found), min_p_dim=rules.G4.min_p_dim),
                 covariance_consistency({wal_id: _covariances(found) for wal_id, found in self._found.items()}),
@@ -113,12 +114,13 @@ class PathArrivals(ChainNode):
 
     @override
     def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:
-        """Store the table of the units that are still in, under its digest, before the commit that names it."""
+        """Store the tables of the units that are still in, under their digests, before the commit that names them."""
         rows = [(unit, self._found[unit.wal_id]) for unit in made if unit.wal_id in self._found and not unit.failure]
-        table = self.pipeline.artifacts.put(to_parquet(rows), suffix="parquet")
+        table, paths = (self.pipeline.artifacts.put(content, suffix="parquet") for content in to_parquet(rows))
         self._made = {
             "rows": sum(len(arrival.arrivals) for _, arrival in rows),
             "product": {"uri": table.uri, "sha256": table.sha256},
+            "paths": {"uri": paths.uri, "sha256": paths.sha256},
             "quantities": path_dim_report(_quantities({unit.wal_id: found for unit, found in rows})),
         }
         return made
@@ -156,9 +158,9 @@ class PathArrivals(ChainNode):
             self._refused[unit.wal_id] = str(error)
 
 
-def product_of(summary: Mapping[str, Any]) -> ArtifactReference:
-    """Return the table that a validation summary of the node names."""
-    return ArtifactReference(**summary["product"])
+def product_of(summary: Mapping[str, Any], table: str = "product") -> ArtifactReference:
+    """Return the table of arrivals that a validation summary of the node names, or that of its `paths`."""
+    return ArtifactReference(**summary[table])
 
 
 def quantities_of(summary: Mapping[str, Any]) -> list[dict[str, Any]]:

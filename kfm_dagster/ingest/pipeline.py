@@ -40,6 +40,7 @@ from kfm_dagster.readers.registry import READERS
 from kfm_dagster.run_state.choice import open_run_states
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import Card
+from kfm_dagster.stages.machine import review_codes
 from kfm_dagster.stages.run_contract import StageRunner
 from kfm_dagster.storage.artifacts import Artifacts
 from kfm_dagster.storage.database import Database
@@ -47,6 +48,7 @@ from kfm_dagster.storage.objects import ObjectStores, open_store
 from kfm_dagster.storage.private import private_folder
 from kfm_dagster.storage.s3 import Store
 from kfm_dagster.telemetry.energy import EnergyMeter, NoEnergyMeter
+from kfm_dagster.telemetry.otlp import configure_traces
 
 if TYPE_CHECKING:
     from kfm_dagster.notifications.authenticity import Signatures
@@ -115,6 +117,7 @@ class Pipeline:
         opened = cls(settings=settings, registry=read.registry, database=database, card=read.card, energy=read.energy)
         if not read_only:
             opened.window.make()
+            configure_traces()
         return opened
 
     def close(self) -> None:
@@ -131,6 +134,8 @@ class Pipeline:
             clock=self.clock,
             lease=timedelta(seconds=self.settings.lease_seconds),
             retry_backoff_seconds=self.settings.retry_backoff_seconds,
+            human_review=review_codes(self.card.machine),
+            reasons=self.card.replay_plan.reasons,
         )
 
     @cached_property
@@ -205,7 +210,7 @@ class Pipeline:
     @cached_property
     def nodes(self) -> IdempotentNodes:
         """Intents, outputs and checkpoints."""
-        meter = StepMeter(energy=self.energy, usd_per_hour=self.settings.worker_usd_per_hour)
+        meter = StepMeter.of(self.settings, energy=self.energy)
         return IdempotentNodes(self.database, clock=self.clock, meter=meter)
 
     @cached_property

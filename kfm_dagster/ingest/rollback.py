@@ -21,7 +21,7 @@ from kfm_dagster.ledger.reports import RecoverReport
 from kfm_dagster.run_state.record import Outcome, RunState
 from kfm_dagster.stages.audit import AuditKind
 from kfm_dagster.stages.card import StageState
-from kfm_dagster.stages.failure import StageFailedError, classify
+from kfm_dagster.stages.failure import at_fault, classify
 from kfm_dagster.stages.store import StageAttempt
 from kfm_dagster.storage.database import Transaction
 
@@ -72,8 +72,7 @@ def retry_in(node: ChainNode, error: BaseException, *, tries: int) -> float | No
 
     `tries` counts those that the caller has made.
     """
-    error_class = error.error_class if isinstance(error, StageFailedError) else classify(error)
-    return node.pipeline.stages.lifecycle.retry_in(node.run_id, node.kind, error_class, tries=tries)
+    return node.pipeline.stages.lifecycle.retry_in(node.run_id, node.kind, classify(error), tries=tries)
 
 
 def roll_back(node: ChainNode, because: BaseException) -> Rollback | None:
@@ -174,11 +173,22 @@ def _with_effects(node: ChainNode, states: Sequence[RunState]) -> Iterator[Effec
 def _take_back_claims(
     node: ChainNode, claimed: Sequence[Envelope], because: BaseException, tx: Transaction
 ) -> RecoverReport:
-    """Take back every claim that the run has made. Raises ClaimsLostError when one is not the run's any more."""
+    """Take back every claim that the run has made; by what is not compensable, the units at fault go to a person.
+
+    Raises ClaimsLostError when one is not the run's any more.
+    """
     why = str(because) if isinstance(because, KfmError) else f"{node.kind}: {type(because).__name__}: {because}"
-    released = node.pipeline.ledger.release_rolled_back(run_id=node.run_id, dataset=node.dataset, because=why, tx=tx)
+    units = {unit.wal_id for unit in claimed}
+    is_compensable = classify(because) not in node.pipeline.card.machine.human_review
+    released = node.pipeline.ledger.release_rolled_back(
+        run_id=node.run_id,
+        dataset=node.dataset,
+        because=why,
+        not_compensable=() if is_compensable else at_fault(because, units),
+        tx=tx,
+    )
     taken = {*released.requeued, *released.quarantined, *released.failed}
-    lost = {unit.wal_id for unit in claimed} - taken
+    lost = units - taken
     if lost:
         raise ClaimsLostError(
             observed=f"{len(lost)} of {len(claimed)} claims of run {node.run_id} in {node.dataset}, {min(lost)} first",

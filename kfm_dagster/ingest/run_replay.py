@@ -17,11 +17,14 @@ from typing_extensions import override
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.governance.log import Decision, GovernanceAction
+from kfm_dagster.governance.review import Command
 from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
+from kfm_dagster.ingest.finding import claimed_of
 from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.nodes import MessageParse, StacRegister
 from kfm_dagster.ingest.run_comparison import RunReplayRefusedError, StageComparison, compare_run
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.plural import counted
 from kfm_dagster.stages.audit import AuditEvent, AuditKind
 from kfm_dagster.stages.card import ErrorClass
 from kfm_dagster.stages.failure import StageRefusedError
@@ -89,7 +92,36 @@ class ReplayedParse(ChainNode):
                 expected=f"units of {self.partition}",
                 next_step="start the replay for the day of the run",
             )
+        self._require_approval(found)
         return found
+
+    def _require_approval(self, units: Sequence[Envelope]) -> None:
+        """Propose the override where it is reviewed and nobody has approved it. Raises RunReplayRefusedError then.
+
+        Here, and not in `apply`: the proposal stays, whatever becomes of the node's transaction.
+        """
+        ledger = self.pipeline.ledger
+        with self.pipeline.database.transaction() as tx:
+            if not ledger.review.required(self.pipeline.settings, tx=tx):
+                return
+            standing = ledger.succeeded_of_run(self.original, [unit.wal_id for unit in units], tx=tx)
+            if not ledger.review.unapproved(standing, GovernanceAction.REPEAT, actor=self.decision.actor, tx=tx):
+                return
+            wanted = {GovernanceAction.REPEAT: standing}
+            waiting = (
+                proposal.proposal_id
+                for proposal in ledger.review.waiting(tx=tx)
+                if proposal.decision == self.decision and ledger.review.units(proposal.proposal_id, tx=tx) == wanted
+            )
+            proposal_id = next(waiting, None) or ledger.review.propose(
+                Command.RUN_REPLAY, self.decision, wanted, content={"run_id": self.original}, tx=tx
+            )
+        raise RunReplayRefusedError(
+            "the replay of a run waits for a second person",
+            observed=f"proposal {proposal_id}, of {counted(len(standing), 'unit')} of run {self.original}",
+            expected="an approval by another actor",
+            next_step=f"kfm governance approve {proposal_id}, then start the replay again",
+        )
 
     @override
     def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:
@@ -118,6 +150,10 @@ class ReplayedParse(ChainNode):
             )
         self._claimed = len(claimed)
         return claimed
+
+    def claimed(self, batch: Sequence[Envelope]) -> ManifestEntry:
+        """Name what was claimed again."""
+        return claimed_of(self, batch)
 
     def audit_lines(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
         """Say what was compared, and who decided that the units are done again."""

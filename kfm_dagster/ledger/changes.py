@@ -6,16 +6,18 @@ quarantining. Does not belong here: when any of it happens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
-from kfm_dagster.contracts.envelope import Lane, WalId
+from kfm_dagster.contracts.envelope import Envelope, Lane, WalId
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import UnknownReplayReasonError
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
+from kfm_dagster.governance.review import OverrideReview
 from kfm_dagster.governance.switches import KillSwitches
 from kfm_dagster.ledger.events import LedgerEvent, announce
 from kfm_dagster.ledger.leases import Leases
@@ -27,6 +29,7 @@ from kfm_dagster.ledger.rows import as_json
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import writing
+from kfm_dagster.telemetry.traces import is_tracing, record_attempt
 
 DEFAULT_LEASE = timedelta(seconds=960)
 """SQS's visibility timeout of the built-in contracts (900 s) and a margin."""
@@ -39,7 +42,11 @@ _LOST_MESSAGES = {
 
 
 class LedgerChanges(LedgerQueries):
-    """A ledger that can be changed. `worker_id` is a logical name; `clock` returns aware times."""
+    """A ledger that can be changed. `worker_id` is a logical name; `clock` returns aware times.
+
+    human_review: error codes with which a unit goes to quarantine at its first attempt.
+    `reasons` are the configuration's words for a replay, each with what it means: the first use governs a word.
+    """
 
     def __init__(
         self,
@@ -50,13 +57,18 @@ class LedgerChanges(LedgerQueries):
         clock: Callable[[], datetime],
         lease: timedelta = DEFAULT_LEASE,
         retry_backoff_seconds: float | None = None,
+        human_review: Collection[str] = (),
+        reasons: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(database)
         self._registry = registry
         self._worker_id = worker_id
         self._clock = clock
         self._retry_backoff_seconds = retry_backoff_seconds
+        self.human_review = frozenset(human_review)
+        self._reasons = dict(reasons or {})
         self.log = GovernanceLog(database, clock=clock)
+        self.review = OverrideReview(database, clock=clock)
         self.switches = KillSwitches(database, clock=clock)
         self.leases = Leases(database, switches=self.switches, worker_id=worker_id, clock=clock, lease=lease)
 
@@ -126,7 +138,29 @@ class LedgerChanges(LedgerQueries):
             at=self._now(),
             actor=self._worker_id,
         )
-        return announce(tx, LedgerEvent.FAILED, rows)
+        return self._ended(LedgerEvent.FAILED, rows, tx)
+
+    def _ended(
+        self, event: LedgerEvent, rows: Iterable[Any], tx: Transaction, units: Iterable[Envelope] = ()
+    ) -> tuple[Any, ...]:
+        """Announce how attempts ended, and write their traces once that is committed; return the rows."""
+        ended = announce(tx, event, rows)
+        if ended and is_tracing():
+            error = {row.wal_id: row.last_error_code for row in ended}
+            made, at = {unit.wal_id: unit for unit in units}, self._clock()
+
+            def trace(attempts: Sequence[Any]) -> None:
+                for row in attempts:
+                    record_attempt(
+                        row,
+                        dataset=self._registry.public_id(row.dataset),
+                        error=error[row.wal_id],
+                        ended_at=at,
+                        unit=made.get(row.wal_id),
+                    )
+
+            tx.after_commit(partial(trace, tx.run("ledger.attempts", wal_ids=as_json(sorted(error))).all()))
+        return ended
 
     def _superseded(self, wal_ids: Iterable[WalId], tx: Transaction) -> dict[WalId, str]:
         wanted = sorted(wal_ids)
@@ -140,15 +174,35 @@ class LedgerChanges(LedgerQueries):
             found |= self._quarantine(units, reason=reason, actor=self._worker_id, tx=tx)
         return found
 
-    def _quarantine(self, wal_ids: Sequence[str], *, reason: str, actor: str, tx: Transaction) -> set[WalId]:
+    def _quarantine(
+        self,
+        wal_ids: Sequence[str],
+        *,
+        reason: str,
+        actor: str,
+        tx: Transaction,
+        by_person: bool = False,
+    ) -> set[WalId]:
         if not wal_ids:
             return set()
         rows = tx.run("ledger.quarantine", wal_ids=as_json(wal_ids), reason=reason, actor=actor, at=self._now())
-        return {WalId(row.wal_id) for row in announce(tx, LedgerEvent.QUARANTINED, rows)}
+        return {WalId(row.wal_id) for row in announce(tx, LedgerEvent.QUARANTINED, rows, by_person=by_person)}
 
-    def _check_reason(self, reason: str, tx: Transaction) -> None:
-        if tx.run("ledger.replay_reason", code=reason).one_or_none() is None:
-            raise UnknownReplayReasonError(observed=reason, expected=" or ".join(self.replay_reasons(tx=tx)))
+    def check_reason(self, reason: str, *, tx: Transaction) -> None:
+        """Raise UnknownReplayReasonError for a replay reason that is in no vocabulary; changes nothing."""
+        known = {**self.replay_reasons(tx=tx), **self._reasons}
+        if reason not in known:
+            raise UnknownReplayReasonError(
+                observed=reason,
+                expected=" or ".join(sorted(set(known) - {ReplayReason.RETRY})),
+                next_step="correct --replay-reason, or add the word to reasons of replay_plan.yaml",
+            )
+
+    def govern_reason(self, reason: str, *, tx: Transaction) -> None:
+        """Have the vocabulary hold a replay reason. Raises UnknownReplayReasonError where nothing governs the word."""
+        self.check_reason(reason, tx=tx)
+        if (meaning := self._reasons.get(reason)) is not None:
+            tx.run("ledger.govern_replay_reason", code=reason, meaning=meaning)
 
     def _now(self) -> str:
         return rfc3339(self._clock())

@@ -1,4 +1,4 @@
-"""Events: what the log is told of each failed attempt, each quarantine and each return of a unit (WSM-20).
+"""Events: one line of the log for each end of an attempt, each quarantine and each return of a unit (WSM-20, TEL-06).
 
 One record of the logger `kfm_dagster.ledger.events` per change, once it is committed: a line of JSON, whose members are
 attributes of the record, too. They name the unit and the run, and hold no text that came from elsewhere: messages,
@@ -17,6 +17,7 @@ from typing import Any, Final
 import orjson
 
 from kfm_dagster.storage.database import Transaction
+from kfm_dagster.telemetry.traces import attempt_ids, is_tracing
 
 _LOG = logging.getLogger(__name__)
 
@@ -25,6 +26,8 @@ _LOG = logging.getLogger(__name__)
 class LedgerEvent(StrEnum):
     """What became of a unit."""
 
+    SUCCEEDED = "succeeded"
+    """An attempt ended with a registered Item and its lineage."""
     FAILED = "failed"
     """An attempt ended without success: its run said so, or lost the claim."""
     QUARANTINED = "quarantined"
@@ -34,26 +37,28 @@ class LedgerEvent(StrEnum):
 
 
 _LEVELS: Final = {
+    LedgerEvent.SUCCEEDED: logging.INFO,
     LedgerEvent.FAILED: logging.WARNING,
     LedgerEvent.QUARANTINED: logging.WARNING,
     LedgerEvent.RECOVERED: logging.INFO,
 }
 
 
-def announce(tx: Transaction, event: LedgerEvent, rows: Iterable[Any]) -> tuple[Any, ...]:
+def announce(tx: Transaction, event: LedgerEvent, rows: Iterable[Any], *, by_person: bool = False) -> tuple[Any, ...]:
     """Log one event for each record that a statement changed and returned, after the commit; return the rows.
 
-    Each has wal_id, dataset, last_error_code, attempts and ingest_run_id. A process that dies between the commit and
-    the log leaves the change in `nodd_wal_transitions` alone.
+    Each row has wal_id, dataset, last_error_code, attempts and ingest_run_id; that of a success stac_item_id, too. What
+    a person decided warns nobody: its level is INFO. A process that dies between the commit and the log leaves the
+    change in `nodd_wal_transitions` alone.
     """
     changed = tuple(rows)
     if changed:
-        tx.after_commit(partial(_log, event, changed))
+        level = logging.INFO if by_person else _LEVELS[event]
+        tx.after_commit(partial(_log, event, level, changed))
     return changed
 
 
-def _log(event: LedgerEvent, rows: Sequence[Any]) -> None:
-    level = _LEVELS[event]
+def _log(event: LedgerEvent, level: int, rows: Sequence[Any]) -> None:
     if not _LOG.isEnabledFor(level):
         return
     for row in rows:
@@ -65,4 +70,8 @@ def _log(event: LedgerEvent, rows: Sequence[Any]) -> None:
             "attempt": row.attempts,
             "run_id": row.ingest_run_id,
         }
+        if event is LedgerEvent.SUCCEEDED:
+            fields["stac_item_id"] = row.stac_item_id
+        if is_tracing():
+            fields["trace_id"] = f"{attempt_ids(row.wal_id, row.attempts).trace_id:032x}"
         _LOG.log(level, "%s", orjson.dumps(fields).decode(), extra=fields)

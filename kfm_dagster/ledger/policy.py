@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum, unique
 from typing import TypedDict
 
-from kfm_dagster.contracts.issues import GateIssue, GovernanceIssue
+from kfm_dagster.contracts.issues import GovernanceIssue
 from kfm_dagster.contracts.model import Backoff, DatasetContract, Retry
 
 
@@ -40,6 +40,8 @@ class LedgerCode(StrEnum):
     """No operator failed, yet a sub-status forbids the success."""
     ATTEMPTS_EXHAUSTED = "attempts_exhausted"
     """The contract grants no further attempt."""
+    NOT_COMPENSABLE = "not_compensable"
+    """A stage of the run failed by what no attempt cures, and a person decides (`human_review` of the card)."""
     DEADLINE_EXCEEDED = "deadline_exceeded"
     """The next attempt would begin after the contract's deadline."""
     SUPERSEDED = "superseded"
@@ -78,10 +80,12 @@ def replay_rules(contracts: Iterable[DatasetContract], *, without: Collection[st
     ]
 
 
-def quarantine_reason(retry: Retry, *, attempt: int, error_code: str) -> str | None:
-    """Say why a unit that failed its n-th attempt goes to quarantine, or None when it may be tried again."""
-    # What does not close dimensionally (E_DIM) is corrected, not tried again.
-    if error_code in NEVER_REPLAYED or error_code == GateIssue.G4:
+def quarantine_reason(retry: Retry, *, attempt: int, error_code: str, human_review: Collection[str]) -> str | None:
+    """Say why a unit that failed its n-th attempt goes to quarantine, or None when it may be tried again.
+
+    human_review: the codes that no attempt cures.
+    """
+    if error_code in NEVER_REPLAYED or error_code in human_review:
         return error_code
     return LedgerCode.ATTEMPTS_EXHAUSTED if attempt >= retry.attempts_for(error_code) else None
 

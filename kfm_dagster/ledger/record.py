@@ -116,12 +116,12 @@ class NoddWalRecord(BaseModel):
     )
     last_error_code: str | None = Field(
         max_length=100,
-        description="Why the last attempt failed; null after success.",
+        description="Why the last attempt failed; null after success. A return to pending and a new claim leave it.",
         **_seen("missing_object", "the first issue that took the unit out of the chain, or the ledger"),
     )
     last_error_message: str | None = Field(
         max_length=MAX_MESSAGE_LENGTH,
-        description="The same for people, redacted.",
+        description="The same for people, redacted: one line without credentials, e-mail addresses and stack traces.",
         **_seen("the object is not there", "the same, redacted"),
     )
     integrity_status: CheckStatus = Field(

@@ -18,6 +18,7 @@ from kfm_dagster.ledger.state_machine import allowed_instead
 _REFUSAL = re.compile(r"(?P<rule>[a-z_]+): (?P<wal_id>\S+): (?P<from>[a-z_]+) > (?P<to>[a-z_]+)")
 
 
+_APPROVAL = "an approval by a second person (kfm governance approve) of this unit, at this version"
 Allowed = Callable[[str | None, str], str]
 """From a refused transition to what would have been one."""
 
@@ -32,7 +33,7 @@ def refusal(error: DBAPIError, *, allowed: Allowed = allowed_instead) -> Illegal
         wal_id=found["wal_id"],
         from_status=from_status,
         to_status=found["to"],
-        expected=allowed(from_status, found["to"]),
+        expected=_APPROVAL if found["rule"] == "override_is_reviewed" else allowed(from_status, found["to"]),
         why=found["rule"],
     )
 

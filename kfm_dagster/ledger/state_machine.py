@@ -88,18 +88,22 @@ TRANSITIONS: tuple[TransitionRule, ...] = (
 """Every legal transition (section 3); every other ordered pair, also of a state with itself, is illegal,
 but for OVERRIDES."""
 
+_DECIDED = (
+    "a decision on record for exactly this version: actor, reason, change reference; in prod a second actor's approval"
+)
+
 OVERRIDES: tuple[TransitionRule, ...] = (
     TransitionRule(
         from_status=Status.QUARANTINED,
         to_status=Status.PENDING,
         trigger="a person releases the unit after remediation",
-        condition="a decision on record for exactly this version: actor, reason, change reference",
+        condition=_DECIDED,
     ),
     TransitionRule(
         from_status=Status.SUCCEEDED,
         to_status=Status.PENDING,
         trigger="a person has the unit done again",
-        condition="a decision on record for exactly this version: actor, reason, change reference",
+        condition=_DECIDED,
     ),
 )
 """What only a governed override may do (sections 2.3 and 7.4)."""

@@ -10,7 +10,7 @@ deciding (`policy.py`, `verdicts.py`), how a change is written (`changes.py`), q
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -78,7 +78,7 @@ class Ledger(LedgerChanges):
         dataset is switched off, stay. Raises UnknownReplayReasonError when the reason is neither built in nor governed.
         """
         with self._changing(tx) as changing:
-            self._check_reason(reason, changing)
+            self.govern_reason(reason, tx=changing)
             rows = self._requeue(
                 wal_ids, reason=reason, run_id=run_id, actor=actor, replay_run_id=replay_run_id, tx=changing
             )
@@ -137,14 +137,16 @@ class Ledger(LedgerChanges):
         verdicts = self._verdicts([unit for unit in envelopes if not yields_to(unit)])
         with self._changing(tx) as changing:
             stamp = {"run_id": run_id, "at": self._now(), "actor": self._worker_id}
-            done = {row.wal_id for row in _settled(changing, "ledger.settle_succeeded", verdicts.succeeded, stamp)}
+            succeeded = [*_settled(changing, "ledger.settle_succeeded", verdicts.succeeded, stamp)]
             if yielding:
                 # Once the newer ones of their own batch have succeeded.
                 yielded = self._verdicts(self._unless_unfinished(yielding, changing))
-                done |= {row.wal_id for row in _settled(changing, "ledger.settle_succeeded", yielded.succeeded, stamp)}
+                succeeded += _settled(changing, "ledger.settle_succeeded", yielded.succeeded, stamp)
                 verdicts.extend(yielded)
             failures = _settled(changing, "ledger.settle_failed", verdicts.failed, stamp)
-            announce(changing, LedgerEvent.FAILED, failures)
+            self._ended(LedgerEvent.SUCCEEDED, succeeded, changing, envelopes)
+            self._ended(LedgerEvent.FAILED, failures, changing, envelopes)
+            done = {WalId(row.wal_id) for row in succeeded}
             not_done = {WalId(row.wal_id) for row in failures}
             mismatched = record_outcomes(
                 changing,
@@ -176,16 +178,23 @@ class Ledger(LedgerChanges):
             return self._let_in_again(lost, changing)
 
     def release_rolled_back(
-        self, *, run_id: str, dataset: str, because: str, tx: Transaction | None = None
+        self,
+        *,
+        run_id: str,
+        dataset: str,
+        because: str,
+        not_compensable: Collection[WalId] = (),
+        tx: Transaction | None = None,
     ) -> RecoverReport:
         """Take back what a run still claims of a dataset, because the run is rolled back there.
 
-        in_progress > failed with code run_rolled_back and the reason, redacted; then as `release_lost`.
+        in_progress > failed with code run_rolled_back and the reason, redacted; then as `release_lost`, but for those
+        that are `not_compensable`: they go on to quarantined whatever attempts remain.
         """
         with self._changing(tx) as changing:
             code, runs = LedgerCode.ROLLED_BACK, as_json([run_id])
             lost = self._fail_lost(changing, "ledger.fail_runs", code, because=because, run_ids=runs, dataset=dataset)
-            return self._let_in_again(lost, changing)
+            return self._let_in_again(lost, changing, not_compensable=not_compensable)
 
     def retry_due(self, *, now: datetime, limit: int, tx: Transaction | None = None) -> dict[tuple[str, str], int]:
         """Make failed > pending of the units whose backoff is over; return their number by (dataset, partition).
@@ -218,7 +227,7 @@ class Ledger(LedgerChanges):
             for status in (Status.PENDING, Status.FAILED):
                 versions = {WalId(row.wal_id): row.version for row in locked.values() if row.status == status}
                 self._decide(versions, status, Status.QUARANTINED, GovernanceAction.QUARANTINE, decision, {}, changing)
-            found = self._quarantine(wanted, reason=reason_code, actor=decision.actor, tx=changing)
+            found = self._quarantine(wanted, reason=reason_code, actor=decision.actor, tx=changing, by_person=True)
             return tuple(sorted(found))
 
     def hold_quarantined(self, wal_ids: Iterable[str], *, tx: Transaction) -> frozenset[WalId]:
@@ -245,7 +254,7 @@ class Ledger(LedgerChanges):
         """
         decision.require_change_ref()
         with self._changing(tx) as changing:
-            self._check_reason(replay_reason, changing)
+            self.govern_reason(replay_reason, tx=changing)
             details = {"replay_run_id": replay_run_id} if replay_run_id else {}
             decided = self._decide(versions, from_status, Status.PENDING, action, decision, details, changing)
             rows = changing.run(
@@ -261,11 +270,6 @@ class Ledger(LedgerChanges):
                 announce(changing, LedgerEvent.RECOVERED, rows)
             return frozenset(wal_ids_of(rows))
 
-    def govern_replay_reason(self, code: str, *, meaning: str, tx: Transaction | None = None) -> None:
-        """Add a reason to the vocabulary; one that is there stays as it is."""
-        with self._changing(tx) as changing:
-            changing.run("ledger.govern_replay_reason", code=code, meaning=meaning)
-
     def _admit(self, units: Sequence[Envelope], *, lane: Lane, tx: Transaction) -> EnsureResult:
         batch = [unit_row(unit, self._registry[unit.dataset]) for unit in units]
         rows = tx.run("ledger.ensure", batch=as_json(batch), at=self._now(), actor=self._worker_id, lane=lane)
@@ -279,7 +283,13 @@ class Ledger(LedgerChanges):
         return EnsureResult(created=created, existing=existing, stale=stale, superseded=superseded)
 
     def _verdicts(self, units: Sequence[Envelope]) -> Verdicts:
-        return decide(units, self._registry, now=self._clock(), base_seconds=self._retry_backoff_seconds)
+        return decide(
+            units,
+            self._registry,
+            now=self._clock(),
+            base_seconds=self._retry_backoff_seconds,
+            human_review=self.human_review,
+        )
 
     def _unless_unfinished(self, units: Sequence[Envelope], tx: Transaction) -> list[Envelope]:
         """Let those fail that yielded to an Item which may yet be taken back: then neither would stand."""
@@ -294,11 +304,14 @@ class Ledger(LedgerChanges):
         overdue = verdicts.overdue(failures, self._registry)
         return overdue | exhausted | self._superseded(found, tx)
 
-    def _let_in_again(self, lost: Sequence[Any], tx: Transaction) -> RecoverReport:
+    def _let_in_again(
+        self, lost: Sequence[Any], tx: Transaction, *, not_compensable: Collection[WalId] = ()
+    ) -> RecoverReport:
         taken = {WalId(row.wal_id) for row in lost}
-        rows = self._requeue(taken, reason=ReplayReason.RETRY, tx=tx)
+        reviewed: dict[WalId, str] = dict.fromkeys(taken.intersection(not_compensable), LedgerCode.NOT_COMPENSABLE)
+        rows = self._requeue(taken - reviewed.keys(), reason=ReplayReason.RETRY, tx=tx)
         requeued = set(wal_ids_of(rows))
-        quarantined = self._give_up(self._exhausted(lost) | self._superseded(taken, tx), tx)
+        quarantined = self._give_up(self._exhausted(lost) | reviewed | self._superseded(taken, tx), tx)
         self.leases.drop_idle(tx=tx)
         return RecoverReport(
             requeued=tuple(sorted(requeued)),

@@ -6,7 +6,7 @@ changing a record (`store.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -54,7 +54,12 @@ class Verdicts:
 
 
 def decide(
-    envelopes: Sequence[Envelope], registry: ContractRegistry, *, now: datetime, base_seconds: float | None
+    envelopes: Sequence[Envelope],
+    registry: ContractRegistry,
+    *,
+    now: datetime,
+    base_seconds: float | None,
+    human_review: Collection[str],
 ) -> Verdicts:
     """Say of each unit whether it succeeded, failed and is due again, or is given up."""
     verdicts = Verdicts()
@@ -66,7 +71,7 @@ def decide(
             continue
         code, message = error
         retry = registry[unit.dataset].retry
-        reason = quarantine_reason(retry, attempt=unit.attempt, error_code=code)
+        reason = quarantine_reason(retry, attempt=unit.attempt, error_code=code, human_review=human_review)
         due = None
         if reason is None:
             wait = backoff_seconds(retry.backoff, key=unit.wal_id, attempt=unit.attempt, base_seconds=base_seconds)

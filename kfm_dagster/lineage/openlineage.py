@@ -34,15 +34,13 @@ def openlineage_events(unit: LineageUnit, run: IngestRun) -> tuple[Event, Event]
     """
     producer = PRODUCER + run.software_version
     job = {"namespace": JOB_NAMESPACE, "name": f"kfm.nodd.ingest.{run.public(unit.envelope.dataset)}"}
-    bucket, _, key = unit.envelope.object_uri.partition("://")[2].partition("/")
-    scheme = unit.envelope.object_uri.partition("://")[0]
-    data_object: dict[str, Any] = {"namespace": f"{scheme}://{bucket}", "name": key}
+    given = data_object(unit.envelope.object_uri)
     start = {
         "eventType": "START",
         "eventTime": run.started_text,
         "run": {"runId": unit.openlineage_run_id, "facets": _start_facets(unit, run, producer)},
         "job": job,
-        "inputs": [data_object],
+        "inputs": [given],
         "outputs": [],
         "producer": producer,
         "schemaURL": RUN_EVENT_SCHEMA,
@@ -52,7 +50,7 @@ def openlineage_events(unit: LineageUnit, run: IngestRun) -> tuple[Event, Event]
         "eventTime": run.occurred_text,
         "run": {"runId": unit.openlineage_run_id, "facets": _complete_facets(unit, run, producer)},
         "job": job,
-        "inputs": [{**data_object, **_input_facets(unit, producer)}],
+        "inputs": [{**given, **_input_facets(unit, producer)}],
         # A unit that came after a newer one wrote nothing.
         "outputs": [] if unit.stac.superseded else [_output(unit, producer)],
         "producer": producer,
@@ -64,6 +62,13 @@ def openlineage_events(unit: LineageUnit, run: IngestRun) -> tuple[Event, Event]
 def openlineage_lines(unit: LineageUnit, run: IngestRun) -> bytes:
     """Return both events as newline-delimited JSON, START first."""
     return b"".join(orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE) for event in openlineage_events(unit, run))
+
+
+def data_object(uri: str) -> dict[str, Any]:
+    """Return an object as a dataset of OpenLineage: its bucket as the namespace, its key as the name."""
+    scheme, _, path = uri.partition("://")
+    bucket, _, key = path.partition("/")
+    return {"namespace": f"{scheme}://{bucket}", "name": key}
 
 
 def _start_facets(unit: LineageUnit, run: IngestRun, producer: str) -> dict[str, Any]:

@@ -8,14 +8,13 @@ share (an object, a notification of several records, the agents) have one id and
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import orjson
 
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.governance.generalise import masking_decision
+from kfm_dagster.governance.masking_decision import MASKING_DECISION, MaskingDecision
 from kfm_dagster.lineage.unit import IngestRun, LineageUnit, agent_id
 
 Node = dict[str, Any]
@@ -86,6 +85,8 @@ def prov_nodes(unit: LineageUnit, run: IngestRun, producers: list[str]) -> Itera
     yield _object(unit, producers)
     yield from _messages(unit)
     yield _qc_report(unit)
+    if (decision := _of_an_area(unit)) is not None:
+        yield from decision.prov_nodes([unit.masked_id])
     yield _item(unit, run)
 
 
@@ -218,7 +219,7 @@ def _item(unit: LineageUnit, run: IngestRun) -> Node:
         "kfm:stac_item_id": stac.item_id,
         "kfm:stac_collection_id": stac.collection_id,
         "kfm:dataset_id": f"{run.public(unit.envelope.dataset)}.stac_register",
-        "wasDerivedFrom": [unit.object_id, unit.qc_report_id],
+        "wasDerivedFrom": [unit.object_id, unit.qc_report_id, *([unit.masked_id] if _of_an_area(unit) else [])],
         "wasAttributedTo": OPERATOR,
     }
     if stac.superseded:
@@ -240,6 +241,13 @@ def _item(unit: LineageUnit, run: IngestRun) -> Node:
     return node
 
 
+def _of_an_area(unit: LineageUnit) -> MaskingDecision | None:
+    """Return the decision of the sensitive area that a unit's footprint met."""
+    properties = unit.envelope.metadata.stac_properties if unit.envelope.metadata else {}
+    decided = properties.get(MASKING_DECISION)
+    return None if decided is None else MaskingDecision.from_json(decided)
+
+
 def _agents(contract: DatasetContract) -> Iterator[Node]:
     # Typed as Agent too: RDF readers do not infer it from the subclass.
     yield {"id": SERVICE, "type": ["Agent", "prov:SoftwareAgent"], "kfm:name": "kfm_dagster"}
@@ -255,8 +263,8 @@ def _agents(contract: DatasetContract) -> Iterator[Node]:
 
 def _masking(contract: DatasetContract) -> list[Node]:
     """Return the masking that went before every unit of a batch, and who asked for it, in the dataset's public name."""
-    decision = masking_decision(contract)
-    return [] if decision is None else replace(decision, dataset=contract.public_id).prov_nodes([])
+    masking = contract.governance.masking
+    return [] if masking is None else MaskingDecision.declared(masking, dataset=contract.public_id).prov_nodes([])
 
 
 def _producers(contract: DatasetContract) -> list[str]:

@@ -27,6 +27,7 @@ from kfm_dagster.contracts.issues import FenceIssue, Issue, ProvenanceIssue, Sev
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.lineage.backend import Backend, BackendUnavailableError
 from kfm_dagster.lineage.delivery import OutboxDelivery
+from kfm_dagster.lineage.failures import FailureEvents
 from kfm_dagster.lineage.files import LineageFiles, open_files
 from kfm_dagster.lineage.invalidation import Invalidations
 from kfm_dagster.lineage.openlineage import openlineage_lines
@@ -102,6 +103,7 @@ class Lineage:
         self._database = database
         self._outbox = Outbox(database, files, deliver=backend is not None, clock=clock)
         self._steps = StepEvents(database, self._outbox, public=public)
+        self._failures = FailureEvents(database, self._outbox, public=public)
         self._invalidations = Invalidations(database, self._outbox, clock=clock)
         self._delivery = OutboxDelivery(database, files, backend=backend, clock=clock) if backend else None
 
@@ -156,8 +158,12 @@ class Lineage:
         return units
 
     def publish_staged(self) -> int:
-        """Tell the steps that ended, and publish what the root has not got; return the number of files published."""
+        """Record steps that ended and attempts that failed, and publish what the root has not got.
+
+        Returns the number of files published.
+        """
         self._steps.tell()
+        self._failures.publish()
         return self._outbox.publish()
 
     def deliver(self, *, most_batches: int = 10, within: timedelta = timedelta(seconds=20)) -> int:

@@ -115,6 +115,11 @@ class LineageUnit:
         )
 
     @property
+    def masked_id(self) -> str:
+        """PROV entity of what may be shown of the unit's place, where a sensitive area masks it."""
+        return _urn("masked", *_ingest(self.wal_id, self.revision))
+
+    @property
     def entity_ids(self) -> tuple[str, ...]:
         """PROV entities: notification and message when there were any, then object, QC report and STAC Item."""
         messages = tuple(found for found in (self.notification_id, self.message_id) if found)

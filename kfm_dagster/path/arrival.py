@@ -5,8 +5,8 @@
     Phi   = ( 2π / λ_ref ) * ( ∫ n_eff d ell )
 
 One way, from the antenna to the path's end. What is integrated is aligned first, in this order: time (the volume's
-start against its reference), path (gamma(ell), d ell and n_eff), phase (the reference window). Each step takes what
-the one before gives, so that another order is refused.
+start against its reference, and f_s), path (gamma(ell), d ell and n_eff), phase (the reference window). Each step
+takes what the one before gives, so that another order is refused.
 Belongs here: alignment, refusals, the integrals; plain numbers in SI units. Does not belong here: how a path comes
 about (`beam.py`), units as values (`quantities.py`), how sure a result is (`uncertainty.py`).
 """
@@ -48,10 +48,12 @@ class DeltaForm(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeAligned:
-    """First step: a volume's start, held against the time that it is to agree with."""
+    """First step: a volume's start, held against the time that it is to agree with, and how densely it is sampled."""
 
     ts_start: datetime
     reference: datetime
+    f_s_hz: float
+    """Samples of the echo a second."""
 
     @property
     def offset_s(self) -> float:
@@ -69,13 +71,16 @@ class PathAligned:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhaseAligned:
-    """Third step: a path with the range at which its phase is zero."""
+    """Third step: a path with the window over whose mean its phase is zero."""
 
     aligned: PathAligned
     lambda_ref_m: float
-    reference_range_m: float
+    reference_window_m: tuple[float, float]
+    """From the antenna: where the window begins, and where it ends."""
     elements_before: int
-    """Elements of the path that lie before the reference range."""
+    """Elements of the path that lie before the window."""
+    elements_within: int
+    """Those that follow, within the window."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,21 +93,24 @@ class Arrival:
     extent_m: float
     c_ref_m_s: float
     lambda_ref_m: float
-    reference_range_m: float
+    reference_window_m: tuple[float, float]
     time_offset_s: float
+    f_s_hz: float
     optical_path_m: float
     """∫ n_eff d ell."""
     t_arr_s: float
     phi_rad: float
     phi_aligned_rad: float
-    """Phi beyond the reference range, modulo 2π: in [0, 2π)."""
+    """Phi less its mean over the reference window, modulo 2π: in [0, 2π)."""
 
 
-def align_time(*, ts_start: datetime, reference: datetime, tau: timedelta) -> TimeAligned:
-    """Align the time. Raises PathError for naive datetimes and for an offset beyond tau."""
+def align_time(*, ts_start: datetime, reference: datetime, tau: timedelta, f_s_hz: float) -> TimeAligned:
+    """Align the time. Raises PathError for naive datetimes, an offset beyond tau, and an f_s that is no rate."""
+    if not (math.isfinite(f_s_hz) and f_s_hz > 0):
+        raise PathError("f_s is no sampling rate", observed=f_s_hz, expected="hertz above zero")
     if ts_start.tzinfo is None or reference.tzinfo is None:
         raise PathError("a path is aligned to an aware time", observed=f"{ts_start} and {reference}")
-    aligned = TimeAligned(ts_start=ts_start, reference=reference)
+    aligned = TimeAligned(ts_start=ts_start, reference=reference, f_s_hz=f_s_hz)
     if abs(aligned.offset_s) > tau.total_seconds():
         raise PathError(
             "the path's time is not its reference's",
@@ -113,38 +121,44 @@ def align_time(*, ts_start: datetime, reference: datetime, tau: timedelta) -> Ti
     return aligned
 
 
-def align_path(time: TimeAligned, path: BeamPath, *, min_points: int = MIN_POINTS) -> PathAligned:
+def align_path(
+    time: TimeAligned, path: BeamPath, *, min_points: int = MIN_POINTS, c_ref_m_s: float = SPEED_OF_LIGHT_M_S
+) -> PathAligned:
     """Align the path after its time. Raises PathError with everything that `path_faults` finds."""
-    if faults := path_faults(path, min_points=min_points):
+    sample_m = c_ref_m_s / _after(time, TimeAligned).f_s_hz
+    if faults := path_faults(path, min_points=min_points, sample_m=sample_m):
         raise PathError(
             f"the path at {path.elevation_deg:g} degrees is not aligned",
             observed="; ".join(faults),
             expected="gamma(ell), d ell and n_eff at the same points of one beam",
         )
-    return PathAligned(time=_after(time, TimeAligned), path=path)
+    return PathAligned(time=time, path=path)
 
 
-def align_phase(aligned: PathAligned, *, lambda_ref_m: float, reference_range_m: float) -> PhaseAligned:
-    """Align the phase after the path: it is zero at the reference range, which must end an element of the path.
+def align_phase(aligned: PathAligned, *, lambda_ref_m: float, reference_window_m: tuple[float, float]) -> PhaseAligned:
+    """Align the phase after the path: its mean over the reference window is zero.
 
-    Raises PathError for a wavelength that is none and for a range that splits an element.
+    Raises PathError for a wavelength that is none, and for a window that holds no element or splits one.
     """
     path = _after(aligned, PathAligned).path
     if not (math.isfinite(lambda_ref_m) and lambda_ref_m > 0):
         raise PathError("lambda_ref is no wavelength", observed=lambda_ref_m, expected="metres above zero")
-    ends = np.cumsum(path.d_ell)
-    nearest = int(np.argmin(np.abs(ends - reference_range_m)))
-    if not abs(ends[nearest] - reference_range_m) <= CLOSURE * path.extent_m:
+    edges = np.concatenate(([0.0], np.cumsum(path.d_ell)))
+    first, last = (int(np.argmin(np.abs(edges - range_m))) for range_m in reference_window_m)
+    splits = max(abs(edges[first] - reference_window_m[0]), abs(edges[last] - reference_window_m[1]))
+    if not (first < last and splits <= CLOSURE * path.extent_m):
         raise PathError(
-            "the reference range does not end an element of the path",
-            observed=f"{reference_range_m:g} m; the nearest element ends at {ends[nearest]:g} m",
-            next_step="trace the beam with split_m at the reference range",
+            "the reference window does not hold whole elements of the path",
+            observed=f"{reference_window_m} m; the nearest elements begin at {edges[first]:g} and end at "
+            f"{edges[last]:g} m",
+            next_step="trace the beam with splits_m at the window's begin and end",
         )
     return PhaseAligned(
         aligned=aligned,
         lambda_ref_m=lambda_ref_m,
-        reference_range_m=reference_range_m,
-        elements_before=nearest + 1,
+        reference_window_m=reference_window_m,
+        elements_before=first,
+        elements_within=last - first,
     )
 
 
@@ -158,8 +172,12 @@ def arrive(
     phase = _after(aligned, PhaseAligned)
     path = phase.aligned.path
     optical = path.n_eff * path.d_ell
-    before, beyond = float(optical[: phase.elements_before].sum()), float(optical[phase.elements_before :].sum())
-    wave_number = 2 * math.pi / phase.lambda_ref_m
+    total, wave_number = float(optical.sum()), 2 * math.pi / phase.lambda_ref_m
+    first, last = phase.elements_before, phase.elements_before + phase.elements_within
+    begin, end = phase.reference_window_m
+    # What the mean over the window leaves of each element: none before it, all beyond, within it what lies before it.
+    left = (path.ell[first:last] - begin) / (end - begin)
+    beyond = float(np.sum(left * optical[first:last]) + optical[last:].sum())
     return Arrival(
         elevation_deg=path.elevation_deg,
         geometry=path.geometry,
@@ -167,11 +185,12 @@ def arrive(
         extent_m=path.extent_m,
         c_ref_m_s=c_ref_m_s,
         lambda_ref_m=phase.lambda_ref_m,
-        reference_range_m=phase.reference_range_m,
+        reference_window_m=phase.reference_window_m,
         time_offset_s=phase.aligned.time.offset_s,
-        optical_path_m=before + beyond,
+        f_s_hz=phase.aligned.time.f_s_hz,
+        optical_path_m=total,
         t_arr_s=arrival_time(phase.aligned, c_ref_m_s=c_ref_m_s, delta_form=delta_form),
-        phi_rad=wave_number * (before + beyond),
+        phi_rad=wave_number * total,
         phi_aligned_rad=(wave_number * beyond) % (2 * math.pi),
     )
 
@@ -191,8 +210,12 @@ def arrival_time(
     return float((1 / c_ref_m_s) * np.sum(path.n_eff * path.d_ell))
 
 
-def path_faults(path: BeamPath, *, min_points: int = MIN_POINTS) -> list[str]:
-    """Return what is wrong with a path's arrays, in words; nothing when they belong together."""
+def path_faults(path: BeamPath, *, min_points: int = MIN_POINTS, sample_m: float = math.inf) -> list[str]:
+    """Return what is wrong with a path's arrays, in words; nothing when they belong together.
+
+    sample_m: c_ref / f_s, what light goes in a vacuum within a sample. No element is longer than what it goes along the
+    path: max(d ell) <= ( c_ref / f_s ) / max(n_eff) (Experimental Protocol Card Template v1.0, chapter 3, section III).
+    """
     lengths = {
         "gamma_ell": {path.height_m.shape, path.distance_m.shape},
         "d_ell": {path.d_ell.shape},
@@ -204,7 +227,12 @@ def path_faults(path: BeamPath, *, min_points: int = MIN_POINTS) -> list[str]:
         return [f"shapes differ: {told}"]
     if path.points < min_points:
         return [f"{path.points} points; at least {min_points} make a path"]
-    return _values_at_fault(path) or _order_at_fault(path)
+    return _values_at_fault(path) or [*_order_at_fault(path), *_too_long(path, sample_m)]
+
+
+def _too_long(path: BeamPath, sample_m: float) -> list[str]:
+    longest, most = float(np.max(path.d_ell)), sample_m / float(np.max(path.n_eff))
+    return [f"a d_ell of {longest:g} m; f_s asks for {most:g} m at most"] if longest > most else []
 
 
 def _values_at_fault(path: BeamPath) -> list[str]:

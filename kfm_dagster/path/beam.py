@@ -100,16 +100,16 @@ def trace(
     range_m: float,
     profile: Profile,
     geometry: Geometry = Geometry.RAY_TRACED,
-    split_m: float | None = None,
+    splits_m: tuple[float, ...] = (),
     panel_m: float = PANEL_M,
 ) -> tuple[BeamPath, ...]:
     """Trace the beams of one antenna, all at once, from it to range_m along each.
 
-    antenna_height_m: of the feedhorn above mean sea level. split_m: a range that must end a panel, so that an integral
-    may be split there. Raises PathError for what is no angle, height or range, and when a ray does not settle.
+    antenna_height_m: of the feedhorn above mean sea level. splits_m: ascending ranges that must end a panel, so that an
+    integral may be split there. Raises PathError for what is no angle, height or range, and when a ray does not settle.
     """
-    angles = np.radians(_checked(elevations_deg, antenna_height_m=antenna_height_m, range_m=range_m, split_m=split_m))
-    rule = quadrature(range_m, split_m=split_m, panel_m=panel_m)
+    angles = np.radians(_checked(elevations_deg, antenna_height_m=antenna_height_m, range_m=range_m, splits_m=splits_m))
+    rule = quadrature(range_m, splits_m=splits_m, panel_m=panel_m)
     if geometry is Geometry.EFFECTIVE_EARTH:
         height, distance = _effective_earth(rule.ell, angles[:, None, None], antenna_height_m)
     else:
@@ -134,9 +134,9 @@ def trace(
 
 
 @lru_cache(maxsize=32)
-def quadrature(range_m: float, *, split_m: float | None = None, panel_m: float = PANEL_M) -> Quadrature:
+def quadrature(range_m: float, *, splits_m: tuple[float, ...] = (), panel_m: float = PANEL_M) -> Quadrature:
     """Return the composite rule from 0 to range_m in panels of at most panel_m metres."""
-    parts = [0.0, range_m] if split_m is None else [0.0, split_m, range_m]
+    parts = [0.0, *splits_m, range_m]
     edges = np.concatenate(
         [np.linspace(start, end, math.ceil((end - start) / panel_m) + 1)[:-1] for start, end in pairwise(parts)]
         + [[range_m]]
@@ -200,7 +200,7 @@ def _ray_traced(rule: Quadrature, angles: Floats, antenna_height_m: float, profi
 
 
 def _checked(
-    elevations_deg: Sequence[float], *, antenna_height_m: float, range_m: float, split_m: float | None
+    elevations_deg: Sequence[float], *, antenna_height_m: float, range_m: float, splits_m: tuple[float, ...]
 ) -> Floats:
     angles = np.asarray(elevations_deg, dtype=float)
     if not len(angles) or not np.all((angles >= MIN_ELEVATION_DEG) & (angles <= MAX_ELEVATION_DEG)):
@@ -211,11 +211,11 @@ def _checked(
         )
     if not math.isfinite(antenna_height_m):
         raise PathError("an antenna needs a height", observed=antenna_height_m, expected="metres above the sea")
-    if not (math.isfinite(range_m) and range_m > 0) or (split_m is not None and not 0 < split_m < range_m):
+    if not math.isfinite(range_m) or not all(start < end for start, end in pairwise((0.0, *splits_m, range_m))):
         raise PathError(
             "a beam needs a range",
-            observed=f"{range_m} m, split at {split_m} m",
-            expected="a length, and a split within it",
+            observed=f"{range_m} m, split at {list(splits_m)} m",
+            expected="a length, and ascending splits within it",
         )
     return angles
 

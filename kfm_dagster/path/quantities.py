@@ -26,8 +26,12 @@ UNITS: Mapping[str, str] = {
     "lambda_ref": "m",
     "elevation": "degree",
     "n_eff": "dimensionless",
+    "time_offset": "s",
+    "reference_window": "m",
+    "f_s": "Hz",
 }
-"""Quantity > the unit that a result carries. `n_eff` is the mean along the path, `ell` the path's extent."""
+"""Quantity > the unit that a result carries. `n_eff` is the mean along the path, `ell` the path's extent,
+`reference_window` its length."""
 
 DIMENSIONS: Mapping[str, str] = {
     "T_arr": "[time]",
@@ -39,6 +43,9 @@ DIMENSIONS: Mapping[str, str] = {
     "lambda_ref": "[length]",
     "elevation": "dimensionless",
     "n_eff": "dimensionless",
+    "time_offset": "[time]",
+    "reference_window": "[length]",
+    "f_s": "1 / [time]",
 }
 """Quantity > its dimension, as pint writes it."""
 
@@ -124,6 +131,9 @@ def _values(arrival: Arrival) -> dict[str, float]:
         "lambda_ref": arrival.lambda_ref_m,
         "elevation": arrival.elevation_deg,
         "n_eff": arrival.optical_path_m / arrival.extent_m,
+        "time_offset": arrival.time_offset_s,
+        "reference_window": arrival.reference_window_m[1] - arrival.reference_window_m[0],
+        "f_s": arrival.f_s_hz,
     }
 
 

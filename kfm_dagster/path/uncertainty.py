@@ -18,7 +18,7 @@ import numpy as np
 from kfm_dagster.path.refractivity import Exponential, Floats
 
 GATE_M = 250.0
-"""Length of a range gate (ICD 2620002, table XVII-B)."""
+"""Length of a range gate (ICD 2620002, table XVII-B), where the volume does not state it."""
 SYMMETRY = 1e-12
 """Difference of two mirrored correlations that is rounding."""
 LEAST_EIGENVALUE = 1e-12

@@ -25,10 +25,11 @@ from kfm_dagster.path.arrival import (
     align_time,
     arrive,
 )
-from kfm_dagster.path.beam import MAX_ELEVATION_DEG, MIN_ELEVATION_DEG, BeamPath, Geometry, trace
+from kfm_dagster.path.beam import MAX_ELEVATION_DEG, MIN_ELEVATION_DEG, PANEL_M, BeamPath, Geometry, trace
 from kfm_dagster.path.errors import PathError
 from kfm_dagster.path.refractivity import Exponential, Floats
 from kfm_dagster.path.uncertainty import (
+    GATE_M,
     Sigmas,
     arrival_covariance,
     path_covariance,
@@ -39,12 +40,15 @@ from kfm_dagster.path.uncertainty import (
 RANGE_M = 460_000.0
 """Reach of the reflectivity: 460 cells of 1 km (ICD 2620002, table III), 1840 gates of 250 m (table XVII-B)."""
 REFERENCE_RANGE_M = 2_000.0
-"""Where the first gate begins: its middle is at 2,125 m (ICD 2620002, table XVII-B, in every volume seen)."""
+"""Where the first gate, the reference window, begins: its middle is at 2,125 m (ICD 2620002, table XVII-B, in every
+volume seen)."""
 BAND_MHZ = (2700.0, 3000.0)
 """What a WSR-88D may transmit at (Federal Meteorological Handbook 11, part B): wavelengths of 10.0 to 11.1 cm."""
 _STATED_MHZ = 1.0
 """A volume states its frequency in whole MHz (ICD 2620002, table XV)."""
 
+_PANEL_GATES = 10
+"""Gates to a panel of a beam's rule: its longest element is 0.18 of it, and light goes two gates within a sample."""
 _VCP_11 = (0.5, 1.45, 2.4, 3.35, 4.3, 5.25, 6.2, 7.5, 8.7, 10.0, 12.0, 14.0, 16.7, 19.5)
 _VCP_12 = (0.5, 0.9, 1.3, 1.8, 2.4, 3.1, 4.0, 5.1, 6.4, 8.0, 10.0, 12.5, 15.6, 19.5)
 _VCP_21 = (0.5, 1.45, 2.4, 3.35, 4.3, 6.0, 9.9, 14.6, 19.5)
@@ -66,12 +70,21 @@ PATTERNS: Mapping[int, tuple[float, ...]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VolumeFacts:
-    """What the beams of a volume depend on. Elevations distinct and ascending; frequency_mhz None when not stated."""
+    """What the beams of a volume depend on. Elevations distinct and ascending; frequency_mhz None when not stated.
+
+    gate_m: between the middles of two range gates.
+    """
 
     site: str
     antenna_height_m: float
     elevations_deg: tuple[float, ...]
     frequency_mhz: float | None = None
+    gate_m: float = GATE_M
+
+    @property
+    def f_s_hz(self) -> float:
+        """Sampling rate of the echo: one sample for each gate, to whose end and back it goes: c / ( 2 * gate_m )."""
+        return SPEED_OF_LIGHT_M_S / (2 * self.gate_m)
 
     @property
     def lambda_ref_m(self) -> float:
@@ -127,6 +140,11 @@ class PathArrival:
     t_covariance: Floats
     phase_covariance: Floats
 
+    @property
+    def sample_m(self) -> float:
+        """Metres that light goes in a vacuum within one sample: c_ref / f_s."""
+        return self.arrivals[0].c_ref_m_s / self.arrivals[0].f_s_hz
+
 
 def elevations_of(properties: Mapping[str, Any]) -> tuple[float, ...]:
     """Return the distinct elevations of a volume in degrees, ascending; none when nothing tells them.
@@ -157,6 +175,7 @@ def facts_of(properties: Mapping[str, Any]) -> VolumeFacts:
         antenna_height_m=float(height),
         elevations_deg=elevations,
         frequency_mhz=properties.get("nexrad:frequency-mhz"),
+        gate_m=float(properties.get("nexrad:gate-spacing-m", GATE_M)),
     )
 
 
@@ -172,14 +191,20 @@ def path_arrival(
 
     ts_start: when the volume began; reference: the time that it is to agree with, within tau.
     """
-    time = align_time(ts_start=ts_start, reference=reference, tau=tau)
-    volume = volume_beams(antenna_height_m=facts.antenna_height_m, elevations_deg=facts.elevations_deg, options=options)
+    time = align_time(ts_start=ts_start, reference=reference, tau=tau, f_s_hz=facts.f_s_hz)
+    window = (options.reference_range_m, options.reference_range_m + facts.gate_m)
+    volume = volume_beams(
+        antenna_height_m=facts.antenna_height_m,
+        elevations_deg=facts.elevations_deg,
+        window_m=window,
+        options=options,
+    )
     arrivals = tuple(
         arrive(
             align_phase(
-                align_path(time, beam, min_points=options.min_points),
+                align_path(time, beam, min_points=options.min_points, c_ref_m_s=options.c_ref_m_s),
                 lambda_ref_m=facts.lambda_ref_m,
-                reference_range_m=options.reference_range_m,
+                reference_window_m=window,
             ),
             c_ref_m_s=options.c_ref_m_s,
             delta_form=options.delta_form,
@@ -202,27 +227,35 @@ def path_arrival(
     )
 
 
-@lru_cache(maxsize=512)
-def volume_beams(*, antenna_height_m: float, elevations_deg: tuple[float, ...], options: PathOptions) -> VolumeBeams:
+@lru_cache(maxsize=64)
+def volume_beams(
+    *,
+    antenna_height_m: float,
+    elevations_deg: tuple[float, ...],
+    window_m: tuple[float, float],
+    options: PathOptions,
+) -> VolumeBeams:
     """Trace the beams of a volume and say how sure their lengths are. Raises PathError.
 
-    Cached because a network has 160 sites and a handful of patterns, and a day 40,000 volumes; an entry takes 100 KB.
+    window_m: the reference window, the first range gate, in whose multiples the beam is cut. Cached because a network
+    has 160 sites and a handful of patterns, and a day 40,000 volumes, site by site; an entry takes 1 MB.
     """
 
-    def traced(profile: Exponential) -> tuple[BeamPath, ...]:
+    def traced(profile: Exponential, *, panel_m: float = PANEL_M) -> tuple[BeamPath, ...]:
         return trace(
             elevations_deg,
             antenna_height_m=antenna_height_m,
             range_m=options.range_m,
             profile=profile,
             geometry=options.geometry,
-            split_m=options.reference_range_m,
+            splits_m=window_m,
+            panel_m=panel_m,
         )
 
     def optical_paths(profile: Exponential) -> Floats:
         return np.array([np.sum(beam.n_eff * beam.d_ell) for beam in traced(profile)])
 
-    beams = traced(options.profile)
+    beams = traced(options.profile, panel_m=_PANEL_GATES * (window_m[1] - window_m[0]))
     of_paths = path_covariance(
         sensitivities(optical_paths, options.profile),
         end_index=np.array([beam.n_eff[-1] for beam in beams]),

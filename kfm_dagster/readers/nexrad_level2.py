@@ -30,6 +30,7 @@ PROPERTIES = frozenset({
     "nexrad:message-type", "nexrad:archive-version", "nexrad:compression", "nexrad:moments", "nexrad:latitude",
     "nexrad:longitude", "nexrad:height-m", "nexrad:position-source", "nexrad:vcp", "nexrad:elevations",
     "nexrad:frequency-mhz", "nexrad:volume-number", "nexrad:rda-status", "nexrad:operability-status",
+    "nexrad:gate-spacing-m",
 })  # fmt: skip
 """What a volume can have."""
 
@@ -161,6 +162,7 @@ def _properties(volume: Volume, icao: str, site: Site | None, position: Position
         "nexrad:pattern-elevations": (None if end.radial else _distinct(planned)) or None,
         "nexrad:end-known": None if end.radial else False,
         "nexrad:frequency-mhz": volume.frequency_mhz,
+        "nexrad:gate-spacing-m": radial.gate_spacing_m,
         "nexrad:volume-number": int(volume.header.extension) if volume.header.extension.isdigit() else None,
         "nexrad:rda-status": status.rda if status else None,
         "nexrad:operability-status": status.operability if status else None,

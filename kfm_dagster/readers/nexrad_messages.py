@@ -21,6 +21,8 @@ MAX_BLOCKS = 10
 """Data blocks of a radial: three of constants, seven moments (ICD 2620002, table XVII)."""
 BAND_MHZ = (2700, 3000)
 """What a WSR-88D may transmit at (ICD 2620002, table XV); before 2008 the table was another, and this field none."""
+GATE_M = (50, 2000)
+"""Lengths of a range gate: 250 m and 1 km in real volumes (ICD 2620002, tables III and XVII-B)."""
 MOMENTS = ("REF", "VEL", "SW", "ZDR", "PHI", "RHO", "CFP")
 INTERMEDIATE, END_OF_VOLUME = 1, 4
 """Radial status (ICD 2620002, tables III and XVII): within a cut, and the last radial that a whole volume has."""
@@ -58,7 +60,10 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Radial:
-    """One radial: message type 31 (ICD 2620002, table XVII) or 1 (table III). `cut` counts from 1."""
+    """One radial: message type 31 (ICD 2620002, table XVII) or 1 (table III). `cut` counts from 1.
+
+    gate_spacing_m: between the range gates of the reflectivity; None where it has none or states no length of a gate.
+    """
 
     message_type: int
     icao: str
@@ -68,6 +73,7 @@ class Radial:
     vcp: int
     moments: tuple[str, ...]
     position: Position | None
+    gate_spacing_m: int | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +124,7 @@ def _radial_31(body: bytes) -> Radial:
     icao, milliseconds, day, cut, count = _unpack(">4sIH12xB7xH", body, 0)
     position: Position | None = None
     vcp = 0
+    spacing = 0
     found: set[str] = set()
     for pointer in _unpack(f">{min(count, MAX_BLOCKS)}I", body, 32):
         block, name = _unpack(">c3s", body, pointer)
@@ -127,6 +134,9 @@ def _radial_31(body: bytes) -> Radial:
             position = Position(latitude=latitude, longitude=longitude, height_m=site + feedhorn)
         elif block == b"D":
             found.add(_text(name))
+            if name == b"REF":
+                # Table XVII-B: after name, reserved word, number of gates and the first gate's range.
+                (spacing,) = _unpack(">H", body, pointer + 12)
     return Radial(
         message_type=31,
         icao=_text(icao),
@@ -136,12 +146,13 @@ def _radial_31(body: bytes) -> Radial:
         vcp=vcp,
         moments=tuple(moment for moment in MOMENTS if moment in found),
         position=position,
+        gate_spacing_m=_gate(spacing),
     )
 
 
 def _radial_1(body: bytes) -> Radial:
     """ICD 2620002, table III: pointers to the three moments, zero where one is absent, then the pattern's number."""
-    milliseconds, day, cut, *pointers, vcp = _unpack(">IH10xH18x3H2xH", body, 0)
+    milliseconds, day, cut, spacing, *pointers, vcp = _unpack(">IH10xH4xH12x3H2xH", body, 0)
     return Radial(
         message_type=1,
         icao="",
@@ -151,6 +162,7 @@ def _radial_1(body: bytes) -> Radial:
         vcp=vcp,
         moments=tuple(moment for moment, pointer in zip(MOMENTS[:3], pointers, strict=True) if pointer),
         position=None,
+        gate_spacing_m=_gate(spacing if pointers[0] else 0),
     )
 
 
@@ -177,6 +189,10 @@ def decode_frequency(body: bytes) -> int | None:
     (frequency,) = _unpack(">i", body, 1092)
     low, high = BAND_MHZ
     return int(frequency) if low <= frequency <= high else None
+
+
+def _gate(spacing: int) -> int | None:
+    return spacing if GATE_M[0] <= spacing <= GATE_M[1] else None
 
 
 def _unpack(layout: str, data: bytes, offset: int) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kfm_dagster.governance.log import Decision
+from kfm_dagster.governance.review import Command
 from kfm_dagster.recovery.backfill.days import start_backfill
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.plan import PlannedReplay
@@ -17,9 +18,10 @@ from kfm_dagster.recovery.replay.units import datasets_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Started:
-    """What was started; neither id is there when nothing was selected."""
+    """What was started, or proposed where a second person approves it first; no id when nothing was selected."""
 
     plan: PlannedReplay
+    proposal_id: int | None = None
     replay_run_id: str | None = None
     backfill_id: str | None = None
 
@@ -36,4 +38,8 @@ def start(engine: ReplayEngine, selection: Selection, decision: Decision) -> Sta
         return Started(plan=plan, backfill_id=begun.backfill_id)
     if not plan.units:
         return Started(plan=plan)
+    review = engine.pipeline.ledger.review
+    if plan.overrides and review.required(engine.pipeline.settings):
+        content = {"selection": selection.as_json()}
+        return Started(plan=plan, proposal_id=review.propose(Command.REPLAY, decision, plan.overrides, content=content))
     return Started(plan=plan, replay_run_id=engine.start(selection, decision).replay_run_id)

@@ -39,4 +39,5 @@ def _details(verdict: Verdict, decision: GateDecision) -> dict[str, Any]:
         "outcome": outcome,
         "units_at_fault": len(verdict.units),
         "units": sorted(verdict.units)[:UNITS_NAMED],
+        **({"figures": dict(verdict.figures)} if verdict.figures else {}),
     }

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kfm_dagster.alerts.plan import ALERTS, AlertPlan
-from kfm_dagster.configs import CardError, Duration, Strict, own_folder, parse, refusal, text_of
+from kfm_dagster.configs import CardError, Duration, Line, Strict, own_folder, parse, refusal, text_of
 from kfm_dagster.contracts.model import Backoff
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.stages.conditions import WORDS, Condition
@@ -189,7 +189,7 @@ class DedupeEvidence(Strict):
     `campaign` is its command, `commit` that of the code; the others are figures that it printed.
     """
 
-    campaign: str = Field(min_length=1, max_length=400)
+    campaign: Line = Field(max_length=400)
     commit: str = Field(pattern=r"^[0-9a-f]{40}$")
     units: int = Field(ge=1)
     kills: int = Field(ge=1)
@@ -209,6 +209,9 @@ class StateMachine(Strict):
     states: list[StageState]
     transitions: list[Transition]
     retry_policy: RetryPolicy
+    human_review: list[ErrorClass] = Field(
+        [ErrorClass.E_DIM, ErrorClass.E_UQ], description="Not compensable: the units at fault go to a person at once."
+    )
     idempotency_key: str
     checkpoints: list[StageName] = Field([])
     gates: Gates
@@ -247,6 +250,14 @@ class StateMachine(Strict):
     def _declared_with_evidence(self) -> StateMachine:
         if self.delivery == "exactly_once" and self.evidence is None:
             raise ValueError("delivery: exactly_once needs evidence: campaign, commit, units, kills, lost, duplicates")
+        return self
+
+    @model_validator(mode="after")
+    def _compensable_or_not(self) -> StateMachine:
+        if both := sorted(set(self.human_review) & set(self.retry_policy.retry_on)):
+            raise ValueError(
+                f"{both[0]} is of human_review and of retry_policy.retry_on: it is compensable or it is not"
+            )
         return self
 
     @field_validator("idempotency_key")
@@ -290,7 +301,7 @@ class ReplayPlan(Strict):
     version: Literal["1.0.0"]
     replay: Replay
     alerts: ReplayAlerts
-    reasons: dict[ReasonCode, Annotated[str, Field(min_length=1, max_length=200)]] = Field({})
+    reasons: dict[ReasonCode, Annotated[Line, Field(max_length=200)]] = Field({})
 
     @field_validator("reasons")
     @classmethod

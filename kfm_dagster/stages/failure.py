@@ -5,8 +5,9 @@ Belongs here: the errors, and how any error is classed. Does not belong here: wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.errors import ConfigurationError, ExitCode, KfmError, StoreAccessError
 from kfm_dagster.stages.audit import AuditEvent, AuditKind
 from kfm_dagster.stages.audit_events import gate_events
@@ -73,6 +74,7 @@ class StageFailedError(KfmError):
 
     def __init__(self, *, dataset_id: str, cause: BaseException) -> None:
         self.dataset_id = dataset_id
+        self.cause = cause
         self.error_class = classify(cause)
         self.decision = cause.decision if isinstance(cause, StageRefusedError) else None
         super().__init__(
@@ -87,7 +89,22 @@ def classify(error: BaseException) -> ErrorClass:
 
     A store that refuses, or a bucket that is not there, is wrong input: no attempt of the run's helps, but a person.
     """
-    if isinstance(error, StageRefusedError):
+    if isinstance(error, (StageRefusedError, StageFailedError)):
         return error.error_class
     wrong_input = isinstance(error, (ConfigurationError, StageMoveError, StoreAccessError))
     return ErrorClass.E_INPUT if wrong_input else ErrorClass.E_INTERNAL
+
+
+def at_fault(error: BaseException, units: Collection[WalId]) -> frozenset[WalId]:
+    """Return which of a batch's units an error is of: those that gates name, or all where it is of the whole batch.
+
+    None of them where another process, an earlier rollback or a stage before this one is in the way.
+    """
+    cause = error.cause if isinstance(error, StageFailedError) else error
+    if isinstance(cause, (StageMoveError, RolledBackError)):
+        return frozenset()
+    if isinstance(cause, StageStoppedError) and cause.decision is not None:
+        failing = cause.decision.failing
+        if not any(verdict.of_batch for verdict in failing):
+            return frozenset(wal_id for verdict in failing for wal_id in verdict.units).intersection(units)
+    return frozenset(units)

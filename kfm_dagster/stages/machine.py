@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kfm_dagster.contracts.envelope import WalId
+from kfm_dagster.contracts.issues import GateIssue
 from kfm_dagster.stages.card import ErrorClass, OnFailure, StageState, StateMachine
 from kfm_dagster.stages.gates.verdict import STOPS, Gate, Stop, Verdict
 
@@ -40,6 +41,13 @@ class GateDecision:
     def error_class(self) -> ErrorClass:
         """The class of what fails the stage."""
         return next((_CLASSES.get(verdict.gate, ErrorClass.E_GATE) for verdict in self.failing), ErrorClass.E_GATE)
+
+
+def review_codes(card: StateMachine) -> frozenset[str]:
+    """Return the codes of the gates by which a unit that leaves goes to a person at once."""
+    return frozenset(
+        GateIssue[gate].value for gate in Gate if _CLASSES.get(gate, ErrorClass.E_GATE) in card.human_review
+    )
 
 
 def decide(verdicts: Iterable[Verdict], card: StateMachine, *, whole: bool = False) -> GateDecision:

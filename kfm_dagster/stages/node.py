@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
 from kfm_dagster.idempotent_node.node import IdempotentNode
 from kfm_dagster.run_state.inputs_hash import InputReference
 from kfm_dagster.run_state.record import ValidationSummary
@@ -100,6 +101,15 @@ class Checking(Protocol):
 
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
         """Count the checks of this node over the batch as it is stored."""
+        ...
+
+
+@runtime_checkable
+class Claims(Protocol):
+    """A node that takes its batch from the ledger."""
+
+    def claimed(self, batch: Sequence[Envelope]) -> ManifestEntry:
+        """Name the units and attempts of the batch, from which lineage says that it was made."""
         ...
 
 

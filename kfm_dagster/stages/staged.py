@@ -23,7 +23,7 @@ from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.card import ErrorClass
 from kfm_dagster.stages.lifecycle import StageLifecycle
 from kfm_dagster.stages.machine import GateDecision
-from kfm_dagster.stages.node import Checking, Leased, RefersToInputs, StageNode
+from kfm_dagster.stages.node import Checking, Claims, Leased, RefersToInputs, StageNode
 from kfm_dagster.stages.port import RunStateKey, RunStatePort
 from kfm_dagster.stages.store import StageAttempt
 from kfm_dagster.storage.database import Transaction
@@ -127,7 +127,28 @@ class StagedNode:
         volume = StepVolume(rows_out=len(envelopes), bytes_out=kept.stored_bytes)
         if self.received is not None:
             volume = replace(volume, rows_in=len(self.received.envelopes), bytes_in=self.received.stored_bytes)
-        return Effect(record=_record_of(kept), volume=volume)
+        return Effect(record=_record_of(kept), lineage=self._lineage(kept), volume=volume)
+
+    def _lineage(self, kept: StageBatch) -> dict[str, Any]:
+        """Return PROV-O nodes: the output, and what it was made from, under the digest by which another output has it.
+
+        From the content, as it was hashed: a node that lists a bucket would find another one by now.
+        """
+        claimed = [self.node.claimed(kept.envelopes)] if isinstance(self.node, Claims) else []
+        # The ledger is asked before the claim, and answers with it.
+        found = {entry.uri: entry for entry in (*(self.content.inputs if self.content else ()), *claimed)}
+        sources = {_entity(entry): entry for entry in found.values()}
+        output = {
+            "id": f"urn:sha256:{kept.state.artifact_sha256}",
+            "type": ["Entity", "kfm:StageOutput"],
+            "kfm:node": self.name,
+            "wasDerivedFrom": sorted(sources),
+        }
+        made_from = [
+            {"id": one, "type": ["Entity", "kfm:Content"], "kfm:uri": entry.uri}
+            for one, entry in sorted(sources.items())
+        ]
+        return {"prov": [output, *made_from]}
 
     def _with_gates(self, summary: ValidationSummary, made: Judged) -> ValidationSummary:
         """Count the units that a gate made leave as failed, and say what restricts the output."""
@@ -140,6 +161,10 @@ class StagedNode:
         }
         extra = {**summary.extra, **({"restricted": sorted(str(one) for one in why)} if why else {})}
         return replace(summary, passed=summary.passed - left, failed=summary.failed + left, extra=extra)
+
+
+def _entity(entry: ManifestEntry) -> str:
+    return entry.uri if entry.checksum is None else f"urn:sha256:{entry.checksum}"
 
 
 def _evaluated(decision: GateDecision) -> GateDecision | None:

@@ -40,6 +40,9 @@ INSUFFICIENT_PRIVILEGE = "42501"
 LACKING = "the database role has not the rights that this release needs"
 MIGRATION_LOCK = 0x6B666D
 """PostgreSQL advisory lock ("kfm") that lets one process migrate at a time."""
+LOOK_HERE_FIRST = "SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true)"
+"""The path of a migration, which PostgreSQL's functions keep: temporary tables come first unless it names them, and a
+role's own would stand in for ours in the triggers."""
 
 
 class Database:
@@ -123,6 +126,7 @@ class Database:
         with self.transaction() as tx:
             if self.dialect == "postgresql":
                 tx.connection.exec_driver_sql("SELECT pg_advisory_xact_lock(%s)", (MIGRATION_LOCK,))
+                tx.connection.exec_driver_sql(LOOK_HERE_FIRST)
             tx.run("schema.create_version_table")
             for migration in _pending(known, _recorded(tx)):
                 _apply(tx, migration)

@@ -90,6 +90,8 @@ _TEXTS = {  # of SQLite, of PostgreSQL
     "indexed_by": ("INDEXED BY $1", ""),
     "sqlite": ("$*", ""),
 }
+_PATH = "SET search_path FROM CURRENT"
+"""A role's temporary table comes before ours of its name, unless the path says otherwise (`database.py`)."""
 _TOKEN = re.compile(r"--[^\n]*|'[^']*'|@(?P<macro>[a-z_0-9]+)")
 _PUNCTUATION = re.compile(r"--[^\n]*|'[^']*'|[(),]")
 _PLACE = re.compile(r"\$(\d|\*)")
@@ -200,7 +202,7 @@ def _refuse(dialect: str, trigger: str, event: str, rule: str, *conditions: str)
     asked = _all([condition for condition in conditions if condition not in cheap])
     words = _words(event, name, *who) if who else f"'{name}'"
     return (
-        f"CREATE FUNCTION {trigger}() RETURNS trigger LANGUAGE plpgsql AS $$\nBEGIN\n"
+        f"CREATE FUNCTION {trigger}() RETURNS trigger LANGUAGE plpgsql {_PATH} AS $$\nBEGIN\n"
         f"    IF\n        {asked}\n    THEN\n"
         f"        RAISE EXCEPTION '%', {words}\n"
         "            USING ERRCODE = 'check_violation', CONSTRAINT = TG_NAME, TABLE = TG_TABLE_NAME;\n"
@@ -226,7 +228,7 @@ def _after(dialect: str, trigger: str, event: str, when: str, *statement: str) -
     if dialect == "sqlite":
         return f"CREATE TRIGGER {trigger} AFTER {event}\nWHEN {when}\nBEGIN\n    {body};\nEND;"
     return (
-        f"CREATE FUNCTION {trigger}() RETURNS trigger LANGUAGE plpgsql AS $$\nBEGIN\n    {body};\n"
+        f"CREATE FUNCTION {trigger}() RETURNS trigger LANGUAGE plpgsql {_PATH} AS $$\nBEGIN\n    {body};\n"
         f"    RETURN NULL;\nEND\n$$;\n"
         f"CREATE TRIGGER {trigger} AFTER {event}\nFOR EACH ROW WHEN ({when})\nEXECUTE FUNCTION {trigger}();"
     )

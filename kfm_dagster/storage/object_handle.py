@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import obstore
 from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, PreconditionError, UnauthenticatedError
+from opentelemetry import trace
 
 from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.errors import KfmError
@@ -167,7 +168,8 @@ def request(uri: str, before: Failpoint, after: Failpoint) -> Iterator[None]:
     """
     try:
         hit(before)
-        yield
+        with _span(before):
+            yield
         hit(after)
     except RedirectRefusedError as refused:
         why, step = str(refused), refused.next_step
@@ -187,6 +189,25 @@ def request(uri: str, before: Failpoint, after: Failpoint) -> Iterator[None]:
             raise _EmptyRangeError from None
         why = f"the store answers {status[1]}" if status else "the store does not answer"
         raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, uri, why) from None
+
+
+@contextmanager
+def _span(failpoint: Failpoint) -> Iterator[None]:
+    """Trace a request within an operator's span; of an error its kind alone, for the same reason."""
+    if not trace.get_current_span().is_recording():
+        yield
+        return
+    with trace.get_tracer("kfm_dagster").start_as_current_span(
+        "nodd_sns.object_fetch",
+        attributes={"nodd.request": failpoint.value},
+        record_exception=False,
+        set_status_on_exception=False,
+    ) as opened:
+        try:
+            yield
+        except BaseException as error:
+            opened.set_status(trace.Status(trace.StatusCode.ERROR, type(error).__name__))
+            raise
 
 
 class FolderObject:

@@ -1,10 +1,13 @@
-"""Energy: what codecarbon measures of this process, offline, where it is installed and told which grid feeds it.
+"""Energy: of each step's CPU seconds by a named assumption, or as codecarbon measures it, told which grid feeds it.
+
+    kWh = CPU seconds x watts of a busy core / 3,600,000        g CO2e = kWh x intensity of the grid
 
     pip install 'kfm-dagster[energy]'; export KFM_ENERGY_GRID=USA/virginia
 
-Nothing is estimated without it. codecarbon reads RAPL counters where it may, and otherwise multiplies the processor's
-rated power by its load; carbon comes from the yearly mix of the grid, from tables that it brings with it. Its first
-measurement in a process takes some seconds (it looks for the hardware), each later one about 10 ms.
+The assumption leaves out memory, idle machines and cooling. codecarbon is an extra: it reads RAPL counters where it
+may, and otherwise multiplies the processor's rated power by its load; carbon comes from the yearly mix of the grid,
+from tables that it brings with it. Its first measurement in a process takes some seconds (it looks for the hardware),
+each later one about 10 ms.
 Does not belong here: who measures what (`idempotent_node/steps.py`).
 """
 
@@ -21,6 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.settings import GCO2E_PER_KWH, WATTS_PER_CORE
 
 _LOG = logging.getLogger(__name__)
 
@@ -35,6 +39,27 @@ class Energy:
     kwh: float
     gco2e: float
     method: str
+
+
+_WATT_SECONDS_PER_KWH = 3_600_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnergyAssumption:
+    """What is assumed where nothing measures: power of a busy core in watts, grams of CO2e per kWh of the grid."""
+
+    watts_per_core: float = WATTS_PER_CORE
+    gco2e_per_kwh: float = GCO2E_PER_KWH
+
+    def of(self, cpu_seconds: float) -> Energy:
+        """Return the energy of so many CPU seconds; its method names the assumption and where each figure is from."""
+        kwh = cpu_seconds * self.watts_per_core / _WATT_SECONDS_PER_KWH
+        return Energy(kwh=kwh, gco2e=kwh * self.gco2e_per_kwh, method=str(self))
+
+    def __str__(self) -> str:
+        core = "AWS vCPU, Cloud Carbon Footprint" if self.watts_per_core == WATTS_PER_CORE else "KFM_WATTS_PER_CORE"
+        grid = "world 2024, IEA Electricity 2025" if self.gco2e_per_kwh == GCO2E_PER_KWH else "KFM_GRID_GCO2E_PER_KWH"
+        return f"assumed: {self.watts_per_core:g} W per busy core ({core}), {self.gco2e_per_kwh:g} gCO2e/kWh ({grid})"
 
 
 class EnergyMeter(Protocol):

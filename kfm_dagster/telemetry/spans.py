@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from opentelemetry import trace
-from opentelemetry.trace import Span
+from opentelemetry.trace import Span, Status, StatusCode
 
 from kfm_dagster.telemetry.measures import Spent
 
@@ -21,12 +21,22 @@ _COUNTED: ContextVar[dict[str, Spent] | None] = ContextVar("kfm_counted_spans", 
 
 @contextmanager
 def span(name: str, attributes: Mapping[str, str | int | bool]) -> Iterator[Span]:
-    """Open a span; an exception that passes through marks it as an error and goes on."""
+    """Open a span; an exception that passes through marks it as an error, by its kind alone, and goes on."""
     counted = _COUNTED.get()
     wall, cpu = time.perf_counter(), time.process_time()
     try:
-        with trace.get_tracer(_NAME).start_as_current_span(name, attributes=dict(attributes)) as opened:
-            yield opened
+        with trace.get_tracer(_NAME).start_as_current_span(
+            # What an error says may quote addresses and messages of others.
+            name,
+            attributes=dict(attributes),
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as opened:
+            try:
+                yield opened
+            except BaseException as error:
+                mark_error(opened, type(error).__name__)
+                raise
     finally:
         if counted is not None:
             before = counted.get(name, Spent(seconds=0.0, cpu_seconds=0.0))
@@ -34,6 +44,12 @@ def span(name: str, attributes: Mapping[str, str | int | bool]) -> Iterator[Span
                 seconds=(before.seconds or 0.0) + time.perf_counter() - wall,
                 cpu_seconds=(before.cpu_seconds or 0.0) + time.process_time() - cpu,
             )
+
+
+def mark_error(span: Span, code: str) -> None:
+    """Mark a span as failed, by a code and no more."""
+    span.set_status(Status(StatusCode.ERROR, code))
+    span.set_attribute("error.type", code)
 
 
 @contextmanager

@@ -5,20 +5,27 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from prometheus_client.parser import text_string_to_metric_families
 
 from kfm_dagster.deployment.local import free_port
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster_tests.cli.test_cli import Call, call, home, ledger, state_of  # noqa: F401, fixtures
+from kfm_dagster_tests.telemetry.collector import collecting
+from kfm_dagster_tests.timeouts import HANG_SECONDS
 
 SERVE = "import sys; from kfm_dagster.cli.main import main; main(sys.argv[1:])"
 
@@ -54,10 +61,63 @@ def test_it_serves_until_it_is_told_to_end(
         finally:
             serving.send_signal(number)
         out, err = serving.communicate(timeout=60)
-    assert (serving.returncode, out, err) == (ExitCode.DONE, "", "# serving until Ctrl-C\n")
+    assert (serving.returncode, out, err) == (ExitCode.DONE, "", "# and /metrics; serving until Ctrl-C\n")
     assert state_of(tmp_path) == before
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+@pytest.mark.clause("TEL-01", "TEL-03")
+def test_a_collector_is_sent_the_metrics_that_prometheus_reads(ledger: dict[str, NoddWalRecord]) -> None:
+    port = free_port()
+    arguments = [sys.executable, "-c", SERVE, "console", "--port", str(port)]
+    with collecting() as collector:
+        otlp = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_METRIC_EXPORT_INTERVAL": "100"}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **otlp}
+        with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as serving:
+            try:
+                assert serving.stdout is not None
+                assert serving.stdout.readline()
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+                    scraped = answer.read().decode()
+                until = time.monotonic() + HANG_SECONDS
+                while len(collector.metrics) < 2 and time.monotonic() < until:
+                    time.sleep(0.05)
+            finally:
+                serving.send_signal(signal.SIGINT)
+            serving.communicate(timeout=60)
+    # Each is cumulative, so that a push that is repeated says the same.
+    assert sent(collector.metrics[0]) == sent(collector.metrics[1])
+    assert sent(collector.metrics[0]) == {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(scraped)
+        for sample in family.samples
+    }
+
+
+def sent(request: ExportMetricsServiceRequest) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Every value of a request, under the names that Prometheus has for them."""
+    found: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+    metrics = [
+        one for resource in request.resource_metrics for scope in resource.scope_metrics for one in scope.metrics
+    ]
+    for metric in metrics:
+        name = metric.name.replace(".", "_")
+        for point in metric.sum.data_points:
+            found[name, labels(point)] = point.as_int
+        for point in metric.histogram.data_points:
+            found[f"{name}_count", labels(point)] = point.count
+            found[f"{name}_sum", labels(point)] = point.sum
+            below = 0
+            for bound, count in zip([*point.explicit_bounds, math.inf], point.bucket_counts, strict=True):
+                below += count
+                le = "+Inf" if bound == math.inf else f"{bound:g}"
+                found[f"{name}_bucket", labels(point) | {("le", le)}] = below
+    return found
+
+
+def labels(point: Any) -> frozenset[tuple[str, str]]:
+    return frozenset((one.key, one.value.string_value) for one in point.attributes)
 
 
 def test_an_address_of_another_machine_or_no_ledger_is_one_line(

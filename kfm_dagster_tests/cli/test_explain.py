@@ -101,7 +101,7 @@ def told(call: Call, run: str) -> dict[str, Any]:
     return dict(answer.rows[0])
 
 
-@pytest.mark.clause("RSP-12")
+@pytest.mark.clause("RSP-12", "IEN-17")
 def test_a_run_is_told_node_by_node_with_inputs_hashes_outcome_and_output(deployment: Pipeline, call: Call) -> None:
     account = told(call, WORKED)
     assert [node["node"] for node in account["nodes"]] == NODES
@@ -119,7 +119,9 @@ def test_a_run_is_told_node_by_node_with_inputs_hashes_outcome_and_output(deploy
     took = node["took"]
     assert (took["rows_in"], took["rows_out"]) == (2, 2)
     assert min(took["bytes_in"], took["bytes_out"], took["seconds"], took["cpu_seconds"]) > 0
-    assert "energy_kwh" not in took
+    for each in account["nodes"]:
+        assert {"energy_kwh", "carbon_gco2e"} < each["took"].keys()
+        assert each["took"]["measured_by"].startswith("assumed: 3.5 W per busy core")
     assert node["started_at"] == node["applied_at"] == node["recorded_at"] == "2026-01-01T00:00:00.000000Z"
 
 

@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.demo.cloud import EmbeddedCloud, create_queues
 from kfm_dagster.errors import ExitCode
+from kfm_dagster.settings import Environment
 from kfm_dagster_tests.cli.test_cli import Call, call, home, state_of  # noqa: F401, fixtures
 from kfm_dagster_tests.databases import as_role
 from kfm_dagster_tests.timeouts import HANG_SECONDS
@@ -181,6 +183,18 @@ def test_the_deployments_role_gets_its_rights_and_opens_the_ledger(
     assert f"{deployment_role} (was there)" in answers[1].out
     monkeypatch.setenv("KFM_WAL_DSN", as_role(empty_postgres_url, deployment_role))
     assert call("wal", "list", "--json").code == ExitCode.DONE
+
+
+@pytest.mark.clause("WSM-21")
+def test_init_in_prod_makes_the_database_prod_s_for_every_client(
+    outside: None, call: Call, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for env, required in (("stage", False), ("prod", True), ("dev", True)):
+        monkeypatch.setenv("KFM_ENV", env)
+        assert call("init").code == ExitCode.DONE
+        with opened_pipeline() as pipeline:
+            client = pipeline.settings.model_copy(update={"env": Environment.DEV})
+            assert pipeline.ledger.review.required(client) is required
 
 
 @pytest.mark.clause("SEC-07")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kfm_dagster.errors import ExitCode
+from kfm_dagster.exports.kpis import KPIS
 from kfm_dagster.exports.validation_page import figure, validation_page
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster_tests.cli.test_cli import Call, call, home, ledger, state_of  # noqa: F401, fixtures
@@ -44,6 +45,11 @@ REPORT: dict[str, Any] = {
         "p_dim": 0.9999999999,
         "sigma_y": {"16": 1.2345678901e-07},
     },
+    "kpi_definitions": {name: kpi.as_json() for name, kpi in KPIS.items()},
+    "kpis_by_day": [
+        {"day": "2026-01-01", **dict.fromkeys(KPIS), "latency_p95_seconds": 1.5, "retry_count": 3},
+        {"day": "2026-01-02", **dict.fromkeys(KPIS), "latency_p95_seconds": 0.5, "retry_count": 0, "p_dim": 1.0},
+    ],
     "audit": {"lines": 12, "head": "ab" * 32},
 }
 
@@ -93,9 +99,15 @@ def test_text_and_page_round_figures_and_json_keeps_them(
     assert (rows["stops_triggered"], rows["errors"]) == (["none"], ["E_GATE:", "1"])
     assert (rows["latency_p50_seconds"], rows["latency_p95_seconds"]) == (["0.088348"], ["none"])
     assert rows["sigma_y"] == ["16:", "1.23457e-07"]
+    assert (rows["2026-01-01"], rows["2026-01-02"]) == (
+        ["1.5", "none", "3", "none", "none"],
+        ["0.5", "none", "0", "none", "1"],
+    )
     page = (tmp_path / "page.html").read_text()
     assert page == validation_page(REPORT)
     assert page.index("<td>quarantined</td>") < page.index("a.message_parse") < page.index("G1 schema completeness")
+    assert "<td>2026-01-01</td>" in page
+    assert KPIS["retry_count"].citation in page
     assert "0.0883480000" not in page + answer.out
     assert "{}" not in page + answer.out
     assert json.loads(call("validate", "--json").out) == REPORT

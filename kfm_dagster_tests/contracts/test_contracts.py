@@ -26,6 +26,7 @@ BUILTIN = {
     if entry.name.endswith(".yaml")
 }
 HRRR = BUILTIN["hrrr.yaml"]
+CITATION = {"fields": ["gsd"], "volume": "WMO-No. 306", "version": "2025 edition", "anchor": "section 3"}
 
 
 def changed(text: str, changes: dict[str, Any]) -> str:
@@ -82,7 +83,12 @@ def test_builtin_contract_is_valid_under_the_published_schema(name: str) -> None
         {"retry.max_attempts": 0},
         {"metadata_extract.citations": {"grid": "somewhere in WMO-No. 306"}},
         {"metadata_extract.citations": [{"fields": ["gsd"], "volume": "WMO-No. 306", "version": "2025 edition"}]},
-        {"metadata_extract.citations": [{"fields": ["*"], "volume": "v", "version": "1", "anchor": "everywhere"}]},
+        {
+            "metadata_extract.citations": [
+                {"fields": ["*"], "volume": "v", "version": "1", "anchor": "everywhere", "kind": "I"}
+            ]
+        },
+        {"metadata_extract.citations": [{**CITATION, "kind": "X"}]},
         {"freshness.budget_seconds": 0},
         {"coverage.products": []},
         {"governance": None},
@@ -93,6 +99,15 @@ def test_schema_and_loader_refuse_the_same(changes: dict[str, Any]) -> None:
     assert not jsonschema_rs.Draft202012Validator(json_schema()).is_valid(yaml.safe_load(text))
     with pytest.raises(ContractError, match=r"mine\.yaml"):
         parse_contract(text, source="mine.yaml")
+
+
+@pytest.mark.clause("PCS-23")
+def test_a_citation_without_the_kind_of_its_anchor_is_refused_in_one_line() -> None:
+    document = changed(HRRR, {"metadata_extract.citations": [CITATION, {**CITATION, "kind": "I"}]})
+    with pytest.raises(ContractError) as refused:
+        parse_contract(document, source="mine.yaml")
+    assert "\n" not in str(refused.value)
+    assert "metadata_extract.citations.0.kind" in str(refused.value)
 
 
 @pytest.mark.clause("OPR-13")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from datetime import timedelta
 from pathlib import Path
@@ -24,7 +25,7 @@ COUNT = "SELECT count(*) FROM etl_steps WHERE batch_id IS NULL"
 
 
 @pytest.mark.deployment
-@pytest.mark.clause("DAG-11", "PCS-19")
+@pytest.mark.clause("DAG-11", "PCS-19", "PCS-22")
 @pytest.mark.timeout(HANG_SECONDS + 60)
 def test_a_demo_of_a_folder_launches_no_run_over_nothing_leaves_no_step_behind_and_can_be_exported(
     tmp_path: Path,
@@ -32,10 +33,15 @@ def test_a_demo_of_a_folder_launches_no_run_over_nothing_leaves_no_step_behind_a
     for number in range(4):
         day = DAY + timedelta(days=number)
         put(tmp_path / "objects", [good(*sample) for sample in nexrad_level2_samples(day, 1)])
-    typed = "kfm demo --objects objects --home home --json && KFM_HOME=home kfm export --out release"
+    typed = (
+        "kfm demo --objects objects --home home --json && KFM_HOME=home kfm export --out release "
+        "&& KFM_HOME=home kfm validate --json > validate.json"
+    )
     done = shell(typed, tmp_path, seconds=HANG_SECONDS)
     assert done.returncode == 0, done.stdout
     assert (tmp_path / "release" / "PTN_EXPORT" / "SIGNATURE.asc").is_file()
+    gates = json.loads((tmp_path / "validate.json").read_text(encoding="utf-8"))["gates"]
+    assert {name: gates[name]["looked_at"] for name in ("G3", "G7")} == {"G3": 4, "G7": 4}
     database = Database.open(f"sqlite:///{tmp_path / 'home' / 'kfm.db'}")
     with database.engine.connect() as connection:
         assert connection.exec_driver_sql(COUNT).scalar_one() == 0

@@ -182,13 +182,18 @@ def _must_not_be_called(*_: object, **__: object) -> Any:
 
 
 @pytest.mark.clause("BEY-06")
-@pytest.mark.parametrize("why", ["hard fail", "restricted dataset", "indigenous data"])
+@pytest.mark.parametrize("why", ["hard fail", "restricted dataset", "indigenous data", "sensitive areas"])
 def test_what_governance_keeps_back_is_not_in_the_evidence(
     why: str, pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     item = volumes(1)[0]
     put(objects, [item])
-    if why != "hard fail":
+    if why == "sensitive areas":
+        # Where the object was observed is not known, or it met one.
+        pipeline.settings = pipeline.settings.model_copy(update={"sensitive_areas": Path("areas.geojson")})
+        quarantine_by_hand(pipeline, item)
+        collect_evidence(pipeline)
+    elif why != "hard fail":
         change = {"sensitivity": "restricted"} if why == "restricted dataset" else {"indigenous_data_flag": True}
         pipeline.registry = _governed(pipeline.registry, **change)
         quarantine_by_hand(pipeline, item)

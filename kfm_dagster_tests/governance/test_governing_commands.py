@@ -7,13 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from kfm_dagster.cli.session import opened_pipeline
+from kfm_dagster.configs import own_folder
 from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.defs.replay_job import ReplayConfig, _started
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.evidence import collect_evidence
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import CaseState, QuarantineCases
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.recovery.replay.engine import ReplayEngine, advance_replays
+from kfm_dagster.stages.card import REPLAY_PLAN, STATE_MACHINE
 from kfm_dagster_tests.factories import envelope, failed, finished
 from kfm_dagster_tests.governance.conftest import Call, every_row
 
@@ -165,7 +170,8 @@ def test_in_production_every_decision_needs_a_change_reference(
     assert every_row(deployment.database) == before
     for name, arguments in reversed(NEEDS_A_CHANGE.items()):
         if name != "discard":  # of the same unit as release
-            assert call(*(argument.format(**ids) for argument in arguments), *WHY, *CHANGE).code == ExitCode.DONE, name
+            done = call(*(argument.format(**ids) for argument in arguments), *WHY, *CHANGE)
+            assert done.code == (ExitCode.WAITS_FOR_APPROVAL if name == "release" else ExitCode.DONE), name
     assert {entry.change_ref for entry in deployment.ledger.log.entries(limit=4)} == {"CHG-9"}
 
 
@@ -200,6 +206,43 @@ def test_a_release_lets_the_unit_in_closes_its_case_and_stands_in_the_log(
         "quarantined > pending (version 3)",
         "CHG-9",
     )
+
+
+@pytest.mark.clause("WSM-21")
+def test_a_reason_of_the_configuration_is_one_for_every_command_that_lets_units_in(
+    call: Call, deployment: Pipeline, units: dict[str, Envelope], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason, configs = ["--replay-reason", "reprocess-2025"], tmp_path / "configs"
+    released = ["release", units["quarantined"].wal_id, *WHY, *CHANGE, *reason]
+    replayed = ["replay", "run", "--wal-id", units["failed"].wal_id, *WHY, *CHANGE, *reason, "--confirm", "--detach"]
+    before = every_row(deployment.database)
+    for command in (released, replayed):
+        refused = call(*command)
+        assert (refused.code, refused.err.count("\n")) == (ExitCode.USAGE, 1)
+        assert "in no vocabulary; observed reprocess-2025; expected backfill or dlq-drain or" in refused.err
+    assert every_row(deployment.database) == before
+    configs.mkdir()
+    for name in (STATE_MACHINE, REPLAY_PLAN):
+        (configs / name).write_bytes((own_folder() / name).read_bytes())
+    with (configs / REPLAY_PLAN).open("a") as plan:
+        plan.write("reasons: {reprocess-2025: the yearly one}\n")
+    monkeypatch.setenv("KFM_CONFIGS_DIR", str(configs))
+    assert call(*released).code == call(*replayed).code == ExitCode.DONE
+    with opened_pipeline() as pipeline:
+        assert (
+            _started(
+                ReplayEngine(pipeline=pipeline),
+                ReplayConfig(wal_ids=[units["failed"].wal_id], replay_reason="reprocess-2025"),
+            )["records"]
+            == 1
+        )
+        advance_replays(pipeline, say=print)
+        record = {name: pipeline.ledger.get(units[name].wal_id) for name in ("quarantined", "failed")}
+    assert {(found.status, found.replay_reason) for found in record.values() if found} == {
+        (Status.PENDING, "reprocess-2025")
+    }
+    # The meaning stays where the word was used.
+    assert deployment.ledger.replay_reasons()["reprocess-2025"] == "the yearly one"
 
 
 @pytest.mark.clause("BEY-06")

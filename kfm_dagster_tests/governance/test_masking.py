@@ -23,10 +23,10 @@ from kfm_dagster.governance.masking import (
     H3Mask,
     Mask,
     MaskedLocation,
-    MaskingDecision,
     MaskingError,
     masked_entry,
 )
+from kfm_dagster.governance.masking_decision import MaskingDecision
 from kfm_dagster.governance.sphere import ring_radius_m
 from kfm_dagster.idempotent_node.compute_hash import ManifestEntry, compute_content_hash
 from kfm_dagster.lineage.prov import CONTEXT

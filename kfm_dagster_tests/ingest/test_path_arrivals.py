@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kfm_dagster.demo.samples.nexrad_level2 import ELEVATIONS, FREQUENCY_MHZ
@@ -62,6 +64,40 @@ def test_every_volume_of_the_day_has_a_row_for_each_elevation(pipeline: Pipeline
         assert row["frequency_stated"]
         assert len(row["t_arr_covariance_s2"]) == BEAMS
     assert [row["elevation_deg"] for row in rows[:BEAMS]] == sorted({row["elevation_deg"] for row in rows})
+
+
+@pytest.mark.clause("PCS-22")
+def test_each_row_leads_to_what_its_integrals_are_of(pipeline: Pipeline) -> None:
+    found = compute(pipeline)
+    summary = found.state.validation_summary
+    paths = {row["path_id"]: row for row in read_table(pipeline.stages.artifacts, product_of(summary, "paths"))}
+    rows = table(pipeline, found)
+    # The volumes are of several sites: each has its own paths, and none stands twice.
+    assert set(paths) == {row["path_id"] for row in rows}
+    starts = {unit.wal_id: unit.time_range_start for unit in found.envelopes}
+    for row in rows:
+        path = paths[row["path_id"]]
+        ell, gamma, d_ell, n_eff = (np.array(path[name]) for name in ("ell_m", "gamma_ell_m", "d_ell_m", "n_eff"))
+        assert len(ell) == len(gamma) == len(d_ell) == len(n_eff) >= 2
+        assert gamma[-1] == pytest.approx([row["end_distance_m"], row["end_height_m"]], rel=1e-12)
+        assert d_ell.sum() == pytest.approx(row["extent_m"], rel=1e-12)
+        # A gate of 250 m, there and back; no element is longer than light goes within a sample.
+        assert row["f_s_hz"] == pytest.approx(299_792_458 / 500)
+        assert d_ell.max() <= row["c_ref_m_s"] / row["f_s_hz"] / n_eff.max()
+        assert row["t_arr_s"] == pytest.approx(float((n_eff * d_ell).sum()) / row["c_ref_m_s"], rel=1e-12)
+        wave_number = 2 * math.pi / row["lambda_ref_m"]
+        assert row["phi_rad"] == pytest.approx(wave_number * float((n_eff * d_ell).sum()), rel=1e-12)
+        begin, end = row["reference_window_m"]
+        assert (begin, end) == (2_000, 2_250)
+        # Phi less its mean over the window, by a quadrature of its own.
+        at = np.linspace(begin, end, 1001)
+        optical = np.cumsum(n_eff * d_ell)
+        mean = np.trapezoid(np.interp(at, np.cumsum(d_ell), optical), at) / (end - begin)
+        assert math.remainder(row["phi_aligned_rad"] - wave_number * (optical[-1] - mean), 2 * math.pi) == (
+            pytest.approx(0, abs=0.01)
+        )
+        assert starts[row["wal_id"]] == row["ts_start"]
+        assert row["time_offset_s"] == 0
 
 
 @pytest.mark.clause("PCS-12")

@@ -113,7 +113,7 @@ def a_covariance_of_one_cause(found: PathArrival) -> PathArrival:
 
 
 def a_time_in_metres(found: PathArrival) -> PathArrival:
-    return replace(found, arrivals=tuple(replace(one, c_ref_m_s=-1.0) for one in found.arrivals))
+    return replace(found, arrivals=tuple(replace(one, extent_m=-1.0) for one in found.arrivals))
 
 
 def trip(monkeypatch: Patch, fault: Callable[[PathArrival], PathArrival]) -> None:
@@ -126,9 +126,9 @@ def trip(monkeypatch: Patch, fault: Callable[[PathArrival], PathArrival]) -> Non
         return fault(found) if next(numbers) % UNITS == 1 else found
 
     def told(arrivals: Any) -> Any:
-        # A speed that none has marks the volume whose times are told in metres.
+        # A length that none has marks the volume whose times are told in metres.
         made = quantities(arrivals)
-        return made | {"T_arr": pint.Quantity(made["T_arr"].m, "m")} if arrivals[0].c_ref_m_s < 0 else made
+        return made | {"T_arr": pint.Quantity(made["T_arr"].m, "m")} if arrivals[0].extent_m < 0 else made
 
     monkeypatch.setattr(path_arrivals, "path_arrival", faulty)
     monkeypatch.setattr(path_arrivals, "as_array_quantities", told)

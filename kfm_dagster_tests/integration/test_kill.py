@@ -28,6 +28,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.progress import Progress
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Settings, environment
+from kfm_dagster_tests.ledger.bench import counted
 from kfm_dagster_tests.timeouts import HANG_SECONDS
 
 FIRST_DAY = date(2025, 4, 1)
@@ -83,7 +84,7 @@ def published(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 @pytest.mark.deployment
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # production's; on SQLite the campaign kills
-@pytest.mark.clause("DAG-10", "WAL-08", "BEY-03", "BEY-09")
+@pytest.mark.clause("DAG-10", "WAL-08", "BEY-03", "BEY-09", "TEL-03", "RSP-16")
 @pytest.mark.timeout(HANG_SECONDS + 60)
 @pytest.mark.filterwarnings("ignore:ConjunctiveGraph is deprecated:DeprecationWarning")  # rdflib's JSON-LD parser
 def test_deaths_in_every_operator_and_of_daemon_and_code_server_lose_and_double_nothing(
@@ -147,6 +148,7 @@ def _assert_whole(pipeline: Pipeline, home: Path) -> None:
     # A day that died after its claim was given back once; one that died before it, or after its settlement, was not.
     attempts = Counter(record.attempts for record in records)
     assert attempts == {1: 2 * UNITS_PER_DAY, 2: (len(DEATHS) - 2) * UNITS_PER_DAY}
+    assert pipeline.ledger.move_counts() == counted(pipeline.database)
     catalog = pystac.Catalog.from_file(str(home / "catalog" / "catalog.json"))
     items = Counter(item.id for item in catalog.get_items(recursive=True))
     assert items == Counter({record.stac_item_id: 1 for record in records})
@@ -158,6 +160,13 @@ def _assert_whole(pipeline: Pipeline, home: Path) -> None:
     )
     assert len(events) == 2 * units
     assert set(events.values()) == {1}
+    failed = Counter(
+        json.loads(line)["run"]["facets"]["kfmWal"]["wal_id"]
+        for file in (home / "lineage" / "failures").rglob("*.ndjson")
+        for line in file.read_text().splitlines()
+        if json.loads(line)["eventType"] == "FAIL"
+    )
+    assert failed == Counter({record.wal_id: 1 for record in records if record.attempts > 1})
     graph = rdflib.Graph()
     activities = 0
     for file in (home / "lineage" / "prov").rglob("*.jsonld"):

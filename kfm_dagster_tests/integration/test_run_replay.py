@@ -24,6 +24,8 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.run_comparison import RunReplayRefusedError, compare_run
 from kfm_dagster.ingest.run_replay import ReplayedParse
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.recovery.overrides import approve
+from kfm_dagster.settings import Environment
 from kfm_dagster.stages.card import (
     REPLAY_PLAN,
     STATE_MACHINE,
@@ -153,7 +155,26 @@ def test_a_replay_compensates_first_passes_every_gate_and_ends_in_the_same_outpu
 
 def without_run(document: dict[str, Any]) -> dict[str, Any]:
     properties = {name: value for name, value in document.get("properties", {}).items() if name != "kfm:run_state"}
-    return {**document, "properties": properties}
+    # A Collection names its run beside its other fields, an Item among its properties.
+    return {name: value for name, value in document.items() if name != "kfm:run_state"} | {"properties": properties}
+
+
+@pytest.mark.clause("WSM-21")
+def test_in_prod_the_replay_of_a_run_waits_for_a_second_person(pipeline: Pipeline, objects: Path) -> None:
+    ingested(pipeline, objects)
+    pipeline.settings = pipeline.settings.model_copy(update={"env": Environment.PROD})
+    before = standing(pipeline)
+    for run_id in ("first", "again"):  # a second start finds its proposal
+        with pytest.raises(StageFailedError, match=r"waits for a second person; observed proposal (\d+), of 3 units"):
+            replayed(pipeline, run_id)
+    assert standing(pipeline) == before
+    [proposal] = pipeline.ledger.review.waiting()
+    bob = Decision(actor="bob", reason="it compared equal", change_ref="CHG-7")
+    approve(pipeline, proposal.proposal_id, bob)
+    assert standing(pipeline) == before, "the run itself lets its units in"
+    replayed(pipeline, "approved")
+    entries = pipeline.ledger.log.entries(action=GovernanceAction.REPEAT)
+    assert [(entry.actor, entry.approved_by) for entry in entries] == [("ada", "bob")] * 3
 
 
 @pytest.mark.clause("PCS-08", "PCS-15")

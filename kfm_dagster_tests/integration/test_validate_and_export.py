@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ from kfm_dagster.exports.bundle.gathering import NotPublishableError, gather_rel
 from kfm_dagster.exports.bundle.keys import open_signer, trusted_certificates
 from kfm_dagster.exports.bundle.verification import verify_release
 from kfm_dagster.exports.bundle.writing import write_release
+from kfm_dagster.exports.kpis import KPIS
 from kfm_dagster.exports.validation import validate_report
 from kfm_dagster.exports.validation_page import OPENING, validation_page
+from kfm_dagster.ingest import nodes
 from kfm_dagster.ingest.nodes import operators
-from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.pipeline import Pipeline, utc_now
 from kfm_dagster.ledger.policy import LedgerCode
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.stages.audit import AuditEvent, AuditKind, AuditLog, verify_chain
@@ -239,3 +242,41 @@ def test_the_kpis_are_those_of_the_attempts_and_readings_that_were_recorded(pipe
     assert kpis["throughput_units_per_second"] == pytest.approx(210 / span)
     assert (kpis["retry_count"], kpis["idempotency_conflicts"]) == (2, 1)
     assert kpis["delta_t_abs_seconds"] == 0.002
+
+
+@pytest.mark.clause("PCS-17", "PCS-23")
+def test_the_kpis_of_each_day_are_those_that_were_recorded_on_it_whatever_process_asks(
+    face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    since = face.pipeline.clock() - timedelta(days=1)
+    executed(face, objects, 3)
+    first = validate_report(face.pipeline, since=since)
+    [day] = first["kpis_by_day"]
+    assert day == {"day": first["at"][:10], **first["kpis"]}
+    assert list(first["kpis"]) == list(first["kpi_definitions"]) == list(KPIS)
+    # The next day one more volume comes, and does not close.
+    face.pipeline.clock = lambda: utc_now() + timedelta(days=1)
+    for part in ("stages", "nodes"):
+        vars(face.pipeline).pop(part, None)
+    plain = nodes.metadata_extract
+
+    def elsewhere(unit: Any, **parts: Any) -> Any:
+        found = plain(unit, **parts)
+        return replace(found, stac_properties={**found.stac_properties, "nexrad:latitude": 91.0})
+
+    monkeypatch.setattr(nodes, "metadata_extract", elsewhere)
+    executed(face, objects, 4, raise_on_error=False)
+    another = Pipeline.open(face.pipeline.settings, read_only=True)
+    before, later = validate_report(another, since=since)["kpis_by_day"]
+    another.close()
+    assert before == day
+    assert later["day"] > day["day"]
+    assert 0 < later["p_dim"] < day["p_dim"] == 1.0
+    assert later["Q_res"] > day["Q_res"]
+
+
+@pytest.mark.clause("PCS-23")
+def test_every_kpi_is_defined_and_cited_and_the_page_says_the_same() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "pipeline-card.md").read_text(encoding="utf-8")
+    for name, kpi in KPIS.items():
+        assert f"| `{name}` | {kpi.definition} | {kpi.citation} |" in page

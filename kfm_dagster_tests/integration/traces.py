@@ -48,14 +48,15 @@ def items(catalog: Path) -> dict[str, dict[str, Any]]:
 
 
 def catalog_tree(catalog: Path) -> dict[str, Any]:
-    """Every published file as JSON, without the run that registered an Item; the tree must be consistent."""
+    """Every published file as JSON, without the runs that Items and Collections name; the tree must be consistent."""
     if not catalog.exists():
         return {}
     trees.assert_consistent(catalog)
     assert not list((catalog / STAGING).iterdir())
     documents = trees.walk(catalog)
     for document in documents.values():
-        document.get("properties", {}).pop("kfm:run_state", None)
+        for holder in (document, document.get("properties", {})):
+            holder.pop("kfm:run_state", None)
     return documents
 
 

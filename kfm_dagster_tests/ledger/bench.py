@@ -95,15 +95,21 @@ class Bench:
             return connection.execute(sa.text(sql), parameters).rowcount
 
     def counted(self) -> list[MoveCount]:
-        """Count the moves in the whole history, as `Ledger.move_counts` says them without it."""
-        return [
-            MoveCount(**{**row, "to_status": Status(row["to_status"]), "moves": int(row["moves"])})
-            for row in self.ask(HISTORY_BY_MOVE)
-        ]
+        """Count the moves in the whole history."""
+        return counted(self.database)
 
     def ask(self, sql: str, **parameters: Any) -> list[Any]:
         with self.database.engine.begin() as connection:
             return list(connection.execute(sa.text(sql), parameters).mappings())
+
+
+def counted(database: Database) -> list[MoveCount]:
+    """Count the moves in the whole history, as `Ledger.move_counts` says them without it."""
+    with database.engine.begin() as connection:
+        return [
+            MoveCount(**{**row, "to_status": Status(row["to_status"]), "moves": int(row["moves"])})
+            for row in connection.execute(sa.text(HISTORY_BY_MOVE)).mappings()
+        ]
 
 
 class Heard(list[dict[str, Any]]):
@@ -145,14 +151,14 @@ def heard() -> Iterator[Heard]:
 
 
 def expected_event(change: HistoryEntry, dataset: str) -> dict[str, Any] | None:
-    """The event of a change, told from the history; None for a change that has none."""
-    if change.to_status in {"failed", "quarantined"}:
+    """The event of a change by the history; None for a change that has none."""
+    if change.to_status in {"succeeded", "failed", "quarantined"}:
         event = str(change.to_status)
     elif change.to_status == "pending" and change.from_status in {"failed", "quarantined"}:
         event = "recovered"
     else:
         return None
-    return {
+    fields = {
         "event": event,
         "wal_id": change.wal_id,
         "dataset": dataset,
@@ -160,6 +166,7 @@ def expected_event(change: HistoryEntry, dataset: str) -> dict[str, Any] | None:
         "attempt": change.attempts,
         "run_id": change.run_id,
     }
+    return fields | {"stac_item_id": change.fields["stac_item_id"]} if event == "succeeded" else fields
 
 
 def make_bench(database: Database, contracts: ContractRegistry, **more: Any) -> Bench:

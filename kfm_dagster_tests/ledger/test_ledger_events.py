@@ -1,4 +1,4 @@
-"""Every failed attempt, quarantine and recovery is one event of the log, and every quarantine one of governance."""
+"""Every end of an attempt, quarantine and recovery is one event of the log, and every quarantine one of governance."""
 
 from __future__ import annotations
 
@@ -182,6 +182,17 @@ WAYS = {
         ),
         (("failed", "run_rolled_back"), ("recovered", "run_rolled_back")),
     ),
+    "a run is rolled back by what no attempt cures": Way(
+        Scene.claimed,
+        lambda scene, tx: scene.bench.ledger.release_rolled_back(
+            run_id=RUN,
+            dataset=scene.unit.dataset,
+            because="token=geheim",
+            not_compensable=[scene.unit.wal_id],
+            tx=tx,
+        ),
+        (("failed", "run_rolled_back"), ("quarantined", "run_rolled_back", "not_compensable")),
+    ),
     "a retry is due": Way(
         brought_to("failed"),
         lambda scene, tx: scene.bench.ledger.retry_due(now=scene.bench.clock.now + timedelta(days=1), limit=9, tx=tx),
@@ -215,7 +226,7 @@ WAYS = {
     "an attempt succeeds": Way(
         Scene.claimed,
         lambda scene, tx: scene.bench.ledger.settle([finished(scene.unit.evolve(attempt=1))], run_id=RUN, tx=tx),
-        (),
+        (("succeeded",),),
     ),
 }
 
@@ -238,7 +249,7 @@ def log() -> Iterator[Heard]:
         yield found
 
 
-@pytest.mark.clause("WSM-20", "SEC-02")
+@pytest.mark.clause("WSM-20", "SEC-02", "TEL-06")
 @pytest.mark.parametrize("name", WAYS)
 def test_each_change_is_one_event_and_each_quarantine_one_entry_once_it_is_committed(
     name: str, scene: Scene, log: Heard
@@ -257,9 +268,9 @@ def test_each_change_is_one_event_and_each_quarantine_one_entry_once_it_is_commi
         way.act(scene, tx)
         assert log == []
     new = scene.history[changes:]
-    assert [(one["event"], one["last_error_code"]) for one in log] == [change[:2] for change in way.expected]
+    assert [(one["event"], one["last_error_code"]) for one in log] == [(*change, None)[:2] for change in way.expected]
     assert log == [event for change in new if (event := expected_event(change, scene.unit.dataset))]
-    assert all(set(one) == FIELDS for one in log)
+    assert all(set(one) == FIELDS | ({"stac_item_id"} if one["event"] == "succeeded" else set()) for one in log)
     written = scene.entries[: len(scene.entries) - entries]
     quarantined = [change for change in new if change.to_status == Status.QUARANTINED]
     assert [(one.record_version, one.from_status, one.to_status, one.actor) for one in written] == [
@@ -277,6 +288,7 @@ def test_the_table_has_every_way_there_is() -> None:
         for rule in (*TRANSITIONS, *OVERRIDES)
     }
     assert {pair: event["event"] for pair, event in kinds.items() if event} == {
+        ("in_progress", "succeeded"): "succeeded",
         ("in_progress", "failed"): "failed",
         ("pending", "quarantined"): "quarantined",
         ("failed", "quarantined"): "quarantined",
@@ -287,11 +299,16 @@ def test_the_table_has_every_way_there_is() -> None:
 
 def _change(before: Status | None, after: Status) -> HistoryEntry:
     return HistoryEntry.model_construct(
-        wal_id="w", from_status=before, to_status=after, attempts=1, run_id=None, fields={"last_error_code": None}
+        wal_id="w",
+        from_status=before,
+        to_status=after,
+        attempts=1,
+        run_id=None,
+        fields={"last_error_code": None, "stac_item_id": None},
     )
 
 
-@pytest.mark.clause("SEC-04")
+@pytest.mark.clause("SEC-04", "TEL-06")
 def test_an_event_is_a_line_of_json_that_names_unit_and_run_and_quotes_nobody(scene: Scene, log: Heard) -> None:
     claim = scene.claimed()
     error = failed(claim)
@@ -308,6 +325,21 @@ def test_an_event_is_a_line_of_json_that_names_unit_and_run_and_quotes_nobody(sc
         "run_id": RUN,
     }
     assert not any(part in str(vars(record)) for part in ("geheim", "jane", "bucket"))
+
+
+@pytest.mark.clause("WSM-20")
+def test_a_quarantine_warns_unless_a_person_decided_it(scene: Scene, log: Heard) -> None:
+    """The command says what its user did; a warning beside it would be about nothing."""
+    scene.bench.bring_to("failed", scene.unit)
+    log.records.clear()
+    with scene.bench.database.transaction() as tx:
+        scene.quarantine(tx)
+    scene.bench.ledger.ensure([envelope(1, sequencer="00B2", object_version="b" * 32)])
+    scene.bench.ledger.ensure([envelope(1, sequencer="00B1", object_version="a" * 32)])
+    assert [(record.event, record.levelname) for record in log.records] == [  # type: ignore[attr-defined]
+        ("quarantined", "INFO"),
+        ("quarantined", "WARNING"),
+    ]
 
 
 @pytest.mark.clause("WSM-20")

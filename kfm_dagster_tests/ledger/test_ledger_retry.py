@@ -307,8 +307,9 @@ def test_no_wait_is_longer_than_the_contract_says(kind: Any, waits: list[float])
     assert [backoff_seconds(backoff, key="unit", attempt=attempt) for attempt in (1, 2, 20)] == waits
 
 
-@pytest.mark.clause("WSM-15")
-def test_what_does_not_close_dimensionally_gets_no_second_attempt(bench: Bench) -> None:
+@pytest.mark.clause("WSM-15", "PCS-23")
+def test_what_is_not_compensable_gets_no_second_attempt(bench: Bench, contracts: ContractRegistry) -> None:
+    bench = make_bench(bench.database, contracts, human_review={GateIssue.G4})
     unit = envelope()
     bench.ledger.ensure([unit])
     assert fail(bench, unit, GateIssue.G4).quarantined == (unit.wal_id,)

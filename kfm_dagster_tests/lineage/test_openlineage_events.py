@@ -72,7 +72,7 @@ def test_a_unit_after_a_newer_one_has_no_output() -> None:
     assert (found["superseded"], found["superseded_by"]) == (True, registered(1).wal_id)
 
 
-@pytest.mark.parametrize("field", ["wal_id", "attempt", "prov_activity_id", "_producer"])
+@pytest.mark.parametrize("field", ["wal_id", "attempt", "_producer"])
 def test_the_wal_facet_schema_refuses_a_facet_without(field: str, schemas: dict[str, Any]) -> None:
     facet = facets(events_of("from a message")[0])["kfmWal"]
     del facet[field]

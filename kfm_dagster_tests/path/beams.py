@@ -19,7 +19,7 @@ TAU = timedelta(seconds=60)
 
 def beam(elevation_deg: float = 0.5, *, profile: Profile | None = None, **options: Any) -> BeamPath:
     """One beam of an antenna at 400 m, 460 km long, through a vacuum unless told otherwise."""
-    settings = {"antenna_height_m": 400.0, "range_m": 460_000.0, "split_m": 2_000.0, **options}
+    settings = {"antenna_height_m": 400.0, "range_m": 460_000.0, "splits_m": (2_000.0, 2_250.0), **options}
     (path,) = trace([elevation_deg], profile=profile or Constant(), **settings)
     return path
 
@@ -30,7 +30,8 @@ def changed(path: BeamPath, **fields: Any) -> BeamPath:
 
 
 def in_time() -> TimeAligned:
-    return align_time(ts_start=START, reference=START, tau=TAU)
+    # A sample of 30 km: as long as a panel of the beams here.
+    return align_time(ts_start=START, reference=START, tau=TAU, f_s_hz=1e4)
 
 
 def aligned(path: BeamPath) -> PathAligned:

@@ -43,7 +43,7 @@ RELATIVE = 1e-9
 
 
 def arrival(path: BeamPath, **options: Any) -> Arrival:
-    phase = align_phase(aligned(path), lambda_ref_m=WAVELENGTH_M, reference_range_m=2_000.0)
+    phase = align_phase(aligned(path), lambda_ref_m=WAVELENGTH_M, reference_window_m=(2_000.0, 2_250.0))
     return arrive(phase, **options)
 
 
@@ -65,7 +65,7 @@ def test_in_a_constant_medium_the_way_divided_by_the_speed(
     optical = (1 + refractivity * 1e-6) * length
     assert found.t_arr_s == pytest.approx(optical / SPEED_OF_LIGHT_M_S, rel=1e-13, abs=0)
     assert found.phi_rad == pytest.approx(2 * math.pi * optical / WAVELENGTH_M, rel=1e-13, abs=0)
-    beyond = 2 * math.pi * (optical - (1 + refractivity * 1e-6) * 2_000) / WAVELENGTH_M
+    beyond = 2 * math.pi * (optical - (1 + refractivity * 1e-6) * 2_125) / WAVELENGTH_M
     assert math.remainder(found.phi_aligned_rad - beyond, 2 * math.pi) == pytest.approx(0, abs=1e-5)
     assert 0 <= found.phi_aligned_rad < 2 * math.pi
 
@@ -113,8 +113,8 @@ def test_both_forms_give_one_time_and_say_which_they_are(elevation: float, c_ref
     [
         lambda: align_path(START, rectangles(4)),
         lambda: align_path(aligned(rectangles(4)), rectangles(4)),
-        lambda: align_phase(in_time(), lambda_ref_m=0.1, reference_range_m=500.0),
-        lambda: align_phase(rectangles(4), lambda_ref_m=0.1, reference_range_m=500.0),
+        lambda: align_phase(in_time(), lambda_ref_m=0.1, reference_window_m=(500.0, 750.0)),
+        lambda: align_phase(rectangles(4), lambda_ref_m=0.1, reference_window_m=(500.0, 750.0)),
         lambda: arrive(aligned(rectangles(4))),
         lambda: arrive(in_time()),
         lambda: arrival_time(rectangles(4)),
@@ -129,11 +129,11 @@ def test_another_order_than_time_path_phase_is_refused(out_of_order: Callable[[]
 @pytest.mark.clause("PCS-11")
 def test_a_volume_that_is_not_in_its_time_is_refused() -> None:
     later = START + TAU
-    assert align_time(ts_start=later, reference=START, tau=TAU).offset_s == 60
+    assert align_time(ts_start=later, reference=START, tau=TAU, f_s_hz=1e4).offset_s == 60
     with pytest.raises(PathError, match="at most 60 s"):
-        align_time(ts_start=later + timedelta(milliseconds=1), reference=START, tau=TAU)
+        align_time(ts_start=later + timedelta(milliseconds=1), reference=START, tau=TAU, f_s_hz=1e4)
     with pytest.raises(PathError, match="aware"):
-        align_time(ts_start=datetime(2024, 5, 6), reference=START, tau=TAU)  # noqa: DTZ001, that is the point
+        align_time(ts_start=datetime(2024, 5, 6), reference=START, tau=TAU, f_s_hz=1e4)  # noqa: DTZ001, that is the point
 
 
 # --- refusals
@@ -199,14 +199,39 @@ def test_elements_that_are_out_of_step_with_their_points_are_noticed(data: st.Da
 @pytest.mark.parametrize("wavelength", [0.0, -0.1, math.nan, math.inf])
 def test_a_wavelength_that_is_none_is_refused(wavelength: float) -> None:
     with pytest.raises(PathError, match="lambda_ref"):
-        align_phase(aligned(GOOD), lambda_ref_m=wavelength, reference_range_m=500.0)
+        align_phase(aligned(GOOD), lambda_ref_m=wavelength, reference_window_m=(500.0, 750.0))
 
 
-@pytest.mark.parametrize("reference", [400.0, -1.0, 2_000.0, math.nan])
-def test_a_reference_range_within_an_element_is_refused(reference: float) -> None:
-    assert align_phase(aligned(GOOD), lambda_ref_m=0.1, reference_range_m=500.0).elements_before == 4
-    with pytest.raises(PathError, match="reference range"):
-        align_phase(aligned(GOOD), lambda_ref_m=0.1, reference_range_m=reference)
+@pytest.mark.clause("PCS-22")
+@pytest.mark.parametrize(
+    "window", [(400.0, 750.0), (500.0, 700.0), (500.0, 500.0), (750.0, 500.0), (-1.0, 500.0), (0.0, math.nan)]
+)
+def test_a_reference_window_that_holds_no_whole_elements_is_refused(window: tuple[float, float]) -> None:
+    sound = align_phase(aligned(GOOD), lambda_ref_m=0.1, reference_window_m=(500.0, 750.0))
+    assert (sound.elements_before, sound.elements_within) == (4, 2)
+    with pytest.raises(PathError, match="reference window"):
+        align_phase(aligned(GOOD), lambda_ref_m=0.1, reference_window_m=window)
+
+
+@pytest.mark.clause("PCS-22")
+@pytest.mark.parametrize("rate", [0.0, -1.0, math.nan, math.inf])
+def test_a_sampling_rate_that_is_none_is_refused(rate: float) -> None:
+    with pytest.raises(PathError, match="f_s is no sampling rate"):
+        align_time(ts_start=START, reference=START, tau=TAU, f_s_hz=rate)
+
+
+@pytest.mark.clause("PCS-22")
+def test_no_element_is_longer_than_what_light_goes_along_the_path_within_a_sample() -> None:
+    dense = changed(GOOD, n_eff=np.full(GOOD.points, 1.25))
+    # Elements of 125 m: in a vacuum at most c / 125 m samples a second, and less where the index is larger.
+    for path, most in ((GOOD, SPEED_OF_LIGHT_M_S / 125), (dense, SPEED_OF_LIGHT_M_S / (1.25 * 125))):
+        for rate, is_sound in ((most * 0.999, True), (most * 1.001, False)):
+            time = align_time(ts_start=START, reference=START, tau=TAU, f_s_hz=rate)
+            if is_sound:
+                assert align_path(time, path).time.f_s_hz == rate
+                continue
+            with pytest.raises(PathError, match="a d_ell of 125 m; f_s asks for"):
+                align_path(time, path)
 
 
 @pytest.mark.parametrize("c_ref", [0.0, -1.0, math.nan, math.inf])

@@ -86,7 +86,7 @@ def test_a_gradient_is_its_profile_s_slope(height: float, name: ProfileName) -> 
 
 @given(length=st.floats(1_000, 500_000), split=st.floats(0.01, 0.99), degree=st.integers(0, 14))
 def test_the_elements_make_sums_integrals(length: float, split: float, degree: int) -> None:
-    rule = quadrature(length, split_m=split * length)
+    rule = quadrature(length, splits_m=(split * length,))
     assert np.sum(rule.ell**degree * rule.d_ell) == pytest.approx(
         length ** (degree + 1) / (degree + 1), rel=1e-12, abs=0
     )
@@ -109,7 +109,7 @@ def test_a_traced_ray_is_that_of_an_independent_integration(
     elevation: float, profile: Profile, panel_m: float, height_tolerance: float
 ) -> None:
     height, distance, optical = integrated(elevation, profile)
-    path = beam(elevation, profile=profile, panel_m=panel_m)
+    path = beam(elevation, profile=profile, panel_m=panel_m, splits_m=(2_000.0,))
     assert optical_path(path) == pytest.approx(optical, rel=RELATIVE, abs=0)
     # The last node is short of the end: a ray that ends there is the one to compare with.
     height, distance, _ = integrated(elevation, profile, range_m=float(path.ell[-1]))
@@ -180,7 +180,8 @@ def test_a_vacuum_bends_nothing() -> None:
 
 
 def test_beams_traced_together_are_those_traced_alone() -> None:
-    together = trace(ELEVATIONS, antenna_height_m=400.0, range_m=460_000.0, split_m=2_000.0, profile=Exponential())
+    splits = (2_000.0, 2_250.0)
+    together = trace(ELEVATIONS, antenna_height_m=400.0, range_m=460_000.0, splits_m=splits, profile=Exponential())
     for elevation, path in zip(ELEVATIONS, together, strict=True):
         alone = beam(elevation, profile=Exponential())
         assert path.height_m == pytest.approx(alone.height_m, abs=1e-6)
@@ -198,8 +199,9 @@ def test_beams_traced_together_are_those_traced_alone() -> None:
         {"antenna_height_m": float("inf")},
         {"range_m": 0.0},
         {"range_m": float("nan")},
-        {"split_m": 460_000.0},
-        {"split_m": -1.0},
+        {"splits_m": (460_000.0,)},
+        {"splits_m": (-1.0,)},
+        {"splits_m": (2_250.0, 2_000.0)},
     ],
     ids=str,
 )

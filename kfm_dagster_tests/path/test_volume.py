@@ -123,7 +123,12 @@ def test_options_change_what_they_say() -> None:
         (Geometry.EFFECTIVE_EARTH, DeltaForm.FACTORED, 230_000.0)
     }
     alone = beam(
-        0.5, profile=options.profile, antenna_height_m=427.0, range_m=230_000.0, geometry=Geometry.EFFECTIVE_EARTH
+        0.5,
+        profile=options.profile,
+        antenna_height_m=427.0,
+        range_m=230_000.0,
+        geometry=Geometry.EFFECTIVE_EARTH,
+        panel_m=2_500.0,
     )
     assert found.beams[0].height_m == pytest.approx(alone.height_m, abs=1e-6)
     with pytest.raises(PathError, match="at least 2000"):

@@ -148,6 +148,7 @@ def test_a_sample_says_what_it_was_made_from(volume: bytes) -> None:
         "nexrad:compression": "bzip2",
         "nexrad:elevations": sorted({round(round(angle * 65536 / 360) * 360 / 65536, 3) for angle in ELEVATIONS}),
         "nexrad:frequency-mhz": FREQUENCY_MHZ,
+        "nexrad:gate-spacing-m": 250,
         "nexrad:volume-number": 1,
         "nexrad:vcp": 212,
         "nexrad:moments": list(MOMENTS),

@@ -348,7 +348,9 @@ def test_a_word_of_the_configuration_is_a_reason_for_a_replay_and_stays_with_its
     with pytest.raises(UnknownReplayReasonError, match=r"observed reprocess-2025; .* or add the word to reasons of"):
         stand.engine.plan(chosen)
     plan = stand.pipeline.card.replay_plan.model_copy(update={"reasons": {"reprocess-2025": "the yearly one"}})
-    stand.pipeline.card = stand.pipeline.card.model_copy(update={"replay_plan": plan})
+    card = stand.pipeline.card.model_copy(update={"replay_plan": plan})
+    stand.pipeline = replace(stand.pipeline, card=card)
+    stand.engine = replace(stand.engine, pipeline=stand.pipeline)
     # Looking needs no row of it, and makes none.
     stand.engine.plan(chosen)
     assert "reprocess-2025" not in stand.pipeline.ledger.replay_reasons()

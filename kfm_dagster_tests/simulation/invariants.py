@@ -341,13 +341,20 @@ class Account:
         files = self.world.lineage_files.files
         lines = [line for href, content in files.items() if href.endswith(".ndjson") for line in content.splitlines()]
         told = [event for event in map(orjson.loads, lines) if event["job"]["namespace"] == JOB_NAMESPACE]
+        failures = {event["run"]["runId"] for event in told if event["eventType"] == "FAIL"}
         events = Counter((event["run"]["runId"], event["eventType"]) for event in told)
         recorded = {
             lineage_id
             for (lineage_id,) in rows(self._raw, "SELECT lineage_id FROM lineage_emissions WHERE path = 'openlineage'")
         }
-        if {run_id for run_id, _ in events} != recorded or (events and max(events.values()) > 1):
+        if {run_id for run_id, _ in events} - failures != recorded or (events and max(events.values()) > 1):
             raise ViolationError("lineage_is_read_once", f"{len(recorded)} recorded, {events.most_common(1)} read")
+        # The last ones wait for the next tick that publishes.
+        [(noted, recorded_failures)] = rows(self._raw, "SELECT count(*), count(batch_id) FROM lineage_failures")
+        [(failed,)] = rows(self._raw, "SELECT count(*) FROM nodd_wal_transitions WHERE to_status = 'failed'")
+        if noted != failed or len(failures) != recorded_failures:
+            detail = f"{failed} attempts failed, {noted} noted, {recorded_failures} recorded, {len(failures)} read"
+            raise ViolationError("lineage_is_read_once", detail)
 
     def deleted_messages_are_done(self, message: Message) -> None:
         """WSM-09: a message leaves the queue when each of its units has ended, or its like stands on another queue."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import jsonschema_rs
 import pytest
@@ -41,6 +42,11 @@ evidence: {campaign: make soak PART=chaos-sqlite, commit: 0123456789abcdef012345
 """
 TEXTS = {name: (own_folder() / name).read_text(encoding="utf-8") for name in (STATE_MACHINE, REPLAY_PLAN, ALERTS)}
 
+STRICTER = {("gates", gate, "on_failure") for gate in ("G1", "G3", "G4", "G5", "G6", "G7", "G8")} | {
+    ("clock", "unlocked"),
+    ("human_review",),
+}
+"""Where configs/strict may differ from the shipped card."""
 ROOT = Path(__file__).resolve().parents[2]
 CLAIMING = ["README.md", "CONTRIBUTING.md", "pyproject.toml", "kfm_dagster/__init__.py"] + [
     f"{page.relative_to(ROOT)}"
@@ -53,6 +59,13 @@ WRONG: list[tuple[str, str, str, str, str]] = [
     (STATE_MACHINE, "deadline: 10m", "deadline: soon", "line 10: retry_policy.deadline", "such as 10m"),
     (STATE_MACHINE, "exp+jitter", "guess", "line 10: retry_policy.backoff", "'const', 'exp'"),
     (STATE_MACHINE, "deadline: 10m", "deadline: 10m, retry_on: [E_DIM]", "line 10: retry_policy.retry_on", "blindly"),
+    (
+        STATE_MACHINE,
+        "review: [E_DIM,",
+        "review: [E_SYNC,",
+        "the document",
+        "E_SYNC is of human_review and of retry_policy",
+    ),
     (STATE_MACHINE, "G1..G3", "G1..G9", "line 6: transitions.0", "'G9' in"),
     (STATE_MACHINE, "G1..G3", "G3..G1", "line 6: transitions.0", "G3..G1 is no range"),
     (STATE_MACHINE, "G1..G3", "G1..S3", "line 6: transitions.0", "G1..S3 is no range"),
@@ -62,21 +75,21 @@ WRONG: list[tuple[str, str, str, str, str]] = [
     (STATE_MACHINE, "from: failed, to: rolled_back", "from: running, to: failed", "line 9: transitions.3", "depend"),
     (STATE_MACHINE, 'when: "any(S1..S5)"', "whenever: x", "line 8: transitions.2.whenever", "expected when;"),
     (STATE_MACHINE, "[pending, running,", "[running,", "line 4: states", "pending"),
-    (STATE_MACHINE, "key: run_id+partition", "key: partition", "line 11: idempotency_key", "run_id and any of"),
+    (STATE_MACHINE, "key: run_id+partition", "key: partition", "line 13: idempotency_key", "run_id and any of"),
     (STATE_MACHINE, "min_anchor_coverage: 0.9", "min_anchor_coverage: 0.5", "gates.G2.min_anchor", "equal to 0.9"),
     (STATE_MACHINE, "min_points: 2", "min_points: 1", "gates.G3.min_points", "equal to 2"),
-    (STATE_MACHINE, "  G5:", "  G9:", "line 22: gates.G9", "unknown key 'G9'"),
-    (STATE_MACHINE, ", min_coverage: 0.9", "", "line 24: gates.G6.min_coverage", "observed nothing; expected a value"),
+    (STATE_MACHINE, "  G5:", "  G9:", "line 24: gates.G9", "unknown key 'G9'"),
+    (STATE_MACHINE, ", min_coverage: 0.9", "", "line 26: gates.G6.min_coverage", "observed nothing; expected a value"),
     (
         STATE_MACHINE,
         "fail_units}\n  G8",
         "fail_units, min_p_dim: 1.0}\n  G8",
-        "line 25: gates.G7.min_p_dim",
+        "line 27: gates.G7.min_p_dim",
         "unknown key 'min_p_dim'; expected on_failure",
     ),
     (STATE_MACHINE, "unlocked: restrict", "unlocked: ignore", "clock.unlocked", "'reject' or 'restrict'"),
     (STATE_MACHINE, "delivery: at_least_once", "delivery: exactly_once", "the document", "exactly_once needs evidence"),
-    (STATE_MACHINE, "delivery: at_least_once", "delivery: twice", "line 30: delivery", "'exactly_once'"),
+    (STATE_MACHINE, "delivery: at_least_once", "delivery: twice", "line 32: delivery", "'exactly_once'"),
     (STATE_MACHINE, UNDECLARED, DECLARED.replace("lost: 0", "lost: 1"), "evidence.lost", "observed 1"),
     (STATE_MACHINE, UNDECLARED, DECLARED.replace("es: 0}", "es: 2}"), "evidence.dupl", "observed 2"),
     (
@@ -97,8 +110,8 @@ WRONG: list[tuple[str, str, str, str, str]] = [
     (STATE_MACHINE, "version:", "version=", "line 4 is not valid YAML", "mapping values"),
     (STATE_MACHINE, "max_retries: 3", "max_retries: 3, max_retries: 9", "line 10 is not valid", "'max_retries' comes"),
     (STATE_MACHINE, "deadline: 10m", "deadline: 3651d", "line 10: retry_policy.deadline", "no more than 3650d"),
-    (STATE_MACHINE, "tau_calib: 24h", f"tau_calib: {'9' * 400}d", "line 28: clock.tau_calib", "no more than 3650d"),
-    (STATE_MACHINE, "[message_parse, int", "[mesage_parse, int", "line 13: checkpoints.0", "settle, path_arrival"),
+    (STATE_MACHINE, "tau_calib: 24h", f"tau_calib: {'9' * 400}d", "line 30: clock.tau_calib", "no more than 3650d"),
+    (STATE_MACHINE, "[message_parse, int", "[mesage_parse, int", "line 15: checkpoints.0", "settle, path_arrival"),
     (REPLAY_PLAN, "reverse_topology", "any", "line 5: replay.order", "reverse_topology"),
     (REPLAY_PLAN, "open_ticket", "open_tickets", "line 10: alerts.on_divergence.1", "notify, page_ops, open_ticket"),
     (
@@ -150,7 +163,19 @@ WRONG: list[tuple[str, str, str, str, str]] = [
     (STATE_MACHINE, "min_points: 2", "min_points: 2.0", "gates.G3.min_points", "a valid integer"),
     (REPLAY_PLAN, "alerts:", "reasons: {incident: mine}\nalerts:", "line 9: reasons", "the ledger's own"),
     (REPLAY_PLAN, "alerts:", "reasons: {Yearly: x}\nalerts:", "line 9: reasons.Yearly", "match"),
-    (REPLAY_PLAN, "alerts:", "reasons: {yearly: ''}\nalerts:", "line 9: reasons.yearly", "at least 1"),
+    (REPLAY_PLAN, "alerts:", "reasons: {yearly: ''}\nalerts:", "line 9: reasons.yearly", "match"),
+    (REPLAY_PLAN, "alerts:", "reasons: {yes: x}\nalerts:", "line 9 is not valid YAML", "'yes' is true or false"),
+    (REPLAY_PLAN, "alerts:", "reasons: {~: x}\nalerts:", "line 9 is not valid YAML", "'~' is nothing"),
+    (REPLAY_PLAN, "alerts:", 'reasons: {"a\\0": x}\nalerts:', "line 9: reasons.a", "match"),
+    (REPLAY_PLAN, "alerts:", 'reasons: {yearly: "x\\0"}\nalerts:', "line 9: reasons.yearly", "match"),
+    (REPLAY_PLAN, "alerts:", 'reasons: {yearly: "x\\ny"}\nalerts:', "line 9: reasons.yearly", "match"),
+    (
+        STATE_MACHINE,
+        UNDECLARED,
+        DECLARED.replace("make soak PART", '"make\\e[2J').replace("sqlite,", 'sqlite",'),
+        "evidence.campaign",
+        "match",
+    ),
     (REPLAY_PLAN, "hash: true", "hash: 1", "line 8: replay.verify.hash", "a valid boolean"),
     (REPLAY_PLAN, "hash: true", "hash: 2026-01-01", "line 8: replay.verify.hash", "a valid boolean"),
     (REPLAY_PLAN, "hash: true", "hash: !!binary aGk=", "line 2: the document", "observed bytes"),
@@ -316,3 +341,16 @@ def test_the_published_schema_is_the_model_and_takes_what_is_shipped(file: str) 
     validator.validate(document)
     assert not validator.is_valid({**document, "more": 1})
     assert not validator.is_valid({"version": document["version"]})
+
+
+@pytest.mark.clause("PCS-20")
+def test_the_strict_card_differs_in_what_it_makes_of_a_fault_alone() -> None:
+    shipped, strict = (_leaves(Card.load(folder).machine.model_dump()) for folder in (None, own_folder() / "strict"))
+    assert shipped.keys() == strict.keys()
+    assert {place for place, value in shipped.items() if strict[place] != value} == STRICTER
+
+
+def _leaves(value: Any, place: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    if not isinstance(value, dict):
+        return {place: value}
+    return {key: leaf for name, part in value.items() for key, leaf in _leaves(part, (*place, str(name))).items()}

@@ -575,15 +575,16 @@ def test_citations_of_our_own_name_modules_that_there_are(name: str) -> None:
         assert (root / "kfm_dagster" / citation.anchor).is_file()
 
 
-@pytest.mark.clause("PCS-13")
+@pytest.mark.clause("PCS-13", "PCS-23")
 @given(cited=st.integers(0, 40), bare=st.integers(0, 40))
 def test_anchor_coverage_is_the_share_of_fields_with_a_source(cited: int, bare: int) -> None:
     names = [f"cited:{number}" for number in range(cited)] + [f"bare:{number}" for number in range(bare)]
-    source = Citation(fields=["cited:*", "datetime", "bbox", "geometry"], volume="v", version="1", anchor="a")
+    source = Citation(fields=["cited:*", "datetime", "bbox", "geometry"], volume="v", version="1", anchor="a", kind="S")
     unit = metadata_with(stac_properties=dict.fromkeys(["datetime", *names], "x"))(NEXRAD[0])
     (verdict,) = evaluate(subject(unit, contract=rules_of("nexrad-l2", citations=[source])), gates=(Gate.G2,))
     assert verdict.passed is ((cited + 3) / (cited + 3 + bare) >= 0.9)
     assert verdict.units == frozenset()
+    assert f"fields cited (0 P, {cited + 3} S, 0 M, 0 I)" in verdict.observed
 
 
 # ------------------------------------------------------------------ G4: the report, and units

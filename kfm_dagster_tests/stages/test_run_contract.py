@@ -26,12 +26,13 @@ from kfm_dagster_tests.factories import envelope, failed
 from kfm_dagster_tests.stages.fake_node import NOW, FakeNode, execute
 
 
-@pytest.fixture(scope="module")
-def spans() -> InMemorySpanExporter:
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    trace.set_tracer_provider(provider)
+    # Not set: a process keeps its provider for ever.
+    monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
     return exporter
 
 

@@ -40,6 +40,8 @@ _TRANSITION: Row = {
 }  # fmt: skip
 _OUTCOME: Row = {"wal_id": ONE, "attempt": 1, "at": T, "run_id": "r", "code_version": "1", "superseded": False}
 
+NO_CHANGE: Row = {"record_version": None, "from_status": None, "to_status": None}
+
 STANDING: dict[str, Sequence[Row]] = {
     "run_state": [
         {
@@ -123,8 +125,11 @@ STANDING: dict[str, Sequence[Row]] = {
         {
             "at": T, "actor": "p", "action": "release", "wal_id": ONE, "record_version": 2,
             "from_status": "quarantined", "to_status": "pending", "reason": "x", "change_ref": "C-1", "details": "{}",
-        }
+        },
+        {"at": T, "actor": "p", "action": "override_withdrawn", "reason": "x", "details": "{}", "proposal_id": 1},
     ],
+    "deployment_environments": [{"environment": "prod", "since": T, "actor": "p"}],
+    "override_units": [{"proposal_id": 1, "wal_id": ONE, "version": 1, "action": "release"}],
     "kill_switches": [
         {
             "dataset": "a", "engaged_at": T, "engaged_by": "p", "reason": "x", "expires_at": None, "released_at": None,
@@ -151,6 +156,7 @@ STANDING: dict[str, Sequence[Row]] = {
             "content_sha256": HASH,
         }
     ],
+    "lineage_failures": [{"wal_id": ONE, "version": 1, "batch_id": "b1"}],
     "lineage_outbox": [
         {
             "batch_id": "b1", "destination": "files", "content": b"x", "content_bytes": 1, "attempts": 0,
@@ -272,6 +278,8 @@ ANOTHER: dict[str, Row] = {
     "lineage_batches": {"batch_id": "b2", "href": "2"},
     "lineage_invalidations": {"batch_id": "b3", "invalidated_by": "b1"},
     "governance_log": {"wal_id": TWO, "record_version": 1},
+    "deployment_environments": {"environment": "dev"},
+    "override_units": {"wal_id": TWO},
     "kill_switches": {"dataset": "b"},
     "nodd_wal_leases": {"ingest_run_id": "r2"},
     "nodd_wal_supersessions": {"older_wal_id": TWO, "newer_wal_id": ONE},
@@ -279,6 +287,7 @@ ANOTHER: dict[str, Row] = {
     "nodd_wal_outcomes": {"attempt": 3},
     "replay_mismatches": {"attempt": 1, "earlier_attempt": 2},
     "lineage_emissions": {"revision": "e", "lineage_id": "l2"},
+    "lineage_failures": {"wal_id": TWO},
     "lineage_outbox": {"destination": "backend", "content": None, "content_bytes": None},
     "replay_runs": {"replay_run_id": "p2"},
     "replay_units": {"position": 2, "wal_id": TWO},
@@ -421,6 +430,14 @@ CASES: dict[str, list[Row]] = {
         {"change_ref": None}, {"change_ref": None, "from_status": "succeeded"},
     ],
     "governance_log_details_are_object": [{"details": "[]"}],
+    "governance_log_approval_is_whole": [{"approved_by": "b"}, {**NO_CHANGE, "approved_by": "b", "proposal_id": 1}],
+    "governance_log_proposal_is_known": [{"proposal_id": 99}],
+    "governance_log_by_proposal": [{**NO_CHANGE, "proposal_id": 1}],
+    "deployment_environments_one_row_per_environment": [{"environment": "prod"}],
+    "deployment_environments_environment_is_known": [{"environment": "production"}],
+    "deployment_environments_is_attributed": [{"actor": ""}, {"actor": "x" * 201}],
+    "override_units_one_row_per_unit": [{"wal_id": ONE}],
+    "override_units_version_is_known": [{"version": 9}],
     "kill_switches_one_open_per_dataset": [{"dataset": "a"}],
     "kill_switches_is_attributed": [
         {"engaged_by": ""}, {"engaged_by": "x" * 201}, {"reason": ""}, {"reason": "x" * 1001},
@@ -450,6 +467,9 @@ CASES: dict[str, list[Row]] = {
     "lineage_emissions_revision_is_bounded": [{"revision": "x" * 201}],
     "lineage_emissions_content_is_sha256": [{"content_sha256": "x"}, {"content_sha256": "G" * 64}],
     "lineage_emissions_have_a_batch": [{"batch_id": "b9"}],
+    "lineage_failures_one_row_per_move": [{"wal_id": ONE}],
+    "lineage_failures_record_is_known": [{"wal_id": THREE}],
+    "lineage_failures_are_published_in_a_batch": [{"batch_id": "b9"}],
     "lineage_outbox_one_row_per_destination": [{"destination": "files", "content": b"x", "content_bytes": 1}],
     "lineage_outbox_has_a_batch": [{"batch_id": "b9"}],
     "lineage_outbox_destination_is_known": [{"destination": "odd"}],

@@ -12,13 +12,22 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError, ProgrammingError
 
-from kfm_dagster.errors import ConfigurationError, DatabaseUnavailableError, ExitCode, SchemaVersionError
+from kfm_dagster.errors import (
+    ConfigurationError,
+    DatabaseUnavailableError,
+    ExitCode,
+    IllegalTransitionError,
+    SchemaVersionError,
+)
+from kfm_dagster.governance.log import GovernanceAction
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.settings import Environment, Settings
 from kfm_dagster.storage.database import MIGRATION_LOCK, Database
 from kfm_dagster.storage.roles import DeploymentRoleError, grant_deployment_role
 from kfm_dagster.storage.statements import sql_root, statement
 from kfm_dagster_tests.databases import as_role, created, drop_role
 from kfm_dagster_tests.factories import envelope
-from kfm_dagster_tests.ledger.bench import make_bench
+from kfm_dagster_tests.ledger.bench import JANE, make_bench
 
 pytestmark = pytest.mark.clause("SEC-07")
 
@@ -118,15 +127,33 @@ def test_no_setting_and_no_role_switches_the_guards_off(owner: Database, deploym
         )
 
 
-def test_no_function_lends_a_role_its_owner_s_rights(owner: Database, deployment: Database, contracts: Any) -> None:
-    """A role's temporary table comes before the schema's: an owner's function would fire its triggers as the owner."""
-    lending = "SELECT proname FROM pg_proc WHERE prosecdef AND pronamespace = current_schema()::regnamespace"
-    assert _ask(owner, lending) == []
+def test_no_function_lends_a_role_its_owner_s_rights_or_takes_its_tables_for_ours(
+    owner: Database, deployment: Database, contracts: Any
+) -> None:
+    """A role's temporary table comes before the schema's, where a function does not say where it looks."""
+    of_ours = "SELECT proname FROM pg_proc WHERE pronamespace = current_schema()::regnamespace"
+    assert _ask(owner, f"{of_ours} AND prosecdef") == []
+    path = "'search_path=public, pg_temp' = ANY(coalesce(proconfig, '{}'))"
+    looking = f"{of_ours} AND proname <> 'kfm_refuse' AND NOT {path}"
+    assert _ask(owner, looking) == []
     with deployment.transaction() as tx:
         tx.connection.exec_driver_sql(SHADOW)
         make_bench(deployment, contracts).ledger.ensure([envelope(1)], tx=tx)
-        seen = set(tx.connection.exec_driver_sql("SELECT name FROM pg_temp.seen").scalars())
-        assert seen == {tx.connection.exec_driver_sql("SELECT session_user").scalar_one()}
+        assert tx.connection.exec_driver_sql("SELECT name FROM pg_temp.seen").all() == []
+        assert tx.connection.exec_driver_sql("SELECT sum(moves) FROM public.nodd_wal_counts").scalar_one() == 1
+
+
+@pytest.mark.clause("WSM-21")
+def test_a_role_s_own_table_in_the_way_makes_a_database_of_prod_no_other(deployment: Database, contracts: Any) -> None:
+    bench = make_bench(deployment, contracts)
+    bench.bring_to("quarantined", envelope())
+    bench.ledger.review.work_in(Settings(env=Environment.PROD))
+    shadow = "CREATE TEMPORARY TABLE deployment_environments (LIKE deployment_environments)"
+    released = {"from_status": Status.QUARANTINED, "action": GovernanceAction.RELEASE, "decision": JANE}
+    with deployment.transaction() as tx:
+        tx.connection.exec_driver_sql(shadow)
+        with pytest.raises(IllegalTransitionError, match="override_is_reviewed"):
+            bench.ledger.override({envelope().wal_id: 2}, **released, tx=tx)
 
 
 def test_the_role_has_the_right_to_every_statement_of_the_product(deployment: Database) -> None:

@@ -41,7 +41,7 @@ ORDER BY year;
 -- antimeridian, begins west of it or ends east of it.
 INSERT INTO catalog_pages (
     collection_id, partition_key, page, items, west, south, east, north, west_360, east_360,
-    over_antimeridian, over_greenwich, start_at, end_at
+    over_antimeridian, over_greenwich, start_at, end_at, newest_promotion
 )
 SELECT
     collection_id, partition_key, page, count(*), min(west), min(south), max(east), max(north),
@@ -49,7 +49,7 @@ SELECT
     max(CASE WHEN east < 0 THEN east + 360 ELSE east END),
     count(*) FILTER (WHERE west > east),
     count(*) FILTER (WHERE (west < 0 AND east >= 0) OR (west > east AND (west < 0 OR east >= 0))),
-    min(start_at), max(end_at)
+    min(start_at), max(end_at), max(promotion_id)
 FROM catalog_items
 WHERE collection_id = :collection_id AND partition_key = :partition_key AND page = :page
 GROUP BY collection_id, partition_key, page
@@ -57,7 +57,11 @@ ON CONFLICT (collection_id, partition_key, page) DO UPDATE SET
     items = excluded.items, west = excluded.west, south = excluded.south, east = excluded.east,
     north = excluded.north, west_360 = excluded.west_360, east_360 = excluded.east_360,
     over_antimeridian = excluded.over_antimeridian, over_greenwich = excluded.over_greenwich,
-    start_at = excluded.start_at, end_at = excluded.end_at;
+    start_at = excluded.start_at, end_at = excluded.end_at, newest_promotion = excluded.newest_promotion;
+
+-- name: newest_run
+SELECT run_id FROM catalog_promotions
+WHERE promotion_id = (SELECT max(newest_promotion) FROM catalog_pages WHERE collection_id = :collection_id);
 
 -- name: extent
 SELECT

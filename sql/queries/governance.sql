@@ -2,7 +2,8 @@
 
 -- name: entries
 SELECT
-    entry_id, at, actor, action, dataset, wal_id, record_version, from_status, to_status, reason, change_ref, details
+    entry_id, at, actor, action, dataset, wal_id, record_version, from_status, to_status, reason, change_ref, details,
+    proposal_id, approved_by
 FROM governance_log
 WHERE
     (:action IS NULL OR action = :action) AND (:dataset IS NULL OR dataset = :dataset)
@@ -31,17 +32,63 @@ WHERE dataset = :dataset AND released_at IS NULL AND expires_at <= :at;
 
 -- name: record
 INSERT INTO governance_log (
-    at, actor, action, dataset, wal_id, record_version, from_status, to_status, reason, change_ref, details
+    at, actor, action, dataset, wal_id, record_version, from_status, to_status, reason, change_ref, details,
+    proposal_id
 )
 SELECT
     @as_time(:at), actor, action, dataset, wal_id, record_version, from_status, to_status, reason,
-    change_ref, details
+    change_ref, details, proposal_id
 FROM @batch(:batch, entry,
     actor text, action text, dataset text, wal_id text, record_version integer, from_status text, to_status text,
-    reason text, change_ref text, details json
-);
+    reason text, change_ref text, details json, proposal_id bigint
+)
+RETURNING entry_id;
 
 -- name: of_run
 SELECT entry_id FROM governance_log
 WHERE action = :action AND dataset = :dataset AND details ->> 'run_id' = :run_id
 LIMIT 1;
+
+-- name: work_in
+INSERT INTO deployment_environments (environment, since, actor) VALUES (:environment, :at, :actor)
+ON CONFLICT (environment) DO NOTHING;
+
+-- name: has_worked_in
+SELECT environment FROM deployment_environments WHERE environment = :environment;
+
+-- name: propose_units
+INSERT INTO override_units (proposal_id, wal_id, version, action)
+SELECT :proposal_id, wal_id, version, action
+FROM @batch(:batch, unit, wal_id text, version integer, action text)
+@in_order(wal_id);
+
+-- name: proposed_units
+SELECT wal_id, version, action FROM override_units WHERE proposal_id = :proposal_id ORDER BY wal_id;
+
+-- name: lock_review
+-- Two that decide on one proposal at the same time would both find it open.
+@lock_all('kfm_dagster.review');
+
+-- name: proposals
+-- One proposal, or all that nobody has decided on, the newest first.
+SELECT
+    p.entry_id, p.at, p.actor, p.reason, p.change_ref, p.details, decision.action AS decision,
+    decision.actor AS decided_by, decision.at AS decided_at
+FROM governance_log AS p
+LEFT JOIN governance_log AS decision ON p.entry_id = decision.proposal_id AND decision.record_version IS NULL
+WHERE
+    p.action = 'override_proposed' AND (p.entry_id = :proposal_id OR (:proposal_id IS NULL AND decision.entry_id IS NULL))
+ORDER BY p.entry_id DESC;
+
+-- name: unapproved
+-- Of these units, those that nobody has approved this actor's action on, at this version.
+SELECT unit.wal_id
+FROM @batch(:batch, unit, wal_id text, version integer)
+WHERE NOT EXISTS (
+    SELECT 1 FROM override_units AS u
+    INNER JOIN governance_log AS p ON u.proposal_id = p.entry_id AND p.actor = :actor
+    INNER JOIN governance_log AS a
+        ON u.proposal_id = a.proposal_id AND a.record_version IS NULL AND a.action = 'override_approved'
+    WHERE u.wal_id = unit.wal_id AND u.version = unit.version AND u.action = :action
+)
+ORDER BY unit.wal_id;

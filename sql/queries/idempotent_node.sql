@@ -113,6 +113,18 @@ JOIN node_output AS o ON o.content_hash = c.last_applied_hash
 WHERE substr(c.node, 1, length(:prefix)) = :prefix AND c.updated_at >= :since
 ORDER BY c.updated_at DESC;
 
+-- name: outputs_ahead
+-- What a stage has applied since then, by partition, where the stage after it has applied nothing later, nor of late.
+SELECT
+    substr(c.node, length(:prefix) + 1) AS partition_key, o.content_hash, o.record, o.lineage, o.valid_from, o.valid_to
+FROM etl_checkpoint AS c
+JOIN node_output AS o ON o.content_hash = c.last_applied_hash
+LEFT JOIN etl_checkpoint AS later ON later.node = :later_prefix || substr(c.node, length(:prefix) + 1)
+WHERE
+    substr(c.node, 1, length(:prefix)) = :prefix AND c.updated_at >= :since
+    AND (later.node IS NULL OR (later.updated_at < c.updated_at AND later.updated_at < :before))
+ORDER BY c.node;
+
 -- name: outputs_of
 -- Everything that a node has applied, in the order in which it intended it: a partition's batches among it.
 SELECT o.content_hash, o.record, o.lineage, o.valid_from, o.valid_to

@@ -104,9 +104,6 @@ SELECT EXISTS (
     WHERE status = :status AND dataset = :dataset AND partition_key = :partition
 ) AS found;
 
--- name: replay_reason
-SELECT code FROM replay_reasons WHERE code = :code;
-
 -- name: replay_reasons
 SELECT code, meaning FROM replay_reasons ORDER BY code;
 
@@ -379,6 +376,19 @@ RETURNING
     schema_version, object_version, object_size, sequencer, sqs_message_id, sns_message_id, topic_arn, subject,
     attempts, record.version, lane, replay_reason, replay_run_id, extension;
 
+-- name: attempts
+-- What the trace of an attempt says of it besides what it is about to become.
+SELECT
+    record.wal_id, record.dataset, record.object_uri, record.provider, record.lane, record.attempts,
+    record.last_attempt_at, record.ingest_run_id, record.replay_reason, record.replay_run_id, record.stac_item_id,
+    (
+        SELECT outcome.run_id FROM nodd_wal_outcomes AS outcome
+        WHERE outcome.wal_id = record.wal_id AND outcome.attempt < record.attempts
+        ORDER BY outcome.attempt DESC LIMIT 1
+    ) AS original_run_id
+FROM nodd_wal_records AS record
+WHERE record.wal_id IN (@each(:wal_ids));
+
 -- name: settle_succeeded
 UPDATE nodd_wal_records AS record SET
     status = 'succeeded',
@@ -402,7 +412,9 @@ FROM @batch(:batch, unit,
 WHERE
     record.wal_id = unit.wal_id AND record.attempts = unit.attempt
     AND record.status || '' = 'in_progress' AND record.ingest_run_id = :run_id
-RETURNING @returned(record.wal_id);
+RETURNING @returned(
+    record.wal_id, record.dataset, record.attempts, record.last_error_code, record.ingest_run_id, record.stac_item_id
+);
 
 -- name: lasting_items
 -- Units that have succeeded, and those in quarantine whose Item stands with its lineage: nobody takes these Items back.
@@ -585,8 +597,8 @@ LIMIT :limit
 @lock(FOR UPDATE SKIP LOCKED);
 
 -- name: decide
--- The decision of a person on records as they stand at a version; those that have moved since, or that somebody
--- discarded, are left out.
+-- The decision of a person on records as they stand at a version, and who approved that; those that have moved since, or
+-- that somebody discarded, are left out.
 WITH unit AS (
     SELECT record.wal_id, record.version, record.dataset, record.status
     FROM nodd_wal_records AS record
@@ -603,13 +615,21 @@ WITH unit AS (
 )
 
 INSERT INTO governance_log (
-    at, actor, action, dataset, wal_id, record_version, from_status, to_status, reason, change_ref, details
+    at, actor, action, dataset, wal_id, record_version, from_status, to_status, reason, change_ref, details,
+    proposal_id, approved_by
 )
 SELECT
-    @as_time(:at), :actor, :action, dataset, wal_id, version + 1, status, :to_status, :why, :change_ref,
-    @as_json(:details)
+    @as_time(:at), :actor, :action, unit.dataset, unit.wal_id, unit.version + 1, unit.status, :to_status, :why,
+    :change_ref, @as_json(:details), approval.proposal_id, approval.actor
 FROM unit
-ORDER BY wal_id
+LEFT JOIN governance_log AS approval ON approval.entry_id = (
+    SELECT max(a.entry_id) FROM override_units AS u
+    INNER JOIN governance_log AS p ON u.proposal_id = p.entry_id AND p.actor = :actor
+    INNER JOIN governance_log AS a
+        ON u.proposal_id = a.proposal_id AND a.record_version IS NULL AND a.action = 'override_approved'
+    WHERE u.wal_id = unit.wal_id AND u.version = unit.version AND u.action = :action
+)
+ORDER BY unit.wal_id
 RETURNING wal_id;
 
 -- name: succeeded_of_run

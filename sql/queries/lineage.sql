@@ -20,6 +20,21 @@ WHERE step.batch_id IS NULL ORDER BY step.wal_id, step.ended_at, step.status LIM
 -- name: mark_step_told
 UPDATE etl_steps SET batch_id = :batch_id WHERE wal_id = :wal_id AND status = :status;
 
+-- name: some_failures_are_unpublished
+SELECT EXISTS (SELECT 1 FROM lineage_failures WHERE batch_id IS NULL) AS unpublished;
+
+-- name: unpublished_failures
+SELECT
+    failure.wal_id, failure.version, record.dataset, record.object_uri, move.attempts AS attempt, move.run_id, move.at,
+    move.fields
+FROM lineage_failures AS failure
+INNER JOIN nodd_wal_records AS record ON failure.wal_id = record.wal_id
+INNER JOIN nodd_wal_transitions AS move ON failure.wal_id = move.wal_id AND failure.version = move.version
+WHERE failure.batch_id IS NULL ORDER BY failure.wal_id, failure.version LIMIT :most;
+
+-- name: mark_failure_published
+UPDATE lineage_failures SET batch_id = :batch_id WHERE wal_id = :wal_id AND version = :version;
+
 -- name: insert_outbox
 INSERT INTO lineage_outbox
     (batch_id, destination, content, content_bytes, attempts, next_attempt_at, last_error, events_done, not_taken)
@@ -152,6 +167,9 @@ RETURNING
     batch_id, attempts, events_done, not_taken,
     (SELECT batch.href FROM lineage_batches AS batch WHERE batch.batch_id = lineage_outbox.batch_id) AS href,
     (SELECT batch.sha256 FROM lineage_batches AS batch WHERE batch.batch_id = lineage_outbox.batch_id) AS sha256;
+
+-- name: lock_failures
+@lock_all('lineage_failures');
 
 -- name: lock_steps
 @lock_all('etl_steps');

@@ -51,6 +51,8 @@ WITH decision (relation, rights) AS (
     ('nodd_wal_leases', 'SELECT, INSERT, UPDATE (worker_id, renewed_at, expires_at), DELETE'),
     -- What was decided.
     ('governance_log', 'SELECT, INSERT'),
+    ('deployment_environments', 'SELECT, INSERT'),
+    ('override_units', 'SELECT, INSERT'),
     ('kill_switches', 'SELECT, INSERT, UPDATE (released_at, released_by, release_reason)'),
     ('quarantine_cases', 'SELECT, INSERT, UPDATE (evidence_uri, evidence_sha256, collected_at, state, closed_at, '
      || 'closing_entry)'),
@@ -74,7 +76,7 @@ WITH decision (relation, rights) AS (
     -- What was published, and how to take it back.
     ('catalog_collections', 'SELECT, INSERT, UPDATE (dataset, title), DELETE'),
     ('catalog_pages', 'SELECT, INSERT, UPDATE (items, west, south, east, north, west_360, east_360, '
-     || 'over_antimeridian, over_greenwich, start_at, end_at), DELETE'),
+     || 'over_antimeridian, over_greenwich, start_at, end_at, newest_promotion), DELETE'),
     ('catalog_summaries', 'SELECT, INSERT, UPDATE (items)'),
     ('catalog_items', 'SELECT, INSERT, UPDATE (content_sha256, object_uri, wal_id, replaces_wal_id, precedence, '
      || 'sequencer, revision, west, south, east, north, start_at, end_at, summaries, updated_at, promotion_id), '
@@ -85,6 +87,7 @@ WITH decision (relation, rights) AS (
     ('catalog_withdrawals', 'SELECT, INSERT'),
     ('lineage_batches', 'SELECT, INSERT, UPDATE (state, published_at, delivery)'),
     ('lineage_emissions', 'SELECT, INSERT'),
+    ('lineage_failures', 'SELECT, INSERT, UPDATE (batch_id)'),
     ('lineage_invalidations', 'SELECT, INSERT'),
     ('lineage_outbox', 'SELECT, INSERT, UPDATE (attempts, next_attempt_at, last_error, events_done, not_taken), '
      || 'DELETE'),

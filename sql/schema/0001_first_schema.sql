@@ -327,7 +327,7 @@ CREATE TABLE nodd_wal_transitions (
 
 -- The history is written with the change.
 -- postgresql: set-based, one INSERT for the whole statement that changed the records.
-CREATE FUNCTION nodd_wal_write_first_history() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION nodd_wal_write_first_history() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 BEGIN
     INSERT INTO nodd_wal_transitions (
         wal_id, version, at, actor, from_status, to_status, reason, run_id, attempts, fields
@@ -352,7 +352,8 @@ REFERENCING NEW TABLE AS new_rows
 FOR EACH STATEMENT EXECUTE FUNCTION nodd_wal_write_first_history();
 
 -- postgresql: set-based, too. A nested loop over both tables of a large statement takes its square.
-CREATE FUNCTION nodd_wal_write_history() RETURNS trigger LANGUAGE plpgsql SET enable_nestloop = off AS $$
+CREATE FUNCTION nodd_wal_write_history() RETURNS trigger LANGUAGE plpgsql
+SET enable_nestloop = off SET search_path FROM CURRENT AS $$
 BEGIN
     INSERT INTO nodd_wal_transitions (
         wal_id, version, at, actor, from_status, to_status, reason, run_id, attempts, fields
@@ -443,7 +444,7 @@ EXECUTE FUNCTION kfm_refuse('counts_are_written_by_the_ledger');
 -- postgresql: each statement adds rows of its own, because writers that add to one row would wait for each other. Some
 -- of the statements, drawn by lot so that no rhythm of the writers keeps them all out, add up what is there, and leave out
 -- what another one is adding up.
-CREATE FUNCTION nodd_wal_count_moves() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION nodd_wal_count_moves() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 BEGIN
     INSERT INTO nodd_wal_counts (dataset, to_status, replay_reason, attempt, moves)
     SELECT
@@ -731,6 +732,9 @@ CREATE TABLE governance_log (
     reason text NOT NULL,
     change_ref text,
     details @json NOT NULL,
+    -- Of a second person's decision: the proposal that it is on. Of an override that was reviewed: also who approved it.
+    proposal_id @bigint,
+    approved_by text,
     -- A decision without its change would allow that change at any later time, unseen: both commit together or neither.
     CONSTRAINT governance_log_decision_was_carried_out
     FOREIGN KEY (wal_id, record_version) REFERENCES nodd_wal_transitions (wal_id, version)
@@ -751,7 +755,12 @@ CREATE TABLE governance_log (
     -- Leaving a terminal state is for a person to answer for, with a change that can be looked up (WSM-16).
     CONSTRAINT governance_log_override_has_change_ref
     CHECK (coalesce(from_status NOT IN ('succeeded', 'quarantined'), TRUE) OR change_ref IS NOT NULL),
-    CONSTRAINT governance_log_details_are_object CHECK (@json_type(details) = 'object')
+    CONSTRAINT governance_log_details_are_object CHECK (@json_type(details) = 'object'),
+    -- Who approved what, or nobody anything.
+    CONSTRAINT governance_log_approval_is_whole
+    CHECK (approved_by IS NULL OR (proposal_id IS NOT NULL AND record_version IS NOT NULL)),
+    -- A decision on nothing.
+    CONSTRAINT governance_log_proposal_is_known FOREIGN KEY (proposal_id) REFERENCES governance_log (entry_id)
 ) @strict;
 
 CREATE UNIQUE INDEX governance_log_by_decision ON governance_log (wal_id, record_version)
@@ -762,7 +771,91 @@ CREATE INDEX governance_log_by_action ON governance_log (action, entry_id);
 -- The governance of one unit.
 CREATE INDEX governance_log_by_unit ON governance_log (wal_id, entry_id) WHERE wal_id IS NOT NULL;
 
+-- A proposal is approved or withdrawn once.
+CREATE UNIQUE INDEX governance_log_by_proposal ON governance_log (proposal_id)
+WHERE proposal_id IS NOT NULL AND record_version IS NULL;
+
 @append_only(governance_log, governance_log_is_append_only, (entry_id), (wal_id, record_version));
+
+-- The environments that have worked over this database; no row goes. Once prod is one of them, an override waits for a
+-- second person, no matter what a client calls its own environment (WSM-21).
+CREATE TABLE deployment_environments (
+    environment @id NOT NULL,
+    since @time NOT NULL,
+    actor text NOT NULL,
+    CONSTRAINT deployment_environments_one_row_per_environment PRIMARY KEY (environment),
+    CONSTRAINT deployment_environments_environment_is_known CHECK (environment IN ('dev', 'stage', 'prod')),
+    CONSTRAINT deployment_environments_is_attributed CHECK (length(actor) BETWEEN 1 AND 200)
+) @strict;
+
+@append_only(deployment_environments, deployment_environments_are_kept, (environment));
+
+-- What an entry `override_proposed` of the governance log is about: units at the version that the proposer saw.
+CREATE TABLE override_units (
+    proposal_id @bigint NOT NULL,
+    wal_id @id NOT NULL,
+    version integer NOT NULL,
+    action text NOT NULL,
+    CONSTRAINT override_units_one_row_per_unit PRIMARY KEY (proposal_id, wal_id),
+    CONSTRAINT override_units_version_is_known
+    FOREIGN KEY (wal_id, version) REFERENCES nodd_wal_transitions (wal_id, version)
+) @strict;
+
+-- The approvals of one unit.
+CREATE INDEX override_units_by_unit ON override_units (wal_id, version);
+
+@append_only(override_units, override_units_are_kept, (proposal_id, wal_id));
+
+-- What was approved is what was proposed: no unit comes to it later.
+@refuse(
+    override_units_are_of_an_open_proposal, INSERT ON override_units, override_units_are_of_an_open_proposal,
+    NOT EXISTS (
+        SELECT 1 FROM governance_log AS p WHERE p.entry_id = NEW.proposal_id AND p.action = 'override_proposed'
+    )
+    OR EXISTS (
+        SELECT 1 FROM governance_log AS d WHERE d.proposal_id = NEW.proposal_id AND d.record_version IS NULL
+    )
+);
+
+-- A decision is on a proposal; an approval is another person's, within a week: later, nobody remembers what was meant.
+@refuse(
+    governance_log_decides_on_a_proposal, INSERT ON governance_log, decision_is_on_a_proposal,
+    NEW.action IN ('override_approved', 'override_withdrawn'),
+    NOT EXISTS (
+        SELECT 1 FROM governance_log AS p
+        WHERE
+            p.entry_id = NEW.proposal_id AND p.action = 'override_proposed' AND (
+                NEW.action = 'override_withdrawn'
+                OR (lower(trim(p.actor)) <> lower(trim(NEW.actor)) AND p.at > @days_before(NEW.at, 7))
+            )
+    )
+);
+
+-- An override that names who approved it was approved by them: this unit, at this version, for this action.
+@refuse(
+    governance_log_approval_was_given, INSERT ON governance_log, approval_was_given,
+    NEW.approved_by IS NOT NULL,
+    NOT EXISTS (
+        SELECT 1 FROM override_units AS u
+        INNER JOIN governance_log AS p ON u.proposal_id = p.entry_id
+        INNER JOIN governance_log AS a
+            ON u.proposal_id = a.proposal_id AND a.record_version IS NULL AND a.action = 'override_approved'
+        WHERE
+            u.proposal_id = NEW.proposal_id AND u.wal_id = NEW.wal_id AND u.version = NEW.record_version - 1
+            AND u.action = NEW.action AND p.actor = NEW.actor AND a.actor = NEW.approved_by
+    )
+);
+
+-- In prod nobody alone takes a unit out of a terminal state (WSM-21).
+@refuse(
+    nodd_wal_records_override_is_reviewed, UPDATE ON nodd_wal_records, override_is_reviewed: wal_id: status,
+    OLD.status IN ('quarantined', 'succeeded') AND NEW.status = 'pending',
+    EXISTS (SELECT 1 FROM deployment_environments AS e WHERE e.environment = 'prod')
+    AND NOT EXISTS (
+        SELECT 1 FROM governance_log AS g
+        WHERE g.wal_id = NEW.wal_id AND g.record_version = NEW.version AND g.approved_by IS NOT NULL
+    )
+);
 
 -- Datasets that are switched off: nothing of them is claimed, replayed or written (WAL-10).
 CREATE TABLE kill_switches (
@@ -1487,6 +1580,8 @@ CREATE TABLE catalog_pages (
     over_greenwich integer NOT NULL,
     start_at @time NOT NULL,
     end_at @time NOT NULL,
+    -- Of its Items' promotions: which run wrote the collection last.
+    newest_promotion @bigint,
     CONSTRAINT catalog_pages_one_row_each PRIMARY KEY (collection_id, partition_key, page),
     CONSTRAINT catalog_pages_are_not_empty CHECK (items >= 1)
 ) @without_rowid;
@@ -1585,6 +1680,30 @@ BEGIN
         ELSE RAISE(ABORT, 'lineage_emissions_id_names_one_unit')
     END;
 END;
+
+-- Attempts that failed, no matter who says so: lineage has each once, with the batch that holds it.
+CREATE TABLE lineage_failures (
+    wal_id @id NOT NULL,
+    -- Of the record's move to failed.
+    version integer NOT NULL,
+    batch_id text,
+    CONSTRAINT lineage_failures_one_row_per_move PRIMARY KEY (wal_id, version),
+    CONSTRAINT lineage_failures_record_is_known FOREIGN KEY (wal_id) REFERENCES nodd_wal_records (wal_id),
+    CONSTRAINT lineage_failures_are_published_in_a_batch FOREIGN KEY (batch_id) REFERENCES lineage_batches (batch_id)
+) @without_rowid;
+
+CREATE INDEX lineage_failures_unpublished ON lineage_failures (wal_id, version) WHERE batch_id IS NULL;
+
+@refuse(
+    lineage_failures_are_only_published, UPDATE ON lineage_failures, lineage_failures_are_only_published,
+    OLD.batch_id IS NOT NULL OR @changed(wal_id, version)
+);
+@kept(lineage_failures, lineage_is_append_only, (wal_id, version));
+@after(
+    nodd_wal_records_note_their_failure, UPDATE ON nodd_wal_records,
+    OLD.status = 'in_progress' AND NEW.status = 'failed',
+    INSERT INTO lineage_failures (wal_id, version) VALUES (NEW.wal_id, NEW.version)
+);
 
 -- Which batches of lineage are withdrawn, and the batch that tells it. What was told stays in its files.
 CREATE TABLE lineage_invalidations (

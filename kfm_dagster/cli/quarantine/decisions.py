@@ -5,13 +5,16 @@ It is all or none over the units that it names, compares and swaps, and stands i
 
 from __future__ import annotations
 
+import json
+
 import click
 
 from kfm_dagster.cli.decision_options import (
-    RecordMovedError,
+    REPLAY_REASON,
     decision_of,
     decision_options,
     override_options,
+    proposed_line,
     records_of,
 )
 from kfm_dagster.cli.quarantine.cases import cases_of
@@ -19,12 +22,13 @@ from kfm_dagster.cli.quarantine.options import json_option, wal_ids_argument
 from kfm_dagster.cli.quarantine.output import say_outcome
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.contracts.envelope import WalId
-from kfm_dagster.errors import IllegalTransitionError
-from kfm_dagster.governance.log import GovernanceAction
+from kfm_dagster.errors import ExitCode, IllegalTransitionError, RecordMovedError
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import CaseConflictError, CaseState
+from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.recovery import overrides
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Transaction
 
@@ -38,20 +42,23 @@ version_option = click.option(
 @click.command()
 @wal_ids_argument
 @version_option
+@click.option("--replay-reason", default=ReplayReason.INCIDENT.value, show_default=True, help=REPLAY_REASON)
 @override_options
 @json_option
 def release(
     *,
     wal_ids: tuple[str, ...],
     version: int | None,
+    replay_reason: str,
     reason: str,
     change_ref: str | None,
     actor: str | None,
     as_json: bool,
-) -> None:
+) -> ExitCode:
     """Let quarantined units in again: each gets one more attempt, and comes back if that fails.
 
-    All units are released or none; one that was discarded is never released.
+    All units are released or none; one that was discarded is never released. In prod it waits for a second person
+    (kfm governance approve), and the exit code is 6.
 
     Example: kfm release 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a --reason "source fixed" --change-ref CHG-42
     """
@@ -60,12 +67,13 @@ def release(
     with opened_pipeline() as pipeline, pipeline.database.transaction() as tx:
         records = _quarantined(pipeline, wal_ids, version, to_status=Status.PENDING, tx=tx)
         seen = {WalId(record.wal_id): record.version for record in records}
-        moved = pipeline.ledger.override(
-            seen, from_status=Status.QUARANTINED, action=GovernanceAction.RELEASE, decision=decision, tx=tx
-        )
-        for wal_id in sorted(seen.keys() - moved):
-            raise _moved(wal_id, seen[wal_id])
+        proposal_id = overrides.release(pipeline, seen, decision=decision, replay_reason=replay_reason, tx=tx)
+    if proposal_id is not None:
+        proposed = json.dumps({"proposal_id": proposal_id, "units": len(seen)})
+        click.echo(proposed if as_json else proposed_line(proposal_id, len(seen)))
+        return ExitCode.WAITS_FOR_APPROVAL
     say_outcome(records, Status.PENDING, as_json=as_json)
+    return ExitCode.DONE
 
 
 @click.command()
@@ -105,7 +113,7 @@ def _quarantined(
     records = records_of(pipeline, wal_ids, tx)
     for record in records:
         if version is not None and record.version != version:
-            raise _moved(record.wal_id, version, found=record.version)
+            raise RecordMovedError(record.wal_id, version=version, found=record.version)
         if record.status is not Status.QUARANTINED:
             raise IllegalTransitionError(
                 wal_id=record.wal_id,
@@ -121,12 +129,3 @@ def _quarantined(
                 next_step=f"kfm quarantine show {record.wal_id} tells who decided it and why",
             )
     return records
-
-
-def _moved(wal_id: str, version: int, *, found: int | None = None) -> RecordMovedError:
-    return RecordMovedError(
-        "the record has changed since it was looked at",
-        observed=f"{wal_id} at {'another version' if found is None else f'version {found}'}",
-        expected=f"version {version}",
-        next_step=f"kfm wal show {wal_id}, then decide again",
-    )

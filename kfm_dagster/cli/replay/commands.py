@@ -15,13 +15,20 @@ import click
 import yaml
 from rich.console import Console
 
-from kfm_dagster.cli.confirm import require_confirmation
-from kfm_dagster.cli.decision_options import decision_of, decision_options
+from kfm_dagster.cli.confirm import confirm_option, require_confirmation
+from kfm_dagster.cli.decision_options import (
+    actor_option,
+    change_ref_option,
+    decision_of,
+    decision_options,
+    proposed_line,
+)
 from kfm_dagster.cli.files import NewFile
 from kfm_dagster.cli.ids import whole_replay_id
 from kfm_dagster.cli.replay.compare import compare as compare_stages
 from kfm_dagster.cli.replay.follow import follow
 from kfm_dagster.cli.replay.inspect import MOST_ROWS, chosen, mismatches_of, records_of, units_of
+from kfm_dagster.cli.replay.intents import replay_failed_intents
 from kfm_dagster.cli.replay.options import How, SelectionOptions, Shell, everywhere, global_options, selecting, starting
 from kfm_dagster.cli.replay.output import nothing_selected, show, show_plan, show_report, show_runs, show_units
 from kfm_dagster.cli.session import opened_pipeline
@@ -201,6 +208,23 @@ def compare(*, shell: Shell, run: str, dataset: str | None) -> ExitCode:
     return compare_stages(shell, run, dataset)
 
 
+@replay.command()
+@click.option("--dataset", help="Only this dataset's.")
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, MOST_ROWS), help="The first so many.")
+@click.option("--dry-run", "dry", is_flag=True, help="Only say what would be done with each.")
+@click.option("--reason", help="Why, for readers of the governance log; needed where units are let in again.")
+@change_ref_option
+@actor_option
+@confirm_option
+@everywhere
+def intents(*, shell: Shell, dataset: str | None, limit: int, dry: bool, confirm: bool, **decided: Any) -> ExitCode:
+    """Carry out what failed runs intended and no later run has done, from each intent's payload, through the ledger.
+
+    Example: kfm replay intents --dry-run
+    """
+    return replay_failed_intents(shell, dataset=dataset, limit=limit, dry=dry, confirm=confirm, decided=decided)
+
+
 @contextmanager
 def _engine(shell: Shell, *, read_only: bool = False) -> Iterator[ReplayEngine]:
     with opened_pipeline(shell.settings, read_only=read_only) as pipeline:
@@ -239,6 +263,10 @@ def _run(shell: Shell, selection: Selection, how: How) -> ExitCode:
             what = f"{len(plan.units)} records" if plan.units else f"{plan.listings} days of datasets"
             require_confirmation(f"have {what} done again ({selection.spec.mode})?", confirmed=how.confirm)
         started = start(engine, selection, decision)
+        if started.proposal_id is not None:
+            line = proposed_line(started.proposal_id, len(started.plan.units))
+            show(_other(started), output=shell.output, as_table=lambda: click.echo(line))
+            return ExitCode.WAITS_FOR_APPROVAL
         if started.replay_run_id is None:
             show(_other(started), output=shell.output, as_table=lambda: click.echo(_other_line(started)))
             return ExitCode.DONE
@@ -261,7 +289,13 @@ def _why(reason: str | None, selection: Selection) -> str:
 
 
 def _other(started: Started) -> dict[str, Any]:
-    return {"replay_run_id": None, "backfill_id": started.backfill_id, "units": 0}
+    units = len(started.plan.units)
+    return {
+        "replay_run_id": None,
+        "backfill_id": started.backfill_id,
+        "proposal_id": started.proposal_id,
+        "units": units,
+    }
 
 
 def _other_line(started: Started) -> str:

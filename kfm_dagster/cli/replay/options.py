@@ -18,7 +18,7 @@ import click
 import yaml
 
 from kfm_dagster.cli.confirm import confirm_option
-from kfm_dagster.cli.decision_options import actor_option, change_ref_option
+from kfm_dagster.cli.decision_options import REPLAY_REASON, actor_option, change_ref_option
 from kfm_dagster.cli.ids import whole_wal_id
 from kfm_dagster.cli.option_groups import option_group
 from kfm_dagster.cli.session import opened_pipeline
@@ -233,7 +233,7 @@ _SELECTING = (
     click.option("--batch-size", type=_POSITIVE, help="Units let in at a time."),
     click.option("--max-batches", type=_POSITIVE, help="Refuse a selection that needs more."),
     click.option("--records-per-second", type=click.FloatRange(min=1), help="Slower than the environment's limit."),
-    click.option("--replay-reason", help="Word of the ledger's vocabulary. Default: incident."),
+    click.option("--replay-reason", help=f"{REPLAY_REASON} Default: incident."),
     click.option("--incident", help="Incident that it is about; counts as a change reference."),
     click.option("--allow-repair-and-replace", is_flag=True, help="Let succeeded and quarantined units in again."),
     click.option("--must-match", is_flag=True, help="Repeat successes: a result that differs stops the replay."),

@@ -174,7 +174,7 @@ def _fate_of(intent: Any) -> tuple[StepResult, SkipCause | None]:
 
 _PLAIN = {
     StepResult.UNFINISHED: "it began and recorded no end: it is at work, or its process died",
-    StepResult.OVERTAKEN: "its process died, and a later run has done its work",
+    StepResult.OVERTAKEN: "its process died, and a later run has done its work, or none was left",
     StepResult.NOT_RUN: "no part of this re-execution, or not reached by it",
 }
 

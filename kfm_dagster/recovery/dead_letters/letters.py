@@ -185,7 +185,8 @@ def _no_replay(pipeline: Pipeline, row: Any) -> str | None:
     if row.is_superseded:
         return LedgerCode.SUPERSEDED
     retry = pipeline.registry[row.dataset].retry
-    return quarantine_reason(retry, attempt=row.attempts, error_code=row.last_error_code)
+    review = pipeline.ledger.human_review
+    return quarantine_reason(retry, attempt=row.attempts, error_code=row.last_error_code, human_review=review)
 
 
 _CLASS_OF: Mapping[Status | None, DeadLetterClass] = {

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from kfm_dagster import __version__
 from kfm_dagster.contracts.identity import rfc3339
-from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, KfmError, UnknownReplayReasonError
+from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, KfmError
 from kfm_dagster.governance.log import Decision, GovernanceAction
+from kfm_dagster.governance.review import ReviewError, Units
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.rows import as_json
 from kfm_dagster.recovery.replay import pace, runs
 from kfm_dagster.recovery.replay.accounts import UnitOutcome, outcome_line
@@ -56,19 +56,22 @@ class ReplayEngine:
         Raises GuardError when even looking is refused, and UnknownReplayReasonError for a reason in no vocabulary.
         """
         with reading(self.pipeline.database, tx) as view:
-            reasons = {**self.pipeline.ledger.replay_reasons(tx=view), **self.pipeline.card.replay_plan.reasons}
-            if selection.replay_reason not in reasons:
-                words = sorted(set(reasons) - {ReplayReason.RETRY})
-                raise UnknownReplayReasonError(
-                    observed=selection.replay_reason,
-                    expected=" or ".join(words),
-                    next_step="correct --replay-reason, or add the word to reasons of replay_plan.yaml",
-                )
+            self.pipeline.ledger.check_reason(selection.replay_reason, tx=view)
             request = self._request(selection, change_ref)
             return look(request, registry=self.pipeline.registry, rules=self._rules(selection, view), tx=view)
 
-    def start(self, selection: Selection, decision: Decision, *, tx: Transaction | None = None) -> ReplayRun:
-        """Freeze a selection and let it run; nothing is let in yet. Raises GuardError when a guard refuses."""
+    def start(
+        self,
+        selection: Selection,
+        decision: Decision,
+        *,
+        approved: Units | None = None,
+        tx: Transaction | None = None,
+    ) -> ReplayRun:
+        """Freeze a selection and let it run; nothing is let in yet. Raises GuardError when a guard refuses.
+
+        With the overrides that were approved it raises ReviewError where the selection holds others by now.
+        """
         if selection.spec.mode is Mode.BACKFILL:
             raise ConfigurationError("a backfill is no replay of records", next_step="use replay.starting.start")
         decision = self.attributed(selection, decision)
@@ -76,8 +79,14 @@ class ReplayEngine:
             change.run("replay.lock")
             plan = self.plan(selection, change_ref=decision.change_ref, tx=change)
             plan.refuse()
-            if (meaning := self.pipeline.card.replay_plan.reasons.get(selection.replay_reason)) is not None:
-                self.pipeline.ledger.govern_replay_reason(selection.replay_reason, meaning=meaning, tx=change)
+            if approved is not None and plan.overrides != approved:
+                raise ReviewError(
+                    "the selection holds other overrides than were proposed",
+                    observed=f"{sum(map(len, plan.overrides.values()))} units that succeeded or are quarantined",
+                    expected=f"the {sum(map(len, approved.values()))} that were proposed, as they stood then",
+                    next_step="propose it again",
+                )
+            self.pipeline.ledger.govern_reason(selection.replay_reason, tx=change)
             replay_run_id = self.make_id()
             runs.create(
                 change,

@@ -7,12 +7,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.governance.log import GovernanceAction
+from kfm_dagster.governance.review import Units
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery.replay.guards import ASKING, LOOKING, refusals, refusals_of_found
 from kfm_dagster.recovery.replay.refusals import GuardError, Refusal, Request, RequestFacts
 from kfm_dagster.recovery.replay.selection import Mode, Selection
-from kfm_dagster.recovery.replay.units import Admission, SelectedUnit, SkipReason, count_by_status, datasets_of, select
+from kfm_dagster.recovery.replay.units import (
+    Admission,
+    SelectedUnit,
+    SkipReason,
+    count_by_status,
+    datasets_of,
+    override_action,
+    select,
+)
 from kfm_dagster.storage.database import Transaction
 
 EXAMPLES = 5
@@ -52,6 +63,15 @@ class PlannedReplay:
     def batches(self) -> int:
         """Number of batches."""
         return -(-len(self.units) // self.batch_size)
+
+    @property
+    def overrides(self) -> Units:
+        """What the units in a terminal state need to leave it, at the versions that they have."""
+        found: dict[GovernanceAction, dict[WalId, int]] = {}
+        for unit in self.units:
+            if (action := override_action(unit.status, self.selection)) is not None:
+                found.setdefault(action, {})[unit.wal_id] = unit.version
+        return found
 
     @property
     def groups(self) -> list[Group]:

@@ -210,11 +210,8 @@ def admit(
     shared: dict[str, Any] = {"replay_run_id": replay_run_id, "tx": tx}
     reason = selection.replay_reason
     admitted = set(ledger.requeue(wanted[Status.FAILED], reason=reason, actor=decision.actor, **shared))
-    for status, action in (
-        (Status.QUARANTINED, GovernanceAction.RELEASE),
-        (Status.SUCCEEDED, _action_on_success(selection)),
-    ):
-        if wanted[status]:
+    for status in (Status.QUARANTINED, Status.SUCCEEDED):
+        if wanted[status] and (action := override_action(status, selection)) is not None:
             admitted |= ledger.override(
                 wanted[status],
                 from_status=status,
@@ -248,7 +245,12 @@ def _conflict(unit: SelectedUnit, selected_status: str, selected_version: int) -
     return SkipReason.MOVED if moved else None
 
 
-def _action_on_success(selection: Selection) -> GovernanceAction:
+def override_action(status: Status, selection: Selection) -> GovernanceAction | None:
+    """Return what lets units of a terminal state in again; None for another state, which needs no override."""
+    if status is Status.QUARANTINED:
+        return GovernanceAction.RELEASE
+    if status is not Status.SUCCEEDED:
+        return None
     must_match = selection.spec.options.must_match
     return GovernanceAction.REPEAT if must_match else GovernanceAction.REPAIR_AND_REPLACE
 

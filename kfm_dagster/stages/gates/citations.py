@@ -1,4 +1,4 @@
-"""Gate G2, citation compliance: extracted fields name their source by volume, version and anchor.
+"""Gate G2, citation compliance: extracted fields name their source by volume, version, anchor and the anchor's kind.
 
 The contract declares the sources, so what is found is of the batch. Does not belong here: what a declaration looks like
 (`contracts/quality.py`).
@@ -6,10 +6,11 @@ The contract declares the sources, so what is found is of the batch. Does not be
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.contracts.quality import Citation, covers
+from kfm_dagster.contracts.quality import AnchorKind, Citation, covers
 from kfm_dagster.stages.gates.subject import Subject, shortened
 from kfm_dagster.stages.gates.verdict import Finding, Gate, Verdict
 
@@ -39,6 +40,8 @@ def citation_compliance(subject: Subject) -> Verdict:
         return Verdict.not_applicable(Gate.G2, rule, "no field is extracted yet")
     paths |= {name for name in FOOTPRINT if any(getattr(one.metadata, name) is not None for one in subject.extracted)}
     bare = uncited(subject.contract, paths)
+    kinds = Counter(source.kind for path in paths if (source := citation_of(subject.contract, path)))
+    of_kind = ", ".join(f"{kinds[kind]} {kind}" for kind in AnchorKind)
     coverage = 1 - len(bare) / len(paths)
     findings: tuple[Finding, ...] = ()
     if coverage < least:
@@ -46,7 +49,7 @@ def citation_compliance(subject: Subject) -> Verdict:
     return Verdict(
         gate=Gate.G2,
         rule=rule,
-        observed=f"{len(paths) - len(bare)} of {len(paths)} fields cited: {coverage:.3f}",
+        observed=f"{len(paths) - len(bare)} of {len(paths)} fields cited ({of_kind}): {coverage:.3f}",
         expected=f"at least {least:g}",
         findings=findings,
     )

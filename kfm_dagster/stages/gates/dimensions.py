@@ -133,6 +133,7 @@ def dimensional_closure(subject: Subject) -> Verdict:
         observed=f"{closed} of {total} quantities close: p_dim {p_dim:.4f}",
         expected=f"p_dim of {least:g}",
         findings=tuple(findings),
+        figures={"closed": closed, "quantities": total},
     )
 
 

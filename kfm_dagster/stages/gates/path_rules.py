@@ -6,6 +6,7 @@ Belongs here: pure rules, from what was computed for each unit to a verdict. Doe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -26,20 +27,24 @@ def path_conventions(
     *,
     refused: Mapping[WalId, str] = MappingProxyType({}),
     min_points: int = MIN_POINTS,
+    sample_m: Mapping[WalId, float] = MappingProxyType({}),
 ) -> Verdict:
     """G3: arrays of one length, of at least min_points, d ell lengths that close with the path, ell in step with them.
 
     paths: the beams of each unit; a unit without any has lost its path and fails. refused: units of which no path
-    could be computed (what is missing is rejected), and why.
+    could be computed (what is missing is rejected), and why. sample_m: c_ref / f_s of each unit, in metres.
     """
-    rule = f"len(gamma_ell) = len(d_ell) = len(n_eff) >= {min_points}, d_ell > 0, sum of d_ell = extent of ell"
+    rule = (
+        f"len(gamma_ell) = len(d_ell) = len(n_eff) >= {min_points}, d_ell > 0, sum of d_ell = extent of ell, "
+        "max(d_ell) <= ( c_ref / f_s ) / max(n_eff)"
+    )
     if not paths and not refused:
         return Verdict.not_applicable(Gate.G3, rule, _NO_PATH)
     findings = [
         Finding(wal_id=wal_id, what=f"{beam.elevation_deg:g} degrees: {fault}")
         for wal_id, beams in paths.items()
         for beam in beams
-        for fault in path_faults(beam, min_points=min_points)
+        for fault in path_faults(beam, min_points=min_points, sample_m=sample_m.get(wal_id, math.inf))
     ]
     findings += [Finding(wal_id=wal_id, what="no path") for wal_id, beams in paths.items() if not beams]
     findings += [Finding(wal_id=wal_id, what=why) for wal_id, why in refused.items()]
@@ -68,13 +73,14 @@ def dimensional_closure_of_path(
         if not entry.ok
     ]
     findings += [Finding(wal_id=wal_id, what="no quantities") for wal_id, told in entries.items() if not told]
-    overall = _p_dim([entry for told in entries.values() for entry in told])
+    every = [entry for told in entries.values() for entry in told]
     return Verdict(
         gate=Gate.G4,
         rule=rule,
-        observed=f"p_dim = {overall:.4g} over {len(entries)} units",
+        observed=f"p_dim = {_p_dim(every):.4g} over {len(entries)} units",
         expected=f"p_dim >= {min_p_dim:g}",
         findings=tuple(findings),
+        figures={"closed": sum(entry.ok for entry in every), "quantities": len(every)},
     )
 
 

@@ -99,7 +99,7 @@ class Subject:
     def extracted(self) -> tuple[Extracted, ...]:
         """What was extracted of each standing unit that has metadata."""
         return tuple(
-            Extracted(unit=unit, metadata=unit.metadata, fields=tuple(leaves(unit.metadata.stac_properties)))
+            Extracted(unit=unit, metadata=unit.metadata, fields=tuple(leaves(_read(unit.metadata))))
             for unit in self.current
             if unit.metadata is not None and unit.metadata.stac_properties
         )
@@ -110,6 +110,11 @@ class Subject:
         geometries = (unit.metadata.geometry for unit in self.current if unit.metadata is not None)
         different = {id(geometry): geometry for geometry in geometries}
         return {key: measure(geometry) for key, geometry in different.items()}
+
+
+def _read(metadata: Metadata) -> Mapping[str, Any]:
+    """Return the properties that were read from the object: governance adds those of ours."""
+    return {name: value for name, value in metadata.stac_properties.items() if not name.startswith("kfm:")}
 
 
 def leaves(fields: Mapping[str, Any], below: str = "") -> Iterator[tuple[str, Any]]:

@@ -7,7 +7,7 @@ here: a rule, or what follows from a verdict (`stages/card.py` reads that from `
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum, unique
 
 from kfm_dagster.contracts.envelope import WalId
@@ -20,7 +20,7 @@ class Gate(StrEnum):
     G1 = "G1"
     """Schema completeness: every section of every envelope that should be there, in its form."""
     G2 = "G2"
-    """Citation compliance: every extracted field names its source by volume, version and anchor."""
+    """Citation compliance: every extracted field names its source by volume, version and a kind of anchor."""
     G3 = "G3"
     """Path conventions: arrays of one length of at least two, and path elements that are lengths."""
     G4 = "G4"
@@ -87,6 +87,8 @@ class Verdict:
     expected: str
     findings: tuple[Finding, ...] = ()
     applies: bool = True
+    figures: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """What the audit keeps beside the words, to be added up: of G4 the `closed` of all `quantities`."""
 
     @property
     def passed(self) -> bool:

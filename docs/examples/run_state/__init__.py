@@ -1,0 +1,1 @@
+"""Run-state around plain Python: `lengths.py`."""

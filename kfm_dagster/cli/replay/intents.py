@@ -1,0 +1,76 @@
+"""`kfm replay intents`: carry out what failed runs intended and no later run has done, from each intent's payload."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import click
+
+from kfm_dagster.cli.confirm import require_confirmation
+from kfm_dagster.cli.decision_options import decision_of
+from kfm_dagster.cli.replay.options import Shell
+from kfm_dagster.cli.replay.output import show
+from kfm_dagster.cli.session import opened_pipeline
+from kfm_dagster.cli.tables import show_rows
+from kfm_dagster.errors import ExitCode
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.recovery.intents import IntentAction, IntentPlan, carry_out, plans
+from kfm_dagster.recovery.replay.engine import ReplayEngine
+from kfm_dagster.recovery.replay.selection import API_VERSION, Selection, selection_of
+from kfm_dagster.recovery.starting import start
+from kfm_dagster.stages.failure import StageFailedError
+
+COLUMNS = ("intent", "node", "started_at", "action", "units", "why")
+DONE_AT_ONCE = frozenset({IntentAction.CLOSE, IntentAction.ENTER, IntentAction.RUN})
+MOST_UNITS = 10_000
+"""Of one selection; the next call lets the rest in."""
+
+
+def replay_failed_intents(
+    shell: Shell, *, dataset: str | None, limit: int, dry: bool, confirm: bool, decided: dict[str, Any]
+) -> ExitCode:
+    """Print each failed intent with what is done with it, and do it unless `dry`. Raises GuardError, NotConfirmedError.
+
+    FINISHED_WITH_FAILURES where a stage that was run again failed again.
+    """
+    with opened_pipeline(shell.settings, read_only=dry) as pipeline:
+        found = list(islice(plans(pipeline, dataset=dataset), limit))
+        units = sorted({wal_id for plan in found for wal_id in plan.units})[:MOST_UNITS]
+        done = [plan for plan in found if plan.action in DONE_AT_ONCE]
+        if not dry and (units or done):
+            engine = ReplayEngine(pipeline=pipeline)
+            if units:
+                selection = _selection(shell, units)
+                # Before anything is done: what a guard refuses leaves everything as it is.
+                engine.plan(selection, change_ref=decided["change_ref"]).refuse()
+                if not decided["reason"]:
+                    raise click.UsageError("say why units are let in again: --reason")
+            require_confirmation(f"replay {len(done)} intents, and {len(units)} units?", confirmed=confirm)
+            found = [_carried_out(pipeline, plan) if plan in done else plan for plan in found]
+            if units:
+                begun = start(engine, selection, decision_of(shell.settings, **decided))
+                why = f"replay {begun.replay_run_id} lets them in"
+                found = [replace(plan, why=why) if plan.units else plan for plan in found]
+    rows = [plan.as_json() for plan in found]
+    show(rows, output=shell.output, as_table=lambda: show_rows(rows, COLUMNS))
+    return ExitCode.FINISHED_WITH_FAILURES if any(plan.failed for plan in found) else ExitCode.DONE
+
+
+def _carried_out(pipeline: Pipeline, plan: IntentPlan) -> IntentPlan:
+    try:
+        return carry_out(pipeline, plan)
+    except StageFailedError as error:
+        return replace(plan, why=str(error), failed=True)
+
+
+def _selection(shell: Shell, units: Sequence[str]) -> Selection:
+    document = {
+        "apiVersion": API_VERSION,
+        "kind": "ReplaySelection",
+        "metadata": {"name": "failed intents", "env": shell.settings.env.value},
+        "spec": {"filters": {"wal_ids": list(units)}},
+    }
+    return selection_of(document, source="the intents")

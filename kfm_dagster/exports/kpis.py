@@ -1,0 +1,188 @@
+"""The KPIs of the pipeline card: what each one is and where that is said, counted over a span and by day.
+
+A day's KPIs are counted from what stages, audit and clock recorded on that day (UTC), so they are the same whenever
+they are asked for. DuckDB answers what is asked of all attempts.
+Belongs here: definitions and counting. Does not belong here: the rest of the report (`validation.py`), pages.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+
+from kfm_dagster.ingest.nodes import Settle
+from kfm_dagster.stages.audit import AuditKind
+from kfm_dagster.stages.gates.verdict import Gate
+from kfm_dagster.stages.store import StageAttempt
+from kfm_dagster.storage.set_questions import ask
+from kfm_dagster.telemetry.clock.quality import clock_quality
+from kfm_dagster.telemetry.clock.reading import ClockReading
+
+Line = Mapping[str, Any]
+_CARD = "Pipeline Card Template v1.0, chapter 7"
+
+_ATTEMPTS = pa.schema(
+    {
+        "run_id": pa.string(),
+        "stage": pa.string(),
+        "attempt": pa.int64(),
+        "state": pa.string(),
+        "seconds": pa.float64(),
+        "input_hashes": pa.list_(pa.string()),
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kpi:
+    """What a KPI is, and the source that says so: volume, version, anchor."""
+
+    definition: str
+    citation: str
+
+    def as_json(self) -> dict[str, str]:
+        """Return both, by their names."""
+        return {"definition": self.definition, "citation": self.citation}
+
+
+_QUANTILE = "Hyndman and Fan, The American Statistician 50 (1996) 361, definition 7"
+KPIS: Mapping[str, Kpi] = {
+    "latency_p50_seconds": Kpi(
+        definition="median of the seconds from the start to the end of a stage that succeeded", citation=_QUANTILE
+    ),
+    "latency_p95_seconds": Kpi(definition="95th percentile of the same", citation=_QUANTILE),
+    "throughput_units_per_second": Kpi(
+        definition="units settled, over the seconds from the first to the last line of the audit",
+        citation=f"{_CARD}, section XI",
+    ),
+    "retry_count": Kpi(definition="stages tried again", citation=f"{_CARD}, section VI"),
+    "replay_count": Kpi(definition="selections and runs replayed", citation=f"{_CARD}, section VII"),
+    "idempotency_conflicts": Kpi(
+        definition="triggers that came again with other inputs than the first time", citation=f"{_CARD}, section V"
+    ),
+    "Q_res": Kpi(
+        definition="share of gates that were looked at and did not pass, 0 to 1; the card names a robust residual and "
+        "gives no formula",
+        citation=f"{_CARD}, section XI; Experimental Protocol Card Template v1.0, chapter 8, G6",
+    ),
+    "p_dim": Kpi(
+        definition="share of quantities that close dimensionally: in each dataset's newest metadata and newest path; "
+        "of a day, all that G4 looked at",
+        citation=f"{_CARD}, sections I and IX",
+    ),
+    "delta_t_abs_seconds": Kpi(
+        definition="δt_abs: absolute time error of the clock's newest reading, of the source with most of them",
+        citation=f"{_CARD}, sections II and XI",
+    ),
+    "sigma_y": Kpi(
+        definition="σ_y(τ): overlapping Allan deviation of the same source, by averaging time in seconds",  # noqa: RUF001 - the symbol of the card
+        citation="NIST Special Publication 1065 (2008), equation 11",
+    ),
+}
+"""KPI > what it is; the report, its page and docs/pipeline-card.md say it from here."""
+
+
+@dataclass(kw_only=True)
+class RecordedSpan:
+    """What was recorded in a span of time. replays: when selections were replayed."""
+
+    attempts: Sequence[StageAttempt] = field(default_factory=list)
+    lines: Sequence[Line] = field(default_factory=list)
+    replays: Sequence[datetime] = field(default_factory=list)
+    readings: Sequence[ClockReading] = field(default_factory=list)
+
+    def by_day(self) -> dict[str, RecordedSpan]:
+        """Return the same by the UTC day on which it was recorded, the oldest first, without days of nothing."""
+        days: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
+        for one in self.attempts:
+            days[one.opened_at.date().isoformat()]["attempts"].append(one)
+        for line in self.lines:
+            days[line["at"][:10]]["lines"].append(line)
+        for at in self.replays:
+            days[at.date().isoformat()]["replays"].append(at)
+        for read in self.readings:
+            days[read.at.date().isoformat()]["readings"].append(read)
+        return {day: RecordedSpan(**days[day]) for day in sorted(days)}
+
+    def kpis(self) -> dict[str, Any]:
+        """Return every KPI of KPIS."""
+        table = attempts_table(self.attempts)
+        [(p50, p95)] = ask("reports.latency", attempts=table)
+        gates = [line["details"] for line in self.lines if line["kind"] == AuditKind.GATE]
+        return {
+            "latency_p50_seconds": p50,
+            "latency_p95_seconds": p95,
+            "throughput_units_per_second": _throughput(self.lines),
+            "retry_count": sum(line["kind"] == AuditKind.RETRY for line in self.lines),
+            # Of selected units, and of runs.
+            "replay_count": len(self.replays) + len({(line["run_id"], line["stage"]) for line in self.replayed()}),
+            "idempotency_conflicts": ask("reports.conflicts", attempts=table)[0][0],
+            "Q_res": sum(gate["outcome"] != "passed" for gate in gates) / len(gates) if gates else 0.0,
+            "p_dim": _p_dim(self.lines),
+            **_clock(self.readings),
+        }
+
+    def replayed(self) -> list[Line]:
+        """Return the lines of replayed stages."""
+        return [line for line in self.lines if line["kind"] == AuditKind.REPLAY]
+
+
+def series(recorded: RecordedSpan) -> list[dict[str, Any]]:
+    """Return the KPIs of each day on which something was recorded, the oldest first."""
+    return [{"day": day, **found.kpis()} for day, found in recorded.by_day().items()]
+
+
+def settled(lines: Iterable[Line]) -> Iterator[Line]:
+    """Yield the lines of settlements that runs made themselves."""
+    for line in lines:
+        if (
+            line["event"] == "running>succeeded"
+            and line["stage"].endswith(f".{Settle.operator}")
+            and "reused" not in line["details"]
+        ):
+            yield line
+
+
+def attempts_table(attempts: Sequence[StageAttempt]) -> pa.Table:
+    """Return attempts as the statements of `sql/queries/duckdb/reports.sql` have them."""
+    rows = [
+        {
+            "run_id": one.run_id,
+            "stage": one.stage,
+            "attempt": one.attempt,
+            "state": one.state.value,
+            "seconds": (one.ended_at - one.started_at).total_seconds() if one.ended_at and one.started_at else None,
+            "input_hashes": list(one.input_hashes),
+        }
+        for one in attempts
+    ]
+    return pa.Table.from_pylist(rows, schema=_ATTEMPTS)
+
+
+def _throughput(lines: Sequence[Line]) -> float | None:
+    """Return the units settled per second of the span from the first line to the last one; None without a span."""
+    times = [datetime.fromisoformat(line["at"]) for line in (*lines[:1], *lines[-1:])]
+    seconds = (times[-1] - times[0]).total_seconds() if times else 0.0
+    units = sum(line["details"].get("units", 0) for line in settled(lines))
+    return units / seconds if seconds > 0 else None
+
+
+def _p_dim(lines: Iterable[Line]) -> float | None:
+    """Return the share of quantities that closed; None where G4 looked at none, or before its figures were kept."""
+    figures = [line["details"].get("figures", {}) for line in lines if line["event"] == Gate.G4]
+    quantities = sum(one.get("quantities", 0) for one in figures)
+    return sum(one.get("closed", 0) for one in figures) / quantities if quantities else None
+
+
+def _clock(readings: Sequence[ClockReading]) -> dict[str, Any]:
+    """Return the clock's figures of the source with most readings: |delta t| in seconds, sigma_y by tau in seconds."""
+    best = max(clock_quality(readings), key=lambda one: one.readings, default=None)
+    if best is None:
+        return {"delta_t_abs_seconds": None, "sigma_y": {}}
+    stable = {f"{one.tau_seconds:g}": one.sigma_y for one in best.stability if one.sigma_y is not None}
+    return {"delta_t_abs_seconds": best.delta_t_abs, "sigma_y": stable}

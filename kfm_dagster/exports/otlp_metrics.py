@@ -1,0 +1,105 @@
+"""The ledger's metrics by OTLP: what `/metrics` says, sent to a collector; imported where an endpoint is set.
+
+The SDK's instruments count what a process does; these are counts that the database keeps, so its values are handed to
+its exporter as they are: cumulative, and since a time that is not given. Does not belong here: what is counted, or the
+names for Prometheus (`metrics.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from itertools import pairwise
+
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Histogram,
+    HistogramDataPoint,
+    Metric,
+    MetricsData,
+    NumberDataPoint,
+    ResourceMetrics,
+    ScopeMetrics,
+    Sum,
+)
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from prometheus_client.core import Metric as Family
+from sqlalchemy.exc import SQLAlchemyError
+
+from kfm_dagster import __version__
+from kfm_dagster.exports.metrics import families
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.telemetry.otlp_spans import service
+
+_PREFIX = "nodd_sns_"
+_INTERVAL_MILLISECONDS = "60000"
+"""OpenTelemetry's default of `OTEL_METRIC_EXPORT_INTERVAL`."""
+_LOG = logging.getLogger(__name__)
+
+
+def pushing(pipeline: Pipeline) -> AbstractContextManager[None]:
+    """Send the metrics to the environment's collector, every `OTEL_METRIC_EXPORT_INTERVAL`, while a block lasts."""
+    exporter = OTLPMetricExporter()
+
+    def push() -> None:
+        try:
+            exporter.export(metrics_data(pipeline, at=time.time_ns()))
+        except SQLAlchemyError:
+            _LOG.warning("no metrics are exported: the database does not answer")
+
+    seconds = float(os.environ.get("OTEL_METRIC_EXPORT_INTERVAL", _INTERVAL_MILLISECONDS)) / 1000
+    return pipeline.repeating(push, seconds=seconds, name="otlp-metrics")
+
+
+def metrics_data(pipeline: Pipeline, *, at: int) -> MetricsData:
+    """Return every metric as OTLP has it, at a time in nanoseconds since 1970."""
+    scope = ScopeMetrics(
+        scope=InstrumentationScope("kfm_dagster", __version__),
+        metrics=[_metric(family, at) for family in families(pipeline)],
+        schema_url="",
+    )
+    return MetricsData([ResourceMetrics(resource=service(), scope_metrics=[scope], schema_url="")])
+
+
+def _metric(family: Family, at: int) -> Metric:
+    name = "nodd_sns." + family.name.removeprefix(_PREFIX)
+    if family.type == "histogram":
+        points = list(_histogram_points(family, at))
+        return Metric(name, family.documentation, "1", Histogram(points, AggregationTemporality.CUMULATIVE))
+    numbers = [
+        NumberDataPoint(sample.labels, start_time_unix_nano=0, time_unix_nano=at, value=int(sample.value))
+        for sample in family.samples
+    ]
+    total = Sum(numbers, AggregationTemporality.CUMULATIVE, is_monotonic=True)
+    return Metric(f"{name}_total", family.documentation, "1", total)
+
+
+def _histogram_points(family: Family, at: int) -> Iterator[HistogramDataPoint]:
+    """Yield a point of each set of labels; Prometheus' buckets hold those before them, OTLP's do not."""
+    below: dict[frozenset[tuple[str, str]], dict[float, int]] = {}
+    sums: dict[frozenset[tuple[str, str]], float] = {}
+    for sample in family.samples:
+        labels: Mapping[str, str] = {name: value for name, value in sample.labels.items() if name != "le"}
+        key = frozenset(labels.items())
+        if sample.name.endswith("_bucket"):
+            below.setdefault(key, {})[float(sample.labels["le"])] = int(sample.value)
+        elif sample.name.endswith("_sum"):
+            sums[key] = sample.value
+    for key, buckets in below.items():
+        counts = [0, *(buckets[bound] for bound in sorted(buckets))]
+        yield HistogramDataPoint(
+            attributes=dict(key),
+            start_time_unix_nano=0,
+            time_unix_nano=at,
+            count=counts[-1],
+            sum=sums[key],
+            bucket_counts=[after - before for before, after in pairwise(counts)],
+            explicit_bounds=sorted(buckets)[:-1],
+            # The protocol has none of them, too, and the classes do not say so.
+            min=None,  # type: ignore[arg-type]
+            max=None,  # type: ignore[arg-type]
+        )

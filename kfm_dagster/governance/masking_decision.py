@@ -1,0 +1,99 @@
+"""The decision that a dataset's or an area's places are masked: for PROV, for an Item, and for the governance log.
+
+Belongs here: who asked for which mask, and how that is said. Does not belong here: the masks (`masking.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kfm_dagster.contracts.identity import uuid8
+from kfm_dagster.contracts.stewardship import Masking
+from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
+from kfm_dagster.governance.masking import Mask, MaskingMethod
+from kfm_dagster.storage.database import Transaction
+
+MASKING, MASKING_DECISION = "kfm:masking", "kfm:masking_decision"
+"""Properties of an Item whose footprint met a sensitive area: how it is masked, and who asked for it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaskingDecision:
+    """That a dataset's sensitive sites are masked: how, who asked for it, why, and under which change."""
+
+    dataset: str
+    method: MaskingMethod
+    parameters: Mapping[str, float]
+    decision: Decision
+
+    @classmethod
+    def of(cls, mask: Mask, *, dataset: str, decision: Decision) -> MaskingDecision:
+        """Return the decision for a mask, with what may be known of it."""
+        return cls(dataset=dataset, method=mask.method, parameters=dict(mask.parameters()), decision=decision)
+
+    @classmethod
+    def declared(cls, masking: Masking, *, dataset: str) -> MaskingDecision:
+        """Return the decision that a contract's masking, or an area's, rests on."""
+        return cls(
+            dataset=dataset,
+            method=MaskingMethod(masking.method),
+            parameters=masking.parameters,
+            decision=Decision(actor=masking.requested_by, reason=masking.reason, change_ref=masking.change_ref),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all of it as JSON values."""
+        return {
+            "dataset": self.dataset,
+            "method": self.method.value,
+            "parameters": dict(self.parameters),
+            "actor": self.decision.actor,
+            "reason": self.decision.reason,
+            "change_ref": self.decision.change_ref,
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> MaskingDecision:
+        """Read what `as_json` wrote."""
+        return cls(
+            dataset=document["dataset"],
+            method=MaskingMethod(document["method"]),
+            parameters=dict(document["parameters"]),
+            decision=Decision(
+                actor=document["actor"], reason=document["reason"], change_ref=document.get("change_ref")
+            ),
+        )
+
+    def prov_nodes(self, masked_uris: list[str]) -> list[dict[str, Any]]:
+        """Return PROV-O nodes in the terms of `lineage.prov.CONTEXT`: the masking, who asked, and what it generated.
+
+        What the entities were derived from is left out: it would name what the mask hides.
+        """
+        told = self.as_json()
+        activity = "urn:uuid:" + uuid8("prov", "masking", json.dumps(told, sort_keys=True))
+        agent = "urn:uuid:" + uuid8("prov", "agent", self.decision.actor)
+        masking: dict[str, Any] = {
+            "id": activity,
+            "type": ["Activity", "kfm:Masking"],
+            "wasAssociatedWith": [agent],
+            "kfm:dataset": self.dataset,
+            "kfm:method": self.method.value,
+            **{f"kfm:{name}": value for name, value in sorted(self.parameters.items())},
+            "kfm:reason": self.decision.reason,
+        }
+        if self.decision.change_ref is not None:
+            masking["kfm:change_ref"] = self.decision.change_ref
+        asked = {"id": agent, "type": ["Agent"], "kfm:name": self.decision.actor}
+        entities = [
+            {"id": uri, "type": ["Entity", "kfm:MaskedInput"], "wasGeneratedBy": activity}
+            for uri in sorted(masked_uris)
+        ]
+        return [masking, asked, *entities]
+
+    def record(self, log: GovernanceLog, *, tx: Transaction, details: Mapping[str, Any] | None = None) -> None:
+        """Write the governance log, in the transaction that makes the masked output durable."""
+        told = {"method": self.method.value, "parameters": dict(self.parameters), **(details or {})}
+        log.record(GovernanceAction.MASK, self.decision, dataset=self.dataset, details=told, tx=tx)

@@ -1,0 +1,195 @@
+"""Review: in prod an override waits until a second person has approved it (WSM-21).
+
+A proposal is an entry of the governance log that moves no unit, and the units at the versions that its proposer saw; a
+decision on it is another entry. The database refuses an override in prod without an approval by another actor for these
+very versions, so an approval serves once. Does not belong here: carrying it out (`recovery/overrides.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum, unique
+from typing import Any
+
+import orjson
+
+from kfm_dagster.contracts.envelope import WalId
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.errors import ExitCode, KfmError
+from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
+from kfm_dagster.settings import Environment, Settings
+from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster.storage.joining import reading, writing
+
+APPROVED_WITHIN = timedelta(days=7)
+"""Later, nobody remembers what was meant; the trigger governance_log_decides_on_a_proposal has the same."""
+
+Units = Mapping[GovernanceAction, Mapping[WalId, int]]
+"""What is proposed for which units, at which versions."""
+
+
+class ReviewError(KfmError):
+    """The proposal cannot be decided on so."""
+
+    exit_code = ExitCode.REFUSED
+
+
+@unique
+class Command(StrEnum):
+    """What an approval carries out."""
+
+    RELEASE = "release"
+    """Let quarantined units in again."""
+    REPLAY = "replay"
+    """Start a replay whose selection holds units that succeeded or are quarantined."""
+    RUN_REPLAY = "run_replay"
+    """Nothing by itself: the Dagster run that wants its original's units is started again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proposal:
+    """An override that somebody proposed; `content` is what its command needs besides the units."""
+
+    proposal_id: int
+    at: datetime
+    decision: Decision
+    command: Command
+    units: int
+    content: Mapping[str, Any]
+
+    @property
+    def expires_at(self) -> datetime:
+        """Until when it can be approved."""
+        return self.at + APPROVED_WITHIN
+
+
+class OverrideReview:
+    """Proposals of a deployment. Every method joins the caller's transaction when one is given."""
+
+    def __init__(self, database: Database, *, clock: Callable[[], datetime]) -> None:
+        self._database = database
+        self._log = GovernanceLog(database, clock=clock)
+        self._clock = clock
+
+    def work_in(self, settings: Settings, *, tx: Transaction | None = None) -> None:
+        """Record that a deployment of prod works over this database, which is prod's from then on."""
+        if settings.env is Environment.PROD and not self._is_prod(tx):
+            at = rfc3339(self._clock())
+            with writing(self._database, tx) as change:
+                change.run("governance.work_in", environment=settings.env, actor=settings.worker_id, at=at)
+
+    def required(self, settings: Settings, *, tx: Transaction | None = None) -> bool:
+        """Whether an override waits for a second person: this is prod, or the database is, whatever a client says."""
+        self.work_in(settings, tx=tx)
+        return self._is_prod(tx)
+
+    def propose(
+        self,
+        command: Command,
+        decision: Decision,
+        units: Units,
+        *,
+        content: Mapping[str, Any] | None = None,
+        tx: Transaction | None = None,
+    ) -> int:
+        """Propose an override and return its id. Raises UnattributedDecisionError without a change reference."""
+        decision.require_change_ref()
+        batch = [
+            {"wal_id": wal_id, "version": version, "action": action}
+            for action, versions in units.items()
+            for wal_id, version in versions.items()
+        ]
+        details = {**(content or {}), "command": command, "units": len(batch)}
+        with writing(self._database, tx) as change:
+            proposal_id = self._log.record(GovernanceAction.OVERRIDE_PROPOSED, decision, details=details, tx=change)
+            change.run("governance.propose_units", proposal_id=proposal_id, batch=orjson.dumps(batch).decode())
+            return proposal_id
+
+    def waiting(self, *, tx: Transaction | None = None) -> list[Proposal]:
+        """Return what can be approved, the newest first."""
+        with reading(self._database, tx) as view:
+            found = [_proposal(row) for row in view.run("governance.proposals", proposal_id=None)]
+        return [proposal for proposal in found if proposal.expires_at > self._clock()]
+
+    def units(self, proposal_id: int, *, tx: Transaction | None = None) -> Units:
+        """Return what is proposed for which units, at which versions."""
+        found: dict[GovernanceAction, dict[WalId, int]] = {}
+        with reading(self._database, tx) as view:
+            for row in view.run("governance.proposed_units", proposal_id=proposal_id):
+                found.setdefault(GovernanceAction(row.action), {})[WalId(row.wal_id)] = row.version
+        return found
+
+    def unapproved(
+        self, versions: Mapping[WalId, int], action: GovernanceAction, *, actor: str, tx: Transaction
+    ) -> frozenset[WalId]:
+        """Return the units for which nobody has approved that this actor does it, at this version."""
+        batch = [{"wal_id": wal_id, "version": version} for wal_id, version in versions.items()]
+        rows = tx.run("governance.unapproved", batch=orjson.dumps(batch).decode(), action=action, actor=actor)
+        return frozenset(WalId(row.wal_id) for row in rows)
+
+    def approve(self, proposal_id: int, decision: Decision, *, tx: Transaction) -> Proposal:
+        """Approve a proposal, and return it for its command to be carried out in this transaction.
+
+        Raises ReviewError for an unknown or expired proposal, one that was decided on, and for its own proposer.
+        """
+        proposal = self._open(proposal_id, tx)
+        if proposal.decision.actor.strip().casefold() == decision.actor.strip().casefold():
+            raise ReviewError(
+                "a proposal waits for another person than its proposer",
+                observed=f"proposal {proposal_id} by {proposal.decision.actor}, approved by {decision.actor}",
+                expected="two actors",
+                next_step=f"have somebody else approve it, or kfm governance withdraw {proposal_id}",
+            )
+        if self._clock() >= proposal.expires_at:
+            raise ReviewError(
+                "the proposal has expired",
+                observed=f"proposal {proposal_id} of {rfc3339(proposal.at)}",
+                expected=f"an approval before {rfc3339(proposal.expires_at)}",
+                next_step="propose it again",
+            )
+        self._decide(GovernanceAction.OVERRIDE_APPROVED, proposal, decision, tx)
+        return proposal
+
+    def withdraw(self, proposal_id: int, decision: Decision, *, tx: Transaction) -> Proposal:
+        """Close a proposal without carrying it out; anybody may. Raises ReviewError."""
+        proposal = self._open(proposal_id, tx)
+        self._decide(GovernanceAction.OVERRIDE_WITHDRAWN, proposal, decision, tx)
+        return proposal
+
+    def _is_prod(self, tx: Transaction | None) -> bool:
+        with reading(self._database, tx) as view:
+            return view.run("governance.has_worked_in", environment=Environment.PROD).one_or_none() is not None
+
+    def _open(self, proposal_id: int, tx: Transaction) -> Proposal:
+        tx.run("governance.lock_review")
+        row = tx.run("governance.proposals", proposal_id=proposal_id).one_or_none()
+        if row is None:
+            raise ReviewError(
+                "there is no such proposal", observed=proposal_id, next_step="kfm governance pending lists what waits"
+            )
+        if row.decision is not None:
+            raise ReviewError(
+                "the proposal was decided on",
+                observed=f"{row.decision} by {row.decided_by} at {rfc3339(row.decided_at)}",
+                expected="one that waits",
+                next_step="propose it again where it is still needed",
+            )
+        return _proposal(row)
+
+    def _decide(self, action: GovernanceAction, proposal: Proposal, decision: Decision, tx: Transaction) -> None:
+        details = {"command": proposal.command, "proposed_by": proposal.decision.actor, "units": proposal.units}
+        self._log.record(action, decision, details=details, proposal_id=proposal.proposal_id, tx=tx)
+
+
+def _proposal(row: Any) -> Proposal:
+    content = dict(row.details)
+    return Proposal(
+        proposal_id=row.entry_id,
+        at=row.at,
+        decision=Decision(actor=row.actor, reason=row.reason, change_ref=row.change_ref),
+        command=Command(content.pop("command")),
+        units=content.pop("units"),
+        content=content,
+    )

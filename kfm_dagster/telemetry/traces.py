@@ -1,0 +1,236 @@
+"""Traces: one for each attempt of a unit, with a span for each operator (TEL-02, WAL-13).
+
+The ids of a trace and of its root are made of the unit and its attempt, so that every process that works on the
+attempt adds to one trace, and the root is written last, when the ledger has committed how the attempt ended. A trace
+of an attempt whose worker died has what that worker exported, and the root that the recovery wrote.
+Belongs here: names, ids, attributes, errors. Does not belong here: where spans go (`otlp.py`), or the spans of the run
+contract, which are of batches (`spans.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.context import Context, attach, detach
+from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, TraceFlags
+
+from kfm_dagster.contracts.envelope import Envelope, Lane, WalId
+from kfm_dagster.contracts.issues import Issue, Severity
+from kfm_dagster.telemetry.spans import mark_error, span
+
+ROOT = "ingest"
+RECEIVE = "sqs_receive"
+
+_NAME = "kfm_dagster"
+_PREFIX = "nodd_sns."
+_AUTOMATIC = frozenset({None, "retry"})
+_ROOT_IDS: ContextVar[SpanContext | None] = ContextVar("kfm_root_ids", default=None)
+
+Attributes = dict[str, str | int]
+
+
+class _Sampled:
+    """Which attempts are traced: all, until an exporter with another sampler is configured."""
+
+    decides: Callable[[int], bool] | None = None
+    """Of the provider that takes the root's ids from here; None with any other."""
+
+
+def root_ids() -> SpanContext | None:
+    """Return the ids of the root that is being started, for the provider's id generator; None for any other span."""
+    return _ROOT_IDS.get()
+
+
+def sample_by(decides: Callable[[int], bool]) -> None:
+    """Let the root's ids come from here, and ask this of the id of each trace."""
+    _Sampled.decides = decides
+
+
+def is_tracing() -> bool:
+    """Tell whether spans go anywhere: whether an OpenTelemetry SDK is configured in this process."""
+    return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider | trace.NoOpTracerProvider)
+
+
+def attempt_ids(wal_id: str, attempt: int) -> SpanContext:
+    """Return the ids of an attempt's trace and of its root: SHA-256 of both, so the same in every process."""
+    digest = hashlib.sha256(f"kfm_dagster {wal_id} {attempt}".encode()).digest()
+    trace_id = int.from_bytes(digest[:16])
+    sampled = _Sampled.decides is None or _Sampled.decides(trace_id)
+    return SpanContext(
+        trace_id=trace_id,
+        span_id=int.from_bytes(digest[16:24]),
+        is_remote=True,
+        trace_flags=TraceFlags(TraceFlags.SAMPLED if sampled else TraceFlags.DEFAULT),
+    )
+
+
+def traced(operator: str, work: Callable[[Envelope], Envelope], *, dataset: str) -> Callable[[Envelope], Envelope]:
+    """Return the work on one unit with a span around it; as it is where nothing is traced.
+
+    A unit that has left the chain has none. `dataset` is the public name.
+    """
+    if not is_tracing():
+        return work
+
+    def with_span(unit: Envelope) -> Envelope:
+        if unit.failure is not None:
+            return work(unit)
+        token = attach(_under_root(unit.wal_id, unit.attempt))
+        try:
+            with span(_PREFIX + operator, _of_unit(unit, dataset)) as opened:
+                made = work(unit)
+                _mark(opened, made)
+                return made
+        finally:
+            detach(token)
+
+    return with_span
+
+
+@contextmanager
+def traced_batch(operator: str, received: Sequence[Envelope], *, dataset: str) -> Iterator[list[Envelope]]:
+    """Give each unit of a batch that the body works on as a whole a span of the body's time.
+
+    The body adds the units as they became to the list. What it raises is the error of the others, and goes on.
+    """
+    made: list[Envelope] = []
+    began, error = time.time_ns(), None
+    try:
+        yield made
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        if is_tracing():
+            done = {unit.wal_id: unit for unit in made}
+            for unit in received:
+                if unit.failure is None:
+                    became = done.get(unit.wal_id)
+                    record_span(operator, became or unit, began, dataset, None if became else error)
+
+
+def record_span(operator: str, unit: Envelope, began: int, dataset: str, error: BaseException | None = None) -> None:
+    """Write a span of a unit, from `began` (nanoseconds since 1970) until now."""
+    opened = _tracer().start_span(
+        _PREFIX + operator,
+        context=_under_root(unit.wal_id, unit.attempt),
+        start_time=began,
+        attributes=_of_unit(unit, dataset),
+    )
+    if error is not None:
+        mark_error(opened, type(error).__name__)
+    _mark(opened, unit)
+    opened.end()
+
+
+def record_attempt(row: Any, *, dataset: str, error: str | None, ended_at: datetime, unit: Envelope | None) -> None:
+    """Write the root of an attempt that has ended: a row of `ledger.attempts`, and the code of what ended it.
+
+    `unit` is what the operators made of it, where that is known.
+    """
+    ids = attempt_ids(row.wal_id, row.attempts)
+    attributes: Attributes = {
+        "nodd.dataset": dataset,
+        "nodd.wal_id": row.wal_id,
+        "nodd.attempt": row.attempts,
+        "nodd.object_uri_hash": hashlib.sha256(row.object_uri.encode()).hexdigest(),
+        "nodd.bucket_provider": row.provider,
+        "nodd.run_mode": _run_mode(row.lane, row.replay_reason),
+        "nodd.run_id": row.ingest_run_id,
+        **_of_replay(row.replay_reason, row.replay_run_id),
+    }
+    if row.replay_run_id and row.original_run_id:
+        attributes["nodd.replay_original_run"] = row.original_run_id
+    if unit is not None:
+        attributes |= _made_of(unit)
+    token = _ROOT_IDS.set(ids if _Sampled.decides else None)
+    try:
+        opened = _tracer().start_span(
+            _PREFIX + ROOT,
+            # A provider of somebody else's makes its own ids: then the root is one more span of the trace.
+            context=Context() if _Sampled.decides else _under(ids),
+            start_time=_nanoseconds(row.last_attempt_at),
+            attributes=attributes,
+        )
+    finally:
+        _ROOT_IDS.reset(token)
+    if error is not None:
+        mark_error(opened, error)
+    opened.end(_nanoseconds(ended_at))
+
+
+def record_receive(unit: Envelope, *, dataset: str, began: int) -> None:
+    """Write, in the trace of a unit's first attempt, how long its message took to be landed and recorded."""
+    attributes = {
+        **_of_unit(unit, dataset),
+        "nodd.attempt": 1,
+        "messaging.system": "aws_sqs",
+        "messaging.message.id": unit.raw.sqs_message_id or "",
+    }
+    context = _under_root(unit.wal_id, 1)
+    _tracer().start_span(_PREFIX + RECEIVE, context=context, start_time=began, attributes=attributes).end()
+
+
+def _of_unit(unit: Envelope, dataset: str) -> Attributes:
+    return {
+        "nodd.dataset": dataset,
+        "nodd.wal_id": unit.wal_id,
+        "nodd.attempt": unit.attempt,
+        **_of_replay(unit.replay_reason, unit.replay_run_id),
+    }
+
+
+def _of_replay(reason: str | None, run_id: str | None) -> Attributes:
+    named = {"nodd.replay_reason": reason, "nodd.replay_run_id": run_id}
+    return {name: value for name, value in named.items() if value}
+
+
+def _made_of(unit: Envelope) -> Attributes:
+    named = {
+        "nodd.stac_item_id": unit.stac and unit.stac.item_id,
+        "nodd.openlineage_run_id": unit.provenance and unit.provenance.openlineage_run_id,
+        "nodd.prov_activity_id": unit.provenance and unit.provenance.activity_id,
+    }
+    return {name: value for name, value in named.items() if value}
+
+
+def _run_mode(lane: str, replay_reason: str | None) -> str:
+    if replay_reason == "backfill" or (lane == Lane.BULK and replay_reason in _AUTOMATIC):
+        return "backfill"
+    return "hot-path" if replay_reason in _AUTOMATIC else "replay"
+
+
+def _mark(opened: Span, made: Envelope) -> None:
+    """Mark a span by what is found of its unit, which was in the chain before."""
+    if (failure := made.failure) is not None:
+        mark_error(opened, failure.code)
+    for issue in _suspects(made):
+        opened.add_event("suspect", {"nodd.issue": issue.code})
+    opened.set_attributes(_made_of(made))
+
+
+def _suspects(made: Envelope) -> Iterator[Issue]:
+    return (issue for issue in made.issues if issue.severity is Severity.SUSPECT)
+
+
+def _under_root(wal_id: WalId, attempt: int) -> Context:
+    return _under(attempt_ids(wal_id, attempt))
+
+
+def _under(ids: SpanContext) -> Context:
+    return trace.set_span_in_context(NonRecordingSpan(ids), Context())
+
+
+def _tracer() -> trace.Tracer:
+    return trace.get_tracer(_NAME)
+
+
+def _nanoseconds(at: datetime) -> int:
+    return int(at.astimezone(UTC).timestamp() * 1_000_000) * 1_000

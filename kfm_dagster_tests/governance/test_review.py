@@ -1,0 +1,297 @@
+"""In prod an override waits for a second person; the database itself lets nobody past (WSM-21)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+
+from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.defs.resources import open_pipeline
+from kfm_dagster.errors import ExitCode, IllegalTransitionError
+from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceEntry
+from kfm_dagster.governance.review import APPROVED_WITHIN, Command
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.recovery.replay.engine import ReplayEngine
+from kfm_dagster.settings import Environment, Settings
+from kfm_dagster_tests.factories import envelope, finished
+from kfm_dagster_tests.governance.conftest import Answer, Call, every_row
+
+DAY = "2025-12-03"
+JANE = Decision(actor="jane", reason="the source is fixed", change_ref="CHG-9")
+WHY = ["--reason", "the source is fixed", "--change-ref", "CHG-9"]
+APPROVING = ["--actor", "bob", "--reason", "seen the evidence", "--change-ref", "CHG-9"]
+REPAIR = ["replay", "run", "--mode", "repair-and-replace", "--allow-repair-and-replace", "--confirm", "--detach", *WHY]
+pytestmark = pytest.mark.clause("WSM-21")
+
+
+@pytest.fixture
+def prod(deployment: Pipeline, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipeline]:
+    """A deployment of prod over two units: the first is quarantined, the second has succeeded."""
+    monkeypatch.setenv("KFM_ENV", "prod")
+    opened = Pipeline.open(Settings.load())
+    ledger = opened.ledger
+    ledger.review.work_in(opened.settings)
+    ledger.ensure([envelope(0), envelope(1)])
+    claimed = ledger.claim(dataset="nexrad-l2", partition=DAY, run_id="run-1", limit=1, wal_ids=[envelope(1).wal_id])
+    ledger.settle([finished(unit) for unit in claimed], run_id="run-1")
+    ledger.quarantine([envelope(0).wal_id], reason_code="looked_odd", decision=JANE)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def out(prod: Pipeline) -> Envelope:
+    """The unit that is quarantined."""
+    return envelope(0)
+
+
+def status(pipeline: Pipeline, unit: Envelope) -> Status:
+    return pipeline.ledger.statuses([unit.wal_id])[unit.wal_id]
+
+
+def proposed(answer: Answer) -> str:
+    assert answer.code == ExitCode.WAITS_FOR_APPROVAL, answer
+    assert "waits for a second person" in answer.out
+    return answer.out.split()[1]
+
+
+def test_a_release_in_prod_is_done_by_the_second_person_and_the_log_names_both(
+    call: Call, prod: Pipeline, out: Envelope
+) -> None:
+    number = proposed(call("release", out.wal_id, *WHY))
+    assert status(prod, out) is Status.QUARANTINED
+    [waits] = call("governance", "pending", "--json").rows
+    assert (waits["proposal_id"], waits["proposed_by"], waits["command"]) == (int(number), "jane", "release")
+    assert waits["overrides"] == {"release": {out.wal_id: 2}}
+
+    done = call("governance", "approve", number, *APPROVING)
+    assert (done.code, done.out) == (ExitCode.DONE, f"proposal {number} is approved: 1 unit released\n")
+    assert status(prod, out) is Status.PENDING
+    [entry] = prod.ledger.log.entries(action=GovernanceAction.RELEASE)
+    assert (entry.actor, entry.approved_by, entry.proposal_id) == ("jane", "bob", int(number))
+    assert (entry.wal_id, entry.record_version, entry.reason) == (out.wal_id, 3, "the source is fixed")
+    [approval] = prod.ledger.log.entries(action=GovernanceAction.OVERRIDE_APPROVED)
+    assert (approval.actor, approval.reason, approval.proposal_id) == ("bob", "seen the evidence", int(number))
+    assert call("governance", "pending", "--json").rows == []
+
+
+def test_a_replay_of_successes_in_prod_starts_with_the_approval_and_each_override_names_both(
+    call: Call, prod: Pipeline, out: Envelope
+) -> None:
+    chosen = [
+        "--wal-id",
+        out.wal_id,
+        "--wal-id",
+        envelope(1).wal_id,
+        "--status",
+        "quarantined",
+        "--status",
+        "succeeded",
+    ]
+    number = proposed(call(*REPAIR, *chosen))
+    assert prod.ledger.log.entries(action=GovernanceAction.REPLAY_STARTED) == []
+    done = call("governance", "approve", number, *APPROVING, "--json")
+    assert done.code == ExitCode.DONE, done
+    replay = done.rows[0]["replay_run_id"]
+    ReplayEngine(pipeline=prod).advance(replay)
+    assert {status(prod, envelope(number)) for number in (0, 1)} == {Status.PENDING}
+    entries = [entry for entry in prod.ledger.log.entries() if entry.to_status == Status.PENDING]
+    assert {(entry.action, entry.actor, entry.approved_by) for entry in entries} == {
+        ("release", "jane", "bob"),
+        ("repair_and_replace", "jane", "bob"),
+    }
+
+
+def test_a_replay_of_failed_units_and_an_emergency_brake_are_one_person_s(
+    call: Call, prod: Pipeline, out: Envelope
+) -> None:
+    prod.ledger.ensure([envelope(2)])
+    brakes = (
+        ["quarantine", "add", envelope(2).wal_id, "--reason-code", "odd"],
+        ["kill-switch", "on", "nexrad-l2"],
+        ["kill-switch", "off", "nexrad-l2"],
+        ["discard", out.wal_id],
+        ["replay", "run", "--wal-id", out.wal_id, "--confirm"],
+    )
+    for command in brakes:
+        assert call(*command, *WHY).code == ExitCode.DONE, command
+
+
+def test_what_cannot_be_approved_is_one_line_and_changes_no_row(call: Call, prod: Pipeline, out: Envelope) -> None:
+    def a_proposal() -> str:
+        return proposed(call("release", out.wal_id, *WHY))
+
+    def decided(what: str) -> str:
+        number = a_proposal()
+        assert call("governance", what, number, *APPROVING).code == ExitCode.DONE
+        return number
+
+    def expired() -> str:
+        clock, prod.ledger.review._clock = prod.ledger.review._clock, lambda: prod.clock() - APPROVED_WITHIN
+        prod.ledger.review._log._clock = prod.ledger.review._clock
+        number = prod.ledger.review.propose(Command.RELEASE, JANE, {GovernanceAction.RELEASE: {out.wal_id: 2}})
+        prod.ledger.review._clock = prod.ledger.review._log._clock = clock
+        return str(number)
+
+    def moved() -> str:
+        number, other = a_proposal(), a_proposal()
+        assert call("governance", "approve", other, *APPROVING).code == ExitCode.DONE
+        return number
+
+    cases: dict[str, tuple[Callable[[], str], list[str], str]] = {
+        "its own proposer": (a_proposal, ["--actor", "jane"], "another person than its proposer"),
+        "its own proposer, written otherwise": (a_proposal, ["--actor", " JANE"], "another person than its proposer"),
+        "nobody knows it": (lambda: "999999", [], "there is no such proposal; observed 999999"),
+        "no reason": (a_proposal, ["--reason", " "], "the reason is missing"),
+        "withdrawn": (lambda: decided("withdraw"), [], "was decided on; observed override_withdrawn by bob"),
+        "expired": (expired, [], "the proposal has expired"),
+        "moved": (moved, [], f"changed since it was looked at; observed {out.wal_id} at another version"),
+        "used": (lambda: str(_last(prod).proposal_id), [], "was decided on; observed override_approved by bob"),
+    }
+    for name, (make, more, said) in cases.items():
+        number = make()
+        before = every_row(prod.database)
+        answer = call("governance", "approve", number, *APPROVING, *more)
+        assert answer.code in {ExitCode.REFUSED, ExitCode.USAGE}, name
+        assert (answer.out, answer.err.count("\n")) == ("", 1), name
+        assert said in answer.err, name
+        assert every_row(prod.database) == before, name
+    # Its own proposer's two, the one without a reason and the one that moved; the expired one waits no more.
+    assert len(call("governance", "pending", "--json").rows) == 4
+
+
+def test_a_replay_that_would_take_other_units_than_were_approved_is_refused(call: Call, prod: Pipeline) -> None:
+    window = ["--event-time-start", "2025-12-01", "--event-time-end", "2025-12-30"]
+    number = proposed(call(*REPAIR, "--dataset", "nexrad-l2", "--status", "succeeded", *window))
+    prod.ledger.ensure([envelope(5)])
+    claimed = prod.ledger.claim(dataset="nexrad-l2", partition=DAY, run_id="run-2", limit=1)
+    prod.ledger.settle([finished(unit) for unit in claimed], run_id="run-2")
+    before = every_row(prod.database)
+    answer = call("governance", "approve", number, *APPROVING)
+    assert (answer.code, answer.err.count("\n")) == (ExitCode.REFUSED, 1)
+    assert "holds other overrides than were proposed; observed 2 units" in answer.err
+    assert every_row(prod.database) == before
+
+
+def test_a_client_that_calls_itself_dev_cannot_go_alone_over_a_database_of_prod(
+    call: Call, prod: Pipeline, out: Envelope, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KFM_ENV", "dev")
+    number = proposed(call("release", out.wal_id, *WHY))
+    assert call("governance", "approve", number, "--reason", "my own").code == ExitCode.REFUSED
+    # And so the library that a command calls.
+    before = every_row(prod.database)
+    with pytest.raises(IllegalTransitionError, match=r"override_is_reviewed.*expected an approval by a second person"):
+        prod.ledger.override(
+            {out.wal_id: 2}, from_status=Status.QUARANTINED, action=GovernanceAction.RELEASE, decision=JANE
+        )
+    assert every_row(prod.database) == before
+
+
+ENTRY = """
+INSERT INTO governance_log (
+    at, actor, action, dataset, wal_id, record_version, from_status, to_status, reason, change_ref, details,
+    proposal_id, approved_by
+)
+VALUES (
+    :at, :actor, :action, 'nexrad-l2', :wal_id, :version, :from_status, :to_status, 'by hand', 'CHG-1', '{}',
+    :proposal_id, :approved_by
+)
+"""
+BACK = """
+UPDATE nodd_wal_records SET
+    status = 'pending', version = version + 1, updated_at = :at, changed_by = 'jane', change_reason = 'incident',
+    replay_reason = 'incident'
+WHERE wal_id = :wal_id
+"""
+
+
+def test_the_database_takes_no_forged_approval(prod: Pipeline, out: Envelope) -> None:
+    def entry(**changes: Any) -> dict[str, Any]:
+        right = {
+            "at": prod.clock(), "actor": "jane", "action": "release", "wal_id": out.wal_id, "version": 3,
+            "from_status": "quarantined", "to_status": "pending", "proposal_id": number, "approved_by": "bob",
+        }  # fmt: skip
+        return right | changes
+
+    def decides(actor: str, **changes: Any) -> dict[str, Any]:
+        nothing = dict.fromkeys(("wal_id", "version", "from_status", "to_status", "approved_by"))
+        return entry(actor=actor, action="override_approved", **nothing) | changes
+
+    def typed(*rows: dict[str, Any]) -> None:
+        with prod.database.engine.begin() as connection:
+            for row in rows:
+                connection.execute(sa.text(ENTRY), _bound(connection, row))
+            connection.execute(sa.text(BACK), _bound(connection, {"at": prod.clock(), "wal_id": out.wal_id}))
+
+    number = prod.ledger.review.propose(Command.RELEASE, JANE, {GovernanceAction.RELEASE: {out.wal_id: 2}})
+    other = {GovernanceAction.RELEASE: {envelope(1).wal_id: 2}}
+    another = prod.ledger.review.propose(Command.RELEASE, JANE, other)
+    late = prod.clock() + APPROVED_WITHIN + timedelta(seconds=1)
+    forged: dict[str, list[dict[str, Any]]] = {
+        "nobody approved": [entry(proposal_id=None, approved_by=None)],
+        "an approver without an approval": [entry()],
+        "an approver without a proposal": [entry(proposal_id=None)],
+        "the proposer's own approval": [decides("jane"), entry(approved_by="jane")],
+        "the proposer's own in capitals": [decides(" JANE "), entry(approved_by=" JANE ")],
+        "too late an approval": [decides("bob", at=late), entry()],
+        "an approval of nothing that was proposed": [decides("bob", proposal_id=None), entry()],
+        "a withdrawal": [decides("bob", action="override_withdrawn"), entry()],
+        "a withdrawal and then an approval": [
+            decides("bob", action="override_withdrawn"), decides("bob"), entry(),
+        ],
+        "an approval by another one": [decides("bob"), entry(approved_by="eve")],
+        "an approval of another one's proposal": [decides("bob"), entry(actor="eve")],
+        "an approval of another action": [decides("bob"), entry(action="repair_and_replace")],
+        "an approval of other units": [decides("bob", proposal_id=another), entry(proposal_id=another)],
+    }  # fmt: skip
+    before = every_row(prod.database)
+    for name, rows in forged.items():
+        with pytest.raises(DBAPIError):
+            typed(*rows)
+        assert every_row(prod.database) == before, name
+    # No unit comes to a proposal that somebody has decided on, or to an entry that is none.
+    with prod.database.transaction() as tx:
+        prod.ledger.review.withdraw(another, JANE, tx=tx)
+    for proposal_id in (another, 1):
+        with pytest.raises(DBAPIError, match="open_proposal"), prod.database.engine.begin() as connection:
+            connection.exec_driver_sql(
+                f"INSERT INTO override_units VALUES ({proposal_id}, '{out.wal_id}', 2, 'release')"
+            )
+    typed(decides("bob"), entry())
+    assert status(prod, out) is Status.PENDING
+
+
+def test_a_deployment_of_prod_makes_the_database_prod_s(deployment: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not deployment.ledger.review.required(deployment.settings)
+    monkeypatch.setenv("KFM_ENV", "prod")
+    open_pipeline(Settings.load()).close()
+    assert deployment.settings.env is Environment.DEV
+    assert deployment.ledger.review.required(deployment.settings)
+
+
+def test_outside_prod_one_person_releases_as_ever(
+    call: Call, deployment: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KFM_ENV", "stage")
+    deployment.ledger.ensure([envelope(0)])
+    deployment.ledger.quarantine([envelope(0).wal_id], reason_code="looked_odd", decision=JANE)
+    assert call("release", envelope(0).wal_id, *WHY).code == ExitCode.DONE
+    assert status(deployment, envelope(0)) is Status.PENDING
+    assert _last(deployment).approved_by is None
+
+
+def _last(pipeline: Pipeline) -> GovernanceEntry:
+    return pipeline.ledger.log.entries(action=GovernanceAction.RELEASE, limit=1)[0]
+
+
+def _bound(connection: sa.Connection, row: dict[str, Any]) -> dict[str, Any]:
+    """The row as the database takes it: SQLite has its times as text."""
+    return {**row, "at": rfc3339(row["at"])}

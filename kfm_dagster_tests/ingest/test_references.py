@@ -1,0 +1,137 @@
+"""What the first node asks for outside is in its inputs_hash: query, window, and what was found."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfm_dagster.contracts.envelope import Lane
+from kfm_dagster.contracts.issues import IntegrityIssue
+from kfm_dagster.ingest.finding import MessageParse, Source
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.run_state.inputs_hash import InputReference
+from kfm_dagster.run_state.record import Outcome
+from kfm_dagster.stages.batch import SkipCause, StageBatch
+from kfm_dagster.stages.failure import StageFailedError
+from kfm_dagster.storage.object_handle import ObjectReadError
+from kfm_dagster_tests.integration.chain import DAY, Clock, good, open_pipeline, put, run_chain, volumes
+
+DATASET = "nexrad-l2"
+WINDOW = ("2025-04-02T00:00:00.000000Z", "2025-04-03T00:00:00.000000Z")
+
+
+class Account:
+    """A backfill that takes a listing in and keeps nothing."""
+
+    def opened(self, tx: Any) -> bool:
+        return True
+
+    def counted(self, tx: Any, *, listed: int, created: int, requeued: int) -> bool:
+        return True
+
+    def closed(self, tx: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Pipeline:
+    put(tmp_path / "objects", volumes(2))
+    return open_pipeline(tmp_path / "home", tmp_path / "objects")
+
+
+def node(pipeline: Pipeline, source: Source, run_id: str = "run-1", **more: Any) -> MessageParse:
+    return MessageParse(
+        pipeline=pipeline, dataset=DATASET, partition=DAY.isoformat(), run_id=run_id, source=source, limit=9, **more
+    )
+
+
+def references(pipeline: Pipeline, source: Source, **more: Any) -> Sequence[InputReference]:
+    found = node(pipeline, source, **more)
+    assert [entry.uri for entry in found.inputs()] != []
+    return found.references()
+
+
+@pytest.mark.clause("RSP-17")
+def test_each_source_says_what_it_asks_with_query_and_window(pipeline: Pipeline) -> None:
+    [bucket] = pipeline.registry[DATASET].storage.buckets
+    prefix = f"{DAY:%Y/%m/%d}/"
+    [listing] = references(pipeline, Source.LISTING)
+    assert (listing.uri, listing.query, listing.window) == (
+        f"s3://{bucket}/{prefix}",
+        {"list-type": "2", "prefix": prefix},
+        WINDOW,
+    )
+    assert listing.checksum is not None
+    # It takes objects in while it lists.
+    [backfill] = references(pipeline, Source.LISTING, account=Account())
+    assert backfill == InputReference(uri=listing.uri, query=listing.query, window=WINDOW)
+    asked = {"status": "pending", "lane": "live", "limit": "9"}
+    assert references(pipeline, Source.LEDGER, lane=Lane.LIVE) == [
+        InputReference(uri=f"ledger:{DATASET}@{DAY}", query=asked, window=WINDOW)
+    ]
+    digest = "a" * 64
+    for source in (Source.LANDING, Source.LEDGER):
+        assert references(pipeline, source, landing=[digest]) == [
+            InputReference(uri=f"landing:{digest}", checksum=digest)
+        ]
+
+
+@pytest.mark.clause("RSP-17")
+@pytest.mark.parametrize("change", ["none", "etag", "last_modified", "another object"])
+def test_a_listing_is_hashed_with_etag_and_last_modified_of_each_object(
+    pipeline: Pipeline, tmp_path: Path, change: str
+) -> None:
+    [before] = references(pipeline, Source.LISTING)
+    first, _, third = volumes(3)
+    path = tmp_path / "objects" / first.bucket / first.key
+    status = path.stat()
+    if change == "etag":
+        put(tmp_path / "objects", [good(first.bucket, first.key, first.announced[:-1] + b"?")])
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    elif change == "last_modified":
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1_000_000_000))
+    elif change == "another object":
+        put(tmp_path / "objects", [third])
+    [after] = references(pipeline, Source.LISTING, run_id="run-2")
+    assert (after == before) == (change == "none")
+
+
+@pytest.mark.clause("RSP-17", "RSP-03")
+def test_a_run_that_has_listed_is_skipped_whatever_has_come_since(pipeline: Pipeline, tmp_path: Path) -> None:
+    batches: list[StageBatch] = []
+    run_chain(pipeline, DATASET, DAY.isoformat(), "run-1", seen=batches.append)
+    first = batches[0]
+    put(tmp_path / "objects", volumes(3))
+    again: list[StageBatch] = []
+    run_chain(pipeline, DATASET, DAY.isoformat(), "run-1", seen=again.append)
+    assert again[0].skipped is SkipCause.ALREADY_SUCCEEDED
+    assert again[0].state.inputs_hash == first.state.inputs_hash
+    other: list[StageBatch] = []
+    assert isinstance(pipeline.clock, Clock)
+    run_chain(pipeline, DATASET, DAY.isoformat(), "run-2", seen=other.append)
+    assert other[0].skipped is None
+    assert other[0].state.inputs_hash != first.state.inputs_hash
+
+
+@pytest.mark.clause("RSP-17")
+def test_a_listing_that_fails_is_a_failed_stage_and_the_next_attempt_lists_again(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(*_: Any) -> Any:
+        raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, "s3://bucket", "the store does not answer")
+
+    with monkeypatch.context() as away:
+        away.setattr(pipeline.objects, "list_day", silent)
+        listing = node(pipeline, Source.LISTING)
+        with pytest.raises(StageFailedError):
+            pipeline.stages.run(listing, run_id="run-1", upstream=None)
+    state = pipeline.stages.run_states.get(listing.kind, "run-1")
+    assert state is not None
+    assert state.outcome is Outcome.FAILED
+    listing = node(pipeline, Source.LISTING)
+    batch = pipeline.stages.commit(pipeline.stages.run(listing, run_id="run-1", upstream=None))
+    assert len(batch.envelopes) == 2

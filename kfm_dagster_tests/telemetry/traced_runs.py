@@ -1,0 +1,74 @@
+"""What `test_traces.py` has traced, in processes of its own: OpenTelemetry's provider is one per process, for ever.
+
+python -m kfm_dagster_tests.telemetry.traced_runs ingest|recover HOME OBJECTS
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from kfm_dagster.governance.log import Decision, GovernanceAction
+from kfm_dagster.ingest.nodes import Source
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.settings import Settings
+from kfm_dagster.telemetry.otlp import flush_traces
+from kfm_dagster_tests.clocks import locked
+from kfm_dagster_tests.integration.chain import (
+    DAY,
+    CrashError,
+    Failpoint,
+    FakeQueue,
+    announce,
+    missing,
+    put,
+    run_chain,
+    take,
+    volumes,
+)
+
+DATASET = "nexrad-l2"
+JANE = Decision(actor="jane", reason="a test", change_ref="CHG-1")
+
+
+def ingest(pipeline: Pipeline, objects: Path) -> None:
+    """A success, a failure, the success done again, and a run that dies."""
+    good, bad, lost = volumes(3)
+    put(objects, [good, missing(bad)])
+    take(pipeline, announce([item.event() for item in (good, bad)], registry=pipeline.registry))
+    _run(pipeline, "run-1")
+    [done] = pipeline.ledger.find(status=Status.SUCCEEDED)
+    pipeline.ledger.override(
+        {done.wal_id: done.version},
+        from_status=Status.SUCCEEDED,
+        action=GovernanceAction.REPEAT,
+        decision=JANE,
+        replay_reason="incident",
+        replay_run_id="replay-1",
+    )
+    _run(pipeline, "run-2")
+    put(objects, [lost])
+    take(pipeline, announce([lost.event()], registry=pipeline.registry))
+    try:
+        _run(pipeline, "run-3", dies_at=Failpoint(operator="metadata_extract", point="committed"))
+    except CrashError:
+        flush_traces()
+
+
+def recover(pipeline: Pipeline, _: Path) -> None:
+    """Take back what the dead run had."""
+    pipeline.ledger.release_lost(run_ids=["run-3"])
+
+
+def _run(pipeline: Pipeline, run_id: str, dies_at: Failpoint | None = None) -> None:
+    run_chain(pipeline, DATASET, DAY.isoformat(), run_id, Source.LEDGER, dies_at=dies_at)
+
+
+if __name__ == "__main__":
+    what, home, objects = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    opened = locked(Pipeline.open(Settings(home=home, object_root=objects, retry_backoff_seconds=60)))
+    queue = FakeQueue()
+    opened.connect_queue = lambda _: queue  # type: ignore[assignment, return-value]
+    {"ingest": ingest, "recover": recover}[what](opened, objects)
+    opened.close()
