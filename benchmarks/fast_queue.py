@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from benchmarks.processes import cpu_seconds_of
 from kfm_dagster.demo.cloud import ProvisionedQueues, aws_client, aws_environment, create_queues
 from kfm_dagster.deployment.child_server import ChildServer
 from kfm_dagster.errors import DependencyUnavailableError, QueueUnavailableError
@@ -39,6 +40,12 @@ _SERVE = """
 import { buildApp } from "fauxqs";
 const app = buildApp({ logger: false });
 await app.listen({ port: 0, host: "127.0.0.1" });
+const latency = Number(process.env.QUEUE_LATENCY_MS);
+if (latency) {
+  const answers = app.server.listeners("request");
+  app.server.removeAllListeners("request");
+  app.server.on("request", (...call) => setTimeout(() => answers.forEach((answer) => answer(...call)), latency));
+}
 process.stdin.on("end", () => process.exit(0)).resume();
 process.stdout.write(`${app.server.address().port}\\n`);
 """
@@ -80,13 +87,18 @@ class FastQueue:
         dlq: str = "kfm-nodd-dlq",
         visibility_timeout: int = 900,
         max_receive_count: int = 5,
+        latency_ms: float = 0.0,
     ) -> None:
-        """`folder` is one that `ensure_installed` returned; visibility_timeout is in seconds."""
+        """`folder` is one that `ensure_installed` returned; visibility_timeout is in seconds.
+
+        `latency_ms` comes before the answer to each call.
+        """
         self.primary_queue = primary_queue
         self.dlq = dlq
         self._folder = folder
         self._visibility_timeout = visibility_timeout
         self._max_receive_count = max_receive_count
+        self._latency_ms = latency_ms
         self._server: ChildServer | None = None
         self._queues: ProvisionedQueues | None = None
 
@@ -98,7 +110,7 @@ class FastQueue:
         server = ChildServer(
             name="the fast queue (fauxqs)",
             command=[_executable("node"), "--input-type=module", "--eval", _SERVE],
-            environment=os.environ,
+            environment={**os.environ, "QUEUE_LATENCY_MS": str(self._latency_ms)},
             folder=self._folder,
         )
         server.start()
@@ -138,6 +150,11 @@ class FastQueue:
     def environment(self) -> dict[str, str]:
         """Variables that point boto3 and `Settings` of another process at this queue."""
         return aws_environment(self.endpoint_url, primary_queue=self.primary_queue, dlq=self.dlq)
+
+    def cpu_seconds(self) -> float:
+        """CPU seconds of the server, which are not the product's."""
+        pid = None if self._server is None else self._server.pid
+        return 0.0 if pid is None else cpu_seconds_of([pid])
 
     def client(self) -> SQSClient:
         """Build a boto3 client of this queue."""

@@ -1,61 +1,133 @@
-"""The floor of the benchmark: a plain loop that makes the same reads and writes, and guarantees nothing.
+"""The floor of the benchmark: plain loops that make the same reads and writes, and guarantee nothing.
 
-Does not belong here: what it is compared with (`backlog.py`).
+    python -m benchmarks.floor HOME [--all-remote]
+
+As many processes as there are cores each receive, read headers, write Item and event, and delete. From a folder they
+read one object after the other; from a store they read as many at a time as a run does by default, because that is what
+whoever writes such a loop against S3 does first. Does not belong here: what it is compared with (`backlog.py`).
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import click
+import obstore
 import orjson
+from obstore.store import S3Store
 
+from benchmarks.drained import Surroundings
 from benchmarks.fast_queue import FastQueue
+from benchmarks.store import OWN_BUCKET
 from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.errors import DependencyUnavailableError
 from kfm_dagster.notifications.sqs import connect
 from kfm_dagster.operators.message_parse import parse_message
-from kfm_dagster.readers.base import ReadRequest
+from kfm_dagster.readers.base import ByteSource, ReadRequest
 from kfm_dagster.readers.registry import READERS
 from kfm_dagster.settings import Settings, environment
 
+MESSAGES = 200
+"""Received at a time by one process, so that all of them find some."""
 
-def floor_rate(home: Path, fauxqs: Path, bodies: Sequence[str]) -> float:
-    """Return the units per second of a loop with no guarantees: receive, read headers, write Item and event, delete."""
+Write = Callable[[str, bytes], None]
+
+
+def floor_rate(home: Path, fauxqs: Path, bodies: Sequence[str], surroundings: Surroundings) -> float:
+    """Return the units per second of all processes together, from their start to the last deletion."""
     home.mkdir(parents=True)
-    with FastQueue(fauxqs) as queue, environment(queue.environment()):
+    command = [sys.executable, "-m", "benchmarks.floor", str(home)]
+    command += ["--all-remote"] if surroundings.all_remote else []
+    with (
+        FastQueue(fauxqs, latency_ms=surroundings.queue_latency_ms) as queue,
+        environment({**queue.environment(), **surroundings.variables()}),
+        ExitStack() as stack,
+    ):
         queue.fill(bodies)
-        registry, settings = ContractRegistry.load(), Settings.load()
-        client = connect(settings)
+        loops = [
+            stack.enter_context(
+                subprocess.Popen(  # noqa: S603, our own module
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                )
+            )
+            for _ in range(os.cpu_count() or 1)
+        ]
+        for loop in loops:
+            _line(loop)  # ready: imports are not what is measured
         began = time.monotonic()
-        done = 0
-        with (home / "lineage.ndjson").open("ab") as lineage:
-            while messages := client.receive(5000, budget_seconds=60):
-                for message in messages:
-                    for unit in parse_message(message, registry=registry, queue=client.name).envelopes:
-                        item = _plain_item(unit, registry, settings.object_root or Path())
-                        (home / f"{item['id']}.json").write_bytes(orjson.dumps(item, default=str))
-                        lineage.write(orjson.dumps({"run": unit.wal_id, "output": item["id"]}) + b"\n")
-                        done += 1
-                client.delete([message.receipt_handle or "" for message in messages])
-        return done / (time.monotonic() - began)
+        for loop in loops:
+            _stdin(loop)
+        done = [_line(loop).split() for loop in loops]
+    units, ended = sum(int(units) for units, _ in done), max(float(at) for _, at in done)
+    if units != len(bodies):
+        raise DependencyUnavailableError("the plain loops lost units", observed=units, expected=len(bodies))
+    return units / (ended - began)
 
 
-def _plain_item(unit: Envelope, registry: ContractRegistry, root: Path) -> dict[str, Any]:
+def _line(loop: subprocess.Popen[str]) -> str:
+    said = "" if loop.stdout is None else loop.stdout.readline()
+    if not said:
+        raise DependencyUnavailableError("a plain loop ended", observed=f"exit code {loop.wait()}")
+    return said
+
+
+def _stdin(loop: subprocess.Popen[str]) -> None:
+    if loop.stdin is not None:
+        loop.stdin.write("go\n")
+        loop.stdin.flush()
+
+
+def work(home: Path, *, all_remote: bool) -> tuple[int, float]:
+    """Work until the queue is empty; return units and the moment of the last deletion (monotonic clock, seconds)."""
+    registry, settings = ContractRegistry.load(), Settings.load()
+    client = connect(settings)
+    done, ended = 0, time.monotonic()
+    write: Write = _put if all_remote else lambda name, content: _write(home / name, content)
+    with (
+        (home / f"lineage-{os.getpid()}.ndjson").open("ab") as lineage,
+        ThreadPoolExecutor(settings.read_concurrency if settings.object_root is None else 1) as readers,
+    ):
+
+        def one(unit: Envelope) -> tuple[str, str]:
+            item = _plain_item(unit, registry, settings.object_root)
+            write(f"{item['id']}.json", orjson.dumps(item, default=str))
+            return unit.wal_id, item["id"]
+
+        while messages := client.receive(MESSAGES, budget_seconds=60):
+            units = [
+                unit
+                for message in messages
+                for unit in parse_message(message, registry=registry, queue=client.name).envelopes
+            ]
+            for wal_id, item_id in readers.map(one, units):
+                lineage.write(orjson.dumps({"run": wal_id, "output": item_id}) + b"\n")
+            client.delete([message.receipt_handle or "" for message in messages])
+            done, ended = done + len(units), time.monotonic()
+    return done, ended
+
+
+def _plain_item(unit: Envelope, registry: ContractRegistry, root: Path | None) -> dict[str, Any]:
     contract = registry[unit.dataset]
     match = registry.grammars[unit.dataset].match(unit.key)
     if match is None:
         raise ValueError(unit.key)
-    path = root / unit.bucket / unit.key
-
-    def sidecar(suffix: str) -> _FileSource | None:
-        beside = path.with_name(path.name + suffix)
-        return _FileSource(beside) if beside.is_file() else None
-
-    request = ReadRequest(key=unit.key, groups=match.groups, source=_FileSource(path), sidecar=sidecar)
+    request = ReadRequest(
+        key=unit.key,
+        groups=match.groups,
+        source=_source(root, unit.bucket, unit.key, size=unit.object_size),
+        sidecar=lambda suffix: _sidecar(root, unit.bucket, unit.key + suffix),
+    )
     header = READERS[contract.metadata_extract.reader](request)
     return {
         "type": "Feature",
@@ -69,8 +141,19 @@ def _plain_item(unit: Envelope, registry: ContractRegistry, root: Path) -> dict[
     }
 
 
+def _source(root: Path | None, bucket: str, key: str, *, size: int | None) -> ByteSource:
+    return _StoreSource(bucket, key, size=size) if root is None else _FileSource(root / bucket / key)
+
+
+def _sidecar(root: Path | None, bucket: str, key: str) -> ByteSource | None:
+    try:
+        return _source(root, bucket, key, size=None)
+    except FileNotFoundError:
+        return None
+
+
 class _FileSource:
-    """A file read by range, as plainly as can be."""
+    """A file read by range, as plainly as can be. Raises FileNotFoundError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -80,3 +163,43 @@ class _FileSource:
         with self.path.open("rb") as file:
             file.seek(start)
             return file.read(length)
+
+
+class _StoreSource:
+    """An object read by range, as plainly as can be. Without a size it is asked for; raises FileNotFoundError."""
+
+    def __init__(self, bucket: str, key: str, *, size: int | None) -> None:
+        self._store, self._key = _bucket(bucket), key
+        self.size = obstore.head(self._store, key)["size"] if size is None else size
+
+    def read(self, start: int, length: int) -> bytes:
+        stop = min(start + length, self.size)
+        return b"" if stop <= start else bytes(obstore.get_range(self._store, self._key, start=start, end=stop))
+
+
+@cache
+def _bucket(name: str) -> S3Store:
+    return S3Store(name, endpoint=os.environ["AWS_ENDPOINT_URL_S3"], client_options={"allow_http": True})
+
+
+def _put(name: str, content: bytes) -> None:
+    obstore.put(_bucket(OWN_BUCKET), f"floor/{name}", content)
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+@click.command()
+@click.argument("home", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option("--all-remote", is_flag=True, help="Write Items to the store.")
+def main(*, home: Path, all_remote: bool) -> None:
+    """Say `ready`, wait for a line, work the queue, and print units and the time of the end."""
+    click.echo("ready")
+    sys.stdin.readline()
+    units, ended = work(home, all_remote=all_remote)
+    click.echo(f"{units} {ended}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""What the processes of a deployment take: CPU of every one, also of those that have ended, and memory of runs.
+"""What the processes of a deployment take: CPU of each kind, also of those that have ended, and memory of runs.
 
 Does not belong here: what they do meanwhile (`backlog.py`).
 """
@@ -6,13 +6,15 @@ Does not belong here: what they do meanwhile (`backlog.py`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Self
 
 import psutil
 
 SAMPLE_SECONDS = 0.25
+CODE_SERVER = "code server"
+RUN = "run"
 
 
 def cpu_seconds_of(pids: Sequence[int]) -> float:
@@ -27,6 +29,30 @@ def cpu_seconds_of(pids: Sequence[int]) -> float:
         for process in (root, *root.children(recursive=True)):
             with suppress(psutil.NoSuchProcess):
                 total += sum(process.cpu_times()[:4])  # user, system, and both of the children that were waited for
+    return total
+
+
+def cpu_seconds_by_process(pids: Mapping[str, int]) -> dict[str, float]:
+    """Return the CPU seconds of named processes and their descendants, runs apart from their code server.
+
+    A code server forks runs from a child of its own (`defs/code_server.py`): what that child has forked is `run`.
+    """
+    spent: dict[str, float] = {}
+    for name, pid in pids.items():
+        spent[name] = cpu_seconds_of([pid])
+        if name == CODE_SERVER:
+            spent[RUN] = _forked_by_children(pid)
+            spent[name] -= spent[RUN]
+    return spent
+
+
+def _forked_by_children(pid: int) -> float:
+    total = 0.0
+    for child in psutil.Process(pid).children():
+        with suppress(psutil.NoSuchProcess):
+            total += sum(child.cpu_times()[2:4])  # of its children that have ended
+            running = [one.pid for one in child.children()]
+            total += cpu_seconds_of(running)
     return total
 
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from benchmarks import backlog
 from benchmarks.backlog import BenchResult, main
-from benchmarks.processes import cpu_seconds_of
+from benchmarks.processes import CODE_SERVER, RUN, cpu_seconds_by_process, cpu_seconds_of
 from kfm_dagster.errors import ExitCode
 
 BURNT_SECONDS = 0.4
@@ -46,6 +46,10 @@ def test_the_cpu_of_runs_that_have_ended_is_counted(tmp_path: Path) -> None:
         assert server.stdout is not None
         assert server.stdout.readline() == "done\n"
         assert cpu_seconds_of([server.pid]) >= 2 * BURNT_SECONDS
+        by_process = cpu_seconds_by_process({CODE_SERVER: server.pid})
+        # The system rounds each time down to hundredths of a second.
+        assert by_process[RUN] >= 2 * BURNT_SECONDS - 0.04
+        assert by_process[CODE_SERVER] + by_process[RUN] == pytest.approx(cpu_seconds_of([server.pid]), abs=0.1)
         server.communicate()
 
 
@@ -75,6 +79,9 @@ def test_people_read_rounded_figures_and_scripts_whole_ones(tmp_path: Path, monk
         (["--units", "0"], {}, "--units"),
         (["--dataset", "goes-xyz", "--units", "1"], {}, "goes-xyz"),
         (["--home", "/proc/x"], {}, "/proc/x: "),
+        (["--all-remote"], {}, "--store-latency-ms"),
+        (["--store-latency-ms", "-1"], {}, "--store-latency-ms"),
+        (["--database", "mysql"], {}, "--database"),
         (["--units", "1"], {"KFM_CONFIGS_DIR": "nowhere"}, "KFM_CONFIGS_DIR is no folder; observed nowhere"),
         (["--units", "1"], {"KFM_CONTRACTS_DIR": "nowhere"}, "KFM_CONTRACTS_DIR"),
         (["--units", "1"], {"KFM_ENERGY_GRID": "ZZZ"}, "KFM_ENERGY_GRID"),

@@ -1,0 +1,40 @@
+"""The database of a benchmark: SQLite in the deployment's home, or a PostgreSQL server of its own.
+
+Does not belong here: what is asked of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kfm_dagster.deployment.postgres import embedded_postgres
+
+KINDS = ("sqlite", "postgresql")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchDatabase:
+    """Variables that name the database, and the process that serves it by its name in a report, if there is one.
+
+    Dagster's own storage is in the same server, in its schema `dagster`, as in production.
+    """
+
+    variables: dict[str, str] = field(default_factory=dict)
+    pids: dict[str, int] = field(default_factory=dict)
+
+
+@contextmanager
+def bench_database(kind: str, folder: Path) -> Iterator[BenchDatabase]:
+    """Give a fresh database of that kind; a server keeps its data below `folder`, which is new."""
+    if kind == "sqlite":
+        yield BenchDatabase()
+        return
+    folder.mkdir(parents=True)
+    folder.chmod(0o755)  # the server may run as a user of its own
+    data = folder / "postgres"
+    with embedded_postgres(data) as url:
+        pid = int((data / "postmaster.pid").read_text(encoding="utf-8").splitlines()[0])
+        yield BenchDatabase(variables={"KFM_WAL_DSN": url, "KFM_DAGSTER_DSN": url}, pids={"database": pid})

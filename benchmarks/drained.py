@@ -1,0 +1,125 @@
+"""One backlog drained by a fresh deployment: how long it took, and what every process and every server had to do.
+
+Belongs here: the measurement. Does not belong here: which backlogs are compared (`backlog.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.databases import BenchDatabase
+from benchmarks.fast_queue import FastQueue
+from benchmarks.objects import DAY
+from benchmarks.processes import CODE_SERVER, MemoryWatch, cpu_seconds_by_process
+from benchmarks.store import StoreServer
+from kfm_dagster.deployment.drain import drain
+from kfm_dagster.deployment.local import Deployment
+from kfm_dagster.exports.explanations.report import ledger_span, node_seconds
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.progress import Progress
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.settings import Settings, environment
+
+CHILDREN = (CODE_SERVER, "daemon")
+"""What a `Deployment` starts, in this order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What a deployment finds: where objects are, its database, how far the queue is. Latencies in milliseconds."""
+
+    objects: Path
+    database: BenchDatabase
+    store: StoreServer | None = None
+    all_remote: bool = False
+    queue_latency_ms: float = 0.0
+
+    def variables(self) -> dict[str, str]:
+        """Variables for the deployment; a folder of objects goes before every store, so none is named beside one."""
+        if self.store is None:
+            return {**self.database.variables, "KFM_OBJECT_ROOT": str(self.objects.absolute())}
+        os.environ.pop("KFM_OBJECT_ROOT", None)
+        return {**self.database.variables, **self.store.environment(all_remote=self.all_remote)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drained:
+    """Seconds run from the first record to the last settlement; CPU and requests are of everything since the start."""
+
+    units: int
+    succeeded: int
+    seconds: float
+    cpu_seconds: dict[str, float]
+    by_node: dict[str, float]
+    peak_run_mib: float
+    runs: int
+    store: dict[str, int] = field(default_factory=dict)
+    servers_cpu_seconds: dict[str, float] = field(default_factory=dict)
+    """Of queue and store, which are not the product's."""
+
+
+def drain_backlog(
+    home: Path,
+    fauxqs: Path,
+    bodies: Sequence[str],
+    surroundings: Surroundings,
+    *,
+    timeout_seconds: float,
+    report: Callable[[Progress], None],
+    settings: dict[str, str] | None = None,
+) -> Drained:
+    """Drain the messages with a fresh deployment. Raises DrainError when the time is over."""
+    home.mkdir(parents=True)
+    store = surroundings.store
+    with FastQueue(fauxqs, latency_ms=surroundings.queue_latency_ms) as queue:
+        queue.fill(bodies)
+        queue_began = queue.cpu_seconds()
+        with environment({**queue.environment(), **surroundings.variables(), **_settings(home), **(settings or {})}):
+            pipeline = Pipeline.open(Settings.load())
+            if store is not None:
+                store.counts()
+            store_began = 0.0 if store is None else store.cpu_seconds()
+            with Deployment(home, environment={}) as deployment, MemoryWatch(deployment.pids) as watch:
+                drain(deployment, pipeline, timeout_seconds=timeout_seconds, report=report)
+                pids = dict(zip(CHILDREN, deployment.pids(), strict=True))
+                cpu_seconds = cpu_seconds_by_process({**pids, **surroundings.database.pids})
+            servers = {"queue": queue.cpu_seconds() - queue_began}
+            counts = {}
+            if store is not None:
+                servers["store"], counts = store.cpu_seconds() - store_began, store.counts()
+            return Drained(
+                units=len(bodies),
+                cpu_seconds=cpu_seconds,
+                peak_run_mib=watch.peak_mib,
+                store=counts,
+                servers_cpu_seconds=servers,
+                **_recorded(pipeline, len(bodies)),
+            )
+
+
+def _settings(home: Path) -> dict[str, str]:
+    return {
+        "KFM_HOME": str(home.absolute()),
+        "KFM_MAX_IN_FLIGHT_UNITS": "100000",
+        "KFM_FIRST_DAY": DAY.isoformat(),
+        # The pause between ticks is a choice of latency, not a cost.
+        "KFM_SENSOR_INTERVAL_SECONDS": "1",
+    }
+
+
+def _recorded(pipeline: Pipeline, units: int) -> dict[str, Any]:
+    """Return what the ledger and run-state say of the whole, and close them."""
+    began, ended = ledger_span(pipeline.database)
+    states = pipeline.stages.run_states.since(began)
+    counts = pipeline.ledger.counts()
+    pipeline.close()
+    return {
+        "succeeded": sum(by_status[Status.SUCCEEDED] for by_status in counts.values()),
+        "seconds": (ended - began).total_seconds(),
+        "by_node": {node: seconds * 1000 / units for (_, node), seconds in node_seconds(states).items()},
+        "runs": len({state.run_id for state in states}),
+    }

@@ -1,0 +1,82 @@
+"""The store of a benchmark: a server of its own (`store_server.py`), what it counted, and what it took.
+
+Belongs here: its start and stop, and the variables that point a deployment at it. Does not belong here: what lies in it
+(`objects.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import orjson
+
+from benchmarks.processes import cpu_seconds_of
+from kfm_dagster.deployment.child_server import ChildServer
+
+OWN_BUCKET = "kfm-bench"
+"""Where a deployment keeps its own: artifacts, catalog, lineage."""
+TIMEOUT_SECONDS = 30
+REQUESTS = ("GET", "HEAD", "PUT", "DELETE", "LIST", "POST")
+
+
+class StoreServer:
+    """A server over ROOT/bucket/key while the context is open; the objects stay. `latency_ms` comes before answers."""
+
+    def __init__(self, root: Path, *, latency_ms: float) -> None:
+        self._server = ChildServer(
+            name="the store server",
+            command=[
+                sys.executable,
+                "-m",
+                "benchmarks.store_server",
+                str(root.absolute()),
+                "--latency-ms",
+                str(latency_ms),
+            ],
+            environment=os.environ,
+        )
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.stop()
+
+    @property
+    def endpoint_url(self) -> str:
+        """`http://127.0.0.1:PORT`. Raises DependencyUnavailableError outside the context."""
+        return self._server.endpoint_url
+
+    def environment(self, *, all_remote: bool) -> dict[str, str]:
+        """Variables that have objects read from here; with `all_remote` what a deployment keeps is here, too."""
+        own = {
+            f"KFM_{name.upper()}_URL": f"s3://{OWN_BUCKET}/{name}"
+            for name in ("storage", "catalog", "lineage")
+            if all_remote
+        }
+        return {"AWS_ENDPOINT_URL_S3": self.endpoint_url, **own}
+
+    def counts(self) -> dict[str, int]:
+        """Return what came since this was last asked: requests by kind, bytes out and in, most requests at once."""
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(f"{self.endpoint_url}/__counts", timeout=TIMEOUT_SECONDS) as answer:
+            counts: dict[str, int] = orjson.loads(answer.read())
+        return counts
+
+    def cpu_seconds(self) -> float:
+        """CPU seconds of the server, which are not the product's."""
+        pid = self._server.pid
+        return 0.0 if pid is None else cpu_seconds_of([pid])
+
+
+def requests_of(counts: dict[str, int]) -> int:
+    """Return the requests of all kinds."""
+    return sum(counts.get(kind, 0) for kind in REQUESTS)

@@ -1,0 +1,249 @@
+"""A store server: the few S3 calls that the product makes, over a folder ROOT/bucket/key, each answered after a time.
+
+    python -m benchmarks.store_server ROOT --latency-ms 50
+
+GET (whole, by Range, with If-Match), HEAD, PUT (with If-None-Match: *), DELETE and ListObjectsV2, path-style, on
+loopback; signatures are not looked at. It prints its port, and ends with its parent. `GET /__counts` answers with what
+came since it was last asked. A request waits once it is read whole, and waits beside all others, as one to a distant
+store does; bandwidth costs nothing. Does not belong here: who starts it (`store.py`) and what lies in the folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import sys
+from collections import Counter
+from email.utils import formatdate
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple, cast
+from urllib.parse import parse_qsl, unquote
+
+import click
+import orjson
+import uvloop  # which comes with dagster-webserver
+
+from benchmarks.store_listing import listing
+from kfm_dagster.deployment.child_server import end_with_parent
+
+COUNTS = "/__counts"
+WHOLE_BYTES = 8 * 1024 * 1024
+"""Up to this size an ETag is the MD5 of the bytes; a larger upload comes in parts (AWS CLI `multipart_threshold`)."""
+_END = b"\r\n\r\n"
+_TYPE = ("Content-Type", "binary/octet-stream")
+
+
+class Answer(NamedTuple):
+    """Status, headers but Content-Length, body. `length` is what HEAD says of a body that it does not send."""
+
+    status: str
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes = b""
+    length: int | None = None
+
+
+NO_KEY = Answer("404 Not Found", body=b"<Error><Code>NoSuchKey</Code></Error>")
+BAD_REQUEST = Answer("400 Bad Request", body=b"<Error><Code>InvalidRequest</Code></Error>")
+NOT_DONE_HERE = Answer("501 Not Implemented", body=b"<Error><Code>NotImplemented</Code></Error>")
+CHANGED = Answer("412 Precondition Failed", body=b"<Error><Code>PreconditionFailed</Code></Error>")
+
+
+def etag_of(path: Path) -> str:
+    """Return a file's ETag without quotes: the MD5 of its bytes, or for a large one that of an upload in parts.
+
+    Its digest is of name and size: large objects are holes for the most part, which nobody is to read.
+    """
+    status = path.stat()
+    return _etag(str(path), status.st_size, status.st_mtime_ns)
+
+
+class Store:
+    """The objects below a folder, and the counts of what was asked of them. Used by one thread."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = str(root)
+        self._folders: set[str] = set()
+        self._at_once = 0
+        self.counts: Counter[str] = Counter()
+
+    def began(self) -> None:
+        """Count a request that has come."""
+        self._at_once += 1
+        self.counts["at_once"] = max(self.counts["at_once"], self._at_once)
+
+    def answer(self, method: str, target: str, headers: dict[str, str], body: bytes) -> Answer:
+        """Do what is asked for, and count it: requests by kind, bytes out and in."""
+        self._at_once -= 1
+        path, _, query = target.partition("?")
+        name = unquote(path).strip("/")
+        kind = "LIST" if method == "GET" and "list-type=2" in query else method
+        self.counts[kind] += 1
+        self.counts["bytes_received"] += len(body)
+        if ".." in name.split("/") or not name:
+            given = BAD_REQUEST
+        elif kind == "LIST":
+            page = listing(Path(self._root), name, dict(parse_qsl(query)), etag_of)
+            given = Answer("200 OK", (("Content-Type", "application/xml"),), page)
+        else:
+            given = self._of_object(method, f"{self._root}/{name}", headers, body)
+        self.counts["bytes"] += len(given.body)
+        return given
+
+    def _of_object(self, method: str, file: str, headers: dict[str, str], body: bytes) -> Answer:
+        match method:
+            case "GET" | "HEAD":
+                return self._get(file, headers, whole=method == "GET")
+            case "PUT":
+                return self._put(file, headers, body)
+            case "DELETE":
+                Path(file).unlink(missing_ok=True)
+                return Answer("204 No Content")
+            case _:
+                return NOT_DONE_HERE
+
+    def _get(self, file: str, headers: dict[str, str], *, whole: bool) -> Answer:
+        try:
+            descriptor = os.open(file, os.O_RDONLY)
+        except (FileNotFoundError, NotADirectoryError):
+            return NO_KEY
+        try:
+            status = os.fstat(descriptor)
+            etag = f'"{_etag(file, status.st_size, status.st_mtime_ns)}"'
+            told = (_TYPE, ("ETag", etag), ("Last-Modified", _date(int(status.st_mtime))), ("Accept-Ranges", "bytes"))
+            if headers.get("if-match", etag) not in {etag, "*"}:
+                return CHANGED
+            if not whole:
+                return Answer("200 OK", told, length=status.st_size)
+            return _content(descriptor, status.st_size, told, headers.get("range"))
+        except IsADirectoryError:
+            return NO_KEY
+        finally:
+            os.close(descriptor)
+
+    def _put(self, file: str, headers: dict[str, str], body: bytes) -> Answer:
+        folder = os.path.dirname(file)  # noqa: PTH120 - a Path for each request is a tenth of its cost
+        if folder not in self._folders:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            self._folders.add(folder)
+        # One thread: nobody sees half an object.
+        mode = "xb" if headers.get("if-none-match") == "*" else "wb"
+        try:
+            with open(file, mode) as opened:  # noqa: PTH123 - as above
+                opened.write(body)
+        except FileExistsError:
+            return CHANGED
+        return Answer("200 OK", (("ETag", f'"{hashlib.md5(body, usedforsecurity=False).hexdigest()}"'),))
+
+
+class Connection(asyncio.Protocol):
+    """One connection: a request after the other, each answered after the latency."""
+
+    def __init__(self, store: Store, latency_seconds: float) -> None:
+        self._store = store
+        self._latency = latency_seconds
+        self._loop = asyncio.get_running_loop()
+        self._received = bytearray()
+        self._waits = False
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the way back."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's own, which derive from no class of asyncio
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes in, and the next request once it is whole."""
+        self._received += data
+        if not self._waits:
+            self._next()
+
+    def _next(self) -> None:
+        end = self._received.find(_END)
+        if end < 0:
+            return
+        first, *lines = self._received[:end].decode("latin-1").split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        stop = end + len(_END) + int(headers.get("content-length", 0))
+        if len(self._received) < stop:
+            return
+        body = bytes(self._received[end + len(_END) : stop])
+        del self._received[:stop]
+        method, target, _ = first.split(" ", 2)
+        if target == COUNTS:
+            counts, self._store.counts = dict(self._store.counts), Counter()
+            self._send(method, Answer("200 OK", body=orjson.dumps(counts)))
+            return
+        self._waits = True
+        self._store.began()
+        if self._latency:
+            self._loop.call_later(self._latency, self._answer, method, target, headers, body)
+        else:
+            self._answer(method, target, headers, body)
+
+    def _answer(self, method: str, target: str, headers: dict[str, str], body: bytes) -> None:
+        self._waits = False
+        self._send(method, self._store.answer(method, target, headers, body))
+        self._next()
+
+    def _send(self, method: str, answer: Answer) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        length = len(answer.body) if answer.length is None else answer.length
+        head = [f"HTTP/1.1 {answer.status}", *(f"{name}: {value}" for name, value in answer.headers)]
+        head.append(f"Content-Length: {length}\r\n\r\n")
+        self._transport.write("\r\n".join(head).encode() + (b"" if method == "HEAD" else answer.body))
+
+
+def _content(descriptor: int, size: int, told: tuple[tuple[str, str], ...], asked: str | None) -> Answer:
+    """Return an object's bytes, or those of a range."""
+    if asked is None:
+        return Answer("200 OK", told, os.pread(descriptor, size, 0))
+    first, stop = _range(asked, size)
+    if first >= size:
+        return Answer("416 Range Not Satisfiable", (("Content-Range", f"bytes */{size}"),))
+    span = ("Content-Range", f"bytes {first}-{stop - 1}/{size}")
+    return Answer("206 Partial Content", (*told, span), os.pread(descriptor, stop - first, first))
+
+
+def _range(asked: str, size: int) -> tuple[int, int]:
+    """Return the bytes [first, stop) of a single range (RFC 9110, 14.1.2)."""
+    first, _, last = asked.removeprefix("bytes=").partition("-")
+    if not first:
+        return max(size - int(last), 0), size
+    return int(first), min(int(last) + 1, size) if last else size
+
+
+@lru_cache(maxsize=200_000)
+def _etag(file: str, size: int, _changed_ns: int) -> str:
+    if size > WHOLE_BYTES:
+        digest = hashlib.md5(f"{Path(file).name} {size}".encode(), usedforsecurity=False).hexdigest()
+        return f"{digest}-{-(-size // WHOLE_BYTES)}"
+    return hashlib.md5(Path(file).read_bytes(), usedforsecurity=False).hexdigest()
+
+
+@lru_cache(maxsize=1000)
+def _date(seconds: int) -> str:
+    return formatdate(seconds, usegmt=True)
+
+
+async def _serve(root: Path, latency_seconds: float) -> None:
+    store = Store(root)
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Connection(store, latency_seconds), "127.0.0.1", 0, backlog=1000)
+    sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
+    sys.stdout.flush()
+    await server.serve_forever()
+
+
+@click.command()
+@click.argument("root", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option("--latency-ms", default=0.0, type=click.FloatRange(0, 60_000), help="Before each answer.")
+def main(*, root: Path, latency_ms: float) -> None:
+    """Serve ROOT/bucket/key as S3 on a free loopback port, which is printed; ends when standard input does."""
+    end_with_parent()
+    uvloop.run(_serve(root.absolute(), latency_ms / 1000))
+
+
+if __name__ == "__main__":
+    main()
