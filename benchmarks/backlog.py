@@ -15,8 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,18 +23,17 @@ from typing import Any
 import click
 from rich.console import Console
 
-from benchmarks.databases import KINDS, bench_database
-from benchmarks.drained import Drained, Surroundings, drain_backlog
+from benchmarks.command import in_one_line, place_options
+from benchmarks.drained import Drained, drain_backlog
 from benchmarks.fast_queue import ensure_installed
 from benchmarks.floor import floor_rate
 from benchmarks.objects import DAY, make_objects, samples_of
 from benchmarks.run_cost import RunCost, run_cost
-from benchmarks.store import StoreServer, requests_of
+from benchmarks.store import requests_of
+from benchmarks.surroundings import Place, surrounded
 from kfm_dagster.cli.files import refuse_unwritable_home
-from kfm_dagster.cli.main import stopped_by_signals
 from kfm_dagster.cli.progress_bar import drain_bar
 from kfm_dagster.cli.tables import show_rows
-from kfm_dagster.errors import KfmError
 from kfm_dagster.exports.validation_page import figure
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -51,15 +49,11 @@ RUNS_PER_MESSAGE_UNITS = 12
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """What is measured. `store_latency_ms` None: objects lie in a folder; `all_remote` needs a store."""
+    """What is measured, and where."""
 
     dataset: str
     units: int
-    database: str = "sqlite"
-    store_latency_ms: float | None = None
-    all_remote: bool = False
-    real_size: bool = False
-    queue_latency_ms: float = 0.0
+    place: Place
     run_per_message: bool = False
     floor: bool = False
     timeout_seconds: float = 3600
@@ -118,12 +112,11 @@ def run_bench(
     say(f"making {options.units} objects of {options.dataset} ...")
     folder = home / "work" / f"{options.dataset}-{time.time_ns()}"
     objects = folder / "objects"
-    bodies = make_objects(objects, options.dataset, options.units, real_size=options.real_size)
+    bodies = make_objects(objects, options.dataset, options.units, real_size=options.place.real_size)
 
     def drained(part: str, messages: list[str], settings: dict[str, str] | None = None) -> Drained:
         # Each with a database of its own, as each has a home of its own.
-        with ExitStack() as stack:
-            around = _surroundings(stack, objects, folder / f"{part}-database", options)
+        with surrounded(options.place, objects, folder / f"{part}-database") as around:
             return drain_backlog(
                 folder / part,
                 fauxqs,
@@ -137,7 +130,7 @@ def run_bench(
     say(f"draining a backlog of {len(bodies)} messages by sensor and daemon ...")
     whole = drained("backlog", bodies)
     cost = single = plain = None
-    if options.store_latency_ms is None and options.database == "sqlite":
+    if options.place.store_latency_ms is None and options.place.database == "sqlite":
         say("running one chain in this process ...")
         cost = _run_cost(folder, options)
     if options.run_per_message:
@@ -146,10 +139,8 @@ def run_bench(
         single = drained("single", few, {"KFM_MAX_UNITS_PER_RUN": "1"})
     if options.floor:
         say("working the same messages in plain loops ...")
-        with ExitStack() as stack:
-            plain = floor_rate(
-                folder / "floor", fauxqs, bodies, _surroundings(stack, objects, folder / "none", options, "sqlite")
-            )
+        with surrounded(replace(options.place, database="sqlite"), objects, folder / "none") as around:
+            plain = floor_rate(folder / "floor", fauxqs, bodies, around)
     return BenchResult(
         **_figures(whole, options),
         run_cost={} if cost is None else cost.as_json(),
@@ -158,34 +149,17 @@ def run_bench(
     )
 
 
-def _surroundings(
-    stack: ExitStack, objects: Path, folder: Path, options: BenchOptions, database: str | None = None
-) -> Surroundings:
-    latency = options.store_latency_ms
-    return Surroundings(
-        objects=objects,
-        database=stack.enter_context(bench_database(database or options.database, folder)),
-        store=None if latency is None else stack.enter_context(StoreServer(objects, latency_ms=latency)),
-        all_remote=options.all_remote,
-        queue_latency_ms=options.queue_latency_ms,
-    )
-
-
 def _figures(whole: Drained, options: BenchOptions) -> dict[str, Any]:
     def per_unit(seconds: dict[str, float]) -> dict[str, float]:
         return {name: spent / whole.units * 1000 for name, spent in seconds.items()}
 
-    asked = None if options.store_latency_ms is None else whole.store
+    asked = None if options.place.store_latency_ms is None else whole.store
     kinds = {kind: count / whole.units for kind, count in whole.store.items() if kind.isupper()}
     return {
         "dataset": options.dataset,
         "units": whole.units,
         "succeeded": whole.succeeded,
-        "database": options.database,
-        "store_latency_ms": options.store_latency_ms,
-        "queue_latency_ms": options.queue_latency_ms,
-        "all_remote": options.all_remote,
-        "real_size": options.real_size,
+        **asdict(options.place),
         "units_per_second": whole.units / whole.seconds,
         "cpu_ms_per_unit": sum(whole.cpu_seconds.values()) / whole.units * 1000,
         "cpu_ms_per_unit_by_process": per_unit(whole.cpu_seconds),
@@ -204,7 +178,7 @@ def _figures(whole: Drained, options: BenchOptions) -> dict[str, Any]:
 def _run_cost(folder: Path, options: BenchOptions) -> RunCost:
     """Measure a run over another day of the deployment that was drained."""
     units = min(options.units, UNITS_OF_RUN)
-    make_objects(folder / "objects", options.dataset, units, day=DAY_OF_RUN, real_size=options.real_size)
+    make_objects(folder / "objects", options.dataset, units, day=DAY_OF_RUN, real_size=options.place.real_size)
     variables = {
         "KFM_HOME": str((folder / "backlog").absolute()),
         "KFM_OBJECT_ROOT": str((folder / "objects").absolute()),
@@ -224,33 +198,9 @@ def _ratio(one: float, other: float | None) -> float | None:
 @click.command(context_settings={"max_content_width": 100})
 @click.option("--units", default=2000, show_default=True, type=click.IntRange(1, 100_000), help="Messages to drain.")
 @click.option("--dataset", default="nexrad-l2", show_default=True, help="Dataset whose samples are ingested.")
-@click.option("--database", type=click.Choice(KINDS), default="sqlite", show_default=True, help="Of ledger and runs.")
-@click.option(
-    "--store-latency-ms",
-    type=click.FloatRange(0, 10_000),
-    help="Read objects from a store that takes so long for each answer; default: from a folder.",
-)
-@click.option("--all-remote", is_flag=True, help="Artifacts, catalog and lineage are in that store, too.")
-@click.option("--queue-latency-ms", default=0.0, type=click.FloatRange(0, 10_000), help="Before each answer of SQS.")
-@click.option("--real-size", is_flag=True, help="Objects as large as real ones (sparse files), HRRR with its index.")
 @click.option("--run-per-message", is_flag=True, help="Also measure one Dagster run per message.")
 @click.option("--floor", is_flag=True, help="Also measure plain loops without guarantees, one for each core.")
-@click.option(
-    "--home",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path(".kfm/bench"),
-    show_default=True,
-    help="Where objects, databases and the queue server go.",
-)
-@click.option(
-    "--timeout",
-    "timeout_seconds",
-    default=3600,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Seconds after which to give up.",
-)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@place_options
 def main(*, home: Path, as_json: bool, **given: Any) -> None:
     """Drain a backlog of sample units through sensor, daemon and runs, and print what it cost.
 
@@ -258,9 +208,7 @@ def main(*, home: Path, as_json: bool, **given: Any) -> None:
 
     Example: python -m benchmarks.backlog --units 2000 --dataset hrrr --store-latency-ms 50 --all-remote
     """
-    options = BenchOptions(**given)
-    if options.all_remote and options.store_latency_ms is None:
-        raise click.UsageError("--all-remote needs a store: give --store-latency-ms as well")
+    options = BenchOptions(place=Place.taken_from(given), **given)
     refuse_unwritable_home(home)
     console = Console(stderr=True)
     with drain_bar(console) as report:
@@ -270,20 +218,6 @@ def main(*, home: Path, as_json: bool, **given: Any) -> None:
     else:
         figures = [{"figure": name, "value": figure(value)} for name, value in result.as_json().items()]
         show_rows(figures, ("figure", "value"))
-
-
-def in_one_line(name: str, command: click.Command) -> int:
-    """Run a command; what is wrong is one line on standard error. Returns the exit code."""
-    try:
-        with stopped_by_signals():
-            command.main(standalone_mode=False)
-    except KfmError as error:
-        click.echo(f"{name}: {error}", err=True)
-        return error.exit_code
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    return 0
 
 
 if __name__ == "__main__":

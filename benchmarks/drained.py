@@ -5,17 +5,15 @@ Belongs here: the measurement. Does not belong here: which backlogs are compared
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.databases import BenchDatabase
 from benchmarks.fast_queue import FastQueue
 from benchmarks.objects import DAY
 from benchmarks.processes import CODE_SERVER, MemoryWatch, cpu_seconds_by_process
-from benchmarks.store import StoreServer
+from benchmarks.surroundings import Surroundings
 from kfm_dagster.deployment.drain import drain
 from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.exports.explanations.report import ledger_span, node_seconds
@@ -26,24 +24,6 @@ from kfm_dagster.settings import Settings, environment
 
 CHILDREN = (CODE_SERVER, "daemon")
 """What a `Deployment` starts, in this order."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Surroundings:
-    """What a deployment finds: where objects are, its database, how far the queue is. Latencies in milliseconds."""
-
-    objects: Path
-    database: BenchDatabase
-    store: StoreServer | None = None
-    all_remote: bool = False
-    queue_latency_ms: float = 0.0
-
-    def variables(self) -> dict[str, str]:
-        """Variables for the deployment; a folder of objects goes before every store, so none is named beside one."""
-        if self.store is None:
-            return {**self.database.variables, "KFM_OBJECT_ROOT": str(self.objects.absolute())}
-        os.environ.pop("KFM_OBJECT_ROOT", None)
-        return {**self.database.variables, **self.store.environment(all_remote=self.all_remote)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +55,7 @@ def drain_backlog(
     """Drain the messages with a fresh deployment. Raises DrainError when the time is over."""
     home.mkdir(parents=True)
     store = surroundings.store
-    with FastQueue(fauxqs, latency_ms=surroundings.queue_latency_ms) as queue:
+    with FastQueue(fauxqs, latency_ms=surroundings.place.queue_latency_ms) as queue:
         queue.fill(bodies)
         queue_began = queue.cpu_seconds()
         with environment({**queue.environment(), **surroundings.variables(), **_settings(home), **(settings or {})}):
@@ -85,8 +65,7 @@ def drain_backlog(
             store_began = 0.0 if store is None else store.cpu_seconds()
             with Deployment(home, environment={}) as deployment, MemoryWatch(deployment.pids) as watch:
                 drain(deployment, pipeline, timeout_seconds=timeout_seconds, report=report)
-                pids = dict(zip(CHILDREN, deployment.pids(), strict=True))
-                cpu_seconds = cpu_seconds_by_process({**pids, **surroundings.database.pids})
+                cpu_seconds = deployed_cpu_seconds(deployment, surroundings)
             servers = {"queue": queue.cpu_seconds() - queue_began}
             counts = {}
             if store is not None:
@@ -99,6 +78,12 @@ def drain_backlog(
                 servers_cpu_seconds=servers,
                 **_recorded(pipeline, len(bodies)),
             )
+
+
+def deployed_cpu_seconds(deployment: Deployment, surroundings: Surroundings) -> dict[str, float]:
+    """Return the CPU seconds of a running deployment by kind of process, its database's server included."""
+    pids = dict(zip(CHILDREN, deployment.pids(), strict=True))
+    return cpu_seconds_by_process({**pids, **surroundings.database.pids})
 
 
 def _settings(home: Path) -> dict[str, str]:

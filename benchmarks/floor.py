@@ -25,9 +25,9 @@ import obstore
 import orjson
 from obstore.store import S3Store
 
-from benchmarks.drained import Surroundings
 from benchmarks.fast_queue import FastQueue
 from benchmarks.store import OWN_BUCKET
+from benchmarks.surroundings import Surroundings
 from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.loader import ContractRegistry
@@ -48,9 +48,9 @@ def floor_rate(home: Path, fauxqs: Path, bodies: Sequence[str], surroundings: Su
     """Return the units per second of all processes together, from their start to the last deletion."""
     home.mkdir(parents=True)
     command = [sys.executable, "-m", "benchmarks.floor", str(home)]
-    command += ["--all-remote"] if surroundings.all_remote else []
+    command += ["--all-remote"] if surroundings.place.all_remote else []
     with (
-        FastQueue(fauxqs, latency_ms=surroundings.queue_latency_ms) as queue,
+        FastQueue(fauxqs, latency_ms=surroundings.place.queue_latency_ms) as queue,
         environment({**queue.environment(), **surroundings.variables()}),
         ExitStack() as stack,
     ):

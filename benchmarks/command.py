@@ -1,0 +1,69 @@
+"""The command line of the benchmarks that start a deployment: their common options, and one line for what is wrong.
+
+Does not belong here: what the options mean (`surroundings.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from benchmarks.databases import KINDS
+from kfm_dagster.cli.main import stopped_by_signals
+from kfm_dagster.errors import KfmError
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def place_options(command: Command) -> Command:
+    """Give a command the options of a Place, and the folder that it works in."""
+    milliseconds = click.FloatRange(0, 10_000)
+    options = (
+        click.option(
+            "--database", type=click.Choice(KINDS), default="sqlite", show_default=True, help="Of ledger and runs."
+        ),
+        click.option(
+            "--store-latency-ms",
+            type=milliseconds,
+            help="Read objects from a store that takes so long for each answer; default: from a folder.",
+        ),
+        click.option("--all-remote", is_flag=True, help="Artifacts, catalog and lineage are in that store, too."),
+        click.option("--queue-latency-ms", default=0.0, type=milliseconds, help="Before each answer of SQS."),
+        click.option("--real-size", is_flag=True, help="Objects of real size (sparse files), HRRR with its index."),
+        click.option(
+            "--home",
+            type=click.Path(path_type=Path, file_okay=False),
+            default=Path(".kfm/bench"),
+            show_default=True,
+            help="Where objects, databases and the queue server go.",
+        ),
+        click.option(
+            "--timeout",
+            "timeout_seconds",
+            default=3600,
+            show_default=True,
+            type=click.IntRange(1),
+            help="Seconds after which to give up.",
+        ),
+        click.option("--json", "as_json", is_flag=True, help="One JSON object."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def in_one_line(name: str, command: click.Command) -> int:
+    """Run a command; what is wrong is one line on standard error. Returns the exit code."""
+    try:
+        with stopped_by_signals():
+            command.main(standalone_mode=False)
+    except KfmError as error:
+        click.echo(f"{name}: {error}", err=True)
+        return error.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    return 0

@@ -1,0 +1,195 @@
+"""How long a unit takes from its publication to its Item, at a given rate, in a deployment that runs already.
+
+    python -m benchmarks.latency --rate 50 --seconds 60 [--store-latency-ms 50] [--json]
+
+Messages are sent to the queue at an even rate while the deployment works under its default settings. A unit's time is
+that of its record's last change, as the ledger has it, after the moment before its message was sent: it stands in the
+catalog then. Belongs here: publishing and looking up. Does not belong here: a backlog (`backlog.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from rich.console import Console
+
+from benchmarks.command import in_one_line, place_options
+from benchmarks.drained import deployed_cpu_seconds
+from benchmarks.fast_queue import BATCH, FastQueue, ensure_installed
+from benchmarks.objects import DAY, make_objects, samples_of
+from benchmarks.surroundings import Place, Surroundings, surrounded
+from kfm_dagster.cli.files import refuse_unwritable_home
+from kfm_dagster.cli.progress_bar import drain_bar
+from kfm_dagster.cli.tables import show_rows
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.deployment.drain import drain
+from kfm_dagster.deployment.local import Deployment
+from kfm_dagster.exports.validation_page import figure
+from kfm_dagster.ingest.chain import read_configuration
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.progress import Progress
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.operators.message_parse import parse_message
+from kfm_dagster.settings import Settings, environment
+
+WARMING_UNITS = 5
+"""Drained before anything is measured: the first run of a process loads what later ones have."""
+TICK_SECONDS = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencyOptions:
+    """What is measured, and where: `rate` in messages per second, for so many `seconds`."""
+
+    dataset: str
+    rate: float
+    seconds: float
+    place: Place
+    timeout_seconds: float = 3600
+
+    @property
+    def units(self) -> int:
+        """Messages in all."""
+        return max(1, round(self.rate * self.seconds))
+
+
+def measure(
+    home: Path, options: LatencyOptions, *, report: Callable[[Progress], None], say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Return the figures of one call: percentiles in seconds. Raises KfmError with one line."""
+    samples_of(options.dataset)
+    read_configuration(Settings.load())
+    fauxqs = ensure_installed(home / "fauxqs")
+    folder = home / "work" / f"latency-{time.time_ns()}"
+    units = options.units + WARMING_UNITS
+    say(f"making {units} objects of {options.dataset} ...")
+    bodies = make_objects(folder / "objects", options.dataset, units, real_size=options.place.real_size)
+    with surrounded(options.place, folder / "objects", folder / "database") as around:
+        return _measured(folder / "deployment", fauxqs, bodies, around, options, report, say)
+
+
+def _measured(
+    home: Path,
+    fauxqs: Path,
+    bodies: Sequence[str],
+    around: Surroundings,
+    options: LatencyOptions,
+    report: Callable[[Progress], None],
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    home.mkdir(parents=True)
+    own = {"KFM_HOME": str(home.absolute()), "KFM_FIRST_DAY": DAY.isoformat()}
+    with (
+        FastQueue(fauxqs, latency_ms=options.place.queue_latency_ms) as queue,
+        environment({**queue.environment(), **around.variables(), **own}),
+    ):
+        pipeline = Pipeline.open(Settings.load())
+        with Deployment(home, environment={}) as deployment:
+            say("warming up ...")
+            queue.fill(bodies[:WARMING_UNITS])
+            drain(deployment, pipeline, timeout_seconds=options.timeout_seconds, report=report)
+            before = deployed_cpu_seconds(deployment, around)
+            say(f"publishing {options.rate:g} messages a second for {options.seconds:g} s ...")
+            publisher = _Publisher(queue, bodies[WARMING_UNITS:], rate=options.rate)
+            began = time.monotonic()
+            publisher.start()
+            while publisher.is_alive():
+                deployment.tend()
+                publisher.join(1.0)
+            publishing = time.monotonic() - began
+            drain(deployment, pipeline, timeout_seconds=options.timeout_seconds, report=report)
+            after = deployed_cpu_seconds(deployment, around)
+        records = pipeline.ledger.find(dataset=options.dataset, status=Status.SUCCEEDED, limit=len(bodies))
+        pipeline.close()
+    settled = {record.object_uri: record.updated_at for record in records}
+    waits = [(settled[uri] - at).total_seconds() for uri, at in publisher.published(options.dataset) if uri in settled]
+    return {
+        "dataset": options.dataset,
+        "rate": options.rate,
+        "published": options.units,
+        "published_per_second": options.units / publishing,
+        "succeeded": len(waits),
+        **asdict(options.place),
+        **percentiles(waits),
+        "cpu_ms_per_unit": sum(after.values()) * 1000 / options.units - sum(before.values()) * 1000 / options.units,
+    }
+
+
+def percentiles(waits: Sequence[float]) -> dict[str, float | None]:
+    """Return the median, the 95th and 99th percentile and the largest of some seconds; None of none."""
+    names = {"p50_seconds": 50, "p95_seconds": 95, "p99_seconds": 99, "most_seconds": 100}
+    if not waits:
+        return dict.fromkeys(names)
+    return {name: float(np.percentile(waits, share)) for name, share in names.items()}
+
+
+class _Publisher(threading.Thread):
+    """Sends bodies at an even rate, those of a tick together, and remembers when."""
+
+    def __init__(self, queue: FastQueue, bodies: Sequence[str], *, rate: float) -> None:
+        super().__init__(name="publisher", daemon=True)
+        self._queue, self._bodies, self._rate = queue, bodies, rate
+        self._sent: list[datetime] = []
+
+    def run(self) -> None:
+        """Send what is due, tick by tick."""
+        sqs, url = self._queue.client(), self._queue.queues.queue_url
+        began = time.monotonic()
+        while (done := len(self._sent)) < len(self._bodies):
+            due = min(int((time.monotonic() - began) * self._rate) + 1, len(self._bodies))
+            for first in range(done, due, BATCH):
+                batch = self._bodies[first : min(first + BATCH, due)]
+                self._sent += [datetime.now(UTC)] * len(batch)
+                sqs.send_message_batch(
+                    QueueUrl=url,
+                    Entries=[{"Id": str(number), "MessageBody": body} for number, body in enumerate(batch)],
+                )
+            time.sleep(TICK_SECONDS)
+
+    def published(self, dataset: str) -> list[tuple[str, datetime]]:
+        """Return the object and the moment of each message of the dataset."""
+        registry = ContractRegistry.load()
+        return [
+            (unit.object_uri, at)
+            for body, at in zip(self._bodies, self._sent, strict=True)
+            for unit in parse_message(
+                SqsMessage(message_id="latency", body=body), registry=registry, queue="latency"
+            ).envelopes
+            if unit.dataset == dataset
+        ]
+
+
+@click.command(context_settings={"max_content_width": 100})
+@click.option("--rate", default=50.0, show_default=True, type=click.FloatRange(0.1, 1000), help="Messages a second.")
+@click.option("--seconds", default=60.0, show_default=True, type=click.FloatRange(1, 3600), help="How long.")
+@click.option("--dataset", default="nexrad-l2", show_default=True, help="Dataset whose samples are published.")
+@place_options
+def main(*, home: Path, as_json: bool, **given: Any) -> None:
+    """Publish sample units at a rate to a running deployment, and print how long each took until it had its Item.
+
+    Example: python -m benchmarks.latency --rate 50 --seconds 60 --store-latency-ms 50
+    """
+    options = LatencyOptions(place=Place.taken_from(given), **given)
+    refuse_unwritable_home(home)
+    console = Console(stderr=True)
+    with drain_bar(console) as report:
+        result = measure(home, options, report=report, say=console.print)
+    if as_json:
+        click.echo(json.dumps(result))
+    else:
+        show_rows([{"figure": name, "value": figure(value)} for name, value in result.items()], ("figure", "value"))
+
+
+if __name__ == "__main__":
+    sys.exit(in_one_line("latency", main))

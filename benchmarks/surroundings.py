@@ -1,0 +1,73 @@
+"""What a measured deployment finds around it: where objects lie, how far store and queue are, and which database.
+
+Belongs here: those choices and the servers that they need. Does not belong here: their options (`command.py`), and what
+is measured (`backlog.py`, `latency.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.databases import BenchDatabase, bench_database
+from benchmarks.store import StoreServer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """What is asked for; latencies in milliseconds. Without `store_latency_ms` objects lie in a folder.
+
+    `all_remote`: artifacts, catalog and lineage are in the store, too. `real_size`: objects are as large as real ones.
+    """
+
+    database: str = "sqlite"
+    store_latency_ms: float | None = None
+    all_remote: bool = False
+    queue_latency_ms: float = 0.0
+    real_size: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be. Raises click.UsageError."""
+        if self.all_remote and self.store_latency_ms is None:
+            raise click.UsageError("--all-remote needs a store: give --store-latency-ms as well")
+
+    @classmethod
+    def taken_from(cls, given: dict[str, Any]) -> Place:
+        """Take the values of `place_options` out of a command's; the others stay."""
+        return cls(**{name: given.pop(name) for name in asdict(cls())})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """A place whose servers run; `objects` is the folder ROOT/bucket/key, which the store serves."""
+
+    place: Place
+    objects: Path
+    database: BenchDatabase
+    store: StoreServer | None
+
+    def variables(self) -> dict[str, str]:
+        """Variables for the deployment; a folder of objects goes before every store, so none is named beside one."""
+        if self.store is None:
+            return {**self.database.variables, "KFM_OBJECT_ROOT": str(self.objects.absolute())}
+        os.environ.pop("KFM_OBJECT_ROOT", None)
+        return {**self.database.variables, **self.store.environment(all_remote=self.place.all_remote)}
+
+
+@contextmanager
+def surrounded(place: Place, objects: Path, folder: Path) -> Iterator[Surroundings]:
+    """Run what a place needs, with a fresh database; a server of one keeps its data below `folder`, which is new."""
+    latency = place.store_latency_ms
+    with ExitStack() as stack:
+        yield Surroundings(
+            place=place,
+            objects=objects,
+            database=stack.enter_context(bench_database(place.database, folder)),
+            store=None if latency is None else stack.enter_context(StoreServer(objects, latency_ms=latency)),
+        )
