@@ -161,7 +161,10 @@ class Settings(BaseSettings):
         description="Share of in-flight units and of run slots that bulk work (backfills, replays) can never take; "
         "1 lets no bulk work in.",
     )
-    read_concurrency: PositiveInt = Field(16, description="Objects that one run reads at the same time.")
+    read_concurrency: PositiveInt = Field(
+        128,
+        description="Objects that one run reads at the same time from a bucket; from a folder, as many as processors.",
+    )
     lease_seconds: PositiveInt = Field(
         960, description="An in_progress record older than this is recovered (visibility timeout 900 s + 60 s margin)."
     )

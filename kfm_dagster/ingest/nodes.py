@@ -28,9 +28,11 @@ from kfm_dagster.operators.integrity_check import integrity_check
 from kfm_dagster.operators.metadata_extract import metadata_extract
 from kfm_dagster.operators.provenance_emit import provenance_emit
 from kfm_dagster.operators.stac_register import NoItemError, may_register, stac_register, stac_register_batch
+from kfm_dagster.readers.base import LeadingReader
 from kfm_dagster.run_state.record import ValidationSummary
 from kfm_dagster.stages.gates.verdict import Gate
 from kfm_dagster.storage.database import Transaction
+from kfm_dagster.storage.read_ahead import ReadAhead
 from kfm_dagster.telemetry.otlp import flush_traces
 from kfm_dagster.telemetry.traces import traced, traced_batch
 
@@ -68,9 +70,18 @@ class IntegrityCheck(ChainNode):
 
     @override
     def transform(self) -> list[Envelope]:
+        objects, heads = self.pipeline.objects, ReadAhead()
+        reader = self.pipeline.readers.get(self.contract.metadata_extract.reader)
+        # A folder makes nobody wait, so nothing is kept of its files.
+        wanted = reader.first_bytes if objects.remote and isinstance(reader, LeadingReader) else 0
+        self.pipeline.read_ahead[self.dataset] = heads
+
         def check(unit: Envelope) -> Envelope:
-            handle = self.pipeline.objects.open(self.contract, unit.object_uri)
-            return unit.evolve(integrity=integrity_check(unit, contract=self.contract, handle=handle))
+            handle = objects.open(self.contract, unit.object_uri)
+            checked = integrity_check(unit, contract=self.contract, handle=handle, first_bytes=wanted)
+            if wanted:
+                heads.keep(unit.object_uri, checked.actual_etag, handle.first)
+            return unit.evolve(integrity=checked)
 
         return self.pipeline.concurrently(traced(self.operator, check, dataset=self.public), self.received)
 
@@ -96,13 +107,15 @@ class MetadataExtract(ChainNode):
         grammar = self.pipeline.registry.grammars[self.dataset]
         # Here, because what is sensitive must not even be stored, and what is refused must not be registered.
         rules = rules_of(self)
+        objects, heads = self.pipeline.objects, self.pipeline.read_ahead.pop(self.dataset, ReadAhead())
 
         def extract(unit: Envelope) -> Envelope:
             if unit.failure is not None or unit.integrity is None:
                 return unit
-            objects, stored = self.pipeline.objects, unit.integrity
+            stored = unit.integrity
+            first = heads.take(unit.object_uri, stored.actual_etag)
             handle = objects.open(
-                self.contract, unit.object_uri, size=stored.actual_size_bytes, etag=stored.actual_etag
+                self.contract, unit.object_uri, size=stored.actual_size_bytes, etag=stored.actual_etag, first=first
             )
             metadata = metadata_extract(
                 unit,

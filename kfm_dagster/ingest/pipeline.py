@@ -46,6 +46,7 @@ from kfm_dagster.storage.artifacts import Artifacts
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.objects import ObjectStores, open_store
 from kfm_dagster.storage.private import private_folder
+from kfm_dagster.storage.read_ahead import ReadAhead
 from kfm_dagster.storage.s3 import Store
 from kfm_dagster.telemetry.energy import EnergyMeter, NoEnergyMeter
 from kfm_dagster.telemetry.otlp import configure_traces
@@ -103,6 +104,8 @@ class Pipeline:
     energy: EnergyMeter = field(default_factory=NoEnergyMeter)
     asked: AskedRuns = field(default_factory=AskedRuns)
     """What this process's sensors have asked for."""
+    read_ahead: dict[str, ReadAhead] = field(default_factory=dict, init=False, repr=False)
+    """What integrity-check read of each dataset's objects, until metadata-extract takes it."""
     ready: bool = field(default=False, init=False)
     """Whether its stores took what was written when they were last asked (`preflight.py`)."""
 

@@ -29,9 +29,12 @@ class Probed(Protocol):
         ...
 
 
-def integrity_check(envelope: Envelope, *, contract: DatasetContract, handle: Probed) -> Integrity:
+def integrity_check(
+    envelope: Envelope, *, contract: DatasetContract, handle: Probed, first_bytes: int = 0
+) -> Integrity:
     """Run the contract's checks over one object with one request, or none when the contract enables no check.
 
+    The request is for `first_bytes` of the object at least, where somebody will read these anyway.
     A check that has nothing to compare with is not run: `checks_run` names those that were. Never raises for what the
     object or its store does.
     """
@@ -39,7 +42,7 @@ def integrity_check(envelope: Envelope, *, contract: DatasetContract, handle: Pr
     if not rules.checks:
         return _result(rules, (), [], head=None)
     try:
-        head, first = _look(envelope, rules, handle)
+        head, first = _look(envelope, rules, handle, first_bytes)
     except ObjectReadError as error:
         return unreadable(contract, error)
     run: list[str] = ["exists"]
@@ -66,11 +69,11 @@ def unreadable(contract: DatasetContract, error: ObjectReadError) -> Integrity:
     return _result(contract.integrity, ("exists",), [finding], head=None)
 
 
-def _look(envelope: Envelope, rules: IntegrityRules, handle: Probed) -> tuple[ObjectHead, bytes]:
+def _look(envelope: Envelope, rules: IntegrityRules, handle: Probed, first_bytes: int) -> tuple[ObjectHead, bytes]:
+    magic = rules.magic if "magic" in rules.checks else ()
+    wanted = max([first_bytes, *(one.offset + len(one.hex) // 2 for one in magic)])
     # An object announced as empty has no first bytes, and asking for them would cost a second request.
-    if "magic" in rules.checks and rules.magic and envelope.object_size != 0:
-        return handle.probe(max(magic.offset + len(magic.hex) // 2 for magic in rules.magic))
-    return handle.head(), b""
+    return handle.probe(wanted) if wanted and envelope.object_size != 0 else (handle.head(), b"")
 
 
 def _size(head: ObjectHead, rules: IntegrityRules, *, announced: int | None) -> list[Finding]:

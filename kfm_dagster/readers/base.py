@@ -85,3 +85,13 @@ class DeclaringReader(Protocol):
     def gives(self, name: str) -> bool:
         """Tell whether an object can have the STAC property."""
         ...
+
+
+@runtime_checkable
+class LeadingReader(Protocol):
+    """A reader whose first request is for the object's beginning."""
+
+    @property
+    def first_bytes(self) -> int:
+        """How many bytes of it that request is for."""
+        ...

@@ -18,6 +18,7 @@ from kfm_dagster.readers import geostationary
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.geostationary import FixedGrid, ImageBounds, ImageFootprint
 from kfm_dagster.readers.goes_abi_header import EXTENT, L0_ERRORS, read_native
+from kfm_dagster.readers.ranges import BLOCK_BYTES
 
 PROPERTIES = frozenset({
     "platform", "instruments", "gsd", "bands", "processing:level", "sat:orbit_state",
@@ -26,6 +27,8 @@ PROPERTIES = frozenset({
     "goes:percent-uncorrectable-l0-errors", "proj:code", "proj:wkt2", "proj:shape", "proj:transform", "proj:centroid",
 })  # fmt: skip
 """What an object can have."""
+FIRST_BYTES = BLOCK_BYTES
+"""Of an object, by its first request."""
 
 _SCENES = {"F": ("Full Disk", "FULL DISK"), "C": ("CONUS", "CONUS"), "M": ("Mesoscale", "MESOSCALE")}
 """Scene letter of the product name: `scene_id` in the file, image type in the catalog."""

@@ -26,6 +26,7 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.grib2_grids import Grid, describe_grid
 from kfm_dagster.readers.grib2_sections import (
+    REQUEST_BYTES,
     SEARCH_BYTES,
     GribMessage,
     HeaderWindow,
@@ -47,6 +48,8 @@ from kfm_dagster.readers.grib_index import (
 
 INDEX_SUFFIX = ".idx"
 
+FIRST_BYTES = REQUEST_BYTES
+"""Of an object, by its first request."""
 WALK_MESSAGES = 256
 """Messages that are walked without an index, at tens of milliseconds each. HRRR surface files have 173; files of
 pressure and native levels have 700 to 1,200, and always an index in the end."""

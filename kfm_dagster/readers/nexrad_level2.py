@@ -22,6 +22,7 @@ from shapely.geometry import Polygon, mapping
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.nexrad_messages import Position
+from kfm_dagster.readers.nexrad_records import READ_BYTES
 from kfm_dagster.readers.nexrad_sites import Site, sites
 from kfm_dagster.readers.nexrad_volume import Volume, read_volume
 
@@ -33,6 +34,8 @@ PROPERTIES = frozenset({
     "nexrad:gate-spacing-m",
 })  # fmt: skip
 """What a volume can have."""
+FIRST_BYTES = READ_BYTES
+"""Of a volume, by its first request."""
 
 TIME_TOLERANCE = timedelta(seconds=60)
 """Between the key's time, the volume header's and the first radial's.

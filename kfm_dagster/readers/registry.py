@@ -33,6 +33,11 @@ class LazyReader:
         given: frozenset[str] = import_module(self.module).PROPERTIES | TIMES
         return not given.isdisjoint({name, "*:" + name.partition(":")[2]})
 
+    @property
+    def first_bytes(self) -> int:
+        """How many bytes of an object its first request is for: the module's FIRST_BYTES."""
+        return int(import_module(self.module).FIRST_BYTES)
+
     def __call__(self, request: ReadRequest, /) -> HeaderMetadata:
         """Read the headers. Raises ReadError."""
         return self.load()(request)

@@ -88,17 +88,25 @@ class ObjectHandle(Protocol):
         """Bytes [start, start + length), cut at the end of the object: one request."""
         ...
 
+    @property
+    def first(self) -> bytes:
+        """The first bytes, as far as they are known: reading among them makes no request."""
+        ...
+
 
 class RemoteObject:
     """An object in an object store: one version of it, once its ETag is known."""
 
-    def __init__(self, store: Store, *, uri: str, key: str, size: int | None, etag: str | None) -> None:
+    def __init__(
+        self, store: Store, *, uri: str, key: str, size: int | None, etag: str | None, first: bytes = b""
+    ) -> None:
+        """Make no request. `first` are the object's first bytes, where they are known."""
         self._store = store
         self._key = key
         self._uri = uri
         self._size = size
         self._etag = None if etag is None else f'"{etag}"'
-        self._first = b""
+        self._first = first
 
     @property
     def uri(self) -> str:
@@ -109,6 +117,11 @@ class RemoteObject:
     def size(self) -> int:
         """Size in bytes."""
         return self.head().size if self._size is None else self._size
+
+    @property
+    def first(self) -> bytes:
+        """What the last probe fetched, or what was given."""
+        return self._first
 
     def head(self) -> ObjectHead:
         """One HEAD request."""
@@ -127,16 +140,17 @@ class RemoteObject:
         return head, self._first
 
     def read(self, start: int, length: int) -> bytes:
-        """One ranged GET, or none for bytes that the probe fetched."""
+        """One ranged GET of what is not among the first bytes that are known already, or none."""
         stop = min(start + length, self.size)
         if start >= stop:
             return b""
-        if stop <= len(self._first):
-            return self._first[start:stop]
+        known = self._first[start:stop]
+        if len(known) == stop - start:
+            return known
         try:
             with request(self._uri, *_READ):
-                options: GetOptions = {"range": (start, stop), "if_match": self._etag}
-                return bytes(self._store.get(self._key, options=options).bytes())
+                options: GetOptions = {"range": (start + len(known), stop), "if_match": self._etag}
+                return known + bytes(self._store.get(self._key, options=options).bytes())
         except _EmptyRangeError:
             # Transient, because the next attempt begins with integrity-check, which will see the new size.
             why = "the object became shorter while it was read"
@@ -228,6 +242,11 @@ class FolderObject:
         """Size in bytes."""
         with request(self._uri, *_HEAD), self._opened() as (_, status):
             return status.st_size
+
+    @property
+    def first(self) -> bytes:
+        """Nothing: a file is read where it stands."""
+        return b""
 
     def head(self) -> ObjectHead:
         """Size, time, and the ETag that a store would give."""

@@ -79,10 +79,23 @@ class ObjectStores:
         self._stores: dict[tuple[str, str], Store] = {}
         self._grammars: dict[str, KeyGrammarReader] = {}
 
+    @property
+    def remote(self) -> bool:
+        """Whether each read is a request over a network."""
+        return self._root is None
+
     def open(
-        self, contract: DatasetContract, uri: str, *, size: int | None = None, etag: str | None = None
+        self,
+        contract: DatasetContract,
+        uri: str,
+        *,
+        size: int | None = None,
+        etag: str | None = None,
+        first: bytes = b"",
     ) -> ObjectHandle:
         """Open a data object or sidecar of the contract; makes no request. `size`, when known, saves one later.
+
+        So do its `first` bytes, as that version has them; a folder's files are read all the same.
 
         With `etag`, without quotes, a bucket's object is read in that version only; else in the one that the first
         answer is of. A folder's files are read as they are.
@@ -93,7 +106,7 @@ class ObjectStores:
         bucket, key = self._declared(contract, uri)
         if self._root is not None:
             return FolderObject(self._root, uri=uri, bucket=bucket, key=key)
-        return RemoteObject(self._store(contract, bucket), uri=uri, key=key, size=size, etag=etag)
+        return RemoteObject(self._store(contract, bucket), uri=uri, key=key, size=size, etag=etag, first=first)
 
     def open_sidecar(self, contract: DatasetContract, uri: str, suffix: str) -> ObjectHandle | None:
         """Open the sidecar `uri + suffix` and fetch its beginning in one request; None when there is none.

@@ -1,7 +1,7 @@
 """One bucket of S3, or of a server that speaks its protocol, by requests that follow no redirect.
 
 obstore's client follows them, has no switch against it, and takes the session token (`x-amz-security-token`) along to
-whatever host a redirect names. Here botocore signs, urllib3 sends, and a redirect is an error. Belongs here: the few
+whatever host a redirect names. Here botocore signs, pyreqwest sends, and a redirect is an error. Belongs here: the few
 requests that the package makes, under the names and with the answers and errors that obstore's stores have, so that
 its user need not know which it is. Does not belong here: what may be read (`objects.py`).
 """
@@ -11,20 +11,17 @@ from __future__ import annotations
 import os
 import random
 import re
-import ssl
 import time
-import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote, unquote_plus, urlencode, urlsplit
 from xml.etree import ElementTree as ET
 
-import certifi
-import urllib3
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.exceptions import BotoCoreError
@@ -37,15 +34,18 @@ from obstore.exceptions import (
     UnauthenticatedError,
 )
 from obstore.store import ObjectStore
+from pyreqwest.client import SyncClient, SyncClientBuilder
+from pyreqwest.exceptions import PyreqwestError
+from pyreqwest.response import SyncResponse
 
 MAX_RETRIES = 2
 """Further tries of a request that got no answer, or one that says "later"; the ledger's own retry takes over then."""
-CHUNK_BYTES = 256 * 1024
 PAGE = 1000
 """Keys of one listing page (S3 API reference, ListObjectsV2)."""
 Page = list[Any]
 Listing = dict[str, list[Any]]
-CONNECTIONS = 64
+CONNECTIONS = 512
+"""Kept open for the next request, at most."""
 NO_BUCKET = "NoSuchBucket"
 """S3's code where it is the bucket that is not there (S3 API reference, Error responses)."""
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
@@ -92,7 +92,7 @@ class S3Bucket:
         self._seconds = seconds
         self._root = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._anonymous = anonymous
-        self._pool: tuple[int, urllib3.PoolManager] | None = None
+        self._connected: tuple[int, SyncClient] | None = None
 
     def get(self, path: str, *, options: Mapping[str, Any] | None = None) -> Fetched:
         """Get an object; with `head` only what the store says of it, with `range` the bytes [start, end).
@@ -174,7 +174,7 @@ class S3Bucket:
         query: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
         body: bytes = b"",
-    ) -> tuple[urllib3.BaseHTTPResponse, bytes]:
+    ) -> tuple[SyncResponse, bytes]:
         """Make a request, again where that may help, and return an answer that says it was done."""
         url = f"{self._endpoint}/{self._bucket}"
         if path is not None:
@@ -186,7 +186,7 @@ class S3Bucket:
             last = attempt == MAX_RETRIES or time.monotonic() - begun > 2 * self._seconds
             try:
                 answer, content = self._send(method, url, dict(headers or {}), body)
-            except (urllib3.exceptions.HTTPError, OSError) as error:
+            except (PyreqwestError, OSError) as error:
                 if last:
                     raise GenericError(f"{self._host} does not answer ({type(error).__name__})") from None
             else:
@@ -196,33 +196,21 @@ class S3Bucket:
             time.sleep(0.1 * 2**attempt * (1 + random.random()))  # noqa: S311 - so that workers do not come together
         raise AssertionError  # the last attempt has returned or raised
 
-    def _send(
-        self, method: str, url: str, headers: dict[str, str], body: bytes
-    ) -> tuple[urllib3.BaseHTTPResponse, bytes]:
-        request = AWSRequest(method=method, url=url, data=body, headers=headers)
+    def _send(self, method: str, url: str, headers: dict[str, str], body: bytes) -> tuple[SyncResponse, bytes]:
         if not self._anonymous:
+            request = AWSRequest(method=method, url=url, data=body, headers=headers)
             S3SigV4Auth(self._credentials, "s3", self._region).add_auth(request)
-        deadline = time.monotonic() + self._seconds
-        answer = self._connections.request(
-            method,
-            url,
-            headers=dict(request.headers.items()),
-            body=body or None,
-            redirect=False,
-            retries=False,
-            preload_content=False,
-            decode_content=False,
-            timeout=urllib3.Timeout(connect=min(5.0, self._seconds), read=self._seconds),
-        )
-        with answer:
-            parts = []
-            while part := answer.read(CHUNK_BYTES):
-                parts.append(part)
-                if time.monotonic() > deadline and method == "GET" and "Range" in headers:
-                    raise urllib3.exceptions.TimeoutError("the answer does not end")
-        return answer, b"".join(parts)
+            headers = dict(request.headers.items())
+        asked = self._client.request(method, url).headers(headers)
+        if method == "PUT":
+            asked = asked.body_bytes(body)
+        if "Range" in headers:
+            # A whole object takes as long as it is long; a few bytes of one do not.
+            asked = asked.timeout(timedelta(seconds=self._seconds))
+        answer = asked.build().send()
+        return answer, bytes(answer.bytes())
 
-    def _refuse(self, method: str, answer: urllib3.BaseHTTPResponse, path: str | None, content: bytes) -> None:
+    def _refuse(self, method: str, answer: SyncResponse, path: str | None, content: bytes) -> None:
         """Raise what obstore would raise for an answer that says it was not done."""
         status, name = answer.status, path or self._bucket
         if 200 <= status < 300:
@@ -263,10 +251,10 @@ class S3Bucket:
         return found
 
     @property
-    def _connections(self) -> urllib3.PoolManager:
-        if self._pool is None or self._pool[0] != os.getpid():
-            self._pool = (os.getpid(), _pool(self._endpoint))
-        return self._pool[1]
+    def _client(self) -> SyncClient:
+        if self._connected is None or self._connected[0] != os.getpid():
+            self._connected = (os.getpid(), _client(self._seconds))
+        return self._connected[1]
 
 
 def reason(error: Exception) -> str:
@@ -278,16 +266,24 @@ Store = ObjectStore | S3Bucket
 """Where objects are: obstore's folders, memory, GCS and Azure, or a bucket of S3."""
 
 
-def _pool(endpoint: str) -> urllib3.PoolManager:
+def _client(seconds: float) -> SyncClient:
     """Return connections as the environment wants them: its proxy, its authorities."""
-    context = ssl.create_default_context()
-    context.load_verify_locations(os.environ.get("AWS_CA_BUNDLE") or certifi.where())
-    shared: dict[str, Any] = {"maxsize": CONNECTIONS, "num_pools": 2, "ssl_context": context}
-    parts = urlsplit(endpoint)
-    proxy = urllib.request.getproxies().get(parts.scheme)
-    if proxy and not urllib.request.proxy_bypass(parts.netloc):
-        return urllib3.ProxyManager(proxy, **shared)
-    return urllib3.PoolManager(**shared)
+    off = False
+    builder = (
+        SyncClientBuilder()
+        .follow_redirects(off)
+        # An object's bytes are what was stored, however it was encoded.
+        .gzip(off)
+        .brotli(off)
+        .deflate(off)
+        .zstd(off)
+        .connect_timeout(timedelta(seconds=min(5.0, seconds)))
+        .read_timeout(timedelta(seconds=seconds))
+        .pool_max_idle_per_host(CONNECTIONS)
+    )
+    if bundle := os.environ.get("AWS_CA_BUNDLE"):
+        builder = builder.add_root_certificate_pem(Path(bundle).read_bytes())
+    return builder.build()
 
 
 def _host(url: str) -> str:

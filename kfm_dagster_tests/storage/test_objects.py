@@ -191,6 +191,20 @@ def test_probe_read_and_sidecar_cost_one_request_each(scripted: Scripted) -> Non
     assert len(scripted.requests) == 3
 
 
+def test_requests_go_by_the_proxy_of_the_environment(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", os.environ["AWS_ENDPOINT_URL"])
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://store.invalid")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert ObjectStores().open(HRRR, URI).probe(4)[1] == DATA[:4]
+    assert scripted.requests == [f"GET http://store.invalid/{BUCKET}/{KEY}"]
+    monkeypatch.setenv("NO_PROXY", "store.invalid")
+    with pytest.raises(ObjectReadError, match="does not answer"):
+        ObjectStores(request_seconds=0.5).open(HRRR, URI).probe(4)
+    assert len(scripted.requests) == 1
+
+
 @pytest.mark.clause("SEC-01")
 @pytest.mark.parametrize(
     "uri",

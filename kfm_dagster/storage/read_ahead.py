@@ -1,0 +1,52 @@
+"""Read-ahead: the first bytes of objects that one stage fetched, for the next stage of the run to read.
+
+In a file without a name, so that thousands of heads take page cache and no memory of the process. Does not belong here:
+who reads what (`ingest/nodes.py`), requests (`object_handle.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import weakref
+from contextlib import suppress
+from functools import cached_property
+from typing import IO
+
+LIMIT_BYTES = 1024**3
+"""Of one batch; what comes later is requested again. 5,000 NEXRAD volumes, the largest heads, have 640 MiB."""
+
+_Span = tuple[int, int]
+
+
+class ReadAhead:
+    """First bytes by version of an object. Thread-safe; what is not there, whatever the reason, costs a request."""
+
+    def __init__(self, *, limit_bytes: int = LIMIT_BYTES) -> None:
+        self._limit = limit_bytes
+        self._used = 0
+        self._spans: dict[tuple[str, str], _Span] = {}
+        self._lock = threading.Lock()
+
+    def keep(self, uri: str, etag: str | None, content: bytes) -> None:
+        """Keep the bytes [0, len(content)) of an object; an object without ETag may be another one when it is read."""
+        if etag is None or not content:
+            return
+        with self._lock, suppress(OSError):  # a full disk
+            if self._used + len(content) <= self._limit:
+                os.pwrite(self._file.fileno(), content, self._used)
+                self._spans[uri, etag] = (self._used, len(content))
+                self._used += len(content)
+
+    def take(self, uri: str, etag: str | None) -> bytes:
+        """Return what was kept of that version of the object, once; empty when nothing was."""
+        with self._lock:
+            span = self._spans.pop((uri, etag), None) if etag is not None else None
+            return b"" if span is None else os.pread(self._file.fileno(), span[1], span[0])
+
+    @cached_property
+    def _file(self) -> IO[bytes]:
+        file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115, closed with this object, whatever its stage comes to
+        weakref.finalize(self, file.close)
+        return file

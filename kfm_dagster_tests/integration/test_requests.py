@@ -1,0 +1,88 @@
+"""Requests: what a unit costs of a remote store, integrity and metadata together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from kfm_dagster.demo.samples.goes_abi import goes_abi_samples
+from kfm_dagster.demo.samples.hrrr import hrrr_samples
+from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
+from kfm_dagster.ingest.nodes import Source
+from kfm_dagster.storage.read_ahead import ReadAhead
+from kfm_dagster.storage.s3 import S3Bucket
+from kfm_dagster_tests.integration.chain import DAY, StoredObject, announce, good, open_pipeline, put, run_chain, take
+
+Samples = Callable[[date, int], Iterator[tuple[str, str, bytes]]]
+UNITS = 3
+SAMPLES: dict[str, tuple[Samples, int]] = {
+    "goes-abi": (goes_abi_samples, 1),
+    "nexrad-l2": (nexrad_level2_samples, 1),
+    "hrrr": (hrrr_samples, 2),
+}
+"""Dataset > its samples, and the requests that an object of theirs costs: HRRR's index is a second object."""
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Any:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    client = boto3.client("s3", region_name="us-east-1")
+    yield client
+    client.close()
+    server.stop()
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Keys in the order in which they were asked for."""
+    keys: list[str] = []
+    get = S3Bucket.get
+
+    def counted(bucket: S3Bucket, path: str, **options: Any) -> Any:
+        keys.append(path)
+        return get(bucket, path, **options)
+
+    monkeypatch.setattr(S3Bucket, "get", counted)
+    return keys
+
+
+@pytest.mark.parametrize("dataset", SAMPLES)
+def test_the_first_bytes_of_an_object_are_requested_once_and_say_the_same(
+    s3: Any, asked: list[str], dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples, requests = SAMPLES[dataset]
+    stored = [good(*sample) for sample in samples(DAY, UNITS)]
+    for bucket in {item.bucket for item in stored}:
+        s3.create_bucket(Bucket=bucket)
+    for item in stored:
+        s3.put_object(Bucket=item.bucket, Key=item.key, Body=item.stored)
+    remote = _metadata(tmp_path / "remote", None, dataset, stored)
+    assert len(remote) == UNITS
+    assert set(Counter(key.removesuffix(".idx") for key in asked).values()) == {requests}
+    put(tmp_path / "objects", stored)
+    assert _metadata(tmp_path / "folder", tmp_path / "objects", dataset, stored) == remote
+    asked.clear()
+    monkeypatch.setattr(ReadAhead, "take", lambda *_: b"")
+    assert _metadata(tmp_path / "again", None, dataset, stored) == remote
+    assert set(Counter(key.removesuffix(".idx") for key in asked).values()) == {requests + 1}
+
+
+def _metadata(home: Path, objects: Path | None, dataset: str, stored: list[StoredObject]) -> dict[str, Any]:
+    pipeline = open_pipeline(home, objects)
+    data = [item for item in stored if not item.key.endswith(".idx")]
+    take(pipeline, announce([item.event() for item in data], registry=pipeline.registry))
+    batch = run_chain(pipeline, dataset, DAY.isoformat(), "run", Source.LEDGER)
+    pipeline.close()
+    return {unit.key: unit.metadata for unit in batch.envelopes}
