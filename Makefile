@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PYTEST_ARGS ?=
 MUTANTS_ARGS ?=
+# For example --units 500 --table latency.
+BENCH_ARGS ?=
 # Of the soak: names of parts, all without one, and the fraction of their size.
 PART ?=
 SCALE ?= 1
@@ -51,8 +53,8 @@ clauses: $(INSTALLED)  ## list every clause of the mission with the tests that h
 mutants: $(INSTALLED)  ## take rules away one by one in a copy; a test must notice each
 	@$(BIN)/python -m kfm_dagster_tests.mutants $(MUTANTS_ARGS)
 
-bench: $(INSTALLED)  ## measure a backlog against one run per message and against a plain loop
-	@$(BIN)/python -m benchmarks.backlog --units 2000 --dataset nexrad-l2 --run-per-message --floor
+bench: $(INSTALLED)  ## measure what users have, for most of an hour, and write docs/performance.md
+	@$(BIN)/python -m benchmarks.report $(BENCH_ARGS)
 
 soak: $(INSTALLED)  ## everything too long for the tests, for hours; PART="mail-sqlite chaos-sqlite" SCALE=0.1 do less
 	@$(BIN)/python -m benchmarks.soak --scale="$(SCALE)" $(PART)

@@ -1,0 +1,148 @@
+"""`make bench`: run the benchmarks of a store, of whole deployments and of latency, and write docs/performance.md.
+
+    python -m benchmarks.report [--units 2000] [--only-missing] [--table store ...]
+
+Every row is a command of its own, which stands in the document; what it printed is kept beside the benchmark's files,
+so that rows can be measured one at a time. A command that fails fails the whole, and the document stays as it was.
+Belongs here: which commands, and running them. Does not belong here: the document's form (`report_page.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.command import in_one_line
+from benchmarks.report_page import page
+from kfm_dagster.cli.files import refuse_unwritable_home
+from kfm_dagster.errors import DependencyUnavailableError
+
+ROOT = Path(__file__).resolve().parent.parent
+DATASETS = ("goes-abi", "nexrad-l2", "hrrr")
+TABLES = ("store", "remote", "latency")
+RATES = (5, 50)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One row: the arguments after `python -m`, without those that say where files go and in what form."""
+
+    table: str
+    arguments: tuple[str, ...]
+
+    @property
+    def command(self) -> str:
+        """The command as one types it; the key of its figures."""
+        return " ".join(("python -m", *self.arguments))
+
+
+def cases(units: int, seconds: int) -> list[Case]:
+    """Return the rows of every table in their order, over so many units, and for latency so many seconds."""
+    return [Case(table=table, arguments=arguments) for table, arguments in _rows(units, seconds)]
+
+
+def _rows(units: int, seconds: int) -> Iterator[tuple[str, tuple[str, ...]]]:
+    sized = ("--units", str(units))
+    for dataset in DATASETS:
+        backlog = ("benchmarks.backlog", "--dataset", dataset, *sized, "--real-size")
+        for latency in ("0", "20", "50", "100"):
+            yield "store", (*backlog, "--store-latency-ms", latency, "--floor")
+        for database in ("sqlite", "postgresql"):
+            far = ("--store-latency-ms", "20", "--queue-latency-ms", "20", "--all-remote", "--database", database)
+            yield "remote", (*backlog, *far, "--floor")
+    for rate in RATES:
+        paced = ("--rate", str(rate), "--seconds", str(seconds), "--real-size", "--store-latency-ms", "20")
+        yield "latency", ("benchmarks.latency", *paced)
+
+
+class Figures:
+    """What commands printed, by command, in a file that grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.by_command: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
+
+    def keep(self, command: str, printed: dict[str, Any], revision: str) -> None:
+        """Keep the figures of one command with when, under what load and of which revision they are."""
+        self.by_command[command] = {
+            **printed,
+            "measured_at": f"{datetime.now(UTC):%Y-%m-%d %H:%M}Z",
+            "load": os.getloadavg()[1],
+            "revision": revision,
+        }
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_text(json.dumps(self.by_command, indent=1), encoding="utf-8")
+
+
+def measured(case: Case, home: Path) -> dict[str, Any]:
+    """Run a case; return the figures on its last line. Raises DependencyUnavailableError."""
+    command = [sys.executable, "-m", *case.arguments, "--home", str(home), "--json"]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)  # noqa: S603, our own
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        raise DependencyUnavailableError(
+            "a benchmark failed", observed=f"exit code {done.returncode} of {case.command}", next_step="run it alone"
+        )
+    figures: dict[str, Any] = json.loads(lines[-1])
+    return figures
+
+
+def _revision() -> str:
+    described = ["git", "describe", "--always", "--dirty"]
+    done = subprocess.run(described, cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603
+    return done.stdout.strip() or "unknown"
+
+
+@click.command(context_settings={"max_content_width": 100})
+@click.option("--units", default=2000, show_default=True, type=click.IntRange(1, 100_000), help="Units of a backlog.")
+@click.option("--seconds", default=60, show_default=True, type=click.IntRange(1, 3600), help="Of publishing.")
+@click.option("--table", "tables", multiple=True, type=click.Choice(TABLES), help="Measure these; default: all.")
+@click.option("--only-missing", is_flag=True, help="Measure only what has no figures of this size yet.")
+@click.option("--most", default=1000, type=click.IntRange(0), help="Measure so many rows at most.")
+@click.option("--home", type=click.Path(path_type=Path, file_okay=False), default=Path(".kfm/bench"), show_default=True)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=ROOT / "docs" / "performance.md",
+    help="The document; default: docs/performance.md.",
+)
+def main(
+    *, units: int, seconds: int, tables: Sequence[str], only_missing: bool, most: int, home: Path, out: Path
+) -> None:
+    """Measure every row of docs/performance.md and write it; rows without figures are left out.
+
+    Example: python -m benchmarks.report --units 500 --table latency
+    """
+    refuse_unwritable_home(home)
+    figures, every = Figures(home / "performance.json"), cases(units, seconds)
+    wanted = [
+        case
+        for case in every
+        if case.table in (tables or TABLES) and not (only_missing and case.command in figures.by_command)
+    ]
+    for case in wanted[:most]:
+        click.echo(case.command, err=True)
+        figures.keep(case.command, measured(case, home.absolute()), _revision())
+    rows = {
+        table: {
+            case.command: figures.by_command[case.command]
+            for case in every
+            if case.table == table and case.command in figures.by_command
+        }
+        for table in TABLES
+    }
+    out.write_text(page(rows, cores=os.cpu_count() or 1), encoding="utf-8")
+    click.echo(str(out))
+
+
+if __name__ == "__main__":
+    sys.exit(in_one_line("report", main))

@@ -1,0 +1,174 @@
+"""The form of docs/performance.md: tables of figures, the command under each row, and what the words mean.
+
+Does not belong here: measuring (`report.py`).
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+Figures = Mapping[str, Any]
+Rows = Mapping[str, Figures]
+
+HEAD = """# Performance
+
+Written by `make bench`, which measures every row on the machine that it runs on. One computer is all: product, queue
+and store share its cores. {machine}
+
+What is measured is what a user has: the code server, the daemon and forked runs, as `kfm ui --cloud aws` starts them,
+an SQS queue (fauxqs) and a store that answers each request after a given time (`benchmarks/store_server.py`). Rates run
+from the first record to the last settlement. CPU is of every process of the deployment from its start on, PostgreSQL's
+included, that of the queue and of the store apart; loading the definitions takes {start} a large part of it.
+
+Objects are sparse files as large as real ones, so that sizes, offsets and range requests are true. What stays smaller
+than in reality: HRRR samples have 3 or 4 messages instead of 173 to 1,200, so their index is short, and a volume's
+first and last records are a few KB instead of up to 270, so that a real volume may cost two requests more.
+"""
+
+STORE = """
+## A store that takes its time
+
+Objects are read from the store; database (SQLite), artifacts, catalog and lineage are on the disk. The floor is plain
+loops in as many processes as there are cores, 16 reads at a time each, without ledger, retries, gates, lineage, or any
+guarantee (`benchmarks/floor.py`).
+"""
+
+REMOTE = """
+## Everything far
+
+Store and queue answer after 20 ms; artifacts, catalog and lineage are in the store, too. On PostgreSQL Dagster's own
+storage is there as well.
+"""
+
+CPU = """
+## Where the processor time goes
+
+Milliseconds per unit by process, of the rows above. `run` is what a run spends after its fork; the code server loads
+the definitions and evaluates sensors; the daemon starts ticks and runs. In parentheses what is not the product's.
+"""
+
+WALL = """
+## Where a run's time goes
+
+Wall milliseconds per unit between the records of one step and the next, Dagster's part included. Several runs may work
+at once. message_parse has no record before it and does not count.
+"""
+
+LATENCY = """
+## From the message to the Item
+
+Units are published at an even rate to a deployment that runs already, under its default settings (the sensor looks
+every 5 s). Seconds from the moment before a message is sent to the change of its record that settles it. Where
+`unsettled` is not 0, units failed.
+"""
+
+
+def page(tables: Mapping[str, Rows], *, cores: int) -> str:
+    """Return the document. A table without rows is left out."""
+    store, remote, latency = (tables.get(name, {}) for name in ("store", "remote", "latency"))
+    backlogs = {**store, **remote}
+    every = {**backlogs, **latency}
+    parts = [HEAD.format(machine=_machine(every.values(), cores), start=_start(backlogs.values()))]
+    for text, rows, table in (
+        (STORE, store, _rates),
+        (REMOTE, remote, _rates),
+        (CPU, backlogs, _cpu),
+        (WALL, backlogs, _wall),
+        (LATENCY, latency, _latency),
+    ):
+        if rows:
+            parts.append(f"{text}\n{_table(table(rows.values()))}\n")
+    parts += ["\n## The commands\n\nEach with `--json`, in the order of the rows.\n\n", _commands(every)]
+    return "".join(parts)
+
+
+def _machine(every: Sequence[Figures] | Any, cores: int) -> str:
+    figures = list(every)
+    if not figures:
+        return "Nothing is measured yet."
+    revisions = sorted({one["revision"] for one in figures})
+    times, loads = sorted(one["measured_at"] for one in figures), [one["load"] for one in figures]
+    return (
+        f"Here: {cores} cores ({platform.machine()}), Python {platform.python_version()}, {times[0]} to {times[-1]}, "
+        f"revision {', '.join(revisions)}. The load average (5 min) after a row was {min(loads):.1f} to "
+        f"{max(loads):.1f}: above {cores}, processes waited for a core."
+    )
+
+
+def _start(backlogs: Any) -> str:
+    units = sorted({one["units"] for one in backlogs})
+    return f"of {' or '.join(f'{number:,}' for number in units)} units" if units else "of a small backlog"
+
+
+def _place(one: Figures) -> dict[str, str]:
+    return {
+        "dataset": one["dataset"],
+        "store": "folder" if one["store_latency_ms"] is None else f"{one['store_latency_ms']:g} ms",
+        "database": one["database"],
+        "kept in": "store" if one["all_remote"] else "disk",
+    }
+
+
+def _rates(rows: Any) -> Iterator[dict[str, str]]:
+    for one in rows:
+        yield {
+            **_place(one),
+            "units": f"{one['units']:,}",
+            "units/s": f"{one['units_per_second']:.1f}",
+            "CPU ms/unit": f"{one['cpu_ms_per_unit']:.1f}",
+            "requests/unit": _number(one["requests_per_unit"], 2),
+            "KB read/unit": _number(one["bytes_per_unit"], 1, per=1000),
+            "largest run, MiB": f"{one['peak_run_mib']:.0f}",
+            "floor, units/s": _number(one["floor_per_second"], 1),
+            "share of floor": _number(one["share_of_floor"], 2),
+        }
+
+
+def _cpu(rows: Any) -> Iterator[dict[str, str]]:
+    for one in rows:
+        spent, servers = one["cpu_ms_per_unit_by_process"], one["servers_cpu_ms_per_unit"]
+        names = ("run", "code server", "daemon", "database")
+        yield {
+            **_place(one),
+            **{name: _number(spent.get(name), 1) for name in names},
+            **{f"({name})": _number(servers.get(name), 1) for name in ("queue", "store")},
+        }
+
+
+def _wall(rows: Any) -> Iterator[dict[str, str]]:
+    steps = ("integrity_check", "metadata_extract", "stac_register", "provenance_emit", "settle")
+    for one in rows:
+        spent = one["wall_ms_per_unit_by_node"]
+        yield {**_place(one), **{step: _number(spent.get(step), 1) for step in steps}, "runs": str(one["runs"])}
+
+
+def _latency(rows: Any) -> Iterator[dict[str, str]]:
+    for one in rows:
+        yield {
+            **_place(one),
+            "asked/s": f"{one['rate']:g}",
+            "published/s": f"{one['published_per_second']:.1f}",
+            "units": f"{one['published']:,}",
+            "p50 s": _number(one["p50_seconds"], 1),
+            "p95 s": _number(one["p95_seconds"], 1),
+            "p99 s": _number(one["p99_seconds"], 1),
+            "CPU ms/unit": f"{one['cpu_ms_per_unit']:.1f}",
+            "unsettled": f"{one['published'] - one['succeeded']:,}",
+        }
+
+
+def _number(value: float | None, digits: int, *, per: float = 1) -> str:
+    return "" if value is None else f"{value / per:.{digits}f}"
+
+
+def _table(rows: Iterator[dict[str, str]]) -> str:
+    found = list(rows)
+    head = list(found[0])
+    lines = [head, ["---"] * len(head), *(list(row.values()) for row in found)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _commands(every: Rows) -> str:
+    return "".join(f"    {command}\n" for command in every)

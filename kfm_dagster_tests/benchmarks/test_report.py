@@ -1,0 +1,105 @@
+"""`make bench` measures the rows that are asked for, and writes the document from what they printed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks import report
+from benchmarks.backlog import BenchResult
+from benchmarks.latency import percentiles
+from benchmarks.report import Case, cases, main
+from benchmarks.surroundings import Place
+from kfm_dagster.errors import DependencyUnavailableError
+
+ROWS = cases(7, 3)
+
+
+def figures(case: Case) -> dict[str, Any]:
+    """Figures as the command of a row prints them."""
+    arguments = dict(zip(case.arguments, case.arguments[1:], strict=False))
+    place = Place(store_latency_ms=float(arguments["--store-latency-ms"]), real_size=True)
+    if case.table == "latency":
+        settled = {"published": 15, "succeeded": 14, "rate": float(arguments["--rate"]), "published_per_second": 4.9}
+        return {"dataset": "nexrad-l2", **settled, **vars(place), **percentiles([1.0, 2.0]), "cpu_ms_per_unit": 4.0}
+    return BenchResult(
+        dataset=arguments["--dataset"],
+        units=7,
+        units_per_second=123.4,
+        cpu_ms_per_unit=8.0,
+        peak_run_mib=300,
+        runs=1,
+        requests_per_unit=2.25,
+        bytes_per_unit=4_000,
+        floor_per_second=246.8,
+        cpu_ms_per_unit_by_process={"run": 3.0, "daemon": 5.0},
+        **vars(place),
+    ).as_json()
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    commands: list[str] = []
+
+    def measured(case: Case, _home: Path) -> dict[str, Any]:
+        commands.append(case.command)
+        return figures(case)
+
+    monkeypatch.setattr(report, "measured", measured)
+    return commands
+
+
+def called(tmp_path: Path, *arguments: str) -> Path:
+    out = tmp_path / "performance.md"
+    given = ["--units", "7", "--seconds", "3", "--home", str(tmp_path / "home"), "--out", str(out), *arguments]
+    CliRunner().invoke(main, given, catch_exceptions=False, standalone_mode=False)
+    return out
+
+
+def test_every_row_is_measured_and_stands_with_its_command(tmp_path: Path, ran: list[str]) -> None:
+    text = called(tmp_path).read_text()
+    assert ran == [case.command for case in ROWS]
+    assert all(f"    {command}\n" in text for command in ran)
+    assert "| hrrr | 100 ms | sqlite | disk | 7 | 123.4 | 8.0 | 2.25 | 4.0 | 300 | 246.8 | 0.50 |" in text
+    assert "| nexrad-l2 | 20 ms | sqlite | disk | 50 | 4.9 | 15 | 1.5 |" in text
+    scan = Path(sys.executable).with_name("pymarkdown")
+    configuration = Path(report.ROOT) / "pyproject.toml"
+    done = subprocess.run(
+        [str(scan), "--config", str(configuration), "scan", str(tmp_path / "performance.md")],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=report.ROOT,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_rows_can_be_measured_one_at_a_time(tmp_path: Path, ran: list[str]) -> None:
+    called(tmp_path, "--table", "latency", "--most", "1")
+    text = called(tmp_path, "--table", "latency", "--only-missing").read_text()
+    assert ran == [case.command for case in ROWS if case.table == "latency"]
+    assert all(command in text for command in ran)
+    assert "A store that takes its time" not in text
+
+
+def test_a_row_that_fails_leaves_the_document_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = Case(table="store", arguments=("benchmarks.backlog", "--units", "0"))
+    monkeypatch.setattr(report, "cases", lambda *_: [failing])
+    with pytest.raises(DependencyUnavailableError, match=r"exit code 2 of python -m benchmarks\.backlog --units 0"):
+        called(tmp_path)
+    assert not (tmp_path / "performance.md").exists()
+
+
+def test_what_a_row_printed_last_is_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = figures(ROWS[0])
+    said = json.dumps(printed)
+    monkeypatch.setattr(
+        subprocess, "run", lambda *given, **_: subprocess.CompletedProcess(given, 0, stdout=f"making ...\n{said}\n")
+    )
+    assert report.measured(ROWS[0], tmp_path) == printed
