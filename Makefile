@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PYTEST_ARGS ?=
 MUTANTS_ARGS ?=
-# For example --units 500 --table latency.
+# For example --units 500 --match latency.
 BENCH_ARGS ?=
 # Of the soak: names of parts, all without one, and the fraction of their size.
 PART ?=

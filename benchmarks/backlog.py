@@ -1,12 +1,12 @@
 """The benchmark: a backlog through sensor, daemon and runs, beside two yardsticks in the same call.
 
-    python -m benchmarks.backlog --units 2000 --dataset hrrr [--run-per-message] [--floor] [--json]
+    python -m benchmarks.backlog --units 2000 --dataset hrrr [--run-per-message] [--floor] [--dbos] [--json]
     python -m benchmarks.backlog --units 2000 --dataset hrrr --store-latency-ms 50 --all-remote --real-size
 
 `run_per_message` starts one Dagster run for each message, the pattern that the documentation shows for S3 events.
-`floor` is plain loops (`floor.py`). With a store's latency objects are read from a server (`store_server.py`) instead
-of a folder. Without one, what gates and audit take of one run stands beside (`run_cost.py`). Figures are ratios of one
-call: machines are noisy.
+`floor` is plain loops (`floor.py`), `dbos` durable steps of another library (`dbos_chain.py`). With a store's latency
+objects are read from a server (`store_server.py`) instead of a folder. Without one, what gates and audit take of one
+run stands beside (`run_cost.py`). Figures are ratios of one call: machines are noisy.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import click
 from rich.console import Console
 
 from benchmarks.command import in_one_line, place_options
+from benchmarks.dbos_chain import ensure_environment
 from benchmarks.drained import Drained, drain_backlog
 from benchmarks.fast_queue import ensure_installed
 from benchmarks.floor import floor_rate
@@ -56,6 +57,7 @@ class BenchOptions:
     place: Place
     run_per_message: bool = False
     floor: bool = False
+    dbos: bool = False
     timeout_seconds: float = 3600
 
 
@@ -92,12 +94,14 @@ class BenchResult:
     """What gates and audit take of a run (`RunCost.as_json`)."""
     run_per_message_per_second: float | None = None
     floor_per_second: float | None = None
+    dbos_per_second: float | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return every figure with the two ratios."""
+        """Return every figure with the ratios."""
         ratios = {
             "times_run_per_message": _ratio(self.units_per_second, self.run_per_message_per_second),
             "share_of_floor": _ratio(self.units_per_second, self.floor_per_second),
+            "times_dbos": _ratio(self.units_per_second, self.dbos_per_second),
         }
         return {**vars(self), **ratios}
 
@@ -129,7 +133,7 @@ def run_bench(
 
     say(f"draining a backlog of {len(bodies)} messages by sensor and daemon ...")
     whole = drained("backlog", bodies)
-    cost = single = plain = None
+    cost = single = plain = durable = None
     if options.place.store_latency_ms is None and options.place.database == "sqlite":
         say("running one chain in this process ...")
         cost = _run_cost(folder, options)
@@ -141,11 +145,17 @@ def run_bench(
         say("working the same messages in plain loops ...")
         with surrounded(replace(options.place, database="sqlite"), objects, folder / "none") as around:
             plain = floor_rate(folder / "floor", fauxqs, bodies, around)
+    if options.dbos:
+        say("working the same messages in DBOS workflows ...")
+        python = ensure_environment(home / "dbos")
+        with surrounded(replace(options.place, database="postgresql"), objects, folder / "dbos-database") as around:
+            durable = floor_rate(folder / "dbos", fauxqs, bodies, around, python=python, module="benchmarks.dbos_chain")
     return BenchResult(
         **_figures(whole, options),
         run_cost={} if cost is None else cost.as_json(),
         run_per_message_per_second=None if single is None else single.units / single.seconds,
         floor_per_second=plain,
+        dbos_per_second=durable,
     )
 
 
@@ -200,6 +210,9 @@ def _ratio(one: float, other: float | None) -> float | None:
 @click.option("--dataset", default="nexrad-l2", show_default=True, help="Dataset whose samples are ingested.")
 @click.option("--run-per-message", is_flag=True, help="Also measure one Dagster run per message.")
 @click.option("--floor", is_flag=True, help="Also measure plain loops without guarantees, one for each core.")
+@click.option(
+    "--dbos", is_flag=True, help="Also measure the steps as DBOS workflows on PostgreSQL; installs DBOS by uv."
+)
 @place_options
 def main(*, home: Path, as_json: bool, **given: Any) -> None:
     """Drain a backlog of sample units through sensor, daemon and runs, and print what it cost.

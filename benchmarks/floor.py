@@ -44,10 +44,21 @@ MESSAGES = 200
 Write = Callable[[str, bytes], None]
 
 
-def floor_rate(home: Path, fauxqs: Path, bodies: Sequence[str], surroundings: Surroundings) -> float:
-    """Return the units per second of all processes together, from their start to the last deletion."""
+def floor_rate(
+    home: Path,
+    fauxqs: Path,
+    bodies: Sequence[str],
+    surroundings: Surroundings,
+    *,
+    python: str | Path = sys.executable,
+    module: str = __name__,
+) -> float:
+    """Return the units per second of all processes together, from their start to the last deletion.
+
+    Another `module` than this one says and hears the same on its standard streams.
+    """
     home.mkdir(parents=True)
-    command = [sys.executable, "-m", "benchmarks.floor", str(home)]
+    command = [str(python), "-m", module, str(home)]
     command += ["--all-remote"] if surroundings.place.all_remote else []
     with (
         FastQueue(fauxqs, latency_ms=surroundings.place.queue_latency_ms) as queue,
@@ -93,14 +104,14 @@ def work(home: Path, *, all_remote: bool) -> tuple[int, float]:
     registry, settings = ContractRegistry.load(), Settings.load()
     client = connect(settings)
     done, ended = 0, time.monotonic()
-    write: Write = _put if all_remote else lambda name, content: _write(home / name, content)
+    write = writer(home, all_remote=all_remote)
     with (
         (home / f"lineage-{os.getpid()}.ndjson").open("ab") as lineage,
-        ThreadPoolExecutor(settings.read_concurrency if settings.object_root is None else 1) as readers,
+        ThreadPoolExecutor(threads_of(settings)) as readers,
     ):
 
         def one(unit: Envelope) -> tuple[str, str]:
-            item = _plain_item(unit, registry, settings.object_root)
+            item = plain_item(unit, registry, settings.object_root)
             write(f"{item['id']}.json", orjson.dumps(item, default=str))
             return unit.wal_id, item["id"]
 
@@ -117,7 +128,20 @@ def work(home: Path, *, all_remote: bool) -> tuple[int, float]:
     return done, ended
 
 
-def _plain_item(unit: Envelope, registry: ContractRegistry, root: Path | None) -> dict[str, Any]:
+def threads_of(settings: Settings) -> int:
+    """Return how many objects one process reads at a time."""
+    return settings.read_concurrency if settings.object_root is None else 1
+
+
+def writer(home: Path, *, all_remote: bool) -> Write:
+    """Return what writes an Item by its name: to the store, or to a file below `home`."""
+    if not all_remote:
+        return lambda name, content: _write(home / name, content)
+    return _put
+
+
+def plain_item(unit: Envelope, registry: ContractRegistry, root: Path | None) -> dict[str, Any]:
+    """Read an object's headers and return an Item, as plainly as can be."""
     contract = registry[unit.dataset]
     match = registry.grammars[unit.dataset].match(unit.key)
     if match is None:
@@ -125,7 +149,7 @@ def _plain_item(unit: Envelope, registry: ContractRegistry, root: Path | None) -
     request = ReadRequest(
         key=unit.key,
         groups=match.groups,
-        source=_source(root, unit.bucket, unit.key, size=unit.object_size),
+        source=source_of(root, unit.bucket, unit.key, size=unit.object_size),
         sidecar=lambda suffix: _sidecar(root, unit.bucket, unit.key + suffix),
     )
     header = READERS[contract.metadata_extract.reader](request)
@@ -141,13 +165,14 @@ def _plain_item(unit: Envelope, registry: ContractRegistry, root: Path | None) -
     }
 
 
-def _source(root: Path | None, bucket: str, key: str, *, size: int | None) -> ByteSource:
+def source_of(root: Path | None, bucket: str, key: str, *, size: int | None) -> ByteSource:
+    """Open an object in a folder or the store; of one without a size it is asked for. Raises FileNotFoundError."""
     return _StoreSource(bucket, key, size=size) if root is None else _FileSource(root / bucket / key)
 
 
 def _sidecar(root: Path | None, bucket: str, key: str) -> ByteSource | None:
     try:
-        return _source(root, bucket, key, size=None)
+        return source_of(root, bucket, key, size=None)
     except FileNotFoundError:
         return None
 

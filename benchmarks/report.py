@@ -1,6 +1,6 @@
 """`make bench`: run the benchmarks of a store, of whole deployments and of latency, and write docs/performance.md.
 
-    python -m benchmarks.report [--units 2000] [--only-missing] [--table store ...]
+    python -m benchmarks.report [--units 2000] [--only-missing] [--match hrrr.*postgresql]
 
 Every row is a command of its own, which stands in the document; what it printed is kept beside the benchmark's files,
 so that rows can be measured one at a time. A command that fails fails the whole, and the document stays as it was.
@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -58,7 +59,8 @@ def _rows(units: int, seconds: int) -> Iterator[tuple[str, tuple[str, ...]]]:
             yield "store", (*backlog, "--store-latency-ms", latency, "--floor")
         for database in ("sqlite", "postgresql"):
             far = ("--store-latency-ms", "20", "--queue-latency-ms", "20", "--all-remote", "--database", database)
-            yield "remote", (*backlog, *far, "--floor")
+            durable = ("--dbos",) if database == "postgresql" else ()
+            yield "remote", (*backlog, *far, "--floor", *durable)
     for rate in RATES:
         paced = ("--rate", str(rate), "--seconds", str(seconds), "--real-size", "--store-latency-ms", "20")
         yield "latency", ("benchmarks.latency", *paced)
@@ -96,6 +98,13 @@ def measured(case: Case, home: Path) -> dict[str, Any]:
     return figures
 
 
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise click.BadParameter(f"{text!r} is no regular expression: {error}", param_hint="--match") from None
+
+
 def _revision() -> str:
     described = ["git", "describe", "--always", "--dirty"]
     done = subprocess.run(described, cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603
@@ -105,9 +114,8 @@ def _revision() -> str:
 @click.command(context_settings={"max_content_width": 100})
 @click.option("--units", default=2000, show_default=True, type=click.IntRange(1, 100_000), help="Units of a backlog.")
 @click.option("--seconds", default=60, show_default=True, type=click.IntRange(1, 3600), help="Of publishing.")
-@click.option("--table", "tables", multiple=True, type=click.Choice(TABLES), help="Measure these; default: all.")
+@click.option("--match", default="", help="Measure only commands in which this regular expression is found.")
 @click.option("--only-missing", is_flag=True, help="Measure only what has no figures of this size yet.")
-@click.option("--most", default=1000, type=click.IntRange(0), help="Measure so many rows at most.")
 @click.option("--home", type=click.Path(path_type=Path, file_okay=False), default=Path(".kfm/bench"), show_default=True)
 @click.option(
     "--out",
@@ -115,21 +123,19 @@ def _revision() -> str:
     default=ROOT / "docs" / "performance.md",
     help="The document; default: docs/performance.md.",
 )
-def main(
-    *, units: int, seconds: int, tables: Sequence[str], only_missing: bool, most: int, home: Path, out: Path
-) -> None:
+def main(*, units: int, seconds: int, match: str, only_missing: bool, home: Path, out: Path) -> None:
     """Measure every row of docs/performance.md and write it; rows without figures are left out.
 
-    Example: python -m benchmarks.report --units 500 --table latency
+    Example: python -m benchmarks.report --units 500 --match latency
     """
     refuse_unwritable_home(home)
     figures, every = Figures(home / "performance.json"), cases(units, seconds)
     wanted = [
         case
         for case in every
-        if case.table in (tables or TABLES) and not (only_missing and case.command in figures.by_command)
+        if _pattern(match).search(case.command) and not (only_missing and case.command in figures.by_command)
     ]
-    for case in wanted[:most]:
+    for case in wanted:
         click.echo(case.command, err=True)
         figures.keep(case.command, measured(case, home.absolute()), _revision())
     rows = {

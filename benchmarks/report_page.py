@@ -31,15 +31,17 @@ STORE = """
 ## A store that takes its time
 
 Objects are read from the store; database (SQLite), artifacts, catalog and lineage are on the disk. The floor is plain
-loops in as many processes as there are cores, 16 reads at a time each, without ledger, retries, gates, lineage, or any
-guarantee (`benchmarks/floor.py`).
+loops in as many processes as there are cores, each with as many reads at a time as a run (`KFM_READ_CONCURRENCY`), and
+no ledger, retries, gates, checked lineage or any other guarantee (`benchmarks/floor.py`).
 """
 
 REMOTE = """
 ## Everything far
 
 Store and queue answer after 20 ms; artifacts, catalog and lineage are in the store, too. On PostgreSQL Dagster's own
-storage is there as well.
+storage is there as well. DBOS is the same five steps as durable workflows, a workflow for each message
+(`benchmarks/dbos_chain.py`), in as many processes and with as many reads at a time as the floor: each step's output is
+kept before the next begins, but there are no gates, no ledger, and no catalog beyond the Items.
 """
 
 CPU = """
@@ -123,6 +125,7 @@ def _rates(rows: Any) -> Iterator[dict[str, str]]:
             "largest run, MiB": f"{one['peak_run_mib']:.0f}",
             "floor, units/s": _number(one["floor_per_second"], 1),
             "share of floor": _number(one["share_of_floor"], 2),
+            **({"DBOS, units/s": _number(one["dbos_per_second"], 1)} if one["all_remote"] else {}),
         }
 
 

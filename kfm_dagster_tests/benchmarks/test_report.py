@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -24,7 +25,12 @@ ROWS = cases(7, 3)
 def figures(case: Case) -> dict[str, Any]:
     """Figures as the command of a row prints them."""
     arguments = dict(zip(case.arguments, case.arguments[1:], strict=False))
-    place = Place(store_latency_ms=float(arguments["--store-latency-ms"]), real_size=True)
+    place = Place(
+        database=arguments.get("--database", "sqlite"),
+        store_latency_ms=float(arguments["--store-latency-ms"]),
+        all_remote="--all-remote" in case.arguments,
+        real_size=True,
+    )
     if case.table == "latency":
         settled = {"published": 15, "succeeded": 14, "rate": float(arguments["--rate"]), "published_per_second": 4.9}
         return {"dataset": "nexrad-l2", **settled, **vars(place), **percentiles([1.0, 2.0]), "cpu_ms_per_unit": 4.0}
@@ -38,6 +44,7 @@ def figures(case: Case) -> dict[str, Any]:
         requests_per_unit=2.25,
         bytes_per_unit=4_000,
         floor_per_second=246.8,
+        dbos_per_second=61.7 if "--dbos" in case.arguments else None,
         cpu_ms_per_unit_by_process={"run": 3.0, "daemon": 5.0},
         **vars(place),
     ).as_json()
@@ -67,6 +74,7 @@ def test_every_row_is_measured_and_stands_with_its_command(tmp_path: Path, ran: 
     assert ran == [case.command for case in ROWS]
     assert all(f"    {command}\n" in text for command in ran)
     assert "| hrrr | 100 ms | sqlite | disk | 7 | 123.4 | 8.0 | 2.25 | 4.0 | 300 | 246.8 | 0.50 |" in text
+    assert "| hrrr | 20 ms | postgresql | store | 7 | 123.4 | 8.0 | 2.25 | 4.0 | 300 | 246.8 | 0.50 | 61.7 |" in text
     assert "| nexrad-l2 | 20 ms | sqlite | disk | 50 | 4.9 | 15 | 1.5 |" in text
     scan = Path(sys.executable).with_name("pymarkdown")
     configuration = Path(report.ROOT) / "pyproject.toml"
@@ -81,11 +89,18 @@ def test_every_row_is_measured_and_stands_with_its_command(tmp_path: Path, ran: 
 
 
 def test_rows_can_be_measured_one_at_a_time(tmp_path: Path, ran: list[str]) -> None:
-    called(tmp_path, "--table", "latency", "--most", "1")
-    text = called(tmp_path, "--table", "latency", "--only-missing").read_text()
+    called(tmp_path, "--match", "latency --rate 5 ")
+    assert len(ran) == 1
+    text = called(tmp_path, "--match", r"benchmarks\.latency", "--only-missing").read_text()
     assert ran == [case.command for case in ROWS if case.table == "latency"]
     assert all(command in text for command in ran)
     assert "A store that takes its time" not in text
+
+
+def test_what_is_no_pattern_is_refused(tmp_path: Path, ran: list[str]) -> None:
+    with pytest.raises(click.UsageError, match="no regular expression"):
+        called(tmp_path, "--match", "(")
+    assert ran == []
 
 
 def test_a_row_that_fails_leaves_the_document_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
