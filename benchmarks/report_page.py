@@ -20,7 +20,7 @@ and store share its cores. {machine}
 What is measured is what a user has: the code server, the daemon and forked runs, as `kfm ui --cloud aws` starts them,
 an SQS queue (fauxqs) and a store that answers each request after a given time (`benchmarks/store_server.py`). Rates run
 from the first record to the last settlement. CPU is of every process of the deployment from its start on, PostgreSQL's
-included, that of the queue and of the store apart; loading the definitions takes {start} a large part of it.
+included, that of the queue and of the store apart. {start}
 
 Objects are sparse files as large as real ones, so that sizes, offsets and range requests are true. What stays smaller
 than in reality: HRRR samples have 3 or 4 messages instead of 173 to 1,200, so their index is short, and a volume's
@@ -101,7 +101,10 @@ def _machine(every: Sequence[Figures] | Any, cores: int) -> str:
 
 def _start(backlogs: Any) -> str:
     units = sorted({one["units"] for one in backlogs})
-    return f"of {' or '.join(f'{number:,}' for number in units)} units" if units else "of a small backlog"
+    if not units:
+        return "No backlog is measured yet."
+    sizes = " or ".join(f"{number:,}" for number in units)
+    return f"With {sizes} units, loading the definitions once is {'a large' if units[0] < 2000 else 'a'} part of it."
 
 
 def _place(one: Figures) -> dict[str, str]:
@@ -132,10 +135,10 @@ def _rates(rows: Any) -> Iterator[dict[str, str]]:
 def _cpu(rows: Any) -> Iterator[dict[str, str]]:
     for one in rows:
         spent, servers = one["cpu_ms_per_unit_by_process"], one["servers_cpu_ms_per_unit"]
-        names = ("run", "code server", "daemon", "database")
+        names = {"run": "run", "code server": "code server", "daemon": "daemon", "database server": "database"}
         yield {
             **_place(one),
-            **{name: _number(spent.get(name), 1) for name in names},
+            **{title: _number(spent.get(name), 1) for title, name in names.items()},
             **{f"({name})": _number(servers.get(name), 1) for name in ("queue", "store")},
         }
 
@@ -151,6 +154,7 @@ def _latency(rows: Any) -> Iterator[dict[str, str]]:
     for one in rows:
         yield {
             **_place(one),
+            "worker": "yes" if one.get("worker") else "no",
             "asked/s": f"{one['rate']:g}",
             "published/s": f"{one['published_per_second']:.1f}",
             "units": f"{one['published']:,}",
