@@ -32,6 +32,7 @@ def build_definitions(settings: Settings) -> dg.Definitions:
     code_version = installed_code(settings).code_sha
     wal = WalResource()
     pipeline = PipelineResource(wal=wal, queue=SqsQueueResource())
+    interval = settings.sensor_interval_seconds
     return dg.Definitions(
         assets=[
             queue_asset(),
@@ -41,9 +42,9 @@ def build_definitions(settings: Settings) -> dg.Definitions:
         asset_checks=unit_checks(registry, days=days),
         jobs=[*ingest_jobs(registry), *path_jobs(registry), replay_job()],
         sensors=[
-            *ingest_sensors(interval_seconds=settings.sensor_interval_seconds, days=days),
-            *path_sensors(registry, interval_seconds=settings.sensor_interval_seconds, days=days),
-            alert_sensor(),
+            *ingest_sensors(interval_seconds=interval, days=days, pipeline=pipeline, wal=wal),
+            *path_sensors(registry, interval_seconds=interval, days=days, pipeline=pipeline),
+            alert_sensor(pipeline),
         ],
         resources={"wal": wal, "pipeline": pipeline, "stage_io": StageIOManager(pipeline=pipeline, wal=wal)},
         # One process per run: a step's own process would cost seconds, and a batch's units run concurrently inside it.

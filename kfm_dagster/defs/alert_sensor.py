@@ -18,7 +18,7 @@ NAMED = 5
 """Alerts that a tick names; kfm alerts list has them all."""
 
 
-def alert_sensor() -> dg.SensorDefinition:
+def alert_sensor(pipeline: PipelineResource) -> dg.SensorDefinition:
     """Return the sensor, switched on."""
 
     @dg.sensor(
@@ -29,7 +29,7 @@ def alert_sensor() -> dg.SensorDefinition:
         "on the channels of KFM_ALERT_URLS, each alert once within its window of suppression. Asks for no run.",
     )
     @one_line
-    def nodd_alerts(context: dg.SensorEvaluationContext, pipeline: PipelineResource) -> dg.SkipReason:
+    def nodd_alerts(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         evaluator = alert_evaluator(pipeline.get())
         done = evaluator.evaluate()
         for said in done.dead:

@@ -41,7 +41,7 @@ class ComputeLogs(ComputeLogManager, ConfigurableClass):
     ) -> ComputeLogManager:
         """Return the logs of a bucket, or of files where none is named."""
         files = compute_logs_directory(os.environ["DAGSTER_HOME"])
-        bucket, _, prefix = Settings.load().compute_logs_url.removeprefix("s3://").partition("/")
+        bucket, _, prefix = Settings.current().compute_logs_url.removeprefix("s3://").partition("/")
         if not bucket:
             return LocalComputeLogManager(files, inst_data=inst_data)
         return BucketComputeLogs(bucket, local_dir=files, prefix=prefix, inst_data=inst_data)

@@ -17,6 +17,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,13 @@ import sqlalchemy as sa
 from dagster._config.config_schema import UserConfigSchema
 from dagster._core.instance.ref import InstanceRef
 from dagster._core.storage.base_storage import DagsterStorage
-from dagster._core.storage.sqlite_storage import DagsterSqliteStorage
 from dagster._serdes import ConfigurableClass, ConfigurableClassData
 from dagster_postgres import DagsterPostgresStorage
-from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from kfm_dagster.addresses import shown, without_secrets
+from kfm_dagster.defs.kept_storage import open_postgres, open_sqlite
 from kfm_dagster.errors import ConfigurationError, DatabaseUnavailableError, KfmError
 from kfm_dagster.settings import Settings, environment
 from kfm_dagster.storage.private import private_folder
@@ -63,13 +64,13 @@ class InstanceStorage(DagsterStorage, ConfigurableClass):
         Raises click.ClickException, which Dagster's own commands show as one line, where nothing can be kept.
         """
         try:
-            dsn = Settings.load().dagster_dsn
+            dsn = Settings.current().dagster_dsn
             if not dsn:
-                return DagsterSqliteStorage.from_local(os.environ["DAGSTER_HOME"], inst_data)
+                return open_sqlite(os.environ["DAGSTER_HOME"], inst_data)
             _refuse_unprepared(dsn)
         except KfmError as error:
             raise click.ClickException(str(error)) from None
-        return _on_postgres(dsn, autocreate=False, inst_data=inst_data)
+        return open_postgres(_dagster_url(dsn), inst_data)
 
 
 def prepare(home: Path, *, dagster_yaml: str | None = None) -> bool:
@@ -90,14 +91,16 @@ def prepare(home: Path, *, dagster_yaml: str | None = None) -> bool:
                 connection.exec_driver_sql("SELECT pg_advisory_lock(%s)", (PREPARE_LOCK,))  # until it is closed
                 if not sa.inspect(connection).has_schema(SCHEMA):
                     connection.exec_driver_sql(f"CREATE SCHEMA {SCHEMA}")
-                _on_postgres(dsn, autocreate=True)
+                DagsterPostgresStorage(_dagster_url(dsn), should_autocreate_tables=True)
                 _upgrade(reference)
         else:
             _upgrade(reference)
     return written
 
 
+@cache
 def _refuse_unprepared(dsn: str) -> None:
+    """Ask once in a process whether the tables are there. Raises ConfigurationError where they are not."""
     with _answering(dsn) as engine:
         if not sa.inspect(engine).has_table("runs", schema=SCHEMA):
             raise ConfigurationError(
@@ -115,19 +118,13 @@ def _upgrade(reference: InstanceRef) -> None:
         instance.upgrade()
 
 
-def _on_postgres(
-    dsn: str, *, autocreate: bool, inst_data: ConfigurableClassData | None = None
-) -> DagsterPostgresStorage:
-    url = _dagster_url(dsn).render_as_string(hide_password=False)
-    return DagsterPostgresStorage(url, should_autocreate_tables=autocreate, inst_data=inst_data)
-
-
-def _dagster_url(dsn: str) -> URL:
+def _dagster_url(dsn: str) -> str:
     """Return KFM_DAGSTER_DSN as the URL whose connections find Dagster's schema, and no other."""
     url = make_url(dsn)
     given = url.query.get("options", ())
     options = " ".join([given] if isinstance(given, str) else given)
-    return url.update_query_dict({"options": f"{options} -csearch_path={SCHEMA}".strip()})
+    url = url.update_query_dict({"options": f"{options} -csearch_path={SCHEMA}".strip()})
+    return url.render_as_string(hide_password=False)
 
 
 @contextmanager

@@ -26,6 +26,10 @@ DESCRIPTION = (
 )
 
 
+INTERVALS = 3
+"""A day's units have ended long before its beams are asked for: this sensor need not look as often as the others."""
+
+
 def path_assets(
     registry: ContractRegistry, *, days: dg.PartitionsDefinition, code_version: str
 ) -> list[dg.AssetsDefinition]:
@@ -48,20 +52,20 @@ def path_assets(
 
 
 def path_sensors(
-    registry: ContractRegistry, *, interval_seconds: int, days: dg.PartitionsDefinition
+    registry: ContractRegistry, *, interval_seconds: int, days: dg.PartitionsDefinition, pipeline: PipelineResource
 ) -> list[dg.SensorDefinition]:
     """Return the sensor, switched on; none without a dataset of radar volumes."""
 
     @dg.sensor(
         name="nodd_paths",
         job_name=PATH_JOB,
-        minimum_interval_seconds=interval_seconds,
+        minimum_interval_seconds=INTERVALS * interval_seconds,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Asks for the arrival times and phases of a day's radar beams once all units of the day have "
         "ended, and again after more of them, every ten minutes at most.",
     )
     @one_line
-    def nodd_paths(pipeline: PipelineResource) -> dg.SensorResult:
+    def nodd_paths(_: dg.SensorEvaluationContext) -> dg.SensorResult:
         found = [one for one in days_to_compute(pipeline.get()) if days.has_partition_key(one.day)]
         if not found:
             return dg.SensorResult(skip_reason="every day whose units have ended has its arrivals")

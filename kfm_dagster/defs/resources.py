@@ -5,8 +5,7 @@ One process keeps one open pipeline per database: without it, each tick or step 
 
 # No postponed annotations here: Dagster reads ResourceDependency from the annotation itself.
 
-import os
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import boto3
@@ -68,7 +67,7 @@ class WalResource(dg.ConfigurableResource[Ledger]):
 
     def settings(self) -> Settings:
         """Return the process's settings with this database. Raises ConfigurationError."""
-        return _settings(self.dsn, frozenset(os.environ.items()))
+        return Settings.current(**({"wal_dsn": self.dsn} if self.dsn else {}))
 
     def get(self) -> Ledger:
         """Return the ledger of the process's open pipeline. Raises KfmError with one line on what is wrong."""
@@ -93,12 +92,6 @@ class PipelineResource(dg.ConfigurableResource[Pipeline]):
         """Publish the lineage of a run's steps when the run is over: without a daemon there is no sensor to do it."""
         if context.run is not None:
             self.get().lineage.publish_staged()
-
-
-@lru_cache(maxsize=1)
-def _settings(dsn: str, _environment: frozenset[tuple[str, str]]) -> Settings:
-    """Read the settings once per environment: reading takes 10 ms, and a run's ops and checks ask a hundred times."""
-    return Settings.load(**({"wal_dsn": dsn} if dsn else {}))
 
 
 @cache

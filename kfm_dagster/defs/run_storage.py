@@ -1,6 +1,7 @@
 """Run storage: what Dagster says of the runs that are there, for planning runs and recovering claims.
 
-Belongs here: questions to the instance. Does not belong here: the answers' use (`defs/sensors.py`).
+Belongs here: questions to the instance, which a tick opens with its first one: what may have none is given the tick's
+context. Does not belong here: the answers' use (`defs/sensors.py`).
 """
 
 from __future__ import annotations
@@ -54,20 +55,22 @@ def listing_days(instance: dg.DagsterInstance) -> set[tuple[str, str]]:
     return {(run.tags[BACKFILL_TAG], run.tags[PARTITION_TAG]) for run in _active(instance, BACKFILL_TAG)}
 
 
-def dead_runs(instance: dg.DagsterInstance, root_run_ids: Iterable[str]) -> list[str]:
+def dead_runs(context: dg.SensorEvaluationContext, root_run_ids: Iterable[str]) -> list[str]:
     """Return the root run ids of which no run, original or re-execution, is active any more."""
     dead = []
     for root in root_run_ids:
         group = [
-            *instance.get_runs(filters=dg.RunsFilter(run_ids=[root])),
-            *instance.get_runs(filters=dg.RunsFilter(tags={"dagster/root_run_id": root})),
+            *context.instance.get_runs(filters=dg.RunsFilter(run_ids=[root])),
+            *context.instance.get_runs(filters=dg.RunsFilter(tags={"dagster/root_run_id": root})),
         ]
         if not any(run.status in ACTIVE for run in group):
             dead.append(root)
     return dead
 
 
-def cooling_down(instance: dg.DagsterInstance, *, now: datetime, interval_seconds: int) -> Callable[[str, Lane], bool]:
+def cooling_down(
+    context: dg.SensorEvaluationContext, *, now: datetime, interval_seconds: int
+) -> Callable[[str, Lane], bool]:
     """Return a function that tells whether a partition's runs of a lane keep failing, so that the next has to wait.
 
     The pause doubles with every failure in a row: something that fails every run (a database that is down, a disk that
@@ -76,7 +79,7 @@ def cooling_down(instance: dg.DagsterInstance, *, now: datetime, interval_second
 
     def cooling(partition: str, lane: Lane) -> bool:
         tags = {PARTITION_TAG: partition, LANE_TAG: lane.value}
-        records = instance.get_run_records(filters=dg.RunsFilter(tags=tags), limit=MAX_DOUBLINGS)
+        records = context.instance.get_run_records(filters=dg.RunsFilter(tags=tags), limit=MAX_DOUBLINGS)
         failures = list(takewhile(lambda record: record.dagster_run.status is dg.DagsterRunStatus.FAILURE, records))
         if not failures:
             return False

@@ -3,6 +3,7 @@
 # No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -23,13 +24,20 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.plan import PlannedRun, lane_limits, of_known_days, plan_runs, why_unknown
 from kfm_dagster.ingest.preflight import ensure_ready
 from kfm_dagster.ledger.reports import PendingPartition
-from kfm_dagster.recovery.backfill.days import advance_backfills
+from kfm_dagster.recovery.backfill.days import AdvanceReport, advance_backfills
+from kfm_dagster.recovery.backfill.progress import no_backfill_runs
 from kfm_dagster.recovery.intents import advance_intents
 from kfm_dagster.recovery.replay.engine import advance_replays
 
 
-def ingest_sensors(*, interval_seconds: int, days: dg.PartitionsDefinition) -> list[dg.SensorDefinition]:
-    """Return the sensors, switched on. They ask for runs of the given days, and say what waits in others."""
+def ingest_sensors(
+    *, interval_seconds: int, days: dg.PartitionsDefinition, pipeline: PipelineResource, wal: WalResource
+) -> list[dg.SensorDefinition]:
+    """Return the sensors, switched on. They ask for runs of the given days, and say what waits in others.
+
+    They are given the resources themselves: Dagster would make them anew for every tick, which costs more than a tick
+    that finds nothing.
+    """
 
     @dg.sensor(
         name="nodd_messages",
@@ -42,7 +50,7 @@ def ingest_sensors(*, interval_seconds: int, days: dg.PartitionsDefinition) -> l
         "switched off.",
     )
     @one_line
-    def nodd_messages(context: dg.SensorEvaluationContext, pipeline: PipelineResource) -> dg.SensorResult:
+    def nodd_messages(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         opened = pipeline.get()
         ensure_ready(opened)
         report = take_in(opened)
@@ -64,22 +72,21 @@ def ingest_sensors(*, interval_seconds: int, days: dg.PartitionsDefinition) -> l
         "what is pending and no active run will take, live work first.",
     )
     @one_line
-    def nodd_ledger(
-        context: dg.SensorEvaluationContext, pipeline: PipelineResource, wal: WalResource
-    ) -> dg.SensorResult:
+    def nodd_ledger(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         opened, ledger = pipeline.get(), wal.get()
-        give_back(opened, ledger, dead=partial(dead_runs, context.instance), warn=context.log.warning)
+        say, warn = _to_log(context, logging.INFO), _to_log(context, logging.WARNING)
+        give_back(opened, ledger, dead=partial(dead_runs, context), warn=warn)
         ledger.retry_due(now=opened.clock(), limit=opened.settings.max_in_flight_units)
         opened.acknowledge()
         collect_evidence(opened)
         if (failure := opened.lineage.flush()) is not None:
             # Recorded events wait; ingestion does not.
-            context.log.warning(failure)
+            warn(failure)
         # Units keep their attempts while no run could store what it makes of them.
         ensure_ready(opened)
-        advance_replays(opened, say=context.log.info)
-        advance_intents(opened, say=context.log.info)
-        cooling = cooling_down(context.instance, now=opened.clock(), interval_seconds=interval_seconds)
+        advance_replays(opened, say=say)
+        advance_intents(opened, say=say)
+        cooling = cooling_down(context, now=opened.clock(), interval_seconds=interval_seconds)
 
         def ready(pending: Sequence[PendingPartition]) -> list[PendingPartition]:
             # What appeared since the last tick may be the other sensor's, whose run is not asked for yet.
@@ -101,13 +108,10 @@ def ingest_sensors(*, interval_seconds: int, days: dg.PartitionsDefinition) -> l
         "are in flight than KFM_LIVE_SHARE leaves to them.",
     )
     @one_line
-    def nodd_backfill(context: dg.SensorEvaluationContext, pipeline: PipelineResource) -> dg.SensorResult:
+    def nodd_backfill(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         opened = pipeline.get()
-        limit = opened.settings.bulk_runs(run_slots(context.instance))
         with opened.asked.lock:
-            report = advance_backfills(
-                opened, listing=listing_days(context.instance), limit=limit, known=days.has_partition_key
-            )
+            report = AdvanceReport() if no_backfill_runs(opened.database) else _advance(context, opened, days)
             listings = [(request.day, Lane.BULK) for request in report.requests]
             opened.asked.record(context.sensor_name, listings, at=opened.clock())
         if not report.requests:
@@ -115,6 +119,21 @@ def ingest_sensors(*, interval_seconds: int, days: dg.PartitionsDefinition) -> l
         return dg.SensorResult(run_requests=[listing_run(request) for request in report.requests])
 
     return [nodd_messages, nodd_ledger, nodd_backfill]
+
+
+def _advance(context: dg.SensorEvaluationContext, pipeline: Pipeline, days: dg.PartitionsDefinition) -> AdvanceReport:
+    limit = pipeline.settings.bulk_runs(run_slots(context.instance))
+    listing = listing_days(context.instance)
+    return advance_backfills(pipeline, listing=listing, limit=limit, known=days.has_partition_key)
+
+
+def _to_log(context: dg.SensorEvaluationContext, level: int) -> Callable[[str], None]:
+    """Return a function that writes to the tick's log: Dagster opens its storage for it, so not before."""
+
+    def write(line: str) -> None:
+        context.log.log(level, line)
+
+    return write
 
 
 def _plan(
@@ -128,6 +147,10 @@ def _plan(
     """Plan runs over some of what waits in the given days and is on, within the limits of the lanes."""
     off = KillSwitchPolicy.now(pipeline.ledger.switches)
     with pipeline.asked.lock:
+        if not pipeline.ledger.pending_by_partition():
+            chosen(())
+            pipeline.asked.record(context.sensor_name, (), at=pipeline.clock())
+            return []
         asked = pipeline.asked.by_others(context.sensor_name, at=pipeline.clock())
         # Before what is pending: a run that ends in between would have taken what waits only by the earlier look.
         runs = active_runs(context.instance, claimed=set(pipeline.ledger.in_progress_runs())).and_asked_for(asked)

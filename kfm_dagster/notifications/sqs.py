@@ -35,6 +35,9 @@ MAX_SEND_BYTES = 256 * 1024
 LOOK_MARGIN_SECONDS = 30
 """A message that is looked at stays hidden this much longer than the look may last, so that none is seen twice."""
 
+FIRST_WAIT_SECONDS = 1
+"""Of a receive call's first request (SQS API reference, ReceiveMessage, WaitTimeSeconds): any wait asks all servers."""
+
 MAX_VISIBILITY_SECONDS = 39_600
 """SQS allows 12 hours counted from the receipt (API reference, ChangeMessageVisibility); one is left to the run."""
 
@@ -121,6 +124,9 @@ class Queue:
     ) -> list[SqsMessage]:
         """Receive up to `max_messages`, each once, until the queue looks empty or a budget is over.
 
+        One request goes first, and waits a second for a message, so that it asks all of SQS's servers: where it brings
+        none, it is the only one.
+
         The budgets are seconds, bytes of all bodies (a request that is on its way may bring more, and at least one is
         made) and units that the messages announce.
 
@@ -134,9 +140,10 @@ class Queue:
         progress = ReceiveProgress(
             wanted=max_messages, deadline=time.monotonic() + budget_seconds, max_bytes=max_bytes, max_units=max_units
         )
-        with ThreadPoolExecutor(workers, thread_name_prefix="sqs-receive") as pool:
-            for future in [pool.submit(self._receive_some, url, progress, hidden) for _ in range(workers)]:
-                future.result()
+        if self._receive_once(url, progress, hidden, wait_seconds=FIRST_WAIT_SECONDS) and progress.messages:
+            with ThreadPoolExecutor(workers, thread_name_prefix="sqs-receive") as pool:
+                for future in [pool.submit(self._receive_some, url, progress, hidden) for _ in range(workers)]:
+                    future.result()
         if progress.error is not None and not progress.messages:
             raise self._unavailable(progress.error) from progress.error
         return list(progress.messages.values())
@@ -243,21 +250,30 @@ class Queue:
         return answer["Attributes"]  # type: ignore[return-value]
 
     def _receive_some(self, url: str, progress: ReceiveProgress, hidden: Mapping[str, int]) -> None:
-        while (number := progress.reserve()) > 0:
-            try:
-                hit(Failpoint.QUEUE_RECEIVE_BEFORE)
-                answer = self._client.receive_message(
-                    QueueUrl=url,
-                    MaxNumberOfMessages=number,
-                    WaitTimeSeconds=0,
-                    MessageSystemAttributeNames=["ApproximateReceiveCount", "SentTimestamp"],
-                    **hidden,  # type: ignore[arg-type]
-                )
-                hit(Failpoint.QUEUE_RECEIVE_AFTER)
-            except (BotoCoreError, ClientError) as error:
-                progress.fail(error)
-                return
-            progress.add([as_message(found) for found in answer.get("Messages", [])], reserved=number)
+        while self._receive_once(url, progress, hidden, wait_seconds=0):
+            pass
+
+    def _receive_once(
+        self, url: str, progress: ReceiveProgress, hidden: Mapping[str, int], *, wait_seconds: int
+    ) -> bool:
+        """Make one request; tell whether there may be another one."""
+        if (number := progress.reserve()) == 0:
+            return False
+        try:
+            hit(Failpoint.QUEUE_RECEIVE_BEFORE)
+            answer = self._client.receive_message(
+                QueueUrl=url,
+                MaxNumberOfMessages=number,
+                WaitTimeSeconds=wait_seconds,
+                MessageSystemAttributeNames=["ApproximateReceiveCount", "SentTimestamp"],
+                **hidden,  # type: ignore[arg-type]
+            )
+            hit(Failpoint.QUEUE_RECEIVE_AFTER)
+        except (BotoCoreError, ClientError) as error:
+            progress.fail(error)
+            return False
+        progress.add([as_message(found) for found in answer.get("Messages", [])], reserved=number)
+        return True
 
     def _in_batches(self, items: Sequence[Item], request: Callable[[Sequence[Item]], list[str]]) -> list[Item]:
         """Send items ten at a time, in parallel; returns those that failed, alone or with their request."""

@@ -117,6 +117,12 @@ def newest_backfills(database: Database, *, limit: int = 20) -> list[Backfill]:
         return [_backfill(row, view) for row in view.run("backfill.newest", limit=limit).all()]
 
 
+def no_backfill_runs(database: Database) -> bool:
+    """Tell whether no backfill is running."""
+    with database.snapshot() as view:
+        return not view.run("backfill.running").scalar_one()
+
+
 def unlisted_days(database: Database) -> list[UnlistedDays]:
     """Return what running backfills have still to list."""
     with database.snapshot() as view:

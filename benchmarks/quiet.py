@@ -1,0 +1,93 @@
+"""What a deployment takes while nothing happens: CPU of code server and daemon, and of the database's server.
+
+    python -m benchmarks.quiet --seconds 120 [--database sqlite|postgresql] [--json]
+
+The queue is empty and nothing waits in the ledger; sensors tick at KFM_SENSOR_INTERVAL_SECONDS, 5 unless it is set.
+What else runs on the machine makes the same work dearer.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from benchmarks.command import in_one_line
+from benchmarks.databases import KINDS, bench_database
+from benchmarks.processes import cpu_seconds_of
+from kfm_dagster.cli.tables import show_rows
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.cloud import EmbeddedCloud
+from kfm_dagster.deployment.local import Deployment
+from kfm_dagster.exports.validation_page import figure
+from kfm_dagster.settings import environment
+
+WARM_SECONDS = 35
+"""Every sensor has ticked once by then, the slowest every 30 seconds, and what is done once per process is done."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quiet:
+    """Percent of one core, over so many seconds; the whole is the deployment's, without the database's server."""
+
+    database: str
+    seconds: float
+    percent_of_a_core: float
+    by_process: dict[str, float]
+
+
+def measure(home: Path, *, database: str, seconds: float) -> Quiet:
+    """Start a deployment below `home`, leave it alone, and say what it took. Raises KfmError with one line."""
+    with ExitStack() as stack:
+        surrounding = stack.enter_context(bench_database(database, home / "database"))
+        cloud = stack.enter_context(EmbeddedCloud())
+        cloud.provision(ContractRegistry.load())
+        variables = {**cloud.environment(), **surrounding.variables, "KFM_HOME": str(home)}
+        stack.enter_context(environment(variables))
+        deployment = stack.enter_context(Deployment(home, environment={}))
+        server, daemon = deployment.pids()
+        pids = {"code server": server, "daemon": daemon, **surrounding.pids}
+        time.sleep(WARM_SECONDS)
+        began, before = time.monotonic(), _cpu_seconds(pids)
+        time.sleep(seconds)
+        passed, after = time.monotonic() - began, _cpu_seconds(pids)
+    shares = {name: 100 * (after[name] - before[name]) / passed for name in pids}
+    return Quiet(
+        database=database,
+        seconds=passed,
+        percent_of_a_core=shares["code server"] + shares["daemon"],
+        by_process=shares,
+    )
+
+
+def _cpu_seconds(pids: dict[str, int]) -> dict[str, float]:
+    return {name: cpu_seconds_of([pid]) for name, pid in pids.items()}
+
+
+@click.command(context_settings={"max_content_width": 100})
+@click.option("--seconds", default=120.0, show_default=True, type=click.FloatRange(1), help="How long to look.")
+@click.option("--database", default="sqlite", show_default=True, type=click.Choice(KINDS), help="Of ledger and runs.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def main(*, seconds: float, database: str, as_json: bool) -> None:
+    """Start a deployment over an empty queue and print which share of a core it takes.
+
+    Example: python -m benchmarks.quiet --seconds 120
+    """
+    with tempfile.TemporaryDirectory(prefix="kfm-quiet-") as folder:
+        Path(folder).chmod(0o755)  # a database's server may run as a user of its own
+        found = measure(Path(folder), database=database, seconds=seconds)
+    if as_json:
+        click.echo(json.dumps(asdict(found)))
+        return
+    figures = {"percent_of_a_core": found.percent_of_a_core, **found.by_process}
+    show_rows([{"figure": name, "value": figure(value)} for name, value in figures.items()], ("figure", "value"))
+
+
+if __name__ == "__main__":
+    sys.exit(in_one_line("quiet", main))

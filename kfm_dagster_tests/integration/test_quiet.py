@@ -1,0 +1,131 @@
+"""What sensors do while nothing happens, counted; and that a message still starts its run at the next tick."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+import sqlalchemy as sa
+from alembic.script import ScriptDirectory
+
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.defs import kept_storage
+from kfm_dagster.defs.resources import SqsQueueResource
+from kfm_dagster.deployment.local import default_dagster_yaml
+from kfm_dagster.notifications.sqs import Queue
+from kfm_dagster.settings import Settings
+from kfm_dagster_tests.integration.chain import announce, put, volumes
+from kfm_dagster_tests.integration.face import Face
+
+pytestmark = pytest.mark.one_database
+
+MOST_STATEMENTS = 45
+"""Of all sensors together, which ask 39; none of these reads a table that grows (test_ledger_plans)."""
+
+
+class CountedSqs:
+    """A client of a queue that is empty until it is filled; the requests that it got."""
+
+    def __init__(self) -> None:
+        self.waiting: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
+
+    def get_queue_url(self, **_: Any) -> dict[str, str]:
+        return {"QueueUrl": "counted"}
+
+    def receive_message(self, **request: Any) -> dict[str, Any]:
+        self.requests.append(request)
+        taken, self.waiting = self.waiting, []
+        return {"Messages": taken}
+
+
+@contextmanager
+def statements(engine: sa.Engine) -> Iterator[list[str]]:
+    """Collect what is asked of an engine meanwhile."""
+    asked: list[str] = []
+
+    def hear(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        asked.append(statement)
+
+    sa.event.listen(engine, "before_cursor_execute", hear)
+    yield asked
+    sa.event.remove(engine, "before_cursor_execute", hear)
+
+
+@pytest.mark.clause("DAG-14")
+def test_a_quiet_interval_asks_little_and_a_message_in_it_starts_its_run_at_the_next_tick(
+    face: Face, objects: Path, contracts: ContractRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client: Any = CountedSqs()
+    counted = Queue(client, name="counted", threads=8)
+    monkeypatch.setattr(SqsQueueResource, "connect", lambda self, settings, dates=None: counted)
+    sensors = [sensor.name for sensor in face.repository.sensor_defs]
+    for sensor in sensors:
+        face.tick(sensor)
+    client.requests.clear()
+
+    opened: list[str] = []
+    with monkeypatch.context() as patch, statements(face.pipeline.database.engine) as asked:
+        noted = property(lambda context: opened.append(context.sensor_name) or face.instance)
+        patch.setattr(dg.SensorEvaluationContext, "instance", noted)
+        for sensor in sensors:
+            assert face.tick(sensor).run_requests == []
+    # Nothing is asked of Dagster, whose storage a code server opens for every tick that does.
+    assert opened == []
+    questions = [one for one in asked if not one.startswith(("BEGIN", "PRAGMA"))]
+    assert len(questions) <= MOST_STATEMENTS, "\n".join(questions)
+    # A request that waits, if only for a second, asks all of SQS's servers: no other one is needed.
+    assert [request["WaitTimeSeconds"] > 0 for request in client.requests] == [True]
+
+    [unit] = volumes(1)
+    put(objects, [unit])
+    message = announce([unit.event()], registry=contracts)
+    client.waiting = [{"MessageId": message.message_id, "Body": message.body, "ReceiptHandle": "r"}]
+    assert [len(face.tick(sensor).run_requests) for sensor in sensors if sensor == "nodd_messages"] == [1]
+
+
+@pytest.mark.clause("DAG-14")
+def test_a_tick_opens_dagsters_storage_without_looking_through_its_migrations_or_making_an_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A code server opens the instance for every tick."""
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    (tmp_path / "dagster.yaml").write_text(default_dagster_yaml(), encoding="utf-8")
+
+    def tick() -> list[dg.DagsterRun]:
+        with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+            instance.all_instigator_state()
+            return list(instance.get_runs())
+
+    assert tick() == []
+    looked: list[str] = []
+
+    def noted(what: str, then: Any) -> Any:
+        def call(*given: Any, **more: Any) -> Any:
+            looked.append(what)
+            return then(*given, **more)
+
+        return call
+
+    monkeypatch.setattr(ScriptDirectory, "from_config", noted("migrations", ScriptDirectory.from_config))
+    monkeypatch.setattr(sa, "create_engine", noted("engine", sa.create_engine))
+    monkeypatch.setattr("dagster._core.storage.runs.sqlite.sqlite_run_storage.create_engine", noted("engine", None))
+    monkeypatch.setattr(
+        "dagster._core.storage.schedules.sqlite.sqlite_schedule_storage.create_engine", noted("engine", None)
+    )
+    monkeypatch.setattr(Settings, "load", noted("settings", Settings.load))
+    assert tick() == []
+    assert looked == []
+
+
+def test_a_storage_whose_files_are_gone_is_made_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        storage = kept_storage.open_sqlite(str(tmp_path), None)
+        storage.run_storage.add_run(dg.DagsterRun(job_name="ingest"))
+        assert storage.run_storage.get_runs_count() == 1
+        for file in (tmp_path / "history").glob("*.db*"):
+            file.unlink()
