@@ -32,7 +32,8 @@ STORE = """
 
 Objects are read from the store; database (SQLite), artifacts, catalog and lineage are on the disk. The floor is plain
 loops in as many processes as there are cores, each with as many reads at a time as a run (`KFM_READ_CONCURRENCY`), and
-no ledger, retries, gates, checked lineage or any other guarantee (`benchmarks/floor.py`).
+no ledger, retries, gates, checked lineage or any other guarantee (`benchmarks/floor.py`). Its processes have loaded
+everything when its time begins; the product's time has the start of its first run in it, which is seconds.
 """
 
 REMOTE = """
