@@ -70,11 +70,12 @@ _COUNTS = (
 )  # fmt: skip
 
 
-def take_in(pipeline: Pipeline) -> IntakeReport:
+def take_in(pipeline: Pipeline, *, wait_seconds: int = 0, budget_seconds: float | None = None) -> IntakeReport:
     """Receive one run's worth of messages at most, unless too many live units are in flight, and record them.
 
     Receiving stops, too, at KFM_MAX_UNITS_PER_TICK and KFM_MAX_BYTES_PER_TICK; what a request brought is taken in.
-    Bulk units do not count: a backfill must not stop what is announced today.
+    Bulk units do not count: a backfill must not stop what is announced today. `wait_seconds` is how long to wait at an
+    empty queue; `budget_seconds` replaces KFM_TICK_BUDGET_SECONDS.
 
     One batch a tick: its run starts while the next tick receives. Raises QueueUnavailableError and
     DatabaseUnavailableError; what was received and not recorded comes back after its visibility timeout. Raises
@@ -90,7 +91,8 @@ def take_in(pipeline: Pipeline) -> IntakeReport:
         return IntakeReport(deleted=deleted, full=True)
     messages = pipeline.queue.receive(
         min(room, settings.max_units_per_run),
-        budget_seconds=settings.tick_budget_seconds,
+        budget_seconds=settings.tick_budget_seconds if budget_seconds is None else budget_seconds,
+        wait_seconds=wait_seconds,
         max_bytes=settings.max_bytes_per_tick,
         max_units=min(room, settings.max_units_per_tick),
         threads=settings.receive_threads,

@@ -121,11 +121,12 @@ class Queue:
         visibility_seconds: int | None = None,
         max_bytes: int = MAX_RECEIVED_BYTES,
         max_units: int | None = None,
+        wait_seconds: int = FIRST_WAIT_SECONDS,
     ) -> list[SqsMessage]:
         """Receive up to `max_messages`, each once, until the queue looks empty or a budget is over.
 
-        One request goes first, and waits a second for a message, so that it asks all of SQS's servers: where it brings
-        none, it is the only one.
+        One request goes first, and waits for a message, so that it asks all of SQS's servers: where it brings none, it
+        is the only one. It waits fewer seconds than the client waits for an answer; the budget begins when it is over.
 
         The budgets are seconds, bytes of all bodies (a request that is on its way may bring more, and at least one is
         made) and units that the messages announce.
@@ -140,7 +141,8 @@ class Queue:
         progress = ReceiveProgress(
             wanted=max_messages, deadline=time.monotonic() + budget_seconds, max_bytes=max_bytes, max_units=max_units
         )
-        if self._receive_once(url, progress, hidden, wait_seconds=FIRST_WAIT_SECONDS) and progress.messages:
+        if self._receive_once(url, progress, hidden, wait_seconds=wait_seconds) and progress.messages:
+            progress.deadline = time.monotonic() + budget_seconds
             with ThreadPoolExecutor(workers, thread_name_prefix="sqs-receive") as pool:
                 for future in [pool.submit(self._receive_some, url, progress, hidden) for _ in range(workers)]:
                     future.result()

@@ -135,6 +135,7 @@ class SimulatedQueue:
         visibility_seconds: float | None = None,
         max_bytes: int = 0,
         max_units: int | None = None,
+        wait_seconds: int = 0,
     ) -> list[SqsMessage]:
         hit(Failpoint.QUEUE_RECEIVE_BEFORE)
         hidden = VISIBILITY if visibility_seconds is None else visibility_seconds
