@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cache
 from itertools import takewhile
 
@@ -31,6 +31,8 @@ PARTITION_TAG = "dagster/partition"
 MAX_DOUBLINGS = 10
 MAX_PAUSE_SECONDS = 600.0
 """Longest pause between two runs of a partition whose runs all fail."""
+UNLEASED = timedelta(minutes=1)
+"""So long a worker's run may take from its first intent to its claims: milliseconds, where the machine keeps up."""
 
 
 def run_slots(instance: dg.DagsterInstance) -> int | None:
@@ -55,17 +57,52 @@ def listing_days(instance: dg.DagsterInstance) -> set[tuple[str, str]]:
     return {(run.tags[BACKFILL_TAG], run.tags[PARTITION_TAG]) for run in _active(instance, BACKFILL_TAG)}
 
 
-def dead_runs(context: dg.SensorEvaluationContext, root_run_ids: Iterable[str]) -> list[str]:
-    """Return the root run ids of which no run, original or re-execution, is active any more."""
-    dead = []
-    for root in root_run_ids:
-        group = [
-            *context.instance.get_runs(filters=dg.RunsFilter(run_ids=[root])),
-            *context.instance.get_runs(filters=dg.RunsFilter(tags={"dagster/root_run_id": root})),
+class DeadRuns:
+    """Chooses, in one tick, the root run ids of which no run, original or re-execution, is active any more.
+
+    A run that Dagster does not know is a worker's, and only the ledger can tell of it. It is alive while it has a
+    lease; before it has claimed it has none, so it is dead once it has been seen without one for UNLEASED.
+    `unleased` says since when, from tick to tick.
+    """
+
+    def __init__(
+        self,
+        context: dg.SensorEvaluationContext,
+        *,
+        leased: Callable[[], Collection[str]],
+        unleased: dict[str, datetime],
+        now: datetime,
+    ) -> None:
+        self._context = context
+        self._leased = leased
+        self._unleased = unleased
+        self._now = now
+        self._seen: set[str] = set()
+
+    def __call__(self, root_run_ids: Iterable[str]) -> list[str]:
+        """Return those of the runs that are dead."""
+        runs = list(root_run_ids)
+        # After the runs were found: one that has claimed since then is among them.
+        leased = self._leased() if runs else ()
+        return [root for root in runs if self._is_dead(root, leased)]
+
+    def forget_ended(self) -> None:
+        """Forget the runs of which nothing was left in this tick."""
+        for root in self._unleased.keys() - self._seen:
+            del self._unleased[root]
+
+    def _is_dead(self, root: str, leased: Collection[str]) -> bool:
+        group = self._group(root)
+        if group or root in leased:
+            return bool(group) and not any(run.status in ACTIVE for run in group)
+        self._seen.add(root)
+        return self._now - self._unleased.setdefault(root, self._now) >= UNLEASED
+
+    def _group(self, root: str) -> list[dg.DagsterRun]:
+        return [
+            *self._context.instance.get_runs(filters=dg.RunsFilter(run_ids=[root])),
+            *self._context.instance.get_runs(filters=dg.RunsFilter(tags={"dagster/root_run_id": root})),
         ]
-        if not any(run.status in ACTIVE for run in group):
-            dead.append(root)
-    return dead
 
 
 def cooling_down(

@@ -15,14 +15,13 @@ from kfm_dagster.defs.jobs import INGEST_JOB
 from kfm_dagster.defs.one_line import one_line
 from kfm_dagster.defs.resources import PipelineResource, WalResource
 from kfm_dagster.defs.run_requests import listing_run, planned_run
-from kfm_dagster.defs.run_storage import active_runs, cooling_down, dead_runs, listing_days, run_slots, runs_so_far
-from kfm_dagster.ingest.evidence import collect_evidence
+from kfm_dagster.defs.run_storage import DeadRuns, active_runs, cooling_down, listing_days, run_slots, runs_so_far
 from kfm_dagster.ingest.intake import IntakeReport, take_in
 from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, sentence, units_in_flight
-from kfm_dagster.ingest.lost_runs import give_back
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.plan import PlannedRun, lane_limits, of_known_days, plan_runs, why_unknown
 from kfm_dagster.ingest.preflight import ensure_ready
+from kfm_dagster.ingest.upkeep import look_after
 from kfm_dagster.ledger.reports import PendingPartition
 from kfm_dagster.recovery.backfill.days import AdvanceReport, advance_backfills
 from kfm_dagster.recovery.backfill.progress import no_backfill_runs
@@ -75,13 +74,9 @@ def ingest_sensors(
     def nodd_ledger(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         opened, ledger = pipeline.get(), wal.get()
         say, warn = _to_log(context, logging.INFO), _to_log(context, logging.WARNING)
-        give_back(opened, ledger, dead=partial(dead_runs, context), warn=warn)
-        ledger.retry_due(now=opened.clock(), limit=opened.settings.max_in_flight_units)
-        opened.acknowledge()
-        collect_evidence(opened)
-        if (failure := opened.lineage.flush()) is not None:
-            # Recorded events wait; ingestion does not.
-            warn(failure)
+        dead = DeadRuns(context, leased=ledger.leases.held, unleased=opened.asked.unleased, now=opened.clock())
+        look_after(opened, ledger, dead=dead, warn=warn)
+        dead.forget_ended()
         # Units keep their attempts while no run could store what it makes of them.
         ensure_ready(opened)
         advance_replays(opened, say=say)

@@ -30,6 +30,8 @@ class AskedRuns:
     lock: Lock = field(default_factory=Lock)
     intents: set[int] = field(default_factory=set)
     """Failed intents that the ledger's sensor has revisited."""
+    unleased: dict[str, datetime] = field(default_factory=dict)
+    """Since when the ledger's sensor has seen runs without a lease that Dagster does not know."""
     _of: dict[str, tuple[datetime, Counter[tuple[str, Lane]]]] = field(default_factory=dict)
 
     def record(self, sensor: str, runs: Iterable[tuple[str, Lane]], *, at: datetime) -> None:

@@ -28,6 +28,7 @@ from kfm_dagster.ledger.reports import EnsureResult
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.notifications.receiving import in_parts
+from kfm_dagster.notifications.sqs import FIRST_WAIT_SECONDS
 from kfm_dagster.notifications.verdict import SenderVerdict
 from kfm_dagster.operators.message_parse import ParsedMessage, parse_message
 from kfm_dagster.telemetry.traces import is_tracing, record_receive
@@ -70,7 +71,9 @@ _COUNTS = (
 )  # fmt: skip
 
 
-def take_in(pipeline: Pipeline, *, wait_seconds: int = 0, budget_seconds: float | None = None) -> IntakeReport:
+def take_in(
+    pipeline: Pipeline, *, wait_seconds: int = FIRST_WAIT_SECONDS, budget_seconds: float | None = None
+) -> IntakeReport:
     """Receive one run's worth of messages at most, unless too many live units are in flight, and record them.
 
     Receiving stops, too, at KFM_MAX_UNITS_PER_TICK and KFM_MAX_BYTES_PER_TICK; what a request brought is taken in.

@@ -91,6 +91,11 @@ class Leases:
                 for row in view.run("ledger.leases")
             ]
 
+    def held(self) -> frozenset[str]:
+        """Return the runs that have a lease which is not over."""
+        now = self._clock()
+        return frozenset(lease.run_id for lease in self.all() if lease.expires_at >= now)
+
     def fence(self, run_id: str) -> Fence:
         """Return the fence of a run: it refuses units whose claim is not this run's and attempt's, or switched off."""
 
