@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -47,6 +47,8 @@ DATASET = "nexrad-l2"
 FIRST_DAY = date(2025, 4, 1)
 DAYS = 4
 CREW = ("receiver", "keeper", "worker", "worker")
+RESIDENT = "resident"
+"""The member that `--worker` adds: a resident worker, which does all of the others' work over the same queue."""
 LEASE_SECONDS = 20
 """Short, so that the claims of the dead come back soon; living workers renew theirs."""
 VISIBILITY_SECONDS = 30
@@ -82,6 +84,7 @@ def run_campaign(
     timeout_seconds: float = 3600,
     restart_database: Callable[[], None] | None = None,
     restarts: int = 0,
+    with_worker: bool = False,
 ) -> CampaignReport:
     """Run a campaign below `home`. Raises CampaignError with what is wrong."""
     home.mkdir(parents=True, exist_ok=True)
@@ -97,7 +100,7 @@ def run_campaign(
         events = list(_objects(home / "objects", units))
         Producer(Feed(cloud, registry), Disorder(seed=seed)).announce(events)
         counters = FaultCounters(state_folder(home, load_plan(plan)))
-        workers = stack.enter_context(_workers(home))
+        workers = stack.enter_context(_workers(home, (*CREW, RESIDENT) if with_worker else CREW))
         watch = _Watch(pipeline, units=units, deadline=began + timeout_seconds)
         done = 0
         while not watch.finished():
@@ -197,14 +200,14 @@ def _objects(root: Path, units: int) -> Iterator[ObjectEvent]:
 
 
 @contextmanager
-def _workers(home: Path) -> Iterator[Callable[[], None]]:
+def _workers(home: Path, crew: Sequence[str]) -> Iterator[Callable[[], None]]:
     """Start the workers; the value, called again and again, restarts those that have died."""
     members: dict[int, subprocess.Popen[bytes]] = {}
     stop = home / "stop"
     with (home / "workers.log").open("ab") as log:
 
         def revive() -> None:
-            for place, role in enumerate(CREW):
+            for place, role in enumerate(crew):
                 if place not in members or members[place].poll() is not None:
                     command = [sys.executable, "-m", "benchmarks.campaign_workers", role]
                     members[place] = subprocess.Popen(  # noqa: S603, our own module
@@ -229,7 +232,8 @@ def _workers(home: Path) -> Iterator[Callable[[], None]]:
 @click.option("--database", type=click.Choice(["sqlite", "postgresql"]), default="sqlite", show_default=True)
 @click.option("--seed", default=1, show_default=True, type=int, help="Of deaths and disorder.")
 @click.option("--timeout", default=3600, show_default=True, type=click.IntRange(1), help="Seconds.")
-def main(*, units: int, kills: int, database: str, seed: int, timeout: int) -> None:
+@click.option("--worker", is_flag=True, help="Let a resident worker (kfm worker) share the queue, and be killed, too.")
+def main(*, units: int, kills: int, database: str, seed: int, timeout: int, worker: bool) -> None:
     """Kill processes while units are ingested, prove that nothing is lost or doubled, and print the figures as JSON.
 
     Example: python -m benchmarks.campaign --units 10000 --kills 200 --database postgresql
@@ -252,6 +256,7 @@ def main(*, units: int, kills: int, database: str, seed: int, timeout: int) -> N
             timeout_seconds=timeout,
             restart_database=server.crash_and_restart if server else None,
             restarts=POSTGRES_RESTARTS if server else 0,
+            with_worker=worker,
         )
     click.echo(json.dumps(asdict(report)))
 

@@ -3,6 +3,7 @@
     receiver  takes messages in, as the sensor `nodd_messages` does
     keeper    recovers, retries, acknowledges and publishes lineage, as the sensor `nodd_ledger` does
     worker    runs the six nodes over what is pending, as a Dagster run does
+    resident  does all of that in one process, as `kfm worker` does
 
 No Dagster: a death costs a process start and not a run's, so that hundreds fit into minutes; everything below is the
 product's own code. Run as `python -m benchmarks.campaign_workers ROLE`. Belongs here: the roles. Does not belong here:
@@ -26,6 +27,8 @@ from kfm_dagster.ingest.intake import take_in
 from kfm_dagster.ingest.nodes import MessageParse, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import Settings
+from kfm_dagster.worker.resident import Worker
+from kfm_dagster.worker.run_locks import RunLocks
 
 PAUSE_SECONDS = 0.2
 MAX_ATTEMPTS = 20
@@ -73,7 +76,18 @@ def work(pipeline: Pipeline) -> None:
         return
 
 
-ROLES: Mapping[str, Callable[[Pipeline], None]] = {"receiver": receive, "keeper": keep, "worker": work}
+def reside(pipeline: Pipeline) -> None:
+    """Ingest until nothing is left to do."""
+    locks = RunLocks.of(pipeline.settings)
+    Worker(pipeline=pipeline, locks=locks, report=lambda _: None, warn=logging.warning).work(until_empty=True)
+
+
+ROLES: Mapping[str, Callable[[Pipeline], None]] = {
+    "receiver": receive,
+    "keeper": keep,
+    "worker": work,
+    "resident": reside,
+}
 
 
 def main(role: str) -> None:

@@ -103,6 +103,10 @@ COMMANDS = {
         "Show units, stage states, gate pass rates, stops, retries, dimensional closure and KPIs of the last days.",
     ),
     "wal": Lazy("kfm_dagster.cli.wal:wal", "Look into the ledger (the NODD WAL)."),
+    "worker": Lazy(
+        "kfm_dagster.cli.worker:worker",
+        "Ingest within seconds of a message: wait at the queue, beside sensors and runs, until SIGTERM or Ctrl-C.",
+    ),
 }
 
 

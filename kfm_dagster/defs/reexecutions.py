@@ -53,7 +53,7 @@ class InstanceReexecutions:
     @contextmanager
     def _asked(self) -> Iterator[dg.DagsterInstance | None]:
         with environment({"DAGSTER_HOME": str(self._home)}):
-            instance = _opened(self._home)
+            instance = opened_instance(self._home)
             if instance is None:
                 yield None
                 return
@@ -68,7 +68,8 @@ class InstanceReexecutions:
                 ) from None
 
 
-def _opened(home: Path) -> dg.DagsterInstance | None:
+def opened_instance(home: Path) -> dg.DagsterInstance | None:
+    """Open the instance of a DAGSTER_HOME, which the environment names, too; None without a storage that answers."""
     try:
         reference = InstanceRef.from_dir(str(home))
         reference = _making_nothing(reference)

@@ -211,6 +211,13 @@ BAD_INPUT: dict[str, tuple[list[str], dict[str, str], ExitCode, list[str]]] = {
         ExitCode.DEPENDENCY_UNAVAILABLE,
         ["queue kfm-nodd-primary does not answer"],
     ),
+    "queue down, worker": (
+        ["worker"],
+        NO_QUEUE,
+        ExitCode.DEPENDENCY_UNAVAILABLE,
+        ["queue kfm-nodd-primary does not answer"],
+    ),
+    "no batches at all": (["worker", "--max-batches", "0"], {}, ExitCode.USAGE, ["--max-batches", "x>=1"]),
     "queue down, drain into a new folder": (
         ["drain"],
         {**NO_QUEUE, "KFM_WAL_DSN": "sqlite:///new/kfm.db"},
@@ -296,6 +303,7 @@ BAD_INPUT: dict[str, tuple[list[str], dict[str, str], ExitCode, list[str]]] = {
             (["demo"], "/proc/x/y"),
             (["ui", "--port", "39871"], "/proc/x"),
             (["drain"], "wrong.yaml/home"),
+            (["worker"], "wrong.yaml/home"),
         )
     },
     "no port, console": (["console", "--port", "0"], {}, ExitCode.USAGE, ["--port"]),
@@ -354,7 +362,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
 
 @pytest.mark.clause("PCS-14")
 @pytest.mark.parametrize("name", WRONG)
-@pytest.mark.parametrize("command", [["demo"], ["ui", "--port", "39871"], ["drain"]])
+@pytest.mark.parametrize("command", [["demo"], ["ui", "--port", "39871"], ["drain"], ["worker"]])
 def test_a_wrong_configuration_is_one_line_before_anything_is_started_or_made(
     command: list[str], name: str, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

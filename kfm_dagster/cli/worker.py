@@ -1,0 +1,88 @@
+"""`kfm worker`: continuous ingest in this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from kfm_dagster.cli.files import refuse_unwritable_home
+from kfm_dagster.ingest.chain import read_configuration
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.preflight import preflight
+from kfm_dagster.notifications.sqs import connect
+from kfm_dagster.settings import Settings
+from kfm_dagster.worker.resident import WorkedBatch, Worker
+from kfm_dagster.worker.run_locks import RunLocks
+
+
+@click.command()
+@click.option("--max-batches", type=click.IntRange(1), help="End after so many batches.")
+@click.option("--until-empty", is_flag=True, help="End once the queue is empty and no live unit is on its way.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per batch.")
+def worker(*, max_batches: int | None, until_empty: bool, as_json: bool) -> None:
+    """Ingest within seconds of a message: wait at the queue, beside sensors and runs, until SIGTERM or Ctrl-C.
+
+    It shares the work by the ledger's claims, and shows in Dagster as materialisations without a run. Ends after the
+    batch in work; killed at any moment, it loses and doubles nothing (docs/worker.md).
+
+    Example: kfm worker --json
+    """
+    settings = Settings.load()
+    read_configuration(settings)
+    refuse_unwritable_home(settings.home)
+    preflight(settings, connect(settings).depth)
+    # Only here, because importing Dagster takes seconds.
+    from kfm_dagster.defs.runless import RunlessReports  # noqa: PLC0415
+
+    with closing(Pipeline.open(settings)) as pipeline:
+        # Its answers tell the time, as they do where sensors receive.
+        pipeline.connect_queue = partial(connect, dates=pipeline.calibration.answers)
+        home = Path(os.environ.get("DAGSTER_HOME") or settings.home.absolute() / "dagster")
+        with closing(RunlessReports(home, pipeline, warn=_warn)) as reports:
+            resident = Worker(
+                pipeline=pipeline,
+                locks=RunLocks.of(settings),
+                report=lambda batch: _report(batch, reports.report, as_json=as_json),
+                warn=_warn,
+            )
+            with _told_to_stop(resident):
+                resident.work(until_empty=until_empty, max_batches=max_batches)
+
+
+def _report(batch: WorkedBatch, to_dagster: Callable[[WorkedBatch], None], *, as_json: bool) -> None:
+    told = batch.as_json()
+    to_dagster(batch)
+    if as_json:
+        click.echo(json.dumps(told))
+        return
+    ends = ", ".join(f"{told[name]} {name}" for name in ("succeeded", "retrying", "quarantined", "lost"))
+    click.echo(f"{batch.dataset} {batch.partition}: {ends} in {batch.seconds:.2f} s ({batch.run_id})")
+
+
+def _warn(line: str) -> None:
+    click.echo(f"kfm worker: {line}", err=True)
+
+
+@contextmanager
+def _told_to_stop(resident: Worker) -> Iterator[None]:
+    """Let the first SIGTERM or Ctrl-C end the worker after the batch in work, and the second one at once."""
+
+    def told(number: int, frame: FrameType | None) -> None:
+        if resident.stopping:
+            signal.default_int_handler(number, frame)
+        resident.stop()
+
+    before = {number: signal.signal(number, told) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,83 @@
+"""Runless reports: what a resident worker has stored, as asset events of a Dagster instance without a run.
+
+One event for each asset and batch, because an event takes 10 to 15 ms. Belongs here: reaching the instance, and what
+becomes of a report that it does not take. Does not belong here: what a materialisation shows (`display.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import dagster as dg
+
+from kfm_dagster.defs.chain import asset_keys
+from kfm_dagster.defs.display import account_of, stage_metadata
+from kfm_dagster.defs.reexecutions import opened_instance
+from kfm_dagster.errors import DatabaseUnavailableError
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.settings import environment
+from kfm_dagster.worker.resident import WorkedBatch
+
+PAUSE_SECONDS = 60.0
+"""How long nothing is reported after a failure: a storage that is away would keep each batch waiting."""
+
+
+class RunlessReports:
+    """Reports batches to the instance of a DAGSTER_HOME. A report that is not taken is a line, and costs no unit."""
+
+    def __init__(self, dagster_home: Path, pipeline: Pipeline, *, warn: Callable[[str], None]) -> None:
+        self._home = dagster_home
+        self._pipeline = pipeline
+        self._warn = warn
+        self._instance: dg.DagsterInstance | None = None
+        self._paused_until = 0.0
+        self._unreported = 0
+
+    def report(self, batch: WorkedBatch) -> None:
+        """Report each asset of a batch; never raises an error."""
+        if time.monotonic() < self._paused_until:
+            self._unreported += 1
+            return
+        try:
+            # Dagster's storage is found by it.
+            with environment({"DAGSTER_HOME": str(self._home)}):
+                self._report(batch)
+        except Exception as error:
+            self.close()
+            self._unreported += 1
+            self._paused_until = time.monotonic() + PAUSE_SECONDS
+            said = " ".join(str(error).split())
+            self._warn(f"Dagster is not told of what is stored, again in {PAUSE_SECONDS:.0f} s: {said}")
+            return
+        if self._unreported:
+            self._warn(f"Dagster answers again; it was not told of {self._unreported} batches, which the ledger has")
+            self._unreported = 0
+
+    def close(self) -> None:
+        """Give the instance back."""
+        if self._instance is not None:
+            self._instance.dispose()
+            self._instance = None
+
+    def _report(self, batch: WorkedBatch) -> None:
+        instance = self._opened()
+        day = self._pipeline.ledger.day(dataset=batch.dataset, partition=batch.partition)
+        for key, output in zip(asset_keys(batch.dataset), batch.outputs, strict=True):
+            account = account_of(self._pipeline, output.state.dataset_id, batch.run_id)
+            shown = stage_metadata(
+                key.path[-1], output, day=day, catalog=self._pipeline.settings.catalog, account=account
+            )
+            instance.report_runless_asset_event(
+                dg.AssetMaterialization(asset_key=key, partition=batch.partition, metadata=shown)
+            )
+
+    def _opened(self) -> dg.DagsterInstance:
+        if self._instance is None:
+            self._instance = opened_instance(self._home)
+        if self._instance is None:
+            raise DatabaseUnavailableError(
+                "Dagster's storage is not there, or does not answer", observed=self._home, next_step="kfm init"
+            )
+        return self._instance
