@@ -1,0 +1,168 @@
+"""A ledger on PostgreSQL while somebody holds a snapshot open: a backup, or a session that was forgotten.
+
+    python -m benchmarks.pressure [--seconds N] [--json]
+
+Nothing that changes meanwhile can be cleaned up, so every version of a row stays, and every question goes past it. The
+same work three times, each for as many seconds: before the snapshot, under it, and after it. One batch at a time is
+made known, claimed and settled in one dataset and day, which is where versions hurt most; only the ledger's own calls
+are timed. Does not belong here: what other statements cost (`ledger.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import count
+
+import click
+import sqlalchemy as sa
+
+from benchmarks.ledger import fresh
+from kfm_dagster.cli.tables import show_rows
+from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.factories import envelope, finished
+from kfm_dagster_tests.ledger.bench import DAY, Bench, make_bench
+
+BATCH = 500
+"""Units of a transaction: those of one dataset in a run of a busy hour."""
+BATCHES_PER_TICK = 10
+"""Batches after which sensors ask what is lost and what waits."""
+SITES = 50
+WARM_SECONDS = 5.0
+COUNTERS = """
+SELECT
+    pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0') AS wal_bytes,
+    (SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()) AS commits,
+    (SELECT sum(n_tup_upd) FROM pg_stat_user_tables) AS updates,
+    (SELECT sum(n_tup_hot_upd) FROM pg_stat_user_tables) AS hot_updates,
+    (SELECT sum(n_dead_tup) FROM pg_stat_user_tables) AS dead_rows,
+    (SELECT sum(pg_total_relation_size(relid)) FROM pg_stat_user_tables) AS bytes
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """What the work took in one phase; `last_per_second` is the rate of its last quarter."""
+
+    name: str
+    units: int
+    units_per_second: float
+    last_per_second: float
+    wal_bytes_per_unit: float
+    commits_per_unit: float
+    hot_share: float
+    dead_rows: int
+    mebibytes: float
+
+
+def measure(url: str, *, seconds: float) -> list[Phase]:
+    """Work before, under and after a held snapshot, in a fresh database."""
+    database = Database.open(url)
+    bench, numbers = make_bench(database, ContractRegistry.load()), count()
+    _work(bench, numbers, seconds=WARM_SECONDS)
+    phases = [_phase("before", bench, numbers, seconds)]
+    with _held_snapshot(database):
+        phases.append(_phase("under", bench, numbers, seconds))
+    phases.append(_phase("after", bench, numbers, seconds))
+    database.dispose()
+    return phases
+
+
+def _phase(name: str, bench: Bench, numbers: Iterator[int], seconds: float) -> Phase:
+    before = _counters(bench.database)
+    taken = _work(bench, numbers, seconds=seconds)
+    now = _counters(bench.database)
+    units = BATCH * len(taken)
+    last = taken[-max(1, len(taken) // 4) :]
+    return Phase(
+        name=name,
+        units=units,
+        units_per_second=units / sum(taken),
+        last_per_second=BATCH * len(last) / sum(last),
+        wal_bytes_per_unit=(now["wal_bytes"] - before["wal_bytes"]) / units,
+        commits_per_unit=(now["commits"] - before["commits"]) / units,
+        hot_share=(now["hot_updates"] - before["hot_updates"]) / (now["updates"] - before["updates"]),
+        dead_rows=int(now["dead_rows"]),
+        mebibytes=now["bytes"] / 2**20,
+    )
+
+
+def _work(bench: Bench, numbers: Iterator[int], *, seconds: float) -> list[float]:
+    """Take batch after batch through the ledger; return the seconds that its calls took for each."""
+    taken, end = [], time.monotonic() + seconds
+    while time.monotonic() < end:
+        number = next(numbers)
+        units = [_unit(number * BATCH + place) for place in range(BATCH)]
+        bench.clock.advance(1)
+        begun = time.perf_counter()
+        if number % BATCHES_PER_TICK == 0:
+            bench.ledger.release_lost()
+            bench.ledger.pending_by_partition()
+        bench.ledger.ensure(units)
+        claimed = bench.ledger.claim(dataset="nexrad-l2", partition=DAY, run_id=f"run-{number}", limit=BATCH)
+        between = time.perf_counter()
+        done = [finished(unit) for unit in claimed]
+        resumed = time.perf_counter()
+        bench.ledger.settle(done, run_id=f"run-{number}")
+        taken.append(between - begun + time.perf_counter() - resumed)
+        if len(claimed) != BATCH:
+            raise SystemExit(f"{len(claimed)} units were claimed instead of {BATCH}")
+    return taken
+
+
+def _unit(number: int) -> Envelope:
+    # Several a second, so that a day has enough of them.
+    second, site = divmod(number, SITES)
+    return envelope(second, site=f"K{site:03d}", object_version=f"{number:032x}")
+
+
+@contextmanager
+def _held_snapshot(database: Database) -> Iterator[None]:
+    engine = sa.create_engine(database.engine.url, isolation_level="REPEATABLE READ", poolclass=sa.NullPool)
+    with engine.connect() as session:
+        session.exec_driver_sql("SELECT count(*) FROM nodd_wal_records").scalar_one()
+        yield
+
+
+def _counters(database: Database) -> dict[str, float]:
+    with database.engine.connect() as connection:
+        connection.exec_driver_sql("SELECT pg_stat_force_next_flush()")
+        return {name: float(value) for name, value in connection.exec_driver_sql(COUNTERS).mappings().one().items()}
+
+
+@click.command(context_settings={"max_content_width": 100})
+@click.option("--seconds", default=30.0, show_default=True, type=click.FloatRange(1), help="Of each phase.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+def main(*, seconds: float, as_json: bool) -> None:
+    """Work on a PostgreSQL of its own before, under and after a held snapshot, and print what it took.
+
+    Example: python -m benchmarks.pressure --seconds 30
+    """
+    with fresh("postgresql") as url:
+        phases = measure(url, seconds=seconds)
+    if as_json:
+        for phase in phases:
+            click.echo(json.dumps(asdict(phase)))
+        return
+    show_rows(
+        [{name: _shown(value) for name, value in asdict(phase).items()} for phase in phases], tuple(asdict(phases[0]))
+    )
+    clean = phases[0].units_per_second
+    for phase in phases[1:]:
+        click.echo(
+            f"{phase.name}: {phase.units_per_second / clean:.2f} of the rate before, "
+            f"{phase.last_per_second / clean:.2f} at its end"
+        )
+
+
+def _shown(value: object) -> object:
+    return round(value, 3) if isinstance(value, float) else value
+
+
+if __name__ == "__main__":
+    main()
