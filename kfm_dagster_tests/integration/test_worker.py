@@ -156,15 +156,16 @@ def test_while_everything_is_switched_off_nothing_is_received_and_the_worker_res
 
 
 @pytest.mark.clause("BEY-16", "BEY-14")
-def test_bulk_units_stay_with_the_sensors(desk: Desk, objects: Path) -> None:
+def test_bulk_units_stay_with_the_sensors(desk: Desk, objects: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(objects, volumes(2))
     dies_at = Failpoint(operator=StacRegister.operator, point="computed")
     with pytest.raises(CrashError):
         run_chain(desk.pipeline, DATASET, PARTITION, "listing", dies_at=dies_at)
     desk.pipeline.ledger.release_lost(run_ids=["listing"])
-    worker = desk.worker()
-    desk.work(until_empty=True)
-    assert (worker.batches, desk.batches) == (0, [])
+    begun: list[object] = []
+    monkeypatch.setattr(resident, "run_chain", lambda first, **_: begun.append(first))
+    desk.work()
+    assert (begun, desk.batches, desk.said) == ([], [], [])
     assert traces.statuses(desk.pipeline) == {Status.PENDING: 2}
 
 
@@ -306,6 +307,8 @@ def test_a_day_whose_run_fails_is_rolled_back_tried_again_and_costs_the_others_n
     assert traces.statuses(desk.pipeline) == {Status.SUCCEEDED: 2}
     assert {record.attempts for record in traces.records(desk.pipeline).values()} == {2}
     assert any(line.startswith(f"{DATASET} {PARTITION}: ") and "no second try" in line for line in desk.said)
+    for wal_id in [record.wal_id for record in traces.records(desk.pipeline).values()]:
+        assert "run_rolled_back" in [entry.reason for entry in desk.pipeline.ledger.history(wal_id)]
     assert len(traces.items(Path(desk.pipeline.settings.catalog))) == 2
 
 
