@@ -14,9 +14,10 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +47,14 @@ class Case:
         return " ".join(("python -m", *self.arguments))
 
 
-def cases(units: int, seconds: int) -> list[Case]:
-    """Return the rows of every table in their order, over so many units, and for latency so many seconds."""
+def cases(units: Sequence[int], seconds: int) -> list[Case]:
+    """Return the rows of every table in their order: each backlog in these sizes, latency for so many seconds."""
     return [Case(table=table, arguments=arguments) for table, arguments in _rows(units, seconds)]
 
 
-def _rows(units: int, seconds: int) -> Iterator[tuple[str, tuple[str, ...]]]:
-    sized = ("--units", str(units))
-    for dataset in DATASETS:
-        backlog = ("benchmarks.backlog", "--dataset", dataset, *sized, "--real-size")
+def _rows(units: Sequence[int], seconds: int) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for dataset, size in product(DATASETS, units):
+        backlog = ("benchmarks.backlog", "--dataset", dataset, "--units", str(size), "--real-size")
         for latency in ("0", "20", "50", "100"):
             yield "store", (*backlog, "--store-latency-ms", latency, "--floor")
         for database in ("sqlite", "postgresql"):
@@ -112,7 +112,14 @@ def _revision() -> str:
 
 
 @click.command(context_settings={"max_content_width": 100})
-@click.option("--units", default=2000, show_default=True, type=click.IntRange(1, 100_000), help="Units of a backlog.")
+@click.option(
+    "--units",
+    default=[2000],
+    multiple=True,
+    show_default=True,
+    type=click.IntRange(1, 100_000),
+    help="Units of each backlog; again for further sizes.",
+)
 @click.option("--seconds", default=60, show_default=True, type=click.IntRange(1, 3600), help="Of publishing.")
 @click.option("--match", default="", help="Measure only commands in which this regular expression is found.")
 @click.option("--only-missing", is_flag=True, help="Measure only what has no figures of this size yet.")
@@ -123,7 +130,7 @@ def _revision() -> str:
     default=ROOT / "docs" / "performance.md",
     help="The document; default: docs/performance.md.",
 )
-def main(*, units: int, seconds: int, match: str, only_missing: bool, home: Path, out: Path) -> None:
+def main(*, units: Sequence[int], seconds: int, match: str, only_missing: bool, home: Path, out: Path) -> None:
     """Measure every row of docs/performance.md and write it; rows without figures are left out.
 
     Example: python -m benchmarks.report --units 500 --match latency

@@ -20,7 +20,7 @@ and store share its cores. {machine}
 What is measured is what a user has: the code server, the daemon and forked runs, as `kfm ui --cloud aws` starts them,
 an SQS queue (fauxqs) and a store that answers each request after a given time (`benchmarks/store_server.py`). Rates run
 from the first record to the last settlement. CPU is of every process of the deployment from its start on, PostgreSQL's
-included, that of the queue and of the store apart. {start}
+included, that of the queue and of the store apart: the fewer units, the larger the part of what is loaded once.
 
 Objects are sparse files as large as real ones, so that sizes, offsets and range requests are true. What stays smaller
 than in reality: HRRR samples have 3 or 4 messages instead of 173 to 1,200, so their index is short, and a volume's
@@ -73,7 +73,7 @@ def page(tables: Mapping[str, Rows], *, cores: int) -> str:
     store, remote, latency = (tables.get(name, {}) for name in ("store", "remote", "latency"))
     backlogs = {**store, **remote}
     every = {**backlogs, **latency}
-    parts = [HEAD.format(machine=_machine(every.values(), cores), start=_start(backlogs.values()))]
+    parts = [HEAD.format(machine=_machine(every.values(), cores))]
     for text, rows, table in (
         (STORE, store, _rates),
         (REMOTE, remote, _rates),
@@ -100,20 +100,13 @@ def _machine(every: Sequence[Figures] | Any, cores: int) -> str:
     )
 
 
-def _start(backlogs: Any) -> str:
-    units = sorted({one["units"] for one in backlogs})
-    if not units:
-        return "No backlog is measured yet."
-    sizes = " or ".join(f"{number:,}" for number in units)
-    return f"With {sizes} units, loading the definitions once is {'a large' if units[0] < 2000 else 'a'} part of it."
-
-
 def _place(one: Figures) -> dict[str, str]:
     return {
         "dataset": one["dataset"],
         "store": "folder" if one["store_latency_ms"] is None else f"{one['store_latency_ms']:g} ms",
         "database": one["database"],
         "kept in": "store" if one["all_remote"] else "disk",
+        "units": f"{one.get('units') or one['published']:,}",
     }
 
 
@@ -121,7 +114,6 @@ def _rates(rows: Any) -> Iterator[dict[str, str]]:
     for one in rows:
         yield {
             **_place(one),
-            "units": f"{one['units']:,}",
             "units/s": f"{one['units_per_second']:.1f}",
             "CPU ms/unit": f"{one['cpu_ms_per_unit']:.1f}",
             "requests/unit": _number(one["requests_per_unit"], 2),
@@ -158,7 +150,6 @@ def _latency(rows: Any) -> Iterator[dict[str, str]]:
             "worker": "yes" if one.get("worker") else "no",
             "asked/s": f"{one['rate']:g}",
             "published/s": f"{one['published_per_second']:.1f}",
-            "units": f"{one['published']:,}",
             "p50 s": _number(one["p50_seconds"], 1),
             "p95 s": _number(one["p95_seconds"], 1),
             "p99 s": _number(one["p99_seconds"], 1),
