@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from benchmarks.databases import KINDS
-from kfm_dagster.cli.main import stopped_by_signals
+from kfm_dagster.cli.main import INTERRUPTED, stopped_by_signals
 from kfm_dagster.errors import KfmError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -66,4 +66,7 @@ def in_one_line(name: str, command: click.Command) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo(f"{name}: interrupted", err=True)
+        return INTERRUPTED
     return 0
