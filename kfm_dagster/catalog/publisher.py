@@ -29,7 +29,7 @@ from kfm_dagster.storage.s3 import Store
 STAGING = ".staging"
 FSYNC_LIMIT = 16
 """Up to so many files are synced one by one (0.3 ms each); syncfs costs 2.5 ms at least, 0.014 ms a file in bulk."""
-CONCURRENT_REQUESTS = 32
+CONCURRENT_REQUESTS = 128
 
 
 class PublishError(Exception):

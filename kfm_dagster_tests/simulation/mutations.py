@@ -59,8 +59,7 @@ class Mutation:
     breakages: Sequence[Breakage] = ()
     triggers: Sequence[RewrittenTrigger] = ()
     under: Mapping[Fault, float] = field(default_factory=dict)
-    first: int | None = 0
-    """A seed from which on it is noticed soon; None while none is known, since other histories came of a change."""
+    first: int = 0
 
     def __str__(self) -> str:
         return self.name
@@ -161,7 +160,7 @@ MUTATIONS = (
             _EXECUTED_AGAIN,
         ],
         under=_HASTE,
-        first=None,
+        first=100,
     ),
     Mutation(
         name="a fence does not ask for the claim",
@@ -174,7 +173,7 @@ MUTATIONS = (
         invariant="only_the_holder_writes",
         breakages=[_sql("ledger.hold", _ATTEMPT, ""), _EXECUTED_AGAIN],
         under=_HASTE,
-        first=None,
+        first=100,
     ),
     Mutation(
         name="a kill switch is engaged and nobody looks",
@@ -208,7 +207,7 @@ MUTATIONS = (
         invariant="every_unit_ends",
         breakages=[_sql(name, _NEXT_ATTEMPT, "") for name in ("ledger.fail_runs", "ledger.fail_expired")],
         under={Fault.KILL: 0.01},
-        first=None,
+        first=51,
     ),
     Mutation(
         name="attempts are granted without end",
@@ -348,7 +347,7 @@ MUTATIONS = (
         invariant="every_item_has_its_lineage",
         breakages=[_call(undo, "_publish", lambda *_: None)],
         under=_REFUSED,
-        first=None,
+        first=83,
     ),
     Mutation(
         name="an Item is written, and nothing leads to it",
@@ -379,19 +378,19 @@ MUTATIONS = (
         name="a stage is done again that another process of the run has ended",
         invariant="rollbacks_leave_nothing",
         breakages=[_call(StageRunner, "_done_meanwhile", lambda *_: None)],
-        first=None,
+        first=3822,
     ),
     Mutation(
         name="an Item stays whose unit is given up without lineage",
         invariant="every_item_has_its_lineage",
         breakages=[_call(evidence, "take_back_orphans", lambda *_: 0)],
-        first=None,
+        first=521,
     ),
     Mutation(
         name="a unit yields to an Item that is taken back",
         invariant="items_are_the_newest_version",
         breakages=[_call(ledger_store, "conflicting", lambda unit: unit)],
-        first=None,
+        first=329,
     ),
     Mutation(
         name="another run reuses what is in work",

@@ -1,7 +1,7 @@
 """The simulated objects: the providers' buckets as the product reads them, and what stands in an object.
 
-An object is its format's first bytes and a JSON document, which `read` gives back as the readers of the real formats
-do. Does not belong here: who writes objects (`feed.py`), or the stores that the product writes to (`services.py`).
+An object is its format's first bytes and a JSON document, which `DocumentReader` gives back as the readers of the real
+formats do. Does not belong here: who writes objects (`feed.py`), stores that the product writes to (`services.py`).
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from datetime import date, datetime
 from typing import Any
 
 import orjson
+from typing_extensions import override
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.failpoints import Failpoint, hit
 from kfm_dagster.readers.base import TIMES, HeaderMetadata, ReadRequest
-from kfm_dagster.storage.object_handle import ObjectHead, ObjectReadError
-from kfm_dagster.storage.objects import ListedObject
+from kfm_dagster.storage.object_handle import ObjectHandle, ObjectHead, ObjectReadError
+from kfm_dagster.storage.objects import ListedObject, ObjectStores
 from kfm_dagster_tests.simulation.scheduling import Scheduler
 
 UNCITED = frozenset({"goes:percent-uncorrectable"})
@@ -50,21 +51,31 @@ class Buckets:
         return stored if stored is not None and stored.appears_at <= self._scheduler.now else None
 
 
-class SimulatedObjects:
-    """What the pipeline takes for `storage.objects.ObjectStores`."""
+class SimulatedObjects(ObjectStores):
+    """Stores over a network; of `ObjectStores` nothing stays that would reach a real one."""
 
     def __init__(self, buckets: Buckets, *, silent: Callable[[], bool]) -> None:
+        super().__init__()
         self._buckets = buckets
         self._silent = silent
 
+    @override
     def open(
-        self, contract: DatasetContract, uri: str, *, size: int | None = None, etag: str | None = None
+        self,
+        contract: DatasetContract,
+        uri: str,
+        *,
+        size: int | None = None,
+        etag: str | None = None,
+        first: bytes = b"",
     ) -> SimulatedObject:
-        return SimulatedObject(self._buckets, uri, etag, self._silent)
+        return SimulatedObject(self._buckets, uri, etag, first, self._silent)
 
+    @override
     def open_sidecar(self, contract: DatasetContract, uri: str, suffix: str) -> None:
         return None
 
+    @override
     def list_day(self, contract: DatasetContract, day: date) -> Iterator[ListedObject]:
         hit(Failpoint.OBJECT_LIST_BEFORE)
         for uri in sorted(self._buckets.objects):
@@ -74,13 +85,16 @@ class SimulatedObjects:
         hit(Failpoint.OBJECT_LIST_AFTER)
 
 
-class SimulatedObject:
+class SimulatedObject(ObjectHandle):
     """An object of a bucket, asked for again by every request: one version of it, once its ETag is known."""
 
     size = SIZE
+    uri = ""
+    first = b""
 
-    def __init__(self, buckets: Buckets, uri: str, etag: str | None, silent: Callable[[], bool]) -> None:
+    def __init__(self, buckets: Buckets, uri: str, etag: str | None, first: bytes, silent: Callable[[], bool]) -> None:
         self.uri = uri
+        self.first = first
         self._buckets = buckets
         self._etag = etag
         self._silent = silent
@@ -91,14 +105,16 @@ class SimulatedObject:
     def probe(self, length: int) -> tuple[ObjectHead, bytes]:
         stored = self._request(Failpoint.OBJECT_HEAD_BEFORE, Failpoint.OBJECT_HEAD_AFTER)
         self._etag = stored.etag
+        self.first = stored.content[:length]
         head = ObjectHead(size=SIZE, etag=stored.etag, content_type=None, last_modified=stored.appears_at)
-        return head, stored.content[:length]
+        return head, self.first
 
     def read(self, start: int, length: int) -> bytes:
         stored = self._request(Failpoint.OBJECT_READ_BEFORE, Failpoint.OBJECT_READ_AFTER)
         if self._etag not in {None, stored.etag}:
             raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, self.uri, "simulated")
-        return stored.content[start : start + length]
+        known = self.first[start : start + length]
+        return known + stored.content[start + len(known) : start + length]
 
     def _request(self, before: Failpoint, after: Failpoint) -> Stored:
         hit(before)
@@ -124,11 +140,15 @@ def content_of(sample: Envelope, contract: DatasetContract, properties: dict[str
     return bytes.fromhex(contract.integrity.magic[0].hex) + orjson.dumps(document)
 
 
-def read(request: ReadRequest, /) -> HeaderMetadata:
-    """Read an object's document, as a reader does."""
-    content = request.source.read(0, request.source.size)
-    said = orjson.loads(content[content.index(b"{") :])
-    start, end = datetime.fromisoformat(said["start"]), datetime.fromisoformat(said["end"])
-    return HeaderMetadata(
-        start=start, end=end, datetime=start, geometry=said["geometry"], properties=said["properties"]
-    )
+class DocumentReader:
+    """A reader that reads an object's document, in two parts: its beginning has been read before."""
+
+    first_bytes = 64
+
+    def __call__(self, request: ReadRequest, /) -> HeaderMetadata:
+        content = request.source.read(0, request.source.size)
+        said = orjson.loads(content[content.index(b"{") :])
+        start, end = datetime.fromisoformat(said["start"]), datetime.fromisoformat(said["end"])
+        return HeaderMetadata(
+            start=start, end=end, datetime=start, geometry=said["geometry"], properties=said["properties"]
+        )

@@ -34,7 +34,7 @@ from kfm_dagster_tests.clocks import locked
 from kfm_dagster_tests.simulation.faults import Fault
 from kfm_dagster_tests.simulation.feed import Feed
 from kfm_dagster_tests.simulation.memory import SimulatedDatabase, Template
-from kfm_dagster_tests.simulation.objects import Buckets, SimulatedObjects, read
+from kfm_dagster_tests.simulation.objects import Buckets, DocumentReader, SimulatedObjects
 from kfm_dagster_tests.simulation.scheduling import Actor, Scheduler
 from kfm_dagster_tests.simulation.services import (
     DEAD_LETTERS,
@@ -106,7 +106,7 @@ class SimulatedPipeline(Pipeline):
         vars(self).update(
             store=world.store,
             objects=SimulatedObjects(world.buckets, silent=lambda: world.scheduler.happens(Fault.OBJECT_SILENT)),
-            readers={contract.metadata_extract.reader: read for contract in self.registry},
+            readers={contract.metadata_extract.reader: DocumentReader() for contract in self.registry},
             catalog=Catalog(self.database, world.publisher, self.registry),
             lineage=Lineage(self.database, world.lineage_files, clock=self.clock),
             code=CODE,
