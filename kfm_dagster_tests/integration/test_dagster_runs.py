@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 
 import kfm_dagster
 from kfm_dagster.catalog.store import Catalog
+from kfm_dagster.defs.partitions import daily_partitions
 from kfm_dagster.defs.resources import PipelineResource, SqsQueueResource, WalResource, open_pipeline
+from kfm_dagster.defs.sensors import ingest_sensors
 from kfm_dagster.errors import ContractError
 from kfm_dagster.ingest.nodes import operators
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -23,6 +26,7 @@ from kfm_dagster.settings import Settings
 from kfm_dagster.stages.envelope_table import from_parquet
 from kfm_dagster.storage.statements import sql_root
 from kfm_dagster_tests.catalog import trees
+from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.integration import face as face_module
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
@@ -41,6 +45,7 @@ from kfm_dagster_tests.integration.face import Face, materialisations, unit_chec
 PARTITION = DAY.isoformat()
 NODES = [f"nexrad-l2.{operator}" for operator in operators()]
 JOB = "ingest_nexrad_l2"
+START = datetime.fromisoformat(f"{PARTITION}T00:00:00+00:00")
 
 
 @pytest.mark.clause("DAG-02", "RSP-11")
@@ -258,13 +263,29 @@ def test_the_wal_is_a_resource_and_its_dsn_rules(tmp_path: Path, face: Face) -> 
     assert wal.get() is pipeline.ledger
     assert pipeline.database.engine.url.database == str(tmp_path / "elsewhere.db")
     assert resource.get() is pipeline
+    assert asked_for(face, wal, resource) == []
+    pipeline.ledger.ensure([envelope(time_range_start=START)])
+    assert asked_for(face, wal, resource) == [PARTITION]
+    assert face.pipeline.ledger.pending_by_partition() == []
     pipeline.close()
     definitions = face.repository.get_top_level_resources()
     assert set(definitions) == {"wal", "pipeline", "stage_io"}
-    # Ops and sensors ask it by that key.
+    # Ops ask it by that key; sensors are given it (`defs/sensors.py`).
     for op in face.repository.get_job(JOB).nodes:
         assert "wal" in op.definition.required_resource_keys
-    assert "wal" in face.repository.get_sensor_def("nodd_ledger").required_resource_keys
+
+
+def asked_for(face: Face, wal: WalResource, pipeline: PipelineResource) -> list[str | None]:
+    """Partitions of which `nodd_ledger` asks for runs at its second look, given these resources."""
+    _, sensor, _ = ingest_sensors(interval_seconds=5, days=daily_partitions(DAY), pipeline=pipeline, wal=wal)
+    cursor = None
+    for _ in range(2):
+        with dg.build_sensor_context(
+            instance=face.instance, repository_def=face.repository, sensor_name=sensor.name, cursor=cursor
+        ) as context:
+            tick = sensor.evaluate_tick(context)
+        cursor = tick.cursor
+    return [request.partition_key for request in tick.run_requests or ()]
 
 
 CHANGE = re.compile(
