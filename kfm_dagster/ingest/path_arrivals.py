@@ -107,7 +107,7 @@ class PathArrivals(ChainNode):
                     sample_m={wal_id: found.sample_m for wal_id, found in self._found.items()},
                 ),
                 dimensional_closure_of_path(_quantities(self._found), min_p_dim=rules.G4.min_p_dim),
-                covariance_consistency({wal_id: _covariances(found) for wal_id, found in self._found.items()}),
+                covariance_consistency(_covariances(self._found)),
             ),
             maker=of,
         )
@@ -172,9 +172,13 @@ def _quantities(found: Mapping[WalId, PathArrival]) -> dict[WalId, list[dict[str
     return {wal_id: [as_array_quantities(each.arrivals)] for wal_id, each in found.items()}
 
 
-def _covariances(found: PathArrival) -> dict[str, Floats]:
-    of_beams = zip(found.arrivals, found.phase_covariance, strict=True)
-    return {
-        "T_arr over the elevations": found.t_covariance,
-        **{f"T_arr and Phi at {arrival.elevation_deg:g} degrees": matrix for arrival, matrix in of_beams},
-    }
+def _covariances(found: Mapping[WalId, PathArrival]) -> dict[WalId, dict[str, Floats]]:
+    shared: dict[int, dict[str, Floats]] = {}  # by the identity of what volumes of one site and pattern share
+    for each in found.values():
+        if id(each.phase_covariance) not in shared:
+            of_beams = zip(each.arrivals, each.phase_covariance, strict=True)
+            shared[id(each.phase_covariance)] = {
+                "T_arr over the elevations": each.t_covariance,
+                **{f"T_arr and Phi at {arrival.elevation_deg:g} degrees": matrix for arrival, matrix in of_beams},
+            }
+    return {wal_id: shared[id(each.phase_covariance)] for wal_id, each in found.items()}

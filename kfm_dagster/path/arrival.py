@@ -50,15 +50,10 @@ class DeltaForm(StrEnum):
 class TimeAligned:
     """First step: a volume's start, held against the time that it is to agree with, and how densely it is sampled."""
 
-    ts_start: datetime
-    reference: datetime
+    offset_s: float
+    """Seconds by which the start is behind the reference."""
     f_s_hz: float
     """Samples of the echo a second."""
-
-    @property
-    def offset_s(self) -> float:
-        """Seconds by which the start is behind the reference."""
-        return (self.ts_start - self.reference).total_seconds()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,7 +105,7 @@ def align_time(*, ts_start: datetime, reference: datetime, tau: timedelta, f_s_h
         raise PathError("f_s is no sampling rate", observed=f_s_hz, expected="hertz above zero")
     if ts_start.tzinfo is None or reference.tzinfo is None:
         raise PathError("a path is aligned to an aware time", observed=f"{ts_start} and {reference}")
-    aligned = TimeAligned(ts_start=ts_start, reference=reference, f_s_hz=f_s_hz)
+    aligned = TimeAligned(offset_s=(ts_start - reference).total_seconds(), f_s_hz=f_s_hz)
     if abs(aligned.offset_s) > tau.total_seconds():
         raise PathError(
             "the path's time is not its reference's",

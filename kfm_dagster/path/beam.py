@@ -46,7 +46,7 @@ class Geometry(StrEnum):
     """By Bouguer's law, n r cos(theta) = constant, through the profile's own gradient."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class BeamPath:
     """One beam: gamma(ell) as height and ground distance, d ell and n_eff(ell), arrays of one shape (points,).
 

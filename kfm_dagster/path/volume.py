@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
@@ -20,6 +20,7 @@ from kfm_dagster.path.arrival import (
     SPEED_OF_LIGHT_M_S,
     Arrival,
     DeltaForm,
+    TimeAligned,
     align_path,
     align_phase,
     align_time,
@@ -126,9 +127,9 @@ class VolumeBeams:
     of_paths: Floats
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PathArrival:
-    """The arrivals of one volume, one for each beam.
+    """The arrivals of one volume, one for each beam. Those with the same facts share beams and covariances.
 
     t_covariance: of T_arr over the beams, s^2, shape (beams, beams). phase_covariance: of (T_arr, Phi) of each beam,
     shape (beams, 2, 2), in s^2, s rad, rad^2.
@@ -192,6 +193,19 @@ def path_arrival(
     ts_start: when the volume began; reference: the time that it is to agree with, within tau.
     """
     time = align_time(ts_start=ts_start, reference=reference, tau=tau, f_s_hz=facts.f_s_hz)
+    found = _in_time(facts, options)
+    arrivals = tuple(replace(each, time_offset_s=time.offset_s) for each in found.arrivals)
+    return replace(found, arrivals=arrivals)
+
+
+@lru_cache(maxsize=64)
+def _in_time(facts: VolumeFacts, options: PathOptions) -> PathArrival:
+    """Return the arrivals of a volume that begins at its reference; of another one all but the offset is the same.
+
+    Cached because a network has 160 sites and a handful of patterns, and a day 40,000 volumes, site by site; an entry
+    takes 1 MB.
+    """
+    time = TimeAligned(offset_s=0.0, f_s_hz=facts.f_s_hz)
     window = (options.reference_range_m, options.reference_range_m + facts.gate_m)
     volume = volume_beams(
         antenna_height_m=facts.antenna_height_m,
@@ -227,7 +241,6 @@ def path_arrival(
     )
 
 
-@lru_cache(maxsize=64)
 def volume_beams(
     *,
     antenna_height_m: float,
@@ -237,8 +250,7 @@ def volume_beams(
 ) -> VolumeBeams:
     """Trace the beams of a volume and say how sure their lengths are. Raises PathError.
 
-    window_m: the reference window, the first range gate, in whose multiples the beam is cut. Cached because a network
-    has 160 sites and a handful of patterns, and a day 40,000 volumes, site by site; an entry takes 1 MB.
+    window_m: the reference window, the first range gate, in whose multiples the beam is cut.
     """
 
     def traced(profile: Exponential, *, panel_m: float = PANEL_M) -> tuple[BeamPath, ...]:

@@ -24,7 +24,6 @@ from kfm_dagster.path.volume import (
     elevations_of,
     facts_of,
     path_arrival,
-    volume_beams,
 )
 from kfm_dagster.readers import nexrad_level2
 from kfm_dagster.readers.base import ReadRequest
@@ -136,11 +135,13 @@ def test_options_change_what_they_say() -> None:
 
 
 def test_volumes_of_one_site_and_pattern_share_their_beams() -> None:
-    volume_beams.cache_clear()
-    for second in range(20):
-        at = START + timedelta(minutes=5 * second)
-        path_arrival(FACTS, ts_start=at, reference=at, tau=TAU)
-    assert (volume_beams.cache_info().misses, volume_beams.cache_info().hits) == (1, 19)
+    found = [
+        path_arrival(FACTS, ts_start=START + timedelta(milliseconds=late), reference=START, tau=TAU)
+        for late in range(0, 1000, 250)
+    ]
+    for shared in ("beams", "t_covariance", "phase_covariance"):
+        assert len({id(getattr(each, shared)) for each in found}) == 1
+    assert [{arrival.time_offset_s for arrival in each.arrivals} for each in found] == [{0.0}, {0.25}, {0.5}, {0.75}]
 
 
 def test_the_reach_is_that_of_the_footprint() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -40,11 +41,12 @@ def path_conventions(
     )
     if not paths and not refused:
         return Verdict.not_applicable(Gate.G3, rule, _NO_PATH)
+    faults = cache(partial(path_faults, min_points=min_points))
     findings = [
         Finding(wal_id=wal_id, what=f"{beam.elevation_deg:g} degrees: {fault}")
         for wal_id, beams in paths.items()
         for beam in beams
-        for fault in path_faults(beam, min_points=min_points, sample_m=sample_m.get(wal_id, math.inf))
+        for fault in faults(beam, sample_m=sample_m.get(wal_id, math.inf))
     ]
     findings += [Finding(wal_id=wal_id, what="no path") for wal_id, beams in paths.items() if not beams]
     findings += [Finding(wal_id=wal_id, what=why) for wal_id, why in refused.items()]
@@ -121,11 +123,16 @@ def covariance_consistency(covariances: Mapping[WalId, Mapping[str, Floats]]) ->
     rule = "covariances are symmetric and positive definite"
     if not covariances:
         return Verdict.not_applicable(Gate.G7, rule, _NO_PATH)
+    faults: dict[int, list[str]] = {}  # by identity: units of one site and pattern share their matrices
+    for matrices in covariances.values():
+        for matrix in matrices.values():
+            if id(matrix) not in faults:
+                faults[id(matrix)] = covariance_faults(matrix)
     findings = [
         Finding(wal_id=wal_id, what=f"{name}: {fault}")
         for wal_id, matrices in covariances.items()
         for name, matrix in matrices.items()
-        for fault in covariance_faults(matrix)
+        for fault in faults[id(matrix)]
     ]
     findings += [Finding(wal_id=wal_id, what="no covariance") for wal_id, found in covariances.items() if not found]
     return _verdict(Gate.G7, rule, findings, of=sum(map(len, covariances.values())), what="covariances")
