@@ -8,6 +8,7 @@ import dagster as dg
 
 from kfm_dagster.alerts.evaluator import Evaluation
 from kfm_dagster.alerts.store import Alert
+from kfm_dagster.defs.intervals import ticking_every
 from kfm_dagster.defs.one_line import one_line
 from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.ingest.alerting import alert_evaluator
@@ -23,7 +24,7 @@ def alert_sensor(pipeline: PipelineResource) -> dg.SensorDefinition:
 
     @dg.sensor(
         name="nodd_alerts",
-        minimum_interval_seconds=INTERVAL_SECONDS,
+        minimum_interval_seconds=ticking_every(INTERVAL_SECONDS),
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Evaluates the rules of alerts.yaml over what stages and clock have recorded, and tells what fires "
         "on the channels of KFM_ALERT_URLS, each alert once within its window of suppression. Asks for no run.",

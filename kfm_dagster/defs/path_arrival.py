@@ -12,6 +12,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.defs.assets import stage_asset
 from kfm_dagster.defs.chain import asset_key, slug
+from kfm_dagster.defs.intervals import ticking_every
 from kfm_dagster.defs.io_manager import StageIOManager, root_run_id
 from kfm_dagster.defs.jobs import PATH_JOB
 from kfm_dagster.defs.one_line import one_line
@@ -59,7 +60,7 @@ def path_sensors(
     @dg.sensor(
         name="nodd_paths",
         job_name=PATH_JOB,
-        minimum_interval_seconds=INTERVALS * interval_seconds,
+        minimum_interval_seconds=ticking_every(INTERVALS * interval_seconds),
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Asks for the arrival times and phases of a day's radar beams once all units of the day have "
         "ended, and again after more of them, every ten minutes at most.",

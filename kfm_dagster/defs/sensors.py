@@ -11,6 +11,7 @@ from functools import partial
 import dagster as dg
 
 from kfm_dagster.contracts.envelope import Lane
+from kfm_dagster.defs.intervals import ticking_every
 from kfm_dagster.defs.jobs import INGEST_JOB
 from kfm_dagster.defs.one_line import one_line
 from kfm_dagster.defs.resources import PipelineResource, WalResource
@@ -28,6 +29,9 @@ from kfm_dagster.recovery.backfill.progress import no_backfill_runs
 from kfm_dagster.recovery.intents import advance_intents
 from kfm_dagster.recovery.replay.engine import advance_replays
 
+BACKFILL_INTERVALS = 2
+"""A day that a backfill lists takes longer, and mostly there is no backfill."""
+
 
 def ingest_sensors(
     *, interval_seconds: int, days: dg.PartitionsDefinition, pipeline: PipelineResource, wal: WalResource
@@ -41,7 +45,7 @@ def ingest_sensors(
     @dg.sensor(
         name="nodd_messages",
         job_name=INGEST_JOB,
-        minimum_interval_seconds=interval_seconds,
+        minimum_interval_seconds=ticking_every(interval_seconds),
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Receives from the SQS queue in parallel, lands the raw batch immutably, records every unit, and "
         "asks for one run per day over all datasets that have messages for it. Stops receiving while more than "
@@ -64,7 +68,7 @@ def ingest_sensors(
     @dg.sensor(
         name="nodd_ledger",
         job_name=INGEST_JOB,
-        minimum_interval_seconds=interval_seconds,
+        minimum_interval_seconds=ticking_every(interval_seconds),
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Gives back the units of dead runs and of expired leases, lets due retries in, collects evidence, "
         "delivers lineage to the configured backend, enters what failed listings had found, and asks for runs over "
@@ -97,7 +101,7 @@ def ingest_sensors(
     @dg.sensor(
         name="nodd_backfill",
         job_name=INGEST_JOB,
-        minimum_interval_seconds=interval_seconds,
+        minimum_interval_seconds=ticking_every(BACKFILL_INTERVALS * interval_seconds),
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Asks for the listings of running backfills (kfm backfill), day by day, while fewer bulk units "
         "are in flight than KFM_LIVE_SHARE leaves to them.",

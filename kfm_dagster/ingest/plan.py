@@ -21,6 +21,10 @@ from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ledger.reports import PendingPartition
 from kfm_dagster.settings import Settings
 
+WORTH_A_RUN = 100
+"""Units that get a run beside one that works instead of waiting for its end: their own CPU time is a third of that of a
+run's start (benchmarks/latency.py), so a feed of 20/s is ingested tick by tick at not much more than its least cost."""
+
 LaneKey = tuple[str, Lane]
 """A partition and a lane: what runs are counted by."""
 
@@ -113,8 +117,8 @@ def plan_runs(
 ) -> list[PlannedRun]:
     """Return the runs that the pending units need beyond those that are there, live ones first.
 
-    An idle partition gets runs for all that is pending in a lane, one with active runs only for batches that are at
-    least half full: otherwise a live feed would cost a run's start for each handful of units that come while one works.
+    An idle partition gets runs for all that is pending in a lane, one with active runs only for batches that are worth
+    one: otherwise a live feed would cost a run's start for each handful of units that come while one works.
     No lane gets more runs than its limit leaves; the earliest partitions come first.
 
     The first live run of an idle partition takes the landed batches, further ones what is pending. A run_key is
@@ -158,7 +162,9 @@ def _runs_of(
     partition, lane = key
     # A run takes up to max_units_per_run of each dataset, so the fullest dataset sets the number of runs.
     full, rest = divmod(max(by_dataset.values()), max_units_per_run)
-    worth_a_run = rest > 0 and (not runs.active[key] or rest * 2 >= max_units_per_run)
+    # Nobody waits for bulk work so eagerly.
+    enough = max_units_per_run / 2 if lane is Lane.BULK else min(WORTH_A_RUN, max_units_per_run / 2)
+    worth_a_run = rest > 0 and (not runs.active[key] or rest >= enough)
     for index in range(runs.coming[key], full + worth_a_run):
         datasets = tuple(sorted(name for name, count in by_dataset.items() if count > index * max_units_per_run))
         landing = {name: tuple(sorted(landed[name, partition])) for name in datasets if (name, partition) in landed}

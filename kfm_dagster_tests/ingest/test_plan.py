@@ -83,12 +83,17 @@ def lanes(runs: list[PlannedRun]) -> list[tuple[str, str]]:
             {"pending": {("a", DAY): 1, ("b", "2025-04-01"): 1}},
             [("2025-04-01", ("b",), "ledger"), (DAY, ("a",), "ledger")],
         ),
-        # What coming runs will take is left to them; beside an active run only a batch half full is worth another one.
+        # What coming runs will take is left to them; beside an active run a batch half full is worth another one, or a
+        # hundred units.
         ({"pending": {("a", DAY): 10}, "coming": {DAY: 1}}, []),
         ({"pending": {("a", DAY): 14}, "coming": {DAY: 1}}, []),
         ({"pending": {("a", DAY): 15}, "coming": {DAY: 1}}, [(DAY, ("a",), "ledger")]),
         ({"pending": {("a", DAY): 4}, "active": {DAY: 1}}, []),
         ({"pending": {("a", DAY): 5}, "active": {DAY: 1}}, [(DAY, ("a",), "ledger")]),
+        ({"pending": {("a", DAY): 99}, "active": {DAY: 1}, "most": 5000}, []),
+        ({"pending": {("a", DAY): 100}, "active": {DAY: 1}, "most": 5000}, [(DAY, ("a",), "ledger")]),
+        ({"pending": {}, "bulk": {("a", DAY): 2499}, "active_bulk": {DAY: 1}, "most": 5000}, []),
+        ({"pending": {}, "bulk": {("a", DAY): 2500}, "active_bulk": {DAY: 1}, "most": 5000}, [(DAY, ("a",), "ledger")]),
         ({"pending": {("a", DAY): 11}, "active": {"2025-04-01": 1}}, [(DAY, ("a",), "ledger")] * 2),
         # Landed batches go to the first run, if every dataset of it has one.
         ({"pending": {("a", DAY): 1}, "landed": {("a", DAY): ("x",)}}, [(DAY, ("a",), "landing")]),
