@@ -1,6 +1,6 @@
 """How long a unit takes from its publication to its Item, at a given rate, in a deployment that runs already.
 
-    python -m benchmarks.latency --rate 50 --seconds 60 [--store-latency-ms 50] [--json]
+    python -m benchmarks.latency --rate 50 --seconds 60 [--store-latency-ms 50] [--worker] [--json]
 
 Messages are sent to the queue at an even rate while the deployment works under its default settings. A unit's time is
 that of its record's last change, as the ledger has it, after the moment before its message was sent: it stands in the
@@ -10,10 +10,13 @@ catalog then. Belongs here: publishing and looking up. Does not belong here: a b
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +30,7 @@ from benchmarks.command import in_one_line, place_options
 from benchmarks.drained import deployed_cpu_seconds
 from benchmarks.fast_queue import BATCH, FastQueue, ensure_installed
 from benchmarks.objects import DAY, make_objects, samples_of
+from benchmarks.processes import cpu_seconds_by_process
 from benchmarks.surroundings import Place, Surroundings, surrounded
 from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.cli.progress_bar import drain_bar
@@ -34,6 +38,7 @@ from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.deployment.drain import drain
 from kfm_dagster.deployment.local import Deployment
+from kfm_dagster.errors import DependencyUnavailableError
 from kfm_dagster.exports.validation_page import figure
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -46,6 +51,7 @@ from kfm_dagster.settings import Settings, environment
 WARMING_UNITS = 5
 """Drained before anything is measured: the first run of a process loads what later ones have."""
 TICK_SECONDS = 0.1
+_PROGRAMS = Path(sys.executable).parent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +62,7 @@ class LatencyOptions:
     rate: float
     seconds: float
     place: Place
+    worker: bool = False
     timeout_seconds: float = 3600
 
     @property
@@ -95,11 +102,16 @@ def _measured(
         environment({**queue.environment(), **around.variables(), **own}),
     ):
         pipeline = Pipeline.open(Settings.load())
-        with Deployment(home, environment={}) as deployment:
+        with Deployment(home, environment={}) as deployment, _resident(deployment, options) as resident:
+
+            def cpu_seconds() -> float:
+                spent = deployed_cpu_seconds(deployment, around) | cpu_seconds_by_process(resident)
+                return sum(spent.values())
+
             say("warming up ...")
             queue.fill(bodies[:WARMING_UNITS])
             drain(deployment, pipeline, timeout_seconds=options.timeout_seconds, report=report)
-            before = deployed_cpu_seconds(deployment, around)
+            before = cpu_seconds()
             say(f"publishing {options.rate:g} messages a second for {options.seconds:g} s ...")
             publisher = _Publisher(queue, bodies[WARMING_UNITS:], rate=options.rate)
             began = time.monotonic()
@@ -109,7 +121,7 @@ def _measured(
                 publisher.join(1.0)
             publishing = time.monotonic() - began
             drain(deployment, pipeline, timeout_seconds=options.timeout_seconds, report=report)
-            after = deployed_cpu_seconds(deployment, around)
+            after = cpu_seconds()
         records = pipeline.ledger.find(dataset=options.dataset, status=Status.SUCCEEDED, limit=len(bodies))
         pipeline.close()
     settled = {record.object_uri: record.updated_at for record in records}
@@ -117,13 +129,41 @@ def _measured(
     return {
         "dataset": options.dataset,
         "rate": options.rate,
+        "worker": options.worker,
         "published": options.units,
         "published_per_second": options.units / publishing,
         "succeeded": len(waits),
         **asdict(options.place),
         **percentiles(waits),
-        "cpu_ms_per_unit": sum(after.values()) * 1000 / options.units - sum(before.values()) * 1000 / options.units,
+        "cpu_ms_per_unit": (after - before) * 1000 / options.units,
     }
+
+
+@contextmanager
+def _resident(deployment: Deployment, options: LatencyOptions) -> Iterator[dict[str, int]]:
+    """Run `kfm worker` instead of the sensor `nodd_messages` where it is asked for; give its process.
+
+    Raises DependencyUnavailableError when it ended.
+    """
+    if not options.worker:
+        yield {}
+        return
+    home = deployment.dagster_home
+    stop = ["dagster", "sensor", "stop", "nodd_messages", "-w", str(home / "workspace.yaml")]
+    subprocess.run(  # noqa: S603
+        [str(_PROGRAMS / stop[0]), *stop[1:]],
+        env={**os.environ, "DAGSTER_HOME": str(home)},
+        check=True,
+        capture_output=True,
+    )
+    command = [str(_PROGRAMS / "kfm"), "worker"]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as worker:  # noqa: S603
+        try:
+            yield {"worker": worker.pid}
+            if worker.poll() is not None:
+                raise DependencyUnavailableError("the worker ended", observed=f"exit code {worker.returncode}")
+        finally:
+            worker.terminate()
 
 
 def percentiles(waits: Sequence[float]) -> dict[str, float | None]:
@@ -174,6 +214,7 @@ class _Publisher(threading.Thread):
 @click.option("--rate", default=50.0, show_default=True, type=click.FloatRange(0.1, 1000), help="Messages a second.")
 @click.option("--seconds", default=60.0, show_default=True, type=click.FloatRange(1, 3600), help="How long.")
 @click.option("--dataset", default="nexrad-l2", show_default=True, help="Dataset whose samples are published.")
+@click.option("--worker", is_flag=True, help="With `kfm worker` in place of the sensor of messages.")
 @place_options
 def main(*, home: Path, as_json: bool, **given: Any) -> None:
     """Publish sample units at a rate to a running deployment, and print how long each took until it had its Item.

@@ -2,8 +2,8 @@
 
     python -m benchmarks.quiet --seconds 120 [--database sqlite|postgresql] [--json]
 
-The queue is empty and nothing waits in the ledger; sensors tick at KFM_SENSOR_INTERVAL_SECONDS, 5 unless it is set.
-What else runs on the machine makes the same work dearer.
+A unit has been ingested; the queue is empty and nothing waits in the ledger. Sensors tick at
+KFM_SENSOR_INTERVAL_SECONDS, 5 unless it is set. What else runs on the machine makes the same work dearer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,16 +20,21 @@ import click
 
 from benchmarks.command import in_one_line
 from benchmarks.databases import KINDS, bench_database
+from benchmarks.objects import DAY
 from benchmarks.processes import cpu_seconds_of
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
+from kfm_dagster.demo.feed import Feed, FeedObject
+from kfm_dagster.demo.samples.hrrr import hrrr_samples
+from kfm_dagster.deployment.drain import drain
 from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.exports.validation_page import figure
-from kfm_dagster.settings import environment
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.settings import Settings, environment
 
-WARM_SECONDS = 35
-"""Every sensor has ticked once by then, the slowest every 30 seconds, and what is done once per process is done."""
+WARM_SECONDS = 65
+"""Every sensor has ticked twice by then, the slowest every 30 seconds, and what is done once per process is done."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +52,16 @@ def measure(home: Path, *, database: str, seconds: float) -> Quiet:
     with ExitStack() as stack:
         surrounding = stack.enter_context(bench_database(database, home / "database"))
         cloud = stack.enter_context(EmbeddedCloud())
-        cloud.provision(ContractRegistry.load())
-        variables = {**cloud.environment(), **surrounding.variables, "KFM_HOME": str(home)}
-        stack.enter_context(environment(variables))
+        registry = ContractRegistry.load()
+        cloud.provision(registry)
+        own = {"KFM_HOME": str(home), "KFM_FIRST_DAY": DAY.isoformat()}
+        stack.enter_context(environment({**cloud.environment(), **surrounding.variables, **own}))
         deployment = stack.enter_context(Deployment(home, environment={}))
+        feed = Feed(cloud, registry)
+        for bucket, key, content in hrrr_samples(DAY, 1):
+            feed.announce([feed.deliver(FeedObject(bucket=bucket, key=key, content=content))])
+        with closing(Pipeline.open(Settings.load())) as pipeline:
+            drain(deployment, pipeline, timeout_seconds=120, report=lambda _: None)
         server, daemon = deployment.pids()
         pids = {"code server": server, "daemon": daemon, **surrounding.pids}
         time.sleep(WARM_SECONDS)

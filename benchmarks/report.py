@@ -64,6 +64,7 @@ def _rows(units: Sequence[int], seconds: int) -> Iterator[tuple[str, tuple[str, 
     for rate in RATES:
         paced = ("--rate", str(rate), "--seconds", str(seconds), "--real-size", "--store-latency-ms", "20")
         yield "latency", ("benchmarks.latency", *paced)
+        yield "latency", ("benchmarks.latency", *paced, "--worker")
 
 
 class Figures:
