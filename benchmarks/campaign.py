@@ -24,11 +24,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime, timedelta
+from itertools import cycle, islice
 from pathlib import Path
 
 import click
 
 from benchmarks.campaign_verdict import CampaignError, assert_whole
+from benchmarks.strikes import Strike, strikes_on
 from kfm_dagster.chaos.counters import FaultCounters
 from kfm_dagster.chaos.injector import state_folder
 from kfm_dagster.chaos.plan import API_VERSION, load_plan
@@ -57,7 +59,8 @@ KILL_PROBABILITY = 0.003
 UNITS_PER_RUN = 25
 """Of runs over so few units every second one dies; of hundreds none would ever live until its settlement."""
 SAMPLE_SECONDS = 0.5
-POSTGRES_RESTARTS = 5
+STRIKES = 9
+"""On a server of PostgreSQL: three of each kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +71,8 @@ class CampaignReport:
     units: int
     kills: int
     kills_by_failpoint: dict[str, int]
-    database_restarts: int
+    strikes: dict[str, int]
+    """What befell the database's server."""
     samples: int
     most_attempts: int
     seconds: float
@@ -82,11 +86,10 @@ def run_campaign(
     kills: int,
     seed: int = 1,
     timeout_seconds: float = 3600,
-    restart_database: Callable[[], None] | None = None,
-    restarts: int = 0,
+    strikes: Sequence[Strike] = (),
     with_worker: bool = False,
 ) -> CampaignReport:
-    """Run a campaign below `home`. Raises CampaignError with what is wrong."""
+    """Run a campaign below `home`, with its strikes spread over the deaths. Raises CampaignError with what is wrong."""
     home.mkdir(parents=True, exist_ok=True)
     registry = ContractRegistry.load()
     plan = _write_plan(home, kills=kills, seed=seed)
@@ -105,9 +108,8 @@ def run_campaign(
         done = 0
         while not watch.finished():
             workers()
-            due = len(counters.injected()) * restarts // max(kills, 1)
-            if restart_database is not None and done < due:
-                restart_database()
+            if done < len(counters.injected()) * len(strikes) // max(kills, 1):
+                strikes[done]()
                 done += 1
             time.sleep(SAMPLE_SECONDS)
         deaths = Counter(entry["failpoint"] for entry in counters.injected())
@@ -118,7 +120,7 @@ def run_campaign(
             units=units,
             kills=sum(deaths.values()),
             kills_by_failpoint=dict(sorted(deaths.items())),
-            database_restarts=done,
+            strikes=dict(Counter(strike.__name__ for strike in strikes[:done])),
             samples=watch.samples,
             most_attempts=assert_whole(pipeline, home, dataset=DATASET, events=events),
             seconds=round(time.monotonic() - began, 1),
@@ -139,7 +141,7 @@ class _Watch:
             balance = self.pipeline.deliveries.conservation()
             depth = self.pipeline.queue.depth()
         except Exception:
-            # The database is being restarted.
+            # The database is struck.
             return self._in_time()
         self.samples += 1
         if (balance.residual_units, balance.residual_messages) != (0, 0):
@@ -243,10 +245,11 @@ def main(*, units: int, kills: int, database: str, seed: int, timeout: int, work
             stack.enter_context(tempfile.TemporaryDirectory(prefix="kfm-campaign-", ignore_cleanup_errors=True))
         )
         folder.chmod(0o755)
-        url, server = f"sqlite:///{folder / 'kfm.db'}", None
+        strikes: Sequence[Strike] = ()
+        url = f"sqlite:///{folder / 'kfm.db'}"
         if database == "postgresql":
             server = stack.enter_context(RestartablePostgres(folder / "postgres"))
-            url = server.url
+            url, strikes = server.url, list(islice(cycle(strikes_on(server)), STRIKES))
         report = run_campaign(
             folder / "home",
             database_url=url,
@@ -254,8 +257,7 @@ def main(*, units: int, kills: int, database: str, seed: int, timeout: int, work
             kills=kills,
             seed=seed,
             timeout_seconds=timeout,
-            restart_database=server.crash_and_restart if server else None,
-            restarts=POSTGRES_RESTARTS if server else 0,
+            strikes=strikes,
             with_worker=worker,
         )
     click.echo(json.dumps(asdict(report)))

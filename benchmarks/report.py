@@ -30,8 +30,9 @@ from kfm_dagster.errors import DependencyUnavailableError
 
 ROOT = Path(__file__).resolve().parent.parent
 DATASETS = ("goes-abi", "nexrad-l2", "hrrr")
-TABLES = ("store", "remote", "latency")
+TABLES = ("store", "remote", "growth", "latency")
 RATES = (5, 50)
+GROWTH = (1_000, 10_000, 100_000)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,19 +49,23 @@ class Case:
 
 
 def cases(units: Sequence[int], seconds: int) -> list[Case]:
-    """Return the rows of every table in their order: each backlog in these sizes, latency for so many seconds."""
+    """Return the rows of every table in their order: backlogs in these sizes, latency for so many seconds."""
     return [Case(table=table, arguments=arguments) for table, arguments in _rows(units, seconds)]
 
 
 def _rows(units: Sequence[int], seconds: int) -> Iterator[tuple[str, tuple[str, ...]]]:
     for dataset, size in product(DATASETS, units):
         backlog = ("benchmarks.backlog", "--dataset", dataset, "--units", str(size), "--real-size")
+        yield "store", (*backlog, "--floor")
         for latency in ("0", "20", "50", "100"):
             yield "store", (*backlog, "--store-latency-ms", latency, "--floor")
         for database in ("sqlite", "postgresql"):
             far = ("--store-latency-ms", "20", "--queue-latency-ms", "20", "--all-remote", "--database", database)
             durable = ("--dbos",) if database == "postgresql" else ()
             yield "remote", (*backlog, *far, "--floor", *durable)
+    for size in GROWTH:
+        small = ("benchmarks.backlog", "--dataset", "hrrr", "--units", str(size))
+        yield "growth", (*small, "--store-latency-ms", "50")
     for rate in RATES:
         paced = ("--rate", str(rate), "--seconds", str(seconds), "--real-size", "--store-latency-ms", "20")
         yield "latency", ("benchmarks.latency", *paced)

@@ -30,10 +30,11 @@ first and last records are a few KB instead of up to 270, so that a real volume 
 STORE = """
 ## A store that takes its time
 
-Objects are read from the store; database (SQLite), artifacts, catalog and lineage are on the disk. The floor is plain
-loops in as many processes as there are cores, each with as many reads at a time as a run (`KFM_READ_CONCURRENCY`), and
-no ledger, retries, gates, checked lineage or any other guarantee (`benchmarks/floor.py`). Its processes have loaded
-everything when its time begins; the product's time has the start of its first run in it, which is seconds.
+Objects are read from the store, or from a folder that stands for it; database (SQLite), artifacts, catalog and lineage
+are on the disk. The floor is plain loops in as many processes as there are cores, each with as many reads at a time as
+a run (`KFM_READ_CONCURRENCY`), and no ledger, retries, gates, checked lineage or any other guarantee
+(`benchmarks/floor.py`). Its processes have loaded everything when its time begins; the product's time has the start of
+its first run in it, which is seconds.
 """
 
 REMOTE = """
@@ -43,6 +44,13 @@ Store and queue answer after 20 ms; artifacts, catalog and lineage are in the st
 storage is there as well. DBOS is the same five steps as durable workflows, a workflow for each message
 (`benchmarks/dbos_chain.py`), in as many processes and with as many reads at a time as the floor: each step's output is
 kept before the next begins, but there are no gates, no ledger, and no catalog beyond the Items.
+"""
+
+GROWTH = """
+## Growth
+
+A backlog of more and more small objects, which need two requests each: what is loaded once, some nine seconds of CPU,
+counts for less and less, and nothing else may grow.
 """
 
 CPU = """
@@ -70,13 +78,14 @@ every 5 s). Seconds from the moment before a message is sent to the change of it
 
 def page(tables: Mapping[str, Rows], *, cores: int) -> str:
     """Return the document. A table without rows is left out."""
-    store, remote, latency = (tables.get(name, {}) for name in ("store", "remote", "latency"))
-    backlogs = {**store, **remote}
+    store, remote, growth, latency = (tables.get(name, {}) for name in ("store", "remote", "growth", "latency"))
+    backlogs = {**store, **remote, **growth}
     every = {**backlogs, **latency}
     parts = [HEAD.format(machine=_machine(every.values(), cores))]
     for text, rows, table in (
         (STORE, store, _rates),
         (REMOTE, remote, _rates),
+        (GROWTH, growth, _rates),
         (CPU, backlogs, _cpu),
         (WALL, backlogs, _wall),
         (LATENCY, latency, _latency),

@@ -42,7 +42,7 @@ def parts(scale: float) -> list[Part]:
         return option, str(max(least, round(full * scale)))
 
     simulation = (*sized("--seeds", 10_000, least=10), *sized("--steps", 1_000_000, least=1_000))
-    campaign = (*sized("--units", 10_000, least=500), *sized("--kills", 200, least=10), "--database")
+    campaign = (*sized("--units", 10_000, least=500), *sized("--kills", 200, least=10), "--worker", "--database")
     mail = (*sized("--messages", 500_000, least=1_000), "--database")
     ledger = (*sized("--records", 1_000_000, least=25_000), "--database")
     return [

@@ -27,7 +27,7 @@ def figures(case: Case) -> dict[str, Any]:
     arguments = dict(zip(case.arguments, case.arguments[1:], strict=False))
     place = Place(
         database=arguments.get("--database", "sqlite"),
-        store_latency_ms=float(arguments["--store-latency-ms"]),
+        store_latency_ms=float(arguments["--store-latency-ms"]) if "--store-latency-ms" in arguments else None,
         all_remote="--all-remote" in case.arguments,
         real_size=True,
     )
@@ -42,7 +42,7 @@ def figures(case: Case) -> dict[str, Any]:
         return {"dataset": "nexrad-l2", **settled, **vars(place), **percentiles([1.0, 2.0]), "cpu_ms_per_unit": 4.0}
     return BenchResult(
         dataset=arguments["--dataset"],
-        units=7,
+        units=int(arguments["--units"]),
         units_per_second=123.4,
         cpu_ms_per_unit=8.0,
         peak_run_mib=300,
@@ -81,6 +81,8 @@ def test_every_row_is_measured_and_stands_with_its_command(tmp_path: Path, ran: 
     assert all(f"    {command}\n" in text for command in ran)
     assert "| hrrr | 100 ms | sqlite | disk | 7 | 123.4 | 8.0 | 2.25 | 4.0 | 300 | 246.8 | 0.50 |" in text
     assert "| hrrr | 20 ms | postgresql | store | 7 | 123.4 | 8.0 | 2.25 | 4.0 | 300 | 246.8 | 0.50 | 61.7 |" in text
+    assert "| hrrr | folder | sqlite | disk | 7 | 123.4" in text
+    assert "| hrrr | 50 ms | sqlite | disk | 100,000 | 123.4" in text
     assert "| nexrad-l2 | 20 ms | sqlite | disk | 15 | no | 50 | 4.9 | 1.5 |" in text
     assert "| hrrr | 20 ms | postgresql | store | 7 | 3.0 |  | 5.0 | 2.0 |" in text
     scan = Path(sys.executable).with_name("pymarkdown")
