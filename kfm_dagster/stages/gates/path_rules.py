@@ -123,11 +123,9 @@ def covariance_consistency(covariances: Mapping[WalId, Mapping[str, Floats]]) ->
     rule = "covariances are symmetric and positive definite"
     if not covariances:
         return Verdict.not_applicable(Gate.G7, rule, _NO_PATH)
-    faults: dict[int, list[str]] = {}  # by identity: units of one site and pattern share their matrices
-    for matrices in covariances.values():
-        for matrix in matrices.values():
-            if id(matrix) not in faults:
-                faults[id(matrix)] = covariance_faults(matrix)
+    # By identity: units of one site and pattern share their matrices.
+    distinct = {id(matrix): matrix for matrices in covariances.values() for matrix in matrices.values()}
+    faults = {identity: covariance_faults(matrix) for identity, matrix in distinct.items()}
     findings = [
         Finding(wal_id=wal_id, what=f"{name}: {fault}")
         for wal_id, matrices in covariances.items()
