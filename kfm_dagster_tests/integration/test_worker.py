@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -22,6 +23,8 @@ from kfm_dagster.defs.runless import RunlessReports
 from kfm_dagster.errors import ContractError, QueueUnavailableError
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.governance.switches import EVERY_DATASET
+from kfm_dagster.ingest import chain
+from kfm_dagster.ingest.intake import IntakeReport, take_in
 from kfm_dagster.ingest.nodes import MessageParse, Source, StacRegister
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
@@ -48,6 +51,8 @@ PARTITION = DAY.isoformat()
 DATASET = "nexrad-l2"
 KILLED, LIVING = "6f0e0d0c-0b0a-4908-8706-050403020100", "7f0e0d0c-0b0a-4908-8706-050403020100"
 """Run ids of workers, which Dagster does not know."""
+ROUNDS = 10
+"""More than a worker needs; it would go on until a lease ends."""
 
 
 @dataclass
@@ -181,6 +186,7 @@ def test_what_a_killed_worker_had_recorded_is_done_when_it_starts_again(
 
 HOLD = """
 import sys
+import itertools
 from pathlib import Path
 from kfm_dagster.worker.run_locks import RunLocks
 with RunLocks(Path(sys.argv[1])).hold(sys.argv[2]):
@@ -310,6 +316,35 @@ def test_a_day_whose_run_fails_is_rolled_back_tried_again_and_costs_the_others_n
     for wal_id in [record.wal_id for record in traces.records(desk.pipeline).values()]:
         assert "run_rolled_back" in [entry.reason for entry in desk.pipeline.ledger.history(wal_id)]
     assert len(traces.items(Path(desk.pipeline.settings.catalog))) == 2
+
+
+@pytest.mark.clause("BEY-16")
+def test_what_a_run_holds_that_cannot_be_rolled_back_is_given_back_at_the_next_look(
+    desk: Desk, announced: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announced(1)
+    registered, failures = Catalog.register, [ContractError(observed="what no second try helps with")]
+
+    def register(*given: Any, **more: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return registered(*given, **more)
+
+    monkeypatch.setattr(Catalog, "register", register)
+    monkeypatch.setattr(chain, "roll_back_or_leave", lambda *_: None)
+    monkeypatch.setattr(resident, "FIRST_PAUSE_SECONDS", 0.0)
+    worker, rounds = desk.worker(), itertools.count(1)
+
+    def take(*given: Any, **more: Any) -> IntakeReport:
+        if next(rounds) == ROUNDS:
+            worker.stop()
+        return take_in(*given, **more)
+
+    monkeypatch.setattr(resident, "take_in", take)
+    worker.work(until_empty=True)
+    assert traces.statuses(desk.pipeline) == {Status.SUCCEEDED: 1}
+    [record] = traces.records(desk.pipeline).values()
+    assert "run_rolled_back" not in [entry.reason for entry in desk.pipeline.ledger.history(record.wal_id)]
 
 
 @pytest.mark.clause("BEY-16", "PCS-04")
