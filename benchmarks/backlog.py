@@ -58,6 +58,7 @@ class BenchOptions:
     run_per_message: bool = False
     floor: bool = False
     dbos: bool = False
+    records: int = 0
     timeout_seconds: float = 3600
 
 
@@ -77,6 +78,8 @@ class BenchResult:
     cpu_ms_per_unit: float
     peak_run_mib: float
     runs: int
+    records: int = 0
+    """Of units that had succeeded before."""
     succeeded: int | None = None
     store_latency_ms: float | None = None
     queue_latency_ms: float = 0.0
@@ -129,6 +132,7 @@ def run_bench(
                 timeout_seconds=options.timeout_seconds,
                 report=report,
                 settings=settings,
+                records=options.records,
             )
 
     say(f"draining a backlog of {len(bodies)} messages by sensor and daemon ...")
@@ -168,6 +172,7 @@ def _figures(whole: Drained, options: BenchOptions) -> dict[str, Any]:
     return {
         "dataset": options.dataset,
         "units": whole.units,
+        "records": options.records,
         "succeeded": whole.succeeded,
         **asdict(options.place),
         "units_per_second": whole.units / whole.seconds,
@@ -212,6 +217,9 @@ def _ratio(one: float, other: float | None) -> float | None:
 @click.option("--floor", is_flag=True, help="Also measure plain loops without guarantees, one for each core.")
 @click.option(
     "--dbos", is_flag=True, help="Also measure the steps as DBOS workflows on PostgreSQL; installs DBOS by uv."
+)
+@click.option(
+    "--records", default=0, show_default=True, type=click.IntRange(0), help="In the ledger before, thousands of them."
 )
 @place_options
 def main(*, home: Path, as_json: bool, **given: Any) -> None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks.fast_queue import FastQueue
+from benchmarks.ledger import filled
 from benchmarks.objects import DAY
 from benchmarks.processes import CODE_SERVER, MemoryWatch, cpu_seconds_by_process
 from benchmarks.surroundings import Surroundings
@@ -51,8 +53,9 @@ def drain_backlog(
     timeout_seconds: float,
     report: Callable[[Progress], None],
     settings: dict[str, str] | None = None,
+    records: int = 0,
 ) -> Drained:
-    """Drain the messages with a fresh deployment. Raises DrainError when the time is over."""
+    """Drain the messages with a deployment whose ledger holds so many records. Raises DrainError after the time."""
     home.mkdir(parents=True)
     store = surroundings.store
     with FastQueue(fauxqs, latency_ms=surroundings.place.queue_latency_ms) as queue:
@@ -60,6 +63,8 @@ def drain_backlog(
         queue_began = queue.cpu_seconds()
         with environment({**queue.environment(), **surroundings.variables(), **_settings(home), **(settings or {})}):
             pipeline = Pipeline.open(Settings.load())
+            earlier = filled(pipeline.database, records, settled=True) if records else 0
+            began = pipeline.clock()
             if store is not None:
                 store.counts()
             store_began = 0.0 if store is None else store.cpu_seconds()
@@ -76,7 +81,7 @@ def drain_backlog(
                 peak_run_mib=watch.peak_mib,
                 store=counts,
                 servers_cpu_seconds=servers,
-                **_recorded(pipeline, len(bodies)),
+                **_recorded(pipeline, len(bodies), since=began, earlier=earlier),
             )
 
 
@@ -96,14 +101,14 @@ def _settings(home: Path) -> dict[str, str]:
     }
 
 
-def _recorded(pipeline: Pipeline, units: int) -> dict[str, Any]:
-    """Return what the ledger and run-state say of the whole, and close them."""
-    began, ended = ledger_span(pipeline.database)
+def _recorded(pipeline: Pipeline, units: int, *, since: datetime, earlier: int) -> dict[str, Any]:
+    """Return what ledger and run-state say of what came after the earlier records, and close them."""
+    began, ended = ledger_span(pipeline.database, since=since)
     states = pipeline.stages.run_states.since(began)
     counts = pipeline.ledger.counts()
     pipeline.close()
     return {
-        "succeeded": sum(by_status[Status.SUCCEEDED] for by_status in counts.values()),
+        "succeeded": sum(by_status[Status.SUCCEEDED] for by_status in counts.values()) - earlier,
         "seconds": (ended - began).total_seconds(),
         "by_node": {node: seconds * 1000 / units for (_, node), seconds in node_seconds(states).items()},
         "runs": len({state.run_id for state in states}),

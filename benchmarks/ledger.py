@@ -85,13 +85,16 @@ class Filling:
 
     database: Database
     records: int
+    settled: bool = False
+    """All have succeeded: a ledger's past, of which a deployment has nothing left to do."""
     made: int = 0
 
     def fill(self) -> None:
         """Make them all."""
-        cells = max(self.records // CELL, PENDING_CELLS + CLAIMED_CELLS)
+        least = 1 if self.settled else PENDING_CELLS + CLAIMED_CELLS
+        cells = max(self.records // CELL, least)
         for number in range(cells):
-            kept = cells - number - 1
+            kept = PENDING_CELLS + CLAIMED_CELLS if self.settled else cells - number - 1
             with self.database.transaction() as tx:
                 if self.database.dialect == "sqlite":
                     tx.connection.exec_driver_sql(f"PRAGMA cache_size = -{FILLING_CACHE_KIB}")
@@ -134,7 +137,7 @@ class Filling:
         for place, unit in enumerate(units):
             found = {"wal_id": unit["wal_id"], "attempt": 1}
             kind = place % 100
-            if kind < 3:
+            if kind < 3 and not self.settled:
                 due = NOW + timedelta(hours=-1 if kind == 0 else 24)
                 trouble = {"error_code": "missing_object", "error_message": "the object is not there"}
                 unknown = dict.fromkeys(("metadata_status", "stac_status", "provenance_status"), "unknown")
@@ -288,16 +291,23 @@ def run(*, records: int, url: str) -> tuple[float, list[Figure]]:
     database = Database.open(url)
     begun = time.perf_counter()
     if not any(sum(found.values()) for found in Ledger.counts(_questions(database)).values()):
-        Filling(database=database, records=records).fill()
-        if database.dialect == "postgresql":
-            # What autovacuum and the checkpointer would do in time: what filling left to write is not measured.
-            with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-                connection.exec_driver_sql("VACUUM ANALYZE")
-                connection.exec_driver_sql("CHECKPOINT")
+        filled(database, records)
     seconds = time.perf_counter() - begun
     figures = Timing(database=database, registry=ContractRegistry.load()).measure()
     database.dispose()
     return seconds, figures
+
+
+def filled(database: Database, records: int, *, settled: bool = False) -> int:
+    """Fill an empty database with so many records, in cells of 5,000, and write all out; return how many."""
+    filling = Filling(database=database, records=records, settled=settled)
+    filling.fill()
+    if database.dialect == "postgresql":
+        # What autovacuum and the checkpointer would do in time: what filling left to write is not measured.
+        with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.exec_driver_sql("VACUUM ANALYZE")
+            connection.exec_driver_sql("CHECKPOINT")
+    return filling.made
 
 
 @contextmanager

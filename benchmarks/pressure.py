@@ -1,25 +1,27 @@
 """A ledger on PostgreSQL while somebody holds a snapshot open: a backup, or a session that was forgotten.
 
-    python -m benchmarks.pressure [--seconds N] [--json]
+    python -m benchmarks.pressure [--seconds N] [--clean-seconds N] [--json]
 
 Nothing that changes meanwhile can be cleaned up, so every version of a row stays, and every question goes past it. The
-same work three times, each for as many seconds: before the snapshot, under it, and after it. One batch at a time is
-made known, claimed and settled in one dataset and day, which is where versions hurt most; only the ledger's own calls
-are timed. Does not belong here: what other statements cost (`ledger.py`).
+same work three times: before the snapshot, under it, and after it. One batch at a time is made known, claimed and
+settled in one dataset and day, which is where versions hurt most; only the ledger's own calls are timed. Does not
+belong here: what other statements cost (`ledger.py`).
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import count
+from itertools import accumulate, count
 
 import click
 import sqlalchemy as sa
 
+from benchmarks.command import in_one_line
 from benchmarks.ledger import fresh
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.envelope import Envelope
@@ -34,6 +36,7 @@ BATCHES_PER_TICK = 10
 """Batches after which sensors ask what is lost and what waits."""
 SITES = 50
 WARM_SECONDS = 5.0
+MINUTE = 60.0
 COUNTERS = """
 SELECT
     pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0') AS wal_bytes,
@@ -47,11 +50,12 @@ SELECT
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """What the work took in one phase; `last_per_second` is the rate of its last quarter."""
+    """What the work took in one phase; `first_per_second` is the rate of its first minute, `last` of its last."""
 
     name: str
     units: int
     units_per_second: float
+    first_per_second: float
     last_per_second: float
     wal_bytes_per_unit: float
     commits_per_unit: float
@@ -60,15 +64,15 @@ class Phase:
     mebibytes: float
 
 
-def measure(url: str, *, seconds: float) -> list[Phase]:
-    """Work before, under and after a held snapshot, in a fresh database."""
+def measure(url: str, *, seconds: float, clean_seconds: float) -> list[Phase]:
+    """Work before, under and after a snapshot that is held for so many seconds, in a fresh database."""
     database = Database.open(url)
     bench, numbers = make_bench(database, ContractRegistry.load()), count()
     _work(bench, numbers, seconds=WARM_SECONDS)
-    phases = [_phase("before", bench, numbers, seconds)]
+    phases = [_phase("before", bench, numbers, clean_seconds)]
     with _held_snapshot(database):
         phases.append(_phase("under", bench, numbers, seconds))
-    phases.append(_phase("after", bench, numbers, seconds))
+    phases.append(_phase("after", bench, numbers, clean_seconds))
     database.dispose()
     return phases
 
@@ -78,18 +82,24 @@ def _phase(name: str, bench: Bench, numbers: Iterator[int], seconds: float) -> P
     taken = _work(bench, numbers, seconds=seconds)
     now = _counters(bench.database)
     units = BATCH * len(taken)
-    last = taken[-max(1, len(taken) // 4) :]
     return Phase(
         name=name,
         units=units,
         units_per_second=units / sum(taken),
-        last_per_second=BATCH * len(last) / sum(last),
+        first_per_second=_first_minute(taken),
+        last_per_second=_first_minute(taken[::-1]),
         wal_bytes_per_unit=(now["wal_bytes"] - before["wal_bytes"]) / units,
         commits_per_unit=(now["commits"] - before["commits"]) / units,
         hot_share=(now["hot_updates"] - before["hot_updates"]) / (now["updates"] - before["updates"]),
         dead_rows=int(now["dead_rows"]),
         mebibytes=now["bytes"] / 2**20,
     )
+
+
+def _first_minute(taken: Sequence[float]) -> float:
+    """Return the units a second of the batches that took the first minute."""
+    spent = [seconds for seconds, before in zip(taken, accumulate(taken, initial=0.0), strict=False) if before < MINUTE]
+    return BATCH * len(spent) / sum(spent)
 
 
 def _work(bench: Bench, numbers: Iterator[int], *, seconds: float) -> list[float]:
@@ -136,18 +146,18 @@ def _counters(database: Database) -> dict[str, float]:
 
 
 @click.command(context_settings={"max_content_width": 100})
-@click.option("--seconds", default=30.0, show_default=True, type=click.FloatRange(1), help="Of each phase.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
-def main(*, seconds: float, as_json: bool) -> None:
+@click.option("--seconds", default=600.0, show_default=True, type=click.FloatRange(1), help="Under the snapshot.")
+@click.option("--clean-seconds", default=120.0, show_default=True, type=click.FloatRange(1), help="Before and after.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def main(*, seconds: float, clean_seconds: float, as_json: bool) -> None:
     """Work on a PostgreSQL of its own before, under and after a held snapshot, and print what it took.
 
-    Example: python -m benchmarks.pressure --seconds 30
+    Example: python -m benchmarks.pressure --seconds 60 --clean-seconds 30
     """
     with fresh("postgresql") as url:
-        phases = measure(url, seconds=seconds)
+        phases = measure(url, seconds=seconds, clean_seconds=clean_seconds)
     if as_json:
-        for phase in phases:
-            click.echo(json.dumps(asdict(phase)))
+        click.echo(json.dumps({"phases": [asdict(phase) for phase in phases]}))
         return
     show_rows(
         [{name: _shown(value) for name, value in asdict(phase).items()} for phase in phases], tuple(asdict(phases[0]))
@@ -156,7 +166,7 @@ def main(*, seconds: float, as_json: bool) -> None:
     for phase in phases[1:]:
         click.echo(
             f"{phase.name}: {phase.units_per_second / clean:.2f} of the rate before, "
-            f"{phase.last_per_second / clean:.2f} at its end"
+            f"{phase.first_per_second / clean:.2f} in its first minute, {phase.last_per_second / clean:.2f} in its last"
         )
 
 
@@ -165,4 +175,4 @@ def _shown(value: object) -> object:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(in_one_line("pressure", main))

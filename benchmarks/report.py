@@ -30,9 +30,11 @@ from kfm_dagster.errors import DependencyUnavailableError
 
 ROOT = Path(__file__).resolve().parent.parent
 DATASETS = ("goes-abi", "nexrad-l2", "hrrr")
-TABLES = ("store", "remote", "growth", "latency")
+TABLES = ("store", "remote", "growth", "intake", "pressure", "latency", "quiet")
 RATES = (5, 50)
 GROWTH = (1_000, 10_000, 100_000)
+LEDGERS = (0, 1_000_000)
+DATABASES = ("sqlite", "postgresql")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,11 @@ class Case:
 
     table: str
     arguments: tuple[str, ...]
+
+    @property
+    def keeps_files(self) -> bool:
+        """Whether the command is told where its files go."""
+        return self.table not in {"pressure", "quiet"}
 
     @property
     def command(self) -> str:
@@ -59,17 +66,24 @@ def _rows(units: Sequence[int], seconds: int) -> Iterator[tuple[str, tuple[str, 
         yield "store", (*backlog, "--floor")
         for latency in ("0", "20", "50", "100"):
             yield "store", (*backlog, "--store-latency-ms", latency, "--floor")
-        for database in ("sqlite", "postgresql"):
+        for database in DATABASES:
             far = ("--store-latency-ms", "20", "--queue-latency-ms", "20", "--all-remote", "--database", database)
             durable = ("--dbos",) if database == "postgresql" else ()
             yield "remote", (*backlog, *far, "--floor", *durable)
     for size in GROWTH:
         small = ("benchmarks.backlog", "--dataset", "hrrr", "--units", str(size))
         yield "growth", (*small, "--store-latency-ms", "50")
+    for database, records in product(DATABASES, LEDGERS):
+        alike = ("--dataset", "hrrr", "--units", "10000", "--store-latency-ms", "50", "--database", database)
+        yield "growth", ("benchmarks.backlog", *alike, "--records", str(records))
+    for database in DATABASES:
+        yield "intake", ("benchmarks.intake", "--queue-latency-ms", "20", "--database", database)
+    yield "pressure", ("benchmarks.pressure",)
     for rate in RATES:
         paced = ("--rate", str(rate), "--seconds", str(seconds), "--real-size", "--store-latency-ms", "20")
         yield "latency", ("benchmarks.latency", *paced)
         yield "latency", ("benchmarks.latency", *paced, "--worker")
+    yield "quiet", ("benchmarks.quiet",)
 
 
 class Figures:
@@ -93,7 +107,7 @@ class Figures:
 
 def measured(case: Case, home: Path) -> dict[str, Any]:
     """Run a case; return the figures on its last line. Raises DependencyUnavailableError."""
-    command = [sys.executable, "-m", *case.arguments, "--home", str(home), "--json"]
+    command = [sys.executable, "-m", *case.arguments, *(("--home", str(home)) if case.keeps_files else ()), "--json"]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)  # noqa: S603, our own
     lines = done.stdout.splitlines()
     if done.returncode or not lines:

@@ -50,7 +50,28 @@ GROWTH = """
 ## Growth
 
 A backlog of more and more small objects, which need two requests each: what is loaded once, some nine seconds of CPU,
-counts for less and less, and nothing else may grow.
+counts for less and less, and nothing else may grow. `records` is what the ledger held before, of units that had
+succeeded.
+"""
+
+INTAKE = """
+## From the queue into the ledger
+
+One process receives, lands, parses and records; a call of the queue takes 20 ms. Runs are not part of it.
+"""
+
+PRESSURE = """
+## While somebody holds a snapshot
+
+A backup, or a session that was forgotten, for ten minutes: PostgreSQL cleans nothing up meanwhile. Only the ledger's
+calls are timed, in one dataset and day: a batch of 500 units at a time is made known, claimed and settled
+(`benchmarks/pressure.py`).
+"""
+
+QUIET = """
+## While nothing happens
+
+Percent of one core, of a deployment that has ingested before.
 """
 
 CPU = """
@@ -78,17 +99,20 @@ every 5 s). Seconds from the moment before a message is sent to the change of it
 
 def page(tables: Mapping[str, Rows], *, cores: int) -> str:
     """Return the document. A table without rows is left out."""
-    store, remote, growth, latency = (tables.get(name, {}) for name in ("store", "remote", "growth", "latency"))
+    every = {command: figures for rows in tables.values() for command, figures in rows.items()}
+    store, remote, growth = (tables.get(name, {}) for name in ("store", "remote", "growth"))
     backlogs = {**store, **remote, **growth}
-    every = {**backlogs, **latency}
     parts = [HEAD.format(machine=_machine(every.values(), cores))]
     for text, rows, table in (
         (STORE, store, _rates),
         (REMOTE, remote, _rates),
-        (GROWTH, growth, _rates),
+        (GROWTH, growth, _growth),
         (CPU, backlogs, _cpu),
         (WALL, backlogs, _wall),
-        (LATENCY, latency, _latency),
+        (INTAKE, tables.get("intake", {}), _intake),
+        (PRESSURE, tables.get("pressure", {}), _pressure),
+        (LATENCY, tables.get("latency", {}), _latency),
+        (QUIET, tables.get("quiet", {}), _quiet),
     ):
         if rows:
             parts.append(f"{text}\n{_table(table(rows.values()))}\n")
@@ -131,6 +155,52 @@ def _rates(rows: Any) -> Iterator[dict[str, str]]:
             "floor, units/s": _number(one["floor_per_second"], 1),
             "share of floor": _number(one["share_of_floor"], 2),
             **({"DBOS, units/s": _number(one["dbos_per_second"], 1)} if one["all_remote"] else {}),
+        }
+
+
+def _growth(rows: Any) -> Iterator[dict[str, str]]:
+    for one, row in zip(rows, _rates(rows), strict=True):
+        yield {
+            "database": row["database"],
+            "records": f"{one['records']:,}",
+            **{name: row[name] for name in ("units", "units/s", "CPU ms/unit", "requests/unit", "largest run, MiB")},
+        }
+
+
+def _intake(rows: Any) -> Iterator[dict[str, str]]:
+    for one in rows:
+        yield {
+            "dataset": one["dataset"],
+            "database": one["database"],
+            "messages": f"{one['messages']:,}",
+            "messages/s": f"{one['messages_per_second']:,.0f}",
+            "CPU ms/message": f"{one['cpu_ms_per_message']:.2f}",
+        }
+
+
+def _pressure(rows: Any) -> Iterator[dict[str, str]]:
+    for one in rows:
+        clean = one["phases"][0]["units_per_second"]
+        for phase in one["phases"]:
+            yield {
+                "snapshot": phase["name"],
+                "units": f"{phase['units']:,}",
+                "units/s": f"{phase['units_per_second']:,.0f}",
+                "share of before": f"{phase['units_per_second'] / clean:.2f}",
+                "its first minute": f"{phase['first_per_second'] / clean:.2f}",
+                "its last": f"{phase['last_per_second'] / clean:.2f}",
+                "WAL bytes/unit": f"{phase['wal_bytes_per_unit']:,.0f}",
+                "commits/unit": f"{phase['commits_per_unit']:.3f}",
+                "dead rows/unit": f"{phase['dead_rows'] / phase['units']:.2f}",
+            }
+
+
+def _quiet(rows: Any) -> Iterator[dict[str, str]]:
+    for one in rows:
+        yield {
+            "database": one["database"],
+            "percent of a core": f"{one['percent_of_a_core']:.2f}",
+            **{name: f"{share:.2f}" for name, share in one["by_process"].items()},
         }
 
 

@@ -15,11 +15,29 @@ from click.testing import CliRunner
 from benchmarks import report
 from benchmarks.backlog import BenchResult
 from benchmarks.latency import percentiles
+from benchmarks.pressure import Phase
 from benchmarks.report import Case, cases, main
 from benchmarks.surroundings import Place
 from kfm_dagster.errors import DependencyUnavailableError
 
 ROWS = cases([7], 3)
+
+
+def phase(name: str, rate: float) -> dict[str, Any]:
+    """What the work of one phase took."""
+    found = Phase(
+        name=name,
+        units=100,
+        units_per_second=rate,
+        first_per_second=rate + 50,
+        last_per_second=rate - 50,
+        wal_bytes_per_unit=9_000,
+        commits_per_unit=0.01,
+        hot_share=0,
+        dead_rows=250,
+        mebibytes=10,
+    )
+    return vars(found)
 
 
 def figures(case: Case) -> dict[str, Any]:
@@ -31,6 +49,13 @@ def figures(case: Case) -> dict[str, Any]:
         all_remote="--all-remote" in case.arguments,
         real_size=True,
     )
+    if case.table == "intake":
+        received = {"messages": 20, "messages_per_second": 2_000.0, "cpu_ms_per_message": 0.25}
+        return {"dataset": "hrrr", "database": place.database, **received}
+    if case.table == "pressure":
+        return {"phases": [phase(name, rate) for name, rate in (("before", 1_000.0), ("under", 920.0))]}
+    if case.table == "quiet":
+        return {"database": "sqlite", "percent_of_a_core": 1.9, "by_process": {"code server": 1.5, "daemon": 0.4}}
     if case.table == "latency":
         settled = {
             "worker": False,
@@ -47,6 +72,7 @@ def figures(case: Case) -> dict[str, Any]:
         cpu_ms_per_unit=8.0,
         peak_run_mib=300,
         runs=1,
+        records=int(arguments.get("--records", 0)),
         requests_per_unit=2.25,
         bytes_per_unit=4_000,
         floor_per_second=246.8,
@@ -82,7 +108,11 @@ def test_every_row_is_measured_and_stands_with_its_command(tmp_path: Path, ran: 
     assert "| hrrr | 100 ms | sqlite | disk | 7 | 123.4 | 8.0 | 2.25 | 4.0 | 300 | 246.8 | 0.50 |" in text
     assert "| hrrr | 20 ms | postgresql | store | 7 | 123.4 | 8.0 | 2.25 | 4.0 | 300 | 246.8 | 0.50 | 61.7 |" in text
     assert "| hrrr | folder | sqlite | disk | 7 | 123.4" in text
-    assert "| hrrr | 50 ms | sqlite | disk | 100,000 | 123.4" in text
+    assert "| sqlite | 0 | 100,000 | 123.4" in text
+    assert "| postgresql | 1,000,000 | 10,000 | 123.4" in text
+    assert "| hrrr | postgresql | 20 | 2,000 | 0.25 |" in text
+    assert "| under | 100 | 920 | 0.92 | 0.97 | 0.87 | 9,000 | 0.010 | 2.50 |" in text
+    assert "| sqlite | 1.90 | 1.50 | 0.40 |" in text
     assert "| nexrad-l2 | 20 ms | sqlite | disk | 15 | no | 50 | 4.9 | 1.5 |" in text
     assert "| hrrr | 20 ms | postgresql | store | 7 | 3.0 |  | 5.0 | 2.0 |" in text
     scan = Path(sys.executable).with_name("pymarkdown")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import groupby, pairwise
 
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.run_state.record import RunState
 from kfm_dagster.storage.database import Database
+
+BEGINNING = datetime.min.replace(tzinfo=UTC)
 
 
 def node_seconds(states: Iterable[RunState]) -> dict[tuple[str, str], float]:
@@ -25,10 +28,13 @@ def node_seconds(states: Iterable[RunState]) -> dict[tuple[str, str], float]:
     return dict(spent)
 
 
-def ledger_span(database: Database) -> tuple[datetime, datetime]:
-    """Return when the ledger's first record was made and its last one changed. Raises ValueError when it is empty."""
+def ledger_span(database: Database, *, since: datetime = BEGINNING) -> tuple[datetime, datetime]:
+    """Return when the first record (made at `since` or later) was made and the last one changed.
+
+    Raises ValueError when there is none.
+    """
     with database.snapshot() as tx:
-        row = tx.run("reports.ledger_span").one()
+        row = tx.run("reports.ledger_span", since=rfc3339(since)).one()
     if row.began_at is None:
         raise ValueError("the ledger is empty")
     return row.began_at, row.ended_at
