@@ -53,7 +53,7 @@ clauses: $(INSTALLED)  ## list every clause of the mission with the tests that h
 mutants: $(INSTALLED)  ## take rules away one by one in a copy; a test must notice each
 	@$(BIN)/python -m kfm_dagster_tests.mutants $(MUTANTS_ARGS)
 
-bench: $(INSTALLED)  ## measure what users have, for most of an hour, and write docs/performance.md
+bench: $(INSTALLED)  ## measure what users have, for two hours, and write docs/performance.md
 	@$(BIN)/python -m benchmarks.report $(BENCH_ARGS)
 
 soak: $(INSTALLED)  ## everything too long for the tests, for hours; PART="mail-sqlite chaos-sqlite" SCALE=0.1 do less

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from kfm_dagster.catalog.item import DATA_ASSET, used_extensions
+from kfm_dagster.catalog.assets import DATA_ASSET
+from kfm_dagster.catalog.item import used_extensions
 from kfm_dagster.catalog.layout import GEOJSON, link, page_name
 from kfm_dagster.catalog.notice import collection_notice
 from kfm_dagster.contracts.model import DatasetContract
@@ -149,6 +150,10 @@ def _written(catalog: pystac.Catalog, links: Iterable[Mapping[str, Any]]) -> dic
 def _item_assets(contract: DatasetContract) -> dict[str, Any]:
     data = contract.stac.data_asset
     assets: dict[str, Any] = {DATA_ASSET: {"title": data.title, "type": data.media_type, "roles": list(data.roles)}}
+    if data.open_kwargs:
+        assets[DATA_ASSET]["xarray:open_kwargs"] = data.open_kwargs
+    if data.open_kwargs:
+        assets[DATA_ASSET]["xarray:open_kwargs"] = data.open_kwargs
     for sidecar in contract.storage.sidecars:
         assets.setdefault(sidecar.role, {"type": sidecar.media_type, "roles": [sidecar.role]})
     return assets

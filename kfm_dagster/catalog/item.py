@@ -1,6 +1,7 @@
 """STAC Items: from an enriched envelope to a STAC 1.1.0 Item, its canonical bytes and its content hash.
 
-Pure. Does not belong here: validation (`validation.py`), files (`publisher.py`), what stands already (`store.py`).
+Pure. Does not belong here: validation (`validation.py`), files (`publisher.py`), assets (`assets.py`), what stands
+already (`store.py`).
 """
 
 from __future__ import annotations
@@ -11,30 +12,24 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
-from urllib.parse import quote
 
 import orjson
 
+from kfm_dagster.catalog.assets import EXTENSIONS, assets, storage_schemes
 from kfm_dagster.catalog.layout import item_links
 from kfm_dagster.catalog.notice import item_notice
-from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Metadata, WalId
+from kfm_dagster.contracts.envelope import CheckStatus, Envelope, WalId
 from kfm_dagster.contracts.issues import Issue
 from kfm_dagster.contracts.key_grammar import KeyMatch
 from kfm_dagster.contracts.model import DatasetContract
 
 STAC_VERSION = "1.1.0"
-DATA_ASSET = "data"
 ISSUE_TEXT_LIMIT = 300
 """Characters of an issue's message that an Item shows."""
 
-_MD5 = re.compile(r"[0-9a-f]{32}")
-_MULTIHASH_MD5 = "d50110"
-"""Multihash prefix of MD5: varint of code 0xd5 (multiformats' multicodec table), then the digest's length, 16 bytes."""
 _EXTENSION_NAME = re.compile(r"/([a-z0-9-]+)/v[0-9][^/]*/schema\.json$")
-_PREFIXES = {"projection": "proj"}
+_PREFIXES = {"projection": "proj", "alternate-assets": "alternate", "xarray-assets": "xarray", "datacube": "cube"}
 """Field prefixes of extensions whose prefix is not their name."""
-_IRI_SAFE = "/:@!$&'()*+,;=~-._"
-"""Characters that a path segment of an IRI may hold as they are (RFC 3986, 3.3)."""
 _VOLATILE_PROPERTIES = frozenset({"kfm:run_state", "created", "updated"})
 
 
@@ -115,7 +110,7 @@ def build_item(
         "geometry": metadata.geometry,
         "properties": _properties(envelope, metadata.stac_properties, contract, run_state),
         "links": item_links(),
-        "assets": _assets(envelope, contract, metadata),
+        "assets": assets(envelope, contract=contract, metadata=metadata, groups=match.groups),
     }
     if metadata.geometry is not None and metadata.bbox is not None:
         item["bbox"] = list(metadata.bbox)
@@ -136,9 +131,9 @@ def content_sha256(item: Mapping[str, Any]) -> str:
 
 
 def used_extensions(contract: DatasetContract, names: Iterator[str]) -> list[str]:
-    """Those of the contract's extensions of which at least one field name is used."""
+    """Return those extensions, of the contract and of assets, of which at least one field name is used."""
     used = {name.split(":", 1)[0] for name in names if ":" in name}
-    return [uri for uri in contract.stac.extensions if _prefix(uri) in used]
+    return [uri for uri in (*contract.stac.extensions, *EXTENSIONS) if _prefix(uri) in used]
 
 
 def _prefix(uri: str) -> str:
@@ -170,6 +165,8 @@ def _properties(
     issues = [_issue(operator, issue) for operator, section in sections if section for issue in section.issues]
     if issues:
         properties["kfm:issues"] = issues
+    if schemes := storage_schemes(envelope, contract):
+        properties["storage:schemes"] = schemes
     if run_state is not None:
         operator = run_state["dataset_id"].rpartition(".")[2]
         properties["kfm:run_state"] = {**run_state, "dataset_id": f"{contract.public_id}.{operator}"}
@@ -183,41 +180,3 @@ def _issue(operator: str, issue: Issue) -> dict[str, str]:
         "severity": issue.severity.value,
         "message": issue.message[:ISSUE_TEXT_LIMIT],
     }
-
-
-def _assets(envelope: Envelope, contract: DatasetContract, metadata: Metadata) -> dict[str, Any]:
-    definition = contract.stac.data_asset
-    data: dict[str, Any] = {
-        "href": _href(envelope.object_uri),
-        "title": definition.title,
-        "type": definition.media_type,
-        "roles": list(definition.roles),
-    }
-    integrity = envelope.integrity
-    size = integrity.actual_size_bytes if integrity and integrity.actual_size_bytes is not None else None
-    size = envelope.object_size if size is None else size
-    if size is not None:
-        data["file:size"] = size
-    etag = (integrity.actual_etag if integrity else None) or envelope.etag or ""
-    if _MD5.fullmatch(etag):
-        data["file:checksum"] = _MULTIHASH_MD5 + etag
-    if bands := metadata.stac_properties.get("bands"):
-        data["bands"] = bands
-    assets = {DATA_ASSET: data}
-    for uri in metadata.sidecars.values():
-        for sidecar in contract.storage.sidecars:
-            if uri == envelope.object_uri + sidecar.suffix:
-                key = sidecar.role if sidecar.role not in assets else f"{sidecar.role}{sidecar.suffix}"
-                assets[key] = {
-                    "href": _href(uri),
-                    "title": f"{sidecar.role.capitalize()} ({sidecar.suffix})",
-                    "type": sidecar.media_type,
-                    "roles": [sidecar.role],
-                }
-    return assets
-
-
-def _href(object_uri: str) -> str:
-    """Object URI as an IRI; a key that holds only safe characters stays as it is."""
-    scheme, rest = object_uri.split("://", 1)
-    return f"{scheme}://{quote(rest, safe=_IRI_SAFE)}"

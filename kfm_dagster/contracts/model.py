@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from datetime import date
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 
@@ -34,6 +34,7 @@ TOPIC_ARN = r"^arn:aws:sns:[a-z0-9-]+:\d{12}:[A-Za-z0-9_-]{1,256}$"
 TopicArn = Annotated[str, Field(pattern=TOPIC_ARN)]
 Bucket = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")]
 Regex = Annotated[str, Field(min_length=1, max_length=1000)]
+HttpsTemplate = Annotated[str, Field(pattern=r"^https://([^{}]|\{\w+\})+$")]
 
 
 class ContractPart(BaseModel):
@@ -140,6 +141,11 @@ class Storage(ContractPart):
     key_grammar: KeyGrammar
     ignore: list[Regex] = Field([], description="Keys of the same buckets that are known and not ingested.")
     sidecars: list[Sidecar] = []
+    mirrors: dict[Literal["gcs", "azure"], HttpsTemplate] = Field(
+        {},
+        description="Where NODD's partners have the same objects and sidecars: templates over {bucket}, {key} "
+        "(URL-encoded) and the key's groups.",
+    )
     listing: list[str] = Field(
         min_length=1, description="strftime templates of the prefixes that hold one UTC day; {bucket}-independent."
     )
@@ -214,6 +220,7 @@ class AssetDefinition(ContractPart):
     title: str
     media_type: str
     roles: list[str]
+    open_kwargs: dict[str, Any] = Field({}, description="Arguments of xarray.open_dataset (xarray-assets extension).")
 
 
 class StacRules(ContractPart):
@@ -342,6 +349,8 @@ class DatasetContract(ContractPart):
         groups = set(re.compile(self.storage.key_grammar.pattern).groupindex)
         used = set(re.findall(r"{(\w+)}", self.stac.item_id)) | set(self.ledger.extension_fields)
         used |= {self.stac.precedence} if self.stac.precedence else set()
+        templates = " ".join(self.storage.mirrors.values())
+        used |= set(re.findall(r"{(\w+)}", templates)) - {"bucket", "key"}
         if missing := used - groups:
             raise ValueError(f"groups {sorted(missing)} are not in the key pattern, which has {sorted(groups)}")
         if shadowed := set(self.ledger.extension_fields) & set(CANONICAL_FIELDS):

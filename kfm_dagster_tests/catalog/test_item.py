@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kfm_dagster.catalog.assets import EXTENSIONS
 from kfm_dagster.catalog.item import build_item, canonical, content_sha256
 from kfm_dagster.catalog.validation import validate_item
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity
@@ -78,9 +79,14 @@ def test_only_a_single_part_etag_is_a_checksum(contracts: ContractRegistry, etag
 
 def test_only_extensions_in_use_are_declared(contracts: ContractRegistry) -> None:
     full = item_of(contracts, goes())
-    assert full["stac_extensions"] == list(contracts["goes-abi"].stac.extensions)
+    assert full["stac_extensions"] == [*contracts["goes-abi"].stac.extensions, *EXTENSIONS]
     bare = with_metadata(goes(), stac_properties={"datetime": "2025-12-03T00:00:00Z", "platform": "goes-19"})
-    assert [uri.split("/")[3] for uri in item_of(contracts, bare)["stac_extensions"]] == ["file"]
+    assert [uri.split("/")[3] for uri in item_of(contracts, bare)["stac_extensions"]] == [
+        "file",
+        "alternate-assets",
+        "storage",
+        "xarray-assets",
+    ]
 
 
 def test_a_key_with_unsafe_characters_gives_a_valid_href(contracts: ContractRegistry) -> None:
@@ -88,11 +94,40 @@ def test_a_key_with_unsafe_characters_gives_a_valid_href(contracts: ContractRegi
     (candidate,) = candidates(contracts, [envelope])
     match = contracts.grammars["goes-abi"].match(envelope.key)
     assert match is not None
-    odd = envelope.evolve(object_uri="s3://bucket/a b/YEAR=2020/00:15 é%.nc")
+    odd = envelope.evolve(object_uri="s3://bucket/a b/YEAR=2020/00:15 é%+.nc")
     item = build_item(odd, contract=contracts["goes-abi"], match=match, run_state=None)
-    assert item["assets"]["data"]["href"] == "s3://bucket/a%20b/YEAR=2020/00:15%20%C3%A9%25.nc"
+    assert item["assets"]["data"]["href"] == "s3://bucket/a%20b/YEAR=2020/00:15%20%C3%A9%25+.nc"
+    assert {name: where["href"] for name, where in item["assets"]["data"]["alternate"].items()} == {
+        # S3 takes a + of a URL for a space.
+        "https": "https://bucket.s3.us-east-1.amazonaws.com/a%20b/YEAR=2020/00:15%20%C3%A9%25%2B.nc",
+        "gcs": "https://storage.googleapis.com/gcp-public-data-goes-19/a%20b/YEAR=2020/00:15%20%C3%A9%25%2B.nc",
+        "azure": "https://goeseuwest.blob.core.windows.net/bucket/a%20b/YEAR=2020/00:15%20%C3%A9%25%2B.nc",
+    }
     assert validate_item(orjson.loads(canonical(item))) == []
     assert candidate.item["assets"]["data"]["href"] == envelope.object_uri
+
+
+@pytest.mark.clause("OPR-21")
+def test_what_not_everybody_may_have_is_at_no_public_address(contracts: ContractRegistry) -> None:
+    contract = contracts["hrrr"]
+    closed = contract.model_copy(update={"governance": contract.governance.model_copy(update={"access": "restricted"})})
+    match = contracts.grammars["hrrr"].match(hrrr().key)
+    assert match is not None
+    item = build_item(hrrr(), contract=closed, match=match, run_state=None)
+    for asset in item["assets"].values():
+        assert asset["href"].startswith("s3://")
+        assert not {"alternate", "alternate:name", "xarray:storage_options"} & asset.keys()
+    assert item["properties"]["storage:schemes"]["aws"]["bucket"] == "noaa-hrrr-bdp-pds"
+    assert validate_item(orjson.loads(canonical(item))) == []
+
+
+@pytest.mark.clause("OPR-21")
+def test_a_bucket_with_dots_is_a_path_because_no_certificate_covers_it(contracts: ContractRegistry) -> None:
+    match = contracts.grammars["goes-abi"].match(goes().key)
+    assert match is not None
+    odd = goes().evolve(object_uri="s3://a.b/c.nc")
+    item = build_item(odd, contract=contracts["goes-abi"], match=match, run_state=None)
+    assert item["assets"]["data"]["alternate"]["https"]["href"] == "https://s3.us-east-1.amazonaws.com/a.b/c.nc"
 
 
 def test_links_run_state_and_time_stamps_are_no_content(contracts: ContractRegistry) -> None:

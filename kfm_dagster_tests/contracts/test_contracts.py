@@ -122,6 +122,8 @@ def test_a_citation_without_the_kind_of_its_anchor_is_refused_in_one_line() -> N
         ({"storage.listing": ["rap.%Y%m%d/"]}, "no prefix"),
         ({"stac.item_id": "{version}"}, "version"),
         ({"stac.precedence": "created"}, "created"),
+        ({"storage.mirrors": {"gcs": "https://example.org/{nope}"}}, "nope"),
+        ({"storage.mirrors": {"gcs": "http://example.org/{key}"}}, "mirrors.gcs"),
         ({"ledger.extension_fields": ["nope"]}, "nope"),
         ({"ledger.extension_fields": ["region"]}, "coverage tells products by"),
         ({"metadata_extract.units": [{"fields": ["gsd"], "unit": "m", "minimum": 2, "maximum": 1}]}, "maximum"),
