@@ -71,7 +71,7 @@ def _rows(units: Sequence[int], seconds: int) -> Iterator[tuple[str, tuple[str, 
             durable = ("--dbos",) if database == "postgresql" else ()
             yield "remote", (*backlog, *far, "--floor", *durable)
     for size in GROWTH:
-        small = ("benchmarks.backlog", "--dataset", "hrrr", "--units", str(size))
+        small = ("benchmarks.backlog", "--dataset", "nexrad-l2", "--units", str(size))
         yield "growth", (*small, "--store-latency-ms", "50")
     for database, records in product(DATABASES, LEDGERS):
         alike = ("--dataset", "hrrr", "--units", "10000", "--store-latency-ms", "50", "--database", database)

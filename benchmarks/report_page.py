@@ -49,7 +49,7 @@ kept before the next begins, but there are no gates, no ledger, and no catalog b
 GROWTH = """
 ## Growth
 
-A backlog of more and more small objects, which need two requests each: what is loaded once, some nine seconds of CPU,
+A backlog of more and more small objects, with two requests each: what is loaded once, some nine seconds of CPU,
 counts for less and less, and nothing else may grow. `records` is what the ledger held before, of units that had
 succeeded.
 """
@@ -161,7 +161,7 @@ def _rates(rows: Any) -> Iterator[dict[str, str]]:
 def _growth(rows: Any) -> Iterator[dict[str, str]]:
     for one, row in zip(rows, _rates(rows), strict=True):
         yield {
-            "database": row["database"],
+            **{name: row[name] for name in ("dataset", "database")},
             "records": f"{one['records']:,}",
             **{name: row[name] for name in ("units", "units/s", "CPU ms/unit", "requests/unit", "largest run, MiB")},
         }

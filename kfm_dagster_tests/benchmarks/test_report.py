@@ -108,8 +108,8 @@ def test_every_row_is_measured_and_stands_with_its_command(tmp_path: Path, ran: 
     assert "| hrrr | 100 ms | sqlite | disk | 7 | 123.4 | 8.0 | 2.25 | 4.0 | 300 | 246.8 | 0.50 |" in text
     assert "| hrrr | 20 ms | postgresql | store | 7 | 123.4 | 8.0 | 2.25 | 4.0 | 300 | 246.8 | 0.50 | 61.7 |" in text
     assert "| hrrr | folder | sqlite | disk | 7 | 123.4" in text
-    assert "| sqlite | 0 | 100,000 | 123.4" in text
-    assert "| postgresql | 1,000,000 | 10,000 | 123.4" in text
+    assert "| nexrad-l2 | sqlite | 0 | 100,000 | 123.4" in text
+    assert "| hrrr | postgresql | 1,000,000 | 10,000 | 123.4" in text
     assert "| hrrr | postgresql | 20 | 2,000 | 0.25 |" in text
     assert "| under | 100 | 920 | 0.92 | 0.97 | 0.87 | 9,000 | 0.010 | 2.50 |" in text
     assert "| sqlite | 1.90 | 1.50 | 0.40 |" in text
