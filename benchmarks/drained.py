@@ -64,6 +64,7 @@ def drain_backlog(
         with environment({**queue.environment(), **surroundings.variables(), **_settings(home), **(settings or {})}):
             pipeline = Pipeline.open(Settings.load())
             earlier = filled(pipeline.database, records, settled=True) if records else 0
+            filled_by = cpu_seconds_by_process(surroundings.database.pids)
             began = pipeline.clock()
             if store is not None:
                 store.counts()
@@ -71,6 +72,8 @@ def drain_backlog(
             with Deployment(home, environment={}) as deployment, MemoryWatch(deployment.pids) as watch:
                 drain(deployment, pipeline, timeout_seconds=timeout_seconds, report=report)
                 cpu_seconds = deployed_cpu_seconds(deployment, surroundings)
+            for kind, seconds in filled_by.items():
+                cpu_seconds[kind] -= seconds
             servers = {"queue": queue.cpu_seconds() - queue_began}
             counts = {}
             if store is not None:

@@ -29,6 +29,7 @@ from typing import Any
 import orjson
 import sqlalchemy as sa
 
+from benchmarks.databases import SERVER
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.deployment.postgres import embedded_postgres
@@ -49,9 +50,6 @@ CLAIMED_CELLS = 3
 CLAIMS = 1_000
 FILLING_CACHE_KIB = 512 * 1024
 """Page cache of SQLite while it is filled: keys are random, so with less each cell writes most index pages again."""
-SERVER = {"shared_buffers": "1GB"}
-"""What PostgreSQL's own documentation advises for a server with some gigabytes of memory (a quarter of it, section
-19.4.1) instead of its default of 128 MB, which does not hold the keys of a million records."""
 TARGET_MILLISECONDS = 100.0
 SUCCESS = {
     "integrity_status": "ok",
