@@ -152,6 +152,9 @@ class Settings(BaseSettings):
         description="whole or sample: whether the queue brings all that each provider announces, so that gate G6 holds "
         "a day against what its contract expects.",
     )
+    scheduled_listings: bool = Field(
+        default=True, description="Whether buckets are listed as contracts say (storage.scheduled_listing)."
+    )
     max_in_flight_units: PositiveInt = Field(
         20000, description="The sensor stops receiving while more live units than this are pending or in progress."
     )

@@ -44,6 +44,7 @@ BAD: dict[str, list[str]] = {
     "max_bytes_per_tick": ["1048575", "1 MiB"],
     "max_in_flight_units": ["-5", ""],
     "feed": ["half", ""],
+    "scheduled_listings": ["daily", ""],
     "live_share": ["-0.1", "1.1", "half", "nan"],
     "read_concurrency": ["0", "x"],
     "lease_seconds": ["0", "16m"],

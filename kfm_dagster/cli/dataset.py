@@ -58,9 +58,9 @@ def list_datasets(*, as_json: bool) -> None:
 @click.argument("dataset_id", metavar="DATASET")
 @click.option("--like", required=True, help="Dataset that ships with the package and has the same format.")
 @click.option("--bucket", required=True, help="Bucket of its objects.")
-@click.option("--topic", required=True, help="ARN of the SNS topic that announces them.")
+@click.option("--topic", help="ARN of the SNS topic that announces them; none where the other dataset has none.")
 @click.option("--out", type=NewFile(edited=True), help="New file to write. Default: standard output.")
-def new(*, dataset_id: str, like: str, bucket: str, topic: str, out: Path | None) -> None:
+def new(*, dataset_id: str, like: str, bucket: str, topic: str | None, out: Path | None) -> None:
     """Write a contract for another dataset, with the citations and units of one that is like it.
 
     Its first lines say what is to be looked through; then check it on a sample.

@@ -13,6 +13,7 @@ from kfm_dagster.contracts.model import TOPIC_ARN
 from kfm_dagster.errors import ContractError
 
 DATASET_ID = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+_TOPICS = re.compile(r"(?m)^    - arn: .*(\n    (- arn|  ).*)*$")
 _HEAD = """\
 # Made from the contract of {like}. To be looked through, from top to bottom:
 #   metadata    title, description
@@ -25,15 +26,15 @@ _HEAD = """\
 """
 
 
-def draft(*, dataset: str, like: str, bucket: str, topic: str) -> str:
+def draft(*, dataset: str, like: str, bucket: str, topic: str | None) -> str:
     """Return the text of a contract for `dataset`, like that of a dataset that ships with the package.
 
     Names, bucket and topic are the new ones, and what a day has to bring is left out. Raises ContractError for an id of
-    another form, a topic that is no ARN of SNS, or a dataset that does not ship.
+    another form, a topic that is no ARN of SNS, one that is missing or too many, or a dataset that does not ship.
     """
     if not DATASET_ID.fullmatch(dataset):
         raise ContractError("this is no dataset id", observed=dataset, expected="small letters, digits and hyphens")
-    if not re.fullmatch(TOPIC_ARN, topic):
+    if topic is not None and not re.fullmatch(TOPIC_ARN, topic):
         raise ContractError(
             "the topic is no ARN of SNS",
             observed=topic,
@@ -47,11 +48,17 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str) -> str:
     if dataset in shipped:
         raise ContractError("there is a contract of that id", observed=dataset, expected="an id of its own")
     text = shipped[like].read_text(encoding="utf-8")
+    if (topic is not None) != (_TOPICS.search(text) is not None):
+        raise ContractError(
+            f"{like} is announced by {'no topic' if topic else 'a topic'}",
+            observed=f"--topic {topic}" if topic else "no --topic",
+            next_step="leave --topic out" if topic else "give --topic as the AWS open-data registry has it",
+        )
     # The reader may have the dataset's name, and stays.
     text = re.sub(r"(?m)^(?!  reader:)(.*)$", lambda line: re.sub(rf"\b{re.escape(like)}\b", dataset, line[1]), text)
     text = re.sub(r"(?m)^  title: .*$", f"  title: {dataset}", text, count=1)
     text = re.sub(r"(?m)^  description: .*(\n    .*)*$", f"  description: What {dataset} is.", text, count=1)
-    text = re.sub(r"(?m)^    - arn: .*(\n    (- arn|  ).*)*$", f"    - arn: {topic}", text, count=1)
+    text = _TOPICS.sub(f"    - arn: {topic}", text, count=1)
     text = re.sub(r"(?m)^  buckets: .*$", f"  buckets: [{bucket}]", text, count=1)
     text = re.sub(r"(?ms)^coverage:\n.*?(?=^\S|\Z)", "", text)
     return _HEAD.format(like=like, bucket=bucket) + text

@@ -111,6 +111,13 @@ class KeyGrammarReader:
             precedence=texts[stac.precedence] if stac.precedence else "",
         )
 
+    def day_holding(self, day: date) -> date:
+        """Return the day that objects of a UTC day are of: the first of the day, month or year that their keys name."""
+        named = self.contract.storage.key_grammar.start.format
+        if "%d" in named or "%j" in named:
+            return day
+        return day.replace(day=1) if "%m" in named else day.replace(month=1, day=1)
+
     def prefixes(self, day: date) -> list[str]:
         """Prefixes that together hold every object of the given UTC day."""
         return [day.strftime(template) for template in self.contract.storage.listing]

@@ -63,7 +63,11 @@ class Topic(ContractPart):
 class Notifications(ContractPart):
     """Which messages are ours and which shapes we accept."""
 
-    topics: list[Topic] = Field(min_length=1)
+    topics: list[Topic] = Field(
+        [],
+        min_length=1,
+        description="Default: none, for objects that only a listing finds (storage.scheduled_listing).",
+    )
     schema_versions: list[str] = Field(["2.0", "2.1", "2.2", "2.3", "2.4"], description="Accepted S3 eventVersions.")
     object_removed: Literal["ignore", "reject"] = Field(
         "ignore", description="What an ObjectRemoved event does: acknowledged without a unit, or rejected."
@@ -131,6 +135,18 @@ class Sidecar(ContractPart):
     required: bool = False
 
 
+class ScheduledListing(ContractPart):
+    """Listings that a deployment begins by itself: of today, or of the first day of the month or year in the keys."""
+
+    every_seconds: int = Field(ge=300, le=31 * 86_400, description="One listing at most begins within each interval.")
+    days_back: int = Field(
+        0,
+        ge=0,
+        le=366,
+        description="So many days before today are listed, too: in January last year's objects are still written.",
+    )
+
+
 class Storage(ContractPart):
     """Where the objects are and which keys are ours."""
 
@@ -148,6 +164,9 @@ class Storage(ContractPart):
     )
     listing: list[str] = Field(
         min_length=1, description="strftime templates of the prefixes that hold one UTC day; {bucket}-independent."
+    )
+    scheduled_listing: ScheduledListing | None = Field(
+        None, description="Default: only a backfill lists; then notifications.topics must announce the objects."
     )
 
     @model_validator(mode="after")
@@ -317,7 +336,7 @@ class DatasetContract(ContractPart):
     apiVersion: Literal["kfm.nodd.dataset/v1"]  # noqa: N815 - the key's name in the file, as in Kubernetes
     kind: Literal["NoddDatasetContract"]
     metadata: DatasetMetadata
-    notifications: Notifications
+    notifications: Notifications = Notifications()
     queue: QueueConfig = QueueConfig()
     storage: Storage
     integrity: IntegrityRules = IntegrityRules()
@@ -343,6 +362,15 @@ class DatasetContract(ContractPart):
     def public_id(self) -> str:
         """What public outputs call the dataset."""
         return pseudonym(self.id) if self.governed else self.id
+
+    @model_validator(mode="after")
+    def _objects_are_found(self) -> DatasetContract:
+        if not self.notifications.topics and self.storage.scheduled_listing is None:
+            raise ValueError(
+                "nothing finds the objects: name notifications.topics that announce them, or say in "
+                "storage.scheduled_listing how often the buckets are listed"
+            )
+        return self
 
     @model_validator(mode="after")
     def _templates_use_known_groups(self) -> DatasetContract:

@@ -36,8 +36,11 @@ LABEL = (36, 16)
 TOLERANCE = 0.5
 """Pixels by which a thinned outline may be off (Douglas and Peucker)."""
 
+DOT = 2.5
+"""Radius of a place that has no extent, in pixels."""
+
 Ring = tuple[tuple[float, float], ...]
-"""An outline: (longitude, latitude) in degrees, the first point repeated at the end."""
+"""An outline: (longitude, latitude) in degrees, the first point repeated at the end; one point for a place."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,16 +66,18 @@ class _View:
 
 
 def footprint_map(geometries: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return a map of the geometries' outer rings as Markdown, or None where there is nothing to draw.
+    """Return a map of the geometries' outer rings and points as Markdown, or None where there is nothing to draw.
 
-    geometries are GeoJSON polygons and multipolygons, split at the antimeridian; equal outlines are drawn once.
+    geometries are GeoJSON points, polygons and the like, split at the antimeridian; equal outlines are drawn once, and
+    of too many some from all over.
     """
     every = sorted({ring for geometry in geometries for ring in _rings(geometry)})
     if not every:
         return None
-    rings = _joined(every[:MAX_OUTLINES])
+    shown = min(len(every), MAX_OUTLINES)
+    rings = _joined([every[number * len(every) // shown] for number in range(shown)])
     view = _view(rings)
-    outlines = "".join(f'<path d="{_path(ring, view)}"/>' for ring in rings)
+    outlines = "".join(_dot(ring[0], view) if len(ring) == 1 else _path(ring, view) for ring in rings)
     svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{view.height}">'
         f'<rect width="{WIDTH}" height="{view.height}" fill="#f7f9fc"/>{_graticule(view)}'
@@ -84,9 +89,10 @@ def footprint_map(geometries: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def _rings(geometry: Mapping[str, Any]) -> Iterator[Ring]:
-    polygons = [geometry["coordinates"]] if geometry["type"] == "Polygon" else geometry["coordinates"]
-    for polygon in polygons:
-        yield tuple((float(point[0]), float(point[1])) for point in polygon[0])
+    several = geometry["type"].startswith("Multi")
+    for part in geometry["coordinates"] if several else [geometry["coordinates"]]:
+        outer = part[0] if geometry["type"].endswith("Polygon") else [part]
+        yield tuple((float(point[0]), float(point[1])) for point in outer)
 
 
 def _joined(rings: Sequence[Ring]) -> Sequence[Ring]:
@@ -127,7 +133,12 @@ def _view(rings: Iterable[Ring]) -> _View:
 def _path(ring: Ring, view: _View) -> str:
     pixels = [(view.x(longitude), view.y(latitude)) for longitude, latitude in ring]
     thinned = shapely.get_coordinates(shapely.simplify(shapely.LineString(pixels), TOLERANCE))
-    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in thinned) + "Z"
+    lines = "L".join(f"{x:.1f} {y:.1f}" for x, y in thinned)
+    return f'<path d="M{lines}Z"/>'
+
+
+def _dot(point: tuple[float, float], view: _View) -> str:
+    return f'<circle cx="{view.x(point[0]):.1f}" cy="{view.y(point[1]):.1f}" r="{DOT}"/>'
 
 
 def _graticule(view: _View) -> str:

@@ -26,6 +26,7 @@ from kfm_dagster.ingest.upkeep import look_after
 from kfm_dagster.ledger.reports import PendingPartition
 from kfm_dagster.recovery.backfill.days import AdvanceReport, advance_backfills
 from kfm_dagster.recovery.backfill.progress import no_backfill_runs
+from kfm_dagster.recovery.backfill.scheduled import begin_due_listings
 from kfm_dagster.recovery.intents import advance_intents
 from kfm_dagster.recovery.replay.engine import advance_replays
 
@@ -103,12 +104,15 @@ def ingest_sensors(
         job_name=INGEST_JOB,
         minimum_interval_seconds=ticking_every(BACKFILL_INTERVALS * interval_seconds),
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Asks for the listings of running backfills (kfm backfill), day by day, while fewer bulk units "
-        "are in flight than KFM_LIVE_SHARE leaves to them.",
+        description="Begins the listings that are due by a contract's schedule, and asks for those of running "
+        "backfills (kfm backfill), day by day, while fewer bulk units are in flight than KFM_LIVE_SHARE leaves to "
+        "them.",
     )
     @one_line
     def nodd_backfill(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         opened = pipeline.get()
+        for backfill_id in begin_due_listings(opened):
+            context.log.info("%s is begun: a listing is due by a contract's schedule", backfill_id)
         with opened.asked.lock:
             report = AdvanceReport() if no_backfill_runs(opened.database) else _advance(context, opened, days)
             listings = [(request.day, Lane.BULK) for request in report.requests]

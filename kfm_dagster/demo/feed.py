@@ -115,13 +115,15 @@ class ObjectEvent:
 class FolderReport:
     """What became of a folder's files: data objects by dataset, sidecars, and why the other paths were skipped.
 
-    `first_day` is the earliest of the data objects' days.
+    `first_day` is the earliest of the data objects' days. `unannounced` are datasets and days of those that no topic
+    announces, which only a listing finds.
     """
 
     objects: Mapping[str, int]
     sidecars: int
     skipped: Mapping[str, str]
     first_day: date | None
+    unannounced: frozenset[tuple[str, date]] = frozenset()
 
 
 class Feed:
@@ -180,6 +182,8 @@ class Feed:
     def from_folder(self, folder: Path) -> FolderReport:
         """Publish every file `folder/<bucket>/<key>` that a contract claims, in the order of names.
 
+        Objects of a dataset without a topic are stored, and announced to nobody.
+
         Raises ConfigurationError when there is no such folder.
         """
         if not folder.is_dir():
@@ -191,8 +195,10 @@ class Feed:
             )
         events: list[ObjectEvent] = []
         objects: Counter[str] = Counter()
+        sidecars = 0
         skipped: dict[str, str] = {}
         days: set[date] = set()
+        unannounced: set[tuple[str, date]] = set()
         for path, bucket, key in _files(folder):
             name = path.relative_to(folder).as_posix()
             route = self._registry.route(bucket=bucket, key=key)
@@ -201,16 +207,23 @@ class Feed:
                 continue
             with path.open("rb") as file:
                 etag = self.put(bucket, key, file)
-            events.append(self.event(bucket=bucket, key=key, size=path.stat().st_size, etag=etag))
+            of_days = self._day_of(route.contract, key) if route.kind is KeyKind.DATA else set()
+            days |= of_days
+            if route.contract.notifications.topics:
+                events.append(self.event(bucket=bucket, key=key, size=path.stat().st_size, etag=etag))
+            else:
+                unannounced |= {(route.contract.id, day) for day in of_days}
             if route.kind is KeyKind.DATA:
                 objects[route.contract.id] += 1
-                days |= self._day_of(route.contract, key)
+            else:
+                sidecars += 1
         self.announce(events)
         return FolderReport(
             objects=dict(objects),
-            sidecars=len(events) - objects.total(),
+            sidecars=sidecars,
             skipped=skipped,
             first_day=min(days, default=None),
+            unannounced=frozenset(unannounced),
         )
 
     def _day_of(self, contract: DatasetContract, key: str) -> set[date]:
@@ -284,9 +297,9 @@ def _notification(events: Iterable[ObjectEvent]) -> str:
 
 
 def topic_of(registry: ContractRegistry, bucket: str) -> str:
-    """ARN of the topic that announces a bucket: of a contract's topics the one with the bucket's number.
+    """ARN of the topic that announces a bucket: of its contracts' topics the one with the bucket's number.
 
-    `noaa-goes18` has NewGOES18Object. Raises ConfigurationError for a bucket of no contract.
+    `noaa-goes18` has NewGOES18Object. Raises ConfigurationError for a bucket of no contract, or of none with a topic.
     """
     contracts = registry.buckets.get(bucket)
     if contracts is None:
@@ -295,7 +308,11 @@ def topic_of(registry: ContractRegistry, bucket: str) -> str:
             observed=bucket,
             expected="one of " + ", ".join(sorted(registry.buckets)),
         )
-    arns = [topic.arn for topic in contracts[0].notifications.topics]
+    arns = [topic.arn for contract in contracts for topic in contract.notifications.topics]
+    if not arns:
+        raise ConfigurationError(
+            "no topic announces the objects of this bucket", observed=bucket, next_step="kfm backfill run lists them"
+        )
     numbers = set(re.findall(r"\d+", bucket))
     same_number = [arn for arn in arns if numbers & set(re.findall(r"\d+", arn.rsplit(":", 1)[1]))]
     return (same_number or arns)[0]

@@ -14,9 +14,11 @@ from kfm_dagster.deployment.account import DrainResult, account
 from kfm_dagster.deployment.drain import drain, flush_lineage, say_what_is_held
 from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline, utc_now
 from kfm_dagster.ingest.progress import Progress
+from kfm_dagster.recovery.backfill.days import start_backfill
 from kfm_dagster.settings import EARLIEST_DAY, Settings, environment
 
 DEMO_ENVIRONMENT: Mapping[str, str] = {
@@ -25,7 +27,12 @@ DEMO_ENVIRONMENT: Mapping[str, str] = {
     "KFM_RETRY_BACKOFF_SECONDS": "1",
     # A few objects of a day, samples or the user's: no day of a network.
     "KFM_FEED": "sample",
+    # These are not of today, and what no topic announces of them has a backfill (`feed_demo`).
+    "KFM_SCHEDULED_LISTINGS": "false",
 }
+
+
+_UNANNOUNCED = Decision(actor="kfm demo", reason="objects of the demo that no topic announces")
 
 
 def run_demo(
@@ -77,7 +84,7 @@ def demo_settings(home: Path) -> Settings:
 def feed_demo(pipeline: Pipeline, feed: Feed, objects: Path | None) -> Mapping[str, str]:
     """Publish a folder of real objects, or the samples with their bad neighbours; return why files were skipped.
 
-    Their days become partitions, and must be before a message is received.
+    Their days become partitions, and must be before a message is received. What no topic announces is listed.
     """
     if objects is None:
         publish_samples(feed)
@@ -86,6 +93,9 @@ def feed_demo(pipeline: Pipeline, feed: Feed, objects: Path | None) -> Mapping[s
     published = feed.from_folder(objects)
     if published.first_day is not None:
         begin_with(pipeline, published.first_day)
+    for dataset, day in sorted(published.unannounced):
+        if day >= EARLIEST_DAY:
+            start_backfill(pipeline, datasets=[dataset], first_day=day, last_day=day, decision=_UNANNOUNCED)
     return published.skipped
 
 

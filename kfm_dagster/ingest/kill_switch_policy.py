@@ -38,9 +38,10 @@ class KillSwitchPolicy:
     def of_queue(self, registry: ContractRegistry, queue: str) -> list[KillSwitch]:
         """Return the switches by which everything that a queue brings is off; none when one dataset is on.
 
-        A queue that no contract names may bring any dataset.
+        A queue that no contract names may bring any dataset that a topic announces.
         """
-        fed = [contract.id for contract in registry if contract.queue.name == queue] or [c.id for c in registry]
+        announced = [contract for contract in registry if contract.notifications.topics]
+        fed = [contract.id for contract in announced if contract.queue.name == queue] or [c.id for c in announced]
         found = [switch for dataset in fed if (switch := self.of(dataset)) is not None]
         if len(found) < len(fed):
             return []

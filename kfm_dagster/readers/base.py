@@ -43,8 +43,9 @@ class HeaderMetadata:
     """What the object says of itself.
 
     Datetimes are aware UTC. geometry is a GeoJSON Polygon or MultiPolygon in WGS 84 degrees, split at the antimeridian
-    (RFC 7946, 3.1.9); an Item's bbox follows from it alone. `properties` are STAC properties; `native` are the format's
-    own values, unrounded, for comparison with an independent reader; `findings` are issues that do not stop the reader.
+    (RFC 7946, 3.1.9), a Point for a station, and empty where the object states no place; an Item's bbox follows from it
+    alone. `properties` are STAC properties; `native` are the format's own values, unrounded, for comparison with an
+    independent reader; `findings` are issues that do not stop the reader.
     """
 
     start: datetime

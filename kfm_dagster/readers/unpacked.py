@@ -56,6 +56,11 @@ class Gunzip:
         """Tell whether nothing more comes without more input."""
         return not self._inflate.unconsumed_tail
 
+    @property
+    def unused_data(self) -> bytes:
+        """What was given after the end of the stream."""
+        return self._inflate.unused_data
+
     def decompress(self, data: bytes, max_length: int) -> bytes:
         """Take all of `data`, return at most `max_length` bytes."""
         return self._inflate.decompress(self._inflate.unconsumed_tail + data, max_length)

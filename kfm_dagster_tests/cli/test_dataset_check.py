@@ -142,6 +142,16 @@ def test_a_new_contract_is_in_order_as_it_is_written(like: str, call: Call, tmp_
     assert call("dataset", "check", str(out)).out == f"my-data: {CHECKED}\n"
 
 
+def test_a_new_contract_without_a_topic_is_like_one_that_is_listed(call: Call, tmp_path: Path) -> None:
+    out = str(tmp_path / "new.yaml")
+    arguments = ("dataset", "new", "my-data", "--bucket", "my-bucket", "--out", out)
+    assert call(*arguments, "--like", "surface-obs").code == ExitCode.DONE
+    assert call("dataset", "check", out).out == f"my-data: {CHECKED}\n"
+    refused = call(*arguments[:-1], f"{out}.other", "--like", "hrrr")
+    assert (refused.code, refused.err.count("\n")) == (ExitCode.USAGE, 1)
+    assert "hrrr is announced by a topic; observed no --topic" in refused.err
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
@@ -149,8 +159,9 @@ def test_a_new_contract_is_in_order_as_it_is_written(like: str, call: Call, tmp_
         ({"--like": "gefs"}, "no such contract ships"),
         ({"DATASET": "hrrr"}, "of that id"),
         ({"--topic": "NewGFSObject"}, "the topic is no ARN of SNS; observed NewGFSObject; expected arn:aws:sns:"),
+        ({"--like": "surface-obs"}, "surface-obs is announced by no topic; observed --topic arn:aws:sns:"),
     ],
-    ids=["another form", "like none", "like itself", "no topic"],
+    ids=["another form", "like none", "like itself", "no topic", "like one that no topic announces"],
 )
 def test_a_contract_that_cannot_be_begun_is_one_line_and_no_file(
     changed: dict[str, str], said: str, call: Call, tmp_path: Path

@@ -76,6 +76,9 @@ def test_builtin_contract_is_valid_under_the_published_schema(name: str) -> None
         {"notifications.topics": []},
         {"notifications.topics": [{"arn": "arn:aws:sqs:us-east-1:123901341784:q"}]},
         {"storage.buckets": ["UPPER"]},
+        {"storage.scheduled_listing": {}},
+        {"storage.scheduled_listing": {"every_seconds": 299}},
+        {"storage.scheduled_listing": {"every_seconds": 3600, "days_back": -1}},
         {"storage.key_grammar.start": {"value": "{date}", "format": "%y%m%d"}},
         {"integrity.magic": [{"hex": "xyz"}]},
         {"integrity.severities": {"no_such_issue": "failed"}},
@@ -120,6 +123,8 @@ def test_a_citation_without_the_kind_of_its_anchor_is_refused_in_one_line() -> N
         ({"storage.key_grammar.end": {"value": "{date}", "format": "%Y%m%d"}}, "exclude"),
         ({"storage.ignore": ["("]}, "no regular expression"),
         ({"storage.listing": ["rap.%Y%m%d/"]}, "no prefix"),
+        ({"notifications.topics": None}, "nothing finds the objects: name notifications.topics"),
+        ({"notifications": None}, "storage.scheduled_listing"),
         ({"stac.item_id": "{version}"}, "version"),
         ({"stac.precedence": "created"}, "created"),
         ({"storage.mirrors": {"gcs": "https://example.org/{nope}"}}, "nope"),
@@ -133,6 +138,26 @@ def test_a_citation_without_the_kind_of_its_anchor_is_refused_in_one_line() -> N
 def test_contradictions_inside_a_contract_are_refused(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ContractError, match=says):
         parse_contract(changed(HRRR, changes), source="mine.yaml")
+
+
+@pytest.mark.clause("OPR-13")
+def test_a_dataset_that_no_topic_announces_says_how_it_is_listed() -> None:
+    text = changed(HRRR, {"notifications": None, "storage.scheduled_listing": {"every_seconds": 3600}})
+    contract = parse_contract(text, source="mine.yaml")
+    registry = ContractRegistry.of([contract])
+    assert jsonschema_rs.Draft202012Validator(json_schema()).is_valid(yaml.safe_load(text))
+    assert (contract.notifications.topics, registry.topics) == ([], {})
+    # A queue that somebody feeds by raw messages may still bring its objects.
+    assert registry.announced == {(None, "noaa-hrrr-bdp-pds"): frozenset({"hrrr"})}
+
+
+@pytest.mark.parametrize(
+    ("form", "day"), [("%Y%m%d", "2025-06-10"), ("%Y%j", "2025-06-10"), ("%Y%m", "2025-06-01"), ("%Y", "2025-01-01")]
+)
+def test_objects_are_of_the_first_day_of_what_their_keys_name(form: str, day: str) -> None:
+    text = hrrr(storage__key_grammar__start={"value": "{date}", "format": form})
+    grammar = KeyGrammarReader(parse_contract(text, source="mine.yaml"))
+    assert grammar.day_holding(date(2025, 6, 10)).isoformat() == day
 
 
 @pytest.mark.clause("WAL-16")

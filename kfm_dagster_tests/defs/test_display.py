@@ -173,5 +173,18 @@ def test_equal_footprints_are_drawn_once_and_many_are_bounded() -> None:
     assert f"distinct outlines: {MAX_OUTLINES + 50}; drawn: {MAX_OUTLINES}" in many
 
 
+def test_a_place_without_extent_is_a_dot() -> None:
+    points = {"type": "MultiPoint", "coordinates": [[10, 20], [11, 21]]}
+    picture = drawn(footprint_map([{"type": "Point", "coordinates": [9, 20]}, points, box(9, 20, 11, 21)]))
+    dots = [(float(dot.attrib["cx"]), float(dot.attrib["cy"])) for dot in picture.iterfind("{*}g[@fill]/{*}circle")]
+    [outline] = outlines(picture)
+    # West to east and south to north: two of them are corners of the box.
+    assert dots == [
+        min(outline, key=lambda point: (point[0], -point[1])),
+        dots[1],
+        max(outline, key=lambda point: (point[0], -point[1])),
+    ]
+
+
 def test_nothing_to_draw_is_no_picture() -> None:
     assert footprint_map([]) is None

@@ -10,7 +10,7 @@ import sys
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_plus
@@ -31,6 +31,7 @@ from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError
 GOES_KEY = "ABI-L1b-RadM/2019/218/01/OR_ABI-L1b-RadM2-M6C03_G17_s20192180138575_e20192180139033_c20192180139080.nc"
 NEXRAD_KEY = "2025/04/02/KTWX/KTWX20250402_220636_V06"
 HRRR_KEY = "hrrr.20250402/conus/hrrr.t12z.wrfsfcf01.grib2"
+ISD_KEY = "data/2020/720538-00164-2020.gz"
 
 
 @pytest.fixture(scope="module")
@@ -189,6 +190,7 @@ def test_a_folder_is_a_feed(cloud: EmbeddedCloud, feed: Feed, tmp_path: Path) ->
         f"unidata-nexrad-level2/{NEXRAD_KEY}": b"nexrad",
         f"noaa-hrrr-bdp-pds/{HRRR_KEY}": b"hrrr",
         f"noaa-hrrr-bdp-pds/{HRRR_KEY}.idx": b"1:0:d=2025040212:TMP:2 m above ground:1 hour fcst:\n",
+        f"noaa-isd-pds/{ISD_KEY}": b"announced by no topic",
         "noaa-goes17/SUVI-L1b-Fe093/2019/218/00/a.fits.gz": b"ignored",
         "noaa-mrms-pds/CONUS/a.grib2.gz": b"unknown",
         "noaa-goes17/README/a.txt": b"foreign",
@@ -201,8 +203,10 @@ def test_a_folder_is_a_feed(cloud: EmbeddedCloud, feed: Feed, tmp_path: Path) ->
 
     report = feed.from_folder(tmp_path)
 
-    assert report.objects == {"goes-abi": 1, "nexrad-l2": 1, "hrrr": 1}
+    assert report.objects == {"goes-abi": 1, "nexrad-l2": 1, "hrrr": 1, "surface-obs": 1}
     assert report.sidecars == 1
+    assert report.unannounced == {("surface-obs", date(2020, 1, 1))}
+    assert cloud.client("s3").head_object(Bucket="noaa-isd-pds", Key=ISD_KEY)["ContentLength"] == 21
     assert report.skipped == {
         "README.md": "it is not at <bucket>/<key>",
         "noaa-goes17/README/a.txt": "its key matches no contract of bucket noaa-goes17",
@@ -221,6 +225,14 @@ def test_a_folder_is_a_feed(cloud: EmbeddedCloud, feed: Feed, tmp_path: Path) ->
         f"noaa-hrrr-bdp-pds/{HRRR_KEY}": "2025-04-02T13:00:00.000Z",
         f"noaa-hrrr-bdp-pds/{HRRR_KEY}.idx": "2025-04-02T13:00:00.000Z",
     }
+
+
+def test_an_object_that_no_topic_announces_cannot_be_announced(feed: Feed) -> None:
+    event = feed.deliver(FeedObject(bucket="noaa-isd-pds", key=ISD_KEY, content=b"content"))
+    with pytest.raises(
+        ConfigurationError, match="no topic announces the objects of this bucket; observed noaa-isd-pds"
+    ):
+        feed.announce([event])
 
 
 def test_a_folder_that_is_none_is_refused(feed: Feed, tmp_path: Path) -> None:

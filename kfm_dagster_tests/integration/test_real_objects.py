@@ -28,7 +28,7 @@ from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import open_pipeline, partitions_of, run_chain
 from kfm_dagster_tests.readers.nexrad_bytes import PYART_MOMENTS
 
-EXPECTED = {"goes-abi": 14, "nexrad-l2": 9, "hrrr": 4}
+EXPECTED = {"goes-abi": 14, "nexrad-l2": 9, "hrrr": 4, "surface-obs": 1}
 """Objects of the supported datasets in the folder of real data."""
 MICRODEGREE = 1e-6
 """Coordinates stand in Items with six decimals."""
@@ -254,6 +254,21 @@ def test_hrrr_items_equal_the_independent_reader(items: Items, reference: dict[s
         assert crs["standard_parallel"] == (grid["Latin1InDegrees"], grid["Latin2InDegrees"])
         assert crs["longitude_of_central_meridian"] % 360 == grid["LoVInDegrees"]
         assert_first_point(properties, grid)
+
+
+@pytest.mark.clause("OPR-06", "OPR-14")
+def test_surface_items_equal_the_independent_reader(items: Items, reference: dict[str, Any]) -> None:
+    for item, properties, entry in with_reference(items, reference, "noaa-isd"):
+        answers = entry["reference"]
+        first, last = moment(answers["first"]), moment(answers["last"])
+        assert item["id"] == f"{answers['usaf']}-{answers['wban']}-{first.year}"
+        assert item["geometry"] == {"type": "Point", "coordinates": [answers["lon"], answers["lat"]]}
+        times = (properties["start_datetime"], properties["end_datetime"], properties["datetime"])
+        assert tuple(map(moment, times)) == (first, last, first)
+        assert properties["isd:records"] == answers["records"]
+        assert properties["isd:elevation-m"] == answers["elevation_m"]
+        assert properties["isd:report-types"] == [text.strip() for text in answers["report_types"]]
+        assert [[one["latitude"], one["longitude"]] for one in properties["isd:positions"]] == answers["positions"]
 
 
 def assert_first_point(properties: Mapping[str, Any], grid: Mapping[str, Any]) -> None:

@@ -19,6 +19,7 @@ from kfm_dagster.demo.samples.hrrr import make_hrrr
 from kfm_dagster.operators.metadata_extract import metadata_extract
 from kfm_dagster.readers.base import ByteSource
 from kfm_dagster.readers.grib2 import WALK_MESSAGES
+from kfm_dagster.readers.isd import FIRST_BYTES
 from kfm_dagster.readers.ranges import BLOCK_BYTES, BytesSource
 from kfm_dagster.readers.registry import READERS
 
@@ -171,6 +172,17 @@ def test_a_cut_goes_object_is_never_ok(shared_data: Path) -> None:
 def test_a_cut_goes_sample_is_never_ok() -> None:
     key, content = make_goes_abi(product="ABI-L1b-RadC", start=RUN, satellite=19, band=13)
     assert_never_ok("goes-abi", key, content, [8, 48, 96, 2048, BLOCK_BYTES], None)
+
+
+def test_a_cut_station_year_is_never_ok(shared_data: Path) -> None:
+    root = shared_data / "objects" / "noaa-isd-pds"
+    [path] = root.rglob("*.gz")
+    key, content = str(path.relative_to(root)), path.read_bytes()
+    assert extract("surface-obs", key, BytesSource(content)).status is CheckStatus.OK
+    # The name in the gzip header ends the header; checksum and length are the last eight bytes.
+    boundaries = [10, content.index(b"\0", 10) + 1, FIRST_BYTES, len(content) - 8, len(content) - 4]
+    assert_never_ok("surface-obs", key, content, boundaries, None)
+    assert extract("surface-obs", key, BytesSource(content + b"\0")).status is CheckStatus.FAILED
 
 
 def spread(lengths: list[int], *, cut: int = 0) -> Spread:

@@ -4,6 +4,28 @@
 INSERT INTO backfills (backfill_id, first_day, last_day, state, actor, reason, change_ref, started_at)
 VALUES (:backfill_id, :first_day, :last_day, 'running', :actor, :reason, :change_ref, :at);
 
+-- name: due_listings
+-- Of scheduled listings those that nobody has begun, whose day no running backfill has: the one before ends first.
+SELECT listing.backfill_id
+FROM @batch(:listings, listing, backfill_id text, dataset text, day text)
+WHERE
+    NOT EXISTS (SELECT 1 FROM backfills AS begun WHERE begun.backfill_id = listing.backfill_id)
+    AND NOT EXISTS (
+        SELECT 1
+        FROM backfills AS b
+        INNER JOIN backfill_days AS d ON b.backfill_id = d.backfill_id
+        WHERE b.state = 'running' AND d.dataset = listing.dataset AND d.day = listing.day
+    );
+
+-- name: start_listing
+-- The name is that of an interval. No row: another process has begun it in the meantime.
+INSERT INTO backfills (backfill_id, first_day, last_day, state, actor, reason, started_at)
+SELECT listing.backfill_id, listing.day, listing.day, 'running', :actor, :reason, @as_time(:at)
+FROM @batch(:listings, listing, backfill_id text, day text)
+WHERE @unless_there(backfills, listing, backfill_id)
+ON CONFLICT (backfill_id) DO NOTHING
+RETURNING backfill_id;
+
 -- name: get
 SELECT backfill_id, first_day, last_day, state, actor, reason, change_ref, started_at, ended_at
 FROM backfills
@@ -108,8 +130,8 @@ ORDER BY day.day, day.dataset, record.status;
 
 -- name: add_days
 INSERT INTO backfill_days (backfill_id, dataset, day, state, requests, listed, created, requeued)
-SELECT :backfill_id, dataset.value, day.value, 'waiting', 0, 0, 0, 0
-FROM (@each(:datasets)) AS dataset CROSS JOIN (@each(:days)) AS day;
+SELECT :backfill_id, :dataset, day.value, 'waiting', 0, 0, 0, 0
+FROM (@each(:days)) AS day;
 
 -- name: next_days
 -- The first day of each running backfill that waits, of the given datasets; the backfill that was served longest ago

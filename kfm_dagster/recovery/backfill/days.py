@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import secrets
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import Any
@@ -84,7 +84,7 @@ def start_backfill(
     """Write down a backfill, which the sensor `nodd_backfill` carries out; earlier days lower the partition window.
 
     Raises ContractError for an unknown dataset, KillSwitchError for one that is switched off, BackfillError for a
-    window that has no day, begins before EARLIEST_DAY or ends in the future.
+    window that has no day, none that objects of a dataset are of, begins before EARLIEST_DAY or ends in the future.
     """
     now = pipeline.clock()
     wanted = sorted({pipeline.registry[name].id for name in datasets})
@@ -95,10 +95,10 @@ def start_backfill(
             expected=f"days from {EARLIEST_DAY} to {now.date()}, the first one not after the last",
             next_step="correct the days",
         )
+    days = {name: _days_of(pipeline, name, first_day, last_day) for name in wanted}
     for name in wanted:
         refuse_switched_off(pipeline.ledger.switches, name)
     backfill_id = f"bf-{now:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
-    days = [(first_day + timedelta(days=number)).isoformat() for number in range((last_day - first_day).days + 1)]
     with pipeline.database.transaction() as tx:
         tx.run(
             "backfill.start",
@@ -110,11 +110,22 @@ def start_backfill(
             change_ref=decision.change_ref,
             at=rfc3339(now),
         )
-        pipeline.window.lower(first_day, actor=decision.actor, reason=f"{backfill_id}: {decision.reason}"[:1000], tx=tx)
-        tx.run("backfill.add_days", backfill_id=backfill_id, datasets=_json(wanted), days=_json(days))
-        started = find_backfill(pipeline.database, backfill_id, tx=tx)
-        _log(pipeline, GovernanceAction.BACKFILL_STARTED, started, decision, tx)
-    return started
+        return _started(pipeline, backfill_id, days, decision, tx)
+
+
+def start_listing(pipeline: Pipeline, backfill_id: str, *, dataset: str, day: date, decision: Decision) -> bool:
+    """Write down a backfill of one day under a name that is given once; False where it has been given before."""
+    with pipeline.database.transaction() as tx:
+        begun = tx.run(
+            "backfill.start_listing",
+            listings=orjson.dumps([{"backfill_id": backfill_id, "day": day}]).decode(),
+            actor=decision.actor,
+            reason=decision.reason,
+            at=rfc3339(pipeline.clock()),
+        ).one_or_none()
+        if begun is not None:
+            _started(pipeline, backfill_id, {dataset: [day]}, decision, tx)
+    return begun is not None
 
 
 def cancel_backfill(pipeline: Pipeline, backfill_id: str, *, decision: Decision) -> Backfill:
@@ -163,6 +174,32 @@ def advance_backfills(
     if unknown:
         why = f"the code location does not know {unknown[0]} yet, reload it to have that day listed; {why}"
     return AdvanceReport(finished=finished, reason=why)
+
+
+def _days_of(pipeline: Pipeline, dataset: str, first_day: date, last_day: date) -> list[date]:
+    grammar = pipeline.registry.grammars[dataset]
+    window = (first_day + timedelta(days=number) for number in range((last_day - first_day).days + 1))
+    found = [day for day in window if grammar.day_holding(day) == day]
+    if not found:
+        raise BackfillError(
+            f"no object of {dataset} is of any of these days",
+            observed=f"{first_day} to {last_day}",
+            expected=f"{grammar.day_holding(first_day)} among them, whose objects hold what is of {first_day}",
+            next_step="correct the days",
+        )
+    return found
+
+
+def _started(
+    pipeline: Pipeline, backfill_id: str, days: Mapping[str, Sequence[date]], decision: Decision, tx: Transaction
+) -> Backfill:
+    first_day = min(day for several in days.values() for day in several)
+    pipeline.window.lower(first_day, actor=decision.actor, reason=f"{backfill_id}: {decision.reason}"[:1000], tx=tx)
+    for dataset, several in days.items():
+        tx.run("backfill.add_days", backfill_id=backfill_id, dataset=dataset, days=_json(map(str, several)))
+    started = find_backfill(pipeline.database, backfill_id, tx=tx)
+    _log(pipeline, GovernanceAction.BACKFILL_STARTED, started, decision, tx)
+    return started
 
 
 def _why_none(

@@ -1,0 +1,267 @@
+"""The reader of ISD station-years: what a station reported in a year, as gzipped text of one report a line.
+
+Belongs here: the control data section of each report (station, time, place, kind), and whether the object is whole.
+Does not belong here: what was measured (mandatory and additional data sections).
+
+Only who reads all of a gzip stream learns whether it is whole, so an object of up to MAX_OBJECT_BYTES is read to its
+end, by one range request of FIRST_BYTES and one for each MiB after it, and forgotten as it goes. Of a larger one, or
+one that unpacks to more than MAX_TEXT_BYTES, the beginning is read; then its completeness is unchecked, which is a
+finding.
+
+Source: NOAA NCEI and US Air Force 14th Weather Squadron, Federal Climate Complex Data Documentation for Integrated
+Surface Data (ISD), 12 January 2018, "Control Data Section", whose positions count from 1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadError, ReadRequest
+from kfm_dagster.readers.unpacked import Gunzip, Unpacked
+
+PROPERTIES = frozenset({
+    "platform", "isd:usaf", "isd:wban", "isd:call-signs", "isd:report-types", "isd:elevation-m", "isd:positions",
+    "isd:position-count", "isd:records", "isd:end-known",
+})  # fmt: skip
+"""What a station-year can have."""
+FIRST_BYTES = 256 * 1024
+"""Of an object, by its first request."""
+
+READ_BYTES = 1024 * 1024
+"""Of each request after the first."""
+MAX_OBJECT_BYTES = 8 * 1024 * 1024
+"""A station that reports every 20 minutes makes 0.8 MB a year; one every 5 minutes would make 3.5 MB."""
+MAX_TEXT_BYTES = 128 * 1024 * 1024
+"""Unpacked: real objects unpack to 9 times their size, so one of MAX_OBJECT_BYTES to 72 MiB."""
+STEP_BYTES = 256 * 1024
+"""Text that is held at a time."""
+MANDATORY_BYTES = 105
+"""Control and mandatory data sections; positions 1 to 4 say how many bytes follow them."""
+MAX_REPORT_BYTES = MANDATORY_BYTES + 9999
+MAX_PADDING = 5
+"""Blanks that real reports leave off at their end: of the parameter code of element quality data, six characters."""
+MAX_KINDS = 16_384
+"""Different places, report types and call signs that are told apart: a drifting buoy has a place for each of the 8,784
+hours of a year."""
+MAX_POSITIONS = 100
+"""Places that an Item lists: a station moves once in years."""
+
+_NO_USAF, _NO_WBAN, _NO_TEXT = "999999", "99999", "99999"
+"""What stands for a missing value; a missing number is out of its range."""
+_LATITUDES, _LONGITUDES, _ELEVATIONS = range(-90_000, 90_001), range(-180_000, 180_001), range(-400, 8851)
+"""Thousandths of a degree, metres."""
+_CONTROL = re.compile(
+    # 1: bytes after position 105; 5: USAF and WBAN; 16: date and time; 28: data source
+    rb"\d{4}[0-9A-Z]\d{10}\d{12}."
+    # 29 and 35: thousandths of a degree; 42: report type; 47: metres; 52: call sign
+    rb"(?P<latitude>[+-]\d{5})(?P<longitude>[+-]\d{6})(?P<type>[ -~]{5})(?P<elevation>[+-]\d{4})(?P<call>[ -~]{5})"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Kind:
+    """What the control sections of several reports have in common. Degrees and metres; None is missing."""
+
+    position: tuple[float, float] | None
+    """Latitude and longitude."""
+    report_type: str
+    elevation_m: int | None
+    call_sign: str
+
+
+@dataclass(kw_only=True, slots=True)
+class _Reports:
+    """What the control sections of an object's reports say."""
+
+    station: bytes
+    """USAF and WBAN, which every report must name."""
+    records: int = 0
+    first: bytes = b"9" * 12
+    last: bytes = b""
+    """YYYYMMDDHHMM."""
+    kinds: dict[bytes, _Kind] = field(default_factory=dict)
+    """In the order of their last reports."""
+    odd: int = 0
+    """Reports that are not as long as they say."""
+    unread: str = ""
+    """Why there may be more than was read."""
+
+    def take(self, lines: Sequence[bytes]) -> None:
+        """Look at some reports. Raises ReadError for a line that is none of the station's."""
+        station, first, last = self.station, self.first, self.last
+        latest = next(reversed(self.kinds), b"")
+        for line in lines:
+            time, size = line[15:27], len(line) - MANDATORY_BYTES
+            if line[4:15] != station or size < 0 or not time.isdigit():
+                raise self._refused(line)
+            if line[28:56] != latest:
+                latest = line[28:56]
+                self.kinds[latest] = self.kinds.pop(latest) if latest in self.kinds else self._kind(line)
+            first, last = min(first, time), max(last, time)
+            if line[:4] != b"%04d" % size and not _is_padded(line[:4], size):
+                self.odd += 1
+        self.first, self.last = first, last
+        self.records += len(lines)
+
+    def _kind(self, line: bytes) -> _Kind:
+        if len(self.kinds) >= MAX_KINDS:
+            raise ReadError(
+                MetadataIssue.RESOURCE_LIMIT, f"reports of more than {MAX_KINDS} places, types and call signs"
+            )
+        found = _CONTROL.match(line)
+        if found is None:
+            raise self._refused(line)
+        latitude, longitude, elevation = (int(found[name]) for name in ("latitude", "longitude", "elevation"))
+        placed = latitude in _LATITUDES and longitude in _LONGITUDES
+        return _Kind(
+            position=(latitude / 1000, longitude / 1000) if placed else None,
+            report_type=found["type"].decode("ascii"),
+            elevation_m=elevation if elevation in _ELEVATIONS else None,
+            call_sign=found["call"].decode("ascii"),
+        )
+
+    def _refused(self, line: bytes) -> ReadError:
+        if _CONTROL.match(line) and len(line) >= MANDATORY_BYTES:
+            named, wanted = line[4:15].decode("ascii"), self.station.decode("ascii")
+            return ReadError(MetadataIssue.PLATFORM_MISMATCH, f"a report is of station {named}; the key says {wanted}")
+        return ReadError(MetadataIssue.UNREADABLE_FORMAT, f"{line[:60]!r} is no report's control data section")
+
+
+def read_isd(request: ReadRequest) -> HeaderMetadata:
+    """Read a station-year; `request.groups` must have `usaf`, `wban` and `year`.
+
+    `start` and `end` are the first and last report, and `datetime` the first; where the end was not reached
+    (`isd:end-known` is False), `end` is the start and what is said holds of the beginning. The geometry is a Point, the
+    place of the last report that names one, and empty where none does. Raises ReadError: UNREADABLE_FORMAT,
+    TRUNCATED_OBJECT, RESOURCE_LIMIT, INVALID_TIME_RANGE and INCOMPLETE_PRODUCT_METADATA for the bytes, TIME_MISMATCH
+    and PLATFORM_MISMATCH against the key.
+    """
+    groups = request.groups
+    reports = _read(request.source, station=(groups["usaf"] + groups["wban"]).encode("ascii"))
+    if not reports.records:
+        raise ReadError(MetadataIssue.INCOMPLETE_PRODUCT_METADATA, "the object holds no report")
+    first, last = _moment(reports.first), _moment(reports.last)
+    if not first.year == last.year == int(groups["year"]):
+        raise ReadError(
+            MetadataIssue.TIME_MISMATCH,
+            f"the reports are from {first:%Y-%m-%dT%H:%MZ} to {last:%Y-%m-%dT%H:%MZ}; the key says {groups['year']}",
+        )
+    kinds = list(reports.kinds.values())
+    places = [kind.position for kind in kinds if kind.position is not None]
+    elevations = [kind.elevation_m for kind in kinds if kind.elevation_m is not None]
+    return HeaderMetadata(
+        start=first,
+        end=first if reports.unread else last,
+        datetime=first,
+        geometry={"type": "Point", "coordinates": (places[-1][1], places[-1][0])} if places else {},
+        properties=_properties(groups["usaf"], groups["wban"], reports, places, elevations),
+        native={
+            "usaf": groups["usaf"],
+            "wban": groups["wban"],
+            "first": first,
+            "last": last,
+            "records": reports.records,
+            "lat": places[-1][0] if places else None,
+            "lon": places[-1][1] if places else None,
+            "positions": sorted(set(places)),
+            "elevation_m": elevations[-1] if elevations else None,
+            "call_sign": kinds[-1].call_sign.rstrip(),
+            "report_types": sorted({kind.report_type for kind in kinds}),
+        },
+        findings=tuple(_findings(reports)),
+    )
+
+
+def _read(source: ByteSource, *, station: bytes) -> _Reports:
+    reports, gunzip, pieces = _Reports(station=station), Gunzip(), _pieces(source)
+    text = Unpacked(pieces, gunzip, step=STEP_BYTES, limit=MAX_TEXT_BYTES)
+    place, rest = 0, b""
+    while place < MAX_TEXT_BYTES and (block := text.read(place, STEP_BYTES)):
+        place += len(block)
+        *lines, rest = (rest + block).split(b"\n")
+        reports.take(lines)
+        if len(rest) > MAX_REPORT_BYTES:
+            raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"a line has more than {MAX_REPORT_BYTES} bytes")
+    if text.complete:
+        if gunzip.unused_data or next(pieces, b""):
+            raise ReadError(MetadataIssue.UNREADABLE_FORMAT, "something follows the gzip stream")
+        _take_last(reports, rest)
+    elif source.size > MAX_OBJECT_BYTES:
+        reports.unread = f"{source.size} gzipped bytes; up to {MAX_OBJECT_BYTES} are read"
+    elif place >= MAX_TEXT_BYTES:
+        reports.unread = f"the object unpacks to more than the {MAX_TEXT_BYTES} bytes that are read"
+    else:
+        raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the gzip stream goes on past the {source.size} bytes")
+    return reports
+
+
+def _is_padded(stated: bytes, size: int) -> bool:
+    """Tell whether a report of `size` bytes after the mandatory ones has what it states, but for blanks at its end."""
+    return stated.isdigit() and size <= int(stated) <= size + MAX_PADDING
+
+
+def _take_last(reports: _Reports, rest: bytes) -> None:
+    """Take what comes after the last line's end: nothing, or a whole report."""
+    if not rest:
+        return
+    if rest[:4] != b"%04d" % (len(rest) - MANDATORY_BYTES):
+        raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the text ends within a report: {rest[:60]!r}")
+    reports.take([rest])
+
+
+def _pieces(source: ByteSource) -> Iterator[bytes]:
+    """Yield the object, as far as it is read, a request at a time."""
+    start, length, end = 0, FIRST_BYTES, min(source.size, MAX_OBJECT_BYTES)
+    while start < end:
+        wanted = min(length, end - start)
+        piece = source.read(start, wanted)
+        if len(piece) < wanted:
+            raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"{len(piece)} bytes at offset {start} of {source.size}")
+        yield piece
+        start, length = start + wanted, READ_BYTES
+
+
+def _moment(stamp: bytes) -> datetime:
+    try:
+        return datetime.strptime(stamp.decode("ascii"), "%Y%m%d%H%M").replace(tzinfo=UTC)
+    except ValueError:
+        raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"{stamp!r} is no time of a report") from None
+
+
+def _properties(
+    usaf: str, wban: str, reports: _Reports, places: Sequence[tuple[float, float]], elevations: Sequence[int]
+) -> dict[str, Any]:
+    distinct = sorted(set(places))
+    kinds = reports.kinds.values()
+    listed = [{"latitude": latitude, "longitude": longitude} for latitude, longitude in distinct]
+    optional = {
+        "isd:usaf": None if usaf == _NO_USAF else usaf,
+        "isd:wban": None if wban == _NO_WBAN else wban,
+        "isd:call-signs": _texts(kind.call_sign for kind in kinds),
+        "isd:report-types": _texts(kind.report_type for kind in kinds),
+        "isd:elevation-m": elevations[-1] if elevations else None,
+        "isd:positions": listed if 0 < len(listed) <= MAX_POSITIONS else None,
+        # Of a beginning nobody knows how many there are.
+        "isd:position-count": None if reports.unread else len(distinct),
+        "isd:records": None if reports.unread else reports.records,
+        "isd:end-known": False if reports.unread else None,
+    }
+    return {"platform": f"{usaf}-{wban}"} | {name: value for name, value in optional.items() if value is not None}
+
+
+def _texts(values: Iterable[str]) -> list[str] | None:
+    """Distinct texts without blanks at their ends; None where all are missing."""
+    return sorted({text for value in values if (text := value.strip()) not in {"", _NO_TEXT}}) or None
+
+
+def _findings(reports: _Reports) -> Iterator[tuple[MetadataIssue, str]]:
+    if reports.unread:
+        yield MetadataIssue.COMPLETENESS_UNCHECKED, reports.unread
+    if reports.odd:
+        text = f"{reports.odd} of {reports.records} reports are not as long as they say"
+        yield MetadataIssue.COMPLETENESS_UNCHECKED, text

@@ -1,0 +1,214 @@
+"""Scheduled listings: begun by the deployment once an interval, whatever dies; a rewritten object is a new version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfm_dagster.contracts.envelope import Lane
+from kfm_dagster.demo.samples.isd import isd_samples
+from kfm_dagster.governance.log import Decision, GovernanceAction
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.recovery.backfill import days
+from kfm_dagster.recovery.backfill.days import advance_backfills, cancel_backfill, start_backfill
+from kfm_dagster.recovery.backfill.progress import BackfillError, BackfillState, DayState, day_progress, find_backfill
+from kfm_dagster.recovery.backfill.scheduled import ACTOR, begin_due_listings
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import Clock, CrashError, good, put
+from kfm_dagster_tests.integration.face import Face
+
+DATASET = "surface-obs"
+WHY = Decision(actor="ada", reason="wrong stations", change_ref="INC-8")
+JUNE = datetime(2025, 6, 10, 5, tzinfo=UTC)
+DAY_SECONDS = 86_400
+
+
+def scheduled(pipeline: Pipeline, at: datetime) -> Clock:
+    """Let a pipeline list by schedule, with a clock that stands."""
+    pipeline.settings = pipeline.settings.model_copy(update={"scheduled_listings": True})
+    clock = pipeline.clock = Clock(at)
+    return clock
+
+
+def listed(pipeline: Pipeline, backfill_id: str) -> None:
+    """Let a backfill list its days, in which nothing is, and end."""
+    for request in advance_backfills(pipeline, listing=(), limit=9).requests:
+        with pipeline.database.transaction() as tx:
+            key = {"backfill_id": request.backfill_id, "dataset": DATASET, "day": request.day}
+            assert tx.run("backfill.open_listing", key).one_or_none() is not None
+            tx.run("backfill.close_listing", key, at="2026-01-01T00:00:00.000000Z")
+    advance_backfills(pipeline, listing=(), limit=9)
+    assert find_backfill(pipeline.database, backfill_id).state is BackfillState.FINISHED
+
+
+def of_days(pipeline: Pipeline, begun: tuple[str, ...]) -> list[str]:
+    return sorted(day.day.isoformat() for backfill_id in begun for day in day_progress(pipeline.database, backfill_id))
+
+
+@pytest.mark.clause("DAG-05", "OPR-14")
+def test_a_listing_is_begun_once_an_interval_and_waits_for_the_one_before(pipeline: Pipeline) -> None:
+    clock = scheduled(pipeline, JUNE)
+    [first] = begin_due_listings(pipeline)
+    assert of_days(pipeline, (first,)) == ["2025-01-01"]
+    assert begin_due_listings(pipeline) == ()
+    clock.forward(19 * 3600 - 1)
+    assert begin_due_listings(pipeline) == ()
+    # A new interval: the listing before is not over yet.
+    clock.forward(1)
+    assert begin_due_listings(pipeline) == ()
+    listed(pipeline, first)
+    [second] = begin_due_listings(pipeline)
+    assert second != first
+    listed(pipeline, second)
+    # It is done within its interval, and not begun again by it; nor when the clock is set back.
+    assert begin_due_listings(pipeline) == ()
+    clock.forward(-DAY_SECONDS)
+    assert begin_due_listings(pipeline) == ()
+    # Intervals that nobody was there for are not made good.
+    clock.forward(9 * DAY_SECONDS)
+    assert len(begin_due_listings(pipeline)) == 1
+
+    found = find_backfill(pipeline.database, first)
+    assert (found.actor, found.reason) == (ACTOR, f"storage.scheduled_listing of {DATASET}")
+    entries = pipeline.ledger.log.entries(action=GovernanceAction.BACKFILL_STARTED)
+    assert {entry.details["backfill_id"] for entry in entries} >= {first, second}
+
+
+@pytest.mark.clause("DAG-05")
+def test_in_january_the_old_year_is_listed_too(pipeline: Pipeline) -> None:
+    clock = scheduled(pipeline, datetime(2026, 1, 31, tzinfo=UTC))
+    assert of_days(pipeline, begin_due_listings(pipeline)) == ["2025-01-01", "2026-01-01"]
+    clock.forward(31 * DAY_SECONDS)
+    assert begin_due_listings(pipeline) == ()  # those of January are still running
+    clock.now = datetime(2027, 2, 1, tzinfo=UTC)
+    assert of_days(pipeline, begin_due_listings(pipeline)) == ["2027-01-01"]
+
+
+@pytest.mark.clause("DAG-05", "DAG-10")
+def test_processes_that_look_at_the_same_time_begin_one_listing(
+    make_pipeline: Callable[..., Pipeline], database_url: str
+) -> None:
+    several = [make_pipeline(home=f"home-{number}", url=database_url) for number in range(4)]
+    for pipeline in several:
+        scheduled(pipeline, JUNE)
+    with ThreadPoolExecutor(len(several)) as threads:
+        begun = [one for found in threads.map(begin_due_listings, several) for one in found]
+    assert len(begun) == 1
+    assert len(day_progress(several[0].database, begun[0])) == 1
+
+
+@pytest.mark.clause("DAG-05", "DAG-10")
+def test_a_process_that_dies_leaves_a_listing_begun_or_not_begun(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduled(pipeline, JUNE)
+
+    def die(*_: Any, **__: Any) -> None:
+        raise CrashError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(days, "_log", die)
+        with pytest.raises(CrashError):
+            begin_due_listings(pipeline)
+    [backfill_id] = begin_due_listings(pipeline)
+    # The process that begins it dies before it asks for the run: the next one does.
+    [request] = advance_backfills(pipeline, listing=(), limit=1).requests
+    assert (request.backfill_id, request.day, request.datasets) == (backfill_id, "2025-01-01", (DATASET,))
+
+
+@pytest.mark.clause("DAG-05", "WAL-10")
+def test_what_is_off_or_cancelled_is_not_begun(pipeline: Pipeline) -> None:
+    clock = scheduled(pipeline, JUNE)
+    pipeline.ledger.switches.engage(DATASET, WHY)
+    assert begin_due_listings(pipeline) == ()
+    pipeline.ledger.switches.release(DATASET, WHY)
+    pipeline.settings = pipeline.settings.model_copy(update={"scheduled_listings": False})
+    assert begin_due_listings(pipeline) == ()
+    scheduled(pipeline, JUNE)
+    [backfill_id] = begin_due_listings(pipeline)
+    cancel_backfill(pipeline, backfill_id, decision=WHY)
+    assert begin_due_listings(pipeline) == ()
+    pipeline.clock = clock
+    clock.forward(DAY_SECONDS)
+    # A person's backfill of the day stands for the listing.
+    start_backfill(pipeline, datasets=[DATASET], first_day=date(2025, 1, 1), last_day=date(2025, 1, 1), decision=WHY)
+    assert begin_due_listings(pipeline) == ()
+
+
+@pytest.mark.clause("DAG-05")
+def test_a_backfill_lists_only_the_days_that_objects_are_of(pipeline: Pipeline) -> None:
+    def backfill(first: date, last: date) -> list[str]:
+        begun = start_backfill(pipeline, datasets=[DATASET], first_day=first, last_day=last, decision=WHY)
+        return of_days(pipeline, (begun.backfill_id,))
+
+    assert backfill(date(2023, 7, 1), date(2025, 1, 1)) == ["2024-01-01", "2025-01-01"]
+    with pytest.raises(BackfillError, match=f"no object of {DATASET} is of any of these days") as refused:
+        backfill(date(2025, 3, 1), date(2025, 4, 1))
+    assert str(refused.value.expected).startswith("2025-01-01 among them")
+
+
+@pytest.mark.clause("DAG-05", "OPR-14", "BEY-14")
+def test_the_deployment_lists_by_itself_and_a_rewritten_object_is_a_new_version_of_its_item(
+    face: Face, objects: Path
+) -> None:
+    pipeline = face.pipeline
+    clock = scheduled(pipeline, JUNE)
+    rewrite(objects, JUNE.date() - timedelta(days=1))
+    assert work(face) == [("2025-01-01", DATASET)]
+    first, items = traces.records(pipeline), traces.items(Path(pipeline.settings.catalog))
+    assert {record.status for record in first.values()} == {Status.SUCCEEDED}
+    assert {record.lane for record in first.values()} == {Lane.BULK}
+    assert sorted(item["id"] for item in items.values()) == [f"A0000{number}-0000{number}-2025" for number in range(3)]
+    assert {item["geometry"]["type"] for item in items.values()} == {"Point"}
+    assert {item["properties"]["start_datetime"] for item in items.values()} == {"2025-01-01T00:00:00.000000Z"}
+
+    # Nothing has changed: the listing finds what is known.
+    clock.forward(DAY_SECONDS)
+    assert work(face) == [("2025-01-01", DATASET)]
+    assert traces.records(pipeline) == first
+    assert traces.items(Path(pipeline.settings.catalog)) == items
+
+    # One station's object is written again.
+    rewrite(objects, JUNE.date(), stations=1)
+    clock.forward(DAY_SECONDS)
+    assert work(face) == [("2025-01-01", DATASET)]
+    assert len(pipeline.ledger.find(limit=100)) == 4
+    assert traces.statuses(pipeline) == {Status.SUCCEEDED: 3}
+    after = traces.items(Path(pipeline.settings.catalog))
+    assert [uri for uri in items if after[uri] != items[uri]] == ["s3://noaa-isd-pds/data/2025/A00000-00000-2025.gz"]
+    changed, before = (found["s3://noaa-isd-pds/data/2025/A00000-00000-2025.gz"] for found in (after, items))
+    assert changed["properties"]["isd:records"] == before["properties"]["isd:records"] + 4
+    assert changed["properties"]["end_datetime"] == "2025-06-10T18:00:00.000000Z"
+
+
+def rewrite(objects: Path, until: date, *, stations: int = 3) -> None:
+    put(objects, [good(*sample) for sample in isd_samples(until, stations)])
+
+
+def work(face: Face) -> list[tuple[str, str]]:
+    """Tick the backfills' sensor and launch what it asks for, until it says that all is done; what it asked for."""
+    asked = []
+    while True:
+        tick = face.tick("nodd_backfill")
+        for request in tick.run_requests:
+            assert (request.tags["kfm/lane"], request.tags["kfm/source"]) == ("bulk", "listing")
+            asked.append((str(request.partition_key), request.tags["kfm/datasets"]))
+            result = face.launch(request)
+            assert result is not None
+            assert result.success
+        if not tick.run_requests:
+            assert "no backfill is running" in tick.skip_message
+            progress = [day_progress(face.pipeline.database, one) for one in _backfills(face)]
+            assert {day.state for found in progress for day in found} == {DayState.LISTED}
+            return asked
+
+
+def _backfills(face: Face) -> list[str]:
+    with face.pipeline.database.snapshot() as view:
+        return [row.backfill_id for row in view.run("backfill.newest", limit=10)]

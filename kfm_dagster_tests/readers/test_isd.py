@@ -1,0 +1,371 @@
+"""The ISD reader: equality with an independent reader, agreement with the key, hostile and large objects, samples."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import zlib
+from collections.abc import Mapping
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.samples.isd import BUCKET, Station, isd_samples, make_isd, sample_station
+from kfm_dagster.readers import isd
+from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
+from kfm_dagster.readers.isd import FIRST_BYTES, MAX_OBJECT_BYTES, READ_BYTES, read_isd
+from kfm_dagster.readers.ranges import BytesSource
+
+STATION = Station(usaf="724580", wban="13984", latitude=39.55, longitude=-97.65, elevation_m=452, call_sign="KCNK")
+DAY = date(2025, 1, 2)
+KEY, SAMPLE = make_isd(STATION, until=DAY)
+TEXT = gzip.decompress(SAMPLE)
+REPORTS = TEXT.splitlines(keepends=True)
+UNPACKED = ["010230-99999-2021", "720538-00164-2021"]
+"""Real station-years of which the folder has the text."""
+Reports = list[bytes]
+
+
+class Counted(BytesSource):
+    """Bytes, and the requests for them."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.requests: list[tuple[int, int]] = []
+
+    def read(self, start: int, length: int) -> bytes:
+        self.requests.append((start, length))
+        return super().read(start, length)
+
+
+def read(content: bytes, name: str = "724580-13984-2025", *, source: BytesSource | None = None) -> HeaderMetadata:
+    """Read an object of a name, as a key has it."""
+    usaf, wban, year = name.split("-")
+    request = ReadRequest(
+        key=f"data/{year}/{name}.gz",
+        groups={"usaf": usaf, "wban": wban, "year": year},
+        source=source or BytesSource(content),
+        sidecar=lambda _: None,
+    )
+    return read_isd(request)
+
+
+def refusal(content: bytes, name: str = "724580-13984-2025") -> MetadataIssue:
+    with pytest.raises(ReadError) as caught:
+        read(content, name)
+    return caught.value.code
+
+
+def packed(*reports: bytes) -> bytes:
+    return gzip.compress(b"".join(reports), mtime=0)
+
+
+def is_whole(found: HeaderMetadata) -> bool:
+    return not any(code is MetadataIssue.COMPLETENESS_UNCHECKED for code, _ in found.findings)
+
+
+def real(shared_data: Path) -> list[tuple[str, str, bytes]]:
+    """Path in the reference, name and content of every real station-year, gzipped as NODD has it."""
+    objects = [
+        (f"objects/{path.relative_to(shared_data / 'objects')}", path.stem, path.read_bytes())
+        for path in sorted((shared_data / "objects" / BUCKET).rglob("*.gz"))
+    ]
+    texts = [(f"files/isd/{name}", name, packed((shared_data / "files/isd" / name).read_bytes())) for name in UNPACKED]
+    return objects + texts
+
+
+# --- real station-years
+
+
+@pytest.mark.clause("OPR-06", "OPR-16")
+def test_every_field_of_every_real_station_year_equals_the_independent_reader(
+    shared_data: Path, reference: Mapping[str, Any]
+) -> None:
+    found = real(shared_data)
+    assert len(found) >= 3
+    for path, name, content in found:
+        expected = reference[path]["reference"]
+        header = read(content, name)
+        native = {key: list(map(list, value)) if key == "positions" else value for key, value in header.native.items()}
+        for side in ("first", "last"):
+            assert native.pop(side) == datetime.fromisoformat(expected[side]), (path, side)
+        assert native == {key: expected[key] for key in native}, path
+        assert (header.start, header.end) == tuple(datetime.fromisoformat(expected[side]) for side in ("first", "last"))
+        assert header.geometry == {"type": "Point", "coordinates": (expected["lon"], expected["lat"])}
+        assert header.findings == ()
+        properties = header.properties
+        assert properties["platform"] == f"{expected['usaf']}-{expected['wban']}"
+        assert properties["isd:records"] == expected["records"]
+        assert properties["isd:report-types"] == [text.strip() for text in expected["report_types"]]
+        assert [[one["latitude"], one["longitude"]] for one in properties["isd:positions"]] == expected["positions"]
+
+
+def test_what_stands_for_a_missing_value_is_none(shared_data: Path) -> None:
+    found = {name: read(content, name).properties for _, name, content in real(shared_data)}
+    # Its last report has no call sign; most others have one.
+    assert found["720538-00164-2020"]["isd:call-signs"] == ["KLMO"]
+    assert found["720538-00164-2020"]["isd:wban"] == "00164"
+    assert not {"isd:wban", "isd:call-signs"} & found["010230-99999-2021"].keys()
+    assert found["010230-99999-2021"]["isd:position-count"] == 2
+
+
+# --- what it says
+
+
+def moved(reports: Reports, place: bytes, columns: slice = slice(28, 41)) -> Reports:
+    return [line[: columns.start] + place + line[columns.stop :] for line in reports]
+
+
+@pytest.mark.clause("OPR-06")
+def test_a_sample_says_what_it_was_made_from() -> None:
+    found = read(SAMPLE)
+    start = datetime(2025, 1, 1, tzinfo=UTC)
+    assert (found.start, found.end, found.datetime) == (start, start + timedelta(hours=42), start)
+    assert found.geometry == {"type": "Point", "coordinates": (-97.65, 39.55)}
+    assert found.findings == ()
+    assert found.properties == {
+        "platform": "724580-13984",
+        "isd:usaf": "724580",
+        "isd:wban": "13984",
+        "isd:call-signs": ["KCNK"],
+        "isd:report-types": ["FM-12"],
+        "isd:elevation-m": 452,
+        "isd:positions": [{"latitude": 39.55, "longitude": -97.65}],
+        "isd:position-count": 1,
+        "isd:records": 8,
+    }
+
+
+def test_a_station_that_moved_has_every_place_and_stands_at_the_last_one_that_it_names() -> None:
+    away, nowhere = b"-33946+151173", b"+99999+999999"
+    # There and back: the last place is the first one again.
+    back = [*REPORTS[:2], *moved(REPORTS[2:5], away), *REPORTS[5:]]
+    found = read(packed(*back))
+    assert found.geometry["coordinates"] == (-97.65, 39.55)
+    assert found.properties["isd:positions"] == [
+        {"latitude": -33.946, "longitude": 151.173},
+        {"latitude": 39.55, "longitude": -97.65},
+    ]
+    silent = [*REPORTS[:2], *moved(REPORTS[2:5], away), *moved(REPORTS[5:], nowhere)]
+    assert read(packed(*silent)).geometry["coordinates"] == (151.173, -33.946)
+    placeless = read(packed(*moved(moved(REPORTS, nowhere), b"+9999", slice(46, 51))))
+    assert placeless.geometry == {}
+    assert placeless.properties["isd:position-count"] == 0
+    assert not {"isd:positions", "isd:elevation-m"} & placeless.properties.keys()
+
+
+def test_a_drifting_platform_lists_no_places_but_counts_them() -> None:
+    drift = [moved([REPORTS[0]], b"%+06d-097650" % number)[0] for number in range(isd.MAX_POSITIONS + 1)]
+    found = read(packed(*drift)).properties
+    assert ("isd:positions" in found, found["isd:position-count"]) == (False, isd.MAX_POSITIONS + 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("724581-13984-2025", MetadataIssue.PLATFORM_MISMATCH),
+        ("724580-13985-2025", MetadataIssue.PLATFORM_MISMATCH),
+        ("724580-13984-2024", MetadataIssue.TIME_MISMATCH),
+    ],
+)
+def test_the_reports_must_be_those_that_the_key_names(name: str, code: MetadataIssue) -> None:
+    assert refusal(SAMPLE, name) is code
+
+
+@pytest.mark.parametrize(
+    ("reports", "code"),
+    [
+        ([b""], MetadataIssue.INCOMPLETE_PRODUCT_METADATA),
+        ([b"\n"], MetadataIssue.UNREADABLE_FORMAT),
+        ([*REPORTS, b"\n"], MetadataIssue.UNREADABLE_FORMAT),
+        ([b"x" * 200_000], MetadataIssue.UNREADABLE_FORMAT),
+        (moved(REPORTS, b"20251301", slice(15, 23)), MetadataIssue.INVALID_TIME_RANGE),
+        (moved(REPORTS, b"2025 101", slice(15, 23)), MetadataIssue.UNREADABLE_FORMAT),
+        (moved(REPORTS, b"39550N", slice(28, 34)), MetadataIssue.UNREADABLE_FORMAT),
+        ([*REPORTS, *moved(REPORTS[:1], b"724581", slice(4, 10))], MetadataIssue.PLATFORM_MISMATCH),
+        ([*REPORTS, *moved(REPORTS[:1], b"20260101", slice(15, 23))], MetadataIssue.TIME_MISMATCH),
+    ],
+)
+@pytest.mark.clause("OPR-07")
+def test_what_is_no_station_year_is_refused(reports: Reports, code: MetadataIssue) -> None:
+    assert refusal(packed(*reports)) is code
+
+
+@pytest.mark.clause("OPR-20")
+def test_a_report_of_another_length_than_it_says_is_suspect() -> None:
+    for odd in (REPORTS[3][:-7] + b"\n", REPORTS[3][:-1] + b"x\n", b"    " + REPORTS[3][4:]):
+        [(code, text)] = read(packed(*REPORTS[:3], odd, *REPORTS[4:])).findings
+        assert (code, text) == (
+            MetadataIssue.COMPLETENESS_UNCHECKED,
+            "1 of 8 reports are not as long as they say",
+        )
+
+
+# --- cut objects
+
+
+@pytest.mark.clause("OPR-20", "OPR-07")
+def test_a_cut_object_is_never_ok_at_any_cut(shared_data: Path) -> None:
+    for _, name, content in real(shared_data):
+        header = 10 + content[10:].index(b"\0") + 1 if content[3] & 8 else 10
+        cuts = {len(content) * tenth // 10 for tenth in range(1, 10)}
+        # Structural boundaries of RFC 1952: header, deflate data, checksum, length; and those of the requests.
+        cuts |= {0, 1, 2, 3, 10, header, len(content) - 8, len(content) - 4, len(content) - 1}
+        cuts |= {cut for cut in (FIRST_BYTES, FIRST_BYTES + READ_BYTES) if cut < len(content)}
+        for cut in sorted(cuts):
+            assert refusal(content[:cut], name) in {
+                MetadataIssue.TRUNCATED_OBJECT,
+                MetadataIssue.UNREADABLE_FORMAT,
+            }, (name, cut)
+
+
+@pytest.mark.clause("OPR-20", "OPR-07")
+def test_a_sample_cut_at_any_byte_is_truncated() -> None:
+    for cut in range(len(SAMPLE)):
+        assert refusal(SAMPLE[:cut]) is MetadataIssue.TRUNCATED_OBJECT
+
+
+@pytest.mark.clause("OPR-20")
+def test_text_that_was_cut_before_it_was_packed_is_truncated_unless_its_last_report_is_whole() -> None:
+    *others, last = REPORTS
+    for cut in range(1, len(last) - 1):
+        assert refusal(packed(*others, last[:cut])) is MetadataIssue.TRUNCATED_OBJECT
+    assert read(packed(*others, last[:-1])).properties["isd:records"] == len(REPORTS)
+
+
+@pytest.mark.clause("OPR-07", "OPR-20")
+@pytest.mark.parametrize("tail", [b"\0", SAMPLE, b"x" * 2_000_000])
+def test_what_follows_the_gzip_stream_is_refused(tail: bytes) -> None:
+    assert refusal(SAMPLE + tail) is MetadataIssue.UNREADABLE_FORMAT
+
+
+@pytest.mark.clause("OPR-07")
+@pytest.mark.parametrize("place", [-1, -5])
+def test_a_wrong_checksum_or_length_is_refused(place: int) -> None:
+    broken = bytearray(SAMPLE)
+    broken[place] ^= 1
+    assert refusal(bytes(broken)) is MetadataIssue.UNREADABLE_FORMAT
+
+
+# --- bounds
+
+
+@pytest.mark.clause("OPR-06")
+def test_an_object_is_read_once_in_few_requests(shared_data: Path) -> None:
+    for _, name, content in real(shared_data):
+        source = Counted(content)
+        read(content, name, source=source)
+        rest = max(0, len(content) - FIRST_BYTES)
+        assert source.requests[0] == (0, min(FIRST_BYTES, len(content)))
+        assert len(source.requests) == 1 + -(-rest // READ_BYTES)
+        assert sum(length for _, length in source.requests) == len(content)
+
+
+def stored(text: bytes) -> bytes:
+    """Gzip that packs nothing, so that text makes an object of its own size."""
+    packer = zlib.compressobj(level=0, wbits=31)
+    return packer.compress(text) + packer.flush()
+
+
+@pytest.mark.clause("OPR-20", "OPR-07")
+def test_of_a_large_object_the_beginning_is_read_and_its_completeness_is_unchecked() -> None:
+    report = REPORTS[0]
+    content = stored(report * (MAX_OBJECT_BYTES // len(report) + 100))
+    assert len(content) > MAX_OBJECT_BYTES
+    for cut in (len(content), len(content) - 1, MAX_OBJECT_BYTES + 1):
+        source = Counted(content[:cut])
+        found = read(b"", source=source)
+        assert not is_whole(found)
+        assert sum(length for _, length in source.requests) == MAX_OBJECT_BYTES
+        assert (found.start, found.end) == (found.start, found.start)
+        assert found.properties["isd:end-known"] is False
+        assert not {"isd:records", "isd:position-count"} & found.properties.keys()
+
+
+@pytest.mark.clause("OPR-20", "OPR-07")
+@pytest.mark.parametrize("limit", [1, 2])
+def test_text_beyond_the_bound_is_not_unpacked(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    monkeypatch.setattr(isd, "MAX_TEXT_BYTES", limit * isd.STEP_BYTES)
+    unpacked: list[int] = []
+    take = isd._Reports.take
+
+    def counting(self: Any, lines: Reports) -> None:
+        unpacked.append(sum(map(len, lines)))
+        take(self, lines)
+
+    monkeypatch.setattr(isd._Reports, "take", counting)
+    report = REPORTS[0]
+    found = read(packed(report * (isd.STEP_BYTES * 20 // len(report))))
+    assert not is_whole(found)
+    assert sum(unpacked) <= limit * isd.STEP_BYTES
+
+
+@pytest.mark.clause("OPR-07")
+def test_more_places_than_are_told_apart_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isd, "MAX_KINDS", 10)
+    drift = [moved([REPORTS[0]], b"%+06d-097650" % number)[0] for number in range(11)]
+    assert refusal(packed(*drift)) is MetadataIssue.RESOURCE_LIMIT
+
+
+def mutated(content: bytes, seed: int, changes: int) -> bytes:
+    chooser = random.Random(seed)
+    broken = bytearray(content)
+    for _ in range(changes):
+        place = chooser.randrange(len(broken))
+        match chooser.randrange(3):
+            case 0:
+                broken[place] = chooser.randrange(256)
+            case 1:
+                del broken[place : place + chooser.randrange(1, 20)]
+            case _:
+                broken[place:place] = chooser.randbytes(chooser.randrange(1, 20))
+        if not broken:
+            return b""
+    return bytes(broken)
+
+
+@pytest.mark.clause("OPR-07")
+@given(st.integers(0, 2**32), st.integers(1, 8), st.booleans())
+def test_hostile_bytes_give_a_read_error_or_an_answer_within_bounds(seed: int, changes: int, inside: bool) -> None:
+    """Changes of the object, and of the text in it, where they reach the columns."""
+    content = packed(mutated(TEXT, seed, changes)) if inside else mutated(SAMPLE, seed, changes)
+    source = Counted(content)
+    try:
+        found = read(content, source=source)
+    except ReadError:
+        pass
+    else:
+        assert found.start <= found.end
+        assert set(found.properties) <= isd.PROPERTIES
+    assert len(source.requests) <= 2
+    assert sum(length for _, length in source.requests) <= len(content)
+
+
+# --- samples
+
+
+@pytest.mark.clause("OPR-14")
+def test_samples_are_distinct_and_of_a_later_day_the_same_keys_hold_more(contracts: ContractRegistry) -> None:
+    grammar = contracts["surface-obs"]
+    earlier = {key: content for _, key, content in isd_samples(DAY, 20)}
+    later = {key: content for _, key, content in isd_samples(DAY + timedelta(days=1), 20)}
+    assert earlier.keys() == later.keys()
+    assert len(earlier) == 20
+    for number, (key, content) in enumerate(later.items()):
+        match = contracts.grammars[grammar.id].match(key)
+        assert match is not None
+        assert match.start == datetime(2025, 1, 1, tzinfo=UTC)
+        found, before = read(content, match.item_id), read(earlier[key], match.item_id)
+        assert found.end - before.end == timedelta(days=1)
+        assert found.native["records"] == before.native["records"] + 4
+        station = sample_station(number)
+        assert (found.native["lat"], found.native["lon"]) == (station.latitude, station.longitude)
+        assert is_whole(found)
+    with pytest.raises(ValueError, match="more than"):
+        next(isd_samples(DAY, 100_001))
