@@ -16,7 +16,7 @@ DATASET_ID = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _HEAD = """\
 # Made from the contract of {like}. To be looked through, from top to bottom:
 #   metadata    title, description
-#   storage     prefixes, key_grammar, ignore, sidecars, listing: how the keys of this bucket are built
+#   storage     prefixes, key_grammar, ignore, sidecars, listing, listing_sets: how the keys of this bucket are built
 #   integrity   min_bytes, max_bytes
 #   stac        item_id (groups of the key), providers, keywords, summaries
 #   citations, units   what this dataset's Items say, and by which source
