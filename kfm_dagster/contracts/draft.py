@@ -17,7 +17,7 @@ _TOPICS = re.compile(r"(?m)^    - arn: .*(\n    (- arn|  ).*)*$")
 _HEAD = """\
 # Made from the contract of {like}. To be looked through, from top to bottom:
 #   metadata    title, description
-#   storage     prefixes, key_grammar, ignore, sidecars, listing: how the keys of this bucket are built
+#   storage     prefixes, key_grammar, ignore, sidecars, listing, listing_sets: how the keys of this bucket are built
 #   integrity   min_bytes, max_bytes
 #   stac        item_id (groups of the key), providers, keywords, summaries
 #   citations, units   what this dataset's Items say, and by which source

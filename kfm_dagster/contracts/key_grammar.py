@@ -119,8 +119,8 @@ class KeyGrammarReader:
         return day.replace(day=1) if "%m" in named else day.replace(month=1, day=1)
 
     def prefixes(self, day: date) -> list[str]:
-        """Prefixes that together hold every object of the given UTC day."""
-        return [day.strftime(template) for template in self.contract.storage.listing]
+        """Prefixes that together hold every object of the given UTC day that a listing is to find."""
+        return self.contract.storage.day_prefixes(day)
 
 
 def is_safe_key(key: str) -> bool:

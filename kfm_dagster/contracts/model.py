@@ -7,6 +7,8 @@ meaning. Nothing here reads the environment or a file.
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from datetime import date
 from typing import Annotated, Any, Literal
@@ -35,6 +37,12 @@ TopicArn = Annotated[str, Field(pattern=TOPIC_ARN)]
 Bucket = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")]
 Regex = Annotated[str, Field(min_length=1, max_length=1000)]
 HttpsTemplate = Annotated[str, Field(pattern=r"^https://([^{}]|\{\w+\})+$")]
+SetName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=40)]
+SetValue = Annotated[str, Field(pattern=r"^[^{}%]+$", max_length=100)]
+_SET = re.compile(r"{(\w+)}")
+
+MAX_PREFIXES = 10_000
+"""Prefixes of a day: each is a request to the store at least."""
 
 
 class ContractPart(BaseModel):
@@ -163,20 +171,52 @@ class Storage(ContractPart):
         "(URL-encoded) and the key's groups.",
     )
     listing: list[str] = Field(
-        min_length=1, description="strftime templates of the prefixes that hold one UTC day; {bucket}-independent."
+        min_length=1,
+        description="strftime templates of the prefixes that hold one UTC day, the same in every bucket; `{name}` "
+        "stands for each value of that set in listing_sets.",
+    )
+    listing_sets: dict[SetName, Annotated[list[SetValue], Field(min_length=1)]] = Field(
+        {},
+        json_schema_extra={"additionalProperties": False},
+        description="What a backfill looks for where no prefix holds a day whole. A template with several sets is "
+        "listed for each combination of their values. What is announced is ingested, whether it is here or not.",
     )
     scheduled_listing: ScheduledListing | None = Field(
         None, description="Default: only a backfill lists; then notifications.topics must announce the objects."
     )
 
     @model_validator(mode="after")
-    def _listing_finds_the_prefixes(self) -> Storage:
-        # A template outside the routed prefixes would make every backfill of the dataset find nothing, in silence.
-        for template in self.listing:
-            folder = date(2024, 2, 29).strftime(template)
-            if not any(folder.startswith(prefix) or prefix.startswith(folder) for prefix in self.prefixes):
-                raise ValueError(f"listing {template!r} gives {folder!r}, which no prefix of {self.prefixes} covers")
+    def _listing_has_its_sets(self) -> Storage:
+        named = {name for template in self.listing for name in _set_names(template)}
+        if missing := sorted(named - self.listing_sets.keys()):
+            raise ValueError(f"listing names sets {missing} that listing_sets does not have")
+        if unused := sorted(self.listing_sets.keys() - named):
+            raise ValueError(f"listing_sets {unused} are in no template of listing")
+        if twice := sorted(name for name, values in self.listing_sets.items() if len(set(values)) < len(values)):
+            raise ValueError(f"listing_sets {twice} have a value twice")
+        if stray := [template for template in self.listing if re.search(r"[{}]", _SET.sub("", template))]:
+            raise ValueError(f"listing {stray} have a brace that belongs to no set's name")
         return self
+
+    @model_validator(mode="after")
+    def _listing_finds_the_prefixes(self) -> Storage:
+        sizes = (math.prod(len(self.listing_sets[name]) for name in _set_names(template)) for template in self.listing)
+        if (count := sum(sizes)) > MAX_PREFIXES:
+            raise ValueError(f"a day would be listed under {count} prefixes; {MAX_PREFIXES} at most")
+        # A template outside the routed prefixes would make every backfill of the dataset find nothing, in silence.
+        for folder in self.day_prefixes(date(2024, 2, 29)):
+            if not any(folder.startswith(prefix) or prefix.startswith(folder) for prefix in self.prefixes):
+                raise ValueError(f"listing gives {folder!r}, which no prefix of {self.prefixes} covers")
+        return self
+
+    def day_prefixes(self, day: date) -> list[str]:
+        """Return the prefixes that are listed for a UTC day: each template for each combination of its sets' values."""
+        found: list[str] = []
+        for template in self.listing:
+            names, dated = _set_names(template), day.strftime(template)
+            combinations = itertools.product(*(self.listing_sets[name] for name in names))
+            found += [dated.format_map(dict(zip(names, values, strict=True))) for values in combinations]
+        return found
 
     @field_validator("ignore")
     @classmethod
@@ -187,6 +227,11 @@ class Storage(ContractPart):
             except re.error as error:
                 raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
         return value
+
+
+def _set_names(template: str) -> list[str]:
+    """Names of the sets in a listing template, each once, in their order."""
+    return list(dict.fromkeys(_SET.findall(template)))
 
 
 class Magic(ContractPart):

@@ -13,6 +13,7 @@ from typing import Any
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
+from kfm_dagster.readers.nexrad_position import Position
 
 HEADER_BYTES = 24
 MAX_CUTS = 32
@@ -47,15 +48,6 @@ class VolumeHeader:
     extension: str
     time: datetime
     icao: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Position:
-    """Degrees as the radar states them (32-bit), and metres of the feedhorn above mean sea level."""
-
-    latitude: float
-    longitude: float
-    height_m: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,8 +1,9 @@
-"""WSR-88D sites: where a radar stood, for volumes that do not carry their own position.
+"""WSR-88D and TDWR sites: where a radar stood, for objects that do not carry their own position.
 
-Belongs here: the table and its look-up. Does not belong here: positions that a volume states itself (those win).
-Volumes of message type 1 (1991 to 2008) carry no position. `nexrad_sites.csv` states its source (NOAA NCEI's station
-list, public domain) and its exceptions in its first lines.
+Belongs here: the tables and their look-up. Does not belong here: positions that an object states itself (those win,
+`nexrad_position.py`). Volumes of message type 1 (1991 to 2008) and status messages carry no position.
+`nexrad_sites.csv` and `nexrad_tdwr_sites.csv` state their source (NOAA NCEI's station list, public domain) and
+exceptions in their first lines.
 """
 
 from __future__ import annotations
@@ -27,8 +28,28 @@ class Site:
 
 @cache
 def sites() -> Mapping[str, Site]:
-    """All sites by ICAO identifier, in the order of the table."""
-    text = files("kfm_dagster.readers").joinpath("nexrad_sites.csv").read_text(encoding="utf-8")
+    """All sites of the WSR-88D network by ICAO identifier, in the order of the table."""
+    return _table("nexrad_sites.csv")
+
+
+@cache
+def tdwr_sites() -> Mapping[str, Site]:
+    """All sites of Terminal Doppler Weather Radars by ICAO identifier, in the order of the table."""
+    return _table("nexrad_tdwr_sites.csv")
+
+
+def site_named(identifier: str) -> Site | None:
+    """Site of either network by its three-letter identifier: ICAO's without the first, as in AWIPS identifiers."""
+    return _by_identifier().get(identifier)
+
+
+@cache
+def _by_identifier() -> Mapping[str, Site]:
+    return {icao[1:]: site for icao, site in (*sites().items(), *tdwr_sites().items())}
+
+
+def _table(name: str) -> Mapping[str, Site]:
+    text = files("kfm_dagster.readers").joinpath(name).read_text(encoding="utf-8")
     rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
     return {
         row["icao"]: Site(

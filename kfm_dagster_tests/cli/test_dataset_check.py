@@ -70,6 +70,24 @@ def test_a_sound_sample_gives_its_item_and_leaves_nothing(
     assert "  Item hrrr.20250402." in text
 
 
+def test_an_object_that_the_listing_sets_leave_out_is_taken_in_and_named(
+    call: Call, contract: Callable[[Change], Path], sample: Path
+) -> None:
+    def listing(values: str) -> Change:
+        lines = "    - hrrr.%Y%m%d/conus/\n    - hrrr.%Y%m%d/alaska/\n"
+        sets = f'    - "hrrr.%Y%m%d/{{region}}/"\n  listing_sets: {{region: [{values}]}}\n'
+        return lambda text: text.replace(lines, sets)
+
+    for values, left_out in (("alaska, conus", False), ("alaska", True)):
+        answer = call("dataset", "check", str(contract(listing(values))), "--sample", str(sample), "--json")
+        assert answer.code == ExitCode.DONE, answer
+        [found] = answer.rows
+        told = found["sample"]
+        assert isinstance(told, dict)
+        assert told["is_sound"]
+        assert any(text.startswith("storage.listing_sets: ") for text in told["suspect"]) == left_out
+
+
 AT_FAULT: dict[str, tuple[Change, Change, str]] = {
     # what: change of the contract, change of the object's bytes (as Latin-1), what is said
     "a cut object": (same, lambda content: content[: len(content) * 3 // 4], "truncated_object"),
@@ -131,7 +149,7 @@ def test_a_sample_that_the_contract_does_not_name_is_one_line(
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "new-dataset.md"
 
 
-@pytest.mark.parametrize("like", ["goes-abi", "hrrr", "nexrad-l2"])
+@pytest.mark.parametrize("like", ["goes-abi", "hrrr", "nexrad-l2", "nexrad-l3"])
 def test_a_new_contract_is_in_order_as_it_is_written(like: str, call: Call, tmp_path: Path) -> None:
     out = tmp_path / "new.yaml"
     arguments = ("dataset", "new", "my-data", "--like", like, "--bucket", "my-bucket", "--topic", TOPIC)

@@ -95,6 +95,9 @@ def test_builtin_contract_is_valid_under_the_published_schema(name: str) -> None
         {"freshness.budget_seconds": 0},
         {"coverage.products": []},
         {"governance": None},
+        {"storage.listing": ["hrrr.%Y%m%d/{Region}/"], "storage.listing_sets": {"Region": ["conus"]}},
+        {"storage.listing": ["hrrr.%Y%m%d/{region}/"], "storage.listing_sets": {"region": []}},
+        {"storage.listing": ["hrrr.%Y%m%d/{region}/"], "storage.listing_sets": {"region": ["%Y"]}},
     ],
 )
 def test_schema_and_loader_refuse_the_same(changes: dict[str, Any]) -> None:
@@ -125,6 +128,18 @@ def test_a_citation_without_the_kind_of_its_anchor_is_refused_in_one_line() -> N
         ({"storage.listing": ["rap.%Y%m%d/"]}, "no prefix"),
         ({"notifications.topics": None}, "nothing finds the objects: name notifications.topics"),
         ({"notifications": None}, "storage.scheduled_listing"),
+        ({"storage.listing": ["{a}%Y/"], "storage.listing_sets": {"a": ["hrrr.", "rap."]}}, r"'rap\.2024/', which no"),
+        ({"storage.listing": ["hrrr.%Y{a}{b}/"], "storage.listing_sets": {"a": ["1"]}}, r"sets \['b'\] that"),
+        ({"storage.listing_sets": {"a": ["1"]}}, r"listing_sets \['a'\] are in no template"),
+        ({"storage.listing": ["hrrr.%Y{a}"], "storage.listing_sets": {"a": ["1", "1"]}}, "a value twice"),
+        ({"storage.listing": ["hrrr.%Y{a:>9}"]}, "a brace that belongs to no"),
+        (
+            {
+                "storage.listing": ["hrrr.%Y{a}{b}"],
+                "storage.listing_sets": {name: [str(number) for number in range(101)] for name in "ab"},
+            },
+            "10201 prefixes; 10000 at most",
+        ),
         ({"stac.item_id": "{version}"}, "version"),
         ({"stac.precedence": "created"}, "created"),
         ({"storage.mirrors": {"gcs": "https://example.org/{nope}"}}, "nope"),
@@ -231,6 +246,17 @@ def test_one_yaml_file_adds_a_dataset(tmp_path: Path) -> None:
     assert match is not None
     assert (match.item_id, match.end) == ("rap.20260601.t06z.f03", datetime(2026, 6, 1, 9, tzinfo=UTC))
     assert registry.grammars["my-rap"].prefixes(date(2026, 6, 1)) == ["rap.20260601/"]
+
+
+@pytest.mark.clause("OPR-13")
+def test_the_sets_of_a_listing_are_multiplied() -> None:
+    listing = ["hrrr.%Y%m%d/{region}/hrrr.t{cycle}z.", "hrrr.%Y%m%d/%j/", "hrrr.{cycle}{region}{cycle}"]
+    text = hrrr(storage__listing=listing, storage__listing_sets={"region": ["conus", "alaska"], "cycle": ["00", "12"]})
+    assert KeyGrammarReader(parse_contract(text, source="mine.yaml")).prefixes(date(2026, 6, 1)) == [
+        "hrrr.20260601/conus/hrrr.t00z.", "hrrr.20260601/conus/hrrr.t12z.", "hrrr.20260601/alaska/hrrr.t00z.",
+        "hrrr.20260601/alaska/hrrr.t12z.", "hrrr.20260601/152/", "hrrr.00conus00", "hrrr.00alaska00", "hrrr.12conus12",
+        "hrrr.12alaska12",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

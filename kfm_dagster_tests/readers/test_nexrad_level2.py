@@ -30,8 +30,10 @@ from kfm_dagster.demo.samples.nexrad_level2 import (
     nexrad_level2_samples,
 )
 from kfm_dagster.readers.base import ReadError
-from kfm_dagster.readers.nexrad_level2 import POSITION_TOLERANCE_M, RANGE_M, _coverage
+from kfm_dagster.readers.geometry import disc
+from kfm_dagster.readers.nexrad_level2 import RANGE_M
 from kfm_dagster.readers.nexrad_messages import MAX_CUTS
+from kfm_dagster.readers.nexrad_position import POSITION_TOLERANCE_M
 from kfm_dagster.readers.nexrad_sites import sites
 from kfm_dagster_tests.readers.nexrad_bytes import (
     SITE,
@@ -278,14 +280,14 @@ def test_a_position_that_no_table_knows_is_taken_from_the_volume(uncompressed: b
 
 @given(latitude=st.floats(-85, 85), longitude=st.floats(-180, 180))
 def test_coverage_is_a_valid_disc_anywhere(latitude: float, longitude: float) -> None:
-    geometry = _coverage(latitude, longitude)
+    geometry = disc(latitude, longitude, RANGE_M)
     west, south, east, north = bounding_box(geometry)
-    disc = shape(geometry)
-    assert disc.is_valid
+    covered = shape(geometry)
+    assert covered.is_valid
     assert south < latitude < north
-    assert (west > east) == (disc.geom_type == "MultiPolygon")
+    assert (west > east) == (covered.geom_type == "MultiPolygon")
     geod = Geod(ellps="WGS84")
-    parts = getattr(disc, "geoms", [disc])
+    parts = getattr(covered, "geoms", [covered])
     rim = [point for part in parts for point in part.exterior.coords if abs(point[0]) < 180]
     assert all(abs(geod.inv(longitude, latitude, x, y)[2] - RANGE_M) < 1 for x, y in rim)
     assert all(part.exterior.is_ccw for part in parts)

@@ -1,0 +1,133 @@
+r"""What stands around the message of a NEXRAD Level III object: WMO heading, AWIPS identifier, transmission.
+
+An object of the bucket is `T1T2A1A2ii CCCC YYGGgg\r\r\n` (WMO-No. 386, part II, 2.3.2), `NNNXXX\r\r\n` (NWSI 10-1701)
+and the message. Unidata's uploader (github.com/Unidata/ldm-alchemy, upload_nids.py) takes off what a transmission puts
+around them; objects from elsewhere still have it: `SOH CR CR LF number CR CR LF` before, `CR CR LF ETX` after, and
+instead of the message zlib frames, of which the first begins with NOAAPort's communications control block and the same
+heading again.
+
+Belongs here: that frame, taken off within bounds. Does not belong here: the message (`nexrad_l3_message.py`).
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.readers.base import ReadError
+
+HEADING_BYTES = 64
+"""No heading is longer, with a start of transmission before it."""
+FRAME_BYTES = 4000
+"""A zlib frame holds at most so much; all but the last one do (17 frames of a real object)."""
+MAX_FRAMES = 2048
+
+_START = re.compile(rb"\x01\r\r\n\d{3,5} ?\r\r\n")
+_HEADING = re.compile(
+    rb"(?P<wmo>[A-Z]{4}\d{2} [A-Z0-9]{4} (?P<day>\d{2})(?P<hour>\d{2})(?P<minute>\d{2})(?: [A-Z]{3})?)\r\r\n"
+    rb"(?P<product>[A-Z0-9]{3})(?P<site>[A-Z0-9]{3}) *\r\r\n"
+)
+_END = b"\r\r\n\x03"
+_ZLIB = b"\x78"
+"""First byte of a zlib stream with a window of 32 KiB (RFC 1950, 2.2); a message's is 0, as no code is as large."""
+_STORED = 64
+"""A frame that does not compress is larger by less (RFC 1951, 3.2.4: 5 bytes a block)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bulletin:
+    """An object without its frame. `product` and `site` are the two halves of the AWIPS identifier.
+
+    is_closed: the end of its transmission is there, so that nothing was cut off. is_text: plain text, not a message.
+    """
+
+    wmo: str
+    product: str
+    site: str
+    message: bytes
+    is_zlib: bool
+    is_closed: bool
+    is_text: bool
+
+    def time_near(self, moment: datetime) -> datetime:
+        """Time of the heading (day, hour, minute of UTC) in the month that brings it nearest to `moment`.
+
+        Raises ReadError(INVALID_TIME_RANGE) when it is none.
+        """
+        day, hour, minute = (int(self.wmo.split(" ")[2][place : place + 2]) for place in (0, 2, 4))
+        first, found = moment.replace(day=1), []
+        for month in (first - timedelta(days=1), first, first + timedelta(days=31)):
+            try:
+                found.append(datetime(month.year, month.month, day, hour, minute, tzinfo=UTC))
+            except ValueError:
+                continue  # the month has no such day
+        if not found:
+            raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"the heading's time is none: {self.wmo}")
+        return min(found, key=lambda time: abs(time - moment))
+
+
+def read_bulletin(data: bytes) -> Bulletin:
+    """Take an object out of its frame. Raises ReadError(UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT)."""
+    sent = _START.match(data)
+    if sent and not data.endswith(_END):
+        raise ReadError(MetadataIssue.TRUNCATED_OBJECT, "the object begins as a transmission and does not end as one")
+    heading = _heading(data, sent.end() if sent else 0)
+    message = data[heading.end() : len(data) - len(_END) if sent else len(data)]
+    is_zlib = message.startswith(_ZLIB)
+    if is_zlib:
+        plain = _inflated(message)
+        inner = _HEADING.match(plain[:HEADING_BYTES]) or _heading(plain, _control_block_bytes(plain))
+        if inner.groups() != heading.groups():
+            raise ReadError(MetadataIssue.UNREADABLE_FORMAT, "the heading within the zlib frames is another one")
+        message = plain[inner.end() :]
+    wmo = heading["wmo"].decode("ascii")
+    return Bulletin(
+        wmo=wmo,
+        product=heading["product"].decode("ascii"),
+        site=heading["site"].decode("ascii"),
+        message=message,
+        is_zlib=is_zlib,
+        is_closed=sent is not None,
+        # Notices in plain text (WMO-No. 386, attachment II-5, table B1, NO); radar data are SD, their status NX.
+        is_text=wmo.startswith("NO"),
+    )
+
+
+def _heading(data: bytes, start: int) -> re.Match[bytes]:
+    found = _HEADING.match(data[: start + HEADING_BYTES], start)
+    if found is None:
+        raise ReadError(
+            MetadataIssue.UNREADABLE_FORMAT,
+            f"no WMO heading with an AWIPS identifier at byte {start}: {data[start : start + 32]!r}",
+        )
+    return found
+
+
+def _inflated(data: bytes) -> bytes:
+    """Inflate frame after frame; what follows the last one was sent as it is."""
+    plain = bytearray()
+    place = 0
+    for _ in range(MAX_FRAMES):
+        if data[place : place + 1] != _ZLIB:
+            return bytes(plain + data[place:])
+        frame = data[place : place + FRAME_BYTES + _STORED]
+        inflate = zlib.decompressobj()
+        try:
+            plain += inflate.decompress(frame, FRAME_BYTES)
+        except zlib.error as error:
+            raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"a zlib frame is corrupt: {error}") from error
+        if not inflate.eof:
+            raise ReadError(
+                MetadataIssue.TRUNCATED_OBJECT, f"the zlib frame at byte {place} has no end within {len(frame)} bytes"
+            )
+        place += len(frame) - len(inflate.unused_data)
+    raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"more than {MAX_FRAMES} zlib frames")
+
+
+def _control_block_bytes(data: bytes) -> int:
+    """Size in bytes of NOAAPort's communications control block: the bits 01 and 14 bits of halfwords; 0 for none."""
+    word = int.from_bytes(data[:2], "big")
+    return 2 * (word & 0x3FFF) if word >> 14 == 1 else 0

@@ -1,0 +1,218 @@
+"""The message of a NEXRAD Level III object: header, product description, blocks, and whether it is whole.
+
+ICD 2620001 (RPG to Class 1 User): message header (figure 3-3), product description block and the symbology, graphic and
+tabular blocks that it points at (figure 3-6), bzip2 after the description (figure 3-6, note 3, and appendix D), general
+status message (figure 3-17). A message says its length, its blocks say theirs and follow each other to its end, and a
+compressed one says how much it holds: all three must hold of the bytes.
+
+Belongs here: the fields as values. Does not belong here: what stands around the message (`nexrad_l3_bulletin.py`) and
+what it means to the catalog (`nexrad_level3.py`).
+"""
+
+from __future__ import annotations
+
+import bz2
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.readers.base import ReadError
+from kfm_dagster.readers.nexrad_l3_products import GENERAL_STATUS
+from kfm_dagster.readers.unpacked import Unpacked
+
+MAX_UNPACKED_BYTES = 8 * 1024 * 1024
+"""Super-resolution products hold up to 1.4 MB (720 radials of 1,840 bytes, figure 3-11c); real ones claim up to 0.5."""
+BLOCKS = ("symbology", "graphic", "tabular")
+"""In the order of their numbers and of their offsets (figure 3-6)."""
+
+_HEADER = struct.Struct(">hHiihhh")
+_DESCRIPTION = struct.Struct(">hiihhhhhhHiHihhhh32x7h2x3I")
+_STATUS = struct.Struct(">hhhhh")
+_BLOCK = struct.Struct(">hhI")
+_HEADER_BYTES = _HEADER.size
+_DESCRIPTION_END = _HEADER_BYTES + _DESCRIPTION.size
+_DIVIDER = -1
+_BZIP2 = 1
+"""Compression method (figure 3-6, note 3)."""
+_WITHOUT_BLOCKS = frozenset({62, 73, 74, 75, 77, 82, *range(100, 112)})
+"""Texts: pages or lines stand where the offsets point at, without a block's header (figure 3-16)."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_DAY_SECONDS = 86_400
+_DAY_MINUTES = 1_440
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Description:
+    """The product description block. Thousandths of a degree, feet above mean sea level, times in UTC.
+
+    parameters: the ten product-dependent halfwords, signed. elevation_number: 0 for a product of the whole volume.
+    """
+
+    latitude: int
+    longitude: int
+    height_ft: int
+    product_code: int
+    volume_number: int
+    volume_time: datetime
+    generation_time: datetime
+    elevation_number: int
+    parameters: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Message:
+    """A message. `time` is that of its header; None where it has none, as in archives of the 1990s.
+
+    unchecked: why the message may not be whole although its length is right; None where everything fits.
+    """
+
+    code: int
+    length: int
+    time: datetime | None
+    radar_id: int
+    mode: int
+    vcp: int
+    description: Description | None
+    is_bzip2: bool
+    blocks: tuple[str, ...]
+    unchecked: str | None
+
+
+def decode_message(data: bytes) -> Message:
+    """Decode a message and hold its lengths against each other.
+
+    Raises ReadError: TRUNCATED_OBJECT, UNREADABLE_FORMAT, RESOURCE_LIMIT, INVALID_TIME_RANGE.
+    """
+    if len(data) < _HEADER_BYTES:
+        raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"{len(data)} bytes are less than a message header")
+    code, day, seconds, length, radar_id, _, _ = _HEADER.unpack_from(data)
+    if length < _HEADER_BYTES:
+        raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"a message of {length} bytes is shorter than its header")
+    if length > len(data):
+        raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the message has {length} bytes, {len(data)} are there")
+    surplus = f"{len(data) - length} bytes follow the message" if length < len(data) else None
+    decode = _status if code == GENERAL_STATUS else _product
+    return decode(data[:length], code, _time(day, seconds) if day else None, radar_id, surplus)
+
+
+def accumulation_time(description: Description, number: int | None) -> datetime | None:
+    """Time in parameter `number` (a date) and the next one (minutes past midnight); None for a product without."""
+    if number is None:
+        return None
+    day, minutes = description.parameters[number - 1 : number + 1]
+    if day < 1 or not 0 <= minutes <= _DAY_MINUTES:
+        return None
+    return _EPOCH + timedelta(days=day - 1, minutes=minutes)
+
+
+def _status(data: bytes, code: int, time: datetime | None, radar_id: int, surplus: str | None) -> Message:
+    """Figure 3-17: the block's length leaves out its divider and itself; 82 bytes, 178 since build 14."""
+    if len(data) < _HEADER_BYTES + _STATUS.size:
+        raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"{len(data)} bytes are less than a general status message")
+    divider, length, mode, _, vcp = _STATUS.unpack_from(data, _HEADER_BYTES)
+    if divider != _DIVIDER or _HEADER_BYTES + 4 + length != len(data):
+        raise ReadError(
+            MetadataIssue.UNREADABLE_FORMAT,
+            f"the status block has divider {divider} and {length} bytes in a message of {len(data)}",
+        )
+    return Message(
+        code=code,
+        length=len(data),
+        time=time,
+        radar_id=radar_id,
+        mode=mode,
+        vcp=vcp,
+        description=None,
+        is_bzip2=False,
+        blocks=(),
+        unchecked=surplus,
+    )
+
+
+def _product(data: bytes, code: int, time: datetime | None, radar_id: int, surplus: str | None) -> Message:
+    if len(data) < _DESCRIPTION_END:
+        raise ReadError(
+            MetadataIssue.UNREADABLE_FORMAT, f"message {code} of {len(data)} bytes has no product description"
+        )
+    divider, latitude, longitude, height, product, mode, vcp, _, volume, *rest = _DESCRIPTION.unpack_from(
+        data, _HEADER_BYTES
+    )
+    if divider != _DIVIDER:
+        raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"the product description begins with {divider}, expected -1")
+    volume_day, volume_seconds, product_day, product_seconds, first, second, elevation, third, *later = rest
+    parameters, offsets = (first, second, third, *later[:7]), later[7:]
+    is_bzip2 = data.startswith(b"BZh", _DESCRIPTION_END)
+    plain = data[:_DESCRIPTION_END] + _unpacked(data, parameters) if is_bzip2 else data
+    blocks, open_end = ((), None) if product in _WITHOUT_BLOCKS else _blocks(plain, offsets)
+    return Message(
+        code=code,
+        length=len(data),
+        time=time,
+        radar_id=radar_id,
+        mode=mode,
+        vcp=vcp,
+        description=Description(
+            latitude=latitude,
+            longitude=longitude,
+            height_ft=height,
+            product_code=product,
+            volume_number=volume,
+            volume_time=_time(volume_day, volume_seconds),
+            generation_time=_time(product_day, product_seconds),
+            elevation_number=elevation,
+            parameters=parameters,
+        ),
+        is_bzip2=is_bzip2,
+        blocks=blocks,
+        unchecked=surplus or open_end,
+    )
+
+
+def _unpacked(data: bytes, parameters: Sequence[int]) -> bytes:
+    """Unpack what follows the description: parameter 8 is the method, 9 and 10 are the size in bytes."""
+    method, high, low = parameters[7:]
+    size = (high & 0xFFFF) << 16 | (low & 0xFFFF)
+    if method != _BZIP2:
+        raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"bzip2 data under compression method {method}")
+    if size > MAX_UNPACKED_BYTES:
+        raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"{size} bytes unpacked; {MAX_UNPACKED_BYTES} at most are read")
+    decompressor = bz2.BZ2Decompressor()
+    # One byte more than it says: whoever has that many has not ended.
+    stream = Unpacked(iter([data[_DESCRIPTION_END:]]), decompressor, step=size + 1, limit=size + 1)
+    plain = stream.read(0, size + 1)
+    if len(plain) < size and not stream.complete:
+        raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the bzip2 data end after {len(plain)} of {size} bytes")
+    if len(plain) != size or not stream.complete or decompressor.unused_data:
+        raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"the bzip2 data are not the {size} bytes that they claim")
+    return plain
+
+
+def _blocks(message: bytes, offsets: Sequence[int]) -> tuple[tuple[str, ...], str | None]:
+    """Names of the blocks that are there, and what does not fit; offsets are halfwords from the message's start."""
+    found: list[str] = []
+    end = _DESCRIPTION_END
+    for number, (name, offset) in enumerate(zip(BLOCKS, offsets, strict=True), 1):
+        if not offset:
+            continue
+        start = 2 * offset
+        if start + _BLOCK.size > len(message):
+            raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the {name} block lies past the message's end")
+        divider, identity, length = _BLOCK.unpack_from(message, start)
+        if (divider, identity) != (_DIVIDER, number):
+            return tuple(found), f"no {name} block stands at byte {start}, where the description says"
+        if start + length > len(message):
+            raise ReadError(
+                MetadataIssue.TRUNCATED_OBJECT, f"the {name} block ends {start + length - len(message)} bytes too late"
+            )
+        found.append(name)
+        end = max(end, start + length)
+    return tuple(found), f"{len(message) - end} bytes belong to no block" if end < len(message) else None
+
+
+def _time(day: int, seconds: int) -> datetime:
+    """Days since 1970-01-01, which is day 1, and seconds past midnight UTC (figure 3-3)."""
+    if day < 1 or not 0 <= seconds < _DAY_SECONDS:
+        raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"day {day}, second {seconds} is no time")
+    return _EPOCH + timedelta(days=day - 1, seconds=seconds)

@@ -1,0 +1,695 @@
+"""The NEXRAD Level III reader: equality with an independent reader, agreement with the key, hostile bytes, samples."""
+
+from __future__ import annotations
+
+import bz2
+import random
+import re
+import struct
+import tracemalloc
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyproj import Geod
+
+from kfm_dagster.contracts.bounding_box import bounding_box
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.contracts.key_grammar import KeyKind
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.samples.nexrad_level3 import (
+    BUCKET,
+    GENERATED_AFTER,
+    PRODUCTS,
+    make_nexrad_level3,
+    nexrad_level3_samples,
+)
+from kfm_dagster.ingest.rehearsal import rehearse
+from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
+from kfm_dagster.readers.nexrad_l3_bulletin import FRAME_BYTES, MAX_FRAMES
+from kfm_dagster.readers.nexrad_l3_message import MAX_UNPACKED_BYTES
+from kfm_dagster.readers.nexrad_l3_products import product_kinds
+from kfm_dagster.readers.nexrad_level3 import FIRST_BYTES, MAX_OBJECT_BYTES, PROPERTIES, read_nexrad_level3
+from kfm_dagster.readers.nexrad_sites import site_named, sites, tdwr_sites
+from kfm_dagster.readers.ranges import BytesSource
+
+START = datetime(2024, 5, 6, 21, 14, 3, tzinfo=UTC)
+CONTRACTS = ContractRegistry.load()
+GRAMMAR = CONTRACTS.grammars["nexrad-l3"]
+CUT = {MetadataIssue.TRUNCATED_OBJECT, MetadataIssue.UNREADABLE_FORMAT}
+WGS84 = Geod(ellps="WGS84")
+FIRST, LAST = 30, 120
+"""Bytes of a heading as Unidata leaves it, and of a message up to its blocks."""
+
+
+class CountingSource(BytesSource):
+    """Counts what a reader asks for."""
+
+    requests = 0
+    bytes_read = 0
+
+    def read(self, start: int, length: int) -> bytes:
+        data = super().read(start, length)
+        self.requests += 1
+        self.bytes_read += len(data)
+        return data
+
+
+def groups(key: str) -> Mapping[str, str]:
+    match = GRAMMAR.match(key)
+    assert match is not None, key
+    return match.groups
+
+
+def read(key: str, source: bytes | BytesSource) -> HeaderMetadata:
+    opened = BytesSource(source) if isinstance(source, bytes) else source
+    return read_nexrad_level3(ReadRequest(key=key, groups=groups(key), source=opened, sidecar=lambda _: None))
+
+
+def outcome(key: str, content: bytes) -> HeaderMetadata | MetadataIssue:
+    try:
+        return read(key, content)
+    except ReadError as error:
+        return error.code
+
+
+def refusal(key: str, content: bytes) -> MetadataIssue:
+    with pytest.raises(ReadError) as refused:
+        read(key, content)
+    return refused.value.code
+
+
+def is_unchecked(found: HeaderMetadata | MetadataIssue) -> bool:
+    """Tell whether an object was read and is suspect."""
+    return isinstance(found, HeaderMetadata) and [code for code, _ in found.findings] == [
+        MetadataIssue.COMPLETENESS_UNCHECKED
+    ]
+
+
+def sample(product: str = "N0B", site: str | None = None) -> tuple[str, bytes]:
+    return make_nexrad_level3(site=site or ("TMCI" if product == "TZ0" else "KICT"), product=product, start=START)
+
+
+def patched(content: bytes, place: int, layout: str, *values: int) -> bytes:
+    """Content with other values at a byte of the message."""
+    packed = struct.pack(">" + layout, *values)
+    return content[: FIRST + place] + packed + content[FIRST + place + len(packed) :]
+
+
+# --- real objects
+
+
+@dataclass(frozen=True)
+class Real:
+    name: str
+    content: bytes
+    key: str
+    """As Unidata's uploader makes it; that of the status message from the message's time."""
+    expected: Mapping[str, Any]
+
+
+@pytest.fixture(scope="module")
+def real(shared_data: Path, reference: Mapping[str, Any]) -> list[Real]:
+    found = []
+    for path, entry in reference.items():
+        if entry["family"] != "nexrad-l3":
+            continue
+        content, expected = (shared_data / path).read_bytes(), entry["reference"]
+        identifier = re.search(rb"\r\r\n([A-Z0-9]{3})([A-Z0-9]{3})\r\r\n", content)
+        assert identifier is not None
+        start = moment(expected["vol_time"]) if expected else datetime(2013, 5, 20, 21, 0, 59, tzinfo=UTC)
+        key = f"{identifier[2].decode()}_{identifier[1].decode()}_{start:%Y_%m_%d_%H_%M_%S}"
+        found.append(Real(Path(path).name, content, key, expected))
+    assert len(found) >= 13
+    return found
+
+
+def moment(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+METPY_SCALES = {161: 0.00333, 163: 0.05}
+"""Of minimum and maximum in MetPy's `prod_spec_map`, where they are not 1; the ICD's are 1/300 and 1/20."""
+
+
+def metpy_values(native: Mapping[str, Any]) -> dict[str, Any]:
+    """What MetPy makes of the product-dependent parameters, for every product among the real objects."""
+    code, values = native["product_code"], dict(enumerate(native["parameters"], 1))
+    scale = METPY_SCALES.get(code, 1)
+    found = {}
+    if code in {94, 19, 99, 134, 161, 163, 181, 186}:
+        found["el_angle"] = values[3] * 0.1
+    if code in {99, 161, 163}:
+        found |= {"min": values[4] * scale, "max": values[5] * scale}
+    elif code not in {58, 80}:
+        found["max"] = values[4] * scale
+    for name, place, product in (("avg_time", 5, 32), ("rainfall_begin", 5, 80), ("rainfall_end", 7, 80)):
+        if code == product:
+            day, minutes = values[place], values[place + 1]
+            found[name] = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=day - 1, minutes=minutes)
+    return found
+
+
+@pytest.mark.clause("OPR-06")
+def test_every_field_of_every_real_object_equals_the_independent_reader(real: list[Real]) -> None:
+    for one in real:
+        found = read(one.key, one.content)
+        assert found.findings == (), one.name
+        if not one.expected:
+            continue
+        native, properties = found.native, found.properties
+        # Empty but for one object: MetPy forgets the heading when it looks for a second one.
+        assert native["wmo"].startswith(one.expected["wmo"])
+        told = {
+            "lat": pytest.approx(native["lat"]),
+            "lon": pytest.approx(native["lon"]),
+            "height_ft": native["height_ft"],
+            "max_range_km": properties.get("nexrad:range-km", 0),
+            "product_code": native["product_code"],
+            "product_name": properties["nexrad:product-name"],
+            "prod_time": native["prod_time"],
+            "vol_time": native["vol_time"],
+            "site": native["site"],
+            **metpy_values(native),
+        }
+        expected = {
+            name: moment(value) if name.endswith(("_time", "_begin", "_end")) else value
+            for name, value in one.expected.items()
+            if name != "wmo"
+        }
+        assert {name: pytest.approx(value) if isinstance(value, float) else value for name, value in told.items()} == (
+            expected
+        ), one.name
+        assert found.start == found.end == found.datetime == moment(one.expected["vol_time"])
+        assert moment(properties["processing:datetime"]) == moment(one.expected["prod_time"])
+
+
+@pytest.mark.clause("OPR-06", "OPR-17")
+def test_the_footprint_of_a_real_object_is_its_range_around_its_radar(real: list[Real]) -> None:
+    for one in real:
+        found = read(one.key, one.content)
+        box = bounding_box(found.geometry)
+        if not one.expected or one.expected["max_range_km"] == 0:
+            place = (found.properties["nexrad:longitude"], found.properties["nexrad:latitude"])
+            assert found.geometry["type"] == "Point"
+            assert box == (*place, *place)
+            assert WGS84.inv(*place, -97.278, 35.333)[2] < 100
+            continue
+        metres = one.expected["max_range_km"] * 1000
+        reach = [WGS84.fwd(one.expected["lon"], one.expected["lat"], azimuth, metres) for azimuth in range(360)]
+        longitudes, latitudes = [point[0] for point in reach], [point[1] for point in reach]
+        expected = (min(longitudes), min(latitudes), max(longitudes), max(latitudes))
+        assert box == pytest.approx(expected, abs=0.01), one.name
+
+
+def test_real_objects_say_of_the_radar_and_the_product_what_they_are(real: list[Real]) -> None:
+    found = {one.key[:7]: read(one.key, one.content).properties for one in real}
+    assert {name: (one.get("nexrad:mnemonic"), one["nexrad:compression"]) for name, one in found.items()} == {
+        "TLX_GSM": ("GSM", "none"), "TLX_NST": ("STI", "none"), "TLX_NVW": ("VWP", "none"), "TLX_NTP": ("STP", "none"),
+        "TLX_N0R": ("R", "none"), "TLX_DHR": ("DHR", "bzip2"), "TLX_DVL": ("DVL", "bzip2"), "TLX_N0Q": ("DR", "bzip2"),
+        "TLX_N0U": ("DV", "bzip2"), "TLX_N0C": ("DCC", "bzip2"), "TLX_N0K": ("DKD", "bzip2"),
+        "MCI_TZL": ("DR", "bzip2"), "MCI_TR0": (None, "zlib"),
+    }  # fmt: skip
+    assert {one["nexrad:site"] for one in found.values()} == {"KTLX", "TMCI"}
+    for name, one in found.items():
+        assert one["platform"] == ("tdwr" if name.startswith("MCI") else "wsr-88d")
+        assert one["nexrad:vcp"] == (80 if name.startswith("MCI") else 12)
+        assert one["nexrad:operational-mode"] == "precipitation"
+        assert one["nexrad:radar-id"] == (3025 if name.startswith("MCI") else 1)
+        assert one["nexrad:awips-id"] == name[4:] + name[:3]
+        assert one.keys() <= PROPERTIES
+    assert {name: one["nexrad:elevation"] for name, one in found.items() if "nexrad:elevation" in one} == {
+        "TLX_N0Q": 0.5, "TLX_N0R": 0.5, "TLX_N0U": 0.5, "TLX_N0C": 0.5, "TLX_N0K": 0.5, "MCI_TR0": 0.3, "MCI_TZL": 0.6,
+    }  # fmt: skip
+    assert found["TLX_NST"]["nexrad:blocks"] == ["symbology", "graphic", "tabular"]
+    assert found["TLX_NVW"]["nexrad:blocks"] == ["symbology", "tabular"]
+    assert "nexrad:blocks" not in found["TLX_GSM"]
+    assert found["TLX_NTP"]["nexrad:accumulation-start"] == "2013-05-20T17:49:00.000000Z"
+    # The objects and the site tables are independent: they must tell the same place and height.
+    for one in found.values():
+        site = site_named(one["nexrad:awips-id"][3:])
+        assert site is not None
+        assert WGS84.inv(site.longitude, site.latitude, one["nexrad:longitude"], one["nexrad:latitude"])[2] < 100
+        assert abs(site.height_m - one["nexrad:height-m"]) < 3
+
+
+@pytest.mark.clause("OPR-06")
+def test_a_real_object_costs_one_request_for_each_of_its_bytes_once(real: list[Real]) -> None:
+    for one in real:
+        source = CountingSource(one.content)
+        read(one.key, source)
+        assert (source.requests, source.bytes_read) == (1, len(one.content)), one.name
+
+
+@pytest.mark.clause("OPR-14")
+def test_every_real_object_passes_the_whole_chain(real: list[Real], tmp_path: Path) -> None:
+    for one in real:
+        file = tmp_path / BUCKET / one.key
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(one.content)
+        found = rehearse(CONTRACTS, "nexrad-l3", file)
+        assert found.is_sound, (one.name, found.findings)
+        assert found.item is not None
+        assert found.item["id"] == one.key
+        # What a backfill looks for are a few sites and products; what is announced is taken in.
+        listed = any(one.key.startswith(prefix) for prefix in GRAMMAR.prefixes(read(one.key, one.content).start.date()))
+        assert [text.partition(":")[0] for text in found.suspect] == ([] if listed else ["storage.listing_sets"])
+
+
+# --- cuts
+
+
+def boundaries(content: bytes) -> Iterator[int]:
+    """Where a part of an object ends, as its own lengths say: heading, message header, description, blocks, frames."""
+    heading = [match.end() for match in re.finditer(rb"\r\r\n", content[:64])]
+    yield from heading
+    yield from (heading[-1] + 18, heading[-1] + 120, len(content) - 4)
+    place = heading[-1]
+    while content[place : place + 1] == b"\x78":
+        inflate = zlib.decompressobj()
+        inflate.decompress(content[place:])
+        place = len(content) - len(inflate.unused_data)
+        yield place
+    message = content[heading[-1] :]
+    for offset in struct.unpack_from(">III", message, 108) if len(message) >= 120 else ():
+        start = 2 * offset
+        if 0 < start < len(message) - 8:
+            yield heading[-1] + start
+            yield heading[-1] + start + int.from_bytes(message[start + 4 : start + 8], "big")
+
+
+def assert_no_cut_is_ok(key: str, content: bytes) -> None:
+    assert isinstance(outcome(key, content), HeaderMetadata)
+    places = {len(content) * tenth // 10 for tenth in range(10)}
+    places |= {place + away for place in boundaries(content) for away in (-1, 0, 1)}
+    places |= {len(content) - away for away in range(1, 9)}
+    for place in sorted(place for place in places if 0 <= place < len(content)):
+        found = outcome(key, content[:place])
+        assert found in CUT or is_unchecked(found), (key, place, len(content), found)
+
+
+@pytest.mark.clause("OPR-07", "OPR-20")
+def test_no_cut_of_a_real_object_is_ok(real: list[Real]) -> None:
+    for one in real:
+        assert_no_cut_is_ok(one.key, one.content)
+
+
+@pytest.mark.clause("OPR-07", "OPR-20")
+@pytest.mark.parametrize("product", [*PRODUCTS, "GSM", "FTM"])
+def test_a_sample_cut_anywhere_is_not_ok(product: str) -> None:
+    key, content = {"GSM": (STATUS_KEY, STATUS), "FTM": (TEXT_KEY, envelope(TEXT))}.get(product) or sample(product)
+    assert_no_cut_is_ok(key, content)
+    for place in range(0, len(content), 1 if len(content) < 500 else 7):
+        found = outcome(key, content[:place])
+        assert found in CUT or is_unchecked(found), (place, found)
+
+
+# --- what an object says
+
+
+def test_a_sample_says_what_it_was_made_from() -> None:
+    found = read(*sample())
+    site = sites()["KICT"]
+    assert (found.start, found.end, found.datetime) == (START, START, START)
+    assert found.findings == ()
+    assert found.properties == {
+        "platform": "wsr-88d",
+        "instruments": ["wsr-88d"],
+        "processing:level": "L3",
+        "processing:datetime": f"{START + GENERATED_AFTER:%Y-%m-%dT%H:%M:%S.%fZ}",
+        "nexrad:awips-id": "N0BICT",
+        "nexrad:site": "KICT",
+        "nexrad:site-name": "Wichita, KS",
+        "nexrad:product-code": 153,
+        "nexrad:product-name": "Super Resolution Reflectivity Data Array",
+        "nexrad:mnemonic": "SDR",
+        "nexrad:elevation": 0.5,
+        "nexrad:vcp": 212,
+        "nexrad:volume-number": 1,
+        "nexrad:operational-mode": "precipitation",
+        "nexrad:radar-id": list(sites()).index("KICT") + 1,
+        "nexrad:range-km": 460,
+        "nexrad:latitude": pytest.approx(site.latitude, abs=0.0006),
+        "nexrad:longitude": pytest.approx(site.longitude, abs=0.0006),
+        "nexrad:height-m": pytest.approx(site.height_m, abs=0.2),
+        "nexrad:position-source": "product description block",
+        "nexrad:compression": "bzip2",
+        "nexrad:blocks": ["symbology"],
+    }
+
+
+def test_an_accumulation_has_its_period_where_the_product_states_one() -> None:
+    key, content = sample("NTP")
+    found = read(key, content).properties
+    period = {name: value for name, value in found.items() if "accumulation" in name}
+    assert period == {
+        "nexrad:accumulation-start": "2024-05-06T00:00:00.000000Z",
+        "nexrad:accumulation-end": "2024-05-06T21:14:00.000000Z",
+    }
+    # Without rain there is no period: dates of zero, or minutes that no day has.
+    for values in ((0, 0, 0, 0), (19849, 1441, 19849, -1)):
+        assert not {name for name in read(key, patched(content, 94, "4h", *values)).properties if "accum" in name}
+
+
+@pytest.mark.parametrize(
+    ("number", "tenths", "expected"), [(1, -10, -1.0), (1, 450, 45.0), (1, 451, None), (1, -11, None), (0, 5, None)]
+)
+def test_only_a_product_of_one_elevation_has_an_angle_that_an_antenna_can_have(
+    number: int, tenths: int, expected: float | None
+) -> None:
+    key, content = sample()
+    assert read(key, patched(content, 56, "hh", number, tenths)).properties.get("nexrad:elevation") == expected
+
+
+def test_a_product_that_no_table_knows_is_a_point_without_a_name() -> None:
+    key, content = sample("NVW")
+    found = read(key, patched(content, 30, "h", 299))
+    assert found.properties["nexrad:product-code"] == 299
+    assert not {"nexrad:product-name", "nexrad:mnemonic", "nexrad:range-km"} & found.properties.keys()
+    assert found.geometry["type"] == "Point"
+
+
+STATUS_KEY = "ICT_GSM_2024_05_06_21_14_03"
+STATUS = b"NXUS63 KICT 062114\r\r\nGSMICT\r\r\n" + struct.pack(
+    ">hHiihhh 5h76x", 2, 19850, 76443, 104, 24, 0, 2, -1, 82, 1, 4, 32
+)
+
+
+@pytest.mark.clause("OPR-06")
+def test_a_status_message_stands_at_its_radar_with_the_time_of_its_header() -> None:
+    found = read(STATUS_KEY, STATUS)
+    site = sites()["KICT"]
+    assert found.start == START
+    assert found.geometry == {"type": "Point", "coordinates": (site.longitude, site.latitude)}
+    assert found.properties["nexrad:position-source"] == "site table"
+    assert (found.properties["nexrad:operational-mode"], found.properties["nexrad:vcp"]) == ("clear air", 32)
+    assert "nexrad:volume-number" not in found.properties
+    assert (
+        refusal(STATUS_KEY.replace("ICT", "ZZZ"), STATUS.replace(b"ICT", b"ZZZ")) is MetadataIssue.MISSING_GEOLOCATION
+    )
+    assert refusal(STATUS_KEY, patched(STATUS, 2, "Hi", 0, 0)) is MetadataIssue.INVALID_TIME_RANGE
+    assert refusal(STATUS_KEY, patched(STATUS, 20, "h", 81)) is MetadataIssue.UNREADABLE_FORMAT
+
+
+TEXT_KEY = "ICT_FTM_2024_05_06_21_14_03"
+TEXT = (
+    b"NOUS63 KICT 062114\r\r\nFTMICT\r\r\nMessage Date:  May 06 2024 21:14:03\r\r\n\r\r\nKICT IS DOWN FOR MAINTENANCE"
+)
+
+
+def envelope(content: bytes, number: bytes = b"813 ") -> bytes:
+    """An object within its transmission, as Unidata receives it."""
+    return b"\x01\r\r\n" + number + b"\r\r\n" + content + b"\r\r\n\x03"
+
+
+@pytest.mark.clause("OPR-20")
+def test_a_plain_text_is_whole_only_where_its_transmission_ends() -> None:
+    found = read(TEXT_KEY, envelope(TEXT))
+    assert (found.start, found.findings) == (START.replace(second=0), ())
+    assert (found.properties["nexrad:product-code"], found.geometry["type"]) == (75, "Point")
+    assert is_unchecked(outcome(TEXT_KEY, TEXT))
+    assert refusal(TEXT_KEY, TEXT + b"\xff") is MetadataIssue.UNREADABLE_FORMAT
+    assert refusal(TEXT_KEY, TEXT.replace(b"062114", b"062116")) is MetadataIssue.TIME_MISMATCH
+    assert refusal(TEXT_KEY, TEXT.replace(b"062114", b"062460")) is MetadataIssue.INVALID_TIME_RANGE
+
+
+@pytest.mark.parametrize(
+    ("heading", "key", "start"),
+    [
+        (b"312359", "2024_01_01_00_00_30", "2023-12-31T23:59:00Z"),
+        (b"010000", "2023_12_31_23_59_30", "2024-01-01T00:00:00Z"),
+        (b"010000", "2024_01_31_23_59_30", "2024-02-01T00:00:00Z"),
+        (b"290000", "2024_02_29_00_00_30", "2024-02-29T00:00:00Z"),
+        (b"310000", "2024_03_30_23_59_30", "2024-03-31T00:00:00Z"),
+    ],
+)
+def test_the_day_of_a_heading_is_of_the_month_that_is_nearest(heading: bytes, key: str, start: str) -> None:
+    assert read(f"ICT_FTM_{key}", TEXT.replace(b"062114", heading)).start == moment(start)
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_an_object_as_it_was_sent_says_the_same(product: str) -> None:
+    key, content = sample(product)
+    expected = read(key, content)
+    assert read(key, envelope(content)) == expected
+    assert read(key, envelope(content, b"00813")) == expected
+    assert refusal(key, envelope(content)[:-1]) is MetadataIssue.TRUNCATED_OBJECT
+    assert is_unchecked(outcome(key, content + b"\r\r\n\x03"))
+    found = read(key, envelope(framed(content)))
+    assert found.properties == {**expected.properties, "nexrad:compression": "zlib"}
+    # The last frame may be sent as it is, and without a control block.
+    assert read(key, framed(content, control=b"", plain=1)).properties == found.properties
+
+
+def framed(content: bytes, *, control: bytes = b"\x40\x0c" + bytes(22), plain: int = 0) -> bytes:
+    """NOAAPort's frames in the message's place; the last `plain` of them as they are."""
+    sent = control + content
+    frames = [sent[start : start + FRAME_BYTES] for start in range(0, len(sent), FRAME_BYTES)]
+    packed = [zlib.compress(frame, 9) for frame in frames[: len(frames) - plain]]
+    if plain and len(frames) == plain:
+        # Of a single frame something must be packed to be recognised.
+        packed, frames = [zlib.compress(sent[:99], 9)], [sent[99:]]
+    return content[:FIRST] + b"".join(packed) + b"".join(frames[len(frames) - plain :])
+
+
+# --- agreement with the key
+
+
+@pytest.mark.clause("OPR-06")
+@pytest.mark.parametrize(
+    ("seconds", "agrees"), [(0, True), (-60, True), (-61, False), (105, True), (106, False), (86_400, False)]
+)
+def test_the_key_is_of_a_time_from_the_scans_start_to_the_products_generation(seconds: int, agrees: bool) -> None:
+    _, content = sample()
+    key = f"ICT_N0B_{START + timedelta(seconds=seconds):%Y_%m_%d_%H_%M_%S}"
+    if agrees:
+        assert read(key, content).start == START
+    else:
+        assert refusal(key, content) is MetadataIssue.TIME_MISMATCH
+
+
+def test_a_generation_far_from_the_scan_widens_no_keys_time() -> None:
+    key, content = sample()
+    days = patched(content, 46, "H", 30_000)
+    assert read(key, days).start == START
+    assert refusal("ICT_N0B_2024_05_06_22_16_03", days) is MetadataIssue.TIME_MISMATCH
+
+
+@pytest.mark.clause("OPR-06")
+@pytest.mark.parametrize("key", ["TWX_N0B_2024_05_06_21_14_03", "ICT_N0G_2024_05_06_21_14_03"])
+def test_a_key_of_another_site_or_product_is_a_platform_mismatch(key: str) -> None:
+    assert refusal(key, sample()[1]) is MetadataIssue.PLATFORM_MISMATCH
+
+
+@pytest.mark.parametrize(
+    ("latitude", "longitude", "expected"),
+    [
+        (0, 0, "site table"),
+        (91_000, -97_443, MetadataIssue.INVALID_GEOMETRY),
+        (37_654, -197_443, MetadataIssue.INVALID_GEOMETRY),
+        (38_654, -97_443, MetadataIssue.INVALID_GEOMETRY),
+    ],
+)
+def test_a_position_that_is_not_the_sites_is_not_published(latitude: int, longitude: int, expected: Any) -> None:
+    key, content = sample()
+    changed = patched(content, 20, "ii", latitude, longitude)
+    if isinstance(expected, MetadataIssue):
+        assert refusal(key, changed) is expected
+    else:
+        assert read(key, changed).properties["nexrad:position-source"] == expected
+
+
+def test_the_identifier_of_a_site_is_of_one_radar() -> None:
+    names = [*sites(), *tdwr_sites()]
+    assert len({name[1:] for name in names}) == len(names)
+    assert len(tdwr_sites()) == 47
+    for name in names:
+        found = site_named(name[1:])
+        assert found is not None
+        assert found.icao == name
+
+
+def test_every_range_of_the_table_is_one_of_the_formats() -> None:
+    assert {kind.range_km for kind in product_kinds().values()} == {None, 60, 90, 115, 230, 300, 345, 416, 460}
+
+
+def test_keys_that_are_no_time_are_ignored_and_others_foreign() -> None:
+    # What upload_nids.py makes of the real status message: elevation angles as days and seconds.
+    assert GRAMMAR.kind("TLX_GSM_1970_03_02_08_11_31") is KeyKind.IGNORED
+    assert GRAMMAR.kind("TLX_GSM_1969_12_31_08_11_31") is KeyKind.IGNORED
+    assert GRAMMAR.kind("TLX_N0B_2106_05_06_21_14_03") is KeyKind.FOREIGN
+    assert GRAMMAR.kind("TLX_N0B_2024_05_06_21_14") is KeyKind.FOREIGN
+    route = CONTRACTS.route(bucket=BUCKET, key="MCI_TZ0_2026_08_01_17_27_13")
+    assert route.contract is not None
+    assert (route.contract.id, route.kind) == ("nexrad-l3", KeyKind.DATA)
+
+
+# --- hostile bytes
+
+
+def bomb(size: int) -> bytes:
+    """A product that claims `size` bytes behind its description and holds 20 million."""
+    packed = bz2.compress(bytes(20_000_000))
+    content = patched(sample()[1][: FIRST + LAST], 102, "I", size) + packed
+    return patched(content, 8, "i", LAST + len(packed))
+
+
+@pytest.mark.clause("OPR-07")
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (bomb(1000), MetadataIssue.UNREADABLE_FORMAT),
+        (bomb(MAX_UNPACKED_BYTES), MetadataIssue.UNREADABLE_FORMAT),
+        (bomb(2**32 - 1), MetadataIssue.RESOURCE_LIMIT),
+        (sample()[1][:FIRST] + zlib.compress(bytes(20_000_000)), MetadataIssue.TRUNCATED_OBJECT),
+        (sample()[1][:FIRST] + zlib.compress(bytes(FRAME_BYTES)) * MAX_FRAMES, MetadataIssue.RESOURCE_LIMIT),
+        (sample()[1] + bytes(MAX_OBJECT_BYTES), MetadataIssue.RESOURCE_LIMIT),
+    ],
+    ids=["bzip2", "large bzip2", "a claim of 4 GiB", "zlib", "zlib frames", "a large object"],
+)
+def test_a_bomb_is_refused_within_bounded_memory(content: bytes, expected: MetadataIssue) -> None:
+    key = sample()[0]
+    tracemalloc.start()
+    try:
+        assert refusal(key, content) is expected
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 40_000_000
+
+
+def test_an_object_larger_than_the_first_request_takes_a_second_one() -> None:
+    key, content = sample("NVW")
+    # A tabular block that is as long as it says.
+    pad = bytes(FIRST_BYTES)
+    length = len(content) - FIRST + len(pad)
+    start = content.rindex(struct.pack(">hh", -1, 3)) - FIRST
+    block = length - start
+    large = patched(patched(content + pad, 8, "i", length), start + 4, "I", block)
+    source = CountingSource(large)
+    assert read(key, source).findings == ()
+    assert (source.requests, source.bytes_read) == (2, len(large))
+
+
+UNCOMPRESSED = sample("NST")[1]
+HOSTILE: dict[str, tuple[str, bytes, MetadataIssue | None]] = {
+    # None: read, and suspect.
+    "empty": ("NST", b"", MetadataIssue.UNREADABLE_FORMAT),
+    "another format": ("NST", b"CDF\x01" + bytes(4096), MetadataIssue.UNREADABLE_FORMAT),
+    "no message": ("NST", UNCOMPRESSED[:FIRST], MetadataIssue.TRUNCATED_OBJECT),
+    "a length of nothing": ("NST", patched(UNCOMPRESSED, 8, "i", 0), MetadataIssue.UNREADABLE_FORMAT),
+    "a negative length": ("NST", patched(UNCOMPRESSED, 8, "i", -1), MetadataIssue.UNREADABLE_FORMAT),
+    "a length without description": ("NST", patched(UNCOMPRESSED, 8, "i", 119), MetadataIssue.UNREADABLE_FORMAT),
+    "a length of 2 GiB": ("NST", patched(UNCOMPRESSED, 8, "i", 2**31 - 1), MetadataIssue.TRUNCATED_OBJECT),
+    "no divider": ("NST", patched(UNCOMPRESSED, 18, "h", 0), MetadataIssue.UNREADABLE_FORMAT),
+    "day 0": ("NST", patched(UNCOMPRESSED, 40, "H", 0), MetadataIssue.INVALID_TIME_RANGE),
+    "second past midnight": ("NST", patched(UNCOMPRESSED, 42, "i", 86_400), MetadataIssue.INVALID_TIME_RANGE),
+    "a negative second": ("NST", patched(UNCOMPRESSED, 48, "i", -1), MetadataIssue.INVALID_TIME_RANGE),
+    "an offset past the end": ("NST", patched(UNCOMPRESSED, 108, "I", 2**32 - 1), MetadataIssue.TRUNCATED_OBJECT),
+    "a block past the end": ("NST", patched(UNCOMPRESSED, 124, "I", 2**32 - 1), MetadataIssue.TRUNCATED_OBJECT),
+    "no block at its offset": ("NST", patched(UNCOMPRESSED, 108, "I", 61), None),
+    "a block less": ("NST", patched(UNCOMPRESSED, 116, "I", 0), None),
+    "bytes behind the message": ("NST", UNCOMPRESSED + b"\0", None),
+    "bzip2 that is none": (
+        "NST",
+        patched(UNCOMPRESSED, 120, "3B", *b"BZh"),
+        MetadataIssue.UNREADABLE_FORMAT,
+    ),
+    "bzip2 under another method": ("N0B", patched(sample()[1], 100, "h", 2), MetadataIssue.UNREADABLE_FORMAT),
+    "bzip2 of another size": (
+        "N0B",
+        patched(sample()[1], 104, "H", 1),
+        MetadataIssue.UNREADABLE_FORMAT,
+    ),
+    "bzip2 with a bit turned": (
+        "N0B",
+        patched(sample()[1], 200, "B", sample()[1][FIRST + 200] ^ 1),
+        MetadataIssue.UNREADABLE_FORMAT,
+    ),
+    "bzip2 and more": (
+        "N0B",
+        patched(sample()[1] + b"\0\0", 8, "i", len(sample()[1]) - FIRST + 2),
+        MetadataIssue.UNREADABLE_FORMAT,
+    ),
+    "zlib that is none": (
+        "NST",
+        UNCOMPRESSED[:FIRST] + b"\x78" + UNCOMPRESSED[FIRST:],
+        MetadataIssue.UNREADABLE_FORMAT,
+    ),
+    "another heading within the frames": (
+        "NST",
+        UNCOMPRESSED[:FIRST] + framed(UNCOMPRESSED.replace(b"NSTICT", b"NSTTWX", 1))[FIRST:],
+        MetadataIssue.UNREADABLE_FORMAT,
+    ),
+}
+
+
+@pytest.mark.clause("OPR-07")
+@pytest.mark.parametrize(("product", "content", "expected"), HOSTILE.values(), ids=HOSTILE)
+def test_hostile_bytes_have_an_issue_code(product: str, content: bytes, expected: MetadataIssue | None) -> None:
+    key, _ = sample(product)
+    if expected is None:
+        assert is_unchecked(outcome(key, content))
+    else:
+        assert refusal(key, content) is expected
+
+
+MUTABLE = [*(sample(product) for product in PRODUCTS), (STATUS_KEY, STATUS), (TEXT_KEY, envelope(TEXT))]
+MUTABLE += [(key, envelope(framed(content))) for key, content in MUTABLE[:2]]
+
+
+@pytest.mark.clause("OPR-07")
+@given(data=st.data())
+def test_corrupt_bytes_give_metadata_or_an_issue_code(data: st.DataObject) -> None:
+    key, content = data.draw(st.sampled_from(MUTABLE))
+    places = st.integers(0, FIRST + LAST + 20) | st.integers(0, len(content) - 1)
+    mutated = bytearray(content)
+    for place in data.draw(st.lists(places, min_size=1, max_size=6)):
+        mutated[min(place, len(mutated) - 1)] = data.draw(st.integers(0, 255))
+    end = data.draw(st.just(len(mutated)) | st.integers(0, len(mutated)))
+    source = CountingSource(bytes(mutated[:end]))
+    try:
+        found = read(key, source)
+    except ReadError:
+        found = None
+    assert source.requests <= 2
+    assert source.bytes_read <= end
+    if found is not None:
+        assert found.properties.keys() <= PROPERTIES
+        west, south, east, north = bounding_box(found.geometry)
+        assert all(-180 <= side <= 180 for side in (west, east))
+        assert -90 <= south <= north <= 90
+        assert found.start <= found.end
+
+
+# --- samples
+
+
+def test_samples_are_deterministic_distinct_and_readable(contracts: ContractRegistry) -> None:
+    day = date(2023, 12, 31)
+    samples = list(nexrad_level3_samples(day, 1000))
+    assert samples == list(nexrad_level3_samples(day, 1000))
+    assert len({key for _, key, _ in samples}) == len({content for *_, content in samples}) == 1000
+    contract = contracts["nexrad-l3"]
+    assert {key[4:7] for _, key, _ in samples} == set(PRODUCTS)
+    for bucket, key, content in random.Random(1).sample(samples, 60):
+        assert bucket in contract.storage.buckets
+        match = GRAMMAR.match(key)
+        assert match is not None
+        assert match.start.date() == day
+        assert contract.integrity.min_bytes <= len(content) < 3000
+        found = read(key, content)
+        assert found.datetime == found.start == match.start
+        assert found.findings == ()
+        assert set(contract.metadata_extract.required) <= set(found.properties)
+
+
+def test_more_products_than_a_radar_can_make_are_refused() -> None:
+    with pytest.raises(ValueError, match="one per second"):
+        next(nexrad_level3_samples(date(2024, 1, 1), (len(sites()) + len(tdwr_sites())) * 86_400 + 1))
