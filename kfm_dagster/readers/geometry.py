@@ -5,7 +5,9 @@ Belongs here: RFC 7946 form. Does not belong here: where the ring comes from (`g
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from shapely import MultiPolygon, Polygon, box
@@ -15,6 +17,8 @@ from shapely.geometry import mapping
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
 
+_LONGEST_SIDE = 45.0
+"""Degrees of longitude between two positions of a parallel, which on a sphere are joined by another line."""
 _DECIMALS = 9
 """Of a degree: a tenth of a millimetre. A side that lies on the antimeridian must not cross it by a rounding error."""
 
@@ -38,6 +42,22 @@ def polygon_from_ring(ring: list[tuple[float, float]]) -> Mapping[str, Any]:
     wound = [part if part.exterior.is_ccw else part.reverse() for part in parts]
     geojson: Mapping[str, Any] = mapping(wound[0] if len(wound) == 1 else MultiPolygon(wound))
     return geojson
+
+
+@lru_cache(maxsize=256)
+def rectangle(west: float, south: float, east: float, north: float) -> Mapping[str, Any]:
+    """GeoJSON of what two meridians and two parallels enclose, in degrees, as `polygon_from_ring` gives it.
+
+    Over the antimeridian `east` is beyond 180, `west` beyond -180, or `east` less than `west`. Cached: instruments look
+    at the same place for years. Raises ReadError(INVALID_GEOMETRY) when the four enclose nothing, or are nowhere.
+    """
+    span = east - west + (360 if east < west else 0)
+    if not (-360 <= west <= 180 and 0 < span <= 360 and -90 <= south < north <= 90):
+        message = f"west {west}, south {south}, east {east}, north {north} enclose no part of the Earth"
+        raise ReadError(MetadataIssue.INVALID_GEOMETRY, message)
+    steps = math.ceil(span / _LONGEST_SIDE)
+    along = [west + span * step / steps for step in range(steps + 1)]
+    return polygon_from_ring([(x, south) for x in along] + [(x, north) for x in reversed(along)])
 
 
 def _polygons(shape: Any) -> list[Polygon]:
