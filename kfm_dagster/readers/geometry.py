@@ -6,6 +6,7 @@ readers).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -20,6 +21,8 @@ from shapely.geometry import mapping
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
 
+_LONGEST_SIDE = 45.0
+"""Degrees of longitude between two positions of a parallel, which on a sphere are joined by another line."""
 _DECIMALS = 9
 """Of a degree: a tenth of a millimetre. A side that lies on the antimeridian must not cross it by a rounding error."""
 DISC_POINTS = 36
@@ -59,6 +62,22 @@ def disc(latitude: float, longitude: float, radius_m: float) -> Mapping[str, Any
     longitudes, latitudes, _ = _WGS84.fwd(around * longitude, around * latitude, azimuths, around * radius_m)
     found: Mapping[str, Any] = mapping(antimeridian.fix_polygon(Polygon(zip(longitudes, latitudes, strict=True))))
     return found
+
+
+@lru_cache(maxsize=256)
+def rectangle(west: float, south: float, east: float, north: float) -> Mapping[str, Any]:
+    """GeoJSON of what two meridians and two parallels enclose, in degrees, as `polygon_from_ring` gives it.
+
+    Over the antimeridian `east` is beyond 180, `west` beyond -180, or `east` less than `west`. Cached: instruments look
+    at the same place for years. Raises ReadError(INVALID_GEOMETRY) when the four enclose nothing, or are nowhere.
+    """
+    span = east - west + (360 if east < west else 0)
+    if not (-360 <= west <= 180 and 0 < span <= 360 and -90 <= south < north <= 90):
+        message = f"west {west}, south {south}, east {east}, north {north} enclose no part of the Earth"
+        raise ReadError(MetadataIssue.INVALID_GEOMETRY, message)
+    steps = math.ceil(span / _LONGEST_SIDE)
+    along = [west + span * step / steps for step in range(steps + 1)]
+    return polygon_from_ring([(x, south) for x in along] + [(x, north) for x in reversed(along)])
 
 
 def _polygons(shape: Any) -> list[Polygon]:

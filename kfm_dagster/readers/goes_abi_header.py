@@ -1,10 +1,10 @@
 """What a GOES-R ABI file says in its headers, under its own names and unrounded.
 
-Belongs here: which attributes and variables are read. Does not belong here: what they mean (`goes_abi.py`), how HDF5
-stores them (`hdf5.py`).
+Belongs here: which attributes and variables are read. Does not belong here: what they mean (`goes_abi.py`), what every
+GOES-R file has (`goes_granule.py`), how HDF5 stores it (`hdf5.py`).
 
 Names and units: GOES-R Product Definition and Users' Guide (PUG), volume 3 (L1b, 416-R-PUG-L1B-0347) and volume 5 (L2+,
-416-R-PUG-L2-0349): section 5.0 global attributes, 5.1.2 fixed grid, 5.1.3 variables.
+416-R-PUG-L2 Plus-0349): section 5.0 global attributes, 5.1.2 fixed grid, 5.1.3 variables.
 """
 
 from __future__ import annotations
@@ -14,17 +14,13 @@ from typing import Any
 import numpy as np
 
 from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.readers import goes_granule
 from kfm_dagster.readers.base import ByteSource, ReadError
-from kfm_dagster.readers.hdf5 import Hdf5Dataset, Hdf5Group, Hdf5Object, read_hdf5
+from kfm_dagster.readers.goes_granule import L0_ERRORS
+from kfm_dagster.readers.hdf5 import Hdf5Dataset, Hdf5Group, read_hdf5
 from kfm_dagster.readers.ranges import BlockCache
 
-_ATTRIBUTES = (
-    "dataset_name", "date_created", "id", "orbital_slot", "platform_ID", "processing_level", "production_site",
-    "scene_id", "spatial_resolution", "time_coverage_end", "time_coverage_start", "timeline_id",
-)  # fmt: skip
-_OTHER_ATTRIBUTES = (
-    "Conventions", "cdm_data_type", "instrument_ID", "instrument_type", "production_environment", "title",
-)  # fmt: skip
+_ATTRIBUTES = (*goes_granule.ATTRIBUTES, "scene_id", "timeline_id")
 _PROJECTION_NUMBERS = (
     "perspective_point_height", "semi_major_axis", "semi_minor_axis", "inverse_flattening",
     "latitude_of_projection_origin", "longitude_of_projection_origin",
@@ -43,47 +39,41 @@ _OTHER_VARIABLES = {
 """Variables that no property needs, with their number of elements."""
 _LONGEST_AXIS = 65_536
 """Pixels; the full disk at 0.5 km has 21,696 on a side."""
-L0_ERRORS = "percent_uncorrectable_L0_errors"
+GRID, LAT_LON = "goes_imager_projection", "goes_lat_lon_projection"
+"""Variables of which one says what the product's coordinates are: scan angles of the fixed grid, or degrees."""
 
 
 def read_native(source: ByteSource, *, complete: bool = True, cache: BlockCache | None = None) -> dict[str, Any]:
     """Header values of any ABI product, unrounded, under the names that the file gives them.
 
-    Without `complete`, only what `read_goes_abi` needs. Axes are given as `dims`, `x_first_last` and `y_first_last`
-    (radians, decoded). Absent names are absent; bands are lists. Raises what `read_hdf5` raises.
+    Without `complete`, only what `read_goes_abi` needs. On the fixed grid axes are given as `dims`, `x_first_last` and
+    `y_first_last` (radians, decoded). Absent names are absent; bands are lists. Raises what `read_hdf5` raises, and
+    ReadError(MISSING_GEOLOCATION) when nothing says what the coordinates are.
     """
     return read_hdf5(source, lambda root: _header(root, complete=complete), cache=cache)
 
 
 def _header(root: Hdf5Group, *, complete: bool) -> dict[str, Any]:
     native: dict[str, Any] = {}
-    projection, extent = (_required(root, name) for name in ("goes_imager_projection", "geospatial_lat_lon_extent"))
-    native["dims"] = {}
-    for name in ("x", "y"):
-        native["dims"][name], native[f"{name}_first_last"] = _axis(root, name)
-    for name, count in {L0_ERRORS: 1, **(_OTHER_VARIABLES if complete else {})}.items():
-        values = _elements(root, name, count)
-        if values:
-            native[name] = values[0] if count == 1 else values
+    extent, projection = _required(root, "geospatial_lat_lon_extent"), root.dataset(GRID)
+    if projection is None and root.dataset(LAT_LON) is None:
+        raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"there is no variable {GRID}, nor {LAT_LON}")
+    if projection is not None:
+        native["dims"] = {}
+        for name in ("x", "y"):
+            native["dims"][name], native[f"{name}_first_last"] = _axis(root, name)
+        native[GRID] = {
+            **goes_granule.texts(projection, ("grid_mapping_name", "sweep_angle_axis")),
+            **goes_granule.numbers(projection, _PROJECTION_NUMBERS),
+        }
+    native.update(goes_granule.variables(root, {L0_ERRORS: 1, **(_OTHER_VARIABLES if complete else {})}))
     native.update(_bands(root))
-    native["attrs"] = _texts(root, _ATTRIBUTES + (_OTHER_ATTRIBUTES if complete else ()))
-    native["goes_imager_projection"] = {
-        **_texts(projection, ("grid_mapping_name", "sweep_angle_axis")),
-        **_numbers(projection, _PROJECTION_NUMBERS),
-    }
+    native["attrs"] = goes_granule.texts(root, _ATTRIBUTES + (goes_granule.OTHER_ATTRIBUTES if complete else ()))
     native["geospatial_lat_lon_extent"] = {
-        **_numbers(extent, EXTENT + (_OTHER_EXTENT if complete else ())),
-        **_texts(extent, ("geospatial_lat_units", "geospatial_lon_units") if complete else ()),
+        **goes_granule.numbers(extent, EXTENT + (_OTHER_EXTENT if complete else ())),
+        **goes_granule.texts(extent, ("geospatial_lat_units", "geospatial_lon_units") if complete else ()),
     }
     return native
-
-
-def _texts(holder: Hdf5Object, names: tuple[str, ...]) -> dict[str, str]:
-    return {name: value for name in names if (value := holder.text(name)) is not None}
-
-
-def _numbers(holder: Hdf5Object, names: tuple[str, ...]) -> dict[str, float]:
-    return {name: value for name in names if (value := holder.number(name)) is not None}
 
 
 def _required(root: Hdf5Group, name: str) -> Hdf5Dataset:
@@ -91,15 +81,6 @@ def _required(root: Hdf5Group, name: str) -> Hdf5Dataset:
     if found is None:
         raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"there is no variable {name}")
     return found
-
-
-def _elements(root: Hdf5Group, name: str, count: int) -> list[float]:
-    """All elements of a variable that has `count`; none when there is no such variable or nothing was written."""
-    variable = root.dataset(name)
-    if variable is None:
-        return []
-    values = [variable.element(index) for index in range(count)]
-    return [value for value in values if value is not None]
 
 
 def _axis(root: Hdf5Group, name: str) -> tuple[int, list[float]]:
@@ -120,12 +101,12 @@ def _axis(root: Hdf5Group, name: str) -> tuple[int, list[float]]:
 
 
 def _bands(root: Hdf5Group) -> dict[str, list[float]]:
-    """Give number and wavelength (micrometres) of each band: one in Rad and CMIP, sixteen in MCMIP, none elsewhere."""
+    """Give number and wavelength (micrometres) of each band: one in Rad, CMIP and DMW, sixteen in MCMIP."""
     suffixes = [""]
     if root.dataset("band_id") is None:
         suffixes = [f"_C{band:02}" for band in range(1, 17)]
     bands: dict[str, list[float]] = {"band_id": [], "band_wavelength": []}
     for suffix in suffixes:
         for name, values in bands.items():
-            values.extend(_elements(root, name + suffix, 1))
+            values.extend(goes_granule.elements(root, name + suffix, 1))
     return {name: values for name, values in bands.items() if values}

@@ -29,6 +29,9 @@ from kfm_dagster.readers.ranges import BlockCache
 
 T = TypeVar("T")
 
+TAIL_BLOCKS = 3
+"""Blocks at the end that are requested together. NetCDF-4 writes its headers before the pixels and behind them; of what
+stands behind, readers need two or three blocks in any order, each of which would be a request."""
 MAX_TEXT_BYTES = 4096
 """Longest text attribute that is read; those that a catalog wants have at most 500 bytes."""
 MAX_CHUNK_BYTES = 1 << 20
@@ -47,7 +50,7 @@ def read_hdf5(source: ByteSource, read: Callable[[Hdf5Group], T], *, cache: Bloc
     `cache` may be given to look at it afterwards. Raises ReadError(TRUNCATED_OBJECT, UNREADABLE_FORMAT or
     RESOURCE_LIMIT), and whatever `source` raises.
     """
-    blocks = cache or BlockCache(source)
+    blocks = cache or BlockCache(source, tail_blocks=TAIL_BLOCKS)
     try:
         return read(Hdf5Group(FileBytes(blocks), _root(blocks)))
     except _DECODING_ERRORS as error:

@@ -34,16 +34,27 @@ class BytesSource:
 class BlockCache:
     """A ByteSource that requests whole blocks of another one and keeps them; adjacent ones in one request.
 
-    One cache serves one reader in one thread. Raises ReadError(RESOURCE_LIMIT) when more than `max_blocks` distinct
-    blocks are needed, and ReadError(TRUNCATED_OBJECT) when the source returns fewer bytes than its size promises.
+    The first of the last `tail_blocks` blocks that is needed brings the others along, but for the object's very first
+    block. One cache serves one reader in one thread. Raises ReadError(RESOURCE_LIMIT) when more than `max_blocks`
+    distinct blocks are needed, and ReadError(TRUNCATED_OBJECT) when the source returns fewer bytes than its size
+    promises.
     """
 
-    def __init__(self, source: ByteSource, *, block_bytes: int = BLOCK_BYTES, max_blocks: int = MAX_BLOCKS) -> None:
+    def __init__(
+        self,
+        source: ByteSource,
+        *,
+        block_bytes: int = BLOCK_BYTES,
+        max_blocks: int = MAX_BLOCKS,
+        tail_blocks: int = 0,
+    ) -> None:
         self._source = source
         self._size = source.size
         self._block_bytes = block_bytes
         self._max_blocks = max_blocks
         self._blocks: dict[int, bytes] = {}
+        end = -(-self._size // block_bytes)
+        self._tail = range(max(end - tail_blocks, 1), end)
 
     @property
     def size(self) -> int:
@@ -63,7 +74,7 @@ class BlockCache:
         indices = self._indices(start, length)
         missing = [index for index in indices if index not in self._blocks]
         if missing:
-            self._fetch(missing)
+            self._fetch(self._with_tail(missing))
         return b"".join(self._blocks[index] for index in indices)[offset : offset + length]
 
     def _indices(self, start: int, length: int) -> range:
@@ -74,6 +85,11 @@ class BlockCache:
         if len(indices) > self._max_blocks:
             raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"a header read of {length} bytes is too large")
         return indices
+
+    def _with_tail(self, missing: list[int]) -> list[int]:
+        if missing[-1] not in self._tail:
+            return missing
+        return sorted({*missing, *(index for index in self._tail if index not in self._blocks)})
 
     def _fetch(self, missing: list[int]) -> None:
         if len(self._blocks) + len(missing) > self._max_blocks:

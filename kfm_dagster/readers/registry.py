@@ -46,6 +46,7 @@ class LazyReader:
 READERS: Mapping[str, LazyReader] = MappingProxyType(
     {
         "goes-abi": LazyReader(module="kfm_dagster.readers.goes_abi", function="read_goes_abi"),
+        "goes-glm": LazyReader(module="kfm_dagster.readers.goes_glm", function="read_goes_glm"),
         "nexrad-level2": LazyReader(module="kfm_dagster.readers.nexrad_level2", function="read_nexrad_level2"),
         "nexrad-level3": LazyReader(module="kfm_dagster.readers.nexrad_level3", function="read_nexrad_level3"),
         "grib2": LazyReader(module="kfm_dagster.readers.grib2", function="read_grib2"),

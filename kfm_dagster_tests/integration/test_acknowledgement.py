@@ -235,7 +235,7 @@ def test_every_delivery_leaves_a_trace_whatever_its_records_are(
     assert traceless == []
     found = find_ignored(pipeline.database, IgnoredFilter(), limit=10)
     assert {(one.message_id, one.reason, one.dataset, one.bucket, one.key) for one in found} == {
-        (raw_message(TEST_EVENT, name="test").message_id, "test_event", "goes-abi", "noaa-goes19", None),
+        (raw_message(TEST_EVENT, name="test").message_id, "test_event", None, "noaa-goes19", None),
         (sidecar.message_id, "sidecar", "hrrr", "noaa-hrrr-bdp-pds", key),
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import date
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,28 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from kfm_dagster.demo.samples.goes_abi import goes_abi_samples
+from kfm_dagster.demo.samples.goes_glm import goes_glm_samples
 from kfm_dagster.demo.samples.hrrr import hrrr_samples
 from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.ingest.nodes import Source
+from kfm_dagster.readers.goes_glm import FIRST_BYTES
 from kfm_dagster.storage.read_ahead import ReadAhead
 from kfm_dagster.storage.s3 import S3Bucket
 from kfm_dagster_tests.integration.chain import DAY, StoredObject, announce, good, open_pipeline, put, run_chain, take
 
 Samples = Callable[[date, int], Iterator[tuple[str, str, bytes]]]
 UNITS = 3
+
+
+def lightning(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
+    """GLM files with flashes; one without any is so small that the first request has all of it."""
+    large = (found for found in goes_glm_samples(day, 4 * count) if len(found[2]) > FIRST_BYTES)
+    return islice(large, count)
+
+
 SAMPLES: dict[str, tuple[Samples, int]] = {
     "goes-abi": (goes_abi_samples, 1),
+    "goes-glm": (lightning, 2),
     "nexrad-l2": (nexrad_level2_samples, 1),
     "hrrr": (hrrr_samples, 2),
 }

@@ -153,20 +153,21 @@ def test_a_cut_hrrr_object_is_never_ok(shared_data: Path, *, with_index: bool) -
         assert_never_ok("hrrr", key, content, boundaries, index)
 
 
-def test_a_cut_goes_object_is_never_ok(shared_data: Path) -> None:
+@pytest.mark.parametrize(("dataset", "objects"), [("goes-abi", 16), ("goes-glm", 9)])
+def test_a_cut_goes_object_is_never_ok(shared_data: Path, dataset: str, objects: int) -> None:
     seen = 0
     for root in sorted((shared_data / "objects").glob("noaa-goes*")):
         for path in sorted(root.rglob("*.nc")):
             key, content = str(path.relative_to(root)), path.read_bytes()
-            if REGISTRY.grammars["goes-abi"].match(key) is None:
+            if REGISTRY.grammars[dataset].match(key) is None:
                 continue
             seen += 1
-            assert extract("goes-abi", key, BytesSource(content)).status is CheckStatus.OK
+            assert extract(dataset, key, BytesSource(content)).status is CheckStatus.OK
             # Signature, superblock, the blocks that headers are read in.
-            assert_never_ok("goes-abi", key, content, [8, 48, 96, BLOCK_BYTES, len(content) // 2], None)
-            longer = extract("goes-abi", key, BytesSource(content + b"\0"))
+            assert_never_ok(dataset, key, content, [8, 48, 96, BLOCK_BYTES, len(content) // 2], None)
+            longer = extract(dataset, key, BytesSource(content + b"\0"))
             assert longer.status is CheckStatus.FAILED
-    assert seen == 14
+    assert seen == objects
 
 
 def test_a_cut_goes_sample_is_never_ok() -> None:

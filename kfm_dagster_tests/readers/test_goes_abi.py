@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import threading
 import tracemalloc
 import zlib
@@ -24,12 +25,13 @@ from shapely.geometry import shape
 
 from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.samples.goes_abi import goes_abi_samples, make_goes_abi
 from kfm_dagster.readers import geostationary
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.geostationary import FixedGrid, ImageBounds
-from kfm_dagster.readers.goes_abi import read_goes_abi
+from kfm_dagster.readers.goes_abi import FIRST_BYTES, read_goes_abi
 from kfm_dagster.readers.goes_abi_header import read_native
 from kfm_dagster.readers.ranges import BLOCK_BYTES, BlockCache, BytesSource
 
@@ -104,13 +106,13 @@ def rings(geometry: Any) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def real_objects(shared_data: Path, reference: dict[str, Any]) -> dict[str, tuple[bytes, dict[str, Any]]]:
-    """Content and reference of every real ABI object, by key; also of the products that are read natively only."""
+    """Content and reference of every real ABI object, by key."""
     found = {
         entry["key"]: ((shared_data / path).read_bytes(), entry["reference"])
         for path, entry in reference.items()
         if entry["family"].startswith("goes-abi")
     }
-    assert sum(GRAMMAR.match(key) is not None for key in found) >= 14
+    assert len(found) >= 16
     return found
 
 
@@ -140,12 +142,7 @@ def test_the_catalog_s_fields_of_real_objects_follow_from_their_headers(
     real_objects: dict[str, tuple[bytes, dict[str, Any]]],
 ) -> None:
     for key, (content, expected) in real_objects.items():
-        if GRAMMAR.match(key) is None:
-            continue
-        cache = BlockCache(BytesSource(content))
-        header = read_goes_abi(
-            ReadRequest(key=key, groups=request(key, content).groups, source=cache, sidecar=lambda _: None)
-        )
+        header = read(key, content)
         attrs, extent = expected["attrs"], expected["geospatial_lat_lon_extent"]
         assert header.start.isoformat(timespec="milliseconds")[:21] == attrs["time_coverage_start"][:21]
         assert header.end.isoformat(timespec="milliseconds")[:21] == attrs["time_coverage_end"][:21]
@@ -159,8 +156,10 @@ def test_the_catalog_s_fields_of_real_objects_follow_from_their_headers(
         assert properties["processing:level"] == attrs["processing_level"].split()[-1]
         assert properties["gsd"] == float(attrs["spatial_resolution"].removesuffix("km at nadir")) * 1000
         assert properties["proj:shape"] == [expected["dims"]["y"], expected["dims"]["x"]]
-        assert properties["bands"][0]["name"] == f"C{expected['band_id'][0]:02}"
-        assert properties["bands"][0]["eo:center_wavelength"] == pytest.approx(expected["band_wavelength"][0])
+        bands = [(band["name"], band["eo:center_wavelength"]) for band in properties.get("bands", ())]
+        assert [name for name, _ in bands] == [f"C{number:02}" for number in expected.get("band_id", ())]
+        assert [length for _, length in bands] == pytest.approx(expected.get("band_wavelength", []))
+        assert ("bands" in properties) == ("C" in key.split("_")[1].split("-")[-1])
         assert properties["goes:percent-uncorrectable-l0-errors"] == expected["percent_uncorrectable_L0_errors"]
         # Pixel centres by the transform are the file's axes.
         step_x, _, west, _, step_y, north = properties["proj:transform"]
@@ -173,24 +172,155 @@ def test_the_footprint_agrees_with_the_file_s_own_extent(
     real_objects: dict[str, tuple[bytes, dict[str, Any]]],
 ) -> None:
     for key, (content, _) in real_objects.items():
-        if GRAMMAR.match(key) is None:
-            continue
         header = read(key, content)
         assert shape(header.geometry).is_valid
         assert all(ring.exterior.is_ccw for ring in rings(header.geometry))
         assert bounding_box(header.geometry) == pytest.approx(header.properties["goes:extent"], abs=0.1), key
 
 
+@pytest.mark.clause("OPR-06")
+def test_an_object_costs_few_requests(real_objects: dict[str, tuple[bytes, dict[str, Any]]]) -> None:
+    class Counting(BytesSource):
+        def read(self, start: int, length: int) -> bytes:
+            found = super().read(start, length)
+            sizes.append(len(found))
+            return found
+
+    for key, (content, _) in real_objects.items():
+        sizes: list[int] = []
+        asked = request(key, content)
+        read_goes_abi(ReadRequest(key=key, groups=asked.groups, source=Counting(content), sidecar=asked.sidecar))
+        # The first of them is integrity-check's.
+        assert sizes[0] == FIRST_BYTES
+        assert len(sizes) <= 3, key
+        assert sum(sizes) <= 320 * 1024, key
+
+
 def test_goes_17_conus_is_split_at_the_antimeridian(real_objects: dict[str, tuple[bytes, dict[str, Any]]]) -> None:
-    (key,) = (key for key in real_objects if "RadC-M6C04_G17" in key)
-    header = read(key, real_objects[key][0])
-    west, _, east, _ = header.properties["goes:extent"]
-    assert west == pytest.approx(175.62358, abs=1e-5)
-    assert east == pytest.approx(-89.62357, abs=1e-5)
-    assert header.geometry["type"] == "MultiPolygon"
-    eastern, western = sorted(rings(header.geometry), key=lambda ring: -ring.bounds[0])
-    assert eastern.bounds == pytest.approx((175.62, 50.4, 180, 53.5), abs=0.1)
-    assert western.bounds == pytest.approx((-180, 14.57, -89.62, 53.5), abs=0.1)
+    for name in ("RadC-M6C04_G17", "FDCC-M6_G17"):
+        (key,) = (key for key in real_objects if name in key)
+        header = read(key, real_objects[key][0])
+        west, _, east, _ = header.properties["goes:extent"]
+        assert west == pytest.approx(175.62358, abs=1e-5)
+        assert east == pytest.approx(-89.62357, abs=1e-5)
+        assert header.geometry["type"] == "MultiPolygon"
+        eastern, western = sorted(rings(header.geometry), key=lambda ring: -ring.bounds[0])
+        assert eastern.bounds == pytest.approx((175.62, 50.4, 180, 53.5), abs=0.1)
+        assert western.bounds == pytest.approx((-180, 14.57, -89.62, 53.5), abs=0.1)
+
+
+def of_product(product: str, key: str, content: bytes, *, but: tuple[str, ...] = ()) -> tuple[str, bytes]:
+    """A sample as an object of another product: without the variables `but`, under a key of its own."""
+    other = re.sub(r"ABI-L2-M?CMIP(?=[FCM])", product, key)
+
+    def change(file: h5py.File) -> None:
+        file.attrs["dataset_name"] = np.bytes_(other.rpartition("/")[2])
+        for name in [name for name in file if but and name.startswith(but)]:
+            del file[name]
+
+    return other, rewritten(content, change)
+
+
+def in_degrees(product: str, imagery: str, *, band: int | None = None) -> tuple[str, bytes]:
+    """A product of latitudes and longitudes: it has no fixed grid, and says so."""
+    of_imagery = sample(imagery, satellite=18, band=band)
+    key, content = of_product(product, *of_imagery, but=("goes_imager_projection", "x", "y"))
+
+    def change(file: h5py.File) -> None:
+        file["goes_lat_lon_projection"] = np.int32(-2147483647)
+        for name in ("lat", "lon"):
+            file[name] = np.zeros(7, "f4")
+
+    return key, rewritten(content, change)
+
+
+@pytest.mark.parametrize("product", ["ABI-L2-ACM", "ABI-L2-LST2KM", "ABI-L2-RRQPE", "ABI-L2-BRF"])
+@pytest.mark.parametrize("scene", ["F", "C", "M1", "M2"])
+def test_a_product_without_a_channel_has_no_bands(product: str, scene: str) -> None:
+    imagery = read(*sample(f"ABI-L2-MCMIP{scene}", band=None))
+    for but in ((), ("band_id", "band_wavelength")):
+        key, content = of_product(product, *sample(f"ABI-L2-MCMIP{scene}", band=None), but=but)
+        assert f"/OR_{product}{scene}-M6_G19_" in key
+        header = read(key, content)
+        assert header.properties["goes:product"] == product + scene[0]
+        expected = {**imagery.properties, "goes:product": product + scene[0]}
+        assert header.properties == {name: value for name, value in expected.items() if name != "bands"}
+        assert header.geometry == imagery.geometry
+
+
+@pytest.mark.parametrize(
+    ("product", "imagery", "band"),
+    [("ABI-L2-DSR", "ABI-L2-MCMIPC", None), ("ABI-L2-RSR", "ABI-L2-MCMIPF", None), ("ABI-L2-DMW", "ABI-L2-CMIPM1", 14)],
+)
+def test_a_product_in_degrees_has_the_footprint_that_it_states(product: str, imagery: str, band: int | None) -> None:
+    header = read(*in_degrees(product, imagery, band=band))
+    west, south, east, north = header.properties["goes:extent"]
+    assert bounding_box(header.geometry) == pytest.approx((west, south, east, north), abs=1e-6)
+    assert (header.geometry["type"] == "MultiPolygon") == (west > east)
+    assert shape(header.geometry).area == pytest.approx((east - west) % 360 * (north - south), rel=1e-6)
+    assert all(ring.exterior.is_ccw for ring in rings(header.geometry))
+    assert [one["name"] for one in header.properties.get("bands", ())] == ([f"C{band}"] if band else [])
+    assert not [name for name in header.properties if name.startswith("proj:")]
+    assert header.findings == ()
+
+
+def test_a_product_in_degrees_that_states_no_extent_has_no_footprint() -> None:
+    key, content = in_degrees("ABI-L2-DSR", "ABI-L2-MCMIPC")
+    for value in (np.float32(-999), np.float32(np.nan)):
+        nowhere = rewritten(content, _set("geospatial_westbound_longitude", value, EXTENT))
+        assert refusal(key, nowhere) is MetadataIssue.MISSING_GEOLOCATION
+    flat = rewritten(content, _set("geospatial_northbound_latitude", np.float32(14.57134), EXTENT))
+    assert refusal(key, flat) is MetadataIssue.INVALID_GEOMETRY
+
+
+def test_winds_of_another_band_than_the_key_s_are_refused() -> None:
+    key, content = in_degrees("ABI-L2-DMW", "ABI-L2-CMIPC", band=8)
+    other = rewritten(content, _replace("band_id", data=np.array([9], "i1")))
+    assert refusal(key, other) is MetadataIssue.INCOMPLETE_PRODUCT_METADATA
+
+
+def test_next_to_the_limb_a_coarse_grid_may_be_further_from_its_extent() -> None:
+    """The outermost centres of 10 km pixels are three degrees inside the limb."""
+    key, content = sample("ABI-L2-MCMIPF", band=None)
+
+    def change(file: h5py.File) -> None:
+        file[EXTENT].attrs["geospatial_northbound_latitude"] = np.float32(78.3)
+
+    def coarser(file: h5py.File) -> None:
+        change(file)
+        for name, sign in (("x", 1), ("y", -1)):
+            _replace(name, data=np.arange(1086, dtype="i2"))(file)
+            file[name].attrs["scale_factor"] = np.array([sign * 280e-6], "f4")
+            file[name].attrs["add_offset"] = np.array([sign * (-0.15204 + 140e-6)], "f4")
+
+    assert [code for code, _ in read(key, rewritten(content, change)).findings] == [MetadataIssue.INVALID_GEOMETRY]
+    header = read(key, rewritten(content, coarser))
+    assert header.properties["proj:shape"] == [1086, 1086]
+    assert header.findings == ()
+
+
+def test_every_folder_that_a_backfill_lists_holds_keys_of_the_contract(contracts: ContractRegistry) -> None:
+    products = {prefix.partition("/")[0] for prefix in GRAMMAR.prefixes(START.date())}
+    assert len(products) == len(GRAMMAR.contract.storage.listing) >= 80
+    for product in products:
+        for region in ("1", "2") if product.endswith("M") else ("",):
+            channel = "C08" if re.search("Rad|-CMIP|DMW", product) else ""
+            name = f"OR_{product}{region}-M6{channel}_G19_s20253370501176_e20253370503549_c20253370504000.nc"
+            route = contracts.route(bucket="noaa-goes19", key=f"{product}/2025/337/05/{name}")
+            assert (route.kind, route.contract) == (KeyKind.DATA, GRAMMAR.contract), name
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "ABI-L2-NEWF/2025/337/05/OR_ABI-L2-NEWF-M6_G19_s20253370501176_e20253370503549_c20253370504000.nc",
+        "ABI-L2-ACMM/2025/337/05/OR_ABI-L2-ACMM-M6_G19_s20253370501176_e20253370503549_c20253370504000.nc",
+        "ABI-L2-ACMC/2025/337/05/OR_ABI-L2-ACMC1-M6_G19_s20253370501176_e20253370503549_c20253370504000.nc",
+        "ABI-L2-ACMC/2025/337/05/OR_ABI-L2-ACMF-M6_G19_s20253370501176_e20253370503549_c20253370504000.nc",
+    ],
+)
+def test_a_product_that_nobody_knows_is_not_passed_over(contracts: ContractRegistry, key: str) -> None:
+    assert contracts.route(bucket="noaa-goes19", key=key).kind is KeyKind.FOREIGN
 
 
 @pytest.mark.parametrize(

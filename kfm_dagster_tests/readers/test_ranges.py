@@ -46,6 +46,30 @@ def test_adjacent_blocks_come_in_one_request_and_known_ones_are_left_out() -> No
     assert source.requests == [(0, 200), (300, 300)]
 
 
+@pytest.mark.parametrize(
+    ("reads", "requests"),
+    [
+        ([(0, 10), (950, 1), (850, 1)], [(0, 100), (800, 300)]),
+        ([(0, 10), (850, 100), (1000, 1)], [(0, 100), (800, 300)]),
+        ([(0, 10), (690, 20), (850, 1)], [(0, 100), (600, 200), (800, 300)]),
+        ([(790, 20)], [(700, 400)]),
+    ],
+)
+def test_the_last_blocks_come_in_one_request(reads: list[tuple[int, int]], requests: list[tuple[int, int]]) -> None:
+    source = RecordingSource(DATA)
+    cache = BlockCache(source, block_bytes=100, tail_blocks=3)
+    for start, length in reads:
+        assert cache.read(start, length) == DATA[start : start + length]
+    assert source.requests == requests
+
+
+def test_a_small_object_s_first_block_comes_alone() -> None:
+    source = RecordingSource(DATA[:250])
+    cache = BlockCache(source, block_bytes=100, tail_blocks=3)
+    assert [cache.read(start, 1) for start in (0, 240, 100)] == [DATA[:1], DATA[240:241], DATA[100:101]]
+    assert source.requests == [(0, 100), (100, 200)]
+
+
 @pytest.mark.parametrize(("start", "length"), [(0, 401), (0, 1 << 62)])
 def test_one_read_of_too_many_blocks_is_refused_before_any_request(start: int, length: int) -> None:
     source = RecordingSource(DATA)

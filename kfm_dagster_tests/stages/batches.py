@@ -23,6 +23,7 @@ from kfm_dagster.contracts.identity import wal_id
 from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.samples.goes_abi import goes_abi_samples
+from kfm_dagster.demo.samples.goes_glm import goes_glm_samples
 from kfm_dagster.demo.samples.hrrr import BUCKET, PRODUCTS, REGIONS, make_hrrr
 from kfm_dagster.demo.samples.isd import isd_samples
 from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
@@ -53,7 +54,12 @@ def sample_objects(dataset: str, count: int) -> Objects:
             key, content, index = make_hrrr(run=run, lead=lead, product=kind, region=region)
             yield BUCKET, key, content, lambda _, index=index: BytesSource(index.encode())
         return
-    samples = {"goes-abi": goes_abi_samples, "nexrad-l2": nexrad_level2_samples, "surface-obs": isd_samples}[dataset]
+    samples = {
+        "goes-abi": goes_abi_samples,
+        "goes-glm": goes_glm_samples,
+        "nexrad-l2": nexrad_level2_samples,
+        "surface-obs": isd_samples,
+    }[dataset]
     for bucket, key, content in samples(DAY, count):
         yield bucket, key, content, lambda _: None
 

@@ -61,7 +61,7 @@ from kfm_dagster_tests.stages.batches import (
     subject,
 )
 
-DATASETS = ("goes-abi", "hrrr", "nexrad-l2")
+DATASETS = ("goes-abi", "goes-glm", "hrrr", "nexrad-l2")
 EVERY = (*DATASETS, "surface-obs")
 """Of the last nobody expects an age, nor so many objects an hour."""
 GATES = (Gate.G1, Gate.G2, Gate.G4, Gate.G5, Gate.G6, Gate.G8)

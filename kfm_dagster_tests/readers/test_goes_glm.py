@@ -1,0 +1,353 @@
+"""The GOES GLM reader and its samples: equality with independent readers, agreement with the key, hostile bytes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shapely.geometry import shape
+
+from kfm_dagster.contracts.bounding_box import bounding_box
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.contracts.key_grammar import KeyKind
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.samples.goes_glm import FILES_A_DAY, MOST_FLASHES, goes_glm_samples, make_goes_glm
+from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
+from kfm_dagster.readers.goes_glm import FIRST_BYTES, read_goes_glm
+from kfm_dagster.readers.ranges import BLOCK_BYTES, MAX_BLOCKS, BytesSource
+
+REGISTRY = ContractRegistry.load()
+GRAMMAR = REGISTRY.grammars["goes-glm"]
+START = datetime(2025, 12, 3, 5, 1, 20, tzinfo=UTC)
+NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
+J2000 = datetime(2000, 1, 1, 12, tzinfo=UTC)
+NOT_HEADERS = {"variables", "data_model", "global_attrs", "h5netcdf_time_coverage_start"}
+"""Parts of the reference that describe the file as a whole."""
+
+
+class Counting(BytesSource):
+    """Remembers how many bytes each request brought."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.sizes: list[int] = []
+
+    def read(self, start: int, length: int) -> bytes:
+        found = super().read(start, length)
+        self.sizes.append(len(found))
+        return found
+
+
+def request(key: str, source: BytesSource) -> ReadRequest:
+    match = GRAMMAR.match(key)
+    assert match is not None, key
+    return ReadRequest(key=key, groups=match.groups, source=source, sidecar=lambda _: None)
+
+
+def read(key: str, content: bytes) -> HeaderMetadata:
+    return read_goes_glm(request(key, BytesSource(content)))
+
+
+def refusal(key: str, content: bytes) -> MetadataIssue:
+    with pytest.raises(ReadError) as refused:
+        read(key, content)
+    return refused.value.code
+
+
+def sample(**changes: Any) -> tuple[str, bytes]:
+    return make_goes_glm(**{"start": START, "satellite": 18, "flashes": 2, **changes})
+
+
+def rewritten(content: bytes, change: Callable[[h5py.File], None]) -> bytes:
+    """The same file after h5py has changed it."""
+    buffer = io.BytesIO(content)
+    with h5py.File(buffer, "r+") as file:
+        change(file)
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="module")
+def real_objects(shared_data: Path, reference: dict[str, Any]) -> dict[str, tuple[bytes, dict[str, Any]]]:
+    """Content and reference of every real object, by key."""
+    found = {
+        entry["key"]: ((shared_data / path).read_bytes(), entry["reference"])
+        for path, entry in reference.items()
+        if entry["family"] == "goes-glm"
+    }
+    assert len(found) >= 9
+    return found
+
+
+@pytest.mark.clause("OPR-06")
+def test_every_field_of_real_objects_equals_the_independent_reader_s(
+    real_objects: dict[str, tuple[bytes, dict[str, Any]]],
+) -> None:
+    for key, (content, expected) in real_objects.items():
+        source = Counting(content)
+        header = read_goes_glm(request(key, source))
+        native = dict(header.native)
+        # The independent reader lists no dimension without a length.
+        dims = {name: length for name, length in native.pop("dims").items() if length}
+        assert dims == expected["dims"]
+        with h5py.File(io.BytesIO(content)) as file:
+            for name in ("product_time_bounds", "percent_navigated_L1b_events"):
+                assert native.pop(name) == pytest.approx(file[name][()].tolist(), abs=0)
+        assert native == {name: value for name, value in expected.items() if name not in NOT_HEADERS | {"dims"}}, key
+        attributes, properties = expected["attrs"], header.properties
+        times = [datetime.fromisoformat(attributes[f"time_coverage_{name}"]) for name in ("start", "end")]
+        assert [header.start, header.end, header.datetime] == [*times, times[0]]
+        assert header.findings == ()
+        assert properties["platform"] == f"goes-{attributes['platform_ID'][1:]}"
+        assert properties["instruments"] == ["glm"]
+        assert properties["gsd"] == 8000
+        assert properties["processing:level"] == "L2"
+        for name, attribute in (
+            ("goes:orbital-slot", "orbital_slot"),
+            ("goes:uuid", "id"),
+            ("goes:created", "date_created"),
+            ("goes:production-site", "production_site"),
+        ):
+            assert properties[name] == attributes[attribute]
+        for name in ("event", "group", "flash"):
+            assert properties[f"glm:{name}-count"] == expected[f"{name}_count"]
+            assert isinstance(properties[f"glm:{name}-count"], int)
+        assert properties["goes:percent-uncorrectable-l0-errors"] == expected["percent_uncorrectable_L0_errors"]
+        (north, south), (west, east) = expected["lat_field_of_view_bounds"], expected["lon_field_of_view_bounds"]
+        sides = [(edge + 180) % 360 - 180 for edge in (west, east)]
+        assert bounding_box(header.geometry) == pytest.approx((sides[0], south, sides[1], north), abs=0.01)
+        assert header.geometry["type"] == ("MultiPolygon" if sides[0] > sides[1] else "Polygon")
+
+
+@pytest.mark.clause("OPR-06")
+def test_a_file_costs_few_requests(real_objects: dict[str, tuple[bytes, dict[str, Any]]]) -> None:
+    for key, (content, _) in real_objects.items():
+        source = Counting(content)
+        read_goes_glm(request(key, source))
+        # The first of them is integrity-check's.
+        assert source.sizes[0] == FIRST_BYTES
+        assert len(source.sizes) == 2
+        assert sum(source.sizes) <= 4 * BLOCK_BYTES
+
+
+def test_a_file_without_a_flash_is_as_good_as_any(real_objects: dict[str, tuple[bytes, dict[str, Any]]]) -> None:
+    counts = ("glm:event-count", "glm:group-count", "glm:flash-count")
+    empty = [read(key, content) for key, (content, expected) in real_objects.items() if not expected["flash_count"]]
+    assert empty
+    for header in [*empty, read(*sample(flashes=0))]:
+        assert [header.properties[name] for name in counts] == [0, 0, 0]
+        assert shape(header.geometry).area == pytest.approx((2 * 66.56) ** 2, rel=1e-6)
+
+
+def test_a_file_may_span_a_year_s_end() -> None:
+    key, content = sample(start=NEW_YEAR - timedelta(seconds=20))
+    assert key.startswith("GLM-L2-LCFA/2025/365/23/OR_GLM-L2-LCFA_G18_s20253652359400_e20260010000000_c20260010000013")
+    header = read(key, content)
+    assert (header.start, header.end) == (NEW_YEAR - timedelta(seconds=20), NEW_YEAR)
+    assert GRAMMAR.prefixes(date(2025, 12, 31)) == ["GLM-L2-LCFA/2025/365/"]
+
+
+@pytest.mark.parametrize(
+    ("satellite", "slot", "box"),
+    [
+        (16, "GOES-East", (-141.56, -66.56, -8.44, 66.56)),
+        (17, "GOES-West", (156.44, -66.56, -70.44, 66.56)),
+    ],
+)
+def test_samples_read_as_what_they_are(satellite: int, slot: str, box: tuple[float, ...]) -> None:
+    key, content = sample(satellite=satellite, flashes=3)
+    header = read(key, content)
+    assert (header.start, header.end) == (START, START + timedelta(seconds=20))
+    assert header.properties["goes:orbital-slot"] == slot
+    assert header.properties["goes:product"] == "GLM-L2-LCFA"
+    assert [header.properties[f"glm:{name}-count"] for name in ("flash", "group", "event")] == [3, 6, 18]
+    assert bounding_box(header.geometry) == pytest.approx(box, abs=1e-5)
+    assert len(content) < 150_000
+
+
+def test_an_independent_reader_agrees_with_the_samples() -> None:
+    for flashes in (0, MOST_FLASHES):
+        key, content = sample(flashes=flashes)
+        native = read(key, content).native
+        with h5py.File(io.BytesIO(content)) as file:
+            for name, value in native.items():
+                if name == "attrs":
+                    assert value == {one: file.attrs[one].decode() for one in value}
+                elif name != "dims":
+                    assert value == file[name][()].tolist()
+            assert file["event_id"].shape == (6 * flashes,) == (native["dims"]["number_of_events"],)
+            # Each event has its group, and each group its flash.
+            assert set(file["event_parent_group_id"][()]) == set(file["group_id"][()])
+            assert set(file["group_parent_flash_id"][()]) == set(file["flash_id"][()])
+            latitude = file["event_lat"]
+            unpacked = latitude[()].view("u2") * latitude.attrs["scale_factor"] + latitude.attrs["add_offset"]
+            np.testing.assert_allclose(unpacked, np.repeat(file["flash_lat"][()], 6), atol=0.01)
+
+
+def test_a_day_of_samples_has_distinct_keys_of_that_day_in_order() -> None:
+    drawn = list(goes_glm_samples(date(2024, 12, 31), 60))
+    matches = [GRAMMAR.match(key) for _, key, _ in drawn]
+    starts = [match.start for match in matches if match is not None]
+    assert len(set(starts)) == 60
+    assert starts == sorted(starts)
+    assert {start.date() for start in starts} == {date(2024, 12, 31)}
+    assert drawn == list(goes_glm_samples(date(2024, 12, 31), 60))
+    assert {read(key, content).properties["glm:flash-count"] for _, key, content in drawn} == {0, 1, 2, 3}
+    with pytest.raises(ValueError, match="4320"):
+        next(goes_glm_samples(date(2024, 12, 31), FILES_A_DAY + 1))
+    with pytest.raises(ValueError, match="no satellite"):
+        sample(satellite=15)
+
+
+@pytest.mark.parametrize(
+    ("key", "dataset", "kind"),
+    [
+        (sample()[0], "goes-glm", KeyKind.DATA),
+        (sample()[0].replace("_s2025", "_x2025"), "goes-glm", KeyKind.FOREIGN),
+        ("SUVI-L1b-Fe094/2025/337/05/OR_SUVI-L1b-Fe094_G19.nc", "goes-abi", KeyKind.IGNORED),
+        ("ABI-Flood-Day/2025/12/03/x.nc", "goes-abi", KeyKind.IGNORED),
+        ("GLM-L3-Other/2025/337/05/x.nc", None, KeyKind.FOREIGN),
+    ],
+)
+def test_the_satellite_s_bucket_has_a_contract_for_each_instrument(
+    key: str, dataset: str | None, kind: KeyKind
+) -> None:
+    route = REGISTRY.route(bucket="noaa-goes19", key=key)
+    assert (route.kind, route.contract and route.contract.id) == (kind, dataset)
+
+
+@pytest.mark.parametrize(
+    ("this", "that", "code"),
+    [
+        ("_G18_", "_G17_", MetadataIssue.PLATFORM_MISMATCH),
+        ("_s20253370501200", "_s20253370501220", MetadataIssue.TIME_MISMATCH),
+        ("_e20253370501400", "_e20253370501420", MetadataIssue.TIME_MISMATCH),
+        ("_e20253370501400", "_e20253370501403", MetadataIssue.INCOMPLETE_PRODUCT_METADATA),
+    ],
+)
+def test_content_that_contradicts_its_key_is_refused(this: str, that: str, code: MetadataIssue) -> None:
+    key, content = sample()
+    assert this in key
+    assert refusal(key.replace(this, that), content) is code
+
+
+def test_a_later_creation_stamp_is_the_same_file() -> None:
+    key, content = sample()
+    assert read(key[: key.rindex("_c")] + "_c20253370600000.nc", content).start == START
+
+
+def _replace(name: str, value: Any) -> Callable[[h5py.File], None]:
+    def change(file: h5py.File) -> None:
+        del file[name]
+        if value is not None:
+            file[name] = value
+
+    return change
+
+
+def _set(name: str, text: bytes) -> Callable[[h5py.File], None]:
+    def change(file: h5py.File) -> None:
+        file.attrs[name] = np.bytes_(text)
+
+    return change
+
+
+def _seconds(*moments: datetime) -> list[float]:
+    return [(moment - J2000).total_seconds() for moment in moments]
+
+
+@pytest.mark.clause("OPR-07")
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (_replace("lat_field_of_view_bounds", None), MetadataIssue.MISSING_GEOLOCATION),
+        (_replace("lon_field_of_view_bounds", None), MetadataIssue.MISSING_GEOLOCATION),
+        (_replace("lat_field_of_view_bounds", np.zeros(1)), MetadataIssue.UNREADABLE_FORMAT),
+        (_replace("lat_field_of_view_bounds", np.array([-66.56, 66.56])), MetadataIssue.INVALID_GEOMETRY),
+        (_replace("lat_field_of_view_bounds", np.array([np.nan, -66.56])), MetadataIssue.INVALID_GEOMETRY),
+        (_replace("lon_field_of_view_bounds", np.array([-1e300, 1e300])), MetadataIssue.INVALID_GEOMETRY),
+        (_replace("lon_field_of_view_bounds", np.array([-203.0, np.inf])), MetadataIssue.INVALID_GEOMETRY),
+        (_replace("lon_field_of_view_bounds", np.array([10.0, 10.0])), MetadataIssue.INVALID_GEOMETRY),
+        (_replace("lon_field_of_view_bounds", np.array([b"east", b"west"])), MetadataIssue.UNREADABLE_FORMAT),
+        (_replace("product_time_bounds", _seconds(START + timedelta(seconds=2), START)), MetadataIssue.TIME_MISMATCH),
+        (_replace("product_time_bounds", _seconds(START, START)), MetadataIssue.TIME_MISMATCH),
+        (_replace("product_time_bounds", np.array([np.nan, 0])), MetadataIssue.TIME_MISMATCH),
+        (_set("time_coverage_end", b"2025-12-03T05:01:19.9Z"), MetadataIssue.INVALID_TIME_RANGE),
+        (_set("time_coverage_start", b"noon"), MetadataIssue.INVALID_TIME_RANGE),
+        (_set("id", b"x" * 60_000), MetadataIssue.RESOURCE_LIMIT),
+    ],
+)
+def test_impossible_headers_are_refused_with_a_code(change: Callable[[h5py.File], None], code: MetadataIssue) -> None:
+    key, content = sample()
+    assert refusal(key, rewritten(content, change)) is code
+
+
+@pytest.mark.parametrize("value", [None, np.int32(-1), np.float64(np.nan), np.float64(np.inf)])
+def test_a_count_that_is_none_is_left_out(value: Any) -> None:
+    key, content = sample()
+    properties = read(key, rewritten(content, _replace("event_count", value))).properties
+    assert "glm:event-count" not in properties
+    assert properties["glm:flash-count"] == 2
+
+
+def test_a_field_of_view_that_is_wrapped_is_the_same_place() -> None:
+    key, content = sample()
+    wrapped = rewritten(content, _replace("lon_field_of_view_bounds", np.array([156.44, -70.44], "<f4")))
+    expected = bounding_box(read(key, content).geometry)
+    assert bounding_box(read(key, wrapped).geometry) == pytest.approx(expected, abs=1e-4)
+
+
+def cuts(content: bytes) -> Iterator[int]:
+    """Every 10 %, one byte less than all; the signature, the superblock and each block, and a byte to either side."""
+    yield from (len(content) * share // 10 for share in range(10))
+    yield len(content) - 1
+    for boundary in (8, 48, 96, *range(BLOCK_BYTES, len(content), BLOCK_BYTES)):
+        yield from (boundary - 1, boundary, boundary + 1)
+
+
+@pytest.mark.clause("OPR-07", "OPR-20")
+def test_a_cut_sample_is_truncated() -> None:
+    key, content = sample()
+    for length in cuts(content):
+        assert refusal(key, content[:length]) is MetadataIssue.TRUNCATED_OBJECT, length
+    assert refusal(key, content + b"\0") is MetadataIssue.UNREADABLE_FORMAT
+
+
+@pytest.mark.clause("OPR-07", "OPR-20")
+def test_a_cut_real_object_is_truncated(real_objects: dict[str, tuple[bytes, dict[str, Any]]]) -> None:
+    for key, (content, _) in real_objects.items():
+        for length in cuts(content):
+            assert refusal(key, content[:length]) is MetadataIssue.TRUNCATED_OBJECT, (key, length)
+
+
+@pytest.mark.clause("OPR-07")
+@settings(max_examples=300)
+@given(st.data())
+def test_a_corrupt_object_gives_a_code_or_metadata_and_nothing_else(data: st.DataObject) -> None:
+    key, content = SAMPLE
+    spoilt = bytearray(content)
+    for _ in range(data.draw(st.integers(1, 12))):
+        at = data.draw(st.integers(0, len(spoilt) - 8))
+        word = data.draw(
+            st.sampled_from([b"\xff" * 8, b"\0" * 8, b"\xff" * 7 + b"\x7f"])
+            | st.binary(min_size=1, max_size=8)
+            | st.integers(0, len(spoilt)).map(lambda address: address.to_bytes(8, "little"))
+        )
+        spoilt[at : at + len(word)] = word
+    source = Counting(bytes(spoilt[: data.draw(st.none() | st.integers(0, len(spoilt)))]))
+    # Any other exception is this test's.
+    with suppress(ReadError):
+        assert shape(read_goes_glm(request(key, source)).geometry).is_valid
+    assert len(source.sizes) <= MAX_BLOCKS
+    assert sum(source.sizes) <= len(content)
+
+
+SAMPLE = sample()
