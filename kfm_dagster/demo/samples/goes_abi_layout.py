@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import h5py
 import numpy as np
+
+from kfm_dagster.demo.samples.netcdf4 import Attributes, annotate, attach, axis, dimension, f4, variable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,8 +92,6 @@ _CHUNK = 250
 _DIMENSIONS = {"number_of_time_bounds": 2, "band": 1, "number_of_image_bounds": 2}
 """Dimensions that are no variable."""
 
-Attributes = Mapping[str, Any]
-
 
 def write(
     file: h5py.File, *, kind: str, region: str, satellite: int, band: int | None, texts: Mapping[str, bytes]
@@ -106,9 +105,9 @@ def write(
     platform = _SATELLITES[satellite]
     scene = (_WESTERN_SCENES if platform.orbital_slot == "GOES-West" else SCENES)[region]
     step = 56e-6 if band is None else _STEPS.get(band, 56e-6)
-    _annotate(file, {**_global_attributes(kind, scene, satellite, step), **texts})
+    annotate(file, {**_global_attributes(kind, scene, satellite, step), **texts})
     for number, (name, length) in enumerate(_DIMENSIONS.items(), start=2):
-        _dimension(file, name, length, number)
+        dimension(file, name, length, number)
     _axes(file, scene, step)
     _pixels(file, kind, band)
     _navigation(file, scene, platform.longitude)
@@ -148,38 +147,25 @@ def _global_attributes(kind: str, scene: Scene, satellite: int, step: float) -> 
     }
 
 
-def _dimension(file: h5py.File, name: str, length: int, number: int) -> None:
-    """Write a dimension without a variable the way netCDF-4 does (NetCDF-4 file format, "Dimensions")."""
-    scale = file.create_dataset(name, shape=(length,), dtype=">f4")
-    scale.make_scale(f"This is a netCDF dimension but not a netCDF variable.{length:10}")
-    scale.attrs["_Netcdf4Dimid"] = np.int32(number)
-
-
 def _axes(file: h5py.File, scene: Scene, step: float) -> None:
     """Write y and x: scan angles of pixel centres, packed as 16-bit integers."""
     for number, (name, first, last) in enumerate((("y", scene.north, scene.south), ("x", scene.west, scene.east))):
         length = round(abs(last - first) / step)
         signed = step if last > first else -step
         long = length > _LONGEST_PLAIN_AXIS
-        axis = file.create_dataset(
-            name, data=np.arange(length, dtype="<i2"), compression="gzip" if long else None, shuffle=long
-        )
-        axis.make_scale(name)
-        _annotate(
-            axis,
-            {
-                "_Netcdf4Dimid": np.int32(number),
-                "scale_factor": _f4(signed),
-                "add_offset": _f4(first + signed / 2),
-                "units": "rad",
-                "axis": name.upper(),
-                "long_name": f"GOES fixed grid projection {name}-coordinate",
-                "standard_name": f"projection_{name}_coordinate",
-            },
-        )
+        attributes = {
+            "scale_factor": f4(signed),
+            "add_offset": f4(first + signed / 2),
+            "units": "rad",
+            "axis": name.upper(),
+            "long_name": f"GOES fixed grid projection {name}-coordinate",
+            "standard_name": f"projection_{name}_coordinate",
+        }
+        angles = np.arange(length, dtype="<i2")
+        axis(file, name, angles, number, attributes, compression="gzip" if long else None, shuffle=long)
         sides = "north/south" if name == "y" else "west/east"
-        _variable(file, f"{name}_image", np.float32((first + last) / 2), units="rad", axis=name.upper())
-        _variable(
+        variable(file, f"{name}_image", np.float32((first + last) / 2), units="rad", axis=name.upper())
+        variable(
             file, f"{name}_image_bounds", np.array([first, last], "<f4"), dimensions=["number_of_image_bounds"],
             long_name=f"GOES-R fixed grid projection {name}-coordinate {sides} extent of image", units="rad",
         )  # fmt: skip
@@ -198,9 +184,8 @@ def _pixels(file: h5py.File, kind: str, band: int | None) -> None:
                 name, shape=shape, dtype=dtype, chunks=(_CHUNK, _CHUNK), compression="gzip", compression_opts=1,
                 fillvalue=-1,
             )  # fmt: skip
-            for number, axis in enumerate(("y", "x")):
-                pixels.dims[number].attach_scale(file[axis])
-            _annotate(
+            attach(file, pixels, ("y", "x"))
+            annotate(
                 pixels,
                 {
                     "_FillValue": np.array([-1], dtype),
@@ -215,7 +200,7 @@ def _pixels(file: h5py.File, kind: str, band: int | None) -> None:
 
 
 def _navigation(file: h5py.File, scene: Scene, longitude: float) -> None:
-    _variable(
+    variable(
         file, "goes_imager_projection", np.int32(-2147483647),
         long_name="GOES-R ABI fixed grid projection",
         grid_mapping_name="geostationary",
@@ -229,17 +214,17 @@ def _navigation(file: h5py.File, scene: Scene, longitude: float) -> None:
     )  # fmt: skip
     west, south, east, north = scene.extent
     west, east = (_wrapped(longitude + offset) for offset in (west, east))
-    _variable(
+    variable(
         file, "geospatial_lat_lon_extent", np.float32(-999),
         long_name="geospatial latitude and longitude references",
-        geospatial_westbound_longitude=_f4(west),
-        geospatial_northbound_latitude=_f4(north),
-        geospatial_eastbound_longitude=_f4(east),
-        geospatial_southbound_latitude=_f4(south),
-        geospatial_lat_center=_f4(scene.center[1]),
-        geospatial_lon_center=_f4(_wrapped(longitude + scene.center[0])),
-        geospatial_lat_nadir=_f4(0),
-        geospatial_lon_nadir=_f4(longitude),
+        geospatial_westbound_longitude=f4(west),
+        geospatial_northbound_latitude=f4(north),
+        geospatial_eastbound_longitude=f4(east),
+        geospatial_southbound_latitude=f4(south),
+        geospatial_lat_center=f4(scene.center[1]),
+        geospatial_lon_center=f4(_wrapped(longitude + scene.center[0])),
+        geospatial_lat_nadir=f4(0),
+        geospatial_lon_nadir=f4(longitude),
         geospatial_lat_units="degrees_north",
         geospatial_lon_units="degrees_east",
     )  # fmt: skip
@@ -249,27 +234,27 @@ def _navigation(file: h5py.File, scene: Scene, longitude: float) -> None:
         ("subpoint_lon", longitude - 0.2, "degrees_east"),
         ("height", 35786.02, "km"),
     ):
-        _variable(file, f"nominal_satellite_{name}", np.float32(value), _FillValue=_f4(-999), units=units)
+        variable(file, f"nominal_satellite_{name}", np.float32(value), _FillValue=f4(-999), units=units)
 
 
 def _quantities(file: h5py.File, band: int | None) -> None:
     """Write time, bands, calibration and quality."""
     since = "seconds since 2000-01-01 12:00:00"
-    _variable(
+    variable(
         file, "t", np.float64(0), long_name="J2000 epoch mid-point between the start and end image scan in seconds",
         standard_name="time", units=since, axis="T", bounds="time_bounds",
     )  # fmt: skip
-    _variable(
+    variable(
         file, "time_bounds", np.zeros(2), dimensions=["number_of_time_bounds"],
         long_name="Scan start and end times in seconds since epoch (2000-01-01 12:00:00)",
     )  # fmt: skip
     suffixes = {band: ""} if band is not None else {number: f"_C{number:02}" for number in range(1, 17)}
     for number, suffix in suffixes.items():
-        _variable(
+        variable(
             file, f"band_id{suffix}", np.array([number], "i1"), dimensions=["band"], long_name="ABI band number",
             standard_name="sensor_band_identifier", units="1",
         )  # fmt: skip
-        _variable(
+        variable(
             file, f"band_wavelength{suffix}", np.array([_WAVELENGTHS[number - 1]], "<f4"), dimensions=["band"],
             long_name="ABI band central wavelength", standard_name="sensor_band_central_radiation_wavelength",
             units="um",
@@ -278,33 +263,14 @@ def _quantities(file: h5py.File, band: int | None) -> None:
         ("esun", "W m-2 um-1"), ("kappa0", "(W m-2 um-1)-1"), ("planck_fk1", "W m-1"), ("planck_fk2", "K"),
         ("planck_bc1", "K"), ("planck_bc2", "1"), ("earth_sun_distance_anomaly_in_AU", "ua"),
     ):  # fmt: skip
-        _variable(file, name, np.float32(-999), _FillValue=_f4(-999), units=units)
+        variable(file, name, np.float32(-999), _FillValue=f4(-999), units=units)
     for name in ("valid_pixel_count", "missing_pixel_count", "saturated_pixel_count", "undersaturated_pixel_count"):
-        _variable(file, name, np.int32(-1), _FillValue=np.array([-1], "<i4"), units="count")
-    _variable(
-        file, "percent_uncorrectable_L0_errors", np.float32(0), _FillValue=_f4(-999),
+        variable(file, name, np.int32(-1), _FillValue=np.array([-1], "<i4"), units="count")
+    variable(
+        file, "percent_uncorrectable_L0_errors", np.float32(0), _FillValue=f4(-999),
         long_name="percent data lost due to uncorrectable L0 errors", valid_range=np.array([0, 1], "<f4"),
         units="percent",
     )  # fmt: skip
-
-
-def _variable(
-    file: h5py.File, name: str, value: Any, *, dimensions: list[str] | None = None, **attributes: Any
-) -> None:
-    dataset = file.create_dataset(name, data=value)
-    for number, dimension in enumerate(dimensions or ()):
-        dataset.dims[number].attach_scale(file[dimension])
-    _annotate(dataset, attributes)
-
-
-def _annotate(holder: Any, attributes: Attributes) -> None:
-    """Write attributes, texts as fixed-length strings as netCDF-4 writes NC_CHAR."""
-    for name, value in attributes.items():
-        holder.attrs.create(name, np.bytes_(value) if isinstance(value, str | bytes) else value)
-
-
-def _f4(value: float) -> Any:
-    return np.array([value], "<f4")
 
 
 def _wrapped(longitude: float) -> float:
