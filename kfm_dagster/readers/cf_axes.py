@@ -104,6 +104,7 @@ def time_axis(header: NetcdfHeader) -> str | None:
 def grid_axis(header: NetcdfHeader, kind: Literal["x", "y"]) -> GridAxis:
     """Describe the axis of longitude (x) or latitude (y), whose outer cells end half a cell outside their centres.
 
+    Whether it is even is told by its five samples: the others would cost requests, and no known grid is uneven between.
     Raises ReadError: MISSING_GEOLOCATION when there is none or it holds nothing, INVALID_GEOMETRY when its values are
     no degrees in order.
     """
@@ -120,7 +121,7 @@ def grid_axis(header: NetcdfHeader, kind: Literal["x", "y"]) -> GridAxis:
     first, last = values[0], values[length - 1]
     steps = values[1] - first, last - values[length - 2]
     step = (last - first) / (length - 1)
-    farthest = 90.0 if kind == "y" else _FARTHEST
+    farthest = 90.0 + _ROUNDED if kind == "y" else _FARTHEST
     # Written so that NaN fails.
     if not (max(abs(first), abs(last)) <= farthest and min(steps[0] * step, steps[1] * step) > 0):
         raise ReadError(MetadataIssue.INVALID_GEOMETRY, f"axis {name} runs from {first} to {last} by {steps}")

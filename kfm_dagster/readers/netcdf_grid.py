@@ -178,19 +178,19 @@ def _auxiliary(header: NetcdfHeader) -> Iterator[str]:
 def _dimension(header: NetcdfHeader, name: str, steps: Mapping[str, float | None], covered: Interval) -> dict[str, Any]:
     """Make a Dimension Object; its extent is that of the values, which are the cells' centres."""
     axis = header.axes.get(name)
-    if axis is None:
-        return {"type": "index", "extent": [0, max(header.dimensions[name] - 1, 0)]}
-    kind = axis_kind(axis)
-    if kind == "t":
+    kind = axis_kind(axis) if axis else None
+    values = ends(header, name) if axis else None
+    if axis and kind == "t":
         # The unit of times is that of their text here.
         described = {key: value for key, value in _description(axis).items() if key == "description"}
         moments = times(header, name) or covered
         return {"type": "temporal", "extent": [rfc3339(moment) for moment in moments], **described}
-    extent = sorted(ends(header, name) or (0.0, 0.0))
+    if axis is None or values is None:
+        return {"type": "index", "extent": [0, max(header.dimensions[name] - 1, 0)]}
     if kind is None:
-        return {"type": "axis", "extent": extent, **_description(axis)}
+        return {"type": "axis", "extent": sorted(values), **_description(axis)}
     step = {"step": steps[name]} if name in steps else {}
-    return {"type": "spatial", "axis": kind, "extent": extent, **step, **_description(axis)}
+    return {"type": "spatial", "axis": kind, "extent": sorted(values), **step, **_description(axis)}
 
 
 def _description(variable: Variable) -> dict[str, str]:

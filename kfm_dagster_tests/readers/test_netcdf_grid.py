@@ -186,6 +186,7 @@ def test_a_key_of_another_day_is_a_time_mismatch() -> None:
         (np.arange(0.125, 360, 0.25), np.arange(-89.875, 90, 0.25), (-180, -90, 180, 90), (0.25, 0, -0.25, 90)),
         (np.arange(-179.95, 180, 0.1), np.arange(89.95, -90, -0.1), (-180, -90, 180, 90), (0.1, -180, -0.1, 90)),
         (np.arange(0, 360, 1), np.arange(-90, 91, 1), (-180, -90, 180, 90), (1, -0.5, -1, 90.5)),
+        (np.arange(0.05, 360, 0.1), np.arange(-90, 90.05, 0.1), (-180, -90, 180, 90), (0.1, 0, -0.1, 90.05)),
         (np.arange(0, 361, 1), [0, 1], (-180, -0.5, 180, 1.5), (1, -0.5, -1, 1.5)),
         (np.arange(175.5, 186, 1), [10, 12], (175, 9, -174, 13), (1, 175, -2, 13)),
         (np.arange(200.5, 231, 1), [10, 12], (-160, 9, -129, 13), (1, 200, -2, 13)),
@@ -194,8 +195,8 @@ def test_a_key_of_another_day_is_a_time_mismatch() -> None:
         ([1 / 3, 2 / 3, 1], [-89.5, -88.5], (1 / 6, -90, 7 / 6, -88), (1 / 3, 1 / 6, -1, -88)),
     ],
     ids=[
-        "from 0", "from -180, north first", "points at the poles", "closed", "over the antimeridian", "west of it",
-        "westwards", "uneven", "thirds",
+        "from 0", "from -180, north first", "points at the poles", "sums of tenths", "closed", "over the antimeridian",
+        "west of it", "westwards", "uneven", "thirds",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("dtype", ["<f4", "<f8", ">f4"])
@@ -312,6 +313,7 @@ def test_dimensions_and_variables_are_those_of_the_datacube_extension() -> None:
         netcdf4.dimension(file, "nv", 2, 3)
         netcdf4.axis(file, "level", np.array([1000.0, 850.0, 500.0]), 4, {"units": "hPa", "positive": "down"})
         netcdf4.axis(file, "channel", np.array([3, 1], "<i4"), 5, {"long_name": "channel number"})
+        netcdf4.axis(file, "member", np.array([np.nan, 1]), 6, {"units": "1"})
         netcdf4.variable(file, "lat_bnds", np.zeros((2, 2)), dimensions=["lat", "nv"])
         file["lat"].attrs["bounds"] = np.bytes_(b"lat_bnds")
 
@@ -325,7 +327,7 @@ def test_dimensions_and_variables_are_those_of_the_datacube_extension() -> None:
     assert cube.dimensions["level"].to_dict() == {
         "type": "spatial", "axis": "z", "extent": [500.0, 1000.0], "unit": "hPa"
     }  # fmt: skip
-    assert cube.dimensions["nv"].to_dict() == {"type": "index", "extent": [0, 1]}
+    assert cube.dimensions["nv"].to_dict() == cube.dimensions["member"].to_dict() == {"type": "index", "extent": [0, 1]}
     described = {"type": "axis", "extent": [1.0, 3.0], "description": "channel number"}
     assert cube.dimensions["channel"].to_dict() == described
     assert {name: one.to_dict() for name, one in cube.variables.items()} == {
