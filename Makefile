@@ -18,7 +18,7 @@ WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 )))
 # modules again: 5 of the 7 seconds that loading the definitions takes.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo ui test lint clauses mutants lock bench soak reference clean
+.PHONY: demo ui test lint clauses mutants truth lock bench soak reference clean
 
 $(INSTALLED): pyproject.toml requirements.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -52,6 +52,9 @@ clauses: $(INSTALLED)  ## list every clause of the mission with the tests that h
 
 mutants: $(INSTALLED)  ## take rules away one by one in a copy; a test must notice each
 	@$(BIN)/python -m kfm_dagster_tests.mutants $(MUTANTS_ARGS)
+
+truth: $(INSTALLED)  ## hold every real object of ../shared/data against independent readers, field by field
+	@$(BIN)/python -m kfm_dagster_tests.readers.truth
 
 bench: $(INSTALLED)  ## measure what users have, for two hours, and write docs/performance.md
 	@$(BIN)/python -m benchmarks.report $(BENCH_ARGS)

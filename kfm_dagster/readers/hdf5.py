@@ -1,45 +1,54 @@
 """HDF5 headers by range requests: attributes and a few elements of the variables of a NetCDF-4 object.
 
 Belongs here: the interface for readers of NetCDF-4 products, and values of variables. Does not belong here: the meaning
-of a name. `hdf5_messages.py` and `hdf5_index.py` know the structures of the HDF5 file format specification 3.0.
+of a name. `hdf5_messages.py`, `hdf5_index.py` and `hdf5_global_heap.py` know the structures of the HDF5 file format
+specification 3.0.
 
 Why not libhdf5: it trusts its input. A sample of which one length was overwritten (a continuation message of 2**64 - 1
 bytes) made libhdf5 2.0.0 copy memory until the process died, and no check from outside can foresee the like. It also
 runs under one global lock, held during our requests, so one thread's request would stop the headers of all others. Here
 every address, length, count and depth is checked before it is used, and threads share nothing.
 
-Not supported, and refused as unreadable: what NetCDF-4 headers do not need (links other than hard ones, variable-length
-and compound values, shared messages, filters on heaps, chunk indexes newer than B-tree version 1). Checksums are not
-verified: the object store verifies whole objects.
+Not supported, and refused as unreadable: what NetCDF-4 headers do not need (links other than hard ones, variables of
+variable-length or compound values, shared messages, filters on heaps, chunk indexes newer than B-tree version 1).
+Checksums are not verified: the object store verifies whole objects.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from typing import TypeAlias, TypeVar
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers import hdf5_messages as messages
 from kfm_dagster.readers.base import ByteSource, ReadError
+from kfm_dagster.readers.hdf5_global_heap import GlobalHeap
 from kfm_dagster.readers.hdf5_index import DenseStorage, symbol_table, tree_1_children
 from kfm_dagster.readers.hdf5_messages import UNDEFINED, Datatype, FileBytes, Layout, unreadable
 from kfm_dagster.readers.ranges import BlockCache
 
 T = TypeVar("T")
+AttributeValue: TypeAlias = str | int | float | list[int | float]
 
 TAIL_BLOCKS = 3
 """Blocks at the end that are requested together. NetCDF-4 writes its headers before the pixels and behind them; of what
 stands behind, readers need two or three blocks in any order, each of which would be a request."""
 MAX_TEXT_BYTES = 4096
 """Longest text attribute that is read; those that a catalog wants have at most 500 bytes."""
+MAX_NUMBERS = 256
+"""Most numbers of one attribute that is read; a list of flags has 32."""
+MAX_MEMBERS = 512
+"""Most variables of a group, and attributes of an object, that are listed; real files have at most 150."""
 MAX_CHUNK_BYTES = 1 << 20
 """Largest chunk that is decompressed to read an element; the ABI's longest axis has 43 KB."""
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _SUPERBLOCK_BYTES = 96
 _DEFLATE, _SHUFFLE, _FLETCHER32 = 1, 2, 3
+# What stands in an attribute for a value in the global heap (IV.B): length, address of the collection, index.
+_IN_HEAP = struct.Struct("<IQI")
 # What impossible values make of decoding: each means that the bytes are no HDF5 as NetCDF-4 writes it.
 _DECODING_ERRORS = (struct.error, IndexError, ValueError, OverflowError, zlib.error)
 
@@ -52,7 +61,8 @@ def read_hdf5(source: ByteSource, read: Callable[[Hdf5Group], T], *, cache: Bloc
     """
     blocks = cache or BlockCache(source, tail_blocks=TAIL_BLOCKS)
     try:
-        return read(Hdf5Group(FileBytes(blocks), _root(blocks)))
+        file = FileBytes(blocks)
+        return read(Hdf5Group(file, _root(blocks), GlobalHeap(file)))
     except _DECODING_ERRORS as error:
         raise unreadable(str(error)) from error
 
@@ -84,8 +94,9 @@ def _root(blocks: BlockCache) -> int:
 class Hdf5Object:
     """A group or variable with attributes."""
 
-    def __init__(self, file: FileBytes, address: int) -> None:
+    def __init__(self, file: FileBytes, address: int, heap: GlobalHeap) -> None:
         self._file = file
+        self._heap = heap
         self._messages = messages.read_messages(file, address)
         # Not functools.cached_property: up to Python 3.11 its lock is shared by all objects and would be held while
         # blocks are requested, so threads would wait for each other.
@@ -93,7 +104,7 @@ class Hdf5Object:
         self._dense_attributes = self._dense(messages.ATTRIBUTE_INFO, optional_bytes=2)
 
     def text(self, name: str) -> str | None:
-        """Return a fixed-length text attribute without its padding, None when there is none of that name."""
+        """Return a text attribute without its padding, None when there is none of that name."""
         found = self._attribute(name)
         if found is None:
             return None
@@ -103,9 +114,10 @@ class Hdf5Object:
             return ""
         if datatype.struct_code is not None or count != 1:
             raise unreadable(f"attribute {name} is no single text")
-        if datatype.size > MAX_TEXT_BYTES:
-            raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"attribute {name} has {datatype.size} bytes")
-        return _exactly(found.data, datatype.size).rstrip(b"\0").decode("utf-8")
+        length = _text_bytes(datatype, found)
+        if length > MAX_TEXT_BYTES:
+            raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"attribute {name} has {length} bytes")
+        return self._text(datatype, found).decode("utf-8")
 
     def number(self, name: str) -> float | None:
         """Return a numeric attribute of one element, None when there is none of that name."""
@@ -115,6 +127,53 @@ class Hdf5Object:
         if messages.element_count(found.dataspace) != 1:
             raise unreadable(f"attribute {name} is no single number")
         return _number(messages.datatype(found.datatype), found.data)
+
+    def attributes(self) -> dict[str, AttributeValue]:
+        """Return every single text and every list of numbers by name, in order; a list of one number as that number.
+
+        What is larger than MAX_TEXT_BYTES or MAX_NUMBERS, and every other kind of value, is left out. Bytes of a text
+        that are no UTF-8 are replaced, as the netCDF4 library for Python does.
+        """
+        found: dict[str, AttributeValue] = {}
+        for number, body in enumerate(self._attribute_bodies()):
+            if number == MAX_MEMBERS:
+                raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"an object has more than {MAX_MEMBERS} attributes")
+            value = self._value(messages.attribute(body))
+            if value is not None:
+                found[messages.attribute_name(body).decode("utf-8")] = value
+        return dict(sorted(found.items()))
+
+    def _attribute_bodies(self) -> Iterator[bytes]:
+        yield from self._messages.get(messages.ATTRIBUTE, ())
+        if self._dense_attributes is not None:
+            yield from self._dense_attributes.each()
+
+    def _value(self, found: messages.Attribute) -> AttributeValue | None:
+        datatype = messages.known_datatype(found.datatype)
+        count = messages.element_count(found.dataspace)
+        if datatype is None:
+            return None
+        if datatype.struct_code is None:
+            if count == 0:
+                return ""
+            if count > 1 or _text_bytes(datatype, found) > MAX_TEXT_BYTES:
+                return None
+            return self._text(datatype, found).decode("utf-8", errors="replace")
+        if not 0 < count <= MAX_NUMBERS:
+            return None
+        order, code = datatype.struct_code[0], datatype.struct_code[1]
+        numbers = list(struct.unpack_from(f"{order}{count}{code}", found.data))
+        return numbers[0] if count == 1 else numbers
+
+    def _text(self, datatype: Datatype, found: messages.Attribute) -> bytes:
+        """Bytes of a single text without its padding, wherever they stand."""
+        if datatype.in_heap:
+            length, address, index = _IN_HEAP.unpack_from(found.data)
+            # A text of no bytes has no place in a heap.
+            data = _exactly(self._heap.read(address, index), length) if length else b""
+        else:
+            data = _exactly(found.data, datatype.size)
+        return data.rstrip(b"\0")
 
     def _attribute(self, name: str) -> messages.Attribute | None:
         encoded = name.encode()
@@ -139,8 +198,8 @@ class Hdf5Object:
 class Hdf5Group(Hdf5Object):
     """The root group."""
 
-    def __init__(self, file: FileBytes, address: int) -> None:
-        super().__init__(file, address)
+    def __init__(self, file: FileBytes, address: int, heap: GlobalHeap) -> None:
+        super().__init__(file, address, heap)
         self._members = dict(messages.hard_link(body) for body in self._messages.get(messages.LINK, ()))
         for body in self._messages.get(messages.SYMBOL_TABLE, ()):
             self._members.update(symbol_table(file, *struct.unpack_from("<QQ", body)))
@@ -153,15 +212,55 @@ class Hdf5Group(Hdf5Object):
         if address is None and self._dense_links is not None:
             links = dict(messages.hard_link(body) for body in self._dense_links.named(encoded))
             address = links.get(encoded)
-        return None if address is None else Hdf5Dataset(self._file, address, name)
+        return None if address is None else Hdf5Dataset(self._file, address, self._heap, name=name)
+
+    def datasets(self) -> dict[str, Hdf5Dataset]:
+        """Return every variable by name, in order; groups and types are left out."""
+        members = dict(self._members)
+        if self._dense_links is not None:
+            members.update(messages.hard_link(body) for body in self._dense_links.each())
+        if len(members) > MAX_MEMBERS:
+            raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"a group has {len(members)} members, {MAX_MEMBERS} at most")
+        named = sorted((encoded.decode("utf-8"), address) for encoded, address in members.items())
+        found = {name: Hdf5Dataset(self._file, address, self._heap, name=name) for name, address in named}
+        return {name: one for name, one in found.items() if one.has_values}
 
 
 class Hdf5Dataset(Hdf5Object):
     """A variable, of which only few elements are ever read."""
 
-    def __init__(self, file: FileBytes, address: int, name: str) -> None:
-        super().__init__(file, address)
+    def __init__(self, file: FileBytes, address: int, heap: GlobalHeap, *, name: str) -> None:
+        super().__init__(file, address, heap)
         self._name = name
+        self.address = address
+
+    @property
+    def has_values(self) -> bool:
+        """Tell whether it is a variable: a group has no data layout, nor has a named type."""
+        return messages.LAYOUT in self._messages
+
+    @property
+    def is_single_precision(self) -> bool:
+        """Tell whether values are 32-bit floats."""
+        datatype = messages.known_datatype(self._one(messages.DATATYPE))
+        return datatype is not None and datatype.struct_code in {"<f", ">f"}
+
+    @property
+    def scales(self) -> tuple[int | None, ...] | None:
+        """Address of the scale of each dimension, the first of several; None when no dimension has any.
+
+        HDF5 dimension scale specification 1.0, section 3: an attribute DIMENSION_LIST, with a list for each dimension.
+        """
+        found = self._attribute("DIMENSION_LIST")
+        if found is None or not messages.is_reference_lists(found.datatype):
+            return None
+        if messages.element_count(found.dataspace) != len(self.shape):
+            raise unreadable(f"variable {self._name} of shape {self.shape} has another number of dimension lists")
+        lists = [_IN_HEAP.unpack_from(found.data, _IN_HEAP.size * place) for place in range(len(self.shape))]
+        return tuple(
+            int.from_bytes(_exactly(self._heap.read(address, index), 8), "little") if length else None
+            for length, address, index in lists
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -222,6 +321,10 @@ class Hdf5Dataset(Hdf5Object):
             else:
                 raise unreadable(f"variable {self._name} uses filter {identifier}")
         return data
+
+
+def _text_bytes(datatype: Datatype, found: messages.Attribute) -> int:
+    return int(_IN_HEAP.unpack_from(found.data)[0]) if datatype.in_heap else datatype.size
 
 
 def _exactly(data: bytes, length: int) -> bytes:

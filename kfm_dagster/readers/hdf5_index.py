@@ -2,7 +2,7 @@
 
 Belongs here: section III of the HDF5 file format specification 3.0, as far as NetCDF-4 files use it: symbol tables
 (B-tree version 1, local heap), and dense storage (B-tree version 2 of name hashes, fractal heap). Does not belong here:
-what a header says (`hdf5_messages.py`).
+what a header says (`hdf5_messages.py`), values that stand in the global heap (`hdf5_global_heap.py`).
 
 Walks go down a level at each step and are bounded by MAX_ENTRIES, so a tree that bites its tail comes to an end soon.
 """
@@ -100,12 +100,22 @@ class DenseStorage:
 
     def named(self, name: bytes) -> Iterator[bytes]:
         """Give the messages whose name has the hash of `name`: one, unless hashes collide."""
+        heap = self._opened()
+        for heap_id in self._ids.get(name_hash(name), [])[:MAX_COLLISIONS]:
+            yield heap.message(heap_id)
+
+    def each(self) -> Iterator[bytes]:
+        """Give every message of the heap, in the order of the hashes; not those that are too large to stand in it."""
+        heap = self._opened()
+        for heap_ids in self._ids.values():
+            yield from (heap.message(heap_id) for heap_id in heap_ids if heap.holds(heap_id))
+
+    def _opened(self) -> _FractalHeap:
         if self._heap is None:
             for hash_, heap_id in _hashes(self._file, self._tree_at):
                 self._ids.setdefault(hash_, []).append(heap_id)
             self._heap = _FractalHeap(self._file, self._heap_at)
-        for heap_id in self._ids.get(name_hash(name), [])[:MAX_COLLISIONS]:
-            yield self._heap.message(heap_id)
+        return self._heap
 
 
 def _hashes(file: FileBytes, address: int) -> Iterator[tuple[int, bytes]]:
@@ -183,9 +193,13 @@ class _FractalHeap:
         self._offset_bytes = (bits + 7) // 8
         self._length_bytes = min(_width(self._max_direct), _width(max_object))
 
+    def holds(self, heap_id: bytes) -> bool:
+        """Tell whether the object of a heap id is a managed one: huge and tiny ones stand elsewhere."""
+        return not heap_id[0] & 0xF0
+
     def message(self, heap_id: bytes) -> bytes:
         """Read the object of a heap id."""
-        if heap_id[0] & 0xF0:
+        if not self.holds(heap_id):
             raise ReadError(MetadataIssue.RESOURCE_LIMIT, "HDF5: a message that is stored as a huge or tiny object")
         end = 1 + self._offset_bytes
         offset = int.from_bytes(heap_id[1:end], "little")

@@ -148,10 +148,11 @@ def _message(kind: int, flags: int, body: bytes) -> tuple[int, bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Datatype:
-    """A fixed-length text (`struct_code` None) or a number."""
+    """A number, or a text (`struct_code` None): of fixed length, or of any length `in_heap`, the global one."""
 
     size: int
     struct_code: str | None
+    in_heap: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,16 +189,32 @@ _NUMBERS = {(0, 1): "b", (0, 2): "h", (0, 4): "i", (0, 8): "q", (1, 4): "f", (1,
 
 
 def datatype(body: bytes) -> Datatype:
-    """Understand a datatype message of class integer, float or fixed-length text (IV.A.2.d)."""
+    """Understand a datatype message of class integer, float or text (IV.A.2.d). Raises ReadError for others."""
+    found = known_datatype(body)
+    if found is None:
+        raise unreadable(f"values of datatype class {body[0] & 0x0F} and {int.from_bytes(body[4:8], 'little')} bytes")
+    return found
+
+
+def known_datatype(body: bytes) -> Datatype | None:
+    """Understand a datatype message of class integer, float or text (IV.A.2.d); None for others."""
     kind, bits, size = body[0] & 0x0F, body[1], int.from_bytes(body[4:8], "little")
     if kind == 3:
         return Datatype(size, None)
+    if kind == 9 and bits & 0x0F == 1:
+        return Datatype(size, None, in_heap=True)
     code = _NUMBERS.get((kind, size))
     if code is None:
-        raise unreadable(f"values of datatype class {kind} and {size} bytes")
+        return None
     if kind == 0 and not bits & 0x08:
         code = code.upper()
     return Datatype(size, (">" if bits & 0x01 else "<") + code)
+
+
+def is_reference_lists(body: bytes) -> bool:
+    """Tell whether values are sequences of object references: class 9 of base class 7, 8 bytes each (IV.A.2.d)."""
+    kind, base = body[0] & 0x0F, body[8] & 0x0F
+    return kind == 9 and base == 7 and int.from_bytes(body[12:16], "little") == 8
 
 
 def shape(body: bytes) -> tuple[int, ...]:

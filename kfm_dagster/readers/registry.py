@@ -51,6 +51,7 @@ READERS: Mapping[str, LazyReader] = MappingProxyType(
         "nexrad-level3": LazyReader(module="kfm_dagster.readers.nexrad_level3", function="read_nexrad_level3"),
         "grib2": LazyReader(module="kfm_dagster.readers.grib2", function="read_grib2"),
         "isd": LazyReader(module="kfm_dagster.readers.isd", function="read_isd"),
+        "netcdf-grid": LazyReader(module="kfm_dagster.readers.netcdf_grid", function="read_netcdf_grid"),
     }
 )
 

@@ -28,7 +28,7 @@ from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import open_pipeline, partitions_of, run_chain
 from kfm_dagster_tests.readers.nexrad_bytes import PYART_MOMENTS
 
-EXPECTED = {"goes-abi": 16, "goes-glm": 9, "nexrad-l2": 9, "hrrr": 4, "surface-obs": 1}
+EXPECTED = {"goes-abi": 16, "goes-glm": 9, "nexrad-l2": 9, "hrrr": 4, "ocean": 1, "surface-obs": 1}
 """Objects of the supported datasets in the folder of real data."""
 MICRODEGREE = 1e-6
 """Coordinates stand in Items with six decimals."""

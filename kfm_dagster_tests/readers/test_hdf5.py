@@ -12,7 +12,8 @@ import pytest
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
-from kfm_dagster.readers.hdf5 import MAX_TEXT_BYTES, Hdf5Dataset, Hdf5Group, Hdf5Object, read_hdf5
+from kfm_dagster.readers.hdf5 import MAX_NUMBERS, MAX_TEXT_BYTES, Hdf5Dataset, Hdf5Group, Hdf5Object, read_hdf5
+from kfm_dagster.readers.hdf5_global_heap import MAX_OBJECTS, GlobalHeap
 from kfm_dagster.readers.hdf5_index import name_hash, tree_1_children
 from kfm_dagster.readers.hdf5_messages import FileBytes
 from kfm_dagster.readers.ranges import BlockCache, BytesSource
@@ -27,25 +28,50 @@ def dataset(root: Hdf5Group, name: str) -> Hdf5Dataset:
 def compare_attributes(found: Hdf5Object, expected: h5py.AttributeManager) -> int:
     """Hold every single text and number against libhdf5's; return how many there were."""
     compared = 0
+    listed = found.attributes()
     for name, value in expected.items():
         if isinstance(value, np.bytes_) and len(value) <= MAX_TEXT_BYTES:
-            assert found.text(name) == value.decode()
-        elif isinstance(value, np.ndarray | np.generic) and value.size == 1 and value.dtype.kind in "iuf":
-            np.testing.assert_equal(found.number(name), float(value.item()))
+            assert found.text(name) == listed.pop(name) == value.decode()
+        elif isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "iuf" and 0 < value.size <= MAX_NUMBERS:
+            numbers = np.ravel(value).tolist()
+            np.testing.assert_equal(listed.pop(name), numbers if len(numbers) > 1 else numbers[0])
+            if len(numbers) == 1:
+                np.testing.assert_equal(found.number(name), float(numbers[0]))
         else:
             continue
         compared += 1
+    # h5py makes no text of an empty dataspace.
+    assert set(listed.values()) <= {""}
     return compared
 
 
-@pytest.mark.parametrize("product", ["ABI-*", "GLM-*"])
-def test_every_attribute_and_scalar_of_real_files_equals_libhdf5_s(shared_data: Path, product: str) -> None:
+@pytest.mark.parametrize(
+    ("files", "count"),
+    [
+        ("objects/noaa-goes*/ABI-*/**/*.nc", 5),
+        ("objects/noaa-goes*/GLM-*/**/*.nc", 5),
+        ("objects/noaa-cdr-*/**/*.nc", 1),
+        ("files/cdr-seaice/*.nc", 1),
+        ("files/nwm/*.CHRTOUT_DOMAIN1", 1),
+    ],
+)
+def test_every_attribute_and_scalar_of_real_files_equals_libhdf5_s(shared_data: Path, files: str, count: int) -> None:
     def compare(root: Hdf5Group, file: h5py.File) -> int:
         compared = compare_attributes(root, file.attrs)
+        datasets = root.datasets()
+        assert list(datasets) == sorted(file)
         for name, expected in file.items():
             found = dataset(root, name)
             assert found.shape == expected.shape
-            if expected.shape in {(), (1,), (2,)} and expected.id.get_offset() is not None:
+            assert found.address == datasets[name].address == address_of(expected)
+            scales = [address_of(one[0]) if len(one) else None for one in expected.dims]
+            assert (found.scales or (None,) * expected.ndim) == tuple(scales)
+            assert found.is_single_precision == (expected.dtype.kind == "f" and expected.dtype.itemsize == 4)
+            if (
+                expected.shape in {(), (1,), (2,)}
+                and expected.id.get_offset() is not None
+                and expected.dtype.kind != "S"
+            ):
                 values = [found.element(index) for index in range(expected.size)]
                 np.testing.assert_equal(values, np.ravel(expected[()]).astype(float).tolist())
             compared += compare_attributes(found, expected.attrs)
@@ -53,12 +79,16 @@ def test_every_attribute_and_scalar_of_real_files_equals_libhdf5_s(shared_data: 
         assert root.text("no such attribute") is None
         return compared
 
-    paths = sorted((shared_data / "objects").glob(f"noaa-goes*/{product}/**/*.nc"))
-    assert len(paths) >= 5
+    paths = sorted(shared_data.glob(files))
+    assert len(paths) >= count
     for path in paths:
         content = path.read_bytes()
         with h5py.File(io.BytesIO(content)) as file:
-            assert read_hdf5(BytesSource(content), lambda root, file=file: compare(root, file)) > 100, path
+            assert read_hdf5(BytesSource(content), lambda root, file=file: compare(root, file)) > 70, path
+
+
+def address_of(held: h5py.Dataset) -> int:
+    return int(h5py.h5o.get_info(held.id).addr)
 
 
 @pytest.mark.parametrize("version", ["earliest", "v108", "v110", "latest"])
@@ -94,6 +124,47 @@ def test_every_kind_of_number_is_read_exactly(dtype: str) -> None:
         ),
     )
     assert found == [*map(float, values), float(values[2])]
+
+
+def heap_of(file: bytes) -> GlobalHeap:
+    return GlobalHeap(FileBytes(BlockCache(BytesSource(file))))
+
+
+def collection(*lengths: int, size: int | None = None) -> bytes:
+    """A collection of the global heap at address 0, whose objects have the indexes 1, 2, and so on."""
+    objects = b"".join(
+        struct.pack("<HH4xQ", index, 1, length) + bytes(min(length, 64) + 7 & ~7)
+        for index, length in enumerate(lengths, start=1)
+    )
+    return struct.pack("<4sB3xQ", b"GCOL", 1, 16 + len(objects) if size is None else size) + objects
+
+
+@pytest.mark.clause("OPR-07")
+@pytest.mark.parametrize(
+    ("file", "index", "code"),
+    [
+        (collection(8), 2, MetadataIssue.UNREADABLE_FORMAT),
+        (collection(8, size=1 << 40), 1, MetadataIssue.RESOURCE_LIMIT),
+        (collection(8, size=4096), 1, MetadataIssue.UNREADABLE_FORMAT),
+        (collection(1 << 40), 1, MetadataIssue.RESOURCE_LIMIT),
+        (collection(60_000), 1, MetadataIssue.UNREADABLE_FORMAT),
+        (bytes(64), 1, MetadataIssue.UNREADABLE_FORMAT),
+    ],
+    ids=["no such object", "huge collection", "past the end", "huge object", "object past the end", "none"],
+)
+def test_a_global_heap_that_claims_too_much_is_refused(file: bytes, index: int, code: MetadataIssue) -> None:
+    with pytest.raises(ReadError) as refused:
+        heap_of(file).read(0, index)
+    assert refused.value.code is code
+
+
+@pytest.mark.clause("OPR-07")
+def test_global_heaps_that_overlap_come_to_an_end() -> None:
+    step = 4096
+    heap = heap_of(collection(*[0] * (step // 16 - 1)) * 2 * (MAX_OBJECTS * 16 // step))
+    with pytest.raises(ReadError) as refused:
+        [heap.read(address, 1) for address in range(0, 2 * MAX_OBJECTS * 16, step)]
+    assert refused.value.code is MetadataIssue.RESOURCE_LIMIT
 
 
 def test_names_hash_as_lookup3_does() -> None:

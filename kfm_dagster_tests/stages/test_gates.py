@@ -562,7 +562,7 @@ def test_contracts_cite_every_field_of_real_objects(shared_data: Path) -> None:
     for dataset, header in headers(real_objects(shared_data / "objects")):
         assert uncited(CONTRACTS[dataset], _paths(header)) == []
         seen.add(dataset)
-    assert seen == set(EVERY)
+    assert seen >= set(EVERY)
 
 
 @pytest.mark.clause("PCS-13")

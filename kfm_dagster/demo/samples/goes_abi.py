@@ -15,7 +15,8 @@ from functools import lru_cache
 import h5py
 
 from kfm_dagster.demo.samples import goes_abi_layout as layout
-from kfm_dagster.demo.samples.goes_template import Attributes, Granule, Template, make_template
+from kfm_dagster.demo.samples.goes_template import Granule, Template, make_template
+from kfm_dagster.demo.samples.netcdf4 import Attributes
 
 _MODE = 6
 _PRODUCT = re.compile(r"ABI-(?:L1b-(?=Rad)|L2-(?=M?CMIP))(?P<kind>Rad|CMIP|MCMIP)(?P<region>F|C|M1|M2)")

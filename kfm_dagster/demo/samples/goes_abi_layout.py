@@ -15,15 +15,8 @@ from dataclasses import dataclass
 import h5py
 import numpy as np
 
-from kfm_dagster.demo.samples.goes_template import (
-    Attributes,
-    annotate,
-    dimension,
-    f4,
-    global_attributes,
-    satellite_of,
-    variable,
-)
+from kfm_dagster.demo.samples.goes_template import global_attributes, satellite_of
+from kfm_dagster.demo.samples.netcdf4 import Attributes, annotate, attach, axis, dimension, f4, variable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,22 +120,16 @@ def _axes(file: h5py.File, scene: Scene, step: float) -> None:
         length = round(abs(last - first) / step)
         signed = step if last > first else -step
         long = length > _LONGEST_PLAIN_AXIS
-        axis = file.create_dataset(
-            name, data=np.arange(length, dtype="<i2"), compression="gzip" if long else None, shuffle=long
-        )
-        axis.make_scale(name)
-        annotate(
-            axis,
-            {
-                "_Netcdf4Dimid": np.int32(number),
-                "scale_factor": f4(signed),
-                "add_offset": f4(first + signed / 2),
-                "units": "rad",
-                "axis": name.upper(),
-                "long_name": f"GOES fixed grid projection {name}-coordinate",
-                "standard_name": f"projection_{name}_coordinate",
-            },
-        )
+        attributes = {
+            "scale_factor": f4(signed),
+            "add_offset": f4(first + signed / 2),
+            "units": "rad",
+            "axis": name.upper(),
+            "long_name": f"GOES fixed grid projection {name}-coordinate",
+            "standard_name": f"projection_{name}_coordinate",
+        }
+        angles = np.arange(length, dtype="<i2")
+        axis(file, name, angles, number, attributes, compression="gzip" if long else None, shuffle=long)
         sides = "north/south" if name == "y" else "west/east"
         variable(file, f"{name}_image", np.float32((first + last) / 2), units="rad", axis=name.upper())
         variable(
@@ -164,8 +151,7 @@ def _pixels(file: h5py.File, kind: str, band: int | None) -> None:
                 name, shape=shape, dtype=dtype, chunks=(_CHUNK, _CHUNK), compression="gzip", compression_opts=1,
                 fillvalue=-1,
             )  # fmt: skip
-            for number, axis in enumerate(("y", "x")):
-                pixels.dims[number].attach_scale(file[axis])
+            attach(file, pixels, ("y", "x"))
             annotate(
                 pixels,
                 {

@@ -19,17 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from kfm_dagster.demo.samples.goes_template import (
-    Attributes,
     Granule,
     Template,
-    annotate,
-    dimension,
-    f4,
     global_attributes,
     make_template,
     satellite_of,
-    variable,
 )
+from kfm_dagster.demo.samples.netcdf4 import Attributes, annotate, dimension, f4, variable
 
 FILES_A_DAY = 4320
 MOST_FLASHES = 3

@@ -1,7 +1,7 @@
-"""What sample files of the GOES-R instruments share: how netCDF-4 writes, the satellites, and templates to be filled.
+"""What sample files of the GOES-R instruments share: the satellites, global attributes, and templates to be filled.
 
-Belongs here: the form of a file, and its global attributes. Does not belong here: the variables and keys of an
-instrument (`goes_abi_layout.py`, `goes_abi.py`, `goes_glm.py`).
+Does not belong here: how netCDF-4 writes (`netcdf4.py`), and the variables and keys of an instrument
+(`goes_abi_layout.py`, `goes_abi.py`, `goes_glm.py`).
 
 The expensive part, HDF5, is done once per template; an object is that template with its fixed-width texts and numbers
 overwritten. That is sound because the file has superblock version 0, whose object headers carry no checksum (HDF5 file
@@ -13,15 +13,14 @@ from __future__ import annotations
 import io
 import struct
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import h5py
-import numpy as np
 
-Attributes = Mapping[str, Any]
+from kfm_dagster.demo.samples.netcdf4 import Attributes
 
 _J2000 = datetime(2000, 1, 1, 12, tzinfo=UTC)
 _STAMP = len("YYYYDDDHHMMSSt")
@@ -154,41 +153,6 @@ def global_attributes(satellite: int, **of_product: Any) -> Attributes:
         "license": "Unclassified data.  Access is restricted to approved users only.",
         **of_product,
     }
-
-
-def dimension(file: h5py.File, name: str, length: int | None, number: int) -> None:
-    """Write a dimension without a variable as netCDF-4 does (NetCDF-4 file format, "Dimensions"); None: no limit."""
-    scale = file.create_dataset(name, shape=(length or 0,), maxshape=None if length else (None,), dtype=">f4")
-    scale.make_scale(f"This is a netCDF dimension but not a netCDF variable.{length or 0:10}")
-    scale.attrs["_Netcdf4Dimid"] = np.int32(number)
-
-
-def variable(
-    file: h5py.File,
-    name: str,
-    value: Any,
-    *,
-    dimensions: Sequence[str] = (),
-    chunk: int | None = None,
-    **attributes: Any,
-) -> None:
-    """Write a variable; one with `chunk` grows without limit along its one dimension."""
-    growing = {"chunks": (chunk,), "maxshape": (None,)} if chunk else {}
-    dataset = file.create_dataset(name, data=value, **growing)
-    for number, dimension_name in enumerate(dimensions):
-        dataset.dims[number].attach_scale(file[dimension_name])
-    annotate(dataset, attributes)
-
-
-def annotate(holder: Any, attributes: Attributes) -> None:
-    """Write attributes, texts as fixed-length strings as netCDF-4 writes NC_CHAR."""
-    for name, value in attributes.items():
-        holder.attrs.create(name, np.bytes_(value) if isinstance(value, str | bytes) else value)
-
-
-def f4(value: float) -> Any:
-    """One 32-bit float, as most numeric attributes are."""
-    return np.array([value], "<f4")
 
 
 def _name(product: str, satellite: int, start: str, end: str, created: str) -> str:

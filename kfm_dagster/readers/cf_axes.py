@@ -1,0 +1,191 @@
+"""Axes of a grid after the CF conventions: which is which, where its cells end, and what its times are.
+
+Belongs here: CF conventions 1.11, chapter 4 (coordinate types), for axes of longitude, latitude, height and time. Does
+not belong here: how a file stores them (`netcdf_header.py`), what a catalog says of a grid (`netcdf_grid.py`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Literal
+
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.readers.base import ReadError
+from kfm_dagster.readers.netcdf_header import NetcdfHeader, Variable
+
+AxisKind = Literal["x", "y", "z", "t"]
+
+_UNITS: Mapping[str, AxisKind] = {
+    **dict.fromkeys(("degrees_north", "degree_north", "degree_N", "degrees_N", "degreeN", "degreesN"), "y"),
+    **dict.fromkeys(("degrees_east", "degree_east", "degree_E", "degrees_E", "degreeE", "degreesE"), "x"),
+}
+"""Units by which an axis is known (CF 4.1, 4.2)."""
+_NAMES: Mapping[AxisKind, str] = {"x": "longitude", "y": "latitude", "z": "height", "t": "time"}
+_UNEVEN = 0.002
+"""Share of a step by which an even axis may stray. A Gaussian grid of 192 rows does by 0.8 % at its ends."""
+_ROUNDED = 1e-5
+"""Degrees, the rounding of an axis whose values have five decimals."""
+_DECIMALS = 9
+"""Of a degree. Sums of decimal numbers have errors behind these."""
+_FARTHEST = 720.0
+"""Degrees of longitude that some axis may reach: twice round."""
+
+_SINCE = re.compile(
+    r"(?P<unit>[A-Za-z]+) +since +(?P<year>\d{1,4})-(?P<month>\d{1,2})-(?P<day>\d{1,2})"
+    r"(?:[T ] *(?P<hour>\d{1,2})(?::(?P<minute>\d{1,2})(?::(?P<second>\d{1,2})(?P<fraction>\.\d{1,9})?)?)?)?"
+    r" *(?:Z|UTC|GMT|(?P<zone>[+-]\d{1,2})(?::?(?P<zone_minute>\d{2}))?)?",
+    re.ASCII,
+)
+"""Units of a time axis (CF 4.4), after UDUNITS; without a zone it is UTC."""
+_SECONDS: Mapping[str, float] = {
+    **dict.fromkeys(("microseconds", "microsecond"), 1e-6),
+    **dict.fromkeys(("milliseconds", "millisecond", "msecs", "msec", "ms"), 1e-3),
+    **dict.fromkeys(("seconds", "second", "secs", "sec", "s"), 1.0),
+    **dict.fromkeys(("minutes", "minute", "mins", "min"), 60.0),
+    **dict.fromkeys(("hours", "hour", "hrs", "hr", "h"), 3600.0),
+    **dict.fromkeys(("days", "day", "d"), 86_400.0),
+}
+"""Units of time; CF 4.4 advises against months and years, which are of no fixed length."""
+_GREGORIAN = frozenset({"", "standard", "gregorian", "proleptic_gregorian"})
+_REFORM = datetime(1582, 10, 15, tzinfo=UTC)
+"""Before this day the calendar `standard` is the Julian one (CF 4.4.1), which Python does not count in."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GridAxis:
+    """An axis of longitude or latitude in degrees: the outer edges of its first and last cell, in the file's order.
+
+    `step` is from cell to cell, negative where values fall, None where cells differ in size.
+    """
+
+    name: str
+    length: int
+    first_edge: float
+    last_edge: float
+    step: float | None
+
+    @property
+    def low(self) -> float:
+        """Lower edge."""
+        return min(self.first_edge, self.last_edge)
+
+    @property
+    def high(self) -> float:
+        """Upper edge."""
+        return max(self.first_edge, self.last_edge)
+
+
+def axis_kind(axis: Variable) -> AxisKind | None:
+    """Tell what an axis is of by its units, its standard name, or its direction (CF 4.1 to 4.4)."""
+    units = axis.text("units").strip()
+    if " since " in units:
+        return "t"
+    if units in _UNITS:
+        return _UNITS[units]
+    for kind, name in _NAMES.items():
+        if axis.text("standard_name") == name:
+            return kind
+    return "z" if axis.text("positive").lower() in {"up", "down"} or axis.text("axis") == "Z" else None
+
+
+def time_axis(header: NetcdfHeader) -> str | None:
+    """Name of the axis of valid times, None when there is none; a forecast's reference times are an axis, too."""
+    names = {name: axis.text("standard_name") for name, axis in header.axes.items() if axis_kind(axis) == "t"}
+    named = [name for name, standard in names.items() if standard == "time"]
+    plain = [name for name, standard in names.items() if standard != "forecast_reference_time"]
+    return next(iter(named or plain or names), None)
+
+
+def grid_axis(header: NetcdfHeader, kind: Literal["x", "y"]) -> GridAxis:
+    """Describe the axis of longitude (x) or latitude (y), whose outer cells end half a cell outside their centres.
+
+    Whether it is even is told by its five samples: the others would cost requests, and no known grid is uneven between.
+    Raises ReadError: MISSING_GEOLOCATION when there is none or it holds nothing, INVALID_GEOMETRY when its values are
+    no degrees in order.
+    """
+    found = [name for name, axis in header.axes.items() if axis_kind(axis) == kind]
+    if len(found) != 1:
+        text = f"{len(found)} axes are of {_NAMES[kind]} (CF 4.1, 4.2); axes: {', '.join(header.axes) or 'none'}"
+        raise ReadError(MetadataIssue.MISSING_GEOLOCATION, text)
+    (name,) = found
+    length = header.dimensions[name]
+    values = _values(header.variables[name])
+    wanted = {0, 1, length // 2, length - 2, length - 1}
+    if length < 2 or not wanted <= values.keys():
+        raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"axis {name} holds {len(values)} of {length} values")
+    first, last = values[0], values[length - 1]
+    steps = values[1] - first, last - values[length - 2]
+    step = (last - first) / (length - 1)
+    farthest = 90.0 + _ROUNDED if kind == "y" else _FARTHEST
+    # Written so that NaN fails.
+    if not (max(abs(first), abs(last)) <= farthest and min(steps[0] * step, steps[1] * step) > 0):
+        raise ReadError(MetadataIssue.INVALID_GEOMETRY, f"axis {name} runs from {first} to {last} by {steps}")
+    strays = abs(steps[0] - step), abs(steps[1] - step), abs(values[length // 2] - first - step * (length // 2))
+    is_even = max(strays) <= _UNEVEN * abs(step) + _ROUNDED
+    before, after = (step, step) if is_even else steps
+    first_edge, last_edge = (round(edge, _DECIMALS) for edge in (first - before / 2, last + after / 2))
+    return GridAxis(
+        name=name,
+        length=length,
+        first_edge=first_edge,
+        last_edge=last_edge,
+        step=round((last_edge - first_edge) / length, _DECIMALS) if is_even else None,
+    )
+
+
+def ends(header: NetcdfHeader, name: str) -> tuple[float, float] | None:
+    """First and last value of any axis, None when it holds nothing finite there."""
+    values = _values(header.variables[name])
+    first, last = values.get(0, math.nan), values.get(header.dimensions[name] - 1, math.nan)
+    return (first, last) if math.isfinite(first) and math.isfinite(last) else None
+
+
+def times(header: NetcdfHeader, name: str) -> tuple[datetime, datetime] | None:
+    """First and last time of a time axis in UTC; None when its units, its calendar or its values give none."""
+    axis = header.variables[name]
+    found = _SINCE.fullmatch(axis.text("units").strip())
+    values = ends(header, name)
+    calendar = axis.text("calendar").lower()
+    if found is None or values is None or found["unit"].lower() not in _SECONDS or calendar not in _GREGORIAN:
+        return None
+    try:
+        epoch = _epoch(found)
+        if epoch < _REFORM and calendar != "proleptic_gregorian":
+            return None
+        first, last = (epoch + timedelta(seconds=value * _SECONDS[found["unit"].lower()]) for value in values)
+    except (OverflowError, ValueError):
+        return None
+    return first, last
+
+
+def _epoch(found: re.Match[str]) -> datetime:
+    year, month, day, hour, minute, second, zone, zone_minute = (
+        int(found[part] or 0) for part in ("year", "month", "day", "hour", "minute", "second", "zone", "zone_minute")
+    )
+    west = (found["zone"] or "").startswith("-")
+    offset = timedelta(hours=zone, minutes=-zone_minute if west else zone_minute)
+    moment = datetime(year, month, day, hour, minute, second, tzinfo=timezone(offset))
+    return (moment + timedelta(seconds=float(found["fraction"] or 0))).astimezone(UTC)
+
+
+def _values(axis: Variable) -> dict[int, float]:
+    """Unpack samples (CF 8.1), and take those of 32-bit floats for the decimal numbers that were meant."""
+    scale, offset = axis.attributes.get("scale_factor", 1), axis.attributes.get("add_offset", 0)
+    if not (isinstance(scale, int | float) and isinstance(offset, int | float)):
+        return {}
+    values = {place: value * scale + offset for place, value in axis.samples.items()}
+    return {place: _decimal(value) for place, value in values.items()} if axis.single_precision else values
+
+
+def _decimal(value: float) -> float:
+    """Shortest decimal number that is the same 32-bit float: 89.975 is stored as 89.9749984741."""
+    if not math.isfinite(value) or abs(value) > 1e30:
+        return value
+    stored = struct.pack("<f", value)
+    texts = (f"{value:.{digits}g}" for digits in range(6, 10))
+    return next((float(text) for text in texts if struct.pack("<f", float(text)) == stored), value)

@@ -1,0 +1,238 @@
+"""Reader of NetCDF-4 grids on longitudes and latitudes after the CF conventions: headers, never a cell's value.
+
+Belongs here: what a catalog says of such a grid, and whether it agrees with the key. Does not belong here: axes
+(`cf_axes.py`), how NetCDF-4 stores a header (`netcdf_header.py`). NetCDF-3 and projected grids are refused.
+
+The key grammar's groups have fixed meanings here: the file's time begins with the digits of `date` (YYYYMMDD, or fewer
+or more of them); `product` and `version` are what they say; of `preliminary` and `final` the one that is there names
+the file's status. CF are the Climate and Forecast conventions, ACDD the Attribute Convention for Data Discovery.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any
+
+import pyproj
+
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
+from kfm_dagster.readers.cf_axes import GridAxis, axis_kind, ends, grid_axis, time_axis, times
+from kfm_dagster.readers.geometry import polygon_from_ring
+from kfm_dagster.readers.netcdf_header import NetcdfHeader, Variable, read_netcdf_header
+from kfm_dagster.readers.ranges import BLOCK_BYTES
+
+_ATTRIBUTES = (
+    "title", "id", "product_version", "platform", "instrument", "processing_level", "date_created", "date_modified",
+    "institution", "source",
+)  # fmt: skip
+"""Global attributes (ACDD 1.3) that a catalog shows, as `acdd:<name>`."""
+
+PROPERTIES = frozenset({
+    *(f"acdd:{name.replace('_', '-')}" for name in _ATTRIBUTES), "processing:level", "cube:dimensions",
+    "cube:variables", "proj:code", "proj:wkt2", "proj:shape", "proj:transform", "proj:bbox", "*:product", "*:version",
+    "*:status",
+})  # fmt: skip
+"""What an object can have; a name with `*` begins with the first word of the file's name."""
+FIRST_BYTES = BLOCK_BYTES
+"""Of an object, by its first request."""
+
+_CODE = "EPSG:4326"
+_LONGEST_TEXT = 500
+"""Characters of a text that an Item shows; OISST's longest is one of 181."""
+_LEVEL = re.compile(r"\b(?:Level ?|L)(\d[A-Za-z]?)\b")
+_WORD = re.compile(r"[a-z][a-z0-9]{1,15}(?=[-_.])")
+
+Findings = list[tuple[MetadataIssue, str]]
+Interval = tuple[datetime, datetime]
+
+
+def read_netcdf_grid(request: ReadRequest) -> HeaderMetadata:
+    """Read the header of a NetCDF-4 grid and hold it against its key. Conforms to `Reader`.
+
+    Raises ReadError: MISSING_GEOLOCATION without axes of longitude and latitude, INVALID_GEOMETRY, INVALID_TIME_RANGE,
+    TIME_MISMATCH when the key has another date, and what `read_netcdf_header` raises.
+    """
+    header = read_netcdf_header(request.source)
+    x, y = grid_axis(header, "x"), grid_axis(header, "y")
+    clock = time_axis(header)
+    valid = times(header, clock) if clock else None
+    findings: Findings = []
+    start, end = _interval(header, valid, findings)
+    _check_date(request.groups, start)
+    return HeaderMetadata(
+        start=start,
+        end=end,
+        datetime=valid[0] if valid and valid[0] == valid[1] else start,
+        geometry=_outline(x, y),
+        properties={
+            **_projection(x, y),
+            **_cube(header, {x.name: x.step, y.name: y.step}, (start, end)),
+            **_texts(header),
+            **_of_key(request),
+        },
+        native=_native(header, valid),
+        findings=tuple(findings),
+    )
+
+
+def _interval(header: NetcdfHeader, valid: Interval | None, findings: Findings) -> Interval:
+    """Time that the file covers: what its attributes state, else from its first to its last time."""
+    names = ("time_coverage_start", "time_coverage_end")
+    stated = tuple(moment for name in names if (moment := _moment(header.attributes.get(name))) is not None)
+    if len(stated) == len(names):
+        start, end = stated
+        if valid and not start <= valid[0] <= valid[1] <= end:
+            text = f"the file covers {rfc3339(start)} to {rfc3339(end)}, its times are {rfc3339(valid[0])} and on"
+            findings.append((MetadataIssue.TIME_MISMATCH, text))
+    elif valid:
+        start, end = valid
+    else:
+        found = {name: header.attributes.get(name) for name in names}
+        raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"no axis of times is understood, and there is {found}")
+    if end < start:
+        raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"the file ends at {end} before it starts at {start}")
+    return start, end
+
+
+def _moment(value: object) -> datetime | None:
+    """Time of an ISO 8601 text (ACDD 1.3), in UTC where it names no zone."""
+    try:
+        moment = datetime.fromisoformat(value) if isinstance(value, str) else None
+        return moment and (moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC))
+    except (OverflowError, ValueError):
+        return None
+
+
+def _check_date(groups: Mapping[str, str], start: datetime) -> None:
+    date = groups.get("date", "")
+    if not rfc3339(start).translate({ord(sign): None for sign in "-:T"}).startswith(date):
+        raise ReadError(MetadataIssue.TIME_MISMATCH, f"the file begins at {rfc3339(start)}, the key says {date}")
+
+
+def _outline(x: GridAxis, y: GridAxis) -> Mapping[str, Any]:
+    """Footprint of the grid's cells; round the globe when they leave less than half a cell of it."""
+    cell = (x.high - x.low) / x.length
+    west, span = x.low, x.high - x.low
+    if span > 360 + 1.5 * cell:
+        raise ReadError(MetadataIssue.INVALID_GEOMETRY, f"longitudes from {x.low} to {x.high} are more than a turn")
+    if span > 360 - cell / 2:
+        west, span = -180.0, 360.0
+    elif not -180 <= west < 180:
+        west = (west + 180) % 360 - 180
+    south, north = max(y.low, -90.0), min(y.high, 90.0)
+    return polygon_from_ring([(west, south), (west + span, south), (west + span, north), (west, north)])
+
+
+def _projection(x: GridAxis, y: GridAxis) -> dict[str, Any]:
+    """Fields of the projection extension 2.0.0.
+
+    The transform has row 0 in the north, as GDAL presents a NetCDF grid whichever way its latitudes run. It keeps the
+    file's longitudes, which may end at 360, and is left out where cells differ in size.
+    """
+    properties: dict[str, Any] = {
+        "proj:code": _CODE,
+        "proj:wkt2": _wkt2(),
+        "proj:shape": [y.length, x.length],
+        "proj:bbox": [x.low, y.low, x.high, y.high],
+    }
+    if x.step is not None and y.step is not None and x.step > 0:
+        properties["proj:transform"] = [x.step, 0.0, x.low, 0.0, -abs(y.step), y.high]
+    return properties
+
+
+@cache
+def _wkt2() -> str:
+    return str(pyproj.CRS.from_user_input(_CODE).to_wkt("WKT2_2019"))
+
+
+def _cube(header: NetcdfHeader, steps: Mapping[str, float | None], covered: Interval) -> dict[str, Any]:
+    """Fields of the datacube extension 2.2.0: an axis is a dimension and no variable."""
+    axes = header.axes
+    variables = {name: variable for name, variable in header.variables.items() if name not in axes}
+    auxiliary = set(_auxiliary(header))
+    return {
+        "cube:dimensions": {name: _dimension(header, name, steps, covered) for name in header.dimensions},
+        "cube:variables": {
+            name: {
+                "dimensions": list(variable.dimensions),
+                "type": "auxiliary" if name in auxiliary else "data",
+                **_description(variable),
+            }
+            for name, variable in variables.items()
+        },
+    }
+
+
+def _auxiliary(header: NetcdfHeader) -> Iterator[str]:
+    """Names of variables that say where others' values are (CF 5, 5.6, 7.1)."""
+    for variable in header.variables.values():
+        for attribute in ("coordinates", "bounds", "grid_mapping"):
+            yield from variable.text(attribute).replace(":", " ").split()
+
+
+def _dimension(header: NetcdfHeader, name: str, steps: Mapping[str, float | None], covered: Interval) -> dict[str, Any]:
+    """Make a Dimension Object; its extent is that of the values, which are the cells' centres."""
+    axis = header.axes.get(name)
+    kind = axis_kind(axis) if axis else None
+    values = ends(header, name) if axis else None
+    if axis and kind == "t":
+        # The unit of times is that of their text here.
+        described = {key: value for key, value in _description(axis).items() if key == "description"}
+        moments = times(header, name) or covered
+        return {"type": "temporal", "extent": [rfc3339(moment) for moment in moments], **described}
+    if axis is None or values is None:
+        return {"type": "index", "extent": [0, max(header.dimensions[name] - 1, 0)]}
+    if kind is None:
+        return {"type": "axis", "extent": sorted(values), **_description(axis)}
+    step = {"step": steps[name]} if name in steps else {}
+    return {"type": "spatial", "axis": kind, "extent": sorted(values), **step, **_description(axis)}
+
+
+def _description(variable: Variable) -> dict[str, str]:
+    """Say what a variable is and in which unit, as far as it does."""
+    described = _shown(variable.text("long_name")) or _shown(variable.text("standard_name"))
+    found = {"description": described, "unit": _shown(variable.text("units"))}
+    return {name: text for name, text in found.items() if text}
+
+
+def _texts(header: NetcdfHeader) -> dict[str, str]:
+    """Global attributes, under their own names, and the level by which the processing extension knows it."""
+    texts = {name: _shown(value) for name in _ATTRIBUTES if isinstance(value := header.attributes.get(name), str)}
+    found = {f"acdd:{name.replace('_', '-')}": text for name, text in texts.items() if text}
+    if level := _LEVEL.search(texts.get("processing_level", "")):
+        found["processing:level"] = f"L{level[1].upper()}"
+    return found
+
+
+def _shown(text: str) -> str:
+    """Text in one line; nothing where it holds what is no text, or more than an Item shows."""
+    line = " ".join(text.split())
+    return line if line.isprintable() and len(line) <= _LONGEST_TEXT else ""
+
+
+def _of_key(request: ReadRequest) -> dict[str, str]:
+    """Name what the key says, as `<word>:<name>`: the first word of the file's name, `grid` when it has none."""
+    found = _WORD.match(request.key.rpartition("/")[2])
+    word, groups = found[0] if found else "grid", request.groups
+    named = {name: groups[name] for name in ("product", "version") if groups.get(name)}
+    status = [name for name in ("preliminary", "final") if groups.get(name)]
+    named |= {"status": status[0]} if status else {}
+    return {f"{word}:{name}": text for name, text in named.items()}
+
+
+def _native(header: NetcdfHeader, valid: Interval | None) -> dict[str, Any]:
+    """Give the header under its own names, with numbers, scales, offsets and fill values as they stand."""
+    variables = header.variables.items()
+    return {
+        "attrs": dict(header.attributes),
+        "dimensions": dict(header.dimensions),
+        "variables": {name: list(variable.dimensions) for name, variable in variables},
+        "variable_attrs": {name: dict(variable.attributes) for name, variable in variables},
+        "axes": {name: [axis.samples[place] for place in sorted(axis.samples)] for name, axis in header.axes.items()},
+        "time": valid,
+    }

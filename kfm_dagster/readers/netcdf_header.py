@@ -1,0 +1,137 @@
+"""What a NetCDF-4 file says in its header: dimensions, variables, attributes, and a few values of its axes.
+
+Belongs here: NetCDF's names over HDF5's (NetCDF Users Guide, appendix B, "The NetCDF-4 Format"). Does not belong here:
+what the names mean (`cf_axes.py`), how HDF5 stores them (`hdf5.py`). Only the root group is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.readers.base import ByteSource, ReadError
+from kfm_dagster.readers.hdf5 import AttributeValue, Hdf5Dataset, Hdf5Group, read_hdf5
+
+MAX_VARIABLES = 256
+MAX_AXES = 32
+"""Most variables and axes of a header; OISST has 8 and 4."""
+MAX_ATTRIBUTE_BYTES = 1 << 21
+"""Most bytes of all attributes together; OISST has 7 KB."""
+MAX_NAME = 256
+"""NC_MAX_NAME of netcdf.h."""
+
+_SCALE = "DIMENSION_SCALE"
+_NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable."
+"""Name of a scale that only makes a dimension known."""
+_NO_AXIS = "_nc4_non_coord_"
+"""Begins the HDF5 name of a variable that has a dimension's name and is none of its axes."""
+_OF_FORMAT = frozenset({"CLASS", "NAME", "_Netcdf4Coordinates", "_Netcdf4Dimid", "_NCProperties", "_nc3_strict"})
+"""Attributes of the format itself, which the NetCDF libraries do not show."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variable:
+    """A variable; `samples` has values of an axis by their place: the two at each end and the one in the middle."""
+
+    dimensions: tuple[str, ...]
+    attributes: Mapping[str, AttributeValue]
+    samples: Mapping[int, float]
+    single_precision: bool
+
+    def text(self, name: str) -> str:
+        """Text attribute of a name, else an empty text."""
+        value = self.attributes.get(name)
+        return value if isinstance(value, str) else ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NetcdfHeader:
+    """Global attributes, lengths of dimensions, and variables of which every dimension has a name; all by name.
+
+    `axes` are the coordinate variables: those with one dimension, of their own name (CF 1.11, section 1.3).
+    """
+
+    attributes: Mapping[str, AttributeValue]
+    dimensions: Mapping[str, int]
+    variables: Mapping[str, Variable]
+
+    @property
+    def axes(self) -> dict[str, Variable]:
+        """Coordinate variables by name."""
+        return {name: variable for name, variable in self.variables.items() if variable.dimensions == (name,)}
+
+
+def read_netcdf_header(source: ByteSource) -> NetcdfHeader:
+    """Read the header. Raises what `read_hdf5` raises, and ReadError(RESOURCE_LIMIT) for too many variables or axes."""
+    return read_hdf5(source, _header)
+
+
+def _header(root: Hdf5Group) -> NetcdfHeader:
+    datasets = root.datasets()
+    _bound("variables", len(datasets), MAX_VARIABLES)
+    _bound("characters in a name", max(map(len, datasets), default=0), MAX_NAME)
+    own = root.attributes()
+    attributes: dict[str, dict[str, AttributeValue]] = {}
+    size = _bytes(own)
+    for name, dataset in datasets.items():
+        attributes[name] = dataset.attributes()
+        size += _bytes(attributes[name])
+        _bound("bytes of attributes", size, MAX_ATTRIBUTE_BYTES)
+    scales = {one.address: name for name, one in datasets.items() if attributes[name].get("CLASS") == _SCALE}
+    lengths = dict.fromkeys(scales.values(), 0)
+    variables: dict[str, Variable] = {}
+    axes = 0
+    for name, dataset in datasets.items():
+        dimensions = _dimensions(dataset, scales)
+        if dimensions is None:
+            continue
+        for dimension, length in zip(dimensions, dataset.shape, strict=True):
+            # The scale of an unlimited dimension that is no axis does not grow with it.
+            lengths[dimension] = max(lengths[dimension], length)
+        if str(attributes[name].get("NAME", "")).startswith(_NO_VARIABLE):
+            continue
+        is_axis = dimensions == (name,)
+        axes += is_axis
+        _bound("axes", axes, MAX_AXES)
+        variables[name.removeprefix(_NO_AXIS)] = Variable(
+            dimensions=dimensions,
+            attributes=_shown(attributes[name]),
+            samples=_samples(dataset) if is_axis else {},
+            single_precision=dataset.is_single_precision,
+        )
+    return NetcdfHeader(attributes=_shown(own), dimensions=lengths, variables=variables)
+
+
+def _bound(what: str, count: int, most: int) -> None:
+    if count > most:
+        raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"the file has more than {most} {what}")
+
+
+def _bytes(attributes: Mapping[str, AttributeValue]) -> int:
+    """Bytes of names, texts, and lists of numbers, 8 for each."""
+    values = attributes.values()
+    texts = sum(len(value) for value in values if isinstance(value, str))
+    return sum(map(len, attributes)) + texts + sum(8 * len(value) for value in values if isinstance(value, list))
+
+
+def _dimensions(dataset: Hdf5Dataset, scales: Mapping[int, str]) -> tuple[str, ...] | None:
+    """Names of a variable's dimensions; None when one has none, which NetCDF-4 never writes."""
+    if not dataset.shape:
+        return ()
+    if dataset.address in scales and len(dataset.shape) == 1:
+        return (scales[dataset.address],)
+    found = [scales.get(address) for address in dataset.scales or () if address is not None]
+    names = tuple(name for name in found if name is not None)
+    return names if len(names) == len(dataset.shape) else None
+
+
+def _samples(axis: Hdf5Dataset) -> dict[int, float]:
+    """Values that were written, by their place."""
+    (length,) = axis.shape
+    places = sorted({place for place in (0, 1, length // 2, length - 2, length - 1) if 0 <= place < length})
+    return {place: value for place in places if (value := axis.element(place)) is not None}
+
+
+def _shown(attributes: Mapping[str, AttributeValue]) -> dict[str, AttributeValue]:
+    return {name: value for name, value in attributes.items() if name not in _OF_FORMAT}

@@ -1,0 +1,511 @@
+"""The reader of NetCDF-4 grids and the OISST samples: equality with netCDF4 and h5py, axes, times, hostile bytes."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tracemalloc
+from collections.abc import Callable, Mapping
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pystac
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema_rs import validator_for
+from pystac.extensions.datacube import DatacubeExtension, HorizontalSpatialDimension, TemporalDimension
+from shapely.geometry import shape
+
+from kfm_dagster.contracts.bounding_box import bounding_box
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.samples import netcdf4
+from kfm_dagster.demo.samples.oisst import BUCKET, make_oisst, oisst_samples
+from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
+from kfm_dagster.readers.netcdf_grid import FIRST_BYTES, PROPERTIES, read_netcdf_grid
+from kfm_dagster.readers.netcdf_header import read_netcdf_header
+from kfm_dagster.readers.ranges import BLOCK_BYTES, MAX_BLOCKS, BytesSource
+from kfm_dagster_tests.readers.truth.comparison import CountingSource, hold, real_objects
+
+DAY = date(2025, 12, 3)
+GRAMMAR = ContractRegistry.load().grammars["ocean"]
+STRUCTURES = re.compile(rb"OHDR|OCHK|FRHP|FHDB|FHIB|BTHD|BTLF|BTIN|GCOL|TREE|SNOD|HEAP")
+"""Signatures of HDF5's structures (HDF5 file format specification 3.0)."""
+
+Change = Callable[[h5py.File], None]
+
+
+def read(key: str, content: bytes) -> HeaderMetadata:
+    match = GRAMMAR.match(key)
+    return read_from(BytesSource(content), key=key, groups=match.groups if match else {})
+
+
+def read_from(source: BytesSource, *, key: str = "grid.nc", groups: Mapping[str, str] | None = None) -> HeaderMetadata:
+    return read_netcdf_grid(ReadRequest(key=key, groups=groups or {}, source=source, sidecar=lambda _: None))
+
+
+def refusal(content: bytes, key: str = "grid.nc") -> MetadataIssue:
+    with pytest.raises(ReadError) as refused:
+        read(key, content)
+    return refused.value.code
+
+
+def rewritten(content: bytes, change: Change) -> bytes:
+    """The same file after h5py has changed it."""
+    buffer = io.BytesIO(content)
+    with h5py.File(buffer, "r+") as file:
+        change(file)
+    return buffer.getvalue()
+
+
+def grid(
+    longitudes: Any = (0.5, 1.5, 2.5),
+    latitudes: Any = (10.5, 11.5),
+    *,
+    dtype: str = "<f8",
+    hours: Any = (0.0,),
+    clock: Mapping[str, Any] | None = None,
+    attributes: Mapping[str, Any] | None = None,
+    libver: str = "earliest",
+) -> bytes:
+    """A CF grid with a field of its own, on 2000-01-01."""
+    buffer = io.BytesIO()
+    with h5py.File(buffer, "w", libver=libver) as file:
+        netcdf4.annotate(file, attributes or {})
+        units = clock or {"units": "hours since 2000-01-01"}
+        netcdf4.axis(file, "time", np.asarray(hours, "<f8"), 0, units)
+        netcdf4.axis(file, "lat", np.asarray(latitudes, dtype), 1, {"units": "degrees_north"})
+        netcdf4.axis(file, "lon", np.asarray(longitudes, dtype), 2, {"units": "degrees_east"})
+        field = file.create_dataset("field", shape=(len(hours), len(latitudes), len(longitudes)), dtype="<f4")
+        netcdf4.attach(file, field, ("time", "lat", "lon"))
+        netcdf4.annotate(field, {"standard_name": "air_temperature", "units": "K"})
+    return buffer.getvalue()
+
+
+def plain(value: Any) -> Any:
+    """What h5py gives for an attribute, as a text or a number."""
+    return value.decode() if isinstance(value, bytes) else value.item()
+
+
+@pytest.mark.clause("OPR-06", "OPR-14")
+def test_every_field_of_the_real_analysis_equals_the_independent_reader_s(
+    shared_data: Path, reference: dict[str, Any]
+) -> None:
+    outcomes = [hold(real) for real in real_objects(shared_data, reference, "oisst")]
+    assert len(outcomes) == 1
+    for outcome in outcomes:
+        assert outcome.differing == []
+        assert len(outcome.compared) > 60
+        assert outcome.source.requests == [FIRST_BYTES]
+        assert outcome.source.bytes_read <= BLOCK_BYTES
+
+
+@pytest.mark.clause("OPR-07")
+def test_real_netcdf_4_that_is_no_grid_is_refused_with_a_code(shared_data: Path, reference: dict[str, Any]) -> None:
+    outcomes = [hold(real) for real in real_objects(shared_data, reference, "cdr-seaice", "nwm")]
+    assert len(outcomes) >= 2
+    for outcome in outcomes:
+        assert outcome.differing == [], outcome.real.path
+        assert len(outcome.source.requests) <= 5, outcome.real.path
+
+
+@pytest.mark.clause("OPR-06")
+def test_headers_of_other_netcdf_4_files_equal_the_independent_reader_s(
+    shared_data: Path, reference: dict[str, Any]
+) -> None:
+    compared = 0
+    for real in real_objects(shared_data, reference, "cdr-seaice", "nwm"):
+        header, expected = read_netcdf_header(BytesSource(real.content)), real.expected
+        assert sorted(header.variables) == expected["variables"], real.path
+        assert header.dimensions.items() >= expected["dims"].items(), real.path
+        # The reference has every value as text, and of that 200 characters.
+        for name, text in expected["global_attrs"].items():
+            assert str(header.attributes[name])[:200] == text, (real.path, name)
+            compared += 1
+    assert compared > 60
+
+
+@pytest.mark.clause("OPR-14")
+@pytest.mark.parametrize("preliminary", [True, False])
+def test_a_sample_is_what_h5py_reads_of_it(preliminary: bool) -> None:
+    key, content = make_oisst(DAY, preliminary=preliminary)
+    found = read(key, content)
+    with h5py.File(io.BytesIO(content)) as file:
+        assert found.native["attrs"] == {name: plain(value) for name, value in file.attrs.items()}
+        for name, variable in file.items():
+            dimensions = [one[0].name[1:] if len(one) else name for one in variable.dims]
+            assert found.native["variables"][name] == dimensions
+            for attribute, value in found.native["variable_attrs"][name].items():
+                assert value == plain(variable.attrs[attribute])
+        assert found.native["axes"]["lat"] == [file["lat"][place] for place in (0, 1, 360, 718, 719)]
+        assert found.native["axes"]["lon"] == [file["lon"][place] for place in (0, 1, 720, 1438, 1439)]
+    assert (found.start, found.end, found.datetime) == (
+        datetime(2025, 12, 3, tzinfo=UTC),
+        datetime(2025, 12, 3, 23, 59, 59, tzinfo=UTC),
+        datetime(2025, 12, 3, 12, tzinfo=UTC),
+    )
+    assert found.findings == ()
+    assert found.properties["oisst:status"] == ("preliminary" if preliminary else "final")
+    assert bounding_box(found.geometry) == (-180, -90, 180, 90)
+    assert len(content) < 60_000
+    json.dumps(found.properties, allow_nan=False)
+
+
+def test_what_it_gives_is_what_it_declares() -> None:
+    named = {re.sub("^oisst:", "*:", name) for name in read(*make_oisst(DAY)).properties}
+    assert named == PROPERTIES
+
+
+def test_samples_are_the_same_bytes_every_time_and_two_a_day() -> None:
+    assert list(oisst_samples(DAY, 2)) == [
+        (BUCKET, *make_oisst(DAY, preliminary=True)), (BUCKET, *make_oisst(DAY)),
+    ]  # fmt: skip
+    assert make_oisst(DAY)[1] != make_oisst(DAY + timedelta(days=1))[1]
+    with pytest.raises(ValueError, match="2 objects"):
+        next(oisst_samples(DAY, 3))
+    with pytest.raises(ValueError, match="1981-09-01"):
+        make_oisst(date(1981, 8, 31))
+
+
+def test_a_key_of_another_day_is_a_time_mismatch() -> None:
+    _, content = make_oisst(DAY)
+    assert refusal(content, make_oisst(DAY + timedelta(days=1))[0]) is MetadataIssue.TIME_MISMATCH
+
+
+# --- axes
+
+
+@pytest.mark.parametrize(
+    ("longitudes", "latitudes", "box", "transform"),
+    [
+        (np.arange(0.125, 360, 0.25), np.arange(-89.875, 90, 0.25), (-180, -90, 180, 90), (0.25, 0, -0.25, 90)),
+        (np.arange(-179.95, 180, 0.1), np.arange(89.95, -90, -0.1), (-180, -90, 180, 90), (0.1, -180, -0.1, 90)),
+        (np.arange(0, 360, 1), np.arange(-90, 91, 1), (-180, -90, 180, 90), (1, -0.5, -1, 90.5)),
+        (np.arange(0.05, 360, 0.1), np.arange(-90, 90.05, 0.1), (-180, -90, 180, 90), (0.1, 0, -0.1, 90.05)),
+        (np.arange(0, 361, 1), [0, 1], (-180, -0.5, 180, 1.5), (1, -0.5, -1, 1.5)),
+        (np.arange(175.5, 186, 1), [10, 12], (175, 9, -174, 13), (1, 175, -2, 13)),
+        (np.arange(200.5, 231, 1), [10, 12], (-160, 9, -129, 13), (1, 200, -2, 13)),
+        (np.arange(-30.5, -20, 1)[::-1], [10, 12], (-31, 9, -20, 13), None),
+        ([10, 20, 40, 80], [10, 12], (5, 9, 100, 13), None),
+        ([1 / 3, 2 / 3, 1], [-89.5, -88.5], (1 / 6, -90, 7 / 6, -88), (1 / 3, 1 / 6, -1, -88)),
+    ],
+    ids=[
+        "from 0", "from -180, north first", "points at the poles", "sums of tenths", "closed", "over the antimeridian",
+        "west of it", "westwards", "uneven", "thirds",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", ["<f4", "<f8", ">f4"])
+def test_cells_end_half_a_cell_outside_the_axes(
+    longitudes: Any, latitudes: Any, box: tuple[float, ...], transform: tuple[float, ...] | None, dtype: str
+) -> None:
+    found = read_from(BytesSource(grid(longitudes, latitudes, dtype=dtype)))
+    assert bounding_box(found.geometry) == pytest.approx(box, abs=1e-6)
+    outline = shape(found.geometry)
+    assert outline.is_valid
+    assert all(part.exterior.is_ccw for part in getattr(outline, "geoms", [outline]))
+    assert found.properties["proj:shape"] == [len(latitudes), len(longitudes)]
+    if transform is None:
+        assert "proj:transform" not in found.properties
+        return
+    width, west, height, north = transform
+    expected = [width, 0, west, 0, height, north]
+    assert found.properties["proj:transform"] == pytest.approx(expected, abs=1e-6)
+    rows, columns = found.properties["proj:shape"]
+    sides = [west, north + rows * height, west + columns * width, north]
+    assert found.properties["proj:bbox"] == pytest.approx(sides, abs=1e-5)
+
+
+def test_a_gaussian_grid_has_no_even_step() -> None:
+    latitudes = np.degrees(np.arcsin(np.polynomial.legendre.leggauss(192)[0]))
+    found = read_from(BytesSource(grid(np.arange(0, 360, 1.875), latitudes)))
+    assert found.properties["cube:dimensions"]["lat"]["step"] is None
+    assert found.properties["cube:dimensions"]["lon"]["step"] == 1.875
+    # Half of the outer spacing outside, which leaves a quarter of a degree to the pole.
+    assert bounding_box(found.geometry) == pytest.approx((-180, -89.7478, 180, 89.7478), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("longitudes", "latitudes", "code"),
+    [
+        ([5], [1, 2], MetadataIssue.MISSING_GEOLOCATION),
+        ([5, 5, 5], [1, 2], MetadataIssue.INVALID_GEOMETRY),
+        ([5, 4, 6], [1, 2], MetadataIssue.INVALID_GEOMETRY),
+        ([5, 6, 7], [1, 2, 90.1], MetadataIssue.INVALID_GEOMETRY),
+        ([5, 6, 7], [1, np.nan, 2, 3, 4], MetadataIssue.INVALID_GEOMETRY),
+        ([5, np.inf], [1, 2], MetadataIssue.INVALID_GEOMETRY),
+        (np.arange(0, 400, 1), [1, 2], MetadataIssue.INVALID_GEOMETRY),
+        ([-1e6, 1e6], [1, 2], MetadataIssue.INVALID_GEOMETRY),
+    ],
+)
+def test_axes_that_place_no_grid_are_refused(longitudes: Any, latitudes: Any, code: MetadataIssue) -> None:
+    assert refusal(grid(longitudes, latitudes)) is code
+
+
+# --- times
+
+
+@pytest.mark.parametrize(
+    ("clock", "hours", "start"),
+    [
+        ({"units": "days since 1978-01-01 12:00:00"}, [16326.0], "2022-09-13T12:00:00+00:00"),
+        ({"units": "minutes since 1970-01-01T00:00:00+00:00"}, [27162120], "2021-08-23T14:00:00+00:00"),
+        ({"units": "seconds since 2000-1-1 0:0:0.5 -6:00"}, [1.25], "2000-01-01T06:00:01.750000+00:00"),
+        ({"units": "hours since 1800-01-01", "calendar": "standard"}, [24], "1800-01-02T00:00:00+00:00"),
+        ({"units": "hours since 0001-01-01", "calendar": "proleptic_gregorian"}, [24], "0001-01-02T00:00:00+00:00"),
+        ({"units": "hours since 0001-01-01", "calendar": "standard"}, [24], None),
+        ({"units": "days since 2000-01-01", "calendar": "noleap"}, [1], None),
+        ({"units": "months since 2000-01-01"}, [1], None),
+        ({"units": "days since 2000-13-01"}, [1], None),
+        ({"units": "days since 2000-01-01"}, [1e12], None),
+        ({"units": "days since 2000-01-01"}, [np.nan], None),
+        ({"units": "days since the flood"}, [1], None),
+    ],
+)
+def test_times_are_those_of_the_axis(clock: Mapping[str, str], hours: list[float], start: str | None) -> None:
+    content = grid(hours=hours, clock=clock)
+    if start is None:
+        assert refusal(content) is MetadataIssue.INVALID_TIME_RANGE
+        return
+    found = read_from(BytesSource(content))
+    assert found.start.isoformat() == start
+    assert found.start == found.end == found.datetime
+
+
+def covering(start: str, end: str) -> dict[str, str]:
+    return {"time_coverage_start": start, "time_coverage_end": end}
+
+
+def test_stated_coverage_comes_before_the_axis_and_must_hold_it() -> None:
+    day = covering("2000-01-01T00:00:00Z", "2000-01-01T23:59:59Z")
+    found = read_from(BytesSource(grid(hours=[6, 12, 18], attributes=day)))
+    assert (found.end - found.start, found.datetime, found.findings) == (timedelta(seconds=86_399), found.start, ())
+    extent = found.properties["cube:dimensions"]["time"]["extent"]
+    assert extent == ["2000-01-01T06:00:00.000000Z", "2000-01-01T18:00:00.000000Z"]
+    off = read_from(BytesSource(grid(hours=[30], attributes=day)))
+    assert [code for code, _ in off.findings] == [MetadataIssue.TIME_MISMATCH]
+    alone = read_from(BytesSource(grid(hours=[np.nan], attributes=covering("2000-01-01", "2000-01-02"))))
+    assert (alone.start, alone.end - alone.start) == (datetime(2000, 1, 1, tzinfo=UTC), timedelta(days=1))
+    backwards = covering("2000-01-02T00:00:00Z", "2000-01-01T00:00:00Z")
+    assert refusal(grid(attributes=backwards)) is MetadataIssue.INVALID_TIME_RANGE
+
+
+def test_the_reference_time_of_a_forecast_is_no_valid_time() -> None:
+    def forecast(file: h5py.File) -> None:
+        units = {"units": "hours since 1999-01-01", "standard_name": "forecast_reference_time"}
+        netcdf4.axis(file, "analysis", np.zeros(1), 3, units)
+
+    found = read_from(BytesSource(rewritten(grid(), forecast)))
+    assert found.start == datetime(2000, 1, 1, tzinfo=UTC)
+    extent = found.properties["cube:dimensions"]["analysis"]["extent"]
+    assert extent == ["1999-01-01T00:00:00.000000Z"] * 2
+
+
+# --- what the catalog says
+
+
+def test_dimensions_and_variables_are_those_of_the_datacube_extension() -> None:
+    def more(file: h5py.File) -> None:
+        netcdf4.dimension(file, "nv", 2, 3)
+        netcdf4.axis(file, "level", np.array([1000.0, 850.0, 500.0]), 4, {"units": "hPa", "positive": "down"})
+        netcdf4.axis(file, "channel", np.array([3, 1], "<i4"), 5, {"long_name": "channel number"})
+        netcdf4.axis(file, "member", np.array([np.nan, 1]), 6, {"units": "1"})
+        netcdf4.variable(file, "lat_bnds", np.zeros((2, 2)), dimensions=["lat", "nv"])
+        file["lat"].attrs["bounds"] = np.bytes_(b"lat_bnds")
+
+    properties = read_from(BytesSource(rewritten(grid(), more))).properties
+    item = pystac.Item("x", None, None, datetime(2000, 1, 1, tzinfo=UTC), dict(properties))
+    cube = DatacubeExtension.ext(item, add_if_missing=True)
+    lat, time = cube.dimensions["lat"], cube.dimensions["time"]
+    assert isinstance(lat, HorizontalSpatialDimension)
+    assert (lat.axis, lat.extent, lat.step) == ("y", [10.5, 11.5], 1)
+    assert isinstance(time, TemporalDimension)
+    assert cube.dimensions["level"].to_dict() == {
+        "type": "spatial", "axis": "z", "extent": [500.0, 1000.0], "unit": "hPa"
+    }  # fmt: skip
+    assert cube.dimensions["nv"].to_dict() == cube.dimensions["member"].to_dict() == {"type": "index", "extent": [0, 1]}
+    described = {"type": "axis", "extent": [1.0, 3.0], "description": "channel number"}
+    assert cube.dimensions["channel"].to_dict() == described
+    assert {name: one.to_dict() for name, one in cube.variables.items()} == {
+        "field": {"dimensions": ["time", "lat", "lon"], "type": "data", "description": "air_temperature", "unit": "K"},
+        "lat_bnds": {"dimensions": ["lat", "nv"], "type": "auxiliary"},
+    }
+
+
+def test_written_fields_satisfy_the_official_extension_schemas(shared_data: Path) -> None:
+    properties = read(*make_oisst(DAY)).properties
+    for extension in ("projection/v2.0.0", "processing/v1.2.0"):
+        document = json.loads((shared_data / "schemas/stac-extensions" / extension / "schema.json").read_text())
+        fields = document["definitions"]["fields"]
+        for remote in ("proj:projjson", "proj:geometry"):
+            fields["properties"].pop(remote, None)
+        validator_for(fields).validate(json.loads(json.dumps(dict(properties))))
+
+
+@pytest.mark.parametrize("libver", ["earliest", "v108", "v110"])
+def test_texts_of_any_length_are_read_as_those_of_fixed_length(libver: str) -> None:
+    texts = {"title": "Äther °C", "platform": "", "source": "x" * 3000, "product_version": "1.0"}
+    fixed = {name: text.encode() for name, text in texts.items()}
+
+    def lengthened(file: h5py.File) -> None:
+        for name, text in texts.items():
+            file.attrs[name] = text
+        for name in ("time", "lat", "lon"):
+            file[name].attrs["units"] = file[name].attrs["units"].decode()
+        file.attrs["levels"] = np.array([1, 2, 3], ">i2")
+        file.attrs["names"] = ["a", "b"]
+        file.attrs["table"] = np.zeros(1, [("a", "i4")])
+
+    plain = read_from(BytesSource(grid(attributes=fixed, libver=libver)))
+    found = read_from(BytesSource(rewritten(grid(libver=libver), lengthened)))
+    assert found.native["attrs"] == {**plain.native["attrs"], "levels": [1, 2, 3]}
+    assert found.native["attrs"]["title"] == "Äther °C"
+    assert found.properties == plain.properties
+    assert found.properties["acdd:title"] == "Äther °C"
+    # Longer than what an Item shows, and nothing at all.
+    assert not {"acdd:source", "acdd:platform"} & found.properties.keys()
+
+
+def test_a_variable_that_only_has_a_dimension_s_name_is_no_axis() -> None:
+    def change(file: h5py.File) -> None:
+        netcdf4.dimension(file, "depth", 2, 3)
+        netcdf4.variable(file, "_nc4_non_coord_depth", np.zeros((2, 2)), dimensions=["lat", "depth"], units="m")
+
+    found = read_from(BytesSource(rewritten(grid(), change)))
+    assert found.native["variables"]["depth"] == ["lat", "depth"]
+    assert found.properties["cube:dimensions"]["depth"] == {"type": "index", "extent": [0, 1]}
+
+
+# --- hostile bytes
+
+
+@pytest.mark.clause("OPR-07", "OPR-20")
+def test_an_object_cut_anywhere_is_truncated(shared_data: Path, reference: dict[str, Any]) -> None:
+    whole = [real.content for real in real_objects(shared_data, reference, "oisst")]
+    for content in (*whole, make_oisst(DAY)[1], grid(libver="v108")):
+        places = {len(content) * tenth // 10 for tenth in range(10)}
+        places |= {place for found in STRUCTURES.finditer(content) for place in (found.start(), found.end())}
+        assert len(places) > 15
+        for place in sorted(places | {len(content) - 1}):
+            assert refusal(content[:place]) is MetadataIssue.TRUNCATED_OBJECT, place
+
+
+def _drop(name: str) -> Change:
+    def change(file: h5py.File) -> None:
+        del file[name]
+
+    return change
+
+
+def _annotated(variable: str, **attributes: Any) -> Change:
+    return lambda file: netcdf4.annotate(file[variable], attributes)
+
+
+def _many(count: int, make: Callable[[h5py.File, int], None]) -> Change:
+    def change(file: h5py.File) -> None:
+        for number in range(count):
+            make(file, number)
+
+    return change
+
+
+def _axes(file: h5py.File, number: int) -> None:
+    netcdf4.axis(file, f"axis {number}", np.zeros(2), number + 3, {})
+
+
+def _long(file: h5py.File, number: int) -> None:
+    for name in range(40):
+        file[f"axis {number}"].attrs[f"text {name}"] = np.bytes_(b"x" * 4000)
+
+
+def _longer(file: h5py.File, number: int) -> None:
+    _axes(file, number)
+    _long(file, number)
+
+
+def _second_latitude(file: h5py.File) -> None:
+    netcdf4.axis(file, "y", np.arange(2.0), 3, {"units": "degrees_north"})
+
+
+@pytest.mark.clause("OPR-07")
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (_drop("lat"), MetadataIssue.MISSING_GEOLOCATION),
+        (_second_latitude, MetadataIssue.MISSING_GEOLOCATION),
+        (_annotated("lon", units="1"), MetadataIssue.MISSING_GEOLOCATION),
+        (_annotated("lon", units=np.array([1, 2])), MetadataIssue.MISSING_GEOLOCATION),
+        (_annotated("lon", scale_factor="wide"), MetadataIssue.MISSING_GEOLOCATION),
+        (_annotated("lon", scale_factor=np.nan), MetadataIssue.INVALID_GEOMETRY),
+        (_annotated("time", units="days"), MetadataIssue.INVALID_TIME_RANGE),
+        (lambda file: file.create_dataset("x" * 257, data=1), MetadataIssue.RESOURCE_LIMIT),
+        (_many(300, lambda file, number: file.create_dataset(f"v{number}", data=1)), MetadataIssue.RESOURCE_LIMIT),
+        (_many(40, _axes), MetadataIssue.RESOURCE_LIMIT),
+        (_many(20, _longer), MetadataIssue.RESOURCE_LIMIT),
+        (_many(600, lambda file, number: file.attrs.create(f"a{number}", 1)), MetadataIssue.RESOURCE_LIMIT),
+    ],
+)
+def test_impossible_headers_are_refused_with_a_code(change: Change, code: MetadataIssue) -> None:
+    assert refusal(rewritten(grid(libver="v108"), change)) is code
+
+
+def test_netcdf_3_is_refused() -> None:
+    assert refusal(b"CDF\x01" + bytes(5000)) is MetadataIssue.UNREADABLE_FORMAT
+
+
+def spoilt(data: st.DataObject, content: bytes) -> bytes:
+    """Bytes overwritten by the words that lead a reader astray, and maybe cut."""
+    found = bytearray(content)
+    for _ in range(data.draw(st.integers(1, 12))):
+        at = data.draw(st.integers(0, len(found) - 8))
+        word = data.draw(
+            st.sampled_from([b"\xff" * 8, b"\0" * 8, b"\xff" * 7 + b"\x7f"])
+            | st.binary(min_size=1, max_size=8)
+            | st.integers(0, len(found)).map(lambda address: address.to_bytes(8, "little"))
+        )
+        found[at : at + len(word)] = word
+    return bytes(found[: data.draw(st.none() | st.integers(0, len(found)))])
+
+
+LENGTHENED = rewritten(grid(), lambda file: file.attrs.update({f"text {number}": "x" * number for number in range(20)}))
+CORRUPTIBLE = {"plain": grid(), "dense": grid(libver="v108"), "global heap": LENGTHENED}
+
+
+@pytest.mark.clause("OPR-07")
+@settings(max_examples=300)
+@given(st.data())
+def test_a_corrupt_object_gives_a_code_or_metadata_and_nothing_else(data: st.DataObject) -> None:
+    source = CountingSource(spoilt(data, CORRUPTIBLE[data.draw(st.sampled_from(sorted(CORRUPTIBLE)))]))
+    try:
+        found = read_from(source)
+    except ReadError:
+        pass
+    else:
+        assert shape(found.geometry).is_valid
+        assert found.start <= found.end
+        json.dumps(found.properties, allow_nan=False)
+    assert sum(source.requests) <= MAX_BLOCKS * BLOCK_BYTES
+    assert len(source.requests) <= MAX_BLOCKS
+
+
+@pytest.mark.clause("OPR-07")
+def test_a_decompressed_axis_stays_small() -> None:
+    """An axis of 65,536 values in one chunk, of which five are read."""
+
+    def packed(file: h5py.File) -> None:
+        del file["lon"]
+        values = np.linspace(0, 359, 1 << 16)
+        attributes = {"units": "degrees_east"}
+        netcdf4.axis(file, "lon", values, 2, attributes, chunks=(1 << 16,), compression="gzip", shuffle=True)
+
+    content = rewritten(grid(), packed)
+    tracemalloc.start()
+    try:
+        assert read_from(BytesSource(content)).properties["proj:shape"] == [2, 1 << 16]
+        assert tracemalloc.get_traced_memory()[1] < 16_000_000
+    finally:
+        tracemalloc.stop()

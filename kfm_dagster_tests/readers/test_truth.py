@@ -1,0 +1,93 @@
+"""`make truth`: the table of real objects, and that it says what differs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfm_dagster_tests.readers.truth.__main__ import main
+from kfm_dagster_tests.readers.truth.comparison import FAMILIES, Compared, degrees, near, real_objects, same, seconds
+
+NOON = datetime(2025, 1, 1, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("compared", "difference", "is_equal"),
+    [
+        (same("a", [1, 2], [1, 2]), None, True),
+        (same("a", None, 1), None, False),
+        (near("a", 1.0, 1.1, within=0.2), 0.1, True),
+        (near("a", [1.0, 2.0], [1.1, 2.3], within=0.2), 0.3, False),
+        (near("a", [1.0], [1.0, 2.0], within=9), float("inf"), False),
+        (near("a", None, 1.0, within=9), float("inf"), False),
+        (degrees("a", (-180, 10), (180, 10.005)), 0.005, True),
+        (degrees("a", (359, 10), (-2, 10)), 1, False),
+        (seconds("a", NOON, NOON + timedelta(seconds=1)), 1, True),
+        (seconds("a", NOON, NOON - timedelta(seconds=1.1)), 1.1, False),
+    ],
+)
+def test_a_value_is_equal_within_its_tolerance(compared: Compared, difference: float | None, is_equal: bool) -> None:
+    assert compared.is_equal is is_equal
+    if difference is not None:
+        assert compared.difference == pytest.approx(difference)
+
+
+def test_every_object_of_a_family_with_a_comparison_is_found(shared_data: Path, reference: dict[str, Any]) -> None:
+    found = {real.path for real in real_objects(shared_data, reference)}
+    assert {reference[path]["family"] for path in found} == set(FAMILIES)
+    assert len(found) >= 45
+
+
+@pytest.fixture
+def folder(shared_data: Path, reference: dict[str, Any], tmp_path: Path) -> Path:
+    """A data folder of two small objects, one of which is to be refused, and one of a family that nobody compares."""
+    paths = [path for path, entry in reference.items() if entry["family"] in {"oisst", "cdr-seaice", "messages"}]
+    for path in paths:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(shared_data / path, tmp_path / path)
+    (tmp_path / "reference.json").write_text(json.dumps({path: reference[path] for path in paths}))
+    return tmp_path
+
+
+def test_the_table_has_a_row_for_each_object_and_ends_with_0(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(folder) == 0
+    out = capsys.readouterr().out
+    row = next(line.split() for line in out.splitlines() if "oisst" in line)
+    equal, compared = row[2].split("/")
+    assert row[1:2] + row[3:] == ["netcdf-grid", "0.0000", "0.000", "1", "65,536"]
+    assert equal == compared
+    assert "2 objects, " in out
+    assert "not compared: messages" in out
+
+
+@pytest.mark.parametrize("what", ["attribute", "time", "refusal", "no object"])
+def test_what_differs_is_named_and_the_exit_code_is_1(
+    what: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = folder / "reference.json"
+    reference = json.loads(file.read_text())
+    path = next(path for path, entry in reference.items() if entry["family"] == "oisst")
+    answers = reference[path]["reference"]
+    if what == "attribute":
+        answers["sst"]["scale_factor"] = 0.1
+    elif what == "time":
+        answers["time"] = "2022-09-13 13:00:00"
+    elif what == "refusal":
+        (folder / path).write_bytes((folder / path).read_bytes()[:-1])
+    else:
+        reference = {}
+    file.write_text(json.dumps(reference))
+    assert main(folder) == 1
+    out = capsys.readouterr().out
+    said = {
+        "attribute": "sst.scale_factor: 0.00",
+        "time": "datetime: ",
+        "refusal": "refused: ",
+        "no object": "0 objects",
+    }
+    assert said[what] in out

@@ -1,0 +1,225 @@
+"""What is compared of an object, how near it must be, and which family's function compares it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.contracts.key_grammar import KeyKind
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
+from kfm_dagster.readers.ranges import BytesSource
+from kfm_dagster.readers.registry import READERS
+
+CONTRACTS = ContractRegistry.load()
+
+DEGREES, SECONDS = "degree", "second"
+
+
+class CountingSource(BytesSource):
+    """Counts what a reader asks for: the length of each request, and the bytes that came."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.requests: list[int] = []
+        self.bytes_read = 0
+
+    def read(self, start: int, length: int) -> bytes:
+        data = super().read(start, length)
+        self.requests.append(length)
+        self.bytes_read += len(data)
+        return data
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """A value and the independent reader's. They are equal, or where `within` is given differ by no more than that."""
+
+    name: str
+    found: Any
+    expected: Any
+    within: float | None = None
+    unit: str = ""
+
+    @cached_property
+    def difference(self) -> float:
+        """Largest difference of any number of both, in the unit; infinite where they are not of one form."""
+        if self.unit == SECONDS:
+            return abs((self.found - self.expected).total_seconds())
+        found, expected = (
+            [value] if isinstance(value, int | float) else value for value in (self.found, self.expected)
+        )
+        if not (isinstance(found, list | tuple) and isinstance(expected, list | tuple) and len(found) == len(expected)):
+            return math.inf
+        # Degrees are those of a circle: 180 and -180 are one meridian.
+        turn = 360.0 if self.unit == DEGREES else math.inf
+        return max((abs(_folded(one - other, turn)) for one, other in zip(found, expected, strict=True)), default=0.0)
+
+    @property
+    def is_equal(self) -> bool:
+        if self.within is None:
+            return bool(self.found == self.expected)
+        return self.difference <= self.within
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.found!r}, expected {self.expected!r}"
+
+
+def same(name: str, found: Any, expected: Any) -> Compared:
+    return Compared(name=name, found=found, expected=expected)
+
+
+def near(name: str, found: Any, expected: Any, *, within: float) -> Compared:
+    """Numbers, or lists of as many."""
+    return Compared(name=name, found=found, expected=expected, within=within)
+
+
+def degrees(name: str, found: Any, expected: Any, *, within: float = 0.01) -> Compared:
+    """Longitudes and latitudes, such as a box."""
+    return Compared(name=name, found=found, expected=expected, within=within, unit=DEGREES)
+
+
+def seconds(name: str, found: datetime, expected: datetime, *, within: float = 1.0) -> Compared:
+    return Compared(name=name, found=found, expected=expected, within=within, unit=SECONDS)
+
+
+def _folded(difference: float, turn: float) -> float:
+    return difference if turn == math.inf else (difference + turn / 2) % turn - turn / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class RealObject:
+    """A real object, and what an independent reader says of it."""
+
+    path: str
+    """Below the data folder."""
+    key: str
+    groups: Mapping[str, str]
+    content: bytes
+    expected: Mapping[str, Any]
+    family: str
+    reader: str
+    beside: Path | None = None
+    """The object's own file, where its sidecars may be."""
+
+    def read(self, source: BytesSource) -> HeaderMetadata:
+        """What the reader says. Raises ReadError."""
+        request = ReadRequest(key=self.key, groups=self.groups, source=source, sidecar=self._sidecar)
+        return READERS[self.reader](request)
+
+    def _sidecar(self, suffix: str) -> BytesSource | None:
+        file = self.beside and self.beside.with_name(self.beside.name + suffix)
+        return BytesSource(file.read_bytes()) if file and file.is_file() else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of comparing an object, and what reading it took."""
+
+    real: RealObject
+    compared: tuple[Compared, ...]
+    source: CountingSource
+
+    @property
+    def differing(self) -> list[str]:
+        """What is not equal, as texts."""
+        return [str(one) for one in self.compared if not one.is_equal]
+
+    def largest(self, unit: str) -> float | None:
+        """Largest difference of a unit, None when nothing was compared in it."""
+        return max((one.difference for one in self.compared if one.unit == unit), default=None)
+
+
+Opened = tuple[str, Mapping[str, str], bytes]
+"""Key, groups of its grammar, and content."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    compare: Callable[[RealObject, HeaderMetadata], Iterator[Compared]]
+    reader: str
+    refused: Mapping[str, MetadataIssue]
+    open_file: Callable[[str, bytes], Opened | None] | None
+
+
+FAMILIES: dict[str, Family] = {}
+"""By the name that reference.json has for them."""
+
+
+def compares(
+    *families: str,
+    reader: str,
+    refused: Mapping[str, MetadataIssue] | None = None,
+    open_file: Callable[[str, bytes], Opened | None] | None = None,
+) -> Callable[[Callable[[RealObject, HeaderMetadata], Iterator[Compared]]], Any]:
+    """Register the function that compares objects of these families, which `reader` reads.
+
+    An object that a contract names is read as the contract says. `open_file` is for others: it takes path and content,
+    and returns None for what is no object of the family. `refused` names parts of the paths of objects that are to be
+    refused, and with which code.
+    """
+
+    def register(compare: Callable[[RealObject, HeaderMetadata], Iterator[Compared]]) -> Any:
+        for name in families:
+            assert name not in FAMILIES, f"{name} has a comparison already"
+            FAMILIES[name] = Family(compare=compare, reader=reader, refused=refused or {}, open_file=open_file)
+        return compare
+
+    return register
+
+
+def real_objects(folder: Path, reference: Mapping[str, Any], *families: str) -> Iterator[RealObject]:
+    """Real objects of some families, or of all that have a comparison."""
+    for path, entry in reference.items():
+        family = entry["family"]
+        if family in FAMILIES and family in (families or FAMILIES) and (folder / path).is_file():
+            real = _opened(folder, path, entry)
+            if real is not None:
+                yield real
+
+
+def _opened(folder: Path, path: str, entry: Mapping[str, Any]) -> RealObject | None:
+    family = FAMILIES[entry["family"]]
+    content, known = (folder / path).read_bytes(), {"path": path, "family": entry["family"], "beside": folder / path}
+    top, _, rest = path.partition("/")
+    bucket, _, key = rest.partition("/")
+    route = CONTRACTS.route(bucket=bucket, key=key) if top == "objects" else None
+    if route is not None and route.kind is KeyKind.DATA and route.contract is not None:
+        match = CONTRACTS.grammars[route.contract.id].match(key)
+        assert match is not None
+        reader = route.contract.metadata_extract.reader
+        opened: Opened | None = key, match.groups, content
+    else:
+        reader = family.reader
+        opened = family.open_file(path, content) if family.open_file else None
+    if opened is None:
+        return None
+    key, groups, content = opened
+    return RealObject(key=key, groups=groups, content=content, reader=reader, expected=entry["reference"], **known)
+
+
+def hold(real: RealObject) -> Outcome:
+    """Read an object and hold what its reader says against the independent reader's answer."""
+    family, source = FAMILIES[real.family], CountingSource(real.content)
+    code = next((code for part, code in family.refused.items() if part in real.path), None)
+    try:
+        found = real.read(source)
+    except ReadError as refusal:
+        return Outcome(real=real, compared=(same("refused", refusal.code, code),), source=source)
+    compared = (same("refused", None, code),) if code else tuple(family.compare(real, found))
+    return Outcome(real=real, compared=compared, source=source)
+
+
+def leaves(prefix: str, found: Any, expected: Any) -> Iterator[Compared]:
+    """Every value of nested objects, by path; a name that one of both lacks is None there."""
+    if isinstance(found, Mapping) and isinstance(expected, Mapping):
+        for name in sorted({*found, *expected}):
+            yield from leaves(f"{prefix}.{name}", found.get(name), expected.get(name))
+    else:
+        yield same(prefix, found, expected)

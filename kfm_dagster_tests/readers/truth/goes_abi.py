@@ -1,0 +1,73 @@
+"""GOES-R ABI: every header value that netCDF4 reads, and what a catalog makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+from kfm_dagster.contracts.bounding_box import bounding_box
+from kfm_dagster.readers.base import HeaderMetadata
+from kfm_dagster.readers.goes_abi_header import read_native
+from kfm_dagster.readers.ranges import BytesSource
+from kfm_dagster_tests.readers.truth.comparison import (
+    Compared,
+    RealObject,
+    compares,
+    degrees,
+    leaves,
+    near,
+    same,
+    seconds,
+)
+
+NOT_HEADERS = {"variables", "data_model", "global_attrs", "h5netcdf_time_coverage_start"}
+"""Parts of the reference that describe the file as a whole."""
+SIDES = ("westbound_longitude", "southbound_latitude", "eastbound_longitude", "northbound_latitude")
+OF_CENTRES = 0.1
+"""Degrees. The file's extent is of the outer pixels' centres, the footprint of their edges."""
+
+
+def native_values(native: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[Compared]:
+    """Header values of any ABI product."""
+    wanted = {name: value for name, value in expected.items() if name not in NOT_HEADERS}
+    wanted["dims"] = {axis: wanted["dims"][axis] for axis in "xy"}
+    for name in ("goes_imager_projection", "geospatial_lat_lon_extent"):
+        # A tool that rewrote some files put `coordinates` on every variable; the product has none there.
+        wanted[name] = {part: value for part, value in wanted[name].items() if part != "coordinates"}
+    yield from leaves("native", native, wanted)
+
+
+@compares("goes-abi-l1b", "goes-abi-l2", reader="goes-abi")
+def goes_abi(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
+    expected, properties = real.expected, found.properties
+    attrs, extent = expected["attrs"], expected["geospatial_lat_lon_extent"]
+    yield from native_values(read_native(BytesSource(real.content)), expected)
+    yield seconds("start", found.start, datetime.fromisoformat(attrs["time_coverage_start"]), within=0)
+    yield seconds("end", found.end, datetime.fromisoformat(attrs["time_coverage_end"]), within=0)
+    stated = [round(extent[f"geospatial_{side}"], 6) for side in SIDES]
+    yield degrees("bbox", bounding_box(found.geometry), stated, within=OF_CENTRES)
+    for name, value in (
+        ("goes:extent", stated),
+        ("platform", f"goes-{attrs['platform_ID'][1:]}"),
+        ("goes:orbital-slot", attrs["orbital_slot"]),
+        ("goes:uuid", attrs["id"]),
+        ("processing:level", attrs["processing_level"].split()[-1]),
+        ("gsd", float(attrs["spatial_resolution"].removesuffix("km at nadir")) * 1000),
+        ("proj:shape", [expected["dims"]["y"], expected["dims"]["x"]]),
+        ("goes:percent-uncorrectable-l0-errors", expected["percent_uncorrectable_L0_errors"]),
+    ):
+        yield same(name, properties[name], value)
+    # Products of level 2 that show no channel have no bands.
+    bands = properties.get("bands", [])
+    yield same(
+        "bands.name", [band["name"] for band in bands], [f"C{number:02}" for number in expected.get("band_id", [])]
+    )
+    for band, wavelength in zip(bands, expected.get("band_wavelength", []), strict=True):
+        yield near("bands.eo:center_wavelength", band["eo:center_wavelength"], wavelength, within=1e-4)
+    # Pixel centres by the transform are the file's axes.
+    step_x, _, west, _, step_y, north = properties["proj:transform"]
+    height = expected["goes_imager_projection"]["perspective_point_height"]
+    yield near("proj:transform, x", (west + step_x / 2) / height, expected["x_first_last"][0], within=5e-8)
+    yield near("proj:transform, y", (north + step_y / 2) / height, expected["y_first_last"][0], within=5e-8)
+    yield same("findings", found.findings, ())
