@@ -48,6 +48,7 @@ READERS: Mapping[str, LazyReader] = MappingProxyType(
         "goes-abi": LazyReader(module="kfm_dagster.readers.goes_abi", function="read_goes_abi"),
         "nexrad-level2": LazyReader(module="kfm_dagster.readers.nexrad_level2", function="read_nexrad_level2"),
         "grib2": LazyReader(module="kfm_dagster.readers.grib2", function="read_grib2"),
+        "grib2-gzip": LazyReader(module="kfm_dagster.readers.grib2_gzip", function="read_grib2_gzip"),
     }
 )
 
