@@ -94,7 +94,7 @@ class KeyGrammarReader:
         start = self._start.read(texts)
         if self._end is not None:
             end = self._end.read(texts)
-        elif lead is not None:
+        elif lead is not None and texts[lead]:
             end = _after(start, hours=texts[lead])
         else:
             end = start
@@ -112,7 +112,7 @@ class KeyGrammarReader:
         )
 
     def prefixes(self, day: date) -> list[str]:
-        """Prefixes that together hold every object of the given UTC day."""
+        """Prefixes that together hold every object of the given UTC day; `*` in one stands for any one folder."""
         return [day.strftime(template) for template in self.contract.storage.listing]
 
 

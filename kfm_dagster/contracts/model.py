@@ -157,6 +157,8 @@ class Storage(ContractPart):
             folder = date(2024, 2, 29).strftime(template)
             if not any(folder.startswith(prefix) or prefix.startswith(folder) for prefix in self.prefixes):
                 raise ValueError(f"listing {template!r} gives {folder!r}, which no prefix of {self.prefixes} covers")
+            if "*" in template.replace("/*/", "//"):
+                raise ValueError(f"listing {template!r} has a * that is no whole folder")
         return self
 
     @field_validator("ignore")
