@@ -65,7 +65,7 @@ def new(*, dataset_id: str, like: str, bucket: str, topic: str | None, out: Path
 
     Its first lines say what is to be looked through; then check it on a sample.
 
-    Example: kfm dataset new gfs --like hrrr --bucket noaa-gfs-bdp-pds --topic ARN --out gfs.yaml
+    Example: kfm dataset new nam --like hrrr --bucket noaa-nam-pds --topic ARN --out nam.yaml
     """
     text = draft(dataset=dataset_id, like=like, bucket=bucket, topic=topic)
     if out is None:

@@ -94,7 +94,7 @@ class KeyGrammarReader:
         start = self._start.read(texts)
         if self._end is not None:
             end = self._end.read(texts)
-        elif lead is not None:
+        elif lead is not None and texts[lead]:
             end = _after(start, hours=texts[lead])
         else:
             end = start
@@ -119,7 +119,10 @@ class KeyGrammarReader:
         return day.replace(day=1) if "%m" in named else day.replace(month=1, day=1)
 
     def prefixes(self, day: date) -> list[str]:
-        """Prefixes that together hold every object of the given UTC day that a listing is to find."""
+        """Prefixes that together hold every object of the given UTC day that a listing is to find.
+
+        `*` in one stands for any one folder.
+        """
         return self.contract.storage.day_prefixes(day)
 
 

@@ -196,6 +196,8 @@ class Storage(ContractPart):
             raise ValueError(f"listing_sets {twice} have a value twice")
         if stray := [template for template in self.listing if re.search(r"[{}]", _SET.sub("", template))]:
             raise ValueError(f"listing {stray} have a brace that belongs to no set's name")
+        if starred := [template for template in self.listing if "*" in template.replace("/*/", "//")]:
+            raise ValueError(f"listing {starred} have a * that is no whole folder")
         return self
 
     @model_validator(mode="after")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from kfm_dagster.contracts.issues import MetadataIssue
 
@@ -38,6 +38,18 @@ class ReadRequest:
     sidecar: Callable[[str], ByteSource | None]
 
 
+class Layer(NamedTuple):
+    """A field that can be had alone: bytes [offset, offset + length) of the object. Texts are the format's own."""
+
+    variable: str
+    level: str
+    step: str
+    qualifier: str
+    """What else tells it from others (ensemble member, probability); empty for most."""
+    offset: int
+    length: int
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeaderMetadata:
     """What the object says of itself.
@@ -57,6 +69,8 @@ class HeaderMetadata:
     findings: tuple[tuple[MetadataIssue, str], ...] = ()
     sidecars: tuple[str, ...] = ()
     """Suffixes of the sidecars that were found and belong to the object."""
+    layers: tuple[Layer, ...] = ()
+    """All of its fields, in their order; empty where nothing lists them, or too many."""
 
 
 class ReadError(Exception):

@@ -95,9 +95,13 @@ class HeaderWindow:
     def peek(self, start: int, length: int) -> bytes:
         """Bytes [start, start + length), cut at the end of the object."""
         length = max(0, min(length, self.size - start))
+        self.hold(start, length)
+        return self._bytes[start - self._start : start - self._start + length]
+
+    def hold(self, start: int, length: int) -> None:
+        """Make sure that reads within [start, start + length) need no request of their own."""
         if start < self._start or start + length > self._start + len(self._bytes):
             self._start, self._bytes = start, self._source.read(start, max(length, REQUEST_BYTES))
-        return self._bytes[start - self._start : start - self._start + length]
 
     def read(self, start: int, length: int) -> bytes:
         """Exactly `length` bytes. Raises ReadError(TRUNCATED_OBJECT) when the object ends before."""

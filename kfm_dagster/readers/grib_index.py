@@ -14,12 +14,14 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from kfm_dagster.contracts.issues import MetadataIssue
-from kfm_dagster.readers.base import ByteSource, ReadError
+from kfm_dagster.readers.base import ByteSource, Layer, ReadError
 
 MAX_INDEX_BYTES = 2 * 1024 * 1024
 """The largest real ones (GFS 0.25 degrees, 743 lines) have 42 KB."""
 
 MAX_INDEX_LINES = 20_000
+MAX_LAYERS = 4096
+"""More are not handed on; the largest real indexes (HRRR, native levels) have some 1,200 lines."""
 
 _LINE = re.compile(
     r"^(\d{1,7})(?:\.(\d{1,4}))?:(\d{1,15}):[dD]=(\d{10}|\d{12}|\d{14}):([^:\n]{1,200}):([^:\n]{1,200}):([^:\n]{1,200})"
@@ -112,3 +114,21 @@ def latest_step(entries: Sequence[IndexEntry]) -> timedelta:
     """End of the latest step of all lines."""
     ends = (step_end(text) for text in {entry.step for entry in entries})
     return max((end for end in ends if end is not None), default=timedelta(0))
+
+
+def layers(entries: Sequence[IndexEntry], *, end: int) -> tuple[Layer, ...]:
+    """Return each line's field and bytes; `end` is where the last message ends. Empty for more than MAX_LAYERS.
+
+    Offsets must ascend (`order_fault`). Submessages share the bytes of their message, and what stands between two
+    messages (a WMO header) counts to the one before.
+    """
+    if len(entries) > MAX_LAYERS:
+        return ()
+    following: dict[int, int] = {}
+    for entry in reversed(entries):
+        following.setdefault(entry.offset, end)
+        end = entry.offset
+    return tuple(
+        Layer(variable, level, step, qualifier, offset, following[offset] - offset)
+        for _, _, offset, _, variable, level, step, qualifier in entries
+    )

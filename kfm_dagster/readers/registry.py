@@ -50,6 +50,7 @@ READERS: Mapping[str, LazyReader] = MappingProxyType(
         "nexrad-level2": LazyReader(module="kfm_dagster.readers.nexrad_level2", function="read_nexrad_level2"),
         "nexrad-level3": LazyReader(module="kfm_dagster.readers.nexrad_level3", function="read_nexrad_level3"),
         "grib2": LazyReader(module="kfm_dagster.readers.grib2", function="read_grib2"),
+        "grib2-gzip": LazyReader(module="kfm_dagster.readers.grib2_gzip", function="read_grib2_gzip"),
         "isd": LazyReader(module="kfm_dagster.readers.isd", function="read_isd"),
         "netcdf-grid": LazyReader(module="kfm_dagster.readers.netcdf_grid", function="read_netcdf_grid"),
     }

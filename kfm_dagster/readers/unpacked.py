@@ -1,7 +1,7 @@
 """Compressed streams as bytes, decompressed only as far as they are read, and within a bound.
 
-Belongs here: gzip and bzip2 behind one interface, and what hostile streams may cost. Does not belong here: what the
-bytes mean, and how they are requested (`ranges.py`).
+Belongs here: gzip and bzip2 behind one interface, a gzipped object as a ByteSource, and what hostile streams may cost.
+Does not belong here: what the bytes mean, and how they are requested (`ranges.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from kfm_dagster.contracts.issues import MetadataIssue
-from kfm_dagster.readers.base import ReadError
+from kfm_dagster.readers.base import ByteSource, ReadError
+
+STEP_BYTES = 64 * 1024
+"""What is taken of a gzipped object at a time, and kept of either end of what is in it."""
 
 
 class Bytes(Protocol):
@@ -82,6 +85,11 @@ class Unpacked:
         self._ended = False
 
     @property
+    def start(self) -> int:
+        """Where the bytes begin that are not forgotten."""
+        return self._start
+
+    @property
     def complete(self) -> bool:
         """Tell whether the stream's own end was reached: a stream that was cut has none."""
         return self._decompressor.eof
@@ -89,9 +97,10 @@ class Unpacked:
     def read(self, start: int, length: int) -> bytes:
         """Bytes [start, start + length), fewer only at the end. Raises ReadError past the limit."""
         end = start + length
-        while self._start + len(self._data) < end and not self._ended:
+        while (reached := self._start + len(self._data)) < end and not self._ended:
             self._forget(start)
-            self._grow(max(end - self._start - len(self._data), self._step))
+            # What is passed over on the way to the start is not unpacked at once.
+            self._grow(max(end - max(reached, start), self._step))
         return bytes(self._data[start - self._start : max(end - self._start, 0)])
 
     def _forget(self, start: int) -> None:
@@ -109,3 +118,76 @@ class Unpacked:
             raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"the compressed data are corrupt: {error}") from error
         self._data += data
         self._ended = self._decompressor.eof or not (piece or data)
+
+
+class Gunzipped:
+    """What is in a gzipped object of one stream, as a ByteSource. Of what is in it, memory holds only both ends.
+
+    It is unpacked to its end when it is opened, so that whoever reads it knows that it is whole, and that checksum and
+    length hold (RFC 1952, 2.3.1). Reads within STEP_BYTES of an end cost nothing more; any other goes on from where the
+    last one stood, or begins again.
+    """
+
+    def __init__(self, packed: bytes, *, limit: int) -> None:
+        """Raise ReadError where it is not whole.
+
+        TRUNCATED_OBJECT when the stream goes on past the object; UNREADABLE_FORMAT when it is corrupt, or something
+        follows it; RESOURCE_LIMIT when more than `limit` bytes are in it.
+        """
+        self._packed = packed
+        self._limit = limit
+        self._head, self._tail, self._size = self._survey()
+        self._stream = self._unpacked(Gunzip(), _in_steps(packed))
+
+    @classmethod
+    def open(cls, source: ByteSource, *, limit: int) -> Gunzipped:
+        """Request the whole object in one read. Raises ReadError."""
+        packed = source.read(0, source.size)
+        if len(packed) < source.size:
+            raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"{len(packed)} bytes of {source.size} came")
+        return cls(packed, limit=limit)
+
+    @property
+    def size(self) -> int:
+        """Size of what is in it, in bytes."""
+        return self._size
+
+    def read(self, start: int, length: int) -> bytes:
+        """Bytes [start, start + length), cut at the end."""
+        stop = min(start + length, self._size)
+        if start >= stop:
+            return b""
+        if stop <= len(self._head):
+            return self._head[start:stop]
+        tail = self._size - len(self._tail)
+        if start >= tail:
+            return self._tail[start - tail : stop - tail]
+        if start < self._stream.start:
+            self._stream = self._unpacked(Gunzip(), _in_steps(self._packed))
+        return self._stream.read(start, stop - start)
+
+    def _unpacked(self, decompressor: Gunzip, pieces: Iterator[bytes]) -> Unpacked:
+        # One more, because a stream of just so many is asked once more whether it has ended.
+        return Unpacked(pieces, decompressor, step=STEP_BYTES, limit=self._limit + 1)
+
+    def _survey(self) -> tuple[bytes, bytes, int]:
+        """Unpack everything, and return both ends and the size."""
+        pieces, decompressor = _in_steps(self._packed), Gunzip()
+        stream = self._unpacked(decompressor, pieces)
+        head = tail = stream.read(0, STEP_BYTES)
+        size = len(head)
+        while piece := stream.read(size, STEP_BYTES):
+            size += len(piece)
+            tail = (tail + piece)[-STEP_BYTES:]
+        if size > self._limit:
+            raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"more than {self._limit} bytes are in the gzip stream")
+        if not stream.complete:
+            known = len(self._packed)
+            raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the gzip stream goes on past the object's {known} bytes")
+        if decompressor.unused_data or next(pieces, b""):
+            raise ReadError(MetadataIssue.UNREADABLE_FORMAT, "something follows the gzip stream")
+        return head, tail, size
+
+
+def _in_steps(packed: bytes) -> Iterator[bytes]:
+    return (packed[at : at + STEP_BYTES] for at in range(0, len(packed), STEP_BYTES))

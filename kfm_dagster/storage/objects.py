@@ -146,10 +146,24 @@ class ObjectStores:
 
     def _listed_day(self, contract: DatasetContract, bucket: str, day: date) -> Iterator[ListedObject]:
         grammar = self._grammar(contract)
-        for prefix in grammar.prefixes(day):
-            for key, listed in self._listed(contract, bucket, prefix):
-                if grammar.kind(key) is KeyKind.DATA and _day_of(grammar, key) == day:
-                    yield listed
+        for template in grammar.prefixes(day):
+            for prefix in self._expanded(contract, bucket, template):
+                for key, listed in self._listed(contract, bucket, prefix):
+                    if grammar.kind(key) is KeyKind.DATA and _day_of(grammar, key) == day:
+                        yield listed
+
+    def _expanded(self, contract: DatasetContract, bucket: str, prefix: str) -> list[str]:
+        """Put every folder that there is in the place of a prefix's first `*`: MRMS has one for each product."""
+        above, star, below = prefix.partition("*")
+        if not star:
+            return [prefix]
+        with request(f"s3://{bucket}/{above}", Failpoint.OBJECT_LIST_BEFORE, Failpoint.OBJECT_LIST_AFTER):
+            if self._root is not None:
+                folders = _folders(self._root / bucket, bucket, above)
+            else:
+                found = self._store(contract, bucket).list_with_delimiter(above.rstrip("/"))
+                folders = [folder.rstrip("/") for folder in found["common_prefixes"]]
+        return [whole for folder in sorted(folders) for whole in self._expanded(contract, bucket, f"{folder}{below}")]
 
     def endpoint(self, contract: DatasetContract) -> str | None:
         """Return the URL of the contract's first bucket, for a request that needs no credentials; None for a folder.
@@ -279,6 +293,13 @@ def _listed_folder(root: Path, bucket: str, prefix: str) -> Iterator[tuple[str, 
                         last_modified=datetime.fromtimestamp(status.st_mtime, UTC),
                     ),
                 )
+
+
+def _folders(root: Path, bucket: str, above: str) -> list[str]:
+    base = root / above
+    if not is_inside(os.path.realpath(base), Path(os.path.realpath(root.parent), bucket)) or not base.is_dir():
+        return []
+    return [f"{above}{path.name}" for path in base.iterdir() if path.is_dir() and not path.is_symlink()]
 
 
 def _s3(bucket: str, *, region: str, seconds: float, prefix: str = "", anonymous: bool = False) -> S3Bucket:

@@ -149,7 +149,7 @@ def test_a_sample_that_the_contract_does_not_name_is_one_line(
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "new-dataset.md"
 
 
-@pytest.mark.parametrize("like", ["goes-abi", "hrrr", "nexrad-l2", "nexrad-l3"])
+@pytest.mark.parametrize("like", ["gefs", "gfs", "goes-abi", "hrrr", "mrms", "nbm", "nexrad-l2", "nexrad-l3"])
 def test_a_new_contract_is_in_order_as_it_is_written(like: str, call: Call, tmp_path: Path) -> None:
     out = tmp_path / "new.yaml"
     arguments = ("dataset", "new", "my-data", "--like", like, "--bucket", "my-bucket", "--topic", TOPIC)
@@ -174,7 +174,7 @@ def test_a_new_contract_without_a_topic_is_like_one_that_is_listed(call: Call, t
     ("changed", "said"),
     [
         ({"DATASET": "My_Data"}, "no dataset id"),
-        ({"--like": "gefs"}, "no such contract ships"),
+        ({"--like": "rap"}, "no such contract ships"),
         ({"DATASET": "hrrr"}, "of that id"),
         ({"--topic": "NewGFSObject"}, "the topic is no ARN of SNS; observed NewGFSObject; expected arn:aws:sns:"),
         ({"--like": "surface-obs"}, "surface-obs is announced by no topic; observed --topic arn:aws:sns:"),

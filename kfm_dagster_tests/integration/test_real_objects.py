@@ -28,7 +28,9 @@ from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import open_pipeline, partitions_of, run_chain
 from kfm_dagster_tests.readers.nexrad_bytes import PYART_MOMENTS
 
-EXPECTED = {"goes-abi": 16, "goes-glm": 9, "nexrad-l2": 9, "hrrr": 4, "ocean": 1, "surface-obs": 1}
+EXPECTED = {
+    "gfs": 2, "goes-abi": 16, "goes-glm": 9, "hrrr": 4, "mrms": 5, "nexrad-l2": 9, "ocean": 1, "surface-obs": 1
+}  # fmt: skip
 """Objects of the supported datasets in the folder of real data."""
 MICRODEGREE = 1e-6
 """Coordinates stand in Items with six decimals."""
@@ -286,6 +288,39 @@ def test_surface_items_equal_the_independent_reader(items: Items, reference: dic
         assert [[one["latitude"], one["longitude"]] for one in properties["isd:positions"]] == answers["positions"]
 
 
+@pytest.mark.clause("OPR-06", "OPR-14")
+@pytest.mark.parametrize("dataset", ["gfs", "mrms"])
+def test_gfs_and_mrms_items_equal_the_independent_reader(
+    items: Items, reference: dict[str, Any], dataset: str, contracts: ContractRegistry
+) -> None:
+    for item, properties, entry in with_reference(items, reference, f"noaa-{dataset}"):
+        answers = entry["reference"]
+        field = answers["fields"][0]
+        grid = answers["grids"][field["gridSha"]]
+        [run] = map(moment, answers["reference_times"])
+        [valid] = [datetime.strptime(text, "%Y%m%d%H%M").replace(tzinfo=UTC) for text in answers["validity"]]
+        assert moment(properties.get("start_datetime", properties["datetime"])) == run
+        # ecCodes says validity to the minute.
+        assert moment(properties["datetime"]).replace(second=0) == valid
+        match = contracts.grammars[dataset].match(entry["key"])
+        assert match is not None
+        for name in {"model", "product", "region", "resolution", "level"} & match.groups.keys():
+            assert properties[f"{dataset}:{name}"] == match.groups[name]
+        assert properties["grib:message-count"] == answers["n_fields"]
+        assert (properties["grib:discipline"], properties["grib:grid-template"]) == (field["discipline"], field["gdt"])
+        assert (properties["grib:centre"], properties["grib:subcentre"]) == (field["centre"], field["subCentre"])
+        assert properties["proj:shape"] == [grid["Nj"], grid["Ni"]]
+        width, _, west, _, height, north = properties["proj:transform"]
+        assert width == pytest.approx(grid["iDirectionIncrementInDegrees"], abs=MICRODEGREE)
+        first = (north + height / 2, (west + width / 2) % 360)
+        assert first == pytest.approx(tuple(grid["first"]), abs=MICRODEGREE)
+        if width * grid["Ni"] < 360:
+            box = [grid["lon_min_180"], grid["lat_min"], grid["lon_max_180"], grid["lat_max"]]
+            assert item["bbox"] == pytest.approx(box, abs=MICRODEGREE)
+        else:
+            assert item["bbox"] == [-180, grid["lat_min"], 180, grid["lat_max"]]
+
+
 def assert_first_point(properties: Mapping[str, Any], grid: Mapping[str, Any]) -> None:
     """The grid's first point, which is its south-west one, lies half a step inside the corner of the projected box."""
     step, _, west, _, _, north = properties["proj:transform"]
@@ -305,8 +340,9 @@ def test_the_data_asset_names_the_object_its_size_and_its_checksum(items: Items,
         # Multihash of an MD5: code 0xd5 as a varint, 16 bytes.
         assert asset["file:checksum"] == "d50110" + entry["md5"]
         issues = [issue["code"] for issue in properties.get("kfm:issues", [])]
-        # No HRRR object of the folder has its index; that is suspect, and the Item says so.
-        assert issues == ([MetadataIssue.SIDECAR_MISSING] if properties["kfm:dataset"] == "hrrr" else [])
+        # Of the models' objects in the folder one has its index; the others are suspect, and their Items say so.
+        unindexed = properties["kfm:dataset"] in {"gfs", "hrrr"} and "index" not in item["assets"]
+        assert issues == ([MetadataIssue.SIDECAR_MISSING] if unindexed else [])
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,12 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
+from kfm_dagster.demo.samples.gfs import gfs_samples
 from kfm_dagster.demo.samples.goes_abi import goes_abi_samples
 from kfm_dagster.demo.samples.goes_glm import goes_glm_samples
 from kfm_dagster.demo.samples.hrrr import hrrr_samples
+from kfm_dagster.demo.samples.mrms import mrms_samples
+from kfm_dagster.demo.samples.nbm import nbm_samples
 from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.readers.goes_glm import FIRST_BYTES
@@ -38,8 +41,11 @@ SAMPLES: dict[str, tuple[Samples, int]] = {
     "goes-glm": (lightning, 2),
     "nexrad-l2": (nexrad_level2_samples, 1),
     "hrrr": (hrrr_samples, 2),
+    "gfs": (gfs_samples, 2),
+    "nbm": (nbm_samples, 2),
+    "mrms": (mrms_samples, 1),
 }
-"""Dataset > its samples, and the requests that an object of theirs costs: HRRR's index is a second object."""
+"""Dataset > its samples, and the requests that an object of theirs costs: a model's index is a second object."""
 
 
 @pytest.fixture

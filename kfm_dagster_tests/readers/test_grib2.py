@@ -21,7 +21,7 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.samples.hrrr import OBJECTS_PER_DAY, PRODUCTS, REGIONS, hrrr_samples, make_hrrr
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
-from kfm_dagster.readers.grib2 import WALK_MESSAGES, read_grib2
+from kfm_dagster.readers.grib2 import LAST_MESSAGE_BYTES, WALK_MESSAGES, read_grib2
 from kfm_dagster.readers.grib2_grids import describe_grid
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster_tests.readers.truth.comparison import CountingSource, hold, real_objects
@@ -105,7 +105,8 @@ def test_real_object_is_read_with_its_own_index(shared_data: Path) -> None:
     assert found.properties["grib:message-count"] == 19
     assert {"WIND", "SWDIR"} < set(found.properties["grib:variables"])
     assert found.properties["gfs:lead-hours"] == 1
-    assert source.requests == [4096, 4096, 4096]
+    # The first message's header and the last message, which has 33,049 bytes; the index is a request of its own.
+    assert source.requests == [4096, 33_049]
 
 
 def test_rotated_rap_grid_has_no_geolocation(shared_data: Path) -> None:
@@ -362,6 +363,69 @@ def test_index_older_than_its_object_is_a_finding() -> None:
     found = read(SAMPLE * 3, key=SAMPLE_KEY, groups=groups_of(), index=SAMPLE_INDEX)
     assert codes(found) == [MetadataIssue.SIDECAR_MISMATCH]
     assert found.properties["grib:message-count"] == 9
+
+
+def stretched(last: bytes) -> tuple[bytes, str]:
+    """The sample with data in its first message, so that one request holds no other, and in its last; and its index."""
+    content, lines = b"", []
+    for line, data in zip(SAMPLE_INDEX.splitlines(), (bytes(10_000), b"", last), strict=True):
+        number, start, rest = line.split(":", 2)
+        message = SAMPLE[int(start) :][: struct.unpack_from(">Q", SAMPLE, int(start) + 8)[0]]
+        length = len(message) + len(data)
+        lines.append(f"{number}:{len(content)}:{rest}\n")
+        content += message[:8] + struct.pack(">Q", length) + message[16:-9]
+        content += struct.pack(">IB", 5 + len(data), 7) + data + b"7777"
+    return content, "".join(lines)
+
+
+LAST = len(stretched(b"")[0]) - 10_376
+"""Bytes of the last message without data; the others have 10,188 and 188."""
+
+
+@pytest.mark.clause("OPR-06")
+@pytest.mark.parametrize(
+    ("size", "requests"),
+    [
+        (1_000, [4096, 4096]),
+        (10_000, [4096, 10_000]),
+        (LAST_MESSAGE_BYTES, [4096, LAST_MESSAGE_BYTES]),
+        (LAST_MESSAGE_BYTES + 1, [4096, 4096, 4096]),
+    ],
+)
+def test_last_message_costs_one_request_or_where_it_is_large_two(size: int, requests: list[int]) -> None:
+    content, index = stretched(bytes(size - LAST))
+    source = CountingSource(content)
+    found = read_from(source, groups=groups_of(), index=index)
+    assert found.findings == ()
+    assert source.requests == requests
+    assert [(layer.offset, layer.length) for layer in found.layers] == [(0, 10_188), (10_188, 188), (10_376, size)]
+
+
+@pytest.mark.clause("OPR-20")
+@pytest.mark.parametrize("room", [4_000, LAST_MESSAGE_BYTES], ids=["small", "large"])
+def test_data_that_look_like_an_end_hide_no_cut_and_no_hole(room: int) -> None:
+    content, index = stretched(b"7777" * (room // 4))
+    assert codes(read(content, groups=groups_of(), index=index)) == []
+    size = len(content)
+    for end in (*range(size - 20, size), *range(10_600, size, room // 37)):
+        with pytest.raises(ReadError) as refused:
+            read(content[:end], groups=groups_of(), index=index)
+        assert refused.value.code is MetadataIssue.TRUNCATED_OBJECT
+    # As long as it should be, but the last part of an upload is zeros.
+    for hole in (1, 4, 1000):
+        with pytest.raises(ReadError) as refused:
+            read(content[:-hole] + bytes(hole), groups=groups_of(), index=index)
+        assert refused.value.code is MetadataIssue.TRUNCATED_OBJECT
+
+
+def test_object_without_its_own_index_has_no_layers() -> None:
+    assert [layer[:4] for layer in read(SAMPLE, groups=groups_of(), index=SAMPLE_INDEX).layers] == [
+        ("TMP", "2 m above ground", "7 hour fcst", ""),
+        ("GUST", "surface", "7 hour fcst", ""),
+        ("APCP", "surface", "0-7 hour acc fcst", ""),
+    ]
+    assert read(SAMPLE, groups=groups_of()).layers == ()
+    assert read(SAMPLE, groups=groups_of(), index=OTHER_RUN).layers == ()
 
 
 def test_field_later_than_the_lead_in_the_index_is_a_finding() -> None:

@@ -13,8 +13,10 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
 from kfm_dagster.readers.grib_index import (
     MAX_INDEX_BYTES,
+    MAX_LAYERS,
     IndexEntry,
     latest_step,
+    layers,
     order_fault,
     parse_index,
     read_index,
@@ -39,6 +41,8 @@ def test_every_real_index_is_read_as_a_plain_split_reads_it(shared_data: Path, r
         assert sum(entry.submessage > 0 for entry in entries) == answers["submessages"]
         assert order_fault(entries) is None
         assert all(step_end(entry.step) is not None for entry in entries)
+        end = entries[-1].offset + 1
+        assert sum({layer.offset: layer.length for layer in layers(entries, end=end)}.values()) == end
 
 
 def entry(message: int, offset: int, submessage: int = 0, **changes: str) -> IndexEntry:
@@ -158,6 +162,23 @@ def test_latest_step_is_over_all_lines() -> None:
     assert latest_step(
         [entry(1, 0), entry(2, 9, step="1-3 hour ave fcst"), entry(3, 19, step="2 hour fcst")]
     ) == timedelta(hours=3)
+
+
+def test_layers_end_where_the_next_message_begins_and_submessages_share_theirs() -> None:
+    entries = [entry(1, 0), entry(2, 10, 1, variable="UGRD"), entry(2, 10, 2, variable="VGRD"), entry(3, 25)]
+    assert [(layer.variable, layer.offset, layer.length) for layer in layers(entries, end=40)] == [
+        ("TMP", 0, 10),
+        ("UGRD", 10, 15),
+        ("VGRD", 10, 15),
+        ("TMP", 25, 15),
+    ]
+    assert layers([entry(1, 0, qualifier="ENS=+1")], end=7) == (("TMP", "surface", "anl", "ENS=+1", 0, 7),)
+
+
+def test_more_layers_than_are_handed_on_are_none() -> None:
+    entries = [entry(number, number) for number in range(MAX_LAYERS + 1)]
+    assert len(layers(entries[1:], end=MAX_LAYERS + 1)) == MAX_LAYERS
+    assert layers(entries, end=MAX_LAYERS + 1) == ()
 
 
 FIELD = st.text(st.characters(min_codepoint=32, max_codepoint=126, exclude_characters=":"), min_size=1, max_size=40)

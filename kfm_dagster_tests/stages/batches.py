@@ -22,10 +22,12 @@ from kfm_dagster.contracts.envelope import (
 from kfm_dagster.contracts.identity import wal_id
 from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.samples import gfs, nbm
 from kfm_dagster.demo.samples.goes_abi import goes_abi_samples
 from kfm_dagster.demo.samples.goes_glm import goes_glm_samples
 from kfm_dagster.demo.samples.hrrr import BUCKET, PRODUCTS, REGIONS, make_hrrr
 from kfm_dagster.demo.samples.isd import isd_samples
+from kfm_dagster.demo.samples.mrms import mrms_samples
 from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.ingest.nodes import chain
 from kfm_dagster.operators.metadata_extract import metadata_extract
@@ -46,22 +48,51 @@ Objects = Iterator[tuple[str, str, bytes, Callable[[str], BytesSource | None]]]
 
 
 def sample_objects(dataset: str, count: int) -> Objects:
-    """Sample objects of a dataset; those of HRRR with their index."""
-    if dataset == "hrrr":
-        names = product(range(24), REGIONS, PRODUCTS, range(0, 24, 3))
-        for lead, region, kind, hour in islice(names, count):
-            run = datetime(DAY.year, DAY.month, DAY.day, hour, tzinfo=UTC)
-            key, content, index = make_hrrr(run=run, lead=lead, product=kind, region=region)
-            yield BUCKET, key, content, lambda _, index=index: BytesSource(index.encode())
+    """Sample objects of a dataset; those of a model with their index."""
+    if dataset in INDEXED:
+        bucket, made = INDEXED[dataset]
+        for key, content, index in islice(made(), count):
+            yield bucket, key, content, lambda _, index=index: BytesSource(index.encode())
         return
     samples = {
         "goes-abi": goes_abi_samples,
         "goes-glm": goes_glm_samples,
+        "mrms": mrms_samples,
         "nexrad-l2": nexrad_level2_samples,
         "surface-obs": isd_samples,
     }[dataset]
     for bucket, key, content in samples(DAY, count):
         yield bucket, key, content, lambda _: None
+
+
+def run_of(hour: int) -> datetime:
+    return datetime(DAY.year, DAY.month, DAY.day, hour, tzinfo=UTC)
+
+
+def hrrr_made() -> Iterator[tuple[str, bytes, str]]:
+    for lead, region, kind, hour in product(range(24), REGIONS, PRODUCTS, range(0, 24, 3)):
+        yield make_hrrr(run=run_of(hour), lead=lead, product=kind, region=region)
+
+
+def gfs_made() -> Iterator[tuple[str, bytes, str]]:
+    for lead, hour in product(gfs.LEADS, gfs.CYCLES):
+        for kind, resolution in gfs.PRODUCTS:
+            yield gfs.make_gfs(run=run_of(hour), lead=lead, product=kind, resolution=resolution)
+        for region, _ in gfs.WAVES:
+            yield gfs.make_gfs_wave(run=run_of(hour), lead=lead, region=region)
+
+
+def nbm_made() -> Iterator[tuple[str, bytes, str]]:
+    for lead, region, kind, hour in product(nbm.LEADS, nbm.REGIONS, nbm.PRODUCTS, range(0, 24, 3)):
+        yield nbm.make_nbm(run=run_of(hour), lead=lead, product=kind, region=region)
+
+
+INDEXED: dict[str, tuple[str, Callable[[], Iterator[tuple[str, bytes, str]]]]] = {
+    "hrrr": (BUCKET, hrrr_made),
+    "gfs": (gfs.BUCKET, gfs_made),
+    "nbm": (nbm.BUCKET, nbm_made),
+}
+"""Bucket, and objects as (key, content, index)."""
 
 
 def real_objects(folder: Path) -> Objects:

@@ -171,6 +171,14 @@ def test_listing_accepts_a_prefix_that_ends_inside_a_name(stores: ObjectStores) 
     assert [found.uri for found in stores.list_day(contract, date(2025, 12, 3))] == [URI]
 
 
+@pytest.mark.parametrize("listing", ["hrrr.%Y%m%d/*/", "hrrr.%Y%m%d/*/hrrr.t00z.wrfsfcf0"])
+def test_listing_goes_through_every_folder_in_the_place_of_a_star(stores: ObjectStores, listing: str) -> None:
+    storage = HRRR.storage.model_copy(update={"listing": [listing]})
+    contract = HRRR.model_copy(update={"storage": storage})
+    assert {found.uri for found in stores.list_day(contract, date(2025, 12, 3))} == {URI, URI.replace("f06", "f07")}
+    assert list(stores.list_day(contract, date(2025, 12, 4))) == []
+
+
 def test_object_that_shrinks_while_it_is_read_is_tried_again(s3: ObjectStores) -> None:
     handle = s3.open(HRRR, URI, size=len(DATA) * 9)
     with pytest.raises(ObjectReadError) as caught:

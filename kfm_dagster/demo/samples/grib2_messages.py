@@ -1,0 +1,211 @@
+"""GRIB2 messages of samples: sections as NCEP writes them, over constant fields, and the lines of their index.
+
+Belongs here: octets (WMO-No. 306, Manual on Codes, volume I.2, FM 92 GRIB edition 2) and what wgrib2 prints of them.
+Does not belong here: which objects a dataset has (`hrrr.py`, `gfs.py`, `nbm.py`, `mrms.py`). A constant field is packed
+in 0 bits, so that a message takes about 200 bytes whatever its grid; ecCodes and wgrib2 read it as any other.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+SPHERE = b"\x06" + bytes(15)
+"""The earth of NCEP's models: code table 3.2, shape 6, a sphere of 6,371,229 m."""
+MISSING = 0xFFFFFFFF
+_HOUR, _MINUTE = 1, 0
+"""Code table 4.4."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """Who made the messages: centre and its tables (section 1), generating process (section 4)."""
+
+    centre: int = 7
+    subcentre: int = 0
+    tables: tuple[int, int] = (2, 1)
+    """Version of the master tables, and of the centre's own."""
+    significance: int = 1
+    """Of the reference time (code table 1.2): start of a forecast."""
+    status: int = 0
+    """Code table 1.3: operational."""
+    data_type: int = 1
+    """Code table 1.4: forecast."""
+    process: tuple[int, int, int, int, int]
+    """Type (code table 4.3), background, process, hours and minutes of the data cut-off."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GridSection:
+    """Section 3, and how many points it has."""
+
+    section: bytes
+    points: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Field:
+    """A constant field: parameter (discipline, category, number), first fixed surface (type, value), index texts."""
+
+    name: str
+    level: str
+    parameter: tuple[int, int, int]
+    surface: tuple[int, int]
+    value: float
+    accumulated: bool = False
+    percentile: int | None = None
+    """Of the distribution that the field is the value of; for accumulations only."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForecastStep:
+    """When a field is valid: a time after the run in a unit (code table 4.4), from which on `hours` are summed."""
+
+    unit: int
+    time: int
+    hours: int | None
+    text: str
+
+
+def at_hour(lead: int) -> ForecastStep:
+    """Return the step of a field that is valid at a lead in hours."""
+    return ForecastStep(unit=_HOUR, time=lead, hours=None, text=f"{lead} hour fcst" if lead else "anl")
+
+
+def at_minute(minutes: int) -> ForecastStep:
+    """Return the step of a field that is valid some minutes after the run."""
+    return ForecastStep(unit=_MINUTE, time=minutes, hours=None, text=f"{minutes} min fcst" if minutes else "anl")
+
+
+def over_hours(begin: int, end: int) -> ForecastStep:
+    """Return the step of a sum from one lead to another, in hours."""
+    text = f"{begin}-{end} hour acc fcst" if end else "0-0 day acc fcst"
+    return ForecastStep(unit=_HOUR, time=begin, hours=end - begin, text=text)
+
+
+def lat_lon_grid(
+    columns: int,
+    rows: int,
+    *,
+    first: tuple[int, int],
+    last: tuple[int, int],
+    step: int,
+    earth: bytes = SPHERE,
+    angle: tuple[int, int] = (0, MISSING),
+) -> GridSection:
+    """Build template 3.0, rows from north to south; points (latitude, longitude) and step in microdegrees.
+
+    `angle` is the basic angle and its subdivisions, as the model writes that these are microdegrees.
+    """
+    points = struct.pack(">IIIIIIBIIIIB", columns, rows, *angle, *first, 0x30, *last, step, step, 0)
+    return _grid(0, columns, rows, earth, points)
+
+
+def mercator_grid(
+    columns: int, rows: int, *, first: tuple[int, int], last: tuple[int, int], true_at: int, spacing: int, earth: bytes
+) -> GridSection:
+    """Build template 3.10, rows from south to north; angles in microdegrees, `spacing` in millimetres."""
+    points = struct.pack(">IIIIBIIIBIII", columns, rows, *first, 0x38, true_at, *last, 0x40, 0, spacing, spacing)
+    return _grid(10, columns, rows, earth, points)
+
+
+def projected_grid(
+    columns: int,
+    rows: int,
+    *,
+    template: int,
+    first: tuple[int, int],
+    true_at: int,
+    meridian: int,
+    spacing: int,
+    earth: bytes = SPHERE,
+    flags: int = 8,
+    scan: int = 0x40,
+    pole: int = 0,
+) -> GridSection:
+    """Build template 3.20 (polar stereographic) or 3.30 (Lambert), first point in the south-west.
+
+    Angles and spacing are as those of Mercator grids; `pole` is the latitude that Lambert grids name and do not use.
+    """
+    points = struct.pack(">IIIIBIIIIBB", columns, rows, *first, flags, true_at, meridian, spacing, spacing, 0, scan)
+    cone = struct.pack(">IIII", true_at, true_at, pole, 0) if template == 30 else b""
+    return _grid(template, columns, rows, earth, points + cone)
+
+
+def _grid(template: int, columns: int, rows: int, earth: bytes, points: bytes) -> GridSection:
+    common = struct.pack(">BIBBH", 0, columns * rows, 0, 0, template) + earth
+    return GridSection(section=_section(3, common + points), points=columns * rows)
+
+
+def message(
+    field: Field, step: ForecastStep, *, run: datetime, origin: Origin, grid: GridSection, packing: int = 0
+) -> bytes:
+    """Build a message. `packing` is a data representation template whose octets are those of 5.0, such as 5.41."""
+    utc = run.astimezone(UTC)
+    clock = struct.pack(">H5B", utc.year, utc.month, utc.day, utc.hour, utc.minute, utc.second)
+    identification = (
+        struct.pack(">HHBBB", origin.centre, origin.subcentre, *origin.tables, origin.significance)
+        + clock
+        + bytes([origin.status, origin.data_type])
+    )
+    sections = (
+        _section(1, identification)
+        + grid.section
+        + _section(4, _product(field, step, utc, origin))
+        # In 0 bits the reference value is the field.
+        + _section(5, struct.pack(">IHfHHBB", grid.points, packing, field.value, 0, 0, 0, 0))
+        + _section(6, b"\xff")
+        + _section(7, b"")
+    )
+    return struct.pack(">4sHBBQ", b"GRIB", 0, field.parameter[0], 2, len(sections) + 20) + sections + b"7777"
+
+
+def assembled(fields: Iterable[tuple[Field, ForecastStep, bytes]], *, run: datetime) -> tuple[bytes, str]:
+    """Join messages to an object, and write its index as wgrib2 does."""
+    content, lines = b"", []
+    for number, (field, step, made) in enumerate(fields, start=1):
+        qualifier = "" if field.percentile is None else f"{field.percentile}% level"
+        lines.append(f"{number}:{len(content)}:d={run:%Y%m%d%H}:{field.name}:{field.level}:{step.text}:{qualifier}\n")
+        content += made
+    return content, "".join(lines)
+
+
+def full_hour(run: datetime) -> datetime:
+    """Return a run in UTC. Raises ValueError for one that is not an aware full hour."""
+    utc = run.astimezone(UTC)
+    if run.tzinfo is None or (utc.minute, utc.second, utc.microsecond) != (0, 0, 0):
+        raise ValueError(f"run {run!r} is not an aware full hour")
+    return utc
+
+
+def _section(number: int, body: bytes) -> bytes:
+    return struct.pack(">IB", len(body) + 5, number) + body
+
+
+def _product(field: Field, step: ForecastStep, run: datetime, origin: Origin) -> bytes:
+    """Build section 4: template 4.0, 4.8 for an accumulation, 4.10 for a percentile of one."""
+    template = 0 if step.hours is None else 8 if field.percentile is None else 10
+    body = struct.pack(
+        ">HHBBBBBHBBIBBIBBI",
+        0,
+        template,
+        *field.parameter[1:],
+        *origin.process,
+        step.unit,
+        step.time,
+        field.surface[0],
+        0,
+        field.surface[1],
+        255,
+        0,
+        0,
+    )
+    if step.hours is None:
+        return body
+    percentile = b"" if field.percentile is None else bytes([field.percentile])
+    end = run + timedelta(hours=step.time + step.hours)
+    # One interval: accumulation (1) over successive times of the same run (2), in hours.
+    interval = (end.year, end.month, end.day, end.hour, 0, 0, 1, 0, 1, 2, _HOUR, step.hours, 255, 0)
+    return body + percentile + struct.pack(">H5BBIBBBIBI", *interval)

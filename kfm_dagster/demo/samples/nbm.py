@@ -1,0 +1,122 @@
+"""NBM samples: small, true GRIB2 objects with the keys, grids and index sidecars of the National Blend of Models.
+
+Belongs here: deterministic objects for the demo, benchmarks and tests. Does not belong here: real data, nor how a
+message is written (`grib2_messages.py`). Regions are two of the six: CONUS (Lambert) and Hawaii (Mercator).
+
+Leads are fewer than NCEP publishes: hourly to 36 hours, then every third to 192 and every sixth to 264.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
+from itertools import islice, product
+
+from kfm_dagster.demo.samples.grib2_messages import (
+    Field,
+    ForecastStep,
+    Origin,
+    assembled,
+    at_hour,
+    full_hour,
+    mercator_grid,
+    message,
+    over_hours,
+    projected_grid,
+)
+
+BUCKET = "noaa-nbm-grib2-pds"
+REGIONS = ("co", "hi")
+PRODUCTS = ("core", "qmd")
+LEADS = (*range(1, 37), *range(39, 193, 3), *range(198, 265, 6))
+OBJECTS_PER_DAY = 24 * len(LEADS) * len(PRODUCTS) * len(REGIONS)
+
+# Sub-centre 14 (MDL), no local tables of its own; generating process 104: the blend. The cut-off is missing.
+_ORIGIN = Origin(subcentre=14, tables=(1, 1), process=(2, 255, 104, 0xFFFF, 255))
+_EARTH = b"\x01" + struct.pack(">BIBIBI", 0, 6_371_200, 255, 255, 255, 255)
+_CORE = (
+    Field(name="TMP", level="2 m above ground", parameter=(0, 0, 0), surface=(103, 2), value=288.0),
+    Field(name="DPT", level="2 m above ground", parameter=(0, 0, 6), surface=(103, 2), value=281.0),
+    Field(name="APCP", level="surface", parameter=(0, 1, 8), surface=(1, 0), value=0.0, accumulated=True),
+)
+_QUANTILES = tuple(
+    Field(
+        name="APCP",
+        level="surface",
+        parameter=(0, 1, 8),
+        surface=(1, 0),
+        value=value,
+        accumulated=True,
+        percentile=percentile,
+    )
+    for percentile, value in ((10, 0.0), (50, 1.5), (90, 6.0))
+)
+_FIELDS = {"core": _CORE, "qmd": _QUANTILES}
+_SUMMED_HOURS = {"core": 1, "qmd": 6}
+"""Precipitation is that of the last hour, or hours, before the lead."""
+
+_GRIDS = {
+    # The definition of a real CONUS object, byte for byte.
+    "co": projected_grid(
+        2345,
+        1597,
+        template=30,
+        first=(19_229_000, 233_723_400),
+        true_at=25_000_000,
+        meridian=265_000_000,
+        spacing=2_539_703,
+        earth=_EARTH,
+        flags=0x30,
+        scan=0x50,
+        pole=0x80000000 | 90_000_000,
+    ),
+    # NCEP grid 196, which the National Digital Forecast Database has for Hawaii, too.
+    "hi": mercator_grid(
+        321,
+        225,
+        first=(18_072_699, 198_474_999),
+        last=(23_087_799, 206_130_999),
+        true_at=20_000_000,
+        spacing=2_500_000,
+        earth=_EARTH,
+    ),
+}
+
+
+def make_nbm(*, run: datetime, lead: int, product: str = "core", region: str = "co") -> tuple[str, bytes, str]:
+    """Make one object: its key, its content and the text of its `.idx`.
+
+    `run` is aware, on a full hour; `lead` in hours. Raises ValueError for what has no key.
+    """
+    utc = full_hour(run)
+    if lead not in LEADS or product not in PRODUCTS or region not in REGIONS:
+        raise ValueError(f"no NBM key for lead {lead}, product {product!r}, region {region!r}")
+    content, index = assembled(
+        (
+            (field, step, message(field, step, run=utc, origin=_ORIGIN, grid=_GRIDS[region]))
+            for field, step in _steps(product, lead)
+        ),
+        run=utc,
+    )
+    key = f"blend.{utc:%Y%m%d/%H}/{product}/blend.t{utc:%H}z.{product}.f{lead:03d}.{region}.grib2"
+    return key, content, index
+
+
+def _steps(product: str, lead: int) -> Iterator[tuple[Field, ForecastStep]]:
+    begin = max(0, lead - _SUMMED_HOURS[product])
+    for field in _FIELDS[product]:
+        yield field, over_hours(begin, lead) if field.accumulated else at_hour(lead)
+
+
+def nbm_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
+    """Yield `count` distinct data objects of one UTC day as (bucket, key, content), short leads first.
+
+    Their sidecars are the third part of `make_nbm`. Raises ValueError when a day has not so many keys.
+    """
+    if count > OBJECTS_PER_DAY:
+        raise ValueError(f"a day has {OBJECTS_PER_DAY} NBM keys, {count} were asked for")
+    for lead, region, kind, hour in islice(product(LEADS, REGIONS, PRODUCTS, range(24)), count):
+        run = datetime(day.year, day.month, day.day, hour, tzinfo=UTC)
+        key, content, _ = make_nbm(run=run, lead=lead, product=kind, region=region)
+        yield BUCKET, key, content

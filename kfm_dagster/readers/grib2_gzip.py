@@ -1,0 +1,64 @@
+"""Reader of gzipped GRIB2 objects, such as MRMS's: `grib2.py` over what is in them.
+
+An object up to MAX_PACKED_BYTES is read whole, with one request more than integrity's where it has more than
+FIRST_BYTES, and unpacked to its end: gzip's own end, checksum and length tell that it is whole, and each message must
+end where it says. No index is asked for. Of a larger object only the beginning is read: its completeness is unchecked,
+which is a finding.
+
+Belongs here: `read_grib2_gzip`, and how much of an object is read. Does not belong here: unpacking (`unpacked.py`).
+"""
+
+from __future__ import annotations
+
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadRequest
+from kfm_dagster.readers.grib2 import PROPERTIES, WALK_MESSAGES, Findings, Inventory, describe
+from kfm_dagster.readers.grib2_sections import GribMessage, HeaderWindow, check_tail, count_messages
+from kfm_dagster.readers.ranges import BytesSource
+from kfm_dagster.readers.unpacked import STEP_BYTES, Gunzip, Gunzipped, Unpacked
+
+__all__ = ["FIRST_BYTES", "PROPERTIES", "read_grib2_gzip"]
+
+FIRST_BYTES = 256 * 1024
+"""Of an object, by its first request: many of MRMS's are smaller (hail, lightning, rotation: 0.02 to 0.15 MB), and what
+a batch of 5,000 keeps of them between the stages is about the 1 GiB that is kept (`storage/read_ahead.py`)."""
+MAX_PACKED_BYTES = 8 * 1024 * 1024
+"""The largest real objects of MRMS have 1.6 MB (echo tops over CONUS)."""
+MAX_UNPACKED_BYTES = 64 * 1024 * 1024
+"""Eight times the largest object that is unpacked. A field is a PNG already (data representation template 5.41), so
+that gzip takes off little: real objects unpack to 1.02 to 1.6 times their size."""
+
+
+def read_grib2_gzip(request: ReadRequest) -> HeaderMetadata:
+    """Read the header of a gzipped GRIB edition 2 object. Conforms to `Reader`; raises ReadError."""
+    source = request.source
+    if source.size <= MAX_PACKED_BYTES:
+        return describe(request, Gunzipped.open(source, limit=MAX_UNPACKED_BYTES), take_inventory=_count)
+
+    def unchecked(_window: HeaderWindow, _first: GribMessage, /, *, findings: Findings, **_: object) -> Inventory:
+        text = f"{source.size} gzipped bytes; up to {MAX_PACKED_BYTES} are read to their end"
+        findings.append((MetadataIssue.COMPLETENESS_UNCHECKED, text))
+        return Inventory(messages=None)
+
+    return describe(request, _Beginning(source), take_inventory=unchecked)
+
+
+def _count(window: HeaderWindow, first: GribMessage, /, **_: object) -> Inventory:
+    """Follow the messages; gzip's end says that no more were there, so those beyond need no finding."""
+    messages = count_messages(window, first, at_most=WALK_MESSAGES)
+    if messages is None:
+        check_tail(window)
+    return Inventory(messages=messages)
+
+
+class _Beginning(BytesSource):
+    """The first STEP_BYTES of what is in a gzipped object, of which nobody knows how much it is."""
+
+    def __init__(self, source: ByteSource) -> None:
+        pieces = iter([source.read(0, FIRST_BYTES)])
+        super().__init__(Unpacked(pieces, Gunzip(), step=STEP_BYTES, limit=2 * STEP_BYTES).read(0, STEP_BYTES))
+
+    @property
+    def size(self) -> int:
+        """More than any message says that it has."""
+        return 1 << 64

@@ -1,0 +1,141 @@
+"""GRIB2 metadata as an Item has it: STAC properties and native values, from a message's header, its grid and the key.
+
+Belongs here: names, units and code tables (WMO-No. 306, volume I.2). Does not belong here: what the key, the sidecar
+and the messages must agree on (`grib2.py`), octets (`grib2_sections.py`), grids (`grib2_grids.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.readers.base import ReadRequest
+from kfm_dagster.readers.grib2_grids import Grid
+from kfm_dagster.readers.grib2_sections import GribMessage
+
+PROPERTIES = frozenset({
+    "forecast:reference_datetime", "forecast:horizon", "proj:code", "proj:wkt2", "proj:shape", "proj:transform",
+    "proj:bbox", "grib:edition", "grib:discipline", "grib:centre", "grib:centre-code", "grib:subcentre",
+    "grib:production-status", "grib:data-type", "grib:grid-template", "grib:message-count", "grib:variables",
+    "*:model", "*:region", "*:product", "*:resolution", "*:level", "*:member", "*:cycle", "*:lead-hours",
+})  # fmt: skip
+"""What an object can have; a name with `*` begins with its model's."""
+
+NAMED_GROUPS = ("model", "region", "product", "resolution", "level", "member")
+"""Groups of the key that are properties as they are written."""
+
+CENTRES: Mapping[int, str] = {7: "kwbc", 34: "rjtd", 54: "cwao", 74: "egrr", 78: "edzw", 98: "ecmf"}
+"""Common code table C-11 to ecCodes' abbreviation; other centres go by their number."""
+
+PRODUCTION_STATUS: Mapping[int, str] = {0: "operational", 1: "test", 2: "research", 3: "reanalysis"}
+"""Code table 1.3."""
+
+DATA_TYPES: Mapping[int, str] = {
+    0: "analysis",
+    1: "forecast",
+    2: "analysis and forecast",
+    3: "control forecast",
+    4: "perturbed forecast",
+    5: "control and perturbed forecast",
+    6: "processed satellite observations",
+    7: "processed radar observations",
+}
+"""Code table 1.4."""
+
+OBSERVATIONS = frozenset({6, 7})
+"""Of code table 1.4: what is valid at its reference time, and so is no forecast."""
+
+MODEL_PREFIXES: Mapping[str, str] = {"blend": "nbm", "gdas": "gfs"}
+"""Models whose keys start with another word than their STAC properties."""
+
+_MODEL = re.compile(r"[a-z][a-z0-9]{1,15}(?=[._])")
+
+
+def properties(
+    request: ReadRequest,
+    first: GribMessage,
+    grid: Grid,
+    *,
+    messages: int | None,
+    variables: Sequence[str],
+    horizon: timedelta | None,
+) -> dict[str, Any]:
+    """Return the STAC properties that are known; `horizon` is the time from the reference to the object's end."""
+    identification = first.identification
+    found: dict[str, Any] = {
+        "proj:wkt2": grid.wkt2,
+        "proj:shape": list(grid.shape),
+        "proj:transform": None if grid.transform is None else list(grid.transform),
+        "proj:bbox": None if grid.proj_bbox is None else list(grid.proj_bbox),
+        "grib:edition": 2,
+        "grib:discipline": first.discipline,
+        "grib:centre": CENTRES.get(identification.centre, str(identification.centre)),
+        "grib:centre-code": identification.centre,
+        "grib:subcentre": identification.subcentre,
+        "grib:production-status": PRODUCTION_STATUS.get(identification.production_status),
+        "grib:data-type": DATA_TYPES.get(identification.data_type),
+        "grib:grid-template": grid.template,
+        "grib:message-count": messages,
+        "grib:variables": list(variables) or None,
+    }
+    if horizon or identification.data_type not in OBSERVATIONS:
+        found["forecast:reference_datetime"] = rfc3339(identification.reference, timespec="seconds")
+        found["forecast:horizon"] = None if horizon is None else duration(horizon)
+    known = {name: value for name, value in found.items() if value is not None}
+    # Null says "no EPSG code", which differs from saying nothing (projection extension 2.0).
+    return known | {"proj:code": None} | _of_key(request)
+
+
+def _of_key(request: ReadRequest) -> dict[str, Any]:
+    """Name what the key says, as `<model>:<name>`: the model is the first word of the key, or of the file's name.
+
+    It is `grib` where neither begins with one.
+    """
+    found = _MODEL.match(request.key) or _MODEL.match(request.key.rpartition("/")[2].lower())
+    word = found[0] if found else "grib"
+    prefix = MODEL_PREFIXES.get(word, word)
+    groups = request.groups
+    named: dict[str, Any] = {name: groups[name] for name in NAMED_GROUPS if groups.get(name)}
+    if groups.get("cycle", "").isdecimal():
+        named["cycle"] = int(groups["cycle"][:2])
+    if groups.get("lead"):
+        named["lead-hours"] = int(groups["lead"])
+    return {f"{prefix}:{name}": value for name, value in named.items()}
+
+
+def duration(value: timedelta) -> str:
+    """ISO 8601 duration in the largest of hours, minutes and seconds that is whole: `PT12H`, `PT495M`."""
+    seconds = int(value.total_seconds())
+    if seconds % 3600 == 0:
+        return f"PT{seconds // 3600}H"
+    return f"PT{seconds // 60}M" if seconds % 60 == 0 else f"PT{seconds}S"
+
+
+def native(first: GribMessage, grid: Grid) -> dict[str, Any]:
+    """Return the first message's own values under ecCodes' key names; dates are YYYYMMDD, times HHMM."""
+    identification, product = first.identification, first.product
+    reference = identification.reference
+    valid = None if product.step is None else reference + product.step
+    return {
+        "edition": 2,
+        "offset": first.offset,
+        "length": first.length,
+        "discipline": first.discipline,
+        "centre": CENTRES.get(identification.centre, str(identification.centre)),
+        "subCentre": identification.subcentre,
+        "dataDate": int(f"{reference:%Y%m%d}"),
+        "dataTime": int(f"{reference:%H%M}"),
+        "validityDate": None if valid is None else int(f"{valid:%Y%m%d}"),
+        "validityTime": None if valid is None else int(f"{valid:%H%M}"),
+        "productDefinitionTemplateNumber": product.template,
+        "dataRepresentationTemplateNumber": first.packing,
+        "parameterCategory": product.category,
+        "parameterNumber": product.number,
+        "forecastTime": product.forecast_time,
+        "typeOfFirstFixedSurface": product.surface_type,
+        "level": product.level,
+        **grid.native,
+    }

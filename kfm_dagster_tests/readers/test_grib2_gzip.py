@@ -1,0 +1,229 @@
+"""MRMS: gzipped GRIB2 objects against ecCodes, and what is no whole one."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import struct
+from collections.abc import Mapping
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import shapely.geometry
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kfm_dagster.contracts.bounding_box import bounding_box
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.samples.mrms import OBJECTS_PER_DAY, PRODUCTS, REGIONS, make_mrms, mrms_samples
+from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
+from kfm_dagster.readers.grib2 import WALK_MESSAGES
+from kfm_dagster.readers.grib2_gzip import FIRST_BYTES, MAX_PACKED_BYTES, MAX_UNPACKED_BYTES, read_grib2_gzip
+from kfm_dagster.readers.ranges import BytesSource
+from kfm_dagster_tests.readers.test_grib2 import CountingSource, assert_equals_reference
+
+OBJECTS = [
+    "ALASKA/MultiSensor_QPE_01H_Pass1_00.00/20221024/MRMS_MultiSensor_QPE_01H_Pass1_00.00_20221024-015800.grib2.gz",
+    "ALASKA/MultiSensor_QPE_12H_Pass2_00.00/20220602/MRMS_MultiSensor_QPE_12H_Pass2_00.00_20220602-000000.grib2.gz",
+    "CONUS/MergedRhoHV_19.00/20260219/MRMS_MergedRhoHV_19.00_20260219-042039.grib2.gz",
+    "CONUS/MultiSensor_QPE_01H_Pass2_00.00/20220602/MRMS_MultiSensor_QPE_01H_Pass2_00.00_20220602-120000.grib2.gz",
+    "CONUS/ReflectivityAtLowestAltitude_00.50/20230406/MRMS_ReflectivityAtLowestAltitude_00.50_20230406-120039.grib2.gz",
+]
+VALID = datetime(2025, 12, 3, 6, 2, 39, tzinfo=UTC)
+KEY, SAMPLE = make_mrms(valid=VALID)
+MESSAGE = gzip.decompress(SAMPLE)
+
+
+def read(content: bytes, *, key: str = KEY, groups: Mapping[str, str] | None = None) -> HeaderMetadata:
+    return read_from(BytesSource(content), key=key, groups=groups)
+
+
+def read_from(source: BytesSource, *, key: str = KEY, groups: Mapping[str, str] | None = None) -> HeaderMetadata:
+    def sidecar(suffix: str) -> BytesSource | None:
+        raise AssertionError(f"{suffix} is asked for")
+
+    return read_grib2_gzip(ReadRequest(key=key, groups=groups or {}, source=source, sidecar=sidecar))
+
+
+def refusal(content: bytes) -> MetadataIssue:
+    with pytest.raises(ReadError) as refused:
+        read(content)
+    return refused.value.code
+
+
+def codes(metadata: HeaderMetadata) -> list[MetadataIssue]:
+    return [code for code, _ in metadata.findings]
+
+
+@pytest.mark.clause("OPR-06", "OPR-14")
+@pytest.mark.parametrize("key", OBJECTS)
+def test_real_object_equals_the_independent_reader(
+    key: str, shared_data: Path, reference: dict[str, Any], contracts: ContractRegistry
+) -> None:
+    path = f"objects/noaa-mrms-pds/{key}"
+    answers = reference[path]["reference"]
+    field = answers["fields"][0]
+    match = contracts.grammars["mrms"].match(key)
+    assert match is not None
+    content = (shared_data / path).read_bytes()
+    source = CountingSource(content)
+    found = read_from(source, key=key, groups=match.groups)
+
+    assert source.requests == [len(content)]
+    assert found.findings == ()
+    assert_equals_reference(found.native, answers)
+    assert found.start == found.end == found.datetime == match.start == datetime.fromisoformat(field["refTime"])
+    grid = answers["grids"][field["gridSha"]]
+    box = (grid["lon_min_180"], grid["lat_min"], grid["lon_max_180"], grid["lat_max"])
+    assert bounding_box(found.geometry) == pytest.approx(box, abs=1e-9)
+    assert shapely.geometry.shape(found.geometry).is_valid
+    properties = found.properties
+    assert properties["grib:message-count"] == answers["n_fields"] == 1
+    assert (properties["grib:discipline"], properties["grib:data-type"]) == (209, "processed radar observations")
+    assert (properties["mrms:region"], properties["mrms:product"]) == (match.groups["region"], match.groups["product"])
+    assert properties["mrms:level"] == match.groups["level"]
+    assert properties["proj:shape"] == [field["Nj"], field["Ni"]]
+    assert set(contracts["mrms"].metadata_extract.required) <= properties.keys()
+    assert not any(name.startswith("forecast:") for name in properties)
+
+
+@pytest.mark.clause("OPR-20")
+@pytest.mark.parametrize("key", OBJECTS)
+def test_real_object_cut_at_every_tenth_and_boundary_is_truncated(key: str, shared_data: Path) -> None:
+    content = (shared_data / "objects/noaa-mrms-pds" / key).read_bytes()
+    name_ends = content.index(b"\x00", 10) + 1
+    # gzip's header, the name in it, its checksum and its length; and what a first request and a step end with.
+    boundaries = (1, 2, 3, 10, name_ends, len(content) - 8, len(content) - 4, len(content) - 1, FIRST_BYTES, 64 * 1024)
+    for end in {len(content) * share // 10 for share in range(10)} | {at for at in boundaries if at < len(content)}:
+        for at in (end, end + 1) if end + 1 < len(content) else (end,):
+            assert refusal(content[:at]) is MetadataIssue.TRUNCATED_OBJECT, at
+
+
+@pytest.mark.clause("OPR-20")
+def test_sample_cut_anywhere_is_truncated() -> None:
+    for end in range(len(SAMPLE)):
+        assert refusal(SAMPLE[:end]) is MetadataIssue.TRUNCATED_OBJECT, end
+
+
+@pytest.mark.clause("OPR-20")
+def test_a_message_that_was_cut_before_it_was_gzipped_is_truncated() -> None:
+    for end in range(len(MESSAGE)):
+        code = MetadataIssue.UNREADABLE_FORMAT if end < 4 else MetadataIssue.TRUNCATED_OBJECT
+        assert refusal(gzip.compress(MESSAGE[:end], mtime=0)) is code, end
+    assert refusal(gzip.compress(MESSAGE + MESSAGE[:100], mtime=0)) is MetadataIssue.TRUNCATED_OBJECT
+    assert refusal(gzip.compress(MESSAGE[:-4] + bytes(4), mtime=0)) is MetadataIssue.TRUNCATED_OBJECT
+    assert refusal(gzip.compress(MESSAGE + bytes(3000), mtime=0)) is MetadataIssue.UNREADABLE_FORMAT
+
+
+def long_message(length: int) -> bytes:
+    """The sample's message with random data, as long as is asked for."""
+    room = length - len(MESSAGE)
+    data = struct.pack(">IB", 5 + room, 7) + random.Random(7).randbytes(room)
+    return MESSAGE[:8] + struct.pack(">Q", length) + MESSAGE[16:-9] + data + b"7777"
+
+
+def test_messages_are_counted_as_far_as_they_are_followed() -> None:
+    assert read(gzip.compress(MESSAGE * 3)).properties["grib:message-count"] == 3
+    many = read(gzip.compress(MESSAGE * (WALK_MESSAGES + 1)))
+    assert (many.findings, "grib:message-count" in many.properties) == ((), False)
+    assert refusal(gzip.compress((MESSAGE * (WALK_MESSAGES + 2))[:-1])) is MetadataIssue.TRUNCATED_OBJECT
+
+
+@pytest.mark.clause("OPR-20", "OPR-07")
+def test_an_object_too_large_to_be_read_whole_is_unchecked() -> None:
+    plain = long_message(MAX_PACKED_BYTES + 1)
+    packed = gzip.compress(plain, compresslevel=0, mtime=0)
+    assert len(packed) > MAX_PACKED_BYTES
+    for content in (packed, packed[:-1]):
+        source = CountingSource(content)
+        found = read_from(source)
+        assert codes(found) == [MetadataIssue.COMPLETENESS_UNCHECKED]
+        assert found.native["length"] == len(plain)
+        assert "grib:message-count" not in found.properties
+        assert source.requests == [FIRST_BYTES]
+    largest = gzip.compress(long_message(MAX_PACKED_BYTES - 2000), compresslevel=0, mtime=0)
+    assert MAX_PACKED_BYTES - 2000 < len(largest) <= MAX_PACKED_BYTES
+    assert read(largest).findings == ()
+    assert refusal(largest[:-1]) is MetadataIssue.TRUNCATED_OBJECT
+
+
+@pytest.mark.clause("OPR-07")
+def test_a_bomb_is_a_resource_limit() -> None:
+    claimed = MESSAGE[:8] + struct.pack(">Q", MAX_UNPACKED_BYTES + 1) + MESSAGE[16:-4]
+    bomb = claimed + bytes(MAX_UNPACKED_BYTES + 1 - len(claimed) - 4) + b"7777"
+    assert refusal(gzip.compress(bomb)) is MetadataIssue.RESOURCE_LIMIT
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        ({"date": "20251203", "time": "060239"}, []),
+        ({"date": "20251203", "time": "060238"}, [MetadataIssue.TIME_MISMATCH]),
+        ({"date": "20251202", "time": "060239"}, [MetadataIssue.TIME_MISMATCH]),
+        ({}, []),
+    ],
+)
+def test_key_and_message_agree_to_the_second(groups: dict[str, str], expected: list[MetadataIssue]) -> None:
+    assert codes(read(SAMPLE, groups=groups)) == expected
+
+
+@pytest.mark.clause("OPR-14")
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("region", REGIONS)
+def test_sample_is_read_without_a_finding(product: str, region: str, contracts: ContractRegistry) -> None:
+    key, content = make_mrms(valid=VALID, product=product, region=region)
+    match = contracts.grammars["mrms"].match(key)
+    assert match is not None
+    found = read(content, key=key, groups=match.groups)
+    assert found.findings == ()
+    assert found.start == found.end == found.datetime == match.start == VALID
+    assert (found.properties["mrms:region"], found.properties["mrms:product"]) == (region, product.rpartition("_")[0])
+
+
+def test_sample_grids_are_the_real_ones(shared_data: Path) -> None:
+    for key, region in ((OBJECTS[0], "ALASKA"), (OBJECTS[4], "CONUS")):
+        real = gzip.decompress((shared_data / "objects/noaa-mrms-pds" / key).read_bytes())
+        made = gzip.decompress(make_mrms(valid=VALID, region=region)[1])
+        assert made[16:28] == real[16:28]
+        assert made[37:109] == real[37:109]
+
+
+def test_samples_of_a_day_are_distinct_and_bounded(contracts: ContractRegistry) -> None:
+    day = date(2025, 12, 3)
+    made = list(mrms_samples(day, OBJECTS_PER_DAY))
+    assert len({key for _, key, _ in made}) == OBJECTS_PER_DAY == 5760
+    matches = [contracts.grammars["mrms"].match(key) for _, key, _ in made]
+    assert all(match is not None and match.start.date() == day for match in matches)
+    with pytest.raises(ValueError, match="5760"):
+        next(mrms_samples(day, OBJECTS_PER_DAY + 1))
+    for wrong in (VALID.replace(tzinfo=None), VALID + timedelta(microseconds=1)):
+        with pytest.raises(ValueError, match="no MRMS key"):
+            make_mrms(valid=wrong)
+
+
+@pytest.mark.clause("OPR-07")
+@settings(max_examples=300)
+@given(data=st.data())
+def test_mutated_object_gives_metadata_or_a_read_error(data: st.DataObject) -> None:
+    inside = bytearray(MESSAGE)
+    for _ in range(data.draw(st.integers(0, 3))):
+        at = data.draw(st.integers(0, len(inside) - 1))
+        inside[at : at + data.draw(st.integers(0, 4))] = data.draw(st.binary(min_size=1, max_size=4))
+    packed = bytearray(gzip.compress(bytes(inside), mtime=0))
+    if data.draw(st.booleans()):
+        at = data.draw(st.integers(0, len(packed) - 1))
+        packed[at : at + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=2))
+    source = CountingSource(bytes(packed))
+    try:
+        found = read_from(source, groups={"date": "20251203", "time": "060239"})
+    except ReadError:
+        pass
+    else:
+        assert found.start <= found.end
+        assert shapely.geometry.shape(found.geometry).is_valid
+        json.dumps([dict(found.properties), found.native], allow_nan=False)
+    assert len(source.requests) <= 1

@@ -1,0 +1,267 @@
+"""GFS, GEFS and NBM: real objects and samples under their contracts' own keys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfm_dagster.contracts.bounding_box import bounding_box
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.contracts.key_grammar import KeyKind
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.samples import gfs, nbm
+from kfm_dagster.readers.base import HeaderMetadata, ReadError
+from kfm_dagster.readers.grib_index import parse_index
+from kfm_dagster_tests.readers.test_grib2 import CountingSource, assert_equals_reference, codes, read, read_from
+
+RUN = datetime(2025, 12, 3, 6, tzinfo=UTC)
+WAVE = "gfs.20230823/18/wave/gridded/gfswave.t18z.atlocn.0p16.f001.grib2"
+REAL = [
+    # dataset, key, file
+    ("gfs", WAVE, f"objects/noaa-gfs-bdp-pds/{WAVE}"),
+    (
+        "gfs",
+        "gfs.20260605/12/atmos/gfs.t12z.pgrb2.0p25.f023",
+        "objects/noaa-gfs-bdp-pds/gfs.20260605/12/atmos/gfs.t12z.pgrb2.0p25.f023",
+    ),
+    # A part of the object of that key.
+    (
+        "nbm",
+        "blend.20250901/00/core/blend.t00z.core.f001.co.grib2",
+        "files/nbm/blend.t00z.core.f001.tmp.co.grib2",
+    ),
+]
+Made = tuple[str, bytes, str]
+MADE: list[tuple[str, Callable[[], Made]]] = [
+    *(
+        ("gfs", lambda p=p, r=r, lead=lead: gfs.make_gfs(run=RUN, lead=lead, product=p, resolution=r))
+        for p, r in gfs.PRODUCTS
+        for lead in (0, 7, 384)
+    ),
+    ("gfs", lambda: gfs.make_gfs(run=RUN, lead=9, model="gdas")),
+    *(("gfs", lambda r=r: gfs.make_gfs_wave(run=RUN, lead=3, region=r)) for r, _ in gfs.WAVES),
+    *(
+        ("nbm", lambda p=p, r=r, lead=lead: nbm.make_nbm(run=RUN, lead=lead, product=p, region=r))
+        for p in nbm.PRODUCTS
+        for r in nbm.REGIONS
+        for lead in (1, 36, 264)
+    ),
+]
+
+
+@pytest.mark.clause("OPR-06", "OPR-14")
+@pytest.mark.parametrize(("dataset", "key", "path"), REAL, ids=[key for _, key, _ in REAL])
+def test_real_object_equals_the_independent_reader(
+    dataset: str, key: str, path: str, shared_data: Path, reference: dict[str, Any], contracts: ContractRegistry
+) -> None:
+    answers = reference[path]["reference"]
+    match = contracts.grammars[dataset].match(key)
+    assert match is not None
+    found = read((shared_data / path).read_bytes(), key=key, groups=match.groups)
+    assert_equals_reference(found.native, answers)
+    assert codes(found) == [MetadataIssue.SIDECAR_MISSING]
+    assert (found.start, found.end) == (match.start, match.end)
+    assert f"{found.datetime:%Y%m%d%H%M}" == answers["validity"][0]
+    grid = next(iter(answers["grids"].values()))
+    box = (grid["lon_min_180"], grid["lat_min"], grid["lon_max_180"], grid["lat_max"])
+    # A grid round the earth reaches as far again as its last column.
+    assert bounding_box(found.geometry) == pytest.approx(box, abs=0.251 if box[2] - box[0] > 359 else 1e-9)
+    assert found.properties["grib:message-count"] == answers["n_fields"]
+    assert found.properties[f"{dataset}:lead-hours"] == int(match.groups["lead"])
+    assert set(contracts[dataset].metadata_extract.required) <= found.properties.keys()
+
+
+@pytest.mark.clause("OPR-06")
+def test_layers_of_a_real_object_are_its_messages(shared_data: Path, reference: dict[str, Any]) -> None:
+    path = shared_data / "objects/noaa-gfs-bdp-pds" / WAVE
+    content, index = path.read_bytes(), path.with_name(path.name + ".idx").read_bytes()
+    found = read(content, key=WAVE, groups={"date": "20230823", "cycle": "18", "lead": "001"}, index=index)
+    fields = reference[f"objects/noaa-gfs-bdp-pds/{WAVE}"]["reference"]["fields"]
+    assert [(layer.offset, layer.length) for layer in found.layers] == [
+        (field["offset"], field["length"]) for field in fields
+    ]
+    lines = [line.split(":") for line in index.decode().splitlines()]
+    assert [tuple(layer[:4]) for layer in found.layers] == [tuple(line[3:7]) for line in lines]
+    assert found.layers[8][:4] == ("SWELL", "1 in sequence", "1 hour fcst", "")
+
+
+def test_layers_of_members_have_the_member_for_a_qualifier(shared_data: Path) -> None:
+    for name, qualifier in (("gep01.t00z.pgrb2s.0p25.f015", "ENS=+1"), ("geavg.t00z.pgrb2s.0p25.f000", "ens mean")):
+        entries = parse_index((shared_data / f"files/idx/{name}.idx").read_bytes())
+        assert {entry.qualifier for entry in entries} == {qualifier}
+
+
+@pytest.mark.clause("OPR-20")
+def test_real_object_with_its_index_is_never_ok_when_cut(shared_data: Path, contracts: ContractRegistry) -> None:
+    path = shared_data / "objects/noaa-gfs-bdp-pds" / WAVE
+    content, index = path.read_bytes(), path.with_name(path.name + ".idx").read_bytes()
+    match = contracts.grammars["gfs"].match(WAVE)
+    assert match is not None
+    assert read(content, key=WAVE, groups=match.groups, index=index).findings == ()
+    starts = [entry.offset for entry in parse_index(index)]
+    cuts = {len(content) * share // 10 for share in range(10)} | {len(content) - 1, len(content) - 4, 16, 37, 109}
+    whole_in_itself = set()
+    for at in sorted(cuts | {start + near for start in starts for near in (-1, 0, 1, 3, 20)} - {-1}):
+        with suppress(ReadError):
+            found = read(content[:at], key=WAVE, groups=match.groups, index=index)
+            assert codes(found) == [MetadataIssue.SIDECAR_MISMATCH], at
+            assert found.layers == ()
+            whole_in_itself.add(at)
+    # Cut between two messages, or within the next one's four letters.
+    assert whole_in_itself == {start + near for start in starts[1:] for near in (0, 1, 3)}
+
+
+@pytest.mark.clause("OPR-14")
+@pytest.mark.parametrize(("dataset", "make"), MADE)
+def test_sample_is_read_without_a_finding(dataset: str, make: Callable[[], Made], contracts: ContractRegistry) -> None:
+    key, content, index = make()
+    match = contracts.grammars[dataset].match(key)
+    assert match is not None
+    source = CountingSource(content)
+    found = read_from(source, key=key, groups=match.groups, index=index)
+    assert found.findings == ()
+    assert source.requests == [4096]
+    assert (found.start, found.end, found.datetime) == (RUN, match.end, match.end)
+    assert found.properties["grib:message-count"] == len(found.layers) == index.count("\n")
+    assert sum(layer.length for layer in found.layers) == len(content)
+    assert set(contracts[dataset].metadata_extract.required) <= found.properties.keys()
+
+
+def test_sample_grids_are_the_real_ones(shared_data: Path) -> None:
+    made = (
+        gfs.make_gfs_wave(run=RUN, lead=1)[1],
+        gfs.make_gfs(run=RUN, lead=1)[1],
+        nbm.make_nbm(run=RUN, lead=1)[1],
+    )
+    for (_, _, path), content in zip(REAL, made, strict=True):
+        real = (shared_data / path).read_bytes()
+        length = int.from_bytes(real[37:41], "big")
+        assert content[37 : 37 + length] == real[37 : 37 + length]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "samples", "count"),
+    [("gfs", gfs.gfs_samples, gfs.OBJECTS_PER_DAY), ("nbm", nbm.nbm_samples, nbm.OBJECTS_PER_DAY)],
+)
+def test_samples_of_a_day_are_distinct_and_bounded(
+    dataset: str,
+    samples: Callable[[date, int], Iterator[tuple[str, str, bytes]]],
+    count: int,
+    contracts: ContractRegistry,
+) -> None:
+    day = date(2025, 12, 3)
+    keys = [key for _, key, _ in samples(day, count)]
+    assert len(set(keys)) == count
+    matches = [contracts.grammars[dataset].match(key) for key in keys]
+    assert all(match is not None and match.start.date() == day for match in matches)
+    assert len({match.item_id for match in matches if match}) == count
+    with pytest.raises(ValueError, match=str(count)):
+        next(samples(day, count + 1))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: gfs.make_gfs(run=RUN, lead=122),
+        lambda: gfs.make_gfs(run=RUN, lead=3, product="pgrb2full", resolution="0p25"),
+        lambda: gfs.make_gfs(run=RUN + timedelta(hours=1), lead=3),
+        lambda: gfs.make_gfs_wave(run=RUN, lead=3, region="arctic"),
+        lambda: nbm.make_nbm(run=RUN, lead=0),
+        lambda: nbm.make_nbm(run=RUN.replace(minute=1), lead=1),
+    ],
+)
+def test_what_has_no_key_has_no_sample(make: Callable[[], Made]) -> None:
+    with pytest.raises(ValueError, match=re.compile("key|cycle|full hour")):
+        make()
+
+
+def properties_of(found: HeaderMetadata, model: str) -> dict[str, Any]:
+    return {name: value for name, value in found.properties.items() if name.startswith(f"{model}:")}
+
+
+def test_what_keys_say_stands_under_the_name_of_the_dataset(contracts: ContractRegistry) -> None:
+    said = []
+    for dataset, (key, content, index) in (
+        ("gfs", gfs.make_gfs(run=RUN, lead=9, model="gdas")),
+        ("gfs", gfs.make_gfs_wave(run=RUN, lead=3)),
+        ("nbm", nbm.make_nbm(run=RUN, lead=6, product="qmd", region="hi")),
+    ):
+        match = contracts.grammars[dataset].match(key)
+        assert match is not None
+        said.append(properties_of(read(content, key=key, groups=match.groups, index=index), dataset))
+    assert said == [
+        {"gfs:model": "gdas", "gfs:product": "pgrb2", "gfs:resolution": "0p25", "gfs:cycle": 6, "gfs:lead-hours": 9},
+        {"gfs:model": "gfs", "gfs:region": "atlocn", "gfs:resolution": "0p16", "gfs:cycle": 6, "gfs:lead-hours": 3},
+        {"nbm:region": "hi", "nbm:product": "qmd", "nbm:cycle": 6, "nbm:lead-hours": 6},
+    ]
+
+
+GFS, GEFS, NBM, MRMS = "noaa-gfs-bdp-pds", "noaa-gefs-pds", "noaa-nbm-grib2-pds", "noaa-mrms-pds"
+LIGHTNING = "LightningProbabilityNext30minGrid_scale_1"
+DATA: list[tuple[str, str, str]] = [
+    # bucket, key, Item
+    (GFS, "gfs.20260605/12/atmos/gfs.t12z.pgrb2.0p25.f023", "gfs.20260605.t12z.pgrb2.0p25.f023"),
+    (GFS, "gfs.20260605/12/atmos/gfs.t12z.pgrb2.0p25.anl", "gfs.20260605.t12z.pgrb2.0p25.anl"),
+    (GFS, "gfs.20210105/12/gfs.t12z.pgrb2b.1p00.f003", "gfs.20210105.t12z.pgrb2b.1p00.f003"),
+    (GFS, "gdas.20260605/18/atmos/gdas.t18z.pgrb2full.0p50.f009", "gdas.20260605.t18z.pgrb2full.0p50.f009"),
+    (GFS, WAVE, "gfswave.20230823.t18z.atlocn.0p16.f001"),
+    (
+        GEFS,
+        "gefs.20250801/00/atmos/pgrb2sp25/gep01.t00z.pgrb2s.0p25.f015",
+        "gefs.20250801.t00z.p01.pgrb2s.0p25.f015",
+    ),
+    (NBM, "blend.20250901/00/core/blend.t00z.core.f001.co.grib2", "nbm.20250901.t00z.core.co.f001"),
+    (
+        MRMS,
+        "CONUS/H50_Above_-20C_00.50/20260219/MRMS_H50_Above_-20C_00.50_20260219-042039.grib2.gz",
+        "mrms.CONUS.H50_Above_-20C_00.50.20260219-042039",
+    ),
+    (
+        MRMS,
+        f"GUAM/{LIGHTNING}/20260219/MRMS_{LIGHTNING}_20260219-042039.grib2.gz",
+        f"mrms.GUAM.{LIGHTNING}.20260219-042039",
+    ),
+]
+NEIGHBOURS: list[tuple[str, str, KeyKind]] = [
+    (GFS, f"{WAVE}.idx", KeyKind.SIDECAR),
+    (GFS, "gfs.20260605/12/atmos/gfs.t18z.pgrb2.0p25.f023", KeyKind.FOREIGN),
+    (GFS, "gfs.20260605/12/atmos/gfs.t12z.pgrb2.0p25.f023.grib2", KeyKind.FOREIGN),
+    (GFS, "gfs.20260605/12/atmos/gfs.t12z.sfluxgrbf001.grib2", KeyKind.IGNORED),
+    (GFS, "gfs.20260605/12/atmos/gfs.t12z.goessimpgrb2.0p25.f001", KeyKind.IGNORED),
+    (GFS, "gdas.20260605/12/atmos/gdas.t12z.atmf006.nc", KeyKind.IGNORED),
+    (GFS, "gfs.20260605/12/wave/station/gfswave.t12z.bull_tar", KeyKind.IGNORED),
+    (GFS, "gfs.20260605/12/wave/gridded/gfswave.t12z.arctic.9km.f000.grib2.idx", KeyKind.IGNORED),
+    (GFS, "enkfgdas.20260605/12/atmos/mem001/x.nc", KeyKind.IGNORED),
+    (GEFS, "gefs.20250801/00/atmos/pgrb2bp5/gec00.t00z.pgrb2b.0p50.f840.idx", KeyKind.SIDECAR),
+    (GEFS, "gefs.20250801/00/chem/pgrb2ap25/gefs.chem.t00z.a2d_0p25.f000.grib2", KeyKind.IGNORED),
+    (NBM, "blend.20250901/00/qmd/blend.t00z.qmd.f264.pr.grib2.idx", KeyKind.SIDECAR),
+    (NBM, "blend.20250901/00/qmd/blend.t00z.core.f024.pr.grib2", KeyKind.FOREIGN),
+    (NBM, "blend.20250901/00/text/blend_nbhtx.t00z", KeyKind.IGNORED),
+    (MRMS, "CONUS/PrecipRate_00.00/20260219/MRMS_PrecipFlag_00.00_20260219-042039.grib2.gz", KeyKind.FOREIGN),
+    (MRMS, "CONUS/PrecipRate_00.00/20260219/MRMS_PrecipRate_00.00_20260218-042039.grib2.gz", KeyKind.FOREIGN),
+    (MRMS, "ProbSevere/PROBSEVERE/20260219/MRMS_PROBSEVERE_20260219_042039.json", KeyKind.IGNORED),
+]
+
+
+@pytest.mark.clause("OPR-14")
+@pytest.mark.parametrize(("bucket", "key", "item_id"), DATA)
+def test_data_keys_are_understood(bucket: str, key: str, item_id: str, contracts: ContractRegistry) -> None:
+    route = contracts.route(bucket=bucket, key=key)
+    assert route.contract is not None
+    match = contracts.grammars[route.contract.id].match(key)
+    assert match is not None
+    assert (route.kind, match.item_id) == (KeyKind.DATA, item_id)
+    assert match.end - match.start == timedelta(hours=int(match.groups.get("lead", 0)))
+
+
+@pytest.mark.parametrize(("bucket", "key", "kind"), NEIGHBOURS)
+def test_neighbours_in_a_bucket_are_told_apart(
+    bucket: str, key: str, kind: KeyKind, contracts: ContractRegistry
+) -> None:
+    assert contracts.route(bucket=bucket, key=key).kind is kind

@@ -1,0 +1,124 @@
+"""Gzipped objects as byte sources: whole or refused, and never more memory than their ends."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import struct
+import tracemalloc
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.readers.base import ReadError
+from kfm_dagster.readers.ranges import BytesSource
+from kfm_dagster.readers.unpacked import STEP_BYTES, Gunzipped
+
+LIMIT = 4 * 1024 * 1024
+PLAIN = random.Random(1).randbytes(3 * STEP_BYTES) + bytes(2 * STEP_BYTES) + b"the end"
+PACKED = gzip.compress(PLAIN, mtime=0)
+
+
+def named(content: bytes, size: int) -> bytes:
+    """A gzip stream of just so many bytes: its header has a name (RFC 1952, 2.3) as long as is needed."""
+    plain = gzip.compress(content, mtime=0)
+    return plain[:3] + b"\x08" + plain[4:10] + b"n" * (size - len(plain) - 1) + b"\0" + plain[10:]
+
+
+def refusal(packed: bytes, *, limit: int = LIMIT) -> MetadataIssue:
+    with pytest.raises(ReadError) as refused:
+        Gunzipped(packed, limit=limit)
+    return refused.value.code
+
+
+@given(st.lists(st.tuples(st.integers(0, len(PLAIN) + 9), st.integers(0, len(PLAIN) + 9)), max_size=8))
+def test_reads_in_any_order_give_the_bytes(reads: list[tuple[int, int]]) -> None:
+    source = Gunzipped(PACKED, limit=LIMIT)
+    assert source.size == len(PLAIN)
+    for start, length in reads:
+        assert source.read(start, length) == PLAIN[start : start + length]
+
+
+@pytest.mark.clause("OPR-20", "OPR-07")
+def test_a_stream_cut_anywhere_is_truncated() -> None:
+    small = gzip.compress(b"some text " * 20, mtime=0)
+    for end in range(len(small)):
+        assert refusal(small[:end]) is MetadataIssue.TRUNCATED_OBJECT, end
+    for end in range(0, len(PACKED), 1009):
+        assert refusal(PACKED[:end]) is MetadataIssue.TRUNCATED_OBJECT, end
+
+
+@pytest.mark.clause("OPR-07")
+@pytest.mark.parametrize(
+    "packed",
+    [
+        b"no gzip",
+        PACKED[:1000] + b"\xff" * 8 + PACKED[1008:],
+        PACKED[:-8] + struct.pack("<I", zlib.crc32(PLAIN) ^ 1) + PACKED[-4:],
+        PACKED[:-4] + struct.pack("<I", len(PLAIN) + 1),
+        PACKED + b"\0",
+        PACKED + PACKED,
+        gzip.compress(b"x", mtime=0) + bytes(2 * STEP_BYTES),
+        named(b"x", STEP_BYTES) + b"y",
+    ],
+    ids=["no gzip", "data", "checksum", "length", "a byte behind", "two streams", "zeros behind", "behind a step"],
+)
+def test_what_is_not_one_sound_stream_is_refused(packed: bytes) -> None:
+    assert refusal(packed) is MetadataIssue.UNREADABLE_FORMAT
+
+
+def test_a_stream_that_ends_with_a_step_is_whole() -> None:
+    assert Gunzipped(named(b"x", STEP_BYTES), limit=LIMIT).read(0, 9) == b"x"
+
+
+@pytest.mark.clause("OPR-07")
+def test_a_bomb_is_given_up_at_the_limit_in_little_memory() -> None:
+    bomb = gzip.compress(bytes(64 * LIMIT), mtime=0)
+    tracemalloc.start()
+    assert refusal(bomb) is MetadataIssue.RESOURCE_LIMIT
+    # Its whole is held by the caller; what is unpacked is a few steps at a time.
+    assert tracemalloc.get_traced_memory()[1] < 16 * STEP_BYTES
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("content", [PLAIN, PLAIN[: 2 * STEP_BYTES], b""], ids=["odd", "whole steps", "empty"])
+def test_the_limit_is_the_largest_that_is_unpacked(content: bytes) -> None:
+    packed = gzip.compress(content, mtime=0)
+    assert Gunzipped(packed, limit=len(content)).size == len(content)
+    if content:
+        assert refusal(packed, limit=len(content) - 1) is MetadataIssue.RESOURCE_LIMIT
+
+
+def test_what_lies_between_the_ends_is_read_in_little_memory() -> None:
+    packed = gzip.compress(bytes(LIMIT - STEP_BYTES), mtime=0)
+    source = Gunzipped(packed, limit=LIMIT)
+    tracemalloc.start()
+    assert source.read(LIMIT - 3 * STEP_BYTES, 10) == bytes(10)
+    assert tracemalloc.get_traced_memory()[1] < 16 * STEP_BYTES
+    tracemalloc.stop()
+
+
+@pytest.mark.clause("OPR-07")
+def test_a_source_that_gives_less_than_its_size_is_a_cut_object() -> None:
+    class Lying(BytesSource):
+        @property
+        def size(self) -> int:
+            return len(PACKED) + 1
+
+    with pytest.raises(ReadError) as refused:
+        Gunzipped.open(Lying(PACKED), limit=LIMIT)
+    assert refused.value.code is MetadataIssue.TRUNCATED_OBJECT
+
+
+@pytest.mark.clause("OPR-07")
+@given(st.binary(max_size=300), st.integers(0, len(PACKED) - 1), st.binary(min_size=1, max_size=4))
+def test_any_bytes_give_a_source_or_a_read_error(tail: bytes, at: int, spoilt: bytes) -> None:
+    for packed in (tail, b"\x1f\x8b\x08" + tail, PACKED[:at] + spoilt + PACKED[at + len(spoilt) :]):
+        try:
+            source = Gunzipped(packed, limit=LIMIT)
+        except ReadError:
+            continue
+        assert len(source.read(0, source.size)) == source.size
