@@ -201,7 +201,7 @@ def test_the_guide_takes_a_person_from_nothing_to_a_dataset_in_force(
     [(named,), (begin,), (check,), (make, export, listing)] = [
         block.strip().splitlines() for block in re.findall(r"(?m)(?:^    \S.*\n)+", page)
     ]
-    shutil.copytree(shared_data / "objects/noaa-gfs-bdp-pds", tmp_path / "nodd/noaa-gfs-bdp-pds")
+    shutil.copytree(shared_data / "objects/noaa-nam-pds", tmp_path / "nodd/noaa-nam-pds")
     assert (tmp_path / named).is_file()
 
     def typed(line: str) -> Answer:
@@ -210,19 +210,19 @@ def test_the_guide_takes_a_person_from_nothing_to_a_dataset_in_force(
     assert typed(begin).code == ExitCode.DONE
     assert "matches no data key of the contract" in typed(check).err
     keys, units = re.findall(r"(?s)```diff\n(.*?)```", page)
-    changed(tmp_path / "gfs.yaml", keys)
+    changed(tmp_path / "nam.yaml", keys)
     warned = typed(check)
     assert warned.code == ExitCode.FINISHED_WITH_FAILURES
     assert "at fault: G4: " in warned.out
-    assert "is declared in m, the axes of proj:wkt2 are in degree" in warned.out
-    changed(tmp_path / "gfs.yaml", units)
+    assert "is declared in degree, the axes of proj:wkt2 are in metre" in warned.out
+    changed(tmp_path / "nam.yaml", units)
     done = typed(check)
     assert done.code == ExitCode.DONE, done
-    assert "Item gfs.20260605.t12z.pgrb2.f023" in done.out
-    assert "forecast:horizon: PT23H" in done.out
+    assert "Item nam.20180917.t00z.awp211.f00" in done.out
+    assert "forecast:horizon: PT0H" in done.out
     subprocess.run(["/bin/sh", "-c", make], check=True, timeout=60)
     monkeypatch.setenv(*export.strip().removeprefix("export ").split("="))
-    assert "gfs" in typed(listing).out
+    assert "nam" in typed(listing).out
 
 
 def changed(file: Path, diff: str) -> None:
