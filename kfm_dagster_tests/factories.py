@@ -85,6 +85,7 @@ def failed(unit: Envelope, code: str = "missing_object") -> Envelope:
 
 _TEXT = st.text(max_size=20)
 _TIMES = st.datetimes(min_value=datetime(1991, 6, 1), max_value=datetime(2100, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001
+_SIZES = st.integers(0, 2**40)
 _ISSUES = st.lists(st.builds(Issue, code=_TEXT, severity=st.sampled_from(Severity), message=_TEXT), max_size=2).map(
     tuple
 )
@@ -134,6 +135,7 @@ def envelopes(draw: st.DrawFn) -> Envelope:
                 bbox=draw(st.none() | st.tuples(coordinate, coordinate, coordinate, coordinate)),
                 stac_properties=draw(st.dictionaries(_TEXT, _JSON, max_size=3)),
                 sidecars=draw(st.dictionaries(_TEXT, _TEXT, max_size=2)),
+                layers=draw(st.dictionaries(_TEXT, st.tuples(_SIZES, _SIZES).map(list), max_size=2)),
                 issues=draw(_ISSUES),
             )
         )

@@ -70,6 +70,10 @@ def assets(
         data["xarray:open_kwargs"] = definition.open_kwargs
         if _anyone_reads(contract):
             data["xarray:storage_options"] = {"anon": True}
+    if metadata.layers:
+        data["grib:layers"] = {
+            name: {"start_byte": offset, "byte_size": length} for name, (offset, length) in metadata.layers.items()
+        }
     if bands := metadata.stac_properties.get("bands"):
         data["bands"] = bands
     found = {DATA_ASSET: data}

@@ -60,5 +60,7 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None) -> str:
     text = re.sub(r"(?m)^  description: .*(\n    .*)*$", f"  description: What {dataset} is.", text, count=1)
     text = _TOPICS.sub(f"    - arn: {topic}", text, count=1)
     text = re.sub(r"(?m)^  buckets: .*$", f"  buckets: [{bucket}]", text, count=1)
+    # Another bucket's copies are elsewhere.
+    text = re.sub(r"(?m)^  mirrors:\n(?:    .*\n)+", "", text)
     text = re.sub(r"(?ms)^coverage:\n.*?(?=^\S|\Z)", "", text)
     return _HEAD.format(like=like, bucket=bucket) + text

@@ -7,7 +7,7 @@ An envelope starts with what the message said. Each operator adds exactly one se
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum, unique
@@ -128,6 +128,8 @@ class Metadata:
     bbox: tuple[float, float, float, float] | None = None
     stac_properties: Mapping[str, Any] = field(default_factory=dict)
     sidecars: Mapping[str, str] = field(default_factory=dict)
+    layers: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Fields that can be had alone, by what the format calls them: offset and length in bytes."""
     checks_run: tuple[str, ...] = ()
     issues: tuple[Issue, ...] = ()
 

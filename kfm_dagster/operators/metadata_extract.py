@@ -77,6 +77,7 @@ def _checked(header: HeaderMetadata, *, envelope: Envelope, contract: DatasetCon
         bbox=outline.bbox if isinstance(outline, Footprint) else None,
         stac_properties=properties,
         sidecars={roles[suffix]: envelope.object_uri + suffix for suffix in header.sidecars if suffix in roles},
+        layers={layer.name: (layer.offset, layer.length) for layer in header.layers},
         checks_run=CHECKS,
         issues=issues,
     )

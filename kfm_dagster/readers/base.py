@@ -49,6 +49,11 @@ class Layer(NamedTuple):
     offset: int
     length: int
 
+    @property
+    def name(self) -> str:
+        """What it is called: `TMP 2 m above ground 1 hour fcst`."""
+        return " ".join(filter(None, (self.variable, self.level, self.step, self.qualifier)))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeaderMetadata:
