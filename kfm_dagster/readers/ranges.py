@@ -87,9 +87,7 @@ class BlockCache:
         return indices
 
     def _with_tail(self, missing: list[int]) -> list[int]:
-        if missing[-1] not in self._tail:
-            return missing
-        return sorted({*missing, *(index for index in self._tail if index not in self._blocks)})
+        return sorted({*missing, *self._tail}) if missing[-1] in self._tail else missing
 
     def _fetch(self, missing: list[int]) -> None:
         if len(self._blocks) + len(missing) > self._max_blocks:

@@ -479,6 +479,7 @@ def _external(file: h5py.File) -> None:
         (_set("time_coverage_end", np.bytes_(b"2025-12-03T05:00:00.0Z")), MetadataIssue.INVALID_TIME_RANGE),
         (_set("time_coverage_start", h5py.Empty("S1")), MetadataIssue.INVALID_TIME_RANGE),
         (_set("platform_ID", np.bytes_(b"\xff\xfe\xfd")), MetadataIssue.UNREADABLE_FORMAT),
+        (_set("scene_id", np.bytes_(b"Full Disk")), MetadataIssue.INCOMPLETE_PRODUCT_METADATA),
         (_set("platform_ID", np.int32(19)), MetadataIssue.UNREADABLE_FORMAT),
         (_set("orbital_slot", np.bytes_(b"x" * 60_000)), MetadataIssue.RESOURCE_LIMIT),
         (_external, MetadataIssue.UNREADABLE_FORMAT),
@@ -541,6 +542,7 @@ def test_a_corrupt_object_gives_a_code_or_metadata_and_nothing_else(data: st.Dat
 NOT_NEEDED = ("Rad", "DQF", "esun", "kappa0", "planck_fk1", "planck_fk2", "planck_bc1", "planck_bc2")
 CORRUPTIBLE = {
     "symbol table": sample(),
+    "in degrees": in_degrees("ABI-L2-DMW", "ABI-L2-CMIPC", band=8),
     "dense": (sample()[0], copied(sample()[1], {"libver": "v108"}, {}, but=NOT_NEEDED)),
     "chunked": (sample()[0], copied(sample()[1], {}, {"chunks": (50,), "compression": "gzip"}, but=NOT_NEEDED)),
 }

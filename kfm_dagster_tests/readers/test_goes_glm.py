@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.samples.goes_glm import FILES_A_DAY, MOST_FLASHES, goes_glm_samples, make_goes_glm
+from kfm_dagster.readers import geometry
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.goes_glm import FIRST_BYTES, read_goes_glm
 from kfm_dagster.readers.ranges import BLOCK_BYTES, MAX_BLOCKS, BytesSource
@@ -303,6 +305,20 @@ def test_a_field_of_view_that_is_wrapped_is_the_same_place() -> None:
     wrapped = rewritten(content, _replace("lon_field_of_view_bounds", np.array([156.44, -70.44], "<f4")))
     expected = bounding_box(read(key, content).geometry)
     assert bounding_box(read(key, wrapped).geometry) == pytest.approx(expected, abs=1e-4)
+
+
+@given(west=st.floats(-360, 180), span=st.floats(0.001, 360), south=st.floats(-90, 89.9), height=st.floats(0.001, 180))
+def test_a_rectangle_is_valid_wound_right_and_has_no_side_that_goes_the_other_way(
+    west: float, span: float, south: float, height: float
+) -> None:
+    north = min(south + height, 90)
+    found = shape(geometry.rectangle(west, south, west + span, north))
+    assert found.is_valid
+    assert found.area == pytest.approx(span * (north - south), rel=1e-3)
+    parts = getattr(found, "geoms", [found])
+    assert all(part.exterior.is_ccw and -180 <= part.bounds[0] < part.bounds[2] <= 180 for part in parts)
+    sides = [pairwise(part.exterior.coords) for part in parts]
+    assert max(abs(one[0] - other[0]) for one, other in chain.from_iterable(sides)) <= 45 + 1e-6
 
 
 def cuts(content: bytes) -> Iterator[int]:
