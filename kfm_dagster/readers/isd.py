@@ -187,7 +187,8 @@ def _read(source: ByteSource, *, station: bytes) -> _Reports:
         reports.take(lines)
         if len(rest) > MAX_REPORT_BYTES:
             raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"a line has more than {MAX_REPORT_BYTES} bytes")
-    if text.complete:
+    # A step past the bound may have reached the end of the stream.
+    if text.complete and not text.read(place, 1):
         if gunzip.unused_data or next(pieces, b""):
             raise ReadError(MetadataIssue.UNREADABLE_FORMAT, "something follows the gzip stream")
         _take_last(reports, rest)

@@ -245,6 +245,16 @@ def test_what_follows_the_gzip_stream_is_refused(tail: bytes) -> None:
     assert refusal(SAMPLE + tail) is MetadataIssue.UNREADABLE_FORMAT
 
 
+@pytest.mark.clause("OPR-07", "OPR-20")
+def test_what_follows_is_refused_where_stream_and_request_end_together() -> None:
+    # A name in the header (RFC 1952, 2.3.1) makes the object as long as one request.
+    name = b"x" * (FIRST_BYTES - len(SAMPLE) - 1) + b"\0"
+    whole = SAMPLE[:3] + b"\x08" + SAMPLE[4:10] + name + SAMPLE[10:]
+    assert len(whole) == FIRST_BYTES
+    assert is_whole(read(whole))
+    assert refusal(whole + SAMPLE) is MetadataIssue.UNREADABLE_FORMAT
+
+
 @pytest.mark.clause("OPR-07")
 @pytest.mark.parametrize("place", [-1, -5])
 def test_a_wrong_checksum_or_length_is_refused(place: int) -> None:
@@ -276,14 +286,14 @@ def stored(text: bytes) -> bytes:
 @pytest.mark.clause("OPR-20", "OPR-07")
 def test_of_a_large_object_the_beginning_is_read_and_its_completeness_is_unchecked() -> None:
     report = REPORTS[0]
-    content = stored(report * (MAX_OBJECT_BYTES // len(report) + 100))
+    content = stored(REPORTS[1] + report * (MAX_OBJECT_BYTES // len(report) + 100))
     assert len(content) > MAX_OBJECT_BYTES
     for cut in (len(content), len(content) - 1, MAX_OBJECT_BYTES + 1):
         source = Counted(content[:cut])
         found = read(b"", source=source)
         assert not is_whole(found)
         assert sum(length for _, length in source.requests) == MAX_OBJECT_BYTES
-        assert (found.start, found.end) == (found.start, found.start)
+        assert found.end == found.start
         assert found.properties["isd:end-known"] is False
         assert not {"isd:records", "isd:position-count"} & found.properties.keys()
 
@@ -301,9 +311,14 @@ def test_text_beyond_the_bound_is_not_unpacked(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr(isd._Reports, "take", counting)
     report = REPORTS[0]
-    found = read(packed(report * (isd.STEP_BYTES * 20 // len(report))))
-    assert not is_whole(found)
-    assert sum(unpacked) <= limit * isd.STEP_BYTES
+    for content in (
+        packed(report * (isd.STEP_BYTES * 20 // len(report))),
+        # A step past the bound holds its end, too.
+        stored(report * (limit * isd.STEP_BYTES // len(report) + 10)),
+    ):
+        unpacked.clear()
+        assert not is_whole(read(content))
+        assert sum(unpacked) <= limit * isd.STEP_BYTES
 
 
 @pytest.mark.clause("OPR-07")
