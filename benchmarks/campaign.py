@@ -162,6 +162,7 @@ def _variables(home: Path, database_url: str, plan: Path) -> dict[str, str]:
         "KFM_HOME": str(home.absolute()),
         "KFM_WAL_DSN": database_url,
         "KFM_FIRST_DAY": FIRST_DAY.isoformat(),
+        "KFM_SCHEDULED_LISTINGS": "false",
         "KFM_OBJECT_ROOT": str((home / "objects").absolute()),
         "KFM_CHAOS_PLAN": str(plan.absolute()),
         "KFM_LEASE_SECONDS": str(LEASE_SECONDS),

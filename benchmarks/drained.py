@@ -99,6 +99,7 @@ def _settings(home: Path) -> dict[str, str]:
         "KFM_HOME": str(home.absolute()),
         "KFM_MAX_IN_FLIGHT_UNITS": "100000",
         "KFM_FIRST_DAY": DAY.isoformat(),
+        "KFM_SCHEDULED_LISTINGS": "false",
         # The pause between ticks is a choice of latency, not a cost.
         "KFM_SENSOR_INTERVAL_SECONDS": "1",
     }

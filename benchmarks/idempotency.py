@@ -108,6 +108,7 @@ def through_dagster(settings: Settings, *, units: int) -> tuple[float, float, in
         "KFM_OBJECT_ROOT": str(settings.object_root),
         "KFM_WAL_DSN": settings.wal_dsn,
         "KFM_FIRST_DAY": DAY.isoformat(),
+        "KFM_SCHEDULED_LISTINGS": "false",
         "KFM_MAX_UNITS_PER_RUN": str(units),
     }
     with patch.dict(os.environ, variables), tempfile.TemporaryDirectory() as folder:

@@ -96,7 +96,7 @@ def _measured(
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     home.mkdir(parents=True)
-    own = {"KFM_HOME": str(home.absolute()), "KFM_FIRST_DAY": DAY.isoformat()}
+    own = {"KFM_HOME": str(home.absolute()), "KFM_FIRST_DAY": DAY.isoformat(), "KFM_SCHEDULED_LISTINGS": "false"}
     with (
         FastQueue(fauxqs, latency_ms=options.place.queue_latency_ms) as queue,
         environment({**queue.environment(), **around.variables(), **own}),

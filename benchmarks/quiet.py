@@ -54,7 +54,7 @@ def measure(home: Path, *, database: str, seconds: float) -> Quiet:
         cloud = stack.enter_context(EmbeddedCloud())
         registry = ContractRegistry.load()
         cloud.provision(registry)
-        own = {"KFM_HOME": str(home), "KFM_FIRST_DAY": DAY.isoformat()}
+        own = {"KFM_HOME": str(home), "KFM_FIRST_DAY": DAY.isoformat(), "KFM_SCHEDULED_LISTINGS": "false"}
         stack.enter_context(environment({**cloud.environment(), **surrounding.variables, **own}))
         deployment = stack.enter_context(Deployment(home, environment={}))
         feed = Feed(cloud, registry)
