@@ -237,13 +237,41 @@ def test_a_gaussian_grid_has_no_even_step() -> None:
         ([5, 4, 6], [1, 2], MetadataIssue.INVALID_GEOMETRY),
         ([5, 6, 7], [1, 2, 90.1], MetadataIssue.INVALID_GEOMETRY),
         ([5, 6, 7], [1, np.nan, 2, 3, 4], MetadataIssue.INVALID_GEOMETRY),
+        ([5, 6, 7], [1, 2, 3, np.nan, 5], MetadataIssue.INVALID_GEOMETRY),
+        ([5, 6, 7], [1, 2, 200, 4, 5], MetadataIssue.INVALID_GEOMETRY),
         ([5, np.inf], [1, 2], MetadataIssue.INVALID_GEOMETRY),
         (np.arange(0, 400, 1), [1, 2], MetadataIssue.INVALID_GEOMETRY),
         ([-1e6, 1e6], [1, 2], MetadataIssue.INVALID_GEOMETRY),
     ],
 )
-def test_axes_that_place_no_grid_are_refused(longitudes: Any, latitudes: Any, code: MetadataIssue) -> None:
-    assert refusal(grid(longitudes, latitudes)) is code
+@pytest.mark.parametrize("dtype", ["<f4", "<f8"])
+def test_axes_that_place_no_grid_are_refused(longitudes: Any, latitudes: Any, code: MetadataIssue, dtype: str) -> None:
+    assert refusal(grid(longitudes, latitudes, dtype=dtype)) is code
+
+
+@pytest.mark.parametrize(
+    ("packing", "box"),
+    [
+        ({"scale_factor": 0.5, "add_offset": 10.0}, (10, 10, 11.5, 12)),
+        ({"scale_factor": 2}, (0, 10, 6, 12)),
+        ({"scale_factor": 1e38}, None),
+        ({"scale_factor": 1e308}, None),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["<f4", "<f8"])
+def test_packed_axes_are_unpacked(packing: dict[str, float], box: tuple[float, ...] | None, dtype: str) -> None:
+    content = rewritten(grid(dtype=dtype), lambda file: netcdf4.annotate(file["lon"], packing))
+    if box is None:
+        assert refusal(content) is MetadataIssue.INVALID_GEOMETRY
+    else:
+        assert bounding_box(read_from(BytesSource(content)).geometry) == pytest.approx(box)
+
+
+def test_an_axis_that_is_uneven_in_its_middle_has_no_step() -> None:
+    found = read_from(BytesSource(grid([1, 2, 3.5, 4, 5])))
+    assert found.properties["cube:dimensions"]["lon"]["step"] is None
+    assert "proj:transform" not in found.properties
+    assert found.properties["proj:bbox"] == [0.5, 10, 5.5, 12]
 
 
 # --- times
