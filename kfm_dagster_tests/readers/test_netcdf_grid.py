@@ -142,6 +142,7 @@ def test_a_sample_is_what_h5py_reads_of_it(preliminary: bool) -> None:
             assert found.native["variables"][name] == dimensions
             for attribute, value in found.native["variable_attrs"][name].items():
                 assert value == plain(variable.attrs[attribute])
+            assert not {"CLASS", "NAME", "_Netcdf4Dimid"} & found.native["variable_attrs"][name].keys()
         assert found.native["axes"]["lat"] == [file["lat"][place] for place in (0, 1, 360, 718, 719)]
         assert found.native["axes"]["lon"] == [file["lon"][place] for place in (0, 1, 720, 1438, 1439)]
     assert (found.start, found.end, found.datetime) == (
@@ -240,7 +241,7 @@ def test_a_gaussian_grid_has_no_even_step() -> None:
         ([5, 6, 7], [1, 2, 3, np.nan, 5], MetadataIssue.INVALID_GEOMETRY),
         ([5, 6, 7], [1, 2, 200, 4, 5], MetadataIssue.INVALID_GEOMETRY),
         ([5, np.inf], [1, 2], MetadataIssue.INVALID_GEOMETRY),
-        (np.arange(0, 400, 1), [1, 2], MetadataIssue.INVALID_GEOMETRY),
+        (np.arange(0, 362, 1), [1, 2], MetadataIssue.INVALID_GEOMETRY),
         ([-1e6, 1e6], [1, 2], MetadataIssue.INVALID_GEOMETRY),
     ],
 )
@@ -302,6 +303,35 @@ def test_times_are_those_of_the_axis(clock: Mapping[str, str], hours: list[float
     found = read_from(BytesSource(content))
     assert found.start.isoformat() == start
     assert found.start == found.end == found.datetime
+
+
+@pytest.mark.parametrize(
+    ("seconds", "units"),
+    [
+        (1e-6, "microsecond microseconds"),
+        (1e-3, "millisecond milliseconds msec msecs ms"),
+        (1, "second seconds sec secs s SECONDS"),
+        (60, "minute minutes min mins"),
+        (3600, "hour hours hr hrs h Hours"),
+        (86_400, "day days d"),
+    ],
+)
+def test_a_unit_of_time_goes_by_each_of_its_names(seconds: float, units: str) -> None:
+    for unit in units.split():
+        found = read_from(BytesSource(grid(hours=[3.0], clock={"units": f"{unit} since 2000-01-01"})))
+        assert (found.start - datetime(2000, 1, 1, tzinfo=UTC)).total_seconds() == pytest.approx(3 * seconds), unit
+
+
+@pytest.mark.parametrize("side", ["north", "east"])
+def test_an_axis_is_known_by_each_of_its_units_and_by_its_standard_name(side: str) -> None:
+    name, letter, standard = {"north": ("lat", "N", "latitude"), "east": ("lon", "E", "longitude")}[side]
+    units = [f"degree{plural}_{end}" for plural in ("", "s") for end in (side, letter)]
+    for unit in (*units, f"degree{letter}", f"degrees{letter}"):
+        content = rewritten(grid(), _annotated(name, units=unit))
+        assert read_from(BytesSource(content)).properties["proj:shape"] == [2, 3], unit
+    named = rewritten(grid(), _annotated(name, units="degrees", standard_name=standard))
+    assert read_from(BytesSource(named)).properties["proj:shape"] == [2, 3]
+    assert refusal(rewritten(grid(), _annotated(name, units="degrees"))) is MetadataIssue.MISSING_GEOLOCATION
 
 
 def covering(start: str, end: str) -> dict[str, str]:
