@@ -268,6 +268,12 @@ def test_packed_axes_are_unpacked(packing: dict[str, float], box: tuple[float, .
         assert bounding_box(read_from(BytesSource(content)).geometry) == pytest.approx(box)
 
 
+def test_an_axis_of_doubles_keeps_its_digits() -> None:
+    properties = read_from(BytesSource(grid(np.arange(1, 8) / 12))).properties
+    assert properties["proj:bbox"] == pytest.approx([1 / 24, 10, 15 / 24, 12], abs=1e-9)
+    assert properties["proj:transform"][0] == pytest.approx(1 / 12, abs=1e-9)
+
+
 def test_an_axis_that_is_uneven_in_its_middle_has_no_step() -> None:
     found = read_from(BytesSource(grid([1, 2, 3.5, 4, 5])))
     assert found.properties["cube:dimensions"]["lon"]["step"] is None
