@@ -369,6 +369,14 @@ def test_the_reference_time_of_a_forecast_is_no_valid_time() -> None:
     assert extent == ["1999-01-01T00:00:00.000000Z"] * 2
 
 
+def test_of_several_axes_of_time_the_one_that_says_so_is_the_valid_time() -> None:
+    def others(file: h5py.File) -> None:
+        netcdf4.axis(file, "epoch", np.zeros(1), 3, {"units": "hours since 1998-01-01"})
+        netcdf4.annotate(file["time"], {"standard_name": "time"})
+
+    assert read_from(BytesSource(rewritten(grid(), others))).start == datetime(2000, 1, 1, tzinfo=UTC)
+
+
 # --- what the catalog says
 
 
