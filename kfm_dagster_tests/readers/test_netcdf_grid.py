@@ -13,6 +13,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+import pyproj
 import pystac
 import pytest
 from hypothesis import given, settings
@@ -410,6 +411,7 @@ def test_dimensions_and_variables_are_those_of_the_datacube_extension() -> None:
 
 def test_written_fields_satisfy_the_official_extension_schemas(shared_data: Path) -> None:
     properties = read(*make_oisst(DAY)).properties
+    assert pyproj.CRS.from_wkt(properties["proj:wkt2"]).to_epsg() == 4326
     for extension in ("projection/v2.0.0", "processing/v1.2.0"):
         document = json.loads((shared_data / "schemas/stac-extensions" / extension / "schema.json").read_text())
         fields = document["definitions"]["fields"]
