@@ -115,15 +115,14 @@ def grid_axis(header: NetcdfHeader, kind: Literal["x", "y"]) -> GridAxis:
     (name,) = found
     length = header.dimensions[name]
     values = _values(header.variables[name])
-    wanted = {0, 1, length // 2, length - 2, length - 1}
-    if length < 2 or not wanted <= values.keys():
+    if length < 2 or not {0, 1, length // 2, length - 2, length - 1} <= values.keys():
         raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"axis {name} holds {len(values)} of {length} values")
     first, last = values[0], values[length - 1]
     steps = values[1] - first, last - values[length - 2]
     step = (last - first) / (length - 1)
     farthest = 90.0 + _ROUNDED if kind == "y" else _FARTHEST
-    # Written so that NaN fails.
-    if not (max(abs(first), abs(last)) <= farthest and min(steps[0] * step, steps[1] * step) > 0):
+    reach = max(map(abs, values.values())) if all(map(math.isfinite, values.values())) else math.inf
+    if reach > farthest or min(steps[0] * step, steps[1] * step) <= 0:
         raise ReadError(MetadataIssue.INVALID_GEOMETRY, f"axis {name} runs from {first} to {last} by {steps}")
     strays = abs(steps[0] - step), abs(steps[1] - step), abs(values[length // 2] - first - step * (length // 2))
     is_even = max(strays) <= _UNEVEN * abs(step) + _ROUNDED

@@ -148,9 +148,18 @@ def collection(*lengths: int, size: int | None = None) -> bytes:
         (collection(8, size=4096), 1, MetadataIssue.UNREADABLE_FORMAT),
         (collection(1 << 40), 1, MetadataIssue.RESOURCE_LIMIT),
         (collection(60_000), 1, MetadataIssue.UNREADABLE_FORMAT),
-        (bytes(64), 1, MetadataIssue.UNREADABLE_FORMAT),
+        (b"gcol" + collection(8)[4:], 1, MetadataIssue.UNREADABLE_FORMAT),
+        (b"GCOL\x02" + collection(8)[5:], 1, MetadataIssue.UNREADABLE_FORMAT),
     ],
-    ids=["no such object", "huge collection", "past the end", "huge object", "object past the end", "none"],
+    ids=[
+        "no such object",
+        "huge collection",
+        "past the end",
+        "huge object",
+        "object past the end",
+        "no heap",
+        "version",
+    ],
 )
 def test_a_global_heap_that_claims_too_much_is_refused(file: bytes, index: int, code: MetadataIssue) -> None:
     with pytest.raises(ReadError) as refused:

@@ -13,6 +13,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+import pyproj
 import pystac
 import pytest
 from hypothesis import given, settings
@@ -142,6 +143,7 @@ def test_a_sample_is_what_h5py_reads_of_it(preliminary: bool) -> None:
             assert found.native["variables"][name] == dimensions
             for attribute, value in found.native["variable_attrs"][name].items():
                 assert value == plain(variable.attrs[attribute])
+            assert not {"CLASS", "NAME", "_Netcdf4Dimid"} & found.native["variable_attrs"][name].keys()
         assert found.native["axes"]["lat"] == [file["lat"][place] for place in (0, 1, 360, 718, 719)]
         assert found.native["axes"]["lon"] == [file["lon"][place] for place in (0, 1, 720, 1438, 1439)]
     assert (found.start, found.end, found.datetime) == (
@@ -237,13 +239,47 @@ def test_a_gaussian_grid_has_no_even_step() -> None:
         ([5, 4, 6], [1, 2], MetadataIssue.INVALID_GEOMETRY),
         ([5, 6, 7], [1, 2, 90.1], MetadataIssue.INVALID_GEOMETRY),
         ([5, 6, 7], [1, np.nan, 2, 3, 4], MetadataIssue.INVALID_GEOMETRY),
+        ([5, 6, 7], [1, 2, 3, np.nan, 5], MetadataIssue.INVALID_GEOMETRY),
+        ([5, 6, 7], [1, 2, 200, 4, 5], MetadataIssue.INVALID_GEOMETRY),
         ([5, np.inf], [1, 2], MetadataIssue.INVALID_GEOMETRY),
-        (np.arange(0, 400, 1), [1, 2], MetadataIssue.INVALID_GEOMETRY),
+        (np.arange(0, 362, 1), [1, 2], MetadataIssue.INVALID_GEOMETRY),
         ([-1e6, 1e6], [1, 2], MetadataIssue.INVALID_GEOMETRY),
     ],
 )
-def test_axes_that_place_no_grid_are_refused(longitudes: Any, latitudes: Any, code: MetadataIssue) -> None:
-    assert refusal(grid(longitudes, latitudes)) is code
+@pytest.mark.parametrize("dtype", ["<f4", "<f8"])
+def test_axes_that_place_no_grid_are_refused(longitudes: Any, latitudes: Any, code: MetadataIssue, dtype: str) -> None:
+    assert refusal(grid(longitudes, latitudes, dtype=dtype)) is code
+
+
+@pytest.mark.parametrize(
+    ("packing", "box"),
+    [
+        ({"scale_factor": 0.5, "add_offset": 10.0}, (10, 10, 11.5, 12)),
+        ({"scale_factor": 2}, (0, 10, 6, 12)),
+        ({"scale_factor": 1e38}, None),
+        ({"scale_factor": 1e308}, None),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["<f4", "<f8"])
+def test_packed_axes_are_unpacked(packing: dict[str, float], box: tuple[float, ...] | None, dtype: str) -> None:
+    content = rewritten(grid(dtype=dtype), lambda file: netcdf4.annotate(file["lon"], packing))
+    if box is None:
+        assert refusal(content) is MetadataIssue.INVALID_GEOMETRY
+    else:
+        assert bounding_box(read_from(BytesSource(content)).geometry) == pytest.approx(box)
+
+
+def test_an_axis_of_doubles_keeps_its_digits() -> None:
+    properties = read_from(BytesSource(grid(np.arange(1, 8) / 12))).properties
+    assert properties["proj:bbox"] == pytest.approx([1 / 24, 10, 15 / 24, 12], abs=1e-9)
+    assert properties["proj:transform"][0] == pytest.approx(1 / 12, abs=1e-9)
+
+
+def test_an_axis_that_is_uneven_in_its_middle_has_no_step() -> None:
+    found = read_from(BytesSource(grid([1, 2, 3.5, 4, 5])))
+    assert found.properties["cube:dimensions"]["lon"]["step"] is None
+    assert "proj:transform" not in found.properties
+    assert found.properties["proj:bbox"] == [0.5, 10, 5.5, 12]
 
 
 # --- times
@@ -276,6 +312,35 @@ def test_times_are_those_of_the_axis(clock: Mapping[str, str], hours: list[float
     assert found.start == found.end == found.datetime
 
 
+@pytest.mark.parametrize(
+    ("seconds", "units"),
+    [
+        (1e-6, "microsecond microseconds"),
+        (1e-3, "millisecond milliseconds msec msecs ms"),
+        (1, "second seconds sec secs s SECONDS"),
+        (60, "minute minutes min mins"),
+        (3600, "hour hours hr hrs h Hours"),
+        (86_400, "day days d"),
+    ],
+)
+def test_a_unit_of_time_goes_by_each_of_its_names(seconds: float, units: str) -> None:
+    for unit in units.split():
+        found = read_from(BytesSource(grid(hours=[3.0], clock={"units": f"{unit} since 2000-01-01"})))
+        assert (found.start - datetime(2000, 1, 1, tzinfo=UTC)).total_seconds() == pytest.approx(3 * seconds), unit
+
+
+@pytest.mark.parametrize("side", ["north", "east"])
+def test_an_axis_is_known_by_each_of_its_units_and_by_its_standard_name(side: str) -> None:
+    name, letter, standard = {"north": ("lat", "N", "latitude"), "east": ("lon", "E", "longitude")}[side]
+    units = [f"degree{plural}_{end}" for plural in ("", "s") for end in (side, letter)]
+    for unit in (*units, f"degree{letter}", f"degrees{letter}"):
+        content = rewritten(grid(), _annotated(name, units=unit))
+        assert read_from(BytesSource(content)).properties["proj:shape"] == [2, 3], unit
+    named = rewritten(grid(), _annotated(name, units="degrees", standard_name=standard))
+    assert read_from(BytesSource(named)).properties["proj:shape"] == [2, 3]
+    assert refusal(rewritten(grid(), _annotated(name, units="degrees"))) is MetadataIssue.MISSING_GEOLOCATION
+
+
 def covering(start: str, end: str) -> dict[str, str]:
     return {"time_coverage_start": start, "time_coverage_end": end}
 
@@ -303,6 +368,14 @@ def test_the_reference_time_of_a_forecast_is_no_valid_time() -> None:
     assert found.start == datetime(2000, 1, 1, tzinfo=UTC)
     extent = found.properties["cube:dimensions"]["analysis"]["extent"]
     assert extent == ["1999-01-01T00:00:00.000000Z"] * 2
+
+
+def test_of_several_axes_of_time_the_one_that_says_so_is_the_valid_time() -> None:
+    def others(file: h5py.File) -> None:
+        netcdf4.axis(file, "epoch", np.zeros(1), 3, {"units": "hours since 1998-01-01"})
+        netcdf4.annotate(file["time"], {"standard_name": "time"})
+
+    assert read_from(BytesSource(rewritten(grid(), others))).start == datetime(2000, 1, 1, tzinfo=UTC)
 
 
 # --- what the catalog says
@@ -338,6 +411,7 @@ def test_dimensions_and_variables_are_those_of_the_datacube_extension() -> None:
 
 def test_written_fields_satisfy_the_official_extension_schemas(shared_data: Path) -> None:
     properties = read(*make_oisst(DAY)).properties
+    assert pyproj.CRS.from_wkt(properties["proj:wkt2"]).to_epsg() == 4326
     for extension in ("projection/v2.0.0", "processing/v1.2.0"):
         document = json.loads((shared_data / "schemas/stac-extensions" / extension / "schema.json").read_text())
         fields = document["definitions"]["fields"]

@@ -2,7 +2,7 @@
 
 Belongs here: what a file of NCEI's Daily Optimum Interpolation Sea Surface Temperature, version 2.1, says. Does not
 belong here: how it is read. Names, types, packing and axes are those of a real file; no chunk of a field is written, so
-that every cell is the fill value and a file has 40 KB.
+that every cell is the fill value and a file has 27 KB.
 """
 
 from __future__ import annotations
