@@ -22,7 +22,7 @@ TDWR = range(180, 188)
 class ProductKind:
     """What all objects of a product have in common.
 
-    mnemonic: empty where the ICDs have none. range_km: kilometres from the radar; None for a profile over it, a text or
+    mnemonic: empty where the ICDs have none. range_m: metres from the radar; None for a profile over it, a text or
     its state. begin, end: number (1 to 10) of the product-dependent parameter with the date of the accumulation's begin
     or end, the minute follows; None where there is none.
     """
@@ -30,7 +30,7 @@ class ProductKind:
     code: int
     mnemonic: str
     name: str
-    range_km: int | None
+    range_m: int | None
     begin: int | None
     end: int | None
 
@@ -45,7 +45,7 @@ def product_kinds() -> Mapping[int, ProductKind]:
             code=int(row["code"]),
             mnemonic=row["mnemonic"],
             name=row["name"],
-            range_km=_number(row["range_km"]),
+            range_m=int(row["range_km"]) * 1000 if row["range_km"] else None,
             begin=_number(row["begin"]),
             end=_number(row["end"]),
         )

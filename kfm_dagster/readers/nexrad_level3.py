@@ -31,7 +31,7 @@ from kfm_dagster.readers.ranges import BlockCache
 PROPERTIES = frozenset({
     "platform", "instruments", "processing:level", "processing:datetime", "nexrad:awips-id", "nexrad:site",
     "nexrad:site-name", "nexrad:product-code", "nexrad:product-name", "nexrad:mnemonic", "nexrad:elevation",
-    "nexrad:vcp", "nexrad:volume-number", "nexrad:operational-mode", "nexrad:radar-id", "nexrad:range-km",
+    "nexrad:vcp", "nexrad:volume-number", "nexrad:operational-mode", "nexrad:radar-id", "nexrad:range-m",
     "nexrad:latitude", "nexrad:longitude", "nexrad:height-m", "nexrad:position-source", "nexrad:compression",
     "nexrad:blocks", "nexrad:accumulation-start", "nexrad:accumulation-end",
 })  # fmt: skip
@@ -170,8 +170,8 @@ def _check_time(nominal: datetime, first: datetime, last: datetime) -> None:
 
 
 def _footprint(position: Position | Site, kind: ProductKind | None) -> Mapping[str, Any]:
-    if kind is not None and kind.range_km is not None:
-        return disc(position.latitude, position.longitude, kind.range_km * 1000)
+    if kind is not None and kind.range_m is not None:
+        return disc(position.latitude, position.longitude, kind.range_m)
     return {"type": "Point", "coordinates": (position.longitude, position.latitude)}
 
 
@@ -197,7 +197,7 @@ def _known(content: _Content, site: Site | None, kind: ProductKind | None) -> di
         "nexrad:site-name": site.name if site else None,
         "nexrad:product-name": kind.name if kind else None,
         "nexrad:mnemonic": (kind.mnemonic or None) if kind else None,
-        "nexrad:range-km": kind.range_km if kind else None,
+        "nexrad:range-m": kind.range_m if kind else None,
     }
     return {"platform": radar, "instruments": [radar]} | _there(known)
 

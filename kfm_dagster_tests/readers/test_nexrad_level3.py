@@ -170,7 +170,7 @@ def test_every_field_of_every_real_object_equals_the_independent_reader(real: li
             "lat": pytest.approx(native["lat"]),
             "lon": pytest.approx(native["lon"]),
             "height_ft": native["height_ft"],
-            "max_range_km": properties.get("nexrad:range-km", 0),
+            "max_range_km": properties.get("nexrad:range-m", 0) / 1000,
             "product_code": native["product_code"],
             "product_name": properties["nexrad:product-name"],
             "prod_time": native["prod_time"],
@@ -334,7 +334,7 @@ def test_a_sample_says_what_it_was_made_from() -> None:
         "nexrad:volume-number": 1,
         "nexrad:operational-mode": "precipitation",
         "nexrad:radar-id": list(sites()).index("KICT") + 1,
-        "nexrad:range-km": 460,
+        "nexrad:range-m": 460_000,
         "nexrad:latitude": pytest.approx(site.latitude, abs=0.0006),
         "nexrad:longitude": pytest.approx(site.longitude, abs=0.0006),
         "nexrad:height-m": pytest.approx(site.height_m, abs=0.2),
@@ -371,7 +371,7 @@ def test_a_product_that_no_table_knows_is_a_point_without_a_name() -> None:
     key, content = sample("NVW")
     found = read(key, patched(content, 30, "h", 299))
     assert found.properties["nexrad:product-code"] == 299
-    assert not {"nexrad:product-name", "nexrad:mnemonic", "nexrad:range-km"} & found.properties.keys()
+    assert not {"nexrad:product-name", "nexrad:mnemonic", "nexrad:range-m"} & found.properties.keys()
     assert found.geometry["type"] == "Point"
 
 
@@ -516,7 +516,8 @@ def test_the_identifier_of_a_site_is_of_one_radar() -> None:
 
 
 def test_every_range_of_the_table_is_one_of_the_formats() -> None:
-    assert {kind.range_km for kind in product_kinds().values()} == {None, 60, 90, 115, 230, 300, 345, 416, 460}
+    ranges = {kind.range_m // 1000 if kind.range_m else None for kind in product_kinds().values()}
+    assert ranges == {None, 60, 90, 115, 230, 300, 345, 416, 460}
 
 
 def test_keys_that_are_no_time_are_ignored_and_others_foreign() -> None:
