@@ -14,7 +14,6 @@ DIMENSION_OF: Mapping[str, str] = {
     "byte": "[information]",
     "degree": "[angle]",
     "hour": "[time]",
-    "km": "[length]",
     "m": "[length]",
     "metre": "[length]",
     "percent": "1",
