@@ -1,7 +1,7 @@
-"""The reader of NEXRAD Level II archive volumes: agreement with the key, position, coverage, STAC properties.
+"""The reader of NEXRAD Level II archive volumes: agreement with the key, STAC properties.
 
 Belongs here: what a volume's head and end mean to the catalog. Does not belong here: how it is laid out
-(`nexrad_volume.py`, `nexrad_end.py`) and where radars stood before volumes said so (`nexrad_sites.py`).
+(`nexrad_volume.py`, `nexrad_end.py`) and where the radar stands (`nexrad_radar.py`).
 
 Cost: one to three range requests of 128 KiB for the head and one of up to 256 KiB for the end; a gzipped volume is read
 whole, in requests of 1 MiB. bzip2 blocks are decoded outside the GIL.
@@ -9,30 +9,22 @@ whole, in requests of 1 MiB. bzip2 blocks are decoded outside the GIL.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
 from typing import Any
-
-import antimeridian
-import numpy as np
-from pyproj import Geod
-from shapely.geometry import Polygon, mapping
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
-from kfm_dagster.readers.nexrad_messages import Position
+from kfm_dagster.readers.nexrad_radar import RADAR_PROPERTIES, coverage, place_of, radar_properties
 from kfm_dagster.readers.nexrad_records import READ_BYTES
-from kfm_dagster.readers.nexrad_sites import Site, sites
+from kfm_dagster.readers.nexrad_sites import sites
 from kfm_dagster.readers.nexrad_volume import Volume, read_volume
 
-PROPERTIES = frozenset({
-    "platform", "instruments", "processing:level", "processing:software", "nexrad:site", "nexrad:site-name",
-    "nexrad:message-type", "nexrad:archive-version", "nexrad:compression", "nexrad:moments", "nexrad:latitude",
-    "nexrad:longitude", "nexrad:height-m", "nexrad:position-source", "nexrad:vcp", "nexrad:elevations",
-    "nexrad:frequency-mhz", "nexrad:volume-number", "nexrad:rda-status", "nexrad:operability-status",
-    "nexrad:gate-spacing-m",
-})  # fmt: skip
+PROPERTIES = RADAR_PROPERTIES | {
+    "processing:software", "nexrad:message-type", "nexrad:archive-version", "nexrad:compression", "nexrad:moments",
+    "nexrad:vcp", "nexrad:elevations", "nexrad:frequency-mhz", "nexrad:volume-number", "nexrad:rda-status",
+    "nexrad:operability-status", "nexrad:gate-spacing-m",
+}  # fmt: skip
 """What a volume can have."""
 FIRST_BYTES = READ_BYTES
 """Of a volume, by its first request."""
@@ -45,13 +37,6 @@ follows after 3 minutes at the earliest, so that one minute cannot confuse two.
 """
 LONGEST_VOLUME = timedelta(minutes=30)
 """From the first radial to the last: patterns take 4 to 10 minutes (Federal Meteorological Handbook 11, part C)."""
-POSITION_TOLERANCE_M = 50_000
-"""Between a volume's own position and its site's: 100 m in real volumes, but the table has one place a site, and the
-farthest known move is RKSG's, by 36 km. The nearest other radar is 59 km off, but for two tested in Norman."""
-RANGE_M = 460_000
-"""Reach of the reflectivity: 460 cells of 1 km (ICD 2620002, table III), 1840 gates of 250 m (table XVII-B)."""
-CIRCLE_POINTS = 36
-_WGS84 = Geod(ellps="WGS84")
 
 
 def read_nexrad_level2(request: ReadRequest) -> HeaderMetadata:
@@ -70,14 +55,14 @@ def read_nexrad_level2(request: ReadRequest) -> HeaderMetadata:
     _check_platform(volume, icao)
     _check_time(volume, nominal)
     site = sites().get(icao)
-    position = _position(volume, site, icao)
+    position = place_of(volume.radial.position, site, icao)
     start, last, unchecked = min(volume.header.time, volume.radial.time), volume.end.radial, volume.end.unchecked
     return HeaderMetadata(
         start=start,
         end=last.time if last else start,
         datetime=start,
-        geometry=_coverage(position.latitude, position.longitude),
-        properties=_properties(volume, icao, site, position),
+        geometry=coverage(position.latitude, position.longitude),
+        properties=radar_properties(icao, site, position) | _properties(volume),
         native=_native(volume),
         findings=((MetadataIssue.COMPLETENESS_UNCHECKED, unchecked),) if unchecked else (),
     )
@@ -109,53 +94,10 @@ def _check_time(volume: Volume, nominal: datetime) -> None:
         )
 
 
-def _position(volume: Volume, site: Site | None, icao: str) -> Position | Site:
-    """Take the radar's own position, or the site's where the volume states none (type 1, or a block of zeros)."""
-    stated = volume.radial.position
-    if stated is None or (stated.latitude == 0 and stated.longitude == 0):
-        if site is None:
-            raise ReadError(
-                MetadataIssue.MISSING_GEOLOCATION, f"the volume states no position and {icao} is not in the site table"
-            )
-        return site
-    # Written so that NaN fails. No WSR-88D stands beyond 65 degrees; past 85 the disc would hold a pole.
-    if not (-85 <= stated.latitude <= 85 and -180 <= stated.longitude <= 180):
-        raise ReadError(
-            MetadataIssue.INVALID_GEOMETRY, f"the radar is said to be at {stated.latitude}, {stated.longitude}"
-        )
-    if site is not None:
-        _check_distance(stated, site)
-    return stated
-
-
-def _check_distance(stated: Position, site: Site) -> None:
-    *_, distance = _WGS84.inv(stated.longitude, stated.latitude, site.longitude, site.latitude)
-    if distance > POSITION_TOLERANCE_M:
-        raise ReadError(
-            MetadataIssue.INVALID_GEOMETRY,
-            f"the radar is said to be at {stated.latitude:.4f}, {stated.longitude:.4f}, {distance / 1000:.0f} km from "
-            f"where {site.icao} is; expected {POSITION_TOLERANCE_M // 1000} km at most",
-        )
-
-
-@lru_cache(maxsize=1024)
-def _coverage(latitude: float, longitude: float) -> Mapping[str, Any]:
-    """Disc of RANGE_M around the radar as GeoJSON, counterclockwise, split at the antimeridian.
-
-    Cached because a network has 160 positions and a day 40,000 volumes.
-    """
-    azimuths = np.linspace(360, 0, CIRCLE_POINTS, endpoint=False)
-    around = np.full(CIRCLE_POINTS, 1.0)
-    longitudes, latitudes, _ = _WGS84.fwd(around * longitude, around * latitude, azimuths, around * RANGE_M)
-    disc: Mapping[str, Any] = mapping(antimeridian.fix_polygon(Polygon(zip(longitudes, latitudes, strict=True))))
-    return disc
-
-
-def _properties(volume: Volume, icao: str, site: Site | None, position: Position | Site) -> dict[str, Any]:
+def _properties(volume: Volume) -> dict[str, Any]:
     radial, status, end = volume.radial, volume.status, volume.end
     planned = volume.pattern.elevations if volume.pattern else ()
     optional = {
-        "nexrad:site-name": site.name if site else None,
         # An all-zero message 5 is real (2005): the radial's own pattern number comes first.
         "nexrad:vcp": radial.vcp or (volume.pattern.number if volume.pattern else 0) or None,
         # What is known of the whole has the short names; what is not says whose it is.
@@ -172,17 +114,9 @@ def _properties(volume: Volume, icao: str, site: Site | None, position: Position
         "processing:software": {"WSR-88D RDA": status.build} if status and status.build else None,
     }
     return {
-        "platform": "wsr-88d",
-        "instruments": ["wsr-88d"],
-        "processing:level": "L2",
-        "nexrad:site": icao,
         "nexrad:message-type": radial.message_type,
         "nexrad:archive-version": volume.header.magic.removesuffix("."),
         "nexrad:compression": volume.compression,
-        "nexrad:latitude": round(position.latitude, 6),
-        "nexrad:longitude": round(position.longitude, 6),
-        "nexrad:height-m": position.height_m,
-        "nexrad:position-source": "site table" if isinstance(position, Site) else "volume data block",
     } | {name: value for name, value in optional.items() if value is not None}
 
 

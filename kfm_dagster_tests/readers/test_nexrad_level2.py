@@ -30,8 +30,8 @@ from kfm_dagster.demo.samples.nexrad_level2 import (
     nexrad_level2_samples,
 )
 from kfm_dagster.readers.base import ReadError
-from kfm_dagster.readers.nexrad_level2 import POSITION_TOLERANCE_M, RANGE_M, _coverage
 from kfm_dagster.readers.nexrad_messages import MAX_CUTS
+from kfm_dagster.readers.nexrad_radar import POSITION_TOLERANCE_M, RANGE_M, coverage
 from kfm_dagster.readers.nexrad_sites import sites
 from kfm_dagster_tests.readers.nexrad_bytes import (
     SITE,
@@ -278,7 +278,7 @@ def test_a_position_that_no_table_knows_is_taken_from_the_volume(uncompressed: b
 
 @given(latitude=st.floats(-85, 85), longitude=st.floats(-180, 180))
 def test_coverage_is_a_valid_disc_anywhere(latitude: float, longitude: float) -> None:
-    geometry = _coverage(latitude, longitude)
+    geometry = coverage(latitude, longitude)
     west, south, east, north = bounding_box(geometry)
     disc = shape(geometry)
     assert disc.is_valid
