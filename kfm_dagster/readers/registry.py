@@ -47,6 +47,7 @@ READERS: Mapping[str, LazyReader] = MappingProxyType(
     {
         "goes-abi": LazyReader(module="kfm_dagster.readers.goes_abi", function="read_goes_abi"),
         "nexrad-level2": LazyReader(module="kfm_dagster.readers.nexrad_level2", function="read_nexrad_level2"),
+        "nexrad-chunk": LazyReader(module="kfm_dagster.readers.nexrad_chunk", function="read_nexrad_chunk"),
         "grib2": LazyReader(module="kfm_dagster.readers.grib2", function="read_grib2"),
     }
 )

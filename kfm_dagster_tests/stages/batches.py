@@ -24,6 +24,7 @@ from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.samples.goes_abi import goes_abi_samples
 from kfm_dagster.demo.samples.hrrr import BUCKET, PRODUCTS, REGIONS, make_hrrr
+from kfm_dagster.demo.samples.nexrad_chunks import nexrad_chunk_samples
 from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.ingest.nodes import chain
 from kfm_dagster.operators.metadata_extract import metadata_extract
@@ -52,7 +53,11 @@ def sample_objects(dataset: str, count: int) -> Objects:
             key, content, index = make_hrrr(run=run, lead=lead, product=kind, region=region)
             yield BUCKET, key, content, lambda _, index=index: BytesSource(index.encode())
         return
-    samples = {"goes-abi": goes_abi_samples, "nexrad-l2": nexrad_level2_samples}[dataset]
+    samples = {
+        "goes-abi": goes_abi_samples,
+        "nexrad-l2": nexrad_level2_samples,
+        "nexrad-l2-chunks": nexrad_chunk_samples,
+    }[dataset]
     for bucket, key, content in samples(DAY, count):
         yield bucket, key, content, lambda _: None
 
