@@ -9,14 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from kfm_dagster.contracts.key_grammar import KeyGrammarReader, KeyKind
-from kfm_dagster.contracts.model import API_VERSION, DatasetContract
+from kfm_dagster.contracts.model import API_VERSION, DatasetContract, MessageShape
 from kfm_dagster.documents.checking import DocumentError, checked, line_of
 from kfm_dagster.documents.yaml_text import compose_yaml, read_yaml
 from kfm_dagster.errors import ContractError
@@ -134,6 +134,10 @@ class ContractRegistry:
                 next_step="kfm dataset list",
             ) from None
 
+    def owner(self, contract: DatasetContract) -> DatasetContract:
+        """Return the contract that says what the Collection is into which a dataset writes: mostly its own."""
+        return self[contract.stac.collection_of or contract.id]
+
     @cached_property
     def grammars(self) -> Mapping[str, KeyGrammarReader]:
         """Compiled key grammar by dataset id."""
@@ -147,6 +151,11 @@ class ContractRegistry:
             for topic in contract.notifications.topics:
                 found[topic.arn] = (*found.get(topic.arn, ()), contract)
         return found
+
+    @cached_property
+    def shapes(self) -> Mapping[str, MessageShape]:
+        """What the messages of each topic are, by ARN."""
+        return {topic.arn: topic.message_shape for contract in self for topic in contract.notifications.topics}
 
     @cached_property
     def buckets(self) -> Mapping[str, tuple[DatasetContract, ...]]:
@@ -184,15 +193,38 @@ class ContractRegistry:
 
 
 def _refuse_clashes(contracts: list[DatasetContract]) -> None:
+    _refuse_strange_collections(contracts)
     for one, other in combinations(contracts, 2):
+        _refuse_shared_keys(one, other)
+        _refuse_split_topic(one, other)
+
+
+def _refuse_strange_collections(contracts: list[DatasetContract]) -> None:
+    """Refuse a Collection of two datasets: one that adds to another's has to say so, and to name who owns it."""
+    owners = {contract.id: contract for contract in contracts if contract.stac.collection_of is None}
+    for contract in contracts:
+        if (named := contract.stac.collection_of) is None:
+            continue
+        if named not in owners or owners[named].stac.collection != contract.stac.collection:
+            raise ContractError(
+                "a contract adds to a Collection that is not of the dataset that it names",
+                observed=f"{contract.id}: {contract.stac.collection}, stac.collection_of {named}",
+                expected="the collection of another dataset, which is its own",
+            )
+        if contract.governance != owners[named].governance:
+            # What the owner keeps back, masks or embargoes would be in the same Collection all the same.
+            raise ContractError(
+                "a Collection is governed in two ways",
+                observed=f"{contract.id} adds to {named}, and their governance differs",
+                expected="one governance for all that write a Collection",
+            )
+    for one, other in combinations(owners.values(), 2):
         if one.stac.collection == other.stac.collection:
             raise ContractError(
                 "two contracts write one STAC collection",
                 observed=f"{one.id} and {other.id}: {one.stac.collection}",
-                expected="one collection per dataset",
+                expected="one collection per dataset, or stac.collection_of in the one that adds to it",
             )
-        _refuse_shared_keys(one, other)
-        _refuse_split_topic(one, other)
 
 
 def _refuse_shared_keys(one: DatasetContract, other: DatasetContract) -> None:
@@ -208,7 +240,17 @@ def _refuse_shared_keys(one: DatasetContract, other: DatasetContract) -> None:
 
 
 def _refuse_split_topic(one: DatasetContract, other: DatasetContract) -> None:
-    """Refuse a topic with two queues: it delivers everything to each, so each would hold the other's messages, too."""
+    """Refuse a topic with two queues: it delivers everything to each, so each would hold the other's messages, too.
+
+    And one with two shapes of message: nothing in it says which it is.
+    """
+    for mine, theirs in product(one.notifications.topics, other.notifications.topics):
+        if mine.arn == theirs.arn and mine.message_shape != theirs.message_shape:
+            raise ContractError(
+                "two contracts give one topic different shapes of message",
+                observed=f"{mine.arn}: {one.id} {mine.message_shape}, {other.id} {theirs.message_shape}",
+                expected="one shape per topic",
+            )
     for arn in sorted({topic.arn for topic in one.notifications.topics}):
         if any(topic.arn == arn for topic in other.notifications.topics) and one.queue.name != other.queue.name:
             raise ContractError(

@@ -61,11 +61,15 @@ class DatasetMetadata(ContractPart):
     owners: list[str] = []
 
 
+MessageShape = Literal["s3-event", "nexrad-chunk"]
+"""What the messages of a topic are: events of S3, or those of Unidata's feed of NEXRAD chunks."""
+
+
 class Topic(ContractPart):
     """An SNS topic that announces objects of this dataset."""
 
     arn: TopicArn
-    message_shape: Literal["s3-event"] = "s3-event"
+    message_shape: MessageShape = "s3-event"
 
 
 class Notifications(ContractPart):
@@ -76,11 +80,18 @@ class Notifications(ContractPart):
         min_length=1,
         description="Default: none, for objects that only a listing finds (storage.scheduled_listing).",
     )
-    schema_versions: list[str] = Field(["2.0", "2.1", "2.2", "2.3", "2.4"], description="Accepted S3 eventVersions.")
+    schema_versions: list[str] = Field(
+        ["2.0", "2.1", "2.2", "2.3", "2.4"], description="Accepted eventVersions of S3, or L2Versions of NEXRAD chunks."
+    )
     object_removed: Literal["ignore", "reject"] = Field(
         "ignore", description="What an ObjectRemoved event does: acknowledged without a unit, or rejected."
     )
     priority: Priority = Priority.NORMAL
+
+    @property
+    def names_versions(self) -> bool:
+        """Whether messages name the version of an object; a chunk's does not: its key is written once."""
+        return any(topic.message_shape == "s3-event" for topic in self.topics)
 
 
 class QueueConfig(ContractPart):
@@ -293,6 +304,9 @@ class StacRules(ContractPart):
     """How Items and the Collection look."""
 
     collection: DatasetId
+    collection_of: DatasetId | None = Field(
+        None, description="Dataset whose Collection it is, where this one only adds to its Items. Default: this one's."
+    )
     item_id: str = Field(description="Template over the groups of the key grammar; must not depend on the version.")
     precedence: str | None = Field(
         None, description="Group that orders re-issues of one Item: a lower value never overwrites a higher one."

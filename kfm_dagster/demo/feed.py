@@ -1,7 +1,8 @@
 """The feed: puts objects into the embedded cloud and announces them as NOAA does, S3 event by SNS to our queue.
 
-Belongs here: the S3 event record, the publishing, a folder as a feed, and deliveries that go wrong. Does not belong
-here: which sample objects there are (`sample_day.py`), or anything of the pipeline that reads the queue.
+Belongs here: the S3 event record, the chunk feed's message, the publishing, a folder as a feed, and deliveries that go
+wrong. Does not belong here: which sample objects there are (`sample_day.py`), or anything of the pipeline that reads
+the queue.
 
 Events are made here and not by moto's bucket notifications: those take the present time, and escape the slashes of a
 key, which S3 leaves alone. Everything in an event follows from the object and its key, so that the same objects
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
 BATCH = 10
 """Entries that SNS takes in one PublishBatch."""
 SUBJECT = "Amazon S3 Notification"
+_CHUNK_KEY = re.compile(
+    r"(?P<site>\w{4})/(?P<volume>\d{1,3})/(?P<year>\d{4})(?P<month>\d\d)(?P<day>\d\d)"
+    r"-(?P<hour>\d\d)(?P<minute>\d\d)(?P<second>\d\d)-(?P<chunk>\d{3})-(?P<kind>[SIE])"
+)
 OBSERVATION_DELAY = timedelta(seconds=30)
 """From the end of a scan to its event: 18 to 35 s for GOES-19."""
 FORECAST_DELAY = timedelta(hours=1)
@@ -154,7 +159,9 @@ class Feed:
         """
         by_topic: dict[str, list[str]] = {}
         for event in events:
-            by_topic.setdefault(topic_of(self._registry, event.bucket), []).append(_notification([event]))
+            topic = topic_of(self._registry, event.bucket)
+            is_chunk = self._registry.shapes[topic] == "nexrad-chunk"
+            by_topic.setdefault(topic, []).append(chunk_notification(event) if is_chunk else _notification([event]))
         for topic, messages in by_topic.items():
             for start in range(0, len(messages), BATCH):
                 self._publish(topic, messages[start : start + BATCH])
@@ -294,6 +301,28 @@ def _files(folder: Path) -> Iterator[tuple[Path, str, str]]:
 
 def _notification(events: Iterable[ObjectEvent]) -> str:
     return json.dumps({"Records": [event.record() for event in events]}, separators=(",", ":"))
+
+
+def chunk_notification(event: ObjectEvent) -> str:
+    """Return what Unidata's feed says of a chunk: `SITE/VOLUME/YYYYMMDD-HHMMSS-NNN-KIND`, once more in fields.
+
+    Raises ConfigurationError for a key of another form.
+    """
+    found = _CHUNK_KEY.fullmatch(event.key)
+    if found is None:
+        raise ConfigurationError("this is no key of a NEXRAD chunk", observed=event.key, expected=_CHUNK_KEY.pattern)
+    said = found.groupdict()
+    message = {
+        "S3Bucket": event.bucket,
+        "Key": event.key,
+        "SiteID": said["site"],
+        "DateTime": "{year}-{month}-{day}T{hour}:{minute}:{second}".format_map(said),
+        "VolumeID": int(said["volume"]),
+        "ChunkID": int(said["chunk"]),
+        "ChunkType": said["kind"],
+        "L2Version": "V06",
+    }
+    return json.dumps(message)
 
 
 def topic_of(registry: ContractRegistry, bucket: str) -> str:

@@ -1,8 +1,9 @@
 """message-parse: one SQS message to envelopes, to names for what is no unit, and to rejections with a reason.
 
-Belongs here: the meaning of the body (SNS envelope or raw delivery, S3 event records) under the dataset contracts, and
-the same envelope for an object that a listing found. Pure: no clock, no request, no write. Does not belong here:
-receiving (`notifications/sqs.py`), who sent a message (`notifications/authenticity.py`), and keeping what was rejected.
+Belongs here: the meaning of the body (SNS envelope or raw delivery, S3 event records or a NEXRAD chunk) under the
+dataset contracts, and the same envelope for an object that a listing found. Pure: no clock, no request, no write. Does
+not belong here: receiving (`notifications/sqs.py`), who sent a message (`notifications/authenticity.py`), and keeping
+what was rejected.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from kfm_dagster.contracts.key_grammar import (
     KeyMatch,
 )
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.contracts.model import DatasetContract, MessageShape
 from kfm_dagster.notifications.fields import (
     ETAG,
     SEQUENCER,
@@ -41,6 +42,7 @@ from kfm_dagster.notifications.fields import (
     shown,
 )
 from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.notifications.nexrad_chunk import ChunkNotice
 from kfm_dagster.notifications.verdict import UNCHECKED, Authenticity, SenderVerdict
 from kfm_dagster.storage.objects import ListedObject
 
@@ -134,6 +136,15 @@ class ParsedMessage:
         )
 
 
+class _Opened(NamedTuple):
+    """A message out of its envelope; `published` is when SNS says that it came, None where nobody says."""
+
+    payload: Mapping[str, Any]
+    shape: MessageShape
+    raw: RawReference
+    published: datetime | None = None
+
+
 class _Rejections:
     """Rejections of one message: as many as a person reads, however many records a sender packs into it.
 
@@ -180,10 +191,10 @@ def parse_message(
     if verdict.authenticity is Authenticity.UNKNOWN:
         return ParsedMessage(message_id=message.message_id, verdict=verdict)
     try:
-        payload, raw = _open(message, registry, verdict)
-        if isinstance(payload, Ignored):
-            return ParsedMessage(message_id=message.message_id, verdict=verdict, ignored=(payload,))
-        records = _records(payload)
+        opened = _open(message, registry, verdict)
+        if isinstance(opened, Ignored):
+            return ParsedMessage(message_id=message.message_id, verdict=verdict, ignored=(opened,))
+        records = _records(opened)
     except MessageError as error:
         rejection = RejectedRecord(code=error.code, message=str(error))
         return ParsedMessage(message_id=message.message_id, verdict=verdict, rejections=(rejection,))
@@ -191,9 +202,10 @@ def parse_message(
     ignored: list[Ignored] = []
     positions: list[int] = []
     rejections = _Rejections()
+    understand = _chunk if opened.shape == "nexrad-chunk" else _unit
     for index, record in enumerate(records):
         try:
-            unit = _within(days, _unit(record, raw=raw, registry=registry, queue=queue))
+            unit = _within(days, understand(record, opened=opened, registry=registry, queue=queue))
         except MessageError as error:
             rejections.add(error, index)
         else:
@@ -223,7 +235,8 @@ def _within(days: DayWindow | None, unit: Envelope | Ignored) -> Envelope | Igno
 def parse_listed(contract: DatasetContract, listed: ListedObject) -> Envelope | None:
     """Envelope of an object that a listing found; None when its key is no data object of the contract.
 
-    What the listing says stands for the announcement: its ETag and size, and `last_modified` as the event time.
+    What the listing says stands for the announcement: its ETag and size, and `last_modified` as the event time. The
+    ETag is left out where messages name none, because the unit is the one that they announce.
     """
     bucket, _, key = listed.uri.removeprefix("s3://").partition("/")
     try:
@@ -239,35 +252,34 @@ def parse_listed(contract: DatasetContract, listed: ListedObject) -> Envelope | 
         queue=contract.queue.name,
         event_time=listed.last_modified,
         schema_version=LISTING_SCHEMA_VERSION,
-        version=listed.etag,
+        version=listed.etag if contract.notifications.names_versions else None,
         size=listed.size,
         sequencer=None,
         raw=RawReference(),
     )
 
 
-def _open(
-    message: SqsMessage, registry: ContractRegistry, verdict: SenderVerdict
-) -> tuple[Mapping[str, Any] | Ignored, RawReference]:
+def _open(message: SqsMessage, registry: ContractRegistry, verdict: SenderVerdict) -> _Opened | Ignored:
     """Take the payload out of the SNS envelope, or the body itself with raw message delivery."""
     outer = json_object(message.body, "the body")
     if verdict.authenticity is Authenticity.INVALID:
         raise MessageError(ParseIssue.SIGNATURE_INVALID, verdict.detail)
     if "Type" not in outer:
-        return _payload(outer, registry), RawReference(sqs_message_id=message.message_id)
+        # Nothing but the fields themselves tells which shape it is.
+        shape: MessageShape = "nexrad-chunk" if "S3Bucket" in outer and "Records" not in outer else "s3-event"
+        raw = RawReference(sqs_message_id=message.message_id)
+        return _test_event(outer, registry) or _Opened(payload=outer, shape=shape, raw=raw)
     kind = require_text(outer, "Type")
     if kind in {"SubscriptionConfirmation", "UnsubscribeConfirmation"}:
         topic = outer.get("TopicArn")
         dataset = _only(registry.topics.get(topic, ())) if isinstance(topic, str) else None
-        notice = Ignored(IgnoreReason.SUBSCRIPTION_NOTICE, dataset=dataset)
-        return notice, RawReference(sqs_message_id=message.message_id)
+        return Ignored(IgnoreReason.SUBSCRIPTION_NOTICE, dataset=dataset)
     if kind != "Notification":
         raise MessageError(ParseIssue.UNSUPPORTED_SCHEMA_VERSION, f"SNS type {shown(kind)} is not one we know")
     topic = require_text(outer, "TopicArn")
     if topic not in registry.topics:
         raise MessageError(ParseIssue.UNROUTABLE_TOPIC, f"no contract names topic {shown(topic)}")
-    if "Timestamp" in outer:
-        require_time(outer, "Timestamp")
+    published = require_time(outer, "Timestamp") if "Timestamp" in outer else None
     subject = outer.get("Subject")
     raw = RawReference(
         sqs_message_id=message.message_id,
@@ -275,12 +287,14 @@ def _open(
         topic_arn=topic,
         subject=subject if isinstance(subject, str) else None,
     )
-    return _payload(json_object(require_text(outer, "Message"), "Message"), registry), raw
+    payload = json_object(require_text(outer, "Message"), "Message")
+    shape = registry.shapes[topic]
+    return _test_event(payload, registry) or _Opened(payload=payload, shape=shape, raw=raw, published=published)
 
 
-def _payload(payload: Mapping[str, Any], registry: ContractRegistry) -> Mapping[str, Any] | Ignored:
+def _test_event(payload: Mapping[str, Any], registry: ContractRegistry) -> Ignored | None:
     if payload.get("Event") != "s3:TestEvent" or "Records" in payload:
-        return payload
+        return None
     named = payload.get("Bucket")
     # Another's bucket is no name that anybody would look for.
     bucket = named if isinstance(named, str) and named in registry.buckets else None
@@ -292,14 +306,16 @@ def _only(contracts: Sequence[DatasetContract]) -> str | None:
     return contracts[0].id if len(contracts) == 1 else None
 
 
-def _records(payload: Mapping[str, Any]) -> list[Any]:
-    records = payload.get("Records")
+def _records(opened: _Opened) -> list[Any]:
+    if opened.shape == "nexrad-chunk":
+        return [opened.payload]
+    records = opened.payload.get("Records")
     if not isinstance(records, list) or not records:
         missing("Records")
     return records
 
 
-def _unit(record: Any, *, raw: RawReference, registry: ContractRegistry, queue: str) -> Envelope | Ignored:
+def _unit(record: Any, *, opened: _Opened, registry: ContractRegistry, queue: str) -> Envelope | Ignored:
     """Understand one S3 event record. Raises MessageError with bucket and key as far as they are known."""
     if not isinstance(record, dict):
         missing("Records[]")
@@ -309,7 +325,7 @@ def _unit(record: Any, *, raw: RawReference, registry: ContractRegistry, queue: 
     encoded = require_text(described, "key", path="s3.object.key")
     try:
         key = _decoded(encoded)
-        found = _route(bucket, key, topic=raw.topic_arn, registry=registry)
+        found = _route(bucket, key, opened=opened, registry=registry)
         if isinstance(found, Ignored):
             return found._replace(sidecar_version=_sidecar_version(found, record, described))
         if _is_accepted_removal(record, found):
@@ -324,10 +340,41 @@ def _unit(record: Any, *, raw: RawReference, registry: ContractRegistry, queue: 
             version=optional_text(described, "eTag", ETAG, path="s3.object.eTag"),
             size=optional_size(described, "size", path="s3.object.size (bytes)"),
             sequencer=optional_text(described, "sequencer", SEQUENCER, path="s3.object.sequencer"),
-            raw=raw,
+            raw=opened.raw,
         )
     except MessageError as error:
         error.bucket, error.key = bucket[:SHOWN_CHARACTERS], unquote_plus(encoded)[:SHOWN_CHARACTERS]
+        raise
+
+
+def _chunk(record: Any, *, opened: _Opened, registry: ContractRegistry, queue: str) -> Envelope | Ignored:
+    """Understand one message of the NEXRAD chunk feed. Raises MessageError with bucket and key as far as known.
+
+    The event is as old as its notification: the message itself tells only when the volume began, up to ten minutes ago.
+    """
+    bucket = require_text(record, "S3Bucket")
+    key = require_text(record, "Key")
+    try:
+        notice = ChunkNotice.of(record)
+        found = _route(bucket, key, opened=opened, registry=registry)
+        if isinstance(found, Ignored):
+            return found
+        _check_version(found, "L2Version", notice.layout)
+        notice.check_key(key)
+        return _envelope(
+            found,
+            _understood(key, registry.grammars[found.id]),
+            uri=f"s3://{bucket}/{key}",
+            queue=queue,
+            event_time=opened.published or notice.start,
+            schema_version=notice.layout,
+            version=None,
+            size=None,
+            sequencer=None,
+            raw=opened.raw,
+        )
+    except MessageError as error:
+        error.bucket, error.key = bucket[:SHOWN_CHARACTERS], key[:SHOWN_CHARACTERS]
         raise
 
 
@@ -341,8 +388,9 @@ def _decoded(encoded: str) -> str:
         raise MessageError(ParseIssue.KEY_GRAMMAR_MISMATCH, f"key {shown(encoded)} is no UTF-8") from None
 
 
-def _route(bucket: str, key: str, *, topic: str | None, registry: ContractRegistry) -> DatasetContract | Ignored:
+def _route(bucket: str, key: str, *, opened: _Opened, registry: ContractRegistry) -> DatasetContract | Ignored:
     """Contract of a data object, by bucket and key alone: `configurationId` can name another satellite."""
+    topic = opened.raw.topic_arn
     announced = registry.announced.get((topic, bucket))
     if announced is None:
         where = "" if topic is None else f" of topic {topic}"
@@ -354,6 +402,9 @@ def _route(bucket: str, key: str, *, topic: str | None, registry: ContractRegist
         raise MessageError(ParseIssue.KEY_GRAMMAR_MISMATCH, f"key {shown(key)} matches no contract of {bucket}")
     if route.contract.id not in announced:
         raise MessageError(ParseIssue.UNROUTABLE_TOPIC, f"topic {topic} is none of {route.contract.id}")
+    if all(one.message_shape != opened.shape for one in route.contract.notifications.topics):
+        text = f"{route.contract.id} is announced by no message of the shape {opened.shape}"
+        raise MessageError(ParseIssue.UNSUPPORTED_SCHEMA_VERSION, text)
     if route.kind is KeyKind.SIDECAR:
         return Ignored(IgnoreReason.SIDECAR, key, bucket, route.contract.id)
     return route.contract
@@ -372,9 +423,7 @@ def _sidecar_version(found: Ignored, record: Mapping[str, Any], described: Mappi
 
 def _is_accepted_removal(record: Mapping[str, Any], contract: DatasetContract) -> bool:
     """Tell removal from creation (S3 user guide, "Supported event types"). Raises MessageError for anything else."""
-    version = require_text(record, "eventVersion")
-    if version not in contract.notifications.schema_versions:
-        raise MessageError(ParseIssue.UNSUPPORTED_SCHEMA_VERSION, f"eventVersion {shown(version)} is not accepted")
+    _check_version(contract, "eventVersion", require_text(record, "eventVersion"))
     name = require_text(record, "eventName")
     kind = name.removeprefix("s3:").partition(":")[0]
     if kind == "ObjectCreated":
@@ -384,6 +433,11 @@ def _is_accepted_removal(record: Mapping[str, Any], contract: DatasetContract) -
     if contract.notifications.object_removed == "reject":
         raise MessageError(ParseIssue.UNSUPPORTED_SCHEMA_VERSION, f"{contract.id} rejects {shown(name)} events")
     return True
+
+
+def _check_version(contract: DatasetContract, name: str, version: str) -> None:
+    if version not in contract.notifications.schema_versions:
+        raise MessageError(ParseIssue.UNSUPPORTED_SCHEMA_VERSION, f"{name} {shown(version)} is not accepted")
 
 
 def _understood(key: str, grammar: KeyGrammarReader) -> KeyMatch:

@@ -13,7 +13,6 @@ Does not belong here: the head (`nexrad_volume.py`).
 
 from __future__ import annotations
 
-import bz2
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -35,6 +34,7 @@ from kfm_dagster.readers.nexrad_records import (
     READ_BYTES,
     message_at,
     messages,
+    messages_of_record,
     record_size,
 )
 from kfm_dagster.readers.ranges import BlockCache, BytesSource
@@ -42,8 +42,6 @@ from kfm_dagster.readers.unpacked import Bytes, Gunzip, Unpacked
 
 TAIL_BLOCKS = 2
 """Blocks of the tail that are requested at once: 128 to 256 KiB; last records take 28 to 95 KB in real volumes."""
-MAX_RECORD_UNPACKED = 2 * 1024 * 1024
-"""120 radials, 1.42 MB at most in real volumes."""
 GZIP_READ_BYTES = 1024 * 1024
 MAX_GZIP_BYTES = 16 * 1024 * 1024
 """A gzip stream gives its end only to who reads all of it: as much is read, in requests of 1 MiB."""
@@ -73,7 +71,7 @@ def end_of_records(stored: BlockCache, first: Radial) -> VolumeEnd:
     for start in dict.fromkeys((near, far)):
         record = _last_record(stored.read(start, size - start))
         if record is not None:
-            return _of_ends(first, _record_radials(record))
+            return _of_ends(first, messages_of_record(record))
     raise ReadError(MetadataIssue.TRUNCATED_OBJECT, "no LDM record ends where the object ends")
 
 
@@ -96,7 +94,7 @@ def end_of_gzip(source: ByteSource, stored: BlockCache, first: Radial, *, bzippe
     stream = Unpacked(_gzip_pieces(source, stored), Gunzip(), step=2 * READ_BYTES, limit=MAX_VOLUME_BYTES)
     stream.read(0, HEADER_BYTES)
     if bzipped:
-        found = _of_ends(first, _record_radials(_chained_record(stream)))
+        found = _of_ends(first, messages_of_record(_chained_record(stream)))
     else:
         last, moments = _survey(messages(stream, HEADER_BYTES))
         found = VolumeEnd(radial=last, moments=_ordered(moments), unchecked=_unchecked(last))
@@ -163,13 +161,6 @@ def _last_record(tail: bytes) -> bytes | None:
             return tail[place:]
         place = tail.find(_RECORD_START, place + 1)
     return None
-
-
-def _record_radials(record: bytes) -> Iterator[tuple[int, bytes]]:
-    stream = Unpacked(iter([record]), bz2.BZ2Decompressor(), step=READ_BYTES, limit=MAX_RECORD_UNPACKED)
-    yield from messages(stream, 0)
-    if not stream.complete:
-        raise ReadError(MetadataIssue.TRUNCATED_OBJECT, "the last LDM record ends before its data")
 
 
 def _chained_record(stream: Bytes) -> bytes:

@@ -1,7 +1,7 @@
-"""The reader of NEXRAD Level II archive volumes: agreement with the key, position, coverage, STAC properties.
+"""The reader of NEXRAD Level II archive volumes: agreement with the key, STAC properties.
 
 Belongs here: what a volume's head and end mean to the catalog. Does not belong here: how it is laid out
-(`nexrad_volume.py`, `nexrad_end.py`) and where radars stood before volumes said so (`nexrad_sites.py`).
+(`nexrad_volume.py`, `nexrad_end.py`) and where the radar stands (`nexrad_radar.py`).
 
 Cost: one to three range requests of 128 KiB for the head and one of up to 256 KiB for the end; a gzipped volume is read
 whole, in requests of 1 MiB. bzip2 blocks are decoded outside the GIL.
@@ -15,19 +15,17 @@ from typing import Any
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
-from kfm_dagster.readers.geometry import disc
-from kfm_dagster.readers.nexrad_position import Position, position_source, radar_position
+from kfm_dagster.readers.nexrad_position import radar_position
+from kfm_dagster.readers.nexrad_radar import RADAR_PROPERTIES, coverage, radar_properties
 from kfm_dagster.readers.nexrad_records import READ_BYTES
-from kfm_dagster.readers.nexrad_sites import Site, sites
+from kfm_dagster.readers.nexrad_sites import sites
 from kfm_dagster.readers.nexrad_volume import Volume, read_volume
 
-PROPERTIES = frozenset({
-    "platform", "instruments", "processing:level", "processing:software", "nexrad:site", "nexrad:site-name",
-    "nexrad:message-type", "nexrad:archive-version", "nexrad:compression", "nexrad:moments", "nexrad:latitude",
-    "nexrad:longitude", "nexrad:height-m", "nexrad:position-source", "nexrad:vcp", "nexrad:elevations",
-    "nexrad:frequency-mhz", "nexrad:volume-number", "nexrad:rda-status", "nexrad:operability-status",
-    "nexrad:gate-spacing-m",
-})  # fmt: skip
+PROPERTIES = RADAR_PROPERTIES | {
+    "processing:software", "nexrad:message-type", "nexrad:archive-version", "nexrad:compression", "nexrad:moments",
+    "nexrad:vcp", "nexrad:elevations", "nexrad:frequency-mhz", "nexrad:volume-number", "nexrad:rda-status",
+    "nexrad:operability-status", "nexrad:gate-spacing-m",
+}  # fmt: skip
 """What a volume can have."""
 FIRST_BYTES = READ_BYTES
 """Of a volume, by its first request."""
@@ -40,8 +38,6 @@ follows after 3 minutes at the earliest, so that one minute cannot confuse two.
 """
 LONGEST_VOLUME = timedelta(minutes=30)
 """From the first radial to the last: patterns take 4 to 10 minutes (Federal Meteorological Handbook 11, part C)."""
-RANGE_M = 460_000
-"""Reach of the reflectivity: 460 cells of 1 km (ICD 2620002, table III), 1840 gates of 250 m (table XVII-B)."""
 
 
 def read_nexrad_level2(request: ReadRequest) -> HeaderMetadata:
@@ -66,8 +62,8 @@ def read_nexrad_level2(request: ReadRequest) -> HeaderMetadata:
         start=start,
         end=last.time if last else start,
         datetime=start,
-        geometry=disc(position.latitude, position.longitude, RANGE_M),
-        properties=_properties(volume, icao, site, position),
+        geometry=coverage(position.latitude, position.longitude),
+        properties=radar_properties(icao, site, position) | _properties(volume),
         native=_native(volume),
         findings=((MetadataIssue.COMPLETENESS_UNCHECKED, unchecked),) if unchecked else (),
     )
@@ -99,11 +95,10 @@ def _check_time(volume: Volume, nominal: datetime) -> None:
         )
 
 
-def _properties(volume: Volume, icao: str, site: Site | None, position: Position | Site) -> dict[str, Any]:
+def _properties(volume: Volume) -> dict[str, Any]:
     radial, status, end = volume.radial, volume.status, volume.end
     planned = volume.pattern.elevations if volume.pattern else ()
     optional = {
-        "nexrad:site-name": site.name if site else None,
         # An all-zero message 5 is real (2005): the radial's own pattern number comes first.
         "nexrad:vcp": radial.vcp or (volume.pattern.number if volume.pattern else 0) or None,
         # What is known of the whole has the short names; what is not says whose it is.
@@ -120,17 +115,9 @@ def _properties(volume: Volume, icao: str, site: Site | None, position: Position
         "processing:software": {"WSR-88D RDA": status.build} if status and status.build else None,
     }
     return {
-        "platform": "wsr-88d",
-        "instruments": ["wsr-88d"],
-        "processing:level": "L2",
-        "nexrad:site": icao,
         "nexrad:message-type": radial.message_type,
         "nexrad:archive-version": volume.header.magic.removesuffix("."),
         "nexrad:compression": volume.compression,
-        "nexrad:latitude": round(position.latitude, 6),
-        "nexrad:longitude": round(position.longitude, 6),
-        "nexrad:height-m": position.height_m,
-        "nexrad:position-source": position_source(position, "volume data block"),
     } | {name: value for name, value in optional.items() if value is not None}
 
 

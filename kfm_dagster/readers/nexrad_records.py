@@ -6,12 +6,13 @@ here: which records are read (`nexrad_volume.py`, `nexrad_end.py`) and what they
 
 from __future__ import annotations
 
+import bz2
 import struct
 from collections.abc import Iterator
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
-from kfm_dagster.readers.unpacked import Bytes
+from kfm_dagster.readers.unpacked import Bytes, Unpacked
 
 READ_BYTES = 128 * 1024
 """One block of a range request; real heads take one to three, because a bzip2 block must be whole (50 to 270 KB)."""
@@ -19,6 +20,8 @@ FRAME_BYTES = 2432
 """Every message but type 31 fills one frame (ICD 2620010, 7.3.5)."""
 MAX_RECORD_BYTES = 1024 * 1024
 """An LDM record of 120 radials is at most 1.4 MB before compression and 267 KB after it in real volumes."""
+MAX_RECORD_UNPACKED = 2 * 1024 * 1024
+"""120 radials, 1.42 MB at most in real volumes."""
 
 _MESSAGE = struct.Struct(">12xHxB10xH")
 MESSAGE_BYTES = _MESSAGE.size
@@ -67,3 +70,11 @@ def messages(stream: Bytes, position: int) -> Iterator[tuple[int, bytes]]:
                 raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the volume ends within a message of type {kind}")
             yield kind, body
         position += advance
+
+
+def messages_of_record(record: bytes) -> Iterator[tuple[int, bytes]]:
+    """Type and body of each message of a whole LDM record, without its size, as `messages`. Raises ReadError."""
+    stream = Unpacked(iter([record]), bz2.BZ2Decompressor(), step=READ_BYTES, limit=MAX_RECORD_UNPACKED)
+    yield from messages(stream, 0)
+    if not stream.complete:
+        raise ReadError(MetadataIssue.TRUNCATED_OBJECT, "the LDM record ends before its data")

@@ -49,6 +49,7 @@ READERS: Mapping[str, LazyReader] = MappingProxyType(
         "goes-glm": LazyReader(module="kfm_dagster.readers.goes_glm", function="read_goes_glm"),
         "nexrad-level2": LazyReader(module="kfm_dagster.readers.nexrad_level2", function="read_nexrad_level2"),
         "nexrad-level3": LazyReader(module="kfm_dagster.readers.nexrad_level3", function="read_nexrad_level3"),
+        "nexrad-chunk": LazyReader(module="kfm_dagster.readers.nexrad_chunk", function="read_nexrad_chunk"),
         "grib2": LazyReader(module="kfm_dagster.readers.grib2", function="read_grib2"),
         "grib2-gzip": LazyReader(module="kfm_dagster.readers.grib2_gzip", function="read_grib2_gzip"),
         "isd": LazyReader(module="kfm_dagster.readers.isd", function="read_isd"),

@@ -205,6 +205,62 @@ def test_clashing_contracts_are_refused(changes: dict[str, Any], says: str) -> N
         ContractRegistry.of([one, two])
 
 
+CHUNKS = BUILTIN["nexrad-l2-chunks.yaml"]
+ARCHIVE = BUILTIN["nexrad-l2.yaml"]
+
+
+@pytest.mark.clause("OPR-13")
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"stac.collection_of": None}, "two contracts write one STAC collection"),
+        ({"stac.collection_of": "hrrr"}, "not of the dataset that it names"),
+        ({"stac.collection_of": "nexrad-l2-chunks"}, "not of the dataset that it names"),
+        ({"stac.collection": "nexrad"}, "not of the dataset that it names"),
+        ({"governance.sensitivity": "restricted", "governance.access": "restricted"}, "governed in two ways"),
+        (
+            {"notifications.topics": [{"arn": "arn:aws:sns:us-east-1:684042711724:NewNEXRADLevel2Archive"}]},
+            None,
+        ),
+        (
+            {
+                "notifications.topics": [
+                    {
+                        "arn": "arn:aws:sns:us-east-1:684042711724:NewNEXRADLevel2Archive",
+                        "message_shape": "nexrad-chunk",
+                    }
+                ]
+            },
+            "different shapes of message",
+        ),
+    ],
+)
+def test_who_adds_to_another_s_collection_names_its_owner_and_is_governed_as_it_is(
+    changes: dict[str, Any], says: str | None
+) -> None:
+    archive, hrrr_contract = parse_contract(ARCHIVE, source="archive"), parse_contract(HRRR, source="hrrr")
+    chunks = parse_contract(changed(CHUNKS, changes), source="chunks")
+    if says is None:
+        registry = ContractRegistry.of([archive, chunks, hrrr_contract])
+        assert registry.owner(chunks) is registry.owner(archive) is archive
+        assert registry.owner(hrrr_contract) is hrrr_contract
+    else:
+        with pytest.raises(ContractError, match=says):
+            ContractRegistry.of([archive, chunks, hrrr_contract])
+
+
+def test_a_chunk_and_the_archive_s_object_have_one_item_that_the_archive_s_takes_over(
+    contracts: ContractRegistry,
+) -> None:
+    chunk = contracts.grammars["nexrad-l2-chunks"].match("KLOT/901/20260328-201457-999-E")
+    volume = contracts.grammars["nexrad-l2"].match("2026/03/28/KLOT/KLOT20260328_201457_V06")
+    assert chunk is not None
+    assert volume is not None
+    assert chunk.item_id == volume.item_id == "KLOT20260328_201457_V06"
+    assert chunk.start == volume.start
+    assert "001" < chunk.precedence < volume.precedence
+
+
 @pytest.mark.clause("OPR-13")
 def test_orphan_contracts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ContractError, match="bufr"):

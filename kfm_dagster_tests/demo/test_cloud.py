@@ -25,8 +25,12 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.demo.feed import Feed, FeedObject, ObjectEvent, StoredAs
 from kfm_dagster.demo.sample_day import publish_samples, sample_objects
+from kfm_dagster.demo.samples.nexrad_chunks import BUCKET as CHUNKS_BUCKET
+from kfm_dagster.demo.samples.nexrad_chunks import make_nexrad_chunks
 from kfm_dagster.deployment.child_server import ChildServer
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError
+from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.operators.message_parse import parse_message
 
 GOES_KEY = "ABI-L1b-RadM/2019/218/01/OR_ABI-L1b-RadM2-M6C03_G17_s20192180138575_e20192180139033_c20192180139080.nc"
 NEXRAD_KEY = "2025/04/02/KTWX/KTWX20250402_220636_V06"
@@ -192,7 +196,7 @@ def test_a_folder_is_a_feed(cloud: EmbeddedCloud, feed: Feed, tmp_path: Path) ->
         f"noaa-hrrr-bdp-pds/{HRRR_KEY}.idx": b"1:0:d=2025040212:TMP:2 m above ground:1 hour fcst:\n",
         f"noaa-isd-pds/{ISD_KEY}": b"announced by no topic",
         "noaa-goes17/SUVI-L1b-Fe093/2019/218/00/a.fits.gz": b"ignored",
-        "noaa-mrms-pds/CONUS/a.grib2.gz": b"unknown",
+        "noaa-rtma-pds/CONUS/a.grib2.gz": b"unknown",
         "noaa-goes17/README/a.txt": b"foreign",
         "README.md": b"no object",
     }
@@ -212,7 +216,7 @@ def test_a_folder_is_a_feed(cloud: EmbeddedCloud, feed: Feed, tmp_path: Path) ->
         "noaa-goes17/README/a.txt": "its key matches no contract of bucket noaa-goes17",
         "noaa-goes17/SUVI-L1b-Fe093/2019/218/00/a.fits.gz": "the contract goes-abi names it as one that it does not "
         "ingest",
-        "noaa-mrms-pds/CONUS/a.grib2.gz": "no dataset contract names bucket noaa-mrms-pds",
+        "noaa-rtma-pds/CONUS/a.grib2.gz": "no dataset contract names bucket noaa-rtma-pds",
     }
     announced = {
         f"{record['s3']['bucket']['name']}/{unquote_plus(record['s3']['object']['key'])}": record["eventTime"]
@@ -233,6 +237,25 @@ def test_an_object_that_no_topic_announces_cannot_be_announced(feed: Feed) -> No
         ConfigurationError, match="no topic announces the objects of this bucket; observed noaa-isd-pds"
     ):
         feed.announce([event])
+
+
+def test_a_folder_of_chunks_is_announced_as_their_own_feed_does(
+    cloud: EmbeddedCloud, feed: Feed, contracts: ContractRegistry, tmp_path: Path
+) -> None:
+    for key, content in make_nexrad_chunks(site="KTWX", start=datetime(2025, 4, 2, 22, 6, 36, tzinfo=UTC)):
+        path = tmp_path / CHUNKS_BUCKET / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    assert feed.from_folder(tmp_path).objects == {"nexrad-l2-chunks": 4}
+    parsed = [
+        parse_message(SqsMessage(message_id=one["MessageId"], body=one["Body"]), registry=contracts, queue="q")
+        for one in drain(cloud)
+    ]
+    assert [one.rejections for one in parsed] == [()] * 4
+    assert sorted(unit.key[-5:] for one in parsed for unit in one.envelopes) == ["001-S", "002-I", "003-I", "004-E"]
+    wrong = ObjectEvent(bucket=CHUNKS_BUCKET, key="KTWX/x", size=1, etag="0" * 32, event_time=datetime.now(UTC))
+    with pytest.raises(ConfigurationError, match="no key of a NEXRAD chunk"):
+        feed.announce([wrong])
 
 
 def test_a_folder_that_is_none_is_refused(feed: Feed, tmp_path: Path) -> None:

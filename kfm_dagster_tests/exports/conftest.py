@@ -45,11 +45,11 @@ def with_awkward_names(pipeline: Pipeline, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="session")
 def governed(contracts: ContractRegistry) -> ContractRegistry:
-    """The contracts, with nexrad-l2 governed."""
+    """The contracts, with those of the Collection nexrad-l2 governed."""
     return ContractRegistry.of(
         contract.model_copy(
             update={"governance": contract.governance.model_copy(update={"sensitivity": "restricted"})}
-            if contract.id == "nexrad-l2"
+            if contract.stac.collection == "nexrad-l2"
             else {}
         )
         for contract in contracts

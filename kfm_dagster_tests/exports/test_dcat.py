@@ -124,7 +124,7 @@ def test_a_governed_dataset_is_not_named_in_its_run_state(
 def test_a_collection_without_its_contract_is_refused_and_nothing_is_written(
     pipeline: Pipeline, tmp_path: Path
 ) -> None:
-    others = ContractRegistry.of(contract for contract in pipeline.registry if contract.id != "nexrad-l2")
+    others = ContractRegistry.of(contract for contract in pipeline.registry if contract.stac.collection != "nexrad-l2")
     with pytest.raises(ContractError, match="nexrad-l2"):
         export(pipeline, tmp_path / "out", others)
     assert not (tmp_path / "out").exists()

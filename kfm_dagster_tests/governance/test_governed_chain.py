@@ -58,10 +58,10 @@ Open = Callable[..., Pipeline]
 
 
 def under(pipeline: Pipeline, declared: Governance) -> Pipeline:
-    """The pipeline, with NEXRAD under another governance section."""
+    """The pipeline, with the Collection of NEXRAD under another governance section."""
 
     def governed(contract: DatasetContract) -> DatasetContract:
-        if contract.id != DATASET:
+        if contract.stac.collection != DATASET:
             return contract
         document = contract.model_dump(mode="json") | {"governance": declared.model_dump(mode="json")}
         document["metadata_extract"]["required"] = SHOWN

@@ -623,7 +623,7 @@ def test_a_lost_claim_of_a_dataset_without_a_contract_fails_and_keeps_no_other_f
     claimed = bench.claim(orphan, run_id="dead")
     claimed += bench.ledger.claim(dataset="hrrr", partition=DAY, run_id="dead", limit=1)
     assert len(claimed) == 2
-    without = ContractRegistry.of([contract for contract in contracts if contract.id != orphan.dataset])
+    without = ContractRegistry.of([contract for contract in contracts if contract.stac.collection != orphan.dataset])
     report = make_bench(bench.database, without).ledger.release_lost(run_ids=["dead"])
     assert (report.failed, report.requeued) == ((orphan.wal_id,), (known.wal_id,))
 

@@ -25,7 +25,7 @@ from kfm_dagster.path.volume import (
     facts_of,
     path_arrival,
 )
-from kfm_dagster.readers import nexrad_level2
+from kfm_dagster.readers import nexrad_level2, nexrad_radar
 from kfm_dagster.readers.base import ReadRequest
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster_tests.path.beams import START, TAU, beam
@@ -145,4 +145,4 @@ def test_volumes_of_one_site_and_pattern_share_their_beams() -> None:
 
 
 def test_the_reach_is_that_of_the_footprint() -> None:
-    assert RANGE_M == nexrad_level2.RANGE_M
+    assert RANGE_M == nexrad_radar.RANGE_M

@@ -30,10 +30,9 @@ from kfm_dagster.demo.samples.nexrad_level2 import (
     nexrad_level2_samples,
 )
 from kfm_dagster.readers.base import ReadError
-from kfm_dagster.readers.geometry import disc
-from kfm_dagster.readers.nexrad_level2 import RANGE_M
 from kfm_dagster.readers.nexrad_messages import MAX_CUTS
 from kfm_dagster.readers.nexrad_position import POSITION_TOLERANCE_M
+from kfm_dagster.readers.nexrad_radar import RANGE_M, coverage
 from kfm_dagster.readers.nexrad_sites import sites
 from kfm_dagster_tests.readers.nexrad_bytes import (
     SITE,
@@ -266,7 +265,7 @@ def test_a_position_that_no_table_knows_is_taken_from_the_volume(uncompressed: b
 
 @given(latitude=st.floats(-85, 85), longitude=st.floats(-180, 180))
 def test_coverage_is_a_valid_disc_anywhere(latitude: float, longitude: float) -> None:
-    geometry = disc(latitude, longitude, RANGE_M)
+    geometry = coverage(latitude, longitude)
     west, south, east, north = bounding_box(geometry)
     covered = shape(geometry)
     assert covered.is_valid

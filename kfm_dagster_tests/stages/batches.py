@@ -28,6 +28,7 @@ from kfm_dagster.demo.samples.goes_glm import goes_glm_samples
 from kfm_dagster.demo.samples.hrrr import BUCKET, PRODUCTS, REGIONS, make_hrrr
 from kfm_dagster.demo.samples.isd import isd_samples
 from kfm_dagster.demo.samples.mrms import mrms_samples
+from kfm_dagster.demo.samples.nexrad_chunks import nexrad_chunk_samples
 from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.ingest.nodes import chain
 from kfm_dagster.operators.metadata_extract import metadata_extract
@@ -60,6 +61,7 @@ def sample_objects(dataset: str, count: int) -> Objects:
         "mrms": mrms_samples,
         "nexrad-l2": nexrad_level2_samples,
         "surface-obs": isd_samples,
+        "nexrad-l2-chunks": nexrad_chunk_samples,
     }[dataset]
     for bucket, key, content in samples(DAY, count):
         yield bucket, key, content, lambda _: None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gzip
 import lzma
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
@@ -45,12 +46,8 @@ def open_file(path: str, content: bytes) -> Opened | None:
     return path, {}, unpack(content)
 
 
-@compares(
-    "hrrr", "aqm", "gefs", "gfs", "mrms", "nam", "nbm", "ndfd", "rap",
-    reader="grib2", refused={"files/rap/": ROTATED}, open_file=open_file,
-)  # fmt: skip
-def grib2(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
-    answers, native = real.expected, found.native
+def native_values(native: Mapping[str, Any], answers: Mapping[str, Any]) -> Iterator[Compared]:
+    """The first field, and its grid."""
     field = answers["fields"][0]
     grid = answers["grids"][field["gridSha"]]
     for name in SAME_NAME:
@@ -63,15 +60,29 @@ def grib2(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
         yield same("level", native["level"], field["level"] * scale)
     for name in sorted(grid.keys() & native.keys()):
         yield near(name, native[name], grid[name], within=EXACT)
-    extent = tuple(grid[name] for name in ("lon_min_raw", "lat_min", "lon_max_raw", "lat_max"))
-    ours = tuple(native[name] for name in ("longitudeWest", "latitudeMin", "longitudeEast", "latitudeMax"))
-    yield degrees("extent", ours, extent, within=EXACT)
+    sides = tuple(native[name] for name in ("longitudeWest", "latitudeMin", "longitudeEast", "latitudeMax"))
+    yield degrees("extent", sides, _extent(grid), within=EXACT)
+
+
+def _extent(grid: Mapping[str, Any]) -> tuple[float, ...]:
+    return tuple(grid[name] for name in ("lon_min_raw", "lat_min", "lon_max_raw", "lat_max"))
+
+
+@compares(
+    "hrrr", "aqm", "gefs", "gfs", "mrms", "nam", "nbm", "ndfd", "rap",
+    reader="grib2", refused={"files/rap/": ROTATED}, open_file=open_file,
+)  # fmt: skip
+def grib2(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
+    answers = real.expected
+    field = answers["fields"][0]
+    yield from native_values(found.native, answers)
     box = bounding_box(found.geometry)
     if (box[0], box[2]) != (-180, 180):
-        yield degrees("bbox", box, extent, within=EXACT)
+        yield degrees("bbox", box, _extent(answers["grids"][field["gridSha"]]), within=EXACT)
     yield seconds("start", found.start, datetime.fromisoformat(field["refTime"]), within=0)
     # A file is named for its lead; alone it is valid when its first field is.
     if real.groups:
         valid = datetime.strptime(max(answers["validity"]), "%Y%m%d%H%M").replace(tzinfo=UTC)
-        yield seconds("datetime", found.datetime, valid, within=0)
+        # It is said to the minute.
+        yield seconds("datetime", found.datetime.replace(second=0), valid, within=0)
         yield same("grib:message-count", found.properties["grib:message-count"], answers["n_fields"])

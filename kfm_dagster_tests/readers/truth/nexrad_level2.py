@@ -11,7 +11,7 @@ from pyproj import Geod
 
 from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.readers.base import HeaderMetadata
-from kfm_dagster.readers.nexrad_level2 import RANGE_M
+from kfm_dagster.readers.nexrad_radar import RANGE_M
 from kfm_dagster_tests.readers.nexrad_bytes import PYART_MOMENTS, key_groups
 from kfm_dagster_tests.readers.truth.comparison import (
     CONTRACTS,

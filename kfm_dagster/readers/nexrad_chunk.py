@@ -1,0 +1,200 @@
+"""The reader of NEXRAD Level II chunks: a volume as far as it is written, by its newest piece alone.
+
+A chunk is one LDM record (ICD 2620010, 7.3.4): the first one (S) has the volume header before it and holds the
+metadata, every other one (I, and E at the end) holds radials. Chunks are numbered from 1, so that chunk n says that n
+are written, and each radial states position and coverage pattern: no other chunk has to be read. Put together in their
+order they are the archive's volume.
+
+Belongs here: what one chunk says of its volume. Does not belong here: records (`nexrad_records.py`,
+`nexrad_messages.py`), the radar (`nexrad_radar.py`), and the order in which chunks come (the catalog's).
+
+Cost: the whole chunk, in one range request of 128 KiB or two; real ones have 2 to 120 KB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadError, ReadRequest
+from kfm_dagster.readers.nexrad_level2 import LONGEST_VOLUME, TIME_TOLERANCE
+from kfm_dagster.readers.nexrad_messages import (
+    END_OF_VOLUME,
+    HEADER_BYTES,
+    Pattern,
+    Radial,
+    VolumeHeader,
+    decode_header,
+    decode_pattern,
+    decode_radial,
+)
+from kfm_dagster.readers.nexrad_position import radar_position
+from kfm_dagster.readers.nexrad_radar import RADAR_PROPERTIES, coverage, radar_properties
+from kfm_dagster.readers.nexrad_records import MAX_RECORD_BYTES, READ_BYTES, messages_of_record, record_size
+from kfm_dagster.readers.nexrad_sites import sites
+from kfm_dagster.readers.ranges import BlockCache
+
+PROPERTIES = RADAR_PROPERTIES | {
+    "nexrad:message-type", "nexrad:vcp", "nexrad:volume-number", "nexrad:chunks", "nexrad:complete", "nexrad:cuts",
+}  # fmt: skip
+"""What a volume can have of which chunks are there."""
+FIRST_BYTES = READ_BYTES
+"""Of a chunk, by its first request."""
+START, END = "S", "E"
+"""Kinds of chunks: the first of a volume and its last one; those between are I."""
+_MAX_BLOCKS = -(-(HEADER_BYTES + 4 + MAX_RECORD_BYTES) // READ_BYTES)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chunk:
+    """What a chunk holds: the volume header and the pattern in the first one, radials in every other one."""
+
+    header: VolumeHeader | None
+    pattern: Pattern | None
+    first: Radial | None
+    last: Radial | None
+    radials: int
+    is_last_record: bool
+    """Whether the record says so, by a negative size."""
+
+
+def read_nexrad_chunk(request: ReadRequest) -> HeaderMetadata:
+    """Read a chunk; `request.groups` has `site`, `volume`, `date` (YYYYMMDD), `time` (HHMMSS), `chunk` and `kind`.
+
+    `start` and `datetime` are the key's time, which all chunks of a volume have; `end` is the last radial's, and the
+    start in the first chunk. A volume is complete when its last radial ends it; a last chunk without that radial has a
+    finding COMPLETENESS_UNCHECKED.
+    Raises ReadError: UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT, INVALID_TIME_RANGE and
+    INCOMPLETE_PRODUCT_METADATA for the bytes, TIME_MISMATCH and PLATFORM_MISMATCH against the key,
+    MISSING_GEOLOCATION and INVALID_GEOMETRY for the position.
+    """
+    groups = request.groups
+    start = datetime.strptime(groups["date"] + groups["time"], "%Y%m%d%H%M%S").replace(tzinfo=UTC)
+    icao, kind = groups["site"], groups["kind"]
+    chunk = _read(request.source, starts=kind == START)
+    _check_platform(chunk, icao)
+    _check_times(chunk, start)
+    site = sites().get(icao)
+    place = radar_position(chunk.first.position if chunk.first else None, site, icao)
+    complete = chunk.last is not None and chunk.last.status == END_OF_VOLUME
+    unfinished = f"the last chunk ends with no end of a volume: {_last_words(chunk)}"
+    return HeaderMetadata(
+        start=start,
+        # The first radials may precede the second by which the volume is named.
+        end=max(start, chunk.last.time) if chunk.last else start,
+        datetime=start,
+        geometry=coverage(place.latitude, place.longitude),
+        properties=radar_properties(icao, site, place) | _properties(chunk, groups, complete=complete),
+        native=_native(chunk),
+        findings=((MetadataIssue.COMPLETENESS_UNCHECKED, unfinished),) if kind == END and not complete else (),
+    )
+
+
+def _read(source: ByteSource, *, starts: bool) -> Chunk:
+    stored = BlockCache(source, block_bytes=READ_BYTES, max_blocks=_MAX_BLOCKS)
+    opening = stored.read(0, FIRST_BYTES)
+    place = HEADER_BYTES if starts else 0
+    header = decode_header(opening[:HEADER_BYTES]) if starts else None
+    word = opening[place : place + 4]
+    if len(word) < 4:
+        raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"{source.size} bytes are less than an LDM record")
+    size, is_last = record_size(word)
+    missing = place + 4 + size - source.size
+    if missing > 0:
+        raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the LDM record ends {missing} bytes past the end")
+    if missing < 0:
+        raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"{-missing} bytes follow the LDM record; a chunk is one")
+    pattern: Pattern | None = None
+    first: tuple[int, bytes] | None = None
+    last: tuple[int, bytes] | None = None
+    radials = 0
+    for kind, body in messages_of_record(stored.read(place + 4, size)):
+        if kind == 5:
+            pattern = decode_pattern(body)
+        elif kind in {1, 31}:
+            first, last, radials = first or (kind, body), (kind, body), radials + 1
+    if not starts and first is None:
+        raise ReadError(MetadataIssue.INCOMPLETE_PRODUCT_METADATA, "the chunk has no radial")
+    return Chunk(
+        header=header,
+        pattern=pattern,
+        first=decode_radial(*first) if first else None,
+        last=decode_radial(*last) if last else None,
+        radials=radials,
+        is_last_record=is_last,
+    )
+
+
+def _check_platform(chunk: Chunk, icao: str) -> None:
+    stated: dict[str, str | None] = {
+        "volume header": chunk.header.icao if chunk.header else None,
+        "first radial": chunk.first.icao if chunk.first else None,
+        "last radial": chunk.last.icao if chunk.last else None,
+    }
+    for where, name in stated.items():
+        # Radials of type 1 name no radar.
+        if name and name != icao:
+            raise ReadError(MetadataIssue.PLATFORM_MISMATCH, f"the {where} says {name!r}; the key says {icao!r}")
+
+
+def _check_times(chunk: Chunk, start: datetime) -> None:
+    """Hold the header and the radials against the key, and the radials against each other. Raises ReadError."""
+    header = chunk.header.time if chunk.header else start
+    first, last = (radial.time if radial else start for radial in (chunk.first, chunk.last))
+    in_order = first <= last or chunk.first is None
+    if abs(header - start) > TIME_TOLERANCE or not in_order or not _within_volume(first, last, start):
+        raise ReadError(
+            MetadataIssue.TIME_MISMATCH,
+            f"the key says {start:%Y-%m-%dT%H:%M:%SZ}; the chunk says {header:%Y-%m-%dT%H:%M:%SZ} in its header and "
+            f"{first:%Y-%m-%dT%H:%M:%SZ} to {last:%Y-%m-%dT%H:%M:%SZ} in its radials; expected the header within "
+            f"{TIME_TOLERANCE.seconds} s, the radials within {LONGEST_VOLUME.seconds} s",
+        )
+
+
+def _within_volume(first: datetime, last: datetime, start: datetime) -> bool:
+    return start - TIME_TOLERANCE <= first and last <= start + LONGEST_VOLUME
+
+
+def _last_words(chunk: Chunk) -> str:
+    radial = chunk.last
+    return f"its last radial is of cut {radial.cut}, status {radial.status}" if radial else "it has no radial"
+
+
+def _properties(chunk: Chunk, groups: Mapping[str, str], *, complete: bool) -> dict[str, Any]:
+    optional = {
+        # A message 5 of zeros is real in volumes of 2005.
+        "nexrad:vcp": (chunk.first.vcp if chunk.first else 0) or (chunk.pattern.number if chunk.pattern else 0) or None,
+        "nexrad:message-type": chunk.first.message_type if chunk.first else None,
+        "nexrad:cuts": chunk.last.cut if chunk.last else None,
+    }
+    return {
+        "nexrad:volume-number": int(groups["volume"]),
+        "nexrad:chunks": int(groups["chunk"]),
+        "nexrad:complete": complete,
+    } | {name: value for name, value in optional.items() if value is not None}
+
+
+def _native(chunk: Chunk) -> dict[str, Any]:
+    first, last = chunk.first, chunk.last
+    position = first.position if first else None
+    return {
+        "extension": chunk.header.extension if chunk.header else None,
+        "icao_header": chunk.header.icao if chunk.header else None,
+        "volume_header_time": chunk.header.time if chunk.header else None,
+        "vcp_message_5": chunk.pattern.number if chunk.pattern else None,
+        "target_elev_deg": list(chunk.pattern.elevations) if chunk.pattern else [],
+        "radials": chunk.radials,
+        "is_last_record": chunk.is_last_record,
+        "first_ray_time": first.time if first else None,
+        "last_ray_time": last.time if last else None,
+        "last_ray_status": last.status if last else None,
+        "first_cut": first.cut if first else None,
+        "last_cut": last.cut if last else None,
+        "vcp": first.vcp if first else None,
+        "lat": position.latitude if position else None,
+        "lon": position.longitude if position else None,
+        "alt_m": position.height_m if position else None,
+    }

@@ -1,0 +1,326 @@
+"""A volume's Item as its chunks come, in any order, over crashes and rollbacks, until the archive has the volume."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, time, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfm_dagster.contracts.identity import uuid8
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.feed import chunk_notification
+from kfm_dagster.demo.samples.nexrad_chunks import BUCKET, make_nexrad_chunks
+from kfm_dagster.demo.samples.nexrad_level2 import BUCKET as ARCHIVE_BUCKET
+from kfm_dagster.demo.samples.nexrad_level2 import make_nexrad_level2
+from kfm_dagster.ingest.nodes import MessageParse, Settle, Source, chain
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.rehearsal import rehearse
+from kfm_dagster.ingest.rollback import roll_back
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster_tests.catalog import trees
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import (
+    DAY,
+    FAILPOINTS,
+    Clock,
+    CrashError,
+    Failpoint,
+    StoredObject,
+    announce,
+    good,
+    open_pipeline,
+    put,
+    raw_message,
+    run_chain,
+    take,
+    work_until_done,
+)
+
+CHUNKS, ARCHIVE = "nexrad-l2-chunks", "nexrad-l2"
+PARTITION = DAY.isoformat()
+START = datetime.combine(DAY, time(6, 0, 3, 250_000), UTC)
+SITE = "KICT"
+ITEM_ID = f"{SITE}{START:%Y%m%d_%H%M%S}_V06"
+S, I2, I3, E = (good(BUCKET, key, content) for key, content in make_nexrad_chunks(site=SITE, start=START))
+WHOLE = good(ARCHIVE_BUCKET, *make_nexrad_level2(site=SITE, start=START))
+
+
+def notice(pipeline: Pipeline, item: StoredObject, *, name: str = "") -> SqsMessage:
+    """What announces an object, once more under another name."""
+    if item.bucket != BUCKET:
+        return announce([item.event()], registry=pipeline.registry, name=name + item.key)
+    [topic] = pipeline.registry[CHUNKS].notifications.topics
+    message = chunk_notification(item.event())
+    body = {
+        "Type": "Notification",
+        "MessageId": uuid8("sns", name, item.key),
+        "TopicArn": topic.arn,
+        "Message": message,
+        "Timestamp": f"{json.loads(message)['DateTime'][:10]}T23:59:59.000Z",
+    }
+    return raw_message(json.dumps(body), name=name + item.key)
+
+
+def arrive(pipeline: Pipeline, objects: Path, *items: StoredObject, name: str = "") -> None:
+    put(objects, items)
+    take(pipeline, *(notice(pipeline, item, name=name) for item in items))
+
+
+def ingest(pipeline: Pipeline, objects: Path, *items: StoredObject, run_id: str) -> None:
+    """Have objects arrive together, and one run for each dataset."""
+    arrive(pipeline, objects, *items)
+    for entry in pipeline.ledger.pending_by_partition():
+        run_chain(pipeline, entry.dataset, entry.partition, run_id, Source.LEDGER)
+
+
+def item_of(pipeline: Pipeline) -> dict[str, Any]:
+    """The one Item, without the run that wrote it."""
+    (item,) = traces.items(Path(pipeline.settings.catalog)).values()
+    assert item["id"] == ITEM_ID
+    item["properties"].pop("kfm:run_state")
+    return item
+
+
+def everything(pipeline: Pipeline) -> dict[str, Any]:
+    """What two ways to one outcome have in common: the Item, what became of each unit, and that all is told once."""
+    lineage = Path(pipeline.settings.lineage)
+    for told in (traces.events(lineage), traces.prov_edges(lineage)):
+        traces.assert_once(told)
+    trees.assert_consistent(Path(pipeline.settings.catalog))
+    records = traces.records(pipeline)
+    assert all(pipeline.lineage.links_of(record.wal_id) for record in records.values())
+    return {"item": item_of(pipeline), "ledger": traces.outcomes(pipeline)}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[StoredObject], dict[str, Any]]:
+    """The Item of one object that nothing came before."""
+    found: dict[str, dict[str, Any]] = {}
+
+    def item(of: StoredObject) -> dict[str, Any]:
+        if of.uri not in found:
+            folder = tmp_path_factory.mktemp("alone")
+            (folder / "objects").mkdir()
+            pipeline = open_pipeline(folder / "home", folder / "objects")
+            ingest(pipeline, folder / "objects", of, run_id="run")
+            found[of.uri] = item_of(pipeline)
+            pipeline.close()
+        return found[of.uri]
+
+    return item
+
+
+@pytest.mark.clause("OPR-01", "OPR-06")
+def test_an_item_begins_with_the_first_chunk_grows_with_each_and_is_the_archive_s_at_last(
+    pipeline: Pipeline, objects: Path
+) -> None:
+    ends = []
+    for number, chunk in enumerate((S, I2, I3, E), start=1):
+        ingest(pipeline, objects, chunk, run_id=f"run-{number}")
+        item = item_of(pipeline)
+        properties = item["properties"]
+        assert (properties["nexrad:chunks"], properties["nexrad:complete"]) == (number, chunk is E)
+        assert (properties["nexrad:site"], properties["nexrad:vcp"], properties["kfm:dataset"]) == (SITE, 212, CHUNKS)
+        assert properties["datetime"] == f"{START:%Y-%m-%dT%H:%M:%S}.000000Z"
+        assert item["collection"] == ARCHIVE
+        assert item["assets"]["data"]["href"] == chunk.uri
+        assert item["assets"]["data"]["file:size"] == len(chunk.announced)
+        ends.append(properties.get("end_datetime", properties["datetime"]))
+        record = traces.records(pipeline)[chunk.uri]
+        assert (record.status, record.stac_status) == (Status.SUCCEEDED, "created" if chunk is S else "updated")
+    assert ends == sorted(set(ends))
+
+    ingest(pipeline, objects, WHOLE, run_id="archive")
+    item = item_of(pipeline)
+    assert item["assets"]["data"]["href"] == WHOLE.uri
+    assert item["properties"]["kfm:dataset"] == ARCHIVE
+    assert item["properties"]["end_datetime"] == ends[-1]
+    assert not {"nexrad:chunks", "nexrad:complete", "nexrad:cuts"} & item["properties"].keys()
+    assert traces.statuses(pipeline) == {Status.SUCCEEDED: 5}
+    # Each revision says in the lineage which one it revises.
+    revised = [edge for edge in traces.prov_edges(Path(pipeline.settings.lineage)) if "revision" in edge[1].lower()]
+    assert len(revised) == 4
+    everything(pipeline)
+
+
+PLANS = range(16)
+
+
+def plan(seed: int) -> list[list[StoredObject]]:
+    """Chunks, and in half of the plans the archive's object, in some order and some batches, some of them twice."""
+    chance = random.Random(seed)
+    items = [S, I2, I3, E, *([WHOLE] if seed % 2 else [])]
+    arrivals = items + chance.sample(items, chance.randint(0, 3))
+    chance.shuffle(arrivals)
+    batches: list[list[StoredObject]] = [[]]
+    for item in arrivals:
+        if batches[-1] and chance.random() < 0.6:
+            batches.append([])
+        batches[-1].append(item)
+    return batches
+
+
+@pytest.mark.clause("BEY-01")
+@pytest.mark.one_database
+@pytest.mark.parametrize("seed", PLANS)
+def test_whatever_order_they_come_in_the_item_is_that_of_the_last_chunk_or_the_archive_s(
+    seed: int, pipeline: Pipeline, objects: Path, alone: Callable[[StoredObject], dict[str, Any]]
+) -> None:
+    for number, batch in enumerate(plan(seed)):
+        put(objects, batch)
+        take(pipeline, *(notice(pipeline, item, name=f"{number}-{at}-") for at, item in enumerate(batch)))
+        for entry in pipeline.ledger.pending_by_partition():
+            run_chain(pipeline, entry.dataset, entry.partition, f"run-{number}", Source.LEDGER)
+    work_until_done(pipeline)
+    assert everything(pipeline)["item"] == alone(WHOLE if seed % 2 else E)
+    assert traces.statuses(pipeline) == {Status.SUCCEEDED: 5 if seed % 2 else 4}
+
+
+@pytest.mark.clause("BEY-01")
+def test_a_chunk_that_comes_late_is_kept_on_record_and_changes_nothing(pipeline: Pipeline, objects: Path) -> None:
+    ingest(pipeline, objects, S, E, run_id="first")
+    before = trees.files(Path(pipeline.settings.catalog))
+    ingest(pipeline, objects, I2, run_id="late")
+    assert trees.files(Path(pipeline.settings.catalog)) == before
+    record = traces.records(pipeline)[I2.uri]
+    assert (record.status, record.stac_status) == (Status.SUCCEEDED, "no-op")
+    ingest(pipeline, objects, WHOLE, run_id="archive")
+    archived = item_of(pipeline)
+    ingest(pipeline, objects, I3, run_id="later still")
+    assert item_of(pipeline) == archived
+    everything(pipeline)
+
+
+@pytest.mark.clause("WAL-05", "WAL-08")
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("failpoint", FAILPOINTS, ids=str)
+def test_a_run_over_chunks_that_dies_anywhere_is_made_good_by_the_next(
+    failpoint: Failpoint, pipeline: Pipeline, objects: Path, alone: Callable[[StoredObject], dict[str, Any]]
+) -> None:
+    ingest(pipeline, objects, S, run_id="first")
+    arrive(pipeline, objects, I2, E)
+    with pytest.raises(CrashError):
+        run_chain(pipeline, CHUNKS, PARTITION, "dying", Source.LEDGER, dies_at=failpoint)
+    arrive(pipeline, objects, I3)
+    pipeline.ledger.release_lost(run_ids=["dying"])
+    work_until_done(pipeline)
+    assert everything(pipeline)["item"] == alone(E)
+    assert traces.statuses(pipeline) == {Status.SUCCEEDED: 4}
+
+
+def run_until_settled(pipeline: Pipeline, run_id: str) -> Any:
+    """Run the chain up to the settlement, which fails for good; return its node."""
+    shared: dict[str, Any] = {"pipeline": pipeline, "dataset": CHUNKS, "partition": PARTITION, "run_id": run_id}
+    batch = None
+    for kind in chain():
+        first = {"source": Source.LEDGER, "limit": 100} if kind is MessageParse else {}
+        node: Any = kind(**shared, **first)
+        if kind is not Settle:
+            batch = pipeline.stages.commit(pipeline.stages.run(node, run_id=run_id, upstream=batch))
+            continue
+
+        def fail(*_: object) -> Any:
+            raise RuntimeError("injected")
+
+        node.summarize = fail
+        with pytest.raises(RuntimeError, match="injected"):
+            pipeline.stages.commit(pipeline.stages.run(node, run_id=run_id, upstream=batch))
+    return Settle(**shared)
+
+
+@pytest.mark.clause("PCS-03")
+def test_undoing_a_run_takes_its_amendment_back_byte_for_byte(pipeline: Pipeline, objects: Path) -> None:
+    ingest(pipeline, objects, S, run_id="first")
+    before = trees.files(Path(pipeline.settings.catalog))
+    arrive(pipeline, objects, I2, I3)
+    failed = run_until_settled(pipeline, "failing")
+    assert item_of(pipeline)["properties"]["nexrad:chunks"] == 3
+    assert roll_back(failed, RuntimeError("injected")) is not None
+    assert trees.files(Path(pipeline.settings.catalog)) == before
+    assert traces.statuses(pipeline) == {Status.SUCCEEDED: 1, Status.PENDING: 2}
+    work_until_done(pipeline)
+    assert item_of(pipeline)["properties"]["nexrad:chunks"] == 3
+    assert traces.statuses(pipeline) == {Status.SUCCEEDED: 3}
+    trees.assert_consistent(Path(pipeline.settings.catalog))
+
+
+@pytest.mark.clause("PCS-03")
+@pytest.mark.parametrize("newer", [E, WHOLE], ids=["a later chunk", "the archive's object"])
+def test_undoing_a_run_leaves_what_came_after_it_and_undoing_that_too_goes_back_behind_both(
+    newer: StoredObject, pipeline: Pipeline, objects: Path
+) -> None:
+    ingest(pipeline, objects, S, run_id="first")
+    first = item_of(pipeline)
+    arrive(pipeline, objects, I2)
+    failed = run_until_settled(pipeline, "failing")
+    ingest(pipeline, objects, newer, run_id="newer")
+    stands = item_of(pipeline)
+    assert roll_back(failed, RuntimeError("injected")) is not None
+    assert item_of(pipeline) == stands
+    pipeline.catalog.undo(CHUNKS if newer is E else ARCHIVE, "newer")
+    assert item_of(pipeline) == first
+
+
+@pytest.mark.clause("OPR-06", "BEY-03")
+@pytest.mark.one_database
+def test_a_real_volume_whose_chunks_come_in_disorder_is_that_of_the_independent_reader(
+    pipeline: Pipeline, objects: Path, shared_data: Path, reference: Mapping[str, Any]
+) -> None:
+    folder = "objects/unidata-nexrad-level2-chunks/KLOT/901"
+    chunks = [good(BUCKET, f"KLOT/901/{path.name}", path.read_bytes()) for path in (shared_data / folder).iterdir()]
+    random.Random(901).shuffle(chunks)
+    pipeline.clock = Clock(now=datetime(2026, 3, 29, tzinfo=UTC))
+    for number in range(0, len(chunks), 7):
+        arrive(pipeline, objects, *chunks[number : number + 7])
+        run_chain(pipeline, CHUNKS, "2026-03-28", f"run-{number}", Source.LEDGER)
+    work_until_done(pipeline)
+    (item,) = traces.items(Path(pipeline.settings.catalog)).values()
+    answers, properties = reference[f"{folder}/"]["reference"], item["properties"]
+    whole = answers["xradar"]
+    assert item["id"] == "KLOT20260328_201457_V06"
+    assert (properties["nexrad:chunks"], properties["nexrad:complete"]) == (answers["n_chunks"], True)
+    assert (properties["nexrad:cuts"], f"VCP-{properties['nexrad:vcp']}") == (whole["nsweeps"], whole["scan_name"])
+    for name, expected in (("start_datetime", "time_coverage_start"), ("end_datetime", "time_coverage_end")):
+        said, told = (datetime.fromisoformat(text) for text in (properties[name], whole[expected]))
+        assert abs(said - told) < timedelta(seconds=1)
+    place = [properties[f"nexrad:{name}"] for name in ("latitude", "longitude", "height-m")]
+    assert place == pytest.approx([whole[name] for name in ("latitude", "longitude", "altitude")], abs=1e-6)
+    assert traces.statuses(pipeline) == {Status.SUCCEEDED: answers["n_chunks"]}
+    traces.assert_once(traces.events(Path(pipeline.settings.lineage)))
+
+
+@pytest.mark.clause("OPR-13")
+def test_the_contract_is_in_order_for_every_kind_of_real_chunk(contracts: ContractRegistry, shared_data: Path) -> None:
+    folder = shared_data / "objects/unidata-nexrad-level2-chunks/KLOT/901"
+    for name in ("20260328-201457-001-S", "20260328-201457-002-I", "20260328-201457-055-E"):
+        found = rehearse(contracts, CHUNKS, folder / name)
+        assert (found.is_sound, found.findings, found.suspect) == (True, (), ()), name
+
+
+def test_volumes_of_one_number_are_told_apart_by_their_stamp(pipeline: Pipeline, objects: Path) -> None:
+    """The feed's numbers come again after 999: days later, under the same folder."""
+    other = START + timedelta(hours=3)
+    again = [good(BUCKET, key, content) for key, content in make_nexrad_chunks(site=SITE, start=other)]
+    assert again[0].key.rpartition("/")[0] == S.key.rpartition("/")[0]
+    ingest(pipeline, objects, S, I2, *again, run_id="run")
+    items = {item["id"]: item["properties"] for item in traces.items(Path(pipeline.settings.catalog)).values()}
+    assert {name: found["nexrad:chunks"] for name, found in items.items()} == {
+        ITEM_ID: 2,
+        f"{SITE}{other:%Y%m%d_%H%M%S}_V06": 4,
+    }
+
+
+def test_a_backfill_finds_the_units_that_messages_announced(pipeline: Pipeline, objects: Path) -> None:
+    ingest(pipeline, objects, S, I2, run_id="announced")
+    before = item_of(pipeline)
+    put(objects, [I3, E])
+    run_chain(pipeline, CHUNKS, PARTITION, "listed", Source.LISTING)
+    assert traces.statuses(pipeline) == {Status.SUCCEEDED: 4}
+    assert item_of(pipeline) != before
+    assert item_of(pipeline)["properties"]["nexrad:complete"] is True

@@ -1,0 +1,278 @@
+"""message-parse: the feed of NEXRAD chunks, whose messages are no S3 events."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kfm_dagster.contracts.envelope import Priority, RawReference
+from kfm_dagster.contracts.issues import ParseIssue
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.feed import ObjectEvent, chunk_notification
+from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.operators.message_parse import IgnoreReason, ParsedMessage, parse_listed, parse_message
+from kfm_dagster.storage.objects import ListedObject
+
+REGISTRY = ContractRegistry.load()
+TOPIC = "arn:aws:sns:us-east-1:684042711724:NewNEXRADLevel2ObjectFilterable"
+ARCHIVE_TOPIC = "arn:aws:sns:us-east-1:684042711724:NewNEXRADLevel2Archive"
+BUCKET = "unidata-nexrad-level2-chunks"
+KEY = "KTLX/399/20261009-043037-048-I"
+SAID: dict[str, Any] = {
+    "S3Bucket": BUCKET,
+    "Key": KEY,
+    "SiteID": "KTLX",
+    "DateTime": "2026-10-09T04:30:37",
+    "VolumeID": 399,
+    "ChunkID": 48,
+    "ChunkType": "I",
+    "L2Version": "V06",
+}
+
+
+def sns(message: Any, *, topic: str = TOPIC, **changes: Any) -> str:
+    envelope = {"Type": "Notification", "MessageId": "sns-1", "TopicArn": topic, "Message": json.dumps(message)}
+    return json.dumps(envelope | changes)
+
+
+def parse(body: str, registry: ContractRegistry = REGISTRY) -> ParsedMessage:
+    return parse_message(SqsMessage(message_id="sqs-1", body=body), registry=registry, queue="kfm-nodd-primary")
+
+
+def code_of(body: str) -> ParseIssue:
+    parsed = parse(body)
+    assert (parsed.envelopes, parsed.ignored) == ((), ())
+    (rejection,) = parsed.rejections
+    assert 0 < len(rejection.message) < 800
+    return rejection.code
+
+
+def told(**changes: Any) -> dict[str, Any]:
+    """The captured message with other fields; None leaves one out."""
+    return {name: value for name, value in (SAID | changes).items() if value is not None}
+
+
+# --- what is understood
+
+
+@pytest.mark.clause("OPR-01")
+def test_the_captured_message_becomes_a_unit_without_version_size_and_sequencer(shared_data: Path) -> None:
+    (unit,) = parse((shared_data / "messages" / "nexrad_chunk_filterable_sns_envelope_2026.json").read_text()).envelopes
+    assert (unit.dataset, unit.object_uri) == ("nexrad-l2-chunks", f"s3://{BUCKET}/{KEY}")
+    assert (unit.object_version, unit.object_size, unit.sequencer) == (None, None, None)
+    assert unit.time_range_start == unit.time_range_end == datetime(2026, 10, 9, 4, 30, 37, tzinfo=UTC)
+    # The volume began six minutes before: the event is its notification.
+    assert unit.event_time == datetime(2026, 10, 9, 4, 36, 44, 969_000, tzinfo=UTC)
+    assert (unit.schema_version, unit.priority) == ("V06", Priority.HIGH)
+    assert unit.raw == RawReference(
+        sqs_message_id="sqs-1", sns_message_id="32e4ee51-fd7a-5d65-a74f-8d138ce6e928", topic_arn=TOPIC
+    )
+
+
+@pytest.mark.clause("OPR-02")
+def test_the_captured_event_of_the_feed_s_retired_topic_is_refused(shared_data: Path) -> None:
+    body = (shared_data / "messages" / "nexrad_chunk_old_topic_sns_envelope_2015.json").read_text()
+    assert code_of(body) is ParseIssue.UNROUTABLE_TOPIC
+    # Nor is its S3 event believed where it comes by itself.
+    assert code_of(json.loads(body)["Message"]) is ParseIssue.UNSUPPORTED_SCHEMA_VERSION
+
+
+@pytest.mark.clause("OPR-02")
+@pytest.mark.parametrize(
+    "body",
+    [
+        json.dumps({"Records": [{"s3": {"bucket": {"name": BUCKET}, "object": {"key": KEY}}}]}),
+        json.dumps(SAID | {"S3Bucket": "noaa-hrrr-bdp-pds", "Key": "hrrr.20251203/conus/hrrr.t00z.wrfsfcf06.grib2"}),
+    ],
+    ids=["an event of S3", "a chunk's message"],
+)
+def test_what_comes_by_itself_has_the_shape_of_its_dataset_s_topics(body: str) -> None:
+    (rejection,) = parse(body).rejections
+    assert rejection.code is ParseIssue.UNSUPPORTED_SCHEMA_VERSION
+    assert "is announced by no message of the shape" in rejection.message
+
+
+@pytest.mark.clause("OPR-01")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"VolumeID": "399", "ChunkID": "48"},
+        {"ChunkID": "048"},
+        {"DateTime": "2026-10-09T04:30:37Z"},
+        {"Extra": ["more", "than", "is", "known"]},
+    ],
+)
+def test_numbers_may_be_texts_and_more_may_be_said(changes: dict[str, Any]) -> None:
+    assert parse(sns(told(**changes))) == parse(sns(SAID))
+    assert len(parse(sns(SAID)).envelopes) == 1
+
+
+@pytest.mark.clause("OPR-01")
+def test_raw_delivery_gives_the_same_unit_as_old_as_its_volume() -> None:
+    (wrapped,) = parse(sns(SAID)).envelopes
+    (bare,) = parse(json.dumps(SAID)).envelopes
+    assert bare == wrapped.evolve(raw=RawReference(sqs_message_id="sqs-1"))
+    (published,) = parse(sns(SAID, Timestamp="2026-10-09T04:36:44.969Z")).envelopes
+    assert published.wal_id == bare.wal_id
+    assert (bare.event_time, published.event_time.minute) == (datetime(2026, 10, 9, 4, 30, 37, tzinfo=UTC), 36)
+
+
+@pytest.mark.clause("WAL-03")
+def test_a_listed_chunk_is_the_unit_that_its_message_announced() -> None:
+    (announced,) = parse(sns(SAID)).envelopes
+    seen = datetime(2026, 10, 9, 4, 36, 44, tzinfo=UTC)
+    listed = ListedObject(uri=announced.object_uri, size=5, etag="0" * 32, last_modified=seen)
+    unit = parse_listed(REGISTRY["nexrad-l2-chunks"], listed)
+    assert unit is not None
+    assert (unit.wal_id, unit.object_version, unit.object_size) == (announced.wal_id, None, 5)
+
+
+@pytest.mark.clause("OPR-03")
+def test_a_test_event_is_acknowledged_on_this_topic_too() -> None:
+    [ignored] = parse(sns({"Event": "s3:TestEvent", "Bucket": BUCKET})).ignored
+    assert (ignored.reason, ignored.dataset) == (IgnoreReason.TEST_EVENT, "nexrad-l2-chunks")
+
+
+def test_what_the_demo_s_feed_announces_is_the_captured_form() -> None:
+    event = ObjectEvent(bucket=BUCKET, key=KEY, size=1, etag="0" * 32, event_time=datetime(2026, 10, 9, tzinfo=UTC))
+    assert json.loads(chunk_notification(event)) == SAID
+
+
+# --- what is refused
+
+ALIEN = ["", None, 7, True, 1.5, [], {}, "x" * 5000]
+
+
+@pytest.mark.clause("OPR-02")
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (sns({}), ParseIssue.MISSING_REQUIRED_FIELD),
+        (sns([]), ParseIssue.MALFORMED_JSON),
+        (sns({"Records": [SAID]}), ParseIssue.MISSING_REQUIRED_FIELD),
+        (sns(told(VolumeID=-1)), ParseIssue.MISSING_REQUIRED_FIELD),
+        (sns(told(VolumeID=1000)), ParseIssue.MISSING_REQUIRED_FIELD),
+        (sns(told(ChunkID="0048")), ParseIssue.MISSING_REQUIRED_FIELD),
+        (sns(told(ChunkID="٤٨")), ParseIssue.MISSING_REQUIRED_FIELD),
+        (sns(told(ChunkID="+48")), ParseIssue.MISSING_REQUIRED_FIELD),
+        (sns(told(DateTime="yesterday")), ParseIssue.MISSING_REQUIRED_FIELD),
+        (sns(told(DateTime="0001-01-01T00:00:00+23:00")), ParseIssue.INVALID_TIME_RANGE),
+        (sns(told(DateTime="9999-12-31T23:59:59-23:00")), ParseIssue.INVALID_TIME_RANGE),
+        (sns(SAID, Timestamp="0001-01-01T00:00:00+23:00"), ParseIssue.INVALID_TIME_RANGE),
+        (sns(told(L2Version="V08")), ParseIssue.UNSUPPORTED_SCHEMA_VERSION),
+        (sns(told(S3Bucket="elsewhere")), ParseIssue.UNKNOWN_BUCKET),
+        # Each topic announces its own bucket and says it in its own form.
+        (sns(told(S3Bucket="unidata-nexrad-level2")), ParseIssue.UNKNOWN_BUCKET),
+        (sns(SAID, topic=ARCHIVE_TOPIC), ParseIssue.MISSING_REQUIRED_FIELD),
+        (sns(SAID, topic=TOPIC + "X"), ParseIssue.UNROUTABLE_TOPIC),
+        (json.dumps(told(S3Bucket="noaa-goes19")), ParseIssue.KEY_GRAMMAR_MISMATCH),
+        # What the fields say is another chunk than the key's.
+        (sns(told(SiteID="KICT")), ParseIssue.KEY_GRAMMAR_MISMATCH),
+        (sns(told(VolumeID=398)), ParseIssue.KEY_GRAMMAR_MISMATCH),
+        (sns(told(ChunkID=47)), ParseIssue.KEY_GRAMMAR_MISMATCH),
+        (sns(told(ChunkType="E")), ParseIssue.KEY_GRAMMAR_MISMATCH),
+        (sns(told(DateTime="2026-10-09T04:30:38")), ParseIssue.KEY_GRAMMAR_MISMATCH),
+        (sns(told(DateTime="2026-10-09")), ParseIssue.KEY_GRAMMAR_MISMATCH),
+        (sns(told(DateTime="2026-10-09T04:30:37+01:00")), ParseIssue.KEY_GRAMMAR_MISMATCH),
+    ],
+)
+def test_wrong_chunk_messages_are_rejected_with_their_code_and_no_envelope(body: str, code: ParseIssue) -> None:
+    assert code_of(body) is code
+
+
+@pytest.mark.clause("OPR-02")
+@pytest.mark.parametrize("name", SAID)
+@pytest.mark.parametrize("value", ALIEN, ids=repr)
+def test_no_field_may_be_left_out_or_be_of_another_kind(name: str, value: Any) -> None:
+    if name in {"VolumeID", "ChunkID"} and value == 7 and type(value) is int:
+        assert code_of(sns(told(**{name: value}))) is ParseIssue.KEY_GRAMMAR_MISMATCH
+    else:
+        assert code_of(sns(SAID | {name: value})) in {
+            ParseIssue.MISSING_REQUIRED_FIELD,
+            # A text it is, only not that of this chunk.
+            *(set(ParseIssue) if isinstance(value, str) and value else ()),
+        }
+
+
+@pytest.mark.clause("SEC-01")
+@pytest.mark.parametrize(
+    "key",
+    [
+        "../../etc/passwd",
+        f"/{KEY}",
+        f"{KEY}/",
+        f"x/{KEY}",
+        f"{KEY}\n",
+        KEY.replace("/", "\\"),
+        KEY.replace("/399/", "/../"),
+        KEY.replace("/399/", "//"),
+        KEY.replace("399", "٣٩٩"),
+        KEY.replace("399", "1399"),
+        # The key is not encoded in these messages.
+        KEY.replace("/", "%2F"),
+        KEY.replace("-048-I", "-048-X"),
+        KEY.replace("-048-I", "-000-I"),
+        KEY.replace("-048-I", "-48-I"),
+        "K" * 5000,
+    ],
+)
+def test_keys_outside_the_grammar_are_refused(key: str) -> None:
+    assert code_of(sns(told(Key=key))) is ParseIssue.KEY_GRAMMAR_MISMATCH
+
+
+@pytest.mark.clause("OPR-02")
+def test_an_impossible_stamp_is_refused_although_it_is_said_twice() -> None:
+    body = sns(told(Key=KEY.replace("20261009", "20261309"), DateTime="2026-13-09T04:30:37"))
+    assert code_of(body) is ParseIssue.MISSING_REQUIRED_FIELD
+
+
+@pytest.mark.clause("OPR-02")
+def test_a_rejection_names_bucket_and_key_cut_to_what_a_person_reads() -> None:
+    (rejection,) = parse(sns(told(ChunkID=47))).rejections
+    assert (rejection.bucket, rejection.key) == (BUCKET, KEY)
+    assert "KTLX/399/20261009-043037-047-I" in rejection.message
+    (long,) = parse(sns(told(Key="K" * 5000, S3Bucket="b" * 5000))).rejections
+    assert (len(long.bucket or ""), len(long.key or "")) == (200, 200)
+
+
+def test_a_topic_has_one_shape() -> None:
+    assert REGISTRY.shapes[TOPIC] == "nexrad-chunk"
+    assert set(REGISTRY.shapes.values()) == {"s3-event", "nexrad-chunk"}
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*SAID, "Records"]), inner, max_size=8),
+    max_leaves=20,
+)
+
+
+@pytest.mark.clause("OPR-02")
+@given(changes=st.dictionaries(st.sampled_from([*SAID]), json_values, max_size=8), topic=st.sampled_from([TOPIC, None]))
+def test_whatever_a_message_says_it_is_a_unit_of_its_key_or_rejected(
+    changes: dict[str, Any], topic: str | None
+) -> None:
+    message = SAID | changes
+    parsed = parse(json.dumps(message) if topic is None else sns(message))
+    assert len(parsed.envelopes) + len(parsed.rejections) == 1
+    for unit in parsed.envelopes:
+        site, volume, name = unit.key.split("/")
+        said = (message["SiteID"], int(message["VolumeID"]), int(message["ChunkID"]), message["ChunkType"])
+        assert said == (site, int(volume), int(name[16:19]), name[20:])
+        assert unit.bucket == message["S3Bucket"] == BUCKET
+        assert unit.key == message["Key"]
+
+
+@pytest.mark.clause("OPR-02")
+@given(st.text() | json_values)
+def test_arbitrary_json_never_raises(value: Any) -> None:
+    for body in (sns(value), json.dumps(value), sns(told(Key=value))):
+        parsed = parse(body)
+        assert parsed.envelopes == ()
+        assert len(parsed.ignored) + len(parsed.rejections) >= 1

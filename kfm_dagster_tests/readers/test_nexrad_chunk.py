@@ -1,0 +1,398 @@
+"""The NEXRAD chunk reader: a real volume piece by piece, agreement with the key, cut and hostile chunks, samples."""
+
+from __future__ import annotations
+
+import bz2
+import random
+import re
+import struct
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kfm_dagster.contracts.bounding_box import bounding_box
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.samples.nexrad_chunks import BUCKET, CHUNKS, make_nexrad_chunks, nexrad_chunk_samples
+from kfm_dagster.demo.samples.nexrad_level2 import DURATION, ELEVATIONS, make_nexrad_level2
+from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
+from kfm_dagster.readers.nexrad_chunk import FIRST_BYTES, PROPERTIES, read_nexrad_chunk
+from kfm_dagster.readers.nexrad_level2 import LONGEST_VOLUME, TIME_TOLERANCE
+from kfm_dagster.readers.nexrad_radar import RANGE_M, coverage
+from kfm_dagster.readers.nexrad_records import MAX_RECORD_BYTES
+from kfm_dagster.readers.nexrad_sites import sites
+from kfm_dagster.readers.ranges import BytesSource
+from kfm_dagster.readers.registry import READERS
+from kfm_dagster_tests.readers.nexrad_bytes import SITE, START, clock, ldm, message_1
+from kfm_dagster_tests.readers.nexrad_bytes import read as read_volume
+
+FOLDER = "objects/unidata-nexrad-level2-chunks/KLOT/901/"
+_KEY = re.compile(r"(?P<site>\w{4})/(?P<volume>\d+)/(?P<date>\d{8})-(?P<time>\d{6})-(?P<chunk>\d{3})-(?P<kind>[SIE])")
+CUT = {MetadataIssue.TRUNCATED_OBJECT, MetadataIssue.UNREADABLE_FORMAT}
+
+
+class CountingSource(BytesSource):
+    """Counts what a reader asks for."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.asked: list[tuple[int, int]] = []
+
+    def read(self, start: int, length: int) -> bytes:
+        self.asked.append((start, length))
+        return super().read(start, length)
+
+
+def read(key: str, content: bytes | CountingSource, **groups: str) -> HeaderMetadata:
+    match = _KEY.fullmatch(key)
+    assert match is not None
+    source = content if isinstance(content, CountingSource) else BytesSource(content)
+    return read_nexrad_chunk(
+        ReadRequest(key=key, groups=match.groupdict() | groups, source=source, sidecar=lambda _: None)
+    )
+
+
+def refusal(key: str, content: bytes, **groups: str) -> MetadataIssue:
+    with pytest.raises(ReadError) as refused:
+        read(key, content, **groups)
+    return refused.value.code
+
+
+@pytest.fixture(scope="module")
+def real(shared_data: Path) -> dict[str, bytes]:
+    """The chunks of a whole real volume by key, in order."""
+    return {f"KLOT/901/{path.name}": path.read_bytes() for path in sorted((shared_data / FOLDER).iterdir())}
+
+
+@pytest.fixture(scope="module")
+def samples() -> dict[str, bytes]:
+    """The chunks of a sample volume by key, in order."""
+    return dict(make_nexrad_chunks(site=SITE, start=START))
+
+
+@pytest.fixture(scope="module")
+def middle(samples: Mapping[str, bytes]) -> tuple[str, bytes]:
+    return list(samples.items())[1]
+
+
+# --- a real volume
+
+
+@pytest.mark.clause("OPR-06", "OPR-15")
+def test_a_real_volume_is_told_piece_by_piece_as_the_independent_reader_tells_the_whole(
+    real: Mapping[str, bytes], reference: Mapping[str, Any]
+) -> None:
+    answers = reference[FOLDER]["reference"]
+    whole = answers["xradar"]
+    found = {key: read(key, content) for key, content in real.items()}
+    assert [key.rpartition("/")[2] for key in found] == [chunk["name"] for chunk in answers["chunks"]]
+    start = datetime.fromisoformat(whole["time_coverage_start"])
+    ends, cuts, rays = [], [], [0] * whole["nsweeps"]
+    for number, (key, header) in enumerate(found.items(), start=1):
+        properties, native = header.properties, header.native
+        assert header.start == header.datetime == start, key
+        assert properties["nexrad:site"] == answers["site"] == whole["instrument_name"]
+        assert f"VCP-{properties['nexrad:vcp']}" == whole["scan_name"], key
+        assert (properties["nexrad:chunks"], properties["nexrad:volume-number"]) == (number, 901)
+        assert properties["nexrad:complete"] is (number == answers["n_chunks"])
+        assert native["is_last_record"] is (number == answers["n_chunks"])
+        assert header.findings == ()
+        assert properties.keys() <= PROPERTIES
+        assert (
+            max(
+                abs(one - other)
+                for one, other in zip(
+                    bounding_box(header.geometry),
+                    bounding_box(coverage(whole["latitude"], whole["longitude"])),
+                    strict=True,
+                )
+            )
+            < 0.01
+        )
+        if number > 1:
+            assert (native["lat"], native["lon"]) == (whole["latitude"], whole["longitude"])
+            assert native["alt_m"] == whole["altitude"] == properties["nexrad:height-m"]
+            assert properties["nexrad:cuts"] == native["last_cut"]
+            ends.append(header.end)
+            cuts += [native["first_cut"], native["last_cut"]]
+            if native["first_cut"] == native["last_cut"]:
+                rays[native["last_cut"] - 1] += native["radials"]
+    assert cuts == sorted(cuts)
+    assert (cuts[0], cuts[-1]) == (1, whole["nsweeps"])
+    # No chunk holds radials of two cuts, so those of each cut add up. Of the fifth xradar gives 717, the bytes have
+    # 720 of different azimuths.
+    assert [have - said for have, said in zip(rays, whole["nrays"], strict=True)] == [0, 0, 0, 0, 3, *[0] * 7]
+    assert ends == sorted(ends)
+    assert abs(ends[-1] - datetime.fromisoformat(whole["time_coverage_end"])) < timedelta(seconds=1)
+    first = next(iter(found.values()))
+    assert (first.end, first.native["extension"], first.native["icao_header"]) == (start, "901", "KLOT")
+    assert first.native["vcp_message_5"] == first.properties["nexrad:vcp"]
+    angles = sorted({round(angle, 3) for angle in first.native["target_elev_deg"]})
+    assert angles == sorted(set(whole["sweep_fixed_angle"]))
+
+
+@pytest.mark.clause("OPR-06")
+def test_the_last_chunk_agrees_with_the_archive_s_reader_of_the_whole_volume(real: Mapping[str, bytes]) -> None:
+    key, content = list(real.items())[-1]
+    last = read(key, content)
+    archived = read_volume(b"".join(real.values()), {"site": "KLOT", "date": "20260328", "time": "201457"})
+    assert last.end == archived.end
+    assert last.geometry == archived.geometry
+    shared = last.properties.keys() & archived.properties.keys()
+    assert {name: last.properties[name] for name in shared} == {name: archived.properties[name] for name in shared}
+    assert last.properties.keys() - shared == {"nexrad:chunks", "nexrad:complete", "nexrad:cuts"}
+    assert abs(archived.start - last.start) < timedelta(seconds=1)
+
+
+@pytest.mark.clause("OPR-06")
+def test_a_chunk_is_read_whole_with_one_request_and_a_large_one_with_two(real: Mapping[str, bytes]) -> None:
+    for key, content in real.items():
+        source = CountingSource(content)
+        read(key, source)
+        assert len(source.asked) == 1, key
+    key = next(key for key in real if key.endswith("-002-I"))
+    noise = b"".join(bytes(28) + random.Random(seed).randbytes(2404) for seed in range(200))
+    source = CountingSource(ldm(bz2.decompress(real[key][4:]) + noise))
+    assert source.size > 4 * FIRST_BYTES
+    assert read(key, source).properties == read(key, real[key]).properties
+    # Its first block and then all the others at once.
+    assert [start for start, _ in source.asked] == [0, FIRST_BYTES]
+
+
+@pytest.mark.clause("OPR-07", "OPR-20")
+def test_a_real_chunk_that_is_cut_anywhere_is_refused(real: Mapping[str, bytes]) -> None:
+    for key, content in real.items():
+        tenths = [len(content) * tenth // 10 for tenth in range(10)]
+        for end in (*tenths, 4, 5, 23, 24, 27, 28, 29, len(content) - 8, len(content) - 1):
+            assert refusal(key, content[:end]) in CUT, (key, end)
+        assert refusal(key, content + b"\0") is MetadataIssue.UNREADABLE_FORMAT
+        # Nor with a size that was made to fit.
+        place = 24 if key.endswith("S") else 0
+        for end in (place + 20, len(content) // 2, len(content) - 1):
+            fitted = content[:place] + struct.pack(">i", end - place - 4) + content[place + 4 : end]
+            assert refusal(key, fitted) in CUT, (key, end)
+
+
+# --- samples
+
+
+@pytest.mark.clause("OPR-14")
+def test_sample_chunks_are_those_of_the_archive_s_sample_and_say_what_they_were_made_from(
+    samples: Mapping[str, bytes],
+) -> None:
+    assert list(samples) == [f"{SITE}/1/{START:%Y%m%d-%H%M%S}-{name}" for name in ("001-S", "002-I", "003-I", "004-E")]
+    assert b"".join(samples.values()) == make_nexrad_level2(site=SITE, start=START)[1]
+    found = [read(key, content) for key, content in samples.items()]
+    whole_second = START.replace(microsecond=0)
+    assert [header.start for header in found] == [whole_second] * CHUNKS
+    assert found[0].end == whole_second < found[1].end < found[2].end < found[3].end == START + DURATION
+    site = sites()[SITE]
+    last = {
+        "platform": "wsr-88d",
+        "instruments": ["wsr-88d"],
+        "processing:level": "L2",
+        "nexrad:site": SITE,
+        "nexrad:site-name": "Wichita, KS",
+        "nexrad:latitude": pytest.approx(site.latitude, abs=1e-5),
+        "nexrad:longitude": pytest.approx(site.longitude, abs=1e-5),
+        "nexrad:height-m": round(site.height_m),
+        "nexrad:position-source": "volume data block",
+        "nexrad:message-type": 31,
+        "nexrad:vcp": 212,
+        "nexrad:volume-number": 1,
+        "nexrad:chunks": 4,
+        "nexrad:complete": True,
+        "nexrad:cuts": len(ELEVATIONS),
+    }
+    assert found[-1].properties == last
+    first = last | {"nexrad:chunks": 1, "nexrad:complete": False, "nexrad:position-source": "site table"}
+    first["nexrad:height-m"] = site.height_m
+    assert found[0].properties == {name: first[name] for name in first.keys() - {"nexrad:cuts", "nexrad:message-type"}}
+    assert [header.properties.get("nexrad:cuts") for header in found] == [None, 4, 8, 12]
+    assert all(header.findings == () for header in found)
+
+
+def test_samples_of_a_day_are_distinct_chunks_that_the_contract_names(contracts: ContractRegistry) -> None:
+    found = list(nexrad_chunk_samples(date(2025, 4, 2), 10))
+    assert {bucket for bucket, _, _ in found} == {BUCKET}
+    assert [key[-5:] for _, key, _ in found] == ["001-S", "002-I", "003-I", "004-E"] * 2 + ["001-S", "002-I"]
+    assert len({key for _, key, _ in found}) == len(found)
+    for _, key, content in found:
+        match = contracts.grammars["nexrad-l2-chunks"].match(key)
+        assert match is not None
+        assert match.start.date() == date(2025, 4, 2)
+        assert read(key, content).properties["nexrad:site"] == key[:4]
+    assert found == list(nexrad_chunk_samples(date(2025, 4, 2), 10))
+
+
+@pytest.mark.clause("OPR-07", "OPR-20")
+def test_a_sample_chunk_that_is_cut_at_any_byte_is_refused(samples: Mapping[str, bytes]) -> None:
+    for key, content in samples.items():
+        for end in range(0, len(content), 1 if key.endswith("S") else 7):
+            assert refusal(key, content[:end]) in CUT, (key, end)
+
+
+# --- the end of a volume
+
+
+def with_last_status(content: bytes, status: int) -> bytes:
+    """The chunk with another status of its last radial."""
+    data = bytearray(bz2.decompress(content[4:]))
+    data[data.rfind(SITE.encode()) + 21] = status
+    return ldm(bytes(data), last=True)
+
+
+@pytest.mark.clause("OPR-20")
+def test_a_last_chunk_without_the_end_of_a_volume_is_suspect_and_not_complete(samples: Mapping[str, bytes]) -> None:
+    key, content = list(samples.items())[-1]
+    found = read(key, with_last_status(content, 2))
+    [(code, text)] = found.findings
+    assert code is MetadataIssue.COMPLETENESS_UNCHECKED
+    assert "cut 12, status 2" in text
+    assert found.properties["nexrad:complete"] is False
+    # What is no last chunk, and ends the volume all the same, has ended it.
+    assert read(key.replace("-E", "-I"), content).properties["nexrad:complete"] is True
+
+
+# --- agreement with the key
+
+
+@pytest.mark.clause("OPR-15")
+@pytest.mark.parametrize(
+    ("number", "shift", "refused"),
+    [
+        (0, TIME_TOLERANCE, False),
+        (0, TIME_TOLERANCE + timedelta(seconds=1), True),
+        (0, -TIME_TOLERANCE - timedelta(seconds=1), True),
+        # A radial may precede the key's second a little, as in real volumes, and is within the longest volume.
+        (1, TIME_TOLERANCE, False),
+        (1, TIME_TOLERANCE + timedelta(seconds=1), True),
+        (1, timedelta(seconds=1) - LONGEST_VOLUME, True),
+        (1, DURATION - LONGEST_VOLUME, False),
+        (1, timedelta(days=1), True),
+        (1, -timedelta(days=1), True),
+    ],
+)
+def test_a_chunk_of_another_time_than_its_key_s_is_a_time_mismatch(
+    number: int, shift: timedelta, refused: bool, samples: Mapping[str, bytes]
+) -> None:
+    key, content = list(samples.items())[number]
+    named = START + shift
+    groups = {"date": f"{named:%Y%m%d}", "time": f"{named:%H%M%S}"}
+    if refused:
+        assert refusal(key, content, **groups) is MetadataIssue.TIME_MISMATCH
+    else:
+        found = read(key, content, **groups)
+        assert found.start == named.replace(microsecond=0) <= found.end
+
+
+def test_a_volume_ends_no_earlier_than_it_begins_although_its_first_radials_precede_its_name(
+    middle: tuple[str, bytes],
+) -> None:
+    found = read(middle[0], ldm(message_1(START - timedelta(seconds=12)) + message_1(START - timedelta(seconds=11))))
+    assert found.start == found.end == START.replace(microsecond=0)
+
+
+@pytest.mark.clause("OPR-15")
+def test_radials_that_end_before_they_begin_are_a_time_mismatch(middle: tuple[str, bytes]) -> None:
+    key, content = middle
+    data = bytearray(bz2.decompress(content[4:]))
+    place = data.rfind(SITE.encode())
+    day, milliseconds = clock(START - timedelta(seconds=1))
+    data[place + 4 : place + 10] = struct.pack(">IH", milliseconds, day)
+    assert refusal(key, ldm(bytes(data))) is MetadataIssue.TIME_MISMATCH
+
+
+@pytest.mark.clause("OPR-06")
+def test_a_chunk_of_another_radar_is_a_platform_mismatch(samples: Mapping[str, bytes]) -> None:
+    for key, content in samples.items():
+        assert refusal(key, content, site="KTWX") is MetadataIssue.PLATFORM_MISMATCH
+    key, content = list(samples.items())[1]
+    data = bz2.decompress(content[4:])
+    place = data.rfind(SITE.encode())
+    assert refusal(key, ldm(data[:place] + b"KTWX" + data[place + 4 :])) is MetadataIssue.PLATFORM_MISMATCH
+
+
+def test_a_first_chunk_of_a_site_in_no_table_misses_its_geolocation_and_the_next_one_has_it(
+    samples: Mapping[str, bytes],
+) -> None:
+    (first_key, first), (key, content), *_ = samples.items()
+    blank = first[:20] + bytes(4) + first[24:]
+    assert refusal(first_key, blank, site="KZZZ") is MetadataIssue.MISSING_GEOLOCATION
+    renamed = ldm(bz2.decompress(content[4:]).replace(SITE.encode(), b"KZZZ"))
+    found = read(key, renamed, site="KZZZ")
+    assert "nexrad:site-name" not in found.properties
+    assert found.properties["nexrad:position-source"] == "volume data block"
+
+
+def test_radials_of_type_1_are_read_as_well(middle: tuple[str, bytes]) -> None:
+    found = read(middle[0], ldm(message_1(START) + message_1(START + timedelta(seconds=30))))
+    assert (found.properties["nexrad:message-type"], found.properties["nexrad:vcp"]) == (1, 21)
+    assert found.properties["nexrad:position-source"] == "site table"
+    assert found.end == START + timedelta(seconds=30)
+
+
+# --- hostile bytes
+
+
+@pytest.mark.clause("OPR-07")
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b"", MetadataIssue.TRUNCATED_OBJECT),
+        (struct.pack(">i", 0), MetadataIssue.UNREADABLE_FORMAT),
+        (struct.pack(">i", -(2**31)), MetadataIssue.RESOURCE_LIMIT),
+        (struct.pack(">i", MAX_RECORD_BYTES + 1), MetadataIssue.RESOURCE_LIMIT),
+        (struct.pack(">i", 20) + bytes(20), MetadataIssue.UNREADABLE_FORMAT),
+        (ldm(bytes(2432)), MetadataIssue.INCOMPLETE_PRODUCT_METADATA),
+        (ldm(b""), MetadataIssue.INCOMPLETE_PRODUCT_METADATA),
+        (ldm(bytes(10_000_000)), MetadataIssue.RESOURCE_LIMIT),
+        (ldm(message_1(START)) * 2, MetadataIssue.UNREADABLE_FORMAT),
+    ],
+)
+def test_a_chunk_that_is_none_is_refused_with_its_reason(
+    content: bytes, code: MetadataIssue, middle: tuple[str, bytes]
+) -> None:
+    assert refusal(middle[0], content) is code
+
+
+@pytest.mark.clause("OPR-07")
+def test_a_huge_object_costs_one_request(middle: tuple[str, bytes]) -> None:
+    source = CountingSource(middle[1] + bytes(50_000_000))
+    with pytest.raises(ReadError, match="follow the LDM record"):
+        read(middle[0], source)
+    assert source.asked == [(0, FIRST_BYTES)]
+
+
+@pytest.mark.clause("OPR-07")
+@given(data=st.data())
+def test_corrupt_bytes_give_metadata_or_an_issue_code(data: st.DataObject, samples: Mapping[str, bytes]) -> None:
+    key, content = data.draw(st.sampled_from(list(samples.items())))
+    place = 24 if key.endswith("S") else 0
+    inner = bytearray(bz2.decompress(content[place + 4 :])) if data.draw(st.booleans()) else None
+    mutated = bytearray(content) if inner is None else inner
+    for at in data.draw(st.lists(st.integers(0, 200) | st.integers(0, len(mutated) - 1), min_size=1, max_size=6)):
+        mutated[at] = data.draw(st.integers(0, 255))
+    whole = bytes(mutated) if inner is None else content[:place] + ldm(bytes(inner), last=key.endswith("E"))
+    source = CountingSource(whole)
+    # Whatever else is raised ends the test.
+    with suppress(ReadError):
+        found = read(key, source)
+        assert found.start == START.replace(microsecond=0)
+        assert found.start <= found.end <= found.start + LONGEST_VOLUME
+        assert found.properties.keys() <= PROPERTIES
+    assert len(source.asked) <= 2
+
+
+def test_the_reader_declares_itself() -> None:
+    reader = READERS["nexrad-chunk"]
+    assert reader.first_bytes == FIRST_BYTES
+    assert reader.gives("nexrad:complete")
+    assert not reader.gives("nexrad:frequency-mhz")
+    assert RANGE_M == 460_000
