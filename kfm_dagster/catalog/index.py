@@ -69,11 +69,11 @@ class Write:
 
 
 class CollectionIndex:
-    """The index of one collection within one transaction."""
+    """The index of one collection within one transaction. `contract` is that of the dataset that owns it."""
 
     def __init__(self, tx: Transaction, contract: DatasetContract, *, page_size: int) -> None:
         self._tx = tx
-        self._contract = contract
+        self.contract = contract
         self._collection = contract.stac.collection
         self._page_size = page_size
 
@@ -86,8 +86,8 @@ class CollectionIndex:
         found = self._tx.run(
             "catalog.open_collection",
             collection_id=self._collection,
-            dataset=self._contract.id,
-            title=self._contract.metadata.title,
+            dataset=self.contract.id,
+            title=self.contract.metadata.title,
         )
         yield found.first() is not None
         self._tx.run("catalog.drop_empty_collection", collection_id=self._collection)
@@ -226,7 +226,7 @@ class CollectionIndex:
         """Return the distinct values of every property that the contract summarises."""
         found: dict[str, list[Any]] = {}
         for row in self._tx.run("catalog.summaries", collection_id=self._collection):
-            if row.property in self._contract.stac.summaries:
+            if row.property in self.contract.stac.summaries:
                 found.setdefault(row.property, []).append(orjson.loads(row.value))
         return found
 
@@ -270,7 +270,7 @@ class CollectionIndex:
         """Values that count in the Collection: those of a list one by one, as STAC summarises arrays."""
         properties = candidate.item["properties"]
         found: dict[str, list[Any]] = {}
-        for name in self._contract.stac.summaries:
+        for name in self.contract.stac.summaries:
             value = properties.get(name)
             values = value if isinstance(value, list) else [value]
             short = [one for one in values if isinstance(one, str) and len(one) <= SUMMARY_TEXT_LIMIT]

@@ -269,7 +269,7 @@ class Catalog:
             if promotion.applied:
                 index.recount(promotion.applied)
                 restored = any(outcomes.is_restoration(write) for write in promotion.writes)
-                self._publish_documents(index, contract, promotion.applied, root=is_new or restored)
+                self._publish_documents(index, promotion.applied, root=is_new or restored)
                 staged.settle()
         outcome = {write.candidate.item_id: outcomes.written(write) for write in promotion.writes}
         for write in writes:
@@ -280,14 +280,12 @@ class Catalog:
             outcome |= outcomes.lost_race(lost, index.current(write.candidate.item_id for write in lost))
         return outcome
 
-    def _publish_documents(
-        self, index: CollectionIndex, contract: DatasetContract, applied: Iterable[Page], *, root: bool
-    ) -> None:
+    def _publish_documents(self, index: CollectionIndex, applied: Iterable[Page], *, root: bool) -> None:
         """Rewrite what leads to the applied pages, from the leaf up: no link ever points at a file that is missing.
 
         Raises PublishError.
         """
-        levels = tree.leading_to(index, contract, sorted(applied), root=root)
+        levels = tree.leading_to(index, index.contract, sorted(applied), root=root)
         files = {path: content for level in levels for path, content in level.items()}
         with self._publisher.staging(files) as staged:
             for level in levels:
@@ -296,7 +294,7 @@ class Catalog:
             staged.settle()
 
     def _index(self, tx: Transaction, contract: DatasetContract) -> CollectionIndex:
-        return CollectionIndex(tx, contract, page_size=self._page_size)
+        return CollectionIndex(tx, self._registry.owner(contract), page_size=self._page_size)
 
     def _contract(self, candidates: Sequence[Candidate]) -> DatasetContract:
         datasets = {candidate.dataset for candidate in candidates}

@@ -117,7 +117,9 @@ def _undo(
     days = {entry.partition for found in own.values() for entry in found} | {now.partition for now in shown.values()}
     kept = log.kept({step.oldest.before_sha256 for step in steps if step.oldest.before_sha256 is not None})
     items = {step.path: None if (sha := step.oldest.before_sha256) is None else kept[sha] for step in steps}
-    _publish(publisher, [*tree.around(index, contract, days), items, _stray_pages(index, publisher, contract, days)])
+    _publish(
+        publisher, [*tree.around(index, index.contract, days), items, _stray_pages(index, publisher, contract, days)]
+    )
     return UndoReport(
         restored=tuple(sorted(step.oldest.item_id for step in steps if step.oldest.before_revision is not None)),
         removed=tuple(sorted(step.oldest.item_id for step in steps if step.oldest.before_revision is None)),

@@ -149,6 +149,25 @@ def test_an_item_begins_with_the_first_chunk_grows_with_each_and_is_the_archive_
     everything(pipeline)
 
 
+@pytest.mark.clause("OPR-08")
+def test_the_collection_says_what_the_archive_s_contract_says_whoever_writes(pipeline: Pipeline, objects: Path) -> None:
+    root = Path(pipeline.settings.catalog)
+    ingest(pipeline, objects, S, run_id="chunk")
+    first = traces.catalog_tree(root)[f"{ARCHIVE}/collection.json"]
+    ingest(pipeline, objects, WHOLE, run_id="archive")
+    before, documents = (root / "catalog.json").stat().st_mtime_ns, traces.catalog_tree(root)
+    later = [good(BUCKET, key, content) for key, content in make_nexrad_chunks(site="KTWX", start=START)]
+    ingest(pipeline, objects, later[0], run_id="another chunk")
+    pipeline.catalog.undo(CHUNKS, "another chunk")
+    assert traces.catalog_tree(root) == documents
+    contract = pipeline.registry[ARCHIVE]
+    for collection in (first, documents[f"{ARCHIVE}/collection.json"]):
+        assert (collection["title"], collection["kfm:dataset"]) == (contract.metadata.title, ARCHIVE)
+        assert collection["item_assets"]["data"]["title"] == contract.stac.data_asset.title
+    # Nobody takes the Collection over from the other: then the root would be written each time.
+    assert (root / "catalog.json").stat().st_mtime_ns == before
+
+
 PLANS = range(16)
 
 
