@@ -29,6 +29,7 @@ COUNTS = ("received", "succeeded", "failed", "quarantined", "duplicates")
     type=click.Path(path_type=Path),
     help="Folder of real objects laid out as DIR/<bucket>/<key>, instead of the samples.",
 )
+@click.option("--all-datasets", is_flag=True, help="Samples of every dataset that ships, not of three alone.")
 @click.option(
     "--home",
     type=click.Path(path_type=Path, file_okay=False),
@@ -41,7 +42,7 @@ COUNTS = ("received", "succeeded", "failed", "quarantined", "duplicates")
     "--timeout", default=900, show_default=True, type=click.IntRange(1), help="Seconds after which the demo gives up."
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def demo(*, objects: Path | None, home: Path, timeout: int, as_json: bool) -> None:
+def demo(*, objects: Path | None, all_datasets: bool, home: Path, timeout: int, as_json: bool) -> None:
     """Ingest objects through a real queue, daemon and runs, and show what became of each.
 
     Starts an S3, SNS and SQS server and a Dagster deployment on loopback, publishes the objects' notifications
@@ -50,10 +51,14 @@ def demo(*, objects: Path | None, home: Path, timeout: int, as_json: bool) -> No
 
     Example: kfm demo --objects ./nodd --json
     """
+    if objects is not None and all_datasets:
+        raise click.UsageError("--objects and --all-datasets exclude each other: a folder has the datasets that it has")
     refuse_unwritable_home(home)
     console = Console(stderr=True)
     with drain_bar(console) as report:
-        result = run_demo(home, objects=objects, timeout_seconds=timeout, report=report, say=console.print)
+        result = run_demo(
+            home, objects=objects, all_datasets=all_datasets, timeout_seconds=timeout, report=report, say=console.print
+        )
     if as_json:
         click.echo(json.dumps(result.as_json()))
     else:

@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from kfm_dagster.demo.cloud import EmbeddedCloud
+from kfm_dagster.demo.families import write_families
 from kfm_dagster.demo.feed import Feed, refuse_no_objects
 from kfm_dagster.demo.sample_day import SAMPLE_DAY, publish_samples
 from kfm_dagster.deployment.account import DrainResult, account
@@ -39,11 +41,15 @@ def run_demo(
     home: Path,
     *,
     objects: Path | None,
+    all_datasets: bool = False,
     timeout_seconds: float,
     report: Callable[[Progress], None],
     say: Callable[[str], None],
 ) -> DrainResult:
-    """Run the demo below `home`. Raises KfmError with one line; a second call goes on where the first stopped."""
+    """Run the demo below `home`. Raises KfmError with one line; a second call goes on where the first stopped.
+
+    `objects` is a folder of objects instead of the samples; with `all_datasets` there are samples of every dataset.
+    """
     if objects is not None and not objects.is_dir():
         raise ConfigurationError(
             "--objects is no folder", observed=str(objects), expected="DIR/<bucket>/<key>", next_step="give a folder"
@@ -64,7 +70,7 @@ def run_demo(
             earlier = sum(pipeline.deliveries.counts().values())
             try:
                 say("publishing objects and their notifications ...")
-                skipped = feed_demo(pipeline, feed, objects)
+                skipped = feed_demo(pipeline, feed, objects, all_datasets=all_datasets)
                 say("starting the Dagster code server and daemon ...")
                 with Deployment(home, environment={}) as deployment:
                     drain(deployment, pipeline, timeout_seconds=timeout_seconds, report=report)
@@ -81,15 +87,21 @@ def demo_settings(home: Path) -> Settings:
         return Settings.load()
 
 
-def feed_demo(pipeline: Pipeline, feed: Feed, objects: Path | None) -> Mapping[str, str]:
-    """Publish a folder of real objects, or the samples with their bad neighbours; return why files were skipped.
+def feed_demo(pipeline: Pipeline, feed: Feed, objects: Path | None, *, all_datasets: bool = False) -> Mapping[str, str]:
+    """Publish a folder of real objects, or the samples with their bad neighbours; return why files were skipped."""
+    if objects is not None:
+        return _feed_folder(pipeline, feed, objects)
+    publish_samples(feed)
+    begin_with(pipeline, SAMPLE_DAY)
+    if all_datasets:
+        with TemporaryDirectory(prefix="kfm-demo-") as folder:
+            write_families(Path(folder), SAMPLE_DAY)
+            _feed_folder(pipeline, feed, Path(folder))
+    return {}
 
-    Their days become partitions, and must be before a message is received. What no topic announces is listed.
-    """
-    if objects is None:
-        publish_samples(feed)
-        begin_with(pipeline, SAMPLE_DAY)
-        return {}
+
+def _feed_folder(pipeline: Pipeline, feed: Feed, objects: Path) -> Mapping[str, str]:
+    """Publish a folder; its days become partitions before a message is received. What no topic announces is listed."""
     published = feed.from_folder(objects)
     if published.first_day is not None:
         begin_with(pipeline, published.first_day)

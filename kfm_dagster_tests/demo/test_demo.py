@@ -54,7 +54,7 @@ def test_a_demo_of_a_folder_launches_no_run_over_nothing_leaves_no_step_behind_a
 
 
 def test_a_demo_knows_what_its_home_had_received_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def feed_demo(pipeline: Pipeline, *_: object) -> dict[str, str]:
+    def feed_demo(pipeline: Pipeline, *_: object, **__: object) -> dict[str, str]:
         """What the deployment does with a message that comes, at once."""
         came = Delivery(
             message_id=str(uuid.uuid4()),

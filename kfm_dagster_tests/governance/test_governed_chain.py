@@ -274,6 +274,7 @@ def test_an_exact_location_is_nowhere_in_what_is_stored_or_shown(opened: Open, o
         *SHOWN,
         "datetime",
         "start_datetime",
+        "storage:schemes",
         "end_datetime",
     }
     notice = {"kfm:sensitivity": "sensitive", "kfm:access": "restricted", "kfm:masking": "h3, resolution 4"}

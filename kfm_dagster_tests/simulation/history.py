@@ -24,8 +24,9 @@ from kfm_dagster_tests.simulation.world import World, simulated_contracts
 
 DEFAULT_STEPS = 400
 """Steps under faults; a unit needs about a hundred and fifty."""
-CALM_STEPS = 3000
-"""Steps in which everything must have ended once the faults are over; it takes some hundreds."""
+CALM_STEPS = 10_000
+"""Steps in which everything must have ended once the faults are over; it takes some hundreds, and where a dozen workers
+of one unit wait for each other some thousands."""
 SURPRISE = "nobody_is_surprised"
 """Invariant: no part of the product meets an error that it does not handle."""
 

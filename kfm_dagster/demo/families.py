@@ -1,0 +1,76 @@
+"""Samples of every other dataset that ships, for a demo of all of them; those of the sample day are elsewhere.
+
+Belongs here: which objects, a few of each, as files. Does not belong here: how an object is made (`samples/`), and the
+sample day with its bad neighbours (`sample_day.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, date, datetime, time
+from pathlib import Path
+from types import MappingProxyType
+
+from kfm_dagster.demo.samples import gfs, nbm, nexrad_level3
+from kfm_dagster.demo.samples.goes_glm import goes_glm_samples
+from kfm_dagster.demo.samples.isd import isd_samples
+from kfm_dagster.demo.samples.mrms import mrms_samples
+from kfm_dagster.demo.samples.nexrad_chunks import nexrad_chunk_samples
+from kfm_dagster.demo.samples.oisst import oisst_samples
+
+Samples = Callable[[date, int], Iterator[tuple[str, str, bytes]]]
+
+OF_EACH = 4
+"""Objects, but for OISST: a day has a preliminary and a final one, and the final one replaces the other."""
+_LEADS = (1, 3, 6, 12)
+_LEVEL_3 = (("KTLX", "N0B"), ("KFTG", "NVW"), ("KLOT", "NST"), ("TMCI", "TZ0"))
+"""Sites and products that the contract lists, too; a TDWR is the last."""
+
+
+def _gfs(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
+    run = datetime.combine(day, time(12), UTC)
+    for lead in _LEADS[:count]:
+        key, content, index = gfs.make_gfs(run=run, lead=lead)
+        yield from _indexed(gfs.BUCKET, key, content, index)
+
+
+def _nbm(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
+    run = datetime.combine(day, time(12), UTC)
+    for lead in _LEADS[:count]:
+        key, content, index = nbm.make_nbm(run=run, lead=lead)
+        yield from _indexed(nbm.BUCKET, key, content, index)
+
+
+def _level3(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
+    start = datetime.combine(day, time(22, 6, 36), UTC)
+    for site, product in _LEVEL_3[:count]:
+        yield nexrad_level3.BUCKET, *nexrad_level3.make_nexrad_level3(site=site, product=product, start=start)
+
+
+def _indexed(bucket: str, key: str, content: bytes, index: str) -> Iterator[tuple[str, str, bytes]]:
+    yield bucket, key, content
+    yield bucket, f"{key}.idx", index.encode()
+
+
+FAMILIES: Mapping[str, tuple[Samples, int]] = MappingProxyType(
+    {
+        "gfs": (_gfs, OF_EACH),
+        "goes-glm": (goes_glm_samples, OF_EACH),
+        "mrms": (mrms_samples, OF_EACH),
+        "nbm": (_nbm, OF_EACH),
+        "nexrad-l2-chunks": (nexrad_chunk_samples, OF_EACH),
+        "nexrad-l3": (_level3, OF_EACH),
+        "ocean": (oisst_samples, 2),
+        "surface-obs": (isd_samples, OF_EACH),
+    }
+)
+"""Samples and how many of them, by dataset."""
+
+
+def write_families(folder: Path, day: date) -> None:
+    """Write the objects of one day as `folder`/bucket/key."""
+    for samples, count in FAMILIES.values():
+        for bucket, key, content in samples(day, count):
+            path = folder / bucket / key
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
