@@ -49,8 +49,8 @@ kept before the next begins, but there are no gates, no ledger, and no catalog b
 GROWTH = """
 ## Growth
 
-A backlog of more and more small objects, with two requests each: what is loaded once, some nine seconds of CPU,
-counts for less and less, and nothing else may grow. `records` is what the ledger held before, of units that had
+A backlog of more and more small objects: what is loaded once, some nine seconds of CPU, counts for less and less, and
+nothing else may grow. `records` is what the ledger held before, of units that had
 succeeded.
 """
 
