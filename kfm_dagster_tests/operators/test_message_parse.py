@@ -94,6 +94,14 @@ def test_raw_delivery_gives_the_same_unit_as_the_sns_envelope() -> None:
 
 
 @pytest.mark.clause("OPR-01")
+def test_what_no_topic_announces_may_come_by_raw_delivery() -> None:
+    stations = record(bucket="noaa-isd-pds", key="data/2020/720538-00164-2020.gz")
+    (unit,) = parse(raw(stations)).envelopes
+    assert unit.dataset == "surface-obs"
+    assert code_of(sns(raw(stations))) is ParseIssue.UNKNOWN_BUCKET
+
+
+@pytest.mark.clause("OPR-01")
 def test_keys_are_form_decoded() -> None:
     pattern = r"data/(?P<name>x y)/(?P<date>\d{8})_(?P<time>\d\d:\d\d)=a\+b\.nc"
     hrrr = REGISTRY["hrrr"]
