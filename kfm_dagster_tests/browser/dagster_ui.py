@@ -7,8 +7,9 @@ from pathlib import Path
 
 from playwright.sync_api import Locator, Page, expect
 
-PICTURE = {"width": 1600, "height": 900}
-"""Pixels; wide enough that the whole graph fits with readable names."""
+PICTURE_WIDTH = 1600
+GROUP_HEIGHT = 260
+"""Pixels; enough that the whole graph fits with readable names."""
 
 _DRAWN_GRAPH = """() => {
     const box = (element) => {
@@ -59,9 +60,9 @@ class DagsterUi:
     page: Page
     url: str
 
-    def open_asset_graph(self, *, assets: int) -> DrawnGraph:
+    def open_asset_graph(self, *, assets: int, groups: int) -> DrawnGraph:
         """Open the global lineage with room for it and every group expanded; wait until it stands still."""
-        self.page.set_viewport_size(PICTURE)
+        self.page.set_viewport_size({"width": PICTURE_WIDTH, "height": GROUP_HEIGHT * groups})
         self.page.goto(f"{self.url}/asset-groups")
         self.page.get_by_role("button", name="Hide navigation").click()
         explorer = self.page.get_by_placeholder("Jump to")

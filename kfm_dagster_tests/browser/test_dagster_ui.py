@@ -73,7 +73,8 @@ def test_the_asset_graph_shows_the_whole_chain_of_every_dataset(
         chain = [("queue", "queue"), *((group, noun) for noun in CHAIN)]
         expected |= set(pairwise(chain))
     expected.add((("nexrad_l2", "metadata"), ("nexrad_l2", "path_arrival")))
-    drawn = ui.open_asset_graph(assets=2 + len(CHAIN) * len(list(contracts)))
+    groups = len(list(contracts))
+    drawn = ui.open_asset_graph(assets=2 + len(CHAIN) * groups, groups=groups)
     assert drawn.edges == expected
     assert all(drawn.boxes[left].right < drawn.boxes[right].left for left, right in expected)
     picture = README_PICTURE if os.environ.get("KFM_WRITE_PICTURE") == "1" else tmp_path / README_PICTURE.name
