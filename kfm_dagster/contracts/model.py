@@ -89,9 +89,14 @@ class Notifications(ContractPart):
     priority: Priority = Priority.NORMAL
 
     @property
+    def shapes(self) -> frozenset[MessageShape]:
+        """What messages of the dataset are; S3 events, of objects that no topic announces, too."""
+        return frozenset(topic.message_shape for topic in self.topics) or frozenset({"s3-event"})
+
+    @property
     def names_versions(self) -> bool:
         """Whether messages name the version of an object; a chunk's does not: its key is written once."""
-        return any(topic.message_shape == "s3-event" for topic in self.topics)
+        return "s3-event" in self.shapes
 
 
 class QueueConfig(ContractPart):

@@ -402,8 +402,7 @@ def _route(bucket: str, key: str, *, opened: _Opened, registry: ContractRegistry
         raise MessageError(ParseIssue.KEY_GRAMMAR_MISMATCH, f"key {shown(key)} matches no contract of {bucket}")
     if route.contract.id not in announced:
         raise MessageError(ParseIssue.UNROUTABLE_TOPIC, f"topic {topic} is none of {route.contract.id}")
-    # What no topic announces may come by raw delivery all the same.
-    if opened.shape not in ({one.message_shape for one in route.contract.notifications.topics} or {"s3-event"}):
+    if opened.shape not in route.contract.notifications.shapes:
         text = f"{route.contract.id} is announced by no message of the shape {opened.shape}"
         raise MessageError(ParseIssue.UNSUPPORTED_SCHEMA_VERSION, text)
     if route.kind is KeyKind.SIDECAR:

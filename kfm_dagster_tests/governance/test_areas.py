@@ -251,7 +251,7 @@ def test_what_meets_an_area_is_masked_in_an_open_dataset_before_anything_of_it_i
     told = found[first.uri]["properties"]
     assert told["kfm:masking"] == str(Masking.model_validate({**masking, "properties": []}))
     assert {name for name in told if not name.startswith("kfm:")} == {
-        "datetime", "start_datetime", "end_datetime", "platform", "instruments",
+        "datetime", "start_datetime", "end_datetime", "platform", "instruments", "storage:schemes",
     }  # fmt: skip
     home = tmp_path / "masked"
     texts = [file.read_text() for file in home.rglob("*.*json*") if file.suffix != ".gz"]
