@@ -67,7 +67,7 @@ def _rows(units: Sequence[int], seconds: int) -> Iterator[tuple[str, tuple[str, 
         for latency in ("0", "20", "50", "100"):
             yield "store", (*backlog, "--store-latency-ms", latency, "--floor")
         for database in DATABASES:
-            far = ("--store-latency-ms", "20", "--queue-latency-ms", "20", "--all-remote", "--database", database)
+            far = ("--store-latency-ms", "50", "--queue-latency-ms", "20", "--all-remote", "--database", database)
             durable = ("--dbos",) if database == "postgresql" else ()
             yield "remote", (*backlog, *far, "--floor", *durable)
     for size in GROWTH:
