@@ -14,6 +14,7 @@ from types import FrameType
 import click
 
 from kfm_dagster.cli.files import refuse_unwritable_home
+from kfm_dagster.cyclic_gc import collect_rarely
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.preflight import preflight
@@ -53,6 +54,7 @@ def worker(*, max_batches: int | None, until_empty: bool, as_json: bool) -> None
                 report=lambda batch: _report(batch, reports.report, as_json=as_json),
                 warn=_warn,
             )
+            collect_rarely()
             with _told_to_stop(resident):
                 resident.work(until_empty=until_empty, max_batches=max_batches)
 

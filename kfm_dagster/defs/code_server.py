@@ -20,6 +20,7 @@ from dagster._cli import api
 from dagster._grpc import server
 from dagster._grpc.server import DagsterApiServer
 
+from kfm_dagster.cyclic_gc import collect_rarely
 from kfm_dagster.defs import run_launcher
 
 CODE_VERSION = "kfm_dagster.defs.code_version"
@@ -27,6 +28,9 @@ CODE_VERSION = "kfm_dagster.defs.code_version"
 
 LATE = ("duckdb", "pandas", "pystac.validation")
 """What the definitions do not import and a run does: pandas, where it is installed, by pyarrow at its first array."""
+
+FORK_TEMPLATE = "kfm_dagster.defs.fork_template"
+"""By name only, too, and last."""
 
 UNKNOWN_EXIT = 255
 """What multiprocessing gives as the exit code when the process that forks is gone, which would have told it."""
@@ -66,7 +70,8 @@ def main(*, module: str, host: str, port: int) -> None:
     # Each run's process executes this module's lines again, which is how multiprocessing passes on the main module, so
     # that what they import had better be there, too.
     ours = [run_launcher.__name__, CODE_VERSION, module]
-    forkserver.set_forkserver_preload([api.__name__, server.__name__, *ours, *LATE])
+    forkserver.set_forkserver_preload([api.__name__, server.__name__, *ours, *LATE, FORK_TEMPLATE])
+    collect_rarely()
     # Now, so that it imports while this process does.
     forkserver.ensure_running()
     server.DagsterApiServer = ForkingApiServer  # type: ignore[misc]
