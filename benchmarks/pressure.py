@@ -1,11 +1,12 @@
 """A ledger on PostgreSQL while somebody holds a snapshot open: a backup, or a session that was forgotten.
 
-    python -m benchmarks.pressure [--seconds N] [--clean-seconds N] [--json]
+    python -m benchmarks.pressure [--rate UNITS/S] [--seconds N] [--clean-seconds N] [--json]
 
 Nothing that changes meanwhile can be cleaned up, so every version of a row stays, and every question goes past it. The
 same work three times: before the snapshot, under it, and after it. One batch at a time is made known, claimed and
-settled in one dataset and day, which is where versions hurt most; only the ledger's own calls are timed. Does not
-belong here: what other statements cost (`ledger.py`).
+settled in one dataset and day, which is where versions hurt most; only the ledger's own calls are timed. `--rate` asks
+for what a deployment does instead of all that the database can. Does not belong here: what other statements cost
+(`ledger.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import accumulate, count
+from itertools import count
+from statistics import fmean
 
 import click
 import sqlalchemy as sa
@@ -34,6 +36,8 @@ BATCH = 500
 """Units of a transaction: those of one dataset in a run of a busy hour."""
 BATCHES_PER_TICK = 10
 """Batches after which sensors ask what is lost and what waits."""
+CALLS = ("ensure", "claim", "settle", "recover", "waiting")
+"""Of each batch, and what sensors ask: which claims are lost, what is pending on which day."""
 SITES = 50
 WARM_SECONDS = 5.0
 MINUTE = 60.0
@@ -50,10 +54,14 @@ SELECT
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """What the work took in one phase; `first_per_second` is the rate of its first minute, `last` of its last."""
+    """What the work took in one phase; `first_per_second` is the rate of its first minute, `last` of its last.
+
+    Rates are of the ledger's calls alone; `ms_per_batch` is what each of them took in the last minute.
+    """
 
     name: str
     units: int
+    done_per_second: float
     units_per_second: float
     first_per_second: float
     last_per_second: float
@@ -62,67 +70,114 @@ class Phase:
     hot_share: float
     dead_rows: int
     mebibytes: float
+    ms_per_batch: dict[str, float]
 
 
-def measure(url: str, *, seconds: float, clean_seconds: float) -> list[Phase]:
-    """Work before, under and after a snapshot that is held for so many seconds, in a fresh database."""
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Seconds from the first batch's begin to this one's, and seconds that each of the ledger's calls took for it."""
+
+    began: float
+    calls: dict[str, float]
+
+    @property
+    def seconds(self) -> float:
+        """All calls together."""
+        return sum(self.calls.values())
+
+
+def measure(url: str, *, seconds: float, clean_seconds: float, rate: float = 0.0) -> list[Phase]:
+    """Work before, under and after a snapshot that is held for so many seconds, in a fresh database.
+
+    `rate` is in units a second, at most; 0 takes what can be had.
+    """
     database = Database.open(url)
     bench, numbers = make_bench(database, ContractRegistry.load()), count()
-    _work(bench, numbers, seconds=WARM_SECONDS)
-    phases = [_phase("before", bench, numbers, clean_seconds)]
+    _work(bench, numbers, seconds=WARM_SECONDS, rate=rate)
+    phases = [_phase("before", bench, numbers, clean_seconds, rate)]
     with _held_snapshot(database):
-        phases.append(_phase("under", bench, numbers, seconds))
-    phases.append(_phase("after", bench, numbers, clean_seconds))
+        phases.append(_phase("under", bench, numbers, seconds, rate))
+    phases.append(_phase("after", bench, numbers, clean_seconds, rate))
     database.dispose()
     return phases
 
 
-def _phase(name: str, bench: Bench, numbers: Iterator[int], seconds: float) -> Phase:
-    before = _counters(bench.database)
-    taken = _work(bench, numbers, seconds=seconds)
-    now = _counters(bench.database)
-    units = BATCH * len(taken)
+def _phase(name: str, bench: Bench, numbers: Iterator[int], seconds: float, rate: float) -> Phase:
+    before, begun = _counters(bench.database), time.monotonic()
+    batches = _work(bench, numbers, seconds=seconds, rate=rate)
+    passed, now = time.monotonic() - begun, _counters(bench.database)
+    units = BATCH * len(batches)
+    last = [batch for batch in batches if batch.began > batches[-1].began - MINUTE]
     return Phase(
         name=name,
         units=units,
-        units_per_second=units / sum(taken),
-        first_per_second=_first_minute(taken),
-        last_per_second=_first_minute(taken[::-1]),
+        done_per_second=units / passed,
+        units_per_second=_rate(batches),
+        first_per_second=_rate([batch for batch in batches if batch.began < MINUTE]),
+        last_per_second=_rate(last),
         wal_bytes_per_unit=(now["wal_bytes"] - before["wal_bytes"]) / units,
         commits_per_unit=(now["commits"] - before["commits"]) / units,
         hot_share=(now["hot_updates"] - before["hot_updates"]) / (now["updates"] - before["updates"]),
         dead_rows=int(now["dead_rows"]),
         mebibytes=now["bytes"] / 2**20,
+        ms_per_batch={call: 1000 * fmean(_seconds_of(call, last)) for call in CALLS},
     )
 
 
-def _first_minute(taken: Sequence[float]) -> float:
-    """Return the units a second of the batches that took the first minute."""
-    spent = [seconds for seconds, before in zip(taken, accumulate(taken, initial=0.0), strict=False) if before < MINUTE]
-    return BATCH * len(spent) / sum(spent)
+def _rate(batches: Sequence[Batch]) -> float:
+    """Return the units a second of the ledger's calls."""
+    return BATCH * len(batches) / sum(batch.seconds for batch in batches)
 
 
-def _work(bench: Bench, numbers: Iterator[int], *, seconds: float) -> list[float]:
-    """Take batch after batch through the ledger; return the seconds that its calls took for each."""
-    taken, end = [], time.monotonic() + seconds
-    while time.monotonic() < end:
-        number = next(numbers)
-        units = [_unit(number * BATCH + place) for place in range(BATCH)]
-        bench.clock.advance(1)
-        begun = time.perf_counter()
-        if number % BATCHES_PER_TICK == 0:
+def _seconds_of(call: str, batches: Sequence[Batch]) -> list[float]:
+    """Return what the call took in those batches that made it."""
+    return [batch.calls[call] for batch in batches if call in batch.calls] or [0.0]
+
+
+def _work(bench: Bench, numbers: Iterator[int], *, seconds: float, rate: float) -> list[Batch]:
+    """Take batch after batch through the ledger, so many units a second at most (0: as many as it can)."""
+    batches: list[Batch] = []
+    begun = time.monotonic()
+    while (began := time.monotonic() - begun) < seconds:
+        batches.append(Batch(began=began, calls=_batch(bench, next(numbers))))
+        if rate:
+            time.sleep(max(0.0, begun + len(batches) * BATCH / rate - time.monotonic()))
+    return batches
+
+
+def _batch(bench: Bench, number: int) -> dict[str, float]:
+    """Take one batch through the ledger; return the seconds of each call."""
+    units = [_unit(number * BATCH + place) for place in range(BATCH)]
+    run, calls = f"run-{number}", _Calls()
+    bench.clock.advance(1)
+    if number % BATCHES_PER_TICK == 0:
+        with calls.timed("recover"):
             bench.ledger.release_lost()
+        with calls.timed("waiting"):
             bench.ledger.pending_by_partition()
+    with calls.timed("ensure"):
         bench.ledger.ensure(units)
-        claimed = bench.ledger.claim(dataset="nexrad-l2", partition=DAY, run_id=f"run-{number}", limit=BATCH)
-        between = time.perf_counter()
-        done = [finished(unit) for unit in claimed]
-        resumed = time.perf_counter()
-        bench.ledger.settle(done, run_id=f"run-{number}")
-        taken.append(between - begun + time.perf_counter() - resumed)
-        if len(claimed) != BATCH:
-            raise SystemExit(f"{len(claimed)} units were claimed instead of {BATCH}")
-    return taken
+    with calls.timed("claim"):
+        claimed = bench.ledger.claim(dataset="nexrad-l2", partition=DAY, run_id=run, limit=BATCH)
+    if len(claimed) != BATCH:
+        raise SystemExit(f"{len(claimed)} units were claimed instead of {BATCH}")
+    done = [finished(unit) for unit in claimed]
+    with calls.timed("settle"):
+        bench.ledger.settle(done, run_id=run)
+    return calls.seconds
+
+
+class _Calls:
+    """Seconds by the name of a call."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        begun = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - begun
 
 
 def _unit(number: int) -> Envelope:
@@ -148,16 +203,17 @@ def _counters(database: Database) -> dict[str, float]:
 @click.command(context_settings={"max_content_width": 100})
 @click.option("--seconds", default=600.0, show_default=True, type=click.FloatRange(1), help="Under the snapshot.")
 @click.option("--clean-seconds", default=120.0, show_default=True, type=click.FloatRange(1), help="Before and after.")
+@click.option("--rate", default=0.0, type=click.FloatRange(0), help="Units a second; 0, the default: all it can.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def main(*, seconds: float, clean_seconds: float, as_json: bool) -> None:
+def main(*, seconds: float, clean_seconds: float, rate: float, as_json: bool) -> None:
     """Work on a PostgreSQL of its own before, under and after a held snapshot, and print what it took.
 
     Example: python -m benchmarks.pressure --seconds 60 --clean-seconds 30
     """
     with fresh("postgresql") as url:
-        phases = measure(url, seconds=seconds, clean_seconds=clean_seconds)
+        phases = measure(url, seconds=seconds, clean_seconds=clean_seconds, rate=rate)
     if as_json:
-        click.echo(json.dumps({"phases": [asdict(phase) for phase in phases]}))
+        click.echo(json.dumps({"rate": rate, "phases": [asdict(phase) for phase in phases]}))
         return
     show_rows(
         [{name: _shown(value) for name, value in asdict(phase).items()} for phase in phases], tuple(asdict(phases[0]))
@@ -171,6 +227,8 @@ def main(*, seconds: float, clean_seconds: float, as_json: bool) -> None:
 
 
 def _shown(value: object) -> object:
+    if isinstance(value, dict):
+        return " ".join(f"{name}={number:.1f}" for name, number in value.items())
     return round(value, 3) if isinstance(value, float) else value
 
 

@@ -79,6 +79,7 @@ def _rows(units: Sequence[int], seconds: int) -> Iterator[tuple[str, tuple[str, 
     for database in DATABASES:
         yield "intake", ("benchmarks.intake", "--queue-latency-ms", "20", "--database", database)
     yield "pressure", ("benchmarks.pressure",)
+    yield "pressure", ("benchmarks.pressure", "--rate", "500")
     for rate in RATES:
         paced = ("--rate", str(rate), "--seconds", str(seconds), "--real-size", "--store-latency-ms", "20")
         yield "latency", ("benchmarks.latency", *paced)

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from benchmarks import report
 from benchmarks.backlog import BenchResult
 from benchmarks.latency import percentiles
-from benchmarks.pressure import Phase
+from benchmarks.pressure import CALLS, Phase
 from benchmarks.report import Case, cases, main
 from benchmarks.surroundings import Place
 from kfm_dagster.errors import DependencyUnavailableError
@@ -28,6 +28,7 @@ def phase(name: str, rate: float) -> dict[str, Any]:
     found = Phase(
         name=name,
         units=100,
+        done_per_second=rate,
         units_per_second=rate,
         first_per_second=rate + 50,
         last_per_second=rate - 50,
@@ -36,6 +37,7 @@ def phase(name: str, rate: float) -> dict[str, Any]:
         hot_share=0,
         dead_rows=250,
         mebibytes=10,
+        ms_per_batch=dict.fromkeys(CALLS, 2.0),
     )
     return vars(found)
 
@@ -53,7 +55,8 @@ def figures(case: Case) -> dict[str, Any]:
         received = {"messages": 20, "messages_per_second": 2_000.0, "cpu_ms_per_message": 0.25}
         return {"dataset": "hrrr", "database": place.database, **received}
     if case.table == "pressure":
-        return {"phases": [phase(name, rate) for name, rate in (("before", 1_000.0), ("under", 920.0))]}
+        asked = float(arguments.get("--rate", 0))
+        return {"rate": asked, "phases": [phase(name, rate) for name, rate in (("before", 1_000.0), ("under", 920.0))]}
     if case.table == "quiet":
         return {"database": "sqlite", "percent_of_a_core": 1.9, "by_process": {"code server": 1.5, "daemon": 0.4}}
     if case.table == "latency":
@@ -106,15 +109,15 @@ def test_every_row_is_measured_and_stands_with_its_command(tmp_path: Path, ran: 
     assert ran == [case.command for case in ROWS]
     assert all(f"    {command}\n" in text for command in ran)
     assert "| hrrr | 100 ms | sqlite | disk | 7 | 123.4 | 8.0 | 2.25 | 4.0 | 300 | 246.8 | 0.50 |" in text
-    assert "| hrrr | 20 ms | postgresql | store | 7 | 123.4 | 8.0 | 2.25 | 4.0 | 300 | 246.8 | 0.50 | 61.7 |" in text
+    assert "| hrrr | 50 ms | postgresql | store | 7 | 123.4 | 8.0 | 2.25 | 4.0 | 300 | 246.8 | 0.50 | 61.7 |" in text
     assert "| hrrr | folder | sqlite | disk | 7 | 123.4" in text
     assert "| nexrad-l2 | sqlite | 0 | 100,000 | 123.4" in text
     assert "| hrrr | postgresql | 1,000,000 | 10,000 | 123.4" in text
     assert "| hrrr | postgresql | 20 | 2,000 | 0.25 |" in text
-    assert "| under | 100 | 920 | 0.92 | 0.97 | 0.87 | 9,000 | 0.010 | 2.50 |" in text
+    assert "| 500 | under | 100 | 920 | 920 | 0.92 | 0.97 | 0.87 | 9,000 | 0.010 | 2.50 | 2 | 2 | 2 | 2 | 2 |" in text
     assert "| sqlite | 1.90 | 1.50 | 0.40 |" in text
     assert "| nexrad-l2 | 20 ms | sqlite | disk | 15 | no | 50 | 4.9 | 1.5 |" in text
-    assert "| hrrr | 20 ms | postgresql | store | 7 | 3.0 |  | 5.0 | 2.0 |" in text
+    assert "| hrrr | 50 ms | postgresql | store | 7 | 3.0 |  | 5.0 | 2.0 |" in text
     scan = Path(sys.executable).with_name("pymarkdown")
     configuration = Path(report.ROOT) / "pyproject.toml"
     done = subprocess.run(
