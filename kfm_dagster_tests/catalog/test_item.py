@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import orjson
 import pystac
@@ -171,3 +173,42 @@ def test_the_same_envelope_gives_the_same_item_in_every_run(contracts: ContractR
     second = build_item(later, contract=contracts["goes-abi"], match=match, run_state=None)
     assert content_sha256(first) == content_sha256(second)
     assert first["id"] == second["id"] == "OR_ABI-L1b-RadC-M6C13_G19_s20253370000000_e20253370000025"
+
+
+def with_thumbnail(contracts: ContractRegistry, envelope: Envelope) -> dict[str, Any]:
+    """An Item of a contract that wants pictures."""
+    contract = contracts[envelope.dataset]
+    wanted = contract.model_copy(update={"stac": contract.stac.model_copy(update={"thumbnail": True})})
+    match = contracts.grammars[envelope.dataset].match(envelope.key)
+    assert match is not None
+    return build_item(envelope, contract=wanted, match=match, run_state=None)
+
+
+@pytest.mark.clause("OPR-21")
+def test_a_picture_of_the_footprint_comes_and_goes_with_its_item(contracts: ContractRegistry) -> None:
+    item = with_thumbnail(contracts, goes())
+    picture = item["assets"].pop("thumbnail")
+    assert "thumbnail" not in item_of(contracts, goes())["assets"]
+    assert {name: value for name, value in picture.items() if name != "href"} == {
+        "title": "Footprint",
+        "type": "image/svg+xml",
+        "roles": ["thumbnail"],
+    }
+    kind, _, encoded = picture["href"].partition(";base64,")
+    drawn = ET.fromstring(base64.b64decode(encoded, validate=True))
+    assert (kind, drawn.attrib["width"]) == ("data:image/svg+xml", "240")
+    assert 120 <= float(drawn.attrib["height"]) <= 240
+    assert len(drawn.findall("{*}g[@fill]/{*}path")) == 1
+    # The same footprint has the same picture; another one, another.
+    assert with_thumbnail(contracts, goes(1))["assets"]["thumbnail"] == picture
+    elsewhere = with_thumbnail(contracts, goes(bbox=(175.6, 14.6, -89.6, 53.5)))["assets"]["thumbnail"]
+    assert elsewhere["href"] != picture["href"]
+    assert len(elsewhere["href"]) < 3000
+    for one in (picture, elsewhere):
+        item["assets"]["thumbnail"] = one
+        assert validate_item(item) == []
+        assert pystac.Item.from_dict(item).assets["thumbnail"].href == one["href"]
+
+
+def test_without_a_footprint_there_is_no_picture(contracts: ContractRegistry) -> None:
+    assert set(with_thumbnail(contracts, with_metadata(goes(), geometry=None, bbox=None))["assets"]) == {"data"}
