@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -21,6 +22,10 @@ from kfm_dagster.catalog.validation import validate_item
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity
 from kfm_dagster.contracts.issues import IntegrityIssue, Issue, MetadataIssue, Severity
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.samples.hrrr import make_hrrr
+from kfm_dagster.readers.base import Layer
+from kfm_dagster.readers.grib2_cube import cube
+from kfm_dagster.readers.grib2_grids import describe_grid
 from kfm_dagster_tests.catalog.envelopes import MD5, candidates, goes, hrrr, nexrad, run_state, with_metadata
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -212,3 +217,27 @@ def test_a_picture_of_the_footprint_comes_and_goes_with_its_item(contracts: Cont
 
 def test_without_a_footprint_there_is_no_picture(contracts: ContractRegistry) -> None:
     assert set(with_thumbnail(contracts, with_metadata(goes(), geometry=None, bbox=None))["assets"]) == {"data"}
+
+
+def test_an_item_of_as_many_messages_as_native_levels_have_stays_small(contracts: ContractRegistry) -> None:
+    """HRRR's native levels: some 1,100 messages of 22 variables on 50 levels, and a hundred on one."""
+    names = [(f"VAR{name}", f"{level} hybrid level") for level in range(1, 51) for name in range(22)]
+    names += [(f"SFC{number}", "surface") for number in range(100)]
+    layers = [Layer(*name, "12 hour fcst", "", 600_000_000, 1_000_000) for name in names]
+    run = datetime(2025, 12, 3, tzinfo=UTC)
+    _, message, _ = make_hrrr(run=run, lead=1)
+    # Section 3 of the sample is that of the real grid (readers/test_grib2.py).
+    grid = describe_grid(message[37:118])
+    of_sample = hrrr()
+    assert of_sample.metadata is not None
+    properties = of_sample.metadata.stac_properties
+    envelope = with_metadata(
+        of_sample,
+        stac_properties={**properties, **cube(grid, layers, reference=run, covered=(run, run))},
+        layers={layer.name: (layer.offset, layer.length) for layer in layers},
+    )
+    item = item_of(contracts, envelope)
+    assert len(item["properties"]["cube:variables"]) == 122
+    assert len(item["assets"]["data"]["grib:layers"]) == 1200
+    assert validate_item(item) == []
+    assert len(canonical(item)) < 160 * 1024
