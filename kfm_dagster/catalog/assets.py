@@ -8,16 +8,21 @@ Item (`item.py`).
 
 from __future__ import annotations
 
+import base64
 import re
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
+
+import orjson
 
 from kfm_dagster.contracts.envelope import Envelope, Metadata
 from kfm_dagster.contracts.model import DatasetContract
 
-DATA_ASSET = "data"
+DATA_ASSET, THUMBNAIL_ASSET = "data", "thumbnail"
+THUMBNAIL = {"title": "Footprint", "type": "image/svg+xml", "roles": ["thumbnail"]}
 EXTENSIONS = (
     "https://stac-extensions.github.io/alternate-assets/v1.2.0/schema.json",
     "https://stac-extensions.github.io/storage/v2.0.0/schema.json",
@@ -87,7 +92,20 @@ def assets(
                     "roles": [sidecar.role],
                     **_addresses(uri, contract, groups),
                 }
+    if contract.stac.thumbnail and metadata.geometry is not None:
+        # As text, for a dictionary is no key of a cache.
+        found[THUMBNAIL_ASSET] = {**THUMBNAIL, "href": _picture(orjson.dumps(metadata.geometry))}
     return found
+
+
+@lru_cache(maxsize=1024)
+def _picture(geometry: bytes) -> str:
+    """Draw a map of a GeoJSON geometry as a data URL (RFC 2397). Cached: most Items of a dataset share a footprint."""
+    # Not above: it draws with numpy and shapely, and most commands and datasets draw nothing.
+    from kfm_dagster.catalog.footprint_svg import THUMBNAIL, draw  # noqa: PLC0415
+
+    picture = draw([orjson.loads(geometry)], THUMBNAIL)
+    return f"data:image/svg+xml;base64,{base64.b64encode(picture.svg.encode()).decode()}" if picture else ""
 
 
 def _file(envelope: Envelope) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from kfm_dagster.catalog.assets import DATA_ASSET
+from kfm_dagster.catalog.assets import DATA_ASSET, THUMBNAIL, THUMBNAIL_ASSET
 from kfm_dagster.catalog.item import used_extensions
 from kfm_dagster.catalog.layout import GEOJSON, link, page_name
 from kfm_dagster.catalog.notice import collection_notice
@@ -152,10 +152,10 @@ def _item_assets(contract: DatasetContract) -> dict[str, Any]:
     assets: dict[str, Any] = {DATA_ASSET: {"title": data.title, "type": data.media_type, "roles": list(data.roles)}}
     if data.open_kwargs:
         assets[DATA_ASSET]["xarray:open_kwargs"] = data.open_kwargs
-    if data.open_kwargs:
-        assets[DATA_ASSET]["xarray:open_kwargs"] = data.open_kwargs
     for sidecar in contract.storage.sidecars:
         assets.setdefault(sidecar.role, {"type": sidecar.media_type, "roles": [sidecar.role]})
+    if contract.stac.thumbnail:
+        assets[THUMBNAIL_ASSET] = THUMBNAIL
     return assets
 
 

@@ -320,6 +320,10 @@ class StacRules(ContractPart):
     keywords: list[str] = []
     providers: list[Provider] = []
     data_asset: AssetDefinition
+    thumbnail: bool = Field(
+        default=False,
+        description="Items have a picture of their footprint, within the Item, as their asset `thumbnail`.",
+    )
     summaries: list[str] = Field([], description="Item properties summarised in the Collection.")
 
 

@@ -178,7 +178,7 @@ def _values(axis: Variable) -> dict[int, float]:
     if not (isinstance(scale, int | float) and isinstance(offset, int | float)):
         return {}
     values = {place: value * scale + offset for place, value in axis.samples.items()}
-    return {place: _decimal(value) for place, value in values.items()} if axis.single_precision else values
+    return {place: _decimal(value) for place, value in values.items()} if axis.data_type == "float32" else values
 
 
 def _decimal(value: float) -> float:

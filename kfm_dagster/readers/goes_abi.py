@@ -21,11 +21,13 @@ from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.geostationary import FixedGrid, ImageBounds, ImageFootprint
 from kfm_dagster.readers.goes_abi_header import EXTENT, GRID, read_native
 from kfm_dagster.readers.goes_granule import expect
+from kfm_dagster.readers.grid_cube import COLUMNS, ROWS, horizontal
 from kfm_dagster.readers.ranges import BLOCK_BYTES
+from kfm_dagster.readers.stored_values import band_fields, shown_text
 
 PROPERTIES = goes_granule.PROPERTIES | {
     "bands", "goes:image-type", "goes:mode", "goes:timeline", "goes:mesoscale-region", "goes:extent", "proj:code",
-    "proj:wkt2", "proj:shape", "proj:transform", "proj:centroid",
+    "proj:wkt2", "proj:bbox", "proj:shape", "proj:transform", "proj:centroid", "cube:dimensions", "cube:variables",
 }  # fmt: skip
 """What an object can have."""
 FIRST_BYTES = BLOCK_BYTES
@@ -46,6 +48,8 @@ _ANGLE_DECIMALS = 7
 _LIMB_CURVATURE = 0.153
 """Semi-major axis through the distance from the perspective point to the limb: by half of that times the square of an
 angle on the ground the scan angle falls from the limb inwards."""
+_SAID = {"description": "long_name", "unit": "units"}
+"""Fields of a Variable Object by the attributes that say them."""
 _EXTENT_DECIMALS = 6
 """Of a degree. The file has 32-bit floats, whose steps are 1.5e-5 there."""
 
@@ -62,14 +66,14 @@ def read_goes_abi(request: ReadRequest) -> HeaderMetadata:
     attributes, groups = native["attrs"], request.groups
     start, end = goes_granule.coverage(attributes)
     goes_granule.check_key(request, attributes, start, end)
-    bands = _bands_of(groups)
+    numbers = _bands_of(groups)
     expect("scene_id", attributes.get("scene_id"), _SCENES[groups["scene"]][0])
-    if bands:
-        expect("band_id", native.get("band_id"), bands)
+    if numbers:
+        expect("band_id", native.get("band_id"), numbers)
     outline, place, findings = (_on_fixed_grid if GRID in native else _in_degrees)(native)
     properties = {
         **goes_granule.properties(request, native, instrument="abi"),
-        "bands": _band_objects(bands, native.get("band_wavelength", [])) if bands else None,
+        "bands": _bands(numbers, native) or None,
         "goes:image-type": _SCENES[groups["scene"]][1],
         "goes:mode": int(groups["mode"]),
         "goes:timeline": attributes.get("timeline_id"),
@@ -100,6 +104,7 @@ def _on_fixed_grid(native: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[s
     if footprint is None:
         raise ReadError(MetadataIssue.MISSING_GEOLOCATION, "the image shows no part of the Earth")
     properties = _projection_properties(grid, image, footprint, native["dims"])
+    properties |= _cube(properties, native["images"])
     stated = _extent(native)
     if stated is None:
         return footprint.outline, properties, ((MetadataIssue.MISSING_GEOLOCATION, "the file states no extent"),)
@@ -185,8 +190,19 @@ def _edges(native: Mapping[str, Any], name: str) -> tuple[float, float]:
     return round(first - half, _ANGLE_DECIMALS), round(last + half, _ANGLE_DECIMALS)
 
 
-def _band_objects(numbers: list[float], wavelengths: list[float]) -> list[dict[str, Any]]:
-    """STAC bands with their central wavelengths in micrometres."""
+def _bands(numbers: list[float], native: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """STAC bands: one for each channel of the instrument, or else for each image of the product, by its name."""
+    images = {name: band_fields(said["dtype"], said) for name, said in native.get("images", {}).items()}
+    if not numbers:
+        return [{"name": name, **fields} for name, fields in images.items()]
+    bands = _channels(numbers, native.get("band_wavelength", []))
+    # Names of the images of several bands end in the band, so that both are in order.
+    fields = images.values() if len(images) == len(bands) else [{}] * len(bands)
+    return [band | values for band, values in zip(bands, fields, strict=True)]
+
+
+def _channels(numbers: list[float], wavelengths: list[float]) -> list[dict[str, Any]]:
+    """Channels with their central wavelengths in micrometres."""
     if len(wavelengths) != len(numbers) or not all(0 < wavelength < 20 for wavelength in wavelengths):
         raise ReadError(MetadataIssue.INCOMPLETE_PRODUCT_METADATA, f"wavelengths of bands {numbers} are {wavelengths}")
     bands = []
@@ -206,6 +222,7 @@ def _projection_properties(
     properties: dict[str, Any] = {
         "proj:code": None,
         "proj:wkt2": geostationary.wkt2(grid),
+        "proj:bbox": [round(edge * height, 6) for edge in (image.west, image.south, image.east, image.north)],
         "proj:shape": [rows, columns],
         "proj:transform": [
             round(number * height, 6)
@@ -219,3 +236,19 @@ def _projection_properties(
         longitude, latitude = (round(degrees, 6) for degrees in footprint.centroid)
         properties["proj:centroid"] = {"lat": latitude, "lon": longitude}
     return properties
+
+
+def _cube(projection: Mapping[str, Any], images: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Fields of the datacube extension 2.2.0; columns and rows are in metres, where the file's axes are scan angles."""
+    variables = {
+        name: {
+            "dimensions": [ROWS, COLUMNS],
+            "type": "data",
+            **{field: text for field, said in _SAID.items() if (text := shown_text(image.get(said)))},
+        }
+        for name, image in images.items()
+    }
+    dimensions = horizontal(
+        transform=projection["proj:transform"], shape=projection["proj:shape"], wkt2=projection["proj:wkt2"]
+    )
+    return {"cube:dimensions": dimensions} | ({"cube:variables": variables} if variables else {})

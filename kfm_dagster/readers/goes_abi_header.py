@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from kfm_dagster.contracts.issues import MetadataIssue
-from kfm_dagster.readers import goes_granule
+from kfm_dagster.readers import goes_granule, stored_values
 from kfm_dagster.readers.base import ByteSource, ReadError
 from kfm_dagster.readers.goes_granule import L0_ERRORS
 from kfm_dagster.readers.hdf5 import Hdf5Dataset, Hdf5Group, read_hdf5
@@ -37,6 +37,10 @@ _OTHER_VARIABLES = {
     "nominal_satellite_subpoint_lon": 1, "nominal_satellite_subpoint_lat": 1, "nominal_satellite_height": 1,
 }  # fmt: skip
 """Variables that no property needs, with their number of elements."""
+_IMAGES = (("Rad",), ("CMI",), tuple(f"CMI_C{band:02}" for band in range(1, 17)))
+"""The images of radiances, and of cloud and moisture imagery of one band or all."""
+_QUALITY = ("DQF", "PQI")
+"""Beginnings of names of what says how good each pixel is: data quality flags, product quality information."""
 _LONGEST_AXIS = 65_536
 """Pixels; the full disk at 0.5 km has 21,696 on a side."""
 GRID, LAT_LON = "goes_imager_projection", "goes_lat_lon_projection"
@@ -47,8 +51,9 @@ def read_native(source: ByteSource, *, complete: bool = True, cache: BlockCache 
     """Header values of any ABI product, unrounded, under the names that the file gives them.
 
     Without `complete`, only what `read_goes_abi` needs. On the fixed grid axes are given as `dims`, `x_first_last` and
-    `y_first_last` (radians, decoded). Absent names are absent; bands are lists. Raises what `read_hdf5` raises, and
-    ReadError(MISSING_GEOLOCATION) when nothing says what the coordinates are.
+    `y_first_last` (radians, decoded), and `images` has the stored type and the attributes of each image by its name.
+    Absent names are absent; bands are lists. Raises what `read_hdf5` raises, and ReadError(MISSING_GEOLOCATION) when
+    nothing says what the coordinates are.
     """
     return read_hdf5(source, lambda root: _header(root, complete=complete), cache=cache)
 
@@ -68,6 +73,9 @@ def _header(root: Hdf5Group, *, complete: bool) -> dict[str, Any]:
         }
     native.update(goes_granule.variables(root, {L0_ERRORS: 1, **(_OTHER_VARIABLES if complete else {})}))
     native.update(_bands(root))
+    if projection is not None:
+        shape = native["dims"]["y"], native["dims"]["x"]
+        native["images"] = {name: _image(image) for name, image in _images(root, shape).items()}
     native["attrs"] = goes_granule.texts(root, _ATTRIBUTES + (goes_granule.OTHER_ATTRIBUTES if complete else ()))
     native["geospatial_lat_lon_extent"] = {
         **goes_granule.numbers(extent, EXTENT + (_OTHER_EXTENT if complete else ())),
@@ -98,6 +106,28 @@ def _axis(root: Hdf5Group, name: str) -> tuple[int, list[float]]:
         with np.errstate(over="ignore", invalid="ignore"):
             ends = [float(np.float32(end) * np.float32(scale) + np.float32(offset)) for end in ends]
     return length, ends
+
+
+def _images(root: Hdf5Group, shape: tuple[int, int]) -> dict[str, Hdf5Dataset]:
+    """Variables that have a value of their own for each pixel.
+
+    Those of a file of radiances or imagery are asked for by name, which reads no other header. Of any other product
+    each variable is looked at: its names are those of one product, and differ between versions.
+    """
+    names = next((names for names in _IMAGES if root.dataset(names[0]) is not None), ())
+    found = {name: image for name in names if (image := root.dataset(name)) is not None}
+    if not names:
+        found = {name: image for name, image in root.datasets().items() if not name.startswith(_QUALITY)}
+    return {name: image for name, image in found.items() if image.shape == shape}
+
+
+def _image(image: Hdf5Dataset) -> dict[str, Any]:
+    """Give the type of the stored values as `dtype`, and the attributes that say what they mean."""
+    return {
+        "dtype": image.data_type,
+        **goes_granule.texts(image, (*stored_values.TEXTS, "long_name")),
+        **goes_granule.numbers(image, stored_values.NUMBERS),
+    }
 
 
 def _bands(root: Hdf5Group) -> dict[str, list[float]]:

@@ -27,6 +27,7 @@ from typing import Protocol
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ByteSource, HeaderMetadata, Layer, ReadError, ReadRequest
+from kfm_dagster.readers.grib2_cube import cube
 from kfm_dagster.readers.grib2_grids import describe_grid
 from kfm_dagster.readers.grib2_properties import PROPERTIES, duration, native, properties
 from kfm_dagster.readers.grib2_sections import (
@@ -120,9 +121,12 @@ def describe(request: ReadRequest, source: ByteSource, *, take_inventory: TakeIn
         end=end,
         datetime=end,
         geometry=grid.geometry,
-        properties=properties(
-            request, first, grid, messages=inventory.messages, variables=inventory.variables, horizon=horizon
-        ),
+        properties={
+            **properties(
+                request, first, grid, messages=inventory.messages, variables=inventory.variables, horizon=horizon
+            ),
+            **cube(grid, inventory.layers, reference=reference, covered=(reference, end)),
+        },
         native=native(first, grid),
         findings=tuple(findings),
         sidecars=(INDEX_SUFFIX,) if inventory.indexed else (),

@@ -23,7 +23,16 @@ from pyproj.exceptions import CRSError, ProjError
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
-from kfm_dagster.readers.grib2_outlines import border, footprint, rectangle, thinned, unwrapped, whole_turn, wrap
+from kfm_dagster.readers.grib2_outlines import (
+    border,
+    first_column,
+    footprint,
+    rectangle,
+    thinned,
+    unwrapped,
+    whole_turn,
+    wrap,
+)
 from kfm_dagster.readers.grib2_sections import signed
 
 MAX_SIDE = 50_000
@@ -40,7 +49,8 @@ class Grid:
     """One grid. `geometry` is as in `HeaderMetadata`; `shape` is (rows, columns).
 
     `transform` maps (column, row) to the CRS from cell corner to cell corner with row 0 in the north, as GDAL presents
-    every GRIB2 grid whatever its scanning mode; None where rows are not evenly spaced. `native` has ecCodes' key names.
+    every GRIB2 grid whatever its scanning mode; a grid round the earth begins in the west, where it may begin at
+    Greenwich in the file. None where rows are not evenly spaced. `native` has ecCodes' key names.
     All files of a grid share one `geometry`, whose coordinates are tuples.
     """
 
@@ -169,10 +179,11 @@ def _lat_lon(definition: _Definition, section: bytes) -> Grid:
         raise ReadError(MetadataIssue.INVALID_GEOMETRY, "a single row or column of points has no outline")
     dx, dy = span / (definition.ni - 1), (north - south) / (definition.nj - 1)
     west = wrap(west)
-    corners = (west - dx / 2, south - dy / 2, west + span + dx / 2, north + dy / 2)
     even = definition.template == 0
     # A grid that goes round has no failpoint on the ground, though its last column is one step short of the first.
     whole = span + dx >= 360.0 - dx / 2
+    left = first_column(west, dx) if whole and span < 360.0 else west
+    corners = (left - dx / 2, south - dy / 2, left + span + dx / 2, north + dy / 2)
     return Grid(
         template=definition.template,
         shape=(definition.nj, definition.ni),

@@ -21,6 +21,9 @@ from kfm_dagster.readers.base import ReadError
 SIDE_SEGMENTS = 23
 """Segments per side of a thinned outline; the HRRR CONUS outline then strays less than 0.01 degrees from the grid's."""
 
+_ROUNDED = 1e-3
+"""Share of a step by which the corners of a file, in microdegrees, may be off after a thousand steps."""
+
 Array = npt.NDArray[np.float64]
 Box = tuple[float, float, float, float]
 
@@ -69,6 +72,13 @@ def unwrapped(longitudes: Array, latitudes: Array, pole: float | None) -> Box:
 def wrap(longitude: float) -> float:
     """Longitude in [-180, 180); one that is there already keeps its digits."""
     return longitude if -180.0 <= longitude < 180.0 else (longitude + 180.0) % 360.0 - 180.0
+
+
+def first_column(west: float, dx: float) -> float:
+    """Longitude in [-180, 180) of the column that GDAL has first of those that go round from `west` by `dx` degrees."""
+    # What lies at or beyond 180 degrees east is moved by a turn (GRIB_ADJUST_LONGITUDE_RANGE of GDAL's GRIB driver).
+    before = math.ceil((180.0 - west) / dx - _ROUNDED)
+    return west + before * dx - 360.0
 
 
 def footprint(longitudes: Array, latitudes: Array, pole: float | None = None) -> dict[str, Any]:

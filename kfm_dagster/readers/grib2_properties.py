@@ -18,7 +18,8 @@ from kfm_dagster.readers.grib2_sections import GribMessage
 
 PROPERTIES = frozenset({
     "forecast:reference_datetime", "forecast:horizon", "proj:code", "proj:wkt2", "proj:shape", "proj:transform",
-    "proj:bbox", "grib:edition", "grib:discipline", "grib:centre", "grib:centre-code", "grib:subcentre",
+    "proj:bbox", "cube:dimensions", "cube:variables",
+    "grib:edition", "grib:discipline", "grib:centre", "grib:centre-code", "grib:subcentre",
     "grib:production-status", "grib:data-type", "grib:grid-template", "grib:message-count", "grib:variables",
     "*:model", "*:region", "*:product", "*:resolution", "*:level", "*:member", "*:cycle", "*:lead-hours",
 })  # fmt: skip

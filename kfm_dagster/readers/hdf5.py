@@ -240,10 +240,10 @@ class Hdf5Dataset(Hdf5Object):
         return messages.LAYOUT in self._messages
 
     @property
-    def is_single_precision(self) -> bool:
-        """Tell whether values are 32-bit floats."""
+    def data_type(self) -> str | None:
+        """Type of the values by its common name, such as `int16`; None for what is no number."""
         datatype = messages.known_datatype(self._one(messages.DATATYPE))
-        return datatype is not None and datatype.struct_code in {"<f", ">f"}
+        return datatype.name if datatype else None
 
     @property
     def scales(self) -> tuple[int | None, ...] | None:

@@ -154,6 +154,11 @@ class Datatype:
     struct_code: str | None
     in_heap: bool = False
 
+    @property
+    def name(self) -> str | None:
+        """Common name of a number's type, such as `int16`; None for a text."""
+        return None if self.struct_code is None else _NAMES[self.struct_code[1]]
+
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
@@ -186,6 +191,11 @@ def attribute(body: bytes) -> Attribute:
 
 _NUMBERS = {(0, 1): "b", (0, 2): "h", (0, 4): "i", (0, 8): "q", (1, 4): "f", (1, 8): "d"}
 """Code of `struct` for a class (0 integer, 1 IEEE float) and size in bytes."""
+_NAMES = {
+    "b": "int8", "h": "int16", "i": "int32", "q": "int64", "B": "uint8", "H": "uint16", "I": "uint32", "Q": "uint64",
+    "f": "float32", "d": "float64",
+}  # fmt: skip
+"""Name of a code, as STAC 1.1 (common metadata, data types) and NumPy have it."""
 
 
 def datatype(body: bytes) -> Datatype:

@@ -25,6 +25,7 @@ from kfm_dagster.readers.cf_axes import GridAxis, axis_kind, ends, grid_axis, ti
 from kfm_dagster.readers.geometry import polygon_from_ring
 from kfm_dagster.readers.netcdf_header import NetcdfHeader, Variable, read_netcdf_header
 from kfm_dagster.readers.ranges import BLOCK_BYTES
+from kfm_dagster.readers.stored_values import band_fields, shown_text
 
 _ATTRIBUTES = (
     "title", "id", "product_version", "platform", "instrument", "processing_level", "date_created", "date_modified",
@@ -33,17 +34,15 @@ _ATTRIBUTES = (
 """Global attributes (ACDD 1.3) that a catalog shows, as `acdd:<name>`."""
 
 PROPERTIES = frozenset({
-    *(f"acdd:{name.replace('_', '-')}" for name in _ATTRIBUTES), "processing:level", "cube:dimensions",
-    "cube:variables", "proj:code", "proj:wkt2", "proj:shape", "proj:transform", "proj:bbox", "*:product", "*:version",
-    "*:status",
+    *(f"acdd:{name.replace('_', '-')}" for name in _ATTRIBUTES), "processing:level", "bands",
+    "cube:dimensions", "cube:variables", "proj:code", "proj:wkt2", "proj:shape", "proj:transform", "proj:bbox",
+    "*:product", "*:version", "*:status",
 })  # fmt: skip
 """What an object can have; a name with `*` begins with the first word of the file's name."""
 FIRST_BYTES = BLOCK_BYTES
 """Of an object, by its first request."""
 
 _CODE = "EPSG:4326"
-_LONGEST_TEXT = 500
-"""Characters of a text that an Item shows; OISST's longest is one of 181."""
 _LEVEL = re.compile(r"\b(?:Level ?|L)(\d[A-Za-z]?)\b")
 _WORD = re.compile(r"[a-z][a-z0-9]{1,15}(?=[-_.])")
 
@@ -72,6 +71,7 @@ def read_netcdf_grid(request: ReadRequest) -> HeaderMetadata:
         properties={
             **_projection(x, y),
             **_cube(header, {x.name: x.step, y.name: y.step}, (start, end)),
+            **_bands(header, (y.name, x.name)),
             **_texts(header),
             **_of_key(request),
         },
@@ -175,6 +175,17 @@ def _auxiliary(header: NetcdfHeader) -> Iterator[str]:
             yield from variable.text(attribute).replace(":", " ").split()
 
 
+def _bands(header: NetcdfHeader, plane: tuple[str, str]) -> dict[str, Any]:
+    """STAC bands: variables that are one layer of rows and columns, as GDAL has them, with what their values mean."""
+    layers = {
+        name: variable
+        for name, variable in header.variables.items()
+        if variable.dimensions[-2:] == plane and all(header.dimensions[one] == 1 for one in variable.dimensions[:-2])
+    }
+    bands = [{"name": name, **band_fields(one.data_type, one.attributes)} for name, one in layers.items()]
+    return {"bands": bands} if bands else {}
+
+
 def _dimension(header: NetcdfHeader, name: str, steps: Mapping[str, float | None], covered: Interval) -> dict[str, Any]:
     """Make a Dimension Object; its extent is that of the values, which are the cells' centres."""
     axis = header.axes.get(name)
@@ -195,24 +206,18 @@ def _dimension(header: NetcdfHeader, name: str, steps: Mapping[str, float | None
 
 def _description(variable: Variable) -> dict[str, str]:
     """Say what a variable is and in which unit, as far as it does."""
-    described = _shown(variable.text("long_name")) or _shown(variable.text("standard_name"))
-    found = {"description": described, "unit": _shown(variable.text("units"))}
+    described = shown_text(variable.text("long_name")) or shown_text(variable.text("standard_name"))
+    found = {"description": described, "unit": shown_text(variable.text("units"))}
     return {name: text for name, text in found.items() if text}
 
 
 def _texts(header: NetcdfHeader) -> dict[str, str]:
     """Global attributes, under their own names, and the level by which the processing extension knows it."""
-    texts = {name: _shown(value) for name in _ATTRIBUTES if isinstance(value := header.attributes.get(name), str)}
+    texts = {name: shown_text(value) for name in _ATTRIBUTES if isinstance(value := header.attributes.get(name), str)}
     found = {f"acdd:{name.replace('_', '-')}": text for name, text in texts.items() if text}
     if level := _LEVEL.search(texts.get("processing_level", "")):
         found["processing:level"] = f"L{level[1].upper()}"
     return found
-
-
-def _shown(text: str) -> str:
-    """Text in one line; nothing where it holds what is no text, or more than an Item shows."""
-    line = " ".join(text.split())
-    return line if line.isprintable() and len(line) <= _LONGEST_TEXT else ""
 
 
 def _of_key(request: ReadRequest) -> dict[str, str]:

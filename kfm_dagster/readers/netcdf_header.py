@@ -32,12 +32,15 @@ _OF_FORMAT = frozenset({"CLASS", "NAME", "_Netcdf4Coordinates", "_Netcdf4Dimid",
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variable:
-    """A variable; `samples` has values of an axis by their place: the two at each end and the one in the middle."""
+    """A variable; `samples` has values of an axis by their place: the two at each end and the one in the middle.
+
+    `data_type` is that of the values as they are stored, such as `int16`; None for what is no number.
+    """
 
     dimensions: tuple[str, ...]
     attributes: Mapping[str, AttributeValue]
     samples: Mapping[int, float]
-    single_precision: bool
+    data_type: str | None
 
     def text(self, name: str) -> str:
         """Text attribute of a name, else an empty text."""
@@ -98,7 +101,7 @@ def _header(root: Hdf5Group) -> NetcdfHeader:
             dimensions=dimensions,
             attributes=_shown(attributes[name]),
             samples=_samples(dataset) if is_axis else {},
-            single_precision=dataset.is_single_precision,
+            data_type=dataset.data_type,
         )
     return NetcdfHeader(attributes=_shown(own), dimensions=lengths, variables=variables)
 

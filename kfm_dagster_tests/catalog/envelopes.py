@@ -27,11 +27,17 @@ _GOES_PROPERTIES: dict[str, Any] = {
     "processing:level": "L1b",
     "sat:orbit_state": "geostationary",
     "sat:platform_international_designator": "2024-119A",
-    "bands": [{"name": "C13", "eo:common_name": "lwir11", "eo:center_wavelength": 10.35}],
+    "bands": [{
+        "name": "C13", "eo:common_name": "lwir11", "eo:center_wavelength": 10.35, "data_type": "uint16",
+        "nodata": 4095, "unit": "mW m-2 sr-1 (cm-1)-1", "raster:scale": 0.04572892, "raster:offset": -1.6443,
+    }],
+    "cube:dimensions": {"x": {"type": "spatial", "axis": "x", "extent": [-3626269.3, 1381726.7], "step": 2004.0,
+                              "reference_system": 'PROJCRS["GOES fixed grid"]'}},
+    "cube:variables": {"Rad": {"dimensions": ["y", "x"], "type": "data", "unit": "mW m-2 sr-1 (cm-1)-1"}},
     "proj:wkt2": 'PROJCRS["GOES fixed grid"]',
     "proj:shape": [1500, 2500],
     "proj:transform": [2004.0, 0.0, -3627271.3, 0.0, -2004.0, 4589199.8],
-}
+}  # fmt: skip
 _HRRR_PROPERTIES: dict[str, Any] = {
     "forecast:reference_datetime": "2025-12-03T00:00:00Z",
     "forecast:horizon": "PT6H",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import orjson
 import pystac
@@ -19,6 +22,10 @@ from kfm_dagster.catalog.validation import validate_item
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity
 from kfm_dagster.contracts.issues import IntegrityIssue, Issue, MetadataIssue, Severity
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.samples.hrrr import make_hrrr
+from kfm_dagster.readers.base import Layer
+from kfm_dagster.readers.grib2_cube import cube
+from kfm_dagster.readers.grib2_grids import describe_grid
 from kfm_dagster_tests.catalog.envelopes import MD5, candidates, goes, hrrr, nexrad, run_state, with_metadata
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -171,3 +178,66 @@ def test_the_same_envelope_gives_the_same_item_in_every_run(contracts: ContractR
     second = build_item(later, contract=contracts["goes-abi"], match=match, run_state=None)
     assert content_sha256(first) == content_sha256(second)
     assert first["id"] == second["id"] == "OR_ABI-L1b-RadC-M6C13_G19_s20253370000000_e20253370000025"
+
+
+def with_thumbnail(contracts: ContractRegistry, envelope: Envelope) -> dict[str, Any]:
+    """An Item of a contract that wants pictures."""
+    contract = contracts[envelope.dataset]
+    wanted = contract.model_copy(update={"stac": contract.stac.model_copy(update={"thumbnail": True})})
+    match = contracts.grammars[envelope.dataset].match(envelope.key)
+    assert match is not None
+    return build_item(envelope, contract=wanted, match=match, run_state=None)
+
+
+@pytest.mark.clause("OPR-21")
+def test_a_picture_of_the_footprint_comes_and_goes_with_its_item(contracts: ContractRegistry) -> None:
+    item = with_thumbnail(contracts, goes())
+    picture = item["assets"].pop("thumbnail")
+    assert "thumbnail" not in item_of(contracts, goes())["assets"]
+    assert {name: value for name, value in picture.items() if name != "href"} == {
+        "title": "Footprint",
+        "type": "image/svg+xml",
+        "roles": ["thumbnail"],
+    }
+    kind, _, encoded = picture["href"].partition(";base64,")
+    drawn = ET.fromstring(base64.b64decode(encoded, validate=True))
+    assert (kind, drawn.attrib["width"]) == ("data:image/svg+xml", "240")
+    assert 120 <= float(drawn.attrib["height"]) <= 240
+    assert len(drawn.findall("{*}g[@fill]/{*}path")) == 1
+    # The same footprint has the same picture; another one, another.
+    assert with_thumbnail(contracts, goes(1))["assets"]["thumbnail"] == picture
+    elsewhere = with_thumbnail(contracts, goes(bbox=(175.6, 14.6, -89.6, 53.5)))["assets"]["thumbnail"]
+    assert elsewhere["href"] != picture["href"]
+    assert len(elsewhere["href"]) < 3000
+    for one in (picture, elsewhere):
+        item["assets"]["thumbnail"] = one
+        assert validate_item(item) == []
+        assert pystac.Item.from_dict(item).assets["thumbnail"].href == one["href"]
+
+
+def test_without_a_footprint_there_is_no_picture(contracts: ContractRegistry) -> None:
+    assert set(with_thumbnail(contracts, with_metadata(goes(), geometry=None, bbox=None))["assets"]) == {"data"}
+
+
+def test_an_item_of_as_many_messages_as_native_levels_have_stays_small(contracts: ContractRegistry) -> None:
+    """HRRR's native levels: some 1,100 messages of 22 variables on 50 levels, and a hundred on one."""
+    names = [(f"VAR{name}", f"{level} hybrid level") for level in range(1, 51) for name in range(22)]
+    names += [(f"SFC{number}", "surface") for number in range(100)]
+    layers = [Layer(*name, "12 hour fcst", "", 600_000_000, 1_000_000) for name in names]
+    run = datetime(2025, 12, 3, tzinfo=UTC)
+    _, message, _ = make_hrrr(run=run, lead=1)
+    # Section 3 of the sample is that of the real grid (readers/test_grib2.py).
+    grid = describe_grid(message[37:118])
+    of_sample = hrrr()
+    assert of_sample.metadata is not None
+    properties = of_sample.metadata.stac_properties
+    envelope = with_metadata(
+        of_sample,
+        stac_properties={**properties, **cube(grid, layers, reference=run, covered=(run, run))},
+        layers={layer.name: (layer.offset, layer.length) for layer in layers},
+    )
+    item = item_of(contracts, envelope)
+    assert len(item["properties"]["cube:variables"]) == 122
+    assert len(item["assets"]["data"]["grib:layers"]) == 1200
+    assert validate_item(item) == []
+    assert len(canonical(item)) < 160 * 1024

@@ -209,16 +209,50 @@ def in_degrees(product: str, imagery: str, *, band: int | None = None) -> tuple[
 
 @pytest.mark.parametrize("product", ["ABI-L2-ACM", "ABI-L2-LST2KM", "ABI-L2-RRQPE", "ABI-L2-BRF"])
 @pytest.mark.parametrize("scene", ["F", "C", "M1", "M2"])
-def test_a_product_without_a_channel_has_no_bands(product: str, scene: str) -> None:
+def test_a_product_without_a_channel_has_a_band_for_each_image(product: str, scene: str) -> None:
     imagery = read(*sample(f"ABI-L2-MCMIP{scene}", band=None))
     for but in ((), ("band_id", "band_wavelength")):
         key, content = of_product(product, *sample(f"ABI-L2-MCMIP{scene}", band=None), but=but)
         assert f"/OR_{product}{scene}-M6_G19_" in key
         header = read(key, content)
         assert header.properties["goes:product"] == product + scene[0]
-        expected = {**imagery.properties, "goes:product": product + scene[0]}
-        assert header.properties == {name: value for name, value in expected.items() if name != "bands"}
+        bands = [
+            {name: value for name, value in band.items() if not name.startswith("eo:")}
+            | {"name": f"CMI_{band['name']}"}
+            for band in imagery.properties["bands"]
+        ]
+        assert len(bands) == 16
+        assert header.properties == {**imagery.properties, "goes:product": product + scene[0], "bands": bands}
         assert header.geometry == imagery.geometry
+
+
+def test_an_image_is_a_variable_with_a_value_for_each_pixel() -> None:
+    """Of a product that is no imagery; of imagery no other variable is looked at."""
+
+    def change(file: h5py.File) -> None:
+        shape = file["CMI_C01"].shape
+        for name in ("DQF_Overall", "PQI", "Phase", "Z"):
+            file[name] = h5py.Empty("i1") if name == "Z" else np.zeros(shape, "u1")
+        file["Profile"] = np.zeros((*shape, 2), "u1")
+        file["Turned"] = np.zeros(shape[::-1], "u1")
+
+    key, content = sample("ABI-L2-MCMIPC", band=None)
+    of_imagery = read(key, rewritten(content, change)).properties["bands"]
+    assert [band["name"] for band in of_imagery] == [f"C{band:02}" for band in range(1, 17)]
+    key, other = of_product("ABI-L2-ACTP", key, content, but=("CMI", "DQF", "band_id", "band_wavelength"))
+    with h5py.File(io.BytesIO(content)) as file:
+        shape_of = file["CMI_C01"].shape
+
+    def alone(file: h5py.File) -> None:
+        file["CMI_C01"] = np.zeros(shape_of, "u1")
+        change(file)
+        file.move("CMI_C01", "Type")
+
+    assert read(key, rewritten(other, alone)).properties["bands"] == [
+        {"name": "Phase", "data_type": "uint8"},
+        {"name": "Type", "data_type": "uint8"},
+    ]
+    assert "bands" not in read(key, other).properties
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from kfm_dagster.demo.samples.hrrr import OBJECTS_PER_DAY, PRODUCTS, REGIONS, hr
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.grib2 import LAST_MESSAGE_BYTES, WALK_MESSAGES, read_grib2
 from kfm_dagster.readers.grib2_grids import describe_grid
+from kfm_dagster.readers.grib2_outlines import first_column
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster_tests.readers.truth.comparison import CountingSource, hold, real_objects
 
@@ -259,6 +260,20 @@ def test_latitude_longitude_grids_have_their_box(grid: bytes, bbox: tuple[float,
     shape = shapely.geometry.shape(found.geometry)
     width = bbox[2] - bbox[0] + (360 if bbox[2] < bbox[0] else 0)
     assert shape.area == pytest.approx(width * (bbox[3] - bbox[1]))
+
+
+@pytest.mark.parametrize(
+    ("west", "step", "first"),
+    [
+        (0.0, 0.25, -180.0), (-180.0, 0.25, -180.0), (180.0, 0.25, -180.0), (0.125, 0.25, -179.875),
+        (-179.875, 0.25, -179.875), (0.0, 0.703125, -180.0), (0.0, 360 / 7, -154.285714), (20.0, 2.5, -180.0),
+        # Rounded as a file has it.
+        (0.0, 0.166667, -179.99964), (0.0, 359.833333 / 2159, -180.0),
+    ],
+)  # fmt: skip
+def test_columns_round_the_earth_begin_in_the_west(west: float, step: float, first: float) -> None:
+    """As GDAL has them; `catalog/test_grids.py` asks it of real objects."""
+    assert first_column(west, step) == pytest.approx(first, abs=1e-6)
 
 
 @pytest.mark.parametrize(

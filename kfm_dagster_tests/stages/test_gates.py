@@ -244,7 +244,7 @@ CASES = [
         gate=Gate.G2,
         name="a contract without sources",
         subject=subject(*GOES, contract=rules_of("goes-abi", citations=[])),
-        says="no source is cited for bands.eo:center_wavelength",
+        says="no source is cited for bands.data_type",
     ),
     Case(
         gate=Gate.G2,

@@ -45,6 +45,11 @@ STANDARDS: Mapping[str, Standard] = {
     "eo:snow_cover": Standard(unit="percent", minimum=0, maximum=100),
     "bands.eo:center_wavelength": Standard(unit="um", minimum=0),
     "bands.eo:full_width_half_max": Standard(unit="um", minimum=0),
+    # STAC 1.1.0, common metadata, and raster extension 2.0.0: counts of a packing, and what makes values of them, which
+    # is in the band's own unit.
+    "bands.nodata": Standard(unit="1"),
+    "bands.raster:scale": Standard(unit="1"),
+    "bands.raster:offset": Standard(unit="1"),
     # View extension 1.0.0.
     "view:off_nadir": Standard(unit="degree", minimum=0, maximum=90),
     "view:incidence_angle": Standard(unit="degree", minimum=0, maximum=90),
@@ -70,7 +75,10 @@ OF_PROJECTION = frozenset({"proj:transform", "proj:bbox"})
 _NUMBER = (int, float)
 _NUMERIC = (*_NUMBER, list, tuple)
 _LARGEST = sys.float_info.max
-OURS = frozenset({"bbox.longitude", "bbox.latitude", "geometry.longitude", "geometry.latitude", "file:size"})
+OURS = frozenset({
+    "bbox.longitude", "bbox.latitude", "geometry.longitude", "geometry.latitude", "file:size",
+    "bands.nodata", "bands.raster:scale", "bands.raster:offset",
+})  # fmt: skip
 """Quantities whose unit no contract declares: this package makes them, in the standard's unit."""
 
 

@@ -17,6 +17,10 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.stages.gates.positions import Measured, measure
 
 _LISTS = (list, tuple)
+_WHOLE = frozenset({
+    "cube:variables", "cube:dimensions.x", "cube:dimensions.y", "cube:dimensions.valid_time", "cube:dimensions.level",
+})  # fmt: skip
+"""Objects that are one field to the gates: texts of a hundred variables, and what `proj:transform` says already."""
 NAMED = 5
 """Names that a text gives of a longer list."""
 
@@ -121,7 +125,7 @@ def leaves(fields: Mapping[str, Any], below: str = "") -> Iterator[tuple[str, An
     """Yield (path, value) of every field; names are joined by dots, the objects of a list share their paths."""
     for name, value in fields.items():
         kind = type(value)
-        if kind is dict:
+        if kind is dict and below + name not in _WHOLE:
             yield from leaves(value, f"{below}{name}.")
         elif kind in _LISTS and value and type(value[0]) is dict:
             for part in value:

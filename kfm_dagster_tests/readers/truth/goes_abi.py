@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
+import netCDF4
+import numpy as np
+
 from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.readers.base import HeaderMetadata
 from kfm_dagster.readers.goes_abi_header import read_native
@@ -30,12 +33,38 @@ OF_CENTRES = 0.1
 
 def native_values(native: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[Compared]:
     """Header values of any ABI product."""
+    # The reference knows nothing of images.
+    native = {name: value for name, value in native.items() if name != "images"}
     wanted = {name: value for name, value in expected.items() if name not in NOT_HEADERS}
     wanted["dims"] = {axis: wanted["dims"][axis] for axis in "xy"}
     for name in ("goes_imager_projection", "geospatial_lat_lon_extent"):
         # A tool that rewrote some files put `coordinates` on every variable; the product has none there.
         wanted[name] = {part: value for part, value in wanted[name].items() if part != "coordinates"}
     yield from leaves("native", native, wanted)
+
+
+def images_of(content: bytes) -> dict[str, dict[str, Any]]:
+    """What netCDF4 reads of each image, by its name in order: type, fill value, unit and packing."""
+    with netCDF4.Dataset("object.nc", memory=content) as file:
+        file.set_auto_maskandscale(False)
+        shape = file.dimensions["y"].size, file.dimensions["x"].size
+        return {
+            name: {"dtype": image.dtype, **{attribute: image.getncattr(attribute) for attribute in image.ncattrs()}}
+            for name, image in sorted(file.variables.items())
+            if image.shape == shape and not name.startswith("DQF")
+        }
+
+
+def stored(band: Mapping[str, Any], image: Mapping[str, Any]) -> Iterator[Compared]:
+    """Type, fill value, unit and packing of a band; a name that the file does not have is None."""
+    packed, fill = np.dtype(image["dtype"]), image.get("_FillValue")
+    shown = np.dtype(f"u{packed.name}") if image.get("_Unsigned") == "true" else packed
+    yield same("bands.data_type", band["data_type"], shown.name)
+    yield same("bands.nodata", band.get("nodata"), None if fill is None else fill.astype(packed).view(shown).item())
+    yield same("bands.unit", band.get("unit"), image.get("units"))
+    for name, attribute in (("raster:scale", "scale_factor"), ("raster:offset", "add_offset")):
+        value = image.get(attribute)
+        yield same(f"bands.{name}", band.get(name), None if value is None else value.item())
 
 
 @compares("goes-abi-l1b", "goes-abi-l2", reader="goes-abi")
@@ -58,13 +87,15 @@ def goes_abi(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
         ("goes:percent-uncorrectable-l0-errors", expected["percent_uncorrectable_L0_errors"]),
     ):
         yield same(name, properties[name], value)
-    # Products of level 2 that show no channel have no bands.
-    bands = properties.get("bands", [])
-    yield same(
-        "bands.name", [band["name"] for band in bands], [f"C{number:02}" for number in expected.get("band_id", [])]
-    )
-    for band, wavelength in zip(bands, expected.get("band_wavelength", []), strict=True):
+    images = images_of(real.content)
+    channels = [f"C{number:02}" for number in expected.get("band_id", [])]
+    bands = properties["bands"]
+    # Products of level 2 that show no channel have bands that are named for their images.
+    yield same("bands.name", [band["name"] for band in bands], channels or list(images))
+    for band, wavelength in zip(bands, expected.get("band_wavelength", [])):  # noqa: B905 - those have none
         yield near("bands.eo:center_wavelength", band["eo:center_wavelength"], wavelength, within=1e-4)
+    for band, image in zip(bands, images.values(), strict=True):
+        yield from stored(band, image)
     # Pixel centres by the transform are the file's axes.
     step_x, _, west, _, step_y, north = properties["proj:transform"]
     height = expected["goes_imager_projection"]["perspective_point_height"]

@@ -51,6 +51,12 @@ def netcdf_grid(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
     for name, dimensions in expected["variables"].items():
         if name not in expected["dimensions"]:
             yield same(f"cube:variables.{name}", properties["cube:variables"][name]["dimensions"], dimensions)
+    # GDAL, too, has a band for each, for time and depth are one.
+    bands = {band["name"]: band for band in properties["bands"]}
+    yield same("bands", sorted(bands), sorted(expected["variables"].keys() - expected["dimensions"].keys()))
+    packing = {"nodata": "_FillValue", "unit": "units", "raster:scale": "scale_factor", "raster:offset": "add_offset"}
+    for field, attribute in packing.items():
+        yield same(f"bands.sst.{field}", bands["sst"][field], expected["sst"][attribute])
     yield same("cube:variables.sst.unit", properties["cube:variables"]["sst"]["unit"], expected["sst"]["units"])
     described = properties["cube:variables"]["sst"]["description"]
     yield same("cube:variables.sst.description", described, expected["sst"]["long_name"])

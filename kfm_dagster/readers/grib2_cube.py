@@ -1,0 +1,95 @@
+"""What a GRIB2 object varies over, as the datacube extension 2.2.0 says it: cells, valid times, levels of variables.
+
+Belongs here: from a grid and the lines of an index to `cube:dimensions` and `cube:variables`. Does not belong here: the
+index (`grib_index.py`), the grid (`grib2_grids.py`).
+
+A variable stands once, however many messages it has: HRRR's files of native levels have 1,100 messages of some 60.
+Which levels it has of the dimension `level` is its `dimension_domains`, a field that stactools-noaa-hrrr made for it.
+Levels are the index's own texts, so that variable, level and step are the name of a field in `grib:layers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from itertools import chain
+from typing import Any
+
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.readers.base import Layer
+from kfm_dagster.readers.grib2_grids import Grid
+from kfm_dagster.readers.grib2_sections import MAX_STEP
+from kfm_dagster.readers.grib2_units import UNITS
+from kfm_dagster.readers.grib_index import step_end
+from kfm_dagster.readers.grid_cube import COLUMNS, ROWS, horizontal
+
+TIME, LEVEL = "valid_time", "level"
+"""Names of the other dimensions, as cfgrib and stactools-noaa-hrrr have them."""
+MAX_TIMES = 32
+"""Valid times that are listed; sub-hourly files have 4."""
+MAX_CHARACTERS = 65_536
+"""Of names and levels: what has more is not listed, so that an Item stays small. HRRR's native levels have 20,000."""
+
+
+def cube(
+    grid: Grid, layers: Sequence[Layer], *, reference: datetime, covered: tuple[datetime, datetime]
+) -> dict[str, Any]:
+    """Return the fields of an object with these layers; `covered` are the bounds of its valid times.
+
+    Without layers nothing is said of variables, for the first message is not the whole. Nor are there fields for a grid
+    that is not even.
+    """
+    if grid.transform is None:
+        return {}
+    dimensions = horizontal(transform=grid.transform, shape=grid.shape, wkt2=grid.wkt2)
+    dimensions[TIME] = _times(layers, reference) or {"type": "temporal", "extent": [*map(_text, covered)]}
+    levels, chances = _levels(layers)
+    if sum(len(name) + sum(map(len, of_variable)) for name, of_variable in levels.items()) > MAX_CHARACTERS:
+        levels = {}
+    if levels:
+        dimensions[LEVEL] = {"type": "level", "values": list(dict.fromkeys(chain.from_iterable(levels.values())))}
+    variables = {name: _variable(of_variable, UNITS.get(name)) for name, of_variable in levels.items()}
+    for name in chances & variables.keys():
+        variables[name].pop("unit", None)
+    return {"cube:dimensions": dimensions} | ({"cube:variables": variables} if variables else {})
+
+
+def _levels(layers: Sequence[Layer]) -> tuple[Mapping[str, Iterable[str]], set[str]]:
+    """Levels of each variable, once and in their order; and variables of which there are probabilities.
+
+    The values of a probability are in percent, whatever it is the probability of.
+    """
+    found: dict[str, dict[str, None]] = {}
+    chances: set[str] = set()
+    for variable, level, _, qualifier, _, _ in layers:
+        if variable in found:
+            found[variable][level] = None
+        else:
+            found[variable] = {level: None}
+        if qualifier and qualifier.startswith("prob"):
+            chances.add(variable)
+    return found, chances
+
+
+def _variable(levels: Iterable[str], unit: str | None) -> dict[str, Any]:
+    found = {
+        "dimensions": [TIME, LEVEL, ROWS, COLUMNS],
+        "type": "data",
+        "dimension_domains": {LEVEL: [*levels]},
+    }
+    return found if unit is None else {**found, "unit": unit}
+
+
+def _times(layers: Sequence[Layer], reference: datetime) -> dict[str, Any] | None:
+    """Return the valid times of all layers; None where a step is in words that are not understood, or beyond belief."""
+    ends: set[timedelta | None] = {step_end(step) for step in {layer[2] for layer in layers}}
+    known = sorted(end for end in ends if end is not None and end <= MAX_STEP)
+    if not known or len(known) < len(ends):
+        return None
+    times = [_text(reference + end) for end in known]
+    found: dict[str, Any] = {"type": "temporal", "extent": [times[0], times[-1]]}
+    return {**found, "values": times} if len(times) <= MAX_TIMES else found
+
+
+def _text(moment: datetime) -> str:
+    return rfc3339(moment, timespec="seconds")

@@ -1,0 +1,178 @@
+"""`cube:dimensions` and `cube:variables` of GRIB2 objects: what their indexes list, in a few kilobytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from kfm_dagster.readers.base import Layer
+from kfm_dagster.readers.grib2_cube import MAX_CHARACTERS, MAX_TIMES, cube
+from kfm_dagster.readers.grib2_grids import Grid
+from kfm_dagster.readers.grib2_units import UNITS
+from kfm_dagster.readers.grib_index import layers, parse_index
+
+RUN = datetime(2025, 8, 1, tzinfo=UTC)
+GRID = Grid(
+    template=30,
+    shape=(3, 4),
+    wkt2='PROJCRS["a"]',
+    transform=(3000.0, 0.0, -6000.0, 0.0, -3000.0, 4500.0),
+    proj_bbox=(-6000.0, -4500.0, 6000.0, 4500.0),
+    geometry={},
+    native={},
+)
+COVERED = (RUN, RUN + timedelta(hours=6))
+
+
+def fields(*found: Layer) -> dict[str, Any]:
+    return cube(GRID, found, reference=RUN, covered=COVERED)
+
+
+def layer(variable: str = "TMP", level: str = "surface", step: str = "6 hour fcst") -> Layer:
+    return Layer(variable, level, step, "", 0, 1)
+
+
+def real_indexes(shared_data: Path) -> Iterator[tuple[str, list[list[str]], tuple[Layer, ...]]]:
+    """Name, lines split at their colons, and layers of every real index."""
+    for path in sorted(shared_data.rglob("*.idx")):
+        content = path.read_bytes()
+        lines = [line.split(":") for line in content.decode().splitlines()]
+        yield path.name, lines, layers(parse_index(content), end=1 << 40)
+
+
+@pytest.mark.clause("OPR-16")
+def test_every_variable_of_a_real_index_has_its_levels(shared_data: Path) -> None:
+    seen = 0
+    for name, lines, found in real_indexes(shared_data):
+        said = fields(*found)
+        levels: dict[str, set[str]] = {}
+        for _, _, _, variable, level, *_ in lines:
+            levels.setdefault(variable, set()).add(level)
+        variables = said["cube:variables"]
+        domains = {one: variable["dimension_domains"]["level"] for one, variable in variables.items()}
+        assert {one: set(domain) for one, domain in domains.items()} == levels, name
+        assert all(len(set(domain)) == len(domain) for domain in domains.values()), name
+        assert set(said["cube:dimensions"]["level"]["values"]) == set().union(*levels.values()), name
+        # Two texts of a domain, and a step of the index, make the name of a field in `grib:layers`.
+        names = {one.name for one in found}
+        for one, domain in domains.items():
+            assert any(text.startswith(f"{one} {domain[0]} ") for text in names), (name, one)
+        seen += 1
+    assert seen >= 19
+
+
+CODES = {"CFRZR", "CICEP", "CRAIN", "CSNOW", "ICSEV", "SOTYP", "VGTYP"}
+"""Parameters that are codes or flags."""
+
+
+def test_every_parameter_of_a_real_index_has_its_unit(shared_data: Path) -> None:
+    names = {one.variable for _, _, found in real_indexes(shared_data) for one in found}
+    assert len(names) > 150
+    # wgrib2 has no name for what it calls `var discipline=0 center=7 ...`.
+    assert {name for name in names if name not in UNITS and not name.startswith("var ")} == CODES
+
+
+@pytest.mark.clause("OPR-16")
+def test_units_are_those_of_eccodes(shared_data: Path, reference: dict[str, Any]) -> None:
+    """Of real fields whose parameters have other names there, by their codes."""
+    by_code = {(0, 0, 0): "TMP", (0, 0, 6): "DPT", (0, 1, 8): "APCP", (0, 1, 1): "RH", (0, 2, 2): "UGRD",
+               (0, 2, 3): "VGRD", (0, 2, 22): "GUST", (0, 3, 0): "PRES", (0, 3, 1): "PRMSL", (0, 3, 5): "HGT",
+               (0, 7, 6): "CAPE", (0, 16, 196): "REFC", (10, 0, 3): "HTSGW", (0, 19, 0): "VIS"}  # fmt: skip
+    # Of some fields ecCodes has a geopotential metre for a metre.
+    ours = {"kg/m^2": "kg m**-2", "m/s": "m s**-1", "J/kg": "J kg**-1", "gpm": "m"}
+    compared = set()
+    for entry in reference.values():
+        for field in entry["reference"].get("fields", []) if entry["family"] in {"hrrr", "gfs", "nbm", "nam"} else []:
+            name = by_code.get((field["discipline"], field["cat"], field["num"]))
+            if name is not None:
+                assert field["units"] in {UNITS[name], ours.get(UNITS[name])}, (name, field)
+                compared.add(name)
+    assert len(compared) >= 4
+
+
+@pytest.mark.parametrize(("qualifier", "unit"), [("", "K"), ("ENS=+1", "K"), ("prob >288", None)])
+def test_a_probability_is_not_in_the_unit_of_its_parameter(qualifier: str, unit: str | None) -> None:
+    one = Layer("TMP", "surface", "6 hour fcst", qualifier, 0, 1)
+    assert fields(layer(level="10 m above ground"), one)["cube:variables"]["TMP"].get("unit") == unit
+
+
+@pytest.mark.parametrize(
+    ("steps", "times"),
+    [
+        (["anl"], ["2025-08-01T00:00:00Z"]),
+        (["6 hour fcst", "0-6 hour acc fcst", "5-6 hour max fcst"], ["2025-08-01T06:00:00Z"]),
+        (["15 min fcst", "0-15 min ave fcst", "30 min fcst"], ["2025-08-01T00:15:00Z", "2025-08-01T00:30:00Z"]),
+        (["0-1 day acc fcst", "6 hour fcst"], ["2025-08-01T06:00:00Z", "2025-08-02T00:00:00Z"]),
+    ],
+)
+def test_a_field_is_valid_at_the_end_of_its_step(steps: list[str], times: list[str]) -> None:
+    found = fields(*(layer(step=step) for step in steps))["cube:dimensions"]["valid_time"]
+    assert found == {"type": "temporal", "extent": [times[0], times[-1]], "values": times}
+
+
+@pytest.mark.parametrize("step", ["1 month ave fcst", "9999999 day fcst", "something"])
+def test_a_step_that_is_not_understood_leaves_the_bounds_of_the_object(step: str) -> None:
+    found = fields(layer(), layer(step=step))["cube:dimensions"]["valid_time"]
+    assert found == {"type": "temporal", "extent": ["2025-08-01T00:00:00Z", "2025-08-01T06:00:00Z"]}
+
+
+@pytest.mark.parametrize(("count", "listed"), [(MAX_TIMES, True), (MAX_TIMES + 1, False)])
+def test_many_times_are_bounds_only(count: int, listed: bool) -> None:
+    found = fields(*(layer(step=f"{hour} hour fcst") for hour in range(count)))["cube:dimensions"]["valid_time"]
+    assert ("values" in found) == listed
+    assert found["extent"] == ["2025-08-01T00:00:00Z", f"{RUN + timedelta(hours=count - 1):%Y-%m-%dT%H:%M:%SZ}"]
+
+
+def test_columns_and_rows_are_those_of_the_grid() -> None:
+    found = fields()
+    assert found == {
+        "cube:dimensions": {
+            "x": {"type": "spatial", "axis": "x", "extent": [-4500.0, 4500.0], "step": 3000.0,
+                  "reference_system": GRID.wkt2},
+            "y": {"type": "spatial", "axis": "y", "extent": [-3000.0, 3000.0], "step": 3000.0,
+                  "reference_system": GRID.wkt2},
+            "valid_time": {"type": "temporal", "extent": ["2025-08-01T00:00:00Z", "2025-08-01T06:00:00Z"]},
+        }
+    }  # fmt: skip
+
+
+def test_a_variable_lists_a_level_once_whatever_steps_it_has() -> None:
+    found = fields(layer(step="0-6 hour acc fcst"), layer(step="5-6 hour acc fcst"), layer(level="2 m above ground"))
+    assert found["cube:variables"] == {
+        "TMP": {
+            "dimensions": ["valid_time", "level", "y", "x"],
+            "type": "data",
+            "unit": "K",
+            "dimension_domains": {"level": ["surface", "2 m above ground"]},
+        }
+    }
+    assert found["cube:dimensions"]["level"] == {"type": "level", "values": ["surface", "2 m above ground"]}
+
+
+def test_a_grid_that_is_not_even_is_no_cube() -> None:
+    uneven = Grid(
+        template=40, shape=(3, 4), wkt2="", transform=None, proj_bbox=None, geometry={}, native={}
+    )  # fmt: skip
+    assert cube(uneven, (layer(),), reference=RUN, covered=COVERED) == {}
+
+
+@pytest.mark.parametrize(("characters", "listed"), [(MAX_CHARACTERS, True), (MAX_CHARACTERS + 1, False)])
+def test_more_names_than_an_item_should_have_are_not_listed(characters: int, listed: bool) -> None:
+    whole, rest = divmod(characters - len("TMP"), 64)
+    levels = [f"{number:064}" for number in range(whole)] + (["9" * rest] if rest else [])
+    found = fields(*(layer(level=level) for level in levels))
+    assert ("cube:variables" in found, "level" in found["cube:dimensions"]) == (listed, listed)
+    assert len(orjson.dumps(found)) < 3 * MAX_CHARACTERS
+
+
+def test_native_levels_take_a_few_kilobytes() -> None:
+    """As many messages as HRRR's native levels have: 22 variables on each of 50 levels, and a hundred on one."""
+    hybrid = [layer(f"V{name}", f"{number} hybrid level") for number in range(1, 51) for name in range(22)]
+    found = fields(*hybrid, *(layer(f"S{number}") for number in range(100)))
+    assert len(found["cube:variables"]) == 122
+    assert len(orjson.dumps(found)) < 48 * 1024
