@@ -104,7 +104,7 @@ def assert_all_told_once(pipeline: Pipeline) -> None:
 # --- in order
 
 
-@pytest.mark.clause("BEY-09", "BEY-03")
+@pytest.mark.clause("BEY-09")
 def test_a_volume_that_never_ended_is_closed_by_the_next_and_its_item_says_why(
     pipeline: Pipeline, objects: Path
 ) -> None:
@@ -354,7 +354,7 @@ def test_the_archive_s_object_of_a_volume_without_end_has_its_item_whenever_it_c
 # --- crashes, races, and what cannot be read
 
 
-@pytest.mark.clause("BEY-09", "BEY-02")
+@pytest.mark.clause("BEY-09")
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("failpoint", FAILPOINTS, ids=str)
 def test_a_run_that_dies_over_a_closing_is_made_good_by_the_next(
