@@ -18,7 +18,7 @@ import orjson
 from kfm_dagster.catalog.assets import EXTENSIONS, assets, storage_schemes
 from kfm_dagster.catalog.layout import item_links
 from kfm_dagster.catalog.notice import item_notice
-from kfm_dagster.contracts.envelope import CheckStatus, Envelope, WalId
+from kfm_dagster.contracts.envelope import CLOSED, CheckStatus, Envelope, WalId
 from kfm_dagster.contracts.issues import Issue
 from kfm_dagster.contracts.key_grammar import KeyMatch
 from kfm_dagster.contracts.model import DatasetContract
@@ -86,7 +86,7 @@ def build_candidate(
         wal_id=envelope.wal_id,
         attempt=envelope.attempt,
         run_id=run_state["run_id"] if run_state else None,
-        precedence=match.precedence,
+        precedence=match.precedence + (CLOSED if envelope.is_closing else ""),
         sequencer=envelope.sequencer or "",
         event_time=envelope.event_time,
     )

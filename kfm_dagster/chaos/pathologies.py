@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 
 from kfm_dagster.chaos.scenarios import Announce, Drain, ExpectedOutcome, Pathology, Store, Version
 from kfm_dagster.contracts.issues import IntegrityIssue, MetadataIssue, ParseIssue
-from kfm_dagster.demo.samples import goes_abi, hrrr, nexrad_level2
+from kfm_dagster.demo.samples import goes_abi, hrrr, nexrad_chunks, nexrad_level2
 from kfm_dagster.ledger.state_machine import Status
 
 SCAN = datetime(2025, 4, 2, 17, 1, tzinfo=UTC)
@@ -44,6 +44,7 @@ def pathologies() -> tuple[Pathology, ...]:
         _moved_bucket(),
         _volume_without_end(),
         _volume_that_unpacks_for_ever(),
+        *_chunks_without_end(),
     )
 
 
@@ -251,6 +252,49 @@ def _volume_that_unpacks_for_ever() -> Pathology:
             Announce(versions=(volume,)),
         ),
         fates=(ExpectedOutcome(version=volume, status=Status.QUARANTINED, code=MetadataIssue.RESOURCE_LIMIT),),
+    )
+
+
+def _chunks_without_end() -> tuple[Pathology, Pathology]:
+    begun, last, *_ = _chunks("KTWX", minutes=0)
+    following = _chunks("KTWX", minutes=6)
+    story = "A radar is restarted in the middle of a volume: no chunk ends it{}. A later volume closes it."
+    return (
+        Pathology(
+            name="volume that never ends, in chunks",
+            story=story.format(""),
+            steps=(
+                *_stored(begun, last, *following),
+                Announce(versions=(begun, last)),
+                Drain(),
+                Announce(versions=following),
+                Announce(versions=(last,)),
+            ),
+            fates=_all_well(begun, last, *following),
+            shown=(last, following[-1]),
+            closed=(last,),
+        ),
+        Pathology(
+            name="volume that never ends, in chunks, the next one first",
+            story=story.format(", and the next one's messages overtake its own"),
+            steps=(
+                *_stored(begun, last, *following),
+                Announce(versions=following),
+                Drain(),
+                Announce(versions=(last, begun)),
+            ),
+            fates=_all_well(begun, last, *following),
+            shown=(last, following[-1]),
+            closed=(last,),
+        ),
+    )
+
+
+def _chunks(site: str, *, minutes: int) -> tuple[Version, ...]:
+    start = SCAN + timedelta(minutes=minutes)
+    return tuple(
+        Version(bucket=nexrad_chunks.BUCKET, key=key, content=content, at=start + timedelta(minutes=number))
+        for number, (key, content) in enumerate(nexrad_chunks.make_nexrad_chunks(site=site, start=start), start=1)
     )
 
 

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from kfm_dagster.contracts.identity import rfc3339, uuid8
 from kfm_dagster.contracts.issues import ParseIssue
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.demo.feed import SUBJECT, ObjectEvent, topic_of
+from kfm_dagster.demo.feed import SUBJECT, ObjectEvent, chunk_notification, topic_of
 from kfm_dagster.ledger.state_machine import Status
 
 
@@ -55,7 +55,10 @@ class Store:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Announce:
-    """One message with an event for each version, through the topic of the bucket or the one named."""
+    """One message with an event for each version, through the topic of the bucket or the one named.
+
+    Chunks have a message each, because theirs hold one.
+    """
 
     versions: tuple[Version, ...]
     topic: str | None = None
@@ -80,13 +83,18 @@ class ExpectedOutcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pathology:
-    """A story, how to play it, and how it must end. `shown` are the versions that Items show, one each."""
+    """A story, how to play it, and how it must end.
+
+    `shown` are the versions that Items show, one each, and `closed` those of them that were read once more, as the last
+    of a volume that a later one closed: their Items say so.
+    """
 
     name: str
     story: str
     steps: tuple[Step, ...]
     fates: tuple[ExpectedOutcome, ...]
     shown: tuple[Version, ...] = ()
+    closed: tuple[Version, ...] = ()
     rejected: tuple[ParseIssue, ...] = ()
 
 
@@ -106,8 +114,13 @@ def play(
         match step:
             case Store(version=version, content=content):
                 put(version.bucket, version.key, version.content if content is None else content)
-            case Announce(versions=versions, topic=topic):
-                send(notification(versions, topic=topic or topic_of(registry, versions[0].bucket)))
+            case Announce(versions=versions, topic=named):
+                topic = named or topic_of(registry, versions[0].bucket)
+                if registry.shapes.get(topic) == "nexrad-chunk":
+                    for version in versions:
+                        send(_delivered(chunk_notification(version.event), topic=topic, at=version.at))
+                else:
+                    send(notification(versions, topic=topic))
             case Drain():
                 drain()
 
@@ -115,6 +128,10 @@ def play(
 def notification(versions: Sequence[Version], *, topic: str) -> str:
     """Return the body of the SQS message by which SNS delivers one S3 event message."""
     payload = json.dumps({"Records": [version.event.record() for version in versions]}, separators=(",", ":"))
+    return _delivered(payload, topic=topic, at=versions[0].at)
+
+
+def _delivered(payload: str, *, topic: str, at: datetime) -> str:
     return json.dumps(
         {
             "Type": "Notification",
@@ -122,6 +139,6 @@ def notification(versions: Sequence[Version], *, topic: str) -> str:
             "TopicArn": topic,
             "Subject": SUBJECT,
             "Message": payload,
-            "Timestamp": rfc3339(versions[0].at + timedelta(seconds=1)),
+            "Timestamp": rfc3339(at + timedelta(seconds=1)),
         }
     )

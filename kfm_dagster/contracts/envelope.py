@@ -41,6 +41,8 @@ WalId = NewType("WalId", str)
 
 COMPLETED_BY = " "
 """Stands in `object_version` between an object's ETag and the sidecar that completes it. No ETag holds a blank."""
+CLOSED = f"{COMPLETED_BY}closed"
+"""`object_version` of a unit that reads a chunk again as its volume's last one; chunks themselves have no version."""
 
 
 @unique
@@ -179,7 +181,8 @@ class Envelope:
     priority: Priority = Priority.NORMAL
     schema_version: str
     object_version: str | None = None
-    """ETag announced by the source, without quotes; that of a completion also names the sidecar (`completion_of`)."""
+    """ETag announced by the source, without quotes; that of a completion also names the sidecar (`completion_of`), and
+    that of a closing is CLOSED."""
     object_size: int | None = None
     """Size announced by the source, in bytes."""
     sequencer: str | None = None
@@ -217,6 +220,11 @@ class Envelope:
     def etag(self) -> str | None:
         """ETag that the source announced for the object itself."""
         return None if self.object_version is None else self.object_version.partition(COMPLETED_BY)[0] or None
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the unit closes the volume of its chunk, because the radar has begun a later one (ADR 028)."""
+        return self.object_version == CLOSED
 
     @property
     def issues(self) -> tuple[Issue, ...]:

@@ -158,6 +158,11 @@ class ContractRegistry:
         return {topic.arn: topic.message_shape for contract in self for topic in contract.notifications.topics}
 
     @cached_property
+    def chunk_feeds(self) -> frozenset[str]:
+        """Ids of the datasets whose objects are pieces of a volume."""
+        return frozenset(contract.id for contract in self if contract.notifications.tells_chunks)
+
+    @cached_property
     def buckets(self) -> Mapping[str, tuple[DatasetContract, ...]]:
         """Contracts by bucket."""
         found: dict[str, tuple[DatasetContract, ...]] = {}

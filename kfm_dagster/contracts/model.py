@@ -98,6 +98,11 @@ class Notifications(ContractPart):
         """Whether messages name the version of an object; a chunk's does not: its key is written once."""
         return "s3-event" in self.shapes
 
+    @property
+    def tells_chunks(self) -> bool:
+        """Whether objects are pieces of a volume, and nothing else is announced."""
+        return not self.names_versions
+
 
 class QueueConfig(ContractPart):
     """The queue that the dataset's topics feed; times in seconds."""
@@ -453,6 +458,14 @@ class DatasetContract(ContractPart):
             raise ValueError(f"groups {sorted(missing)} are not in the key pattern, which has {sorted(groups)}")
         if shadowed := set(self.ledger.extension_fields) & set(CANONICAL_FIELDS):
             raise ValueError(f"ledger.extension_fields {sorted(shadowed)} shadow canonical fields of the ledger")
+        return self
+
+    @model_validator(mode="after")
+    def _chunks_tell_their_volume(self) -> DatasetContract:
+        # By these the ledger finds the volume before, and its newest chunk (sql/queries/ledger.sql, endless_volumes).
+        lacking = {"site", "chunk", "kind"} - set(self.ledger.extension_fields)
+        if self.notifications.tells_chunks and lacking:
+            raise ValueError(f"ledger.extension_fields of a chunk feed lack {sorted(lacking)}")
         return self
 
     @model_validator(mode="after")

@@ -49,15 +49,20 @@ def completion_of(unit: Envelope, sidecar: Announcement) -> Envelope:
     It is of the same age as the object's own unit, so that whatever supersedes one supersedes both.
     """
     both = f"{unit.object_version or ''}{COMPLETED_BY}{sidecar.suffix}={sidecar.version}"
+    return read_again(unit, version=both, message_id=sidecar.message_id)
+
+
+def read_again(unit: Envelope, *, version: str, message_id: str | None) -> Envelope:
+    """Return the unit that reads an object once more, in the bulk lane, as that version and for that message."""
     return unit.evolve(
         wal_id=wal_id(
             dataset=unit.dataset,
             object_uri=unit.object_uri,
             time_range_start=unit.time_range_start,
-            object_version=both,
+            object_version=version,
         ),
-        object_version=both,
-        raw=RawReference(sqs_message_id=sidecar.message_id),
+        object_version=version,
+        raw=RawReference(sqs_message_id=message_id),
         lane=Lane.BULK,
         replay_reason=None,
         replay_run_id=None,

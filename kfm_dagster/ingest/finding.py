@@ -23,6 +23,7 @@ from kfm_dagster.contracts.envelope import Envelope, Lane
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import StoreAccessError
 from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
+from kfm_dagster.ingest.closing import close
 from kfm_dagster.ingest.kill_switch_policy import refuse_switched_off
 from kfm_dagster.ingest.node import ChainNode, in_chunks
 from kfm_dagster.ledger.policy import ReplayReason
@@ -241,6 +242,7 @@ class MessageParse(ChainNode):
             ensured = ledger.ensure(chunk, lane=Lane.BULK, tx=tx)
             failed = [wal_id for wal_id, status in ensured.existing.items() if status is Status.FAILED]
             requeued = ledger.requeue(failed, reason=ReplayReason.BACKFILL, tx=tx)
+            close(self.pipeline, (unit for unit in chunk if unit.wal_id in ensured.created), tx)
             self.pipeline.deliveries.reject_objects(
                 [
                     RejectedObject(

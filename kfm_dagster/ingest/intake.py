@@ -19,10 +19,11 @@ from datetime import datetime
 from kfm_dagster.contracts.envelope import Lane, WalId
 from kfm_dagster.errors import StoreAccessError
 from kfm_dagster.governance.switches import KillSwitch
+from kfm_dagster.ingest.closing import close
 from kfm_dagster.ingest.completion import complete
 from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, units_in_flight
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ingest.recording import ensure_units, record_messages
+from kfm_dagster.ingest.recording import created_of, ensure_units, record_messages
 from kfm_dagster.ingest.senders import of_known_senders
 from kfm_dagster.ledger.reports import EnsureResult
 from kfm_dagster.ledger.state_machine import Status
@@ -38,15 +39,17 @@ from kfm_dagster.telemetry.traces import is_tracing, record_receive
 class IntakeReport:
     """What one tick took in.
 
-    `completions` units read an object again, with a sidecar that came late. `landed` maps (dataset, partition) to the
-    digests of the batches that hold its units; `full` says that nothing was received because too many live units are in
-    flight, `off` by which switches nothing may be received. `unverified` messages wait on the queue until the
-    certificate that they name can be fetched; nothing of them is recorded.
+    `completions` units read an object again, with a sidecar that came late, and `closings` a volume's newest chunk, as
+    its last. `landed` maps (dataset, partition) to the digests of the batches that hold its units; `full` says that
+    nothing was received because too many live units are in flight, `off` by which switches nothing may be received.
+    `unverified` messages wait on the queue until the certificate that they name can be fetched; nothing of them is
+    recorded.
     """
 
     received: int = 0
     created: int = 0
     completions: int = 0
+    closings: int = 0
     requeued: int = 0
     known: int = 0
     ignored: int = 0
@@ -66,8 +69,8 @@ class IntakeReport:
 
 
 _COUNTS = (
-    "received", "created", "completions", "requeued", "known", "ignored", "rejected", "deleted", "postponed",
-    "unverified",
+    "received", "created", "completions", "closings", "requeued", "known", "ignored", "rejected", "deleted",
+    "postponed", "unverified",
 )  # fmt: skip
 
 
@@ -143,6 +146,7 @@ def _record(pipeline: Pipeline, known: Sequence[tuple[SqsMessage, SenderVerdict]
         failed = [wal_id for wal_id, status in ensured.existing.items() if status is Status.FAILED]
         requeued = pipeline.ledger.requeue(failed, reason="retry", tx=tx)
         completions = complete(pipeline, parsed, tx)
+        closings = close(pipeline, created_of(ensured, parsed), tx)
         record_messages(pipeline, messages, parsed, queue=queue, landing_sha256=landed.digest, tx=tx)
     changes = _visibility(messages, parsed, off=off, ended=_ended(ensured), now=pipeline.clock())
     if changes:
@@ -155,6 +159,7 @@ def _record(pipeline: Pipeline, known: Sequence[tuple[SqsMessage, SenderVerdict]
         received=len(messages),
         created=len(ensured.created),
         completions=completions,
+        closings=closings,
         requeued=len(requeued),
         known=len(ensured.existing) - len(requeued),
         ignored=sum(len(one.ignored) for one in parsed),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from kfm_dagster.contracts.envelope import Lane
+from kfm_dagster.contracts.envelope import Envelope, Lane
 from kfm_dagster.contracts.issues import ParseIssue
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.deliveries import Delivery, DeliveryState
@@ -30,6 +30,11 @@ def ensure_units(
     units = {unit.wal_id: unit for one in parsed for unit in one.envelopes}
     ensured = pipeline.ledger.ensure(units.values(), lane=lane, tx=tx)
     return ensured, [one.without(ensured.refused) for one in parsed]
+
+
+def created_of(ensured: EnsureResult, parsed: Sequence[ParsedMessage]) -> list[Envelope]:
+    """Return the units of the messages that had no record before."""
+    return [unit for one in parsed for unit in one.envelopes if unit.wal_id in ensured.created]
 
 
 def record_messages(

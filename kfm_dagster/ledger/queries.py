@@ -13,7 +13,7 @@ from datetime import datetime
 
 from sqlalchemy import MappingResult
 
-from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Lane, WalId
+from kfm_dagster.contracts.envelope import CLOSED, CheckStatus, Envelope, Lane, WalId
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.ledger.outcomes import mismatches
 from kfm_dagster.ledger.record import HistoryEntry, NoddWalRecord, record_of
@@ -115,6 +115,15 @@ class LedgerQueries:
     def lacking_sidecars(self, uris: Iterable[str], *, tx: Transaction) -> list[Envelope]:
         """Return the units of these objects that a sidecar can still complete, as their claims had them."""
         rows = tx.run("ledger.lacking_sidecars", uris=as_json(sorted(uris)))
+        return claimed_envelopes(rows)
+
+    def endless_volumes(self, chunks: Iterable[str], *, tx: Transaction) -> list[Envelope]:
+        """Return the newest chunk of each volume without an end that these new chunks are of or follow.
+
+        Only of a volume that is over, because its radar has a later one, and that was not closed yet. Where each came
+        from is the message of the new chunk.
+        """
+        rows = tx.run("ledger.endless_volumes", wal_ids=as_json(sorted(chunks)), closed=CLOSED)
         return claimed_envelopes(rows)
 
     def pending_by_partition(self, *, tx: Transaction | None = None) -> list[PendingPartition]:

@@ -93,7 +93,9 @@ def _read(
         return None, [(MetadataIssue.INVALID_TIME_RANGE, str(error))]
     if match is None:
         return None, [(MetadataIssue.UNREADABLE_FORMAT, "the contract does not name this key any more")]
-    request = ReadRequest(key=envelope.key, groups=match.groups, source=store, sidecar=store.sidecar)
+    request = ReadRequest(
+        key=envelope.key, groups=match.groups, source=store, sidecar=store.sidecar, closed=envelope.is_closing
+    )
     try:
         return reader(request), []
     except Exception as error:  # a hostile file must fail its unit and never the run

@@ -30,12 +30,16 @@ class ByteSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadRequest:
-    """One object to read. `groups` are the named groups of the key grammar; `sidecar(suffix)` opens key + suffix."""
+    """One object to read. `groups` are the named groups of the key grammar; `sidecar(suffix)` opens key + suffix.
+
+    `closed`: the object is the last one of what it is a piece of, because something later has begun.
+    """
 
     key: str
     groups: Mapping[str, str]
     source: ByteSource
     sidecar: Callable[[str], ByteSource | None]
+    closed: bool = False
 
 
 class Layer(NamedTuple):

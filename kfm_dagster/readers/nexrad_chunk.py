@@ -38,13 +38,16 @@ from kfm_dagster.readers.nexrad_sites import sites
 from kfm_dagster.readers.ranges import BlockCache
 
 PROPERTIES = RADAR_PROPERTIES | {
-    "nexrad:message-type", "nexrad:vcp", "nexrad:volume-number", "nexrad:chunks", "nexrad:complete", "nexrad:cuts",
+    "nexrad:message-type", "nexrad:vcp", "nexrad:volume-number", "nexrad:chunks", "nexrad:complete", "nexrad:closed",
+    "nexrad:closed-by", "nexrad:cuts",
 }  # fmt: skip
 """What a volume can have of which chunks are there."""
 FIRST_BYTES = READ_BYTES
 """Of a chunk, by its first request."""
 START, END = "S", "E"
 """Kinds of chunks: the first of a volume and its last one; those between are I."""
+LATER_VOLUME = "a later volume of the radar"
+"""What closes a volume that nothing has ended."""
 _MAX_BLOCKS = -(-(HEADER_BYTES + 4 + MAX_RECORD_BYTES) // READ_BYTES)
 
 
@@ -66,7 +69,7 @@ def read_nexrad_chunk(request: ReadRequest) -> HeaderMetadata:
 
     `start` and `datetime` are the key's time, which all chunks of a volume have; `end` is the last radial's, and the
     start in the first chunk. A volume is complete when its last radial ends it; a last chunk without that radial has a
-    finding COMPLETENESS_UNCHECKED.
+    finding COMPLETENESS_UNCHECKED. One that is not complete is closed when the request says so.
     Raises ReadError: UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT, INVALID_TIME_RANGE and
     INCOMPLETE_PRODUCT_METADATA for the bytes, TIME_MISMATCH and PLATFORM_MISMATCH against the key,
     MISSING_GEOLOCATION and INVALID_GEOMETRY for the position.
@@ -87,7 +90,9 @@ def read_nexrad_chunk(request: ReadRequest) -> HeaderMetadata:
         end=max(start, chunk.last.time) if chunk.last else start,
         datetime=start,
         geometry=coverage(place.latitude, place.longitude),
-        properties=radar_properties(icao, site, place) | _properties(chunk, groups, complete=complete),
+        properties=radar_properties(icao, site, place)
+        | _properties(chunk, groups)
+        | _end(complete=complete, closed=request.closed),
         native=_native(chunk),
         findings=((MetadataIssue.COMPLETENESS_UNCHECKED, unfinished),) if kind == END and not complete else (),
     )
@@ -163,7 +168,12 @@ def _last_words(chunk: Chunk) -> str:
     return f"its last radial is of cut {radial.cut}, status {radial.status}" if radial else "it has no radial"
 
 
-def _properties(chunk: Chunk, groups: Mapping[str, str], *, complete: bool) -> dict[str, Any]:
+def _end(*, complete: bool, closed: bool) -> dict[str, Any]:
+    without_end = {"nexrad:closed": True, "nexrad:closed-by": LATER_VOLUME} if closed and not complete else {}
+    return {"nexrad:complete": complete, **without_end}
+
+
+def _properties(chunk: Chunk, groups: Mapping[str, str]) -> dict[str, Any]:
     optional = {
         # A message 5 of zeros is real in volumes of 2005.
         "nexrad:vcp": (chunk.first.vcp if chunk.first else 0) or (chunk.pattern.number if chunk.pattern else 0) or None,
@@ -173,7 +183,6 @@ def _properties(chunk: Chunk, groups: Mapping[str, str], *, complete: bool) -> d
     return {
         "nexrad:volume-number": int(groups["volume"]),
         "nexrad:chunks": int(groups["chunk"]),
-        "nexrad:complete": complete,
     } | {name: value for name, value in optional.items() if value is not None}
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kfm_dagster.chaos.pathologies import pathologies
-from kfm_dagster.chaos.scenarios import Pathology, play
+from kfm_dagster.chaos.scenarios import Pathology, Version, play
+from kfm_dagster.contracts.envelope import CLOSED
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage
@@ -27,6 +29,7 @@ CORPUS = {pathology.name: pathology for pathology in pathologies()}
 NAMED = {
     "duplicate", "late", "out of order", "rewritten in place", "truncated", "zero-byte", "stale sidecar",
     "same scan, another creation time", "moved bucket", "volume that never ends",
+    "volume that never ends, in chunks",
 }  # fmt: skip
 """The list of clause BEY-09."""
 
@@ -62,16 +65,32 @@ def test_a_pathology_ends_as_it_must(name: str, pipeline: Pipeline, queue: FakeQ
 
     records = {(record.object_uri, record.object_version): record for record in pipeline.ledger.find(limit=100)}
     found = {identity: (record.status, record.last_error_code) for identity, record in records.items()}
-    assert found == {(fate.version.uri, fate.version.etag): (fate.status, fate.code) for fate in pathology.fates}
+    expected = {
+        (fate.version.uri, _announced(fate.version, pipeline)): (fate.status, fate.code) for fate in pathology.fates
+    }
+    assert found == expected | {(version.uri, CLOSED): (Status.SUCCEEDED, None) for version in pathology.closed}
     items = traces.items(Path(pipeline.settings.catalog)) if pathology.shown else {}
     shown = {uri: item["assets"]["data"]["file:checksum"].removeprefix("d50110") for uri, item in items.items()}
     assert shown == {version.uri: version.etag for version in pathology.shown}
+    closed = {uri: item["properties"]["nexrad:closed-by"] for uri, item in items.items() if _is_closed(item)}
+    assert closed == dict.fromkeys((version.uri for version in pathology.closed), "a later volume of the radar")
     rejected = [rejection.reason_code for rejection in pipeline.deliveries.rejected()]
     assert rejected == [issue.value for issue in pathology.rejected]
     _assert_told_once(pathology, pipeline)
     # Every message but the rejected ones is deleted; those go to the dead-letter queue by the redrive policy.
     assert len(set(queue.deleted)) == len(sent) - len(pathology.rejected)
     assert [seconds for _, seconds in queue.visibility].count(0) >= len(pathology.rejected)
+
+
+def _announced(version: Version, pipeline: Pipeline) -> str | None:
+    """What the ledger has as a version: the ETag, and none of a chunk."""
+    contract = pipeline.registry.route(bucket=version.bucket, key=version.key).contract
+    assert contract is not None
+    return None if contract.id in pipeline.registry.chunk_feeds else version.etag
+
+
+def _is_closed(item: dict[str, Any]) -> bool:
+    return bool(item["properties"].get("nexrad:closed"))
 
 
 def _assert_told_once(pathology: Pathology, pipeline: Pipeline) -> None:
@@ -82,7 +101,8 @@ def _assert_told_once(pathology: Pathology, pipeline: Pipeline) -> None:
     traces.assert_once(told)
     traces.assert_once(traces.prov_edges(lineage))
     complete = Counter(source for kind, _, source, *_ in told if kind == "COMPLETE")
-    assert complete == Counter(fate.version.uri for fate in pathology.fates if fate.status is Status.SUCCEEDED)
+    well = [fate.version for fate in pathology.fates if fate.status is Status.SUCCEEDED]
+    assert complete == Counter(version.uri for version in (*well, *pathology.closed))
 
 
 def test_the_corpus_holds_every_pathology_of_the_clause() -> None:

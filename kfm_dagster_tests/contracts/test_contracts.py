@@ -262,6 +262,14 @@ def test_a_chunk_and_the_archive_s_object_have_one_item_that_the_archive_s_takes
 
 
 @pytest.mark.clause("OPR-13")
+@pytest.mark.parametrize("field", ["site", "chunk", "kind"])
+def test_a_chunk_feed_tells_the_ledger_of_which_volume_its_chunks_are(field: str) -> None:
+    fields = [name for name in ("site", "volume", "chunk", "kind") if name != field]
+    with pytest.raises(ContractError, match=rf"a chunk feed lack \['{field}'\]"):
+        parse_contract(changed(CHUNKS, {"ledger.extension_fields": fields}), source="mine.yaml")
+
+
+@pytest.mark.clause("OPR-13")
 def test_orphan_contracts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ContractError, match="bufr"):
         refuse_orphans([parse_contract(hrrr(metadata_extract__reader="bufr"), source="mine.yaml")])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, time, timedelta
@@ -11,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from kfm_dagster.contracts.identity import uuid8
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.demo.feed import chunk_notification
 from kfm_dagster.demo.samples.nexrad_chunks import BUCKET, make_nexrad_chunks
 from kfm_dagster.demo.samples.nexrad_level2 import BUCKET as ARCHIVE_BUCKET
 from kfm_dagster.demo.samples.nexrad_level2 import make_nexrad_level2
@@ -22,7 +19,6 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.rehearsal import rehearse
 from kfm_dagster.ingest.rollback import roll_back
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
@@ -32,51 +28,21 @@ from kfm_dagster_tests.integration.chain import (
     CrashError,
     Failpoint,
     StoredObject,
-    announce,
     good,
     open_pipeline,
     put,
-    raw_message,
     run_chain,
     take,
     work_until_done,
 )
+from kfm_dagster_tests.integration.chunk_feed import ARCHIVE, CHUNKS, arrive, ingest, notice, work
 
-CHUNKS, ARCHIVE = "nexrad-l2-chunks", "nexrad-l2"
 PARTITION = DAY.isoformat()
 START = datetime.combine(DAY, time(6, 0, 3, 250_000), UTC)
 SITE = "KICT"
 ITEM_ID = f"{SITE}{START:%Y%m%d_%H%M%S}_V06"
 S, I2, I3, E = (good(BUCKET, key, content) for key, content in make_nexrad_chunks(site=SITE, start=START))
 WHOLE = good(ARCHIVE_BUCKET, *make_nexrad_level2(site=SITE, start=START))
-
-
-def notice(pipeline: Pipeline, item: StoredObject, *, name: str = "") -> SqsMessage:
-    """What announces an object, once more under another name."""
-    if item.bucket != BUCKET:
-        return announce([item.event()], registry=pipeline.registry, name=name + item.key)
-    [topic] = pipeline.registry[CHUNKS].notifications.topics
-    message = chunk_notification(item.event())
-    body = {
-        "Type": "Notification",
-        "MessageId": uuid8("sns", name, item.key),
-        "TopicArn": topic.arn,
-        "Message": message,
-        "Timestamp": f"{json.loads(message)['DateTime'][:10]}T23:59:59.000Z",
-    }
-    return raw_message(json.dumps(body), name=name + item.key)
-
-
-def arrive(pipeline: Pipeline, objects: Path, *items: StoredObject, name: str = "") -> None:
-    put(objects, items)
-    take(pipeline, *(notice(pipeline, item, name=name) for item in items))
-
-
-def ingest(pipeline: Pipeline, objects: Path, *items: StoredObject, run_id: str) -> None:
-    """Have objects arrive together, and one run for each dataset."""
-    arrive(pipeline, objects, *items)
-    for entry in pipeline.ledger.pending_by_partition():
-        run_chain(pipeline, entry.dataset, entry.partition, run_id, Source.LEDGER)
 
 
 def item_of(pipeline: Pipeline) -> dict[str, Any]:
@@ -194,8 +160,7 @@ def test_whatever_order_they_come_in_the_item_is_that_of_the_last_chunk_or_the_a
     for number, batch in enumerate(plan(seed)):
         put(objects, batch)
         take(pipeline, *(notice(pipeline, item, name=f"{number}-{at}-") for at, item in enumerate(batch)))
-        for entry in pipeline.ledger.pending_by_partition():
-            run_chain(pipeline, entry.dataset, entry.partition, f"run-{number}", Source.LEDGER)
+        work(pipeline, f"run-{number}")
     work_until_done(pipeline)
     assert everything(pipeline)["item"] == alone(WHOLE if seed % 2 else E)
     assert traces.statuses(pipeline) == {Status.SUCCEEDED: 5 if seed % 2 else 4}

@@ -15,6 +15,7 @@ import orjson
 import sqlalchemy as sa
 
 from benchmarks.ledger import CELL, CLAIMED_CELLS, NOW, PENDING_CELLS, Filling
+from kfm_dagster.contracts.envelope import CLOSED
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.idempotent_node.wal import Intents, IntentStatus
 from kfm_dagster.ledger.policy import replay_rules
@@ -63,6 +64,7 @@ PLANS: list[tuple[str, dict[str, Any], str]] = [
     ("ledger.lock_statuses", {}, RECORD),
     ("ledger.supersede", {}, "identity_is_unique"),
     ("ledger.versions_of", {}, "identity_is_unique"),
+    ("ledger.endless_volumes", {}, "by_volume"),
     ("ledger.record_mismatches", {}, r"one_row_per_attempt|autoindex_nodd_wal_outcomes_1"),
     ("deliveries.due_for_deletion", {}, "by_open_state"),
     ("deliveries.due_for_deletion", {}, UNITS_OF_MESSAGE),
@@ -152,6 +154,7 @@ def _parameters(known: list[Any], contracts: ContractRegistry) -> dict[str, Any]
     batch = [{"wal_id": row.wal_id, "attempt": row.attempts, "version": row.version} for row in known]
     return {
         "at": "2026-03-01T00:00:00.000000Z",
+        "closed": CLOSED,
         "run_id": "run-1",
         "worker_id": "w",
         "actor": "w",

@@ -49,12 +49,12 @@ class CountingSource(BytesSource):
         return super().read(start, length)
 
 
-def read(key: str, content: bytes | CountingSource, **groups: str) -> HeaderMetadata:
+def read(key: str, content: bytes | CountingSource, *, closed: bool = False, **groups: str) -> HeaderMetadata:
     match = _KEY.fullmatch(key)
     assert match is not None
     source = content if isinstance(content, CountingSource) else BytesSource(content)
     return read_nexrad_chunk(
-        ReadRequest(key=key, groups=match.groupdict() | groups, source=source, sidecar=lambda _: None)
+        ReadRequest(key=key, groups=match.groupdict() | groups, source=source, sidecar=lambda _: None, closed=closed)
     )
 
 
@@ -258,6 +258,19 @@ def test_a_last_chunk_without_the_end_of_a_volume_is_suspect_and_not_complete(sa
     assert found.properties["nexrad:complete"] is False
     # What is no last chunk, and ends the volume all the same, has ended it.
     assert read(key.replace("-E", "-I"), content).properties["nexrad:complete"] is True
+
+
+@pytest.mark.clause("BEY-09")
+def test_a_chunk_that_is_read_as_its_volume_s_last_is_closed_unless_the_volume_is_complete(
+    samples: Mapping[str, bytes],
+) -> None:
+    *begun, end = (
+        (read(key, content).properties, read(key, content, closed=True).properties) for key, content in samples.items()
+    )
+    for open_, closed in begun:
+        assert closed == {**open_, "nexrad:closed": True, "nexrad:closed-by": "a later volume of the radar"}
+    assert end[0] == end[1]
+    assert end[0]["nexrad:complete"] is True
 
 
 # --- agreement with the key

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from datetime import timedelta
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from kfm_dagster.contracts.envelope import Lane
+from kfm_dagster.contracts.envelope import CLOSED, Lane
+from kfm_dagster.demo.samples.nexrad_chunks import BUCKET, make_nexrad_chunks
 from kfm_dagster.errors import ConfigurationError, ExitCode
 from kfm_dagster.governance.log import Decision, GovernanceAction, UnattributedDecisionError
 from kfm_dagster.ingest.intake import record
@@ -27,12 +29,14 @@ from kfm_dagster.recovery.dead_letters.moves import discard, redrive
 from kfm_dagster.recovery.dead_letters.plan import look, plan, status
 from kfm_dagster.settings import Environment
 from kfm_dagster_tests.databases import refuse_rows
-from kfm_dagster_tests.integration.chain import assert_conserved
+from kfm_dagster_tests.integration.chain import assert_conserved, good
+from kfm_dagster_tests.integration.chunk_feed import notice
 from kfm_dagster_tests.recovery.dlq_fixture import (
     DATASET,
     DECISION,
     MALFORMED,
     PARTITION,
+    START,
     TEST_EVENT,
     DlqFixture,
     event,
@@ -548,4 +552,17 @@ def test_a_drain_keeps_what_the_database_refuses_and_works_on_the_rest(dlq_fixtu
     assert (kept.reason_code, kept.record_index) == ("database_refused", 0)
     counts = dlq_fixture.pipeline.deliveries.counts()
     assert (counts[DeliveryState.IN_FLIGHT], counts[DeliveryState.DEAD_LETTERED]) == (2, 1)
+    dlq_fixture.assert_sound()
+
+
+@pytest.mark.clause("BEY-09")
+def test_a_dead_letter_of_a_chunk_closes_the_volume_before_it(dlq_fixture: DlqFixture) -> None:
+    pipeline = dlq_fixture.pipeline
+    starts = (START, START + timedelta(minutes=6))
+    first, second = (good(BUCKET, *make_nexrad_chunks(site="KTWX", start=start)[0]) for start in starts)
+    record(pipeline, [notice(pipeline, first)])
+    dlq_fixture.bury([notice(pipeline, second).body])
+    assert drain(pipeline, decision=DECISION).created == 1
+    found = {(one.object_uri, one.object_version) for one in pipeline.ledger.find(status=Status.PENDING)}
+    assert found == {(first.uri, None), (first.uri, CLOSED), (second.uri, None)}
     dlq_fixture.assert_sound()

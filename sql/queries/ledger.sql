@@ -282,6 +282,69 @@ WHERE
     )
 ORDER BY wal_id;
 
+-- name: endless_volumes
+-- The newest chunk of each volume that these new chunks are of, where a later volume of the radar is known, and of each
+-- that they follow: unless it ends its volume (E), or has closed it. A chunk in quarantine is as one that never came.
+WITH touched AS (
+    SELECT
+        fresh.dataset, fresh.extension ->> 'site' AS site, fresh.time_range_start AS began,
+        min(fresh.sqs_message_id) AS sqs_message_id
+    FROM nodd_wal_records AS fresh
+    WHERE fresh.wal_id IN (@each(:wal_ids))
+    GROUP BY fresh.dataset, fresh.extension ->> 'site', fresh.time_range_start
+),
+
+past AS (
+    SELECT touched.dataset, touched.site, touched.began, touched.sqs_message_id
+    FROM touched
+    WHERE EXISTS (
+        SELECT 1 FROM nodd_wal_records AS later
+        WHERE
+            later.dataset = touched.dataset AND later.extension ->> 'site' = touched.site
+            AND later.time_range_start > touched.began AND later.extension ->> 'chunk' IS NOT NULL
+    )
+    UNION ALL
+    SELECT
+        touched.dataset, touched.site, (
+            SELECT max(earlier.time_range_start) FROM nodd_wal_records AS earlier
+            WHERE
+                earlier.dataset = touched.dataset AND earlier.extension ->> 'site' = touched.site
+                AND earlier.time_range_start < touched.began AND earlier.extension ->> 'chunk' IS NOT NULL
+        ),
+        touched.sqs_message_id
+    FROM touched
+),
+
+newest AS (
+    SELECT past.sqs_message_id, (
+        SELECT chunk.wal_id FROM nodd_wal_records AS chunk
+        WHERE
+            chunk.dataset = past.dataset AND chunk.extension ->> 'site' = past.site
+            AND chunk.time_range_start = past.began AND chunk.extension ->> 'chunk' IS NOT NULL
+            AND chunk.object_version IS NULL AND chunk.status || '' <> 'quarantined'
+        ORDER BY chunk.extension ->> 'chunk' DESC
+        LIMIT 1
+    ) AS wal_id
+    FROM past
+)
+
+SELECT
+    record.wal_id, record.dataset, record.object_uri, record.provider, record.queue, record.event_time,
+    record.time_range_start, record.time_range_end, record.priority, record.schema_version, record.object_version,
+    record.object_size, record.sequencer, newest.sqs_message_id, record.attempts, record.version, record.lane,
+    record.replay_reason, record.replay_run_id, record.extension
+FROM newest
+INNER JOIN nodd_wal_records AS record ON newest.wal_id = record.wal_id
+WHERE
+    record.extension ->> 'kind' <> 'E'
+    AND NOT EXISTS (
+        SELECT 1 FROM nodd_wal_records AS closing
+        WHERE
+            closing.object_uri = record.object_uri AND closing.dataset = record.dataset
+            AND closing.time_range_start = record.time_range_start AND closing.object_version = :closed
+    )
+ORDER BY record.wal_id;
+
 -- name: superseded_of
 SELECT older_wal_id FROM nodd_wal_supersessions
 WHERE older_wal_id IN (@each(:wal_ids));

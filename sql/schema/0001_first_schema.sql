@@ -232,6 +232,11 @@ CREATE INDEX nodd_wal_records_in_progress ON nodd_wal_records (ingest_run_id, da
 -- Lists and selections.
 CREATE INDEX nodd_wal_records_by_selection ON nodd_wal_records (status, dataset, event_time, wal_id);
 
+-- The chunks of each radar in the order of its volumes: which volume one follows, and its newest chunk.
+CREATE INDEX nodd_wal_records_by_volume ON nodd_wal_records (
+    dataset, (extension ->> 'site'), time_range_start, (extension ->> 'chunk')
+) WHERE extension ->> 'chunk' IS NOT NULL;
+
 -- An evaluation looks every half minute: at what was quarantined of late, not at all that ever was.
 CREATE INDEX nodd_wal_records_quarantined ON nodd_wal_records (updated_at) WHERE status = 'quarantined';
 

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 
 from kfm_dagster.contracts.envelope import Lane, WalId
 from kfm_dagster.governance.log import Decision, GovernanceAction
+from kfm_dagster.ingest.closing import close
 from kfm_dagster.ingest.completion import complete
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ingest.recording import ensure_units, record_messages
+from kfm_dagster.ingest.recording import created_of, ensure_units, record_messages
 from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.state_machine import Status
@@ -121,6 +122,7 @@ class _Drain:
         )
         quarantined = self._quarantine(failed - requeued, tx)
         complete(pipeline, parsed, tx)
+        close(pipeline, created_of(ensured, parsed), tx)
         messages = [letter.message for letter in letters]
         unreadable = record_messages(pipeline, messages, parsed, queue=work.queue.name, landing_sha256=landed, tx=tx)
         pipeline.deliveries.mark_dead_lettered(unreadable, queue=work.queue.name, tx=tx)

@@ -1,0 +1,58 @@
+"""The feed of NEXRAD chunks over a folder of objects: chunks and archive volumes arrive, and runs ingest them.
+
+Belongs here: what tests of chunks share. Does not belong here: the chain (`chain.py`), what a run left (`traces.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+
+from kfm_dagster.contracts.identity import uuid8
+from kfm_dagster.demo.feed import chunk_notification
+from kfm_dagster.demo.samples.nexrad_chunks import BUCKET
+from kfm_dagster.ingest.intake import IntakeReport
+from kfm_dagster.ingest.nodes import Source
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster_tests.integration.chain import StoredObject, announce, put, raw_message, run_chain, take
+
+CHUNKS, ARCHIVE = "nexrad-l2-chunks", "nexrad-l2"
+
+
+def notice(pipeline: Pipeline, item: StoredObject, *, name: str = "") -> SqsMessage:
+    """What announces an object, once more under another name."""
+    if item.bucket != BUCKET:
+        return announce([item.event()], registry=pipeline.registry, name=name + item.key)
+    [topic] = pipeline.registry[CHUNKS].notifications.topics
+    message = chunk_notification(item.event())
+    body = {
+        "Type": "Notification",
+        "MessageId": uuid8("sns", name, item.key),
+        "TopicArn": topic.arn,
+        "Message": message,
+        "Timestamp": f"{json.loads(message)['DateTime'][:10]}T23:59:59.000Z",
+    }
+    return raw_message(json.dumps(body), name=name + item.key)
+
+
+def arrive(pipeline: Pipeline, objects: Path, *items: StoredObject, name: str = "") -> IntakeReport:
+    """Have objects arrive together."""
+    put(objects, items)
+    return take(pipeline, *(notice(pipeline, item, name=name) for item in items))
+
+
+def ingest(pipeline: Pipeline, objects: Path, *items: StoredObject, run_id: str) -> None:
+    """Have objects arrive together, and one run for each dataset and day of what waits."""
+    arrive(pipeline, objects, *items)
+    work(pipeline, run_id)
+
+
+def work(pipeline: Pipeline, run_id: str) -> None:
+    """One run for each dataset and day of what waits; of several days of a dataset each run has a name of its own."""
+    waiting = sorted({(entry.dataset, entry.partition) for entry in pipeline.ledger.pending_by_partition()})
+    for dataset, days in groupby(waiting, key=itemgetter(0)):
+        for number, (_, partition) in enumerate(days):
+            run_chain(pipeline, dataset, partition, f"{run_id}-{number}" if number else run_id, Source.LEDGER)
