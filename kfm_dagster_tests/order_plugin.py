@@ -19,6 +19,7 @@ LONGEST = [
     "recovery/test_dead_letter_kill.py",
     "docs/test_examples.py",
     "integration/test_crash_matrix.py",
+    "demo/test_demo.py",
     "simulation/test_simulation.py",
     "browser/test_dagster_ui.py",
     "chaos/test_every_failpoint.py",

@@ -104,7 +104,7 @@ def _picture(geometry: bytes) -> str:
     # Not above: it draws with numpy and shapely, and most commands and datasets draw nothing.
     from kfm_dagster.catalog.footprint_svg import THUMBNAIL, draw  # noqa: PLC0415
 
-    picture = draw([orjson.loads(geometry)], THUMBNAIL)
+    picture = draw([orjson.loads(geometry)], THUMBNAIL, with_land=False)
     return f"data:image/svg+xml;base64,{base64.b64encode(picture.svg.encode()).decode()}" if picture else ""
 
 

@@ -1,53 +1,35 @@
 """A small map of footprints as one SVG picture.
 
 Belongs here: the drawing, from GeoJSON to SVG. Does not belong here: which footprints are drawn, and where the picture
-goes (`assets.py`, and `footprint_map.py` of Dagster's materialisations).
+goes (`assets.py`, and `footprint_map.py` of Dagster's materialisations), the ground below the footprints
+(`map_ground.py`), and which part of the world the map shows (`map_window.py`).
 
-A picture is kept to some kilobytes: outlines are thinned to what a pixel shows, and there are no coastlines, only a
-labelled graticule. It is made of geometry alone, so that the same geometry has the same picture.
+A picture is kept to some kilobytes: outlines and coastlines are thinned to what a pixel shows. It is made of geometry
+alone, so that the same geometry has the same picture.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import shapely
+
+from kfm_dagster.catalog.map_ground import SEA, ground
+from kfm_dagster.catalog.map_window import MapWindow, Ring, Size, window_of
 
 MAX_OUTLINES = 200
 """Distinct outlines drawn; a day of one radar network has about 160."""
-MARGIN = 0.06
-"""Free space at each side, as a part of the footprints' extent."""
-MIN_SPAN = 2.0
-"""Degrees of longitude and latitude that the map shows at least."""
 STEPS = (0.25, 0.5, 1, 2, 5, 10, 15, 30, 60)
 """Degrees between two lines of the graticule."""
 LABEL = (36, 16)
 """Room that a label of the graticule takes, in pixels."""
 TOLERANCE = 0.5
 """Pixels by which a thinned outline may be off (Douglas and Peucker)."""
-
-DOT = 2.5
+DOT = 3.5
 """Radius of a place that has no extent, in pixels."""
-
-Ring = tuple[tuple[float, float], ...]
-"""An outline: (longitude, latitude) in degrees, the first point repeated at the end; one point for a place."""
-
-
-class Size(NamedTuple):
-    """Of a picture, in pixels: width, the least and the greatest height, and meridians at most.
-
-    With more meridians, their labels would touch.
-    """
-
-    width: int
-    min_height: int
-    max_height: int
-    lines: int
-
+INK = "#1f5fc4"
 
 THUMBNAIL = Size(width=240, min_height=120, max_height=240, lines=4)
 """Of an Item; the STAC specification asks for at most 600 pixels on a side (best practices, thumbnails)."""
@@ -61,49 +43,27 @@ class Picture(NamedTuple):
     drawn: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _View:
-    """The window of the map: an equirectangular projection, true to scale at its middle latitude. Degrees, pixels."""
-
-    west: float
-    north: float
-    east: float
-    south: float
-    width: int
-    height: int
-
-    @property
-    def scale(self) -> tuple[float, float]:
-        """Pixels per degree of longitude and latitude."""
-        return self.width / (self.east - self.west), self.height / (self.north - self.south)
-
-    def x(self, longitude: float) -> float:
-        return (longitude - self.west) * self.scale[0]
-
-    def y(self, latitude: float) -> float:
-        return (self.north - latitude) * self.scale[1]
-
-
-def draw(geometries: Sequence[Mapping[str, Any]], size: Size) -> Picture | None:
+def draw(geometries: Sequence[Mapping[str, Any]], size: Size, *, with_land: bool = True) -> Picture | None:
     """Return a map of the geometries' outer rings and points, or None where there is nothing to draw.
 
     geometries are GeoJSON points, polygons and the like, split at the antimeridian; equal outlines are drawn once, and
-    of too many some from all over.
+    of too many some from all over. Land and borders take up to 17 kB, a picture without them one or two.
     """
-    every = sorted({ring for geometry in geometries for ring in _rings(geometry)})
+    every = sorted({tuple(_rings(geometry)) for geometry in geometries})
     if not every:
         return None
     shown = min(len(every), MAX_OUTLINES)
     rings = _joined([every[number * len(every) // shown] for number in range(shown)])
-    view = _view(rings, size)
-    outlines = "".join(_dot(ring[0], view) if len(ring) == 1 else _path(ring, view) for ring in rings)
+    window = window_of(rings, size)
+    below = ground(window) if with_land else f'<rect width="{size.width}" height="{window.height}" fill="{SEA}"/>'
+    lines, labels = _graticule(window, size.lines)
+    outlines = "".join(_dot(ring[0], window) if len(ring) == 1 else _path(ring, window) for ring in rings)
     svg = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{size.width}" height="{view.height}">'
-        f'<rect width="{size.width}" height="{view.height}" fill="#f7f9fc"/>{_graticule(view, size.lines)}'
-        '<g fill="#2a6fdb" fill-opacity="0.12" stroke="#2a6fdb" stroke-linejoin="round" stroke-linecap="round">'
-        f"{outlines}</g></svg>"
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{size.width}" height="{window.height}">{below}{lines}'
+        f'<g fill="{INK}" fill-opacity="0.12" stroke="{INK}" stroke-linejoin="round" stroke-linecap="round">'
+        f"{outlines}</g>{labels}</svg>"
     )
-    return Picture(svg, len(every), len(rings))
+    return Picture(svg, len(every), shown)
 
 
 def _rings(geometry: Mapping[str, Any]) -> Iterator[Ring]:
@@ -113,18 +73,26 @@ def _rings(geometry: Mapping[str, Any]) -> Iterator[Ring]:
         yield tuple((float(point[0]), float(point[1])) for point in outer)
 
 
-def _joined(rings: Sequence[Ring]) -> Sequence[Ring]:
+def _joined(footprints: Sequence[Sequence[Ring]]) -> Sequence[Ring]:
     """Move what lies east of Greenwich by a turn where that makes the map narrower.
 
-    The two halves of a footprint over the antimeridian then stand side by side, as GOES-West's do.
+    The two halves of a footprint over the antimeridian then are one, as GOES-West's is.
     """
-    moved = [
-        tuple((longitude - 360, latitude) for longitude, latitude in ring)
-        if min(longitude for longitude, _ in ring) >= 0
-        else ring
-        for ring in rings
-    ]
-    return min((rings, moved), key=_width)
+    moved = [ring for parts in footprints for ring in _merged([_west_of_greenwich(ring) for ring in parts])]
+    return min(([ring for parts in footprints for ring in parts], moved), key=_width)
+
+
+def _west_of_greenwich(ring: Ring) -> Ring:
+    if min(longitude for longitude, _ in ring) < 0:
+        return ring
+    return tuple((longitude - 360, latitude) for longitude, latitude in ring)
+
+
+def _merged(parts: Sequence[Ring]) -> Sequence[Ring]:
+    if len(parts) == 1 or len(parts[0]) == 1:
+        return parts
+    whole = shapely.union_all(shapely.make_valid([shapely.Polygon(ring) for ring in parts]))
+    return [tuple(map(tuple, part.exterior.coords)) for part in shapely.get_parts(whole) if part.area]
 
 
 def _width(rings: Iterable[Ring]) -> float:
@@ -132,53 +100,38 @@ def _width(rings: Iterable[Ring]) -> float:
     return max(longitudes) - min(longitudes)
 
 
-def _view(rings: Iterable[Ring], size: Size) -> _View:
-    corners = np.array([point for ring in rings for point in ring])
-    (west, south), (east, north) = corners.min(axis=0), corners.max(axis=0)
-    middle, centre = (west + east) / 2, (south + north) / 2
-    wide = max(east - west, MIN_SPAN) * (1 + 2 * MARGIN)
-    high = max(north - south, MIN_SPAN) * (1 + 2 * MARGIN)
-    # A degree of longitude is shorter than one of latitude by the cosine; bounded, for it vanishes at the poles.
-    shortened = max(math.cos(math.radians(centre)), 0.2)
-    height = round(min(max(size.width * high / (wide * shortened), size.min_height), size.max_height))
-    wide = max(wide, size.width * high / (height * shortened))
-    high = max(high, height * wide * shortened / size.width)
-    return _View(
-        west=middle - wide / 2,
-        east=middle + wide / 2,
-        south=centre - high / 2,
-        north=centre + high / 2,
-        width=size.width,
-        height=height,
-    )
-
-
-def _path(ring: Ring, view: _View) -> str:
-    pixels = [(view.x(longitude), view.y(latitude)) for longitude, latitude in ring]
-    thinned = shapely.get_coordinates(shapely.simplify(shapely.LineString(pixels), TOLERANCE))
+def _path(ring: Ring, window: MapWindow) -> str:
+    line = shapely.LineString(window.pixels(ring))
+    thinned = shapely.get_coordinates(shapely.simplify(line, TOLERANCE))
     lines = "L".join(f"{x:.1f} {y:.1f}" for x, y in thinned)
     return f'<path d="M{lines}Z"/>'
 
 
-def _dot(point: tuple[float, float], view: _View) -> str:
-    return f'<circle cx="{view.x(point[0]):.1f}" cy="{view.y(point[1]):.1f}" r="{DOT}"/>'
+def _dot(point: tuple[float, float], window: MapWindow) -> str:
+    x, y = window.pixels(point)
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{DOT}" fill-opacity="0.9" stroke="#fff"/>'
 
 
-def _graticule(view: _View, most: int) -> str:
-    span = max(view.east - view.west, view.north - view.south)
+def _graticule(window: MapWindow, most: int) -> tuple[str, str]:
+    """Return the lines, and their labels with a halo, to be read above footprints."""
+    span = max(window.east - window.west, window.north - window.south)
     step = next((step for step in STEPS if span / step <= most), STEPS[-1])
     lines, labels = [], []
-    for longitude in _multiples(step, view.west, view.east):
-        x = view.x(longitude)
-        lines.append(f'<path d="M{x:.1f} 0V{view.height}"/>')
-        if x < view.width - LABEL[0]:
-            labels.append(f'<text x="{x + 3:.1f}" y="{view.height - 4}">{_label(_turned(longitude), "EW")}</text>')
-    for latitude in _multiples(step, view.south, view.north):
-        y = view.y(latitude)
-        lines.append(f'<path d="M0 {y:.1f}H{view.width}"/>')
-        if LABEL[1] < y < view.height - LABEL[1]:
+    for longitude in _multiples(step, window.west, window.east):
+        x, _ = window.pixels((longitude, window.south))
+        lines.append(f'<path d="M{x:.1f} 0V{window.height}"/>')
+        if x < window.width - LABEL[0]:
+            labels.append(f'<text x="{x + 3:.1f}" y="{window.height - 4}">{_label(_turned(longitude), "EW")}</text>')
+    for latitude in _multiples(step, max(window.south, -90), min(window.north, 90)):
+        _, y = window.pixels((window.west, latitude))
+        lines.append(f'<path d="M0 {y:.1f}H{window.width}"/>')
+        if LABEL[1] < y < window.height - LABEL[1]:
             labels.append(f'<text x="3" y="{y - 3:.1f}">{_label(latitude, "NS")}</text>')
-    return f'<g stroke="#d5dbe6">{"".join(lines)}</g><g font-family="sans-serif" font-size="11">{"".join(labels)}</g>'
+    halo = 'paint-order="stroke" stroke="#fff" stroke-width="2.5" stroke-opacity="0.8" stroke-linejoin="round"'
+    return (
+        f'<g stroke="#8fa3bd" stroke-opacity="0.45" stroke-width="0.7">{"".join(lines)}</g>',
+        f'<g font-family="sans-serif" font-size="11" {halo}>{"".join(labels)}</g>',
+    )
 
 
 def _multiples(step: float, low: float, high: float) -> list[float]:

@@ -2,7 +2,7 @@
 
 Belongs here: the picture's size and its caption. Does not belong here: the drawing (`catalog/footprint_svg.py`), which
 units are drawn (`display.py`). The picture travels in the event log with each materialisation, so it is kept to some
-ten kilobytes.
+twenty kilobytes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kfm_dagster.catalog.footprint_svg import MAX_OUTLINES, Size, draw
+from kfm_dagster.catalog.footprint_svg import MAX_OUTLINES, draw
+from kfm_dagster.catalog.map_window import Size
 
 __all__ = ["MAX_OUTLINES", "WIDTH", "footprint_map"]
 

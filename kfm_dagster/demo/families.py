@@ -11,7 +11,7 @@ from datetime import UTC, date, datetime, time
 from pathlib import Path
 from types import MappingProxyType
 
-from kfm_dagster.demo.samples import gfs, nbm, nexrad_level3
+from kfm_dagster.demo.samples import gefs, gfs, nbm, nexrad_level3
 from kfm_dagster.demo.samples.goes_glm import goes_glm_samples
 from kfm_dagster.demo.samples.isd import isd_samples
 from kfm_dagster.demo.samples.mrms import mrms_samples
@@ -23,8 +23,16 @@ Samples = Callable[[date, int], Iterator[tuple[str, str, bytes]]]
 OF_EACH = 4
 """Objects, but for OISST: a day has a preliminary and a final one, and the final one replaces the other."""
 _LEADS = (1, 3, 6, 12)
+_MEMBERS = ("c00", "p01", "avg", "spr")
 _LEVEL_3 = (("KTLX", "N0B"), ("KFTG", "NVW"), ("KLOT", "NST"), ("TMCI", "TZ0"))
 """Sites and products that the contract lists, too; a TDWR is the last."""
+
+
+def _gefs(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
+    run = datetime.combine(day, time(12), UTC)
+    for member in _MEMBERS[:count]:
+        key, content, index = gefs.make_gefs(run=run, lead=6, member=member)
+        yield from _indexed(gefs.BUCKET, key, content, index)
 
 
 def _gfs(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
@@ -54,6 +62,7 @@ def _indexed(bucket: str, key: str, content: bytes, index: str) -> Iterator[tupl
 
 FAMILIES: Mapping[str, tuple[Samples, int]] = MappingProxyType(
     {
+        "gefs": (_gefs, OF_EACH),
         "gfs": (_gfs, OF_EACH),
         "goes-glm": (goes_glm_samples, OF_EACH),
         "mrms": (mrms_samples, OF_EACH),

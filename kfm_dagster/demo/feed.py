@@ -31,6 +31,7 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.demo.cloud import REGION, EmbeddedCloud
 from kfm_dagster.errors import ConfigurationError, QueueUnavailableError
 from kfm_dagster.plural import counted
+from kfm_dagster.settings import EARLIEST_DAY
 
 if TYPE_CHECKING:
     from mypy_boto3_sns import SNSClient
@@ -120,8 +121,8 @@ class ObjectEvent:
 class FolderReport:
     """What became of a folder's files: data objects by dataset, sidecars, and why the other paths were skipped.
 
-    `first_day` is the earliest of the data objects' days. `unannounced` are datasets and days of those that no topic
-    announces, which only a listing finds.
+    `published` are the data objects of a day that partitions can have, as `s3://bucket/key`; `first_day` is the
+    earliest day of any. `unannounced` are datasets and days of those that no topic announces, which a listing finds.
     """
 
     objects: Mapping[str, int]
@@ -129,6 +130,7 @@ class FolderReport:
     skipped: Mapping[str, str]
     first_day: date | None
     unannounced: frozenset[tuple[str, date]] = frozenset()
+    published: tuple[str, ...] = ()
 
 
 class Feed:
@@ -204,7 +206,7 @@ class Feed:
         objects: Counter[str] = Counter()
         sidecars = 0
         skipped: dict[str, str] = {}
-        days: set[date] = set()
+        days: dict[str, date] = {}
         unannounced: set[tuple[str, date]] = set()
         for path, bucket, key in _files(folder):
             name = path.relative_to(folder).as_posix()
@@ -214,12 +216,13 @@ class Feed:
                 continue
             with path.open("rb") as file:
                 etag = self.put(bucket, key, file)
-            of_days = self._day_of(route.contract, key) if route.kind is KeyKind.DATA else set()
-            days |= of_days
+            day = self._day_of(route.contract, key) if route.kind is KeyKind.DATA else None
+            if day is not None:
+                days[f"s3://{bucket}/{key}"] = day
             if route.contract.notifications.topics:
                 events.append(self.event(bucket=bucket, key=key, size=path.stat().st_size, etag=etag))
-            else:
-                unannounced |= {(route.contract.id, day) for day in of_days}
+            elif day is not None:
+                unannounced.add((route.contract.id, day))
             if route.kind is KeyKind.DATA:
                 objects[route.contract.id] += 1
             else:
@@ -229,16 +232,17 @@ class Feed:
             objects=dict(objects),
             sidecars=sidecars,
             skipped=skipped,
-            first_day=min(days, default=None),
+            first_day=min(days.values(), default=None),
             unannounced=frozenset(unannounced),
+            published=tuple(uri for uri, day in days.items() if day >= EARLIEST_DAY),
         )
 
-    def _day_of(self, contract: DatasetContract, key: str) -> set[date]:
-        """Return the day that a data key is of; none for an impossible one, whose message is rejected."""
+    def _day_of(self, contract: DatasetContract, key: str) -> date | None:
+        """Return the day that a data key is of; None for an impossible one, whose message is rejected."""
         with suppress(InvalidKeyTimeError):
             match = self._registry.grammars[contract.id].match(key)
-            return set() if match is None else {match.start.date()}
-        return set()
+            return None if match is None else match.start.date()
+        return None
 
     def _why_skipped(self, bucket: str, key: str, route: Route) -> str:
         if not key:

@@ -9,8 +9,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kfm_dagster.demo.cloud import EmbeddedCloud
+from kfm_dagster.demo.expectation import ANY_END, SOUND, SPOILT, Expected, unexpected_ends
 from kfm_dagster.demo.families import write_families
-from kfm_dagster.demo.feed import Feed, refuse_no_objects
+from kfm_dagster.demo.feed import Feed, FolderReport, refuse_no_objects
 from kfm_dagster.demo.sample_day import SAMPLE_DAY, publish_samples
 from kfm_dagster.deployment.account import DrainResult, account
 from kfm_dagster.deployment.drain import drain, flush_lineage, say_what_is_held
@@ -70,13 +71,20 @@ def run_demo(
             earlier = sum(pipeline.deliveries.counts().values())
             try:
                 say("publishing objects and their notifications ...")
-                skipped = feed_demo(pipeline, feed, objects, all_datasets=all_datasets)
+                expected = feed_demo(pipeline, feed, objects, all_datasets=all_datasets)
                 say("starting the Dagster code server and daemon ...")
                 with Deployment(home, environment={}) as deployment:
                     drain(deployment, pipeline, timeout_seconds=timeout_seconds, report=report)
                 flush_lineage(pipeline, say)
                 say_what_is_held(pipeline, say)
-                return replace(account(pipeline, since=started), skipped=skipped, earlier=earlier)
+                result = account(pipeline, since=started)
+                return replace(
+                    result,
+                    skipped=expected.skipped,
+                    earlier=earlier,
+                    published=len(expected.ends),
+                    unexpected=tuple(unexpected_ends(expected, pipeline.ledger, rejected=result.rejected)),
+                )
             finally:
                 pipeline.close()
 
@@ -87,20 +95,22 @@ def demo_settings(home: Path) -> Settings:
         return Settings.load()
 
 
-def feed_demo(pipeline: Pipeline, feed: Feed, objects: Path | None, *, all_datasets: bool = False) -> Mapping[str, str]:
-    """Publish a folder of real objects, or the samples with their bad neighbours; return why files were skipped."""
+def feed_demo(pipeline: Pipeline, feed: Feed, objects: Path | None, *, all_datasets: bool = False) -> Expected:
+    """Publish a folder of real objects, or the samples with their bad neighbours; return what is to become of them."""
     if objects is not None:
-        return _feed_folder(pipeline, feed, objects)
-    publish_samples(feed)
+        published = _feed_folder(pipeline, feed, objects)
+        return Expected(ends=dict.fromkeys(published.published, ANY_END), skipped=published.skipped)
+    samples = publish_samples(feed)
     begin_with(pipeline, SAMPLE_DAY)
+    ends = dict.fromkeys(samples.objects, SOUND) | dict.fromkeys((samples.truncated, samples.missing), SPOILT)
     if all_datasets:
         with TemporaryDirectory(prefix="kfm-demo-") as folder:
             write_families(Path(folder), SAMPLE_DAY)
-            _feed_folder(pipeline, feed, Path(folder))
-    return {}
+            ends |= dict.fromkeys(_feed_folder(pipeline, feed, Path(folder)).published, SOUND)
+    return Expected(ends=ends, rejected=1)
 
 
-def _feed_folder(pipeline: Pipeline, feed: Feed, objects: Path) -> Mapping[str, str]:
+def _feed_folder(pipeline: Pipeline, feed: Feed, objects: Path) -> FolderReport:
     """Publish a folder; its days become partitions before a message is received. What no topic announces is listed."""
     published = feed.from_folder(objects)
     if published.first_day is not None:
@@ -108,7 +118,7 @@ def _feed_folder(pipeline: Pipeline, feed: Feed, objects: Path) -> Mapping[str, 
     for dataset, day in sorted(published.unannounced):
         if day >= EARLIEST_DAY:
             start_backfill(pipeline, datasets=[dataset], first_day=day, last_day=day, decision=_UNANNOUNCED)
-    return published.skipped
+    return published
 
 
 def begin_with(pipeline: Pipeline, day: date) -> None:

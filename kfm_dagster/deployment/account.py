@@ -42,6 +42,10 @@ class DrainResult:
     """Messages that the home had received before this time; they and their units are counted, too."""
     skipped: Mapping[str, str] = field(default_factory=dict)
     """Files of the demo's --objects that were not published, and why."""
+    published: int = 0
+    """Objects of the demo, each of which must come to an end."""
+    unexpected: tuple[str, ...] = ()
+    """Those that did not end as they had to, a line for each."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the published form of `kfm demo --json` and `kfm drain --json`."""
@@ -53,6 +57,7 @@ class DrainResult:
             "catalog": self.catalog,
             "lineage": self.lineage,
             "skipped": dict(self.skipped),
+            "unexpected": list(self.unexpected),
         }
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import antimeridian
 import numpy as np
+import numpy.typing as npt
 from pyproj import Geod
 from shapely import MultiPolygon, Polygon, box
 from shapely.affinity import translate
@@ -26,6 +28,7 @@ _LONGEST_SIDE = 45.0
 _DECIMALS = 9
 """Of a degree: a tenth of a millimetre. A side that lies on the antimeridian must not cross it by a rounding error."""
 DISC_POINTS = 36
+"""A multiple of four."""
 _WGS84 = Geod(ellps="WGS84")
 
 
@@ -54,14 +57,27 @@ def polygon_from_ring(ring: list[tuple[float, float]]) -> Mapping[str, Any]:
 def disc(latitude: float, longitude: float, radius_m: float) -> Mapping[str, Any]:
     """GeoJSON of a disc around a place: DISC_POINTS on its rim, at `radius_m` metres along the ellipsoid.
 
-    Degrees of WGS 84; the disc must hold no pole. Cached because a network has 200 radars with a few ranges, and a day
-    40,000 volumes.
+    Four of them are its northernmost, westernmost, southernmost and easternmost points, so that its bounds are those of
+    the disc and not of the chords. Degrees of WGS 84; the disc must hold no pole. Cached because a network has 200
+    radars with a few ranges, and a day 40,000 volumes.
     """
-    azimuths = np.linspace(360, 0, DISC_POINTS, endpoint=False)
+    azimuths = _azimuths(latitude, radius_m)
     around = np.full(DISC_POINTS, 1.0)
     longitudes, latitudes, _ = _WGS84.fwd(around * longitude, around * latitude, azimuths, around * radius_m)
     found: Mapping[str, Any] = mapping(antimeridian.fix_polygon(Polygon(zip(longitudes, latitudes, strict=True))))
     return found
+
+
+def _azimuths(latitude: float, radius_m: float) -> npt.NDArray[np.float64]:
+    """Return the azimuths of a rim's points, counter-clockwise from the north, as many in each quarter.
+
+    The line to the easternmost point meets the meridian there at a right angle, so that on a sphere its azimuth at the
+    centre has the cosine tan(radius) tan(latitude). The rim being flat there, the ellipsoid changes nothing to be seen.
+    """
+    eastern = math.degrees(math.acos(math.tan(radius_m / _WGS84.a) * math.tan(math.radians(latitude))))
+    turns = [360.0, 360.0 - eastern, 180.0, eastern, 0.0]
+    quarter = DISC_POINTS // 4
+    return np.concatenate([np.linspace(begin, end, quarter, endpoint=False) for begin, end in pairwise(turns)])
 
 
 @lru_cache(maxsize=256)
@@ -75,6 +91,9 @@ def rectangle(west: float, south: float, east: float, north: float) -> Mapping[s
     if not (-360 <= west <= 180 and 0 < span <= 360 and -90 <= south < north <= 90):
         message = f"west {west}, south {south}, east {east}, north {north} enclose no part of the Earth"
         raise ReadError(MetadataIssue.INVALID_GEOMETRY, message)
+    if round(span, _DECIMALS) == 360:
+        # Cut at the antimeridian its two parts would share another meridian, which no valid geometry's do.
+        west = -180.0
     steps = math.ceil(span / _LONGEST_SIDE)
     along = [west + span * step / steps for step in range(steps + 1)]
     return polygon_from_ring([(x, south) for x in along] + [(x, north) for x in reversed(along)])

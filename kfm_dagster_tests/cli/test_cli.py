@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
@@ -532,6 +532,29 @@ def test_the_demo_names_what_it_skipped_and_why(capsys: pytest.CaptureFixture[st
     assert shown.count("  skipped ") == MAX_SKIPPED_SHOWN
     assert "and 2 files more were skipped" in shown
     assert result.as_json()["skipped"] == why
+
+
+@pytest.mark.clause("OPR-19")
+def test_the_demo_ends_with_4_and_names_what_did_not_end_as_it_has_to(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = {"received": 2, "succeeded": 1, "failed": 0, "quarantined": 1, "duplicates": 0}
+    nothing = dict.fromkeys(counts, 0)
+    fine = DrainResult(
+        datasets={"goes-abi": counts, "hrrr": nothing},
+        rejected=0, messages=2, seconds=1, database="d", catalog="c", lineage="l", published=2,
+    )  # fmt: skip
+    line = "s3://b/k: quarantined (missing_object); expected succeeded"
+    for result, code in ((fine, 0), (replace(fine, unexpected=(line,)), ExitCode.FINISHED_WITH_FAILURES)):
+        monkeypatch.setattr("kfm_dagster.cli.demo.run_demo", lambda *_, found=result, **__: found)
+        shown, as_json = (call("demo", "--home", str(tmp_path / "h"), *more) for more in ([], ["--json"]))
+        assert shown.code == as_json.code == code
+        assert ("NOT as expected, of 2 objects" in shown.out, f"  {line}\n" in shown.out) == (bool(code), bool(code))
+        assert ("as expected: every one of 2 objects" in shown.out) is not bool(code)
+        assert json.loads(as_json.out)["unexpected"] == list(result.unexpected)
+        # A dataset of which nothing came has no row.
+        assert ("goes-abi" in shown.out, "hrrr" in shown.out) == (True, False)
+        assert max(map(len, shown.out.splitlines()[:4])) <= 80
 
 
 NO_UNIT = "7 messages received, 1 of them rejected (kfm wal rejected), 2 ignored (kfm wal ignored)\n"

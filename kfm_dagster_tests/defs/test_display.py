@@ -6,11 +6,13 @@ import base64
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import accumulate
 from typing import Any
 from xml.etree import ElementTree as ET
 
 import dagster as dg
 import pytest
+import shapely
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -158,11 +160,36 @@ def test_every_outline_lies_inside_the_picture(corners: list[tuple[float, float,
             assert -0.1 <= y <= height + 0.1
 
 
-def test_footprints_over_the_antimeridian_stand_side_by_side() -> None:
+def test_a_footprint_over_the_antimeridian_is_one_outline() -> None:
     east, west = box(170, 10, 180, 20), box(-180, 10, -150, 20)
     halves = {"type": "MultiPolygon", "coordinates": [east["coordinates"], west["coordinates"]]}
-    left, right = sorted(outlines(drawn(footprint_map([halves]))))
-    assert max(x for x, _ in left) == pytest.approx(min(x for x, _ in right))
+    [whole] = outlines(drawn(footprint_map([halves])))
+    # Of its place and size as one box would be that needs no cut.
+    assert set(whole) == set(outlines(drawn(footprint_map([box(-160, 10, -120, 20)])))[0])
+
+
+def land_around(longitude: float, latitude: float) -> bool:
+    """Whether the middle of a map is land; all of it is, or none."""
+    picture = drawn(footprint_map([box(longitude - 0.2, latitude - 0.2, longitude + 0.2, latitude + 0.2)]))
+    land = picture.findall("{*}g[@transform]/{*}path")[0].attrib["d"]
+    steps = [int(number) for number in re.findall(r"-?\d+", land)]
+    corners = list(zip(accumulate(steps[::2]), accumulate(steps[1::2]), strict=True))
+    return bool(corners) and shapely.Polygon(corners).covers(shapely.Point(WIDTH, float(picture.attrib["height"])))
+
+
+@pytest.mark.parametrize(
+    ("longitude", "latitude", "is_land"),
+    # Kansas; Siberia east of the antimeridian, as each of its names; the South Pole; seas.
+    [(-98, 38.5, True), (-176, 67, True), (184, 67, True), (30, -88, True), (-150, 20, False), (-90, 26, False)],
+)
+def test_footprints_lie_over_land_and_sea(longitude: float, latitude: float, is_land: bool) -> None:
+    assert land_around(longitude, latitude) is is_land
+
+
+def test_a_map_of_the_world_takes_few_bytes() -> None:
+    world = footprint_map([box(-180, -90, 180, 90)])
+    assert world is not None
+    assert len(world) < 25_000
 
 
 def test_equal_footprints_are_drawn_once_and_many_are_bounded() -> None:

@@ -1,26 +1,37 @@
-"""`kfm demo` over a folder of objects, and what can be done with what it leaves."""
+"""`kfm demo` over samples and over folders of objects, and what can be done with what it leaves."""
 
 from __future__ import annotations
 
 import json
+import shlex
+import sqlite3
 import uuid
+from collections import Counter
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
 
+from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo import run as demo
+from kfm_dagster.demo.expectation import ANY_END, SOUND, SPOILT, Expected, unexpected_ends
+from kfm_dagster.demo.families import FAMILIES
 from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.ingest.nodes import MessageParse
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.deliveries import Delivery, DeliveryState
 from kfm_dagster.ledger.ignored import IgnoredRecord
+from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.docs.console import shell
-from kfm_dagster_tests.integration.chain import DAY, good, put
+from kfm_dagster_tests.factories import envelope, failed, finished
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import DAY, good, partitions_of, put
 from kfm_dagster_tests.timeouts import HANG_SECONDS
 
+UNANNOUNCED = "SELECT DISTINCT dataset FROM nodd_wal_records WHERE topic_arn IS NULL AND sqs_message_id IS NULL"
 COUNT = "SELECT count(*) FROM etl_steps WHERE batch_id IS NULL"
 
 
@@ -53,8 +64,85 @@ def test_a_demo_of_a_folder_launches_no_run_over_nothing_leaves_no_step_behind_a
     database.dispose()
 
 
+def counts_of(json_text: str) -> dict[str, tuple[int, ...]]:
+    """Units received, succeeded and quarantined, and duplicates, of the datasets of which something came."""
+    names = ("received", "succeeded", "quarantined", "duplicates")
+    datasets = json.loads(json_text)["datasets"]
+    return {dataset: tuple(map(found.get, names)) for dataset, found in datasets.items() if any(found.values())}
+
+
+@pytest.mark.deployment
+@pytest.mark.clause("OPR-14")
+@pytest.mark.timeout(HANG_SECONDS + 60)
+def test_a_demo_of_all_datasets_ingests_samples_of_each_through_queue_listing_daemon_and_runs(tmp_path: Path) -> None:
+    done = shell("kfm demo --all-datasets --home home --json > out.json", tmp_path, seconds=HANG_SECONDS)
+    assert done.returncode == 0, done.stdout
+    out = (tmp_path / "out.json").read_text(encoding="utf-8")
+    samples = {name: (count, count, 0, 0) for name, (_, count) in FAMILIES.items()}
+    # One of the sample day's objects is announced twice, one truncated, and one missing.
+    day = {"goes-abi": (13, 12, 1, 1), "nexrad-l2": (9, 8, 1, 0), "hrrr": (8, 8, 0, 0)}
+    assert counts_of(out) == samples | day
+    assert set(samples | day) == set(ContractRegistry.load().contracts)
+    assert (json.loads(out)["rejected"], json.loads(out)["unexpected"]) == (1, [])
+    found = Counter(item["properties"]["kfm:dataset"] for item in traces.items(tmp_path / "home" / "catalog").values())
+    # A volume's chunks are one Item, and of a day's two analyses the final one stays.
+    assert found == {name: counts[1] for name, counts in (samples | day).items()} | {"nexrad-l2-chunks": 1, "ocean": 1}
+    database = Database.open(f"sqlite:///{tmp_path / 'home' / 'kfm.db'}")
+    with database.engine.connect() as connection:
+        unannounced = connection.exec_driver_sql(UNANNOUNCED).scalars().all()
+    database.dispose()
+    assert unannounced == ["surface-obs"]
+    with closing(sqlite3.connect(tmp_path / "home" / "dagster" / "history" / "runs.db")) as runs:
+        assert runs.execute("SELECT DISTINCT status FROM runs").fetchall() == [("SUCCESS",)]
+
+
+@pytest.mark.deployment
+@pytest.mark.clause("OPR-14")
+@pytest.mark.timeout(HANG_SECONDS + 60)
+def test_a_demo_of_the_real_objects_ingests_each_of_a_supported_dataset_and_says_why_not_the_others(
+    shared_data: Path, tmp_path: Path
+) -> None:
+    typed = f"kfm demo --objects {shlex.quote(str(shared_data / 'objects'))} --home home --json > out.json"
+    done = shell(typed, tmp_path, seconds=HANG_SECONDS)
+    assert done.returncode == 0, done.stdout
+    out = (tmp_path / "out.json").read_text(encoding="utf-8")
+    objects = partitions_of(shared_data / "objects", ContractRegistry.load())
+    expected: Counter[str] = Counter()
+    for (dataset, _), uris in objects.items():
+        expected[dataset] += len(uris)
+    assert counts_of(out) == {dataset: (count, count, 0, 0) for dataset, count in expected.items()}
+    said = json.loads(out)
+    assert (said["rejected"], said["unexpected"]) == (0, [])
+    reasons = {(name.partition("/")[0], why) for name, why in said["skipped"].items()}
+    unsupported = ("noaa-nam-pds", "noaa-nwm-pds")
+    assert reasons == {(bucket, f"no dataset contract names bucket {bucket}") for bucket in unsupported}
+
+
+def test_what_does_not_end_as_it_has_to_is_named(tmp_path: Path) -> None:
+    pipeline = Pipeline.open(demo.demo_settings(tmp_path))
+    ledger = pipeline.ledger
+    units = [envelope(number) for number in range(3)]
+    ledger.ensure(units)
+    first, second = ledger.claim(dataset="nexrad-l2", partition="2025-12-03", run_id="run-1", limit=2)
+    [waiting] = [unit.object_uri for unit in units if unit.wal_id not in {first.wal_id, second.wal_id}]
+    ledger.settle([finished(first), failed(second)], run_id="run-1")
+
+    def named(*, rejected: int = 1, **ends: frozenset[Status]) -> list[str]:
+        uris = {"first": first.object_uri, "second": second.object_uri, "waiting": waiting, "lost": "s3://b/lost"}
+        expected = Expected(ends={uris[name]: end for name, end in ends.items()}, rejected=1)
+        return list(unexpected_ends(expected, ledger, rejected=rejected))
+
+    assert named(first=SOUND) == named(first=ANY_END) == []
+    assert named(first=SPOILT) == [f"{first.object_uri}: succeeded; expected quarantined"]
+    assert named(second=ANY_END) == [f"{second.object_uri}: failed (missing_object); expected quarantined or succeeded"]
+    assert named(waiting=SOUND) == [f"{waiting}: pending; expected succeeded"]
+    assert named(lost=ANY_END) == ["s3://b/lost: nothing is known of it; expected quarantined or succeeded"]
+    assert named(rejected=0) == ["0 messages rejected; expected 1"]
+    pipeline.close()
+
+
 def test_a_demo_knows_what_its_home_had_received_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def feed_demo(pipeline: Pipeline, *_: object, **__: object) -> dict[str, str]:
+    def feed_demo(pipeline: Pipeline, *_: object, **__: object) -> Expected:
         """What the deployment does with a message that comes, at once."""
         came = Delivery(
             message_id=str(uuid.uuid4()),
@@ -66,7 +154,7 @@ def test_a_demo_knows_what_its_home_had_received_before(tmp_path: Path, monkeypa
         )
         pipeline.deliveries.record([came])
         pipeline.deliveries.mark_deleted([came.message_id])
-        return {}
+        return Expected(ends={"s3://b/k": SOUND})
 
     cloud = MagicMock()
     cloud.return_value.__enter__.return_value.environment.return_value = {}
@@ -79,3 +167,4 @@ def test_a_demo_knows_what_its_home_had_received_before(tmp_path: Path, monkeypa
         for _ in range(2)
     ]
     assert [(result.earlier, result.messages, result.ignored) for result in told] == [(0, 1, 1), (1, 2, 2)]
+    assert [(result.published, len(result.unexpected)) for result in told] == [(1, 1), (1, 1)]

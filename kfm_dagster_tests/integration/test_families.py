@@ -26,8 +26,6 @@ from kfm_dagster_tests.integration.chain import open_pipeline, partitions_of, ru
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PICTURES = DOCS / "images" / "footprints"
 SAMPLE_DAY_S = {"goes-abi", "hrrr", "nexrad-l2"}
-WITHOUT_SAMPLES = {"gefs"}
-"""Its objects are made as those of GFS."""
 SHARED = {"nexrad-l2-chunks": "nexrad-l2"}
 """Datasets whose Items are of another's Collection."""
 
@@ -51,10 +49,13 @@ def ingested(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
 
 @pytest.fixture(scope="module")
 def items(ingested: Pipeline) -> dict[str, list[dict[str, Any]]]:
-    """Items by Collection."""
+    """Items by dataset, which is that of their data's address."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for item in traces.items(Path(ingested.settings.catalog)).values():
-        found.setdefault(item["collection"], []).append(item)
+    for uri, item in traces.items(Path(ingested.settings.catalog)).items():
+        bucket, _, key = uri.removeprefix("s3://").partition("/")
+        route = ingested.registry.route(bucket=bucket, key=key)
+        assert route.contract is not None
+        found.setdefault(route.contract.id, []).append(item)
     return found
 
 
@@ -62,13 +63,14 @@ def items(ingested: Pipeline) -> dict[str, list[dict[str, Any]]]:
 def test_samples_of_every_dataset_become_valid_items(
     ingested: Pipeline, items: dict[str, list[dict[str, Any]]]
 ) -> None:
-    assert FAMILIES.keys() | SAMPLE_DAY_S | WITHOUT_SAMPLES == set(ingested.registry.contracts)
+    assert FAMILIES.keys() | SAMPLE_DAY_S == set(ingested.registry.contracts)
     counts = ingested.ledger.counts()
     for dataset in FAMILIES.keys() | SAMPLE_DAY_S:
         assert {status for status, count in counts[dataset].items() if count} == {Status.SUCCEEDED}, dataset
-    assert set(items) == {SHARED.get(name, name) for name in counts}
-    for found in items.values():
+    assert set(items) == set(counts)
+    for name, found in items.items():
         for item in found:
+            assert item["collection"] == SHARED.get(name, name)
             assert validate_item(item) == []
             assert pystac.Item.from_dict(item).assets["data"].href.startswith("s3://")
 

@@ -15,7 +15,7 @@ from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.demo.samples import gfs, nbm
+from kfm_dagster.demo.samples import gefs, gfs, nbm
 from kfm_dagster.readers.base import HeaderMetadata, ReadError
 from kfm_dagster.readers.grib_index import parse_index
 from kfm_dagster_tests.readers.test_grib2 import codes, read, read_from
@@ -47,6 +47,12 @@ MADE: list[tuple[str, Callable[[], Made]]] = [
         for lead in (0, 7, 384)
     ),
     ("gfs", lambda: gfs.make_gfs(run=RUN, lead=9, model="gdas")),
+    *(
+        ("gefs", lambda m=m, p=p, lead=lead: gefs.make_gefs(run=RUN, lead=lead, member=m, product=p))
+        for m in ("c00", "p30", "avg", "spr")
+        for p in gefs.PRODUCTS
+        for lead in (0, 9, 240)
+    ),
     *(("gfs", lambda r=r: gfs.make_gfs_wave(run=RUN, lead=3, region=r)) for r, _ in gfs.WAVES),
     *(
         ("nbm", lambda p=p, r=r, lead=lead: nbm.make_nbm(run=RUN, lead=lead, product=p, region=r))
@@ -149,7 +155,11 @@ def test_sample_grids_are_the_real_ones(shared_data: Path) -> None:
 
 @pytest.mark.parametrize(
     ("dataset", "samples", "count"),
-    [("gfs", gfs.gfs_samples, gfs.OBJECTS_PER_DAY), ("nbm", nbm.nbm_samples, nbm.OBJECTS_PER_DAY)],
+    [
+        ("gefs", gefs.gefs_samples, gefs.OBJECTS_PER_DAY),
+        ("gfs", gfs.gfs_samples, gfs.OBJECTS_PER_DAY),
+        ("nbm", nbm.nbm_samples, nbm.OBJECTS_PER_DAY),
+    ],
 )
 def test_samples_of_a_day_are_distinct_and_bounded(
     dataset: str,
@@ -174,6 +184,8 @@ def test_samples_of_a_day_are_distinct_and_bounded(
         lambda: gfs.make_gfs(run=RUN, lead=3, product="pgrb2full", resolution="0p25"),
         lambda: gfs.make_gfs(run=RUN + timedelta(hours=1), lead=3),
         lambda: gfs.make_gfs_wave(run=RUN, lead=3, region="arctic"),
+        lambda: gefs.make_gefs(run=RUN, lead=246),
+        lambda: gefs.make_gefs(run=RUN, lead=3, member="p31"),
         lambda: nbm.make_nbm(run=RUN, lead=0),
         lambda: nbm.make_nbm(run=RUN.replace(minute=1), lead=1),
     ],
@@ -192,6 +204,7 @@ def test_what_keys_say_stands_under_the_name_of_the_dataset(contracts: ContractR
     for dataset, (key, content, index) in (
         ("gfs", gfs.make_gfs(run=RUN, lead=9, model="gdas")),
         ("gfs", gfs.make_gfs_wave(run=RUN, lead=3)),
+        ("gefs", gefs.make_gefs(run=RUN, lead=6, member="p07")),
         ("nbm", nbm.make_nbm(run=RUN, lead=6, product="qmd", region="hi")),
     ):
         match = contracts.grammars[dataset].match(key)
@@ -200,6 +213,13 @@ def test_what_keys_say_stands_under_the_name_of_the_dataset(contracts: ContractR
     assert said == [
         {"gfs:model": "gdas", "gfs:product": "pgrb2", "gfs:resolution": "0p25", "gfs:cycle": 6, "gfs:lead-hours": 9},
         {"gfs:model": "gfs", "gfs:region": "atlocn", "gfs:resolution": "0p16", "gfs:cycle": 6, "gfs:lead-hours": 3},
+        {
+            "gefs:member": "p07",
+            "gefs:product": "pgrb2s",
+            "gefs:resolution": "0p25",
+            "gefs:cycle": 6,
+            "gefs:lead-hours": 6,
+        },
         {"nbm:region": "hi", "nbm:product": "qmd", "nbm:cycle": 6, "nbm:lead-hours": 6},
     ]
 

@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 
 from kfm_dagster_tests.readers.truth.__main__ import main
-from kfm_dagster_tests.readers.truth.comparison import FAMILIES, Compared, degrees, near, real_objects, same, seconds
+from kfm_dagster_tests.readers.truth.comparison import (
+    FAMILIES,
+    Compared,
+    degrees,
+    near,
+    real_objects,
+    same,
+    seconds,
+    why_not_compared,
+)
 
 NOON = datetime(2025, 1, 1, 12, tzinfo=UTC)
 
@@ -37,10 +46,13 @@ def test_a_value_is_equal_within_its_tolerance(compared: Compared, difference: f
         assert compared.difference == pytest.approx(difference)
 
 
-def test_every_object_of_a_family_with_a_comparison_is_found(shared_data: Path, reference: dict[str, Any]) -> None:
-    found = {real.path for real in real_objects(shared_data, reference)}
-    assert {reference[path]["family"] for path in found} == set(FAMILIES)
-    assert len(found) >= 45
+def test_every_path_of_the_reference_is_compared_or_no_object(shared_data: Path, reference: dict[str, Any]) -> None:
+    found = list(real_objects(shared_data, reference))
+    assert {real.family for real in found} == set(FAMILIES)
+    assert len(found) >= 135
+    explained = {path for path, entry in reference.items() if why_not_compared(path, entry)}
+    assert not explained & {real.path for real in found}
+    assert [path for path in reference if not any(real.path.startswith(path) for real in found)] == sorted(explained)
 
 
 @pytest.fixture
@@ -57,15 +69,18 @@ def folder(shared_data: Path, reference: dict[str, Any], tmp_path: Path) -> Path
 def test_the_table_has_a_row_for_each_object_and_ends_with_0(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(folder) == 0
     out = capsys.readouterr().out
-    row = next(line.split() for line in out.splitlines() if "oisst" in line)
+    row, family = (line.split() for line in out.splitlines() if "oisst" in line)
     equal, compared = row[2].split("/")
     assert row[1:2] + row[3:] == ["netcdf-grid", "0.0000", "0.000", "1", "65,536"]
     assert equal == compared
+    assert family == ["oisst", "netcdf-grid", "1", "0", compared, equal, "0.0000", "0.000"]
+    [refused] = [line.split() for line in out.splitlines() if line.split()[:1] == ["cdr-seaice"]]
+    assert refused[2:] == ["1", "1", "1", "1"]
     assert "2 objects, " in out
-    assert "not compared: messages" in out
+    assert "not compared: 7 what SNS and SQS send" in out
 
 
-@pytest.mark.parametrize("what", ["attribute", "time", "refusal", "no object"])
+@pytest.mark.parametrize("what", ["attribute", "time", "refusal", "no object", "unknown"])
 def test_what_differs_is_named_and_the_exit_code_is_1(
     what: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,6 +94,8 @@ def test_what_differs_is_named_and_the_exit_code_is_1(
         answers["time"] = "2022-09-13 13:00:00"
     elif what == "refusal":
         (folder / path).write_bytes((folder / path).read_bytes()[:-1])
+    elif what == "unknown":
+        reference["objects/somewhere/else"] = {"family": "else", "reference": {}}
     else:
         reference = {}
     file.write_text(json.dumps(reference))
@@ -89,5 +106,6 @@ def test_what_differs_is_named_and_the_exit_code_is_1(
         "time": "datetime: ",
         "refusal": "refused: ",
         "no object": "0 objects",
+        "unknown": "objects/somewhere/else: not compared, and nobody says why",
     }
     assert said[what] in out

@@ -55,7 +55,7 @@ _SEA = (
 )
 
 _NORTH, _SOUTH = 90_000_000, 0x80000000 | 90_000_000
-_GRIDS = {
+GRIDS = {
     # The definitions of real objects, byte for byte; those of 0.5 and 1 degree in the same manner.
     "0p25": lat_lon_grid(1440, 721, first=(_NORTH, 0), last=(_SOUTH, 359_750_000), step=250_000),
     "0p50": lat_lon_grid(720, 361, first=(_NORTH, 0), last=(_SOUTH, 359_500_000), step=500_000),
@@ -79,7 +79,7 @@ def make_gfs(
     utc = _cycle(run)
     if lead not in LEADS or (product, resolution) not in PRODUCTS or model not in {"gfs", "gdas"}:
         raise ValueError(f"no key of {model!r} for lead {lead}, product {product!r}, resolution {resolution!r}")
-    content, index = _made(_FIELDS[product], _ATMOSPHERE, _GRIDS[resolution], utc, lead)
+    content, index = _made(_FIELDS[product], _ATMOSPHERE, GRIDS[resolution], utc, lead)
     name = f"{model}.t{utc:%H}z.{product}.{resolution}.f{lead:03d}"
     return f"{model}.{utc:%Y%m%d/%H}/atmos/{name}", content, index
 

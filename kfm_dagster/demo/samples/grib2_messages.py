@@ -1,8 +1,9 @@
 """GRIB2 messages of samples: sections as NCEP writes them, over constant fields, and the lines of their index.
 
 Belongs here: octets (WMO-No. 306, Manual on Codes, volume I.2, FM 92 GRIB edition 2) and what wgrib2 prints of them.
-Does not belong here: which objects a dataset has (`hrrr.py`, `gfs.py`, `nbm.py`, `mrms.py`). A constant field is packed
-in 0 bits, so that a message takes about 200 bytes whatever its grid; ecCodes and wgrib2 read it as any other.
+Does not belong here: which objects a dataset has (`hrrr.py`, `gfs.py`, `gefs.py`, `nbm.py`, `mrms.py`). A constant
+field is packed in 0 bits, so that a message takes about 200 bytes whatever its grid; ecCodes and wgrib2 read it as any
+other.
 """
 
 from __future__ import annotations
@@ -46,6 +47,15 @@ class GridSection:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EnsembleRole:
+    """What a field is of an ensemble: product template 4.1 or 4.2, the octets that it adds, and the index's text."""
+
+    template: int
+    octets: bytes
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Field:
     """A constant field: parameter (discipline, category, number), first fixed surface (type, value), index texts."""
 
@@ -57,6 +67,7 @@ class Field:
     accumulated: bool = False
     percentile: int | None = None
     """Of the distribution that the field is the value of; for accumulations only."""
+    ensemble: EnsembleRole | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,10 +177,14 @@ def assembled(fields: Iterable[tuple[Field, ForecastStep, bytes]], *, run: datet
     """Join messages to an object, and write its index as wgrib2 does."""
     content, lines = b"", []
     for number, (field, step, made) in enumerate(fields, start=1):
-        qualifier = "" if field.percentile is None else f"{field.percentile}% level"
+        qualifier = field.ensemble.text if field.ensemble else _percent(field)
         lines.append(f"{number}:{len(content)}:d={run:%Y%m%d%H}:{field.name}:{field.level}:{step.text}:{qualifier}\n")
         content += made
     return content, "".join(lines)
+
+
+def _percent(field: Field) -> str:
+    return "" if field.percentile is None else f"{field.percentile}% level"
 
 
 def full_hour(run: datetime) -> datetime:
@@ -185,8 +200,15 @@ def _section(number: int, body: bytes) -> bytes:
 
 
 def _product(field: Field, step: ForecastStep, run: datetime, origin: Origin) -> bytes:
-    """Build section 4: template 4.0, 4.8 for an accumulation, 4.10 for a percentile of one."""
-    template = 0 if step.hours is None else 8 if field.percentile is None else 10
+    """Build section 4: template 4.0, 4.8 for an accumulation, 4.10 for a percentile of one.
+
+    Of an ensemble's they are 4.1 and 4.2, and 4.11 and 4.12 for accumulations.
+    """
+    template, role = (0 if step.hours is None else 8 if field.percentile is None else 10), b""
+    if field.percentile is not None:
+        role = bytes([field.percentile])
+    if field.ensemble:
+        template, role = field.ensemble.template + (0 if step.hours is None else 10), field.ensemble.octets
     body = struct.pack(
         ">HHBBBBBHBBIBBIBBI",
         0,
@@ -203,9 +225,8 @@ def _product(field: Field, step: ForecastStep, run: datetime, origin: Origin) ->
         0,
     )
     if step.hours is None:
-        return body
-    percentile = b"" if field.percentile is None else bytes([field.percentile])
+        return body + role
     end = run + timedelta(hours=step.time + step.hours)
     # One interval: accumulation (1) over successive times of the same run (2), in hours.
     interval = (end.year, end.month, end.day, end.hour, 0, 0, 1, 0, 1, 2, _HOUR, step.hours, 255, 0)
-    return body + percentile + struct.pack(">H5BBIBBBIBI", *interval)
+    return body + role + struct.pack(">H5BBIBBBIBI", *interval)

@@ -125,6 +125,7 @@ class Outcome:
     real: RealObject
     compared: tuple[Compared, ...]
     source: CountingSource
+    refused: bool = False
 
     @property
     def differing(self) -> list[str]:
@@ -138,6 +139,7 @@ class Outcome:
 
 Opened = tuple[str, Mapping[str, str], bytes]
 """Key, groups of its grammar, and content."""
+OpenFile = Callable[[str, bytes, Mapping[str, Any]], Opened | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,24 +147,29 @@ class Family:
     compare: Callable[[RealObject, HeaderMetadata], Iterator[Compared]]
     reader: str
     refused: Mapping[str, MetadataIssue]
-    open_file: Callable[[str, bytes], Opened | None] | None
+    open_file: OpenFile | None
 
 
 FAMILIES: dict[str, Family] = {}
 """By the name that reference.json has for them."""
+NO_OBJECTS = {
+    "idx": "indexes of objects that are not here: no reader's, but the GRIB2 reader's sidecars",
+    "messages": "what SNS and SQS send: notifications, no objects",
+}
+"""Families that no reader reads, and why; `.idx` files beside an object count as `idx`."""
 
 
 def compares(
     *families: str,
     reader: str,
     refused: Mapping[str, MetadataIssue] | None = None,
-    open_file: Callable[[str, bytes], Opened | None] | None = None,
+    open_file: OpenFile | None = None,
 ) -> Callable[[Callable[[RealObject, HeaderMetadata], Iterator[Compared]]], Any]:
     """Register the function that compares objects of these families, which `reader` reads.
 
-    An object that a contract names is read as the contract says. `open_file` is for others: it takes path and content,
-    and returns None for what is no object of the family. `refused` names parts of the paths of objects that are to be
-    refused, and with which code.
+    An object that a contract names is read as the contract says. `open_file` is for others: it takes path, content
+    and the independent reader's answers, and returns None for what is no object of the family. `refused` names parts of
+    the paths of objects that are to be refused, and with which code.
     """
 
     def register(compare: Callable[[RealObject, HeaderMetadata], Iterator[Compared]]) -> Any:
@@ -175,18 +182,26 @@ def compares(
 
 
 def real_objects(folder: Path, reference: Mapping[str, Any], *families: str) -> Iterator[RealObject]:
-    """Real objects of some families, or of all that have a comparison."""
+    """Real objects of some families, or of all that have a comparison; of a folder with one answer, each file."""
     for path, entry in reference.items():
-        family = entry["family"]
-        if family in FAMILIES and family in (families or FAMILIES) and (folder / path).is_file():
-            real = _opened(folder, path, entry)
+        family, file = entry["family"], folder / path
+        if family not in FAMILIES or family not in (families or FAMILIES):
+            continue
+        files = sorted(file.iterdir()) if file.is_dir() else [file] if file.is_file() else []
+        for one in files:
+            real = _opened(one, one.relative_to(folder).as_posix(), entry)
             if real is not None:
                 yield real
 
 
-def _opened(folder: Path, path: str, entry: Mapping[str, Any]) -> RealObject | None:
-    family = FAMILIES[entry["family"]]
-    content, known = (folder / path).read_bytes(), {"path": path, "family": entry["family"], "beside": folder / path}
+def why_not_compared(path: str, entry: Mapping[str, Any]) -> str | None:
+    """Why a path of the reference is no object that a reader reads; None where there is no reason."""
+    return NO_OBJECTS.get("idx" if path.endswith(".idx") else entry["family"])
+
+
+def _opened(file: Path, path: str, entry: Mapping[str, Any]) -> RealObject | None:
+    family, expected = FAMILIES[entry["family"]], entry["reference"]
+    content, known = file.read_bytes(), {"path": path, "family": entry["family"], "beside": file}
     top, _, rest = path.partition("/")
     bucket, _, key = rest.partition("/")
     route = CONTRACTS.route(bucket=bucket, key=key) if top == "objects" else None
@@ -197,11 +212,11 @@ def _opened(folder: Path, path: str, entry: Mapping[str, Any]) -> RealObject | N
         opened: Opened | None = key, match.groups, content
     else:
         reader = family.reader
-        opened = family.open_file(path, content) if family.open_file else None
+        opened = family.open_file(path, content, expected) if family.open_file else None
     if opened is None:
         return None
     key, groups, content = opened
-    return RealObject(key=key, groups=groups, content=content, reader=reader, expected=entry["reference"], **known)
+    return RealObject(key=key, groups=groups, content=content, reader=reader, expected=expected, **known)
 
 
 def hold(real: RealObject) -> Outcome:
@@ -211,7 +226,7 @@ def hold(real: RealObject) -> Outcome:
     try:
         found = real.read(source)
     except ReadError as refusal:
-        return Outcome(real=real, compared=(same("refused", refusal.code, code),), source=source)
+        return Outcome(real=real, compared=(same("refused", refusal.code, code),), source=source, refused=True)
     compared = (same("refused", None, code),) if code else tuple(family.compare(real, found))
     return Outcome(real=real, compared=compared, source=source)
 

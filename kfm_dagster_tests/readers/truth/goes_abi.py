@@ -8,6 +8,8 @@ from typing import Any
 
 import netCDF4
 import numpy as np
+import numpy.typing as npt
+from pyproj import Proj
 
 from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.readers.base import HeaderMetadata
@@ -27,8 +29,11 @@ from kfm_dagster_tests.readers.truth.comparison import (
 NOT_HEADERS = {"variables", "data_model", "global_attrs", "h5netcdf_time_coverage_start"}
 """Parts of the reference that describe the file as a whole."""
 SIDES = ("westbound_longitude", "southbound_latitude", "eastbound_longitude", "northbound_latitude")
-OF_CENTRES = 0.1
-"""Degrees. The file's extent is of the outer pixels' centres, the footprint of their edges."""
+POINTS = 1001
+"""Along each side of an image."""
+BISECTIONS = 45
+Points = npt.NDArray[np.float64]
+"""Rows of x and y."""
 
 
 def native_values(native: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[Compared]:
@@ -75,7 +80,7 @@ def goes_abi(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
     yield seconds("start", found.start, datetime.fromisoformat(attrs["time_coverage_start"]), within=0)
     yield seconds("end", found.end, datetime.fromisoformat(attrs["time_coverage_end"]), within=0)
     stated = [round(extent[f"geospatial_{side}"], 6) for side in SIDES]
-    yield degrees("bbox", bounding_box(found.geometry), stated, within=OF_CENTRES)
+    yield degrees("bbox", bounding_box(found.geometry), _box_of_edges(expected))
     for name, value in (
         ("goes:extent", stated),
         ("platform", f"goes-{attrs['platform_ID'][1:]}"),
@@ -102,3 +107,51 @@ def goes_abi(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
     yield near("proj:transform, x", (west + step_x / 2) / height, expected["x_first_last"][0], within=5e-8)
     yield near("proj:transform, y", (north + step_y / 2) / height, expected["y_first_last"][0], within=5e-8)
     yield same("findings", found.findings, ())
+
+
+def _box_of_edges(expected: Mapping[str, Any]) -> tuple[float, ...]:
+    """Return the box of what PROJ sees within the outer pixels' edges: along them, and of the Earth's limb."""
+    grid = expected["goes_imager_projection"]
+    origin, height = grid["longitude_of_projection_origin"], grid["perspective_point_height"]
+    scan = Proj(
+        proj="geos", h=height, sweep=grid["sweep_angle_axis"], a=grid["semi_major_axis"], b=grid["semi_minor_axis"]
+    )
+    (west, east), (north, south) = (_edges(expected, axis) for axis in "xy")
+    across, down = np.linspace(west, east, POINTS), np.linspace(north, south, POINTS)
+    sides = [(across, north), (across, south), (west, down), (east, down)]
+    points = np.concatenate([np.column_stack(np.broadcast_arrays(x, y)) for x, y in sides])
+    seen = _is_seen(scan, points)
+    bearings = np.linspace(0, 2 * np.pi, 4 * POINTS)
+    space = height * np.column_stack([np.cos(bearings), np.sin(bearings)])
+    limb = _last_seen(scan, np.zeros_like(space), space)
+    limb = limb[((limb >= (west, south)) & (limb <= (east, north))).all(axis=1)]
+    # Where a side leaves the Earth, between two of its points.
+    leaving = np.flatnonzero(seen[:-1] != seen[1:])
+    nearer = np.where(seen[leaving, None], points[leaving], points[leaving + 1])
+    farther = np.where(seen[leaving, None], points[leaving + 1], points[leaving])
+    ends = _last_seen(scan, nearer, farther)
+    longitude, latitude = scan(*np.concatenate([points[seen], ends, limb]).T, inverse=True)
+    box = (longitude.min() + origin, latitude.min(), longitude.max() + origin, latitude.max())
+    return tuple(map(float, box))
+
+
+def _edges(expected: Mapping[str, Any], axis: str) -> tuple[float, float]:
+    """Return the outer edges of the first and the last pixel, in metres of the projection."""
+    first, last = expected[f"{axis}_first_last"]
+    half = (last - first) / (expected["dims"][axis] - 1) / 2
+    height = expected["goes_imager_projection"]["perspective_point_height"]
+    return (first - half) * height, (last + half) * height
+
+
+def _is_seen(scan: Proj, points: Points) -> npt.NDArray[np.bool_]:
+    longitude, _ = scan(*points.T, inverse=True)
+    return np.isfinite(longitude)
+
+
+def _last_seen(scan: Proj, seen: Points, unseen: Points) -> Points:
+    """Return the last points on the Earth on the way to others that are not, by bisection."""
+    for _ in range(BISECTIONS):
+        middle = (seen + unseen) / 2
+        on = _is_seen(scan, middle)[:, None]
+        seen, unseen = np.where(on, middle, seen), np.where(on, unseen, middle)
+    return seen

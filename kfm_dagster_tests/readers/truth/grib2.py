@@ -38,7 +38,7 @@ ROTATED = MetadataIssue.MISSING_GEOLOCATION
 """Of template 3.32769, for which ecCodes has no positions either."""
 
 
-def open_file(path: str, content: bytes) -> Opened | None:
+def open_file(path: str, content: bytes, _: Mapping[str, Any]) -> Opened | None:
     """Open a file without a contract: decompressed, and of a key that says nothing. Indexes are no objects."""
     if path.endswith(".idx"):
         return None

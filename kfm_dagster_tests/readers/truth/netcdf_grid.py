@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
@@ -21,7 +22,7 @@ from kfm_dagster_tests.readers.truth.comparison import (
 )
 
 
-def open_file(path: str, content: bytes) -> Opened | None:
+def open_file(path: str, content: bytes, _: Mapping[str, Any]) -> Opened | None:
     """Open a file without a contract. NetCDF files of stations and time slices are no grids."""
     return (path, {}, content) if content.startswith(b"\x89HDF") else None
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pyproj import Geod
@@ -24,11 +25,8 @@ from kfm_dagster_tests.readers.truth.comparison import (
     seconds,
 )
 
-OF_CHORDS = 0.02
-"""Degrees. The footprint's sides are chords of the circle, so that its box is smaller by up to 0.0115 degrees here."""
 
-
-def open_file(path: str, content: bytes) -> Opened:
+def open_file(path: str, content: bytes, _: Mapping[str, Any]) -> Opened:
     """Open a volume whose name is no key."""
     return path, key_groups(path, CONTRACTS), content
 
@@ -56,12 +54,11 @@ def nexrad_level2(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]
     yield same("nexrad:moments", set(properties["nexrad:moments"]), PYART_MOMENTS[Path(real.path).name])
     if expected["lon"] is not None:
         # A volume of before 2008 does not say where it was made.
-        box = _disc(expected["lon"], expected["lat"])
-        yield degrees("bbox", bounding_box(found.geometry), box, within=OF_CHORDS)
+        yield degrees("bbox", bounding_box(found.geometry), disc(expected["lon"], expected["lat"]))
     yield same("findings", found.findings, ())
 
 
-def _disc(longitude: float, latitude: float) -> tuple[float, ...]:
+def disc(longitude: float, latitude: float) -> tuple[float, ...]:
     """Box of a circle of the reader's range round the position that the independent reader gives."""
     around = np.linspace(0, 360, 3601)
     x, y, _ = Geod(ellps="WGS84").fwd(

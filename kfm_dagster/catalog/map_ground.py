@@ -1,0 +1,115 @@
+"""The ground of a map: land, the borders of countries and those of the states of the USA, as SVG.
+
+`map_ground.txt` states its sources, which are in the public domain, and its form in its first lines. Does not belong
+here: what lies above the ground (`footprint_svg.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib.resources import files
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import shapely
+
+from kfm_dagster.catalog.map_window import MapWindow
+
+SEA, LAND, COAST, BORDER = "#eaf1f7", "#fbfaf5", "#a9b4c2", "#c2bcac"
+STEP = 0.5
+"""Pixels to which the ground is drawn: its paths are of whole steps, which take few bytes."""
+TOLERANCE = 0.8
+"""Pixels by which a thinned line may be off (Douglas and Peucker)."""
+LEAST_AREA = 6.0
+"""Square pixels of an island that is drawn."""
+LEAST_LENGTH = 6.0
+"""Pixels of a border that is drawn."""
+STATES_FROM = 5.0
+"""Pixels to a degree of longitude from which on states have borders; on a map of the world they would be a stain."""
+_DEGREES = 0.01
+"""Unit of the file."""
+_LAND, _STATE = "land", "state"
+
+
+Pixels: TypeAlias = npt.NDArray[np.float64]
+"""Rows of x and y."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Line:
+    """A ring of land, or a border. `places` are rows of longitude and latitude, `east` and `west` their bounds."""
+
+    kind: str
+    places: npt.NDArray[np.float64]
+    west: float
+    east: float
+
+
+@lru_cache(maxsize=64)
+def ground(window: MapWindow) -> str:
+    """Return sea, land and borders of a window. Cached: the days of a dataset lie in one window."""
+    land, borders = "", ""
+    for line, turn in _lines_in(window):
+        pixels = window.pixels(line.places + np.array([turn, 0]))
+        if line.kind == _LAND:
+            land += "".join(_path(ring) for ring in _coasts(pixels, window))
+        else:
+            borders += "".join(_path(part) for part in _borders(pixels, window))
+    return (
+        f'<rect width="{window.width}" height="{window.height}" fill="{SEA}"/>'
+        f'<g transform="scale({STEP:g})" stroke-width="{0.8 / STEP:g}" stroke-linejoin="round">'
+        f'<path d="{land}" fill="{LAND}" fill-rule="evenodd" stroke="{COAST}"/>'
+        f'<path d="{borders}" fill="none" stroke="{BORDER}"/></g>'
+    )
+
+
+def _lines_in(window: MapWindow) -> Iterator[tuple[_Line, int]]:
+    """Yield what may be seen, with the turn by which it is to be moved: a window goes on over the antimeridian."""
+    with_states = window.width / (window.east - window.west) >= STATES_FROM
+    for line in _lines():
+        if line.kind == _STATE and not with_states:
+            continue
+        for turn in (-720, -360, 0, 360, 720):
+            if line.west + turn <= window.east and line.east + turn >= window.west:
+                yield line, turn
+
+
+def _coasts(pixels: Pixels, window: MapWindow) -> Iterator[shapely.Geometry]:
+    for part in shapely.get_parts(_clipped(shapely.make_valid(shapely.Polygon(pixels)), window)):
+        if part.geom_type == "Polygon" and part.area >= LEAST_AREA:
+            yield from shapely.get_rings(part)
+
+
+def _borders(pixels: Pixels, window: MapWindow) -> Iterator[shapely.Geometry]:
+    for part in shapely.get_parts(_clipped(shapely.LineString(pixels), window)):
+        if part.length >= LEAST_LENGTH:
+            yield part
+
+
+def _clipped(shape: shapely.Geometry, window: MapWindow) -> shapely.Geometry:
+    """Return what is seen of a shape, with two pixels more at each side, so that no coast runs along the frame."""
+    return shapely.clip_by_rect(shape, -2, -2, window.width + 2, window.height + 2)
+
+
+def _path(line: shapely.Geometry) -> str:
+    """Return the path of a line, from a place by steps to each next one; a minus separates as well as a blank."""
+    points = np.rint(shapely.get_coordinates(shapely.simplify(line, TOLERANCE)) / STEP).astype(int)
+    x, y = points[0]
+    return f"M{x} {y}l" + " ".join(f"{dx} {dy}" for dx, dy in np.diff(points, axis=0)).replace(" -", "-")
+
+
+@cache
+def _lines() -> tuple[_Line, ...]:
+    """Read the file: a line of it is a kind, the first place, and steps from each place to the next one."""
+    found = []
+    for row in files(__package__).joinpath("map_ground.txt").read_text(encoding="utf-8").splitlines():
+        if not row or row.startswith("#"):
+            continue
+        kind, *numbers = row.split()
+        places = np.cumsum(np.array(numbers, dtype=float).reshape(-1, 2), axis=0) * _DEGREES
+        west, east = places[:, 0].min(), places[:, 0].max()
+        found.append(_Line(kind=kind, places=places, west=west, east=east))
+    return tuple(found)
