@@ -152,8 +152,6 @@ def _item_assets(contract: DatasetContract) -> dict[str, Any]:
     assets: dict[str, Any] = {DATA_ASSET: {"title": data.title, "type": data.media_type, "roles": list(data.roles)}}
     if data.open_kwargs:
         assets[DATA_ASSET]["xarray:open_kwargs"] = data.open_kwargs
-    if data.open_kwargs:
-        assets[DATA_ASSET]["xarray:open_kwargs"] = data.open_kwargs
     for sidecar in contract.storage.sidecars:
         assets.setdefault(sidecar.role, {"type": sidecar.media_type, "roles": [sidecar.role]})
     return assets

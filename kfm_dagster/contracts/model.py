@@ -300,7 +300,7 @@ class AssetDefinition(ContractPart):
     """The data object (or a sidecar) as a STAC asset."""
 
     title: str
-    media_type: str
+    media_type: str = Field(description="Of the object; that of one whose key ends in .gz is application/gzip.")
     roles: list[str]
     open_kwargs: dict[str, Any] = Field({}, description="Arguments of xarray.open_dataset (xarray-assets extension).")
 
