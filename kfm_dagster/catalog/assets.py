@@ -34,6 +34,8 @@ _SCHEME = "aws"
 """Key of the one storage scheme of an Item."""
 _PLATFORM = "https://{bucket}.s3.{region}.amazonaws.com"
 """Storage extension 2.0.0, platforms/aws-s3.json."""
+_GZIP = "application/gzip"
+"""IANA's media type of what is gzipped (RFC 6713), whatever is in it."""
 _MD5 = re.compile(r"[0-9a-f]{32}")
 _MULTIHASH_MD5 = "d50110"
 """Multihash prefix of MD5: varint of code 0xd5 (multiformats' multicodec table), then the digest's length, 16 bytes."""
@@ -66,15 +68,15 @@ def assets(
     definition = contract.stac.data_asset
     data: dict[str, Any] = {
         "title": definition.title,
-        "type": definition.media_type,
+        "type": _GZIP if envelope.object_uri.endswith(".gz") else definition.media_type,
         "roles": list(definition.roles),
         **_addresses(envelope.object_uri, contract, groups),
         **_file(envelope),
     }
     if definition.open_kwargs:
         data["xarray:open_kwargs"] = definition.open_kwargs
-        if _anyone_reads(contract):
-            data["xarray:storage_options"] = {"anon": True}
+    if _anyone_reads(contract):
+        data["xarray:storage_options"] = {"anon": True}
     if metadata.layers:
         data["grib:layers"] = {
             name: {"start_byte": offset, "byte_size": length} for name, (offset, length) in metadata.layers.items()

@@ -55,7 +55,7 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None) -> str:
             next_step="leave --topic out" if topic else "give --topic as the AWS open-data registry has it",
         )
     # The reader may have the dataset's name, and stays.
-    text = re.sub(r"(?m)^(?!  reader:)(.*)$", lambda line: re.sub(rf"\b{re.escape(like)}\b", dataset, line[1]), text)
+    text = re.sub(r"(?m)^(?!  reader:)(.*)$", lambda line: _renamed(line[1], like, dataset), text)
     text = re.sub(r"(?m)^  title: .*$", f"  title: {dataset}", text, count=1)
     text = re.sub(r"(?m)^  description: .*(\n    .*)*$", f"  description: What {dataset} is.", text, count=1)
     text = _TOPICS.sub(f"    - arn: {topic}", text, count=1)
@@ -64,3 +64,8 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None) -> str:
     text = re.sub(r"(?m)^  mirrors:\n(?:    .*\n)+", "", text)
     text = re.sub(r"(?ms)^coverage:\n.*?(?=^\S|\Z)", "", text)
     return _HEAD.format(like=like, bucket=bucket) + text
+
+
+def _renamed(line: str, like: str, dataset: str) -> str:
+    """Return a line with another dataset's id; an address is of a page that there is, and stays."""
+    return re.sub(rf"(https?://\S+)|\b{re.escape(like)}\b", lambda found: found[1] or dataset, line)

@@ -305,7 +305,7 @@ class AssetDefinition(ContractPart):
     """The data object (or a sidecar) as a STAC asset."""
 
     title: str
-    media_type: str
+    media_type: str = Field(description="Of the object; that of one whose key ends in .gz is application/gzip.")
     roles: list[str]
     open_kwargs: dict[str, Any] = Field({}, description="Arguments of xarray.open_dataset (xarray-assets extension).")
 
@@ -450,12 +450,16 @@ class DatasetContract(ContractPart):
     @model_validator(mode="after")
     def _templates_use_known_groups(self) -> DatasetContract:
         groups = set(re.compile(self.storage.key_grammar.pattern).groupindex)
-        used = set(re.findall(r"{(\w+)}", self.stac.item_id)) | set(self.ledger.extension_fields)
-        used |= {self.stac.precedence} if self.stac.precedence else set()
-        templates = " ".join(self.storage.mirrors.values())
-        used |= set(re.findall(r"{(\w+)}", templates)) - {"bucket", "key"}
-        if missing := used - groups:
-            raise ValueError(f"groups {sorted(missing)} are not in the key pattern, which has {sorted(groups)}")
+        mirrors = " ".join(self.storage.mirrors.values())
+        used = {
+            "stac.item_id": set(re.findall(r"{(\w+)}", self.stac.item_id)),
+            "stac.precedence": {self.stac.precedence} if self.stac.precedence else set(),
+            "ledger.extension_fields": set(self.ledger.extension_fields),
+            "storage.mirrors": set(re.findall(r"{(\w+)}", mirrors)) - {"bucket", "key"},
+        }
+        if missing := {field: sorted(names - groups) for field, names in used.items() if names - groups}:
+            named = ", ".join(f"{field} {names}" for field, names in missing.items())
+            raise ValueError(f"groups that are not in the key pattern: {named}; it has {sorted(groups)}")
         if shadowed := set(self.ledger.extension_fields) & set(CANONICAL_FIELDS):
             raise ValueError(f"ledger.extension_fields {sorted(shadowed)} shadow canonical fields of the ledger")
         return self

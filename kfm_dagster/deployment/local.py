@@ -20,7 +20,7 @@ from datetime import date
 from importlib import resources
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, get_args
 
 from kfm_dagster.errors import DependencyUnavailableError
 from kfm_dagster.ingest.pipeline import utc_now
@@ -61,9 +61,10 @@ class Deployment:
         self._module = module
         self._with_daemon = daemon
         self._dagster_yaml = dagster_yaml or default_dagster_yaml()
+        given = {**os.environ, **environment}
         self._environment = {
-            **os.environ,
-            **environment,
+            **given,
+            **_paths_from_here(given),
             "KFM_HOME": str(self.home),
             "DAGSTER_HOME": str(self.dagster_home),
             "PYTHONUNBUFFERED": "1",
@@ -261,3 +262,10 @@ def _serves(url: str) -> bool:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False
+
+
+def _paths_from_here(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of `Settings` that name a path, made absolute: the servers work in another folder."""
+    fields = Settings.model_fields.items()
+    names = [f"KFM_{name.upper()}" for name, field in fields if Path in {field.annotation, *get_args(field.annotation)}]
+    return {name: str(Path(environment[name]).absolute()) for name in names if environment.get(name)}

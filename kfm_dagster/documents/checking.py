@@ -92,7 +92,10 @@ def _first(errors: Sequence[ErrorDetails], model: type[BaseModel]) -> DocumentEr
         case "missing":
             return DocumentError(path=path, observed="nothing", expected="a value: the key is required", more=more)
         case _:
-            shown, why = repr(first["input"])[:_SHOWN], first["msg"].removeprefix("Value error, ")
+            # Of a whole section its beginning would say nothing.
+            together = first["type"] == "value_error" and isinstance(first["input"], Mapping)
+            shown = "parts that do not go together" if together else repr(first["input"])[:_SHOWN]
+            why = first["msg"].removeprefix("Value error, ")
             return DocumentError(path=path, observed=shown, expected=why, more=more)
 
 

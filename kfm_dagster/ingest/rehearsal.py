@@ -7,10 +7,13 @@ not belong here: what is wrong with a contract by itself (`contracts/loader.py`)
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -31,6 +34,8 @@ from kfm_dagster.settings import FeedKind, Settings
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.failure import StageFailedError
 
+LISTED_SHOWN = 5
+"""Prefixes of a day that a finding names."""
 LEFT_OUT = "storage.listing_sets: a backfill does not look for this object; it is ingested when it is announced"
 
 
@@ -110,7 +115,8 @@ def _rehearsed(pipeline: Pipeline, contract: DatasetContract, uri: str, match: K
         found = [f"{verdict.gate}: {finding.what}" for verdict in said for finding in verdict.findings]
         return Rehearsal(uri=uri, status=None, item=None, findings=tuple(found or [str(error)]), suspect=())
     if not outputs[-1].envelopes:
-        missing = f"storage.listing: no prefix lists {uri}, so that no backfill would find it"
+        looked = ", ".join(islice(contract.storage.day_prefixes(match.start.date()), LISTED_SHOWN))
+        missing = f"storage.listing: no prefix lists {uri}, so that no backfill would find it; listed were {looked}"
         return Rehearsal(uri=uri, status=None, item=None, findings=(missing,), suspect=())
     (unit,) = outputs[-1].envelopes
     record = pipeline.ledger.get(unit.wal_id)
@@ -154,10 +160,19 @@ def _understood(contract: DatasetContract, bucket: str, key: str) -> KeyMatch:
         raise ContractError(
             "the key matches no data key of the contract",
             observed=f"s3://{bucket}/{key}",
-            expected=contract.storage.key_grammar.pattern,
-            next_step="correct storage.prefixes or storage.key_grammar",
+            expected=_wanted(contract.storage.key_grammar.pattern, key),
+            next_step="correct storage.key_grammar.pattern, and with it prefixes, listing and stac.item_id",
         )
     return match
+
+
+def _wanted(pattern: str, key: str) -> str:
+    """Tell where a key leaves a pattern: behind the longest beginning of it that is a pattern by itself."""
+    for end in range(len(pattern), 0, -1):
+        with suppress(re.error):
+            if found := re.match(pattern[:end], key, re.ASCII):
+                return f"{pattern[end:] or 'its end'} after {found[0]!r}; the whole pattern is {pattern}"
+    return pattern
 
 
 def _place(file: Path, target: Path) -> None:

@@ -1,120 +1,205 @@
-"""Assets open with the clients that people have, through an S3 server, by what their Items say and nothing else."""
+"""Assets open with the clients that people have, through an S3 server, by what their Items say and nothing else.
+
+Each block of `docs/stac.md`, "Opening them", is run as it stands there (`asset_clients.py`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from io import BytesIO
+import re
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import boto3
 import pystac
 import pytest
-from moto.server import ThreadedMotoServer
 
+from kfm_dagster.catalog.assets import assets
+from kfm_dagster.catalog.validation import validate_item
+from kfm_dagster.contracts.envelope import CheckStatus, Metadata
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.cloud import EmbeddedCloud
+from kfm_dagster_tests.catalog.asset_clients import CLIENTS, PAGE, opened, run
+from kfm_dagster_tests.catalog.envelopes import goes
+from kfm_dagster_tests.catalog.family_objects import place
+from kfm_dagster_tests.catalog.official import OfficialSchemas
 from kfm_dagster_tests.catalog.real_objects import item_of_file
 
-HRRR = "noaa-hrrr-bdp-pds/hrrr.20230722/conus/hrrr.t06z.wrfsfcf01.grib2"
-CMIP = (
-    "noaa-goes16/ABI-L2-CMIPM/2017/193/18/OR_ABI-L2-CMIPM1-M3C03_G16_s20171931811268_e20171931811326_c20171931811389.nc"
-)
-VOLUME = "unidata-nexrad-level2/2020/01/01/KCRP/KCRP20200101_000431_V06"
+GRIB_OF_2011 = "files/gfs/gfs.t12z.pgrbf120.2p5deg.grib2"
+
+Placed = Callable[[str], list[pystac.Item]]
+
+pytestmark = [
+    # stackstac and odc-stac multiply transforms as affine once wanted; a container of images has no place of its own.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::PendingDeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Dataset has no geotransform"),
+    # odc-stac asks where the corners of a fixed grid are, which look past the earth.
+    pytest.mark.filterwarnings("ignore:invalid value encountered in multiply:RuntimeWarning"),
+]
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """An S3 server on loopback, host and port."""
-    moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    moto.start()
-    host, port = moto.get_host_and_port()
-    yield f"{host}:{port}"
-    moto.stop()
+    """An S3 server on loopback, host and port. A process of its own: rasterio reads with the interpreter locked."""
+    with EmbeddedCloud() as cloud:
+        yield cloud.endpoint_url.removeprefix("http://")
 
 
-@pytest.fixture
-def opened(server: str, shared_data: Path, contracts: ContractRegistry, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Put an object where its Item says that it is; return the Item, with GDAL pointed at the server."""
+@pytest.fixture(autouse=True)
+def clients(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The server is where every client looks for S3, and nobody has credentials."""
+    import s3fs
+
     for name, value in {
         "AWS_S3_ENDPOINT": server,
         "AWS_HTTPS": "NO",
         "AWS_VIRTUAL_HOSTING": "FALSE",
         "AWS_NO_SIGN_REQUEST": "YES",
         "GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR",
+        "AWS_ENDPOINT_URL": f"http://{server}",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_SHARED_CREDENTIALS_FILE": "/nowhere",
     }.items():
         monkeypatch.setenv(name, value)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
 
-    def of(path: str) -> pystac.Item:
-        bucket, key = path.split("/", 1)
-        s3 = boto3.client(
-            "s3",
-            endpoint_url=f"http://{server}",
-            aws_access_key_id="x",
-            aws_secret_access_key="x",
-            region_name="us-east-1",
-        )
-        s3.create_bucket(Bucket=bucket)
-        s3.put_object(Bucket=bucket, Key=key, Body=(shared_data / "objects" / path).read_bytes(), ACL="public-read")
-        return pystac.Item.from_dict(item_of_file(contracts, shared_data / "objects", path))
+    class Loopback(urllib.request.HTTPSHandler):
+        """The path and the host's name as they are, to the server."""
+
+        def https_open(self, request: urllib.request.Request) -> Any:
+            # S3 takes a + of a path for a blank, and moto does not.
+            request.selector = request.selector.replace("+", "%20")
+            return self.do_open(lambda _host, **more: HTTPConnection(server, **more), request)  # type: ignore[arg-type]
+
+    urllib.request.install_opener(urllib.request.build_opener(Loopback))
+    yield
+    urllib.request.install_opener(None)  # type: ignore[arg-type]
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+def put(server: str, bucket: str, key: str, content: bytes) -> None:
+    given = dict.fromkeys(("aws_access_key_id", "aws_secret_access_key"), "x")
+    s3 = boto3.client("s3", endpoint_url=f"http://{server}", region_name="us-east-1", **given)
+    s3.create_bucket(Bucket=bucket)
+    s3.put_object(Bucket=bucket, Key=key, Body=content, ACL="public-read")
+
+
+@pytest.fixture
+def placed(server: str, tmp_path: Path, shared_data: Path, contracts: ContractRegistry) -> Placed:
+    """Put a dataset's objects where their Items say that they are; return the Items."""
+
+    def of(dataset: str) -> list[pystac.Item]:
+        paths = place(tmp_path, shared_data, dataset)
+        for file in (file for file in tmp_path.rglob("*") if file.is_file()):
+            bucket, key = file.relative_to(tmp_path).as_posix().split("/", 1)
+            put(server, bucket, key, file.read_bytes())
+        return [pystac.Item.from_dict(item_of_file(contracts, tmp_path, path)) for path in paths]
 
     return of
 
 
-# stackstac and odc-stac multiply transforms as affine once wanted.
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::PendingDeprecationWarning")
 @pytest.mark.clause("OPR-21")
-def test_a_grib_object_opens_in_gdal_xarray_and_stackstac(opened: Any) -> None:
-    import rasterio
-    import stackstac
-    import xarray
+@pytest.mark.parametrize("dataset", CLIENTS)
+def test_every_dataset_opens_by_what_its_items_say(dataset: str, placed: Placed, shared_data: Path) -> None:
+    official = OfficialSchemas(shared_data / "schemas/stac-extensions")
+    items = placed(dataset)
+    assert items
+    for item in items:
+        written = item.to_dict(include_self_link=False, transform_hrefs=False)
+        assert validate_item(written) == official.errors(written) == []
+        CLIENTS[dataset](item)
 
-    item = opened(HRRR)
-    asset, said = item.assets["data"], item.properties
-    with rasterio.open(asset.href) as dataset:
-        assert [dataset.height, dataset.width] == said["proj:shape"]
-        assert list(dataset.transform)[:6] == pytest.approx(said["proj:transform"], abs=1e-3)
-        assert dataset.count == said["grib:message-count"]
-        assert dataset.crs.is_projected
-    with xarray.open_dataset(asset.href, **asset.extra_fields["xarray:open_kwargs"]) as found:
-        assert found["band_data"].shape == (said["grib:message-count"], *said["proj:shape"])
-        temperatures = found["band_data"].values
+
+def test_the_page_has_every_dataset_with_its_engine_and_type(contracts: ContractRegistry) -> None:
+    assert {contract.id for contract in contracts} == set(CLIENTS)
+    rows = re.findall(r"(?m)^\| ((?:`[a-z0-9-]+`(?:, )?)+) \| (\S+).*? \| `(\S+/\S+)` \|", PAGE)
+    said = {
+        name: (engine.strip("`"), kind) for names, engine, kind in rows for name in re.findall(r"[a-z0-9-]+", names)
+    }
+    data = {contract.id: contract.stac.data_asset for contract in contracts}
+    assert said == {name: (one.open_kwargs.get("engine", "none"), one.media_type) for name, one in data.items()}
+
+
+@pytest.mark.clause("OPR-21")
+def test_a_forecast_is_stacked_where_it_is(placed: Placed) -> None:
+    (item,) = (item for item in placed("hrrr") if item.id.endswith("20230722.conus.t06z.wrfsfcf01"))
     # The middle of the United States, in degrees; a July morning, in degrees Celsius.
-    stack = stackstac.stack(
-        [item.to_dict()], assets=["data"], epsg=4326, resolution=0.1, bounds_latlon=(-100, 35, -95, 40)
-    ).compute()
+    stack = run("stackstac.stack", item, BOUNDS=(-100, 35, -95, 40))["stack"].compute()
+    temperatures = opened(item)["band_data"].values
     assert temperatures.min() <= stack.min() < stack.max() <= temperatures.max()
 
 
-# A container of images has no place of its own.
-@pytest.mark.filterwarnings(
-    "ignore:Dataset has no geotransform", "ignore::DeprecationWarning", "ignore::PendingDeprecationWarning"
-)
-@pytest.mark.clause("OPR-21")
-def test_a_netcdf_object_opens_in_gdal_xarray_and_odc_stac(opened: Any, shared_data: Path) -> None:
-    import odc.stac
-    import rasterio
-    import xarray
-
-    item = opened(CMIP)
-    asset, said = item.assets["data"], item.properties
-    with rasterio.open(asset.href) as dataset:
-        (image,) = [name for name in dataset.subdatasets if name.endswith(":CMI")]
-    with rasterio.open(image) as dataset:
-        assert [dataset.height, dataset.width] == said["proj:shape"]
-        assert list(dataset.transform)[:6] == pytest.approx(said["proj:transform"], abs=0.1)
-    content = BytesIO((shared_data / "objects" / CMIP).read_bytes())
-    with xarray.open_dataset(content, **asset.extra_fields["xarray:open_kwargs"]) as found:
-        assert list(found["CMI"].shape) == said["proj:shape"]
-    loaded = odc.stac.load([item], bands=["data"], patch_url=lambda _: image)
-    assert [loaded.sizes["y"], loaded.sizes["x"]] == said["proj:shape"]
-    assert float(loaded["x"][0]) == pytest.approx(said["proj:transform"][2] + said["proj:transform"][0] / 2)
+def assert_layers(item: pystac.Item, content: bytes, names: list[str]) -> None:
+    """Each layer alone is its band of the whole object, by GDAL and by https."""
+    bands = run("rasterio.open(address(asset))", item)["bands"]
+    layers = item.assets["data"].extra_fields["grib:layers"]
+    for name in names:
+        found = run("/vsisubfile/", item, NAME=name)
+        # The messages before it have as many bands as they have fields.
+        before = sum(layer["start_byte"] < layers[name]["start_byte"] for layer in layers.values())
+        number = before + found["elements"].get(name.split()[0], 1)
+        assert (found["field"] == bands.read(number)).all()
+        begin, length = layers[name]["start_byte"], layers[name]["byte_size"]
+        message = run("Range", item, NAME=name)["message"]
+        assert message == content[begin : begin + length]
+        assert (message[:4], message[-4:]) == (b"GRIB", b"7777")
 
 
 @pytest.mark.clause("OPR-21")
-def test_a_volume_opens_in_xradar(opened: Any, shared_data: Path) -> None:
-    import xarray
+def test_one_field_is_had_alone(placed: Placed, tmp_path: Path) -> None:
+    items = [item for dataset in ("gfs", "hrrr") for item in placed(dataset)]
+    indexed = [item for item in items if "grib:layers" in item.assets["data"].extra_fields]
+    assert len(indexed) == 2
+    for item in indexed:
+        content = (tmp_path / item.assets["data"].href.removeprefix("s3://")).read_bytes()
+        assert_layers(item, content, list(item.assets["data"].extra_fields["grib:layers"]))
 
-    asset = opened(VOLUME).assets["data"]
-    path = str(shared_data / "objects" / VOLUME)
-    with xarray.open_dataset(path, group="sweep_0", **asset.extra_fields["xarray:open_kwargs"]) as found:
-        assert "DBZH" in found
+
+@pytest.mark.clause("OPR-21")
+def test_the_winds_share_a_message_and_are_told_apart(
+    server: str, shared_data: Path, reference: Mapping[str, Any], contracts: ContractRegistry, tmp_path: Path
+) -> None:
+    """A real object of 307 messages and 343 fields; its index is written here, from an independent reader's offsets."""
+    path = "noaa-gfs-bdp-pds/gfs.20110110/12/gfs.t12z.pgrb2.2p50.f120"
+    content = (shared_data / GRIB_OF_2011).read_bytes()
+    (tmp_path / path).parent.mkdir(parents=True)
+    (tmp_path / path).write_bytes(content)
+    lines, fields = [], reference[GRIB_OF_2011]["reference"]["fields"]
+    shared = [field["offset"] for field in fields]
+    for number, field in enumerate(fields, start=1):
+        message = len(set(shared[:number]))
+        sub = f".{shared[:number].count(field['offset'])}" if shared.count(field["offset"]) > 1 else ""
+        element = {"u": "UGRD", "10u": "UGRD", "v": "VGRD", "10v": "VGRD"}.get(field["shortName"], f"FIELD{number}")
+        level = f"{field['level']} {field['typeOfLevel']}"
+        lines.append(f"{message}{sub}:{field['offset']}:d=2011011012:{element}:{level}:120 hour fcst:\n")
+    (tmp_path / f"{path}.idx").write_text("".join(lines), encoding="ascii")
+    put(server, *path.split("/", 1), content)
+    item = pystac.Item.from_dict(item_of_file(contracts, tmp_path, path))
+    names = [name for name in item.assets["data"].extra_fields["grib:layers"] if name[1:4] == "GRD"]
+    assert len(names) == 72
+    assert_layers(item, content, names[:4] + names[-4:])
+
+
+KEYS = ("plain.nc", "YEAR=2020/ELEMENT=TMAX/00:15:00.nc", "a+b.nc", "a b.nc", "50%/a%2Fb.nc", "é.nc")
+
+
+@pytest.mark.clause("OPR-21")
+@pytest.mark.parametrize("key", KEYS)
+def test_a_key_of_any_characters_is_found(key: str, server: str, contracts: ContractRegistry) -> None:
+    import fsspec
+
+    content = key.encode()
+    put(server, "noaa-goes19", key, content)
+    envelope = goes().evolve(object_uri=f"s3://noaa-goes19/{key}")
+    (made,) = assets(
+        envelope, contract=contracts["goes-abi"], metadata=Metadata(status=CheckStatus.OK), groups={}
+    ).values()
+    with urllib.request.urlopen(made["alternate"]["https"]["href"]) as answer:
+        assert answer.read() == content
+    with fsspec.open(unquote(made["href"]), **made["xarray:storage_options"]) as file:
+        assert file.read() == content
+    assert (unquote(made["href"]) == made["href"]) == (key in KEYS[:3])

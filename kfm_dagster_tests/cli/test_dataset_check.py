@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -109,7 +110,7 @@ AT_FAULT: dict[str, tuple[Change, Change, str]] = {
     "a listing that does not find it": (
         lambda text: text.replace("- hrrr.%Y%m%d/conus/", "- hrrr.%Y%m%d/hawaii/"),
         same,
-        "storage.listing: no prefix lists s3://",
+        "so that no backfill would find it; listed were hrrr.20250402/hawaii/, hrrr.20250402/alaska/",
     ),
 }
 
@@ -139,6 +140,8 @@ def test_a_sample_that_the_contract_does_not_name_is_one_line(
     for file, said in (
         (elsewhere, "lies below no bucket of the contract"),
         (foreign, "matches no data key of the contract"),
+        (foreign, r"expected hrrr\.t(?P<cycle>\d{2})z\.wrf"),
+        (foreign, "after 'hrrr.20250402/conus/'; the whole pattern is "),
         (tmp_path / "none", "next: fetch an object: aws s3 cp --no-sign-request s3://"),
     ):
         answer = call("dataset", "check", str(contract(same)), "--sample", str(file))
@@ -170,6 +173,23 @@ def test_a_new_contract_without_a_topic_is_like_one_that_is_listed(call: Call, t
     assert "hrrr is announced by a topic; observed no --topic" in refused.err
 
 
+def test_a_group_that_the_pattern_has_not_is_named_with_the_fields_that_use_it(
+    call: Call, contract: Callable[[Change], Path]
+) -> None:
+    answer = call("dataset", "check", str(contract(lambda text: text.replace("(?P<region>conus", "(?:conus"))))
+    assert (answer.code, answer.err.count("\n")) == (ExitCode.USAGE, 1)
+    said = "groups that are not in the key pattern: stac.item_id ['region'], ledger.extension_fields ['region']; it has"
+    assert f"observed parts that do not go together; expected {said}" in answer.err
+
+
+@pytest.mark.parametrize("like", ["hrrr", "nexrad-l3"])
+def test_a_new_contract_keeps_the_addresses_of_pages(like: str, call: Call) -> None:
+    shipped = (resources.files("kfm_dagster.contracts") / "datasets" / f"{like}.yaml").read_text(encoding="utf-8")
+    addresses = re.findall(r"https://\S+", re.sub(r"(?m)^  mirrors:\n(?:    .*\n)+", "", shipped))
+    made = call("dataset", "new", "my-data", "--like", like, "--bucket", "b", "--topic", TOPIC).out
+    assert re.findall(r"https://\S+", made) == addresses
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
@@ -192,13 +212,14 @@ def test_a_contract_that_cannot_be_begun_is_one_line_and_no_file(
     assert not (tmp_path / "new.yaml").exists()
 
 
+@pytest.mark.deployment
 @pytest.mark.clause("BEY-15")
 def test_the_guide_takes_a_person_from_nothing_to_a_dataset_in_force(
     call: Call, tmp_path: Path, shared_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every command is typed and every line changed as the page has it; `tmp_path` is the working folder."""
     page = GUIDE.read_text(encoding="utf-8")
-    [(named,), (begin,), (check,), (make, export, listing)] = [
+    [(named,), (begin,), (check,), (make, export, listing), (ingest,)] = [
         block.strip().splitlines() for block in re.findall(r"(?m)(?:^    \S.*\n)+", page)
     ]
     shutil.copytree(shared_data / "objects/noaa-nam-pds", tmp_path / "nodd/noaa-nam-pds")
@@ -223,6 +244,12 @@ def test_the_guide_takes_a_person_from_nothing_to_a_dataset_in_force(
     subprocess.run(["/bin/sh", "-c", make], check=True, timeout=60)
     monkeypatch.setenv(*export.strip().removeprefix("export ").split("="))
     assert "nam" in typed(listing).out
+    told = typed(ingest)
+    assert told.code == ExitCode.DONE, told
+    assert re.search(r"nam +1 +1 +0 +0 +0 ", told.out), told.out
+    (item,) = (tmp_path / "nam-home/catalog/nam").rglob("nam.20180917.t00z.awp211.f00.json")
+    written = json.loads(item.read_bytes())
+    assert written["properties"]["forecast:horizon"] == "PT0H"
 
 
 def changed(file: Path, diff: str) -> None:

@@ -24,6 +24,14 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
     made.stop()
 
 
+@pytest.mark.clause("BEY-15")
+def test_a_path_is_of_the_folder_that_it_was_given_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = {"KFM_CONTRACTS_DIR": "contracts", "KFM_SIGNING_KEY": "/keys/mine.asc", "KFM_CONFIGS_DIR": ""}
+    environment = Deployment(tmp_path / "home", environment=given)._environment
+    assert {name: environment[name] for name in given} == given | {"KFM_CONTRACTS_DIR": str(tmp_path / "contracts")}
+
+
 def tend_for_ever(deployment: Deployment) -> None:
     while True:
         deployment.tend()

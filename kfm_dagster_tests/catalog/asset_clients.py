@@ -1,0 +1,120 @@
+"""Clients of a dataset's assets, each by the blocks of `docs/stac.md`, and what they find against what the Item says.
+
+Belongs here: what an Item says that a client of its format can be asked for. Does not belong here: the server that the
+objects are on (`test_opening.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pystac
+import pytest
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "stac.md").read_text(encoding="utf-8")
+
+
+def block(word: str) -> str:
+    """The block of the page that has a word."""
+    (found,) = [code for code in re.findall(r"(?s)```python\n(.*?)```", PAGE) if word in code]
+    return found
+
+
+def run(word: str, item: pystac.Item, **given: Any) -> dict[str, Any]:
+    """Run the block that has a word, after that of `opened`, for an Item; returns its variables."""
+    found = {"item": item, "asset": item.assets["data"], **given}
+    for code in (block("def opened"), block(word)):
+        exec(code, found)
+    return found
+
+
+def opened(item: pystac.Item, **more: Any) -> Any:
+    return run("def opened", item)["opened"](item.assets["data"], **more)
+
+
+def grib(item: pystac.Item) -> None:
+    said = item.properties
+    bands = run("rasterio.open(address(asset))", item)["bands"]
+    assert [bands.count, bands.height, bands.width] == [said["grib:message-count"], *said["proj:shape"]]
+    assert list(bands.transform)[:6] == pytest.approx(said["proj:transform"], abs=1e-3)
+    found = opened(item)["band_data"]
+    assert found.shape == (said["grib:message-count"], *said["proj:shape"])
+    corner = bands.read(1, window=((0, 9), (0, 9)), masked=True).filled(float("nan"))
+    assert found[0, :9, :9].values == pytest.approx(corner, nan_ok=True)
+
+
+def goes_abi(item: pystac.Item) -> None:
+    import rasterio
+    from numpy import ma
+
+    said = item.properties
+    found = opened(item)
+    assert str(found.attrs["platform_ID"]) == f"G{said['platform'].removeprefix('goes-')}"
+    loaded = run("odc.stac.load", item)
+    name = loaded["image"].rpartition(":")[2]
+    assert list(found[name].shape) == said["proj:shape"]
+    scene = loaded["scene"]
+    assert [scene.sizes["y"], scene.sizes["x"]] == said["proj:shape"]
+    step, _, west = said["proj:transform"][:3]
+    assert float(scene["x"][0]) == pytest.approx(west + step / 2)
+    with rasterio.open(loaded["image"]) as image:
+        pixels = image.read(1, masked=True)
+    seen = ~ma.getmaskarray(pixels)
+    assert (scene["data"][0].values[seen] == pixels.data[seen]).all()
+
+
+def goes_glm(item: pystac.Item) -> None:
+    found = opened(item)
+    for one, many in (("event", "events"), ("group", "groups"), ("flash", "flashes")):
+        assert found.sizes[f"number_of_{many}"] == item.properties[f"glm:{one}-count"] > 0
+
+
+def ocean(item: pystac.Item) -> None:
+    found = opened(item)
+    assert item.properties["cube:variables"].keys() <= set(found.variables)
+    assert [found.sizes["lat"], found.sizes["lon"]] == item.properties["proj:shape"]
+
+
+def volume(item: pystac.Item) -> None:
+    is_its_place(opened(item), item)
+
+
+def chunks(item: pystac.Item) -> None:
+    found = run("open_files", item)
+    assert len(found["chunks"]) == item.properties["nexrad:chunks"]
+    is_its_place(found["cut"], item)
+
+
+def is_its_place(cut: Any, item: pystac.Item) -> None:
+    assert "DBZH" in cut
+    for name in ("latitude", "longitude"):
+        assert float(cut[name]) == pytest.approx(item.properties[f"nexrad:{name}"], abs=1e-4)
+
+
+def nids(item: pystac.Item) -> None:
+    product = run("Level3File", item)["product"]
+    assert product.prod_desc.prod_code == item.properties["nexrad:product-code"]
+    assert product.siteID == item.properties["nexrad:awips-id"][3:]
+    assert product.lat == pytest.approx(item.properties["nexrad:latitude"])
+
+
+def station(item: pystac.Item) -> None:
+    reports = run("read_fwf", item)["reports"]
+    assert len(reports) == item.properties["isd:records"]
+    assert set(reports["usaf"]) == {item.properties["isd:usaf"]}
+    assert reports["time"].iloc[0] == f"{item.common_metadata.start_datetime:%Y%m%d%H%M}"
+
+
+CLIENTS: Mapping[str, Callable[[pystac.Item], None]] = {
+    **dict.fromkeys(("gefs", "gfs", "hrrr", "mrms", "nbm"), grib),
+    "goes-abi": goes_abi,
+    "goes-glm": goes_glm,
+    "nexrad-l2": volume,
+    "nexrad-l2-chunks": chunks,
+    "nexrad-l3": nids,
+    "ocean": ocean,
+    "surface-obs": station,
+}
