@@ -30,8 +30,8 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None) -> str:
     """Return the text of a contract for `dataset`, like that of a dataset that ships with the package.
 
     Names, bucket and topic are the new ones; what a day has to bring and how sizes vary is left out. Raises
-    ContractError for an id of another form, a topic that is no ARN of SNS, one that is missing or too many, or a dataset
-    that does not ship.
+    ContractError for an id of another form, a topic that is no ARN of SNS, one that is missing or too many, or a
+    dataset that does not ship.
     """
     if not DATASET_ID.fullmatch(dataset):
         raise ContractError("this is no dataset id", observed=dataset, expected="small letters, digits and hyphens")

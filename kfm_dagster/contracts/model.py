@@ -162,8 +162,8 @@ class Sidecar(ContractPart):
         3600,
         ge=0,
         le=31 * 86_400,
-        description="So long before its object it may have been written, by the store's Last-Modified of both. An older "
-        "one may be of an earlier revision of the object: sidecar_outdated.",
+        description="So long before its object it may have been written, by the store's Last-Modified of both. One "
+        "that is older may be of an earlier revision of the object: sidecar_outdated.",
     )
 
 

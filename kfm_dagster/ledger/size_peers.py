@@ -7,7 +7,7 @@ is what is written over. Does not belong here: which sizes are suspect (`contrac
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import date, timedelta
 from typing import NamedTuple
 
 from kfm_dagster.contracts.envelope import COMPLETED_BY, Envelope, WalId
@@ -27,7 +27,8 @@ class _Place(NamedTuple):
     @property
     def before(self) -> _Place:
         """The same of the month before."""
-        return self._replace(month=_month(datetime.strptime(self.month, "%Y-%m") - timedelta(days=1)))  # noqa: DTZ007
+        last = date.fromisoformat(f"{self.month}-01") - timedelta(days=1)
+        return self._replace(month=_month_of(last.isoformat()))
 
 
 class SizePeers:
@@ -84,7 +85,7 @@ def _place(unit: Envelope, registry: ContractRegistry) -> _Place | None:
         return None
     groups = key_groups(contract, unit.key, contract.integrity.peers.groups)
     product = " ".join(f"{name}={value}" for name, value in groups.items())
-    return _Place(unit.dataset, product, _month(unit.time_range_start))
+    return _Place(unit.dataset, product, _month_of(unit.partition))
 
 
 def _look_up(places: Iterable[_Place], tx: Transaction) -> dict[_Place, list[int]]:
@@ -93,5 +94,5 @@ def _look_up(places: Iterable[_Place], tx: Transaction) -> dict[_Place, list[int
     return {_Place(row.dataset, row.product, row.month): row.sizes for row in rows}
 
 
-def _month(day: datetime) -> str:
-    return f"{day:%Y-%m}"
+def _month_of(day: str) -> str:
+    return day[:7]
