@@ -109,6 +109,7 @@ def envelopes(draw: st.DrawFn) -> Envelope:
         object_version=draw(st.none() | _TEXT),
         object_size=draw(st.none() | st.integers(0, 2**40)),
         sequencer=draw(st.none() | _TEXT),
+        peer_sizes=draw(st.none() | st.tuples(st.integers(1, 24), _SIZES, _SIZES)),
         raw=draw(st.builds(RawReference, sqs_message_id=st.none() | _TEXT, subject=st.none() | _TEXT)),
         lane=draw(st.sampled_from(Lane)),
         replay_reason=draw(st.none() | _TEXT),
@@ -122,6 +123,7 @@ def envelopes(draw: st.DrawFn) -> Envelope:
                 status=draw(st.sampled_from(CheckStatus)),
                 actual_size_bytes=draw(st.none() | st.integers(0, 2**40)),
                 actual_etag=draw(st.none() | _TEXT),
+                last_modified=draw(st.none() | _TIMES),
                 checks_run=tuple(draw(st.lists(_TEXT, max_size=3))),
                 issues=draw(_ISSUES),
             )

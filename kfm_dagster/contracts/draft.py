@@ -18,7 +18,7 @@ _HEAD = """\
 # Made from the contract of {like}. To be looked through, from top to bottom:
 #   metadata    title, description
 #   storage     prefixes, key_grammar, ignore, sidecars, listing, listing_sets: how the keys of this bucket are built
-#   integrity   min_bytes, max_bytes
+#   integrity   min_bytes, max_bytes, and peers where it is known how much sizes vary
 #   stac        item_id (groups of the key), providers, keywords, summaries
 #   citations, units   what this dataset's Items say, and by which source
 #   freshness, coverage   how old a unit may be, and what a day has: leave them out where nobody knows
@@ -29,8 +29,9 @@ _HEAD = """\
 def draft(*, dataset: str, like: str, bucket: str, topic: str | None) -> str:
     """Return the text of a contract for `dataset`, like that of a dataset that ships with the package.
 
-    Names, bucket and topic are the new ones, and what a day has to bring is left out. Raises ContractError for an id of
-    another form, a topic that is no ARN of SNS, one that is missing or too many, or a dataset that does not ship.
+    Names, bucket and topic are the new ones; what a day has to bring and how sizes vary is left out. Raises
+    ContractError for an id of another form, a topic that is no ARN of SNS, one that is missing or too many, or a
+    dataset that does not ship.
     """
     if not DATASET_ID.fullmatch(dataset):
         raise ContractError("this is no dataset id", observed=dataset, expected="small letters, digits and hyphens")
@@ -62,6 +63,8 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None) -> str:
     text = re.sub(r"(?m)^  buckets: .*$", f"  buckets: [{bucket}]", text, count=1)
     # Another bucket's copies are elsewhere.
     text = re.sub(r"(?m)^  mirrors:\n(?:    .*\n)+", "", text)
+    # Nobody knows yet how its sizes vary.
+    text = re.sub(r"(?m)^(?:  #.*\n)*  peers: .*\n", "", text)
     text = re.sub(r"(?ms)^coverage:\n.*?(?=^\S|\Z)", "", text)
     return _HEAD.format(like=like, bucket=bucket) + text
 

@@ -107,11 +107,13 @@ class RawReference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Integrity:
-    """Section added by integrity-check. Size in bytes; ETag without quotes."""
+    """Section added by integrity-check. Size in bytes; ETag without quotes; time in UTC."""
 
     status: CheckStatus
     actual_size_bytes: int | None = None
     actual_etag: str | None = None
+    last_modified: datetime | None = None
+    """When the object was written, by its store."""
     checks_run: tuple[str, ...] = ()
     issues: tuple[Issue, ...] = ()
 
@@ -187,6 +189,10 @@ class Envelope:
     """Size announced by the source, in bytes."""
     sequencer: str | None = None
     raw: RawReference = RawReference()
+    peer_sizes: tuple[int, ...] | None = extension(
+        "what the size is held against, fixed when the unit is admitted, so that each attempt finds the same"
+    )
+    """The members of `contracts.peers.PeerSizes`; None where no peer was known, or the contract asks for none."""
     lane: Lane = Lane.LIVE
     replay_reason: str | None = None
     """Why the unit was let in again; None on its first way."""

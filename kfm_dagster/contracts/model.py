@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator,
 from kfm_dagster.contracts.envelope import Priority
 from kfm_dagster.contracts.identity import pseudonym
 from kfm_dagster.contracts.issues import GateIssue, IntegrityIssue, MetadataIssue, ProvenanceIssue, Severity, StacIssue
+from kfm_dagster.contracts.peers import Peers
 from kfm_dagster.contracts.quality import Citation, Coverage, Freshness, Quantity
 from kfm_dagster.contracts.stewardship import Governance
 
@@ -162,6 +163,13 @@ class Sidecar(ContractPart):
     role: Literal["index", "metadata"]
     media_type: str = "text/plain"
     required: bool = False
+    may_precede_seconds: int = Field(
+        3600,
+        ge=0,
+        le=31 * 86_400,
+        description="So long before its object it may have been written, by the store's Last-Modified of both. One "
+        "that is older may be of an earlier revision of the object: sidecar_outdated.",
+    )
 
 
 class ScheduledListing(ContractPart):
@@ -277,7 +285,10 @@ class IntegrityRules(ContractPart):
     max_bytes: PositiveInt = 5 * 1024**3
     content_types: list[str] = []
     magic: list[Magic] = Field([], description="One of these must match.")
-    severities: dict[IntegrityIssue, Severity] = {}
+    peers: Peers | None = Field(
+        None, description="Sizes are compared with those of recent objects of the same product. Default: with none."
+    )
+    severities: dict[IntegrityIssue, Severity] = Field({}, description="Default: failed; size_unlike_peers is suspect.")
 
 
 class MetadataRules(ContractPart):
@@ -289,7 +300,7 @@ class MetadataRules(ContractPart):
     citations: list[Citation] = Field([], description="Source of every extracted field; gate G2 wants 90 %.")
     units: list[Quantity] = Field([], description="Unit of every extracted number; the first that covers one counts.")
     severities: dict[MetadataIssue, Severity] = Field(
-        {}, description="Default: failed; completeness_unchecked is suspect."
+        {}, description="Default: failed; completeness_unchecked and sidecar_outdated are suspect."
     )
 
 
@@ -455,6 +466,7 @@ class DatasetContract(ContractPart):
             "stac.item_id": set(re.findall(r"{(\w+)}", self.stac.item_id)),
             "stac.precedence": {self.stac.precedence} if self.stac.precedence else set(),
             "ledger.extension_fields": set(self.ledger.extension_fields),
+            "integrity.peers": set(self.integrity.peers.groups) if self.integrity.peers else set(),
             "storage.mirrors": set(re.findall(r"{(\w+)}", mirrors)) - {"bucket", "key"},
         }
         if missing := {field: sorted(names - groups) for field, names in used.items() if names - groups}:

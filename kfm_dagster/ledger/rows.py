@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from functools import cache
 from typing import Any
@@ -71,9 +71,13 @@ def unit_row(envelope: Envelope, contract: DatasetContract) -> dict[str, Any]:
 
 def extension_fields(contract: DatasetContract, key: str) -> dict[str, str]:
     """Return the groups of the key that the contract declares as extension fields; a group without text is left out."""
-    declared = contract.ledger.extension_fields
-    found = _pattern(contract.storage.key_grammar.pattern).fullmatch(key) if declared else None
-    return {} if found is None else {name: found[name] for name in declared if found[name] is not None}
+    return key_groups(contract, key, contract.ledger.extension_fields)
+
+
+def key_groups(contract: DatasetContract, key: str, names: Sequence[str]) -> dict[str, str]:
+    """Return these groups of a key, in this order; one without text is left out."""
+    found = _pattern(contract.storage.key_grammar.pattern).fullmatch(key) if names else None
+    return {} if found is None else {name: found[name] for name in names if found[name] is not None}
 
 
 @cache

@@ -23,6 +23,7 @@ from kfm_dagster.ledger.outcomes import record_outcomes
 from kfm_dagster.ledger.policy import LedgerCode, ReplayReason
 from kfm_dagster.ledger.reports import EnsureResult, RecoverReport, SettleReport
 from kfm_dagster.ledger.rows import as_json, claim_order, claimed_envelopes, unit_row, wal_ids_of
+from kfm_dagster.ledger.size_peers import SizePeers
 from kfm_dagster.ledger.state_machine import Status, check_transition
 from kfm_dagster.ledger.verdicts import Verdicts, conflicting, decide, yields_to
 from kfm_dagster.storage.database import Transaction
@@ -271,9 +272,11 @@ class Ledger(LedgerChanges):
             return frozenset(wal_ids_of(rows))
 
     def _admit(self, units: Sequence[Envelope], *, lane: Lane, tx: Transaction) -> EnsureResult:
-        batch = [unit_row(unit, self._registry[unit.dataset]) for unit in units]
+        peers = SizePeers.of(units, self._registry, tx)
+        batch = [unit_row(peers.held_against(unit), self._registry[unit.dataset]) for unit in units]
         rows = tx.run("ledger.ensure", batch=as_json(batch), at=self._now(), actor=self._worker_id, lane=lane)
         created = frozenset(WalId(row.wal_id) for row in rows)
+        peers.keep(created, tx)
         existing = self.statuses({unit.wal_id for unit in units} - created, tx=tx)
         linked = tx.run("ledger.supersede", wal_ids=as_json(sorted(created)), at=self._now())
         older = frozenset(WalId(row.older_wal_id) for row in linked)

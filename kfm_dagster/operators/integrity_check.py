@@ -11,6 +11,7 @@ from typing import Protocol
 from kfm_dagster.contracts.envelope import Envelope, Integrity
 from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.contracts.model import DatasetContract, IntegrityRules
+from kfm_dagster.contracts.peers import PeerSizes
 from kfm_dagster.operators.severities import apply_severities
 from kfm_dagster.storage.object_handle import ObjectHead, ObjectReadError
 
@@ -50,6 +51,10 @@ def integrity_check(
     if "size" in rules.checks:
         run.append("size")
         findings += _size(head, rules, announced=envelope.object_size)
+    unlike = _unlike_peers(head.size, envelope, rules)
+    if unlike is not None:
+        run.append("size_peers")
+        findings += unlike
     if "etag_match" in rules.checks and head.etag is not None and envelope.etag is not None:
         run.append("etag_match")
         if head.etag != envelope.etag:
@@ -89,6 +94,20 @@ def _size(head: ObjectHead, rules: IntegrityRules, *, announced: int | None) -> 
     return findings
 
 
+def _unlike_peers(size: int, envelope: Envelope, rules: IntegrityRules) -> list[Finding] | None:
+    """Hold a size against the peers that the unit was admitted with; None where they are too few to say anything."""
+    if rules.peers is None or envelope.peer_sizes is None or size == 0:
+        return None
+    peers = PeerSizes(*envelope.peer_sizes)
+    if peers.number < rules.peers.minimum:
+        return None
+    low, high = peers.expected(rules.peers.factor)
+    if low <= size <= high:
+        return []
+    usual = f"the middle half of {peers.number} peers has {peers.lower} to {peers.upper}"
+    return [(IntegrityIssue.SIZE_UNLIKE_PEERS, f"{size} bytes, expected {low} to {high}: {usual}")]
+
+
 def _content_type(observed: str, rules: IntegrityRules) -> list[Finding]:
     # Type and subtype are case-insensitive, parameters are not part of them (RFC 9110, 8.3.1).
     media_type = observed.partition(";")[0].strip().lower()
@@ -112,6 +131,7 @@ def _result(
         status=status,
         actual_size_bytes=None if head is None else head.size,
         actual_etag=None if head is None else head.etag,
+        last_modified=None if head is None else head.last_modified,
         checks_run=run,
         issues=issues,
     )

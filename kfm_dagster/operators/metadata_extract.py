@@ -7,6 +7,7 @@ belong here: formats (`readers/`) and Items (`catalog/`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Metadata
@@ -17,7 +18,15 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import ContractError
 from kfm_dagster.operators.footprint import Footprint, footprint
 from kfm_dagster.operators.severities import apply_severities
-from kfm_dagster.readers.base import ByteSource, DeclaringReader, HeaderMetadata, Reader, ReadError, ReadRequest
+from kfm_dagster.readers.base import (
+    ByteSource,
+    DatedSource,
+    DeclaringReader,
+    HeaderMetadata,
+    Reader,
+    ReadError,
+    ReadRequest,
+)
 from kfm_dagster.storage.object_handle import ObjectReadError
 
 OpenSidecar = Callable[[str], ByteSource | None]
@@ -50,16 +59,20 @@ def metadata_extract(
         raise ContractError(
             f"contract {contract.id} names a reader that there is not", observed=contract.metadata_extract.reader
         )
-    header, findings = _read(reader, envelope, grammar, source, open_sidecar)
+    store = _StoreWatch(source, open_sidecar)
+    header, findings = _read(reader, envelope, grammar, store)
     if header is None:
         status, issues = apply_severities(findings, contract.metadata_extract.severities)
         return Metadata(status=status, issues=issues, checks_run=CHECKS[:1])
-    return _checked(header, envelope=envelope, contract=contract, reader=reader)
+    outdated = _outdated(header, store.written, contract, envelope.integrity.last_modified)
+    return _checked(header, outdated, envelope=envelope, contract=contract, reader=reader)
 
 
-def _checked(header: HeaderMetadata, *, envelope: Envelope, contract: DatasetContract, reader: Reader) -> Metadata:
+def _checked(
+    header: HeaderMetadata, outdated: list[Finding], *, envelope: Envelope, contract: DatasetContract, reader: Reader
+) -> Metadata:
     rules = contract.metadata_extract
-    findings = [_as_declared(finding, contract) for finding in header.findings]
+    findings = [_as_declared(finding, contract) for finding in header.findings] + outdated
     times = _times(header)
     if times is None:
         findings.append((MetadataIssue.INVALID_TIME_RANGE, "a time without zone, or an end before its start"))
@@ -84,9 +97,8 @@ def _checked(header: HeaderMetadata, *, envelope: Envelope, contract: DatasetCon
 
 
 def _read(
-    reader: Reader, envelope: Envelope, grammar: KeyGrammarReader, source: ByteSource, open_sidecar: OpenSidecar
+    reader: Reader, envelope: Envelope, grammar: KeyGrammarReader, store: _StoreWatch
 ) -> tuple[HeaderMetadata | None, list[Finding]]:
-    store = _StoreWatch(source, open_sidecar)
     try:
         match = grammar.match(envelope.key)
     except InvalidKeyTimeError as error:
@@ -124,6 +136,8 @@ class _StoreWatch:
         self._open_sidecar = open_sidecar
         self._shared = shared or self
         self.failure: ObjectReadError | None = None
+        self.written: dict[str, datetime] = {}
+        """When each sidecar that was opened was written, by suffix; without those of which nobody says."""
 
     @property
     def size(self) -> int:
@@ -137,6 +151,8 @@ class _StoreWatch:
     def sidecar(self, suffix: str) -> ByteSource | None:
         """Open a sidecar, watched, too."""
         found = self._watched(lambda: self._open_sidecar(suffix))
+        if isinstance(found, DatedSource) and found.last_modified is not None:
+            self._shared.written[suffix] = found.last_modified
         return None if found is None else _StoreWatch(found, self._open_sidecar, self._shared)
 
     def _watched(self, ask: Callable[[], Answer]) -> Answer:
@@ -177,6 +193,22 @@ def _as_declared(finding: Finding, contract: DatasetContract) -> Finding:
     if code is MetadataIssue.SIDECAR_MISSING and not contract.storage.sidecars:
         return MetadataIssue.COMPLETENESS_UNCHECKED, text
     return finding
+
+
+def _outdated(
+    header: HeaderMetadata, written: Mapping[str, datetime], contract: DatasetContract, object_written: datetime | None
+) -> list[Finding]:
+    """Sidecars that belong to the object by what they say, and were written too long before it."""
+    findings: list[Finding] = []
+    for sidecar in contract.storage.sidecars:
+        at = written.get(sidecar.suffix)
+        if sidecar.suffix not in header.sidecars or at is None or object_written is None:
+            continue
+        if object_written - at > timedelta(seconds=sidecar.may_precede_seconds):
+            times = f"{rfc3339(at)}, the object at {rfc3339(object_written)}"
+            expected = f"at most {sidecar.may_precede_seconds} s earlier"
+            findings.append((MetadataIssue.SIDECAR_OUTDATED, f"{sidecar.suffix} was written at {times}: {expected}"))
+    return findings
 
 
 def _missing_sidecars(header: HeaderMetadata, contract: DatasetContract) -> list[Finding]:

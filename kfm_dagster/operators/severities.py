@@ -12,7 +12,11 @@ from typing import TypeVar
 from kfm_dagster.contracts.envelope import CheckStatus
 from kfm_dagster.contracts.issues import IntegrityIssue, Issue, MetadataIssue, Severity
 
-UNLESS_NAMED: Mapping[StrEnum, Severity] = {MetadataIssue.COMPLETENESS_UNCHECKED: Severity.SUSPECT}
+UNLESS_NAMED: Mapping[StrEnum, Severity] = {
+    IntegrityIssue.SIZE_UNLIKE_PEERS: Severity.SUSPECT,
+    MetadataIssue.COMPLETENESS_UNCHECKED: Severity.SUSPECT,
+    MetadataIssue.SIDECAR_OUTDATED: Severity.SUSPECT,
+}
 """Severities of codes that a contract need not name: nothing was found wrong, and nothing was found sound."""
 
 ALWAYS_FAILED = frozenset({IntegrityIssue.STORAGE_UNAVAILABLE, MetadataIssue.STORAGE_UNAVAILABLE})

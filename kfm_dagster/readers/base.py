@@ -28,6 +28,16 @@ class ByteSource(Protocol):
         ...
 
 
+@runtime_checkable
+class DatedSource(Protocol):
+    """A source that knows when it was written."""
+
+    @property
+    def last_modified(self) -> datetime | None:
+        """Time of the last write (UTC); None where nobody says."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadRequest:
     """One object to read. `groups` are the named groups of the key grammar; `sidecar(suffix)` opens key + suffix.

@@ -27,6 +27,7 @@ _TYPES: dict[Any, pa.DataType] = {
     bool: pa.bool_(),
     datetime: pa.timestamp("us", tz="UTC"),
     list[str]: pa.list_(pa.string()),
+    list[int]: pa.list_(pa.int64()),
     list[float]: pa.list_(pa.float64()),
 }
 

@@ -34,6 +34,10 @@ SINGLE_PART_BYTES = 8 * 1024 * 1024
 """Up to this size an upload is one part (AWS CLI `multipart_threshold`), so its ETag is the MD5 of its bytes."""
 
 
+NO_TIME = datetime.fromtimestamp(0, UTC)
+"""What stands for the time of an object whose store names none."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectHead:
     """What a store says of an object: size in bytes, ETag without quotes, media type, time of the last write (UTC)."""
@@ -93,6 +97,11 @@ class ObjectHandle(Protocol):
         """The first bytes, as far as they are known: reading among them makes no request."""
         ...
 
+    @property
+    def last_modified(self) -> datetime | None:
+        """When it was written, as the last head or probe said; None before, and where the store does not say."""
+        ...
+
 
 class RemoteObject:
     """An object in an object store: one version of it, once its ETag is known."""
@@ -107,6 +116,7 @@ class RemoteObject:
         self._size = size
         self._etag = None if etag is None else f'"{etag}"'
         self._first = first
+        self._last_modified: datetime | None = None
 
     @property
     def uri(self) -> str:
@@ -122,6 +132,11 @@ class RemoteObject:
     def first(self) -> bytes:
         """What the last probe fetched, or what was given."""
         return self._first
+
+    @property
+    def last_modified(self) -> datetime | None:
+        """What the last head or probe said."""
+        return self._last_modified
 
     def head(self) -> ObjectHead:
         """One HEAD request."""
@@ -162,6 +177,7 @@ class RemoteObject:
         etag, content_type = meta["e_tag"], found.attributes.get("Content-Type")
         # A weak one tells no bytes apart (RFC 9110, section 8.8.1), so no request may depend on it.
         self._etag = None if etag is None or etag.startswith("W/") else etag
+        self._last_modified = meta["last_modified"] if meta["last_modified"] > NO_TIME else None
         return ObjectHead(
             size=meta["size"],
             etag=None if etag is None else etag.removeprefix("W/").strip('"'),
@@ -231,6 +247,7 @@ class FolderObject:
         self._uri = uri
         self._bucket_root = Path(os.path.realpath(root), bucket)
         self._path = os.path.realpath(root / bucket / key)
+        self._last_modified: datetime | None = None
 
     @property
     def uri(self) -> str:
@@ -248,20 +265,30 @@ class FolderObject:
         """Nothing: a file is read where it stands."""
         return b""
 
+    @property
+    def last_modified(self) -> datetime | None:
+        """What the last head or probe said."""
+        return self._last_modified
+
     def head(self) -> ObjectHead:
         """Size, time, and the ETag that a store would give."""
         with request(self._uri, *_HEAD), self._opened() as (descriptor, status):
-            return _folder_head(descriptor, status)
+            return self._headed(descriptor, status)
 
     def probe(self, length: int) -> tuple[ObjectHead, bytes]:
         """Head and first bytes."""
         with request(self._uri, *_HEAD), self._opened() as (descriptor, status):
-            return _folder_head(descriptor, status), os.pread(descriptor, length, 0)
+            return self._headed(descriptor, status), os.pread(descriptor, length, 0)
 
     def read(self, start: int, length: int) -> bytes:
         """Bytes [start, start + length), cut at the end of the file."""
         with request(self._uri, *_READ), self._opened() as (descriptor, _):
             return os.pread(descriptor, length, start)
+
+    def _headed(self, descriptor: int, status: os.stat_result) -> ObjectHead:
+        head = _folder_head(descriptor, status)
+        self._last_modified = head.last_modified
+        return head
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[int, os.stat_result]]:

@@ -84,6 +84,11 @@ def test_builtin_contract_is_valid_under_the_published_schema(name: str) -> None
         {"integrity.magic": [{"hex": "xyz"}]},
         {"integrity.severities": {"no_such_issue": "failed"}},
         {"integrity.severities": {"bad_magic": "ignore"}},
+        {"integrity.peers": {"factor": 2}},
+        {"integrity.peers": {"groups": ["lead"], "factor": 1}},
+        {"integrity.peers": {"groups": ["lead"], "factor": 2, "minimum": 3}},
+        {"integrity.peers": {"groups": ["lead"], "factor": 2, "minimum": 25}},
+        {"storage.sidecars": [{"suffix": ".idx", "role": "index", "may_precede_seconds": -1}]},
         {"retry.max_attempts": 0},
         {"metadata_extract.citations": {"grid": "somewhere in WMO-No. 306"}},
         {"metadata_extract.citations": [{"fields": ["gsd"], "volume": "WMO-No. 306", "version": "2025 edition"}]},
@@ -144,6 +149,7 @@ def test_a_citation_without_the_kind_of_its_anchor_is_refused_in_one_line() -> N
         ({"storage.listing": ["hrrr.%Y%m%d/con*/"]}, "no whole folder"),
         ({"stac.item_id": "{version}"}, "version"),
         ({"stac.precedence": "created"}, "created"),
+        ({"integrity.peers": {"groups": ["lead", "color"], "factor": 2}}, "color"),
         ({"storage.mirrors": {"gcs": "https://example.org/{nope}"}}, "nope"),
         ({"storage.mirrors": {"gcs": "http://example.org/{key}"}}, "mirrors.gcs"),
         ({"ledger.extension_fields": ["nope"]}, "nope"),
@@ -181,7 +187,12 @@ def test_objects_are_of_the_first_day_of_what_their_keys_name(form: str, day: st
 @pytest.mark.parametrize("name", CANONICAL_FIELDS)
 def test_extension_fields_cannot_shadow_the_ledger(name: str) -> None:
     pattern = rf"hrrr\.(?P<date>\d{{8}})/(?P<cycle>\d\d)(?P<lead>\d\d)(?P<{name}>x)"
-    text = hrrr(storage__key_grammar__pattern=pattern, stac__item_id="{date}", ledger__extension_fields=[name])
+    text = hrrr(
+        storage__key_grammar__pattern=pattern,
+        stac__item_id="{date}",
+        ledger__extension_fields=[name],
+        integrity__peers=None,
+    )
     with pytest.raises(ContractError, match="shadow"):
         parse_contract(text, source="mine.yaml")
 
@@ -299,6 +310,7 @@ def test_one_yaml_file_adds_a_dataset(tmp_path: Path) -> None:
         stac__collection="my-rap",
         stac__item_id="rap.{date}.t{cycle}z.f{lead}",
         ledger__extension_fields=["cycle", "lead"],
+        integrity__peers={"groups": ["lead"], "factor": 2},
         coverage=None,
     )
     (tmp_path / "my-rap.yaml").write_text(text)

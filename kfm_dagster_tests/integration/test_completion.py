@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from datetime import UTC, datetime, time
 from pathlib import Path
@@ -109,6 +110,27 @@ def test_a_late_sidecar_completes_the_item_and_the_unit_stays_succeeded(pipeline
     assert sum(kind == "COMPLETE" for kind, *_ in told) == 2
     assert [link.state for link in pipeline.lineage.links_of(completion)] == ["published", "published"]
     assert pipeline.ledger.log.entries(limit=10) == []
+
+
+@pytest.mark.clause("BEY-04")
+def test_an_index_of_an_earlier_revision_is_suspect_until_it_is_written_again(
+    pipeline: Pipeline, objects: Path
+) -> None:
+    put(objects, [DATA, SIDECAR])
+    written = (objects / BUCKET / KEY).stat().st_mtime
+    os.utime(objects / BUCKET / SIDECAR.key, (written - 86_400, written - 86_400))
+    notify(pipeline, DATA, SIDECAR)
+    run(pipeline, "first")
+    before = item_of(pipeline)
+    assert [issue["code"] for issue in before["properties"]["kfm:issues"]] == ["sidecar_outdated"]
+    record = pipeline.ledger.get(before["properties"]["kfm:wal_id"])
+    assert record is not None
+    assert (record.status, record.metadata_status) == (Status.SUCCEEDED, "suspect")
+
+    put(objects, [SIDECAR])
+    assert notify(pipeline, SIDECAR, name="written again").completions == 1
+    run(pipeline, "second")
+    assert_complete(item_of(pipeline))
 
 
 def test_the_order_of_announcements_changes_nothing(pipeline: Pipeline, objects: Path) -> None:

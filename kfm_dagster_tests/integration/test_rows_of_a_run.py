@@ -33,6 +33,8 @@ OTHERS = {
     "nodd_wal_leases": 1,
     "nodd_wal_outcomes": 1,
     "nodd_wal_records": 1,
+    # Of all units of a product and month together.
+    "size_peers": 1,
 }
 
 

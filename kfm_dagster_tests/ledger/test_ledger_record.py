@@ -87,6 +87,7 @@ def test_an_extension_field_with_a_canonical_name_is_a_configuration_error() -> 
         # A group of that name somewhere in the pattern, or it would be refused for not being there.
         grammar["pattern"] = grammar["pattern"].replace("(?P<version>", "(?P<volume_version>") + f"(?P<{name}>)"
         document["ledger"] = {"extension_fields": [name]}
+        del document["integrity"]["peers"]  # which names the group that is renamed
         with pytest.raises(ContractError, match="shadow canonical fields"):
             parse_contract(yaml.safe_dump(document), source="shadow.yaml")
 

@@ -10,6 +10,7 @@ import pytest
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity, WalId
 from kfm_dagster.contracts.issues import IntegrityIssue, Severity
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.contracts.peers import Peers, PeerSizes
 from kfm_dagster.operators.integrity_check import integrity_check
 from kfm_dagster.storage.objects import ObjectHead, ObjectReadError
 
@@ -72,6 +73,7 @@ def test_sound_object_passes_every_check_with_one_request() -> None:
         status=CheckStatus.OK,
         actual_size_bytes=200,
         actual_etag="abc",
+        last_modified=NOW,
         checks_run=("exists", "size", "etag_match", "headers", "magic"),
     )
     assert handle.asked == ["probe 4"]
@@ -115,6 +117,48 @@ def test_contract_decides_what_an_issue_does() -> None:
     both = check(Recorded(b"HTML" + b"\0" * 196, etag="other"), severities=lenient)
     assert [issue.severity for issue in both.issues] == [Severity.FAILED, Severity.SUSPECT]
     assert both.status is CheckStatus.FAILED
+
+
+LEVEL = PeerSizes(8, 1000, 1000)  # expected within the factor, which is 2 here
+
+
+@pytest.mark.clause("BEY-04", "OPR-05")
+@pytest.mark.parametrize(
+    ("size", "peers", "codes"),
+    [
+        (500, LEVEL, []),
+        (499, LEVEL, ["size_unlike_peers"]),
+        (2000, LEVEL, []),
+        (2001, LEVEL, ["size_unlike_peers"]),
+        (100, PeerSizes(7, 1000, 1000), None),  # too few to say anything
+        (100, None, None),  # none were known when the unit was admitted
+        (125, PeerSizes(8, 1000, 2000), []),  # they vary
+        (124, PeerSizes(8, 1000, 2000), ["size_unlike_peers"]),
+        (0, LEVEL, None),  # has an issue of its own
+    ],
+)
+def test_a_size_far_from_its_peers_is_suspect(size: int, peers: PeerSizes | None, codes: list[str] | None) -> None:
+    rules = {"checks": ["exists"], "peers": Peers(groups=["lead"], factor=2)}
+    handle = Recorded(size=size)
+    found = check(handle, announced={"peer_sizes": peers}, **rules)
+    assert found.checks_run == ("exists", *(() if codes is None else ("size_peers",)))
+    assert [(issue.code, issue.severity) for issue in found.issues] == [
+        (code, Severity.SUSPECT) for code in codes or []
+    ]
+    assert found.status is (CheckStatus.SUSPECT if codes else CheckStatus.OK)
+    assert handle.asked == ["head"]  # no request more
+
+
+@pytest.mark.clause("BEY-04")
+def test_what_is_suspect_says_what_was_expected_and_by_how_many() -> None:
+    peers = {"peer_sizes": PeerSizes(24, 900, 1100)}
+    rules = Peers(groups=["lead"], factor=2)
+    (issue,) = check(Recorded(size=9), announced=peers, checks=["exists"], peers=rules).issues
+    assert issue.message == "9 bytes, expected 450 to 2200: the middle half of 24 peers has 900 to 1100"
+    strict = {IntegrityIssue.SIZE_UNLIKE_PEERS: Severity.FAILED}
+    found = check(Recorded(size=9), announced=peers, checks=["exists"], peers=rules, severities=strict)
+    assert found.status is CheckStatus.FAILED
+    assert check(Recorded(size=9), announced=peers, checks=["exists"], peers=None).status is CheckStatus.OK
 
 
 @pytest.mark.clause("OPR-04")

@@ -125,6 +125,68 @@ def test_unit_without_sound_integrity_is_not_read(status: CheckStatus | None) ->
     assert extract(reader, envelope=unit(status)) == Metadata(status=CheckStatus.UNKNOWN)
 
 
+class Dated(BytesSource):
+    """A sidecar that was written at a time."""
+
+    def __init__(self, at: datetime | None) -> None:
+        super().__init__(b"index")
+        self.last_modified = at
+
+
+@pytest.mark.clause("BEY-04")
+@pytest.mark.parametrize(
+    ("seconds", "codes_expected"),
+    [
+        (-86_400, []),  # written a day later: announced late, and no older
+        (0, []),
+        (600, []),  # the order of uploads says nothing
+        (3600, []),
+        (3601, ["sidecar_outdated"]),
+        (None, []),  # nobody says when
+    ],
+)
+@pytest.mark.parametrize("belongs", [True, False])
+def test_an_index_written_long_before_its_object_is_suspect(
+    seconds: int | None, codes_expected: list[str], belongs: bool
+) -> None:
+    envelope = unit().evolve(integrity=Integrity(status=CheckStatus.OK, last_modified=START))
+    at = None if seconds is None else START - timedelta(seconds=seconds)
+
+    def reader(request: ReadRequest) -> HeaderMetadata:
+        request.sidecar(".idx")
+        # One that does not belong to the object has its own issue.
+        return header() if belongs else header(sidecars=())
+
+    found = extract(reader, envelope=envelope, open_sidecar=lambda _: Dated(at))
+    assert codes(found) == (codes_expected if belongs else [])
+    assert found.status is (CheckStatus.SUSPECT if found.issues else CheckStatus.OK)
+    if found.issues:
+        text = ".idx was written at 2025-12-02T22:59:59.000000Z, the object at 2025-12-03T00:00:00.000000Z"
+        assert found.issues[0].message == f"{text}: at most 3600 s earlier"
+        assert found.sidecars  # it describes the object all the same
+
+
+@pytest.mark.clause("BEY-04")
+def test_how_long_an_index_may_precede_its_object_is_the_contracts() -> None:
+    storage = HRRR.storage.model_copy(
+        update={"sidecars": [HRRR.storage.sidecars[0].model_copy(update={"may_precede_seconds": 60})]}
+    )
+    envelope = unit().evolve(integrity=Integrity(status=CheckStatus.OK, last_modified=START))
+
+    def reader(request: ReadRequest) -> HeaderMetadata:
+        request.sidecar(".idx")
+        return header()
+
+    for seconds, expected in ((60, []), (61, ["sidecar_outdated"])):
+        found = extract(
+            reader,
+            envelope=envelope,
+            contract=HRRR.model_copy(update={"storage": storage}),
+            open_sidecar=lambda _, seconds=seconds: Dated(START - timedelta(seconds=seconds)),  # type: ignore[misc]
+        )
+        assert codes(found) == expected
+
+
 @pytest.mark.clause("OPR-05")
 def test_suspect_unit_goes_on() -> None:
     assert extract(header(), envelope=unit(CheckStatus.SUSPECT)).status is CheckStatus.OK

@@ -136,6 +136,7 @@ STANDING: dict[str, Sequence[Row]] = {
             "released_by": None, "release_reason": None,
         }
     ],
+    "size_peers": [{"dataset": "d", "product": "site=KTLX", "month": "2025-12", "sizes": "[1000]"}],
     "nodd_wal_leases": [
         {
             "ingest_run_id": "r", "dataset": "d", "worker_id": "w", "acquired_at": T, "renewed_at": T,
@@ -282,6 +283,7 @@ ANOTHER: dict[str, Row] = {
     "override_units": {"wal_id": TWO},
     "kill_switches": {"dataset": "b"},
     "nodd_wal_leases": {"ingest_run_id": "r2"},
+    "size_peers": {"month": "2025-11"},
     "nodd_wal_supersessions": {"older_wal_id": TWO, "newer_wal_id": ONE},
     "nodd_wal_counts": {"to_status": "failed"},
     "nodd_wal_outcomes": {"attempt": 3},
@@ -449,6 +451,8 @@ CASES: dict[str, list[Row]] = {
     ],
     "nodd_wal_leases_one_row_per_holder": [{"ingest_run_id": "r"}],
     "nodd_wal_leases_lasts": [{"expires_at": T}],
+    "size_peers_one_row_per_product_and_month": [{"month": "2025-12"}],
+    "size_peers_are_recent": [{"sizes": "{}"}, {"sizes": "[]"}, {"sizes": str([1] * 25)}],
     "nodd_wal_supersessions_one_successor": [{"older_wal_id": ONE, "newer_wal_id": TWO}],
     "nodd_wal_supersessions_older_is_known": [{"older_wal_id": THREE}],
     "nodd_wal_supersessions_newer_is_known": [{"newer_wal_id": THREE}],

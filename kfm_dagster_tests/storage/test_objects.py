@@ -18,6 +18,7 @@ from moto.server import ThreadedMotoServer
 from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.readers.base import DatedSource
 from kfm_dagster.storage.objects import ObjectReadError, ObjectStores, UndeclaredObjectError, open_store
 
 REGISTRY = ContractRegistry.load()
@@ -81,6 +82,7 @@ class Scripted:
 
     def __init__(self) -> None:
         self.status = 200
+        self.dated = True
         self.requests: list[str] = []
         self.stall = threading.Event()
 
@@ -97,7 +99,8 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripted]:
             ranged = script.status in {0, 200} and "Range" in self.headers
             self.send_response(206 if ranged else script.status or 200)
             self.send_header("ETag", '"0123"')
-            self.send_header("Last-Modified", "Wed, 03 Dec 2025 00:04:20 GMT")
+            if script.dated:
+                self.send_header("Last-Modified", "Wed, 03 Dec 2025 00:04:20 GMT")
             body = DATA
             if wanted := self.headers.get("Range"):
                 first, last = (int(part) for part in wanted.removeprefix("bytes=").split("-"))
@@ -126,7 +129,9 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripted]:
 
 def test_probe_gives_head_and_first_bytes(stores: ObjectStores) -> None:
     handle = stores.open(HRRR, URI)
+    assert handle.last_modified is None
     head, first = handle.probe(4)
+    assert handle.last_modified == head.last_modified
     assert (head.size, first, handle.size) == (len(DATA), b"GRIB", len(DATA))
     assert head.etag == hashlib.md5(DATA).hexdigest()
     assert head.content_type in {"application/wmo-GRIB2", None}
@@ -197,6 +202,16 @@ def test_probe_read_and_sidecar_cost_one_request_each(scripted: Scripted) -> Non
     assert sidecar is not None
     assert sidecar.read(0, sidecar.size) == DATA
     assert len(scripted.requests) == 3
+
+
+@pytest.mark.clause("BEY-04")
+@pytest.mark.parametrize("dated", [True, False])
+def test_when_a_sidecar_was_written_is_known_from_the_request_that_opens_it(scripted: Scripted, *, dated: bool) -> None:
+    scripted.dated = dated
+    sidecar = ObjectStores().open_sidecar(HRRR, URI, ".idx")
+    assert isinstance(sidecar, DatedSource)
+    assert sidecar.last_modified == (datetime(2025, 12, 3, 0, 4, 20, tzinfo=UTC) if dated else None)
+    assert len(scripted.requests) == 1
 
 
 def test_requests_go_by_the_proxy_of_the_environment(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:

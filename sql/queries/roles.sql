@@ -47,6 +47,7 @@ WITH decision (relation, rights) AS (
     ('partition_first_days', 'SELECT, INSERT'),
     ('nodd_wal_supersessions', 'SELECT, INSERT'),
     ('nodd_wal_outcomes', 'SELECT, INSERT'),
+    ('size_peers', 'SELECT, INSERT, UPDATE (sizes)'),
     ('replay_mismatches', 'SELECT, INSERT'),
     ('nodd_wal_leases', 'SELECT, INSERT, UPDATE (worker_id, renewed_at, expires_at), DELETE'),
     -- What was decided.

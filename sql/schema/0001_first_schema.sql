@@ -948,6 +948,24 @@ CREATE INDEX nodd_wal_leases_by_expiry ON nodd_wal_leases (expires_at);
 );
 @not_truncated(nodd_wal_leases, leases_are_of_claims);
 
+-- What sizes the newest objects of a product had that were announced, by the month that they are of: what the next one is
+-- held against (ADR 030). A row stays small, and is written anew for as long as its month lasts.
+CREATE TABLE size_peers (
+    dataset @id NOT NULL,
+    -- The groups of the key that tell it from others, `name=value`.
+    product @id NOT NULL,
+    month text NOT NULL,
+    -- In bytes, in the order of their admission.
+    sizes @json NOT NULL,
+    CONSTRAINT size_peers_one_row_per_product_and_month PRIMARY KEY (dataset, product, month),
+    -- A row that grows with its product would be written again and again in full.
+    CONSTRAINT size_peers_are_recent
+    CHECK (CASE WHEN @json_type(sizes) = 'array' THEN @json_size(sizes) BETWEEN 1 AND 24 ELSE FALSE END)
+) @without_rowid;
+
+-- postgresql: room for the next text of a row on its page, so that its key is not written again.
+ALTER TABLE size_peers SET (fillfactor = 70);
+
 -- Which version of an object made which other one obsolete (BEY-01); an older version has one row at most.
 CREATE TABLE nodd_wal_supersessions (
     older_wal_id @id NOT NULL,

@@ -1,0 +1,98 @@
+"""Size peers: which sizes the newest objects of a product had, kept and looked up as units are admitted (ADR 030).
+
+Belongs here: the peers of one batch. Admissions go one after the other (`ledger.lock_admission`), so what is read here
+is what is written over. Does not belong here: which sizes are suspect (`contracts/peers.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import date, timedelta
+from typing import NamedTuple
+
+from kfm_dagster.contracts.envelope import COMPLETED_BY, Envelope, WalId
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.contracts.peers import PEERS_KEPT, PeerSizes
+from kfm_dagster.ledger.rows import as_json, key_groups
+from kfm_dagster.storage.database import Transaction
+
+
+class _Place(NamedTuple):
+    """Where the sizes of a product's objects of one month are kept."""
+
+    dataset: str
+    product: str
+    month: str
+
+    @property
+    def before(self) -> _Place:
+        """The same of the month before."""
+        last = date.fromisoformat(f"{self.month}-01") - timedelta(days=1)
+        return self._replace(month=_month_of(last.isoformat()))
+
+
+class SizePeers:
+    """The peers of the units of one batch, as they were before it.
+
+    Datasets whose contract declares no peers cost no statement. Units of one batch are no peers of each other: which
+    of them are new is known only when they are recorded.
+    """
+
+    def __init__(
+        self, units: Sequence[Envelope], places: Mapping[WalId, _Place], known: Mapping[_Place, list[int]]
+    ) -> None:
+        self._places = places
+        self._units = units
+        self._known = known
+        self._found = {place: self._of(place) for place in set(places.values())}
+
+    @classmethod
+    def of(cls, units: Sequence[Envelope], registry: ContractRegistry, tx: Transaction) -> SizePeers:
+        """Look up what is known of the products of these units, with one statement."""
+        places = {unit.wal_id: place for unit in units if (place := _place(unit, registry)) is not None}
+        return cls(units, places, _look_up(set(places.values()), tx) if places else {})
+
+    def held_against(self, unit: Envelope) -> Envelope:
+        """Return the unit with what its size is to be held against."""
+        place = self._places.get(unit.wal_id)
+        return unit if place is None else unit.evolve(peer_sizes=self._found[place])
+
+    def keep(self, created: Collection[WalId], tx: Transaction) -> None:
+        """Make peers of the units that were new, with one statement. What was announced without a size is none."""
+        sizes: dict[_Place, list[int]] = {}
+        for unit in self._units:
+            if unit.wal_id in created and unit.wal_id in self._places and unit.object_size:
+                sizes.setdefault(self._places[unit.wal_id], []).append(unit.object_size)
+        batch = [
+            {**place._asdict(), "sizes": [*self._known.get(place, ()), *new][-PEERS_KEPT:]}
+            for place, new in sorted(sizes.items())
+        ]
+        if batch:
+            tx.run("size_peers.keep", batch=as_json(batch))
+
+    def _of(self, place: _Place) -> PeerSizes | None:
+        # At the beginning of a month those of the month before are as recent.
+        return PeerSizes.of([*self._known.get(place.before, ()), *self._known.get(place, ())][-PEERS_KEPT:])
+
+
+def _place(unit: Envelope, registry: ContractRegistry) -> _Place | None:
+    """Return where a unit's peers are; None where its contract asks for none.
+
+    And for a completion (ADR 019): it is held against what its object's own unit was, and is no further object.
+    """
+    contract = registry[unit.dataset]
+    if contract.integrity.peers is None or COMPLETED_BY in (unit.object_version or ""):
+        return None
+    groups = key_groups(contract, unit.key, contract.integrity.peers.groups)
+    product = " ".join(f"{name}={value}" for name, value in groups.items())
+    return _Place(unit.dataset, product, _month_of(unit.partition))
+
+
+def _look_up(places: Iterable[_Place], tx: Transaction) -> dict[_Place, list[int]]:
+    wanted = {*places, *(place.before for place in places)}
+    rows = tx.run("size_peers.known", batch=as_json([place._asdict() for place in sorted(wanted)]))
+    return {_Place(row.dataset, row.product, row.month): row.sizes for row in rows}
+
+
+def _month_of(day: str) -> str:
+    return day[:7]

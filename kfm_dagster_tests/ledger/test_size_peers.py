@@ -1,0 +1,173 @@
+"""Size peers: what a unit is held against is fixed when it is admitted, whatever comes twice, late or at once."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import defaultdict
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kfm_dagster.contracts.envelope import Envelope, Lane
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.contracts.peers import PEERS_KEPT, PeerSizes
+from kfm_dagster.governance.log import GovernanceAction
+from kfm_dagster.ingest.completion import Announcement, completion_of
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.factories import envelope, finished
+from kfm_dagster_tests.ledger.bench import PERSON, Bench, make_bench
+
+pytestmark = pytest.mark.clause("BEY-04")
+
+NOON = datetime(2025, 12, 3, 12, tzinfo=UTC)
+
+
+def volume(number: int, *, size: int | None, site: str = "KTLX", start: datetime = NOON) -> Envelope:
+    return envelope(number, site=site, object_size=size, time_range_start=start + timedelta(seconds=number))
+
+
+def admitted(bench: Bench, *units: Envelope) -> list[tuple[int, ...] | None]:
+    """Record the units together; return what each is held against, as its record says."""
+    bench.ledger.ensure(units)
+    return [evidence(bench, unit) for unit in units]
+
+
+def evidence(bench: Bench, unit: Envelope) -> tuple[int, ...] | None:
+    record = bench.ledger.get(unit.wal_id)
+    assert record is not None
+    found = record.extension.get("peer_sizes")
+    return None if found is None else tuple(found)
+
+
+def kept(bench: Bench) -> list[tuple[str, str, list[int]]]:
+    rows = bench.ask("SELECT product, month, CAST(sizes AS text) AS sizes FROM size_peers ORDER BY product, month")
+    return [(row["product"], row["month"], [int(size) for size in row["sizes"].strip("[]").split(",")]) for row in rows]
+
+
+def test_a_unit_is_held_against_what_was_admitted_before_it(bench: Bench) -> None:
+    first = [volume(number, size=100 + number) for number in range(3)]
+    assert admitted(bench, *first) == [None] * 3  # units of one batch are no peers of each other
+    assert admitted(bench, volume(9, size=7)) == [(3, 100, 102)]
+    assert admitted(bench, volume(10, size=7, site="KFTG")) == [None]  # another product
+    assert admitted(bench, volume(11, size=None)) == [(4, 7, 102)]
+    assert admitted(bench, volume(12, size=0)) == [(4, 7, 102)]  # what had no size is no peer
+    assert kept(bench) == [
+        ("site=KFTG version=06", "2025-12", [7]),
+        ("site=KTLX version=06", "2025-12", [100, 101, 102, 7]),
+    ]
+
+
+def test_what_is_announced_again_is_no_peer_and_keeps_what_it_was_held_against(bench: Bench) -> None:
+    unit = volume(0, size=100)
+    admitted(bench, unit)
+    admitted(bench, *(volume(number, size=900) for number in range(1, 9)))
+    assert admitted(bench, unit, unit) == [None, None]
+    ((_, _, sizes),) = kept(bench)
+    assert sizes == [100] + [900] * 8
+
+
+def test_only_the_newest_are_kept_and_another_month_has_its_own(bench: Bench) -> None:
+    admitted(bench, *(volume(number, size=1 + number) for number in range(PEERS_KEPT + 5)))
+    ((_, _, sizes),) = kept(bench)
+    assert sizes == list(range(6, PEERS_KEPT + 6))
+    # At the beginning of a month those of the month before are recent; those of a year ago are not, nor those to come.
+    january = datetime(2026, 1, 1, tzinfo=UTC)
+    assert admitted(bench, volume(0, size=1000, start=january)) == [tuple(PeerSizes.of(sizes) or ())]
+    assert admitted(bench, volume(1, size=1000, start=january)) == [tuple(PeerSizes.of([*sizes[1:], 1000]) or ())]
+    for other in (datetime(2024, 12, 3, tzinfo=UTC), datetime(2025, 11, 30, tzinfo=UTC)):
+        assert admitted(bench, volume(0, size=1, start=other)) == [None]
+
+
+def test_attempts_and_replays_find_what_the_first_attempt_found(bench: Bench) -> None:
+    admitted(bench, *(volume(number, size=100) for number in range(8)))
+    unit = volume(20, size=90)
+    bench.ledger.ensure([unit])
+    [claimed] = bench.claim(unit)
+    assert claimed.peer_sizes == (8, 100, 100)
+    bench.ledger.settle([finished(claimed)], run_id="run-1")
+    # The peers are others by now.
+    admitted(bench, *(volume(number, size=10**6) for number in range(30, 60)))
+    version = bench.ledger.history(unit.wal_id)[-1].version
+    repeat = {"from_status": Status.SUCCEEDED, "action": GovernanceAction.REPEAT, "decision": PERSON}
+    assert bench.ledger.override({unit.wal_id: version}, **repeat) == {unit.wal_id}  # type: ignore[arg-type]
+    [again] = bench.claim(unit, run_id="run-2")
+    assert (again.attempt, again.peer_sizes) == (2, (8, 100, 100))
+
+
+def test_a_completion_is_held_against_what_its_objects_unit_was_and_is_no_peer(bench: Bench) -> None:
+    admitted(bench, *(volume(number, size=100) for number in range(8)))
+    unit = volume(20, size=90)
+    bench.ledger.ensure([unit])
+    [claimed] = bench.claim(unit)
+    before = kept(bench)
+    sidecar = Announcement(object_uri=unit.object_uri, suffix=".idx", version="e", message_id="m")
+    with bench.database.transaction() as tx:
+        [lacking] = bench.ledger.lacking_sidecars([unit.object_uri], tx=tx)
+    completion = completion_of(lacking, sidecar)
+    bench.ledger.ensure([completion], lane=Lane.BULK)
+    assert evidence(bench, completion) == claimed.peer_sizes == (8, 100, 100)
+    assert kept(bench) == before
+
+
+def test_a_dataset_without_the_rule_has_no_peers(bench: Bench) -> None:
+    key = "2025/12/03/TLX"
+    unit = envelope(0, dataset="nexrad-l3", object_uri=f"s3://unidata-nexrad-level3/{key}")
+    assert admitted(bench, unit) == [None]
+    assert kept(bench) == []
+
+
+def test_admissions_at_the_same_time_lose_no_peer(database: Database, contracts: ContractRegistry) -> None:
+    ledgers = [make_bench(database, contracts) for _ in range(4)]
+    ready = threading.Barrier(len(ledgers))
+
+    def admit(place: int) -> None:
+        ready.wait()
+        for number in range(5):
+            ledgers[place].ledger.ensure([volume(100 * place + number, size=100 * (place + 1) + number)])
+
+    threads = [threading.Thread(target=admit, args=(place,)) for place in range(len(ledgers))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ((_, _, sizes),) = kept(ledgers[0])
+    assert sorted(sizes) == [100 * (place + 1) + number for place in range(4) for number in range(5)]
+    assert len(ledgers[0].claim()) == 20
+
+
+UNITS = st.tuples(
+    st.integers(0, 30), st.sampled_from(["2025-11", "2025-12", "2026-01", "2026-02"]), st.sampled_from("AB")
+)
+BATCHES = st.lists(st.lists(UNITS, min_size=1, max_size=12), min_size=1, max_size=5)
+BEFORE = {"2025-11": "2025-10", "2025-12": "2025-11", "2026-01": "2025-12", "2026-02": "2026-01"}
+EXAMPLES = itertools.count()
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(batches=BATCHES)
+def test_any_batches_in_any_order_of_months_are_held_against_the_newest_before_them(
+    bench: Bench, batches: list[list[tuple[int, str, str]]]
+) -> None:
+    # The examples share a database, so each has products of its own.
+    example = np.base_repr(next(EXAMPLES), 36).rjust(3, "0")
+    newest: dict[tuple[str, str], list[int]] = defaultdict(list)
+    seen: dict[str, tuple[int, ...] | None] = {}
+    for batch in batches:
+        units = {}
+        for number, month, product in batch:
+            start = datetime.fromisoformat(f"{month}-05T00:00:00+00:00")
+            units[number, month, product] = volume(number, size=1 + number**3, site=f"{product}{example}", start=start)
+        fresh: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for (_, month, product), unit in units.items():
+            if unit.wal_id not in seen:
+                known = [*newest[product, BEFORE[month]][-PEERS_KEPT:], *newest[product, month]]
+                seen[unit.wal_id] = PeerSizes.of(known[-PEERS_KEPT:])
+                fresh[product, month].append(unit.object_size or 0)
+        assert admitted(bench, *units.values()) == [seen[unit.wal_id] for unit in units.values()]
+        for place, sizes in fresh.items():
+            newest[place] += sizes
