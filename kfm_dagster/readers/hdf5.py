@@ -25,7 +25,7 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers import hdf5_messages as messages
 from kfm_dagster.readers.base import ByteSource, ReadError
 from kfm_dagster.readers.hdf5_checksum import CHECKSUM_BYTES, fletcher32, verified
-from kfm_dagster.readers.hdf5_forms import check_variable, unreadable
+from kfm_dagster.readers.hdf5_forms import check_datatype, check_variable, unreadable
 from kfm_dagster.readers.hdf5_global_heap import GlobalHeap
 from kfm_dagster.readers.hdf5_index import DenseStorage, symbol_table, tree_1_children
 from kfm_dagster.readers.hdf5_messages import UNDEFINED, Datatype, FileBytes, Layout
@@ -283,11 +283,11 @@ class Hdf5Dataset(Hdf5Object):
         self._name = name
         self.address = address
         if self.has_values:
-            messages.check_datatype(self._one(messages.DATATYPE))
+            check_datatype(self._one(messages.DATATYPE))
             self._one(messages.LAYOUT)
             check_variable(self._messages, self.shape, file_bytes=file.size)
         elif messages.DATATYPE in self._messages:
-            messages.check_datatype(self._one(messages.DATATYPE))
+            check_datatype(self._one(messages.DATATYPE))
 
     @property
     def has_values(self) -> bool:

@@ -59,7 +59,7 @@ def lookup3(data: bytes) -> int:
     c = (c ^ b) - (b << 16 & mask | b >> 16) & mask
     a = (a ^ c) - (c << 4 & mask | c >> 28) & mask
     b = (b ^ a) - (a << 14 & mask | a >> 18) & mask
-    return (c ^ b) - (b << 24 & mask | b >> 8) & mask
+    return int((c ^ b) - (b << 24 & mask | b >> 8) & mask)
 
 
 @lru_cache(maxsize=1024)

@@ -70,6 +70,7 @@ def read_messages(file: FileBytes, address: int) -> Messages:
     """Read all messages of the object header at an address, continuations included."""
     start = file.read(address, 16)
     version = 2 if start.startswith(b"OHDR") else 1
+    opened: Callable[[bytes], bytes]
     if version == 2:
         chunk, each = _first_chunk_2(file, address, start), _each_message_2(start[5])
         opened = _continuation_2

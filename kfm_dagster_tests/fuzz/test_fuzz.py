@@ -20,6 +20,7 @@ from kfm_dagster_tests.fuzz import trial
 from kfm_dagster_tests.fuzz.campaign import Campaign
 from kfm_dagster_tests.fuzz.libhdf5 import Libhdf5, Question
 from kfm_dagster_tests.fuzz.mutations import SHELLS, Input, draw
+from kfm_dagster_tests.fuzz.seals import seals
 from kfm_dagster_tests.fuzz.specimens import SUBJECTS, Specimen
 
 INPUTS = 200
@@ -151,6 +152,21 @@ def test_what_libhdf5_refuses_is_found_where_ours_accepts_it(monkeypatch: pytest
         assert (found.fate, asked) == ("ok", True)
         [text] = found.findings
         assert text.startswith("libhdf5 refuses")
+
+
+@pytest.mark.clause("OPR-07")
+def test_a_flipped_bit_under_any_checksum_is_refused() -> None:
+    """In each structure that a reader looks at: its superblock, headers, indexes, heaps."""
+    subject, seen = SUBJECTS["goes-abi"], 0
+    specimen = max(subject.samples, key=lambda one: len(seals(one)))
+    for start, length, at in seals(specimen):
+        for place in (length // 2, at):
+            spoilt = bytearray(specimen.content)
+            spoilt[start + place] ^= 1
+            found = trial.examine(subject, replace(whole(specimen), content=bytes(spoilt)))
+            assert (found.fate, found.findings) == ("unreadable_format", []), (start, length, place)
+            seen += 1
+    assert seen > 50
 
 
 def test_libhdf5_s_death_is_reported_and_outlived() -> None:
