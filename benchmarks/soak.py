@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kfm_dagster_tests.fuzz.specimens import SUBJECTS
 from kfm_dagster_tests.mutants.examining import load
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -64,6 +65,13 @@ def parts(scale: float) -> list[Part]:
         Part(
             name="generated-mutants",
             command=("-m", "kfm_dagster_tests.mutants", "--generated", *sized("--sample", 300, least=10)),
+        ),
+        *(
+            Part(
+                name=f"fuzz-{subject}",
+                command=("-m", "kfm_dagster_tests.fuzz", "--subject", subject, *sized("--inputs", 200_000, least=200)),
+            )
+            for subject in SUBJECTS
         ),
         Part(name="chaos-sqlite", command=("-m", "benchmarks.campaign", *campaign, "sqlite")),
         Part(name="chaos-postgresql", command=("-m", "benchmarks.campaign", *campaign, "postgresql")),

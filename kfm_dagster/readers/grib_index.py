@@ -24,8 +24,9 @@ MAX_LAYERS = 4096
 """More are not handed on; the largest real indexes (HRRR, native levels) have some 1,200 lines."""
 
 _LINE = re.compile(
-    r"^(\d{1,7})(?:\.(\d{1,4}))?:(\d{1,15}):[dD]=(\d{10}|\d{12}|\d{14}):([^:\n]{1,200}):([^:\n]{1,200}):([^:\n]{1,200})"
-    r"(?::([^\n]{0,200}))?$",
+    # Texts of printable ASCII: they become names of an Item's layers.
+    r"^(\d{1,7})(?:\.(\d{1,4}))?:(\d{1,15}):[dD]=(\d{10}|\d{12}|\d{14}):([ -9;-~]{1,200}):([ -9;-~]{1,200})"
+    r":([ -9;-~]{1,200})(?::([ -~]{0,200}))?$",
     re.MULTILINE | re.ASCII,
 )
 

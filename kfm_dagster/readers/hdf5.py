@@ -11,7 +11,7 @@ every address, length, count and depth is checked before it is used, and threads
 
 Not supported, and refused as unreadable: what NetCDF-4 headers do not need (links other than hard ones, variables of
 variable-length or compound values, shared messages, filters on heaps, chunk indexes newer than B-tree version 1).
-Checksums are not verified: the object store verifies whole objects.
+Checksums of the structures that are read are verified.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from typing import TypeAlias, TypeVar
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers import hdf5_messages as messages
 from kfm_dagster.readers.base import ByteSource, ReadError
+from kfm_dagster.readers.hdf5_checksum import CHECKSUM_BYTES, fletcher32, verified
+from kfm_dagster.readers.hdf5_forms import check_datatype, check_variable, unreadable
 from kfm_dagster.readers.hdf5_global_heap import GlobalHeap
 from kfm_dagster.readers.hdf5_index import DenseStorage, symbol_table, tree_1_children
-from kfm_dagster.readers.hdf5_messages import UNDEFINED, Datatype, FileBytes, Layout, unreadable
+from kfm_dagster.readers.hdf5_messages import UNDEFINED, Datatype, FileBytes, Layout
 from kfm_dagster.readers.ranges import BlockCache
 
 T = TypeVar("T")
@@ -46,9 +48,16 @@ MAX_CHUNK_BYTES = 1 << 20
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _SUPERBLOCK_BYTES = 96
+_CHECKED_VERSION, _CHECKED_BYTES = 2, 48
+"""Superblocks from this version on end in a checksum."""
+_NOWHERE = b"\xff" * 8
+_SMALL = 1024
+"""Half of the entries of the largest node; 32 at most are written."""
 _DEFLATE, _SHUFFLE, _FLETCHER32 = 1, 2, 3
 # What stands in an attribute for a value in the global heap (IV.B): length, address of the collection, index.
 _IN_HEAP = struct.Struct("<IQI")
+_PADDING = (b"\0", b"\0", b"\0 ")
+"""What a text of each kind of padding ends in (IV.A.2.d, class 3): a zero, zeros, blanks."""
 # What impossible values make of decoding: each means that the bytes are no HDF5 as NetCDF-4 writes it.
 _DECODING_ERRORS = (struct.error, IndexError, ValueError, OverflowError, zlib.error)
 
@@ -62,13 +71,16 @@ def read_hdf5(source: ByteSource, read: Callable[[Hdf5Group], T], *, cache: Bloc
     blocks = cache or BlockCache(source, tail_blocks=TAIL_BLOCKS)
     try:
         file = FileBytes(blocks)
-        return read(Hdf5Group(file, _root(blocks), GlobalHeap(file)))
+        return read(Hdf5Group(file, _root(file, blocks), GlobalHeap(file)))
     except _DECODING_ERRORS as error:
         raise unreadable(str(error)) from error
 
 
-def _root(blocks: BlockCache) -> int:
-    """Address of the root group's header. Refuses what is no HDF5 file, or does not end where it states (II.A)."""
+def _root(file: FileBytes, blocks: BlockCache) -> int:
+    """Return the address of the root group's header; note what the superblock says of indexes.
+
+    Refuses what is no HDF5 file, or does not end where it states (II.A).
+    """
     head = blocks.read(0, _SUPERBLOCK_BYTES)
     if not head.startswith(_SIGNATURE):
         code = MetadataIssue.TRUNCATED_OBJECT if _SIGNATURE.startswith(head) else MetadataIssue.UNREADABLE_FORMAT
@@ -85,6 +97,21 @@ def _root(blocks: BlockCache) -> int:
     if head[offset_size] != 8 or head[length_size] != 8 or any(head[base : base + 8]):
         raise unreadable("the superblock is not one that NetCDF-4 writes")
     stated = int.from_bytes(head[end : end + 8], "little")
+    if version >= _CHECKED_VERSION:
+        verified(head[:_CHECKED_BYTES], "the superblock")
+        # Flags of who has it open, and the address of what else there is to know; NetCDF-4 writes neither.
+        sound = not head[11] and head[20:28] == _NOWHERE
+    else:
+        leaves, groups = (int.from_bytes(head[at : at + 2], "little") for at in (16, 18))
+        chunks = int.from_bytes(head[24:26], "little") if version else FileBytes.tree_ranks[1]
+        file.leaf_rank, file.tree_ranks = leaves, (groups, chunks)
+        # Versions of parts, flags, addresses of free space and of a driver, kind of the root's entry.
+        sound = not any(head[9:13]) and not head[15] and not any(head[20:24])
+        sound = sound and all(0 < rank <= _SMALL for rank in (leaves, groups, chunks))
+        sound = sound and head[base + 8 : base + 16] == _NOWHERE == head[end + 8 : end + 16]
+        sound = sound and int.from_bytes(head[root + 8 : root + 12], "little") <= 1
+    if not sound:
+        raise unreadable("the superblock is not one that NetCDF-4 writes")
     if stated != blocks.size:
         code = MetadataIssue.TRUNCATED_OBJECT if stated > blocks.size else MetadataIssue.UNREADABLE_FORMAT
         raise ReadError(code, f"{blocks.size} bytes, the superblock states {stated}")
@@ -100,8 +127,8 @@ class Hdf5Object:
         self._messages = messages.read_messages(file, address)
         # Not functools.cached_property: up to Python 3.11 its lock is shared by all objects and would be held while
         # blocks are requested, so threads would wait for each other.
-        self._compact_attributes: dict[bytes, bytes] | None = None
-        self._dense_attributes = self._dense(messages.ATTRIBUTE_INFO, optional_bytes=2)
+        self._compact_attributes: dict[bytes, messages.Attribute] | None = None
+        self._dense_attributes = self._dense(messages.ATTRIBUTE_INFO, messages.attribute_name, optional_bytes=2)
 
     def text(self, name: str) -> str | None:
         """Return a text attribute without its padding, None when there is none of that name."""
@@ -135,18 +162,31 @@ class Hdf5Object:
         that are no UTF-8 are replaced, as the netCDF4 library for Python does.
         """
         found: dict[str, AttributeValue] = {}
-        for number, body in enumerate(self._attribute_bodies()):
+        for number, (encoded, attribute) in enumerate(self._each_attribute()):
             if number == MAX_MEMBERS:
                 raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"an object has more than {MAX_MEMBERS} attributes")
-            value = self._value(messages.attribute(body))
+            name = encoded.decode("utf-8")
+            if name in found:
+                raise unreadable(f"an object with two attributes {name[:80]!r}")
+            value = self._value(attribute)
             if value is not None:
-                found[messages.attribute_name(body).decode("utf-8")] = value
+                found[name] = value
         return dict(sorted(found.items()))
 
-    def _attribute_bodies(self) -> Iterator[bytes]:
-        yield from self._messages.get(messages.ATTRIBUTE, ())
+    def _each_attribute(self) -> Iterator[tuple[bytes, messages.Attribute]]:
+        yield from self._compact().items()
         if self._dense_attributes is not None:
-            yield from self._dense_attributes.each()
+            for name, body in self._dense_attributes.messages().items():
+                yield name, messages.attribute(body)
+
+    def _compact(self) -> dict[bytes, messages.Attribute]:
+        """Attributes in the header, of which each name is there once."""
+        if self._compact_attributes is None:
+            bodies = self._messages.get(messages.ATTRIBUTE, ())
+            self._compact_attributes = {messages.attribute_name(body): messages.attribute(body) for body in bodies}
+            if len(self._compact_attributes) < len(bodies):
+                raise unreadable("an object with two attributes of one name")
+        return self._compact_attributes
 
     def _value(self, found: messages.Attribute) -> AttributeValue | None:
         datatype = messages.known_datatype(found.datatype)
@@ -170,28 +210,28 @@ class Hdf5Object:
         if datatype.in_heap:
             length, address, index = _IN_HEAP.unpack_from(found.data)
             # A text of no bytes has no place in a heap.
-            data = _exactly(self._heap.read(address, index), length) if length else b""
+            data = self._heap.read(address, index, length) if length else b""
         else:
             data = _exactly(found.data, datatype.size)
-        return data.rstrip(b"\0")
+        text = data.rstrip(_PADDING[datatype.pad])
+        if b"\0" in text:
+            raise unreadable(f"a text with a NUL in it: {text[:80]!r}")
+        return text
 
     def _attribute(self, name: str) -> messages.Attribute | None:
         encoded = name.encode()
-        if self._compact_attributes is None:
-            bodies = self._messages.get(messages.ATTRIBUTE, ())
-            self._compact_attributes = {messages.attribute_name(body): body for body in bodies}
-        body = self._compact_attributes.get(encoded)
-        if body is None and self._dense_attributes is not None:
-            candidates = self._dense_attributes.named(encoded)
-            body = next((one for one in candidates if messages.attribute_name(one) == encoded), None)
-        return None if body is None else messages.attribute(body)
+        found = self._compact().get(encoded)
+        if found is None and self._dense_attributes is not None:
+            body = self._dense_attributes.messages().get(encoded)
+            return None if body is None else messages.attribute(body)
+        return found
 
-    def _dense(self, kind: int, *, optional_bytes: int) -> DenseStorage | None:
+    def _dense(self, kind: int, name_of: Callable[[bytes], bytes], *, optional_bytes: int) -> DenseStorage | None:
         """Dense storage that an information message points to; flag 1 says that it has its optional bytes."""
         for body in self._messages.get(kind, ()):
             heap, tree = struct.unpack_from("<QQ", body, 2 + (optional_bytes if body[1] & 0x01 else 0))
             if heap != UNDEFINED:
-                return DenseStorage(self._file, heap, tree)
+                return DenseStorage(self._file, heap, tree, name_of)
         return None
 
 
@@ -200,25 +240,34 @@ class Hdf5Group(Hdf5Object):
 
     def __init__(self, file: FileBytes, address: int, heap: GlobalHeap) -> None:
         super().__init__(file, address, heap)
+        if not {messages.SYMBOL_TABLE, messages.LINK_INFO} & self._messages.keys():
+            raise unreadable("the root is no group")
         self._members = dict(messages.hard_link(body) for body in self._messages.get(messages.LINK, ()))
+        if len(self._members) < len(self._messages.get(messages.LINK, ())):
+            raise unreadable("a group with two members of one name")
         for body in self._messages.get(messages.SYMBOL_TABLE, ()):
             self._members.update(symbol_table(file, *struct.unpack_from("<QQ", body)))
-        self._dense_links = self._dense(messages.LINK_INFO, optional_bytes=8)
+        self._dense_links = self._dense(messages.LINK_INFO, messages.link_name, optional_bytes=8)
 
     def dataset(self, name: str) -> Hdf5Dataset | None:
         """Return the variable of that name, None when there is none."""
         encoded = name.encode()
         address = self._members.get(encoded)
         if address is None and self._dense_links is not None:
-            links = dict(messages.hard_link(body) for body in self._dense_links.named(encoded))
-            address = links.get(encoded)
-        return None if address is None else Hdf5Dataset(self._file, address, self._heap, name=name)
+            body = self._dense_links.messages().get(encoded)
+            address = None if body is None else messages.hard_link(body)[1]
+        if address is None:
+            return None
+        found = Hdf5Dataset(self._file, address, self._heap, name=name)
+        if not found.has_values:
+            raise unreadable(f"{name} is no variable")
+        return found
 
     def datasets(self) -> dict[str, Hdf5Dataset]:
         """Return every variable by name, in order; groups and types are left out."""
         members = dict(self._members)
         if self._dense_links is not None:
-            members.update(messages.hard_link(body) for body in self._dense_links.each())
+            members.update(messages.hard_link(body) for body in self._dense_links.messages().values())
         if len(members) > MAX_MEMBERS:
             raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"a group has {len(members)} members, {MAX_MEMBERS} at most")
         named = sorted((encoded.decode("utf-8"), address) for encoded, address in members.items())
@@ -233,11 +282,21 @@ class Hdf5Dataset(Hdf5Object):
         super().__init__(file, address, heap)
         self._name = name
         self.address = address
+        if self.has_values:
+            check_datatype(self._one(messages.DATATYPE))
+            self._one(messages.LAYOUT)
+            check_variable(self._messages, self.shape, file_bytes=file.size)
+        elif messages.DATATYPE in self._messages:
+            check_datatype(self._one(messages.DATATYPE))
 
     @property
     def has_values(self) -> bool:
-        """Tell whether it is a variable: a group has no data layout, nor has a named type."""
-        return messages.LAYOUT in self._messages
+        """Tell whether it is a variable, by what makes one for libhdf5, too. Raises ReadError for what is nothing."""
+        found = self._messages.keys()
+        if not found & {messages.DATATYPE, messages.SYMBOL_TABLE, messages.LINK_INFO}:
+            raise unreadable(f"{self._name} is neither a variable, nor a group, nor a type")
+        is_group = found & {messages.SYMBOL_TABLE, messages.LINK_INFO}
+        return {messages.DATATYPE, messages.DATASPACE} <= found and not is_group
 
     @property
     def data_type(self) -> str | None:
@@ -258,7 +317,7 @@ class Hdf5Dataset(Hdf5Object):
             raise unreadable(f"variable {self._name} of shape {self.shape} has another number of dimension lists")
         lists = [_IN_HEAP.unpack_from(found.data, _IN_HEAP.size * place) for place in range(len(self.shape))]
         return tuple(
-            int.from_bytes(_exactly(self._heap.read(address, index), 8), "little") if length else None
+            int.from_bytes(self._heap.read(address, index, 8 * length)[:8], "little") if length else None
             for length, address, index in lists
         )
 
@@ -296,25 +355,41 @@ class Hdf5Dataset(Hdf5Object):
         chunk_bytes = extent * datatype.size
         if not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
             raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"variable {self._name} has chunks of {chunk_bytes} bytes")
+        found: tuple[int, int, int, int] | None = None
         # A key is: bytes stored, filters skipped, offsets in the variable's one dimension and in the element.
-        for key, address in tree_1_children(self._file, layout.address, kind=1, key_bytes=24):
-            stored, skipped, offset, _ = struct.unpack("<IIQQ", key)
+        latest = -1
+        for key, address, right in tree_1_children(self._file, layout.address, kind=1, key_bytes=24):
+            stored, skipped, offset, inner = struct.unpack("<IIQQ", key)
+            _, _, following, end = struct.unpack("<IIQQ", right)
+            # The key behind the last chunk is of the same place, and of the end of the element.
+            ordered = latest < offset and (offset, inner) < (following, end)
+            if not ordered or inner or any((offset % extent, following % extent, end % datatype.size)):
+                raise unreadable(f"variable {self._name} has a chunk at {offset} before {following}")
+            latest = offset
             if offset <= index < offset + extent:
-                if stored > MAX_CHUNK_BYTES or skipped:
-                    raise unreadable(f"variable {self._name} has a chunk of {stored} bytes with filters skipped")
-                data = self._unfiltered(self._file.read(address, stored), chunk_bytes, datatype.size)
-                start = (index - offset) * datatype.size
-                return _number(datatype, data[start : start + datatype.size])
-        return None
+                found = stored, skipped, offset, address
+        if found is None:
+            return None
+        stored, skipped, offset, address = found
+        if stored > MAX_CHUNK_BYTES or skipped:
+            raise unreadable(f"variable {self._name} has a chunk of {stored} bytes with filters skipped")
+        data = self._unfiltered(self._file.read(address, stored), chunk_bytes, datatype.size)
+        start = (index - offset) * datatype.size
+        return _number(datatype, data[start : start + datatype.size])
 
     def _unfiltered(self, data: bytes, length: int, size: int) -> bytes:
         """Undo the filters of a chunk, last first; at most `length` bytes come out."""
         pipelines = self._messages.get(messages.FILTERS, ())
         for identifier in reversed(messages.filters(pipelines[0]) if pipelines else ()):
             if identifier == _FLETCHER32:
-                data = data[:-4]
+                data, checksum = data[:-CHECKSUM_BYTES], data[-CHECKSUM_BYTES:]
+                if fletcher32(data) != int.from_bytes(checksum, "little"):
+                    raise unreadable(f"the checksum of a chunk of variable {self._name} is another one")
             elif identifier == _DEFLATE:
-                data = zlib.decompressobj().decompress(data, length)
+                inflate = zlib.decompressobj()
+                data = inflate.decompress(data, length + CHECKSUM_BYTES)
+                if not inflate.eof:
+                    raise unreadable(f"a chunk of variable {self._name} is no whole one of {length} bytes")
             elif identifier == _SHUFFLE:
                 count = len(data) // size
                 data = b"".join(bytes(data[at::count][:size]) for at in range(count))

@@ -11,7 +11,8 @@ from struct import Struct
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
-from kfm_dagster.readers.hdf5_messages import FileBytes, unreadable
+from kfm_dagster.readers.hdf5_forms import unreadable
+from kfm_dagster.readers.hdf5_messages import FileBytes
 
 MAX_OBJECTS = 1 << 14
 """Objects of all collections that are looked at; texts of any length and lists of dimensions are one each."""
@@ -30,8 +31,8 @@ class GlobalHeap:
         self._collections: dict[int, dict[int, tuple[int, int]]] = {}
         self._left = MAX_OBJECTS
 
-    def read(self, address: int, index: int) -> bytes:
-        """Bytes of an object, padding left out."""
+    def read(self, address: int, index: int, expected: int) -> bytes:
+        """Bytes of an object, padding left out, which must be as many as whoever refers to it says."""
         objects = self._collections.get(address)
         if objects is None:
             objects = self._collections[address] = dict(self._objects(address))
@@ -40,6 +41,8 @@ class GlobalHeap:
         start, length = objects[index]
         if length > MAX_OBJECT_BYTES:
             raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"HDF5: an object of {length} bytes in a global heap")
+        if length != expected:
+            raise unreadable(f"an object of {length} bytes in a global heap, where a value has {expected}")
         return self._file.read(start, length)
 
     def _objects(self, address: int) -> Iterator[tuple[int, tuple[int, int]]]:
@@ -54,7 +57,9 @@ class GlobalHeap:
         while at + _OBJECT.size <= size:
             index, _, length = _OBJECT.unpack_from(collection, at)
             at += _OBJECT.size
-            # Index 0 is the free space behind the last object.
+            # Index 0 is the free space behind the last object, and counts itself.
+            if at + (length + 7 & ~7) - (0 if index else _OBJECT.size) > size:
+                raise unreadable(f"an object of {length} bytes goes on past its global heap at address {address:#x}")
             if index == 0:
                 return
             self._left -= 1

@@ -9,22 +9,25 @@ Walks go down a level at each step and are bounded by MAX_ENTRIES, so a tree tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterator
+from itertools import islice
 from struct import Struct
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
-from kfm_dagster.readers.hdf5_messages import FileBytes, unreadable
+from kfm_dagster.readers.hdf5_checksum import CHECKSUM_BYTES, lookup3, name_hash, verified
+from kfm_dagster.readers.hdf5_forms import unreadable
+from kfm_dagster.readers.hdf5_messages import UNDEFINED, FileBytes
 
 MAX_ENTRIES = 8192
 """Entries and nodes of one index, read in all; the largest of a GOES-R file has about 100."""
 MAX_NODE_BYTES = 1 << 16
-MAX_MESSAGE_BYTES = 1 << 16
-MAX_COLLISIONS = 8
-"""Messages that are looked at for one name."""
+MAX_BLOCK_BYTES = 1 << 16
+MAX_ROWS, MAX_WIDTH = 64, 64
+"""Of a fractal heap. NetCDF-4 writes blocks of at most 64 KiB, in rows of four."""
 
 _U64 = Struct("<Q")
+_U64_PAIR = Struct("<QQ")
 _TREE_1 = Struct("<4sBBHQQ")
 _SYMBOL = Struct("<QQI4x16x")
 _SYMBOL_NODE = Struct("<4sBxH")
@@ -32,6 +35,7 @@ _LOCAL_HEAP = Struct("<4sB3xQQQ")
 _TREE_2 = Struct("<4sBBIHHBBQHQ")
 _HEAP = Struct("<4sBHHB I QQQQ QQQQ QQQQ H QQ HH QH")
 _SOFT_LINK = 2
+_NO_FREE_BLOCK = 1
 
 
 class _Budget:
@@ -48,26 +52,63 @@ class _Budget:
 
 def symbol_table(file: FileBytes, tree: int, heap: int) -> dict[bytes, int]:
     """Addresses of a group's objects by name (III.A.1, III.B, III.C, III.D). Soft links are left out."""
-    signature, _, length, _, names_at = _LOCAL_HEAP.unpack(file.read(heap, _LOCAL_HEAP.size))
-    if signature != b"HEAP" or length > MAX_NODE_BYTES:
-        raise unreadable(f"a local heap of {length} bytes")
-    names = file.read(names_at, length)
+    names = _local_heap(file, heap)
     found: dict[bytes, int] = {}
     budget = _Budget()
-    for _, node in tree_1_children(file, tree, kind=0, key_bytes=8):
-        signature, _, count = _SYMBOL_NODE.unpack(file.read(node, _SYMBOL_NODE.size))
-        if signature != b"SNOD":
-            raise unreadable("a symbol table node has no signature")
-        budget.spend(count)
-        entries = file.read(node + _SYMBOL_NODE.size, count * _SYMBOL.size)
-        for at, address, cached in _SYMBOL.iter_unpack(entries):
+    # A name is looked up by halves, so that only what is in order can be found.
+    latest = b""
+    for left, node, right in tree_1_children(file, tree, kind=0, key_bytes=8):
+        low, high = (_name(names, _U64.unpack(key)[0]) for key in (left, right))
+        if low < latest:
+            raise unreadable(f"a symbol table's key {low[:80]!r} comes after {latest[:80]!r}")
+        latest = low
+        for at, address, cached in _symbols(file, node, budget):
+            name = _name(names, at)
+            if not latest < name <= high:
+                raise unreadable(f"the name {name[:80]!r} comes after {latest[:80]!r}, up to {high[:80]!r}")
+            latest = name
             if cached != _SOFT_LINK:
-                found[names[at : names.index(b"\0", at)]] = address
+                found[name] = address
     return found
 
 
-def tree_1_children(file: FileBytes, root: int, *, kind: int, key_bytes: int) -> Iterator[tuple[bytes, int]]:
-    """Left keys and addresses of what the leaves of a B-tree of version 1 point to, in order (III.A.1)."""
+def _local_heap(file: FileBytes, address: int) -> bytes:
+    """Names of a symbol table (III.D). Free blocks begin with the place of the next one and their size; 1 ends them."""
+    signature, version, length, free, names_at = _LOCAL_HEAP.unpack(file.read(address, _LOCAL_HEAP.size))
+    if signature != b"HEAP" or version or length > MAX_NODE_BYTES:
+        raise unreadable(f"a local heap of version {version} and {length} bytes")
+    names = file.read(names_at, length)
+    budget = _Budget()
+    while free != _NO_FREE_BLOCK:
+        budget.spend(1)
+        if free + 16 > length:
+            raise unreadable(f"a free block at byte {free} of a local heap of {length}")
+        here, (free, size) = free, _U64_PAIR.unpack_from(names, free)
+        if here + size > length or not free:
+            raise unreadable(f"a free block of {size} bytes at byte {here} of a local heap of {length}")
+    return names
+
+
+def _name(names: bytes, at: int) -> bytes:
+    return names[at : names.index(b"\0", at)]
+
+
+def _symbols(file: FileBytes, address: int, budget: _Budget) -> Iterator[tuple[int, int, int]]:
+    """Place of the name, address and kind of each entry of a symbol table's node (III.B, III.C)."""
+    signature, version, count = _SYMBOL_NODE.unpack(file.read(address, _SYMBOL_NODE.size))
+    if signature != b"SNOD" or version != 1 or not 0 < count <= 2 * file.leaf_rank:
+        raise unreadable(f"a symbol table node of version {version} with {count} entries")
+    budget.spend(count)
+    # A node has room for all that it may have, and the file has the whole room.
+    entries = file.read(address + _SYMBOL_NODE.size, 2 * file.leaf_rank * _SYMBOL.size)
+    for at, header, cached in islice(_SYMBOL.iter_unpack(entries), count):
+        if cached > _SOFT_LINK:
+            raise unreadable(f"a symbol table entry of kind {cached}")
+        yield at, header, cached
+
+
+def tree_1_children(file: FileBytes, root: int, *, kind: int, key_bytes: int) -> Iterator[tuple[bytes, int, bytes]]:
+    """Left key, address and right key of what the leaves of a B-tree of version 1 point to, in order (III.A.1)."""
     pending: list[tuple[int, int | None]] = [(root, None)]
     budget = _Budget()
     while pending:
@@ -76,70 +117,83 @@ def tree_1_children(file: FileBytes, root: int, *, kind: int, key_bytes: int) ->
         if signature != b"TREE" or found != kind or (expected is not None and level != expected):
             raise unreadable(f"no B-tree node at address {address:#x}")
         budget.spend(count + 1)
-        width = key_bytes + 8
-        body = file.read(address + _TREE_1.size, count * width)
+        width, most = key_bytes + 8, 2 * file.tree_ranks[kind]
+        if not 0 < count <= most:
+            raise unreadable(f"a B-tree node with {count} children, {most} at most")
+        # A node has room for all that it may have, and for one key more.
+        body = file.read(address + _TREE_1.size, most * width + key_bytes)
         children = [
-            (body[at : at + key_bytes], _U64.unpack_from(body, at + key_bytes)[0])
+            (body[at : at + key_bytes], _U64.unpack_from(body, at + key_bytes)[0], body[at + width :][:key_bytes])
             for at in range(0, count * width, width)
         ]
         if level == 0:
             yield from children
         else:
-            pending.extend((child, level - 1) for _, child in reversed(children))
+            pending.extend((child, level - 1) for _, child, _ in reversed(children))
 
 
 class DenseStorage:
-    """Messages in a fractal heap, found by the hash of their name. Nothing is read before the first name is asked."""
+    """Messages in a fractal heap, found by the hash of their name. Nothing is read before they are asked for."""
 
-    def __init__(self, file: FileBytes, heap: int, tree: int) -> None:
+    def __init__(self, file: FileBytes, heap: int, tree: int, name_of: Callable[[bytes], bytes]) -> None:
         self._file = file
         self._heap_at = heap
         self._tree_at = tree
-        self._heap: _FractalHeap | None = None
-        self._ids: dict[int, list[bytes]] = {}
+        self._name_of = name_of
+        self._messages: dict[bytes, bytes] | None = None
 
-    def named(self, name: bytes) -> Iterator[bytes]:
-        """Give the messages whose name has the hash of `name`: one, unless hashes collide."""
-        heap = self._opened()
-        for heap_id in self._ids.get(name_hash(name), [])[:MAX_COLLISIONS]:
-            yield heap.message(heap_id)
+    def messages(self) -> dict[bytes, bytes]:
+        """Every message by its name, in the order of the hashes; not those that are too large to stand in the heap.
 
-    def each(self) -> Iterator[bytes]:
-        """Give every message of the heap, in the order of the hashes; not those that are too large to stand in it."""
-        heap = self._opened()
-        for heap_ids in self._ids.values():
-            yield from (heap.message(heap_id) for heap_id in heap_ids if heap.holds(heap_id))
-
-    def _opened(self) -> _FractalHeap:
-        if self._heap is None:
+        Raises ReadError for one whose name has another hash than the index says: nobody would find it by its name.
+        """
+        if self._messages is None:
+            heap, found = _FractalHeap(self._file, self._heap_at), {}
             for hash_, heap_id in _hashes(self._file, self._tree_at):
-                self._ids.setdefault(hash_, []).append(heap_id)
-            self._heap = _FractalHeap(self._file, self._heap_at)
-        return self._heap
+                if not heap.holds(heap_id):
+                    continue
+                message = heap.message(heap_id)
+                name = self._name_of(message)
+                if name_hash(name) != hash_ or name in found:
+                    raise unreadable(f"the name {name[:80]!r} is there twice, or has another hash than its index says")
+                found[name] = message
+            self._messages = found
+        return self._messages
 
 
 def _hashes(file: FileBytes, address: int) -> Iterator[tuple[int, bytes]]:
     """Name hashes and heap ids of a B-tree of version 2 (III.A.2)."""
-    header = _TREE_2.unpack(file.read(address, _TREE_2.size))
-    signature, _, kind, node_bytes, record_bytes, depth, _, _, root, count, _ = header
+    header = _TREE_2.unpack(verified(file.read(address, _TREE_2.size + CHECKSUM_BYTES), "an index of names"))
+    signature, version, kind, node_bytes, record_bytes, depth, split, merge, root, count, total = header
     # Type 5 indexes links: hash, heap id (7). Type 8 indexes attributes: heap id (8), flags, creation order, hash.
-    if signature != b"BTHD" or (kind, record_bytes) not in {(5, 11), (8, 17)}:
+    sound = 0 < split <= 100 and 0 < merge <= split // 2 and total <= MAX_ENTRIES and not version
+    if signature != b"BTHD" or (kind, record_bytes) not in {(5, 11), (8, 17)} or not sound:
         raise unreadable(f"no index of names at address {address:#x}")
     if not 64 <= node_bytes <= MAX_NODE_BYTES:
         raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"HDF5: B-tree nodes of {node_bytes} bytes")
-    for records in _tree_2_records(file, root, count, depth, node_bytes=node_bytes, record_bytes=record_bytes):
-        for at in range(0, len(records), record_bytes):
-            record = records[at : at + record_bytes]
-            if kind == 5:
-                yield int.from_bytes(record[:4], "little"), record[4:]
-            else:
-                yield int.from_bytes(record[13:], "little"), record[:8]
+    latest = 0
+    for record in _tree_2_records(
+        file, root, count, depth, node_bytes=node_bytes, record_bytes=record_bytes, kind=kind
+    ):
+        total -= 1
+        hash_, heap_id = (record[:4], record[4:]) if kind == 5 else (record[13:], record[:8])
+        # The message's flags (IV.A.1): constant, not to be shared.
+        if kind == 8 and record[8] & ~0x05:
+            raise unreadable(f"an attribute with flags {record[8]:#x}")
+        found = int.from_bytes(hash_, "little")
+        # A name is looked up by halves, so that only what is in order can be found.
+        if found < latest:
+            raise unreadable(f"an index of names is out of order at {found:#x}")
+        latest = found
+        yield found, heap_id
+    if total:
+        raise unreadable(f"an index of names has {-total} entries more than it says")
 
 
 def _tree_2_records(
-    file: FileBytes, root: int, count: int, depth: int, *, node_bytes: int, record_bytes: int
+    file: FileBytes, root: int, count: int, depth: int, *, node_bytes: int, record_bytes: int, kind: int
 ) -> Iterator[bytes]:
-    """Give the records of each node, packed."""
+    """Give the records in their order: those of a node stand between the nodes below it."""
     # Sizes of a pointer's fields follow from how many records fit below (III.A.2, "Version 2 B-tree internal node").
     overhead = 10  # Signature, version, type, checksum.
     most = (node_bytes - overhead) // record_bytes
@@ -152,21 +206,40 @@ def _tree_2_records(
         total_bytes = _width(total)
     if depth >= len(pointers):
         raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"HDF5: an index of {depth} levels")
-    pending = [(root, count, depth)]
+    # What is to come, the next one last: a node, or a record of a node that was read.
+    pending: list[tuple[int, int, int] | bytes] = [(root, count, depth)] if count else []
     budget = _Budget()
     while pending:
-        address, count, level = pending.pop()
+        following = pending.pop()
+        if isinstance(following, bytes):
+            yield following
+            continue
+        address, count, level = following
         budget.spend(count + 1)
         pointer = pointers[level]
         used = 6 + count * record_bytes
-        node = file.read(address, used + (count + 1) * pointer if level else used)
-        if len(node) > node_bytes or node[:4] != (b"BTIN" if level else b"BTLF"):
+        stored = (used + (count + 1) * pointer if level else used) + CHECKSUM_BYTES
+        # The file has the whole room of a node.
+        room = file.read(address, node_bytes)
+        if stored > node_bytes or not count:
+            raise unreadable(f"a B-tree node of {count} records, in an index of nodes of {node_bytes} bytes")
+        node = verified(room[:stored], "a B-tree node")
+        if node[:6] != (b"BTIN" if level else b"BTLF") + bytes((0, kind)):
             raise unreadable(f"no B-tree node at address {address:#x}")
-        yield node[6:used]
+        records: list[tuple[int, int, int] | bytes] = [
+            node[at : at + record_bytes] for at in range(6, used, record_bytes)
+        ]
         if level:
-            for at in range(used, len(node), pointer):
-                below = int.from_bytes(node[at + 8 : at + 8 + count_bytes], "little")
-                pending.append((_U64.unpack_from(node, at)[0], below, level - 1))
+            below: list[tuple[int, int, int] | bytes] = [
+                (
+                    _U64.unpack_from(node, at)[0],
+                    int.from_bytes(node[at + 8 : at + 8 + count_bytes], "little"),
+                    level - 1,
+                )
+                for at in range(used, len(node), pointer)
+            ]
+            records = [one for pair in zip(below, records, strict=False) for one in pair] + below[-1:]
+        pending.extend(reversed(records))
 
 
 def _width(most: int) -> int:
@@ -179,8 +252,9 @@ class _FractalHeap:
 
     def __init__(self, file: FileBytes, address: int) -> None:
         self._file = file
-        header = _HEAP.unpack(file.read(address, _HEAP.size))
-        signature, _, _, filter_bytes, _, max_object = header[:6]
+        self._address = address
+        header = _HEAP.unpack(verified(file.read(address, _HEAP.size + CHECKSUM_BYTES), "a fractal heap"))
+        signature, version, _, filter_bytes, flags, max_object = header[:6]
         bits: int
         self._width: int
         self._start: int
@@ -188,29 +262,50 @@ class _FractalHeap:
         self._root: int
         self._rows: int
         self._width, self._start, self._max_direct, bits, _, self._root, self._rows = header[18:]
-        if signature != b"FRHP" or filter_bytes or not (self._width and self._start and bits):
+        if (
+            signature != b"FRHP"
+            or version
+            or flags & ~0x03
+            or filter_bytes
+            or not (self._width and self._start and bits)
+        ):
             raise unreadable(f"no plain fractal heap at address {address:#x}")
+        huge, free, count = header[7], header[9], header[15]
+        self._huge, self._tiny = bool(count), bool(header[17])
+        # Where larger objects are listed, if there are any, and free space.
+        if (huge == UNDEFINED) != (not count) or any(at != UNDEFINED and at >= file.size for at in (huge, free)):
+            raise unreadable(f"a fractal heap with {count} huge objects listed at address {huge:#x}")
+        if max(self._start, self._max_direct) > MAX_BLOCK_BYTES or self._rows > MAX_ROWS or self._width > MAX_WIDTH:
+            text = f"HDF5: a heap of {self._rows} rows of {self._width} blocks of {self._max_direct} bytes"
+            raise ReadError(MetadataIssue.RESOURCE_LIMIT, text)
+        self._checked = bool(flags & 0x02)
         self._offset_bytes = (bits + 7) // 8
         self._length_bytes = min(_width(self._max_direct), _width(max_object))
+        self._blocks: dict[int, bytes] = {}
+        self._addresses: bytes | None = None
 
     def holds(self, heap_id: bytes) -> bool:
-        """Tell whether the object of a heap id is a managed one: huge and tiny ones stand elsewhere."""
-        return not heap_id[0] & 0xF0
+        """Tell whether the object of a heap id is a managed one: huge and tiny ones stand elsewhere (III.G)."""
+        kind = heap_id[0] >> 4
+        if not (kind == 0 or (kind == 1 and self._huge) or (kind == 2 and self._tiny)):
+            raise unreadable(f"a fractal heap id of kind {kind}")
+        return kind == 0
 
     def message(self, heap_id: bytes) -> bytes:
-        """Read the object of a heap id."""
-        if not self.holds(heap_id):
-            raise ReadError(MetadataIssue.RESOURCE_LIMIT, "HDF5: a message that is stored as a huge or tiny object")
+        """Read the managed object of a heap id."""
         end = 1 + self._offset_bytes
         offset = int.from_bytes(heap_id[1:end], "little")
         length = int.from_bytes(heap_id[end : end + self._length_bytes], "little")
-        if length > MAX_MESSAGE_BYTES:
-            raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"HDF5: a message of {length} bytes")
-        return self._file.read(self._locate(offset), length)
+        block, inside = self._locate(offset)
+        begin = self._begin + (CHECKSUM_BYTES if self._checked else 0)
+        if not begin <= inside < inside + length <= len(block):
+            raise unreadable(f"a fractal heap object of {length} bytes at {inside} of its block of {len(block)}")
+        return block[inside : inside + length]
 
-    def _locate(self, offset: int) -> int:
+    def _locate(self, offset: int) -> tuple[bytes, int]:
+        """Find the direct block that has an offset of the heap, and where in it."""
         if not self._rows:
-            return self._root + offset
+            return self._direct(self._root, 0, self._start), offset
         # Rows 0 and 1 have blocks of the starting size; each further row doubles it.
         turn = offset // (self._start * self._width)
         row = turn.bit_length()
@@ -219,48 +314,36 @@ class _FractalHeap:
             raise unreadable(f"a fractal heap object at offset {offset} of {self._rows} rows")
         before = self._start * self._width * (1 << row - 1) if row else 0
         column, inside = divmod(offset - before, size)
-        # Signature, version, heap address and block offset come before the addresses of the blocks.
-        entry = 13 + self._offset_bytes + 8 * (row * self._width + column)
-        return int.from_bytes(self._file.read(self._root + entry, 8), "little") + inside
+        at = self._begin + 8 * (row * self._width + column)
+        address = int.from_bytes(self._indirect()[at : at + 8], "little")
+        return self._direct(address, offset - inside, size), inside
 
+    @property
+    def _begin(self) -> int:
+        """Size of a block's signature, version, heap address and block offset, which its own part follows."""
+        return 13 + self._offset_bytes
 
-@lru_cache(maxsize=1024)
-def name_hash(name: bytes) -> int:
-    """Hash a name as HDF5 does: `hashlittle` of Bob Jenkins's lookup3 (public domain, 2006), initial value 0."""
-    mask = 0xFFFF_FFFF
+    def _indirect(self) -> bytes:
+        """Read the root: the addresses of the blocks, then a checksum."""
+        if self._addresses is None:
+            size = self._begin + 8 * self._rows * self._width + CHECKSUM_BYTES
+            block = verified(self._file.read(self._root, size), "a fractal heap's root")
+            self._addresses = self._of_this_heap(block, b"FHIB", 0)
+        return self._addresses
 
-    def turn(value: int, by: int) -> int:
-        return (value << by | value >> 32 - by) & mask
+    def _direct(self, address: int, offset: int, size: int) -> bytes:
+        block = self._blocks.get(address)
+        if block is None:
+            block = self._blocks[address] = self._of_this_heap(self._file.read(address, size), b"FHDB", offset)
+            at = self._begin
+            # The checksum is of the whole block, with zeros in its own place.
+            whole = block[:at] + bytes(CHECKSUM_BYTES) + block[at + CHECKSUM_BYTES :]
+            if self._checked and lookup3(whole) != int.from_bytes(block[at : at + CHECKSUM_BYTES], "little"):
+                raise unreadable(f"the checksum of the fractal heap's block at address {address:#x} is another one")
+        return block
 
-    a = b = c = (0xDEAD_BEEF + len(name)) & mask
-    blocks = max(0, (len(name) - 1) // 12)
-    for at in range(0, blocks * 12, 12):
-        a, b, c = (
-            (value + int.from_bytes(name[at + 4 * word : at + 4 * word + 4], "little")) & mask
-            for word, value in enumerate((a, b, c))
-        )
-        a = (a - c & mask) ^ turn(c, 4)
-        c = c + b & mask
-        b = (b - a & mask) ^ turn(a, 6)
-        a = a + c & mask
-        c = (c - b & mask) ^ turn(b, 8)
-        b = b + a & mask
-        a = (a - c & mask) ^ turn(c, 16)
-        c = c + b & mask
-        b = (b - a & mask) ^ turn(a, 19)
-        a = a + c & mask
-        c = (c - b & mask) ^ turn(b, 4)
-        b = b + a & mask
-    if not name:
-        return c
-    tail = name[blocks * 12 :].ljust(12, b"\0")
-    a, b, c = (
-        (value + int.from_bytes(tail[4 * word : 4 * word + 4], "little")) & mask for word, value in enumerate((a, b, c))
-    )
-    c = (c ^ b) - turn(b, 14) & mask
-    a = (a ^ c) - turn(c, 11) & mask
-    b = (b ^ a) - turn(a, 25) & mask
-    c = (c ^ b) - turn(b, 16) & mask
-    a = (a ^ c) - turn(c, 4) & mask
-    b = (b ^ a) - turn(a, 14) & mask
-    return (c ^ b) - turn(b, 24) & mask
+    def _of_this_heap(self, block: bytes, signature: bytes, offset: int) -> bytes:
+        place = offset.to_bytes(self._offset_bytes, "little")
+        if not block.startswith(signature + b"\0" + self._address.to_bytes(8, "little") + place):
+            raise unreadable(f"a fractal heap's block is none of the heap at address {self._address:#x}")
+        return block

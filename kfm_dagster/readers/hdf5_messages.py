@@ -15,6 +15,8 @@ from struct import Struct
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
+from kfm_dagster.readers.hdf5_checksum import CHECKSUM_BYTES, verified
+from kfm_dagster.readers.hdf5_forms import MAX_RANK, check_datatype, check_message, element_size, unreadable
 from kfm_dagster.readers.ranges import BlockCache
 
 UNDEFINED = 0xFFFF_FFFF_FFFF_FFFF
@@ -27,6 +29,9 @@ _CONTINUATION = 0x10
 MAX_HEADER_BYTES = 1 << 16
 """Most bytes of one object header, with continuations; a GOES-R root header has 16 KiB at most."""
 
+MAX_EXTENT = 1 << 48
+"""Elements along a dimension: more than any store holds, and libhdf5 counts chunks in powers of 2 up to 2**63."""
+
 Messages = Mapping[int, list[bytes]]
 """Bodies of an object header's messages by type."""
 
@@ -34,39 +39,44 @@ _U16 = Struct("<H")
 _U64 = Struct("<Q")
 _U64_PAIR = Struct("<QQ")
 _PREFIX_1 = Struct("<BxHII4x")
+_WRITTEN_FLAGS = 0x05
+"""Flags of a message: constant, not to be shared. Shared ones (0x02), whose body stands elsewhere, NetCDF-4 has for
+types of users only; the others are for libraries that know other messages."""
 _MESSAGE_1 = Struct("<HHB3x")
 _MESSAGE_2 = Struct("<BHB")
 _ATTRIBUTE = Struct("<BBHHH")
 
 
-def unreadable(what: str) -> ReadError:
-    """Make the error for bytes that are no HDF5 as NetCDF-4 writes it."""
-    return ReadError(MetadataIssue.UNREADABLE_FORMAT, f"HDF5: {what}")
-
-
 class FileBytes:
     """The object's bytes by address; every range is checked before it is read."""
 
+    leaf_rank = 4
+    """Half of the entries that a symbol table's node has room for; from the superblock, where it says so."""
+    tree_ranks = (16, 32)
+    """Half of the children of a B-tree node of version 1, of symbol tables and of chunks; as above."""
+
     def __init__(self, blocks: BlockCache) -> None:
         self._blocks = blocks
-        self._size = blocks.size
+        self.size = blocks.size
 
     def read(self, address: int, length: int) -> bytes:
         """Exactly `length` bytes at `address`. Raises ReadError(UNREADABLE_FORMAT) when the object has not got them."""
-        if address + length > self._size:
-            raise unreadable(f"{length} bytes at address {address:#x} of {self._size}")
+        if address + length > self.size:
+            raise unreadable(f"{length} bytes at address {address:#x} of {self.size}")
         return self._blocks.read(address, length)
 
 
 def read_messages(file: FileBytes, address: int) -> Messages:
     """Read all messages of the object header at an address, continuations included."""
     start = file.read(address, 16)
-    if start.startswith(b"OHDR"):
+    version = 2 if start.startswith(b"OHDR") else 1
+    opened: Callable[[bytes], bytes]
+    if version == 2:
         chunk, each = _first_chunk_2(file, address, start), _each_message_2(start[5])
-        signed = True
+        opened = _continuation_2
     else:
         chunk, each = _first_chunk_1(file, address, start), _each_message_1
-        signed = False
+        opened = bytes
     messages: dict[int, list[bytes]] = {}
     size = 0
     pending = [chunk]
@@ -78,28 +88,32 @@ def read_messages(file: FileBytes, address: int) -> Messages:
                 at, length = _U64_PAIR.unpack_from(body)
                 if size + length > MAX_HEADER_BYTES:
                     raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"HDF5: an object header of {size + length} bytes")
-                pending.append(_continuation(file.read(at, length), signed=signed))
+                pending.append(opened(file.read(at, length)))
             else:
+                check_message(kind, body, version=version)
                 messages.setdefault(kind, []).append(body)
     return messages
 
 
 def _first_chunk_1(file: FileBytes, address: int, start: bytes) -> bytes:
-    version, _, _, length = _PREFIX_1.unpack(start)
-    if version != 1:
+    version, count, _, length = _PREFIX_1.unpack(start)
+    if version != 1 or bool(count) != bool(length):
         raise unreadable(f"no object header at address {address:#x}")
     _bound(length)
     return file.read(address + len(start), length)
 
 
 def _first_chunk_2(file: FileBytes, address: int, start: bytes) -> bytes:
-    flags = start[5]
+    version, flags = start[4], start[5]
+    if version != 2 or flags & 0xC0:
+        raise unreadable(f"an object header of version {version} with flags {flags:#x}")
     # Signature, version and flags, then times (bit 5) and attribute storage phase change (bit 4) when they are there.
     offset = 6 + (16 if flags & 0x20 else 0) + (4 if flags & 0x10 else 0)
     width = 1 << (flags & 0x03)
     length = int.from_bytes(file.read(address + offset, width), "little")
     _bound(length)
-    return file.read(address + offset + width, length)
+    begin = offset + width
+    return verified(file.read(address, begin + length + CHECKSUM_BYTES), "an object header")[begin:]
 
 
 def _bound(length: int) -> None:
@@ -107,20 +121,20 @@ def _bound(length: int) -> None:
         raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"HDF5: an object header of {length} bytes")
 
 
-def _continuation(chunk: bytes, *, signed: bool) -> bytes:
-    if not signed:
-        return chunk
+def _continuation_2(chunk: bytes) -> bytes:
     if not chunk.startswith(b"OCHK"):
         raise unreadable("an object header's continuation has no signature")
-    return chunk[4:-4]
+    return verified(chunk, "an object header's continuation")[4:]
 
 
 def _each_message_1(chunk: bytes) -> Iterator[tuple[int, bytes]]:
     offset = 0
-    while offset + _MESSAGE_1.size <= len(chunk):
+    while offset < len(chunk):
         kind, length, flags = _MESSAGE_1.unpack_from(chunk, offset)
         offset += _MESSAGE_1.size
-        yield _message(kind, flags, chunk[offset : offset + length])
+        if length % 8:
+            raise unreadable(f"a message of {length} bytes, no multiple of 8")
+        yield _message(kind, flags, chunk, offset, length)
         offset += length
 
 
@@ -129,21 +143,25 @@ def _each_message_2(flags: int) -> Callable[[bytes], Iterator[tuple[int, bytes]]
     prefix = _MESSAGE_2.size + (2 if flags & 0x04 else 0)
 
     def each(chunk: bytes) -> Iterator[tuple[int, bytes]]:
-        offset = 0
+        offset, has_null = 0, False
         while offset + prefix <= len(chunk):
             kind, length, flags = _MESSAGE_2.unpack_from(chunk, offset)
             offset += prefix
-            yield _message(kind, flags, chunk[offset : offset + length])
+            yield _message(kind, flags, chunk, offset, length)
             offset += length
+            has_null = has_null or kind == 0
+        if offset < len(chunk) and has_null:
+            raise unreadable("a gap in an object header that has a message to fill it")
 
     return each
 
 
-def _message(kind: int, flags: int, body: bytes) -> tuple[int, bytes]:
-    # Bit 1: the body stands elsewhere (committed types), which NetCDF-4 does for user-defined types only.
-    if flags & 0x02 and kind in {DATASPACE, DATATYPE, ATTRIBUTE, FILTERS}:
-        raise unreadable(f"a shared message of type {kind:#x}")
-    return kind, body
+def _message(kind: int, flags: int, chunk: bytes, offset: int, length: int) -> tuple[int, bytes]:
+    if offset + length > len(chunk):
+        raise unreadable(f"a message of {length} bytes goes on past its header")
+    if flags & ~_WRITTEN_FLAGS:
+        raise unreadable(f"a message of type {kind:#x} with flags {flags:#x}")
+    return kind, chunk[offset : offset + length]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +171,8 @@ class Datatype:
     size: int
     struct_code: str | None
     in_heap: bool = False
+    pad: int = 0
+    """Of a text: 0 it ends in a zero, 1 in zeros, 2 in blanks."""
 
     @property
     def name(self) -> str | None:
@@ -170,23 +190,34 @@ class Attribute:
 
 
 def attribute_name(body: bytes) -> bytes:
-    """Name of an attribute message."""
+    """Name of an attribute message. Raises ReadError unless it ends where its length says."""
     version, _, length, _, _ = _ATTRIBUTE.unpack_from(body)
     start = _ATTRIBUTE.size + (1 if version == 3 else 0)
-    return body[start : start + length].rstrip(b"\0")
+    name = body[start : start + length]
+    if len(name) < 2 or name.find(b"\0") != length - 1:
+        raise unreadable(f"an attribute's name of {length} bytes is {name[:80]!r}")
+    return name[:-1]
 
 
 def attribute(body: bytes) -> Attribute:
-    """Split an attribute message of version 1 to 3 (IV.A.2.m)."""
+    """Split an attribute message of version 1 to 3 (IV.A.2.m), and check its parts."""
     version, flags, name, datatype, dataspace = _ATTRIBUTE.unpack_from(body)
-    if version not in {1, 2, 3} or (version > 1 and flags):
+    if version not in {1, 2, 3} or (version > 1 and flags) or (version == 3 and body[_ATTRIBUTE.size] > 1):
         raise unreadable(f"an attribute of version {version} with flags {flags:#x}")
     # Version 1 pads each part to 8 bytes; version 3 has a byte for the name's character set.
     pad = 7 if version == 1 else 0
     at = _ATTRIBUTE.size + (1 if version == 3 else 0) + (name + pad & ~pad)
     space_at = at + (datatype + pad & ~pad)
     data_at = space_at + (dataspace + pad & ~pad)
-    return Attribute(body[at : at + datatype], body[space_at : space_at + dataspace], body[data_at:])
+    if data_at > len(body):
+        raise unreadable(f"attribute {attribute_name(body)!r} goes on past its message")
+    found = Attribute(body[at : at + datatype], body[space_at : space_at + dataspace], body[data_at:])
+    check_datatype(found.datatype)
+    if element_count(found.dataspace) * element_size(found.datatype) > len(found.data):
+        raise unreadable(
+            f"attribute {attribute_name(body)!r} has {len(found.data)} bytes, fewer than its elements take"
+        )
+    return found
 
 
 _NUMBERS = {(0, 1): "b", (0, 2): "h", (0, 4): "i", (0, 8): "q", (1, 4): "f", (1, 8): "d"}
@@ -207,10 +238,11 @@ def datatype(body: bytes) -> Datatype:
 
 
 def known_datatype(body: bytes) -> Datatype | None:
-    """Understand a datatype message of class integer, float or text (IV.A.2.d); None for others."""
-    kind, bits, size = body[0] & 0x0F, body[1], int.from_bytes(body[4:8], "little")
+    """Understand a datatype message of class integer, float or text (IV.A.2.d); None for other sound ones."""
+    check_datatype(body)
+    kind, bits, size = body[0] & 0x0F, body[1], element_size(body)
     if kind == 3:
-        return Datatype(size, None)
+        return Datatype(size, None, pad=bits & 0x0F)
     if kind == 9 and bits & 0x0F == 1:
         return Datatype(size, None, in_heap=True)
     code = _NUMBERS.get((kind, size))
@@ -229,15 +261,21 @@ def is_reference_lists(body: bytes) -> bool:
 
 def shape(body: bytes) -> tuple[int, ...]:
     """Extents of a dataspace message; () for one element, (0,) for none (IV.A.2.b)."""
-    version, rank = body[0], body[1]
-    if version not in {1, 2}:
-        raise unreadable(f"a dataspace of version {version}")
-    # Type 2 is the null dataspace, which NetCDF-4 gives to an empty text.
+    version, rank, flags = body[0], body[1], body[2]
+    if version not in {1, 2} or rank > MAX_RANK or flags > 1:
+        raise unreadable(f"a dataspace of version {version}, rank {rank}, flags {flags:#x}")
+    # Types of version 2: 0 for one element, 1 for a shape, 2 for the null dataspace, which an empty text has.
+    if version == 2 and (body[3] > 2 or (body[3] == 1) != bool(rank)):
+        raise unreadable(f"a dataspace of type {body[3]} and rank {rank}")
     if version == 2 and body[3] == 2:
         return (0,)
     start = 8 if version == 1 else 4
     extents = Struct(f"<{rank}Q").unpack_from(body, start)
-    if math.prod(extents) >= UNDEFINED:
+    # Bit 0: the most that each may become, the undefined address for no limit.
+    most = Struct(f"<{rank}Q").unpack_from(body, start + 8 * rank) if flags else extents
+    if any(extent > limit for extent, limit in zip(extents, most, strict=True)):
+        raise unreadable(f"a shape of {extents} of at most {most}")
+    if math.prod(extents) >= UNDEFINED or any(extent > MAX_EXTENT for extent in extents):
         raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"HDF5: shape {extents}")
     return extents
 
@@ -272,10 +310,8 @@ def layout(body: bytes) -> Layout:
 
 
 def filters(body: bytes) -> list[int]:
-    """List the identifiers in a filter pipeline message, in the order of writing (IV.A.2.l)."""
+    """List the identifiers in a checked filter pipeline message, in the order of writing (IV.A.2.l)."""
     version, count = body[0], body[1]
-    if version not in {1, 2}:
-        raise unreadable(f"a filter pipeline of version {version}")
     found = []
     at = 8 if version == 1 else 2
     for _ in range(count):
@@ -286,10 +322,13 @@ def filters(body: bytes) -> list[int]:
         name = int.from_bytes(body[at + 2 : at + 4], "little") if named else 0
         values_at = at + (8 if named else 6)
         values = int.from_bytes(body[values_at - 2 : values_at], "little")
-        if version == 1:
-            name, values = name + 7 & ~7, values + (values & 1)
-        at = values_at + name + 4 * values
+        at = values_at + name + 4 * (values + (values & 1 if version == 1 else 0))
     return found
+
+
+def link_name(body: bytes) -> bytes:
+    """Name of a link message. Raises what `hard_link` raises."""
+    return hard_link(body)[0]
 
 
 def hard_link(body: bytes) -> tuple[bytes, int]:
@@ -299,12 +338,14 @@ def hard_link(body: bytes) -> tuple[bytes, int]:
     kind = 0
     if flags & 0x08:
         kind, at = body[at], at + 1
-    if version != 1 or kind != 0:
-        raise unreadable(f"a link of version {version} and type {kind}")
+    if version != 1 or kind != 0 or flags & ~0x1F:
+        raise unreadable(f"a link of version {version} and type {kind}, flags {flags:#x}")
     # Order of creation (bit 2) and the name's character set (bit 4) come before the name.
     at += (8 if flags & 0x04 else 0) + (1 if flags & 0x10 else 0)
     width = 1 << (flags & 0x03)
     length = int.from_bytes(body[at : at + width], "little")
     name = body[at + width : at + width + length]
+    if not length or b"\0" in name:
+        raise unreadable(f"a link's name of {length} bytes is {name[:80]!r}")
     (address,) = _U64.unpack_from(body, at + width + length)
     return name, int(address)

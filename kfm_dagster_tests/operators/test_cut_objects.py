@@ -22,6 +22,7 @@ from kfm_dagster.readers.grib2 import WALK_MESSAGES
 from kfm_dagster.readers.isd import FIRST_BYTES
 from kfm_dagster.readers.ranges import BLOCK_BYTES, BytesSource
 from kfm_dagster.readers.registry import READERS
+from kfm_dagster_tests.readers.grib2_bytes import ends_of, index_of, messages_of
 
 pytestmark = pytest.mark.clause("OPR-20", "BEY-04")
 
@@ -84,29 +85,6 @@ def extract(dataset: str, key: str, source: ByteSource, index: bytes | None = No
 
 def codes(found: Metadata) -> set[str]:
     return {issue.code for issue in found.issues}
-
-
-def messages_of(content: bytes) -> list[int]:
-    """Offsets of the messages of a GRIB2 object."""
-    offsets, at = [], 0
-    while at >= 0:
-        offsets.append(at)
-        at = content.find(b"GRIB", at + struct.unpack_from(">Q", content, at + 8)[0])
-    return offsets
-
-
-def ends_of(content: bytes) -> list[int]:
-    """Where the messages of a GRIB2 object end, but for the last."""
-    return [at + struct.unpack_from(">Q", content, at + 8)[0] for at in messages_of(content)[:-1]]
-
-
-def index_of(content: bytes, *, run: datetime, step: str) -> bytes:
-    """An index as wgrib2 writes it."""
-    lines = (
-        f"{number}:{at}:d={run:%Y%m%d%H}:TMP:surface:{step}:\n"
-        for number, at in enumerate(messages_of(content), start=1)
-    )
-    return "".join(lines).encode()
 
 
 def cuts(size: int, boundaries: list[int]) -> Iterator[int]:

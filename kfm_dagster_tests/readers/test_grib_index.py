@@ -218,3 +218,17 @@ def test_any_bytes_give_entries_or_a_read_error(content: bytes) -> None:
         entries = parse_index(content)
         order_fault(entries)
         latest_step(entries)
+
+
+@pytest.mark.clause("OPR-07")
+@pytest.mark.parametrize("sign", [b"\0", b"\x1b", b"\t", b"\x7f", b"\xc3\xa9"])
+@pytest.mark.parametrize("place", range(4))
+def test_a_text_that_is_not_printable_is_no_line(sign: bytes, place: int) -> None:
+    """It would become a name in an Item, which no database keeps with a NUL in it."""
+    texts = [b"TMP", b"surface", b"anl", b"ENS=1"]
+    line = b"1:0:d=2025120306:" + b":".join(texts)
+    assert len(parse_index(line)) == 1
+    texts[place] += sign
+    with pytest.raises(ReadError) as refused:
+        parse_index(b"1:0:d=2025120306:" + b":".join(texts))
+    assert refused.value.code is MetadataIssue.SIDECAR_MISMATCH

@@ -13,8 +13,9 @@ import pytest
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
 from kfm_dagster.readers.hdf5 import MAX_NUMBERS, MAX_TEXT_BYTES, Hdf5Dataset, Hdf5Group, Hdf5Object, read_hdf5
-from kfm_dagster.readers.hdf5_global_heap import MAX_OBJECTS, GlobalHeap
-from kfm_dagster.readers.hdf5_index import name_hash, tree_1_children
+from kfm_dagster.readers.hdf5_checksum import name_hash
+from kfm_dagster.readers.hdf5_global_heap import MAX_OBJECT_BYTES, MAX_OBJECTS, GlobalHeap
+from kfm_dagster.readers.hdf5_index import tree_1_children
 from kfm_dagster.readers.hdf5_messages import FileBytes
 from kfm_dagster.readers.ranges import BlockCache, BytesSource
 
@@ -146,7 +147,8 @@ def collection(*lengths: int, size: int | None = None) -> bytes:
         (collection(8), 2, MetadataIssue.UNREADABLE_FORMAT),
         (collection(8, size=1 << 40), 1, MetadataIssue.RESOURCE_LIMIT),
         (collection(8, size=4096), 1, MetadataIssue.UNREADABLE_FORMAT),
-        (collection(1 << 40), 1, MetadataIssue.RESOURCE_LIMIT),
+        (collection(1 << 40), 1, MetadataIssue.UNREADABLE_FORMAT),
+        (collection(MAX_OBJECT_BYTES + 8, size=1 << 17) + bytes(1 << 17), 1, MetadataIssue.RESOURCE_LIMIT),
         (collection(60_000), 1, MetadataIssue.UNREADABLE_FORMAT),
         (b"gcol" + collection(8)[4:], 1, MetadataIssue.UNREADABLE_FORMAT),
         (b"GCOL\x02" + collection(8)[5:], 1, MetadataIssue.UNREADABLE_FORMAT),
@@ -155,6 +157,7 @@ def collection(*lengths: int, size: int | None = None) -> bytes:
         "no such object",
         "huge collection",
         "past the end",
+        "object past its heap",
         "huge object",
         "object past the end",
         "no heap",
@@ -163,7 +166,7 @@ def collection(*lengths: int, size: int | None = None) -> bytes:
 )
 def test_a_global_heap_that_claims_too_much_is_refused(file: bytes, index: int, code: MetadataIssue) -> None:
     with pytest.raises(ReadError) as refused:
-        heap_of(file).read(0, index)
+        heap_of(file).read(0, index, 8)
     assert refused.value.code is code
 
 
@@ -172,7 +175,7 @@ def test_global_heaps_that_overlap_come_to_an_end() -> None:
     step = 4096
     heap = heap_of(collection(*[0] * (step // 16 - 1)) * 2 * (MAX_OBJECTS * 16 // step))
     with pytest.raises(ReadError) as refused:
-        [heap.read(address, 1) for address in range(0, 2 * MAX_OBJECTS * 16, step)]
+        [heap.read(address, 1, 0) for address in range(0, 2 * MAX_OBJECTS * 16, step)]
     assert refused.value.code is MetadataIssue.RESOURCE_LIMIT
 
 
@@ -184,13 +187,15 @@ def test_names_hash_as_lookup3_does() -> None:
 
 @pytest.mark.clause("OPR-07")
 def test_an_index_that_leads_to_the_same_node_over_and_over_comes_to_an_end() -> None:
-    width = 4000
+    width = 32
+    depth = 3
 
     def node(level: int, child: int) -> bytes:
-        return struct.pack("<4sBBHQQ", b"TREE", 0, level, width, 0, 0) + struct.pack("<QQ", 0, child) * width
+        return struct.pack("<4sBBHQQ", b"TREE", 0, level, width, 0, 0) + struct.pack("<QQ", 0, child) * width + bytes(8)
 
     size = len(node(0, 0))
-    file = FileBytes(BlockCache(BytesSource(node(1, size) + node(0, 0))))
+    nodes = b"".join(node(depth - level, (level + 1) * size) for level in range(depth + 1))
+    file = FileBytes(BlockCache(BytesSource(nodes)))
     with pytest.raises(ReadError) as refused:
         list(tree_1_children(file, 0, kind=0, key_bytes=8))
     assert refused.value.code is MetadataIssue.RESOURCE_LIMIT

@@ -1,0 +1,240 @@
+"""Forms of HDF5's header messages: what libhdf5 demands of an object that it opens, needed or not by a reader.
+
+Whoever opens the asset does so with libhdf5, so what libhdf5 refuses is no sound object. Here the forms that NetCDF-4
+writes are accepted and no others, which is less than libhdf5 knows: no file is accepted that it refuses, and no number
+or text is taken for another one than it reads (HDF5 file format specification 3.0, IV.A).
+
+Belongs here: whether a message is sound. Does not belong here: its values (`hdf5_messages.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from struct import Struct
+
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.readers.base import ReadError
+
+MAX_RANK = 32
+MAX_FILTERS = 32
+MAX_MEMBERS = 16
+"""Of a compound type; NetCDF-4's own, REFERENCE_LIST, has 2."""
+MAX_DEPTH = 4
+"""Of types within types; a list of references has 2."""
+
+_U32 = Struct("<I")
+_FLOATS = {4: (31, 0, 32, 23, 8, 0, 23, 127), 8: (63, 0, 64, 52, 11, 0, 52, 1023)}
+"""IEEE 754 by size: place of the sign, then the properties (IV.A.2.d, class 1)."""
+_FLOAT = Struct("<HHBBBBI")
+_PADS, _CHARACTER_SETS = 3, 2
+_INTEGER, _REAL, _TEXT, _COMPOUND, _REFERENCE, _SEQUENCE = 0, 1, 3, 6, 7, 9
+_REFERENCE_SIZES = {0: 8, 1: 12}
+_INFORMATION = {0x02: (18, 8, 8), 0x0A: (2, 4, 4), 0x15: (18, 2, 8)}
+"""Of links, groups and attributes: bytes at least, and bytes more for each of two flags (IV.A.2.c, k, v)."""
+_WRITTEN = frozenset({*range(0x07), 0x08, 0x0A, 0x0B, 0x0C, 0x11, 0x12, 0x15, 0x16})
+"""Messages that NetCDF-4 writes, without continuations (IV.A.2)."""
+_MOST_CHUNKED = 0xFFFF_FFFF
+"""Bytes of a chunk: its B-tree has 32 bits for them."""
+
+
+def unreadable(what: str) -> ReadError:
+    """Make the error for bytes that are no HDF5 as NetCDF-4 writes it."""
+    return ReadError(MetadataIssue.UNREADABLE_FORMAT, f"HDF5: {what}")
+
+
+def check_message(kind: int, body: bytes, *, version: int) -> None:
+    """Check a message that libhdf5 reads with the header, of an object header of a version. Raises ReadError."""
+    if kind in _INFORMATION:
+        least, first, second = _INFORMATION[kind]
+        flags = body[1]
+        if body[0] or flags & ~0x03 or len(body) < least + first * (flags & 1) + second * (flags >> 1):
+            raise unreadable(f"an information message of {len(body)} bytes with flags {flags:#x}")
+    if kind == 0x16 and (version == 1 or body[0] or len(body) < 5):
+        raise unreadable("a reference count that is none")
+    if kind == 0x12 and (body[0] != 1 or len(body) < 8):
+        raise unreadable("a time of modification that is none")
+    if kind not in _WRITTEN:
+        raise unreadable(f"a message of type {kind:#x}")
+
+
+def check_datatype(body: bytes) -> None:
+    """Check a datatype message and the types within it. Raises ReadError."""
+    _datatype(body, 0, MAX_DEPTH)
+
+
+def element_size(body: bytes) -> int:
+    """Bytes of an element, from its datatype message."""
+    return int(_U32.unpack_from(body, 4)[0])
+
+
+def _datatype(body: bytes, at: int, depth: int) -> int:
+    """Check the type at a place, and return where it ends."""
+    version, kind = body[at] >> 4, body[at] & 0x0F
+    check = _CLASSES.get(kind)
+    if check is None or not 1 <= version <= 3 or not depth or not element_size(body[at : at + 8]):
+        raise unreadable(f"values of datatype class {kind}, version {version}")
+    return check(body, at, depth)
+
+
+def _integer(body: bytes, at: int, _depth: int) -> int:
+    bits, size = body[at + 1 : at + 4], element_size(body[at:])
+    offset, precision = (
+        int.from_bytes(body[at + 8 : at + 10], "little"),
+        int.from_bytes(body[at + 10 : at + 12], "little"),
+    )
+    if bits[0] & ~0x09 or bits[1] or bits[2] or size not in {1, 2, 4, 8} or (offset, precision) != (0, 8 * size):
+        raise unreadable(f"integers of {precision} bits at {offset} in {size} bytes")
+    return at + 12
+
+
+def _real(body: bytes, at: int, _depth: int) -> int:
+    bits, size = body[at + 1 : at + 4], element_size(body[at:])
+    properties = (bits[1], *_FLOAT.unpack_from(body, at + 8))
+    if bits[0] & ~0x01 != 0x20 or bits[2] or _FLOATS.get(size) != properties:
+        raise unreadable(f"numbers of {size} bytes that are none of IEEE 754")
+    return at + 20
+
+
+def _fixed_text(body: bytes, at: int, _depth: int) -> int:
+    if body[at + 1] & 0x0F >= _PADS or body[at + 1] >> 4 >= _CHARACTER_SETS or body[at + 2] or body[at + 3]:
+        raise unreadable(f"texts of kind {body[at + 1]:#x}")
+    return at + 8
+
+
+def _compound(body: bytes, at: int, depth: int) -> int:
+    version, size = body[at] >> 4, element_size(body[at:])
+    count, place = int.from_bytes(body[at + 1 : at + 3], "little"), at + 8
+    if not 0 < count <= MAX_MEMBERS or body[at + 3]:
+        raise unreadable(f"a compound type of {count} members")
+    end, names = 0, set()
+    for _ in range(count):
+        name = body[place : body.index(b"\0", place)]
+        names.add(name)
+        # Up to version 2 names are padded to 8 bytes; from version 3 on an offset takes as many bytes as it needs.
+        place += len(name) + 1 if version == 3 else len(name) + 8 & ~7
+        width = (size.bit_length() + 7) // 8 if version == 3 else 4
+        offset = int.from_bytes(body[place : place + width], "little")
+        # Version 1 goes on with the member's own dimensions, which nobody has.
+        if version == 1 and body[place + 4]:
+            raise unreadable("a compound type's member with dimensions")
+        place += width + (28 if version == 1 else 0)
+        if offset < end or offset + element_size(body[place:]) > size:
+            raise unreadable("members of a compound type that overlap")
+        end = offset + element_size(body[place:])
+        place = _datatype(body, place, depth - 1)
+    if len(names) < count:
+        raise unreadable("members of a compound type with one name")
+    return place
+
+
+def _reference(body: bytes, at: int, _depth: int) -> int:
+    if body[at + 2] or body[at + 3] or _REFERENCE_SIZES.get(body[at + 1]) != element_size(body[at:]):
+        raise unreadable(f"references of kind {body[at + 1]:#x}")
+    return at + 8
+
+
+def _sequence(body: bytes, at: int, depth: int) -> int:
+    """Sequences (0) and texts (1) of any length, of a type that follows."""
+    kind, pad, characters = body[at + 1] & 0x0F, body[at + 1] >> 4, body[at + 2]
+    is_text = kind == 1
+    if kind > 1 or characters >= _CHARACTER_SETS or pad >= _PADS or body[at + 3] or element_size(body[at:]) != 16:
+        raise unreadable(f"sequences of kind {body[at + 1]:#x}")
+    end = _datatype(body, at + 8, depth - 1)
+    if is_text and (body[at + 8] & 0x0F not in {_INTEGER, _TEXT} or element_size(body[at + 8 :]) != 1):
+        raise unreadable("texts of any length of other elements than bytes")
+    return end
+
+
+_CLASSES = {
+    _INTEGER: _integer,
+    _REAL: _real,
+    _TEXT: _fixed_text,
+    _COMPOUND: _compound,
+    _REFERENCE: _reference,
+    _SEQUENCE: _sequence,
+}
+
+
+def check_variable(messages: Mapping[int, list[bytes]], shape: tuple[int, ...], *, file_bytes: int) -> None:
+    """Check what libhdf5 reads to open a variable, of a checked datatype and shape. Raises ReadError."""
+    (datatype,), (layout,) = messages[0x03], messages[0x08]
+    size = element_size(datatype)
+    _check_layout(layout, shape, size, math.prod(shape), file_bytes=file_bytes)
+    for body in messages.get(0x04, ()):
+        _check_fill_value(body, 0, size)
+    for body in messages.get(0x05, ()):
+        _check_fill(body, size)
+    for body in messages.get(0x0B, ()):
+        check_filters(body)
+    for kind in (0x04, 0x05, 0x0B):
+        if len(messages.get(kind, ())) > 1:
+            raise unreadable(f"a variable with several messages of type {kind:#x}")
+
+
+def _check_layout(body: bytes, shape: tuple[int, ...], size: int, count: int, *, file_bytes: int) -> None:
+    version, kind = body[0], body[1]
+    if version == 4 and kind == 2:
+        sound = (
+            body[2] <= 3 and body[3] == len(shape) + 1 and 1 <= body[4] <= 8 and 1 <= body[5 + body[3] * body[4]] <= 5
+        )
+    elif version not in {3, 4} or kind > 2:
+        raise unreadable(f"a data layout of version {version} and class {kind}")
+    elif kind == 0:
+        sound = int.from_bytes(body[2:4], "little") == size * count <= len(body) - 4
+    elif kind == 1:
+        address, stored = (int.from_bytes(body[at : at + 8], "little") for at in (2, 10))
+        nothing = address == 0xFFFF_FFFF_FFFF_FFFF
+        sound = len(body) >= 18 and stored >= size * count and (nothing or address + stored <= file_bytes)
+    else:
+        *chunk, element = Struct(f"<{body[2]}I").unpack_from(body, 11)
+        sound = len(chunk) == len(shape) and element == size and 0 < math.prod(chunk) * size <= _MOST_CHUNKED
+    if not sound:
+        raise unreadable(f"a data layout of class {kind} that does not fit {count} elements of {size} bytes")
+
+
+def _check_fill_value(body: bytes, at: int, size: int) -> None:
+    length = int.from_bytes(body[at : at + 4], "little", signed=True)
+    if not (length in {0, size} and at + 4 + length <= len(body)):
+        raise unreadable(f"a fill value of {length} bytes for elements of {size}")
+
+
+def _check_fill(body: bytes, size: int) -> None:
+    """Versions 1 and 2: times of allocation and writing, whether there is one; version 3: the same in bits."""
+    version = body[0]
+    if version == 3:
+        flags = body[1]
+        allocated, written, defined = flags & 0x03, flags >> 2 & 0x03, flags & 0x20
+        sound, at = not flags & 0xC0 and flags & 0x30 != 0x30, 2
+    else:
+        allocated, written, defined = body[1], body[2], body[3]
+        sound, at = version in {1, 2} and defined <= 1, 4
+        defined = defined or version == 1
+    if not (sound and 1 <= allocated <= 3 and written <= 2):
+        raise unreadable(f"a fill value of version {version} with {body[1:4].hex()}")
+    if defined:
+        _check_fill_value(body, at, size)
+
+
+def check_filters(body: bytes) -> None:
+    """Check a filter pipeline message (IV.A.2.l). Raises ReadError."""
+    version, count = body[0], body[1]
+    if version not in {1, 2} or not 0 < count <= MAX_FILTERS:
+        raise unreadable(f"a filter pipeline of version {version} with {count} filters")
+    at = 8 if version == 1 else 2
+    for _ in range(count):
+        identifier = int.from_bytes(body[at : at + 2], "little")
+        # Version 2 leaves out the name of the filters that HDF5 itself defines.
+        named = version == 1 or identifier >= 256
+        name = int.from_bytes(body[at + 2 : at + 4], "little") if named else 0
+        at += 8 if named else 6
+        values = int.from_bytes(body[at - 2 : at], "little")
+        if version == 1:
+            if name % 8:
+                raise unreadable(f"a filter's name of {name} bytes")
+            values += values & 1
+        if name and b"\0" not in body[at : at + name]:
+            raise unreadable("a filter's name without end")
+        at += name + 4 * values
+        if at > len(body):
+            raise unreadable("a filter that goes on past its message")

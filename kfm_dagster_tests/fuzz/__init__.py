@@ -1,0 +1,1 @@
+"""Fuzzing: mutated objects, read by every reader, each held to what a reader promises of any bytes."""

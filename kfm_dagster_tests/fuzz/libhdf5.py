@@ -1,0 +1,297 @@
+"""libhdf5's answers to the very questions that a reader asked of a file, by h5py, in a process of its own.
+
+    python -m kfm_dagster_tests.fuzz.libhdf5
+
+answers what `Libhdf5` asks. In a process of its own because libhdf5 trusts its input (docs/adr/003): a mutated file may
+kill it, keep it busy or make it take all memory there is. Belongs here: recording, asking, comparing. Does not belong
+here: which files (`mutations.py`).
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import pickle
+import resource
+import select
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import IO, Any, NamedTuple, Self
+
+import h5py
+import numpy as np
+
+from kfm_dagster.readers.hdf5 import MAX_NUMBERS, MAX_TEXT_BYTES, Hdf5Dataset, Hdf5Group, Hdf5Object
+
+MEMORY_BYTES = 4 << 30
+CPU_SECONDS = 20.0
+HANG_SECONDS = 300.0
+"""Without an answer for so long, the process is taken for dead: it has CPU_SECONDS for one file."""
+_SIZE = struct.Struct("<Q")
+
+
+class Question(NamedTuple):
+    """What was asked of which object, the root group being "", and our answer."""
+
+    name: str
+    kind: str
+    argument: Any
+    answer: Any
+
+
+@contextmanager
+def recording() -> Iterator[list[Question]]:
+    """Record what readers ask of HDF5 files meanwhile."""
+    asked: list[Question] = []
+    undo = [_recorded(holder, kind, asked) for holder, kind in _RECORDED]
+    try:
+        yield asked
+    finally:
+        for restore in undo:
+            restore()
+
+
+_RECORDED = (
+    *((Hdf5Object, kind) for kind in ("text", "number", "attributes")),
+    *((Hdf5Group, kind) for kind in ("dataset", "datasets")),
+    *((Hdf5Dataset, kind) for kind in ("element", "shape", "is_single_precision")),
+)
+
+
+def _recorded(holder: type, kind: str, asked: list[Question]) -> Callable[[], None]:
+    original = vars(holder)[kind]
+    ask = original.fget if isinstance(original, property) else original
+
+    def answered(self: Any, *arguments: Any) -> Any:
+        answer = ask(self, *arguments)
+        said = {"dataset": lambda: answer is not None, "datasets": lambda: list(answer)}.get(kind, lambda: answer)()
+        asked.append(Question(getattr(self, "_name", ""), kind, arguments[0] if arguments else None, said))
+        return answer
+
+    setattr(holder, kind, property(answered) if isinstance(original, property) else answered)
+    return lambda: setattr(holder, kind, original)
+
+
+class Libhdf5:
+    """A process that answers; another one takes its place when it dies."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self.deaths = 0
+
+    def differences(self, content: bytes, asked: list[Question]) -> list[str]:
+        """Say what libhdf5 refuses or answers otherwise; that it died, where it did."""
+        process = self._process = self._process or subprocess.Popen(
+            [sys.executable, "-m", __spec__.name], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            _send(process.stdin, (content, asked))
+            if not select.select([process.stdout], [], [], HANG_SECONDS)[0]:
+                process.kill()
+            found: list[str] = _receive(process.stdout)
+        except (OSError, EOFError):
+            process.kill()
+            status = process.wait()
+            self._close()
+            self.deaths += 1
+            return [f"libhdf5 died of it, exit code {status}"]
+        return found
+
+    def _close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with suppress(OSError):
+                        pipe.close()
+            process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+
+def _send(pipe: IO[bytes], what: Any) -> None:
+    data = pickle.dumps(what)
+    pipe.write(_SIZE.pack(len(data)) + data)
+    pipe.flush()
+
+
+def _receive(pipe: IO[bytes]) -> Any:
+    head = pipe.read(_SIZE.size)
+    if len(head) < _SIZE.size:
+        raise EOFError
+    return pickle.loads(pipe.read(*_SIZE.unpack(head)))
+
+
+def answer() -> None:
+    """Answer until there are no more questions. What takes too long, or too much memory, ends this process."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    while True:
+        try:
+            content, asked = _receive(sys.stdin.buffer)
+        except EOFError:
+            return
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+        try:
+            found = differences(content, asked)
+        except RuntimeError as error:
+            # It cannot close the file, and may be in any state.
+            _send(sys.stdout.buffer, [f"libhdf5 closes no file: {_short(error)}"])
+            os._exit(1)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _send(sys.stdout.buffer, found)
+
+
+def differences(content: bytes, asked: list[Question]) -> list[str]:
+    """Ask h5py everything again; what it refuses, or answers otherwise."""
+    try:
+        file = h5py.File(io.BytesIO(content), "r")
+    except Exception as error:
+        return [f"libhdf5 opens no file: {_short(error)}"]
+    found = []
+    with file:
+        for question in asked:
+            try:
+                said = _ANSWERS[question.kind](file, question)
+            except UnicodeDecodeError:
+                # Of h5py, which knows no replacement; libhdf5 has given it the bytes.
+                continue
+            except Exception as error:
+                found.append(
+                    f"libhdf5 refuses {question.kind} {question.argument} of {question.name!r}: {_short(error)}"
+                )
+                continue
+            if said is not None:
+                text = f"{question.kind} {question.argument} of {question.name!r} is {str(said)[:80]!r} for libhdf5"
+                found.append(f"{text}, {str(question.answer)[:80]!r} for us")
+    return found
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error)[:160]}"
+
+
+def _object(file: h5py.File, name: str) -> Any:
+    return file[name] if name else file
+
+
+def _dataset(file: h5py.File, question: Question) -> Any:
+    there = question.argument in file and isinstance(file[question.argument], h5py.Dataset | h5py.Group)
+    return None if there == question.answer else there
+
+
+def _datasets(file: h5py.File, question: Question) -> Any:
+    names = sorted(name for name in file if isinstance(file[name], h5py.Dataset))
+    return None if names == question.answer else names
+
+
+def _shape(file: h5py.File, question: Question) -> Any:
+    shape = _object(file, question.name).shape
+    # h5py has None for the null dataspace.
+    shape = (0,) if shape is None else shape
+    return None if shape == question.answer else shape
+
+
+def _precision(file: h5py.File, question: Question) -> Any:
+    dtype = _object(file, question.name).dtype
+    single = dtype.kind == "f" and dtype.itemsize == 4
+    return None if single == question.answer else single
+
+
+def _element(file: h5py.File, question: Question) -> Any:
+    dataset = _object(file, question.name)
+    value = dataset[question.argument] if dataset.ndim else dataset[()]
+    # Where nothing was written, libhdf5 gives a fill value.
+    if question.answer is None:
+        return None if not dataset.id.get_storage_size() or dataset.chunks else value
+    return None if _same_number(value, question.answer) else value
+
+
+def _text(file: h5py.File, question: Question) -> Any:
+    attributes = _object(file, question.name).attrs
+    if question.argument not in attributes:
+        return None if question.answer is None else "absent"
+    if question.answer is None:
+        return "there"
+    value = _as_text(attributes[question.argument])
+    return None if value == question.answer else repr(value)
+
+
+def _number(file: h5py.File, question: Question) -> Any:
+    attributes = _object(file, question.name).attrs
+    if question.argument not in attributes:
+        return None if question.answer is None else "absent"
+    if question.answer is None:
+        return "there"
+    value = np.ravel(attributes[question.argument])
+    return None if value.size == 1 and _same_number(value[0], question.answer) else value
+
+
+def _attributes(file: h5py.File, question: Question) -> Any:
+    """Every attribute of ours must be libhdf5's, and every one of the kinds that we list must be among ours."""
+    ours, wrong = dict(question.answer), {}
+    for name, value in _object(file, question.name).attrs.items():
+        expected = _listed(value)
+        found = ours.pop(name, None)
+        if expected is not None and not _same(found, expected):
+            wrong[name] = expected
+        elif expected is None and found not in {None, ""}:
+            wrong[name] = value
+    return {**wrong, **dict.fromkeys((name for name, value in ours.items() if value != ""), "absent")} or None
+
+
+def _listed(value: Any) -> Any:
+    text = _as_text(value)
+    if text is not None:
+        return text if len(text) <= MAX_TEXT_BYTES else None
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "iuf" and 0 < value.size <= MAX_NUMBERS:
+        numbers = np.ravel(value).tolist()
+        return numbers if len(numbers) > 1 else numbers[0]
+    return None
+
+
+def _as_text(value: Any) -> str | None:
+    """A single text of a fixed or of any length; of no element, the empty one."""
+    if isinstance(value, h5py.Empty):
+        return "" if value.dtype.kind in "SO" else None
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else None
+
+
+def _same(found: Any, expected: Any) -> bool:
+    if isinstance(expected, str) or isinstance(found, str | None):
+        return bool(found == expected)
+    ours, theirs = np.ravel(found), np.ravel(expected)
+    return len(ours) == len(theirs) and all(_same_number(*pair) for pair in zip(theirs, ours, strict=True))
+
+
+def _same_number(value: Any, found: float) -> bool:
+    return bool(float(value) == found or (math.isnan(float(value)) and math.isnan(found)))
+
+
+_ANSWERS = {
+    "dataset": _dataset,
+    "datasets": _datasets,
+    "shape": _shape,
+    "is_single_precision": _precision,
+    "element": _element,
+    "text": _text,
+    "number": _number,
+    "attributes": _attributes,
+}
+
+
+if __name__ == "__main__":
+    answer()

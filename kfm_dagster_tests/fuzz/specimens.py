@@ -1,0 +1,299 @@
+"""What is mutated: small samples of every reader's formats, and real objects where the data folder is there.
+
+Belongs here: which objects, and under which keys. Does not belong here: how they are mutated (`mutations.py`).
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import random
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from functools import cache, cached_property
+from itertools import islice, product
+from pathlib import Path
+from typing import Any
+
+import h5py
+
+from kfm_dagster.contracts.key_grammar import KeyKind
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.samples.gfs import PRODUCTS as GFS_PRODUCTS
+from kfm_dagster.demo.samples.gfs import WAVES, make_gfs, make_gfs_wave
+from kfm_dagster.demo.samples.goes_abi import goes_abi_samples, make_goes_abi
+from kfm_dagster.demo.samples.goes_glm import goes_glm_samples
+from kfm_dagster.demo.samples.hrrr import PRODUCTS as HRRR_PRODUCTS
+from kfm_dagster.demo.samples.hrrr import REGIONS as HRRR_REGIONS
+from kfm_dagster.demo.samples.hrrr import make_hrrr
+from kfm_dagster.demo.samples.isd import isd_samples
+from kfm_dagster.demo.samples.mrms import mrms_samples
+from kfm_dagster.demo.samples.nbm import PRODUCTS as NBM_PRODUCTS
+from kfm_dagster.demo.samples.nbm import REGIONS as NBM_REGIONS
+from kfm_dagster.demo.samples.nbm import make_nbm
+from kfm_dagster.demo.samples.nexrad_chunks import nexrad_chunk_samples
+from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
+from kfm_dagster.demo.samples.nexrad_level3 import PRODUCTS as LEVEL3_PRODUCTS
+from kfm_dagster.demo.samples.nexrad_level3 import make_nexrad_level3
+from kfm_dagster.demo.samples.oisst import make_oisst
+from kfm_dagster.readers import grib2, grib2_gzip, grib_index, isd, nexrad_end, nexrad_level3, nexrad_records
+from kfm_dagster.readers.ranges import BLOCK_BYTES, MAX_BLOCKS
+from kfm_dagster_tests.readers.grib2_bytes import index_of
+from kfm_dagster_tests.readers.nexrad_bytes import unpack
+
+CONTRACTS = ContractRegistry.load()
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+DAY = date(2025, 12, 3)
+INDEX = ".idx"
+MIB = 1 << 20
+SMALL = 16 * 1024
+"""Bytes of an object that is drawn as often as any; a larger one is drawn more rarely, as it takes longer to pack."""
+
+_STRUCTURES = re.compile(
+    rb"\x89HDF|OHDR|OCHK|FRHP|FHDB|FHIB|BTHD|BTLF|BTIN|GCOL|TREE|SNOD|HEAP"  # HDF5
+    rb"|GRIB|7777|BZh|AR2V|ARCHIVE2|R(?:VOL|ELV|RAD)|D(?:REF|VEL|ZDR)|\r\r\n|\n|\x1f\x8b|\xff\xff"
+)
+_MOST_PLACES = 4096
+_NOT_NEEDED = ("Rad", "DQF", "esun", "kappa0", "planck_fk1", "planck_fk2", "planck_bc1", "planck_bc2")
+"""Variables that leave structure for mutations to hit when they are gone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Specimen:
+    """An object under its real key; `index` is its sidecar's content, where it has one."""
+
+    dataset: str
+    key: str
+    content: bytes
+    index: bytes | None = None
+
+    @cached_property
+    def groups(self) -> Mapping[str, str]:
+        """Groups of the key grammar."""
+        match = CONTRACTS.grammars[self.dataset].match(self.key)
+        assert match is not None, self.key
+        return match.groups
+
+    @cached_property
+    def weight(self) -> float:
+        """How often it is drawn."""
+        return min(1.0, SMALL / max(len(self.content), 1))
+
+
+@cache
+def places(content: bytes) -> tuple[int, ...]:
+    """Offsets where structures of any of the formats begin: their signatures, line ends, markers."""
+    return tuple(found.start() for found in islice(_STRUCTURES.finditer(content), _MOST_PLACES))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What one object may cost at most, whatever its bytes say: requests, and bytes that are asked for."""
+
+    requests: int
+    read_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A reader, the datasets whose objects it reads, and what it may cost. `of_index`: the sidecar is mutated."""
+
+    reader: str
+    datasets: tuple[str, ...]
+    bounds: Bounds
+    of_index: bool = False
+    is_hdf5: bool = False
+
+    @cached_property
+    def specimens(self) -> tuple[Specimen, ...]:
+        """Samples, and the real objects that are there."""
+        found = [*self.samples, *_real(self.datasets)]
+        return tuple(one for one in found if one.index is not None or not self.of_index)
+
+    @cached_property
+    def samples(self) -> tuple[Specimen, ...]:
+        """Those that are there always."""
+        return tuple(_SAMPLES[self.reader]())
+
+
+_HDF5 = Bounds(requests=MAX_BLOCKS, read_bytes=MAX_BLOCKS * BLOCK_BYTES)
+_GRIB2 = Bounds(
+    # The first message, the index, the last message's ends; or each message that is walked, and the object's end.
+    requests=grib2.WALK_MESSAGES + 6,
+    read_bytes=(grib2.WALK_MESSAGES + 6) * grib2.FIRST_BYTES + grib2.LAST_MESSAGE_BYTES + grib_index.MAX_INDEX_BYTES,
+)
+_CHUNK_BLOCKS = -(-(nexrad_records.MAX_RECORD_BYTES + 28) // nexrad_records.READ_BYTES)
+
+SUBJECTS: Mapping[str, Subject] = {
+    "goes-abi": Subject(reader="goes-abi", datasets=("goes-abi",), bounds=_HDF5, is_hdf5=True),
+    "goes-glm": Subject(reader="goes-glm", datasets=("goes-glm",), bounds=_HDF5, is_hdf5=True),
+    "netcdf-grid": Subject(reader="netcdf-grid", datasets=("ocean",), bounds=_HDF5, is_hdf5=True),
+    "nexrad-level2": Subject(
+        reader="nexrad-level2",
+        datasets=("nexrad-l2",),
+        bounds=Bounds(
+            requests=16 + nexrad_end.MAX_GZIP_BYTES // nexrad_end.GZIP_READ_BYTES,
+            read_bytes=16 * nexrad_records.READ_BYTES + nexrad_end.MAX_GZIP_BYTES,
+        ),
+    ),
+    "nexrad-chunk": Subject(
+        reader="nexrad-chunk",
+        datasets=("nexrad-l2-chunks",),
+        bounds=Bounds(requests=2, read_bytes=_CHUNK_BLOCKS * nexrad_records.READ_BYTES),
+    ),
+    "nexrad-level3": Subject(
+        reader="nexrad-level3",
+        datasets=("nexrad-l3",),
+        bounds=Bounds(requests=2, read_bytes=nexrad_level3.MAX_OBJECT_BYTES),
+    ),
+    "grib2": Subject(reader="grib2", datasets=("hrrr", "gfs", "nbm"), bounds=_GRIB2),
+    "grib2-idx": Subject(reader="grib2", datasets=("hrrr", "gfs", "nbm"), bounds=_GRIB2, of_index=True),
+    "grib2-gzip": Subject(
+        reader="grib2-gzip",
+        datasets=("mrms",),
+        bounds=Bounds(requests=1, read_bytes=grib2_gzip.MAX_PACKED_BYTES),
+    ),
+    "isd": Subject(
+        reader="isd",
+        datasets=("surface-obs",),
+        bounds=Bounds(requests=1 + isd.MAX_OBJECT_BYTES // isd.READ_BYTES, read_bytes=isd.MAX_OBJECT_BYTES),
+    ),
+}
+"""Every reader, and the sidecar; by the names that the soak gives them."""
+
+
+def _grib2() -> Iterator[Specimen]:
+    """Every kind of object with its index, of an analysis and of a forecast."""
+    run = datetime(2025, 12, 3, 6, tzinfo=UTC)
+    made: list[tuple[str, tuple[str, bytes, str]]] = []
+    for lead in (0, 7):
+        kinds = product(HRRR_REGIONS, HRRR_PRODUCTS)
+        made += [("hrrr", make_hrrr(run=run, lead=lead, product=kind, region=region)) for region, kind in kinds]
+        made += [("gfs", make_gfs(run=run, lead=lead, product=kind, resolution=grid)) for kind, grid in GFS_PRODUCTS]
+        made += [("gfs", make_gfs_wave(run=run, lead=lead, region=region)) for region, _ in WAVES]
+    kinds = product(NBM_REGIONS, NBM_PRODUCTS)
+    made += [("nbm", make_nbm(run=run, lead=7, product=kind, region=region)) for region, kind in kinds]
+    for dataset, (key, content, index) in made:
+        yield Specimen(dataset=dataset, key=key, content=content, index=index.encode())
+
+
+def _goes_abi() -> Iterator[Specimen]:
+    start = datetime(2025, 12, 3, 5, 1, 17, 600_000, UTC)
+    yield from _plain("goes-abi", islice(goes_abi_samples(DAY, 6), 6))
+    for name, band in (("ABI-L1b-RadC", 13), ("ABI-L2-MCMIPC", None), ("ABI-L1b-RadM1", 2)):
+        key, content = make_goes_abi(product=name, start=start, satellite=19, band=band)
+        yield from (
+            Specimen(dataset="goes-abi", key=key, content=_rewritten(content, libver=libver, **options))
+            for libver, options in (
+                ("earliest", {}),
+                ("v108", {}),
+                ("v110", {}),
+                ("earliest", {"chunks": (50,), "compression": "gzip", "shuffle": True, "fletcher32": True}),
+            )
+        )
+
+
+def _goes_glm() -> Iterator[Specimen]:
+    for found in _plain("goes-glm", islice(goes_glm_samples(DAY, 6), 6)):
+        yield found
+        yield Specimen(dataset="goes-glm", key=found.key, content=_rewritten(found.content, libver="v108"))
+
+
+def _netcdf_grid() -> Iterator[Specimen]:
+    for day, preliminary in ((DAY, False), (DAY + timedelta(days=1), True)):
+        key, content = make_oisst(day, preliminary=preliminary)
+        yield Specimen(dataset="ocean", key=key, content=content)
+        yield Specimen(dataset="ocean", key=key, content=_rewritten(content, libver="v108", scales=True))
+
+
+def _nexrad_level2() -> Iterator[Specimen]:
+    for found in _plain("nexrad-l2", islice(nexrad_level2_samples(DAY, 3), 3)):
+        plain = unpack(found.content)
+        for content in (found.content, plain, gzip.compress(plain, 1), gzip.compress(found.content, 1)):
+            yield Specimen(dataset="nexrad-l2", key=found.key, content=content)
+
+
+def _nexrad_level3() -> Iterator[Specimen]:
+    """One of each product, and one as it is transmitted, in zlib frames."""
+    start = datetime(2025, 12, 3, 5, tzinfo=UTC)
+    for name, kind in LEVEL3_PRODUCTS.items():
+        # Codes from 180 on are TDWR's.
+        site = "TOKC" if kind.code >= 180 else "KICT"
+        key, content = make_nexrad_level3(site=site, product=name, start=start)
+        yield Specimen(dataset="nexrad-l3", key=key, content=content)
+        heading = content[: content.index(b"\r\r\n", content.index(b"\r\r\n") + 3) + 3]
+        frames = b"".join(zlib.compress(content[at : at + 4000]) for at in range(0, len(content), 4000))
+        sent = b"\x01\r\r\n123 \r\r\n" + heading + frames + b"\r\r\n\x03"
+        yield Specimen(dataset="nexrad-l3", key=key, content=sent)
+
+
+def _plain(dataset: str, samples: Iterable[tuple[str, str, bytes]]) -> Iterator[Specimen]:
+    for _, key, content in samples:
+        yield Specimen(dataset=dataset, key=key, content=content)
+
+
+_SAMPLES: Mapping[str, Any] = {
+    "goes-abi": _goes_abi,
+    "goes-glm": _goes_glm,
+    "netcdf-grid": _netcdf_grid,
+    "nexrad-level2": _nexrad_level2,
+    "nexrad-chunk": lambda: _plain("nexrad-l2-chunks", islice(nexrad_chunk_samples(DAY, 8), 8)),
+    "nexrad-level3": _nexrad_level3,
+    "grib2": _grib2,
+    "grib2-gzip": lambda: _plain("mrms", islice(mrms_samples(DAY, 8), 8)),
+    "isd": lambda: _plain("surface-obs", islice(isd_samples(DAY, 4), 4)),
+}
+
+
+def _real(datasets: tuple[str, ...]) -> Iterator[Specimen]:
+    """Real objects of some datasets under their real keys."""
+    root = DATA / "objects"
+    for path in sorted(root.rglob("*")):
+        bucket, _, key = path.relative_to(root).as_posix().partition("/")
+        if not path.is_file() or path.name.endswith(INDEX):
+            continue
+        route = CONTRACTS.route(bucket=bucket, key=key)
+        if route.kind is KeyKind.DATA and route.contract is not None and route.contract.id in datasets:
+            beside = path.with_name(path.name + INDEX)
+            index = beside.read_bytes() if beside.is_file() else None
+            found = Specimen(dataset=route.contract.id, key=key, content=path.read_bytes(), index=index)
+            yield _indexed(found) if found.dataset == "hrrr" else found
+
+
+def _indexed(found: Specimen) -> Specimen:
+    """A part of an object, whose own index is not there, with one as wgrib2 would write it."""
+    run = datetime.strptime(found.groups["date"] + found.groups["cycle"], "%Y%m%d%H").replace(tzinfo=UTC)
+    lead = int(found.groups["lead"])
+    # The first letters of the messages that followed are left out.
+    content = found.content[: found.content.rindex(b"7777") + 4]
+    index = index_of(content, run=run, step=f"{lead} hour fcst" if lead else "anl")
+    return Specimen(dataset=found.dataset, key=found.key, content=content, index=index)
+
+
+def _rewritten(content: bytes, *, libver: str, scales: bool = False, **axis_options: Any) -> bytes:
+    """The same headers in another version of the format, without most pixels; `scales`: with dimension scales."""
+    buffer = io.BytesIO()
+    with h5py.File(io.BytesIO(content)) as source, h5py.File(buffer, "w", libver=libver) as target:
+        target.attrs.update(source.attrs)
+        for name in sorted(set(source) - set(_NOT_NEEDED)):
+            variable = source[name]
+            options = axis_options if name in {"x", "y"} else {}
+            if variable.ndim >= 2:
+                copy = target.create_dataset(name, shape=variable.shape, dtype=variable.dtype)
+            else:
+                copy = target.create_dataset(name, data=variable[...], **options)
+            copy.attrs.update({key: value for key, value in variable.attrs.items() if not key.endswith("_LIST")})
+        for name in source if scales else ():
+            for place, held in enumerate(source[name].dims):
+                if len(held):
+                    target[name].dims[place].attach_scale(target[held[0].name])
+    return buffer.getvalue()
+
+
+def chosen(subject: Subject, rng: random.Random) -> Specimen:
+    """Draw a specimen, small ones more often."""
+    found = subject.specimens
+    return rng.choices(found, weights=[one.weight for one in found])[0]

@@ -1,0 +1,180 @@
+"""Fuzzing: a sample of what the soak does at length, and that the harness notices a reader that breaks its promises."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from unittest.mock import ANY
+
+import pytest
+
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.readers import hdf5_index, hdf5_messages
+from kfm_dagster.readers.base import HeaderMetadata, ReadRequest
+from kfm_dagster.readers.registry import READERS
+from kfm_dagster_tests.fuzz import trial
+from kfm_dagster_tests.fuzz.campaign import Campaign
+from kfm_dagster_tests.fuzz.libhdf5 import Libhdf5, Question
+from kfm_dagster_tests.fuzz.mutations import SHELLS, Input, draw
+from kfm_dagster_tests.fuzz.seals import seals
+from kfm_dagster_tests.fuzz.specimens import SUBJECTS, Specimen
+
+INPUTS = 200
+"""Of each subject; `make soak` takes 200,000."""
+
+
+def test_every_reader_has_a_subject() -> None:
+    assert {subject.reader for subject in SUBJECTS.values()} == set(READERS)
+
+
+@pytest.mark.clause("OPR-07")
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_mutated_objects_are_read_within_bounds_or_refused(name: str) -> None:
+    with Campaign(name, specimens=SUBJECTS[name].samples) as campaign:
+        found = campaign.examine_all(range(INPUTS), seed=0, measured_of=10)
+    assert [str(finding) for finding in found.findings] == []
+    accepted = found.fates["ok"] + found.fates["suspect"]
+    assert INPUTS // 20 < accepted < INPUTS
+    # What libhdf5 says is asked of every file that it can be shown.
+    assert bool(found.compared) == SUBJECTS[name].is_hdf5
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_an_input_is_made_again_from_its_number(name: str) -> None:
+    subject = SUBJECTS[name]
+    drawn = [draw(subject, 7, number, specimens=subject.samples) for number in range(40)]
+    assert drawn == [draw(subject, 7, number, specimens=subject.samples) for number in range(40)]
+    assert len({(one.content, one.index, one.size) for one in drawn}) > 30
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_an_unchanged_inside_makes_the_same_object(shell: Callable[..., Any]) -> None:
+    """What is packed again without a change is read as before: the mutations inside are the only ones."""
+    tried = 0
+    for name, subject in SUBJECTS.items():
+        for specimen in () if subject.of_index else subject.samples:
+            if (opened := shell(specimen.content, random.Random(0))) is None:
+                continue
+            inner, close = opened
+            again = whole(replace(specimen, content=close(inner)))
+            assert trial.examine(subject, again).fate == trial.examine(subject, whole(specimen)).fate, (name, shell)
+            tried += 1
+    assert tried
+
+
+def whole(specimen: Specimen) -> Input:
+    return Input(specimen=specimen, content=specimen.content, index=specimen.index, size=len(specimen.content))
+
+
+def _asks_too_often(request: ReadRequest, _found: HeaderMetadata) -> None:
+    for _ in range(1000):
+        request.source.read(0, 1)
+
+
+def _never_ends(_request: ReadRequest, _found: HeaderMetadata) -> None:
+    for _ in itertools.count():
+        pass
+
+
+def _fails(_request: ReadRequest, _found: HeaderMetadata) -> None:
+    raise ValueError("of some library")
+
+
+_turn = itertools.count()
+
+
+@pytest.mark.parametrize(
+    ("breakage", "expected"),
+    [
+        (_asks_too_often, "OutOfBoundsError: "),
+        (_never_ends, "OutOfTimeError: "),
+        (_fails, "ValueError: of some library"),
+        (lambda request, found: bytearray(trial.MEMORY_BYTES), "bytes of memory"),
+        (lambda request, found: replace(found, native={"turn": next(_turn)}), "a second reading says something else"),
+        (lambda request, found: replace(found, properties={**found.properties, "gsd": math.nan}), "no Item: "),
+        (lambda request, found: replace(found, properties={**found.properties, "a": "\0"}), "no Item: "),
+        (lambda request, found: replace(found, properties={**found.properties, "gsd": "far"}), "not valid"),
+        (lambda request, found: replace(found, findings=((MetadataIssue.TIME_MISMATCH, "\x1b[2J"),)), "not printable"),
+    ],
+)
+def test_a_reader_that_breaks_its_promise_is_found(
+    breakage: Callable[[ReadRequest, HeaderMetadata], HeaderMetadata | None],
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    subject = SUBJECTS["goes-abi"]
+
+    def broken(request: ReadRequest, /) -> HeaderMetadata:
+        found = READERS[subject.reader](request)
+        changed = breakage(request, found)
+        return changed if isinstance(changed, HeaderMetadata) else found
+
+    monkeypatch.setattr(trial, "CPU_SECONDS", 0.5)
+    specimen = subject.samples[0]
+    assert trial.examine(subject, whole(specimen), measured=True).findings == []
+    monkeypatch.setattr(trial, "READERS", {subject.reader: broken})
+    found = trial.examine(subject, whole(specimen), measured=True).findings
+    assert any(expected in text for text in found), found
+
+
+def test_a_cut_that_is_ok_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = SUBJECTS["goes-abi"]
+    specimen = subject.samples[0]
+    found = READERS[subject.reader](
+        ReadRequest(
+            key=specimen.key,
+            groups=specimen.groups,
+            source=trial.Source(specimen.content, len(specimen.content), zeros=False, bounds=(9, 1 << 30)),
+            sidecar=lambda _: None,
+        )
+    )
+    monkeypatch.setattr(trial, "READERS", {subject.reader: lambda _: found})
+    cut = replace(whole(specimen), content=specimen.content[:-1], size=len(specimen.content) - 1, is_cut=True)
+    [text] = trial.examine(subject, cut).findings
+    assert text.startswith("a cut object is ok")
+
+
+def test_what_libhdf5_refuses_is_found_where_ours_accepts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another text, under a checksum that nobody compares."""
+    specimen = next(one for one in SUBJECTS["goes-abi"].samples if b"OHDR" in one.content)
+    spoilt = replace(whole(specimen), content=specimen.content.replace(b"projection x-coo", b"projection X-coo"))
+    assert spoilt.content != specimen.content
+    with Campaign("goes-abi") as campaign:
+        found, asked = campaign.examine(spoilt)
+        assert (found.fate, asked) == ("unreadable_format", False)
+        monkeypatch.setattr(hdf5_messages, "verified", lambda data, _: data[:-4])
+        monkeypatch.setattr(hdf5_index, "lookup3", lambda _: ANY)
+        found, asked = campaign.examine(spoilt)
+        assert (found.fate, asked) == ("ok", True)
+        [text] = found.findings
+        assert text.startswith("libhdf5 refuses")
+
+
+@pytest.mark.clause("OPR-07")
+def test_a_flipped_bit_under_any_checksum_is_refused() -> None:
+    """In each structure that a reader looks at: its superblock, headers, indexes, heaps."""
+    subject, seen = SUBJECTS["goes-abi"], 0
+    specimen = max(subject.samples, key=lambda one: len(seals(one)))
+    for start, length, at in seals(specimen):
+        for place in (length // 2, at):
+            spoilt = bytearray(specimen.content)
+            spoilt[start + place] ^= 1
+            found = trial.examine(subject, replace(whole(specimen), content=bytes(spoilt)))
+            assert (found.fate, found.findings) == ("unreadable_format", []), (start, length, place)
+            seen += 1
+    assert seen > 50
+
+
+def test_libhdf5_s_death_is_reported_and_outlived() -> None:
+    """The length that made it copy memory until its process died (docs/adr/003)."""
+    content = SUBJECTS["goes-abi"].samples[0].content
+    start = content.index(b"\x10\0\x10\0\0\0\0\0")
+    spoilt = content[: start + 16] + b"\xff" * 8 + content[start + 24 :]
+    asked = [Question("", "text", "platform_ID", "G19")]
+    with Libhdf5() as libhdf5:
+        assert len(libhdf5.differences(spoilt, asked)) == 1
+        assert libhdf5.differences(content, asked) == []
