@@ -37,14 +37,16 @@ class Watched(type(os.environ)):
         caller = sys._getframe(1)
         while caller and caller.f_globals.get("__name__") in {"os", "collections.abc"}:
             caller = caller.f_back
-        if caller and caller.f_globals.get("__name__", "").startswith("kfm_dagster"):
+        # What the client of S3 is told before it is loaded, unless somebody chose otherwise.
+        told = name.startswith("MIMALLOC_")
+        if caller and caller.f_globals.get("__name__", "").startswith("kfm_dagster") and not told:
             seen["variables"].append(name)
         return super().__getitem__(name)
 
 os.environ.__class__ = Watched
 sys.addaudithook(watch)
 # The entry point; and what the process that forks runs imports for its effect.
-apart = {"kfm_dagster.definitions", "kfm_dagster.defs.code_version"}
+apart = {"kfm_dagster.definitions", "kfm_dagster.defs.code_version", "kfm_dagster.defs.fork_template"}
 names = [
     module.name
     for module in pkgutil.walk_packages(kfm_dagster.__path__, "kfm_dagster.")
