@@ -59,7 +59,7 @@ def recording() -> Iterator[list[Question]]:
 _RECORDED = (
     *((Hdf5Object, kind) for kind in ("text", "number", "attributes")),
     *((Hdf5Group, kind) for kind in ("dataset", "datasets")),
-    *((Hdf5Dataset, kind) for kind in ("element", "shape", "is_single_precision")),
+    *((Hdf5Dataset, kind) for kind in ("element", "shape", "data_type")),
 )
 
 
@@ -203,10 +203,10 @@ def _shape(file: h5py.File, question: Question) -> Any:
     return None if shape == question.answer else shape
 
 
-def _precision(file: h5py.File, question: Question) -> Any:
+def _data_type(file: h5py.File, question: Question) -> Any:
     dtype = _object(file, question.name).dtype
-    single = dtype.kind == "f" and dtype.itemsize == 4
-    return None if single == question.answer else single
+    # A type that ours knows no number by is not one whose values are read.
+    return None if question.answer in {None, dtype.name} else dtype.name
 
 
 def _element(file: h5py.File, question: Question) -> Any:
@@ -285,7 +285,7 @@ _ANSWERS = {
     "dataset": _dataset,
     "datasets": _datasets,
     "shape": _shape,
-    "is_single_precision": _precision,
+    "data_type": _data_type,
     "element": _element,
     "text": _text,
     "number": _number,
