@@ -1,6 +1,6 @@
-"""CPython's cyclic collector in processes that ingest: rarely, and not over what was loaded for good.
+"""CPython's cyclic collector in processes that ingest: it looks rarely.
 
-The collector looks at every container of a process again and again while a run makes its own; an eighth of a run's CPU
+Left alone it looks at every container of a process again and again while a run makes its own; an eighth of a run's CPU
 went into it. Does not belong here: who calls it (code server, the process that runs are forked from, worker).
 """
 
@@ -15,7 +15,5 @@ some 20 MB."""
 
 
 def collect_rarely() -> None:
-    """Take what is loaded out of the collector's sight, and have it look less often from now on."""
-    gc.collect()
-    gc.freeze()
+    """Have the collector of this process, and of what is forked from it, look less often from now on."""
     gc.set_threshold(*THRESHOLDS)

@@ -466,7 +466,7 @@ class DatasetContract(ContractPart):
             "stac.item_id": set(re.findall(r"{(\w+)}", self.stac.item_id)),
             "stac.precedence": {self.stac.precedence} if self.stac.precedence else set(),
             "ledger.extension_fields": set(self.ledger.extension_fields),
-            "integrity.peers": set(self.integrity.peers.groups) if self.integrity.peers else set(),
+            "integrity.peers.groups": set(self.integrity.peers.groups) if self.integrity.peers else set(),
             "storage.mirrors": set(re.findall(r"{(\w+)}", mirrors)) - {"bucket", "key"},
         }
         if missing := {field: sorted(names - groups) for field, names in used.items() if names - groups}:

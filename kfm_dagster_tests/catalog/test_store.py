@@ -250,7 +250,7 @@ def test_every_document_satisfies_the_official_extension_schemas(
         catalog.register(candidates(contracts, batch), fence=open_fence)
     for name, document in trees.walk(root).items():
         assert official.errors(document) == [], name
-    assert official.checked == {"projection", "file", "processing", "sat", "eo", "forecast"}
+    assert official.checked == {"projection", "file", "processing", "sat", "eo", "raster", "forecast"}
 
 
 def test_pages_are_bounded_and_fill_up_one_after_the_other(register: Register, root: Path) -> None:

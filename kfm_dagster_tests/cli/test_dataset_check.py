@@ -178,7 +178,10 @@ def test_a_group_that_the_pattern_has_not_is_named_with_the_fields_that_use_it(
 ) -> None:
     answer = call("dataset", "check", str(contract(lambda text: text.replace("(?P<region>conus", "(?:conus"))))
     assert (answer.code, answer.err.count("\n")) == (ExitCode.USAGE, 1)
-    said = "groups that are not in the key pattern: stac.item_id ['region'], ledger.extension_fields ['region']; it has"
+    said = (
+        "groups that are not in the key pattern: stac.item_id ['region'], ledger.extension_fields ['region'], "
+        "integrity.peers.groups ['region']; it has"
+    )
     assert f"observed parts that do not go together; expected {said}" in answer.err
 
 
