@@ -23,6 +23,7 @@ from kfm_dagster.governance.switches import KillSwitches
 from kfm_dagster.ingest import evidence, intake, recording, rollback
 from kfm_dagster.ingest.nodes import MessageParse
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger import store as ledger_store
 from kfm_dagster.ledger import verdicts
 from kfm_dagster.ledger.changes import LedgerChanges
 from kfm_dagster.ledger.leases import Leases
@@ -384,6 +385,12 @@ MUTATIONS = (
         invariant="every_item_has_its_lineage",
         breakages=[_call(evidence, "take_back_orphans", lambda *_: 0)],
         first=521,
+    ),
+    Mutation(
+        name="a unit yields to an Item that is taken back",
+        invariant="items_are_the_newest_version",
+        breakages=[_call(ledger_store, "conflicting", lambda unit: unit)],
+        first=1588,
     ),
     Mutation(
         name="another run reuses what is in work",
