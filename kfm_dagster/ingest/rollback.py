@@ -1,4 +1,6 @@
-"""Rolling back a run: when a stage has failed for good, what the stages before it did is taken back, too (PCS-03).
+"""Rolling back a run: when a stage has failed for good, what the run's other stages did is taken back, too (PCS-03).
+
+Those before it, and those after it which an earlier process of the run had got to: a re-execution may fail sooner.
 
 One transaction, in reverse topological order: the claims are taken back first, so that nothing is undone that another
 run may rely on by now; then lineage is withdrawn, Items go back byte for byte, and run-state says of each stage that
@@ -17,6 +19,7 @@ from typing import Any
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.ingest.node import ChainNode, EffectNode
+from kfm_dagster.ingest.nodes import chain
 from kfm_dagster.ledger.reports import RecoverReport
 from kfm_dagster.run_state.record import Outcome, RunState
 from kfm_dagster.stages.audit import AuditKind
@@ -85,7 +88,7 @@ def roll_back(node: ChainNode, because: BaseException) -> Rollback | None:
     back in the database, and the units' next attempt finds and completes what stands. Raises RunStateKeptError where
     everything is, and only what follows the commit was not done: run-state outside the database.
     """
-    states = list(_upstream(node))
+    states = list(_standing(node))
     if _failed(node) is None or not states or states[-1].outcome is Outcome.SKIPPED:
         return None
     claimed = node.pipeline.stages.load_output(states[-1].dataset_id, node.run_id)
@@ -121,7 +124,7 @@ def roll_back_or_leave(node: ChainNode, because: BaseException) -> Rollback | No
         return roll_back(node, because)
     except RunStateKeptError as stands:
         try:
-            states = list(_upstream(node))
+            states = list(_standing(node))
             with node.pipeline.database.transaction() as tx:
                 _take_back_run_state(node, states, tx)
         except Exception as error:
@@ -155,19 +158,24 @@ def _failed(node: ChainNode, tx: Transaction | None = None) -> StageAttempt | No
     return newest if newest.state in {StageState.ROLLED_BACK, StageState.PENDING} else None
 
 
-def _upstream(node: ChainNode) -> Iterator[RunState]:
-    """Yield the records of the stages before this one whose output stands, the last one first."""
-    for before in reversed(node.chain()[:-1]):
-        state = node.pipeline.stages.run_states.get(f"{node.dataset}.{before.operator}", node.run_id)
+def _others(node: ChainNode) -> Iterator[type[ChainNode]]:
+    """Yield the chain's other nodes, the last one first."""
+    return (other for other in reversed(chain()) if other is not type(node))
+
+
+def _standing(node: ChainNode) -> Iterator[RunState]:
+    """Yield the records of the run's other stages whose output stands, the last one first."""
+    for other in _others(node):
+        state = node.pipeline.stages.run_states.get(f"{node.dataset}.{other.operator}", node.run_id)
         if state is not None and state.artifact_uri is not None:
             yield state
 
 
 def _with_effects(node: ChainNode, states: Sequence[RunState]) -> Iterator[EffectNode]:
     current = {state.dataset_id for state in states}
-    for before in reversed(node.chain()[:-1]):
-        if issubclass(before, EffectNode) and f"{node.dataset}.{before.operator}" in current:
-            yield before(pipeline=node.pipeline, dataset=node.dataset, partition=node.partition, run_id=node.run_id)
+    for other in _others(node):
+        if issubclass(other, EffectNode) and f"{node.dataset}.{other.operator}" in current:
+            yield other(pipeline=node.pipeline, dataset=node.dataset, partition=node.partition, run_id=node.run_id)
 
 
 def _take_back_claims(

@@ -17,6 +17,7 @@ from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.nodes import (
     IntegrityCheck,
     MessageParse,
+    MetadataExtract,
     ProvenanceEmit,
     Settle,
     Source,
@@ -167,6 +168,34 @@ def test_a_run_that_fails_at_any_stage_leaves_everything_as_it_was(
     assert set(traces.statuses(pipeline)) == {Status.SUCCEEDED}
     trees.assert_consistent(Path(pipeline.settings.catalog))
     assert all(len(pipeline.lineage.links_of(record.wal_id)) for record in pipeline.ledger.find(limit=10_000))
+
+
+@pytest.mark.clause("PCS-03")
+def test_a_run_whose_re_execution_fails_sooner_is_taken_back_whole(
+    pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an earlier process of the run did after the stage that fails stayed in run-state and catalog."""
+    arrive(pipeline, objects, list(volumes_of_the_day()[:3]), "three")
+    before = state_of(pipeline)
+    run_until(pipeline, ProvenanceEmit.operator, point="computed", run_id="twice")
+    states = pipeline.stages.run_states
+    registered = states.get("nexrad-l2.stac_register", "twice")
+    assert registered is not None
+    assert registered.artifact_uri is not None
+    # With other parameters the stage is done again, and fails.
+    monkeypatch.setattr(MetadataExtract, "params", lambda _: {"other": True})
+    node = run_until(pipeline, MetadataExtract.operator, point="computed", run_id="twice")
+
+    rollback = roll_back(node, WHY)
+
+    assert rollback is not None
+    assert list(rollback.compensated) == ["nexrad-l2.stac_register"]
+    assert state_of(pipeline) == before
+    taken_back = states.get("nexrad-l2.stac_register", "twice")
+    assert taken_back is not None
+    assert (taken_back.artifact_uri, taken_back.rolled_back_by) == (None, node.kind)
+    run_chain(pipeline, "nexrad-l2", PARTITION, "next", Source.LEDGER)
+    assert traces.statuses(pipeline) == {Status.SUCCEEDED: 3}
 
 
 @pytest.mark.clause("PCS-03", "BEY-02")
