@@ -195,7 +195,7 @@ def _pressure(rows: Any) -> Iterator[dict[str, str]]:
                 "WAL bytes/unit": f"{phase['wal_bytes_per_unit']:,.0f}",
                 "commits/unit": f"{phase['commits_per_unit']:.3f}",
                 "dead rows/unit": f"{phase['dead_rows'] / phase['units']:.2f}",
-                **{f"{call}, ms": f"{took:.0f}" for call, took in phase["ms_per_batch"].items()},
+                **{f"{call}, ms": _number(took, 0) for call, took in phase["ms_per_batch"].items()},
             }
 
 
