@@ -35,7 +35,6 @@ from kfm_dagster.run_state.store import RelationalRunState
 from kfm_dagster.stages import lifecycle
 from kfm_dagster.stages.card import StageState
 from kfm_dagster.stages.port import RunStatePort
-from kfm_dagster.stages.run_contract import StageRunner
 from kfm_dagster.storage import database
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.fence import Fence
@@ -373,12 +372,6 @@ MUTATIONS = (
         breakages=[_call(Lineage, "invalidate", lambda *_, **__: 0)],
         under=_REFUSED,
         first=14,
-    ),
-    Mutation(
-        name="a stage is done again that another process of the run has ended",
-        invariant="rollbacks_leave_nothing",
-        breakages=[_call(StageRunner, "_done_meanwhile", lambda *_: None)],
-        first=3822,
     ),
     Mutation(
         name="an Item stays whose unit is given up without lineage",
