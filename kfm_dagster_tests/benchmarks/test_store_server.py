@@ -28,7 +28,7 @@ from kfm_dagster.readers.registry import READERS
 from kfm_dagster.storage.objects import ObjectStores
 from kfm_dagster.storage.s3 import S3Bucket
 
-YARDSTICK = Path("/work/shared/tools/slow_s3.py")
+YARDSTICK = Path(__file__).resolve().parents[3] / "shared/tools/slow_s3.py"
 """A server that somebody else wrote for the same purpose; it is not part of the repository."""
 UNITS = 4
 SECONDS = 15.0
