@@ -37,9 +37,9 @@ class Watched(type(os.environ)):
         caller = sys._getframe(1)
         while caller and caller.f_globals.get("__name__") in {"os", "collections.abc"}:
             caller = caller.f_back
-        # What the client of S3 is told before it is loaded, unless somebody chose otherwise.
-        told = name.startswith("MIMALLOC_")
-        if caller and caller.f_globals.get("__name__", "").startswith("kfm_dagster") and not told:
+        # A setting of the S3 client, given before it is loaded unless somebody chose it already.
+        of_the_client = name.startswith("MIMALLOC_")
+        if caller and caller.f_globals.get("__name__", "").startswith("kfm_dagster") and not of_the_client:
             seen["variables"].append(name)
         return super().__getitem__(name)
 

@@ -32,7 +32,7 @@ class GlobalHeap:
         self._left = MAX_OBJECTS
 
     def read(self, address: int, index: int, expected: int) -> bytes:
-        """Bytes of an object, padding left out, which must be as many as whoever refers to it says."""
+        """Bytes of an object, padding left out, as many as the reference to it says."""
         objects = self._collections.get(address)
         if objects is None:
             objects = self._collections[address] = dict(self._objects(address))

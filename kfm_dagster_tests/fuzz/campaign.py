@@ -15,7 +15,7 @@ from kfm_dagster_tests.fuzz.specimens import SUBJECTS, Specimen, Subject
 from kfm_dagster_tests.fuzz.trial import Trial, examine, peak_memory
 
 CHUNK = 100
-"""Inputs that a process examines before it tells."""
+"""Inputs that a process examines before it reports."""
 MEASURED = 20
 """Of one in so many inputs memory is traced; of all, the process's own is looked at."""
 MOST_GROWN = 384 << 20

@@ -949,7 +949,7 @@ CREATE INDEX nodd_wal_leases_by_expiry ON nodd_wal_leases (expires_at);
 @not_truncated(nodd_wal_leases, leases_are_of_claims);
 
 -- What sizes the newest objects of a product had that were announced, by the month that they are of: what the next one is
--- held against (ADR 030). A row stays small, and is written anew for as long as its month lasts.
+-- held against (ADR 030). A row stays small, and is written again for as long as its month lasts.
 CREATE TABLE size_peers (
     dataset @id NOT NULL,
     -- The groups of the key that tell it from others, `name=value`.
