@@ -31,7 +31,7 @@ from kfm_dagster.demo.samples.goes_abi import goes_abi_samples, make_goes_abi
 from kfm_dagster.readers import geostationary
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.geostationary import FixedGrid, ImageBounds
-from kfm_dagster.readers.goes_abi import FIRST_BYTES, read_goes_abi
+from kfm_dagster.readers.goes_abi import read_goes_abi
 from kfm_dagster.readers.goes_abi_header import read_native
 from kfm_dagster.readers.ranges import BLOCK_BYTES, BlockCache, BytesSource
 from kfm_dagster_tests.readers.truth import comparison
@@ -149,24 +149,6 @@ def test_the_footprint_agrees_with_the_file_s_own_extent(
         assert shape(header.geometry).is_valid
         assert all(ring.exterior.is_ccw for ring in rings(header.geometry))
         assert bounding_box(header.geometry) == pytest.approx(header.properties["goes:extent"], abs=0.1), key
-
-
-@pytest.mark.clause("OPR-06")
-def test_an_object_costs_few_requests(real_objects: dict[str, tuple[bytes, dict[str, Any]]]) -> None:
-    class Counting(BytesSource):
-        def read(self, start: int, length: int) -> bytes:
-            found = super().read(start, length)
-            sizes.append(len(found))
-            return found
-
-    for key, (content, _) in real_objects.items():
-        sizes: list[int] = []
-        asked = request(key, content)
-        read_goes_abi(ReadRequest(key=key, groups=asked.groups, source=Counting(content), sidecar=asked.sidecar))
-        # The first of them is integrity-check's.
-        assert sizes[0] == FIRST_BYTES
-        assert len(sizes) <= 3, key
-        assert sum(sizes) <= 320 * 1024, key
 
 
 def test_goes_17_conus_is_split_at_the_antimeridian(real_objects: dict[str, tuple[bytes, dict[str, Any]]]) -> None:

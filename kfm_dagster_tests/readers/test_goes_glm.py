@@ -24,7 +24,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.samples.goes_glm import FILES_A_DAY, MOST_FLASHES, goes_glm_samples, make_goes_glm
 from kfm_dagster.readers import geometry
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
-from kfm_dagster.readers.goes_glm import FIRST_BYTES, read_goes_glm
+from kfm_dagster.readers.goes_glm import read_goes_glm
 from kfm_dagster.readers.ranges import BLOCK_BYTES, MAX_BLOCKS, BytesSource
 from kfm_dagster_tests.readers.truth import comparison as truth
 from kfm_dagster_tests.readers.truth.comparison import hold
@@ -98,17 +98,6 @@ def test_every_field_of_real_objects_equals_the_independent_reader_s(
     for outcome in outcomes:
         assert outcome.differing == [], outcome.real.path
         assert len(outcome.compared) > 40, outcome.real.path
-
-
-@pytest.mark.clause("OPR-06")
-def test_a_file_costs_few_requests(real_objects: dict[str, tuple[bytes, dict[str, Any]]]) -> None:
-    for key, (content, _) in real_objects.items():
-        source = Counting(content)
-        read_goes_glm(request(key, source))
-        # The first of them is integrity-check's.
-        assert source.sizes[0] == FIRST_BYTES
-        assert len(source.sizes) == 2
-        assert sum(source.sizes) <= 4 * BLOCK_BYTES
 
 
 def test_a_file_without_a_flash_is_as_good_as_any(real_objects: dict[str, tuple[bytes, dict[str, Any]]]) -> None:

@@ -1,0 +1,137 @@
+"""Requests and bytes: what an object costs of a remote store, integrity and metadata together, in one table.
+
+Of samples, and of the real objects that are there. Does not belong here: what a hostile object may cost (`fuzz/`), and
+that a whole run makes no more (`integration/test_requests.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, cast
+
+import pytest
+
+from kfm_dagster.contracts.envelope import CheckStatus, Envelope
+from kfm_dagster.contracts.identity import wal_id
+from kfm_dagster.operators.integrity_check import integrity_check
+from kfm_dagster.operators.metadata_extract import metadata_extract
+from kfm_dagster.readers.base import LeadingReader
+from kfm_dagster.readers.registry import READERS
+from kfm_dagster.storage.objects import ObjectStores
+from kfm_dagster.storage.s3 import Fetched
+from kfm_dagster_tests.fuzz.specimens import CONTRACTS, INDEX, SUBJECTS, Specimen
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+class Most(NamedTuple):
+    """Requests at most, and bytes at most of an object of so many."""
+
+    requests: int
+    read_bytes: Callable[[int], float]
+
+
+def front(size: int) -> float:
+    """64 KiB, or 2 % of a large object."""
+    return max(64 * KIB, 0.02 * size)
+
+
+MOST = {
+    "goes-abi": Most(3, lambda _: 320 * KIB),
+    "goes-glm": Most(2, lambda _: 320 * KIB),
+    "ocean": Most(1, front),
+    # The first LDM record has up to 270 KB, and is read in blocks of 128 KiB; the end brings 256 KiB. Gzipped: whole.
+    "nexrad-l2": Most(4, lambda size: max(front(size) + (256 + 3 * 128) * KIB, min(size, 8 * MIB))),
+    # Read whole: a chunk is one record, a product one message, and the last two are streams that only their end proves.
+    "nexrad-l2-chunks": Most(1, lambda size: size),
+    "nexrad-l3": Most(1, lambda size: size),
+    "mrms": Most(2, lambda size: size),
+    "surface-obs": Most(2, lambda size: size),
+    # Beginning, index, and the last message whole (`grib2.LAST_MESSAGE_BYTES`): two requests more would cost more time
+    # than its bytes. Without an index each message's beginning is read, which is what `completeness_unchecked` bounds.
+    "hrrr": Most(3, lambda size: front(size) + 2 * MIB),
+    "gfs": Most(3, lambda size: front(size) + 2 * MIB),
+    "gefs": Most(3, lambda size: front(size) + 2 * MIB),
+    "nbm": Most(3, lambda size: front(size) + 2 * MIB),
+}
+
+
+class CountedBucket:
+    """Objects by key, and how many requests were made for how many bytes."""
+
+    def __init__(self, objects: Mapping[str, bytes]) -> None:
+        self._objects = objects
+        self.requests = 0
+        self.read_bytes = 0
+
+    def get(self, path: str, *, options: Mapping[str, Any] | None = None) -> Fetched:
+        self.requests += 1
+        if path not in self._objects:
+            raise FileNotFoundError(path)
+        start, stop = (options or {}).get("range", (0, 0))
+        found = self._objects[path][start:stop]
+        self.read_bytes += len(found)
+        meta = {"size": len(self._objects[path]), "e_tag": '"e"', "last_modified": datetime(2025, 12, 3, tzinfo=UTC)}
+        return Fetched(meta=meta, attributes={}, content=found)
+
+
+def costs(specimen: Specimen) -> tuple[CheckStatus, CountedBucket]:
+    """Look at an object as the chain's two operators do, with what the first hands on to the second."""
+    contract, grammar = CONTRACTS[specimen.dataset], CONTRACTS.grammars[specimen.dataset]
+    index = {} if specimen.index is None else {specimen.key + INDEX: specimen.index}
+    bucket = CountedBucket({specimen.key: specimen.content, **index})
+    objects = ObjectStores()
+    cast("Any", objects)._store = lambda *_: bucket
+    match = grammar.match(specimen.key)
+    assert match is not None
+    uri = f"s3://{contract.storage.buckets[0]}/{specimen.key}"
+    unit = Envelope(
+        wal_id=wal_id(dataset=specimen.dataset, object_uri=uri, time_range_start=match.start, object_version="e"),
+        dataset=specimen.dataset,
+        object_uri=uri,
+        provider="aws",
+        queue="q",
+        event_time=match.start,
+        time_range_start=match.start,
+        time_range_end=match.end,
+        schema_version="2.1",
+        object_version="e",
+        object_size=len(specimen.content),
+    )
+    reader = READERS[contract.metadata_extract.reader]
+    looked = objects.open(contract, uri)
+    wanted = reader.first_bytes if isinstance(reader, LeadingReader) else 0
+    checked = integrity_check(unit, contract=contract, handle=looked, first_bytes=wanted)
+    found = metadata_extract(
+        unit.evolve(integrity=checked),
+        contract=contract,
+        grammar=grammar,
+        source=objects.open(
+            contract, uri, size=checked.actual_size_bytes, etag=checked.actual_etag, first=looked.first
+        ),
+        open_sidecar=lambda suffix: objects.open_sidecar(contract, uri, suffix),
+        readers=READERS,
+    )
+    return found.status, bucket
+
+
+def indexed(specimen: Specimen) -> bool:
+    """Whether a model's object has its index: without one its messages are walked."""
+    return specimen.dataset not in {"hrrr", "gfs", "gefs", "nbm"} or specimen.index is not None
+
+
+@pytest.mark.clause("OPR-06")
+@pytest.mark.parametrize(
+    "subject", [subject for subject in SUBJECTS.values() if not subject.of_index], ids=lambda s: s.reader
+)
+def test_an_object_costs_few_requests_and_bytes(subject: Any) -> None:
+    seen = []
+    for specimen in filter(indexed, subject.specimens):
+        status, bucket = costs(specimen)
+        most = MOST[specimen.dataset]
+        cost = f"{specimen.key}, {len(specimen.content)} bytes: {bucket.requests} requests, {bucket.read_bytes} bytes"
+        assert bucket.requests <= most.requests, cost
+        assert bucket.read_bytes <= most.read_bytes(len(specimen.content)), cost
+        seen.append(status)
+    assert CheckStatus.OK in seen
