@@ -88,10 +88,10 @@ class StageStore:
         rows = tx.run("stages.unfinished", run_ids=_json(names), limit=limit) if names else ()
         return [_attempt(row) for row in rows]
 
-    def unfinished_runs(self) -> set[str]:
+    def unfinished_runs(self) -> list[str]:
         """Return the runs with an attempt at work."""
         with self._database.snapshot() as view:
-            return {row.run_id for row in view.run("stages.unfinished_runs")}
+            return list(view.run("stages.unfinished_runs").scalars())
 
     def first_opened(self, run_id: str, stage: str) -> datetime:
         """Return when the first attempt of a stage was opened. Raises LookupError before that."""

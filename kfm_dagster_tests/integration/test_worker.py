@@ -247,7 +247,7 @@ def test_a_killed_workers_claims_come_back_at_once_and_a_living_ones_do_not(
     assert any("gave back 1 units" in line for line in desk.said)
     assert locks.dead() == []
     assert pipeline.nodes.intents.pending_runs() == [LIVING]
-    assert pipeline.stages.lifecycle.store.unfinished_runs() == {LIVING}
+    assert pipeline.stages.lifecycle.store.unfinished_runs() == [LIVING]
 
 
 @pytest.mark.clause("BEY-16", "WSM-11")
@@ -264,7 +264,7 @@ def test_the_sensor_takes_a_workers_run_for_alive_while_its_lease_lasts(
         face.tick("nodd_ledger")
         assert traces.statuses(face.pipeline) == {Status.IN_PROGRESS: 1}
         assert face.pipeline.nodes.intents.pending_runs() == [LIVING]
-        assert face.pipeline.stages.lifecycle.store.unfinished_runs() == {LIVING}
+        assert face.pipeline.stages.lifecycle.store.unfinished_runs() == [LIVING]
 
     clock.forward(2 * face.pipeline.settings.lease_seconds)
     face.tick("nodd_ledger")
@@ -273,7 +273,7 @@ def test_the_sensor_takes_a_workers_run_for_alive_while_its_lease_lasts(
     clock.forward(60)
     face.tick("nodd_ledger")
     assert face.pipeline.nodes.intents.pending_runs() == []
-    assert face.pipeline.stages.lifecycle.store.unfinished_runs() == set()
+    assert face.pipeline.stages.lifecycle.store.unfinished_runs() == []
 
 
 @pytest.mark.clause("BEY-16")
@@ -286,7 +286,7 @@ def test_the_sensor_leaves_a_workers_run_that_has_not_claimed_yet_a_minute_to_do
     dies_at = Failpoint(operator=MessageParse.operator, point="computed")
     with pytest.raises(CrashError):
         run_chain(face.pipeline, DATASET, PARTITION, LIVING, Source.LEDGER, dies_at=dies_at)
-    for left, seconds in (({LIVING}, 30), ({LIVING}, 30), (set(), 0)):
+    for left, seconds in (([LIVING], 30), ([LIVING], 30), ([], 0)):
         face.tick("nodd_ledger")
         assert face.pipeline.stages.lifecycle.store.unfinished_runs() == left
         clock.forward(seconds)

@@ -21,7 +21,7 @@ ORDER BY opened_at, stage, attempt;
 SELECT opened_at FROM stage_state WHERE run_id = :run_id AND stage = :stage AND attempt = 1;
 
 -- name: unfinished_runs
-SELECT DISTINCT run_id FROM stage_state WHERE state = 'running';
+SELECT DISTINCT run_id FROM stage_state WHERE state = 'running' ORDER BY run_id;
 
 -- name: audit_head
 SELECT seq, hash FROM stage_audit ORDER BY seq DESC LIMIT 1;
