@@ -285,7 +285,7 @@ class Settle(ChainNode):
         )
 
     def after_commit(self, batch: Sequence[Envelope]) -> None:
-        """Let the messages go whose units are all terminal, and collect evidence of what is quarantined."""
+        """Let the messages go whose units are all terminal, collect evidence of quarantined ones, and follow."""
         if self.report.mismatched:
             first = ", ".join(self.report.mismatched[:MISMATCHES_NAMED])
             _LOG.error(
@@ -294,6 +294,7 @@ class Settle(ChainNode):
         if any(unit.raw.sqs_message_id for unit in batch):
             self.pipeline.acknowledge(retrying=self.report.failed)
         collect_evidence(self.pipeline)
+        self.pipeline.following.catch_up(self.pipeline.followers)
         flush_traces()
 
 
