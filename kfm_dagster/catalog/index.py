@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 
+from kfm_dagster.catalog.changes import ChangeKind
 from kfm_dagster.catalog.documents import Bbox, Extent
 from kfm_dagster.catalog.item import Candidate, canonical
 from kfm_dagster.contracts.envelope import WalId
@@ -138,6 +139,7 @@ class CollectionIndex:
         for write in writes:
             if write.candidate.item_id in swapped:
                 applied[write.partition, page_of[write.candidate.item_id]].append(write)
+        self._log_changes(_change_of(write) for write in writes if write.candidate.item_id in swapped)
         return applied
 
     def recount(self, applied: Mapping[Page, Sequence[Write]]) -> None:
@@ -163,12 +165,15 @@ class CollectionIndex:
         """
         change: Counter[tuple[str, str]] = Counter()
         pages: set[Page] = set()
+        moved: dict[str, list[Any]] = {}
         for statement, count, parameters in (
             ("catalog.take_back", -1, {"collection_id": self._collection, "item_ids": _json(taken_back)}),
             ("catalog.put_back", 1, {"promotion_ids": _json(put_back)}),
         ):
             for row in self._tx.run(statement, parameters).all():
                 pages.add((row.partition_key, row.page))
+                kind, content = (ChangeKind.UPDATED, row.content_sha256) if count > 0 else (ChangeKind.WITHDRAWN, None)
+                moved[row.item_id] = [row.item_id, row.partition_key, kind, content]
                 for key in _summary_keys(row.summaries):
                     change[key] += count
         for statement in ("catalog.recount_page", "catalog.drop_empty_page"):
@@ -180,6 +185,13 @@ class CollectionIndex:
                 ],
             )
         self._count_summaries(change)
+        self._log_changes(moved.values())
+
+    def _log_changes(self, changes: Iterable[Sequence[Any]]) -> None:
+        """Tell followers what is otherwise when this transaction is committed, each Item once."""
+        now = rfc3339(datetime.now(UTC))
+        rows = orjson.dumps(list(changes)).decode()
+        self._tx.run("catalog.log_changes", collection_id=self._collection, rows=rows, changed_at=now)
 
     def _count_summaries(self, change: Counter[tuple[str, str]]) -> None:
         for statement, signed in (("catalog.count_summary_value", change), ("catalog.uncount_summary_value", -change)):
@@ -282,6 +294,11 @@ class CollectionIndex:
 
 def _json(values: Iterable[str | int]) -> str:
     return orjson.dumps(list(values)).decode()
+
+
+def _change_of(write: Write) -> list[str]:
+    kind = ChangeKind.UPDATED if write.base else ChangeKind.CREATED
+    return [write.candidate.item_id, write.partition, kind, write.candidate.content_sha256]
 
 
 def _summary_keys(summaries: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, str]]:

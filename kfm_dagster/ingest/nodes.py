@@ -288,7 +288,7 @@ class Settle(ChainNode):
         )
 
     def after_commit(self, batch: Sequence[Envelope]) -> None:
-        """Let the messages go whose units are all terminal, and collect evidence of what is quarantined."""
+        """Let the messages go whose units are all terminal, collect evidence of quarantined ones, and follow."""
         if self.report.mismatched:
             first = ", ".join(self.report.mismatched[:MISMATCHES_NAMED])
             _LOG.error(
@@ -299,6 +299,7 @@ class Settle(ChainNode):
         collect_evidence(self.pipeline)
         if self.partition_facts is not None:
             record_day(self.pipeline, self.contract, self.partition_facts, run_id=self.run_id)
+        self.pipeline.following.catch_up(self.pipeline.followers)
         flush_traces()
 
 

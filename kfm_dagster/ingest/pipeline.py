@@ -16,6 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from kfm_dagster.catalog.changes import Follower
+from kfm_dagster.catalog.following import Following
 from kfm_dagster.catalog.publisher import open_publisher
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.envelope import WalId
@@ -190,6 +192,16 @@ class Pipeline:
     def catalog(self) -> Catalog:
         """The STAC catalog."""
         return Catalog(self.database, open_publisher(self.settings.catalog), self.registry)
+
+    @cached_property
+    def following(self) -> Following:
+        """How far the catalog's followers have come."""
+        return Following(self.database, self.registry, open_publisher(self.settings.catalog), clock=self.clock)
+
+    @cached_property
+    def followers(self) -> Sequence[Follower]:
+        """The places besides the catalog that show its Items."""
+        return ()
 
     @cached_property
     def lineage(self) -> Lineage:

@@ -22,7 +22,7 @@ def look_after(
     dead: Callable[[Iterable[str]], Collection[str]],
     warn: Callable[[str], None],
 ) -> Collection[tuple[str, str]]:
-    """Give back what dead runs held, let due retries in, acknowledge, collect evidence, watch feeds, publish lineage.
+    """Give back what dead runs held, let due retries in, acknowledge, collect evidence, watch feeds, publish, follow.
 
     `dead` chooses from root run ids those that nobody works for. Returns (dataset, partition) of what is let in.
     """
@@ -34,4 +34,5 @@ def look_after(
     if (failure := pipeline.lineage.flush()) is not None:
         # Recorded events wait; ingestion does not.
         warn(failure)
+    pipeline.following.catch_up(pipeline.followers)
     return due.keys()

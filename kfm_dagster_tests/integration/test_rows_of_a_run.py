@@ -24,6 +24,7 @@ OTHERS = {
     "nodd_wal_counts": 3,
     "lineage_batches": 2,
     "lineage_emissions": 2,
+    "catalog_changes": 1,
     "catalog_collections": 1,
     "catalog_items": 1,
     "catalog_pages": 1,

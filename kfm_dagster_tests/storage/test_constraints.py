@@ -108,6 +108,18 @@ STANDING: dict[str, Sequence[Row]] = {
         }
     ],
     "catalog_summaries": [{"collection_id": "c1", "property": "p", "value": "1", "items": 1}],
+    "catalog_changes": [
+        {
+            "collection_id": "c1", "item_id": "i1", "partition_key": "2025-12-03", "kind": "created",
+            "content_sha256": HASH, "changed_at": T,
+        }
+    ],
+    "catalog_followers": [
+        {
+            "follower": "f", "collection_id": "c1", "change_id": 1, "turn": 1, "failures": 0, "next_attempt_at": T,
+            "last_error": None,
+        }
+    ],
     "lineage_batches": [
         {
             "batch_id": "b1", "path": "openlineage", "dataset": "d", "run_id": "r", "href": "1", "sha256": HASH,
@@ -289,6 +301,8 @@ ANOTHER: dict[str, Row] = {
     "catalog_items": {"item_id": "i2"},
     "catalog_pages": {"page": 2},
     "catalog_summaries": {"value": "2"},
+    "catalog_changes": {"item_id": "i2"},
+    "catalog_followers": {"collection_id": "c2"},
     "lineage_batches": {"batch_id": "b2", "href": "2"},
     "lineage_invalidations": {"batch_id": "b3", "invalidated_by": "b1"},
     "governance_log": {"wal_id": TWO, "record_version": 1},
@@ -418,6 +432,13 @@ CASES: dict[str, list[Row]] = {
     "catalog_pages_are_not_empty": [{"items": 0}],
     "catalog_summaries_one_row_per_value": [{"value": "1"}],
     "catalog_summaries_items_are_not_negative": [{"items": -1}],
+    "catalog_changes_kind_is_known": [{"kind": "odd"}],
+    "catalog_changes_content_is_sha256": [{"content_sha256": "x"}, {"content_sha256": "G" * 64}],
+    "catalog_changes_content_is_of_what_stands": [{"content_sha256": None}, {"kind": "withdrawn"}],
+    "catalog_followers_one_row_per_collection": [{"collection_id": "c1"}],
+    "catalog_followers_counts_are_not_negative": [{"change_id": -1}, {"turn": -1}],
+    "catalog_followers_error_is_bounded": [{"failures": 1, "last_error": "x" * 501}],
+    "catalog_followers_error_is_of_a_failure": [{"failures": 1}, {"last_error": "x"}],
     "lineage_batches_one_row_per_content": [{"batch_id": "b1"}],
     "lineage_batches_one_file_each": [{"href": "1"}],
     "lineage_batches_path_is_known": [{"path": "odd"}],
@@ -679,6 +700,7 @@ NEVER_SAID = {
     "clock_readings_one_row_per_reading",
     "alerts_one_row_per_alert",
     "catalog_promotions_one_row_per_promotion",
+    "catalog_changes_one_row_per_change",
     # The table's key says more.
     "catalog_items_by_page",
 }

@@ -261,7 +261,7 @@ WHERE sha256 IN (@each(:digests));
 -- name: take_back
 DELETE FROM catalog_items
 WHERE collection_id = :collection_id AND item_id IN (@each(:item_ids))
-RETURNING partition_key, page, summaries;
+RETURNING item_id, partition_key, page, content_sha256, summaries;
 
 -- name: put_back
 INSERT INTO catalog_items (
@@ -273,4 +273,60 @@ SELECT
     west, south, east, north, start_at, end_at, summaries, updated_at, replaces_wal_id, before_promotion_id
 FROM catalog_replaced_items
 WHERE promotion_id IN (@each(:promotion_ids, bigint))
-RETURNING partition_key, page, summaries;
+RETURNING item_id, partition_key, page, content_sha256, summaries;
+
+-- name: log_changes
+INSERT INTO catalog_changes (collection_id, item_id, partition_key, kind, content_sha256, changed_at)
+SELECT :collection_id, value ->> 0, value ->> 1, value ->> 2, value ->> 3, @as_time(:changed_at)
+FROM @rows(:rows, batch)
+WHERE true;
+
+-- name: changes_after
+SELECT change_id, item_id, partition_key, kind, content_sha256, changed_at FROM catalog_changes
+WHERE collection_id = :collection_id AND change_id > :after
+ORDER BY change_id
+LIMIT :most;
+
+-- name: contents
+SELECT item_id, content_sha256 FROM catalog_items
+WHERE collection_id = :collection_id AND item_id IN (@each(:item_ids));
+
+-- name: behind
+-- The collections of which a follower lacks changes, without those in which it is put off or at work.
+SELECT batch.value ->> 0 AS collection_id
+FROM @rows(:collections, batch)
+LEFT JOIN catalog_followers AS place ON place.follower = :follower AND place.collection_id = batch.value ->> 0
+WHERE
+    (place.next_attempt_at IS NULL OR place.next_attempt_at <= @as_time(:now))
+    AND EXISTS (
+        SELECT 1 FROM catalog_changes AS change
+        WHERE change.collection_id = batch.value ->> 0 AND change.change_id > coalesce(place.change_id, 0)
+    )
+ORDER BY collection_id;
+
+-- name: take_turn
+INSERT INTO catalog_followers (follower, collection_id, change_id, turn, failures, next_attempt_at, last_error)
+VALUES (:follower, :collection_id, 0, 1, 0, @as_time(:busy_until), NULL)
+ON CONFLICT (follower, collection_id) DO UPDATE SET
+    turn = catalog_followers.turn + 1, next_attempt_at = excluded.next_attempt_at
+WHERE catalog_followers.next_attempt_at <= @as_time(:now)
+RETURNING change_id, turn, failures;
+
+-- name: end_turn
+UPDATE catalog_followers SET change_id = :change_id, failures = 0, last_error = NULL, next_attempt_at = @as_time(:now)
+WHERE follower = :follower AND collection_id = :collection_id AND turn = :turn;
+
+-- name: put_off_follower
+UPDATE catalog_followers
+SET failures = failures + 1, last_error = :last_error, next_attempt_at = @as_time(:next_attempt_at)
+WHERE follower = :follower AND collection_id = :collection_id AND turn = :turn;
+
+-- name: places
+SELECT
+    place.follower, place.collection_id, place.change_id, place.failures, place.next_attempt_at, place.last_error,
+    (
+        SELECT count(*) FROM catalog_changes AS change
+        WHERE change.collection_id = place.collection_id AND change.change_id > place.change_id
+    ) AS behind
+FROM catalog_followers AS place
+ORDER BY place.follower, place.collection_id;

@@ -84,6 +84,8 @@ WITH decision (relation, rights) AS (
     ('catalog_pages', 'SELECT, INSERT, UPDATE (items, west, south, east, north, west_360, east_360, '
      || 'over_antimeridian, over_greenwich, start_at, end_at, newest_promotion), DELETE'),
     ('catalog_summaries', 'SELECT, INSERT, UPDATE (items)'),
+    ('catalog_changes', 'SELECT, INSERT'),
+    ('catalog_followers', 'SELECT, INSERT, UPDATE (change_id, turn, failures, next_attempt_at, last_error)'),
     ('catalog_items', 'SELECT, INSERT, UPDATE (content_sha256, object_uri, wal_id, replaces_wal_id, precedence, '
      || 'sequencer, revision, west, south, east, north, start_at, end_at, summaries, updated_at, promotion_id), '
      || 'DELETE'),

@@ -1692,6 +1692,46 @@ CREATE TABLE catalog_summaries (
     CONSTRAINT catalog_summaries_items_are_not_negative CHECK (items >= 0)
 ) @without_rowid;
 
+-- What changed in the catalog, in the order in which it was committed: a collection has one writer at a time.
+CREATE TABLE catalog_changes (
+    change_id @serial(catalog_changes_one_row_per_change),
+    collection_id text NOT NULL,
+    item_id text NOT NULL,
+    partition_key text NOT NULL,
+    kind text NOT NULL,
+    -- Of the Item as it has stood since.
+    content_sha256 text,
+    changed_at @time NOT NULL,
+    CONSTRAINT catalog_changes_kind_is_known CHECK (kind IN ('created', 'updated', 'withdrawn')),
+    CONSTRAINT catalog_changes_content_is_sha256 CHECK (@sha256(content_sha256)),
+    -- What was withdrawn stands no more.
+    CONSTRAINT catalog_changes_content_is_of_what_stands CHECK ((content_sha256 IS NULL) = (kind = 'withdrawn'))
+) @strict;
+
+CREATE INDEX catalog_changes_by_collection ON catalog_changes (collection_id, change_id);
+
+@append_only(catalog_changes, catalog_changes_are_append_only, (change_id));
+
+-- How far each follower of the catalog has come.
+CREATE TABLE catalog_followers (
+    follower text NOT NULL,
+    collection_id text NOT NULL,
+    -- The last change that it has taken; 0 for none.
+    change_id @bigint NOT NULL,
+    -- Number of the turn that may move it on.
+    turn integer NOT NULL,
+    -- Turns that failed since the last that did not.
+    failures integer NOT NULL,
+    -- When it is tried next; while somebody is at it, when another may take over.
+    next_attempt_at @time NOT NULL,
+    last_error text,
+    CONSTRAINT catalog_followers_one_row_per_collection PRIMARY KEY (follower, collection_id),
+    CONSTRAINT catalog_followers_counts_are_not_negative CHECK (change_id >= 0 AND turn >= 0 AND failures >= 0),
+    -- An error is for a person to read, not for keeping a response's body.
+    CONSTRAINT catalog_followers_error_is_bounded CHECK (length(last_error) <= 500),
+    CONSTRAINT catalog_followers_error_is_of_a_failure CHECK ((last_error IS NULL) = (failures = 0))
+) @without_rowid;
+
 -- Lineage: which unit's OpenLineage run and PROV activity stand in which file (transactional outbox of both paths).
 CREATE TABLE lineage_batches (
     batch_id text NOT NULL,

@@ -1,0 +1,281 @@
+"""Following: followers of the catalog are brought up to date, with a cursor for each follower and collection.
+
+Changes of a collection are committed in the order of their numbers, because it has one writer at a time: so a cursor
+is enough, and nothing is passed over. One process at a time brings a follower on in a collection (its turn); one that
+fails is tried again, further apart each time.
+
+Does not belong here: writing changes (`index.py`), what a change and a follower are (`changes.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import orjson
+
+from kfm_dagster.catalog import layout
+from kfm_dagster.catalog.changes import ChangeKind, Follower, FollowError, ItemChange
+from kfm_dagster.catalog.index import CollectionIndex
+from kfm_dagster.catalog.item import content_sha256
+from kfm_dagster.catalog.publisher import Publisher
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.storage.database import Database
+
+_LOG = logging.getLogger(__name__)
+
+BATCH = 1_000
+"""Changes that a follower gets at a time."""
+TURN = timedelta(minutes=10)
+"""After so long another process takes over from one that has not ended its turn."""
+FIRST_PAUSE = timedelta(seconds=15)
+LONGEST_PAUSE = timedelta(minutes=10)
+"""Pauses between two tries double from the first to the longest, as those of the lineage outbox."""
+ERROR_LENGTH = 300
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """How far a follower has come in a collection; `behind` counts changes, `last_error` is None when all is well."""
+
+    follower: str
+    collection_id: str
+    change_id: int
+    behind: int
+    failures: int
+    next_attempt_at: datetime
+    last_error: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Turn:
+    """The right to bring a follower on in a collection."""
+
+    follower: Follower
+    contract: DatasetContract
+    number: int
+    change_id: int
+    failures: int
+
+    @property
+    def key(self) -> dict[str, object]:
+        return {
+            "follower": self.follower.name,
+            "collection_id": self.contract.stac.collection,
+            "turn": self.number,
+        }
+
+
+class Following:
+    """Brings followers up to date. Any number of processes may do so."""
+
+    def __init__(
+        self, database: Database, registry: ContractRegistry, publisher: Publisher, *, clock: Callable[[], datetime]
+    ) -> None:
+        self._database = database
+        self._owners = {
+            contract.stac.collection: registry.owner(contract) for contract in sorted(registry, key=lambda one: one.id)
+        }
+        self._publisher = publisher
+        self._clock = clock
+
+    def catch_up(self, followers: Iterable[Follower], *, within: float = 10.0) -> int:
+        """Bring followers up to date, and return how many changes they took; after `within` seconds the rest waits.
+
+        One that fails is put off, and keeps no other from its changes. Raises the database's errors alone.
+        """
+        end = time.monotonic() + within
+        taken = 0
+        for follower in followers:
+            for contract in self._behind(follower):
+                while time.monotonic() < end and (turn := self._take(follower, contract)) is not None:
+                    found = self._bring_on(turn)
+                    taken += found
+                    if found == 0:
+                        break
+        return taken
+
+    def rebuild(self, follower: Follower, contract: DatasetContract) -> int:
+        """Empty a follower's place of a collection and follow all that stands; return the number of changes.
+
+        Raises FollowError, also while another process is at it.
+        """
+        owner = self._owners[contract.stac.collection]
+        turn = self._take(follower, owner)
+        if turn is None:
+            raise FollowError(
+                observed=f"{follower.name} of {owner.stac.collection} is being brought up to date, or was put off",
+                next_step="try again in some minutes",
+            )
+        follower.forget(owner)
+        self._end(turn, change_id=0)
+        taken = 0
+        while (again := self._take(follower, owner)) is not None:
+            changes = self._changes(again)
+            if not changes:
+                self._end(again, change_id=again.change_id)
+                break
+            follower.follow(owner, self._standing(owner, changes))
+            self._end(again, change_id=changes[-1].change_id)
+            taken += len(changes)
+        return taken
+
+    def places(self) -> list[Place]:
+        """Return how far every follower has come."""
+        with self._database.snapshot() as view:
+            return [
+                Place(
+                    follower=row.follower,
+                    collection_id=row.collection_id,
+                    change_id=row.change_id,
+                    behind=row.behind,
+                    failures=row.failures,
+                    next_attempt_at=row.next_attempt_at,
+                    last_error=row.last_error,
+                )
+                for row in view.run("catalog.places")
+            ]
+
+    def _behind(self, follower: Follower) -> list[DatasetContract]:
+        with self._database.snapshot() as view:
+            rows = view.run(
+                "catalog.behind",
+                follower=follower.name,
+                collections=orjson.dumps([[collection] for collection in self._owners]).decode(),
+                now=rfc3339(self._clock()),
+            )
+            return [self._owners[row.collection_id] for row in rows]
+
+    def _take(self, follower: Follower, contract: DatasetContract) -> _Turn | None:
+        now = self._clock()
+        with self._database.transaction() as tx:
+            row = tx.run(
+                "catalog.take_turn",
+                follower=follower.name,
+                collection_id=contract.stac.collection,
+                now=rfc3339(now),
+                busy_until=rfc3339(now + TURN),
+            ).one_or_none()
+        if row is None:
+            return None
+        return _Turn(
+            follower=follower, contract=contract, number=row.turn, change_id=row.change_id, failures=row.failures
+        )
+
+    def _bring_on(self, turn: _Turn) -> int:
+        changes = self._changes(turn)
+        if changes:
+            try:
+                turn.follower.follow(turn.contract, self._standing(turn.contract, changes))
+            except Exception as error:  # whatever a place does, runs and other followers go on
+                self._put_off(turn, error)
+                return 0
+        self._end(turn, change_id=changes[-1].change_id if changes else turn.change_id)
+        return len(changes)
+
+    def _changes(self, turn: _Turn) -> list[ItemChange]:
+        """Return what comes next, without the Items' content."""
+        collection = turn.contract.stac.collection
+        with self._database.snapshot() as view:
+            rows = view.run("catalog.changes_after", collection_id=collection, after=turn.change_id, most=BATCH)
+            return [
+                ItemChange(
+                    change_id=row.change_id,
+                    item_id=row.item_id,
+                    partition=row.partition_key,
+                    kind=ChangeKind(row.kind),
+                    path=layout.item_path(collection, row.partition_key, row.item_id),
+                    item=None,
+                    content_sha256=row.content_sha256,
+                    changed_at=row.changed_at,
+                )
+                for row in rows
+            ]
+
+    def _standing(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> list[ItemChange]:
+        """Return the last change of each Item with its content, without Items that have changed again since.
+
+        Those come with their later change. So does one whose file is lost, when it is written again.
+        """
+        last = _last(changes)
+        found, unsure = self._read(contract, last)
+        if unsure:
+            # A writer's files are in their places a moment before its index is; it ends first.
+            with self._database.transaction() as tx, CollectionIndex(tx, contract, page_size=1).only_writer():
+                again, lost = self._read(contract, unsure)
+            found += again
+            for change in lost:
+                _LOG.warning("%s is not what the index says: followers do not get it", change.path)
+        return sorted(found, key=lambda change: change.change_id)
+
+    def _read(
+        self, contract: DatasetContract, changes: Sequence[ItemChange]
+    ) -> tuple[list[ItemChange], list[ItemChange]]:
+        """Return the changes whose Items stand as they say, and those whose file says something else."""
+        with self._database.snapshot() as view:
+            standing = {
+                row.item_id: row.content_sha256
+                for row in view.run(
+                    "catalog.contents",
+                    collection_id=contract.stac.collection,
+                    item_ids=orjson.dumps([change.item_id for change in changes]).decode(),
+                )
+            }
+        current = [change for change in changes if standing.get(change.item_id) == change.content_sha256]
+        files = self._publisher.read([change.path for change in current if change.content_sha256])
+        found: list[ItemChange] = []
+        unsure: list[ItemChange] = []
+        for change in current:
+            item = _item(files.get(change.path)) if change.content_sha256 else None
+            if change.content_sha256 == (content_sha256(item) if item else None):
+                found.append(replace(change, item=item))
+            else:
+                unsure.append(change)
+        return found, unsure
+
+    def _end(self, turn: _Turn, *, change_id: int) -> None:
+        with self._database.transaction() as tx:
+            tx.run("catalog.end_turn", turn.key, change_id=change_id, now=rfc3339(self._clock()))
+
+    def _put_off(self, turn: _Turn, error: Exception) -> None:
+        doublings: int = 2 ** min(turn.failures, 20)
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:ERROR_LENGTH]
+        _LOG.warning("%s of %s is put off: %s", turn.follower.name, turn.contract.stac.collection, text)
+        with self._database.transaction() as tx:
+            tx.run(
+                "catalog.put_off_follower",
+                turn.key,
+                next_attempt_at=rfc3339(self._clock() + min(FIRST_PAUSE * doublings, LONGEST_PAUSE)),
+                last_error=text,
+            )
+
+
+def _last(changes: Sequence[ItemChange]) -> list[ItemChange]:
+    """One change an Item, its last; one that came among these is created, whatever came after."""
+    first: dict[str, ItemChange] = {}
+    last: dict[str, ItemChange] = {}
+    for change in changes:
+        first.setdefault(change.item_id, change)
+        last[change.item_id] = change
+    return [replace(change, kind=_net(first[change.item_id].kind, change.kind)) for change in last.values()]
+
+
+def _net(first: ChangeKind, last: ChangeKind) -> ChangeKind:
+    if last is ChangeKind.WITHDRAWN:
+        return last
+    return ChangeKind.CREATED if first is ChangeKind.CREATED else ChangeKind.UPDATED
+
+
+def _item(content: bytes | None) -> dict[str, Any] | None:
+    """Return what a file says; None when it is no Item."""
+    try:
+        found = orjson.loads(content or b"")
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and "properties" in found else None

@@ -1,0 +1,235 @@
+"""Followers of the catalog: they get what stands, in order, whatever was written, undone, refused or stalled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from kfm_dagster.catalog.changes import ChangeKind, FollowError, ItemChange
+from kfm_dagster.catalog.following import LONGEST_PAUSE, TURN, Following
+from kfm_dagster.catalog.publisher import FolderPublisher
+from kfm_dagster.catalog.store import Catalog
+from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.fence import open_fence
+from kfm_dagster_tests.catalog import trees
+from kfm_dagster_tests.catalog.envelopes import goes, nexrad
+from kfm_dagster_tests.catalog.test_undo import of_run, unit
+from kfm_dagster_tests.ledger.bench import Clock
+
+CREATED, UPDATED, WITHDRAWN = ChangeKind.CREATED, ChangeKind.UPDATED, ChangeKind.WITHDRAWN
+_names = (f"follower-{number}" for number in count())
+
+
+def nothing() -> None:
+    """Do nothing."""
+
+
+def fail() -> None:
+    raise FollowError(observed="it is away")
+
+
+class Mirror:
+    """A follower that keeps the Items, and does first what it is told to do."""
+
+    def __init__(self) -> None:
+        self.name = next(_names)
+        self.items: dict[tuple[str, str], Any] = {}
+        self.taken: list[tuple[str, ChangeKind]] = []
+        self.first: Callable[[], None] = nothing
+        self.last: Callable[[], None] = nothing
+
+    def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
+        self.first()
+        for change in changes:
+            self.taken.append((change.item_id, change.kind))
+            key = (contract.stac.collection, change.item_id)
+            if change.kind is WITHDRAWN:
+                self.items.pop(key, None)
+            else:
+                self.items[key] = change.item
+        self.last()
+
+    def forget(self, contract: DatasetContract) -> None:
+        self.items = {key: item for key, item in self.items.items() if key[0] != contract.stac.collection}
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def following(database: Database, contracts: ContractRegistry, root: Path, clock: Clock) -> Following:
+    return Following(database, contracts, FolderPublisher(root), clock=clock)
+
+
+@pytest.fixture
+def write(catalog: Catalog, contracts: ContractRegistry) -> Callable[..., None]:
+    def write(run_id: str, *envelopes: Envelope) -> None:
+        catalog.register(of_run(contracts, run_id, envelopes), fence=open_fence)
+
+    return write
+
+
+def standing(root: Path) -> dict[tuple[str, str], Any]:
+    """The Items that a reader of the catalog finds."""
+    found = (orjson.loads(content) for content in trees.files(root).values())
+    return {(item["collection"], item["id"]): item for item in found if item["type"] == "Feature"}
+
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("write"), st.lists(st.tuples(st.integers(0, 7), st.integers(0, 3)), min_size=1, max_size=5)),
+        st.tuples(st.just("undo"), st.integers(0, 5)),
+        st.tuples(st.just("follow"), st.sampled_from(["well", "refused", "taken, then failed"])),
+    ),
+    min_size=3,
+    max_size=12,
+)
+
+
+@settings(
+    max_examples=25,
+    # The catalog of an example is the next one's beginning, which shrinking would take minutes with.
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(operations=OPERATIONS)
+def test_followers_have_what_stands_whatever_was_written_undone_and_refused(
+    catalog: Catalog,
+    following: Following,
+    root: Path,
+    contracts: ContractRegistry,
+    write: Callable[..., None],
+    clock: Clock,
+    operations: list[tuple[str, Any]],
+) -> None:
+    mirror, runs = Mirror(), list[str]()
+    for operation, argument in operations:
+        if operation == "write":
+            runs.append(next(_names))
+            for dataset in ("goes-abi", "nexrad-l2"):
+                units = [unit(*one) for one in argument]
+                write(runs[-1], *(envelope for envelope in units if envelope.dataset == dataset))
+        elif operation == "undo" and argument < len(runs):
+            for dataset in ("goes-abi", "nexrad-l2"):
+                catalog.undo(dataset, runs[argument])
+        elif operation == "follow":
+            mirror.first = fail if argument == "refused" else nothing
+            mirror.last = fail if argument == "taken, then failed" else nothing
+            following.catch_up([mirror])
+            clock.advance(LONGEST_PAUSE.total_seconds())
+    mirror.first = mirror.last = nothing
+    following.catch_up([mirror])
+    assert mirror.items == standing(root)
+    assert following.catch_up([mirror]) == 0
+    for dataset in ("goes-abi", "nexrad-l2"):
+        following.rebuild(mirror, contracts[dataset])
+    assert mirror.items == standing(root)
+
+
+def test_what_happened_to_an_item_is_told_once_by_what_it_is_for_the_follower(
+    catalog: Catalog, following: Following, write: Callable[..., None]
+) -> None:
+    mirror = Mirror()
+
+    def told() -> list[ChangeKind]:
+        following.catch_up([mirror])
+        taken, mirror.taken = mirror.taken, []
+        return [kind for _, kind in taken]
+
+    write("first", goes(0))
+    write("second", goes(0, created=1, platform="goes-1"))
+    assert told() == [CREATED]
+    write("second", goes(0, created=1, platform="goes-1"))
+    assert told() == []
+    write("third", goes(0, created=2, platform="goes-2"))
+    assert told() == [UPDATED]
+    catalog.undo("goes-abi", "third")
+    assert told() == [UPDATED]
+    write("fourth", goes(0, created=3, platform="goes-3"))
+    for run_id in ("fourth", "second", "first"):
+        catalog.undo("goes-abi", run_id)
+    assert told() == [WITHDRAWN]
+    write("fifth", goes(1))
+    catalog.undo("goes-abi", "fifth")
+    # Somebody may have failed to tell what it took.
+    assert told() == [WITHDRAWN]
+
+
+def test_a_follower_that_fails_is_put_off_further_and_further_and_costs_no_other(
+    following: Following, write: Callable[..., None], clock: Clock
+) -> None:
+    failing, well = Mirror(), Mirror()
+    failing.first = fail
+    write("run", goes(0))
+    write("run", nexrad())
+    pauses: list[float] = []
+    for _ in range(8):
+        following.catch_up([failing, well])
+        [place, _] = [one for one in following.places() if one.follower == failing.name]
+        assert (place.behind, place.change_id) == (1, 0)
+        assert "it is away" in str(place.last_error)
+        pauses.append((place.next_attempt_at - clock()).total_seconds())
+        clock.advance(pauses[-1] - 1)
+        following.catch_up([failing])
+        assert place in following.places()
+        clock.advance(1)
+    assert pauses == [15, 30, 60, 120, 240, 480, 600, 600]
+    assert len(well.items) == 2
+    failing.first = nothing
+    following.catch_up([failing])
+    assert failing.items == well.items
+    assert {(one.behind, one.failures, one.last_error) for one in following.places()} == {(0, 0, None)}
+
+
+def test_a_follower_is_brought_on_by_one_process_until_that_one_stalls(
+    following: Following, write: Callable[..., None], clock: Clock
+) -> None:
+    mirror = Mirror()
+    write("run", goes(0))
+    seen: list[int] = []
+
+    def meanwhile() -> None:
+        mirror.first = nothing
+        seen.append(following.catch_up([mirror]))
+        clock.advance(TURN.total_seconds() - 1)
+        seen.append(following.catch_up([mirror]))
+        clock.advance(1)
+        write("run", goes(1))
+        seen.append(following.catch_up([mirror]))
+
+    mirror.first = meanwhile
+    following.catch_up([mirror])
+    assert seen == [0, 0, 2]
+    [place] = [one for one in following.places() if one.follower == mirror.name]
+    # The end of the one that stalled moves nothing back.
+    assert place.behind == 0
+    assert [item_id for item_id, _ in mirror.taken].count(mirror.taken[0][0]) == 2
+
+
+def test_a_file_of_a_writer_that_has_not_committed_is_not_told(
+    following: Following, root: Path, write: Callable[..., None]
+) -> None:
+    """The file is in its place before the index says so; a writer that dies there has changed nothing."""
+    mirror = Mirror()
+    write("run", goes(0))
+    [(path, content)] = [(path, content) for path, content in trees.files(root).items() if b'"Feature"' in content]
+    (root / path).write_bytes(content.replace(b"goes-19", b"goes-99"))
+    assert trees.files(root)[path] != content
+    following.catch_up([mirror])
+    assert mirror.items == {}
+    # Registering again brings the file back, which is a change.
+    write("run", goes(0))
+    following.catch_up([mirror])
+    assert mirror.items == standing(root) != {}
