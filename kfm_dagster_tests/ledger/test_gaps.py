@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import count
 
@@ -142,11 +143,13 @@ def test_a_hole_opens_for_one_object_less_and_closes_when_it_comes(gaps: Gaps, d
     assert rows == 2
 
 
-def test_another_dataset_s_gaps_are_its_own(gaps: Gaps) -> None:
-    gaps.record("nexrad-l2", hours(0), at=NOW)
+def test_another_dataset_s_and_another_product_s_gaps_are_their_own(gaps: Gaps) -> None:
+    other = [replace(hour, product="others") for hour in hours(0)]
+    gaps.record("nexrad-l2", [*hours(0), *other], at=NOW)
     gaps.record("hrrr", hours(0), at=NOW)
     gaps.record("hrrr", hours(2), at=NOW)
-    assert [gap.dataset for gap in gaps.list(since=LONG_AGO)] == ["nexrad-l2"]
+    gaps.record("nexrad-l2", hours(2), at=NOW)
+    assert [(gap.dataset, gap.product) for gap in gaps.list(since=LONG_AGO)] == [("nexrad-l2", "others")]
     assert gaps.open_days("nexrad-l2", since=LONG_AGO) == [START.date()]
     assert gaps.open_days("hrrr", since=LONG_AGO) == []
 
