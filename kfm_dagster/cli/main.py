@@ -93,6 +93,9 @@ COMMANDS = {
         "kfm_dagster.cli.quarantine.commands:quarantine",
         "Look at units that were taken out of automatic flows, or take some out.",
     ),
+    "queue": Lazy(
+        "kfm_dagster.cli.queue:queue", "Make the queue of a dataset, with its dead letters, policies and subscriptions."
+    ),
     "release": Lazy(
         "kfm_dagster.cli.quarantine.decisions:release",
         "Let quarantined units in again: each gets one more attempt, and comes back if that fails.",

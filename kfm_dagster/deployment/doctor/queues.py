@@ -41,7 +41,7 @@ def check_queue(settings: Settings, registry: ContractRegistry, connect: Callabl
             "messages that wait are soon thrown away",
             observed=f"MessageRetentionPeriod {retention}",
             expected=f"{SHORT_RETENTION} at least",
-            next_step=f"raise it ({_CREATE} makes it 14 days)",
+            next_step=f"raise it ({_CREATE} makes it 7 days)",
         )
     yield from _policy(registry, found)
 
