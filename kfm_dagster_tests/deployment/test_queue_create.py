@@ -136,6 +136,18 @@ def test_the_subscription_lets_through_what_is_of_the_dataset(
     assert told == [f"{prefix}x"]
 
 
+@pytest.mark.clause("BEY-11", "BEY-12")
+def test_the_doctor_finds_nothing_wrong_with_queues_that_were_made(cloud: EmbeddedCloud, call: Call) -> None:
+    changes(call)
+    told = json.loads(call("doctor", "--json").out)["findings"]
+    found = [one for one in told if one["check"] in {"queue", "dead letters"} and one["verdict"] != "ok"]
+    # Only gfs was asked for.
+    assert [(one["verdict"], one["what"]) for one in found] == [
+        ("warning", "some datasets' topics may not send messages to the queue")
+    ]
+    assert "NewGFSObject" not in found[0]["observed"]
+
+
 @pytest.mark.clause("BEY-12")
 def test_terraform_makes_what_the_command_makes(contracts: ContractRegistry, call: Call) -> None:
     plan = QueuePlan.of(contracts["gfs"], contracts, Settings.load())

@@ -144,8 +144,8 @@ class QueueMaker:
         url = self.sqs.get_queue_url(QueueName=name)["QueueUrl"]
         # With the policy that stands: some servers take one that is not named for one that is taken away.
         policy = (self._attributes(name) or {}).get("Policy")
-        kept = {"Policy": policy} if policy else {}
-        self.sqs.set_queue_attributes(QueueUrl=url, Attributes={**kept, **changed})  # type: ignore[arg-type]
+        attributes: dict[Any, str] = {**({"Policy": policy} if policy else {}), **changed}
+        self.sqs.set_queue_attributes(QueueUrl=url, Attributes=attributes)
 
 
 def _subscribed(sns: SNSClient, topic: str, queue_arn: str) -> str | None:
