@@ -93,6 +93,18 @@ class Settings(BaseSettings):
     )
     storage_url: str = Field("", description="Landing zone and artifacts, folder or s3://; default $KFM_HOME/storage.")
     catalog_url: str = Field("", description="STAC catalog, folder or s3://; default $KFM_HOME/catalog.")
+    catalog_public_url: str = Field(
+        "",
+        pattern=r"^(https?://[^/\s@?#]+[^\s@?#]*)?$",
+        description="Where people read the catalog, https://HOST/PATH; DCAT names its files there. Default: "
+        "KFM_CATALOG_URL.",
+    )
+    contact: str = Field(
+        "",
+        pattern=r"^(mailto:[^\s@]+@[^\s@]+|https?://\S+)?$",
+        description="Whom readers of the catalog may ask, mailto:ADDRESS or https://PAGE; DCAT names it. Default: each "
+        "dataset's producer.",
+    )
     lineage_url: str = Field("", description="OpenLineage and PROV-O files; default $KFM_HOME/lineage.")
     compute_logs_url: str = Field(
         "", description="What Dagster's steps print, s3://bucket/prefix; default: files below DAGSTER_HOME."

@@ -62,6 +62,10 @@ COMMANDS = {
         "kfm_dagster.cli.dlq.commands:dlq",
         "Look at the dead-letter queue, and drain, redrive or discard what is on it.",
     ),
+    "doctor": Lazy(
+        "kfm_dagster.cli.doctor:doctor",
+        "Look at a deployment: database, queues, clock, Dagster instance, stores, buckets, senders, disks.",
+    ),
     "drain": Lazy(
         "kfm_dagster.cli.drain:drain",
         "Work the queue until it is empty, with a daemon and code server of its own.",
@@ -91,6 +95,9 @@ COMMANDS = {
     "quarantine": Lazy(
         "kfm_dagster.cli.quarantine.commands:quarantine",
         "Look at units that were taken out of automatic flows, or take some out.",
+    ),
+    "queue": Lazy(
+        "kfm_dagster.cli.queue:queue", "Make the queue of a dataset, with its dead letters, policies and subscriptions."
     ),
     "reconcile": Lazy(
         "kfm_dagster.cli.reconcile:reconcile",

@@ -82,8 +82,8 @@ STANDING: dict[str, Sequence[Row]] = {
     "catalog_promotions": [
         {
             "run_id": "r", "dataset": "d", "collection_id": "c1", "item_id": "i1", "partition_key": DAY,
-            "after_sha256": HASH, "before_promotion_id": None, "before_revision": 1, "before_sha256": HASH,
-            "logged_at": T,
+            "wal_id": ONE, "after_sha256": HASH, "before_promotion_id": None, "before_revision": 1,
+            "before_sha256": HASH, "logged_at": T,
         }
     ] * 2,
     "catalog_replaced_items": [

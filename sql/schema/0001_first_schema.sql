@@ -1507,6 +1507,8 @@ CREATE TABLE catalog_promotions (
     collection_id text NOT NULL,
     item_id text NOT NULL,
     partition_key text NOT NULL,
+    -- Whose Item it is: also of one that was withdrawn it can be said which object it came from.
+    wal_id @id NOT NULL,
     -- Bytes of the file that was to be put there.
     after_sha256 text NOT NULL,
     -- What the index said before: null for nothing.
