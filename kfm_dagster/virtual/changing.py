@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from kfm_dagster.catalog.changes import FollowError, ItemChange
 from kfm_dagster.virtual.day import DayOfStores, Listed
 from kfm_dagster.virtual.index import Indexed
-from kfm_dagster.virtual.references import Frame, Step, Store
+from kfm_dagster.virtual.references import Frame, StoreStep, VirtualCube
 
 _LOG = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def changed(here: DayOfStores, change: Change, read: Read) -> Changed:
         elif after.steps:
             listed.append(here.put(change.name, after))
     for signature, steps in fitting.items():
-        listed.append(here.put(change.name, Store(frame=frames[signature], steps=()).with_steps(steps)))
+        listed.append(here.put(change.name, VirtualCube(frame=frames[signature], steps=()).with_steps(steps)))
     return Changed(
         listed=listed,
         report=report + VirtualReport(removed=len(leaving & known.keys())),
@@ -94,10 +94,10 @@ def _names_any(here: DayOfStores, one: Listed, item_ids: Iterable[str]) -> bool:
 
 def _sorted_out(
     found: Iterable[Indexed | FollowError],
-) -> tuple[dict[str, Frame], dict[str, list[Step]], VirtualReport, list[FollowError]]:
+) -> tuple[dict[str, Frame], dict[str, list[StoreStep]], VirtualReport, list[FollowError]]:
     """Return steps by the signature of their frame, what they took, and what could not be read."""
     frames: dict[str, Frame] = {}
-    fitting: dict[str, list[Step]] = defaultdict(list)
+    fitting: dict[str, list[StoreStep]] = defaultdict(list)
     report = VirtualReport()
     failures: list[FollowError] = []
     for one in found:

@@ -20,7 +20,7 @@ import orjson
 
 from kfm_dagster.catalog.changes import FollowError
 from kfm_dagster.catalog.publisher import Publisher, PublishError
-from kfm_dagster.virtual.references import Store, from_document, to_document
+from kfm_dagster.virtual.references import VirtualCube, from_document, to_document
 
 LIST, DAYS = "stores.json", "days.json"
 _HASH = 16
@@ -60,7 +60,7 @@ class DayOfStores:
         self._content = self._at(LIST)
         self.listed = _listed(self._content)
 
-    def read(self, one: Listed) -> Store:
+    def read(self, one: Listed) -> VirtualCube:
         """Return a store of the list. Raises FollowError."""
         return _understood(self.content(one), one.href)
 
@@ -71,7 +71,7 @@ class DayOfStores:
             raise FollowError(observed=f"{self._folder}/{one.href} is gone", next_step="rebuild virtual-zarr")
         return found
 
-    def put(self, name: str, store: Store) -> Listed:
+    def put(self, name: str, store: VirtualCube) -> Listed:
         """Write a store's document, which no reader finds before the list is published. Raises FollowError."""
         content = to_document(store)
         href = f"{name}.{hashlib.sha256(content).hexdigest()[:_HASH]}.json"
@@ -165,7 +165,7 @@ def _listed(content: bytes | None) -> list[Listed]:
     return [Listed(**{**one, "variables": tuple(one["variables"])}) for one in orjson.loads(content)["stores"]]
 
 
-def _understood(content: bytes, href: str) -> Store:
+def _understood(content: bytes, href: str) -> VirtualCube:
     try:
         return from_document(content)
     except (ValueError, KeyError, TypeError) as error:

@@ -17,7 +17,7 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.readers.base import ReadError
 from kfm_dagster.readers.netcdf_cube import read_cube_step
 from kfm_dagster.storage.objects import ObjectHandle, ObjectReadError, ObjectStores
-from kfm_dagster.virtual.references import Frame, Step, frame_of, step_of
+from kfm_dagster.virtual.references import Frame, StoreStep, frame_of, step_of
 
 _MULTIHASH_MD5 = "d50110"
 
@@ -27,7 +27,7 @@ class Indexed:
     """What came of an Item: a step with its frame, or why it is in no store; and what that took."""
 
     frame: Frame | None = None
-    step: Step | None = None
+    step: StoreStep | None = None
     why: str = ""
     requests: int = 0
     bytes_read: int = 0

@@ -30,7 +30,7 @@ _DIMENSIONS = "_ARRAY_DIMENSIONS"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class StoreStep:
     """One Item in a store. `place` orders it; `values` are small variables, `chunks` those of each image."""
 
     item_id: str
@@ -72,20 +72,20 @@ class Frame:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Store:
+class VirtualCube:
     """Steps of one frame, in order."""
 
     frame: Frame
-    steps: tuple[Step, ...]
+    steps: tuple[StoreStep, ...]
 
-    def without(self, item_ids: Iterable[str]) -> Store:
+    def without(self, item_ids: Iterable[str]) -> VirtualCube:
         """Return the store without these Items."""
         gone = set(item_ids)
-        return Store(frame=self.frame, steps=tuple(step for step in self.steps if step.item_id not in gone))
+        return VirtualCube(frame=self.frame, steps=tuple(step for step in self.steps if step.item_id not in gone))
 
-    def with_steps(self, steps: Iterable[Step]) -> Store:
+    def with_steps(self, steps: Iterable[StoreStep]) -> VirtualCube:
         """Return the store with these steps, too."""
-        return Store(frame=self.frame, steps=tuple(sorted((*self.steps, *steps), key=lambda step: step.order)))
+        return VirtualCube(frame=self.frame, steps=tuple(sorted((*self.steps, *steps), key=lambda step: step.order)))
 
 
 def frame_of(found: CubeStep, *, along: str) -> Frame:
@@ -111,10 +111,10 @@ def frame_of(found: CubeStep, *, along: str) -> Frame:
     return Frame(along=along, metadata=metadata, fixed=found.fixed)
 
 
-def step_of(found: CubeStep, *, along: str, item_id: str, content_sha256: str, uri: str, datetime: str) -> Step:
+def step_of(found: CubeStep, *, along: str, item_id: str, content_sha256: str, uri: str, datetime: str) -> StoreStep:
     """Return an object as a step of its store."""
     (place,) = np.frombuffer(found.values[along], found.variables[along].data_type)
-    return Step(
+    return StoreStep(
         item_id=item_id,
         content_sha256=content_sha256,
         uri=uri,
@@ -125,7 +125,7 @@ def step_of(found: CubeStep, *, along: str, item_id: str, content_sha256: str, u
     )
 
 
-def to_document(store: Store) -> bytes:
+def to_document(store: VirtualCube) -> bytes:
     """Return the document of a store that has a step."""
     metadata = {key: _with_steps(store, key) for key in store.frame.metadata}
     refs: dict[str, Any] = {key: _text(value) for key, value in metadata.items()}
@@ -146,7 +146,7 @@ def to_document(store: Store) -> bytes:
     return _text({"version": 1, "kfm": ours, "templates": templates, "refs": refs}).encode()
 
 
-def from_document(content: bytes) -> Store:
+def from_document(content: bytes) -> VirtualCube:
     """Read a document of `to_document` again. Raises ValueError or KeyError for any other one."""
     document = orjson.loads(content)
     ours, refs, templates = document["kfm"], document["refs"], document["templates"]
@@ -174,7 +174,7 @@ def from_document(content: bytes) -> Store:
         fixed={name: data for name, data in small.items() if name not in stepped},
     )
     steps = tuple(
-        Step(
+        StoreStep(
             item_id=item_id,
             content_sha256=content_sha256,
             uri=templates[_template(number)],
@@ -185,17 +185,17 @@ def from_document(content: bytes) -> Store:
         )
         for number, (item_id, content_sha256, datetime, place) in enumerate(ours["steps"])
     )
-    return Store(frame=frame, steps=steps)
+    return VirtualCube(frame=frame, steps=steps)
 
 
-def _references(number: int, step: Step) -> Iterator[tuple[str, list[Any]]]:
+def _references(number: int, step: StoreStep) -> Iterator[tuple[str, list[Any]]]:
     uri = "{{" + _template(number) + "}}"
     for name, chunks in step.chunks.items():
         for chunk in chunks:
             yield f"{name}/{'.'.join(map(str, (number, *chunk.place)))}", [uri, chunk.offset, chunk.length]
 
 
-def _with_steps(store: Store, key: str) -> Mapping[str, Any]:
+def _with_steps(store: VirtualCube, key: str) -> Mapping[str, Any]:
     """Metadata of a key with the number of steps in it; what is small is one chunk of them all."""
     found = store.frame.metadata[key]
     name = key.removesuffix(f"/{_ARRAY}")
