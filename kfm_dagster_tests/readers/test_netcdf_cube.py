@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import struct
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -216,3 +217,37 @@ def test_chunks_of_a_real_object_are_where_libhdf5_says(shared_data: Path) -> No
                     info = expected.id.get_chunk_info_by_coord(at)
                     assert (chunk.offset, chunk.length) == (info.byte_offset, info.size)
                 assert math.prod(step.variables[name].shape) == expected.size
+
+
+def with_key(which: int, field: int, value: int) -> bytes:
+    """A file of two chunks of one row each, with a number of a chunk's key or its address overwritten."""
+    content = bytearray(made(v={"data": IMAGE[:2], "chunksizes": (1, 6), "fill_value": 7}))
+    node = content.index(b"TREE\x01")
+    # A key (bytes stored, filters skipped, offsets in y, x and the element), then the address (III.A.1).
+    entry = struct.Struct("<II3QQ")
+    at = node + 24 + which * entry.size
+    values = list(entry.unpack_from(content, at))
+    values[field] = value
+    entry.pack_into(content, at, *values)
+    return bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("which", "field", "value"),
+    [
+        (1, 0, 11),  # other bytes than six numbers have
+        (1, 0, 0),
+        (1, 1, 1),  # a filter skipped
+        (1, 2, 0),  # the place of the first chunk
+        (1, 2, 2),  # past the image
+        (1, 3, 3),  # beside the grid
+        (1, 3, 6),
+        (1, 4, 2),  # within an element
+        (1, 5, 1 << 40),  # past the object
+    ],
+)
+def test_an_index_that_is_none_is_refused(which: int, field: int, value: int) -> None:
+    assert [chunk.place for chunk in step_of(with_key(0, 1, 0)).images["v"]] == [(0, 0), (1, 0)]
+    with pytest.raises(ReadError) as refused:
+        step_of(with_key(which, field, value))
+    assert refused.value.code is MetadataIssue.UNREADABLE_FORMAT
