@@ -106,6 +106,11 @@ class Settings(BaseSettings):
         "dataset's producer.",
     )
     lineage_url: str = Field("", description="OpenLineage and PROV-O files; default $KFM_HOME/lineage.")
+    virtual_url: str = Field(
+        "",
+        description="Virtual Zarr stores of the datasets whose contracts ask for them, folder or s3://bucket/prefix; "
+        "default: none (docs/virtual-zarr.md).",
+    )
     compute_logs_url: str = Field(
         "", description="What Dagster's steps print, s3://bucket/prefix; default: files below DAGSTER_HOME."
     )
@@ -293,7 +298,14 @@ class Settings(BaseSettings):
             raise ValueError("s3://bucket/prefix; unset, they are files below DAGSTER_HOME")
         return value
 
-    @field_validator("run_state", "storage_url", "catalog_url", "lineage_url", "compute_logs_url")
+    @field_validator("virtual_url")
+    @classmethod
+    def _a_folder_or_bucket(cls, value: str) -> str:
+        if "://" in value and not re.fullmatch(r"s3://[^/]+(/.*)?", value):
+            raise ValueError("a folder or s3://bucket/prefix; unset, there are no virtual stores")
+        return value
+
+    @field_validator("run_state", "storage_url", "catalog_url", "lineage_url", "virtual_url", "compute_logs_url")
     @classmethod
     def _no_credentials_in_an_address(cls, value: str) -> str:
         # No store reads them there, and these addresses stand in records, artifacts and Dagster's metadata.

@@ -59,6 +59,7 @@ BAD: dict[str, list[str]] = {
         "delta+file:///x",
         "/a,/b",
     ],
+    "virtual_url": ["gs://bucket", "s3://", "s3:///prefix", f"s3://{SECRET}@bucket"],
     "compute_logs_url": ["logs", "s3://", "gs://bucket", "s3:///prefix", f"s3://{SECRET}@bucket"],
     "worker_usd_per_hour": ["-1", "free", "nan", "inf"],
     "watts_per_core": ["-1", "much", "nan", "inf"],

@@ -53,6 +53,7 @@ from kfm_dagster.storage.read_ahead import ReadAhead
 from kfm_dagster.storage.s3 import Store
 from kfm_dagster.telemetry.energy import EnergyMeter, NoEnergyMeter
 from kfm_dagster.telemetry.otlp import configure_traces
+from kfm_dagster.virtual.follower import VirtualZarr
 
 if TYPE_CHECKING:
     from kfm_dagster.notifications.authenticity import Signatures
@@ -201,7 +202,10 @@ class Pipeline:
     @cached_property
     def followers(self) -> Sequence[Follower]:
         """The places besides the catalog that show its Items."""
-        return ()
+        found: list[Follower] = []
+        if self.settings.virtual_url:
+            found.append(VirtualZarr(open_publisher(self.settings.virtual_url), self.objects))
+        return found
 
     @cached_property
     def lineage(self) -> Lineage:

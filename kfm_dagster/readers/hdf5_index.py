@@ -41,13 +41,13 @@ _NO_FREE_BLOCK = 1
 class _Budget:
     """Entries that one walk may still read."""
 
-    def __init__(self) -> None:
-        self._left = MAX_ENTRIES
+    def __init__(self, most: int = MAX_ENTRIES) -> None:
+        self._most = self._left = most
 
     def spend(self, entries: int) -> None:
         self._left -= entries
         if self._left < 0:
-            raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"HDF5: an index of more than {MAX_ENTRIES} entries")
+            raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"HDF5: an index of more than {self._most} entries")
 
 
 def symbol_table(file: FileBytes, tree: int, heap: int) -> dict[bytes, int]:
@@ -107,10 +107,12 @@ def _symbols(file: FileBytes, address: int, budget: _Budget) -> Iterator[tuple[i
         yield at, header, cached
 
 
-def tree_1_children(file: FileBytes, root: int, *, kind: int, key_bytes: int) -> Iterator[tuple[bytes, int, bytes]]:
+def tree_1_children(
+    file: FileBytes, root: int, *, kind: int, key_bytes: int, most_entries: int = MAX_ENTRIES
+) -> Iterator[tuple[bytes, int, bytes]]:
     """Left key, address and right key of what the leaves of a B-tree of version 1 point to, in order (III.A.1)."""
     pending: list[tuple[int, int | None]] = [(root, None)]
-    budget = _Budget()
+    budget = _Budget(most_entries)
     while pending:
         address, expected = pending.pop()
         signature, found, level, count, _, _ = _TREE_1.unpack(file.read(address, _TREE_1.size))
