@@ -93,6 +93,10 @@ class Settings(BaseSettings):
     )
     storage_url: str = Field("", description="Landing zone and artifacts, folder or s3://; default $KFM_HOME/storage.")
     catalog_url: str = Field("", description="STAC catalog, folder or s3://; default $KFM_HOME/catalog.")
+    geoparquet: bool = Field(
+        True,  # noqa: FBT003
+        description="Publish the Items of each day as GeoParquet, too, beside the catalog (docs/stac.md).",
+    )
     lineage_url: str = Field("", description="OpenLineage and PROV-O files; default $KFM_HOME/lineage.")
     compute_logs_url: str = Field(
         "", description="What Dagster's steps print, s3://bucket/prefix; default: files below DAGSTER_HOME."

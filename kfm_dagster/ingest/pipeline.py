@@ -183,7 +183,12 @@ class Pipeline:
     @cached_property
     def catalog(self) -> Catalog:
         """The STAC catalog."""
-        return Catalog(self.database, open_publisher(self.settings.catalog), self.registry)
+        return Catalog(
+            self.database,
+            open_publisher(self.settings.catalog),
+            self.registry,
+            mirrored=self.settings.geoparquet,
+        )
 
     @cached_property
     def following(self) -> Following:
@@ -193,7 +198,12 @@ class Pipeline:
     @cached_property
     def followers(self) -> Sequence[Follower]:
         """The places besides the catalog that show its Items."""
-        return ()
+        found: list[Follower] = []
+        if self.settings.geoparquet:
+            from kfm_dagster.catalog.geoparquet.follower import GeoParquet  # noqa: PLC0415, pyarrow and shapely
+
+            found.append(GeoParquet(open_publisher(self.settings.catalog)))
+        return found
 
     @cached_property
     def lineage(self) -> Lineage:
