@@ -75,9 +75,7 @@ class CollectionIndex:
     `mirrored` tells whether its Items are published as GeoParquet, too.
     """
 
-    def __init__(
-        self, tx: Transaction, contract: DatasetContract, *, page_size: int, mirrored: bool = False
-    ) -> None:
+    def __init__(self, tx: Transaction, contract: DatasetContract, *, page_size: int, mirrored: bool = False) -> None:
         self._tx = tx
         self.contract = contract
         self.mirrored = mirrored

@@ -239,7 +239,7 @@ class ObjectStorePublisher:
 
     def open(self, path: str, *, size: int) -> BinaryIO:
         """Open an object: makes no request until it is read."""
-        return cast(BinaryIO, io.BufferedReader(Ranges(partial(self._get_range, path), size), RANGE_BYTES))
+        return cast("BinaryIO", io.BufferedReader(Ranges(partial(self._get_range, path), size), RANGE_BYTES))
 
     @contextmanager
     def staging(self, files: Mapping[str, bytes]) -> Iterator[Staged]:

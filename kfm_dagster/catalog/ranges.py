@@ -19,11 +19,11 @@ class Ranges(io.RawIOBase):
         self._at = 0
 
     def readable(self) -> bool:
-        """It can be read."""
+        """Return that it can be read."""
         return True
 
     def seekable(self) -> bool:
-        """It can be read from anywhere."""
+        """Return that it can be read from anywhere."""
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:

@@ -304,9 +304,7 @@ class Catalog:
             staged.settle()
 
     def _index(self, tx: Transaction, contract: DatasetContract) -> CollectionIndex:
-        return CollectionIndex(
-            tx, self._registry.owner(contract), page_size=self._page_size, mirrored=self._mirrored
-        )
+        return CollectionIndex(tx, self._registry.owner(contract), page_size=self._page_size, mirrored=self._mirrored)
 
     def _contract(self, candidates: Sequence[Candidate]) -> DatasetContract:
         datasets = {candidate.dataset for candidate in candidates}

@@ -27,7 +27,7 @@ _CONDITION = re.compile(r"([^=<>]+)([=<>])(.*)", re.DOTALL)
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
-class TimeRange(click.ParamType):
+class TimeRange(click.ParamType):  # type: ignore[type-arg]
     """A day, a moment, or START/END as STAC APIs have it, where `..` is no bound."""
 
     name = "TIME"
@@ -46,7 +46,7 @@ class TimeRange(click.ParamType):
         return start, end
 
 
-class Box(click.ParamType):
+class Box(click.ParamType):  # type: ignore[type-arg]
     """WEST,SOUTH,EAST,NORTH in degrees; west is greater than east over the antimeridian."""
 
     name = "W,S,E,N"
@@ -74,7 +74,9 @@ def items() -> None:
 
 @items.command()
 @click.option("--collection", "collections", multiple=True, help="Only of this Collection; may be repeated.")
-@click.option("--time", "times", type=TimeRange(), help="Only Items of a day, a moment, or START/END (UTC; .. is open).")
+@click.option(
+    "--time", "times", type=TimeRange(), help="Only Items of a day, a moment, or START/END (UTC; .. is open)."
+)
 @click.option("--bbox", type=Box(), help="Only Items whose box meets this one; W > E crosses the antimeridian.")
 @click.option("--where", multiple=True, metavar="PROPERTY=VALUE", help="Only with =, < or > of a property; repeatable.")
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1), help="At most so many.")

@@ -83,10 +83,11 @@ def test_real_items_come_back_equal_and_nearly_all_from_their_columns_alone(
         name = path.relative_to(shared_data / "objects").as_posix()
         bucket, key = name.split("/", 1)
         route = contracts.route(bucket=bucket, key=key)
-        if route.kind is KeyKind.DATA and route.contract is not None:
-            if may_register(extracted(contracts, route.contract.id, path, f"s3://{name}")):
-                item = item_of_file(contracts, shared_data / "objects", name)
-                by_collection.setdefault(item["collection"], []).append(item)
+        if route.kind is not KeyKind.DATA or route.contract is None:
+            continue
+        if may_register(extracted(contracts, route.contract.id, path, f"s3://{name}")):
+            item = item_of_file(contracts, shared_data / "objects", name)
+            by_collection.setdefault(item["collection"], []).append(item)
     assert len(by_collection) > 5
     whole = 0
     for found in by_collection.values():
@@ -138,7 +139,9 @@ def test_rows_stand_by_hour_then_along_the_curve_and_what_crosses_the_antimeridi
     plain = (west <= east) & (hours == hours[0])
     for first in range(0, 900, 50):
         some = slice(first, first + 50)
-        area = (east[plain][some].max() - west[plain][some].min()) * (north[plain][some].max() - south[plain][some].min())
+        area = (east[plain][some].max() - west[plain][some].min()) * (
+            north[plain][some].max() - south[plain][some].min()
+        )
         assert area < 360 * 180 / 4
 
 
@@ -155,10 +158,12 @@ def test_the_curve_is_hilberts() -> None:
 
 
 @pytest.mark.clause("OPR-10")
-@pytest.mark.parametrize("envelope", [goes(0), hrrr(), nexrad(), goes(0, bbox=(170.0, -5.0, -175.0, 5.0))], ids=["goes", "hrrr", "nexrad", "antimeridian"])
-def test_the_clients_that_people_use_read_the_file(
-    contracts: ContractRegistry, tmp_path: Path, envelope: Any
-) -> None:
+@pytest.mark.parametrize(
+    "envelope",
+    [goes(0), hrrr(), nexrad(), goes(0, bbox=(170.0, -5.0, -175.0, 5.0))],
+    ids=["goes", "hrrr", "nexrad", "antimeridian"],
+)
+def test_the_clients_that_people_use_read_the_file(contracts: ContractRegistry, tmp_path: Path, envelope: Any) -> None:
     """rustac, stac-geoparquet, geopandas and DuckDB, each by what the file says of itself."""
     import geopandas
     import rustac

@@ -45,9 +45,7 @@ def ordered(table: pa.Table) -> pa.Table:
 def boxes(table: pa.Table) -> tuple[Floats, Floats, Floats, Floats]:
     """Return west, south, east and north of every row; NaN where it has no box."""
     column = table["bbox"].combine_chunks()
-    west, south, east, north = (
-        _numbers(pc.struct_field(column, name)) for name in ("xmin", "ymin", "xmax", "ymax")
-    )
+    west, south, east, north = (_numbers(pc.struct_field(column, name)) for name in ("xmin", "ymin", "xmax", "ymax"))
     return west, south, east, north
 
 
@@ -76,7 +74,7 @@ def hilbert(x: Integers, y: Integers) -> Integers:
 
 
 def _cell(share: Floats) -> Integers:
-    """Number the cell of a coordinate from 0 to 1; one that is none counts as the last."""
+    """Return the cell of a coordinate from 0 to 1; one that is none counts as the last."""
     cells: Integers = np.clip(np.nan_to_num(share, nan=1.0) * _CELLS, 0, _CELLS - 1).astype(np.int64)
     return cells
 

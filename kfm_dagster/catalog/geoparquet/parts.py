@@ -42,9 +42,10 @@ Bbox = tuple[float, float, float, float]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowGroup:
-    """What a row group reaches over: (west, south, east, north), from -180 to 180 where an Item crosses the antimeridian.
+    """What a row group reaches over; times are RFC 3339.
 
-    None where no Item has a box. Times are RFC 3339.
+    The box is (west, south, east, north), from -180 to 180 where an Item crosses the antimeridian, None where none has
+    a box.
     """
 
     rows: int
@@ -90,7 +91,8 @@ def parquet(table: pa.Table) -> bytes:
         write_statistics=[f"bbox.{name}" for name in BBOX]
         + [one.name for one in table.schema if any(is_kind(one.type) for is_kind in _SIMPLE)],
     )
-    return sink.getvalue().to_pybytes()
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
 
 
 def to_merge(parts: Sequence[Part], rows: int) -> list[Part]:

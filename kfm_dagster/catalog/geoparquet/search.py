@@ -123,11 +123,11 @@ def _matching(rows: pa.Table, wanted: Wanted) -> pa.Table:
         "place": pa.array(range(rows.num_rows), pa.int64()),
         "west": west, "south": south, "east": east, "north": north, "starts": starts(rows), "ends": ends(rows),
     })  # fmt: skip
-    box = wanted.bbox or (None,) * 4
-    bounds = [None if one is None else _microseconds(one) for one in (wanted.start, wanted.end)]
+    box = zip(("west", "south", "east", "north"), wanted.bbox or (None,) * 4, strict=True)
+    times = (("starts", wanted.start), ("ends", wanted.end))
     asked = pa.table({
-        **{name: pa.array([one], pa.float64()) for name, one in zip(("west", "south", "east", "north"), box, strict=True)},
-        **{name: pa.array([one], pa.int64()) for name, one in zip(("starts", "ends"), bounds, strict=True)},
+        **{name: pa.array([bound], pa.float64()) for name, bound in box},
+        **{name: pa.array([None if time is None else _microseconds(time)], pa.int64()) for name, time in times},
     })  # fmt: skip
     return rows.take(pa.array([place for (place,) in ask("items.matching", places=places, asked=asked)], pa.int64()))
 
