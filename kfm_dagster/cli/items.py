@@ -20,7 +20,7 @@ from kfm_dagster.settings import Settings
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kfm_dagster.catalog.geoparquet.search import Condition, Wanted
+    from kfm_dagster.catalog.geoparquet.search import PropertyCondition, Wanted
 
 COLUMNS = ("collection", "id", "start", "end", "bbox")
 _CONDITION = re.compile(r"([^=<>]+)([=<>])(.*)", re.DOTALL)
@@ -141,13 +141,13 @@ def _write(path: Path, tables: Sequence[pa.Table]) -> int:
     return int(table.num_rows)
 
 
-def _condition(text: str) -> Condition:
-    from kfm_dagster.catalog.geoparquet.search import Condition  # noqa: PLC0415, see above
+def _condition(text: str) -> PropertyCondition:
+    from kfm_dagster.catalog.geoparquet.search import PropertyCondition  # noqa: PLC0415, see above
 
     match = _CONDITION.fullmatch(text)
     if match is None:
         raise click.BadParameter(f"{text!r} is not PROPERTY=VALUE, PROPERTY<VALUE or PROPERTY>VALUE")
-    return Condition(name=match[1].strip(), operator=match[2], value=match[3].strip())
+    return PropertyCondition(name=match[1].strip(), operator=match[2], value=match[3].strip())
 
 
 def _row(item: dict[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ OPERATORS = tuple(_COMPARISONS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Condition:
+class PropertyCondition:
     """What a property of an Item has to be: `operator` is one of OPERATORS, `value` a text of whatever type it has.
 
     A property that is a list meets `=` where the value is in it. One that an Item does not have meets nothing.
@@ -49,7 +49,7 @@ class Wanted:
     start: datetime | None = None
     end: datetime | None = None
     bbox: Bbox | None = None
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[PropertyCondition, ...] = ()
 
 
 def search(publisher: Publisher, collections: Iterable[str], wanted: Wanted) -> Iterator[pa.Table]:
@@ -132,7 +132,7 @@ def _matching(rows: pa.Table, wanted: Wanted) -> pa.Table:
     return rows.take(pa.array([place for (place,) in ask("items.matching", places=places, asked=asked)], pa.int64()))
 
 
-def _holds(rows: pa.Table, condition: Condition) -> pa.Array:
+def _holds(rows: pa.Table, condition: PropertyCondition) -> pa.Array:
     """Return which rows meet a condition; none where the property is of a type that the value is not of."""
     never = pa.array([False] * rows.num_rows, pa.bool_())
     if condition.name not in rows.column_names:
