@@ -204,13 +204,13 @@ class Counting(FolderPublisher):
 
 @pytest.mark.clause("OPR-10")
 def test_a_day_and_a_box_are_found_in_a_twentieth_of_the_bytes(contracts: ContractRegistry, root: Path) -> None:
-    """Sites all over the world, and scans at each of them, over eight days: a day alone would be an eighth."""
+    """Sites all over the world, and scans at each of them, over ten days: a day alone would be a tenth."""
     chance, publisher = random.Random(7), Counting(root)
     sites = [(chance.uniform(-170, 160), chance.uniform(-80, 70)) for _ in range(160)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parts, "GROUP_ROWS", 128)
         items = []
-        for number in range(8 * 2_000):
+        for number in range(10 * 2_000):
             west, south = sites[number % 160]
             start = DAY + timedelta(seconds=number * 86_400 / 2_000)
             # As long as an Item is, so that footers count for what they are.
