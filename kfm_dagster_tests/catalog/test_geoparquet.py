@@ -287,6 +287,31 @@ def test_a_writer_that_stalled_takes_nothing_back(
             stalled = changes(contracts, following + 6, range(4, 8), UPDATED, platform="goes-17")
 
 
+def test_changes_that_come_again_after_later_ones_change_nothing(
+    contracts: ContractRegistry, root: Path, publisher: Publisher
+) -> None:
+    follower, first = GeoParquet(publisher), changes(contracts, 1, range(4))
+    follower.follow(contracts[ABI], first)
+    follower.follow(contracts[ABI], changes(contracts, 5, [0, 1], UPDATED, platform="goes-18"))
+    follower.follow(contracts[ABI], changes(contracts, 7, [2], WITHDRAWN))
+    before = trees.files(root)
+    follower.follow(contracts[ABI], first)
+    assert trees.files(root) == before
+
+
+def test_a_description_whose_parts_are_gone_does_not_count(
+    contracts: ContractRegistry, root: Path, publisher: Publisher
+) -> None:
+    """It is a stalled writer's, whose parts were cleared away before it went on."""
+    GeoParquet(publisher).follow(contracts[ABI], changes(contracts, 1, range(3)))
+    folder = root / days.folder(ABI, "2025")
+    (description,) = folder.glob("*.json")
+    late = orjson.loads(description.read_bytes())
+    late["parts"][0]["name"] = late["parts"][0]["name"].replace("0003-", "0004-")
+    (folder / "2025-12-03-0000000000000004-000000000000.json").write_bytes(orjson.dumps(late))
+    assert len(published(publisher)["2025-12-03"]) == 3
+
+
 def test_a_lost_file_is_refused_until_the_collection_is_rebuilt(
     contracts: ContractRegistry, root: Path, publisher: Publisher
 ) -> None:
