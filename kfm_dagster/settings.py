@@ -105,6 +105,10 @@ class Settings(BaseSettings):
         description="Whom readers of the catalog may ask, mailto:ADDRESS or https://PAGE; DCAT names it. Default: each "
         "dataset's producer.",
     )
+    geoparquet: bool = Field(
+        True,  # noqa: FBT003
+        description="Publish the Items of each day as GeoParquet, too, beside the catalog (docs/stac.md).",
+    )
     lineage_url: str = Field("", description="OpenLineage and PROV-O files; default $KFM_HOME/lineage.")
     virtual_url: str = Field(
         "",

@@ -20,6 +20,18 @@ from kfm_dagster.contracts.model import DatasetContract
 if TYPE_CHECKING:
     import pystac
 
+MIRROR_ASSET = "geoparquet-items"
+MIRROR = {
+    "title": "Items as GeoParquet",
+    "description": "The Items of each day as stac-geoparquet 1.0.0; while files are replaced, the newest "
+    "items/YYYY/YYYY-MM-DD-*.json of a day names those that are its.",
+    # A pattern, as readers of Parquet take it (DuckDB, GDAL, Polars): no list of days would stay small.
+    "href": "./items/*/*.parquet",
+    "type": "application/vnd.apache.parquet",
+    "roles": ["collection-mirror"],
+}
+"""Asset of a Collection by stac-geoparquet 1.0.0, "Referencing a STAC GeoParquet Collection"."""
+
 ROOT_ID = "kfm-nodd"
 ROOT_TITLE = "Kansas Frontier Matrix: NOAA open data"
 ROOT_DESCRIPTION = (
@@ -57,8 +69,12 @@ def collection_document(
     summaries: Mapping[str, Sequence[Any]],
     years: Sequence[str],
     run_id: str | None = None,
+    mirrored: bool = False,
 ) -> dict[str, Any]:
-    """Return the Collection of a dataset; `run_id` is the run that wrote the newest of its Items."""
+    """Return the Collection of a dataset; `run_id` is the run that wrote the newest of its Items.
+
+    `mirrored` says that its Items are published as GeoParquet, too.
+    """
     import pystac  # noqa: PLC0415, see above
 
     interval: list[datetime | None] = [datetime.fromisoformat(extent.start), datetime.fromisoformat(extent.end)]
@@ -79,6 +95,7 @@ def collection_document(
         extra_fields={
             "item_assets": _item_assets(contract),
             "kfm:dataset": contract.public_id,
+            **({"assets": {MIRROR_ASSET: MIRROR}} if mirrored else {}),
             **(
                 {"kfm:run_state": {"dataset_id": f"{contract.public_id}.stac_register", "run_id": run_id}}
                 if run_id

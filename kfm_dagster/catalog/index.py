@@ -70,11 +70,15 @@ class Write:
 
 
 class CollectionIndex:
-    """The index of one collection within one transaction. `contract` is that of the dataset that owns it."""
+    """The index of one collection within one transaction. `contract` is that of the dataset that owns it.
 
-    def __init__(self, tx: Transaction, contract: DatasetContract, *, page_size: int) -> None:
+    `mirrored` tells whether its Items are published as GeoParquet, too.
+    """
+
+    def __init__(self, tx: Transaction, contract: DatasetContract, *, page_size: int, mirrored: bool = False) -> None:
         self._tx = tx
         self.contract = contract
+        self.mirrored = mirrored
         self._collection = contract.stac.collection
         self._page_size = page_size
 

@@ -50,15 +50,25 @@ class CatalogUndoError(KfmError):
 
 
 class Catalog:
-    """A static STAC catalog and its index. Any number of processes may register at the same time."""
+    """A static STAC catalog and its index. Any number of processes may register at the same time.
+
+    `mirrored` has its Collections say that their Items are published as GeoParquet, too.
+    """
 
     def __init__(
-        self, database: Database, publisher: Publisher, registry: ContractRegistry, *, page_size: int = PAGE_SIZE
+        self,
+        database: Database,
+        publisher: Publisher,
+        registry: ContractRegistry,
+        *,
+        page_size: int = PAGE_SIZE,
+        mirrored: bool = False,
     ) -> None:
         self._database = database
         self._publisher = publisher
         self._registry = registry
         self._page_size = page_size
+        self._mirrored = mirrored
 
     def register(self, candidates: Sequence[Candidate], *, fence: Fence) -> list[StacResult]:
         """Register a batch of one dataset; results stand in the order of the candidates.
@@ -294,7 +304,7 @@ class Catalog:
             staged.settle()
 
     def _index(self, tx: Transaction, contract: DatasetContract) -> CollectionIndex:
-        return CollectionIndex(tx, self._registry.owner(contract), page_size=self._page_size)
+        return CollectionIndex(tx, self._registry.owner(contract), page_size=self._page_size, mirrored=self._mirrored)
 
     def _contract(self, candidates: Sequence[Candidate]) -> DatasetContract:
         datasets = {candidate.dataset for candidate in candidates}

@@ -66,7 +66,12 @@ def around(index: CollectionIndex, contract: DatasetContract, days: Iterable[str
 
 def _collection(index: CollectionIndex, contract: DatasetContract, years: Sequence[str]) -> Mapping[str, object]:
     return documents.collection_document(
-        contract, extent=index.extent(), summaries=index.summaries(), years=years, run_id=index.newest_run()
+        contract,
+        extent=index.extent(),
+        summaries=index.summaries(),
+        years=years,
+        run_id=index.newest_run(),
+        mirrored=index.mirrored,
     )
 
 

@@ -89,6 +89,7 @@ COMMANDS = {
         "kfm_dagster.cli.init:init",
         "Bring the ledger's database and Dagster's own up to date, and check that stores and queue are there.",
     ),
+    "items": Lazy("kfm_dagster.cli.items:items", "Search the Items of the catalog."),
     "kill-switch": Lazy(
         "kfm_dagster.cli.kill_switch:kill_switch", "Switch datasets off and on again, or list what is off."
     ),

@@ -192,7 +192,12 @@ class Pipeline:
     @cached_property
     def catalog(self) -> Catalog:
         """The STAC catalog."""
-        return Catalog(self.database, open_publisher(self.settings.catalog), self.registry)
+        return Catalog(
+            self.database,
+            open_publisher(self.settings.catalog),
+            self.registry,
+            mirrored=self.settings.geoparquet,
+        )
 
     @cached_property
     def following(self) -> Following:
@@ -205,6 +210,10 @@ class Pipeline:
         found: list[Follower] = []
         if self.settings.virtual_url:
             found.append(VirtualZarr(open_publisher(self.settings.virtual_url), self.objects))
+        if self.settings.geoparquet:
+            from kfm_dagster.catalog.geoparquet.follower import GeoParquet  # noqa: PLC0415, pyarrow and shapely
+
+            found.append(GeoParquet(open_publisher(self.settings.catalog)))
         return found
 
     @cached_property

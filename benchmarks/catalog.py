@@ -1,0 +1,245 @@
+"""The catalog at scale: many Items through its store, the GeoParquet that follows, and a search of a day and a box.
+
+    python -m benchmarks.catalog --items 1000000 [--database postgresql] [--json]
+
+Items are NEXRAD volumes of every site, 40,000 a day as the archive has them. Belongs here: their registration and what
+is measured of it. Does not belong here: how a unit becomes an Item (`backlog.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, BinaryIO
+
+import click
+from typing_extensions import override
+
+from benchmarks.command import in_one_line
+from benchmarks.databases import KINDS, bench_database
+from kfm_dagster.catalog.following import Following
+from kfm_dagster.catalog.geoparquet.follower import GeoParquet
+from kfm_dagster.catalog.geoparquet.search import Wanted, search
+from kfm_dagster.catalog.item import Candidate
+from kfm_dagster.catalog.publisher import FolderPublisher
+from kfm_dagster.catalog.store import Catalog
+from kfm_dagster.cli.files import refuse_unwritable_home
+from kfm_dagster.cli.tables import show_rows
+from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity, Metadata
+from kfm_dagster.contracts.identity import rfc3339, wal_id
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.exports.validation_page import figure
+from kfm_dagster.operators.stac_register import stac_register
+from kfm_dagster.readers.nexrad_sites import Site, sites
+from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.fence import open_fence
+
+DATASET = "nexrad-l2"
+A_DAY = 40_000
+"""Volumes of the archive in a day (shared/data/README.md)."""
+FIRST_DAY = datetime(2025, 1, 1, tzinfo=UTC)
+BATCH = 1_000
+ENDS = 10_000
+"""Items of the first and of the last rate."""
+KANSAS = (-102.1, 36.9, -94.6, 40.1)
+SEARCHES = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """What it took. Rates are of registration, CPU that of this process; a few Items are ten."""
+
+    items: int
+    database: str
+    first_per_second: float
+    last_per_second: float
+    follow_cpu_ms_per_item: float
+    few_items_seconds: float
+    few_items_bytes: int
+    largest_json_bytes: int
+    parquet_files: int
+    parquet_bytes_per_item: float
+    found: int
+    search_ms: float
+    search_share_of_bytes: float
+
+
+class CountingFolder(FolderPublisher):
+    """A catalog in a folder that counts the bytes that are read of its Parquet files."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.read_bytes = 0
+
+    @override
+    def open(self, path: str, *, size: int) -> BinaryIO:
+        file = super().open(path, size=size)
+        file.read = partial(self._count, file.read)  # type: ignore[method-assign]
+        return file
+
+    def _count(self, read: Any, count: int = -1) -> bytes:
+        content: bytes = read(count)
+        self.read_bytes += len(content)
+        return content
+
+
+def volumes(registry: ContractRegistry, first: int, count: int) -> list[Candidate]:
+    """Return the Items of volumes by number, as stac-register makes them."""
+    contract, grammar, known = registry[DATASET], registry.grammars[DATASET], sorted(sites().items())
+    return [
+        stac_register(_volume(number, *known[number % len(known)]), contract=contract, grammar=grammar)
+        for number in range(first, first + count)
+    ]
+
+
+def measure(folder: Path, items: int, *, database: str) -> Scale:
+    """Register and follow Items, then search them. Raises KfmError with one line."""
+    registry, publisher = ContractRegistry.load(), CountingFolder(folder / "catalog")
+    folder.mkdir(parents=True)
+    with ExitStack() as around:
+        served = around.enter_context(bench_database(database, folder / "database"))
+        opened = Database.open(served.variables.get("KFM_WAL_DSN", f"sqlite:///{folder / 'kfm.db'}"))
+        around.callback(opened.dispose)
+        catalog = Catalog(opened, publisher, registry, mirrored=True)
+        following = Following(opened, registry, publisher, clock=lambda: datetime.now(UTC))
+        rates, cpu = _register(catalog, following, publisher, registry, items)
+        few_more = volumes(registry, items, 10)
+        before, began = _parquet(folder), time.monotonic()
+        catalog.register(few_more, fence=open_fence)
+        following.catch_up([GeoParquet(publisher)])
+        few = time.monotonic() - began
+    after = _parquet(folder)
+    found, seconds, share = _search(publisher, sum(after.values()))
+    return Scale(
+        items=items,
+        database=database,
+        first_per_second=rates[0],
+        last_per_second=rates[1],
+        follow_cpu_ms_per_item=cpu / items * 1000,
+        few_items_seconds=few,
+        few_items_bytes=sum(size for path, size in after.items() if path not in before),
+        largest_json_bytes=max(path.stat().st_size for path in (folder / "catalog").rglob("*.json")),
+        parquet_files=len(after),
+        parquet_bytes_per_item=sum(after.values()) / (items + 10),
+        found=found,
+        search_ms=seconds * 1000,
+        search_share_of_bytes=share,
+    )
+
+
+def _register(
+    catalog: Catalog, following: Following, publisher: FolderPublisher, registry: ContractRegistry, items: int
+) -> tuple[tuple[float, float], float]:
+    """Register all, batch by batch, each followed; return the first and the last rate, and CPU seconds of following."""
+    follower, cpu = GeoParquet(publisher), 0.0
+    first, last = list[float](), deque[float](maxlen=ENDS // BATCH)
+    for number in range(0, items, BATCH):
+        batch = volumes(registry, number, min(BATCH, items - number))
+        began = time.monotonic()
+        catalog.register(batch, fence=open_fence)
+        seconds = (time.monotonic() - began) / len(batch)
+        last.append(seconds)
+        if len(first) < ENDS // BATCH:
+            first.append(seconds)
+        began = time.process_time()
+        following.catch_up([follower])
+        cpu += time.process_time() - began
+    return (len(first) / sum(first), len(last) / sum(last)), cpu
+
+
+def _search(publisher: CountingFolder, whole: int) -> tuple[int, float, float]:
+    """Return what is found of a day over Kansas, the median seconds that it takes, and the share of bytes read."""
+    wanted = Wanted(start=FIRST_DAY, end=FIRST_DAY + timedelta(hours=24, microseconds=-1), bbox=KANSAS)
+    seconds = []
+    for _ in range(SEARCHES):
+        publisher.read_bytes, began = 0, time.monotonic()
+        found = sum(table.num_rows for table in search(publisher, [DATASET], wanted))
+        seconds.append(time.monotonic() - began)
+    return found, median(seconds), publisher.read_bytes / whole
+
+
+def _parquet(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_size for path in (folder / "catalog").rglob("*.parquet")}
+
+
+def _volume(number: int, identifier: str, site: Site) -> Envelope:
+    start = FIRST_DAY + timedelta(days=1) * (number / A_DAY)
+    start = start.replace(microsecond=0)
+    key = f"{start:%Y/%m/%d}/{identifier}/{identifier}{start:%Y%m%d_%H%M%S}_V06"
+    uri = f"s3://unidata-nexrad-level2/{key}"
+    west, south, east, north = _reach(site)
+    ring = [[west, south], [east, south], [east, north], [west, north], [west, south]]
+    etag = f"{number:032x}"
+    end = start + timedelta(minutes=5)
+    return Envelope(
+        wal_id=wal_id(dataset=DATASET, object_uri=uri, time_range_start=start, object_version=etag),
+        dataset=DATASET,
+        object_uri=uri,
+        provider="aws",
+        queue="bench",
+        event_time=end,
+        time_range_start=start,
+        time_range_end=end,
+        schema_version="2.1",
+        object_version=etag,
+        object_size=4_000_000 + number,
+        integrity=Integrity(status=CheckStatus.OK, actual_size_bytes=4_000_000 + number, actual_etag=etag),
+        metadata=Metadata(
+            status=CheckStatus.OK,
+            geometry={"type": "Polygon", "coordinates": [ring]},
+            bbox=(west, south, east, north),
+            stac_properties={
+                "datetime": rfc3339(start),
+                "start_datetime": rfc3339(start),
+                "end_datetime": rfc3339(end),
+                "platform": "wsr-88d",
+                "instruments": ["nexrad"],
+                "nexrad:site": identifier,
+                "nexrad:vcp": 212 if number % 3 else 35,
+                "processing:level": "L2",
+            },
+        ),
+    )
+
+
+def _reach(site: Site) -> tuple[float, float, float, float]:
+    """Return the box of a radar's 460 km, in degrees, without crossing the antimeridian."""
+    west, east = max(-180.0, site.longitude - 5.0), min(180.0, site.longitude + 5.0)
+    return west, site.latitude - 4.1, east, site.latitude + 4.1
+
+
+def figures(found: Scale) -> Iterator[dict[str, str]]:
+    """Return the figures as rows of a table."""
+    for name, value in asdict(found).items():
+        yield {"figure": name, "value": figure(value)}
+
+
+@click.command(context_settings={"max_content_width": 100})
+@click.option("--items", default=100_000, show_default=True, type=click.IntRange(1, 1_000_000), help="To register.")
+@click.option("--database", type=click.Choice(KINDS), default="sqlite", show_default=True, help="Of the index.")
+@click.option("--home", type=click.Path(path_type=Path, file_okay=False), default=Path(".kfm/bench"), show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def main(*, items: int, database: str, home: Path, as_json: bool) -> None:
+    """Register many Items, follow them with GeoParquet, search a day and a box, and print what it took.
+
+    Example: python -m benchmarks.catalog --items 100000
+    """
+    refuse_unwritable_home(home)
+    found = measure(home / f"catalog-{time.time_ns()}", items, database=database)
+    if as_json:
+        click.echo(json.dumps(asdict(found)))
+        return
+    show_rows(list(figures(found)), ("figure", "value"))
+
+
+if __name__ == "__main__":
+    sys.exit(in_one_line("catalog", main))

@@ -1,0 +1,170 @@
+"""`kfm items`: search the Items of the catalog."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kfm_dagster.catalog.publisher import PublishError, open_publisher
+from kfm_dagster.cli.tables import show_rows
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.errors import DependencyUnavailableError
+from kfm_dagster.settings import Settings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kfm_dagster.catalog.geoparquet.search import PropertyCondition, Wanted
+
+COLUMNS = ("collection", "id", "start", "end", "bbox")
+_CONDITION = re.compile(r"([^=<>]+)([=<>])(.*)", re.DOTALL)
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+
+
+class TimeRange(click.ParamType):  # type: ignore[type-arg]
+    """A day, a moment, or START/END as STAC APIs have it, where `..` is no bound."""
+
+    name = "TIME"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[datetime | None, datetime | None]:
+        """Return the bounds, both inclusive."""
+        first, slash, last = str(value).partition("/")
+        try:
+            start, end = _bounds(first)[0], _bounds(last if slash else first)[1]
+        except ValueError:
+            self.fail(f"{value!r} is no day, moment or START/END, such as 2025-12-03T06:00Z/..", param, ctx)
+        if start is not None and end is not None and start > end:
+            self.fail(f"{value!r} ends before it begins", param, ctx)
+        return start, end
+
+
+class Box(click.ParamType):  # type: ignore[type-arg]
+    """WEST,SOUTH,EAST,NORTH in degrees; west is greater than east over the antimeridian."""
+
+    name = "W,S,E,N"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, float, float, float]:
+        """Return the four bounds."""
+        try:
+            west, south, east, north = map(float, str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not four numbers W,S,E,N", param, ctx)
+        if not (-180 <= west <= 180 and -180 <= east <= 180 and -90 <= south <= north <= 90):
+            self.fail(f"{value!r} is no box in degrees: west and east from -180 to 180, south below north", param, ctx)
+        return west, south, east, north
+
+
+@click.group()
+def items() -> None:
+    """Search the Items of the catalog.
+
+    Example: kfm items search --collection nexrad-l2 --time 2025-12-03 --bbox -102,37,-94.6,40
+    """
+
+
+@items.command()
+@click.option("--collection", "collections", multiple=True, help="Only of this Collection; may be repeated.")
+@click.option(
+    "--time", "times", type=TimeRange(), help="Only Items of a day, a moment, or START/END (UTC; .. is open)."
+)
+@click.option("--bbox", type=Box(), help="Only Items whose box meets this one; W > E crosses the antimeridian.")
+@click.option("--where", multiple=True, metavar="PROPERTY=VALUE", help="Only with =, < or > of a property; repeatable.")
+@click.option("--limit", default=50, show_default=True, type=click.IntRange(1), help="At most so many.")
+@click.option("--parquet", type=click.Path(path_type=Path, dir_okay=False), help="Write them as one GeoParquet file.")
+@click.option("--json", "as_json", is_flag=True, help="One Item per line.")
+def search(
+    *,
+    collections: Sequence[str],
+    times: tuple[datetime | None, datetime | None] | None,
+    bbox: tuple[float, float, float, float] | None,
+    where: Sequence[str],
+    limit: int,
+    parquet: Path | None,
+    as_json: bool,
+) -> None:
+    """Search by time, box and properties, over the GeoParquet beside the catalog; asks no database.
+
+    Example: kfm items search --time 2025-12-03T06:00Z/.. --where "nexrad:vcp>200" --where platform=wsr-88d --json
+    """
+    # Only here, because pyarrow and DuckDB take 0.4 s to import.
+    from kfm_dagster.catalog.geoparquet.rows import to_items  # noqa: PLC0415
+    from kfm_dagster.catalog.geoparquet.search import Wanted  # noqa: PLC0415
+
+    settings = Settings.load()
+    start, end = times or (None, None)
+    wanted = Wanted(start=start, end=end, bbox=bbox, conditions=tuple(map(_condition, where)))
+    known = sorted({contract.stac.collection for contract in ContractRegistry.load(settings.contracts_dir)})
+    if unknown := set(collections) - set(known):
+        raise click.UsageError(f"no Collection {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    tables = list(_first(settings, collections or known, wanted, limit))
+    if parquet is not None:
+        click.echo(f"{_write(parquet, tables)} Items in {parquet}")
+        return
+    found = [item for table in tables for item in to_items(table)]
+    show_rows(found if as_json else map(_row, found), COLUMNS, as_json=as_json)
+
+
+def _first(settings: Settings, collections: Sequence[str], wanted: Wanted, limit: int) -> Iterator[pa.Table]:
+    """Give the first so many rows, and read no further."""
+    from kfm_dagster.catalog.geoparquet.search import search as find  # noqa: PLC0415, see above
+
+    left = limit
+    try:
+        for table in find(open_publisher(settings.catalog), collections, wanted):
+            yield table.slice(0, left)
+            left -= table.num_rows
+            if left <= 0:
+                return
+    except PublishError as error:
+        raise DependencyUnavailableError(
+            "the catalog's place does not answer", observed=error, next_step="see KFM_CATALOG_URL"
+        ) from error
+
+
+def _write(path: Path, tables: Sequence[pa.Table]) -> int:
+    from kfm_dagster.catalog.geoparquet.order import ordered  # noqa: PLC0415, see above
+    from kfm_dagster.catalog.geoparquet.parts import parquet  # noqa: PLC0415
+    from kfm_dagster.catalog.geoparquet.rows import merged, to_table  # noqa: PLC0415
+
+    table = ordered(merged(tables)) if tables else to_table([])
+    path.write_bytes(parquet(table))
+    return int(table.num_rows)
+
+
+def _condition(text: str) -> PropertyCondition:
+    from kfm_dagster.catalog.geoparquet.search import PropertyCondition  # noqa: PLC0415, see above
+
+    match = _CONDITION.fullmatch(text)
+    if match is None:
+        raise click.BadParameter(f"{text!r} is not PROPERTY=VALUE, PROPERTY<VALUE or PROPERTY>VALUE")
+    return PropertyCondition(name=match[1].strip(), operator=match[2], value=match[3].strip())
+
+
+def _row(item: dict[str, Any]) -> dict[str, Any]:
+    properties = item["properties"]
+    return {
+        "collection": item["collection"],
+        "id": item["id"],
+        "start": properties.get("start_datetime") or properties["datetime"],
+        "end": properties.get("end_datetime") or properties["datetime"],
+        "bbox": json.dumps(item.get("bbox")),
+    }
+
+
+def _bounds(text: str) -> tuple[datetime | None, datetime | None]:
+    """Return first and last moment of a day or a moment; neither for an open bound. Raises ValueError."""
+    if text in {"..", ""}:
+        return None, None
+    moment = datetime.fromisoformat(text)
+    moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    return moment, moment + timedelta(days=1, microseconds=-1) if _DAY.fullmatch(text) else moment

@@ -1,0 +1,25 @@
+-- Set questions over the rows of the catalog's GeoParquet.
+
+-- name: matching
+-- places(place, west, south, east, north, starts, ends): rows of Items; without a box NaN, which is greater than any number.
+-- asked(...): one row of the same bounds, null where nothing is asked. Times are microseconds.
+-- A box whose west is greater than its east goes over the antimeridian, and all of those meet there.
+SELECT places.place
+FROM places CROSS JOIN asked
+WHERE
+    (asked.starts IS NULL OR places.ends >= asked.starts)
+    AND (asked.ends IS NULL OR places.starts <= asked.ends)
+    AND (
+        asked.west IS NULL
+        OR (
+            NOT isnan(places.west)
+            AND places.south <= asked.north AND places.north >= asked.south
+            AND CASE
+                WHEN places.west > places.east AND asked.west > asked.east THEN true
+                WHEN places.west > places.east OR asked.west > asked.east
+                    THEN places.west <= asked.east OR places.east >= asked.west
+                ELSE places.west <= asked.east AND places.east >= asked.west
+            END
+        )
+    )
+ORDER BY places.place;
