@@ -92,7 +92,7 @@ class Webhook:
 
 
 def tokens_of(text: SecretStr | None, names: Collection[str]) -> dict[str, SecretStr]:
-    """Read NAME=TOKEN, separated by blanks, by the names of subscriptions. Raises ConfigurationError without a token."""
+    """Read NAME=TOKEN, separated by blanks, by names of subscriptions. Raises ConfigurationError without a token."""
     found: dict[str, SecretStr] = {}
     for place, entry in enumerate(("" if text is None else text.get_secret_value()).split(), start=1):
         name, equals, token = entry.partition("=")
