@@ -69,7 +69,9 @@ def open_web_server() -> Iterator[WebServer]:
     with WebServer() as opened:
         thread = threading.Thread(target=opened.serve_forever)
         thread.start()
-        yield opened
-        opened.closing.set()
-        opened.shutdown()
-        thread.join()
+        try:
+            yield opened
+        finally:
+            opened.closing.set()
+            opened.shutdown()
+            thread.join()
