@@ -129,7 +129,7 @@ class EventBus(AwsReceiver):
             for event in events
         ]
         answered = self._client.put_events(Entries=entries)["Entries"]
-        return [_answer(None, sender_fault=True) for one in answered]
+        return [_answer(one.get("ErrorCode"), sender_fault=True) for one in answered]
 
 
 def aws_receiver(service: str, address: str) -> AwsReceiver:
