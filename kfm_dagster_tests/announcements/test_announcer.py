@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -437,3 +438,25 @@ def test_whatever_happens_a_receiver_ends_with_what_stands_and_each_event_has_on
             assert event["sequence"] == f"{last.change_id:019}"
             assert event["type"].endswith("withdrawn") == (last.item is None)
             assert event["data"].get("properties") == (last.item or {}).get("properties")
+
+
+@pytest.mark.clause("OPR-22")
+@pytest.mark.one_database
+def test_of_a_governed_dataset_no_more_is_told_than_the_catalog_shows(
+    database: Database, contracts: ContractRegistry
+) -> None:
+    """It is chosen by its own name, which the configuration may know, and goes by its pseudonym."""
+    open_one = contracts[MINE]
+    restricted = open_one.governance.model_copy(update={"sensitivity": "restricted", "access": "restricted"})
+    stac = open_one.stac.model_copy(update={"collection": "governed-scans"})
+    contract = open_one.model_copy(update={"governance": restricted, "stac": stac})
+    governed = ContractRegistry(contracts={**contracts.contracts, MINE: contract})
+    item = item_of(governed, goes(0))
+    told = told_by(database, governed, datasets=[MINE])
+    told.follow(change(1, item))
+    [event] = told.inbox.taken
+    assert event["data"]["properties"]["kfm:dataset"] == contract.public_id != MINE
+    assert {name: value for name, value in event["data"].items() if name != "links"} == {
+        name: value for name, value in item.items() if name != "links"
+    }
+    assert MINE not in json.dumps(event)
