@@ -127,8 +127,8 @@ class Settings(BaseSettings):
     contracts_dir: Path | None = Field(None, description="Folder with further dataset contracts (YAML).")
     configs_dir: Path | None = Field(
         None,
-        description="Folder with the pipeline card, state_machine.yaml, replay_plan.yaml and alerts.yaml; default: "
-        "configs/.",
+        description="Folder with the pipeline card, state_machine.yaml, replay_plan.yaml, alerts.yaml and "
+        "announcements.yaml; default: configs/.",
     )
     object_root: Path | None = Field(
         None, description="Read objects from ROOT/<bucket>/<key> instead of the provider's object store."
@@ -246,6 +246,11 @@ class Settings(BaseSettings):
         None,
         description="Where alerts go: URLs of apprise (appriseit.com/services), separated by blanks. CHANNEL=URL is of "
         "one channel of alerts.yaml, a URL alone of all.",
+    )
+    webhook_tokens: SecretStr | None = Field(
+        None,
+        description="Bearer tokens of announcements by webhook: NAME=TOKEN, separated by blanks, by the names of "
+        "announcements.yaml.",
     )
     chaos_plan: Path | None = Field(
         None, description="Plan of faults; only kfm_dagster.chaos.definitions reads it, and never in prod."

@@ -33,6 +33,10 @@ COMMANDS = {
     "alerts": Lazy(
         "kfm_dagster.cli.alerts:alerts", "Look at alerts over the stages, take them on, and try the channels."
     ),
+    "announcements": Lazy(
+        "kfm_dagster.cli.announcements:announcements",
+        "Look at who is told of the catalog's Items, and send again what was given up.",
+    ),
     "backfill": Lazy(
         "kfm_dagster.cli.backfill:backfill",
         "List and ingest days of datasets, beside the live messages and never instead of them.",

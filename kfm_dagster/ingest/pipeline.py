@@ -16,6 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from kfm_dagster.announcements.announcer import announcers
+from kfm_dagster.announcements.plan import AnnouncementPlan
 from kfm_dagster.catalog.changes import Follower
 from kfm_dagster.catalog.following import Following
 from kfm_dagster.catalog.publisher import open_publisher
@@ -103,6 +105,7 @@ class Pipeline:
     database: Database
     clock: Callable[[], datetime] = utc_now
     card: Card = field(default_factory=Card.load)
+    announcements: AnnouncementPlan = field(default_factory=AnnouncementPlan.none)
     connect_queue: Callable[[Settings], Queue] = connect
     connect_dead_letters: Callable[[Settings], Queue] = connect_dead_letters
     energy: EnergyMeter = field(default_factory=NoEnergyMeter)
@@ -123,7 +126,14 @@ class Pipeline:
         if not read_only:
             _make_home(settings)
         database = Database.open(settings.database_url, read_only=read_only)
-        opened = cls(settings=settings, registry=read.registry, database=database, card=read.card, energy=read.energy)
+        opened = cls(
+            settings=settings,
+            registry=read.registry,
+            database=database,
+            card=read.card,
+            announcements=read.announcements,
+            energy=read.energy,
+        )
         if not read_only:
             opened.window.make()
             configure_traces()
@@ -206,7 +216,7 @@ class Pipeline:
 
     @cached_property
     def followers(self) -> Sequence[Follower]:
-        """The places besides the catalog that show its Items."""
+        """The places besides the catalog that show its Items, or hear of them. Raises ConfigurationError."""
         found: list[Follower] = []
         if self.settings.virtual_url:
             found.append(VirtualZarr(open_publisher(self.settings.virtual_url), self.objects))
@@ -214,6 +224,14 @@ class Pipeline:
             from kfm_dagster.catalog.geoparquet.follower import GeoParquet  # noqa: PLC0415, pyarrow and shapely
 
             found.append(GeoParquet(open_publisher(self.settings.catalog)))
+        found += announcers(
+            self.announcements,
+            database=self.database,
+            registry=self.registry,
+            catalog_url=self.settings.catalog,
+            webhook_tokens=self.settings.webhook_tokens,
+            clock=self.clock,
+        )
         return found
 
     @cached_property

@@ -120,6 +120,13 @@ STANDING: dict[str, Sequence[Row]] = {
             "last_error": None,
         }
     ],
+    "announcements": [
+        {
+            "subscription": "s", "collection_id": "c1", "item_id": "i1", "change_id": 2, "kind": "created",
+            "event_id": "e", "state": "open", "known": False, "attempts": 0, "failing_since": None,
+            "last_error": None, "body": None, "taken": 1, "taken_at": T,
+        }
+    ],
     "lineage_batches": [
         {
             "batch_id": "b1", "path": "openlineage", "dataset": "d", "run_id": "r", "href": "1", "sha256": HASH,
@@ -303,6 +310,7 @@ ANOTHER: dict[str, Row] = {
     "catalog_summaries": {"value": "2"},
     "catalog_changes": {"item_id": "i2"},
     "catalog_followers": {"collection_id": "c2"},
+    "announcements": {"item_id": "i2"},
     "lineage_batches": {"batch_id": "b2", "href": "2"},
     "lineage_invalidations": {"batch_id": "b3", "invalidated_by": "b1"},
     "governance_log": {"wal_id": TWO, "record_version": 1},
@@ -439,6 +447,22 @@ CASES: dict[str, list[Row]] = {
     "catalog_followers_counts_are_not_negative": [{"change_id": -1}, {"turn": -1}],
     "catalog_followers_error_is_bounded": [{"failures": 1, "last_error": "x" * 501}],
     "catalog_followers_error_is_of_a_failure": [{"failures": 1}, {"last_error": "x"}],
+    "announcements_one_row_per_item": [{"item_id": "i1"}],
+    "announcements_kind_is_known": [{"kind": "odd"}],
+    "announcements_state_is_known": [{"state": "odd"}],
+    "announcements_counts_are_not_negative": [
+        {"change_id": 0},
+        {"attempts": -1},
+        {"taken": -1},
+    ],
+    "announcements_taken_have_a_time": [{"taken_at": None}, {"taken": 0}],
+    "announcements_sent_were_taken": [{"state": "sent", "taken": 0, "taken_at": None}],
+    "announcements_error_is_bounded": [{"last_error": "x" * 501}],
+    "announcements_refused_are_kept": [
+        {"body": "{}"},
+        {"state": "refused", "last_error": "x"},
+        {"state": "refused", "body": "{}"},
+    ],
     "lineage_batches_one_row_per_content": [{"batch_id": "b1"}],
     "lineage_batches_one_file_each": [{"href": "1"}],
     "lineage_batches_path_is_known": [{"path": "odd"}],

@@ -74,6 +74,9 @@ def test_no_table_of_evidence_is_shortened(typed: Connection) -> None:
         ("DELETE FROM nodd_wal_deliveries", "deliveries_are_kept"),
         ("DELETE FROM run_state", "run_state_is_kept"),
         ("DELETE FROM etl_checkpoint", "checkpoints_are_kept"),
+        ("DELETE FROM announcements", "announcements_are_kept"),
+        ("UPDATE announcements SET change_id = 1", "announcements_go_on"),
+        ("UPDATE announcements SET taken = 0, taken_at = NULL", "announcements_go_on"),
         ("UPDATE etl_checkpoint SET node = 'another'", "checkpoints_name_what_was_applied"),
     ],
 )
@@ -89,6 +92,7 @@ def test_each_guard_refuses_by_its_rule(typed: Connection, statement: str, rule:
         ("rejected_messages", "rejections_are_append_only"),
         ("catalog_items", "catalog_items_revision_grows_by_one"),
         ("nodd_wal_leases", "leases_are_of_claims"),
+        ("announcements", "announcements_are_kept"),
     ],
 )
 def test_no_row_is_replaced_on_sqlite(typed: Connection, table: str, rule: str) -> None:

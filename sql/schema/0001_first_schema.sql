@@ -1734,6 +1734,50 @@ CREATE TABLE catalog_followers (
     CONSTRAINT catalog_followers_error_is_of_a_failure CHECK ((last_error IS NULL) = (failures = 0))
 ) @without_rowid;
 
+-- What each subscription of announcements.yaml was told of an Item: its newest event there, and what became of it.
+CREATE TABLE announcements (
+    subscription text NOT NULL,
+    collection_id text NOT NULL,
+    item_id text NOT NULL,
+    -- The change that the event tells of.
+    change_id @bigint NOT NULL,
+    kind text NOT NULL,
+    event_id text NOT NULL,
+    -- open: to be sent, or sent and not known to be taken; silent: of a kind that the subscription does not want.
+    state text NOT NULL,
+    -- Whether the receiver knows the Item, or was not to be told that it is there.
+    known @bool NOT NULL,
+    -- How often the receiver said no to this event while it took others.
+    attempts integer NOT NULL DEFAULT 0,
+    failing_since @time,
+    last_error text,
+    -- The event as it was refused, to be sent again when somebody says so.
+    body text,
+    -- Events of the Item that were taken, and when the last one was.
+    taken integer NOT NULL DEFAULT 0,
+    taken_at @time,
+    CONSTRAINT announcements_one_row_per_item PRIMARY KEY (subscription, collection_id, item_id),
+    CONSTRAINT announcements_kind_is_known CHECK (kind IN ('created', 'updated', 'withdrawn')),
+    CONSTRAINT announcements_state_is_known CHECK (state IN ('open', 'sent', 'refused', 'silent')),
+    CONSTRAINT announcements_counts_are_not_negative CHECK (change_id >= 1 AND attempts >= 0 AND taken >= 0),
+    CONSTRAINT announcements_taken_have_a_time CHECK ((taken = 0) = (taken_at IS NULL)),
+    CONSTRAINT announcements_sent_were_taken CHECK (state <> 'sent' OR taken >= 1),
+    CONSTRAINT announcements_error_is_bounded CHECK (length(last_error) <= 500),
+    -- Nothing is given up without a reason, and all that is can be sent again.
+    CONSTRAINT announcements_refused_are_kept CHECK (
+        (state = 'refused') = (body IS NOT NULL) AND (state <> 'refused' OR last_error IS NOT NULL)
+    )
+) @without_rowid;
+
+CREATE INDEX announcements_by_state ON announcements (subscription, state, taken_at);
+
+-- What was told stays told: a row goes on to a later change, and to no other Item.
+@refuse(
+    announcements_go_on, UPDATE ON announcements, announcements_go_on,
+    @changed(subscription, collection_id, item_id) OR NEW.change_id < OLD.change_id OR NEW.taken < OLD.taken
+);
+@kept(announcements, announcements_are_kept, (subscription, collection_id, item_id));
+
 -- Lineage: which unit's OpenLineage run and PROV activity stand in which file (transactional outbox of both paths).
 CREATE TABLE lineage_batches (
     batch_id text NOT NULL,
