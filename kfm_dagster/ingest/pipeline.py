@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, TypeVar
 from kfm_dagster.catalog.changes import Follower
 from kfm_dagster.catalog.following import Following
 from kfm_dagster.catalog.publisher import open_publisher
+from kfm_dagster.catalog.stac_api.database import StacApiDatabase
+from kfm_dagster.catalog.stac_api.follower import PgstacFollower
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.loader import ContractRegistry
@@ -193,7 +195,14 @@ class Pipeline:
     @cached_property
     def followers(self) -> Sequence[Follower]:
         """The places besides the catalog that show its Items."""
-        return ()
+        return () if self.stac_api is None else (self.stac_api,)
+
+    @cached_property
+    def stac_api(self) -> PgstacFollower | None:
+        """The STAC API, where there is one."""
+        if not self.settings.stac_api_dsn:
+            return None
+        return PgstacFollower(StacApiDatabase(self.settings.stac_api_dsn), open_publisher(self.settings.catalog))
 
     @cached_property
     def lineage(self) -> Lineage:
