@@ -101,18 +101,23 @@ class StacApiDatabase:
     def install(self) -> Mapping[str, str]:
         """Bring pgstac and our tables into the database, or up to date; return what is there then. Raises KfmError."""
         try:
-            with self._engine.begin() as connection:
-                found = StacApiTransaction(connection).run("installed").one()
-            if not (found.has_pgstac and self._version().startswith(SUPPORTED)):
-                self._migrate()
-            if not found.has_tables:
-                with self._engine.begin() as connection:
-                    StacApiTransaction(connection).run("create_tables")
-            return {"database": shown(self.url), "pgstac": self._version()}
+            with self._engine.begin() as alone:
+                StacApiTransaction(alone).run("lock_installation")
+                return self._install()
         except DBAPIError as error:
             raise DatabaseUnavailableError(
                 observed=self._said(error), next_step="start the database or correct KFM_STAC_API_DSN"
             ) from None
+
+    def _install(self) -> Mapping[str, str]:
+        with self._engine.begin() as connection:
+            found = StacApiTransaction(connection).run("installed").one()
+        if not (found.has_pgstac and self._version().startswith(SUPPORTED)):
+            self._migrate()
+        if not found.has_tables:
+            with self._engine.begin() as connection:
+                StacApiTransaction(connection).run("create_tables")
+        return {"database": shown(self.url), "pgstac": self._version()}
 
     def _version(self) -> str:
         with self._engine.begin() as connection:

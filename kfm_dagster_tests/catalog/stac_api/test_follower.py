@@ -103,7 +103,7 @@ def test_the_api_has_what_stands_whatever_was_written_undone_refused_and_late(
     before = api.rows()
     for late in recording.given:
         follower.follow(*late)
-    assert api.rows() == before
+        assert api.rows() == before
 
 
 def test_items_that_are_taken_back_leave_the_api_and_the_last_takes_the_collection_along(
@@ -143,32 +143,46 @@ def test_a_crash_between_the_api_and_our_own_cursor_applies_each_change_once(
     assert api.rows() == taken
 
 
-def test_a_crash_before_the_apis_commit_leaves_neither_items_nor_cursor(
+def test_a_crash_at_any_point_leaves_items_and_cursor_both_as_before_or_both_as_after(
     following: Following, follower: PgstacFollower, api: Api, write: Write
 ) -> None:
     write("run", goes(0))
     following.catch_up([follower])
-    before = api.rows(), api.ask("SELECT * FROM kfm.stac_collections")
     write("again", goes(0, created=1, platform="goes-1"), goes(1))
     recording = Recording(follower)
     recording.how = "failed"
     following.catch_up([recording])
+    last = recording.given[-1][1][-1].change_id
+
+    def state() -> tuple[list[str], bool]:
+        [row] = api.ask("SELECT change_id FROM kfm.stac_collections")
+        return sorted(item["properties"]["platform"] for item in api.searched()), row.change_id == last
+
+    seen = [state()]
+    for point in count():
+        if not _dies_at(point, lambda: follower.follow(*recording.given[-1])):
+            break
+        seen.append(state())
+    assert set(map(str, seen)) == {str((["goes-19"], False)), str((["goes-1", "goes-19"], True))}
+    assert all(one.equal for one in api.compared())
+
+
+def _dies_at(point: int, work: Callable[[], None]) -> bool:
+    """Do it, dying at the n-th failpoint; tells whether there is one."""
     passed = count()
 
     def die(failpoint: Failpoint, _: object) -> None:
-        # The first transaction makes partitions.
-        if failpoint is Failpoint.DATABASE_COMMIT_BEFORE and next(passed) == 1:
+        if next(passed) == point:
             raise KeyboardInterrupt
 
     failpoints.install(die)
     try:
-        with pytest.raises(KeyboardInterrupt):
-            follower.follow(*recording.given[-1])
+        work()
+    except KeyboardInterrupt:
+        return True
     finally:
         failpoints.install(None)
-    assert (api.rows(), api.ask("SELECT * FROM kfm.stac_collections")) == before
-    follower.follow(*recording.given[-1])
-    assert all(one.equal for one in api.compared())
+    return False
 
 
 def test_a_caller_that_stalled_changes_nothing(
@@ -186,7 +200,7 @@ def test_a_caller_that_stalled_changes_nothing(
     assert [item_id for item_id, _ in before[0]] != []
     for late in recording.given:
         follower.follow(*late)
-    assert (api.rows(), api.ask("SELECT change_id, changed_at FROM kfm.stac_collections")) == before
+        assert (api.rows(), api.ask("SELECT change_id, changed_at FROM kfm.stac_collections")) == before
     assert api.item_ids() == api.catalog_ids()
 
 
@@ -284,7 +298,7 @@ def test_an_item_that_is_not_valid_stays_out(
 
 
 def test_another_ledger_is_refused_until_the_collection_is_rebuilt(
-    following: Following, follower: PgstacFollower, api: Api, write: Write, contracts: ContractRegistry
+    following: Following, follower: PgstacFollower, api: Api, write: Write, contracts: ContractRegistry, clock: Clock
 ) -> None:
     write("run", goes(0))
     following.catch_up([follower])
@@ -295,6 +309,9 @@ def test_another_ledger_is_refused_until_the_collection_is_rebuilt(
     [place] = following.places()
     assert "kfm stac rebuild --collection goes-abi" in str(place.last_error)
     assert len(api.item_ids()) == 1
+    clock.advance(LONGEST_PAUSE.total_seconds())
+    following.rebuild(follower, contracts["goes-abi"])
+    assert api.item_ids() == api.catalog_ids()
 
 
 def test_items_without_geometry_and_with_nulls_are_there_as_they_are(

@@ -1,6 +1,9 @@
 -- What the catalog's follower `pgstac` asks of the database of a STAC API: pgstac's own tables and functions (0.10), and
 -- two tables of ours in the schema `kfm`. search_path is pgstac, public; geometry functions are PostGIS's.
 
+-- name: lock_installation
+SELECT pg_advisory_xact_lock(hashtextextended('kfm.stac_api', 0));
+
 -- name: installed
 SELECT
     to_regclass('pgstac.migrations') IS NOT NULL AS has_pgstac,
