@@ -78,12 +78,13 @@ def read_messages(file: FileBytes, address: int) -> Messages:
         chunk, each = _first_chunk_1(file, address, start), _each_message_1
         opened = bytes
     messages: dict[int, list[bytes]] = {}
-    size = 0
+    size = count = 0
     pending = [chunk]
     while pending:
         chunk = pending.pop()
         size += len(chunk)
         for kind, body in each(chunk):
+            count += 1
             if kind == _CONTINUATION:
                 at, length = _U64_PAIR.unpack_from(body)
                 if size + length > MAX_HEADER_BYTES:
@@ -92,6 +93,9 @@ def read_messages(file: FileBytes, address: int) -> Messages:
             else:
                 check_message(kind, body, version=version)
                 messages.setdefault(kind, []).append(body)
+    # Version 1 says how many messages there are.
+    if version == 1 and count > _PREFIX_1.unpack(start)[1]:
+        raise unreadable(f"an object header of {count} messages, more than it says")
     return messages
 
 
