@@ -69,6 +69,29 @@ class StacApiTransaction:
                 driver.copy_expert(f"COPY {table} FROM STDIN", io.StringIO(part))
 
 
+class StacApiSession:
+    """A connection to the API's database, while it is needed."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    @contextmanager
+    def transaction(self, *, lock_timeout: str = LOCK_TIMEOUT) -> Iterator[StacApiTransaction]:
+        """Run one transaction: committed when the block ends, rolled back when it raises."""
+        hit(Failpoint.DATABASE_BEGIN)
+        with self._connection.begin():
+            tx = StacApiTransaction(self._connection)
+            tx.run(
+                "set_up",
+                lock_timeout=lock_timeout,
+                statement_timeout=STATEMENT_TIMEOUT,
+                idle_timeout=IDLE_TIMEOUT,
+            )
+            yield tx
+            hit(Failpoint.DATABASE_COMMIT_BEFORE)
+        hit(Failpoint.DATABASE_COMMIT_AFTER)
+
+
 class StacApiDatabase:
     """Where a STAC API has its Items. Connections are made when needed: runs are forked, and rests are long."""
 
@@ -77,26 +100,23 @@ class StacApiDatabase:
         self._engine = sa.create_engine(url, poolclass=NullPool, connect_args=CONNECT)
 
     @contextmanager
-    def transaction(self, *, lock_timeout: str = LOCK_TIMEOUT) -> Iterator[StacApiTransaction]:
-        """Run one transaction. Raises FollowError where the database fails, and where it is none that we know."""
-        hit(Failpoint.DATABASE_BEGIN)
+    def connected(self) -> Iterator[StacApiSession]:
+        """Connect for some transactions. Raises FollowError where the database fails, and where we do not know it."""
         try:
-            with self._engine.begin() as connection:
-                tx = StacApiTransaction(connection)
-                self._refuse_unknown(tx)
-                tx.run(
-                    "set_up",
-                    lock_timeout=lock_timeout,
-                    statement_timeout=STATEMENT_TIMEOUT,
-                    idle_timeout=IDLE_TIMEOUT,
-                )
-                yield tx
-                hit(Failpoint.DATABASE_COMMIT_BEFORE)
+            with self._engine.connect() as connection:
+                with connection.begin():
+                    self._refuse_unknown(StacApiTransaction(connection))
+                yield StacApiSession(connection)
         except DBAPIError as error:
             raise FollowError(
                 observed=self._said(error), next_step="see whether the database of KFM_STAC_API_DSN answers"
             ) from error
-        hit(Failpoint.DATABASE_COMMIT_AFTER)
+
+    @contextmanager
+    def transaction(self, *, lock_timeout: str = LOCK_TIMEOUT) -> Iterator[StacApiTransaction]:
+        """Connect for one transaction. Raises FollowError as `connected` does."""
+        with self.connected() as session, session.transaction(lock_timeout=lock_timeout) as tx:
+            yield tx
 
     def install(self) -> Mapping[str, str]:
         """Bring pgstac and our tables into the database, or up to date; return what is there then. Raises KfmError."""

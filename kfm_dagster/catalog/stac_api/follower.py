@@ -19,7 +19,7 @@ import orjson
 from kfm_dagster.catalog import layout
 from kfm_dagster.catalog.changes import FollowError, ItemChange
 from kfm_dagster.catalog.publisher import Publisher, PublishError
-from kfm_dagster.catalog.stac_api.database import DDL_LOCK_TIMEOUT, StacApiDatabase, StacApiTransaction
+from kfm_dagster.catalog.stac_api.database import DDL_LOCK_TIMEOUT, StacApiDatabase, StacApiSession, StacApiTransaction
 from kfm_dagster.catalog.stac_api.rows import BaseItem, api_collection, stage_line
 from kfm_dagster.catalog.validation import validate_item
 from kfm_dagster.contracts.model import DatasetContract
@@ -44,23 +44,17 @@ class PgstacFollower:
             return
         collection_id = contract.stac.collection
         _refuse_invalid(changes)
-        self._prepare(contract, changes)
-        with self.api.transaction() as tx:
-            tx.run("lock", collection_id=collection_id)
-            _refuse_another_history(tx, collection_id, changes)
-            document = self.collection(contract)
-            if document is not None:
-                _put_collection(tx, document)
-            _apply(tx, collection_id, changes)
-            if document is None and not tx.run("has_items", collection_id=collection_id).scalar_one():
-                tx.run("hurry", lock_timeout=DDL_LOCK_TIMEOUT)
-                tx.run("drop_collection", collection_id=collection_id)
-            tx.run(
-                "move",
-                collection_id=collection_id,
-                change_id=max(change.change_id for change in changes),
-                changed_at=max(change.changed_at for change in changes),
-            )
+        with self.api.connected() as session:
+            self._prepare(session, contract, changes)
+            with session.transaction() as tx:
+                tx.run("lock", collection_id=collection_id)
+                self._load(tx, contract, changes)
+                tx.run(
+                    "move",
+                    collection_id=collection_id,
+                    change_id=max(change.change_id for change in changes),
+                    changed_at=max(change.changed_at for change in changes),
+                )
 
     def forget(self, contract: DatasetContract) -> None:
         """Take a collection out of the API, with its Items and all that is remembered of them. Raises FollowError."""
@@ -81,14 +75,25 @@ class PgstacFollower:
                 observed=f"{path}: {error}", next_step="see whether the catalog's place answers; it is tried again"
             ) from error
 
-    def _prepare(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
+    def _load(self, tx: StacApiTransaction, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
+        collection_id = contract.stac.collection
+        _refuse_another_history(tx, collection_id, changes)
+        document = self.collection(contract)
+        if document is not None:
+            _put_collection(tx, document)
+        _apply(tx, collection_id, changes)
+        if document is None and not tx.run("has_items", collection_id=collection_id).scalar_one():
+            tx.run("hurry", lock_timeout=DDL_LOCK_TIMEOUT)
+            tx.run("drop_collection", collection_id=collection_id)
+
+    def _prepare(self, session: StacApiSession, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
         """Make partitions ahead of their Items, because making one locks readers out until the transaction ends."""
         days = {_start(change.item).date() for change in changes if change.item is not None}
         document = self.collection(contract) if days else None
         if document is None:
             return
         moments = [datetime(day.year, day.month, day.day, tzinfo=UTC) for day in sorted(days)]
-        with self.api.transaction(lock_timeout=DDL_LOCK_TIMEOUT) as tx:
+        with session.transaction(lock_timeout=DDL_LOCK_TIMEOUT) as tx:
             tx.run("lock", collection_id=contract.stac.collection)
             if tx.run("collection", collection_id=contract.stac.collection).first() is None:
                 _put_collection(tx, document)
@@ -101,6 +106,7 @@ def _apply(tx: StacApiTransaction, collection_id: str, changes: Sequence[ItemCha
     found = tx.run("base_item", collection_id=collection_id).first()
     base = BaseItem(None, {}) if found is None else BaseItem(found.base_item_id, orjson.loads(found.base_item))
     tx.run("make_stage")
+    tx.run("look_up_by_id")
     tx.copy("kfm_stage", (stage_line(change, base) for change in changes))
     for step in (
         "skip_applied",
@@ -119,7 +125,10 @@ def _apply(tx: StacApiTransaction, collection_id: str, changes: Sequence[ItemCha
 
 
 def _put_collection(tx: StacApiTransaction, document: Mapping[str, Any]) -> None:
-    tx.run("put_collection", content=orjson.dumps(document).decode(), partition_trunc=PARTITION)
+    """Bring the Collection in line; only if need be, because pgstac takes its time over each."""
+    content = orjson.dumps(document).decode()
+    if not tx.run("has_collection", collection_id=document["id"], content=content).scalar():
+        tx.run("put_collection", content=content, partition_trunc=PARTITION)
 
 
 def _refuse_invalid(changes: Sequence[ItemChange]) -> None:

@@ -16,8 +16,7 @@ from kfm_dagster import failpoints
 from kfm_dagster.catalog.changes import FollowError, ItemChange
 from kfm_dagster.catalog.following import LONGEST_PAUSE, Following
 from kfm_dagster.catalog.publisher import FolderPublisher
-from kfm_dagster.catalog.stac_api import database as stac_database
-from kfm_dagster.catalog.stac_api.database import StacApiDatabase, StacApiTransaction
+from kfm_dagster.catalog.stac_api.database import StacApiDatabase, StacApiSession, StacApiTransaction
 from kfm_dagster.catalog.stac_api.follower import PgstacFollower
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.loader import ContractRegistry
@@ -219,16 +218,14 @@ def test_one_at_a_time_writes_a_collection(
     write("again", goes(1), with_metadata(nexrad(), bbox=(0.0, 0.0, 1.0, 1.0)))
     following.catch_up([recording])
     late = {contract.id: changes for contract, changes in recording.given}
-    for name in ("LOCK_TIMEOUT", "DDL_LOCK_TIMEOUT"):
-        monkeypatch.setattr(stac_database, name, "100ms")
-    quick = PgstacFollower(StacApiDatabase(follower.api.url), follower._publisher)
-    monkeypatch.setattr(quick.api, "transaction", lambda **_: StacApiDatabase.transaction(quick.api, lock_timeout="1s"))
+    begin = StacApiSession.transaction
+    monkeypatch.setattr(StacApiSession, "transaction", lambda session, **_: begin(session, lock_timeout="1s"))
     with follower.api.transaction() as tx:
         tx.run("lock", collection_id="goes-abi")
         with pytest.raises(FollowError, match="lock timeout"):
-            quick.follow(contracts["goes-abi"], late["goes-abi"])
-        quick.follow(contracts["nexrad-l2"], late["nexrad-l2"])
-    quick.follow(contracts["goes-abi"], late["goes-abi"])
+            follower.follow(contracts["goes-abi"], late["goes-abi"])
+        follower.follow(contracts["nexrad-l2"], late["nexrad-l2"])
+    follower.follow(contracts["goes-abi"], late["goes-abi"])
     assert all(one.equal for one in api.compared())
 
 
