@@ -74,6 +74,9 @@ COMMANDS = {
         "kfm_dagster.cli.export.commands:export",
         "Write the signed release bundle PTN_EXPORT or verify one; below it, a DCAT catalog and a lineage graph.",
     ),
+    "gaps": Lazy(
+        "kfm_dagster.cli.gaps:gaps", "List the hours that lack objects, and the products that are silent or slow now."
+    ),
     "governance": Lazy(
         "kfm_dagster.cli.governance:governance",
         "Look into the governance log, and decide on overrides that wait for a second person.",
@@ -88,6 +91,11 @@ COMMANDS = {
     "quarantine": Lazy(
         "kfm_dagster.cli.quarantine.commands:quarantine",
         "Look at units that were taken out of automatic flows, or take some out.",
+    ),
+    "reconcile": Lazy(
+        "kfm_dagster.cli.reconcile:reconcile",
+        "List the buckets' days and compare them with ledger and catalog, in both directions. Changes nothing by "
+        "itself.",
     ),
     "release": Lazy(
         "kfm_dagster.cli.quarantine.decisions:release",

@@ -34,6 +34,7 @@ from kfm_dagster.ingest.calibration import Calibration
 from kfm_dagster.ingest.configuration import Configuration
 from kfm_dagster.ingest.window import PartitionWindow
 from kfm_dagster.ledger.deliveries import Deliveries, DueBackoff, DueMessage
+from kfm_dagster.ledger.gaps import Gaps
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.lineage.backend import ClientBackend
 from kfm_dagster.lineage.store import Lineage
@@ -110,6 +111,8 @@ class Pipeline:
     """What this process's sensors have asked for."""
     read_ahead: dict[str, ReadAhead] = field(default_factory=dict, init=False, repr=False)
     """What integrity-check read of each dataset's objects, until metadata-extract takes it."""
+    feeds_due: datetime | None = field(default=None, init=False, repr=False)
+    """When this process looks at the feeds next (`feed_watch.py`); None: at once."""
     ready: bool = field(default=False, init=False)
     """Whether its stores took what was written when they were last asked (`preflight.py`)."""
 
@@ -149,6 +152,11 @@ class Pipeline:
     def deliveries(self) -> Deliveries:
         """Messages received and what became of them."""
         return Deliveries(self.database, clock=self.clock)
+
+    @cached_property
+    def gaps(self) -> Gaps:
+        """What is missing of the feeds."""
+        return Gaps(database=self.database)
 
     @cached_property
     def window(self) -> PartitionWindow:

@@ -16,9 +16,12 @@ from kfm_dagster_tests.storage.test_constraints import CLAIMED, HASH, LATER, ONE
 
 pytestmark = pytest.mark.clause("SEC-07")
 
-DERIVED = {"catalog_collections", "catalog_followers", "catalog_pages", "catalog_summaries", "size_peers"}
-"""Counts over the Items, written again from them, places of followers, which may begin again, and sizes that records
-have: what a unit was held against is in its own record."""
+DERIVED = {
+    "catalog_collections", "catalog_followers", "catalog_pages", "catalog_summaries", "size_peers", "nodd_feeds",
+    "nodd_listed_days", "nodd_gaps", "nodd_arrivals",
+}  # fmt: skip
+"""Counts over the Items, written again from them; places of followers, which may begin again; sizes that records have:
+what a unit was held against is in its own record; and what the ledger lacks, told from it."""
 VOCABULARY = {"replay_reasons", "schema_version"}
 LEAVING = {"catalog_items", "nodd_wal_leases", "lineage_outbox", "clock_readings"}
 """Tables whose rows leave by a rule of their own."""

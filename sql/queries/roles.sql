@@ -48,6 +48,11 @@ WITH decision (relation, rights) AS (
     ('nodd_wal_supersessions', 'SELECT, INSERT'),
     ('nodd_wal_outcomes', 'SELECT, INSERT'),
     ('size_peers', 'SELECT, INSERT, UPDATE (sizes)'),
+    ('nodd_feeds', 'SELECT, INSERT, UPDATE (looked_until)'),
+    ('nodd_listed_days', 'SELECT, INSERT, UPDATE (listed_at)'),
+    ('nodd_gaps', 'SELECT, INSERT, UPDATE (expected, seen, closed_at, repaired_by)'),
+    ('kfm_gaps', 'SELECT'),
+    ('nodd_arrivals', 'SELECT, INSERT, UPDATE (objects, classes, leads)'),
     ('replay_mismatches', 'SELECT, INSERT'),
     ('nodd_wal_leases', 'SELECT, INSERT, UPDATE (worker_id, renewed_at, expires_at), DELETE'),
     -- What was decided.

@@ -966,6 +966,77 @@ CREATE TABLE size_peers (
 -- postgresql: room for the next text of a row on its page, so that its key is not written again.
 ALTER TABLE size_peers SET (fillfactor = 70);
 
+-- Which products of a feed are followed here: since an object of theirs was announced, and up to which hour somebody has
+-- looked. What nobody follows is missed by nobody (BEY-05).
+CREATE TABLE nodd_feeds (
+    dataset @id NOT NULL,
+    -- By the name that the contract's coverage gives it.
+    product @id NOT NULL,
+    -- When the first announced object began, but no earlier than what was due when it was taken in.
+    followed_since @time NOT NULL,
+    looked_until @time,
+    CONSTRAINT nodd_feeds_one_row_per_product PRIMARY KEY (dataset, product)
+) @without_rowid;
+
+-- Days whose bucket was listed to its end: all of them should be here then, whoever followed the feed at the time.
+CREATE TABLE nodd_listed_days (
+    dataset @id NOT NULL,
+    day text NOT NULL,
+    listed_at @time NOT NULL,
+    CONSTRAINT nodd_listed_days_one_row_per_day PRIMARY KEY (dataset, day),
+    CONSTRAINT nodd_listed_days_day_is_a_day CHECK (@is_day(day))
+) @without_rowid;
+
+-- What is missing of a feed, and what was: it is told from the ledger, which nothing here changes.
+CREATE TABLE nodd_gaps (
+    dataset @id NOT NULL,
+    product @id NOT NULL,
+    -- The hour that lacks something; of a silence or a drop, the one in which it was noticed.
+    hour @time NOT NULL,
+    kind text NOT NULL,
+    expected integer NOT NULL,
+    seen integer NOT NULL,
+    first_seen @time NOT NULL,
+    closed_at @time,
+    -- The run that brought what was missing, where one did.
+    repaired_by text,
+    CONSTRAINT nodd_gaps_one_row_per_hour PRIMARY KEY (dataset, product, hour, kind),
+    CONSTRAINT nodd_gaps_kind_is_known CHECK (kind IN ('silence', 'drop', 'hole')),
+    CONSTRAINT nodd_gaps_are_counted CHECK (expected >= 1 AND seen >= 0),
+    -- A gap that lacks nothing is none.
+    CONSTRAINT nodd_gaps_open_lacks_something CHECK (closed_at IS NOT NULL OR seen < expected),
+    CONSTRAINT nodd_gaps_close_after_they_open CHECK (closed_at >= first_seen),
+    CONSTRAINT nodd_gaps_repaired_are_closed CHECK (repaired_by IS NULL OR closed_at IS NOT NULL)
+) @strict;
+
+CREATE INDEX nodd_gaps_open ON nodd_gaps (dataset, kind, hour) WHERE closed_at IS NULL;
+
+-- A product is silent once at a time, and its rate has dropped once.
+CREATE UNIQUE INDEX nodd_gaps_one_at_a_time ON nodd_gaps (dataset, product, kind)
+WHERE closed_at IS NULL AND kind <> 'hole';
+
+-- The name that others rely on.
+CREATE VIEW kfm_gaps AS
+SELECT dataset, product, hour, kind, expected, seen, first_seen, closed_at, repaired_by FROM nodd_gaps;
+
+-- How long after its scan or run each object of a day was announced, counted in classes of time: what percentiles over
+-- months are told from without reading the ledger.
+CREATE TABLE nodd_arrivals (
+    dataset @id NOT NULL,
+    product @id NOT NULL,
+    day text NOT NULL,
+    objects integer NOT NULL,
+    -- Class > objects.
+    classes @json NOT NULL,
+    -- The same by lead, of a forecast; apart, for it is fifty times as long.
+    leads @json NOT NULL,
+    CONSTRAINT nodd_arrivals_one_row_per_day PRIMARY KEY (dataset, product, day),
+    CONSTRAINT nodd_arrivals_day_is_a_day CHECK (@is_day(day)),
+    CONSTRAINT nodd_arrivals_are_counted CHECK (objects >= 1),
+    CONSTRAINT nodd_arrivals_classes_is_object CHECK (@json_type(classes) = 'object'),
+    CONSTRAINT nodd_arrivals_leads_is_object CHECK (@json_type(leads) = 'object')
+) @without_rowid;
+
 -- Which version of an object made which other one obsolete (BEY-01); an older version has one row at most.
 CREATE TABLE nodd_wal_supersessions (
     older_wal_id @id NOT NULL,
