@@ -109,6 +109,11 @@ class Settings(BaseSettings):
         True,  # noqa: FBT003
         description="Publish the Items of each day as GeoParquet, too, beside the catalog (docs/stac.md).",
     )
+    stac_api_dsn: str = Field(
+        "",
+        repr=False,
+        description="PostgreSQL database of a STAC API (pgstac) that shows the catalog's Items, too. Default: none.",
+    )
     lineage_url: str = Field("", description="OpenLineage and PROV-O files; default $KFM_HOME/lineage.")
     virtual_url: str = Field(
         "",
@@ -261,14 +266,15 @@ class Settings(BaseSettings):
         description="Logical worker identity in the ledger, the same in every process of a run; never a host name.",
     )
 
-    @field_validator("dagster_dsn")
+    @field_validator("dagster_dsn", "stac_api_dsn")
     @classmethod
-    def _on_postgres(cls, value: str) -> str:
+    def _on_postgres(cls, value: str, info: ValidationInfo) -> str:
         if value.startswith("sqlite"):
-            raise ValueError("postgresql+psycopg2://USER@HOST/DATABASE; unset, Dagster keeps SQLite files")
+            unset = "Dagster keeps SQLite files" if info.field_name == "dagster_dsn" else "there is no STAC API"
+            raise ValueError(f"postgresql+psycopg2://USER@HOST/DATABASE; unset, {unset}")
         return value
 
-    @field_validator("wal_dsn", "dagster_dsn")
+    @field_validator("wal_dsn", "dagster_dsn", "stac_api_dsn")
     @classmethod
     def _one_postgres_driver(cls, value: str) -> str:
         # SQLAlchemy 2.1 reads a bare postgresql:// as psycopg 3, with which dagster-postgres fails on NOTIFY.
@@ -369,7 +375,7 @@ class Settings(BaseSettings):
         setting = "_".join(str(part) for part in found["loc"])
         field = cls.model_fields[str(found["loc"][0])]
         hidden = (
-            found["loc"][0] in {"wal_dsn", "dagster_dsn"}  # it may hold a password
+            found["loc"][0] in {"wal_dsn", "dagster_dsn", "stac_api_dsn"}  # it may hold a password
             or SecretStr in get_args(field.annotation)
             or _may_hold_a_secret(str(found["input"]))
         )

@@ -117,6 +117,10 @@ COMMANDS = {
         "kfm_dagster.cli.replay.commands:replay",
         "Have units done again, always through the ledger: select, dry-run, run, and watch.",
     ),
+    "stac": Lazy(
+        "kfm_dagster.cli.stac:stac",
+        "Look at the STAC API beside the catalog, compare it with the catalog, and fill it again.",
+    ),
     "ui": Lazy("kfm_dagster.cli.ui:ui", "Open the Dagster UI over KFM_HOME, with daemon and sensors, until Ctrl-C."),
     "validate": Lazy(
         "kfm_dagster.cli.validate:validate",

@@ -21,6 +21,8 @@ from kfm_dagster.announcements.plan import AnnouncementPlan
 from kfm_dagster.catalog.changes import Follower
 from kfm_dagster.catalog.following import Following
 from kfm_dagster.catalog.publisher import open_publisher
+from kfm_dagster.catalog.stac_api.database import StacApiDatabase
+from kfm_dagster.catalog.stac_api.follower import PgstacFollower
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.loader import ContractRegistry
@@ -218,6 +220,8 @@ class Pipeline:
     def followers(self) -> Sequence[Follower]:
         """The places besides the catalog that show its Items, or hear of them. Raises ConfigurationError."""
         found: list[Follower] = []
+        if self.stac_api is not None:
+            found.append(self.stac_api)
         if self.settings.virtual_url:
             found.append(VirtualZarr(open_publisher(self.settings.virtual_url), self.objects))
         if self.settings.geoparquet:
@@ -233,6 +237,13 @@ class Pipeline:
             clock=self.clock,
         )
         return found
+
+    @cached_property
+    def stac_api(self) -> PgstacFollower | None:
+        """The STAC API, where there is one."""
+        if not self.settings.stac_api_dsn:
+            return None
+        return PgstacFollower(StacApiDatabase(self.settings.stac_api_dsn), open_publisher(self.settings.catalog))
 
     @cached_property
     def lineage(self) -> Lineage:

@@ -291,6 +291,10 @@ LIMIT :most;
 SELECT item_id, content_sha256 FROM catalog_items
 WHERE collection_id = :collection_id AND item_id IN (@each(:item_ids));
 
+-- name: all_contents
+SELECT item_id, partition_key, content_sha256 FROM catalog_items
+WHERE collection_id = :collection_id;
+
 -- name: behind
 -- The collections of which a follower lacks changes, without those in which it is put off or at work.
 SELECT batch.value ->> 0 AS collection_id
