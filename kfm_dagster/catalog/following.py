@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -94,17 +95,18 @@ class Following:
         taken = 0
         for follower in followers:
             for contract in self._behind(follower):
-                while time.monotonic() < end and (turn := self._take(follower, contract)) is not None:
-                    found = self._bring_on(turn)
-                    taken += found
-                    if found == 0:
-                        break
+                with suppress(FollowError):
+                    while time.monotonic() < end and (turn := self._take(follower, contract)) is not None:
+                        found = self._bring_on(turn)
+                        taken += found
+                        if found == 0:
+                            break
         return taken
 
     def rebuild(self, follower: Follower, contract: DatasetContract) -> int:
         """Empty a follower's place of a collection and follow all that stands; return the number of changes.
 
-        Raises FollowError, also while another process is at it.
+        Raises FollowError, also while another process is at it; what is left then comes as any other change.
         """
         owner = self._owners[contract.stac.collection]
         turn = self._take(follower, owner)
@@ -113,17 +115,12 @@ class Following:
                 observed=f"{follower.name} of {owner.stac.collection} is being brought up to date, or was put off",
                 next_step="try again in some minutes",
             )
-        follower.forget(owner)
+        with self._or_put_off(turn):
+            follower.forget(owner)
         self._end(turn, change_id=0)
         taken = 0
-        while (again := self._take(follower, owner)) is not None:
-            changes = self._changes(again)
-            if not changes:
-                self._end(again, change_id=again.change_id)
-                break
-            follower.follow(owner, self._standing(owner, changes))
-            self._end(again, change_id=changes[-1].change_id)
-            taken += len(changes)
+        while (again := self._take(follower, owner)) is not None and (found := self._bring_on(again)):
+            taken += found
         return taken
 
     def places(self) -> list[Place]:
@@ -169,15 +166,22 @@ class Following:
         )
 
     def _bring_on(self, turn: _Turn) -> int:
+        """Bring a follower on by a batch, and return how many changes that were. Raises FollowError."""
         changes = self._changes(turn)
         if changes:
-            try:
+            with self._or_put_off(turn):
                 turn.follower.follow(turn.contract, self._standing(turn.contract, changes))
-            except Exception as error:  # whatever a place does, runs and other followers go on
-                self._put_off(turn, error)
-                return 0
         self._end(turn, change_id=changes[-1].change_id if changes else turn.change_id)
         return len(changes)
+
+    @contextmanager
+    def _or_put_off(self, turn: _Turn) -> Iterator[None]:
+        """Put a follower off that fails, whatever it raises. Raises FollowError then."""
+        try:
+            yield
+        except Exception as error:
+            self._put_off(turn, error)
+            raise FollowError(observed=f"{type(error).__name__}: {error}") from error
 
     def _changes(self, turn: _Turn) -> list[ItemChange]:
         """Return what comes next, without the Items' content."""

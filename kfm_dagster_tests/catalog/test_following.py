@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from kfm_dagster.catalog.changes import ChangeKind, FollowError, ItemChange
-from kfm_dagster.catalog.following import LONGEST_PAUSE, TURN, Following
+from kfm_dagster.catalog.following import FIRST_PAUSE, LONGEST_PAUSE, TURN, Following
 from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.envelope import Envelope
@@ -219,6 +219,22 @@ def test_a_follower_is_brought_on_by_one_process_until_that_one_stalls(
     # The end of the one that stalled moves nothing back: the other Item does not come again.
     first, second, again = (item_id for item_id, _ in mirror.taken)
     assert first == again != second
+
+
+def test_a_rebuild_that_fails_is_put_off_and_goes_on_by_itself(
+    following: Following, contracts: ContractRegistry, root: Path, write: Callable[..., None], clock: Clock
+) -> None:
+    mirror = Mirror()
+    write("run", goes(0), goes(1))
+    following.catch_up([mirror])
+    mirror.first = fail
+    with pytest.raises(FollowError, match="it is away"):
+        following.rebuild(mirror, contracts["goes-abi"])
+    assert mirror.items == {}
+    mirror.first = nothing
+    clock.advance(FIRST_PAUSE.total_seconds())
+    following.catch_up([mirror])
+    assert mirror.items == standing(root) != {}
 
 
 def test_a_file_of_a_writer_that_has_not_committed_is_not_told(
