@@ -9,8 +9,9 @@ import dagster as dg
 from kfm_dagster.defs.alert_sensor import alert_sensor
 from kfm_dagster.defs.assets import dataset_assets, queue_asset
 from kfm_dagster.defs.checks import unit_checks
+from kfm_dagster.defs.gap_check import CHECK, feed_check, gap_schedule
 from kfm_dagster.defs.io_manager import StageIOManager
-from kfm_dagster.defs.jobs import ingest_jobs, path_jobs
+from kfm_dagster.defs.jobs import gap_job, ingest_jobs, path_jobs
 from kfm_dagster.defs.partitions import daily_partitions
 from kfm_dagster.defs.path_arrival import path_assets, path_sensors
 from kfm_dagster.defs.replay_job import replay_job
@@ -39,8 +40,9 @@ def build_definitions(settings: Settings) -> dg.Definitions:
             *dataset_assets(registry, days=days, code_version=code_version),
             *path_assets(registry, days=days, code_version=code_version),
         ],
-        asset_checks=unit_checks(registry, days=days),
-        jobs=[*ingest_jobs(registry), *path_jobs(registry), replay_job()],
+        asset_checks=[*unit_checks(registry, days=days), feed_check()],
+        jobs=[*ingest_jobs(registry), *path_jobs(registry), gap_job(CHECK), replay_job()],
+        schedules=[gap_schedule(pipeline)],
         sensors=[
             *ingest_sensors(interval_seconds=interval, days=days, pipeline=pipeline, wal=wal),
             *path_sensors(registry, interval_seconds=interval, days=days, pipeline=pipeline),

@@ -93,11 +93,33 @@ class Settings(BaseSettings):
     )
     storage_url: str = Field("", description="Landing zone and artifacts, folder or s3://; default $KFM_HOME/storage.")
     catalog_url: str = Field("", description="STAC catalog, folder or s3://; default $KFM_HOME/catalog.")
+    catalog_public_url: str = Field(
+        "",
+        pattern=r"^(https?://[^/\s@?#]+[^\s@?#]*)?$",
+        description="Where people read the catalog, https://HOST/PATH; DCAT names its files there. Default: "
+        "KFM_CATALOG_URL.",
+    )
+    contact: str = Field(
+        "",
+        pattern=r"^(mailto:[^\s@]+@[^\s@]+|https?://\S+)?$",
+        description="Whom readers of the catalog may ask, mailto:ADDRESS or https://PAGE; DCAT names it. Default: each "
+        "dataset's producer.",
+    )
     geoparquet: bool = Field(
         True,  # noqa: FBT003
         description="Publish the Items of each day as GeoParquet, too, beside the catalog (docs/stac.md).",
     )
+    stac_api_dsn: str = Field(
+        "",
+        repr=False,
+        description="PostgreSQL database of a STAC API (pgstac) that shows the catalog's Items, too. Default: none.",
+    )
     lineage_url: str = Field("", description="OpenLineage and PROV-O files; default $KFM_HOME/lineage.")
+    virtual_url: str = Field(
+        "",
+        description="Virtual Zarr stores of the datasets whose contracts ask for them, folder or s3://bucket/prefix; "
+        "default: none (docs/virtual-zarr.md).",
+    )
     compute_logs_url: str = Field(
         "", description="What Dagster's steps print, s3://bucket/prefix; default: files below DAGSTER_HOME."
     )
@@ -110,8 +132,8 @@ class Settings(BaseSettings):
     contracts_dir: Path | None = Field(None, description="Folder with further dataset contracts (YAML).")
     configs_dir: Path | None = Field(
         None,
-        description="Folder with the pipeline card, state_machine.yaml, replay_plan.yaml and alerts.yaml; default: "
-        "configs/.",
+        description="Folder with the pipeline card, state_machine.yaml, replay_plan.yaml, alerts.yaml and "
+        "announcements.yaml; default: configs/.",
     )
     object_root: Path | None = Field(
         None, description="Read objects from ROOT/<bucket>/<key> instead of the provider's object store."
@@ -230,6 +252,11 @@ class Settings(BaseSettings):
         description="Where alerts go: URLs of apprise (appriseit.com/services), separated by blanks. CHANNEL=URL is of "
         "one channel of alerts.yaml, a URL alone of all.",
     )
+    webhook_tokens: SecretStr | None = Field(
+        None,
+        description="Bearer tokens of announcements by webhook: NAME=TOKEN, separated by blanks, by the names of "
+        "announcements.yaml.",
+    )
     chaos_plan: Path | None = Field(
         None, description="Plan of faults; only kfm_dagster.chaos.definitions reads it, and never in prod."
     )
@@ -239,14 +266,15 @@ class Settings(BaseSettings):
         description="Logical worker identity in the ledger, the same in every process of a run; never a host name.",
     )
 
-    @field_validator("dagster_dsn")
+    @field_validator("dagster_dsn", "stac_api_dsn")
     @classmethod
-    def _on_postgres(cls, value: str) -> str:
+    def _on_postgres(cls, value: str, info: ValidationInfo) -> str:
         if value.startswith("sqlite"):
-            raise ValueError("postgresql+psycopg2://USER@HOST/DATABASE; unset, Dagster keeps SQLite files")
+            unset = "Dagster keeps SQLite files" if info.field_name == "dagster_dsn" else "there is no STAC API"
+            raise ValueError(f"postgresql+psycopg2://USER@HOST/DATABASE; unset, {unset}")
         return value
 
-    @field_validator("wal_dsn", "dagster_dsn")
+    @field_validator("wal_dsn", "dagster_dsn", "stac_api_dsn")
     @classmethod
     def _one_postgres_driver(cls, value: str) -> str:
         # SQLAlchemy 2.1 reads a bare postgresql:// as psycopg 3, with which dagster-postgres fails on NOTIFY.
@@ -285,7 +313,14 @@ class Settings(BaseSettings):
             raise ValueError("s3://bucket/prefix; unset, they are files below DAGSTER_HOME")
         return value
 
-    @field_validator("run_state", "storage_url", "catalog_url", "lineage_url", "compute_logs_url")
+    @field_validator("virtual_url")
+    @classmethod
+    def _a_folder_or_bucket(cls, value: str) -> str:
+        if "://" in value and not re.fullmatch(r"s3://[^/]+(/.*)?", value):
+            raise ValueError("a folder or s3://bucket/prefix; unset, there are no virtual stores")
+        return value
+
+    @field_validator("run_state", "storage_url", "catalog_url", "lineage_url", "virtual_url", "compute_logs_url")
     @classmethod
     def _no_credentials_in_an_address(cls, value: str) -> str:
         # No store reads them there, and these addresses stand in records, artifacts and Dagster's metadata.
@@ -340,7 +375,7 @@ class Settings(BaseSettings):
         setting = "_".join(str(part) for part in found["loc"])
         field = cls.model_fields[str(found["loc"][0])]
         hidden = (
-            found["loc"][0] in {"wal_dsn", "dagster_dsn"}  # it may hold a password
+            found["loc"][0] in {"wal_dsn", "dagster_dsn", "stac_api_dsn"}  # it may hold a password
             or SecretStr in get_args(field.annotation)
             or _may_hold_a_secret(str(found["input"]))
         )

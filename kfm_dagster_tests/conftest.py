@@ -15,6 +15,7 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import settings
 
+from benchmarks import postgis
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.deployment.postgres import embedded_postgres
 from kfm_dagster.storage.database import Database
@@ -143,6 +144,31 @@ def deployment_url(deployment_role: str, postgres_url: str) -> str:
 def empty_postgres_url(postgres_server: str) -> Iterator[str]:
     """URL of a fresh database on the server, with no table."""
     with databases.created(postgres_server) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def postgis_server() -> Iterator[str]:
+    """URL of a PostgreSQL with PostGIS, Debian's; the embedded one has no PostGIS."""
+    if (reason := postgis.lacking()) is not None:
+        if os.environ.get("KFM_REQUIRE_POSTGIS") == "1":
+            pytest.fail(f"KFM_REQUIRE_POSTGIS=1, and {reason}")
+        pytest.skip(reason)
+    with postgis.postgis_server(settings=("fsync=off", "full_page_writes=off", "max_wal_size=256MB")) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def stac_api_template(postgis_server: str) -> Iterator[str]:
+    """Name of a database with pgstac and our tables, for others to be copied from."""
+    with postgis.stac_api_database(postgis_server) as url:
+        yield str(sa.make_url(url).database)
+
+
+@pytest.fixture
+def stac_api_url(postgis_server: str, stac_api_template: str) -> Iterator[str]:
+    """URL of a fresh database of a STAC API."""
+    with postgis.stac_api_database(postgis_server, template=stac_api_template) as url:
         yield url
 
 

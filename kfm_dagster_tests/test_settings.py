@@ -15,7 +15,7 @@ from kfm_dagster.settings import Environment, Settings
 SECRET = "s3cr3t-word"
 ANY_TEXT = {
     "home", "storage_url", "catalog_url", "lineage_url", "contracts_dir", "configs_dir", "object_root",
-    "sqs_primary_queue", "sqs_dlq_queue", "worker_id", "chaos_plan", "actor", "alert_urls",
+    "sqs_primary_queue", "sqs_dlq_queue", "worker_id", "chaos_plan", "actor", "alert_urls", "webhook_tokens",
     "image_digest", "energy_grid", "signing_key", "signing_passphrase", "sns_trusted_ca",
     "sensitive_areas", "masking_salt",
 }  # fmt: skip
@@ -33,6 +33,7 @@ BAD: dict[str, list[str]] = {
     ],
     "first_day": ["", "yesterday", "20250101", "2025-02-30", "2025-01-01T00:00", "1991-05-31"],
     "dagster_dsn": [f"sqlite:////{SECRET}.db", f"kfm:{SECRET}", f"postgresql://kfm:pa@{SECRET}@host/db"],
+    "stac_api_dsn": [f"sqlite:////{SECRET}.db", f"kfm:{SECRET}", f"postgresql://kfm:pa@{SECRET}@host/db"],
     "anonymous": ["perhaps"],
     "geoparquet": ["perhaps"],
     "sns_verify": ["on", ""],
@@ -60,6 +61,7 @@ BAD: dict[str, list[str]] = {
         "delta+file:///x",
         "/a,/b",
     ],
+    "virtual_url": ["gs://bucket", "s3://", "s3:///prefix", f"s3://{SECRET}@bucket"],
     "compute_logs_url": ["logs", "s3://", "gs://bucket", "s3:///prefix", f"s3://{SECRET}@bucket"],
     "worker_usd_per_hour": ["-1", "free", "nan", "inf"],
     "watts_per_core": ["-1", "much", "nan", "inf"],

@@ -75,7 +75,7 @@ def assets(
     }
     if definition.open_kwargs:
         data["xarray:open_kwargs"] = definition.open_kwargs
-    if _anyone_reads(contract):
+    if anyone_reads(contract):
         data["xarray:storage_options"] = {"anon": True}
     if metadata.layers:
         data["grib:layers"] = {
@@ -127,25 +127,26 @@ def _addresses(uri: str, contract: DatasetContract, groups: Mapping[str, str]) -
     if contract.storage.provider != "aws":
         return found
     found["storage:refs"] = [_SCHEME]
-    if _anyone_reads(contract):
+    if anyone_reads(contract):
         path = quote(key, safe=_HTTPS_SAFE)
         # A group that took no part in the match is empty text in a template.
         texts = defaultdict(str, groups, bucket=bucket, key=path)
         mirrors = {name: {"href": href.format_map(texts)} for name, href in contract.storage.mirrors.items()}
-        own = {"href": f"{_endpoint(bucket, contract.storage.region)}/{path}", "storage:refs": [_SCHEME]}
+        own = {"href": f"{bucket_endpoint(bucket, contract.storage.region)}/{path}", "storage:refs": [_SCHEME]}
         found["alternate:name"] = "s3"
         found["alternate"] = {"https": own, **mirrors}
     return found
 
 
-def _endpoint(bucket: str, region: str) -> str:
+def bucket_endpoint(bucket: str, region: str) -> str:
     """Address of a bucket by https; a certificate covers one label before `.s3.` only, so one with dots is a path."""
     if "." in bucket:
         return f"https://s3.{region}.amazonaws.com/{bucket}"
     return f"https://{bucket}.s3.{region}.amazonaws.com"
 
 
-def _anyone_reads(contract: DatasetContract) -> bool:
+def anyone_reads(contract: DatasetContract) -> bool:
+    """Tell whether the objects are to be had without credentials."""
     return contract.storage.provider == "aws" and contract.governance.access == "open"
 
 

@@ -136,6 +136,7 @@ class PromotionLog:
                 write.base.promotion_id if write.base else None,
                 write.base.revision if write.base else None,
                 before.get(write.candidate.item_id),
+                write.candidate.wal_id,
             ]
             for write in writes
         ]

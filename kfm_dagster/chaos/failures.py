@@ -12,6 +12,7 @@ from botocore.exceptions import EndpointConnectionError
 from obstore.exceptions import GenericError
 from sqlalchemy.exc import OperationalError
 
+from kfm_dagster.announcements.receiver import ReceiverUnavailableError
 from kfm_dagster.failpoints import Failpoint
 
 
@@ -33,6 +34,7 @@ _KIND: Mapping[str, Callable[[str], Exception]] = {
     "object": GenericError,
     "catalog": _file,
     "lineage": _file,
+    "announcement": ReceiverUnavailableError,
     "artifact": GenericError,
     "landing": GenericError,
 }

@@ -12,6 +12,7 @@ import click
 from sqlalchemy.engine import make_url
 
 from kfm_dagster.addresses import shown
+from kfm_dagster.catalog.stac_api.database import StacApiDatabase
 from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.deployment.local import default_dagster_yaml
 from kfm_dagster.governance.review import OverrideReview
@@ -33,7 +34,8 @@ def init(*, role: str | None, as_json: bool) -> None:
     Run it before the first start and after every upgrade, then start the daemon and the web server. It may be repeated,
     also by two at once. It creates folders of this machine, and neither queues nor buckets. On PostgreSQL it works as
     the role that the DSN names, which owns the tables from then on; with --role the deployment then runs under another
-    one (made unless it is there, without a password), and migrates nothing.
+    one (made unless it is there, without a password), and migrates nothing. Where KFM_STAC_API_DSN is set, pgstac is
+    brought into that database, or up to date.
 
     Example: kfm init --role kfm_deployment
     """
@@ -50,6 +52,8 @@ def init(*, role: str | None, as_json: bool) -> None:
         "stores": {name: place for name, _, place in stores(settings)},
         "queue": {"name": settings.sqs_primary_queue},
     }
+    if settings.stac_api_dsn:
+        done["stac api"] = dict(StacApiDatabase(settings.stac_api_dsn).install())
     for place in done["stores"].values():
         if "://" not in place:
             private_folder(Path(place))

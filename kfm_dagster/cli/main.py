@@ -33,6 +33,10 @@ COMMANDS = {
     "alerts": Lazy(
         "kfm_dagster.cli.alerts:alerts", "Look at alerts over the stages, take them on, and try the channels."
     ),
+    "announcements": Lazy(
+        "kfm_dagster.cli.announcements:announcements",
+        "Look at who is told of the catalog's Items, and send again what was given up.",
+    ),
     "backfill": Lazy(
         "kfm_dagster.cli.backfill:backfill",
         "List and ingest days of datasets, beside the live messages and never instead of them.",
@@ -62,6 +66,10 @@ COMMANDS = {
         "kfm_dagster.cli.dlq.commands:dlq",
         "Look at the dead-letter queue, and drain, redrive or discard what is on it.",
     ),
+    "doctor": Lazy(
+        "kfm_dagster.cli.doctor:doctor",
+        "Look at a deployment: database, queues, clock, Dagster instance, stores, buckets, senders, disks.",
+    ),
     "drain": Lazy(
         "kfm_dagster.cli.drain:drain",
         "Work the queue until it is empty, with a daemon and code server of its own.",
@@ -73,6 +81,9 @@ COMMANDS = {
     "export": Lazy(
         "kfm_dagster.cli.export.commands:export",
         "Write the signed release bundle PTN_EXPORT or verify one; below it, a DCAT catalog and a lineage graph.",
+    ),
+    "gaps": Lazy(
+        "kfm_dagster.cli.gaps:gaps", "List the hours that lack objects, and the products that are silent or slow now."
     ),
     "governance": Lazy(
         "kfm_dagster.cli.governance:governance",
@@ -90,6 +101,14 @@ COMMANDS = {
         "kfm_dagster.cli.quarantine.commands:quarantine",
         "Look at units that were taken out of automatic flows, or take some out.",
     ),
+    "queue": Lazy(
+        "kfm_dagster.cli.queue:queue", "Make the queue of a dataset, with its dead letters, policies and subscriptions."
+    ),
+    "reconcile": Lazy(
+        "kfm_dagster.cli.reconcile:reconcile",
+        "List the buckets' days and compare them with ledger and catalog, in both directions. Changes nothing by "
+        "itself.",
+    ),
     "release": Lazy(
         "kfm_dagster.cli.quarantine.decisions:release",
         "Let quarantined units in again: each gets one more attempt, and comes back if that fails.",
@@ -97,6 +116,10 @@ COMMANDS = {
     "replay": Lazy(
         "kfm_dagster.cli.replay.commands:replay",
         "Have units done again, always through the ledger: select, dry-run, run, and watch.",
+    ),
+    "stac": Lazy(
+        "kfm_dagster.cli.stac:stac",
+        "Look at the STAC API beside the catalog, compare it with the catalog, and fill it again.",
     ),
     "ui": Lazy("kfm_dagster.cli.ui:ui", "Open the Dagster UI over KFM_HOME, with daemon and sensors, until Ctrl-C."),
     "validate": Lazy(

@@ -130,8 +130,17 @@ class FenceIssue(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Issue:
-    """One finding about one unit: a bounded code, its severity under the contract, and a short text."""
+    """One finding about one unit: a bounded code, its severity under the contract, and a short text.
+
+    The text may quote what an object says, so signs that no terminal should get are escaped in it.
+    """
 
     code: str
     severity: Severity
     message: str
+
+    def __post_init__(self) -> None:
+        """Escape what is not printable."""
+        if not self.message.isprintable():
+            escaped = (sign if sign.isprintable() else ascii(sign)[1:-1] for sign in self.message)
+            object.__setattr__(self, "message", "".join(escaped))

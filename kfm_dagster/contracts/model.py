@@ -21,6 +21,7 @@ from kfm_dagster.contracts.issues import GateIssue, IntegrityIssue, MetadataIssu
 from kfm_dagster.contracts.peers import Peers
 from kfm_dagster.contracts.quality import Citation, Coverage, Freshness, Quantity
 from kfm_dagster.contracts.stewardship import Governance
+from kfm_dagster.contracts.virtual import VirtualStore
 
 API_VERSION = "kfm.nodd.dataset/v1"
 
@@ -433,6 +434,11 @@ class DatasetContract(ContractPart):
     ledger: LedgerFields = LedgerFields()
     freshness: Freshness | None = Field(None, description="Default: any age is fresh.")
     coverage: Coverage | None = Field(None, description="Default: nothing is expected.")
+    virtual: list[VirtualStore] = Field(
+        [],
+        description="Which Items go together in virtual Zarr stores (docs/virtual-zarr.md); the first that matches an "
+        "Item's key counts. Default: none.",
+    )
 
     @property
     def id(self) -> str:
@@ -468,6 +474,7 @@ class DatasetContract(ContractPart):
             "ledger.extension_fields": set(self.ledger.extension_fields),
             "integrity.peers.groups": set(self.integrity.peers.groups) if self.integrity.peers else set(),
             "storage.mirrors": set(re.findall(r"{(\w+)}", mirrors)) - {"bucket", "key"},
+            "virtual": {name for store in self.virtual for name in store.groups},
         }
         if missing := {field: sorted(names - groups) for field, names in used.items() if names - groups}:
             named = ", ".join(f"{field} {names}" for field, names in missing.items())
@@ -489,6 +496,13 @@ class DatasetContract(ContractPart):
         masking = self.governance.masking
         if masking and (hidden := set(self.metadata_extract.required) - set(masking.properties)):
             raise ValueError(f"metadata_extract.required {sorted(hidden)} are not in governance.masking.properties")
+        return self
+
+    @model_validator(mode="after")
+    def _virtual_stores_are_for_anyone(self) -> DatasetContract:
+        # A store names objects and shows where their pixels are: neither is masked in it, nor asks who reads it.
+        if self.virtual and (self.governance.access != "open" or self.governance.masking is not None):
+            raise ValueError("virtual needs objects that anyone may read: governance.access is not open, or masked")
         return self
 
     @model_validator(mode="after")

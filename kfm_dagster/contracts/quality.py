@@ -6,8 +6,9 @@ Belongs here: the declarations and what they match. Does not belong here: the ga
 
 from __future__ import annotations
 
-from datetime import date
+from datetime import date, datetime, timedelta
 from enum import StrEnum, unique
+from itertools import pairwise
 from typing import Annotated
 
 from pydantic import BaseModel, Field, PositiveInt, model_validator
@@ -89,10 +90,36 @@ class ExpectedProduct(Declaration):
 
     name: str = Field(min_length=1, max_length=80)
     groups: dict[str, str] = Field({}, description="Extension fields of the ledger with the value that counts.")
-    per_hour: PositiveInt = Field(description="Objects that begin within one UTC hour.")
+    per_hour: PositiveInt = Field(
+        description="Objects that begin within one UTC hour; where their number varies, the least that is usual."
+    )
+    every_seconds: PositiveInt | None = Field(
+        None,
+        description="Seconds between one scan, frame or run and the next: after two of them without an announcement "
+        "the product is silent. Default: the longest time between two of `hours`, else an hour by per_hour.",
+    )
     hours: list[Annotated[int, Field(ge=0, le=23)]] = Field([], description="UTC hours that have it. Default: all.")
     since: date | None = Field(None, description="First day that has it. Default: always.")
     until: date | None = Field(None, description="First day that has it no more. Default: never.")
+
+    @property
+    def cadence(self) -> timedelta:
+        """Time between one scan, frame or run and the next."""
+        if self.every_seconds is not None:
+            return timedelta(seconds=self.every_seconds)
+        if not self.hours:
+            return timedelta(hours=1) / self.per_hour
+        hours = sorted(set(self.hours))
+        return timedelta(hours=max(b - a for a, b in pairwise([*hours, hours[0] + 24])))
+
+    def is_due(self, hour: datetime) -> bool:
+        """Tell whether an hour (UTC, its beginning) should have the product."""
+        day = hour.date()
+        return (
+            (self.since is None or day >= self.since)
+            and (self.until is None or day < self.until)
+            and (not self.hours or hour.hour in self.hours)
+        )
 
     @model_validator(mode="after")
     def _period_is_one(self) -> ExpectedProduct:

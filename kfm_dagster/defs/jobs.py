@@ -1,4 +1,4 @@
-"""Jobs: one over all datasets for the sensors, and one per dataset for people."""
+"""Jobs: one over all datasets for the sensors, and one per dataset for people, and what stands beside the chains."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from kfm_dagster.ingest.path_days import radars
 
 INGEST_JOB = "ingest"
 PATH_JOB = "path_arrival"
+GAP_JOB = "feed_gaps"
 LANE_TAG = "kfm/lane"
 """The lane whose units a run works; dagster.yaml limits the runs of the bulk lane by it."""
 FORCE_TAG = "kfm/force"
@@ -54,3 +55,13 @@ def path_jobs(registry: ContractRegistry) -> list[dg.UnresolvedAssetJobDefinitio
         "again after more of them, it makes the table again; otherwise it reuses the earlier one.",
     )
     return [job] if keys else []
+
+
+def gap_job(check: dg.AssetCheckKey) -> dg.UnresolvedAssetJobDefinition:
+    """Return the job that looks for gaps now."""
+    return dg.define_asset_job(
+        GAP_JOB,
+        selection=dg.AssetSelection.checks(check),
+        description="Look now whether something of the followed feeds is missing. The schedule nodd_gaps looks every "
+        "hour by itself and needs no run.",
+    )

@@ -1,8 +1,8 @@
 """DCAT export: every collection of the catalog as a dcat:Dataset, as JSON-LD with an inline context (RSP-14).
 
 Terms are those of https://www.w3.org/TR/vocab-dcat-3/. The document says what the index and run-state say, and names
-nothing by the time of the export, so the same database gives the same bytes. Does not belong here: STAC's own documents
-(`catalog/documents.py`).
+nothing by the time of the export, so the same database gives the same bytes. Does not belong here: what follows from a
+contract alone (`dcat_terms.py`), and STAC's own documents (`catalog/documents.py`).
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ from typing import Any
 
 from kfm_dagster.catalog.documents import ROOT_DESCRIPTION, ROOT_ID, ROOT_TITLE, Bbox, Extent
 from kfm_dagster.catalog.index import CollectionIndex
-from kfm_dagster.catalog.layout import JSON, collection_path
 from kfm_dagster.catalog.store import PAGE_SIZE
 from kfm_dagster.contracts.identity import rfc3339, uuid8
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.exports import dcat_terms
 from kfm_dagster.exports.atomic_files import ExportFile, atomic_files
+from kfm_dagster.exports.dcat_terms import Document
 from kfm_dagster.idempotent_node.wal import run_uuid
 from kfm_dagster.run_state.record import RunState
 from kfm_dagster.run_state.store import RunStateStore
 from kfm_dagster.storage.database import Database, Transaction
-
-Document = dict[str, Any]
 
 PUBLISHER = "Kansas Frontier Matrix"
 CATALOG_ID = f"urn:kfm:catalog:{ROOT_ID}"
@@ -41,6 +40,8 @@ _PREFIXES = {
     "kfm": "https://kfm.dev/ns/nodd#",
     "prov": "http://www.w3.org/ns/prov#",
     "rdfs": "http://www.w3.org/2000/01/rdf-schema#",
+    "skos": "http://www.w3.org/2004/02/skos/core#",
+    "vcard": "http://www.w3.org/2006/vcard/ns#",
     "xsd": "http://www.w3.org/2001/XMLSchema#",
 }
 _TEXTS = {
@@ -53,6 +54,8 @@ _TEXTS = {
     "versionNotes": "adms:versionNotes",
     "name": "foaf:name",
     "label": "rdfs:label",
+    "prefLabel": "skos:prefLabel",
+    "fn": "vcard:fn",
     **{name: f"kfm:{name}" for name in ("dataset_id", "run_id", "inputs_hash", "outcome", "care_label")},
 }
 _LINKS = {
@@ -67,6 +70,13 @@ _LINKS = {
     "temporal": "dct:temporal",
     "provenance": "dct:provenance",
     "homepage": "foaf:homepage",
+    "theme": "dcat:theme",
+    "inScheme": "skos:inScheme",
+    "accrualPeriodicity": "dct:accrualPeriodicity",
+    "format": "dct:format",
+    "contactPoint": "dcat:contactPoint",
+    "hasEmail": "vcard:hasEmail",
+    "hasURL": "vcard:hasURL",
     "wasGeneratedBy": "prov:wasGeneratedBy",
     "run_state": "kfm:run_state",
 }
@@ -86,28 +96,36 @@ CONTEXT: Document = {
     **{name: {"@id": term, "@type": "@id"} for name, term in _LINKS.items()},
     **{name: {"@id": term, "@type": "xsd:dateTime"} for name, term in _TIMES.items()},
 }
-_OBJECT_SCHEMES = {"aws": "s3", "gcp": "gs", "azure": "az"}
-_NO_SPDX = {"other", "various", "proprietary"}
-"""Words that STAC allows where there is no SPDX identifier."""
 
 
 def export_dcat(
-    database: Database, registry: ContractRegistry, run_states: RunStateStore, *, catalog: str, folder: Path
+    database: Database,
+    registry: ContractRegistry,
+    run_states: RunStateStore,
+    *,
+    catalog: str,
+    folder: Path,
+    contact: str = "",
 ) -> Path:
     """Write the catalog's datasets to a folder and return the file.
 
-    `catalog` is the STAC catalog's URL or folder. Raises ContractError for a collection whose contract is not there,
-    ForeignFileError, ConfigurationError.
+    `catalog` is the STAC catalog's public address, else its URL or folder; `contact` is whom its readers may ask,
+    `mailto:` or a page: without one, each dataset names its producer's. Raises ContractError for a collection whose
+    contract is not there, ForeignFileError, ConfigurationError.
     """
+    own_contact = dcat_terms.contact(PUBLISHER, contact) if contact else {}
     with database.snapshot() as tx:
         tx.run("exports.stand_still")
         datasets = [
-            _dataset(row, registry[row.dataset], catalog=catalog, tx=tx, run_states=run_states)
+            {
+                **_dataset(row, registry[row.dataset], catalog=catalog, tx=tx, run_states=run_states),
+                **(own_contact or dcat_terms.producers_contact(registry[row.dataset])),
+            }
             for row in tx.run("exports.collections").all()
         ]
     with atomic_files(folder, [FILE]) as [file]:
         # The opening is written already: the document's first member.
-        text = json.dumps(_catalog(datasets), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        text = json.dumps(_catalog(datasets) | own_contact, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
         file.write(text.encode().removeprefix(FILE.opening))
     return folder / FILE.name
 
@@ -146,11 +164,13 @@ def _dataset(
         "keyword": sorted(contract.stac.keywords),
         "publisher": _agent(PUBLISHER, None),
         "creator": [_agent(one.name, one.url) for one in contract.stac.providers if "producer" in one.roles],
-        **_terms(contract),
+        **dcat_terms.licence(contract),
+        **dcat_terms.themes(contract),
+        **dcat_terms.frequency(contract),
         "care_label": contract.governance.care_label,
         **(_where_and_when(extent) if extent else {}),
         **_version(row, states),
-        "distribution": _distributions(iri, row.collection_id, contract, catalog=catalog),
+        "distribution": dcat_terms.distributions(iri, row.collection_id, contract, catalog=catalog),
         **_provenance(states),
     }
 
@@ -158,14 +178,6 @@ def _dataset(
 def _agent(name: str, url: str | None) -> Document:
     agent = {"id": f"urn:uuid:{uuid8('prov', 'agent', name)}", "type": ["foaf:Agent", "prov:Agent"], "name": name}
     return agent if url is None else {**agent, "homepage": url}
-
-
-def _terms(contract: DatasetContract) -> Document:
-    governance = contract.governance
-    attribution = {"rights": governance.attribution} if governance.attribution else {}
-    if governance.license in _NO_SPDX:
-        return {"rights": [governance.license, *attribution.values()]}
-    return {"license": f"https://spdx.org/licenses/{governance.license}", **attribution}
 
 
 def _where_and_when(extent: Extent) -> Document:
@@ -202,32 +214,6 @@ def _version(row: Any, states: list[RunState]) -> Document:
     }
 
 
-def _distributions(iri: str, collection_id: str, contract: DatasetContract, *, catalog: str) -> list[Document]:
-    asset = contract.stac.data_asset
-    scheme = _OBJECT_SCHEMES[contract.storage.provider]
-    return [
-        _distribution(
-            f"{iri}:stac", "STAC Collection", url=_url(catalog, collection_path(collection_id)), media_type=JSON
-        ),
-        *(
-            _distribution(f"{iri}:data:{bucket}", asset.title, url=f"{scheme}://{bucket}/", media_type=asset.media_type)
-            for bucket in contract.storage.buckets
-        ),
-    ]
-
-
-def _distribution(iri: str, title: str, *, url: str, media_type: str) -> Document:
-    # A media type's parameters are no part of its IANA registration.
-    registered = media_type.partition(";")[0].strip()
-    return {
-        "id": iri,
-        "type": "dcat:Distribution",
-        "title": title,
-        "accessURL": url,
-        "mediaType": f"https://www.iana.org/assignments/media-types/{registered}",
-    }
-
-
 def _provenance(states: list[RunState]) -> Document:
     """Return the note on where the collection comes from: the run-state of its latest run."""
     if not states:
@@ -254,9 +240,3 @@ def _run_state(state: RunState) -> Document:
     }
     identity = uuid8("run-state", state.dataset_id, state.run_id)
     return {"id": f"urn:uuid:{identity}", "type": "prov:Entity", **facts}
-
-
-def _url(catalog: str, path: str) -> str:
-    if "://" in catalog:
-        return f"{catalog.rstrip('/')}/{path}"
-    return (Path(catalog).absolute() / path).as_uri()

@@ -1,9 +1,12 @@
-"""Graph export: every output as (:Artifact {content_hash}), with what it was made from and what made it (IEN-15).
+"""Graph export: every output as (:Artifact {content_hash}), every Item and object, and what led to which (IEN-15).
 
-    (:Artifact)-[:WAS_DERIVED_FROM]->(:Artifact | :Source)      (:Artifact)-[:WAS_GENERATED_BY]->(:Activity)
+    (:Artifact)-[:WAS_DERIVED_FROM]->(:Artifact | :Source)      (:Artifact | :Item)-[:WAS_GENERATED_BY]->(:Activity)
+    (:Item)-[:WAS_DERIVED_FROM]->(:Object)                      (:Activity)-[:USED]->(:Object)
 
-An Activity is a node in a run, a Source an input that no node here made. One state of the database is read, as a
-stream: memory does not grow with it. Belongs here: which nodes and edges there are. Does not belong here: their text
+An Activity is a node in a run, a Source an input that no node here made, an Object one version of what an Item was
+made of. An Item is one writing of it: the next writing is another node, so that no edge ever has to go, and `state`
+says whether it still stands. One state of the database is read, as a stream: memory does not grow with it.
+Belongs here: which nodes and edges there are. Does not belong here: their kinds (`graph_model.py`) and their text
 (`cypher.py`).
 """
 
@@ -18,20 +21,24 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from kfm_dagster.catalog.layout import item_path
 from kfm_dagster.contracts.identity import rfc3339, uuid8
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.exports.atomic_files import ExportFile, atomic_files
 from kfm_dagster.exports.cypher import CSV_EDGE, CSV_NODE, CsvRows, GraphEdge, GraphNode, NodeKey, csv_header
+from kfm_dagster.exports.graph_model import LABELS, schema_statements
+from kfm_dagster.ingest.nodes import MessageParse, StacRegister
+from kfm_dagster.lineage.unit import object_entity
 from kfm_dagster.storage.database import Database, Transaction
 
 BATCH = 1_000
 """Rows that are fetched at a time."""
 NODE_COLUMNS = (
     *CSV_NODE,
-    *("content_hash", "activity_id", "source_id", "node", "step", "uri", "sha256", "outcome", "valid_from", "valid_to"),
-    *("run_id", "started_at", "ended_at", "checksum", "etag"),
+    *dict.fromkeys(name for label in LABELS.values() for name in (label.key, *label.properties)),
 )
 FILES = (
+    ExportFile(name="schema.cypher", opening=b"// kfm export graph, version 1: tables for LadybugDB and Kuzu\n"),
     ExportFile(name="graph.cypher", opening=b"// kfm export graph, version 1: openCypher, one statement a line\n"),
     ExportFile(name="nodes.csv", opening=csv_header(NODE_COLUMNS)),
     ExportFile(name="edges.csv", opening=csv_header(CSV_EDGE)),
@@ -53,7 +60,9 @@ def export_graph(database: Database, registry: ContractRegistry, *, folder: Path
     with atomic_files(folder, FILES) as opened, database.snapshot() as tx:
         tx.run("exports.stand_still")
         tx.connection.execution_options(yield_per=BATCH)
-        statements, nodes_file, edges_file = (TextIOWrapper(file, encoding="utf-8", newline="") for file in opened)
+        files = [TextIOWrapper(file, encoding="utf-8", newline="") for file in opened]
+        schema, statements, nodes_file, edges_file = files
+        schema.writelines(f"{statement}\n" for statement in schema_statements())
         nodes, edges = CsvRows(nodes_file, NODE_COLUMNS), CsvRows(edges_file, CSV_EDGE)
         for node in _nodes(tx, named):
             key = node.key
@@ -64,7 +73,7 @@ def export_graph(database: Database, registry: ContractRegistry, *, folder: Path
             statements.write(edge.merge() + "\n")
             edges.write({":START_ID": edge.start.csv_id, ":END_ID": edge.end.csv_id, ":TYPE": edge.kind})
             counts[edge.kind] += 1
-        for file in (statements, nodes_file, edges_file):
+        for file in files:
             # The files below stay open: they are not in their places yet.
             file.detach()
     return GraphExport(files=tuple(folder / file.name for file in FILES), counts=dict(counts))
@@ -106,6 +115,25 @@ def _nodes(tx: Transaction, named: Callable[[str], str]) -> Iterator[GraphNode]:
         row = next(rows)
         properties = {"uri": row.uri, "checksum": row.checksum or None, "etag": row.etag or None}
         yield GraphNode(key=_source(source_id), properties=properties)
+    yield from _objects_and_items(tx)
+
+
+def _objects_and_items(tx: Transaction) -> Iterator[GraphNode]:
+    for row in tx.run("exports.objects"):
+        yield GraphNode(key=_object(row), properties={"uri": row.object_uri, "version": row.object_version})
+    for row in tx.run("exports.items", operator=StacRegister.operator):
+        yield GraphNode(
+            key=_item(row),
+            properties={
+                "stac_item_id": row.item_id,
+                "collection": row.collection_id,
+                "path": item_path(row.collection_id, row.partition_key, row.item_id),
+                "sha256": row.after_sha256,
+                "state": row.state,
+                "valid_from": _time(row.logged_at),
+                "valid_to": _time(row.ended_at),
+            },
+        )
 
 
 def _edges(tx: Transaction, named: Callable[[str], str]) -> Iterator[GraphEdge]:
@@ -114,23 +142,43 @@ def _edges(tx: Transaction, named: Callable[[str], str]) -> Iterator[GraphEdge]:
     for row in tx.run("exports.inputs"):
         origin = _artifact(row.source_hash) if row.source_hash else _source(_source_id(row))
         yield GraphEdge(kind="WAS_DERIVED_FROM", start=_artifact(row.content_hash), end=origin)
+    for row in tx.run("exports.items", operator=StacRegister.operator):
+        if row.object_uri is not None:
+            yield GraphEdge(kind="WAS_DERIVED_FROM", start=_item(row), end=_object(row))
+        if row.node is not None:
+            yield GraphEdge(kind="WAS_GENERATED_BY", start=_item(row), end=_activity(row, named))
+    for row in tx.run("exports.claims", operator=MessageParse.operator):
+        yield GraphEdge(kind="USED", start=_activity(row, named), end=_object(row))
 
 
 def _artifact(content_hash: str) -> NodeKey:
-    return NodeKey(label="Artifact", name="content_hash", value=content_hash)
+    return _key("Artifact", content_hash)
 
 
 def _activity(row: Any, named: Callable[[str], str]) -> NodeKey:
-    identity = uuid8("activity", row.run_id, named(row.node), row.step)
-    return NodeKey(label="Activity", name="activity_id", value=f"urn:uuid:{identity}")
+    return _key("Activity", f"urn:uuid:{uuid8('activity', row.run_id, named(row.node), row.step)}")
 
 
 def _source(source_id: str) -> NodeKey:
-    return NodeKey(label="Source", name="source_id", value=source_id)
+    return _key("Source", source_id)
 
 
 def _source_id(row: Any) -> str:
     return f"urn:uuid:{uuid8('source', row.uri, row.checksum, row.etag)}"
+
+
+def _object(row: Any) -> NodeKey:
+    # The PROV documents' name of it, so that both can be asked together.
+    return _key("Object", object_entity(row.object_uri, row.object_version))
+
+
+def _item(row: Any) -> NodeKey:
+    writing = uuid8("item-writing", row.collection_id, row.item_id, str(row.promotion_id))
+    return _key("Item", f"urn:uuid:{writing}")
+
+
+def _key(label: str, value: str) -> NodeKey:
+    return NodeKey(label=label, name=LABELS[label].key, value=value)
 
 
 def _time(column: Any) -> str | None:

@@ -52,6 +52,8 @@ class GovernanceAction(StrEnum):
     DLQ_DISCARD = "dlq_discard"
     BACKFILL_STARTED = "backfill_started"
     BACKFILL_CANCELLED = "backfill_cancelled"
+    RECONCILED = "reconciled"
+    """Let objects in that a bucket had and the ledger did not."""
     MASK = "mask"
     """Published data with sensitive locations generalised, as its steward asked."""
     ALERT_ACKNOWLEDGED = "alert_acknowledged"

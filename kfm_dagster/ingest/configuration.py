@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kfm_dagster.announcements.plan import AnnouncementPlan
+from kfm_dagster.announcements.webhook import tokens_of
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.governance.areas import refuse_unmaskable
 from kfm_dagster.readers.registry import refuse_orphans
@@ -18,10 +20,11 @@ from kfm_dagster.telemetry.energy import EnergyMeter, open_energy_meter
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """Dataset contracts, the pipeline card, and what measures energy by the grid that is named."""
+    """Dataset contracts, the pipeline card, who is told of Items, and what measures energy by the named grid."""
 
     registry: ContractRegistry
     card: Card
+    announcements: AnnouncementPlan
     energy: EnergyMeter
 
     @classmethod
@@ -31,4 +34,7 @@ class Configuration:
         refuse_orphans(registry)
         refuse_unmaskable(settings, registry)
         card = Card.load(settings.configs_dir)
-        return cls(registry=registry, card=card, energy=open_energy_meter(settings.energy_grid))
+        announcements = AnnouncementPlan.load(settings.configs_dir, registry)
+        tokens_of(settings.webhook_tokens, [one.name for one in announcements.subscriptions])
+        energy = open_energy_meter(settings.energy_grid)
+        return cls(registry=registry, card=card, announcements=announcements, energy=energy)

@@ -23,11 +23,9 @@ from kfm_dagster.contracts.envelope import Envelope, Lane
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import StoreAccessError
 from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
-from kfm_dagster.ingest.closing import close
 from kfm_dagster.ingest.kill_switch_policy import refuse_switched_off
+from kfm_dagster.ingest.listed import enter_listed
 from kfm_dagster.ingest.node import ChainNode, in_chunks
-from kfm_dagster.ledger.policy import ReplayReason
-from kfm_dagster.ledger.rejections import RejectedObject
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.operators.message_parse import parse_listed
 from kfm_dagster.run_state.inputs_hash import InputReference
@@ -95,6 +93,7 @@ class MessageParse(ChainNode):
     listing: Sequence[ListedObject] = field(default=(), repr=False)
     """What the bucket holds of the day, once `inputs` has listed it. A backfill counts while it lists."""
     _refused: StoreAccessError | None = field(default=None, init=False, repr=False)
+    _whole: bool = field(default=False, init=False, repr=False)
     _began: int = field(default=0, init=False, repr=False)
     _replays: Counter[str] = field(default_factory=Counter, init=False, repr=False)
 
@@ -198,6 +197,8 @@ class MessageParse(ChainNode):
         # Claimed in the transaction that names the output: a run that dies before it has claimed nothing.
         if self.account is not None:
             self.account.closed(tx)
+        if self._whole:
+            self.pipeline.gaps.listed(self.dataset, self.partition, at=self.pipeline.clock(), tx=tx)
         claimed = self.pipeline.ledger.claim(
             dataset=self.dataset,
             partition=self.partition,
@@ -235,26 +236,13 @@ class MessageParse(ChainNode):
         for chunk in in_chunks(self._listed(), LISTING_CHUNK):
             if not self._enter(chunk):
                 return
+        self._whole = True
 
     def _enter(self, chunk: Sequence[Envelope]) -> bool:
-        ledger = self.pipeline.ledger
         with self.pipeline.database.transaction() as tx:
-            ensured = ledger.ensure(chunk, lane=Lane.BULK, tx=tx)
-            failed = [wal_id for wal_id, status in ensured.existing.items() if status is Status.FAILED]
-            requeued = ledger.requeue(failed, reason=ReplayReason.BACKFILL, tx=tx)
-            close(self.pipeline, (unit for unit in chunk if unit.wal_id in ensured.created), tx)
-            self.pipeline.deliveries.reject_objects(
-                [
-                    RejectedObject(
-                        dataset=unit.dataset, object_uri=unit.object_uri, detail=ensured.refused[unit.wal_id]
-                    )
-                    for unit in chunk
-                    if unit.wal_id in ensured.refused
-                ],
-                tx=tx,
-            )
+            entered = enter_listed(self.pipeline, chunk, tx)
             return self.account is None or self.account.counted(
-                tx, listed=len(chunk), created=len(ensured.created), requeued=len(requeued)
+                tx, listed=len(chunk), created=len(entered.created), requeued=len(entered.requeued)
             )
 
     def _list(self) -> Iterator[ListedObject]:

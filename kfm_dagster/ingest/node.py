@@ -27,7 +27,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import FeedKind
 from kfm_dagster.stages.gates.evaluate import evaluate
 from kfm_dagster.stages.gates.facts import catalog_owners, partition_facts
-from kfm_dagster.stages.gates.subject import Subject, Thresholds
+from kfm_dagster.stages.gates.subject import PartitionFacts, Subject, Thresholds
 from kfm_dagster.stages.gates.verdict import Gate, Verdict
 from kfm_dagster.storage.database import Transaction
 
@@ -70,6 +70,8 @@ class ChainNode:
     run_id: str
     received: Sequence[Envelope] = field(default=(), repr=False)
     """The batch that it works on; the stage gives it."""
+    partition_facts: PartitionFacts | None = field(default=None, init=False, repr=False)
+    """What the ledger had of the partition when the gates looked; None where they had no reason to."""
     step: ClassVar[str] = "commit"
     """The one effect of a stage."""
 
@@ -113,7 +115,8 @@ class ChainNode:
         if Gate.G6 in gates or with_catalog:
             with self.pipeline.database.snapshot() as view:
                 if Gate.G6 in gates and not self.sampled:
-                    facts["partition"] = partition_facts(self.contract, self.partition, tx=view)
+                    self.partition_facts = partition_facts(self.contract, self.partition, tx=view)
+                    facts["partition"] = self.partition_facts
                 if with_catalog:
                     facts["catalog"] = catalog_owners(self.contract, batch, tx=view)
         return Subject(

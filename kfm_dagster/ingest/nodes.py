@@ -20,6 +20,7 @@ from typing_extensions import override
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, StacStatus, WalId
 from kfm_dagster.governance.rules import hard_fails
 from kfm_dagster.ingest.evidence import collect_evidence
+from kfm_dagster.ingest.feed_watch import follow_feeds, record_day
 from kfm_dagster.ingest.finding import MessageParse, Source
 from kfm_dagster.ingest.masked import masking_params, record_maskings, rules_of
 from kfm_dagster.ingest.node import ChainNode, EffectNode, Results, in_chunks
@@ -265,6 +266,8 @@ class Settle(ChainNode):
     @override
     def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:
         self.report = self.pipeline.ledger.settle(made, run_id=self.run_id, tx=tx)
+        if not self.sampled:
+            follow_feeds(self.pipeline, self.contract, made, tx)
         return made
 
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
@@ -294,6 +297,8 @@ class Settle(ChainNode):
         if any(unit.raw.sqs_message_id for unit in batch):
             self.pipeline.acknowledge(retrying=self.report.failed)
         collect_evidence(self.pipeline)
+        if self.partition_facts is not None:
+            record_day(self.pipeline, self.contract, self.partition_facts, run_id=self.run_id)
         self.pipeline.following.catch_up(self.pipeline.followers)
         flush_traces()
 

@@ -16,9 +16,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from kfm_dagster.announcements.announcer import announcers
+from kfm_dagster.announcements.plan import AnnouncementPlan
 from kfm_dagster.catalog.changes import Follower
 from kfm_dagster.catalog.following import Following
 from kfm_dagster.catalog.publisher import open_publisher
+from kfm_dagster.catalog.stac_api.database import StacApiDatabase
+from kfm_dagster.catalog.stac_api.follower import PgstacFollower
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.loader import ContractRegistry
@@ -32,6 +36,7 @@ from kfm_dagster.ingest.calibration import Calibration
 from kfm_dagster.ingest.configuration import Configuration
 from kfm_dagster.ingest.window import PartitionWindow
 from kfm_dagster.ledger.deliveries import Deliveries, DueBackoff, DueMessage
+from kfm_dagster.ledger.gaps import Gaps
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.lineage.backend import ClientBackend
 from kfm_dagster.lineage.store import Lineage
@@ -52,6 +57,7 @@ from kfm_dagster.storage.read_ahead import ReadAhead
 from kfm_dagster.storage.s3 import Store
 from kfm_dagster.telemetry.energy import EnergyMeter, NoEnergyMeter
 from kfm_dagster.telemetry.otlp import configure_traces
+from kfm_dagster.virtual.follower import VirtualZarr
 
 if TYPE_CHECKING:
     from kfm_dagster.notifications.authenticity import Signatures
@@ -101,6 +107,7 @@ class Pipeline:
     database: Database
     clock: Callable[[], datetime] = utc_now
     card: Card = field(default_factory=Card.load)
+    announcements: AnnouncementPlan = field(default_factory=AnnouncementPlan.none)
     connect_queue: Callable[[Settings], Queue] = connect
     connect_dead_letters: Callable[[Settings], Queue] = connect_dead_letters
     energy: EnergyMeter = field(default_factory=NoEnergyMeter)
@@ -108,6 +115,8 @@ class Pipeline:
     """What this process's sensors have asked for."""
     read_ahead: dict[str, ReadAhead] = field(default_factory=dict, init=False, repr=False)
     """What integrity-check read of each dataset's objects, until metadata-extract takes it."""
+    feeds_due: datetime | None = field(default=None, init=False, repr=False)
+    """When this process looks at the feeds next (`feed_watch.py`); None: at once."""
     ready: bool = field(default=False, init=False)
     """Whether its stores took what was written when they were last asked (`preflight.py`)."""
 
@@ -119,7 +128,14 @@ class Pipeline:
         if not read_only:
             _make_home(settings)
         database = Database.open(settings.database_url, read_only=read_only)
-        opened = cls(settings=settings, registry=read.registry, database=database, card=read.card, energy=read.energy)
+        opened = cls(
+            settings=settings,
+            registry=read.registry,
+            database=database,
+            card=read.card,
+            announcements=read.announcements,
+            energy=read.energy,
+        )
         if not read_only:
             opened.window.make()
             configure_traces()
@@ -147,6 +163,11 @@ class Pipeline:
     def deliveries(self) -> Deliveries:
         """Messages received and what became of them."""
         return Deliveries(self.database, clock=self.clock)
+
+    @cached_property
+    def gaps(self) -> Gaps:
+        """What is missing of the feeds."""
+        return Gaps(database=self.database)
 
     @cached_property
     def window(self) -> PartitionWindow:
@@ -197,13 +218,32 @@ class Pipeline:
 
     @cached_property
     def followers(self) -> Sequence[Follower]:
-        """The places besides the catalog that show its Items."""
+        """The places besides the catalog that show its Items, or hear of them. Raises ConfigurationError."""
         found: list[Follower] = []
+        if self.stac_api is not None:
+            found.append(self.stac_api)
+        if self.settings.virtual_url:
+            found.append(VirtualZarr(open_publisher(self.settings.virtual_url), self.objects))
         if self.settings.geoparquet:
             from kfm_dagster.catalog.geoparquet.follower import GeoParquet  # noqa: PLC0415, pyarrow and shapely
 
             found.append(GeoParquet(open_publisher(self.settings.catalog)))
+        found += announcers(
+            self.announcements,
+            database=self.database,
+            registry=self.registry,
+            catalog_url=self.settings.catalog,
+            webhook_tokens=self.settings.webhook_tokens,
+            clock=self.clock,
+        )
         return found
+
+    @cached_property
+    def stac_api(self) -> PgstacFollower | None:
+        """The STAC API, where there is one."""
+        if not self.settings.stac_api_dsn:
+            return None
+        return PgstacFollower(StacApiDatabase(self.settings.stac_api_dsn), open_publisher(self.settings.catalog))
 
     @cached_property
     def lineage(self) -> Lineage:

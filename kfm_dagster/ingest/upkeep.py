@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 
 from kfm_dagster.ingest.evidence import collect_evidence
+from kfm_dagster.ingest.feed_watch import watch_feeds
 from kfm_dagster.ingest.lost_runs import give_back
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.store import Ledger
@@ -21,7 +22,7 @@ def look_after(
     dead: Callable[[Iterable[str]], Collection[str]],
     warn: Callable[[str], None],
 ) -> Collection[tuple[str, str]]:
-    """Give back what dead runs held, let due retries in, acknowledge, collect evidence, publish lineage, and follow.
+    """Give back what dead runs held, let due retries in, acknowledge, collect evidence, watch feeds, publish, follow.
 
     `dead` chooses from root run ids those that nobody works for. Returns (dataset, partition) of what is let in.
     """
@@ -29,6 +30,7 @@ def look_after(
     due = ledger.retry_due(now=pipeline.clock(), limit=pipeline.settings.max_in_flight_units)
     pipeline.acknowledge()
     collect_evidence(pipeline)
+    watch_feeds(pipeline)
     if (failure := pipeline.lineage.flush()) is not None:
         # Recorded events wait; ingestion does not.
         warn(failure)

@@ -105,7 +105,7 @@ class LineageUnit:
             stac=stac,
             openlineage_run_id=uuid8("openlineage", *ingest),
             activity_id=_urn("activity", *ingest),
-            object_id=_urn("object", envelope.object_uri, envelope.object_version),
+            object_id=object_entity(envelope.object_uri, envelope.object_version),
             item_id=item_entity(envelope.wal_id, revision),
             qc_report_id=qc_report_entity(envelope.wal_id, revision),
             notification_id=raw.sns_message_id and _urn("notification", raw.sns_message_id),
@@ -138,6 +138,11 @@ class LineageUnit:
 def agent_id(name: str) -> str:
     """PROV agent of a piece of software or an organisation, by its name."""
     return _urn("agent", name)
+
+
+def object_entity(object_uri: str, object_version: str | None) -> str:
+    """PROV entity of one version of an object."""
+    return _urn("object", object_uri, object_version)
 
 
 def item_entity(wal_id: WalId, revision: str) -> str:

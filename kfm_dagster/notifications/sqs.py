@@ -244,6 +244,10 @@ class Queue:
             dead_letter_arn=redrive.get("deadLetterTargetArn"),
         )
 
+    def described(self) -> Mapping[str, str]:
+        """Return every attribute of the queue, as SQS names and writes them."""
+        return self._attributes("All")
+
     def _attributes(self, *names: QueueAttributeFilterType) -> Mapping[str, str]:
         try:
             answer = self._client.get_queue_attributes(QueueUrl=self.url, AttributeNames=names)

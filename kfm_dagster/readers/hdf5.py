@@ -24,7 +24,8 @@ from typing import TypeAlias, TypeVar
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers import hdf5_messages as messages
 from kfm_dagster.readers.base import ByteSource, ReadError
-from kfm_dagster.readers.hdf5_checksum import CHECKSUM_BYTES, fletcher32, verified
+from kfm_dagster.readers.hdf5_checksum import verified
+from kfm_dagster.readers.hdf5_chunks import MAX_CHUNK_BYTES, StoredValues, unfiltered
 from kfm_dagster.readers.hdf5_forms import check_datatype, check_variable, unreadable
 from kfm_dagster.readers.hdf5_global_heap import GlobalHeap
 from kfm_dagster.readers.hdf5_index import DenseStorage, symbol_table, tree_1_children
@@ -43,8 +44,6 @@ MAX_NUMBERS = 256
 """Most numbers of one attribute that is read; a list of flags has 32."""
 MAX_MEMBERS = 512
 """Most variables of a group, and attributes of an object, that are listed; real files have at most 150."""
-MAX_CHUNK_BYTES = 1 << 20
-"""Largest chunk that is decompressed to read an element; the ABI's longest axis has 43 KB."""
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _SUPERBLOCK_BYTES = 96
@@ -53,7 +52,6 @@ _CHECKED_VERSION, _CHECKED_BYTES = 2, 48
 _NOWHERE = b"\xff" * 8
 _SMALL = 1024
 """Half of the entries of the largest node; 32 at most are written."""
-_DEFLATE, _SHUFFLE, _FLETCHER32 = 1, 2, 3
 # What stands in an attribute for a value in the global heap (IV.B): length, address of the collection, index.
 _IN_HEAP = struct.Struct("<IQI")
 _PADDING = (b"\0", b"\0", b"\0 ")
@@ -280,7 +278,7 @@ class Hdf5Dataset(Hdf5Object):
 
     def __init__(self, file: FileBytes, address: int, heap: GlobalHeap, *, name: str) -> None:
         super().__init__(file, address, heap)
-        self._name = name
+        self.name = name
         self.address = address
         if self.has_values:
             check_datatype(self._one(messages.DATATYPE))
@@ -294,7 +292,7 @@ class Hdf5Dataset(Hdf5Object):
         """Tell whether it is a variable, by what makes one for libhdf5, too. Raises ReadError for what is nothing."""
         found = self._messages.keys()
         if not found & {messages.DATATYPE, messages.SYMBOL_TABLE, messages.LINK_INFO}:
-            raise unreadable(f"{self._name} is neither a variable, nor a group, nor a type")
+            raise unreadable(f"{self.name} is neither a variable, nor a group, nor a type")
         is_group = found & {messages.SYMBOL_TABLE, messages.LINK_INFO}
         return {messages.DATATYPE, messages.DATASPACE} <= found and not is_group
 
@@ -314,7 +312,7 @@ class Hdf5Dataset(Hdf5Object):
         if found is None or not messages.is_reference_lists(found.datatype):
             return None
         if messages.element_count(found.dataspace) != len(self.shape):
-            raise unreadable(f"variable {self._name} of shape {self.shape} has another number of dimension lists")
+            raise unreadable(f"variable {self.name} of shape {self.shape} has another number of dimension lists")
         lists = [_IN_HEAP.unpack_from(found.data, _IN_HEAP.size * place) for place in range(len(self.shape))]
         return tuple(
             int.from_bytes(self._heap.read(address, index, 8 * length)[:8], "little") if length else None
@@ -331,7 +329,7 @@ class Hdf5Dataset(Hdf5Object):
         shape = self.shape
         length = shape[0] if shape else 1
         if len(shape) > 1 or not 0 <= index < length:
-            raise unreadable(f"variable {self._name} of shape {shape} has no element {index}")
+            raise unreadable(f"variable {self.name} of shape {shape} has no element {index}")
         datatype = messages.datatype(self._one(messages.DATATYPE))
         layout = messages.layout(self._one(messages.LAYOUT))
         start = index * datatype.size
@@ -343,10 +341,24 @@ class Hdf5Dataset(Hdf5Object):
             return self._chunked(layout, datatype, index)
         return _number(datatype, self._file.read(layout.address + start, datatype.size))
 
+    @property
+    def storage(self) -> StoredValues:
+        """How all values are stored; for who refers to them or reads few. Raises ReadError for what is no number."""
+        pipelines = self._messages.get(messages.FILTERS, ())
+        return StoredValues(
+            file=self._file,
+            name=self.name,
+            shape=self.shape,
+            datatype=messages.datatype(self._one(messages.DATATYPE)),
+            layout=messages.layout(self._one(messages.LAYOUT)),
+            filters=tuple(messages.filters(pipelines[0])) if pipelines else (),
+            fill=messages.fill_value(self._messages),
+        )
+
     def _one(self, kind: int) -> bytes:
         bodies = self._messages.get(kind, ())
         if len(bodies) != 1:
-            raise unreadable(f"variable {self._name} has {len(bodies)} messages of type {kind:#x}")
+            raise unreadable(f"variable {self.name} has {len(bodies)} messages of type {kind:#x}")
         return bodies[0]
 
     def _chunked(self, layout: Layout, datatype: Datatype, index: int) -> float | None:
@@ -354,7 +366,7 @@ class Hdf5Dataset(Hdf5Object):
         (extent,) = layout.chunk or ()
         chunk_bytes = extent * datatype.size
         if not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
-            raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"variable {self._name} has chunks of {chunk_bytes} bytes")
+            raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"variable {self.name} has chunks of {chunk_bytes} bytes")
         found: tuple[int, int, int, int] | None = None
         # A key is: bytes stored, filters skipped, offsets in the variable's one dimension and in the element.
         latest = -1
@@ -364,7 +376,7 @@ class Hdf5Dataset(Hdf5Object):
             # The key behind the last chunk is of the same place, and of the end of the element.
             ordered = latest < offset and (offset, inner) < (following, end)
             if not ordered or inner or any((offset % extent, following % extent, end % datatype.size)):
-                raise unreadable(f"variable {self._name} has a chunk at {offset} before {following}")
+                raise unreadable(f"variable {self.name} has a chunk at {offset} before {following}")
             latest = offset
             if offset <= index < offset + extent:
                 found = stored, skipped, offset, address
@@ -372,30 +384,12 @@ class Hdf5Dataset(Hdf5Object):
             return None
         stored, skipped, offset, address = found
         if stored > MAX_CHUNK_BYTES or skipped:
-            raise unreadable(f"variable {self._name} has a chunk of {stored} bytes with filters skipped")
-        data = self._unfiltered(self._file.read(address, stored), chunk_bytes, datatype.size)
+            raise unreadable(f"variable {self.name} has a chunk of {stored} bytes with filters skipped")
+        pipelines = self._messages.get(messages.FILTERS, ())
+        filters = messages.filters(pipelines[0]) if pipelines else ()
+        data = unfiltered(self._file.read(address, stored), filters, chunk_bytes, datatype.size, name=self.name)
         start = (index - offset) * datatype.size
         return _number(datatype, data[start : start + datatype.size])
-
-    def _unfiltered(self, data: bytes, length: int, size: int) -> bytes:
-        """Undo the filters of a chunk, last first; at most `length` bytes come out."""
-        pipelines = self._messages.get(messages.FILTERS, ())
-        for identifier in reversed(messages.filters(pipelines[0]) if pipelines else ()):
-            if identifier == _FLETCHER32:
-                data, checksum = data[:-CHECKSUM_BYTES], data[-CHECKSUM_BYTES:]
-                if fletcher32(data) != int.from_bytes(checksum, "little"):
-                    raise unreadable(f"the checksum of a chunk of variable {self._name} is another one")
-            elif identifier == _DEFLATE:
-                inflate = zlib.decompressobj()
-                data = inflate.decompress(data, length + CHECKSUM_BYTES)
-                if not inflate.eof:
-                    raise unreadable(f"a chunk of variable {self._name} is no whole one of {length} bytes")
-            elif identifier == _SHUFFLE:
-                count = len(data) // size
-                data = b"".join(bytes(data[at::count][:size]) for at in range(count))
-            else:
-                raise unreadable(f"variable {self._name} uses filter {identifier}")
-        return data
 
 
 def _text_bytes(datatype: Datatype, found: messages.Attribute) -> int:

@@ -32,6 +32,8 @@ _INTEGER, _REAL, _TEXT, _COMPOUND, _REFERENCE, _SEQUENCE = 0, 1, 3, 6, 7, 9
 _REFERENCE_SIZES = {0: 8, 1: 12}
 _INFORMATION = {0x02: (18, 8, 8), 0x0A: (2, 4, 4), 0x15: (18, 2, 8)}
 """Of links, groups and attributes: bytes at least, and bytes more for each of two flags (IV.A.2.c, k, v)."""
+_FILTERS = 0x0B
+"""Message that variables have, and groups whose links or attributes would be filtered."""
 _WRITTEN = frozenset({*range(0x07), 0x08, 0x0A, 0x0B, 0x0C, 0x11, 0x12, 0x15, 0x16})
 """Messages that NetCDF-4 writes, without continuations (IV.A.2)."""
 _MOST_CHUNKED = 0xFFFF_FFFF
@@ -54,6 +56,8 @@ def check_message(kind: int, body: bytes, *, version: int) -> None:
         raise unreadable("a reference count that is none")
     if kind == 0x12 and (body[0] != 1 or len(body) < 8):
         raise unreadable("a time of modification that is none")
+    if kind == _FILTERS:
+        check_filters(body)
     if kind not in _WRITTEN:
         raise unreadable(f"a message of type {kind:#x}")
 
@@ -165,9 +169,7 @@ def check_variable(messages: Mapping[int, list[bytes]], shape: tuple[int, ...], 
         _check_fill_value(body, 0, size)
     for body in messages.get(0x05, ()):
         _check_fill(body, size)
-    for body in messages.get(0x0B, ()):
-        check_filters(body)
-    for kind in (0x04, 0x05, 0x0B):
+    for kind in (0x04, 0x05, _FILTERS):
         if len(messages.get(kind, ())) > 1:
             raise unreadable(f"a variable with several messages of type {kind:#x}")
 
@@ -185,7 +187,7 @@ def _check_layout(body: bytes, shape: tuple[int, ...], size: int, count: int, *,
     elif kind == 1:
         address, stored = (int.from_bytes(body[at : at + 8], "little") for at in (2, 10))
         nothing = address == 0xFFFF_FFFF_FFFF_FFFF
-        sound = len(body) >= 18 and stored >= size * count and (nothing or address + stored <= file_bytes)
+        sound = len(body) >= 18 and stored == size * count and (nothing or address + stored <= file_bytes)
     else:
         *chunk, element = Struct(f"<{body[2]}I").unpack_from(body, 11)
         sound = len(chunk) == len(shape) and element == size and 0 < math.prod(chunk) * size <= _MOST_CHUNKED

@@ -41,13 +41,13 @@ _NO_FREE_BLOCK = 1
 class _Budget:
     """Entries that one walk may still read."""
 
-    def __init__(self) -> None:
-        self._left = MAX_ENTRIES
+    def __init__(self, most: int = MAX_ENTRIES) -> None:
+        self._most = self._left = most
 
     def spend(self, entries: int) -> None:
         self._left -= entries
         if self._left < 0:
-            raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"HDF5: an index of more than {MAX_ENTRIES} entries")
+            raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"HDF5: an index of more than {self._most} entries")
 
 
 def symbol_table(file: FileBytes, tree: int, heap: int) -> dict[bytes, int]:
@@ -107,10 +107,12 @@ def _symbols(file: FileBytes, address: int, budget: _Budget) -> Iterator[tuple[i
         yield at, header, cached
 
 
-def tree_1_children(file: FileBytes, root: int, *, kind: int, key_bytes: int) -> Iterator[tuple[bytes, int, bytes]]:
+def tree_1_children(
+    file: FileBytes, root: int, *, kind: int, key_bytes: int, most_entries: int = MAX_ENTRIES
+) -> Iterator[tuple[bytes, int, bytes]]:
     """Left key, address and right key of what the leaves of a B-tree of version 1 point to, in order (III.A.1)."""
     pending: list[tuple[int, int | None]] = [(root, None)]
-    budget = _Budget()
+    budget = _Budget(most_entries)
     while pending:
         address, expected = pending.pop()
         signature, found, level, count, _, _ = _TREE_1.unpack(file.read(address, _TREE_1.size))
@@ -278,6 +280,8 @@ class _FractalHeap:
         if max(self._start, self._max_direct) > MAX_BLOCK_BYTES or self._rows > MAX_ROWS or self._width > MAX_WIDTH:
             text = f"HDF5: a heap of {self._rows} rows of {self._width} blocks of {self._max_direct} bytes"
             raise ReadError(MetadataIssue.RESOURCE_LIMIT, text)
+        self._managed = header[10]
+        """Bytes of the heap's managed space, in which every offset is."""
         self._checked = bool(flags & 0x02)
         self._offset_bytes = (bits + 7) // 8
         self._length_bytes = min(_width(self._max_direct), _width(max_object))
@@ -296,6 +300,8 @@ class _FractalHeap:
         end = 1 + self._offset_bytes
         offset = int.from_bytes(heap_id[1:end], "little")
         length = int.from_bytes(heap_id[end : end + self._length_bytes], "little")
+        if offset > self._managed:
+            raise unreadable(f"a fractal heap object at offset {offset} of {self._managed}")
         block, inside = self._locate(offset)
         begin = self._begin + (CHECKSUM_BYTES if self._checked else 0)
         if not begin <= inside < inside + length <= len(block):

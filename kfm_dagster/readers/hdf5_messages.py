@@ -23,6 +23,7 @@ UNDEFINED = 0xFFFF_FFFF_FFFF_FFFF
 """The undefined address: nothing was allocated."""
 
 DATASPACE, LINK_INFO, DATATYPE, LINK, LAYOUT, FILTERS, ATTRIBUTE = 0x01, 0x02, 0x03, 0x06, 0x08, 0x0B, 0x0C
+OLD_FILL_VALUE, FILL_VALUE = 0x04, 0x05
 SYMBOL_TABLE, ATTRIBUTE_INFO = 0x11, 0x15
 _CONTINUATION = 0x10
 
@@ -78,12 +79,13 @@ def read_messages(file: FileBytes, address: int) -> Messages:
         chunk, each = _first_chunk_1(file, address, start), _each_message_1
         opened = bytes
     messages: dict[int, list[bytes]] = {}
-    size = 0
+    size = count = 0
     pending = [chunk]
     while pending:
         chunk = pending.pop()
         size += len(chunk)
         for kind, body in each(chunk):
+            count += 1
             if kind == _CONTINUATION:
                 at, length = _U64_PAIR.unpack_from(body)
                 if size + length > MAX_HEADER_BYTES:
@@ -92,6 +94,9 @@ def read_messages(file: FileBytes, address: int) -> Messages:
             else:
                 check_message(kind, body, version=version)
                 messages.setdefault(kind, []).append(body)
+    # Version 1 says how many messages there are.
+    if version == 1 and count > _PREFIX_1.unpack(start)[1]:
+        raise unreadable(f"an object header of {count} messages, more than it says")
     return messages
 
 
@@ -324,6 +329,23 @@ def filters(body: bytes) -> list[int]:
         values = int.from_bytes(body[values_at - 2 : values_at], "little")
         at = values_at + name + 4 * (values + (values & 1 if version == 1 else 0))
     return found
+
+
+def fill_value(messages: Messages) -> bytes | None:
+    """Give the element that stands for what was never written, from checked messages; None for one of zeros.
+
+    Fill value messages of version 1 to 3, and their predecessor (IV.A.2.e, f).
+    """
+    for body in messages.get(FILL_VALUE, ()):
+        version, defined = body[0], body[1] & 0x20 if body[0] == 3 else body[3] or body[0] == 1
+        at = 2 if version == 3 else 4
+        return _sized(body, at) if defined else None
+    return next((_sized(body, 0) for body in messages.get(OLD_FILL_VALUE, ())), None)
+
+
+def _sized(body: bytes, at: int) -> bytes | None:
+    length = int.from_bytes(body[at : at + 4], "little", signed=True)
+    return body[at + 4 : at + 4 + length] or None
 
 
 def link_name(body: bytes) -> bytes:

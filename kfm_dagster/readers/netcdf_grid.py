@@ -155,17 +155,16 @@ def _cube(header: NetcdfHeader, steps: Mapping[str, float | None], covered: Inte
     axes = header.axes
     variables = {name: variable for name, variable in header.variables.items() if name not in axes}
     auxiliary = set(_auxiliary(header))
-    return {
-        "cube:dimensions": {name: _dimension(header, name, steps, covered) for name in header.dimensions},
-        "cube:variables": {
-            name: {
-                "dimensions": list(variable.dimensions),
-                "type": "auxiliary" if name in auxiliary else "data",
-                **_description(variable),
-            }
-            for name, variable in variables.items()
-        },
+    dimensions = {name: _dimension(header, name, steps, covered) for name in header.dimensions}
+    described = {
+        name: {
+            "dimensions": list(variable.dimensions),
+            "type": "auxiliary" if name in auxiliary else "data",
+            **_description(variable),
+        }
+        for name, variable in variables.items()
     }
+    return {"cube:dimensions": dimensions} | ({"cube:variables": described} if described else {})
 
 
 def _auxiliary(header: NetcdfHeader) -> Iterator[str]:

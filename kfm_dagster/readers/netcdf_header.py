@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ByteSource, ReadError
@@ -70,21 +71,29 @@ def read_netcdf_header(source: ByteSource) -> NetcdfHeader:
     return read_hdf5(source, _header)
 
 
-def _header(root: Hdf5Group) -> NetcdfHeader:
+class NamedDataset(NamedTuple):
+    """A variable of HDF5 under NetCDF's names; `attributes` are without those of the format itself."""
+
+    name: str
+    dataset: Hdf5Dataset
+    dimensions: tuple[str, ...]
+    attributes: Mapping[str, AttributeValue]
+
+
+def named_datasets(root: Hdf5Group) -> tuple[dict[str, int], list[NamedDataset]]:
+    """Lengths of dimensions, and every variable of which each dimension has a name. Raises ReadError."""
     datasets = root.datasets()
     _bound("variables", len(datasets), MAX_VARIABLES)
     _bound("characters in a name", max(map(len, datasets), default=0), MAX_NAME)
-    own = root.attributes()
     attributes: dict[str, dict[str, AttributeValue]] = {}
-    size = _bytes(own)
+    size = 0
     for name, dataset in datasets.items():
         attributes[name] = dataset.attributes()
         size += _bytes(attributes[name])
         _bound("bytes of attributes", size, MAX_ATTRIBUTE_BYTES)
     scales = {one.address: name for name, one in datasets.items() if attributes[name].get("CLASS") == _SCALE}
     lengths = dict.fromkeys(scales.values(), 0)
-    variables: dict[str, Variable] = {}
-    axes = 0
+    found: list[NamedDataset] = []
     for name, dataset in datasets.items():
         dimensions = _dimensions(dataset, scales)
         if dimensions is None:
@@ -92,18 +101,26 @@ def _header(root: Hdf5Group) -> NetcdfHeader:
         for dimension, length in zip(dimensions, dataset.shape, strict=True):
             # The scale of an unlimited dimension that is no axis does not grow with it.
             lengths[dimension] = max(lengths[dimension], length)
-        if str(attributes[name].get("NAME", "")).startswith(_NO_VARIABLE):
-            continue
-        is_axis = dimensions == (name,)
-        axes += is_axis
-        _bound("axes", axes, MAX_AXES)
-        variables[name.removeprefix(_NO_AXIS)] = Variable(
-            dimensions=dimensions,
-            attributes=_shown(attributes[name]),
-            samples=_samples(dataset) if is_axis else {},
-            data_type=dataset.data_type,
+        if not str(attributes[name].get("NAME", "")).startswith(_NO_VARIABLE):
+            found.append(NamedDataset(name.removeprefix(_NO_AXIS), dataset, dimensions, shown(attributes[name])))
+    return lengths, found
+
+
+def _header(root: Hdf5Group) -> NetcdfHeader:
+    lengths, found = named_datasets(root)
+    own = root.attributes()
+    _bound("bytes of attributes", _bytes(own), MAX_ATTRIBUTE_BYTES)
+    _bound("axes", sum(one.dimensions == (one.dataset.name,) for one in found), MAX_AXES)
+    variables = {
+        one.name: Variable(
+            dimensions=one.dimensions,
+            attributes=one.attributes,
+            samples=_samples(one.dataset) if one.dimensions == (one.dataset.name,) else {},
+            data_type=one.dataset.data_type,
         )
-    return NetcdfHeader(attributes=_shown(own), dimensions=lengths, variables=variables)
+        for one in found
+    }
+    return NetcdfHeader(attributes=shown(own), dimensions=lengths, variables=variables)
 
 
 def _bound(what: str, count: int, most: int) -> None:
@@ -136,5 +153,6 @@ def _samples(axis: Hdf5Dataset) -> dict[int, float]:
     return {place: value for place in places if (value := axis.element(place)) is not None}
 
 
-def _shown(attributes: Mapping[str, AttributeValue]) -> dict[str, AttributeValue]:
+def shown(attributes: Mapping[str, AttributeValue]) -> dict[str, AttributeValue]:
+    """Attributes without those of the format itself."""
     return {name: value for name, value in attributes.items() if name not in _OF_FORMAT}

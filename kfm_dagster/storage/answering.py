@@ -15,7 +15,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, Per
 
 from kfm_dagster.errors import DependencyUnavailableError, StoreAccessError
 from kfm_dagster.storage.objects import open_store
-from kfm_dagster.storage.s3 import NO_BUCKET, RedirectRefusedError, reason
+from kfm_dagster.storage.s3 import NO_BUCKET, RedirectRefusedError, S3Bucket, reason
 
 PROBE = ".kfm-preflight"
 """Empty object that shows that a bucket takes what is written: made once, and never written again."""
@@ -82,6 +82,18 @@ def refuse_unwritable(location: str, *, what: str, setting: str) -> None:
                 observed="what is written cannot be read",
                 next_step=_MEND.format(setting=setting),
             ) from None
+
+
+def refuse_forbidden(location: str, *, what: str, setting: str) -> None:
+    """Raise what `refuse_unwritable` would for a folder or bucket that takes no file, and write nothing."""
+    named = f"{what} {location}"
+    with answering(named, setting):
+        if "://" not in location:
+            _try_folder(Path(location), named, setting)
+            return
+        store = open_store(location)
+        if isinstance(store, S3Bucket):
+            store.try_put(PROBE)
 
 
 def _try_folder(folder: Path, what: str, setting: str) -> None:

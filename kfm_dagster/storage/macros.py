@@ -11,10 +11,12 @@ are bound. A statement under a comment `-- sqlite: reason` or `-- postgresql: re
 | `@strict`, `@without_rowid` | the end of a table; without row ids SQLite keeps the rows in the key's order |
 | `@now`, `@days_before(t, n)` | the time now; n days before t |
 | `@utc_day(t)`, `@utc_hour(t)`, `@utc_text(t)` | the day of t as text, its hour as a number, all of it as text |
+| `@seconds(t, u)` | whole seconds from u to t |
 | `@json_type(j)`, `@json_size(j)` | `object`, `array`, ...; members of an array |
 | `@json_object('a', x, ...)` | an object of JSON |
 | `@as_json(t)`, `@as_time(t)` | text taken as JSON, as a time |
 | `@has(j, t)` | whether a list of JSON has this text |
+| `@holds(j, k)` | whether an object of JSON has every member of the other, whose values are texts |
 | `@each(:p)`, `@each(:p, bigint)` | a query of the values of a JSON list, a batch of texts or of numbers |
 | `@batch(:p, b, a type, ...)` | the relation b of a JSON list of objects; types are text, integer, time, json, ... |
 | `@rows(:p, b)` | the same of a JSON list of lists, each of them `b.value` |
@@ -69,6 +71,10 @@ _TEXTS = {  # of SQLite, of PostgreSQL
     "days_before": ("strftime('%Y-%m-%dT%H:%M:%fZ', $1, '-$2 days')", "$1 - interval '$2 days'"),
     "utc_hour": ("CAST(substr($1, 12, 2) AS integer)", "CAST(extract(HOUR FROM $1 AT TIME ZONE 'UTC') AS integer)"),
     "utc_text": ("$1", """to_char($1 AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""),
+    "seconds": (
+        "CAST(round((julianday($1) - julianday($2)) * 86400) AS integer)",
+        "CAST(round(extract(EPOCH FROM $1 - $2)) AS integer)",
+    ),
     "bytewise": ("$1", '($1) COLLATE "C"'),
     "utc_day": ("substr($1, 1, 10)", "to_char($1 AT TIME ZONE 'UTC', 'YYYY-MM-DD')"),
     "json_type": ("json_type($1)", "jsonb_typeof($1)"),
@@ -83,6 +89,10 @@ _TEXTS = {  # of SQLite, of PostgreSQL
     "rfc3339": ("$1 GLOB '????-??-??T??:??:??.??????Z'", "TRUE"),
     "as_time": ("$1", "CAST($1 AS timestamptz)"),
     "has": ("$2 IN (SELECT value FROM json_each($1))", "jsonb_exists($1, $2)"),
+    "holds": (
+        "NOT EXISTS (SELECT 1 FROM json_each($2) AS member WHERE $1 ->> member.key IS NOT member.value)",
+        "$1 @> $2",
+    ),
     "rows": ("json_each($1) AS $2", "jsonb_array_elements(CAST($1 AS jsonb)) AS $2 (value)"),
     "lock": ("", "$*"),
     "locked": ("$4", "$2 IN (\n        SELECT $2 FROM $1 WHERE\n            $4\n        ORDER BY $2 $3\n    )"),

@@ -165,6 +165,18 @@ class ObjectStores:
                 folders = [folder.rstrip("/") for folder in found["common_prefixes"]]
         return [whole for folder in sorted(folders) for whole in self._expanded(contract, bucket, f"{folder}{below}")]
 
+    def ask(self, contract: DatasetContract, bucket: str) -> None:
+        """Look for one object of the contract in a bucket. Raises what the store raises; for a folder, OSError.
+
+        That there is none is no error: nobody knows whether there should be one today.
+        """
+        if self._root is not None:
+            if not (self._root / bucket).is_dir():
+                raise FileNotFoundError(f"{self._root / bucket} is not there")
+            return
+        folder = contract.storage.prefixes[0].rpartition("/")[0]
+        next(iter(self._store(contract, bucket).list(prefix=folder, chunk_size=1)), None)
+
     def endpoint(self, contract: DatasetContract) -> str | None:
         """Return the URL of the contract's first bucket, for a request that needs no credentials; None for a folder.
 

@@ -48,6 +48,8 @@ CONNECTIONS = 512
 """Kept open for the next request, at most."""
 NO_BUCKET = "NoSuchBucket"
 """S3's code where it is the bucket that is not there (S3 API reference, Error responses)."""
+_NO_VERSION = f'"{"0" * 32}"'
+"""An ETag that no object has: as an MD5, nobody knows content that has it."""
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
 _LATER = {429, 500, 502, 503, 504}
 _XML = "{http://s3.amazonaws.com/doc/2006-03-01/}"
@@ -120,6 +122,19 @@ class S3Bucket:
         """Put an object; with `create` only where there is none. Raises AlreadyExistsError."""
         headers = {**(attributes or {}), **({"If-None-Match": "*"} if mode == "create" else {})}
         self._request("PUT", path, headers=headers, body=content)
+
+    def try_put(self, path: str) -> None:
+        """Ask whether an object could be put, by a put that must not happen: of a version that no object is.
+
+        Raises what `put` would raise where it is not allowed. A store that knows no conditions puts an empty object.
+        """
+        try:
+            self._request("PUT", path, headers={"If-Match": _NO_VERSION})
+        except AlreadyExistsError:
+            return
+        except FileNotFoundError as error:
+            if NO_BUCKET in str(error):
+                raise
 
     def delete(self, path: str) -> None:
         """Delete an object; one that is not there is as good as deleted."""

@@ -2,7 +2,8 @@
 
 `sql/queries/<room>.sql` holds blocks that begin with `-- name: identifier`; parameters are SQLAlchemy's `:name`. One
 text is for both databases (`macros.py`); where two forms remain, each says under its name which database it is for, and
-why. `sql/queries/duckdb` has what DuckDB answers, and `sql/schema` the migrations. Nothing here talks to a database.
+why. `sql/queries/duckdb` has what DuckDB answers, `sql/queries/pgstac` what the database of a STAC API does, and
+`sql/schema` the migrations. Nothing here talks to a database.
 
 What a statement gives is decoded by its name: a column that is a `@time` or `@json` of a table which the statement
 names keeps its name, and any other time is named `..._at`.
@@ -27,6 +28,8 @@ from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.storage import macros
 
 DIALECTS = ("sqlite", "postgresql")
+FOLDERS = {"duckdb": "queries/duckdb", "pgstac": "queries/pgstac"}
+"""Where statements are that are for neither of the two."""
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _MIGRATION = re.compile(r"^(\d{4})_(\w+)\.sql$")
 _TABLE = re.compile(r"^(?:CREATE|ALTER) TABLE (\w+)", re.MULTILINE)
@@ -71,7 +74,7 @@ def sql_root() -> Traversable:
 def statement(dialect: str, name: str) -> TextClause:
     """Return the statement `room.identifier` for a dialect. Raises ConfigurationError when there is none."""
     room, identifier = name.split(".", 1)
-    forms = _blocks("queries/duckdb" if dialect == "duckdb" else "queries", room).get(identifier, {})
+    forms = _blocks(FOLDERS.get(dialect, "queries"), room).get(identifier, {})
     if (form := forms.get(dialect) or forms.get(None)) is None:
         raise ConfigurationError("there is no such SQL statement", observed=f"{name} for {dialect}")
     return text(macros.render(form, dialect))
@@ -129,7 +132,7 @@ def read_all_sql() -> None:
 
     Raises ConfigurationError when migrations are not numbered without a hole.
     """
-    for folder in ("queries", "queries/duckdb"):
+    for folder in ("queries", *FOLDERS.values()):
         for file in (sql_root() / folder).iterdir():
             if file.name.endswith(".sql"):
                 _blocks(folder, file.name.removesuffix(".sql"))

@@ -1,4 +1,4 @@
-"""A pass of the whole chain over a real queue, a folder of objects and a lineage backend, in one process, repeatable.
+"""A pass of the whole chain over real queues, a folder of objects and a lineage backend, in one process, repeatable.
 
 What a pass did not finish, because a fault ended it, the next one does, as sensors and runs would. Belongs here: what
 the tests of this folder do at every failpoint. Does not belong here: faults.
@@ -20,6 +20,7 @@ from openlineage.client import OpenLineageClient
 from openlineage.client.client import Event
 from openlineage.client.transport.transport import Transport
 
+from kfm_dagster.announcements.plan import AnnouncementPlan
 from kfm_dagster.chaos.injector import injecting
 from kfm_dagster.chaos.plan import parse_plan
 from kfm_dagster.ingest.intake import take_in
@@ -66,6 +67,8 @@ class World:
     root: Path
     url: str
     queue: str
+    announced: str
+    """URL of the queue that hears of Items."""
 
     @property
     def home(self) -> Path:
@@ -74,15 +77,20 @@ class World:
     @classmethod
     def make(cls, root: Path, url: str) -> World:
         """Store the objects and make the queue of AWS_ENDPOINT_URL."""
-        world = cls(root=root, url=url, queue=f"q-{uuid.uuid4()}")
+        sqs = boto3.client("sqs")
+        announced = sqs.create_queue(QueueName=f"a-{uuid.uuid4()}")["QueueUrl"]
+        world = cls(root=root, url=url, queue=f"q-{uuid.uuid4()}", announced=announced)
         put(root / "objects", items())
-        boto3.client("sqs").create_queue(QueueName=world.queue, Attributes={"VisibilityTimeout": str(HIDDEN_SECONDS)})
+        sqs.create_queue(QueueName=world.queue, Attributes={"VisibilityTimeout": str(HIDDEN_SECONDS)})
         return world
 
     def open(self) -> Pipeline:
         """Open the pipeline; the caller closes it."""
         pipeline = open_pipeline(self.home, self.root / "objects", url=self.url, retry_backoff_seconds=1)
         pipeline.connect_queue = lambda settings: connect(settings, name=self.queue)
+        pipeline.announcements = AnnouncementPlan.parse(
+            f'version: "1.0.0"\nsubscriptions:\n  - {{name: one, target: {{sqs: "{self.announced}"}}}}\n'
+        )
         pipeline.lineage = Lineage.open(
             pipeline.database,
             url=pipeline.settings.lineage,
@@ -119,7 +127,8 @@ def one_pass(world: World, pipeline: Pipeline, number: int) -> bool:
     # A run of another dataset that is rolled back leaves nothing, whatever an earlier pass left of it.
     pipeline.catalog.register(candidates(pipeline.registry, [goes()]), fence=open_fence)
     pipeline.catalog.undo("goes-abi", RUN_ID)
-    return True
+    pipeline.following.catch_up(pipeline.followers)
+    return all(place.behind == 0 for place in pipeline.following.places())
 
 
 def finish(world: World) -> dict[str, Any]:
@@ -130,7 +139,7 @@ def finish(world: World) -> dict[str, Any]:
         for number in range(MAX_PASSES):
             try:
                 if one_pass(world, pipeline, number):
-                    return everything(pipeline)
+                    return {**everything(pipeline), "announced": announced_items(world, pipeline)}
             except Exception as error:
                 last = error
         raise AssertionError(f"not done after {MAX_PASSES} passes: {pipeline.ledger.counts()}") from last
@@ -153,6 +162,25 @@ def everything(pipeline: Pipeline) -> dict[str, Any]:
         "edges": Counter(name for _, name, _ in edges),
         "undelivered": _undelivered(pipeline),
     }
+
+
+def announced_items(world: World, pipeline: Pipeline) -> set[str]:
+    """The Items that the queue knows and that are not withdrawn: each as its file says, and one id an event."""
+    sqs = boto3.client("sqs")
+    by_id: dict[str, str] = {}
+    last: dict[str, dict[str, Any]] = {}
+    while found := sqs.receive_message(QueueUrl=world.announced, MaxNumberOfMessages=10).get("Messages"):
+        for message in found:
+            event = json.loads(message["Body"])
+            assert by_id.setdefault(event["id"], message["Body"]) == message["Body"]
+            before = last.setdefault(event["subject"], event)
+            if before["sequence"] <= event["sequence"]:
+                last[event["subject"]] = event
+    standing = {subject: event for subject, event in last.items() if not event["type"].endswith(".withdrawn")}
+    for subject, event in standing.items():
+        [path] = Path(pipeline.settings.catalog).glob(f"**/{subject.rpartition('/')[2]}.json")
+        assert json.loads(path.read_bytes()) == event["data"]
+    return set(standing)
 
 
 def _undelivered(pipeline: Pipeline) -> tuple[int, int]:

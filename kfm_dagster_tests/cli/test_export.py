@@ -13,7 +13,7 @@ from kfm_dagster.errors import ExitCode
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster_tests.cli.test_cli import Call, call, home, ledger, state_of  # noqa: F401, fixtures
 
-FILES = {"dcat": ["catalog.jsonld"], "graph": ["graph.cypher", "nodes.csv", "edges.csv"]}
+FILES = {"dcat": ["catalog.jsonld"], "graph": ["schema.cypher", "graph.cypher", "nodes.csv", "edges.csv"]}
 
 Ledger = dict[str, NoddWalRecord]
 

@@ -19,6 +19,7 @@ from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.demo.cloud import EmbeddedCloud, create_queues
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.settings import Environment
+from kfm_dagster_tests import databases
 from kfm_dagster_tests.cli.test_cli import Call, call, home, state_of  # noqa: F401, fixtures
 from kfm_dagster_tests.databases import as_role
 from kfm_dagster_tests.timeouts import HANG_SECONDS
@@ -84,6 +85,18 @@ def test_two_at_once_bring_both_databases_up_to_date_once_and_a_third_changes_no
         "dagster": {**done[0]["dagster"], "dagster.yaml": "kept"},
     }
     assert (home / "dagster" / "dagster.yaml").read_text().endswith("# ours\n")
+
+
+@pytest.mark.timeout(HANG_SECONDS)
+def test_two_at_once_bring_pgstac_into_the_database_of_a_stac_api(
+    outside: None, home: Path, postgis_server: str
+) -> None:
+    with databases.created(postgis_server) as url:
+        both = [_init({"KFM_STAC_API_DSN": url}) for _ in range(2)]
+        said = [process.communicate(timeout=HANG_SECONDS)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    [installed] = {json.loads(text)["stac api"]["pgstac"] for text in said}
+    assert installed.startswith("0.10.")
 
 
 def _empty(request: pytest.FixtureRequest) -> str:

@@ -10,11 +10,12 @@ import pytest
 import rdflib
 from hypothesis import given
 from hypothesis import strategies as st
-from rdflib.namespace import DCAT, DCTERMS, FOAF, PROV, RDF, RDFS
+from rdflib.namespace import DCAT, DCTERMS, FOAF, PROV, RDF, RDFS, SKOS
 from shapely import from_wkt
 
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ContractError
+from kfm_dagster.exports import dcat_terms
 from kfm_dagster.exports.dcat import export_dcat, wkt
 from kfm_dagster.ingest.nodes import operators
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -24,6 +25,9 @@ from kfm_dagster_tests.integration import chain
 ADMS = rdflib.Namespace("http://www.w3.org/ns/adms#")
 KFM = rdflib.Namespace("https://kfm.dev/ns/nodd#")
 GEO = rdflib.Namespace("http://www.opengis.net/ont/geosparql#")
+VCARD = rdflib.Namespace("http://www.w3.org/2006/vcard/ns#")
+TOPICS = "http://inspire.ec.europa.eu/metadata-codelist/TopicCategory"
+FREQUENCY = "http://publications.europa.eu/resource/authority/frequency"
 DATASET = rdflib.URIRef("urn:kfm:collection:nexrad-l2")
 
 pytestmark = pytest.mark.filterwarnings(
@@ -31,13 +35,16 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-def export(pipeline: Pipeline, folder: Path, registry: ContractRegistry | None = None) -> Path:
+def export(
+    pipeline: Pipeline, folder: Path, registry: ContractRegistry | None = None, *, catalog: str = "", contact: str = ""
+) -> Path:
     return export_dcat(
         pipeline.database,
         registry or pipeline.registry,
         pipeline.stages.run_states,
-        catalog=pipeline.settings.catalog,
+        catalog=catalog or pipeline.settings.catalog,
         folder=folder,
+        contact=contact,
     )
 
 
@@ -81,8 +88,70 @@ def test_a_dataset_is_distributed_as_stac_and_as_data(pipeline: Pipeline, tmp_pa
     assert collection.is_file()
     assert found == {
         collection.as_uri(): "application/json",
-        "s3://unidata-nexrad-level2/": "application/octet-stream",
+        "https://unidata-nexrad-level2.s3.us-east-1.amazonaws.com/": "application/octet-stream",
     }
+    [data] = graph.subjects(DCTERMS.identifier, rdflib.Literal("s3://unidata-nexrad-level2/"))
+    for one in graph.objects(DATASET, DCAT.distribution):
+        assert graph.value(one, DCTERMS.license) == rdflib.URIRef("https://spdx.org/licenses/CC0-1.0")
+        written = graph.value(one, DCTERMS["format"])
+        assert (written, RDF.type, DCTERMS.MediaTypeOrExtent) in graph
+        assert str(graph.value(written, RDFS.label)) == ("Level II archive volume" if one == data else "JSON")
+
+
+@pytest.mark.clause("RSP-14")
+def test_a_dataset_says_what_it_is_about_how_often_it_grows_and_whom_to_ask(pipeline: Pipeline, tmp_path: Path) -> None:
+    graph = read(export(pipeline, tmp_path / "out"))
+    themes = {str(graph.value(one, SKOS.prefLabel)): str(one) for one in graph.objects(DATASET, DCAT.theme)}
+    assert themes.keys() == {"radar", "Climatology, meteorology, atmosphere"}
+    assert f"{TOPICS}/climatologyMeteorologyAtmosphere" in themes.values()
+    often = graph.value(DATASET, DCTERMS.accrualPeriodicity)
+    assert (often, RDF.type, DCTERMS.Frequency) in graph
+    assert (str(often), str(graph.value(often, RDFS.label))) == (f"{FREQUENCY}/UPDATE_CONT", "R/PT1S")
+    asked = graph.value(DATASET, DCAT.contactPoint)
+    assert (asked, RDF.type, VCARD.Organization) in graph
+    assert str(graph.value(asked, VCARD.fn)) == "NOAA NWS"
+    assert graph.value(asked, VCARD.hasURL) == rdflib.URIRef("https://www.roc.noaa.gov")
+
+
+def test_a_catalog_that_is_published_is_named_by_its_public_address_and_contact(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
+    where, whom = "https://weather.example.org/stac/", "mailto:catalog@example.org"
+    graph = read(export(pipeline, tmp_path / "out", catalog=where, contact=whom))
+    places = {str(place) for place in graph.objects(None, DCAT.accessURL)}
+    assert f"{where}nexrad-l2/collection.json" in places
+    assert all(place.startswith("https://") for place in places)
+    [catalog] = graph.subjects(RDF.type, DCAT.Catalog)
+    for one in (catalog, DATASET):
+        [asked] = graph.objects(one, DCAT.contactPoint)
+        assert graph.value(asked, VCARD.hasEmail) == rdflib.URIRef(whom)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "code", "interval"),
+    [
+        ("goes-abi", "UPDATE_CONT", "R/PT1S"),
+        ("hrrr", "UPDATE_CONT", "R/PT1S"),
+        ("gfs", None, "R/PT6H"),
+        ("ocean", "DAILY", "R/P1D"),
+        ("surface-obs", "DAILY", "R/P1D"),
+    ],
+)
+def test_how_often_objects_are_added_follows_from_the_contract(
+    contracts: ContractRegistry, dataset: str, code: str | None, interval: str
+) -> None:
+    told = dcat_terms.frequency(contracts[dataset])["accrualPeriodicity"]
+    assert told["label"] == interval
+    assert (told["id"] == f"{FREQUENCY}/{code}") == (code is not None)
+
+
+def test_every_dataset_of_ours_has_what_dcat_asks_for(contracts: ContractRegistry) -> None:
+    for contract in contracts:
+        assert len(dcat_terms.themes(contract)["theme"]) == 2, contract.id
+        assert dcat_terms.producers_contact(contract), contract.id
+        for one in dcat_terms.distributions("urn:x", contract.stac.collection, contract, catalog="https://a.example"):
+            assert one["accessURL"].startswith("https://"), contract.id
+            assert one.keys() >= {"title", "mediaType", "format", "license"}, contract.id
 
 
 @pytest.mark.clause("RSP-14")

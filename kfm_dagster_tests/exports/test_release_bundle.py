@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -56,7 +57,7 @@ def test_a_bundle_has_the_cards_layout_and_every_part_as_it_was_given(tmp_path: 
     assert set(found) == set(LAYOUT) == {
         "configs/state_machine.yaml", "configs/replay_plan.yaml", "reports/check_dim_report.json",
         "reports/validate_report.json", "audit.jsonl", "figs/state_transitions.svg", "figs/retry_replay_timeline.pdf",
-        "report_manifest.yaml", "SIGNATURE.asc",
+        "report_manifest.yaml", "SIGNATURE.asc", "SHA256SUMS",
     }  # fmt: skip
     assert found["configs/state_machine.yaml"] == given.state_machine_yaml
     assert found["configs/replay_plan.yaml"] == given.replay_plan_yaml
@@ -108,6 +109,26 @@ def test_gpg_verifies_the_signature_and_refuses_another_manifest(
     with (done.folder / MANIFEST).open("ab") as file:
         file.write(b"#")
     assert gpg("--verify", done.folder / SIGNATURE, done.folder / MANIFEST).returncode == 1
+
+
+@pytest.mark.clause("PCS-19")
+def test_sha256sum_accepts_a_bundle_and_refuses_a_changed_one(tmp_path: Path, signer: BundleSigner) -> None:
+    if (sha256sum := shutil.which("sha256sum")) is None:
+        pytest.skip("no sha256sum on the PATH")
+    folder = write_release(bundle_sample.release(), tmp_path / "PTN_EXPORT", signer).folder
+
+    def check() -> subprocess.CompletedProcess[str]:
+        command = [sha256sum, "--check", "--strict", "SHA256SUMS"]
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+
+    told = check()
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.splitlines() == [f"{path}: OK" for path in (*SUMMED, MANIFEST)]
+    for path in (*SUMMED, MANIFEST):
+        content = (folder / path).read_bytes()
+        (folder / path).write_bytes(content + b" ")
+        assert check().returncode == 1, path
+        (folder / path).write_bytes(content)
 
 
 def test_the_same_data_give_the_same_bytes_whatever_the_users_style(

@@ -12,7 +12,6 @@ from unittest.mock import ANY
 
 import pytest
 
-from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers import hdf5_index, hdf5_messages
 from kfm_dagster.readers.base import HeaderMetadata, ReadRequest
 from kfm_dagster.readers.registry import READERS
@@ -98,7 +97,6 @@ _turn = itertools.count()
         (lambda request, found: replace(found, properties={**found.properties, "gsd": math.nan}), "no Item: "),
         (lambda request, found: replace(found, properties={**found.properties, "a": "\0"}), "no Item: "),
         (lambda request, found: replace(found, properties={**found.properties, "gsd": "far"}), "not valid"),
-        (lambda request, found: replace(found, findings=((MetadataIssue.TIME_MISMATCH, "\x1b[2J"),)), "not printable"),
     ],
 )
 def test_a_reader_that_breaks_its_promise_is_found(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kfm_dagster.catalog.validation import validate_item
-from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity, Metadata
+from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity
 from kfm_dagster.contracts.identity import wal_id
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.operators.metadata_extract import metadata_extract
@@ -144,7 +144,6 @@ def _judge(drawn: Input, outcome: HeaderMetadata | ReadError, trial: Trial) -> N
         readers={contract.metadata_extract.reader: reader},
     )
     trial.fate = outcome.code.value if isinstance(outcome, ReadError) else metadata.status.value
-    trial.findings += _wrong_texts(metadata)
     if isinstance(outcome, ReadError) and outcome.code not in MetadataIssue:
         trial.findings.append(f"a refusal with the code {outcome.code!r}")
     if drawn.is_cut and metadata.status is CheckStatus.OK:
@@ -158,12 +157,6 @@ def _judge(drawn: Input, outcome: HeaderMetadata | ReadError, trial: Trial) -> N
         trial.findings.append(f"no Item: {error}")
         return
     trial.findings += [f"an Item that is not valid: {reason}" for reason in validate_item(item)]
-
-
-def _wrong_texts(metadata: Metadata) -> Iterator[str]:
-    for issue in metadata.issues:
-        if not issue.message.isprintable():
-            yield f"an issue's text is not printable: {issue.message!r}"
 
 
 def _envelope(drawn: Input) -> Envelope:

@@ -16,8 +16,8 @@ STAGES = 6
 BY_STAGE = ["etl_checkpoint", "etl_steps", "etl_wal", "node_output", "run_state", "stage_state"]
 """Tables with a row for each stage."""
 OTHERS = {
-    # A row for the start of a stage, one for its end with all that went well, and one for a gate: the unit is late.
-    "stage_audit": 2 * STAGES + 1,
+    # A row for the start of a stage, and one for its end with all that went well.
+    "stage_audit": 2 * STAGES,
     "catalog_summaries": 5,
     "nodd_wal_transitions": 3,
     # Of all units of a dataset together: one for each status that any has reached.
@@ -34,6 +34,8 @@ OTHERS = {
     "nodd_wal_leases": 1,
     "nodd_wal_outcomes": 1,
     "nodd_wal_records": 1,
+    # Of all units of a product together.
+    "nodd_feeds": 1,
     # Of all units of a product and month together.
     "size_peers": 1,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -13,7 +14,7 @@ import pytest
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
 from kfm_dagster.readers.hdf5 import MAX_NUMBERS, MAX_TEXT_BYTES, Hdf5Dataset, Hdf5Group, Hdf5Object, read_hdf5
-from kfm_dagster.readers.hdf5_checksum import name_hash
+from kfm_dagster.readers.hdf5_checksum import CHECKSUM_BYTES, lookup3, name_hash
 from kfm_dagster.readers.hdf5_global_heap import MAX_OBJECT_BYTES, MAX_OBJECTS, GlobalHeap
 from kfm_dagster.readers.hdf5_index import tree_1_children
 from kfm_dagster.readers.hdf5_messages import FileBytes
@@ -207,3 +208,87 @@ def test_an_index_that_bites_its_tail_is_refused() -> None:
     with pytest.raises(ReadError) as refused:
         list(tree_1_children(FileBytes(BlockCache(BytesSource(node))), 0, kind=0, key_bytes=8))
     assert refused.value.code is MetadataIssue.UNREADABLE_FORMAT
+
+
+def written(version: str, *, filled: bool) -> bytearray:
+    """A small file: a variable of one element, and so many attributes that they stand in a heap where they may."""
+    buffer = io.BytesIO()
+    with h5py.File(buffer, "w", libver=version) as file:
+        file.create_dataset("v", data=np.float32([1]))
+        for number in range(60 if filled else 1):
+            file.attrs[f"attribute {number}"] = np.int32(number)
+    return bytearray(buffer.getvalue())
+
+
+def sealed(content: bytearray, start: int, length: int) -> None:
+    """Renew the checksum at the end of a structure."""
+    end = start + length - CHECKSUM_BYTES
+    content[end : end + CHECKSUM_BYTES] = lookup3(bytes(content[start:end])).to_bytes(CHECKSUM_BYTES, "little")
+
+
+def header(content: bytearray, name: str) -> tuple[int, int]:
+    """Where an object's header of version 2 stands, and its length with the checksum."""
+    with h5py.File(io.BytesIO(content), "r") as file:
+        start = int(h5py.h5o.get_info(file[name].id).addr)
+        space = h5py.h5o.get_info(file[name].id).hdr.space.total
+    return start, int(space)
+
+
+def more_messages_than_it_says() -> bytes:
+    content = written("earliest", filled=False)
+    start, _ = header(content, "v")
+    content[start + 2] -= 1
+    return bytes(content)
+
+
+def a_heap_that_is_smaller_than_its_offsets() -> bytes:
+    content = written("latest", filled=True)
+    start = content.index(b"FRHP")
+    content[start + 46 : start + 54] = struct.pack("<Q", 8)
+    sealed(content, start, 146)
+    return bytes(content)
+
+
+def a_variable_of_nothing_with_bytes() -> bytes:
+    content = written("v110", filled=False)
+    start, length = header(content, "v")
+    at = content.index(bytes((2, 1, 1, 1)) + struct.pack("<Q", 1), start)
+    content[at + 4] = 0
+    sealed(content, start, length)
+    return bytes(content)
+
+
+def a_group_with_filters_that_are_none() -> bytes:
+    content = written("v110", filled=False)
+    start, length = header(content, "/")
+    # The message of group information (0x0A) becomes one of filters.
+    at = content.index(bytes((0x0A, 2, 0)), start)
+    content[at] = 0x0B
+    sealed(content, start, length)
+    return bytes(content)
+
+
+@pytest.mark.clause("OPR-07")
+@pytest.mark.parametrize(
+    "forged",
+    [
+        more_messages_than_it_says,
+        a_heap_that_is_smaller_than_its_offsets,
+        a_variable_of_nothing_with_bytes,
+        a_group_with_filters_that_are_none,
+    ],
+)
+def test_a_form_that_libhdf5_refuses_is_refused(forged: Callable[[], bytes]) -> None:
+    content = forged()
+
+    def everything(root: Hdf5Group) -> object:
+        return root.attributes(), [(one.shape, one.attributes()) for one in root.datasets().values()]
+
+    def everything_by_libhdf5() -> object:
+        with h5py.File(io.BytesIO(content), "r") as file:
+            return dict(file.attrs), [(file[name].shape, dict(file[name].attrs)) for name in file]
+
+    with pytest.raises((OSError, RuntimeError, KeyError)):
+        everything_by_libhdf5()
+    with pytest.raises(ReadError, match="HDF5: "):
+        read_hdf5(BytesSource(content), everything)

@@ -71,6 +71,7 @@ def _recover(world: World, pipeline: Pipeline, actor: Actor) -> None:
     pipeline.acknowledge()
     collect_evidence(pipeline)
     pipeline.lineage.flush()
+    pipeline.following.catch_up(pipeline.followers)
     pending: dict[str, dict[str, Sequence[str]]] = {}
     for entry in pipeline.ledger.pending_by_partition():
         pending.setdefault(entry.partition, {})[entry.dataset] = ()

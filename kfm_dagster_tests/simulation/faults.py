@@ -41,6 +41,8 @@ class Fault(StrEnum):
     """A file of the catalog does not get its place."""
     LINEAGE_FAILS = "lineage fails"
     """A file of lineage does not get its place."""
+    FOLLOWER_FAILS = "follower fails"
+    """A follower of the catalog does not take its changes."""
     DELIVERED_TWICE = "delivered twice"
     """A message stays visible to the next receiver."""
     OBJECT_LATE = "object late"
@@ -69,6 +71,7 @@ USUAL: Mapping[Fault, float] = {
     Fault.STORE_REFUSES: 0.01,
     Fault.CATALOG_FAILS: 0.03,
     Fault.LINEAGE_FAILS: 0.05,
+    Fault.FOLLOWER_FAILS: 0.1,
     Fault.DELIVERED_TWICE: 0.05,
     Fault.OBJECT_LATE: 0.15,
     Fault.MESSAGE_LATE: 0.3,

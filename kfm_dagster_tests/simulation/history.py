@@ -113,7 +113,11 @@ def _live(world: World, account: Account, outside: Outside, steps: int) -> None:
         scheduler.step()
     world.faulty, scheduler.faults = False, CALM
     while scheduler.steps < steps + CALM_STEPS and (
-        _is_at_work(scheduler) or account.unfinished() or outside.missing() or outside.without_lineage()
+        _is_at_work(scheduler)
+        or account.unfinished()
+        or outside.missing()
+        or outside.without_lineage()
+        or outside.not_followed()
     ):
         scheduler.step()
     while scheduler.holder is not None:

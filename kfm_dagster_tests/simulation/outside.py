@@ -35,6 +35,7 @@ class Outside:
         self.everything_is_linked_once()
         self.nothing_is_missing()
         self.every_item_has_its_lineage()
+        self.followers_show_what_stands()
 
     def nothing_unexpected_is_published(self, path: str, content: bytes) -> None:
         """Only what a sound object says becomes an Item, under the Item id of its key."""
@@ -72,6 +73,17 @@ class Outside:
         """Each Item has a unit whose ingest was told and not withdrawn, from the object that the Item is of."""
         if orphans := self.without_lineage():
             raise ViolationError("every_item_has_its_lineage", "; ".join(orphans))
+
+    def followers_show_what_stands(self) -> None:
+        """A follower has the Items that a reader finds, and says of each what its file says."""
+        if differing := self.not_followed():
+            raise ViolationError("followers_show_what_stands", "; ".join(sorted(differing)))
+
+    def not_followed(self) -> list[str]:
+        """Return the ids of Items of which a follower says something else than the catalog."""
+        stands = {(item["collection"], item["id"]): item for _, item in self._items()}
+        shown = self._world.mirror.items
+        return [f"{key}" for key in stands.keys() | shown.keys() if stands.get(key) != shown.get(key)]
 
     def without_lineage(self) -> list[str]:
         """Return the paths of Items of which no lineage stands."""

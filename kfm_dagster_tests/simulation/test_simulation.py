@@ -37,6 +37,7 @@ REACHED = {
     "dead letters worked on",
     "unreadable message",
     "found by a listing",
+    "follower failed",
     "superseded",
     "stale_event",
     "worker_lost",

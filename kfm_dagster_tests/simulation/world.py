@@ -16,6 +16,7 @@ from typing import Any
 from obstore.exceptions import BaseError
 from typing_extensions import override
 
+from kfm_dagster.catalog.following import Following
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
@@ -34,6 +35,7 @@ from kfm_dagster_tests.clocks import locked
 from kfm_dagster_tests.simulation.faults import Fault
 from kfm_dagster_tests.simulation.feed import Feed
 from kfm_dagster_tests.simulation.memory import SimulatedDatabase, Template
+from kfm_dagster_tests.simulation.mirror import Mirror
 from kfm_dagster_tests.simulation.objects import Buckets, DocumentReader, SimulatedObjects
 from kfm_dagster_tests.simulation.scheduling import Actor, Scheduler
 from kfm_dagster_tests.simulation.services import (
@@ -108,6 +110,8 @@ class SimulatedPipeline(Pipeline):
             objects=SimulatedObjects(world.buckets, silent=lambda: world.scheduler.happens(Fault.OBJECT_SILENT)),
             readers={contract.metadata_extract.reader: DocumentReader() for contract in self.registry},
             catalog=Catalog(self.database, world.publisher, self.registry),
+            following=Following(self.database, self.registry, world.publisher, clock=self.clock),
+            followers=(world.mirror,),
             lineage=Lineage(self.database, world.lineage_files, clock=self.clock),
             code=CODE,
         )
@@ -156,6 +160,7 @@ class World:
         self.feed = Feed(self.scheduler, self.registry, self.broker, self.buckets)
         self.store = SimulatedStore(self.scheduler.happens)
         self.publisher = SimulatedPublisher(self.scheduler.happens)
+        self.mirror = Mirror(self.scheduler)
         self.lineage_files = SimulatedLineageFiles(self.scheduler.happens)
 
     def pipeline(self, actor: Actor) -> Pipeline:

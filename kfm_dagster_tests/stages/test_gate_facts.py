@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.envelope import Envelope, WalId
 from kfm_dagster.contracts.identity import wal_id
 from kfm_dagster.contracts.key_grammar import KeyGrammarReader
+from kfm_dagster.ledger.gaps import Gaps
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.operators.stac_register import stac_register_batch
 from kfm_dagster.stages.gates.coverage import coverage
@@ -66,7 +68,14 @@ def test_partition_is_counted_by_hour_and_key_groups(database: Database, ledger:
     )
     assert facts.day == DAY
     assert counted == expected
-    assert not coverage(subject(*units, partition=facts)).passed
+    # Nobody has followed a product yet, so none is missed; a day that was listed is to be whole.
+    assert facts.followed == {}
+    assert coverage(subject(*units, partition=facts)).passed
+    with database.transaction() as tx:
+        Gaps(database=database).listed("goes-abi", DAY.isoformat(), at=units[0].event_time, tx=tx)
+        listed = partition_facts(GOES, DAY.isoformat(), tx=tx)
+    assert listed == replace(facts, followed=None)
+    assert not coverage(subject(*units, partition=listed)).passed
 
 
 def test_item_that_two_objects_claim_is_found_and_a_rewrite_is_not(

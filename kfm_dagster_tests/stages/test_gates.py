@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kfm_dagster.contracts.cadence import ProductCount
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Lane, StacStatus, WalId
 from kfm_dagster.contracts.identity import wal_id
 from kfm_dagster.contracts.issues import Issue, Severity
@@ -31,7 +32,6 @@ from kfm_dagster.stages.gates.known_units import DIMENSION, DIMENSION_OF, SAME
 from kfm_dagster.stages.gates.subject import (
     CatalogOwner,
     PartitionFacts,
-    ProductCount,
     Subject,
     Thresholds,
     leaves,

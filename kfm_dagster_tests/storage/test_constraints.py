@@ -82,8 +82,8 @@ STANDING: dict[str, Sequence[Row]] = {
     "catalog_promotions": [
         {
             "run_id": "r", "dataset": "d", "collection_id": "c1", "item_id": "i1", "partition_key": DAY,
-            "after_sha256": HASH, "before_promotion_id": None, "before_revision": 1, "before_sha256": HASH,
-            "logged_at": T,
+            "wal_id": ONE, "after_sha256": HASH, "before_promotion_id": None, "before_revision": 1,
+            "before_sha256": HASH, "logged_at": T,
         }
     ] * 2,
     "catalog_replaced_items": [
@@ -120,6 +120,13 @@ STANDING: dict[str, Sequence[Row]] = {
             "last_error": None,
         }
     ],
+    "announcements": [
+        {
+            "subscription": "s", "collection_id": "c1", "item_id": "i1", "change_id": 2, "kind": "created",
+            "event_id": "e", "state": "open", "known": False, "attempts": 0, "failing_since": None,
+            "last_error": None, "body": None, "taken": 1, "taken_at": T,
+        }
+    ],
     "lineage_batches": [
         {
             "batch_id": "b1", "path": "openlineage", "dataset": "d", "run_id": "r", "href": "1", "sha256": HASH,
@@ -149,6 +156,19 @@ STANDING: dict[str, Sequence[Row]] = {
         }
     ],
     "size_peers": [{"dataset": "d", "product": "site=KTLX", "month": "2025-12", "sizes": "[1000]"}],
+    "nodd_feeds": [{"dataset": "d", "product": "p", "followed_since": T, "looked_until": None}],
+    "nodd_listed_days": [{"dataset": "d", "day": DAY, "listed_at": T}],
+    "nodd_gaps": [
+        {
+            "dataset": "d", "product": "p", "hour": T, "kind": "hole", "expected": 2, "seen": 1, "first_seen": T,
+            "closed_at": None, "repaired_by": None,
+        },
+        {
+            "dataset": "d", "product": "p", "hour": T, "kind": "silence", "expected": 2, "seen": 0, "first_seen": T,
+            "closed_at": None, "repaired_by": None,
+        },
+    ],
+    "nodd_arrivals": [{"dataset": "d", "product": "p", "day": DAY, "objects": 1, "classes": "{}", "leads": "{}"}],
     "nodd_wal_leases": [
         {
             "ingest_run_id": "r", "dataset": "d", "worker_id": "w", "acquired_at": T, "renewed_at": T,
@@ -290,6 +310,7 @@ ANOTHER: dict[str, Row] = {
     "catalog_summaries": {"value": "2"},
     "catalog_changes": {"item_id": "i2"},
     "catalog_followers": {"collection_id": "c2"},
+    "announcements": {"item_id": "i2"},
     "lineage_batches": {"batch_id": "b2", "href": "2"},
     "lineage_invalidations": {"batch_id": "b3", "invalidated_by": "b1"},
     "governance_log": {"wal_id": TWO, "record_version": 1},
@@ -298,6 +319,10 @@ ANOTHER: dict[str, Row] = {
     "kill_switches": {"dataset": "b"},
     "nodd_wal_leases": {"ingest_run_id": "r2"},
     "size_peers": {"month": "2025-11"},
+    "nodd_feeds": {"product": "q"},
+    "nodd_listed_days": {"dataset": "e"},
+    "nodd_gaps": {"product": "q"},
+    "nodd_arrivals": {"product": "q"},
     "nodd_wal_supersessions": {"older_wal_id": TWO, "newer_wal_id": ONE},
     "nodd_wal_counts": {"to_status": "failed"},
     "nodd_wal_outcomes": {"attempt": 3},
@@ -422,6 +447,22 @@ CASES: dict[str, list[Row]] = {
     "catalog_followers_counts_are_not_negative": [{"change_id": -1}, {"turn": -1}],
     "catalog_followers_error_is_bounded": [{"failures": 1, "last_error": "x" * 501}],
     "catalog_followers_error_is_of_a_failure": [{"failures": 1}, {"last_error": "x"}],
+    "announcements_one_row_per_item": [{"item_id": "i1"}],
+    "announcements_kind_is_known": [{"kind": "odd"}],
+    "announcements_state_is_known": [{"state": "odd"}],
+    "announcements_counts_are_not_negative": [
+        {"change_id": 0},
+        {"attempts": -1},
+        {"taken": -1},
+    ],
+    "announcements_taken_have_a_time": [{"taken_at": None}, {"taken": 0}],
+    "announcements_sent_were_taken": [{"state": "sent", "taken": 0, "taken_at": None}],
+    "announcements_error_is_bounded": [{"last_error": "x" * 501}],
+    "announcements_refused_are_kept": [
+        {"body": "{}"},
+        {"state": "refused", "last_error": "x"},
+        {"state": "refused", "body": "{}"},
+    ],
     "lineage_batches_one_row_per_content": [{"batch_id": "b1"}],
     "lineage_batches_one_file_each": [{"href": "1"}],
     "lineage_batches_path_is_known": [{"path": "odd"}],
@@ -472,6 +513,21 @@ CASES: dict[str, list[Row]] = {
     ],
     "nodd_wal_leases_one_row_per_holder": [{"ingest_run_id": "r"}],
     "nodd_wal_leases_lasts": [{"expires_at": T}],
+    "nodd_feeds_one_row_per_product": [{"product": "p"}],
+    "nodd_listed_days_one_row_per_day": [{"dataset": "d"}],
+    "nodd_listed_days_day_is_a_day": [{"day": "yesterday"}],
+    "nodd_gaps_one_row_per_hour": [{"product": "p"}],
+    "nodd_gaps_kind_is_known": [{"kind": "odd"}],
+    "nodd_gaps_are_counted": [{"expected": 0, "closed_at": LATER}, {"seen": -1}],
+    "nodd_gaps_open_lacks_something": [{"seen": 2}],
+    "nodd_gaps_close_after_they_open": [{"first_seen": LATER, "closed_at": T}],
+    "nodd_gaps_repaired_are_closed": [{"repaired_by": "r"}],
+    "nodd_gaps_one_at_a_time": [{"product": "p", "kind": "silence", "hour": LATER}],
+    "nodd_arrivals_one_row_per_day": [{"product": "p"}],
+    "nodd_arrivals_day_is_a_day": [{"day": "yesterday"}],
+    "nodd_arrivals_are_counted": [{"objects": 0}],
+    "nodd_arrivals_classes_is_object": [{"classes": "[]"}],
+    "nodd_arrivals_leads_is_object": [{"leads": "[]"}],
     "size_peers_one_row_per_product_and_month": [{"month": "2025-12"}],
     "size_peers_are_recent": [{"sizes": "{}"}, {"sizes": "[]"}, {"sizes": str([1] * 25)}],
     "nodd_wal_supersessions_one_successor": [{"older_wal_id": ONE, "newer_wal_id": TWO}],

@@ -16,9 +16,12 @@ from kfm_dagster_tests.storage.test_constraints import CLAIMED, HASH, LATER, ONE
 
 pytestmark = pytest.mark.clause("SEC-07")
 
-DERIVED = {"catalog_collections", "catalog_followers", "catalog_pages", "catalog_summaries", "size_peers"}
-"""Counts over the Items, written again from them, places of followers, which may begin again, and sizes that records
-have: what a unit was held against is in its own record."""
+DERIVED = {
+    "catalog_collections", "catalog_followers", "catalog_pages", "catalog_summaries", "size_peers", "nodd_feeds",
+    "nodd_listed_days", "nodd_gaps", "nodd_arrivals",
+}  # fmt: skip
+"""Counts over the Items, written again from them; places of followers, which may begin again; sizes that records have:
+what a unit was held against is in its own record; and what the ledger lacks, told from it."""
 VOCABULARY = {"replay_reasons", "schema_version"}
 LEAVING = {"catalog_items", "nodd_wal_leases", "lineage_outbox", "clock_readings"}
 """Tables whose rows leave by a rule of their own."""
@@ -71,6 +74,9 @@ def test_no_table_of_evidence_is_shortened(typed: Connection) -> None:
         ("DELETE FROM nodd_wal_deliveries", "deliveries_are_kept"),
         ("DELETE FROM run_state", "run_state_is_kept"),
         ("DELETE FROM etl_checkpoint", "checkpoints_are_kept"),
+        ("DELETE FROM announcements", "announcements_are_kept"),
+        ("UPDATE announcements SET change_id = 1", "announcements_go_on"),
+        ("UPDATE announcements SET taken = 0, taken_at = NULL", "announcements_go_on"),
         ("UPDATE etl_checkpoint SET node = 'another'", "checkpoints_name_what_was_applied"),
     ],
 )
@@ -86,6 +92,7 @@ def test_each_guard_refuses_by_its_rule(typed: Connection, statement: str, rule:
         ("rejected_messages", "rejections_are_append_only"),
         ("catalog_items", "catalog_items_revision_grows_by_one"),
         ("nodd_wal_leases", "leases_are_of_claims"),
+        ("announcements", "announcements_are_kept"),
     ],
 )
 def test_no_row_is_replaced_on_sqlite(typed: Connection, table: str, rule: str) -> None:

@@ -70,6 +70,25 @@ GUARDED = {
         change=EVIDENCE,
         moving=frozenset({*EVIDENCE, "state", "closed_at", "closing_entry"}),
     ),
+    "announcements": Guarded(
+        rule="announcements_go_on",
+        change={"attempts": 1},
+        moving=frozenset(
+            {
+                "change_id",
+                "kind",
+                "event_id",
+                "state",
+                "known",
+                "attempts",
+                "failing_since",
+                "last_error",
+                "body",
+                "taken",
+                "taken_at",
+            }
+        ),
+    ),
     "lineage_batches": Guarded(
         rule="lineage_batches_only_go_on",
         change={"state": "published", "published_at": LATER},

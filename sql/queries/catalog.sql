@@ -188,11 +188,11 @@ WHERE item.collection_id = :collection_id
 -- name: log_promotions
 INSERT INTO catalog_promotions (
     run_id, dataset, collection_id, item_id, partition_key, after_sha256, before_promotion_id, before_revision,
-    before_sha256, logged_at
+    before_sha256, wal_id, logged_at
 )
 SELECT
     value ->> 0, :dataset, :collection_id, value ->> 1, value ->> 2,
-    value ->> 3, CAST(value ->> 4 AS bigint), CAST(value ->> 5 AS integer), value ->> 6,
+    value ->> 3, CAST(value ->> 4 AS bigint), CAST(value ->> 5 AS integer), value ->> 6, value ->> 7,
     @as_time(:logged_at)
 FROM @rows(:rows, batch)
 WHERE true
@@ -290,6 +290,10 @@ LIMIT :most;
 -- name: contents
 SELECT item_id, content_sha256 FROM catalog_items
 WHERE collection_id = :collection_id AND item_id IN (@each(:item_ids));
+
+-- name: all_contents
+SELECT item_id, partition_key, content_sha256 FROM catalog_items
+WHERE collection_id = :collection_id;
 
 -- name: behind
 -- The collections of which a follower lacks changes, without those in which it is put off or at work.

@@ -51,6 +51,65 @@ INNER JOIN node_output AS output ON intent.content_hash = output.content_hash
 WHERE intent.status = 'APPLIED'
 ORDER BY intent.wal_id;
 
+-- name: objects
+-- Every version of an object of which an Item was made, once, whatever datasets it is a unit of. What has no Item may be
+-- held back, and nothing here names it.
+SELECT DISTINCT @bytewise(record.object_uri) AS object_uri, @bytewise(record.object_version) AS object_version
+FROM nodd_wal_records AS record
+WHERE record.wal_id IN (SELECT promotion.wal_id FROM catalog_promotions AS promotion)
+ORDER BY 1, 2;
+
+-- name: items
+-- Every writing of an Item that came through, with its object, and the node in a run that wrote it where that came to its
+-- end. An entry that no Item stands by, that no later one replaced and that nobody withdrew is of a writer that died.
+SELECT
+    promotion.promotion_id, promotion.collection_id, promotion.item_id, promotion.partition_key, promotion.after_sha256,
+    promotion.logged_at, record.object_uri, record.object_version, made.run_id, made.node, made.step,
+    CASE
+        WHEN item.item_id IS NOT NULL THEN 'current'
+        WHEN withdrawal.promotion_id IS NOT NULL THEN 'withdrawn'
+        ELSE 'replaced'
+    END AS state,
+    CASE WHEN item.item_id IS NULL THEN coalesce(withdrawal.withdrawn_at, later.replaced_at) END AS ended_at
+FROM catalog_promotions AS promotion
+LEFT JOIN catalog_items AS item
+    ON promotion.collection_id = item.collection_id AND promotion.item_id = item.item_id
+    AND promotion.promotion_id = item.promotion_id
+LEFT JOIN catalog_withdrawals AS withdrawal ON promotion.promotion_id = withdrawal.promotion_id
+LEFT JOIN (
+    SELECT before_promotion_id, max(logged_at) AS replaced_at FROM catalog_promotions
+    WHERE before_promotion_id IS NOT NULL
+    GROUP BY before_promotion_id
+) AS later ON promotion.promotion_id = later.before_promotion_id
+LEFT JOIN nodd_wal_records AS record ON promotion.wal_id = record.wal_id
+LEFT JOIN (
+    -- A run works on one day, so a dataset has one such node in it, however many contents that applied.
+    SELECT
+        payload -> 'context' ->> 'run_id' AS named_run, payload -> 'context' ->> 'dataset' AS dataset,
+        min(CAST(run_id AS text)) AS run_id, min(node) AS node, min(step) AS step
+    FROM etl_wal
+    WHERE status = 'APPLIED' AND payload -> 'context' ->> 'operator' = :operator
+    GROUP BY payload -> 'context' ->> 'run_id', payload -> 'context' ->> 'dataset'
+) AS made ON promotion.run_id = made.named_run AND promotion.dataset = made.dataset
+WHERE
+    item.item_id IS NOT NULL OR withdrawal.promotion_id IS NOT NULL OR later.before_promotion_id IS NOT NULL
+ORDER BY promotion.promotion_id;
+
+-- name: claims
+-- Which of these objects a run took up.
+SELECT DISTINCT
+    CAST(intent.run_id AS text) AS run_id, intent.node, intent.step, @bytewise(record.object_uri) AS object_uri,
+    @bytewise(record.object_version) AS object_version
+FROM etl_wal AS intent
+INNER JOIN nodd_wal_transitions AS claim
+    ON claim.to_status = 'in_progress' AND claim.run_id = intent.payload -> 'context' ->> 'run_id'
+INNER JOIN nodd_wal_records AS record
+    ON claim.wal_id = record.wal_id AND record.dataset = intent.payload -> 'context' ->> 'dataset'
+WHERE
+    intent.status = 'APPLIED' AND intent.payload -> 'context' ->> 'operator' = :operator
+    AND record.wal_id IN (SELECT promotion.wal_id FROM catalog_promotions AS promotion)
+ORDER BY 1, 2, 3, 4, 5;
+
 -- name: stand_still
 -- sqlite: a transaction sees one state of the database from its first read on.
 SELECT 1;

@@ -48,6 +48,11 @@ WITH decision (relation, rights) AS (
     ('nodd_wal_supersessions', 'SELECT, INSERT'),
     ('nodd_wal_outcomes', 'SELECT, INSERT'),
     ('size_peers', 'SELECT, INSERT, UPDATE (sizes)'),
+    ('nodd_feeds', 'SELECT, INSERT, UPDATE (looked_until)'),
+    ('nodd_listed_days', 'SELECT, INSERT, UPDATE (listed_at)'),
+    ('nodd_gaps', 'SELECT, INSERT, UPDATE (expected, seen, closed_at, repaired_by)'),
+    ('kfm_gaps', 'SELECT'),
+    ('nodd_arrivals', 'SELECT, INSERT, UPDATE (objects, classes, leads)'),
     ('replay_mismatches', 'SELECT, INSERT'),
     ('nodd_wal_leases', 'SELECT, INSERT, UPDATE (worker_id, renewed_at, expires_at), DELETE'),
     -- What was decided.
@@ -81,6 +86,8 @@ WITH decision (relation, rights) AS (
     ('catalog_summaries', 'SELECT, INSERT, UPDATE (items)'),
     ('catalog_changes', 'SELECT, INSERT'),
     ('catalog_followers', 'SELECT, INSERT, UPDATE (change_id, turn, failures, next_attempt_at, last_error)'),
+    ('announcements', 'SELECT, INSERT, UPDATE (change_id, kind, event_id, state, known, attempts, failing_since, '
+     || 'last_error, body, taken, taken_at)'),
     ('catalog_items', 'SELECT, INSERT, UPDATE (content_sha256, object_uri, wal_id, replaces_wal_id, precedence, '
      || 'sequencer, revision, west, south, east, north, start_at, end_at, summaries, updated_at, promotion_id), '
      || 'DELETE'),

@@ -966,6 +966,77 @@ CREATE TABLE size_peers (
 -- postgresql: room for the next text of a row on its page, so that its key is not written again.
 ALTER TABLE size_peers SET (fillfactor = 70);
 
+-- Which products of a feed are followed here: since an object of theirs was announced, and up to which hour somebody has
+-- looked. What nobody follows is missed by nobody (BEY-05).
+CREATE TABLE nodd_feeds (
+    dataset @id NOT NULL,
+    -- By the name that the contract's coverage gives it.
+    product @id NOT NULL,
+    -- When the first announced object began, but no earlier than what was due when it was taken in.
+    followed_since @time NOT NULL,
+    looked_until @time,
+    CONSTRAINT nodd_feeds_one_row_per_product PRIMARY KEY (dataset, product)
+) @without_rowid;
+
+-- Days whose bucket was listed to its end: all of them should be here then, whoever followed the feed at the time.
+CREATE TABLE nodd_listed_days (
+    dataset @id NOT NULL,
+    day text NOT NULL,
+    listed_at @time NOT NULL,
+    CONSTRAINT nodd_listed_days_one_row_per_day PRIMARY KEY (dataset, day),
+    CONSTRAINT nodd_listed_days_day_is_a_day CHECK (@is_day(day))
+) @without_rowid;
+
+-- What is missing of a feed, and what was: it is told from the ledger, which nothing here changes.
+CREATE TABLE nodd_gaps (
+    dataset @id NOT NULL,
+    product @id NOT NULL,
+    -- The hour that lacks something; of a silence or a drop, the one in which it was noticed.
+    hour @time NOT NULL,
+    kind text NOT NULL,
+    expected integer NOT NULL,
+    seen integer NOT NULL,
+    first_seen @time NOT NULL,
+    closed_at @time,
+    -- The run that brought what was missing, where one did.
+    repaired_by text,
+    CONSTRAINT nodd_gaps_one_row_per_hour PRIMARY KEY (dataset, product, hour, kind),
+    CONSTRAINT nodd_gaps_kind_is_known CHECK (kind IN ('silence', 'drop', 'hole')),
+    CONSTRAINT nodd_gaps_are_counted CHECK (expected >= 1 AND seen >= 0),
+    -- A gap that lacks nothing is none.
+    CONSTRAINT nodd_gaps_open_lacks_something CHECK (closed_at IS NOT NULL OR seen < expected),
+    CONSTRAINT nodd_gaps_close_after_they_open CHECK (closed_at >= first_seen),
+    CONSTRAINT nodd_gaps_repaired_are_closed CHECK (repaired_by IS NULL OR closed_at IS NOT NULL)
+) @strict;
+
+CREATE INDEX nodd_gaps_open ON nodd_gaps (dataset, kind, hour) WHERE closed_at IS NULL;
+
+-- A product is silent once at a time, and its rate has dropped once.
+CREATE UNIQUE INDEX nodd_gaps_one_at_a_time ON nodd_gaps (dataset, product, kind)
+WHERE closed_at IS NULL AND kind <> 'hole';
+
+-- The name that others rely on.
+CREATE VIEW kfm_gaps AS
+SELECT dataset, product, hour, kind, expected, seen, first_seen, closed_at, repaired_by FROM nodd_gaps;
+
+-- How long after its scan or run each object of a day was announced, counted in classes of time: what percentiles over
+-- months are told from without reading the ledger.
+CREATE TABLE nodd_arrivals (
+    dataset @id NOT NULL,
+    product @id NOT NULL,
+    day text NOT NULL,
+    objects integer NOT NULL,
+    -- Class > objects.
+    classes @json NOT NULL,
+    -- The same by lead, of a forecast; apart, for it is fifty times as long.
+    leads @json NOT NULL,
+    CONSTRAINT nodd_arrivals_one_row_per_day PRIMARY KEY (dataset, product, day),
+    CONSTRAINT nodd_arrivals_day_is_a_day CHECK (@is_day(day)),
+    CONSTRAINT nodd_arrivals_are_counted CHECK (objects >= 1),
+    CONSTRAINT nodd_arrivals_classes_is_object CHECK (@json_type(classes) = 'object'),
+    CONSTRAINT nodd_arrivals_leads_is_object CHECK (@json_type(leads) = 'object')
+) @without_rowid;
+
 -- Which version of an object made which other one obsolete (BEY-01); an older version has one row at most.
 CREATE TABLE nodd_wal_supersessions (
     older_wal_id @id NOT NULL,
@@ -1436,6 +1507,8 @@ CREATE TABLE catalog_promotions (
     collection_id text NOT NULL,
     item_id text NOT NULL,
     partition_key text NOT NULL,
+    -- Whose Item it is: also of one that was withdrawn it can be said which object it came from.
+    wal_id @id NOT NULL,
     -- Bytes of the file that was to be put there.
     after_sha256 text NOT NULL,
     -- What the index said before: null for nothing.
@@ -1660,6 +1733,50 @@ CREATE TABLE catalog_followers (
     CONSTRAINT catalog_followers_error_is_bounded CHECK (length(last_error) <= 500),
     CONSTRAINT catalog_followers_error_is_of_a_failure CHECK ((last_error IS NULL) = (failures = 0))
 ) @without_rowid;
+
+-- What each subscription of announcements.yaml was told of an Item: its newest event there, and what became of it.
+CREATE TABLE announcements (
+    subscription text NOT NULL,
+    collection_id text NOT NULL,
+    item_id text NOT NULL,
+    -- The change that the event tells of.
+    change_id @bigint NOT NULL,
+    kind text NOT NULL,
+    event_id text NOT NULL,
+    -- open: to be sent, or sent and not known to be taken; silent: of a kind that the subscription does not want.
+    state text NOT NULL,
+    -- Whether the receiver knows the Item, or was not to be told that it is there.
+    known @bool NOT NULL,
+    -- How often the receiver said no to this event while it took others.
+    attempts integer NOT NULL DEFAULT 0,
+    failing_since @time,
+    last_error text,
+    -- The event as it was refused, to be sent again when somebody says so.
+    body text,
+    -- Events of the Item that were taken, and when the last one was.
+    taken integer NOT NULL DEFAULT 0,
+    taken_at @time,
+    CONSTRAINT announcements_one_row_per_item PRIMARY KEY (subscription, collection_id, item_id),
+    CONSTRAINT announcements_kind_is_known CHECK (kind IN ('created', 'updated', 'withdrawn')),
+    CONSTRAINT announcements_state_is_known CHECK (state IN ('open', 'sent', 'refused', 'silent')),
+    CONSTRAINT announcements_counts_are_not_negative CHECK (change_id >= 1 AND attempts >= 0 AND taken >= 0),
+    CONSTRAINT announcements_taken_have_a_time CHECK ((taken = 0) = (taken_at IS NULL)),
+    CONSTRAINT announcements_sent_were_taken CHECK (state <> 'sent' OR taken >= 1),
+    CONSTRAINT announcements_error_is_bounded CHECK (length(last_error) <= 500),
+    -- Nothing is given up without a reason, and all that is can be sent again.
+    CONSTRAINT announcements_refused_are_kept CHECK (
+        (state = 'refused') = (body IS NOT NULL) AND (state <> 'refused' OR last_error IS NOT NULL)
+    )
+) @without_rowid;
+
+CREATE INDEX announcements_by_state ON announcements (subscription, state, taken_at);
+
+-- What was told stays told: a row goes on to a later change, and to no other Item.
+@refuse(
+    announcements_go_on, UPDATE ON announcements, announcements_go_on,
+    @changed(subscription, collection_id, item_id) OR NEW.change_id < OLD.change_id OR NEW.taken < OLD.taken
+);
+@kept(announcements, announcements_are_kept, (subscription, collection_id, item_id));
 
 -- Lineage: which unit's OpenLineage run and PROV activity stand in which file (transactional outbox of both paths).
 CREATE TABLE lineage_batches (

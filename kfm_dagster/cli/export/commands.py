@@ -84,8 +84,9 @@ def dcat(*, out: Path | None, as_json: bool) -> None:
             database,
             ContractRegistry.load(settings.contracts_dir),
             looked_up_states(database, settings),
-            catalog=settings.catalog,
+            catalog=settings.catalog_public_url or settings.catalog,
             folder=out or settings.home / "exports" / "dcat",
+            contact=settings.contact,
         )
     click.echo(json.dumps({"files": [str(file)]}) if as_json else str(file))
 
@@ -94,7 +95,9 @@ def dcat(*, out: Path | None, as_json: bool) -> None:
 @_OUT
 @_JSON
 def graph(*, out: Path | None, as_json: bool) -> None:
-    """Write every output and its lineage as openCypher (graph.cypher) and bulk CSV (nodes.csv, edges.csv).
+    """Write every output, Item and object and their lineage as openCypher (graph.cypher) and bulk CSV.
+
+    schema.cypher declares the tables first, for engines that want them (LadybugDB, Kuzu).
 
     Example: kfm export graph --out public/
     """

@@ -25,10 +25,12 @@ TRANSITIONS_FIGURE = "figs/state_transitions.svg"
 TIMELINE_FIGURE = "figs/retry_replay_timeline.pdf"
 MANIFEST = "report_manifest.yaml"
 SIGNATURE = "SIGNATURE.asc"
+SUMS = "SHA256SUMS"
+"""Not the card's: for those who have `sha256sum` and nothing else."""
 
 SUMMED = (MACHINE, PLAN, DIMENSIONS, VALIDATION, AUDIT, TRANSITIONS_FIGURE, TIMELINE_FIGURE)
 """The files that the manifest sums, in its order."""
-LAYOUT = (*SUMMED, MANIFEST, SIGNATURE)
+LAYOUT = (*SUMMED, MANIFEST, SIGNATURE, SUMS)
 """Every file of a bundle; there is no other."""
 FOLDERS = ("configs", "reports", "figs")
 

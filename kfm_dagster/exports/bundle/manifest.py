@@ -6,13 +6,14 @@ Belongs here: the document and its strict reading. Does not belong here: reading
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kfm_dagster.exports.bundle.content import SUMMED
+from kfm_dagster.exports.bundle.content import MANIFEST, SUMMED
 
 OPENING = b"# kfm export: manifest of a release bundle, version 1\n"
 """First line, by which the next export knows the bundle for its own."""
@@ -57,6 +58,15 @@ class Manifest(_Strict):
     signed_by: Annotated[str, Field(pattern=r"^([0-9A-F]{40}|[0-9A-F]{64})$")]
     """Fingerprint of the signer's certificate."""
     files: list[SummedFile]
+
+    def sums(self) -> bytes:
+        """Return `SHA256SUMS`: every file and the manifest, as `sha256sum -c` reads them.
+
+        The signature is not among them: it is another one each time, and is verified by what it says.
+        """
+        sums = {file.path: file.sha256 for file in self.files}
+        sums[MANIFEST] = hashlib.sha256(self.as_yaml()).hexdigest()
+        return "".join(f"{digest}  {path}\n" for path, digest in sums.items()).encode()
 
     def as_yaml(self) -> bytes:
         """Return the file's bytes."""

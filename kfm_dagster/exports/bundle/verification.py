@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kfm_dagster.errors import ExitCode, KfmError
-from kfm_dagster.exports.bundle.content import FOLDERS, LAYOUT, MANIFEST, SIGNATURE
+from kfm_dagster.exports.bundle.content import FOLDERS, LAYOUT, MANIFEST, SIGNATURE, SUMS
 from kfm_dagster.exports.bundle.manifest import BadManifestError, Manifest, SummedFile
 from kfm_dagster.exports.bundle.signature import BadSignatureError, Signed, fingerprint_of, verify_detached
 
@@ -63,7 +63,8 @@ def verify_release(folder: Path, certificates: Sequence[Cert]) -> VerifiedReleas
         # Without either of them nothing vouches for the other files; that it is missing is a fault already.
         if {MANIFEST, SIGNATURE} <= there:
             found = _signed(folder, certificates)
-            present = (file for file in found.manifest.files if file.path in there)
+            expected = (*found.manifest.files, _sums(found.manifest))
+            present = (file for file in expected if file.path in there)
             faults += [fault for file in present for fault in _differences(folder, file)]
     except _FaultError as fault:
         faults.append(str(fault))
@@ -123,6 +124,12 @@ def _signed(folder: Path, certificates: Sequence[Cert]) -> VerifiedRelease:
     if manifest.signed_by != signed.fingerprint:
         raise _FaultError(f"{SIGNATURE} is of {signed.fingerprint}, and {MANIFEST} names {manifest.signed_by}")
     return VerifiedRelease(signed=signed, manifest=manifest)
+
+
+def _sums(manifest: Manifest) -> SummedFile:
+    """Return `SHA256SUMS` as it follows from the manifest, whose signature vouches for it, too."""
+    content = manifest.sums()
+    return SummedFile(path=SUMS, size=len(content), sha256=hashlib.sha256(content).hexdigest())
 
 
 def _differences(folder: Path, file: SummedFile) -> Iterator[str]:

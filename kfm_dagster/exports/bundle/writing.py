@@ -82,10 +82,11 @@ def _fill(part: Path, release: Release, signer: BundleSigner) -> None:
         content.TIMELINE_FIGURE: [timeline_pdf(release.transitions, release.attempts)],
     }
     files = [_write(part, path, parts[path]) for path in content.SUMMED]
-    manifest = _manifest(release, files, signer, audit_events=lines.count).as_yaml()
-    _write(part, content.MANIFEST, [manifest])
+    manifest = _manifest(release, files, signer, audit_events=lines.count)
+    _write(part, content.MANIFEST, [manifest.as_yaml()])
+    _write(part, content.SUMS, [manifest.sums()])
     try:
-        _write(part, content.SIGNATURE, [sign_detached(manifest, signer.secret)])
+        _write(part, content.SIGNATURE, [sign_detached(manifest.as_yaml(), signer.secret)])
     except BadSignatureError as error:
         raise ConfigurationError(
             "the key makes no signature that gpg verifies",

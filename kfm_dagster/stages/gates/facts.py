@@ -11,9 +11,11 @@ from datetime import date
 
 import orjson
 
+from kfm_dagster.contracts.cadence import ProductCount
 from kfm_dagster.contracts.envelope import Envelope, WalId
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.stages.gates.subject import CatalogOwner, PartitionFacts, ProductCount
+from kfm_dagster.ledger.gaps import followed_in
+from kfm_dagster.stages.gates.subject import CatalogOwner, PartitionFacts
 from kfm_dagster.storage.database import Transaction
 
 
@@ -27,14 +29,8 @@ def partition_facts(contract: DatasetContract, partition: str, *, tx: Transactio
     rows = tx.run("gates.partition_products", dataset=contract.id, partition=partition)
     return PartitionFacts(
         day=date.fromisoformat(partition),
-        counts=tuple(
-            ProductCount(
-                hour=row.hour,
-                groups=row.extension,
-                objects=row.objects,
-            )
-            for row in rows
-        ),
+        counts=tuple(ProductCount(hour=row.hour, groups=row.extension, objects=row.objects) for row in rows),
+        followed=followed_in(tx, contract.id, partition),
     )
 
 

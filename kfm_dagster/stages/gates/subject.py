@@ -12,6 +12,7 @@ from datetime import date, datetime
 from functools import cached_property
 from typing import Any
 
+from kfm_dagster.contracts.cadence import ProductCount
 from kfm_dagster.contracts.envelope import Envelope, Metadata, WalId
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.stages.gates.positions import Measured, measure
@@ -39,20 +40,13 @@ class Thresholds:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProductCount:
-    """Distinct objects of one hour and one set of extension fields that the ledger has, in work or done."""
-
-    hour: int
-    groups: Mapping[str, Any]
-    objects: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PartitionFacts:
     """What the ledger says of the partition that the batch is of."""
 
     day: date
     counts: Sequence[ProductCount]
+    followed: Mapping[str, datetime] | None = None
+    """When each product was first announced here; None where the day was listed, so that all of it is expected."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

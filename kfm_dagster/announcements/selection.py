@@ -1,0 +1,57 @@
+"""Selection: which Items are a subscription's, by CQL2 and by a box.
+
+Belongs here: questions about one Item. Does not belong here: who hears of it nevertheless, because it was told before
+(`announcer.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import shapely
+from shapely.geometry import shape
+
+Matches = Callable[[Mapping[str, Any]], bool]
+
+
+class WrongFilterError(ValueError):
+    """A filter is no CQL2, or nothing here reads CQL2; the text says what is expected."""
+
+
+def compiled(text: str | Mapping[str, Any]) -> Matches:
+    """Read a CQL2 filter, as text or JSON. Raises WrongFilterError.
+
+    An Item that lacks what decides is not matched: nothing is known to be true of it (CQL2, 6.5, three-valued logic).
+    """
+    try:
+        from cql2 import Expr  # noqa: PLC0415, an extra
+    except ImportError:
+        raise WrongFilterError("the extra cql2 (pip install 'kfm-dagster[cql2]'), or bbox alone") from None
+    try:
+        expression = Expr(dict(text) if isinstance(text, Mapping) else text)
+        expression.validate()
+    except Exception as error:  # the library raises Exception itself
+        raise WrongFilterError(f"CQL2: {' '.join(str(error).split())[:200]}") from None
+
+    def matches(item: Mapping[str, Any]) -> bool:
+        try:
+            return expression.matches(dict(item))
+        except Exception:  # what cannot be decided, as above
+            return False
+
+    return matches
+
+
+def within(bbox: Sequence[float]) -> Matches:
+    """Return whether an Item's footprint meets a box (west, south, east, north); one without a footprint does not."""
+    west, south, east, north = bbox
+    parts = [(west, east)] if west <= east else [(west, 180.0), (-180.0, east)]
+    area = shapely.union_all([shapely.box(first, south, last, north) for first, last in parts])
+    shapely.prepare(area)
+
+    def matches(item: Mapping[str, Any]) -> bool:
+        geometry = item.get("geometry")
+        return geometry is not None and bool(shapely.intersects(area, shape(geometry)))
+
+    return matches

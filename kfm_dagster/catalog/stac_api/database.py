@@ -1,0 +1,181 @@
+"""The database of a STAC API: its transactions by the named statements of `sql/queries/pgstac`, and its installation.
+
+Of pypgstac (extra `stac-api`) only the migration is used, and only by `kfm init`: loading is done with the one driver
+that the package has. Does not belong here: what is loaded (`follower.py`).
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, CursorResult, make_url
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import NullPool
+
+from kfm_dagster.addresses import shown, without_secrets
+from kfm_dagster.catalog.changes import FollowError
+from kfm_dagster.errors import ConfigurationError, DatabaseUnavailableError
+from kfm_dagster.failpoints import Failpoint, hit
+from kfm_dagster.storage.statements import statement
+
+LINES = 10_000
+"""Lines that are copied at a time."""
+SUPPORTED = "0.10."
+"""Releases of pgstac whose tables are known. Before 0.10 every load refreshed materialised views under a lock that
+ended searches (pgstac#311, #460)."""
+CONNECT = {
+    "connect_timeout": 10,
+    "application_name": "kfm_dagster",
+    # A server that is gone without a word is noticed within half a minute.
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+LOCK_TIMEOUT = "10s"
+DDL_LOCK_TIMEOUT = "2s"
+"""Who waits for a table holds up every search that comes after."""
+STATEMENT_TIMEOUT = "5min"
+IDLE_TIMEOUT = "60s"
+"""A process that stalls in a transaction loses it, and with it the collection's lock."""
+
+
+class StacApiTransaction:
+    """An open transaction in the API's database."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def run(self, name: str, **parameters: Any) -> CursorResult[Any]:
+        """Execute one named statement."""
+        return self._connection.execute(statement("pgstac", f"stac_api.{name}"), parameters)
+
+    def stream(self, name: str, **parameters: Any) -> CursorResult[Any]:
+        """Execute one named statement whose rows do not fit into memory."""
+        asked = statement("pgstac", f"stac_api.{name}")
+        return self._connection.execute(asked, parameters, execution_options={"stream_results": True})
+
+    def copy(self, table: str, lines: Iterable[str]) -> None:
+        """Fill a table from lines in the text format of COPY."""
+        left = iter(lines)
+        driver: Any = self._connection.connection.cursor()
+        with driver:
+            while part := "".join(islice(left, LINES)):
+                driver.copy_expert(f"COPY {table} FROM STDIN", io.StringIO(part))
+
+
+class StacApiSession:
+    """A connection to the API's database, while it is needed."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    @contextmanager
+    def transaction(self, *, lock_timeout: str = LOCK_TIMEOUT) -> Iterator[StacApiTransaction]:
+        """Run one transaction: committed when the block ends, rolled back when it raises."""
+        hit(Failpoint.DATABASE_BEGIN)
+        with self._connection.begin():
+            tx = StacApiTransaction(self._connection)
+            tx.run(
+                "set_up",
+                lock_timeout=lock_timeout,
+                statement_timeout=STATEMENT_TIMEOUT,
+                idle_timeout=IDLE_TIMEOUT,
+            )
+            yield tx
+            hit(Failpoint.DATABASE_COMMIT_BEFORE)
+        hit(Failpoint.DATABASE_COMMIT_AFTER)
+
+
+class StacApiDatabase:
+    """Where a STAC API has its Items. Connections are made when needed: runs are forked, and rests are long."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._engine = sa.create_engine(url, poolclass=NullPool, connect_args=CONNECT)
+
+    @contextmanager
+    def connected(self) -> Iterator[StacApiSession]:
+        """Connect for some transactions. Raises FollowError where the database fails, and where we do not know it."""
+        try:
+            with self._engine.connect() as connection:
+                with connection.begin():
+                    self._refuse_unknown(StacApiTransaction(connection))
+                yield StacApiSession(connection)
+        except DBAPIError as error:
+            raise FollowError(
+                observed=self._said(error), next_step="see whether the database of KFM_STAC_API_DSN answers"
+            ) from error
+
+    @contextmanager
+    def transaction(self, *, lock_timeout: str = LOCK_TIMEOUT) -> Iterator[StacApiTransaction]:
+        """Connect for one transaction. Raises FollowError as `connected` does."""
+        with self.connected() as session, session.transaction(lock_timeout=lock_timeout) as tx:
+            yield tx
+
+    def install(self) -> Mapping[str, str]:
+        """Bring pgstac and our tables into the database, or up to date; return what is there then. Raises KfmError."""
+        try:
+            with self._engine.begin() as alone:
+                StacApiTransaction(alone).run("lock_installation")
+                return self._install()
+        except DBAPIError as error:
+            raise DatabaseUnavailableError(
+                observed=self._said(error), next_step="start the database or correct KFM_STAC_API_DSN"
+            ) from None
+
+    def _install(self) -> Mapping[str, str]:
+        with self._engine.begin() as connection:
+            found = StacApiTransaction(connection).run("installed").one()
+        if not (found.has_pgstac and self._version().startswith(SUPPORTED)):
+            self._migrate()
+        if not found.has_tables:
+            with self._engine.begin() as connection:
+                StacApiTransaction(connection).run("create_tables")
+        return {"database": shown(self.url), "pgstac": self._version()}
+
+    def _version(self) -> str:
+        with self._engine.begin() as connection:
+            return str(StacApiTransaction(connection).run("version").scalar_one())
+
+    def _migrate(self) -> None:
+        try:
+            from pypgstac.db import PgstacDB  # noqa: PLC0415 - an optional dependency
+            from pypgstac.migrate import Migrate  # noqa: PLC0415
+        except ImportError:
+            raise ConfigurationError(
+                "pgstac is not in the database, and what installs it is not here either",
+                observed=shown(self.url),
+                expected=f"pgstac {SUPPORTED}x",
+                next_step="pip install 'kfm-dagster[stac-api]', or pypgstac migrate",
+            ) from None
+        database = PgstacDB(dsn=make_url(self.url).set(drivername="postgresql").render_as_string(hide_password=False))
+        try:
+            Migrate(database).run_migration()
+        except Exception as error:
+            raise DatabaseUnavailableError(
+                "pgstac cannot be installed",
+                observed=f"{shown(self.url)}: {without_secrets(str(error).strip(), self.url)}",
+                next_step="name a role in KFM_STAC_API_DSN that may make extensions, roles and schemas, for kfm init",
+            ) from None
+        finally:
+            database.disconnect()
+            database.close()
+
+    def _refuse_unknown(self, tx: StacApiTransaction) -> None:
+        found = tx.run("installed").one()
+        if not (found.has_pgstac and found.has_tables):
+            raise FollowError(
+                observed=f"{shown(self.url)} has no pgstac of ours", next_step="run kfm init with KFM_STAC_API_DSN set"
+            )
+        version = tx.run("version").scalar_one()
+        if not str(version).startswith(SUPPORTED):
+            raise FollowError(observed=f"pgstac {version}", expected=f"{SUPPORTED}x", next_step="run kfm init")
+
+    def _said(self, error: DBAPIError) -> str:
+        return f"{shown(self.url)}: {without_secrets(str(error.orig).strip(), self.url)}"

@@ -1,0 +1,123 @@
+"""Items and Collections as pgstac keeps and hands them out.
+
+pgstac merges into each Item what the Collection's `item_assets` say: a member that the Item has not is marked as
+absent. All else is kept as it is, whereas pgstac's own functions would drop nulls (`proj:code` of a grid without code).
+
+Pure. Does not belong here: statements (`follower.py`, `comparison.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import orjson
+
+from kfm_dagster.catalog.changes import ItemChange
+from kfm_dagster.catalog.item import canonical
+from kfm_dagster.contracts.model import DatasetContract
+
+ABSENT = "𒍟※"
+"""What pgstac's hydration takes for "not in this Item" (pypgstac's DO_NOT_MERGE_MARKER)."""
+_COLUMNS = frozenset({"id", "collection", "geometry", "type"})
+"""Members of an Item that pgstac keeps in columns of their own, or knows anyway."""
+_BASE_ITEM = "pgstac:base_item"
+_MADE_BY_THE_API = frozenset({"self", "root", "parent", "child", "collection", "item", "items"})
+
+
+class BaseItem(NamedTuple):
+    """What a collection's Items have in common, and its number among those that there were; none for the first."""
+
+    number: int | None
+    content: Mapping[str, Any]
+
+
+def api_collection(content: bytes, contract: DatasetContract) -> dict[str, Any]:
+    """Return the Collection of the static catalog without the links that lead through its files."""
+    found: dict[str, Any] = orjson.loads(content)
+    if found.get("id") != contract.stac.collection:
+        raise ValueError(f"the Collection is {found.get('id')!r}")
+    return {**found, "links": _links(found)}
+
+
+def stage_line(change: ItemChange, base: BaseItem) -> str:
+    """Return an Item as a line that COPY takes for `kfm_stage`."""
+    item = change.item
+    if item is None:
+        return _line(change.item_id, str(change.change_id), None, None, None, None, None)
+    properties = item["properties"]
+    geometry = item.get("geometry")
+    return _line(
+        change.item_id,
+        str(change.change_id),
+        None if geometry is None else canonical(geometry).decode(),
+        properties.get("start_datetime") or properties["datetime"],
+        properties.get("end_datetime") or properties["datetime"],
+        canonical(kept_content(item, base)).decode(),
+        canonical({"change_id": change.change_id, "partition": change.partition}).decode(),
+    )
+
+
+def kept_content(item: Mapping[str, Any], base: BaseItem) -> dict[str, Any]:
+    """Return what stands in `items.content`; of the geometry only that there is none."""
+    content = {name: value for name, value in item.items() if name not in _COLUMNS}
+    content["links"] = _links(item)
+    if item.get("geometry") is None:
+        content["geometry"] = None
+    common = {name: value for name, value in base.content.items() if name not in _COLUMNS}
+    found: dict[str, Any] = _marked(common, content)
+    return found if base.number is None else {**found, _BASE_ITEM: base.number}
+
+
+def answered_item(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the Item that a STAC API makes of what pgstac hands out (`content_nonhydrated`)."""
+    base = {name: value for name, value in (answer.get(_BASE_ITEM) or {}).items() if value is not None}
+    found: dict[str, Any] = _merged(base, {name: value for name, value in answer.items() if name != _BASE_ITEM})
+    return found
+
+
+def as_floats(value: Any) -> Any:
+    """Return the same JSON with every number as a float: PostGIS writes -105 for -105.0."""
+    if isinstance(value, dict):
+        return {name: as_floats(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [as_floats(one) for one in value]
+    return float(value) if type(value) is int else value
+
+
+def _links(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Links that hold outside of the files' tree: those into it are relative, and the API makes its own."""
+    return [
+        link for link in document["links"] if link["rel"] not in _MADE_BY_THE_API and "://" in str(link.get("href"))
+    ]
+
+
+def _marked(base: Any, value: Any) -> Any:
+    if isinstance(base, Mapping) and isinstance(value, Mapping):
+        absent = {name: ABSENT for name in base if name not in value}
+        return {name: _marked(base.get(name), one) for name, one in value.items()} | absent
+    if isinstance(base, list) and isinstance(value, list) and len(base) == len(value):
+        return [_marked(one, other) for one, other in zip(base, value, strict=True)]
+    return value
+
+
+def _merged(base: Any, value: Any) -> Any:
+    if isinstance(value, dict):
+        common = base if isinstance(base, dict) else {}
+        own = {name: _merged(common.get(name), one) for name, one in value.items() if one != ABSENT}
+        return {name: one for name, one in common.items() if name not in value} | own
+    if isinstance(base, list) and isinstance(value, list) and len(base) == len(value):
+        return [_merged(one, other) for one, other in zip(base, value, strict=True)]
+    return value
+
+
+def _line(*values: str | None) -> str:
+    return "\t".join(_cells(values)) + "\n"
+
+
+def _cells(values: Iterable[str | None]) -> Iterable[str]:
+    for value in values:
+        if value is None:
+            yield "\\N"
+        else:
+            yield value.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")

@@ -1,0 +1,113 @@
+"""`kfm announcements`: who is told of Items and how that goes, and sending again what was given up or all that stands.
+
+Does not belong here: telling, which runs and the sensor `nodd_ledger` do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+import click
+
+from kfm_dagster.announcements.announcer import Announcer, follower_name
+from kfm_dagster.announcements.store import AnnouncementStore
+from kfm_dagster.cli.session import opened_pipeline
+from kfm_dagster.cli.tables import show_rows
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.errors import ExitCode
+from kfm_dagster.ingest.pipeline import Pipeline
+
+COLUMNS = ("subscription", "target", "sent", "waiting", "failing", "refused", "next_attempt_at", "last_error")
+TROUBLE = ("subscription", "collection_id", "item_id", "kind", "state", "attempts", "failing_since", "last_error")
+
+
+@click.group()
+def announcements() -> None:
+    """Look at who is told of the catalog's Items, and send again what was given up.
+
+    Example: kfm announcements list
+    """
+
+
+@announcements.command("list")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+def list_(*, as_json: bool) -> int:
+    """List the subscriptions: events sent, changes waiting, Items whose event fails or was given up, the last error.
+
+    Exit code 4 when one is put off, or events of one fail or were given up.
+
+    Example: kfm announcements list --json
+    """
+    with opened_pipeline(read_only=True) as pipeline:
+        rows = [_row(pipeline, one.name, str(one.target)) for one in pipeline.announcements.subscriptions]
+    if not rows and not as_json:
+        click.echo("nobody subscribes (announcements.yaml)")
+        return ExitCode.DONE
+    show_rows(rows, COLUMNS, as_json=as_json)
+    well = not any(row["failing"] or row["refused"] or row["last_error"] for row in rows)
+    return ExitCode.DONE if well else ExitCode.FINISHED_WITH_FAILURES
+
+
+@announcements.command()
+@click.argument("subscription", required=False)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+def failing(*, subscription: str | None, as_json: bool) -> None:
+    """List the Items whose newest event a receiver does not take: refused ones were given up, open ones go on.
+
+    Example: kfm announcements failing kansas-radar
+    """
+    with opened_pipeline(read_only=True) as pipeline:
+        plan = pipeline.announcements
+        names = [one.name for one in plan.subscriptions] if subscription is None else [plan[subscription].name]
+        rows = [{"subscription": name, **row} for name in names for row in _store(pipeline, name).in_trouble()]
+    show_rows(rows, TROUBLE, as_json=as_json)
+
+
+@announcements.command()
+@click.argument("subscription")
+@click.option("--all", "everything", is_flag=True, help="All that stands, for a receiver that has lost what it had.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def resend(*, subscription: str, everything: bool, as_json: bool) -> int:
+    """Send again what was given up, under the ids that it had.
+
+    Exit code 4 when some is refused again, 5 when the receiver takes nothing.
+
+    Example: kfm announcements resend kansas-radar
+    """
+    with opened_pipeline() as pipeline:
+        announcer = _announcer(pipeline, pipeline.announcements[subscription].name)
+        if everything:
+            done: dict[str, int] = {"changes": sum(_rebuilt(pipeline, announcer))}
+            refused = _store(pipeline, subscription).status(announcer.name).refused
+        else:
+            taken, refused = announcer.resend()
+            done = {"taken": taken}
+    shown = {"subscription": subscription, **done, "refused": refused}
+    said = ", ".join(f"{number} {name}" for name, number in {**done, "refused": refused}.items())
+    click.echo(json.dumps(shown) if as_json else f"{subscription}: {said}")
+    return ExitCode.FINISHED_WITH_FAILURES if refused else ExitCode.DONE
+
+
+def _rebuilt(pipeline: Pipeline, announcer: Announcer) -> Iterator[int]:
+    """Have every collection told again; of several datasets that write into one, its owner's."""
+    for contract in pipeline.registry:
+        if contract.stac.collection_of is None:
+            yield pipeline.following.rebuild(announcer, contract)
+
+
+def _announcer(pipeline: Pipeline, name: str) -> Announcer:
+    return next(one for one in pipeline.followers if isinstance(one, Announcer) and one.name == follower_name(name))
+
+
+def _store(pipeline: Pipeline, name: str) -> AnnouncementStore:
+    return AnnouncementStore(pipeline.database, name, clock=pipeline.clock)
+
+
+def _row(pipeline: Pipeline, name: str, target: str) -> dict[str, Any]:
+    status = asdict(_store(pipeline, name).status(follower_name(name)))
+    shown = {key: rfc3339(value) if isinstance(value, datetime) else value for key, value in status.items()}
+    return {"subscription": name, "target": target, **shown}

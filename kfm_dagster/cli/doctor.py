@@ -1,0 +1,62 @@
+"""`kfm doctor`: look at a deployment and say what is wrong and what to do. It changes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import click
+
+from kfm_dagster.deployment.doctor.checks import checks_of
+from kfm_dagster.deployment.doctor.finding import Finding, Verdict, examine
+from kfm_dagster.errors import ExitCode
+from kfm_dagster.ingest.chain import read_configuration
+from kfm_dagster.ingest.pipeline import utc_now
+from kfm_dagster.settings import Settings
+
+
+@click.command()
+@click.option(
+    "--timeout",
+    "seconds",
+    type=click.FloatRange(min=1, max=600),
+    default=30,
+    show_default=True,
+    help="Seconds after which a check that has not ended is a fault.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object with every finding.")
+def doctor(*, seconds: float, as_json: bool) -> int:
+    """Look at a deployment: database, queues, clock, Dagster instance, stores, buckets, senders, disks.
+
+    Every finding that is not ok says what was observed, what was expected and what to do. Nothing is changed, and every
+    check is bounded in time. Exit code 0 without faults (there may be warnings), 4 with one, 2 for settings that cannot
+    be read.
+
+    Example: kfm doctor --json
+    """
+    settings = Settings.load()
+    read = read_configuration(settings)
+    found = examine(checks_of(settings, read.registry, read.card, clock=utc_now), seconds=seconds)
+    _show(found, as_json=as_json)
+    return ExitCode.FINISHED_WITH_FAILURES if _count(found)[Verdict.FAULT] else ExitCode.DONE
+
+
+def _show(found: Sequence[Finding], *, as_json: bool) -> None:
+    counts = _count(found)
+    if as_json:
+        told = {f"{verdict.value}s" if verdict is not Verdict.OK else "ok": counts[verdict] for verdict in Verdict}
+        click.echo(json.dumps({**told, "findings": [asdict(one) for one in found]}))
+        return
+    width = max(len(one.check) for one in found)
+    for one in found:
+        click.echo(f"{one.verdict.value:8}{one.check:{width}}  {one.what}")
+        for name, value in (("observed", one.observed), ("expected", one.expected), ("next", one.next_step)):
+            if value is not None:
+                click.echo(f"{'':{8 + width}}  {name + ':':10}{value}")
+    click.echo(f"{counts[Verdict.FAULT]} faults, {counts[Verdict.WARNING]} warnings, {counts[Verdict.OK]} ok")
+
+
+def _count(found: Sequence[Finding]) -> Counter[Verdict]:
+    return Counter(one.verdict for one in found)

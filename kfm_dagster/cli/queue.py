@@ -1,0 +1,80 @@
+"""`kfm queue`: make the queue of a dataset, once, or print what somebody else would make it by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import boto3
+import click
+
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.deployment.provisioning.making import Change, Part, QueueMaker
+from kfm_dagster.deployment.provisioning.plan import QueuePlan, iam_policy, terraform_module
+from kfm_dagster.errors import ExitCode
+from kfm_dagster.notifications.sqs import DEFAULT_REGION, bounded
+from kfm_dagster.settings import Settings
+
+
+@click.group()
+def queue() -> None:
+    """Make the queue of a dataset, with its dead-letter queue, policies and subscriptions.
+
+    Example: kfm queue create --dataset gfs --dry-run
+    """
+
+
+@queue.command()
+@click.option("--dataset", required=True, help="Dataset whose topics the queue takes messages of.")
+@click.option("--dry-run", is_flag=True, help="Ask what is there, say what would be done, and do nothing.")
+@click.option("--update", is_flag=True, help="Mend what is there and differs; without it, that is only said.")
+@click.option(
+    "--print",
+    "printed",
+    type=click.Choice(["iam", "terraform"]),
+    help="Ask and make nothing: print the policy of the deployment's role, or the call of deploy/terraform/queue.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object with every part.")
+def create(*, dataset: str, dry_run: bool, update: bool, printed: str | None, as_json: bool) -> int:
+    """Make queue, dead-letter queue, redrive, access policy and SNS subscriptions of a dataset.
+
+    Names are those of KFM_SQS_PRIMARY_QUEUE and KFM_SQS_DLQ_QUEUE; several datasets share them. Doing it again changes
+    nothing. Exit code 0, or 4 where something differs that --update would mend.
+
+    Example: kfm queue create --dataset gfs --print iam
+    """
+    settings = Settings.load()
+    registry = ContractRegistry.load(settings.contracts_dir)
+    contract = registry[dataset]
+    plan = QueuePlan.of(contract, registry, settings)
+    session = boto3.session.Session()
+    region = session.region_name or DEFAULT_REGION
+    if printed == "iam":
+        click.echo(json.dumps(iam_policy(plan, contract, settings, region=region), indent=2))
+        return ExitCode.DONE
+    if printed == "terraform":
+        click.echo(terraform_module(plan), nl=False)
+        return ExitCode.DONE
+    maker = QueueMaker(
+        plan=plan,
+        sqs=session.client("sqs", region_name=region, config=bounded(1)),
+        sns_of=lambda of_topic: session.client("sns", region_name=of_topic, config=bounded(1)),
+        update=update,
+        dry_run=dry_run,
+    )
+    parts = maker.make()
+    _show(parts, dry_run=dry_run, as_json=as_json)
+    drifted = any(part.change is Change.DRIFT for part in parts)
+    return ExitCode.FINISHED_WITH_FAILURES if drifted else ExitCode.DONE
+
+
+def _show(parts: Sequence[Part], *, dry_run: bool, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"dry_run": dry_run, "parts": [asdict(part) for part in parts]}))
+        return
+    for part in parts:
+        told = f"; observed {part.observed}, expected {part.expected}" if part.observed else ""
+        click.echo(f"{part.change.value:10}{part.what}{told}")
+    if any(part.change is Change.DRIFT for part in parts):
+        click.echo("next: look at what differs, then run it with --update")

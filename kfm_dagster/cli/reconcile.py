@@ -1,0 +1,154 @@
+"""`kfm reconcile`: hold bucket, ledger and catalog against each other, and repair what differs on the ordinary ways."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import date, datetime, timedelta
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from kfm_dagster.catalog.publisher import PublishError
+from kfm_dagster.cli.decision_options import actor_option, change_ref_option, decision_of, proposed_line
+from kfm_dagster.cli.session import opened_pipeline
+from kfm_dagster.cli.tables import show_rows
+from kfm_dagster.errors import DependencyUnavailableError, ExitCode
+from kfm_dagster.governance.log import Decision
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.recovery.reconcile.comparison import ComparedDay, Difference, compare_day
+from kfm_dagster.recovery.reconcile.repair import Repaired, repair_day
+from kfm_dagster.settings import Settings
+from kfm_dagster.storage.objects import ObjectReadError
+
+COLUMNS = ("dataset", "day", "objects", "units", "items", *(kind.value for kind in Difference))
+REPAIRED = ("entered", "repeated", "left")
+NAMED = 100
+"""Of each kind of difference and day, those that --json and --names show."""
+_DAY = click.DateTime(["%Y-%m-%d"])
+
+
+@click.command()
+@click.option("--dataset", "datasets", multiple=True, help="Only this one; may be given several times.")
+@click.option("--days", type=click.IntRange(1, 366), default=2, show_default=True, help="So many days back, today too.")
+@click.option("--from", "first", type=_DAY, help="First day instead, UTC, YYYY-MM-DD.")
+@click.option("--to", "last", type=_DAY, help="Last day, itself included. Default: today.")
+@click.option("--repair", is_flag=True, help="Enter missing objects, and repeat units whose Item is lost.")
+@click.option("--reason", help="Why, for readers of the governance log; needed with --repair.")
+@click.option("--limit", default=10_000, show_default=True, type=click.IntRange(1), help="Repair so many of a day.")
+@change_ref_option
+@actor_option
+@click.option("--names", is_flag=True, help="Name what differs, too.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per dataset and day, with names.")
+def reconcile(
+    *,
+    datasets: Sequence[str],
+    days: int,
+    first: datetime | None,
+    last: datetime | None,
+    repair: bool,
+    reason: str | None,
+    limit: int,
+    change_ref: str | None,
+    actor: str | None,
+    names: bool,
+    as_json: bool,
+) -> int:
+    """List the buckets' days and compare them with ledger and catalog, in both directions. Changes nothing by itself.
+
+    With --repair, objects without a unit enter the ledger as a backfill's do, and the running deployment works them.
+    Units whose Item is lost are repeated by a replay, which needs a --change-ref. Nothing is deleted.
+
+    Exit code 0 when all three agree, or all that differs is being repaired; 4 when something is left.
+
+    Example: kfm reconcile --dataset hrrr --days 3 --repair --reason "queue was full on Monday"
+    """
+    if repair and reason is None:
+        raise click.UsageError("--repair needs a --reason")
+    settings = Settings.load()
+    decision = None
+    if repair and reason is not None:
+        decision = decision_of(settings, actor=actor, reason=reason, change_ref=change_ref)
+    rows, left = [], 0
+    with opened_pipeline(settings, read_only=decision is None) as pipeline, _bar() as bar:
+        wanted = [pipeline.registry[name].id for name in datasets] or [one.id for one in pipeline.registry]
+        today = pipeline.clock().date()
+        for dataset, day in _days(pipeline, wanted, _window(today, days, first, last)):
+            compared = _compared(pipeline, dataset, day, bar)
+            row: dict[str, Any] = {"dataset": dataset, "day": day.isoformat(), "objects": compared.objects}
+            row |= {"units": compared.units, "items": compared.items, **compared.counts()}
+            row["names"] = {kind.value: list(found[:NAMED]) for kind, found in compared.named().items() if found}
+            if decision is None:
+                left += sum(compared.counts().values())
+            else:
+                done = _repaired(pipeline, compared, decision, limit, bar)
+                left += done.left
+                row |= {name: getattr(done, name) for name in (*REPAIRED, "replay_run_id", "proposal_id")}
+            rows.append(row)
+    show_rows(rows, (*COLUMNS, *(REPAIRED if decision else ())), as_json=as_json)
+    if not as_json:
+        _say(rows, names=names)
+    return ExitCode.FINISHED_WITH_FAILURES if left else ExitCode.DONE
+
+
+def _window(today: date, days: int, first: datetime | None, last: datetime | None) -> list[date]:
+    end = last.date() if last else today
+    begin = first.date() if first else end - timedelta(days=days - 1)
+    if begin > end or end > today:
+        raise click.UsageError(f"{begin} to {end} is no window of days up to today")
+    return [begin + timedelta(days=number) for number in range((end - begin).days + 1)]
+
+
+def _days(pipeline: Pipeline, datasets: Sequence[str], days: Sequence[date]) -> list[tuple[str, date]]:
+    """Return each day that objects of a dataset are of: of some, a month or a year has one."""
+    return [
+        (name, day)
+        for name in datasets
+        for day in sorted({pipeline.registry.grammars[name].day_holding(day) for day in days})
+    ]
+
+
+@contextmanager
+def _bar() -> Iterator[Progress]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        yield bar
+
+
+def _compared(pipeline: Pipeline, dataset: str, day: date, bar: Progress) -> ComparedDay:
+    task = bar.add_task(f"comparing {dataset} {day}", total=None)
+    try:
+        return compare_day(pipeline, dataset, day)
+    except (ObjectReadError, PublishError) as error:
+        raise DependencyUnavailableError(
+            f"{dataset} {day} cannot be compared", observed=str(error), next_step="try again when it answers"
+        ) from None
+    finally:
+        bar.remove_task(task)
+
+
+def _repaired(pipeline: Pipeline, compared: ComparedDay, decision: Decision, limit: int, bar: Progress) -> Repaired:
+    task = bar.add_task(f"repairing {compared.dataset} {compared.day}", total=min(limit, len(compared.missing_units)))
+    done = repair_day(
+        pipeline, compared, decision, limit=limit, progress=lambda entered: bar.update(task, completed=entered)
+    )
+    bar.remove_task(task)
+    return done
+
+
+def _say(rows: Sequence[dict[str, Any]], *, names: bool) -> None:
+    for row in rows:
+        if row.get("proposal_id") is not None:
+            click.echo(proposed_line(row["proposal_id"], row["repeated"]))
+        elif row.get("replay_run_id") is not None:
+            click.echo(f"replay {row['replay_run_id']} repeats {row['repeated']} units", err=True)
+        for kind, found in row["names"].items() if names else ():
+            for name in found:
+                click.echo(f"{kind} {row['dataset']} {row['day']} {name}")
+    lost = sum(row[Difference.SUCCESS_WITHOUT_ITEM] for row in rows)
+    if any(row.get("entered") for row in rows):
+        click.echo("the running deployment works what was entered; kfm gaps shows what is still missing", err=True)
+    if lost and not any(row.get("repeated") for row in rows):
+        click.echo(f"{lost} units have lost their Item: --repair with a --change-ref has them made again", err=True)

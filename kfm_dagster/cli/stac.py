@@ -1,0 +1,160 @@
+"""`kfm stac`: the STAC API beside the catalog: how far it is, whether it is the same, and filling it again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import click
+
+from kfm_dagster.catalog.publisher import PublishError, open_publisher
+from kfm_dagster.catalog.stac_api.comparison import Comparison, DayComparison, compare
+from kfm_dagster.catalog.stac_api.follower import PgstacFollower
+from kfm_dagster.cli.session import opened_pipeline
+from kfm_dagster.cli.tables import show_rows, show_section
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, ExitCode
+from kfm_dagster.ingest.pipeline import Pipeline
+
+STATUS_COLUMNS = ("collection_id", "behind", "failures", "next_attempt_at", "last_error")
+COLUMNS = ("collection_id", "days", "catalog", "api", "collection", "equal")
+DAY_COLUMNS = ("collection_id", "day", "catalog", "api", "missing", "extra", "differing")
+
+
+@click.group()
+def stac() -> None:
+    """Look at the STAC API beside the catalog, compare it with the catalog, and fill it again.
+
+    Example: kfm stac check
+    """
+
+
+def _collections(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--collection", "collections", multiple=True, metavar="ID", help="This one alone; may be repeated."
+    )(command)
+
+
+@stac.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+def status(*, as_json: bool) -> None:
+    """Show how many changes of the catalog the API lacks, and what keeps it from taking them.
+
+    Example: kfm stac status
+    """
+    with opened_pipeline(read_only=True) as pipeline:
+        follower = _follower(pipeline)
+        rows = [
+            {
+                "collection_id": place.collection_id,
+                "change_id": place.change_id,
+                "behind": place.behind,
+                "failures": place.failures,
+                "next_attempt_at": rfc3339(place.next_attempt_at) if place.failures else None,
+                "last_error": place.last_error,
+            }
+            for place in pipeline.following.places()
+            if place.follower == follower.name
+        ]
+    show_rows(rows, STATUS_COLUMNS, as_json=as_json)
+
+
+@stac.command()
+@_collections
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line: a collection with each of its days.")
+def check(*, collections: Sequence[str], as_json: bool) -> int:
+    """Hold the API against the catalog: counts and content hashes of each day. Changes nothing.
+
+    Exit code 4 when they differ, and where they do. While units are ingested, what was not yet followed differs.
+
+    Example: kfm stac check --collection goes-abi
+    """
+    with opened_pipeline(read_only=True) as pipeline:
+        follower = _follower(pipeline)
+        return _shown([_compared(pipeline, follower, one) for one in _owners(pipeline, collections)], as_json=as_json)
+
+
+@stac.command()
+@_collections
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line: a collection with each of its days.")
+def rebuild(*, collections: Sequence[str], as_json: bool) -> int:
+    """Empty the API, load what stands in the catalog, and hold the two against each other as `check` does.
+
+    A collection is away from the API until its Items are loaded. Exit code 4 when API and catalog differ afterwards.
+
+    Example: kfm stac rebuild --collection goes-abi
+    """
+    with opened_pipeline() as pipeline:
+        follower = _follower(pipeline)
+        found = []
+        for contract in _owners(pipeline, collections):
+            pipeline.following.rebuild(follower, contract)
+            found.append(_compared(pipeline, follower, contract))
+        return _shown(found, as_json=as_json)
+
+
+def _follower(pipeline: Pipeline) -> PgstacFollower:
+    if pipeline.stac_api is None:
+        raise ConfigurationError(
+            "there is no STAC API", expected="its PostgreSQL database", next_step="set KFM_STAC_API_DSN"
+        )
+    return pipeline.stac_api
+
+
+def _owners(pipeline: Pipeline, collections: Sequence[str]) -> list[DatasetContract]:
+    known = {contract.stac.collection: pipeline.registry.owner(contract) for contract in pipeline.registry}
+    if unknown := sorted(set(collections) - set(known)):
+        raise click.UsageError(f"no such collection: {', '.join(unknown)} (there are {', '.join(sorted(known))})")
+    return [known[one] for one in sorted(collections or known)]
+
+
+def _compared(pipeline: Pipeline, follower: PgstacFollower, contract: DatasetContract) -> Comparison:
+    try:
+        return compare(pipeline.database, open_publisher(pipeline.settings.catalog), follower, contract)
+    except PublishError as error:
+        raise DependencyUnavailableError(
+            "the catalog's files cannot be read", observed=error, next_step="see whether KFM_CATALOG_URL answers"
+        ) from None
+
+
+def _shown(found: Iterable[Comparison], *, as_json: bool) -> int:
+    # A collection of which neither has anything is nothing to tell of.
+    told = [one for one in found if one.days or not one.same_collection]
+    if as_json:
+        for one in told:
+            days = [_day(day) for day in one.days]
+            click.echo(json.dumps({"collection_id": one.collection_id, "equal": one.equal, "days": days}))
+    else:
+        show_rows(map(_row, told), COLUMNS)
+        differing = [_day(day) for one in told for day in one.days if not day.equal]
+        if differing:
+            show_section("days that differ", differing, DAY_COLUMNS)
+    return ExitCode.DONE if all(one.equal for one in told) else ExitCode.FINISHED_WITH_FAILURES
+
+
+def _row(one: Comparison) -> dict[str, Any]:
+    return {
+        "collection_id": one.collection_id,
+        "days": len(one.days),
+        "catalog": sum(day.catalog for day in one.days),
+        "api": sum(day.api for day in one.days),
+        "collection": "same" if one.same_collection else "differs",
+        "equal": "yes" if one.equal else "no",
+    }
+
+
+def _day(day: DayComparison) -> dict[str, Any]:
+    catalog, api = day.digests
+    return {
+        "collection_id": day.collection_id,
+        "day": day.day,
+        "catalog": day.catalog,
+        "api": day.api,
+        "catalog_sha256": catalog,
+        "api_sha256": api,
+        "missing": " ".join(day.missing),
+        "extra": " ".join(day.extra),
+        "differing": " ".join(day.differing),
+    }

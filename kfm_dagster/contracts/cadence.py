@@ -1,0 +1,148 @@
+"""Cadence: what each hour of a day should have brought of each product, and what it did.
+
+Belongs here: the arithmetic that gate G6 and the gap table share. Does not belong here: what contracts declare
+(`quality.py`), counting (`sql/queries/gates.sql`), keeping what is missing (`ledger/gaps.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Any
+
+from kfm_dagster.contracts.quality import Coverage, ExpectedProduct
+
+HOUR = timedelta(hours=1)
+LEAST_CADENCE = timedelta(minutes=1)
+"""Announcements come in batches, some seconds apart: a product that comes more often is looked at by the minute."""
+SILENT_AFTER = 2
+"""Cadences without an announcement, after which a product is silent."""
+DROP_OVER = 4
+"""Cadences over which the rate is taken: one late frame is no drop."""
+DROP_BELOW = 0.5
+"""Share of the expected rate below which it has dropped."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProductCount:
+    """Distinct objects of one hour and one set of extension fields that the ledger has, in work or done."""
+
+    hour: int
+    groups: Mapping[str, Any]
+    objects: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProductHour:
+    """One hour of one product: how many objects should have begun in it, and how many are known."""
+
+    product: str
+    hour: datetime
+    expected: int
+    seen: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is missing; surplus is no fault."""
+        return self.seen >= self.expected
+
+
+def floor_hour(at: datetime) -> datetime:
+    """Return the beginning of the hour that a time is in."""
+    return at.replace(minute=0, second=0, microsecond=0)
+
+
+def settled_until(coverage: Coverage, at: datetime) -> datetime:
+    """Return the beginning of the first hour that has not settled at a time."""
+    return floor_hour(at - timedelta(seconds=coverage.settles_after_seconds))
+
+
+def hours_due(
+    product: ExpectedProduct, day: date, *, until: datetime, followed_since: datetime | None = None
+) -> list[datetime]:
+    """Return the hours of a day that should have a product, before `until`.
+
+    followed_since: when the first object that was announced here began; its own hour may have begun without us.
+    """
+    midnight = datetime.combine(day, time(), UTC)
+    hours = (midnight + number * HOUR for number in range(24))
+    begin = floor_hour(followed_since) if followed_since is not None else None
+    return [hour for hour in hours if hour < until and product.is_due(hour) and (begin is None or hour > begin)]
+
+
+def product_hours(
+    coverage: Coverage,
+    day: date,
+    counts: Iterable[ProductCount],
+    *,
+    at: datetime,
+    followed: Mapping[str, datetime] | None = None,
+) -> list[ProductHour]:
+    """Hold what is known of a day against what should be, by product and hour, once the hour has settled.
+
+    followed: when each product was first announced; one that is not there is expected in no hour. None: the whole day
+    was asked for, so all of it is expected.
+    """
+    until = settled_until(coverage, at)
+    seen = _by_product(coverage, counts)
+    found = []
+    for product in coverage.products:
+        if followed is not None and product.name not in followed:
+            continue
+        since = None if followed is None else followed[product.name]
+        for hour in hours_due(product, day, until=until, followed_since=since):
+            number = seen[product.name, hour.hour]
+            found.append(ProductHour(product=product.name, hour=hour, expected=product.per_hour, seen=number))
+    return found
+
+
+def products_of(coverage: Coverage, groups: Mapping[str, Any], at: datetime) -> list[ExpectedProduct]:
+    """Return the products that an object with these extension fields counts for in its hour."""
+    hour = floor_hour(at)
+    return [product for product in coverage.products if product.is_due(hour) and _holds(product, groups)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pace:
+    """How a product should come as of now: windows back from the present, and what the longer one should have had."""
+
+    silent_after: timedelta
+    over: timedelta
+    expected: int
+
+    @property
+    def least(self) -> float:
+        """Objects below which the rate has dropped."""
+        return self.expected * DROP_BELOW
+
+
+def pace_of(product: ExpectedProduct) -> Pace:
+    """Return the windows in which a product is looked for by the time of its announcements."""
+    cadence = max(product.cadence, LEAST_CADENCE)
+    over = DROP_OVER * cadence
+    # What comes in some hours only comes in a burst each cadence; the rest comes evenly, or in bursts within the hour.
+    expected = DROP_OVER * product.per_hour if product.hours else product.per_hour * over / HOUR
+    return Pace(silent_after=SILENT_AFTER * cadence, over=over, expected=max(1, int(expected)))
+
+
+def _holds(product: ExpectedProduct, groups: Mapping[str, Any]) -> bool:
+    return all(groups.get(name) == value for name, value in product.groups.items())
+
+
+def _by_product(coverage: Coverage, counts: Iterable[ProductCount]) -> Counter[tuple[str, int]]:
+    """Objects by product and hour; the ledger keeps more of a key than what tells products apart."""
+    names = tuple(sorted({name for product in coverage.products for name in product.groups}))
+    totals: Counter[tuple[int, tuple[Any, ...]]] = Counter()
+    for count in counts:
+        totals[count.hour, tuple(map(count.groups.get, names))] += count.objects
+    matching: dict[tuple[Any, ...], Sequence[str]] = {}
+    seen: Counter[tuple[str, int]] = Counter()
+    for (hour, values), objects in totals.items():
+        if values not in matching:
+            groups = dict(zip(names, values, strict=True))
+            matching[values] = [product.name for product in coverage.products if _holds(product, groups)]
+        for name in matching[values]:
+            seen[name, hour] += objects
+    return seen

@@ -1,0 +1,62 @@
+"""Virtual stores: which Items of a dataset go together in one store, and along which variable (ADR 031).
+
+Belongs here: what a contract declares. Does not belong here: how a store is made and published (`virtual/`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field, field_validator
+
+_Group = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$", max_length=40)]
+_GROUP = re.compile(r"{(\w+)}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
+
+
+class VirtualStore(BaseModel, extra="forbid", frozen=True):
+    """Items of one kind that are steps of one store for each name and day."""
+
+    match: dict[_Group, Annotated[str, Field(min_length=1, max_length=300)]] = Field(
+        description="Groups of the key grammar, each with a regular expression that its whole value matches."
+    )
+    name: str = Field(
+        pattern=r"^([A-Za-z0-9_.-]|\{\w+\})+$",
+        max_length=200,
+        description="Template over the groups of the key grammar: Items of one name go together.",
+    )
+    along: str = Field(
+        pattern=r"^[A-Za-z]\w*$", max_length=60, description="Scalar variable of each object that orders the steps."
+    )
+    hours: Literal[1, 2, 3, 4, 6, 8, 12, 24] = Field(
+        24, description="Hours of a day that are one store: fewer where a day has more chunks than a client may load."
+    )
+
+    @field_validator("match")
+    @classmethod
+    def _compilable(cls, value: dict[str, str]) -> dict[str, str]:
+        for pattern in value.values():
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        return value
+
+    @property
+    def groups(self) -> set[str]:
+        """Groups of the key grammar that are used."""
+        return {*self.match, *_GROUP.findall(self.name)}
+
+    def store_of(self, groups: Mapping[str, str], hour: int) -> str | None:
+        """Return the name of the store of an object with these groups and this hour (UTC); None when it has none."""
+        texts = defaultdict(str, groups)
+        if not all(re.fullmatch(pattern, texts[name]) for name, pattern in self.match.items()):
+            return None
+        # A group that took no part in the match leaves its separators.
+        name = self.name.format_map(texts).strip("_.-")
+        if self.hours < 24:
+            name += f"_{hour - hour % self.hours:02}h"
+        return name if _NAME.fullmatch(name) else None

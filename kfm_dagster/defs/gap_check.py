@@ -1,0 +1,95 @@
+"""The check `feeds_are_whole` of the queue, and the schedule by which it is kept: what is missing, hour by hour.
+
+The schedule looks by itself and asks for no run, which would cost seconds every hour; it reports the check where
+something has changed, and once a day.
+"""
+
+# No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
+
+import base64
+from typing import Any
+
+import dagster as dg
+
+from kfm_dagster.defs.chain import QUEUE_KEY
+from kfm_dagster.defs.jobs import GAP_JOB
+from kfm_dagster.defs.one_line import one_line
+from kfm_dagster.defs.resources import PipelineResource
+from kfm_dagster.exports.gap_picture import GapPicture, gap_picture
+from kfm_dagster.exports.gap_svg import draw
+from kfm_dagster.ingest.feed_watch import FeedReport, look_at_feeds
+from kfm_dagster.plural import counted
+
+CHECK = dg.AssetCheckKey(QUEUE_KEY, "feeds_are_whole")
+HOURLY = "7 * * * *"
+"""Some minutes after the hour, when whatever settles with it has."""
+DAYS = 3
+"""Days of the picture."""
+
+
+def feed_check() -> dg.AssetChecksDefinition:
+    """Return the check, for a person to have it made now."""
+
+    @dg.asset_check(
+        asset=QUEUE_KEY,
+        name=CHECK.name,
+        description="Warns when an hour of a followed product lacks objects, or a product is silent or slow now. The "
+        "picture shows the last three days. The schedule nodd_gaps keeps it; see docs/gaps.md.",
+    )
+    def feeds_are_whole(pipeline: PipelineResource) -> dg.AssetCheckResult:
+        opened = pipeline.get()
+        look_at_feeds(opened)
+        return dg.AssetCheckResult(severity=dg.AssetCheckSeverity.WARN, **_found(gap_picture(opened, days=DAYS)))
+
+    return feeds_are_whole
+
+
+def gap_schedule(pipeline: PipelineResource) -> dg.ScheduleDefinition:
+    """Return the schedule, switched on. It is given the resource itself, as the sensors are."""
+
+    @dg.schedule(
+        name="nodd_gaps",
+        job_name=GAP_JOB,
+        cron_schedule=HOURLY,
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+        description="Notes every hour what the followed feeds lack, and counts how late the objects of days that are "
+        "over came. Asks for no run.",
+    )
+    @one_line
+    def nodd_gaps(context: dg.ScheduleEvaluationContext) -> dg.SkipReason:
+        opened = pipeline.get()
+        report = look_at_feeds(opened)
+        picture = gap_picture(opened, days=DAYS)
+        first_of_day = opened.clock().hour == 0 and bool(picture.rows)
+        if report.changed or report.closed or first_of_day:
+            evaluation = dg.AssetCheckEvaluation(
+                asset_key=QUEUE_KEY, check_name=CHECK.name, severity=dg.AssetCheckSeverity.WARN, **_found(picture)
+            )
+            context.instance.report_runless_asset_event(evaluation)
+        return dg.SkipReason(_said(report, picture))
+
+    return nodd_gaps
+
+
+def _found(picture: GapPicture) -> dict[str, Any]:
+    said = picture.sentences()
+    metadata: dict[str, Any] = {"rule": "every hour of a followed product has the objects that its contract expects"}
+    metadata |= {"observed": len(picture.gaps), "expected": 0}
+    if said:
+        metadata["missing"] = dg.MetadataValue.md("\n".join(f"- {line}" for line in said))
+    encoded = base64.b64encode(draw(picture).encode()).decode()
+    metadata["picture"] = dg.MetadataValue.md(f"![{_alternative(said)}](data:image/svg+xml;base64,{encoded})")
+    return {"passed": not picture.gaps, "description": said[0] if said else None, "metadata": metadata}
+
+
+def _alternative(said: list[str]) -> str:
+    return "gaps by hour: " + ("; ".join(said).replace("]", ")").replace("[", "(") or "nothing is missing")
+
+
+def _said(report: FeedReport, picture: GapPicture) -> str:
+    if not picture.rows:
+        return "no feed is followed yet"
+    if not picture.gaps:
+        return f"nothing is missing; {counted(report.days, 'day')} looked at"
+    named = "; ".join(picture.sentences())
+    return f"{counted(len(picture.gaps), 'gap')} open, {report.closed} closed: {named}"

@@ -1,0 +1,50 @@
+"""The ledger's database: whether it answers, has the schema of this release, and is entered by the right role."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from sqlalchemy.engine import make_url
+
+from kfm_dagster.addresses import shown
+from kfm_dagster.deployment.doctor.finding import Finding, fault, ok, warning
+from kfm_dagster.settings import Environment, Settings
+from kfm_dagster.storage.database import Database
+
+
+def check_database(settings: Settings) -> Iterator[Finding]:
+    """Open it as a command that only looks does. Raises KfmError where that cannot be done, in words of its own."""
+    url = make_url(settings.database_url)
+    if url.get_backend_name() == "sqlite" and not Path(str(url.database)).is_file():
+        # Opening it would make the file.
+        yield fault("there is no ledger yet", observed=url.database, expected="a database", next_step="run kfm init")
+        return
+    database = Database.open(settings.database_url, read_only=True)
+    try:
+        yield ok(f"{shown(settings.database_url)} answers, with schema {database.schema()}")
+        if database.dialect == "postgresql":
+            yield from _role(settings, database)
+        elif settings.env is Environment.PROD:
+            yield warning(
+                "the ledger is a file of one machine",
+                observed=shown(settings.database_url),
+                expected="PostgreSQL in prod, which has backups, roles and other machines",
+                next_step="set KFM_WAL_DSN to a PostgreSQL database and run kfm init",
+            )
+    finally:
+        database.dispose()
+
+
+def _role(settings: Settings, database: Database) -> Iterator[Finding]:
+    with database.snapshot() as tx:
+        own = tx.run("roles.may_migrate").one()
+    if own.may_migrate and settings.env is not Environment.DEV:
+        yield warning(
+            "the deployment works as the owner of the tables, who can alter evidence",
+            observed=own.role,
+            expected="a role with a deployment's rights (docs/adr/021)",
+            next_step="run kfm init --role NAME as the owner, then name that role in KFM_WAL_DSN",
+        )
+    else:
+        yield ok(f"the role is {own.role}")

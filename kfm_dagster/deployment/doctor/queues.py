@@ -1,0 +1,186 @@
+"""The queue and its dead-letter queue: there, permitted, and with the rules that deployment and contracts count on.
+
+Belongs here: what is asked of SQS. Does not belong here: making a queue (`deployment/provisioning/`), or what is on
+one (`kfm dlq`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.deployment.doctor.finding import Finding, fault, ok, refused, warning
+from kfm_dagster.errors import QueueUnavailableError
+from kfm_dagster.notifications.sqs import Queue
+from kfm_dagster.settings import Settings
+
+LEASE_MARGIN_SECONDS = 60
+"""A lease lasts a minute longer than a message stays hidden (KFM_LEASE_SECONDS: 900 s + 60 s)."""
+SHORT_RETENTION = timedelta(days=4)
+"""SQS's default: a deployment that stands still over a long weekend loses nothing by it."""
+SHOWN_TOPICS = 3
+_CREATE = "kfm queue create --dataset NAME --update"
+
+
+def check_queue(settings: Settings, registry: ContractRegistry, connect: Callable[[str], Queue]) -> Iterator[Finding]:
+    """Look at the primary queue."""
+    name = settings.sqs_primary_queue
+    found = _described(connect(name), name)
+    if isinstance(found, Finding):
+        yield found
+        return
+    yield ok(f"queue {name} answers")
+    yield _visibility(settings, found)
+    yield from _redrive(settings, registry, found)
+    retention = timedelta(seconds=int(found["MessageRetentionPeriod"]))
+    if retention < SHORT_RETENTION:
+        yield warning(
+            "messages that wait are soon thrown away",
+            observed=f"MessageRetentionPeriod {retention}",
+            expected=f"{SHORT_RETENTION} at least",
+            next_step=f"raise it ({_CREATE} makes it 7 days)",
+        )
+    yield from _policy(registry, found)
+
+
+def check_dead_letters(settings: Settings, connect: Callable[[str], Queue]) -> Iterator[Finding]:
+    """Look at the dead-letter queue, and whether it keeps letters long enough to be looked at."""
+    name = settings.sqs_dlq_queue
+    if name == settings.sqs_primary_queue:
+        yield fault(
+            "the queue is its own dead-letter queue",
+            observed=f"KFM_SQS_DLQ_QUEUE {name}",
+            expected="another queue than KFM_SQS_PRIMARY_QUEUE",
+            next_step="correct KFM_SQS_DLQ_QUEUE",
+        )
+        return
+    found = _described(connect(name), name)
+    if isinstance(found, Finding):
+        yield found
+        return
+    yield ok(f"dead-letter queue {name} answers")
+    source = _described(connect(settings.sqs_primary_queue), settings.sqs_primary_queue)
+    own = int(found["MessageRetentionPeriod"])
+    if not isinstance(source, Finding) and own <= int(source["MessageRetentionPeriod"]) and own < 14 * 86_400:
+        yield warning(
+            "dead letters are thrown away as soon as others: their age counts from when they were first sent",
+            observed=f"MessageRetentionPeriod {timedelta(seconds=own)}",
+            expected="longer than the queue's, 14 days at best",
+            next_step=f"raise it ({_CREATE})",
+        )
+    waiting = int(found["ApproximateNumberOfMessages"])
+    if waiting:
+        yield warning(
+            "there are dead letters",
+            observed=f"{waiting} messages on {name}",
+            expected="none",
+            next_step="kfm dlq list, then kfm dlq drain (docs/runbooks/dlq-drain.md)",
+        )
+
+
+def _described(queue: Queue, name: str) -> Mapping[str, str] | Finding:
+    try:
+        return queue.described()
+    except QueueUnavailableError as error:
+        if "AccessDenied" in str(error.observed):
+            return fault(
+                f"these credentials may not look at queue {name}",
+                observed=error.observed,
+                expected="sqs:GetQueueUrl and sqs:GetQueueAttributes, and what receiving needs",
+                next_step="give the role this policy: kfm queue create --dataset NAME --print iam",
+            )
+        return refused(
+            error, expected="a queue that answers", next_step="create the queue: kfm queue create --dataset NAME"
+        )
+
+
+def _visibility(settings: Settings, found: Mapping[str, str]) -> Finding:
+    seconds, least = int(found["VisibilityTimeout"]), settings.lease_seconds - LEASE_MARGIN_SECONDS
+    if seconds >= least:
+        return ok(f"messages stay hidden for {seconds} s, and a lease lasts {settings.lease_seconds} s")
+    return fault(
+        "messages come again while a run still holds their units, and each time they come nearer to the dead letters",
+        observed=f"VisibilityTimeout {seconds} s",
+        expected=f"{least} s at least: KFM_LEASE_SECONDS ({settings.lease_seconds}) less a minute",
+        next_step=f"raise the queue's timeout ({_CREATE}), or lower KFM_LEASE_SECONDS",
+    )
+
+
+def _redrive(settings: Settings, registry: ContractRegistry, found: Mapping[str, str]) -> Iterator[Finding]:
+    redrive: dict[str, Any] = json.loads(found.get("RedrivePolicy", "{}"))
+    target = str(redrive.get("deadLetterTargetArn", ""))
+    if not target:
+        yield fault(
+            "the queue has no dead-letter queue: a message that cannot be worked on comes again until it is lost",
+            observed="no RedrivePolicy",
+            expected=f"a redrive policy to {settings.sqs_dlq_queue}",
+            next_step=_CREATE,
+        )
+        return
+    if target.rpartition(":")[2] != settings.sqs_dlq_queue:
+        yield fault(
+            "dead letters go where nobody looks for them",
+            observed=f"RedrivePolicy to {target}",
+            expected=f"KFM_SQS_DLQ_QUEUE, {settings.sqs_dlq_queue}",
+            next_step=f"correct KFM_SQS_DLQ_QUEUE, or the queue's redrive policy ({_CREATE})",
+        )
+    count = int(redrive.get("maxReceiveCount", 0))
+    wanted = max((contract.queue.max_receive_count for contract in registry), default=5)
+    if count < wanted:
+        yield warning(
+            "messages become dead letters sooner than their contracts say",
+            observed=f"maxReceiveCount {count}",
+            expected=f"{wanted} at least",
+            next_step=f"raise it ({_CREATE}), or lower queue.max_receive_count of the contracts",
+        )
+    else:
+        yield ok(f"a message becomes a dead letter after {count} receives")
+
+
+def _policy(registry: ContractRegistry, found: Mapping[str, str]) -> Iterator[Finding]:
+    statements = _allowing(json.loads(found.get("Policy") or "{}"))
+    if any(_is_anybody(one) for one in statements):
+        yield fault(
+            "anybody may send messages to the queue",
+            observed="a statement for everybody without a condition",
+            expected="a condition on aws:SourceArn that names the topics",
+            next_step=_CREATE,
+        )
+        return
+    told = json.dumps(statements)
+    missing = [arn for arn in registry.topics if arn not in told]
+    if not statements:
+        yield fault(
+            "no topic may send messages to the queue",
+            observed="no Policy that allows sqs:SendMessage",
+            expected="one for the topics of the datasets",
+            next_step="kfm queue create --dataset NAME, for each dataset",
+        )
+    elif missing:
+        shown = ", ".join(missing[:SHOWN_TOPICS]) + (", ..." if len(missing) > SHOWN_TOPICS else "")
+        yield warning(
+            "some datasets' topics may not send messages to the queue",
+            observed=f"{len(missing)} of {len(registry.topics)} topics are not in its policy: {shown}",
+            expected="the topics of every dataset that is to be ingested",
+            next_step="kfm queue create --dataset NAME, for each of them; the others need nothing",
+        )
+    else:
+        yield ok(f"the queue takes messages of {len(registry.topics)} topics")
+
+
+def _allowing(policy: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    given = policy.get("Statement", [])
+    statements = given if isinstance(given, list) else [given]
+    return [one for one in statements if one.get("Effect") == "Allow" and _sends(one.get("Action", []))]
+
+
+def _sends(action: Any) -> bool:
+    actions = [action] if isinstance(action, str) else action
+    return any(str(one).lower() in {"sqs:sendmessage", "sqs:*", "*"} for one in actions)
+
+
+def _is_anybody(statement: Mapping[str, Any]) -> bool:
+    return statement.get("Principal") in ("*", {"AWS": "*"}) and not statement.get("Condition")

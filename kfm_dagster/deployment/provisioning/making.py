@@ -1,0 +1,184 @@
+"""Making a planned queue: what is not there is made, what differs is said, and mended only where that is asked for.
+
+Doing it again changes nothing. Does not belong here: what the queue is to be (`plan.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum, unique
+from typing import TYPE_CHECKING, Any
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from kfm_dagster.deployment.provisioning.plan import DLQ_RETENTION, QueuePlan
+from kfm_dagster.errors import QueueUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mypy_boto3_sns import SNSClient
+    from mypy_boto3_sqs import SQSClient
+
+_ABSENT = {"AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist"}
+Attributes = Mapping[str, str]
+
+
+@unique
+class Change(StrEnum):
+    """What became of one part."""
+
+    UNCHANGED = "unchanged"
+    CREATED = "created"
+    UPDATED = "updated"
+    DRIFT = "drift"
+    """It differs and was left so: --update mends it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """A part of the plan and what became of it."""
+
+    what: str
+    change: Change
+    observed: str | None = None
+    expected: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueMaker:
+    """Makes a plan true. With `dry_run` it only asks, and says what it would do."""
+
+    plan: QueuePlan
+    sqs: SQSClient
+    sns_of: Callable[[str], SNSClient]
+    """Client of SNS in a topic's region."""
+    update: bool = False
+    dry_run: bool = False
+
+    def make(self) -> list[Part]:
+        """Make queues, policy and subscriptions, in this order. Raises QueueUnavailableError."""
+        plan = self.plan
+        with _answering():
+            parts = list(self._queue(plan.dlq, {"MessageRetentionPeriod": str(DLQ_RETENTION)}))
+            dlq_arn = self._arn(plan.dlq)
+            parts += self._queue(plan.queue, plan.attributes(dlq_arn))
+            queue_arn = self._arn(plan.queue)
+            parts.append(self._policy(queue_arn))
+            parts += [self._subscription(topic, queue_arn) for topic in plan.subscriptions]
+        return parts
+
+    def _queue(self, name: str, wanted: Attributes) -> Iterator[Part]:
+        found = self._attributes(name)
+        if found is None:
+            if not self.dry_run:
+                self.sqs.create_queue(QueueName=name, Attributes=dict(wanted))  # type: ignore[arg-type]
+            yield Part(what=f"queue {name}", change=Change.CREATED)
+            return
+        differing = {key: value for key, value in wanted.items() if not _same(found.get(key), value)}
+        if differing and self.update and not self.dry_run:
+            self._set(name, differing)
+        yield from (
+            Part(
+                what=f"queue {name} {key}",
+                change=Change.UPDATED if self.update else Change.DRIFT,
+                observed=found.get(key, "none"),
+                expected=value,
+            )
+            for key, value in differing.items()
+        )
+        if not differing:
+            yield Part(what=f"queue {name}", change=Change.UNCHANGED)
+
+    def _policy(self, queue_arn: str) -> Part:
+        what, wanted = f"policy {self.plan.sid} of queue {self.plan.queue}", self.plan.statement(queue_arn)
+        policy = json.loads((self._attributes(self.plan.queue) or {}).get("Policy") or "{}")
+        others = [one for one in policy.get("Statement", []) if one.get("Sid") != self.plan.sid]
+        own = [one for one in policy.get("Statement", []) if one.get("Sid") == self.plan.sid]
+        if own == [wanted]:
+            return Part(what=what, change=Change.UNCHANGED)
+        change = Change.CREATED if not own else Change.UPDATED if self.update else Change.DRIFT
+        if change is not Change.DRIFT and not self.dry_run:
+            made = {"Version": "2012-10-17", **policy, "Statement": [*others, wanted]}
+            self._set(self.plan.queue, {"Policy": json.dumps(made, sort_keys=True)})
+        return Part(what=what, change=change, observed=json.dumps(own) if own else None, expected=json.dumps(wanted))
+
+    def _subscription(self, topic: str, queue_arn: str) -> Part:
+        what, sns = f"subscription of {topic}", self.sns_of(topic.split(":")[3])
+        policy = self.plan.subscriptions[topic]
+        wanted = {} if policy is None else {"FilterPolicyScope": "MessageBody", "FilterPolicy": json.dumps(policy)}
+        arn = _subscribed(sns, topic, queue_arn)
+        if arn is None:
+            if not self.dry_run:
+                sns.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=queue_arn, Attributes=wanted)
+            return Part(what=what, change=Change.CREATED)
+        found = sns.get_subscription_attributes(SubscriptionArn=arn)["Attributes"]
+        raw = found.get("RawMessageDelivery", "false") == "true"
+        if not raw and _json(found.get("FilterPolicy")) == (policy or {}):
+            return Part(what=what, change=Change.UNCHANGED)
+        if self.update and not self.dry_run:
+            # Nobody can verify what is delivered raw (KFM_SNS_VERIFY).
+            for name, value in {"RawMessageDelivery": "false", **(wanted or {"FilterPolicy": "{}"})}.items():
+                sns.set_subscription_attributes(SubscriptionArn=arn, AttributeName=name, AttributeValue=value)
+        observed = f"FilterPolicy {found.get('FilterPolicy', 'none')}" + (", RawMessageDelivery" if raw else "")
+        change = Change.UPDATED if self.update else Change.DRIFT
+        return Part(what=what, change=change, observed=observed, expected=json.dumps(policy or {}))
+
+    def _attributes(self, name: str) -> dict[str, str] | None:
+        try:
+            url = self.sqs.get_queue_url(QueueName=name)["QueueUrl"]
+        except ClientError as error:
+            if error.response["Error"]["Code"] in _ABSENT:
+                return None
+            raise
+        return dict(self.sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"])  # type: ignore[arg-type]
+
+    def _arn(self, name: str) -> str:
+        # Of a queue that a dry run only would make, AWS has no ARN yet.
+        return (self._attributes(name) or {}).get("QueueArn", f"arn:aws:sqs:::{name}")
+
+    def _set(self, name: str, changed: Attributes) -> None:
+        url = self.sqs.get_queue_url(QueueName=name)["QueueUrl"]
+        # With the policy that stands: some servers take one that is not named for one that is taken away.
+        policy = (self._attributes(name) or {}).get("Policy")
+        attributes: dict[Any, str] = {**({"Policy": policy} if policy else {}), **changed}
+        self.sqs.set_queue_attributes(QueueUrl=url, Attributes=attributes)
+
+
+def _subscribed(sns: SNSClient, topic: str, queue_arn: str) -> str | None:
+    for page in sns.get_paginator("list_subscriptions").paginate():
+        for one in page["Subscriptions"]:
+            if (one["TopicArn"], one["Protocol"], one["Endpoint"]) == (topic, "sqs", queue_arn):
+                return one["SubscriptionArn"]
+    return None
+
+
+def _same(found: str | None, wanted: str) -> bool:
+    if found is None or not wanted.startswith("{"):
+        return found == wanted
+    # SQS gives a number of a policy back as a number or as text.
+    return {key: str(value) for key, value in json.loads(found).items()} == {
+        key: str(value) for key, value in json.loads(wanted).items()
+    }
+
+
+def _json(text: str | None) -> Any:
+    return json.loads(text) if text else {}
+
+
+@contextmanager
+def _answering() -> Iterator[None]:
+    try:
+        yield
+    except (BotoCoreError, ClientError) as error:
+        code = error.response["Error"]["Code"] if isinstance(error, ClientError) else type(error).__name__
+        operation = error.operation_name if isinstance(error, ClientError) else "a request"
+        raise QueueUnavailableError(
+            "the queue cannot be made",
+            observed=f"{operation}: {code}",
+            next_step="check region and credentials; whoever makes queues needs sqs:CreateQueue, "
+            "sqs:SetQueueAttributes, sns:Subscribe and sns:ListSubscriptions. What was made stays: run it again",
+        ) from None

@@ -1,0 +1,44 @@
+"""Listed objects on their way into the ledger: the one way in for what no message announced.
+
+Belongs here: what backfills, runs that a person starts and `kfm reconcile` share. Does not belong here: listing
+(`storage/objects.py`), and who wants it (`finding.py`, `recovery/`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from kfm_dagster.contracts.envelope import Envelope, Lane, WalId
+from kfm_dagster.ingest.closing import close
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.policy import ReplayReason
+from kfm_dagster.ledger.rejections import RejectedObject
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.storage.database import Transaction
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entered:
+    """What became of a chunk of listed objects; the rest was known."""
+
+    created: Collection[WalId]
+    requeued: Collection[WalId]
+
+
+def enter_listed(pipeline: Pipeline, chunk: Sequence[Envelope], tx: Transaction) -> Entered:
+    """Give listed objects their records, in the bulk lane, and let failed ones in again. Entering twice is no harm."""
+    ledger = pipeline.ledger
+    ensured = ledger.ensure(chunk, lane=Lane.BULK, tx=tx)
+    failed = [wal_id for wal_id, status in ensured.existing.items() if status is Status.FAILED]
+    requeued = ledger.requeue(failed, reason=ReplayReason.BACKFILL, tx=tx)
+    close(pipeline, (unit for unit in chunk if unit.wal_id in ensured.created), tx)
+    pipeline.deliveries.reject_objects(
+        [
+            RejectedObject(dataset=unit.dataset, object_uri=unit.object_uri, detail=ensured.refused[unit.wal_id])
+            for unit in chunk
+            if unit.wal_id in ensured.refused
+        ],
+        tx=tx,
+    )
+    return Entered(created=ensured.created, requeued=requeued)

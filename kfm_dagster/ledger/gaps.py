@@ -1,0 +1,189 @@
+"""The gap table: what is missing of each product that is followed, since when, and which run brought it (BEY-05).
+
+Everything in it is told from the ledger. Belongs here: its rows, and which feeds are followed. Does not belong here:
+which hours lack something (`contracts/cadence.py`), and when somebody looks (`ingest/feed_watch.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from enum import StrEnum, unique
+
+from kfm_dagster.contracts.cadence import ProductHour, floor_hour
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.ledger.rows import as_json
+from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster.storage.joining import reading, writing
+
+
+@unique
+class GapKind(StrEnum):
+    """What is amiss with a product."""
+
+    SILENCE = "silence"
+    """Nothing was announced for two cadences; open for as long as that holds."""
+    DROP = "drop"
+    """Fewer than half of what should have been announced over four cadences was; open for as long as that holds."""
+    HOLE = "hole"
+    """An hour that has settled has fewer objects than it should."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gap:
+    """One gap. `hour` is the one that lacks something; of a silence or a drop, the one in which it was noticed."""
+
+    dataset: str
+    product: str
+    hour: datetime
+    kind: GapKind
+    expected: int
+    seen: int
+    first_seen: datetime
+    closed_at: datetime | None
+    repaired_by: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FollowedProduct:
+    """A product that is followed here: expected in every hour after the one that `followed_since` is in."""
+
+    dataset: str
+    product: str
+    followed_since: datetime
+    looked_until: datetime | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeedWindow:
+    """One product of one dataset, and from when on its announcements are counted."""
+
+    dataset: str
+    product: str
+    groups: Mapping[str, str]
+    silent_since: datetime
+    since: datetime
+    expected: int
+    least: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gaps:
+    """The gap table of one database."""
+
+    database: Database
+
+    def follow(self, dataset: str, since: Mapping[str, datetime], *, tx: Transaction) -> None:
+        """Expect products from the hour after these times on; what is followed already stays as it is."""
+        if since:
+            feeds = [{"product": name, "since": rfc3339(at)} for name, at in sorted(since.items())]
+            tx.run("gaps.follow", dataset=dataset, feeds=as_json(feeds))
+
+    def listed(self, dataset: str, day: str, *, at: datetime, tx: Transaction) -> None:
+        """Expect all of a day, whose bucket was listed to its end."""
+        tx.run("gaps.listed", dataset=dataset, day=day, at=rfc3339(at))
+
+    def feeds(self) -> list[FollowedProduct]:
+        """Return what is followed, by dataset and product."""
+        with self.database.snapshot() as view:
+            return [FollowedProduct(**row) for row in view.run("gaps.feeds").mappings()]
+
+    def listed_days(self, first: date, last: date) -> set[tuple[str, date]]:
+        """Return (dataset, day) of the days within a window that were listed."""
+        with self.database.snapshot() as view:
+            rows = view.run("gaps.listed_days", first=first.isoformat(), last=last.isoformat()).all()
+        return {(row.dataset, date.fromisoformat(row.day)) for row in rows}
+
+    def record(
+        self, dataset: str, hours: Sequence[ProductHour], *, at: datetime, run_id: str | None = None
+    ) -> tuple[int, int]:
+        """Open a gap for each hour that lacks something, and close those of hours that lack nothing any more.
+
+        run_id: what brought the objects. Returns how many gaps are new or other than before, and how many are closed.
+        """
+        if not hours:
+            return 0, 0
+        batch = as_json(
+            [
+                {"product": one.product, "hour": rfc3339(one.hour), "expected": one.expected, "seen": one.seen}
+                for one in hours
+            ]
+        )
+        with self.database.transaction() as tx:
+            parts = {"dataset": dataset, "hours": batch, "at": rfc3339(at)}
+            changed = tx.run("gaps.record", parts).all()
+            closed = tx.run("gaps.close", parts, run_id=run_id).all()
+        return len(changed), len(closed)
+
+    def look_at(self, windows: Iterable[FeedWindow], *, at: datetime) -> tuple[int, int]:
+        """Open and close silences and drops by what was announced within these windows, which end at `at`.
+
+        Returns how many were opened, and how many closed.
+        """
+        watched = {(one.dataset, one.product): one for one in windows}
+        if not watched:
+            return 0, 0
+        with self.database.snapshot() as view:
+            rows = view.run("gaps.recent", feeds=as_json([_window_row(one) for one in watched.values()])).all()
+        amiss: list[dict[str, object]] = []
+        over: list[dict[str, object]] = []
+        for row in rows:
+            one = watched[row.dataset, row.product]
+            silent, seen = not row.newest, int(row.seen)
+            # A silence says all that a drop would.
+            dropped = not silent and seen < one.least
+            for kind, holds, known in (
+                (GapKind.SILENCE, silent, 0),
+                (GapKind.DROP, dropped, seen),
+            ):
+                named = {"dataset": one.dataset, "product": one.product, "kind": kind.value}
+                (amiss if holds else over).append({**named, "expected": one.expected, "seen": known})
+        return self._note(amiss, over, at)
+
+    def looked(self, dataset: str, *, until: datetime) -> None:
+        """Note up to which hour the days of a dataset have been looked at."""
+        with self.database.transaction() as tx:
+            tx.run("gaps.looked", dataset=dataset, until=rfc3339(until))
+
+    def open_days(self, dataset: str, *, since: datetime) -> list[date]:
+        """Return the days that still lack something, the earliest first."""
+        with self.database.snapshot() as view:
+            rows = view.run("gaps.open_days", dataset=dataset, since=rfc3339(since)).scalars()
+            return [date.fromisoformat(day) for day in rows]
+
+    def list(
+        self, *, since: datetime, dataset: str | None = None, closed: bool = False, tx: Transaction | None = None
+    ) -> list[Gap]:
+        """Return the gaps of hours since then, and what is silent or has dropped now, however long that has been so."""
+        with reading(self.database, tx) as view:
+            rows = view.run("gaps.list", since=rfc3339(since), dataset=dataset, closed=int(closed)).mappings().all()
+        return [Gap(**{**row, "kind": GapKind(row["kind"])}) for row in rows]
+
+    def _note(
+        self, amiss: Sequence[Mapping[str, object]], over: Sequence[Mapping[str, object]], at: datetime
+    ) -> tuple[int, int]:
+        with writing(self.database, None) as tx:
+            # Two processes may look at once.
+            tx.run("gaps.lock")
+            closed = tx.run("gaps.close_now", gaps=as_json(over), at=rfc3339(at)).all()
+            hour = rfc3339(floor_hour(at))
+            opened = tx.run("gaps.open_now", gaps=as_json(amiss), hour=hour, at=rfc3339(at)).all()
+        return len(opened), len(closed)
+
+
+def followed_in(tx: Transaction, dataset: str, day: str) -> Mapping[str, datetime] | None:
+    """Return since when each product of a dataset is followed; None for a day that was listed, which is to be whole."""
+    if tx.run("gaps.is_listed", dataset=dataset, day=day).scalar_one():
+        return None
+    return {row.product: row.followed_since for row in tx.run("gaps.feeds_of", dataset=dataset)}
+
+
+def _window_row(one: FeedWindow) -> dict[str, object]:
+    return {
+        "dataset": one.dataset,
+        "product": one.product,
+        "groups": dict(one.groups),
+        "silent_since": rfc3339(one.silent_since),
+        "since": rfc3339(one.since),
+    }

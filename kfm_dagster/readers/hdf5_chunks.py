@@ -1,0 +1,149 @@
+"""HDF5 chunks: where a variable's chunks stand in the file, and the values of one that is small.
+
+Belongs here: the index of chunks (HDF5 file format specification 3.0, III.A.1, node type 1), filters, and what stands
+for what was never written. Does not belong here: names and attributes (`hdf5.py`), what a store makes of chunks.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.readers.base import ReadError
+from kfm_dagster.readers.hdf5_checksum import CHECKSUM_BYTES, fletcher32
+from kfm_dagster.readers.hdf5_forms import unreadable
+from kfm_dagster.readers.hdf5_index import tree_1_children
+from kfm_dagster.readers.hdf5_messages import UNDEFINED, Datatype, FileBytes, Layout
+
+MAX_CHUNKS = 16_384
+"""Of one variable; a full disk at 0.5 km has 7,569, of 250 pixels on a side."""
+MAX_CHUNK_BYTES = 1 << 20
+"""Largest chunk that is decompressed here; the ABI's longest axis has 43 KB."""
+MAX_SMALL_BYTES = 1 << 18
+"""Largest variable whose values are read; the same axis as 64-bit numbers has 174 KB."""
+DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
+"""Identifiers of the filters that HDF5 itself defines (IV.A.2.l)."""
+
+
+class StoredChunk(NamedTuple):
+    """A chunk by its place, counted in chunks: bytes [offset, offset + length) of the object."""
+
+    place: tuple[int, ...]
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredValues:
+    """How a variable's values are stored. `filters` are identifiers in the order of writing."""
+
+    file: FileBytes
+    name: str
+    shape: tuple[int, ...]
+    datatype: Datatype
+    layout: Layout
+    filters: tuple[int, ...]
+    fill: bytes | None
+    """The element that stands for what was never written; None for zeros."""
+
+    @property
+    def chunk(self) -> tuple[int, ...]:
+        """Extents of a chunk; the whole shape of what is not chunked."""
+        return self.layout.chunk or self.shape
+
+    @property
+    def chunk_count(self) -> int:
+        """How many chunks the variable has, written or not."""
+        return math.prod(-(-length // extent) for length, extent in zip(self.shape, self.chunk, strict=True))
+
+    def chunks(self) -> tuple[StoredChunk, ...]:
+        """List the chunks that were written, in the order of their places; none of values within the header.
+
+        Raises ReadError for chunks beside their grid, out of order, past the object's end, or with filters skipped.
+        """
+        if self.layout.compact is not None or self.layout.address == UNDEFINED or not all(self.shape):
+            return ()
+        if self.layout.chunk is None:
+            length = math.prod(self.shape) * self.datatype.size
+            return (StoredChunk((0,) * len(self.shape), self.layout.address, length),)
+        if self.chunk_count > MAX_CHUNKS:
+            raise ReadError(
+                MetadataIssue.RESOURCE_LIMIT,
+                f"variable {self.name} has {self.chunk_count} chunks, {MAX_CHUNKS} at most",
+            )
+        return tuple(self._indexed())
+
+    def _indexed(self) -> Iterator[StoredChunk]:
+        # A key is: bytes stored, filters skipped, offsets in each dimension and in the element.
+        key = struct.Struct(f"<II{len(self.shape) + 1}Q")
+        # Half-full leaves, and the nodes above them.
+        most = 4 * MAX_CHUNKS
+        latest: tuple[int, ...] = ()
+        found = tree_1_children(self.file, self.layout.address, kind=1, key_bytes=key.size, most_entries=most)
+        for left, address, _ in found:
+            stored, skipped, *offsets, inner = key.unpack(left)
+            place = tuple(offset // extent for offset, extent in zip(offsets, self.chunk, strict=True))
+            on_grid = not inner and all(
+                offset % extent == 0 and offset < length
+                for offset, extent, length in zip(offsets, self.chunk, self.shape, strict=True)
+            )
+            if not on_grid or place <= latest or skipped:
+                raise unreadable(f"variable {self.name} has a chunk at {offsets} after {latest}, skipping {skipped:#x}")
+            if not stored or address + stored > self.file.size or (not self.filters and stored != self._chunk_bytes):
+                raise unreadable(f"variable {self.name} has a chunk of {stored} bytes at address {address:#x}")
+            latest = place
+            yield StoredChunk(place, address, stored)
+
+    def values(self) -> bytes:
+        """All values of a small variable of one dimension at most, in the byte order of the file.
+
+        Raises ReadError(RESOURCE_LIMIT) for a larger one.
+        """
+        count, size = math.prod(self.shape), self.datatype.size
+        if len(self.shape) > 1 or count * size > MAX_SMALL_BYTES or self._chunk_bytes > MAX_CHUNK_BYTES:
+            raise ReadError(
+                MetadataIssue.RESOURCE_LIMIT, f"variable {self.name} of shape {self.shape} is too large to be read"
+            )
+        if self.layout.compact is not None:
+            return self.layout.compact[: count * size]
+        values = bytearray((self.fill or bytes(size)) * count)
+        for chunk in self.chunks():
+            if chunk.length > MAX_CHUNK_BYTES:
+                raise unreadable(f"variable {self.name} has a chunk of {chunk.length} bytes")
+            data = self.file.read(chunk.offset, chunk.length)
+            data = unfiltered(data, self.filters, self._chunk_bytes, size, name=self.name)
+            start = chunk.place[0] * self._chunk_bytes if chunk.place else 0
+            end = min(start + self._chunk_bytes, len(values))
+            if len(data) < end - start:
+                raise unreadable(f"a chunk of variable {self.name} is no whole one of {self._chunk_bytes} bytes")
+            values[start:end] = data[: end - start]
+        return bytes(values)
+
+    @property
+    def _chunk_bytes(self) -> int:
+        return math.prod(self.chunk) * self.datatype.size
+
+
+def unfiltered(data: bytes, filters: Sequence[int], length: int, size: int, *, name: str) -> bytes:
+    """Undo the filters of a chunk of elements of `size` bytes, last first; `length` bytes come out."""
+    for identifier in reversed(filters):
+        if identifier == FLETCHER32:
+            data, checksum = data[:-CHECKSUM_BYTES], data[-CHECKSUM_BYTES:]
+            if fletcher32(data) != int.from_bytes(checksum, "little"):
+                raise unreadable(f"the checksum of a chunk of variable {name} is another one")
+        elif identifier == DEFLATE:
+            inflate = zlib.decompressobj()
+            data = inflate.decompress(data, length + CHECKSUM_BYTES)
+            if not inflate.eof:
+                raise unreadable(f"a chunk of variable {name} is no whole one of {length} bytes")
+        elif identifier == SHUFFLE:
+            count = len(data) // size
+            data = b"".join(bytes(data[at::count][:size]) for at in range(count))
+        else:
+            raise unreadable(f"variable {name} uses filter {identifier}")
+    return data

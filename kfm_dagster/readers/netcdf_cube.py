@@ -1,0 +1,156 @@
+"""One NetCDF-4 object as a step of a cube: where its images' chunks stand, and the values of what is small.
+
+Belongs here: which variables are images, axes, or values of the step, and which attributes say what values mean. Does
+not belong here: how HDF5 stores them (`hdf5_chunks.py`), how steps are put together (`virtual/references.py`). No pixel
+is read.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.readers.base import ByteSource, ReadError
+from kfm_dagster.readers.hdf5 import TAIL_BLOCKS, AttributeValue, Hdf5Group, read_hdf5
+from kfm_dagster.readers.hdf5_chunks import DEFLATE, FLETCHER32, SHUFFLE, StoredChunk, StoredValues
+from kfm_dagster.readers.hdf5_forms import unreadable
+from kfm_dagster.readers.netcdf_header import NamedDataset, named_datasets, shown
+from kfm_dagster.readers.ranges import BlockCache
+
+MAX_BLOCKS = 512
+"""Distinct blocks of 64 KiB that reading one index may touch. Nodes stand between the chunks that they list: a full
+disk at 2 km needs some 20, and one at 0.5 km up to 480."""
+MAX_ALL_CHUNKS = 65_536
+"""Of all images of an object: 16 bands with their flags of a full disk at 2 km have 15,488."""
+MAX_STEP_VALUES = 64
+"""Most values of a variable that each step has of its own; the ABI looks at 24 stars."""
+KNOWN_FILTERS = {DEFLATE, SHUFFLE, FLETCHER32}
+FILL = "_FillValue"
+# Appendix A of the CF conventions 1.11, without those of the file's history, and netCDF's own `_Unsigned`. All others
+# are of one granule (the share of good pixels), and no store of many could have them.
+_MEANING = frozenset({
+    "_Unsigned", FILL, "add_offset", "ancillary_variables", "axis", "bounds", "calendar", "cell_measures",
+    "cell_methods", "comment", "coordinates", "flag_masks", "flag_meanings", "flag_values", "formula_terms",
+    "grid_mapping", "long_name", "missing_value", "positive", "scale_factor", "standard_name", "units", "valid_max",
+    "valid_min", "valid_range",
+})  # fmt: skip
+_GLOBAL = frozenset({"Conventions", "institution", "references", "source", "title"})
+_GRID_MAPPING = "grid_mapping_name"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredVariable:
+    """How a variable is stored. `data_type` as NumPy writes it (`<i2`); `filters` are HDF5's, in order of writing."""
+
+    dimensions: tuple[str, ...]
+    attributes: Mapping[str, AttributeValue]
+    data_type: str
+    shape: tuple[int, ...]
+    chunk: tuple[int, ...]
+    filters: tuple[int, ...]
+    fill: int | float | None
+    """What the file says that stands for no value; None when it says nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CubeStep:
+    """An object as a step. `fixed` are axes and grid mappings; `values` has what each step has of its own."""
+
+    attributes: Mapping[str, AttributeValue]
+    variables: Mapping[str, StoredVariable]
+    fixed: Mapping[str, bytes]
+    values: Mapping[str, bytes]
+    images: Mapping[str, tuple[StoredChunk, ...]]
+
+
+def read_cube_step(source: ByteSource, *, along: str) -> CubeStep:
+    """Read the index of one object; `along` is the scalar variable that places it among others.
+
+    Raises what `read_hdf5` raises, and ReadError(UNREADABLE_FORMAT, RESOURCE_LIMIT) for what no store can refer to: no
+    such variable, filters of other kinds, chunks that nobody wrote and whose values would not be those of the file.
+    """
+    cache = BlockCache(source, max_blocks=MAX_BLOCKS, tail_blocks=TAIL_BLOCKS)
+    return read_hdf5(source, lambda root: _step(root, along), cache=cache)
+
+
+def _step(root: Hdf5Group, along: str) -> CubeStep:
+    _, named = named_datasets(root)
+    known = {one.name: one for one in named if _can_be_referred_to(one)}
+    placed = known.get(along)
+    if placed is None or placed.dimensions:
+        raise unreadable(f"there is no scalar variable {along}")
+    variables: dict[str, StoredVariable] = {}
+    fixed: dict[str, bytes] = {}
+    values: dict[str, bytes] = {}
+    images: dict[str, tuple[StoredChunk, ...]] = {}
+    chunks = 0
+    for name, one in known.items():
+        stored = one.dataset.storage
+        if len(one.dimensions) > 1:
+            images[name] = _chunks_of(one, stored)
+            chunks += len(images[name])
+            if chunks > MAX_ALL_CHUNKS:
+                raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"images of more than {MAX_ALL_CHUNKS} chunks")
+        elif one.dimensions == (name,) or _GRID_MAPPING in one.attributes:
+            fixed[name] = stored.values()
+        elif math.prod(stored.shape) <= MAX_STEP_VALUES:
+            values[name] = stored.values()
+        else:
+            continue
+        variables[name] = _variable(one, stored)
+    if not images or any(along in one.dimensions for one in variables.values()):
+        raise unreadable(f"there is no image, or {along} is a dimension already")
+    attributes = dict(_finite(shown(root.attributes()), _GLOBAL))
+    return CubeStep(attributes=attributes, variables=variables, fixed=fixed, values=values, images=images)
+
+
+def _can_be_referred_to(one: NamedDataset) -> bool:
+    """Tell whether a variable has numbers under a name that is part of a path, and as many as it says."""
+    plain = one.name.isprintable() and "/" not in one.name and not one.name.startswith(".")
+    return plain and one.dataset.data_type is not None and all(one.dataset.shape)
+
+
+def _variable(one: NamedDataset, stored: StoredValues) -> StoredVariable:
+    attributes = dict(_finite(one.attributes, None if _GRID_MAPPING in one.attributes else _MEANING))
+    fill = attributes.pop(FILL, None)
+    code = stored.datatype.struct_code or ""
+    order = "|" if stored.datatype.size == 1 else code[0]
+    kind = "f" if code[1] in "fd" else "u" if code[1].isupper() else "i"
+    return StoredVariable(
+        dimensions=one.dimensions,
+        attributes=attributes,
+        data_type=f"{order}{kind}{stored.datatype.size}",
+        shape=stored.shape,
+        chunk=stored.chunk,
+        filters=stored.filters,
+        fill=fill if isinstance(fill, int | float) else None,
+    )
+
+
+def _finite(
+    attributes: Mapping[str, AttributeValue], names: frozenset[str] | None
+) -> Iterator[tuple[str, AttributeValue]]:
+    """Attributes of those names, or all, without numbers that JSON has no word for."""
+    for name, value in attributes.items():
+        numbers = value if isinstance(value, list) else [] if isinstance(value, str) else [value]
+        if (names is None or name in names) and all(map(math.isfinite, numbers)):
+            yield name, value
+
+
+def _chunks_of(one: NamedDataset, stored: StoredValues) -> tuple[StoredChunk, ...]:
+    """Chunks of an image. Raises ReadError where a store would show other values than the file has."""
+    if set(stored.filters) - KNOWN_FILTERS:
+        raise unreadable(f"variable {one.name} uses filters {stored.filters}")
+    if stored.layout.compact is not None:
+        raise unreadable(f"variable {one.name} stands in the header")
+    chunks = stored.chunks()
+    if len(chunks) < stored.chunk_count:
+        unwritten = stored.fill or bytes(stored.datatype.size)
+        stated = one.attributes.get(FILL)
+        known = isinstance(stated, int | float) and math.isfinite(stated)
+        if not known or struct.pack(stored.datatype.struct_code or "", stated) != unwritten:
+            raise unreadable(f"variable {one.name} has chunks that nobody wrote, and {FILL} {stated}")
+    return chunks

@@ -1,0 +1,1 @@
+"""Reconciliation: bucket, ledger and catalog held against each other, and what differs repaired on ordinary ways."""

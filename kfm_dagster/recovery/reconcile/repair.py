@@ -1,0 +1,122 @@
+"""Repairing what a comparison has found, on the ways that there are: as a backfill enters objects, and as a replay.
+
+Objects that the ledger does not know get their units in the bulk lane; the deployment's runs work them. Units whose
+Item is lost are repeated by a replay that must give the same result, under a change reference. What is gone from the
+bucket, and Items that no unit answers for, are for a person: nothing here deletes. Belongs here: what is done about a
+day. Does not belong here: comparing (`comparison.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.governance.log import Decision, GovernanceAction
+from kfm_dagster.ingest.finding import LISTING_CHUNK
+from kfm_dagster.ingest.kill_switch_policy import refuse_switched_off
+from kfm_dagster.ingest.listed import enter_listed
+from kfm_dagster.ingest.node import in_chunks
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.operators.message_parse import parse_listed
+from kfm_dagster.recovery.reconcile.comparison import ComparedDay
+from kfm_dagster.recovery.replay.engine import ReplayEngine
+from kfm_dagster.recovery.replay.selection import (
+    Filters,
+    Mode,
+    Options,
+    Selection,
+    SelectionMetadata,
+    Spec,
+)
+from kfm_dagster.recovery.starting import Started, start
+
+ITEMS_PER_REPLAY = 10_000
+"""Units that one selection names at most (`Filters.wal_ids`)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Repaired:
+    """What was done about a day: objects entered, units whose repetition was started or proposed, and what is left."""
+
+    entered: int = 0
+    repeated: int = 0
+    left: int = 0
+    replay_run_id: str | None = None
+    proposal_id: int | None = None
+
+
+def repair_day(
+    pipeline: Pipeline,
+    compared: ComparedDay,
+    decision: Decision,
+    *,
+    limit: int,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Repaired:
+    """Enter at most `limit` objects of a day, and have as many of its lost Items made again where a change allows it.
+
+    Raises KillSwitchError for a dataset that is switched off, GuardError where a replay's guard refuses.
+    """
+    refuse_switched_off(pipeline.ledger.switches, compared.dataset)
+    entered = _enter(pipeline, compared, decision, limit, progress)
+    started = _repeat(pipeline, compared, decision, min(limit, ITEMS_PER_REPLAY))
+    repeated = len(started.plan.units) if started else 0
+    return Repaired(
+        entered=entered,
+        repeated=repeated,
+        left=sum(compared.counts().values()) - entered - repeated,
+        replay_run_id=started.replay_run_id if started else None,
+        proposal_id=started.proposal_id if started else None,
+    )
+
+
+def _enter(
+    pipeline: Pipeline, compared: ComparedDay, decision: Decision, limit: int, progress: Callable[[int], None]
+) -> int:
+    """Give objects their units, a chunk to a transaction, each with its entry in the governance log."""
+    contract = pipeline.registry[compared.dataset]
+    parsed = (parse_listed(contract, listed) for listed in compared.missing_units)
+    units = islice((unit for unit in parsed if unit is not None), limit)
+    entered = 0
+    for chunk in in_chunks(units, LISTING_CHUNK):
+        entered += _enter_chunk(pipeline, compared, decision, chunk)
+        progress(entered)
+    return entered
+
+
+def _enter_chunk(pipeline: Pipeline, compared: ComparedDay, decision: Decision, chunk: Sequence[Envelope]) -> int:
+    day = compared.day.isoformat()
+    with pipeline.database.transaction() as tx:
+        # A day before the first one has no partition that a run could be of.
+        pipeline.window.lower(compared.day, actor=decision.actor, reason=f"reconcile: {decision.reason}"[:1000], tx=tx)
+        made = enter_listed(pipeline, chunk, tx)
+        details = {"day": day, "objects": len(made.created), "requeued": len(made.requeued)}
+        pipeline.ledger.log.record(
+            GovernanceAction.RECONCILED, decision, dataset=compared.dataset, details=details, tx=tx
+        )
+    return len(made.created)
+
+
+def _repeat(pipeline: Pipeline, compared: ComparedDay, decision: Decision, limit: int) -> Started | None:
+    """Start the replay of units whose Item is lost; None where there are none, or no change to do it under."""
+    if not compared.missing_items or decision.change_ref is None:
+        return None
+    name = f"reconcile {compared.dataset} {compared.day}"
+    selection = Selection(
+        apiVersion="kfm.nodd.replay/v1",
+        kind="ReplaySelection",
+        metadata=SelectionMetadata(name=name, env=pipeline.settings.env),
+        spec=Spec(
+            mode=Mode.REPAIR_AND_REPLACE,
+            filters=Filters(
+                datasets=[compared.dataset],
+                status=[Status.SUCCEEDED],
+                wal_ids=[str(wal_id) for wal_id in islice(compared.missing_items, limit)],
+            ),
+            options=Options(allow_repair_and_replace=True, must_match=True, approval=decision.change_ref),
+        ),
+    )
+    return start(ReplayEngine(pipeline=pipeline), selection, decision)

@@ -1,0 +1,141 @@
+"""`kfm announcements`: how subscriptions do, what is given up, and sending it, or all that stands, again."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfm_dagster.announcements.plan import ANNOUNCEMENTS
+from kfm_dagster.cli.main import main
+from kfm_dagster.errors import ExitCode
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.settings import Settings
+from kfm_dagster.stages.card import STATE_MACHINE, Card
+from kfm_dagster.storage.fence import open_fence
+from kfm_dagster_tests.announcements.web_server import WebAnswer, WebServer, open_web_server
+from kfm_dagster_tests.catalog.envelopes import candidates, goes
+
+Call = Callable[..., tuple[int, str, str]]
+SECRET = "s3cr3t-word"
+WELL, WRONG = "well", "wrong"
+
+
+@pytest.fixture
+def server() -> Iterator[WebServer]:
+    with open_web_server() as opened:
+        yield opened
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: WebServer) -> Path:
+    for name in os.environ:
+        if name.startswith("KFM_"):
+            monkeypatch.delenv(name)
+    configs = tmp_path / "configs"
+    configs.mkdir()
+    (configs / STATE_MACHINE).write_bytes(Card.load().files[STATE_MACHINE])
+    lines = [f'  - {{name: {name}, target: {{webhook: "{server.url(name)}?code={SECRET}"}}}}' for name in (WELL, WRONG)]
+    (configs / ANNOUNCEMENTS).write_text('version: "1.0.0"\nsubscriptions:\n' + "\n".join(lines), encoding="utf-8")
+    monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("KFM_CONFIGS_DIR", str(configs))
+    return tmp_path
+
+
+@pytest.fixture
+def call(home: Path, capsys: pytest.CaptureFixture[str]) -> Call:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main(["announcements", *arguments])
+        shown = capsys.readouterr()
+        return int(str(ended.value.code)), shown.out, shown.err
+
+    return run
+
+
+@pytest.fixture
+def told(home: Path, server: WebServer) -> list[str]:
+    """Five Items of which one receiver takes all and the other four; return their ids, that one's first."""
+    with_items = Pipeline.open(Settings.load())
+    found = candidates(with_items.registry, [goes(number) for number in range(5)])
+    ids = [one.item_id for one in found]
+    refused = ids[0].encode()
+
+    def answer(body: bytes) -> WebAnswer:
+        path = next(path for _, path, _, asked in reversed(server.asked) if asked == body)
+        return WebAnswer(status=422 if path.startswith(f"/{WRONG}") and refused in body else 200)
+
+    server.answers = answer
+    with_items.catalog.register(found, fence=open_fence)
+    with_items.following.catch_up(with_items.followers)
+    with_items.close()
+    return ids
+
+
+def rows(out: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.splitlines()]
+
+
+@pytest.mark.clause("OPR-22")
+def test_a_list_says_how_each_subscription_does_and_what_was_given_up_is_sent_again(
+    told: list[str], call: Call, server: WebServer
+) -> None:
+    code, out, _ = call("list", "--json")
+    assert code == ExitCode.FINISHED_WITH_FAILURES
+    counts = {
+        row["subscription"]: [row[name] for name in ("sent", "waiting", "failing", "refused")] for row in rows(out)
+    }
+    assert counts == {WELL: [5, 0, 0, 0], WRONG: [4, 0, 0, 1]}
+    assert SECRET not in out + call("list")[1]
+
+    code, out, _ = call("failing", "--json")
+    [trouble] = rows(out)
+    assert code == ExitCode.DONE
+    assert (trouble["subscription"], trouble["item_id"], trouble["state"]) == (WRONG, told[0], "refused")
+    assert trouble["last_error"] == "HTTP 422"
+
+    code, out, _ = call("resend", WRONG, "--json")
+    assert (code, json.loads(out)) == (
+        ExitCode.FINISHED_WITH_FAILURES,
+        {"subscription": WRONG, "taken": 0, "refused": 1},
+    )
+    server.answers = lambda _: WebAnswer()
+    code, out, _ = call("resend", WRONG)
+    assert (code, out) == (ExitCode.DONE, f"{WRONG}: 1 taken, 0 refused\n")
+    assert len({json.loads(body)["id"] for *_, body in server.asked}) == 5
+    assert call("list")[0] == ExitCode.DONE
+
+
+@pytest.mark.clause("OPR-22")
+def test_a_receiver_that_lost_what_it_had_is_told_everything_again_under_the_same_ids(
+    told: list[str], call: Call, server: WebServer
+) -> None:
+    before = {body for _, path, _, body in server.asked if path.startswith(f"/{WELL}")}
+    server.asked.clear()
+    code, out, _ = call("resend", WELL, "--all", "--json")
+    assert (code, json.loads(out)) == (ExitCode.DONE, {"subscription": WELL, "changes": 5, "refused": 0})
+    assert {body for *_, body in server.asked} == before
+    assert len(server.asked) == 5
+
+
+@pytest.mark.clause("OPR-22")
+def test_a_receiver_that_is_down_is_said_to_be(told: list[str], call: Call, server: WebServer) -> None:
+    server.answers = lambda _: WebAnswer(status=503)
+    code, _, error = call("resend", WRONG)
+    assert code == ExitCode.DEPENDENCY_UNAVAILABLE
+    assert f"{WRONG}: HTTP 503" in error
+    assert SECRET not in error
+
+
+def test_what_is_no_subscription_is_refused(home: Path, call: Call, told: list[str]) -> None:
+    for arguments in (("resend", "nobody"), ("failing", "nobody")):
+        code, out, error = call(*arguments)
+        assert (code, out) == (ExitCode.USAGE, "")
+        assert f"observed nobody; expected {WELL}, {WRONG}" in error
+    (home / "configs" / ANNOUNCEMENTS).write_text('version: "1.0.0"\nsubscriptions: []', encoding="utf-8")
+    assert call("list")[:2] == (ExitCode.DONE, "nobody subscribes (announcements.yaml)\n")

@@ -1,0 +1,129 @@
+"""`kfm stac`: where API and catalog differ is told by day and Item, and a rebuild makes them equal again."""
+
+# ruff: noqa: F811 - fixtures are asked for by the name that they are imported under
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.pool import NullPool
+
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.errors import ExitCode
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.settings import Settings
+from kfm_dagster.storage.fence import open_fence
+from kfm_dagster_tests.catalog.envelopes import DAY, goes, nexrad
+from kfm_dagster_tests.catalog.test_undo import of_run
+from kfm_dagster_tests.cli.test_cli import DOWN, SECRET, Call, call, home  # noqa: F401, fixtures
+
+TODAY = f"{DAY:%Y-%m-%d}"
+
+
+@pytest.fixture
+def by_hand(stac_api_url: str) -> Iterator[Callable[[str], None]]:
+    """Type into the API's database."""
+    engine = sa.create_engine(stac_api_url, poolclass=NullPool)
+
+    def run(statement: str) -> None:
+        with engine.begin() as connection:
+            connection.exec_driver_sql("SET search_path TO pgstac, public")
+            connection.exec_driver_sql(statement)
+
+    yield run
+    engine.dispose()
+
+
+@pytest.fixture
+def deployment(home: Path, stac_api_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deployment with a STAC API, and four Items that both have."""
+    monkeypatch.setenv("KFM_STAC_API_DSN", stac_api_url.replace("+psycopg2", ""))
+    pipeline = Pipeline.open(Settings.load())
+    contracts = ContractRegistry.load()
+    for batch in ([goes(0), goes(1), goes(2)], [nexrad()]):
+        pipeline.catalog.register(of_run(contracts, "run", batch), fence=open_fence)
+    pipeline.following.catch_up(pipeline.followers, within=60)
+    pipeline.close()
+
+
+def days(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {row["collection_id"]: row["days"][0] for row in rows}
+
+
+@pytest.mark.clause("OPR-23")
+@pytest.mark.parametrize(
+    ("damage", "counts", "kind"),
+    [
+        ("DELETE FROM items WHERE id = '{}'", (3, 2), "missing"),
+        (
+            "UPDATE items SET content = content || '{{\"stac_version\": \"1.0.0\"}}' WHERE id = '{}'",
+            (3, 3),
+            "differing",
+        ),
+        ("UPDATE items SET geometry = ST_Translate(geometry, 0.000001, 0) WHERE id = '{}'", (3, 3), "differing"),
+        ("UPDATE items SET id = 'stray' WHERE id = '{}'", (3, 3), "extra"),
+        ("UPDATE collections SET content = content || '{{\"title\": \"x\"}}' WHERE id = 'goes-abi'", (3, 3), None),
+    ],
+)
+def test_what_differs_is_told_and_a_rebuild_makes_it_equal(
+    deployment: None,
+    call: Call,
+    by_hand: Callable[[str], None],
+    damage: str,
+    counts: tuple[int, int],
+    kind: str | None,
+) -> None:
+    fine = call("stac", "check", "--json")
+    assert fine.code == ExitCode.DONE
+    day = days(fine.rows)["goes-abi"]
+    assert (day["day"], day["catalog"], day["api"]) == (TODAY, 3, 3)
+    assert day["catalog_sha256"] == day["api_sha256"] != "0" * 64
+
+    contracts = ContractRegistry.load()
+    [candidate] = of_run(contracts, "run", [goes(1)])
+    by_hand(damage.format(candidate.item_id))
+    found = call("stac", "check", "--json")
+    assert found.code == ExitCode.FINISHED_WITH_FAILURES
+    assert [row["collection_id"] for row in found.rows if not row["equal"]] == ["goes-abi"]
+    day = days(found.rows)["goes-abi"]
+    assert (day["catalog"], day["api"]) == counts
+    if kind is not None:
+        assert day["catalog_sha256"] != day["api_sha256"]
+        assert day[kind] == ("stray" if kind == "extra" else candidate.item_id)
+    assert call("stac", "check", "--collection", "nexrad-l2").code == ExitCode.DONE
+
+    assert call("stac", "rebuild", "--collection", "goes-abi").code == ExitCode.DONE
+    assert call("stac", "check", "--json").rows == fine.rows
+
+
+def test_a_dead_api_is_one_line_and_its_place_says_why(home: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KFM_STAC_API_DSN", DOWN)
+    pipeline = Pipeline.open(Settings.load())
+    pipeline.catalog.register(of_run(ContractRegistry.load(), "run", [goes(0)]), fence=open_fence)
+    pipeline.following.catch_up(pipeline.followers)
+    pipeline.close()
+    [place] = call("stac", "status", "--json").rows
+    assert (place["collection_id"], place["behind"], place["failures"]) == ("goes-abi", 1, 1)
+    assert "127.0.0.1" in str(place["last_error"])
+    refused = call("stac", "check")
+    assert refused.code == ExitCode.DEPENDENCY_UNAVAILABLE
+    assert len(refused.err.splitlines()) == 1
+    assert SECRET not in refused.err + refused.out + str(place)
+
+
+def test_without_an_api_there_is_nothing_to_look_at(home: Path, call: Call) -> None:
+    Pipeline.open(Settings.load()).close()
+    for command in ("status", "check", "rebuild"):
+        refused = call("stac", command)
+        assert refused.code == ExitCode.USAGE
+        assert "KFM_STAC_API_DSN" in refused.err
+
+
+def test_an_unknown_collection_is_refused(deployment: None, call: Call) -> None:
+    refused = call("stac", "rebuild", "--collection", "goes-abj")
+    assert refused.code == ExitCode.USAGE
+    assert "goes-abi" in refused.err

@@ -1,0 +1,422 @@
+"""`kfm doctor`: every fault planted in a sound deployment is found, named and given a next step; nothing changes.
+
+Each row plants one fault. The sound deployment around it has no finding but ok: whatever is found is the planted one.
+"""
+
+# ruff: noqa: F811 - fixtures are asked for by the name that they are imported under
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.cloud import EmbeddedCloud
+from kfm_dagster.deployment.doctor.finding import Verdict, examine, ok
+from kfm_dagster.deployment.local import default_dagster_yaml
+from kfm_dagster.errors import ExitCode
+from kfm_dagster_tests.cli.test_cli import Call, call, home, state_of  # noqa: F401, fixtures
+from kfm_dagster_tests.databases import migrated_sqlite
+
+Planted = Callable[["Deployed"], object]
+GONE = "http://127.0.0.1:1"
+POLICY = {"Effect": "Allow", "Principal": {"Service": "sns.amazonaws.com"}, "Action": "sqs:SendMessage"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployed:
+    """A sound deployment, and the means to plant a fault in it."""
+
+    home: Path
+    cloud: EmbeddedCloud
+    registry: ContractRegistry
+    patch: pytest.MonkeyPatch
+
+    def set(self, **variables: str) -> None:
+        for name, value in variables.items():
+            self.patch.setenv(name, value)
+
+    def queue(self, name: str = "other", *, primary: bool = True, **attributes: str) -> None:
+        """Another queue in the place of the sound one: with its attributes but for those that are given ("": none)."""
+        sqs = self.cloud.client("sqs")
+        url = sqs.get_queue_url(QueueName=self.cloud.primary_queue)["QueueUrl"]
+        sound = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+        kept = ("VisibilityTimeout", "MessageRetentionPeriod", "RedrivePolicy", "Policy") if primary else ()
+        wanted = {key: sound[key] for key in kept} | attributes
+        found = sqs.create_queue(QueueName=name)["QueueUrl"]
+        if filled := {key: value for key, value in wanted.items() if value}:
+            sqs.set_queue_attributes(QueueUrl=found, Attributes=filled)
+        self.set(**{"KFM_SQS_PRIMARY_QUEUE" if primary else "KFM_SQS_DLQ_QUEUE": name})
+
+    def dagster(self, **changed: Any) -> None:
+        """Parts of dagster.yaml changed; None takes one out."""
+        config = yaml.safe_load(default_dagster_yaml())
+        config.update(changed)
+        text = yaml.safe_dump({key: value for key, value in config.items() if value is not None})
+        (self.home / "dagster" / "dagster.yaml").write_text(text)
+
+    def beat(self, daemon: str, kind: str, *, ago: timedelta = timedelta()) -> None:
+        file = self.home / "dagster" / "history" / "runs.db"
+        file.parent.mkdir(exist_ok=True)
+        with closing(sqlite3.connect(file)) as connection, connection:
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS daemon_heartbeats (daemon_type text UNIQUE, daemon_id text, timestamp text)"
+            )
+            at = (datetime.now(UTC) - ago).strftime("%Y-%m-%d %H:%M:%S.%f")
+            connection.execute("INSERT OR REPLACE INTO daemon_heartbeats VALUES (?, ?, ?)", (kind, daemon, at))
+
+    def objects(self) -> Path:
+        """A folder in the place of the providers' buckets."""
+        for bucket in self.registry.buckets:
+            (self.home.parent / "objects" / bucket).mkdir(parents=True, exist_ok=True)
+        self.set(KFM_OBJECT_ROOT=str(self.home.parent / "objects"))
+        return self.home.parent / "objects"
+
+
+@pytest.fixture(scope="module")
+def cloud(contracts: ContractRegistry) -> Iterator[EmbeddedCloud]:
+    with EmbeddedCloud() as servers:
+        servers.provision(contracts)
+        servers.client("s3").create_bucket(Bucket="ours")
+        sqs = servers.client("sqs")
+        for name, seconds in ((servers.primary_queue, 7 * 86_400), (servers.dlq, 14 * 86_400)):
+            url = sqs.get_queue_url(QueueName=name)["QueueUrl"]
+            found = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+            # moto takes a policy that is not named for one that is taken away.
+            kept = {"Policy": found["Policy"]} if "Policy" in found else {}
+            sqs.set_queue_attributes(QueueUrl=url, Attributes={"MessageRetentionPeriod": str(seconds), **kept})
+        yield servers
+
+
+@pytest.fixture
+def deployed(
+    cloud: EmbeddedCloud, home: Path, contracts: ContractRegistry, monkeypatch: pytest.MonkeyPatch
+) -> Deployed:
+    for name, value in cloud.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    (home / "dagster").mkdir(parents=True)
+    migrated_sqlite(home / "kfm.db")
+    monkeypatch.setenv("KFM_CATALOG_URL", "s3://ours/catalog")
+    one = Deployed(home=home, cloud=cloud, registry=contracts, patch=monkeypatch)
+    one.dagster()
+    one.beat("one", "SENSOR")
+    one.objects()
+    return one
+
+
+@pytest.fixture(scope="module")
+def refusing() -> Iterator[str]:
+    """URL of a server that refuses every request for want of a permission, as SQS and S3 do."""
+
+    class Refusal(BaseHTTPRequestHandler):
+        def _refuse(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            said = json.dumps({"__type": "com.amazon.coral.service#AccessDeniedException", "message": "no"}).encode()
+            self.send_response(403)
+            self.send_header("Content-Type", "application/x-amz-json-1.0")
+            self.send_header("Content-Length", str(len(said)))
+            self.end_headers()
+            self.wfile.write(said)
+
+        do_POST = do_PUT = do_GET = _refuse  # noqa: N815 - names that the server looks for
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Refusal)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def findings(call: Call) -> tuple[int, list[dict[str, Any]]]:
+    """Exit code, and everything that is not ok."""
+    answer = call("doctor", "--json")
+    told = json.loads(answer.out)
+    assert (answer.code == ExitCode.FINISHED_WITH_FAILURES) == (told["faults"] > 0), answer.err
+    assert answer.code in {ExitCode.DONE, ExitCode.FINISHED_WITH_FAILURES}
+    return answer.code, [one for one in told["findings"] if one["verdict"] != Verdict.OK]
+
+
+@pytest.mark.clause("BEY-11")
+def test_a_sound_deployment_has_no_finding_and_stays_as_it_was(deployed: Deployed, call: Call) -> None:
+    def outside() -> object:
+        sqs = deployed.cloud.client("sqs")
+        urls = sorted(sqs.list_queues()["QueueUrls"])
+        rules = [sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"] for url in urls]
+        stored = deployed.cloud.client("s3").list_objects_v2(Bucket="ours")
+        return urls, rules, stored["KeyCount"]
+
+    before = state_of(deployed.home), outside()
+    assert findings(call) == (ExitCode.DONE, [])
+    # The providers' buckets themselves, each asked for.
+    deployed.patch.delenv("KFM_OBJECT_ROOT")
+    assert findings(call) == (ExitCode.DONE, [])
+    assert (state_of(deployed.home), outside()) == before
+    shown = call("doctor").out
+    assert shown.endswith(" ok\n")
+    assert "0 faults, 0 warnings" in shown
+    for check in ("queue", "dead letters", "database", "clock", "senders", "instance", "daemons", "catalog", "room"):
+        assert f"ok      {check} " in shown, check
+
+
+def _topics(deployed: Deployed, *arns: str) -> str:
+    return json.dumps({"Statement": [POLICY | {"Condition": {"ArnEquals": {"aws:SourceArn": list(arns)}}}]})
+
+
+def _two_processes(deployed: Deployed) -> None:
+    program = deployed.home.parent / "dagster-daemon"
+    program.write_text("import sys; sys.stdin.read()\n")
+    environment = {**os.environ, "DAGSTER_HOME": str(deployed.home / "dagster")}
+    for _ in range(2):
+        child = subprocess.Popen([sys.executable, program, "run"], env=environment, stdin=subprocess.PIPE)
+        CHILDREN.append(child)
+
+
+CHILDREN: list[subprocess.Popen[bytes]] = []
+
+
+@pytest.fixture(autouse=True)
+def _children_end() -> Iterator[None]:
+    yield
+    while CHILDREN:
+        child = CHILDREN.pop()
+        child.communicate()
+
+
+def _newer_schema(deployed: Deployed) -> None:
+    with closing(sqlite3.connect(deployed.home / "kfm.db")) as connection, connection:
+        connection.execute("DROP TRIGGER IF EXISTS schema_version_is_not_changed")
+        names = [row[1] for row in connection.execute("PRAGMA table_info(schema_version)")]
+        values = {"number": 999, "name": "later", "sha256": "0" * 64}
+        chosen = [name for name in names if name in values]
+        marks = ", ".join("?" * len(chosen))
+        connection.execute(
+            f"INSERT INTO schema_version ({', '.join(chosen)}) VALUES ({marks})", [values[name] for name in chosen]
+        )
+
+
+def _letter(deployed: Deployed) -> None:
+    deployed.queue("letters", primary=False, MessageRetentionPeriod="1209600")
+    sqs = deployed.cloud.client("sqs")
+    sqs.send_message(QueueUrl=sqs.get_queue_url(QueueName="letters")["QueueUrl"], MessageBody="x")
+    redrive = {"deadLetterTargetArn": "arn:aws:sqs:us-east-1:123456789012:letters", "maxReceiveCount": 5}
+    deployed.queue("with-letters", RedrivePolicy=json.dumps(redrive))
+
+
+def _redrive(deployed: Deployed, *, count: int = 5, dlq: str | None = None) -> str:
+    target = f"arn:aws:sqs:us-east-1:123456789012:{dlq or deployed.cloud.dlq}"
+    return json.dumps({"deadLetterTargetArn": target, "maxReceiveCount": count})
+
+
+def _full(deployed: Deployed, free: int) -> None:
+    deployed.patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=1 << 40, free=free))
+
+
+def _late(deployed: Deployed) -> None:
+    deployed.patch.setattr("kfm_dagster.cli.doctor.utc_now", lambda: datetime.now(UTC) - timedelta(hours=1))
+
+
+def _short_letters(deployed: Deployed) -> None:
+    deployed.queue("short", primary=False, MessageRetentionPeriod="86400")
+    deployed.queue("before-short", RedrivePolicy=_redrive(deployed, dlq="short"))
+
+
+def _lost_letters(deployed: Deployed) -> None:
+    deployed.queue("lost", primary=False)
+    deployed.queue("before-lost", RedrivePolicy=_redrive(deployed, dlq="lost"))
+    sqs = deployed.cloud.client("sqs")
+    sqs.delete_queue(QueueUrl=sqs.get_queue_url(QueueName="lost")["QueueUrl"])
+
+
+FAULT, WARNING = Verdict.FAULT, Verdict.WARNING
+ROWS: dict[str, tuple[Planted, str, Verdict, str, str]] = {
+    # what is planted: how, check, verdict, what is observed, what to do
+    "no queue": (lambda d: d.set(KFM_SQS_PRIMARY_QUEUE="gone"), "queue", FAULT, "gone", "create the queue"),
+    "no dead-letter queue": (_lost_letters, "dead letters", FAULT, "lost", "create"),
+    "a queue without redrive": (
+        lambda d: d.queue("bare", RedrivePolicy=""), "queue", FAULT, "no RedrivePolicy", "kfm queue create"
+    ),
+    "redrive to elsewhere": (
+        lambda d: d.queue("astray", RedrivePolicy=_redrive(d, dlq="astray")), "queue", FAULT, ":astray",
+        "KFM_SQS_DLQ_QUEUE",
+    ),
+    "visibility below the lease": (
+        lambda d: d.queue("hasty", VisibilityTimeout="899"), "queue", FAULT, "899 s", "KFM_LEASE_SECONDS"
+    ),
+    "a longer lease": (lambda d: d.set(KFM_LEASE_SECONDS="961"), "queue", FAULT, "900 s", "KFM_LEASE_SECONDS"),
+    "dead letters too soon": (
+        lambda d: d.queue("strict", RedrivePolicy=_redrive(d, count=4)), "queue", WARNING, "maxReceiveCount 4", "raise"
+    ),
+    "short retention": (
+        lambda d: d.queue("brief", MessageRetentionPeriod="345599"), "queue", WARNING, "3 days, 23:59:59", "raise"
+    ),
+    "no policy": (lambda d: d.queue("deaf", Policy=""), "queue", FAULT, "no Policy", "kfm queue create"),
+    "a policy without a topic": (
+        lambda d: d.queue("choosy", Policy=_topics(d, *list(d.registry.topics)[1:])), "queue", WARNING,
+        "1 of ", "kfm queue create",
+    ),
+    "a policy for anybody": (
+        lambda d: d.queue("open", Policy=json.dumps({"Statement": [{**POLICY, "Principal": "*"}]})), "queue", FAULT,
+        "without a condition", "kfm queue create",
+    ),
+    "its own dead-letter queue": (
+        lambda d: d.queue("ring", RedrivePolicy=_redrive(d, dlq="ring")) or d.set(KFM_SQS_DLQ_QUEUE="ring"),
+        "dead letters", FAULT, "ring", "correct KFM_SQS_DLQ_QUEUE",
+    ),
+    "dead letters": (_letter, "dead letters", WARNING, "1 messages on letters", "kfm dlq"),
+    "dead letters that do not stay": (_short_letters, "dead letters", WARNING, "1 day", "raise"),
+    "a wrong clock": (_late, "clock", FAULT, "tells an offset of 3", "kfm clock --ask"),
+    "no ledger": (lambda d: (d.home / "kfm.db").unlink(), "database", FAULT, "kfm.db", "kfm init"),
+    "a newer schema": (_newer_schema, "database", FAULT, "schema 999", "at least as new"),
+    "no database": (lambda d: (d.home / "kfm.db").write_text("x" * 200), "database", FAULT, "kfm.db", "backup"),
+    "a database that is away": (
+        lambda d: d.set(KFM_WAL_DSN="postgresql://kfm@127.0.0.1:1/kfm"), "database", FAULT, "127.0.0.1", "start"
+    ),
+    "a catalog without its bucket": (
+        lambda d: d.set(KFM_CATALOG_URL="s3://gone/x"), "catalog", FAULT, "no such bucket", "KFM_CATALOG_URL"
+    ),
+    "a catalog's folder that takes no file": (
+        lambda d: d.set(KFM_CATALOG_URL="/proc/kfm"), "catalog", FAULT, "", "KFM_CATALOG_URL"
+    ),
+    "a lineage without its bucket": (
+        lambda d: d.set(KFM_LINEAGE_URL="s3://gone"), "lineage", FAULT, "no such bucket", "KFM_LINEAGE_URL"
+    ),
+    "objects that are not there": (
+        lambda d: (d.objects() / "noaa-goes19").rmdir(), "objects noaa-goes19", WARNING, "noaa-goes19",
+        "KFM_OBJECT_ROOT",
+    ),
+    "unverified senders": (
+        lambda d: d.set(KFM_SNS_VERIFY="off"), "senders", WARNING, "KFM_SNS_VERIFY off", "raw delivery"
+    ),
+    "senders' certificates out of reach": (
+        lambda d: d.set(KFM_SNS_TRUSTED_URL=GONE), "senders", FAULT, GONE, "HTTPS_PROXY"
+    ),
+    "no instance": (lambda d: (d.home / "dagster" / "dagster.yaml").unlink(), "instance", FAULT, "no ", "kfm init"),
+    "a broken dagster.yaml": (
+        lambda d: (d.home / "dagster" / "dagster.yaml").write_text("{"), "instance", FAULT, "ParserError", "correct it"
+    ),
+    "no run monitoring": (
+        lambda d: d.dagster(run_monitoring={"enabled": False}), "instance", FAULT, "not enabled", "dagster.yaml"
+    ),
+    "pool slots that stay taken": (
+        lambda d: d.dagster(run_monitoring={"enabled": True}), "instance", WARNING, "free_slots", "dagster.yaml"
+    ),
+    "run retries": (
+        lambda d: d.dagster(run_retries={"enabled": True, "max_retries": 3}), "instance", WARNING, "run_retries",
+        "dagster.yaml",
+    ),
+    "runs that are not queued": (
+        lambda d: d.dagster(run_coordinator=None), "instance", FAULT, "no run_coordinator", "dagster.yaml"
+    ),
+    "a live share that the limits do not keep": (
+        lambda d: d.set(KFM_LIVE_SHARE="1"), "instance", WARNING, "1 of 3 runs", "limit"
+    ),
+    "no daemon": (
+        lambda d: d.beat("one", "SENSOR", ago=timedelta(minutes=6)), "daemons", WARNING, "last heartbeat", "start it"
+    ),
+    "two daemons": (lambda d: d.beat("another", "SCHEDULER"), "daemons", FAULT, "2 ids", "end all but one"),
+    "two daemons on this machine": (_two_processes, "daemons", FAULT, "processes ", "end all but one"),
+    "a full disk": (lambda d: _full(d, (1 << 30) - 1), "room", FAULT, "1.0 GiB free", "free some"),
+    "little room": (lambda d: _full(d, (5 << 30) - 1), "room", WARNING, "5.0 GiB free", "free some"),
+}  # fmt: skip
+
+
+@pytest.mark.clause("BEY-11")
+@pytest.mark.parametrize("planted", ROWS)
+def test_a_planted_fault_is_found_alone_and_has_a_next_step(planted: str, deployed: Deployed, call: Call) -> None:
+    plant, check, verdict, observed, next_step = ROWS[planted]
+    plant(deployed)
+    before = state_of(deployed.home)
+    _, found = findings(call)
+    assert [(one["check"], one["verdict"]) for one in found] == [(check, verdict)], found
+    [one] = found
+    assert observed in one["observed"]
+    assert next_step in one["next_step"]
+    assert one["expected"]
+    assert state_of(deployed.home) == before
+
+
+@pytest.mark.clause("BEY-11")
+def test_a_queue_and_a_store_that_refuse_are_told_from_those_that_are_away(
+    deployed: Deployed, refusing: str, call: Call
+) -> None:
+    deployed.set(AWS_ENDPOINT_URL_SQS=refusing, AWS_ENDPOINT_URL_S3=refusing)
+    _, found = findings(call)
+    said = {one["check"]: one for one in found}
+    assert said.keys() == {"queue", "dead letters", "catalog"}
+    assert "AccessDenied" in said["queue"]["observed"]
+    assert "--print iam" in said["queue"]["next_step"]
+    assert said["catalog"]["observed"] == "the store refuses access"
+    deployed.set(AWS_ENDPOINT_URL_SQS=GONE, AWS_ENDPOINT_URL_S3=GONE)
+    _, found = findings(call)
+    # Without an answer the clock is the kernel's to tell, which here may or may not know.
+    said = {one["check"]: one for one in found if one["check"] != "clock"}
+    assert said.keys() == {"queue", "dead letters", "catalog"}
+    assert "does not answer" in said["queue"]["what"]
+    assert "does not answer" in said["catalog"]["what"]
+
+
+@pytest.mark.clause("BEY-11")
+def test_prod_asks_for_more(deployed: Deployed, call: Call) -> None:
+    deployed.set(KFM_ENV="prod", KFM_SNS_VERIFY="off")
+    code, found = findings(call)
+    assert code == ExitCode.FINISHED_WITH_FAILURES
+    assert {(one["check"], one["verdict"]) for one in found} == {
+        ("senders", FAULT), ("database", WARNING), ("instance", WARNING)
+    }  # fmt: skip
+
+
+@pytest.mark.clause("BEY-11")
+def test_the_owner_of_the_tables_is_no_role_to_work_with(
+    deployed: Deployed, postgres_url: str, deployment_url: str, call: Call
+) -> None:
+    deployed.set(KFM_WAL_DSN=postgres_url, KFM_ENV="stage")
+    [one] = findings(call)[1]
+    assert (one["check"], one["verdict"]) == ("database", WARNING)
+    assert "kfm init --role" in one["next_step"]
+    deployed.set(KFM_WAL_DSN=deployment_url)
+    assert findings(call) == (ExitCode.DONE, [])
+
+
+@pytest.mark.clause("BEY-11")
+def test_a_check_that_does_not_end_or_dies_is_a_fault_and_costs_the_others_nothing() -> None:
+    never = threading.Event()
+
+    def dies() -> Any:
+        raise LookupError("by itself")
+
+    found = examine(
+        {"stuck": lambda: [ok("ended")] if never.wait(600) else [], "dies": dies, "well": lambda: [ok("well")]},
+        seconds=0.2,
+    )
+    assert [(one.check, one.verdict) for one in found] == [("stuck", FAULT), ("dies", FAULT), ("well", Verdict.OK)]
+    assert "no answer within 0.2 s" in str(found[0].observed)
+    assert "LookupError: by itself" in str(found[1].observed)
+    never.set()
+
+
+def test_settings_that_cannot_be_read_are_one_line(deployed: Deployed, call: Call) -> None:
+    deployed.set(KFM_LEASE_SECONDS="-1")
+    answer = call("doctor")
+    assert (answer.code, answer.out, answer.err.count("\n")) == (ExitCode.USAGE, "", 1)

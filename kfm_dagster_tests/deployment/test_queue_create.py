@@ -1,0 +1,209 @@
+"""`kfm queue create`: made once, told when it differs, mended when asked; Terraform and IAM say the same."""
+
+# ruff: noqa: F811 - fixtures are asked for by the name that they are imported under
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hcl2
+import pytest
+
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.cloud import EmbeddedCloud
+from kfm_dagster.deployment.provisioning.plan import DLQ_RETENTION, QUEUE_RETENTION, QueuePlan
+from kfm_dagster.errors import ExitCode
+from kfm_dagster.settings import Settings
+from kfm_dagster_tests.cli.test_cli import Call, call, home  # noqa: F401, fixtures
+
+MODULE = Path(__file__).parents[2] / "deploy" / "terraform" / "queue" / "main.tf"
+OBJECT = "2025/04/02/KTLX/KTLX20250402_000000_V06"
+
+
+@pytest.fixture
+def cloud(contracts: ContractRegistry, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedCloud]:
+    """A cloud with the providers' topics, and nothing of ours."""
+    with EmbeddedCloud() as servers:
+        for arn in contracts.topics:
+            account, name = arn.split(":")[4:6]
+            servers.client("sns", account=account).create_topic(Name=name)
+        for name, value in servers.environment().items():
+            monkeypatch.setenv(name, value)
+        yield servers
+
+
+def changes(call: Call, *options: str, dataset: str = "gfs") -> list[tuple[str, str]]:
+    """What became of each part; exit code 4 exactly where something differs."""
+    answer = call("queue", "create", "--dataset", dataset, "--json", *options)
+    parts = json.loads(answer.out)["parts"]
+    drift = any(part["change"] == "drift" for part in parts)
+    assert answer.code == (ExitCode.FINISHED_WITH_FAILURES if drift else ExitCode.DONE), answer.err
+    return [(part["what"], part["change"]) for part in parts]
+
+
+def standing(cloud: EmbeddedCloud) -> dict[str, Any]:
+    """Every queue with its rules, and every subscription."""
+    sqs, sns = cloud.client("sqs"), cloud.client("sns")
+    moving = ("ApproximateNumber", "LastModified")
+    queues = {}
+    for url in sorted(sqs.list_queues().get("QueueUrls", [])):
+        found = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+        queues[url.rpartition("/")[2]] = {key: value for key, value in found.items() if not key.startswith(moving)}
+    arns = sorted(one["SubscriptionArn"] for one in sns.list_subscriptions()["Subscriptions"])
+    return queues | {arn: sns.get_subscription_attributes(SubscriptionArn=arn)["Attributes"] for arn in arns}
+
+
+def url_of(cloud: EmbeddedCloud, name: str) -> str:
+    return cloud.client("sqs").get_queue_url(QueueName=name)["QueueUrl"]
+
+
+@pytest.mark.clause("BEY-12")
+def test_a_queue_is_made_once_and_a_dry_run_makes_nothing(
+    cloud: EmbeddedCloud, contracts: ContractRegistry, call: Call
+) -> None:
+    planned = changes(call, "--dry-run")
+    assert {change for _, change in planned} == {"created"}
+    assert standing(cloud) == {}
+    assert changes(call) == planned
+    made = standing(cloud)
+    assert (
+        {change for _, change in changes(call)} == {change for _, change in changes(call, "--update")} == {"unchanged"}
+    )
+    assert standing(cloud) == made
+    primary, dlq = made[cloud.primary_queue], made[cloud.dlq]
+    assert (primary["VisibilityTimeout"], primary["MessageRetentionPeriod"]) == ("900", "604800")
+    assert dlq["MessageRetentionPeriod"] == "1209600"
+    assert json.loads(primary["RedrivePolicy"]) == {"deadLetterTargetArn": dlq["QueueArn"], "maxReceiveCount": 5}
+    [statement] = json.loads(primary["Policy"])["Statement"]
+    topics = [topic.arn for topic in contracts["gfs"].notifications.topics]
+    assert statement["Condition"] == {"ArnEquals": {"aws:SourceArn": sorted(topics)}}
+    assert statement["Resource"] == primary["QueueArn"]
+    # Another dataset on the same queue adds to it.
+    assert ("created" in dict(changes(call, dataset="nexrad-l2")).values()) is True
+    both = json.loads(standing(cloud)[cloud.primary_queue]["Policy"])["Statement"]
+    assert [one["Sid"] for one in both] == ["KfmGfs", "KfmNexradL2"]
+    assert both[0] == statement
+    assert {change for _, change in changes(call)} == {"unchanged"}
+
+
+@pytest.mark.clause("BEY-12")
+@pytest.mark.parametrize("part", ["attribute", "policy", "filter"])
+def test_what_differs_is_said_and_mended_only_when_asked(part: str, cloud: EmbeddedCloud, call: Call) -> None:
+    changes(call)
+    sound = standing(cloud)
+    sqs, sns = cloud.client("sqs"), cloud.client("sns")
+    url = url_of(cloud, cloud.primary_queue)
+    policy = json.loads(sound[cloud.primary_queue]["Policy"])
+    if part == "attribute":
+        sqs.set_queue_attributes(
+            QueueUrl=url, Attributes={"VisibilityTimeout": "30", "Policy": sound[cloud.primary_queue]["Policy"]}
+        )
+    elif part == "policy":
+        policy["Statement"][0]["Condition"] = {"ArnEquals": {"aws:SourceArn": ["arn:aws:sns:us-east-1:1:other"]}}
+        sqs.set_queue_attributes(QueueUrl=url, Attributes={"Policy": json.dumps(policy)})
+    else:
+        [arn, *_] = [one["SubscriptionArn"] for one in sns.list_subscriptions()["Subscriptions"]]
+        sns.set_subscription_attributes(
+            SubscriptionArn=arn, AttributeName="FilterPolicy", AttributeValue='{"Records": {"x": ["y"]}}'
+        )
+    spoilt = standing(cloud)
+    assert [change for _, change in changes(call)].count("drift") == 1
+    assert [change for _, change in changes(call, "--update", "--dry-run")].count("updated") == 1
+    assert standing(cloud) == spoilt != sound
+    assert [change for _, change in changes(call, "--update")].count("updated") == 1
+    assert standing(cloud) == sound
+    assert {change for _, change in changes(call)} == {"unchanged"}
+
+
+@pytest.mark.clause("BEY-12")
+def test_the_subscription_lets_through_what_is_of_the_dataset(
+    cloud: EmbeddedCloud, contracts: ContractRegistry, call: Call
+) -> None:
+    changes(call)
+    [topic] = [topic.arn for topic in contracts["gfs"].notifications.topics]
+    publisher = cloud.client("sns", account=topic.split(":")[4])
+    prefix = contracts["gfs"].storage.prefixes[0]
+    for key in (f"{prefix}x", "elsewhere/x"):
+        message = json.dumps({"Records": [{"s3": {"bucket": {"name": "b"}, "object": {"key": key}}}]})
+        publisher.publish(TopicArn=topic, Message=message)
+    received = cloud.client("sqs").receive_message(
+        QueueUrl=url_of(cloud, cloud.primary_queue), MaxNumberOfMessages=10, WaitTimeSeconds=1
+    )["Messages"]
+    told = [json.loads(json.loads(one["Body"])["Message"])["Records"][0]["s3"]["object"]["key"] for one in received]
+    assert told == [f"{prefix}x"]
+
+
+@pytest.mark.clause("BEY-11", "BEY-12")
+def test_the_doctor_finds_nothing_wrong_with_queues_that_were_made(cloud: EmbeddedCloud, call: Call) -> None:
+    changes(call)
+    told = json.loads(call("doctor", "--json").out)["findings"]
+    found = [one for one in told if one["check"] in {"queue", "dead letters"} and one["verdict"] != "ok"]
+    # Only gfs was asked for.
+    assert [(one["verdict"], one["what"]) for one in found] == [
+        ("warning", "some datasets' topics may not send messages to the queue")
+    ]
+    assert "NewGFSObject" not in found[0]["observed"]
+
+
+@pytest.mark.clause("BEY-12")
+def test_terraform_makes_what_the_command_makes(contracts: ContractRegistry, call: Call) -> None:
+    plan = QueuePlan.of(contracts["gfs"], contracts, Settings.load())
+    printed = call("queue", "create", "--dataset", "gfs", "--print", "terraform").out
+    [called] = hcl2.loads(printed)["module"]
+    [given] = called.values()
+    module = hcl2.loads(MODULE.read_text(encoding="utf-8"))
+    variables = {_plain(name): body for one in module["variable"] for name, body in one.items()}
+    assert {_plain(name) for name in given} - {"source"} - {"__is_block__"} <= set(variables)
+    wanted = plan.attributes("dlq")
+    assert (given["visibility_timeout"], given["max_receive_count"]) == (int(wanted["VisibilityTimeout"]), 5)
+    assert _plain(given["queue_name"]) == plan.queue
+    topics = {_plain(arn): json.loads(json.loads(policy)) for arn, policy in given["topics"].items()}
+    assert topics == plan.subscriptions
+    resources = {
+        (_plain(kind), _plain(name)): body
+        for one in module["resource"]
+        for kind, named in one.items()
+        for name, body in named.items()
+    }
+    assert resources["aws_sqs_queue", "primary"]["message_retention_seconds"] == QUEUE_RETENTION
+    assert resources["aws_sqs_queue", "dlq"]["message_retention_seconds"] == DLQ_RETENTION
+    primary = json.dumps(resources["aws_sqs_queue", "primary"])
+    assert "aws_sqs_queue.dlq.arn" in primary
+    assert "var.max_receive_count" in primary
+    statement = plan.statement("queue")
+    [document] = [body for one in module["data"] for named in one.values() for body in named.values()]
+    told = json.dumps(document)
+    assert all(
+        word in told for word in (statement["Action"], statement["Principal"]["Service"], "ArnEquals", "aws:SourceArn")
+    )
+    subscription = resources["aws_sns_topic_subscription", "topic"]
+    assert _plain(subscription["protocol"]) == "sqs"
+    assert subscription["raw_message_delivery"] is False
+    assert "MessageBody" in subscription["filter_policy_scope"]
+
+
+@pytest.mark.clause("BEY-12")
+def test_the_printed_policy_allows_what_the_deployment_does_and_no_more(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KFM_CATALOG_URL", "s3://ours/catalog")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    policy = json.loads(call("queue", "create", "--dataset", "gfs", "--print", "iam").out)
+    allowed = {(action, arn) for one in policy["Statement"] for action in one["Action"] for arn in one["Resource"]}
+    assert ("sqs:ReceiveMessage", "arn:aws:sqs:us-east-1:*:kfm-nodd-primary") in allowed
+    assert ("s3:PutObject", "arn:aws:s3:::ours/catalog/*") in allowed
+    assert {arn for action, arn in allowed if action == "s3:PutObject"} == {"arn:aws:s3:::ours/catalog/*"}
+    assert not any("*" in action or arn == "*" for action, arn in allowed)
+
+
+def test_a_dataset_without_topics_needs_no_queue(call: Call) -> None:
+    answer = call("queue", "create", "--dataset", "surface-obs")
+    assert (answer.code, answer.err.count("\n")) == (ExitCode.USAGE, 1)
+    assert "needs no queue" in answer.err
+
+
+def _plain(text: str) -> str:
+    return text.strip('"')

@@ -1,0 +1,226 @@
+"""A hole in a feed: seen in the table, drawn in the picture, repaired on the ordinary way, and gone."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, time, timedelta
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import dagster as dg
+import orjson
+import pytest
+
+from kfm_dagster.cli import gaps as gaps_command
+from kfm_dagster.cli import reconcile as reconcile_command
+from kfm_dagster.cli.main import main
+from kfm_dagster.contracts.quality import Coverage, ExpectedProduct
+from kfm_dagster.defs.gap_check import CHECK
+from kfm_dagster.ingest.feed_watch import look_at_feeds, watch_feeds
+from kfm_dagster.ingest.nodes import Source
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.gaps import GapKind
+from kfm_dagster_tests.integration.chain import DAY, Clock, StoredObject, announce, put, run_chain, take, volumes
+from kfm_dagster_tests.integration.face import Face
+
+DATASET = "nexrad-l2"
+MIDNIGHT = datetime.combine(DAY, time(), UTC)
+LATER = MIDNIGHT + timedelta(hours=12, minutes=30)
+HOLE = 5
+Call = Callable[..., tuple[int, str]]
+
+
+def hourly(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the contract expect one volume an hour, as many as the samples of a day have."""
+    coverage = Coverage(settles_after_seconds=0, products=[ExpectedProduct(name="volumes", per_hour=1)])
+    contract = pipeline.registry[DATASET].model_copy(update={"coverage": coverage})
+    monkeypatch.setitem(pipeline.registry.contracts, DATASET, contract)  # type: ignore[arg-type]
+
+
+def at(pipeline: Pipeline, now: datetime) -> None:
+    """Set the pipeline's clock."""
+    assert isinstance(pipeline.clock, Clock)
+    pipeline.clock.now = now
+
+
+def stored(objects: Path, items: list[StoredObject]) -> None:
+    """Store objects that have been there for a while."""
+    put(objects, items)
+    for item in items:
+        os.utime(objects / item.bucket / item.key, (MIDNIGHT.timestamp(), MIDNIGHT.timestamp()))
+
+
+def ingested(pipeline: Pipeline, items: list[StoredObject], run_id: str) -> None:
+    """Announce objects and let a run work them."""
+    events = [item.event(event_time=pipeline.clock()) for item in items]
+    take(pipeline, announce(events, registry=pipeline.registry, name=run_id))
+    run_chain(pipeline, DATASET, DAY.isoformat(), run_id, Source.LEDGER)
+
+
+def holed(pipeline: Pipeline, objects: Path) -> None:
+    """A feed that is followed since midnight, of which one object was never announced."""
+    items = volumes(12)
+    stored(objects, items)
+    at(pipeline, MIDNIGHT + timedelta(minutes=30))
+    ingested(pipeline, items[:1], "first")
+    at(pipeline, LATER)
+    ingested(pipeline, [item for number, item in enumerate(items) if number not in {0, HOLE}], "second")
+
+
+@pytest.fixture
+def call(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Run `kfm ...` over `pipeline`."""
+
+    @contextmanager
+    def opened(*_: Any, **__: Any) -> Iterator[Pipeline]:
+        yield pipeline
+
+    for command in (gaps_command, reconcile_command):
+        monkeypatch.setattr(command, "opened_pipeline", opened)
+
+    def run(*arguments: str) -> tuple[int, str]:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main(list(arguments))
+        return int(str(ended.value.code)), capsys.readouterr().out
+
+    return run
+
+
+def drawn(svg: str) -> tuple[int, str]:
+    """How many bars are hatched, and what the picture says in words."""
+    root = ET.fromstring(svg)
+    space = "{http://www.w3.org/2000/svg}"
+    said = root.find(f"{space}desc")
+    assert said is not None
+    return sum(rect.get("class") == "m" for rect in root.iter(f"{space}rect")), str(said.text)
+
+
+@pytest.mark.clause("BEY-05")
+def test_an_object_that_was_never_announced_is_seen_drawn_fetched_and_missed_no_more(
+    pipeline: Pipeline, objects: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hourly(pipeline, monkeypatch)
+    holed(pipeline, objects)
+    days = ("--dataset", DATASET, "--from", DAY.isoformat(), "--to", DAY.isoformat())
+    picture = tmp_path / "gaps.svg"
+
+    code, out = call("gaps", "--json", "--svg", str(picture))
+    assert code == 0
+    [gap] = map(orjson.loads, out.splitlines())
+    assert {name: gap[name] for name in ("dataset", "product", "hour", "kind", "expected", "seen", "closed_at")} == {
+        "dataset": DATASET, "product": "volumes", "hour": f"{DAY}T05:00Z", "kind": "hole", "expected": 1, "seen": 0,
+        "closed_at": None,
+    }  # fmt: skip
+    bars, said = drawn(picture.read_text())
+    assert (bars, said) == (
+        1, f"{DATASET}: 1 of 11 hours are short, the worst has 0%, the first is {DAY} 05 UTC",
+    )  # fmt: skip
+
+    code, out = call("reconcile", *days, "--json")
+    assert code == 4
+    [row] = map(orjson.loads, out.splitlines())
+    missing = volumes(12)[HOLE].uri
+    assert (row["objects"], row["units"], row["items"]) == (12, 11, 11)
+    assert row["names"] == {"object_without_unit": [missing]}
+    code, out = call("reconcile", *days, "--repair", "--reason", "lost message", "--actor", "ada", "--json")
+    assert (code, orjson.loads(out)["entered"], orjson.loads(out)["left"]) == (0, 1, 0)
+    [entry] = pipeline.ledger.log.entries(dataset=DATASET)
+    assert (entry.action, entry.actor, entry.reason) == ("reconciled", "ada", "lost message")
+    # What was entered waits in the bulk lane for a run like any other.
+    [waiting] = pipeline.ledger.pending_by_partition()
+    assert (waiting.lane, waiting.units) == ("bulk", 1)
+    run_chain(pipeline, DATASET, DAY.isoformat(), "repair", Source.LEDGER)
+
+    code, out = call("gaps", "--closed", "--json", "--svg", str(picture))
+    [gap] = map(orjson.loads, out.splitlines())
+    assert (gap["seen"], gap["repaired_by"], gap["closed_at"] is None) == (1, "repair", False)
+    assert drawn(picture.read_text()) == (0, "Nothing is missing.")
+    assert call("gaps")[1].strip() == "none"
+    assert call("reconcile", *days)[0] == 0
+
+
+@pytest.mark.clause("BEY-05")
+def test_an_hour_that_passes_without_a_run_is_noticed_by_the_next_look(
+    pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hourly(pipeline, monkeypatch)
+    holed(pipeline, objects)
+    ingested(pipeline, [volumes(12)[HOLE]], "third")
+    assert pipeline.gaps.list(since=MIDNIGHT) == []
+    assert look_at_feeds(pipeline).changed == 0
+    at(pipeline, LATER + timedelta(minutes=29, seconds=59))
+    assert look_at_feeds(pipeline).changed == 0
+    at(pipeline, LATER + timedelta(minutes=30))
+    assert look_at_feeds(pipeline).changed == 1
+    assert [gap.hour.hour for gap in pipeline.gaps.list(since=MIDNIGHT)] == [12]
+    # A late announcement closes it, in whatever run.
+    item = volumes(13)[12]
+    stored(objects, [item])
+    ingested(pipeline, [item], "late")
+    assert pipeline.gaps.list(since=MIDNIGHT) == []
+
+
+@pytest.mark.clause("BEY-05")
+def test_a_tick_notices_a_silence_and_asks_again_only_when_one_may_have_begun(
+    pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hourly(pipeline, monkeypatch)
+    watch_feeds(pipeline)
+    assert pipeline.feeds_due is not None
+    pipeline.feeds_due = None
+    holed(pipeline, objects)
+    for minutes, silent in ((0, False), (119, False), (120, True)):
+        at(pipeline, LATER + timedelta(minutes=minutes))
+        watch_feeds(pipeline)
+        # The next one cannot come about within a cadence.
+        looked = pipeline.feeds_due
+        watch_feeds(pipeline)
+        assert pipeline.feeds_due == looked
+        pipeline.feeds_due = None
+        kinds = {gap.kind for gap in pipeline.gaps.list(since=MIDNIGHT)}
+        assert (GapKind.SILENCE in kinds) is silent
+
+
+@pytest.mark.one_database
+@pytest.mark.clause("BEY-05")
+def test_the_schedule_is_calm_without_a_feed_and_shows_the_picture_of_a_hole(
+    face: Face, objects: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A schedule finds its instance by reference, which one in memory has not.
+    instance = dg.DagsterInstance.local_temp(str(tmp_path))
+    clock = Clock(MIDNIGHT)
+    monkeypatch.setattr(face.pipeline, "clock", clock)
+    hourly(face.pipeline, monkeypatch)
+    storage = instance.event_log_storage
+
+    def tick() -> str:
+        with dg.build_schedule_context(instance=instance, repository_def=face.repository) as context:
+            found = face.repository.get_schedule_def("nodd_gaps").evaluate_tick(context)
+        assert not found.run_requests
+        return str(found.skip_message)
+
+    assert tick() == "no feed is followed yet"
+    assert storage.get_latest_asset_check_execution_by_key([CHECK]) == {}
+    for name in ("ledger", "gaps", "deliveries"):
+        vars(face.pipeline).pop(name, None)
+    holed(face.pipeline, objects)
+    clock.now = LATER + timedelta(hours=1)
+    assert tick() == (
+        f"2 gaps open, 0 closed: {DATASET}: 2 of 12 hours are short, the worst has 0%, the first is {DAY} 05 UTC"
+    )
+    shown = storage.get_latest_asset_check_execution_by_key([CHECK])[CHECK].event
+    assert shown is not None
+    evaluation = shown.dagster_event.event_specific_data  # type: ignore[union-attr]
+    assert isinstance(evaluation, dg.AssetCheckEvaluation)
+    assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.WARN)
+    picture = str(evaluation.metadata["picture"].value)
+    assert drawn(base64.b64decode(picture.partition("base64,")[2].rstrip(")")).decode())[0] == 2
+    # Nothing has changed, so nothing is reported.
+    before = storage.get_latest_asset_check_execution_by_key([CHECK])[CHECK].id
+    tick()
+    assert storage.get_latest_asset_check_execution_by_key([CHECK])[CHECK].id == before

@@ -1,0 +1,192 @@
+"""The gap table on both databases: silences, drops and holes come when they are due, and go by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import datetime, timedelta
+from itertools import count
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kfm_dagster.contracts.cadence import LEAST_CADENCE, Pace, ProductHour
+from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.ledger.gaps import FeedWindow, Gap, GapKind, Gaps
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.factories import START, envelope
+from kfm_dagster_tests.ledger.bench import Bench, make_bench
+
+pytestmark = pytest.mark.clause("BEY-05")
+
+NOW = START.replace(minute=0, second=0) + timedelta(hours=6)
+PACE = Pace(silent_after=timedelta(minutes=20), over=timedelta(minutes=40), expected=8)
+_NUMBERS = count()
+LONG_AGO = NOW - timedelta(days=30)
+
+
+@pytest.fixture
+def bench(database: Database, contracts: ContractRegistry) -> Bench:
+    return make_bench(database, contracts)
+
+
+@pytest.fixture
+def gaps(database: Database) -> Gaps:
+    return Gaps(database=database)
+
+
+def announced(bench: Bench, *ago: timedelta, site: str = "KTLX") -> None:
+    """Units whose announcements are so old."""
+    bench.ledger.ensure([envelope(next(_NUMBERS), site=site, event_time=NOW - one) for one in ago])
+
+
+def window(name: str = "volumes", at: datetime = NOW, groups: dict[str, str] | None = None) -> FeedWindow:
+    return FeedWindow(
+        dataset="nexrad-l2",
+        product=name,
+        groups=groups or {},
+        silent_since=at - PACE.silent_after,
+        since=at - PACE.over,
+        expected=PACE.expected,
+        least=PACE.least,
+    )
+
+
+def open_kinds(gaps: Gaps) -> list[tuple[str, str]]:
+    return [(gap.product, gap.kind.value) for gap in gaps.list(since=LONG_AGO)]
+
+
+@pytest.mark.parametrize(("age", "silent"), [(timedelta(seconds=1199), False), (timedelta(seconds=1200), True)])
+def test_a_silence_is_noticed_within_two_cadences_and_closes_by_itself(
+    bench: Bench, gaps: Gaps, age: timedelta, silent: bool
+) -> None:
+    announced(bench, *[age + timedelta(seconds=number) for number in range(4)])
+    gaps.look_at([window()], at=NOW)
+    assert open_kinds(gaps) == ([("volumes", "silence")] if silent else [])
+    gaps.look_at([window()], at=NOW + timedelta(minutes=1))
+    announced(bench, *[timedelta(seconds=number) for number in range(4)])
+    gaps.look_at([window()], at=NOW)
+    assert open_kinds(gaps) == []
+    known = gaps.list(since=LONG_AGO, closed=True)
+    assert [(gap.kind, gap.seen, gap.first_seen, gap.closed_at) for gap in known] == (
+        [(GapKind.SILENCE, 0, NOW, NOW)] if silent else []
+    )
+
+
+@pytest.mark.parametrize(("objects", "dropped"), [(4, False), (3, True)])
+def test_a_rate_has_dropped_below_half_and_not_at_half(bench: Bench, gaps: Gaps, objects: int, dropped: bool) -> None:
+    announced(bench, *[timedelta(minutes=number) for number in range(objects)])
+    gaps.look_at([window()], at=NOW)
+    found = gaps.list(since=LONG_AGO)
+    assert [(gap.kind, gap.expected, gap.seen) for gap in found] == ([(GapKind.DROP, 8, 3)] if dropped else [])
+
+
+def test_a_drop_that_becomes_a_silence_is_one_no_more(bench: Bench, gaps: Gaps) -> None:
+    announced(bench, timedelta(minutes=19))
+    gaps.look_at([window()], at=NOW)
+    assert open_kinds(gaps) == [("volumes", "drop")]
+    gaps.look_at([window(at=NOW + LEAST_CADENCE)], at=NOW + LEAST_CADENCE)
+    assert open_kinds(gaps) == [("volumes", "silence")]
+
+
+def test_products_are_told_apart_by_every_group(bench: Bench, gaps: Gaps) -> None:
+    announced(bench, *[timedelta(minutes=number) for number in range(8)], site="KTLX")
+    gaps.look_at([window("here", groups={"site": "KTLX"}), window("there", groups={"site": "KICT"})], at=NOW)
+    assert open_kinds(gaps) == [("there", "silence")]
+
+
+def test_a_silence_is_one_row_however_often_somebody_looks(bench: Bench, gaps: Gaps) -> None:
+    for minutes in (0, 1, 61, 122):
+        at = NOW + timedelta(minutes=minutes)
+        gaps.look_at([window(at=at)], at=at)
+    [gap] = gaps.list(since=LONG_AGO)
+    assert (gap.kind, gap.first_seen, gap.hour) == (GapKind.SILENCE, NOW, NOW)
+
+
+def hours(*seen: int, expected: int = 2) -> list[ProductHour]:
+    return [
+        ProductHour(
+            product="volumes",
+            hour=START.replace(minute=0, second=0) + timedelta(hours=place),
+            expected=expected,
+            seen=number,
+        )
+        for place, number in enumerate(seen)
+    ]
+
+
+def told(found: Iterable[Gap]) -> list[tuple[int, int, str | None]]:
+    return [(gap.hour.hour, gap.seen, gap.repaired_by) for gap in found]
+
+
+def test_a_hole_opens_for_one_object_less_and_closes_when_it_comes(gaps: Gaps, database: Database) -> None:
+    assert gaps.record("nexrad-l2", hours(2, 1, 0, 3), at=NOW) == (2, 0)
+    assert told(gaps.list(since=LONG_AGO)) == [(1, 1, None), (2, 0, None)]
+    # Looking again changes nothing.
+    assert gaps.record("nexrad-l2", hours(2, 1, 0, 3), at=NOW + timedelta(hours=1)) == (0, 0)
+    assert {gap.first_seen for gap in gaps.list(since=LONG_AGO)} == {NOW}
+    assert gaps.record("nexrad-l2", hours(2, 2, 1, 3), at=NOW, run_id="r1") == (1, 1)
+    assert told(gaps.list(since=LONG_AGO)) == [(2, 1, None)]
+    assert told(gaps.list(since=LONG_AGO, closed=True)) == [(1, 2, "r1"), (2, 1, None)]
+    # What is taken back is missing again.
+    assert gaps.record("nexrad-l2", hours(2, 0, 2, 3), at=NOW) == (1, 1)
+    assert told(gaps.list(since=LONG_AGO)) == [(1, 0, None)]
+    with database.engine.connect() as connection:
+        columns = [column["name"] for column in sa.inspect(connection).get_columns("kfm_gaps")]
+        rows = connection.execute(sa.text("SELECT count(*) FROM kfm_gaps")).scalar_one()
+    assert columns == [
+        "dataset", "product", "hour", "kind", "expected", "seen", "first_seen", "closed_at", "repaired_by",
+    ]  # fmt: skip
+    assert rows == 2
+
+
+def test_another_dataset_s_and_another_product_s_gaps_are_their_own(gaps: Gaps) -> None:
+    other = [replace(hour, product="others") for hour in hours(0)]
+    gaps.record("nexrad-l2", [*hours(0), *other], at=NOW)
+    gaps.record("hrrr", hours(0), at=NOW)
+    gaps.record("hrrr", hours(2), at=NOW)
+    gaps.record("nexrad-l2", hours(2), at=NOW)
+    assert [(gap.dataset, gap.product) for gap in gaps.list(since=LONG_AGO)] == [("nexrad-l2", "others")]
+    assert gaps.open_days("nexrad-l2", since=LONG_AGO) == [START.date()]
+    assert gaps.open_days("hrrr", since=LONG_AGO) == []
+
+
+_SITES = ("KTLX", "KICT", "KDDC")
+_ARRIVALS = st.lists(st.tuples(st.sampled_from(_SITES), st.integers(0, 3600)), max_size=40, unique=True)
+_DAYS = count(1)
+"""A day of its own for each example, after all that the ledger has."""
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(batches=st.lists(_ARRIVALS, min_size=1, max_size=3))
+def test_silences_and_drops_are_those_that_a_plain_count_finds(
+    bench: Bench, gaps: Gaps, batches: list[list[tuple[str, int]]]
+) -> None:
+    """However the announcements of some sites are spread over an hour, and however often it is looked at."""
+    with bench.database.engine.begin() as connection:
+        connection.execute(sa.text("DELETE FROM nodd_gaps"))
+    moment = NOW + timedelta(days=next(_DAYS))
+    known: set[tuple[str, datetime]] = set()
+    for number, batch in enumerate(batches):
+        at = moment + timedelta(minutes=30 * number)
+        arrivals = {(site, at - timedelta(seconds=ago)) for site, ago in batch}
+        bench.ledger.ensure([_unit(site, event) for site, event in sorted(arrivals)])
+        known |= arrivals
+        gaps.look_at([window(site, at, {"site": site}) for site in _SITES], at=at)
+        found = {gap.product: gap.kind for gap in gaps.list(since=LONG_AGO)}
+        kinds = {site: _kind([event for name, event in known if name == site], at) for site in _SITES}
+        assert found == {site: kind for site, kind in kinds.items() if kind is not None}
+
+
+def _kind(events: list[datetime], at: datetime) -> GapKind | None:
+    if not any(event > at - PACE.silent_after for event in events):
+        return GapKind.SILENCE
+    recent = sum(event > at - PACE.over for event in events)
+    return GapKind.DROP if recent < PACE.expected / 2 else None
+
+
+def _unit(site: str, event: datetime) -> Envelope:
+    return envelope(0, time_range_start=event - timedelta(minutes=5), site=site, event_time=event)

@@ -1,0 +1,253 @@
+"""An object as a step of a cube: chunks where libhdf5 says they are, and no object that would show other values."""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import h5py
+import netCDF4
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.readers import hdf5_chunks, netcdf_cube
+from kfm_dagster.readers.base import ReadError
+from kfm_dagster.readers.hdf5 import read_hdf5
+from kfm_dagster.readers.netcdf_cube import CubeStep, read_cube_step
+from kfm_dagster.readers.ranges import BytesSource
+from kfm_dagster_tests.virtual.granules import netcdf_of
+
+TYPES = ("<i1", "<u2", "<i4", ">i2", "<f4", ">f8")
+
+
+def made(**images: dict[str, Any]) -> bytes:
+    """A file with a scalar `t` and images: `data`, and how they are stored."""
+
+    def write(file: netCDF4.Dataset) -> None:
+        file.createVariable("t", "f8", ())[:] = 5.0
+        for name, image in images.items():
+            data = image.pop("data")
+            for axis, length in zip("yx", data.shape, strict=True):
+                if axis not in file.dimensions:
+                    file.createDimension(axis, length)
+            variable = file.createVariable(name, data.dtype, ("y", "x"), **image)
+            variable.set_auto_maskandscale(False)
+            variable[:] = data
+
+    return netcdf_of(write)
+
+
+def step_of(content: bytes) -> CubeStep:
+    return read_cube_step(BytesSource(content), along="t")
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    shape=st.lists(st.integers(1, 40), min_size=0, max_size=3).map(tuple),
+    chunk=st.lists(st.integers(1, 40), min_size=3, max_size=3),
+    kind=st.sampled_from(TYPES),
+    chunked=st.booleans(),
+    shuffle=st.booleans(),
+    deflate=st.none() | st.integers(0, 9),
+    fletcher32=st.booleans(),
+    written=st.floats(0, 1),
+    fill=st.none() | st.integers(0, 100),
+    seed=st.integers(0, 9),
+)
+def test_chunks_are_where_libhdf5_says(
+    shape: tuple[int, ...],
+    chunk: list[int],
+    kind: str,
+    chunked: bool,
+    shuffle: bool,
+    deflate: int | None,
+    fletcher32: bool,
+    written: float,
+    fill: int | None,
+    seed: int,
+) -> None:
+    how: dict[str, Any] = {}
+    if chunked and shape:
+        extents = tuple(min(*pair) for pair in zip(chunk, shape, strict=False))
+        how = {"chunks": extents, "shuffle": shuffle, "compression": deflate, "fletcher32": fletcher32}
+    with tempfile.NamedTemporaryFile(suffix=".h5") as named, h5py.File(named.name, "w", libver="earliest") as file:
+        made = file.create_dataset("v", shape, kind, fillvalue=fill, **how)
+        values = np.random.default_rng(seed).integers(0, 99, shape).astype(kind)
+        if shape:
+            rows = int(shape[0] * written)
+            made[:rows] = values[:rows]
+        elif written > 0.5:
+            made[()] = values
+        file.close()
+        content = named.read()
+    with h5py.File(io.BytesIO(content)) as file:
+        expected, whole = file["v"], np.asarray(file["v"])
+        places = []
+        if expected.chunks:
+            for number in range(expected.id.get_num_chunks()):
+                info = expected.id.get_chunk_info(number)
+                place = tuple(at // extent for at, extent in zip(info.chunk_offset, expected.chunks, strict=True))
+                places.append((place, info.byte_offset, info.size))
+        elif expected.id.get_offset() is not None:
+            places.append(((0,) * len(shape), expected.id.get_offset(), whole.nbytes))
+
+    def look(root: Any) -> tuple[list[Any], bytes | None]:
+        stored = root.dataset("v").storage
+        return list(stored.chunks()), stored.values() if len(shape) < 2 else None
+
+    found, read = read_hdf5(BytesSource(content), look)
+    assert found == sorted(places)
+    assert read is None or read == whole.tobytes()
+
+
+def with_parts(file: netCDF4.Dataset) -> None:
+    for name, length in (("y", 4), ("x", 6), ("star", 64), ("line", 65)):
+        file.createDimension(name, length)
+    for name, dimensions in {
+        "t": (), "x": ("x",), "y": ("y",), "stars": ("star",), "lines": ("line",), "Rad": ("y", "x"), "grid": (),
+        "flag": (),
+    }.items():  # fmt: skip
+        file.createVariable(name, "f8", dimensions)[:] = 1
+    file.createVariable("words", str, ())[...] = "no number"
+    file["grid"].setncatts({"grid_mapping_name": "geostationary", "sweep_angle_axis": "x"})
+    file["flag"].setncatts({"units": "1", "written_by": "one granule", "valid_max": np.nan})
+    file.setncatts({"title": "a title", "date_created": "today"})
+
+
+def test_the_parts_of_a_step() -> None:
+    step = step_of(netcdf_of(with_parts))
+    assert step.images.keys() == {"Rad"}
+    assert step.fixed.keys() == {"x", "y", "grid"}
+    # What is longer than 64 values is in no store, nor are texts.
+    assert step.values.keys() == {"t", "stars", "flag"}
+    assert step.attributes == {"title": "a title"}
+    assert step.variables["grid"].attributes == {"grid_mapping_name": "geostationary", "sweep_angle_axis": "x"}
+    assert step.variables["flag"].attributes == {"units": "1"}
+
+
+IMAGE = np.arange(24, dtype="i2").reshape(4, 6)
+
+
+def unwritten() -> bytes:
+    """A file of which only the first of two chunks was written; HDF5 fills with 7."""
+    buffer = io.BytesIO(made(v={"data": IMAGE, "fill_value": 7, "chunksizes": (2, 6)}))
+    with h5py.File(buffer, "r+") as file:
+        kept = dict(file["v"].attrs)
+        scales = [file[axis] for axis in "yx"]
+        del file["v"]
+        part = file.create_dataset("v", (4, 6), "i2", chunks=(2, 6), fillvalue=7)
+        part[:2] = IMAGE[:2]
+        part.attrs.update({name: value for name, value in kept.items() if name == "_FillValue"})
+        for axis, scale in zip(part.dims, scales, strict=True):
+            axis.attach_scale(scale)
+    return buffer.getvalue()
+
+
+def test_what_nobody_wrote_is_what_the_file_says_or_refused() -> None:
+    stated = unwritten()
+    assert [chunk.place for chunk in step_of(stated).images["v"]] == [(0, 0)]
+    for wrong in (stated.replace(b"_FillValue", b"_FillOther"), _with_fill(stated, 8)):
+        with pytest.raises(ReadError, match="nobody wrote"):
+            step_of(wrong)
+
+
+def _with_fill(content: bytes, value: int) -> bytes:
+    buffer = io.BytesIO(content)
+    with h5py.File(buffer, "r+") as file:
+        file["v"].attrs["_FillValue"] = np.array([value], "i2")
+    return buffer.getvalue()
+
+
+def with_lzf() -> bytes:
+    """A file whose image has a filter of h5py's own."""
+    buffer = io.BytesIO(made(v={"data": IMAGE}))
+    with h5py.File(buffer, "r+") as file:
+        scales = [file[axis] for axis in "yx"]
+        image = file.create_dataset("other", (4, 6), "i2", data=IMAGE, compression="lzf")
+        for axis, scale in zip(image.dims, scales, strict=True):
+            axis.attach_scale(scale)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "along", "why"),
+    [
+        (with_lzf(), "t", "filters"),
+        (made(), "t", "no image"),
+        (made(v={"data": IMAGE}), "s", "no scalar variable s"),
+        (made(v={"data": IMAGE}), "v", "no scalar variable v"),
+    ],
+)
+def test_what_no_store_can_refer_to_is_refused(content: bytes, along: str, why: str) -> None:
+    with pytest.raises(ReadError, match=why):
+        read_cube_step(BytesSource(content), along=along)
+
+
+def test_an_index_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = made(v={"data": IMAGE, "chunksizes": (1, 1)}, w={"data": IMAGE, "chunksizes": (1, 1)})
+    monkeypatch.setattr(hdf5_chunks, "MAX_CHUNKS", 24)
+    monkeypatch.setattr(netcdf_cube, "MAX_ALL_CHUNKS", 48)
+    assert sum(map(len, step_of(content).images.values())) == 48
+    for module, name, most in ((hdf5_chunks, "MAX_CHUNKS", 23), (netcdf_cube, "MAX_ALL_CHUNKS", 47)):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, most)
+            with pytest.raises(ReadError) as refused:
+                step_of(content)
+        assert refused.value.code is MetadataIssue.RESOURCE_LIMIT
+
+
+def test_chunks_of_a_real_object_are_where_libhdf5_says(shared_data: Path) -> None:
+    files = sorted((shared_data / "objects").glob("noaa-goes*/ABI-*/**/*.nc"))
+    assert len(files) >= 5
+    for path in files:
+        step = step_of(path.read_bytes())
+        with h5py.File(path) as file:
+            for name, chunks in step.images.items():
+                expected = file[name]
+                assert len(chunks) == expected.id.get_num_chunks()
+                for chunk in chunks:
+                    at = tuple(place * extent for place, extent in zip(chunk.place, expected.chunks, strict=True))
+                    info = expected.id.get_chunk_info_by_coord(at)
+                    assert (chunk.offset, chunk.length) == (info.byte_offset, info.size)
+                assert math.prod(step.variables[name].shape) == expected.size
+
+
+def with_key(which: int, field: int, value: int) -> bytes:
+    """A file of two chunks of one row each, with a number of a chunk's key or its address overwritten."""
+    content = bytearray(made(v={"data": IMAGE[:2], "chunksizes": (1, 6), "fill_value": 7}))
+    node = content.index(b"TREE\x01")
+    # A key (bytes stored, filters skipped, offsets in y, x and the element), then the address (III.A.1).
+    entry = struct.Struct("<II3QQ")
+    at = node + 24 + which * entry.size
+    values = list(entry.unpack_from(content, at))
+    values[field] = value
+    entry.pack_into(content, at, *values)
+    return bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("which", "field", "value"),
+    [
+        (1, 0, 11),  # other bytes than six numbers have
+        (1, 0, 0),
+        (1, 1, 1),  # a filter skipped
+        (1, 2, 0),  # the place of the first chunk
+        (1, 2, 2),  # past the image
+        (1, 3, 3),  # beside the grid
+        (1, 3, 6),
+        (1, 4, 2),  # within an element
+        (1, 5, 1 << 40),  # past the object
+    ],
+)
+def test_an_index_that_is_none_is_refused(which: int, field: int, value: int) -> None:
+    assert [chunk.place for chunk in step_of(with_key(0, 1, 0)).images["v"]] == [(0, 0), (1, 0)]
+    with pytest.raises(ReadError) as refused:
+        step_of(with_key(which, field, value))
+    assert refused.value.code is MetadataIssue.UNREADABLE_FORMAT

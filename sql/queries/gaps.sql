@@ -1,0 +1,138 @@
+-- Gaps of feeds: which products are followed, what is missing of them, and how late their objects come (BEY-05).
+
+-- name: follow
+INSERT INTO nodd_feeds (dataset, product, followed_since)
+SELECT :dataset, feed.product, feed.since
+FROM @batch(:feeds, feed, product text, since time)
+WHERE TRUE
+@in_order(feed.product)
+ON CONFLICT (dataset, product) DO NOTHING;
+
+-- name: listed
+INSERT INTO nodd_listed_days (dataset, day, listed_at)
+VALUES (:dataset, :day, :at)
+ON CONFLICT (dataset, day) DO UPDATE SET listed_at = excluded.listed_at;
+
+-- name: is_listed
+SELECT count(*) FROM nodd_listed_days WHERE dataset = :dataset AND day = :day;
+
+-- name: listed_days
+SELECT dataset, day FROM nodd_listed_days WHERE day BETWEEN :first AND :last;
+
+-- name: feeds
+SELECT dataset, product, followed_since, looked_until FROM nodd_feeds ORDER BY dataset, product;
+
+-- name: feeds_of
+SELECT product, followed_since FROM nodd_feeds WHERE dataset = :dataset;
+
+-- name: looked
+UPDATE nodd_feeds SET looked_until = :until
+WHERE dataset = :dataset AND (looked_until IS NULL OR looked_until < :until);
+
+-- name: record
+-- What lacks something is a gap, new or as it was; nothing is written where nothing has changed.
+INSERT INTO nodd_gaps (dataset, product, hour, kind, expected, seen, first_seen)
+SELECT :dataset, gap.product, gap.hour, 'hole', gap.expected, gap.seen, @as_time(:at)
+FROM @batch(:hours, gap, product text, hour time, expected integer, seen integer)
+WHERE gap.seen < gap.expected
+@in_order(gap.product)
+ON CONFLICT (dataset, product, hour, kind) DO UPDATE SET
+    expected = excluded.expected, seen = excluded.seen, closed_at = NULL, repaired_by = NULL
+WHERE
+    (nodd_gaps.expected, nodd_gaps.seen) <> (excluded.expected, excluded.seen) OR nodd_gaps.closed_at IS NOT NULL
+RETURNING product;
+
+-- name: close
+-- Objects have come: the gap is one no more.
+UPDATE nodd_gaps SET seen = whole.seen, closed_at = @as_time(:at), repaired_by = :run_id
+FROM @batch(:hours, whole, product text, hour time, expected integer, seen integer)
+WHERE
+    nodd_gaps.dataset = :dataset AND nodd_gaps.kind = 'hole' AND nodd_gaps.closed_at IS NULL
+    AND nodd_gaps.product = whole.product AND nodd_gaps.hour = whole.hour AND whole.seen >= whole.expected
+RETURNING @returned(nodd_gaps.product);
+
+-- name: recent
+-- How many objects of each product were announced within its windows; each is looked for by the index over event times.
+SELECT
+    feed.dataset, feed.product, count(record.wal_id) AS seen,
+    coalesce(sum(CASE WHEN record.event_time > feed.silent_since THEN 1 ELSE 0 END), 0) AS newest
+FROM @batch(:feeds, feed, dataset text, product text, groups json, silent_since time, since time)
+LEFT JOIN nodd_wal_records AS record
+    ON
+        record.status IN ('pending', 'in_progress', 'succeeded', 'failed', 'quarantined')
+        AND feed.dataset = record.dataset AND record.event_time > feed.since
+        AND @holds(record.extension, feed.groups)
+GROUP BY feed.dataset, feed.product;
+
+-- name: lock
+@lock_all('nodd_gaps');
+
+-- name: open_now
+-- A silence or a drop begins. One that flares up again within its hour is the same.
+INSERT INTO nodd_gaps (dataset, product, hour, kind, expected, seen, first_seen)
+SELECT gap.dataset, gap.product, @as_time(:hour), gap.kind, gap.expected, gap.seen, @as_time(:at)
+FROM @batch(:gaps, gap, dataset text, product text, kind text, expected integer, seen integer)
+WHERE
+    NOT EXISTS (
+        SELECT 1 FROM nodd_gaps AS begun
+        WHERE
+            begun.dataset = gap.dataset AND begun.product = gap.product AND begun.kind = gap.kind
+            AND begun.closed_at IS NULL
+    )
+ON CONFLICT (dataset, product, hour, kind) DO UPDATE SET
+    expected = excluded.expected, seen = excluded.seen, closed_at = NULL
+RETURNING product;
+
+-- name: close_now
+UPDATE nodd_gaps SET closed_at = @as_time(:at)
+FROM @batch(:gaps, over, dataset text, product text, kind text)
+WHERE
+    nodd_gaps.closed_at IS NULL AND nodd_gaps.dataset = over.dataset AND nodd_gaps.product = over.product
+    AND nodd_gaps.kind = over.kind
+RETURNING @returned(nodd_gaps.product);
+
+-- name: open_days
+-- Days that still lack something: objects may have come since.
+SELECT DISTINCT @utc_day(hour) AS day FROM nodd_gaps
+WHERE dataset = :dataset AND kind = 'hole' AND closed_at IS NULL AND hour >= :since
+ORDER BY day;
+
+-- name: list
+SELECT dataset, product, hour, kind, expected, seen, first_seen, closed_at, repaired_by
+FROM nodd_gaps
+WHERE
+    (:dataset IS NULL OR dataset = :dataset) AND (:closed = 1 OR closed_at IS NULL)
+    AND (hour >= :since OR (closed_at IS NULL AND kind <> 'hole'))
+ORDER BY dataset, product, hour, kind;
+
+-- name: arrivals_of_day
+-- How long after its start each announced object of a day was announced, in whole seconds.
+SELECT
+    @utc_hour(time_range_start) AS hour, extension, @seconds(event_time, time_range_start) AS seconds,
+    count(*) AS objects
+FROM nodd_wal_records
+WHERE
+    status IN ('pending', 'in_progress', 'succeeded', 'failed', 'quarantined')
+    AND dataset = :dataset AND partition_key = :day AND sqs_message_id IS NOT NULL
+GROUP BY 1, extension, 3;
+
+-- name: keep_arrivals
+INSERT INTO nodd_arrivals (dataset, product, day, objects, classes, leads)
+SELECT :dataset, kept.product, :day, kept.objects, kept.classes, kept.leads
+FROM @batch(:arrivals, kept, product text, objects integer, classes json, leads json)
+WHERE TRUE
+@in_order(kept.product)
+ON CONFLICT (dataset, product, day) DO UPDATE SET
+    objects = excluded.objects, classes = excluded.classes, leads = excluded.leads;
+
+-- name: arrival_days
+SELECT DISTINCT day FROM nodd_arrivals WHERE dataset = :dataset AND day >= :since;
+
+-- name: arrivals
+SELECT dataset, product, classes FROM nodd_arrivals
+WHERE day BETWEEN :first AND :last AND (:dataset IS NULL OR dataset = :dataset);
+
+-- name: arrivals_by_lead
+-- What has no leads is told as a whole.
+SELECT dataset, product, CASE WHEN CAST(leads AS text) = '{}' THEN classes END AS classes, leads FROM nodd_arrivals
+WHERE day BETWEEN :first AND :last AND (:dataset IS NULL OR dataset = :dataset);

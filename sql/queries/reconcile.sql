@@ -1,0 +1,19 @@
+-- Bucket, ledger and catalog held against each other, a day of one dataset at a time.
+
+-- name: units
+SELECT wal_id, object_uri, status, stac_item_id, stac_item_href
+FROM nodd_wal_records
+WHERE
+    status IN ('pending', 'in_progress', 'succeeded', 'failed', 'quarantined')
+    AND dataset = :dataset AND partition_key = :day;
+
+-- name: indexed
+-- Which of these Items the index has.
+SELECT item_id FROM catalog_items WHERE collection_id = :collection_id AND item_id IN (@each(:item_ids));
+
+-- name: items_of_day
+-- Items of a day with what became of the unit that made each.
+SELECT item.item_id, item.wal_id, record.dataset, record.status, record.next_attempt_at
+FROM catalog_items AS item
+LEFT JOIN nodd_wal_records AS record ON item.wal_id = record.wal_id
+WHERE item.collection_id = :collection_id AND item.partition_key = :day;
