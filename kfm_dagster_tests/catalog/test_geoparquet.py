@@ -104,7 +104,7 @@ def standing(root: Path, collection: str = ABI) -> dict[str, Items]:
     return found
 
 
-def _rows(publisher: Publisher, path: str, part: parts.Part) -> list[dict[str, Any]]:
+def _rows(publisher: Publisher, path: str, part: parts.DayPart) -> list[dict[str, Any]]:
     table = pq.read_table(pa.BufferReader(publisher.read([path])[path]))
     assert table.num_rows == part.rows
     return to_items(table)
