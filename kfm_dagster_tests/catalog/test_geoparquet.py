@@ -104,7 +104,7 @@ def standing(root: Path, collection: str = ABI) -> dict[str, Items]:
     return found
 
 
-def _rows(publisher: Publisher, path: str, part: parts.Part) -> list[dict[str, Any]]:
+def _rows(publisher: Publisher, path: str, part: parts.DayPart) -> list[dict[str, Any]]:
     table = pq.read_table(pa.BufferReader(publisher.read([path])[path]))
     assert table.num_rows == part.rows
     return to_items(table)
@@ -297,6 +297,10 @@ def test_changes_that_come_again_after_later_ones_change_nothing(
     before = trees.files(root)
     follower.follow(contracts[ABI], first)
     assert trees.files(root) == before
+    stands = published(publisher)["2025-12-03"]
+    new = changes(contracts, 8, [5])
+    follower.follow(contracts[ABI], [*first, *new])
+    assert published(publisher)["2025-12-03"] == stands | {change.item_id: change.item for change in new}
 
 
 def test_a_description_whose_parts_are_gone_does_not_count(

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 
 import orjson
 
-from kfm_dagster.catalog.geoparquet.parts import Part, RowGroup
+from kfm_dagster.catalog.geoparquet.parts import DayPart, RowGroup
 from kfm_dagster.catalog.publisher import Publisher
 from kfm_dagster.errors import DependencyUnavailableError
 from kfm_dagster.settings import EARLIEST_DAY
@@ -34,7 +34,7 @@ class Day:
 
     day: str
     through: int = 0
-    parts: tuple[Part, ...] = ()
+    parts: tuple[DayPart, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -46,7 +46,7 @@ class Day:
         """What the names of its new files begin with."""
         return f"{self.day}-{self.through:016d}"
 
-    def after(self, through: int, parts: Iterable[Part]) -> Day:
+    def after(self, through: int, parts: Iterable[DayPart]) -> Day:
         """Return the day after a later change."""
         return replace(self, through=through, parts=tuple(parts))
 
@@ -109,7 +109,7 @@ def _day(content: bytes) -> Day:
         day=given["day"],
         through=given["through"],
         parts=tuple(
-            Part(
+            DayPart(
                 name=part["name"],
                 size=part["size"],
                 groups=tuple(

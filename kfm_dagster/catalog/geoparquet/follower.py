@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from kfm_dagster.catalog.changes import FollowError, ItemChange
 from kfm_dagster.catalog.geoparquet.days import Day, LostPartsError, files_of, folder, read_days, years
 from kfm_dagster.catalog.geoparquet.order import ordered
-from kfm_dagster.catalog.geoparquet.parts import Part, parts_of, to_merge
+from kfm_dagster.catalog.geoparquet.parts import DayPart, parts_of, to_merge
 from kfm_dagster.catalog.geoparquet.rows import merged, to_table, without
 from kfm_dagster.catalog.publisher import Publisher, PublishError
 from kfm_dagster.contracts.model import DatasetContract
@@ -102,13 +102,13 @@ class GeoParquet:
     def _files(self, where: str) -> dict[str, list[str]]:
         return files_of(self._publisher.names(where))
 
-    def _read(self, where: str, part: Part, columns: Sequence[str] | None = None) -> pa.Table:
+    def _read(self, where: str, part: DayPart, columns: Sequence[str] | None = None) -> pa.Table:
         path = f"{where}/{part.name}"
         if (content := self._publisher.read([path]).get(path)) is None:
             raise LostPartsError(observed=path, next_step="have the collection's GeoParquet rebuilt")
         return pq.read_table(pa.BufferReader(content), columns=columns)
 
-    def _ids_of(self, where: str, part: Part) -> pa.Array:
+    def _ids_of(self, where: str, part: DayPart) -> pa.Array:
         """Return the ids of a part's Items."""
         path = f"{where}/{part.name}"
         if path not in self._ids:

@@ -55,7 +55,7 @@ class RowGroup:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class DayPart:
     """A file of a day; `size` in bytes."""
 
     name: str
@@ -68,14 +68,14 @@ class Part:
         return sum(group.rows for group in self.groups)
 
 
-def parts_of(table: pa.Table, prefix: str) -> Iterator[tuple[Part, bytes]]:
+def parts_of(table: pa.Table, prefix: str) -> Iterator[tuple[DayPart, bytes]]:
     """Cut ordered rows into parts, named by the prefix and what they hold, with the bytes of each."""
     for first in range(0, table.num_rows, PART_ROWS):
         rows = table.slice(first, PART_ROWS)
         content = parquet(rows)
         name = f"{prefix}-{hashlib.sha256(content).hexdigest()[:12]}.parquet"
         groups = tuple(_group(rows.slice(at, GROUP_ROWS)) for at in range(0, rows.num_rows, GROUP_ROWS))
-        yield Part(name=name, size=len(content), groups=groups), content
+        yield DayPart(name=name, size=len(content), groups=groups), content
 
 
 def parquet(table: pa.Table) -> bytes:
@@ -95,7 +95,7 @@ def parquet(table: pa.Table) -> bytes:
     return content
 
 
-def to_merge(parts: Sequence[Part], rows: int) -> list[Part]:
+def to_merge(parts: Sequence[DayPart], rows: int) -> list[DayPart]:
     """Return those of the parts that are written again together with so many other rows.
 
     All up to WHOLE_ROWS; else each that has fewer rows than everything smaller together.
@@ -104,7 +104,7 @@ def to_merge(parts: Sequence[Part], rows: int) -> list[Part]:
         return []
     if rows + sum(part.rows for part in parts) <= WHOLE_ROWS:
         return list(parts)
-    chosen: list[Part] = []
+    chosen: list[DayPart] = []
     for part in sorted(parts, key=lambda part: part.rows):
         if part.rows > rows or part.rows + rows > PART_ROWS:
             break

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from kfm_dagster.catalog.geoparquet.days import Day, LostPartsError, files_of, folder, read_days, years
 from kfm_dagster.catalog.geoparquet.order import boxes, ends, starts
-from kfm_dagster.catalog.geoparquet.parts import Bbox, Part, RowGroup
+from kfm_dagster.catalog.geoparquet.parts import Bbox, DayPart, RowGroup
 from kfm_dagster.catalog.publisher import Publisher, PublishError
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.storage.set_questions import ask
@@ -91,7 +91,7 @@ def _of_parts(publisher: Publisher, where: str, day: Day, wanted: Wanted) -> Ite
                 yield rows
 
 
-def _read(publisher: Publisher, where: str, part: Part, groups: Sequence[int]) -> pa.Table:
+def _read(publisher: Publisher, where: str, part: DayPart, groups: Sequence[int]) -> pa.Table:
     with publisher.open(f"{where}/{part.name}", size=part.size) as file:
         return pq.ParquetFile(file, pre_buffer=True).read_row_groups(groups)
 
