@@ -10,7 +10,7 @@ from dataclasses import asdict
 import click
 
 from kfm_dagster.deployment.doctor.checks import checks_of
-from kfm_dagster.deployment.doctor.finding import Finding, Verdict, examine
+from kfm_dagster.deployment.doctor.finding import Diagnosis, Health, examine
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.pipeline import utc_now
@@ -40,13 +40,13 @@ def doctor(*, seconds: float, as_json: bool) -> int:
     read = read_configuration(settings)
     found = examine(checks_of(settings, read.registry, read.card, clock=utc_now), seconds=seconds)
     _show(found, as_json=as_json)
-    return ExitCode.FINISHED_WITH_FAILURES if _count(found)[Verdict.FAULT] else ExitCode.DONE
+    return ExitCode.FINISHED_WITH_FAILURES if _count(found)[Health.FAULT] else ExitCode.DONE
 
 
-def _show(found: Sequence[Finding], *, as_json: bool) -> None:
+def _show(found: Sequence[Diagnosis], *, as_json: bool) -> None:
     counts = _count(found)
     if as_json:
-        told = {f"{verdict.value}s" if verdict is not Verdict.OK else "ok": counts[verdict] for verdict in Verdict}
+        told = {f"{verdict.value}s" if verdict is not Health.OK else "ok": counts[verdict] for verdict in Health}
         click.echo(json.dumps({**told, "findings": [asdict(one) for one in found]}))
         return
     width = max(len(one.check) for one in found)
@@ -55,8 +55,8 @@ def _show(found: Sequence[Finding], *, as_json: bool) -> None:
         for name, value in (("observed", one.observed), ("expected", one.expected), ("next", one.next_step)):
             if value is not None:
                 click.echo(f"{'':{8 + width}}  {name + ':':10}{value}")
-    click.echo(f"{counts[Verdict.FAULT]} faults, {counts[Verdict.WARNING]} warnings, {counts[Verdict.OK]} ok")
+    click.echo(f"{counts[Health.FAULT]} faults, {counts[Health.WARNING]} warnings, {counts[Health.OK]} ok")
 
 
-def _count(found: Sequence[Finding]) -> Counter[Verdict]:
+def _count(found: Sequence[Diagnosis]) -> Counter[Health]:
     return Counter(one.verdict for one in found)

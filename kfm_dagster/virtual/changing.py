@@ -40,7 +40,7 @@ class VirtualReport:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
+class Replacement:
     """What is to change: Items that stand belong into the stores of this name, those that are gone into none."""
 
     name: str
@@ -58,7 +58,7 @@ class Changed:
     failures: Sequence[FollowError]
 
 
-def changed(here: DayOfStores, change: Change, read: Read) -> Changed:
+def changed(here: DayOfStores, change: Replacement, read: Read) -> Changed:
     """Write the documents of a name's stores as they are after a change. Raises FollowError.
 
     An Item whose content a store has already is not read again. One that has another content leaves first: whatever

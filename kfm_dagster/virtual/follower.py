@@ -19,7 +19,7 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.failpoints import with_context
 from kfm_dagster.storage.objects import ObjectStores
 from kfm_dagster.virtual import day as days
-from kfm_dagster.virtual.changing import Change, Changed, VirtualReport, changed
+from kfm_dagster.virtual.changing import Changed, Replacement, VirtualReport, changed
 from kfm_dagster.virtual.day import DayOfStores, Listed
 from kfm_dagster.virtual.index import Indexed, index, object_uri
 
@@ -82,7 +82,7 @@ class VirtualZarr:
                     return error
 
             def work(name: str) -> Changed:
-                wanted = Change(name=name, listed=listed[name], items=placed.items.get(name, []), gone=placed.gone)
+                wanted = Replacement(name=name, listed=listed[name], items=placed.items.get(name, []), gone=placed.gone)
                 return changed(here, wanted, lambda items: readers.map(with_context(read), items))
 
             found = list(pool.map(with_context(work), sorted(names)))

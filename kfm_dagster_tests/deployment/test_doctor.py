@@ -28,7 +28,7 @@ import yaml
 
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
-from kfm_dagster.deployment.doctor.finding import Verdict, examine, ok
+from kfm_dagster.deployment.doctor.finding import Health, examine, ok
 from kfm_dagster.deployment.local import default_dagster_yaml
 from kfm_dagster.errors import ExitCode
 from kfm_dagster_tests.cli.test_cli import Call, call, home, state_of  # noqa: F401, fixtures
@@ -155,7 +155,7 @@ def findings(call: Call) -> tuple[int, list[dict[str, Any]]]:
     told = json.loads(answer.out)
     assert (answer.code == ExitCode.FINISHED_WITH_FAILURES) == (told["faults"] > 0), answer.err
     assert answer.code in {ExitCode.DONE, ExitCode.FINISHED_WITH_FAILURES}
-    return answer.code, [one for one in told["findings"] if one["verdict"] != Verdict.OK]
+    return answer.code, [one for one in told["findings"] if one["verdict"] != Health.OK]
 
 
 @pytest.mark.clause("BEY-11")
@@ -249,8 +249,8 @@ def _lost_letters(deployed: Deployed) -> None:
     sqs.delete_queue(QueueUrl=sqs.get_queue_url(QueueName="lost")["QueueUrl"])
 
 
-FAULT, WARNING = Verdict.FAULT, Verdict.WARNING
-ROWS: dict[str, tuple[Planted, str, Verdict, str, str]] = {
+FAULT, WARNING = Health.FAULT, Health.WARNING
+ROWS: dict[str, tuple[Planted, str, Health, str, str]] = {
     # what is planted: how, check, verdict, what is observed, what to do
     "no queue": (lambda d: d.set(KFM_SQS_PRIMARY_QUEUE="gone"), "queue", FAULT, "gone", "create the queue"),
     "no dead-letter queue": (_lost_letters, "dead letters", FAULT, "lost", "create"),
@@ -410,7 +410,7 @@ def test_a_check_that_does_not_end_or_dies_is_a_fault_and_costs_the_others_nothi
         {"stuck": lambda: [ok("ended")] if never.wait(600) else [], "dies": dies, "well": lambda: [ok("well")]},
         seconds=0.2,
     )
-    assert [(one.check, one.verdict) for one in found] == [("stuck", FAULT), ("dies", FAULT), ("well", Verdict.OK)]
+    assert [(one.check, one.verdict) for one in found] == [("stuck", FAULT), ("dies", FAULT), ("well", Health.OK)]
     assert "no answer within 0.2 s" in str(found[0].observed)
     assert "LookupError: by itself" in str(found[1].observed)
     never.set()

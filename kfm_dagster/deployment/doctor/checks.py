@@ -13,7 +13,7 @@ from pathlib import Path
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.deployment.doctor.daemons import check_daemons
 from kfm_dagster.deployment.doctor.databases import check_database
-from kfm_dagster.deployment.doctor.finding import Check, Finding, ok
+from kfm_dagster.deployment.doctor.finding import Check, Diagnosis, ok
 from kfm_dagster.deployment.doctor.instance import check_instance, dagster_home
 from kfm_dagster.deployment.doctor.places import check_bucket, check_room, check_store
 from kfm_dagster.deployment.doctor.queues import check_dead_letters, check_queue
@@ -62,6 +62,6 @@ def checks_of(
     }
 
 
-def _configuration(settings: Settings) -> Iterator[Finding]:
+def _configuration(settings: Settings) -> Iterator[Diagnosis]:
     read = read_configuration(settings)
     yield ok(f"settings, pipeline card and {len(list(read.registry))} contracts are in order")

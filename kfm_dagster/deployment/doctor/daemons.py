@@ -14,7 +14,7 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from kfm_dagster.deployment.doctor.finding import Finding, fault, ok, warning
+from kfm_dagster.deployment.doctor.finding import Diagnosis, fault, ok, warning
 from kfm_dagster.deployment.doctor.instance import dagster_home
 from kfm_dagster.settings import Settings
 
@@ -25,7 +25,7 @@ _ASKED = sa.text("SELECT daemon_type, daemon_id, timestamp FROM daemon_heartbeat
 _PROGRAM = "dagster-daemon"
 
 
-def check_daemons(settings: Settings, *, now: datetime | None = None) -> Iterator[Finding]:
+def check_daemons(settings: Settings, *, now: datetime | None = None) -> Iterator[Diagnosis]:
     """Look who works in the instance."""
     home = dagster_home(settings)
     moment = now or datetime.now(UTC)

@@ -8,12 +8,12 @@ from pathlib import Path
 from sqlalchemy.engine import make_url
 
 from kfm_dagster.addresses import shown
-from kfm_dagster.deployment.doctor.finding import Finding, fault, ok, warning
+from kfm_dagster.deployment.doctor.finding import Diagnosis, fault, ok, warning
 from kfm_dagster.settings import Environment, Settings
 from kfm_dagster.storage.database import Database
 
 
-def check_database(settings: Settings) -> Iterator[Finding]:
+def check_database(settings: Settings) -> Iterator[Diagnosis]:
     """Open it as a command that only looks does. Raises KfmError where that cannot be done, in words of its own."""
     url = make_url(settings.database_url)
     if url.get_backend_name() == "sqlite" and not Path(str(url.database)).is_file():
@@ -36,7 +36,7 @@ def check_database(settings: Settings) -> Iterator[Finding]:
         database.dispose()
 
 
-def _role(settings: Settings, database: Database) -> Iterator[Finding]:
+def _role(settings: Settings, database: Database) -> Iterator[Diagnosis]:
     with database.snapshot() as tx:
         own = tx.run("roles.may_migrate").one()
     if own.may_migrate and settings.env is not Environment.DEV:

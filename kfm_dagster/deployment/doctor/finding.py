@@ -15,7 +15,7 @@ from kfm_dagster.errors import KfmError
 
 
 @unique
-class Verdict(StrEnum):
+class Health(StrEnum):
     """What a finding means for the deployment."""
 
     OK = "ok"
@@ -26,10 +26,10 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
+class Diagnosis:
     """One thing that was looked at; what is not well says what was observed, what was expected, and what to do."""
 
-    verdict: Verdict
+    verdict: Health
     what: str
     observed: str | None = None
     expected: str | None = None
@@ -38,30 +38,30 @@ class Finding:
     """Name of the check that found it."""
 
 
-Check = Callable[[], Iterable[Finding]]
+Check = Callable[[], Iterable[Diagnosis]]
 """Looks at one thing of a deployment. May raise KfmError, which is a fault; changes nothing."""
 
 
-def ok(what: str) -> Finding:
+def ok(what: str) -> Diagnosis:
     """Return that something is well."""
-    return Finding(verdict=Verdict.OK, what=what)
+    return Diagnosis(verdict=Health.OK, what=what)
 
 
-def warning(what: str, *, observed: object, expected: object, next_step: str) -> Finding:
+def warning(what: str, *, observed: object, expected: object, next_step: str) -> Diagnosis:
     """Return what works today."""
-    return Finding(
-        verdict=Verdict.WARNING, what=what, observed=str(observed), expected=str(expected), next_step=next_step
+    return Diagnosis(
+        verdict=Health.WARNING, what=what, observed=str(observed), expected=str(expected), next_step=next_step
     )
 
 
-def fault(what: str, *, observed: object, expected: object, next_step: str) -> Finding:
+def fault(what: str, *, observed: object, expected: object, next_step: str) -> Diagnosis:
     """Return what does not work."""
-    return Finding(
-        verdict=Verdict.FAULT, what=what, observed=str(observed), expected=str(expected), next_step=next_step
+    return Diagnosis(
+        verdict=Health.FAULT, what=what, observed=str(observed), expected=str(expected), next_step=next_step
     )
 
 
-def refused(error: KfmError, *, expected: str, next_step: str) -> Finding:
+def refused(error: KfmError, *, expected: str, next_step: str) -> Diagnosis:
     """Return a refusal as a fault; what it does not say is taken from here."""
     return fault(
         error.what,
@@ -71,12 +71,12 @@ def refused(error: KfmError, *, expected: str, next_step: str) -> Finding:
     )
 
 
-def examine(checks: Mapping[str, Check], *, seconds: float) -> list[Finding]:
+def examine(checks: Mapping[str, Check], *, seconds: float) -> list[Diagnosis]:
     """Make all checks side by side and return what they found, in the order of the checks.
 
     A check that has not ended after so many seconds is a fault, and is left alone: its thread ends with the process.
     """
-    found: dict[str, list[Finding]] = {}
+    found: dict[str, list[Diagnosis]] = {}
     threads = {
         name: threading.Thread(target=_make, args=(name, check, found), name=f"doctor-{name}", daemon=True)
         for name, check in checks.items()
@@ -95,7 +95,7 @@ def examine(checks: Mapping[str, Check], *, seconds: float) -> list[Finding]:
     return [replace(one, check=name) for name in checks for one in found.get(name, [late])]
 
 
-def _make(name: str, check: Check, found: dict[str, list[Finding]]) -> None:
+def _make(name: str, check: Check, found: dict[str, list[Diagnosis]]) -> None:
     try:
         made = list(check())
     except KfmError as error:

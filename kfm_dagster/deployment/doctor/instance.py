@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from kfm_dagster.deployment.doctor.finding import Finding, fault, ok, warning
+from kfm_dagster.deployment.doctor.finding import Diagnosis, fault, ok, warning
 from kfm_dagster.documents.yaml_text import read_yaml
 from kfm_dagster.settings import Environment, Settings
 
@@ -25,7 +25,7 @@ def dagster_home(settings: Settings) -> Path:
     return Path(os.environ.get("DAGSTER_HOME") or settings.home / "dagster").absolute()
 
 
-def check_instance(settings: Settings) -> Iterator[Finding]:
+def check_instance(settings: Settings) -> Iterator[Diagnosis]:
     """Look at `dagster.yaml`."""
     file = dagster_home(settings) / "dagster.yaml"
     if not file.is_file():
@@ -48,7 +48,7 @@ def check_instance(settings: Settings) -> Iterator[Finding]:
     yield from _slots(settings, config)
 
 
-def _storage(settings: Settings, config: Mapping[str, Any]) -> Iterator[Finding]:
+def _storage(settings: Settings, config: Mapping[str, Any]) -> Iterator[Diagnosis]:
     if settings.env is Environment.PROD and not settings.dagster_dsn and "postgres" not in _part(config, "storage"):
         yield warning(
             "Dagster keeps its runs in files of one machine",
@@ -58,7 +58,7 @@ def _storage(settings: Settings, config: Mapping[str, Any]) -> Iterator[Finding]
         )
 
 
-def _monitoring(monitoring: Mapping[str, Any]) -> Iterator[Finding]:
+def _monitoring(monitoring: Mapping[str, Any]) -> Iterator[Diagnosis]:
     if not monitoring.get("enabled", False):
         yield fault(
             "nobody notices that a run's process died: the run stays started, and keeps its slot, for ever",
@@ -77,7 +77,7 @@ def _monitoring(monitoring: Mapping[str, Any]) -> Iterator[Finding]:
         )
 
 
-def _retries(retries: Mapping[str, Any]) -> Iterator[Finding]:
+def _retries(retries: Mapping[str, Any]) -> Iterator[Diagnosis]:
     again = retries.get("retry_on_asset_or_op_failure", True)
     if retries.get("enabled", False) and again and retries.get("max_retries", 0) != 0:
         yield warning(
@@ -90,7 +90,7 @@ def _retries(retries: Mapping[str, Any]) -> Iterator[Finding]:
         yield ok("failed units are tried again by the ledger alone")
 
 
-def _slots(settings: Settings, config: Mapping[str, Any]) -> Iterator[Finding]:
+def _slots(settings: Settings, config: Mapping[str, Any]) -> Iterator[Diagnosis]:
     coordinator = _part(config, "run_coordinator")
     queued = _part(coordinator, "config")
     slots = _part(_part(config, "concurrency"), "runs").get("max_concurrent_runs", queued.get("max_concurrent_runs"))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.deployment.doctor.finding import Finding, fault, ok, warning
+from kfm_dagster.deployment.doctor.finding import Diagnosis, fault, ok, warning
 from kfm_dagster.errors import DependencyUnavailableError
 from kfm_dagster.storage.answering import answering, refuse_forbidden
 from kfm_dagster.storage.objects import ObjectStores
@@ -17,13 +17,13 @@ LEAST_FREE, LITTLE_FREE = GIB, 5 * GIB
 """A day of mail, logs and SQLite's journals takes hundreds of megabytes; below a gigabyte a run may fail for it."""
 
 
-def check_store(name: str, setting: str, place: str) -> Iterator[Finding]:
+def check_store(name: str, setting: str, place: str) -> Iterator[Diagnosis]:
     """Ask whether a store would take a file. Raises DependencyUnavailableError where it would not."""
     refuse_forbidden(place, what=name, setting=setting)
     yield ok(f"{name} {place} takes files")
 
 
-def check_bucket(objects: ObjectStores, contract: DatasetContract, bucket: str) -> Iterator[Finding]:
+def check_bucket(objects: ObjectStores, contract: DatasetContract, bucket: str) -> Iterator[Diagnosis]:
     """Ask whether a provider's bucket can be read. Raises DependencyUnavailableError where it cannot."""
     what = f"bucket {bucket} of {contract.id}"
     try:
@@ -42,7 +42,7 @@ def check_bucket(objects: ObjectStores, contract: DatasetContract, bucket: str) 
     yield ok(f"{what} can be read")
 
 
-def check_room(folders: Sequence[Path]) -> Iterator[Finding]:
+def check_room(folders: Sequence[Path]) -> Iterator[Diagnosis]:
     """Look how much room each file system has that a folder of ours is on, once."""
     seen: set[int] = set()
     for folder in folders:

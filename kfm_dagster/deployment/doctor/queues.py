@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.deployment.doctor.finding import Finding, fault, ok, refused, warning
+from kfm_dagster.deployment.doctor.finding import Diagnosis, fault, ok, refused, warning
 from kfm_dagster.errors import QueueUnavailableError
 from kfm_dagster.notifications.sqs import Queue
 from kfm_dagster.settings import Settings
@@ -25,11 +25,11 @@ SHOWN_TOPICS = 3
 _CREATE = "kfm queue create --dataset NAME --update"
 
 
-def check_queue(settings: Settings, registry: ContractRegistry, connect: Callable[[str], Queue]) -> Iterator[Finding]:
+def check_queue(settings: Settings, registry: ContractRegistry, connect: Callable[[str], Queue]) -> Iterator[Diagnosis]:
     """Look at the primary queue."""
     name = settings.sqs_primary_queue
     found = _described(connect(name), name)
-    if isinstance(found, Finding):
+    if isinstance(found, Diagnosis):
         yield found
         return
     yield ok(f"queue {name} answers")
@@ -46,7 +46,7 @@ def check_queue(settings: Settings, registry: ContractRegistry, connect: Callabl
     yield from _policy(registry, found)
 
 
-def check_dead_letters(settings: Settings, connect: Callable[[str], Queue]) -> Iterator[Finding]:
+def check_dead_letters(settings: Settings, connect: Callable[[str], Queue]) -> Iterator[Diagnosis]:
     """Look at the dead-letter queue, and whether it keeps letters long enough to be looked at."""
     name = settings.sqs_dlq_queue
     if name == settings.sqs_primary_queue:
@@ -58,13 +58,13 @@ def check_dead_letters(settings: Settings, connect: Callable[[str], Queue]) -> I
         )
         return
     found = _described(connect(name), name)
-    if isinstance(found, Finding):
+    if isinstance(found, Diagnosis):
         yield found
         return
     yield ok(f"dead-letter queue {name} answers")
     source = _described(connect(settings.sqs_primary_queue), settings.sqs_primary_queue)
     own = int(found["MessageRetentionPeriod"])
-    if not isinstance(source, Finding) and own <= int(source["MessageRetentionPeriod"]) and own < 14 * 86_400:
+    if not isinstance(source, Diagnosis) and own <= int(source["MessageRetentionPeriod"]) and own < 14 * 86_400:
         yield warning(
             "dead letters are thrown away as soon as others: their age counts from when they were first sent",
             observed=f"MessageRetentionPeriod {timedelta(seconds=own)}",
@@ -81,7 +81,7 @@ def check_dead_letters(settings: Settings, connect: Callable[[str], Queue]) -> I
         )
 
 
-def _described(queue: Queue, name: str) -> Mapping[str, str] | Finding:
+def _described(queue: Queue, name: str) -> Mapping[str, str] | Diagnosis:
     try:
         return queue.described()
     except QueueUnavailableError as error:
@@ -97,7 +97,7 @@ def _described(queue: Queue, name: str) -> Mapping[str, str] | Finding:
         )
 
 
-def _visibility(settings: Settings, found: Mapping[str, str]) -> Finding:
+def _visibility(settings: Settings, found: Mapping[str, str]) -> Diagnosis:
     seconds, least = int(found["VisibilityTimeout"]), settings.lease_seconds - LEASE_MARGIN_SECONDS
     if seconds >= least:
         return ok(f"messages stay hidden for {seconds} s, and a lease lasts {settings.lease_seconds} s")
@@ -109,7 +109,7 @@ def _visibility(settings: Settings, found: Mapping[str, str]) -> Finding:
     )
 
 
-def _redrive(settings: Settings, registry: ContractRegistry, found: Mapping[str, str]) -> Iterator[Finding]:
+def _redrive(settings: Settings, registry: ContractRegistry, found: Mapping[str, str]) -> Iterator[Diagnosis]:
     redrive: dict[str, Any] = json.loads(found.get("RedrivePolicy", "{}"))
     target = str(redrive.get("deadLetterTargetArn", ""))
     if not target:
@@ -140,7 +140,7 @@ def _redrive(settings: Settings, registry: ContractRegistry, found: Mapping[str,
         yield ok(f"a message becomes a dead letter after {count} receives")
 
 
-def _policy(registry: ContractRegistry, found: Mapping[str, str]) -> Iterator[Finding]:
+def _policy(registry: ContractRegistry, found: Mapping[str, str]) -> Iterator[Diagnosis]:
     statements = _allowing(json.loads(found.get("Policy") or "{}"))
     if any(_is_anybody(one) for one in statements):
         yield fault(

@@ -9,7 +9,7 @@ from pathlib import Path
 from cryptography import x509
 
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.deployment.doctor.finding import Finding, fault, ok, warning
+from kfm_dagster.deployment.doctor.finding import Diagnosis, fault, ok, warning
 from kfm_dagster.notifications.authenticity import Signatures
 from kfm_dagster.settings import Environment, Settings
 from kfm_dagster.telemetry.clock.server_dates import ask_date
@@ -21,7 +21,7 @@ def check_senders(
     *,
     answers: Callable[[str], bool] | None = None,
     now: datetime | None = None,
-) -> Iterator[Finding]:
+) -> Iterator[Diagnosis]:
     """Look whether certificates are kept here, else whether their hosts answer. Raises KfmError for a wrong setting."""
     if not settings.verifies_signatures:
         yield from _unverified(settings)
@@ -43,7 +43,7 @@ def check_senders(
         yield ok("hosts of senders' certificates answer")
 
 
-def _unverified(settings: Settings) -> Iterator[Finding]:
+def _unverified(settings: Settings) -> Iterator[Diagnosis]:
     facts = {
         "observed": "KFM_SNS_VERIFY off, or an AWS_ENDPOINT_URL outside AWS",
         "expected": "KFM_SNS_VERIFY=require",

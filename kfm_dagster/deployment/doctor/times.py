@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime
 
-from kfm_dagster.deployment.doctor.finding import Finding, fault, ok, warning
+from kfm_dagster.deployment.doctor.finding import Diagnosis, fault, ok, warning
 from kfm_dagster.errors import QueueUnavailableError
 from kfm_dagster.notifications.sqs import Queue
 from kfm_dagster.telemetry.clock.decision import ClockRules, decide
@@ -19,7 +19,7 @@ _SET = "let a time service keep the clock (chrony, systemd-timesyncd), then: kfm
 
 def check_clock(
     rules: ClockRules, connect: Callable[[AnswerDates], Queue], clock: Callable[[], datetime]
-) -> Iterator[Finding]:
+) -> Iterator[Diagnosis]:
     """Ask the queue once and judge the clock by its answer and the kernel's."""
     dates = AnswerDates(clock=clock)
     with suppress(QueueUnavailableError):  # a refusal has a Date, too; that the queue refuses is another finding
