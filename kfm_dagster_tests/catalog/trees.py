@@ -12,11 +12,11 @@ from kfm_dagster.storage.database import Database
 
 
 def files(root: Path) -> dict[str, bytes]:
-    """Every published file by its path; staged ones are not published."""
+    """Every published file of the tree by its path; staged ones are not published, and GeoParquet follows later."""
     return {
         str(path.relative_to(root)): path.read_bytes()
         for path in sorted(root.rglob("*"))
-        if path.is_file() and STAGING not in path.parts
+        if path.is_file() and STAGING not in path.parts and path.relative_to(root).parts[1:2] != ("items",)
     }
 
 
