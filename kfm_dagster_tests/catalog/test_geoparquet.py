@@ -287,7 +287,7 @@ def test_a_writer_that_stalled_takes_nothing_back(
             stalled = changes(contracts, following + 6, range(4, 8), UPDATED, platform="goes-17")
 
 
-def every_file(root: Path) -> dict[Path, bytes]:
+def contents(root: Path) -> dict[Path, bytes]:
     """What stands there, by path."""
     return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
@@ -299,9 +299,9 @@ def test_changes_that_come_again_after_later_ones_change_nothing(
     follower.follow(contracts[ABI], first)
     follower.follow(contracts[ABI], changes(contracts, 5, [0, 1], UPDATED, platform="goes-18"))
     follower.follow(contracts[ABI], changes(contracts, 7, [2], WITHDRAWN))
-    before = every_file(root)
+    before = contents(root)
     follower.follow(contracts[ABI], first)
-    assert every_file(root) == before != {}
+    assert contents(root) == before != {}
     stands = published(publisher)["2025-12-03"]
     new = changes(contracts, 8, [5])
     follower.follow(contracts[ABI], [*first, *new])
