@@ -43,6 +43,8 @@ _COMMON_NAMES = {1: "blue", 2: "red", 3: "nir08", 4: "cirrus", 5: "swir16", 6: "
 
 _LARGEST_ANGLE = 0.2
 """Radians. The full disk ends at 0.151872 (PUG volume 3, section 5.1.2)."""
+_SHORTEST, _LONGEST = 0.4, 14.0
+"""Micrometres that no centre of a band is beyond: the ABI's are 0.47 to 13.3 (goes-r.gov/spacesegment/abi.html)."""
 _ANGLE_DECIMALS = 7
 """Edges of images are multiples of 1 microradian; packed as 32-bit floats they come back with errors below 2e-8."""
 _LIMB_CURVATURE = 0.153
@@ -203,7 +205,7 @@ def _bands(numbers: list[float], native: Mapping[str, Any]) -> list[dict[str, An
 
 def _channels(numbers: list[float], wavelengths: list[float]) -> list[dict[str, Any]]:
     """Channels with their central wavelengths in micrometres."""
-    if len(wavelengths) != len(numbers) or not all(0 < wavelength < 20 for wavelength in wavelengths):
+    if len(wavelengths) != len(numbers) or not all(_SHORTEST < wavelength < _LONGEST for wavelength in wavelengths):
         raise ReadError(MetadataIssue.INCOMPLETE_PRODUCT_METADATA, f"wavelengths of bands {numbers} are {wavelengths}")
     bands = []
     for number, wavelength in zip(map(int, numbers), wavelengths, strict=True):

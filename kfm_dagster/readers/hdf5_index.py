@@ -280,6 +280,7 @@ class _FractalHeap:
         if max(self._start, self._max_direct) > MAX_BLOCK_BYTES or self._rows > MAX_ROWS or self._width > MAX_WIDTH:
             text = f"HDF5: a heap of {self._rows} rows of {self._width} blocks of {self._max_direct} bytes"
             raise ReadError(MetadataIssue.RESOURCE_LIMIT, text)
+        self._max_object = max_object
         self._managed = header[10]
         """Bytes of the heap's managed space, in which every offset is."""
         self._checked = bool(flags & 0x02)
@@ -300,8 +301,8 @@ class _FractalHeap:
         end = 1 + self._offset_bytes
         offset = int.from_bytes(heap_id[1:end], "little")
         length = int.from_bytes(heap_id[end : end + self._length_bytes], "little")
-        if offset > self._managed:
-            raise unreadable(f"a fractal heap object at offset {offset} of {self._managed}")
+        if offset > self._managed or length > self._max_object:
+            raise unreadable(f"a fractal heap object of {length} bytes at offset {offset} of {self._managed}")
         block, inside = self._locate(offset)
         begin = self._begin + (CHECKSUM_BYTES if self._checked else 0)
         if not begin <= inside < inside + length <= len(block):

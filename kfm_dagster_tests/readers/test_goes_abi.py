@@ -472,6 +472,7 @@ def _external(file: h5py.File) -> None:
         (_delete("band_id"), MetadataIssue.INCOMPLETE_PRODUCT_METADATA),
         (_delete("band_wavelength"), MetadataIssue.INCOMPLETE_PRODUCT_METADATA),
         (_replace("band_wavelength", data=np.array([np.nan], "f4")), MetadataIssue.INCOMPLETE_PRODUCT_METADATA),
+        (_replace("band_wavelength", data=np.array([1e-6], "f4")), MetadataIssue.INCOMPLETE_PRODUCT_METADATA),
         (_replace("y", shape=(0,), dtype="i2"), MetadataIssue.MISSING_GEOLOCATION),
         (_replace("y", shape=(1 << 40,), dtype="i2", chunks=(1024,)), MetadataIssue.MISSING_GEOLOCATION),
         (_replace("x", data=np.zeros((50, 50), "i2")), MetadataIssue.MISSING_GEOLOCATION),

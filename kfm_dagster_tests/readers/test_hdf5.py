@@ -249,6 +249,14 @@ def a_heap_that_is_smaller_than_its_offsets() -> bytes:
     return bytes(content)
 
 
+def a_heap_of_smaller_objects_than_it_holds() -> bytes:
+    content = written("latest", filled=True)
+    start = content.index(b"FRHP")
+    content[start + 10 : start + 14] = struct.pack("<I", 8)
+    sealed(content, start, 146)
+    return bytes(content)
+
+
 def a_variable_of_nothing_with_bytes() -> bytes:
     content = written("v110", filled=False)
     start, length = header(content, "v")
@@ -274,6 +282,7 @@ def a_group_with_filters_that_are_none() -> bytes:
     [
         more_messages_than_it_says,
         a_heap_that_is_smaller_than_its_offsets,
+        a_heap_of_smaller_objects_than_it_holds,
         a_variable_of_nothing_with_bytes,
         a_group_with_filters_that_are_none,
     ],
