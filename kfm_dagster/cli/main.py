@@ -102,7 +102,8 @@ COMMANDS = {
         "Look at units that were taken out of automatic flows, or take some out.",
     ),
     "queue": Lazy(
-        "kfm_dagster.cli.queue:queue", "Make the queue of a dataset, with its dead letters, policies and subscriptions."
+        "kfm_dagster.cli.queue:queue",
+        "Make the queue of a dataset, with its dead-letter queue, policies and subscriptions.",
     ),
     "reconcile": Lazy(
         "kfm_dagster.cli.reconcile:reconcile",

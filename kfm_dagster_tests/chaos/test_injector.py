@@ -21,6 +21,7 @@ from sqlalchemy.exc import OperationalError
 
 import kfm_dagster
 from kfm_dagster import failpoints
+from kfm_dagster.announcements.receiver import ReceiverUnavailableError
 from kfm_dagster.chaos.counters import LOG
 from kfm_dagster.chaos.failures import can_fail, failure
 from kfm_dagster.chaos.injector import Injector, fires, injecting
@@ -127,7 +128,7 @@ def test_a_kill_is_a_sigkill_that_happens_once_over_all_processes(tmp_path: Path
 def test_every_dependency_fails_as_its_callers_expect() -> None:
     kinds = {
         "database": OperationalError, "queue": BotoCoreError, "object": BaseError, "catalog": OSError,
-        "lineage": OSError, "artifact": BaseError, "landing": BaseError,
+        "lineage": OSError, "artifact": BaseError, "landing": BaseError, "announcement": ReceiverUnavailableError,
     }  # fmt: skip
     for failpoint in Failpoint:
         kind = kinds.get(failpoint.partition(".")[0])

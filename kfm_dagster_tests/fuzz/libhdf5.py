@@ -70,7 +70,7 @@ def _recorded(holder: type, kind: str, asked: list[Question]) -> Callable[[], No
     def answered(self: Any, *arguments: Any) -> Any:
         answer = ask(self, *arguments)
         said = {"dataset": lambda: answer is not None, "datasets": lambda: list(answer)}.get(kind, lambda: answer)()
-        asked.append(Question(getattr(self, "_name", ""), kind, arguments[0] if arguments else None, said))
+        asked.append(Question(getattr(self, "name", ""), kind, arguments[0] if arguments else None, said))
         return answer
 
     setattr(holder, kind, property(answered) if isinstance(original, property) else answered)

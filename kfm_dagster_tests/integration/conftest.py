@@ -28,6 +28,7 @@ def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
     monkeypatch.setenv("KFM_SNS_VERIFY", "off")  # what these tests announce is made by hand
     monkeypatch.setenv("KFM_SCHEDULED_LISTINGS", "false")  # as for all tests
+    monkeypatch.setenv("KFM_GEOPARQUET", "false")  # as for all tests
     # The partitions begin before every day of these tests, in whatever year they are run.
     monkeypatch.setenv("KFM_FIRST_DAY", "2025-01-01")
 

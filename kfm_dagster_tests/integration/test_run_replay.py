@@ -133,7 +133,8 @@ def test_a_replay_compensates_first_passes_every_gate_and_ends_in_the_same_outpu
     attempts = pipeline.stages.lifecycle.store.of_run("replay")
     assert [one.state for one in attempts] == [StageState.SUCCEEDED] * len(operators())
     passed = {event for run_id, event, details in lines(pipeline, "gate") if run_id == "replay"}
-    assert {"G1", "G2", "G4", "G6", "G8"} <= passed
+    # G6 expects nothing of a product that is followed since this very run.
+    assert {"G1", "G2", "G4", "G8"} <= passed
     compared = lines(pipeline, "replay")
     report = validate_report(pipeline, since=pipeline.clock() - timedelta(days=1))
     assert (report["replays"], report["kpis"]["replay_count"]) == ({"count": 1, "stages": len(compared)}, 1)
