@@ -1,10 +1,10 @@
-"""The announcer: follows the catalog for one subscription, and tells its receiver what happened to each Item.
+"""The announcer: follows the catalog for one subscription, and notifies its receiver of what happened to each Item.
 
-A change is in the catalog's outbox (`catalog_changes`) from the transaction that made it. What is about to be told is
+A change is in the catalog's outbox (`catalog_changes`) from the transaction that made it. What is about to be sent is
 written down before it is sent and once it is taken, so a process that dies, or a receiver that takes a part, has only
 the rest sent again, under the same ids.
 
-Belongs here: what is told. Does not belong here: what an event says (`event.py`), what follows from an answer
+Belongs here: what is announced. Does not belong here: what an event says (`event.py`), what follows from an answer
 (`sending.py`), when it is tried again (`catalog/following.py`).
 """
 
@@ -22,7 +22,7 @@ from kfm_dagster.announcements.plan import AnnouncementPlan, Subscription, Targe
 from kfm_dagster.announcements.receiver import Receiver, Reception
 from kfm_dagster.announcements.selection import Matches, compiled, within
 from kfm_dagster.announcements.sending import EventSender
-from kfm_dagster.announcements.store import AnnouncementState, AnnouncementStore, Decided, Told
+from kfm_dagster.announcements.store import Announced, AnnouncementState, AnnouncementStore, Decided
 from kfm_dagster.announcements.webhook import Webhook, tokens_of
 from kfm_dagster.catalog.changes import ChangeKind, FollowError, ItemChange
 from kfm_dagster.contracts.loader import ContractRegistry
@@ -31,7 +31,7 @@ from kfm_dagster.storage.database import Database
 
 
 class Announcer:
-    """A follower of the catalog that tells one receiver."""
+    """A follower of the catalog that notifies one receiver."""
 
     def __init__(
         self,
@@ -52,13 +52,13 @@ class Announcer:
     def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
         """Tell the receiver what these changes are for it. Raises FollowError unless each was taken or given up."""
         collection = contract.stac.collection
-        told = self._store.told(collection, [change.item_id for change in changes])
+        announced = self._store.announced(collection, [change.item_id for change in changes])
         decided = [
             (change, found)
             for change in changes
-            if (found := self._decide(collection, change, told.get(change.item_id))) is not None
+            if (found := self._decide(collection, change, announced.get(change.item_id))) is not None
         ]
-        again = {one.event_id for one in told.values()}
+        again = {one.event_id for one in announced.values()}
         begun = self._store.begin(collection, [one for _, one in decided if one.event_id not in again])
         due = [
             (change, one)
@@ -69,7 +69,7 @@ class Announcer:
         self._sender.send(collection, events, count=len(due))
 
     def forget(self, contract: DatasetContract) -> None:
-        """Have all that stands told again, under the same ids: what a receiver was told cannot be taken back."""
+        """Have all that stands announced again, under the same ids: what a receiver has got cannot be taken back."""
         self._store.forget(contract.stac.collection)
 
     def resend(self) -> tuple[int, int]:
@@ -90,23 +90,24 @@ class Announcer:
                 self._store.refused(event.collection, [(event, answer.error or "")])
         return taken, len(given_up) - taken
 
-    def _decide(self, collection: str, change: ItemChange, told: Told | None) -> Decided | None:
+    def _decide(self, collection: str, change: ItemChange, announced: Announced | None) -> Decided | None:
         """Return what a change is for this receiver; None when it has nothing to hear.
 
-        Who was told of an Item hears how it goes on, whatever the filters say now: else it would keep what is no more.
+        A receiver that got an Item gets its later changes, whatever the filters say now: otherwise it would keep
+        what is no more.
         """
-        if told is not None and told.change_id >= change.change_id:
-            if told.change_id > change.change_id or told.state is not AnnouncementState.OPEN:
+        if announced is not None and announced.change_id >= change.change_id:
+            if announced.change_id > change.change_id or announced.state is not AnnouncementState.OPEN:
                 return None
-            kind = told.kind
-        elif told is None or told.is_over:
+            kind = announced.kind
+        elif announced is None or announced.is_over:
             if change.item is None or not self._wants(change):
                 return None
             kind = ChangeKind.CREATED
         elif change.item is None:
             kind = ChangeKind.WITHDRAWN
         else:
-            kind = ChangeKind.UPDATED if told.known else ChangeKind.CREATED
+            kind = ChangeKind.UPDATED if announced.known else ChangeKind.CREATED
         wanted = kind in self._subscription.kinds
         return Decided(
             item_id=change.item_id,
@@ -158,7 +159,7 @@ def announcer(
     catalog_url: str,
     clock: Callable[[], datetime],
 ) -> Announcer:
-    """Return the follower of a subscription, which tells this receiver."""
+    """Return the follower of a subscription, which notifies this receiver."""
     store = AnnouncementStore(database, subscription.name, clock=clock)
     return Announcer(
         subscription,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -41,7 +42,7 @@ def connect(service: str, region: str | None) -> Any:
     return session.client(service, region_name=region, config=bounded(MOST, max_attempts=2))  # type: ignore[call-overload]
 
 
-class AwsReceiver:
+class AwsReceiver(ABC):
     """What the three have in common. `address` is an ARN, a URL or a name."""
 
     most = MOST
@@ -71,8 +72,9 @@ class AwsReceiver:
                 self._connected = self._connect(self.service, self._region)
             return self._connected
 
+    @abstractmethod
     def _answers(self, events: Sequence[OutgoingEvent]) -> Sequence[ReceiverAnswer]:
-        raise NotImplementedError
+        """Request it, and say what became of each event."""
 
 
 class SnsTopic(AwsReceiver):
@@ -143,8 +145,8 @@ def aws_receiver(service: str, address: str) -> AwsReceiver:
 
 def _attributes(event: OutgoingEvent) -> dict[str, Any]:
     """Return what filter policies of subscribers can ask for without reading the body."""
-    told = {"content-type": event.content_type, "ce-type": TYPES[event.kind], "ce-collection": event.collection}
-    return {name: {"DataType": "String", "StringValue": value} for name, value in told.items()}
+    values = {"content-type": event.content_type, "ce-type": TYPES[event.kind], "ce-collection": event.collection}
+    return {name: {"DataType": "String", "StringValue": value} for name, value in values.items()}
 
 
 def _order(address: str, event: OutgoingEvent) -> dict[str, str]:

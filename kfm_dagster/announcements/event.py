@@ -1,7 +1,7 @@
 """Events: what a receiver gets of one change, as a CloudEvent or as a WIS2 Notification Message.
 
 Pure. The same change has the same id, and the same bytes, whenever and however often it is sent. Does not belong here:
-who is told (`announcer.py`), sending.
+who is notified (`announcer.py`), sending.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class EventWriter:
         return GEOJSON if self.subscription.form is EventForm.WIS2 else CLOUDEVENT
 
     def event_id(self, collection: str, change: ItemChange, kind: ChangeKind) -> str:
-        """Return the id of an event: a UUIDv8 of what it tells, the same for every subscription and every try."""
+        """Return the id of an event: a UUIDv8 of what it reports, the same for every subscription and every try."""
         return uuid8(
             "announcement", self.plan.source, collection, change.item_id, kind, str(change.change_id),
             change.content_sha256,

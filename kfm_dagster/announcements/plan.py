@@ -1,4 +1,4 @@
-"""`configs/announcements.yaml`: who is told of which Items, where, and in which form.
+"""`configs/announcements.yaml`: who is notified of which Items, where, and in which form.
 
 Belongs here: the model of the file. Does not belong here: whether an Item is one of a subscription's (`selection.py`),
 or how a target is spoken to (`aws.py`, `webhook.py`).
@@ -117,18 +117,21 @@ class AnnouncementTarget(Strict):
 
 
 class Subscription(Strict):
-    """One receiver. Its name is the key of what it was told: under another name it is told everything again."""
+    """One receiver. Its name is the key of what it was sent: under another name it is sent everything again."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,59}$")]
     target: AnnouncementTarget
     datasets: Annotated[list[str], Field(min_length=1)] | None = Field(None, description="Default: all.")
-    kinds: list[ChangeKind] = Field(list(ChangeKind), min_length=1, description="What is told; default: everything.")
+    kinds: list[ChangeKind] = Field(
+        list(ChangeKind), min_length=1, description="What is announced; default: everything."
+    )
     bbox: tuple[float, float, float, float] | None = Field(
         None, description="West, south, east, north; west > east crosses the antimeridian. Footprints that meet it."
     )
     filter: str | dict[str, Any] | None = Field(None, description="CQL2, as text or JSON.")
     since: AwareDatetime | None = Field(
-        None, description="What changed before is not told. Default: a new subscription begins with all that stands."
+        None,
+        description="What changed before is not announced. Default: a new subscription begins with all that stands.",
     )
     form: EventForm = EventForm.CLOUDEVENTS
     max_bytes: PositiveInt = Field(
@@ -167,7 +170,7 @@ class AnnouncementPlan(Strict):
 
     @classmethod
     def none(cls) -> Self:
-        """Return a plan by which nobody is told."""
+        """Return a plan by which nobody is notified."""
         return cls(version="1.0.0", subscriptions=[])
 
     @classmethod

@@ -1,6 +1,6 @@
 """Selection: which Items are a subscription's, by CQL2 and by a box.
 
-Belongs here: questions about one Item. Does not belong here: who hears of it nevertheless, because it was told before
+Belongs here: questions about one Item. Does not belong here: who gets it nevertheless, because it was announced before
 (`announcer.py`).
 """
 

@@ -1,7 +1,7 @@
-"""What subscriptions were told (`announcements`): a row per subscription and Item, written before and after each event.
+"""What subscriptions were sent (`announcements`): a row per subscription and Item, written before and after each event.
 
-Belongs here: the rows of one subscription. Does not belong here: what is told to whom (`announcer.py`), or changes that
-nobody has looked at yet, which are the catalog's (`catalog_changes`, the outbox).
+Belongs here: the rows of one subscription. Does not belong here: what is announced to which (`announcer.py`), or
+changes that nobody has looked at yet, which are the catalog's (`catalog_changes`, the outbox).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class AnnouncementState(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Told:
-    """What a subscription was told of an Item last. `known`: the receiver has it, or was not to be told of it."""
+class Announced:
+    """What was announced of an Item last. `known`: the receiver has it, or was not to be notified of it."""
 
     change_id: int
     kind: ChangeKind
@@ -47,7 +47,7 @@ class Told:
 
     @property
     def is_over(self) -> bool:
-        """Whether the Item is gone for the receiver: what comes now begins anew."""
+        """Whether the Item is gone for the receiver: what comes now is created again."""
         return self.kind is ChangeKind.WITHDRAWN and self.state is not AnnouncementState.OPEN
 
 
@@ -87,12 +87,12 @@ class AnnouncementStore:
         self._subscription = subscription
         self._clock = clock
 
-    def told(self, collection: str, item_ids: Iterable[str]) -> dict[str, Told]:
-        """Return what was told of Items, by their ids."""
+    def announced(self, collection: str, item_ids: Iterable[str]) -> dict[str, Announced]:
+        """Return what was announced of Items, by their ids."""
         with self._database.snapshot() as view:
             rows = view.run("announcements.known", self._key(collection), item_ids=_json(list(item_ids)))
             return {
-                row.item_id: Told(
+                row.item_id: Announced(
                     change_id=row.change_id,
                     kind=ChangeKind(row.kind),
                     event_id=row.event_id,
@@ -103,9 +103,10 @@ class AnnouncementStore:
             }
 
     def begin(self, collection: str, events: Sequence[Decided]) -> set[str]:
-        """Write down what is about to be told; return the ids of the events that no later one has overtaken.
+        """Write down what is about to be sent; return the ids of the events that no later one has overtaken.
 
-        Before anything is sent: who may have heard of an Item is told when it goes, whoever dies in between.
+        Before anything is sent, so that a receiver that may have got an Item is notified when it goes, also after
+        a crash in between.
         """
         if not events:
             return set()

@@ -34,7 +34,7 @@ def notification(
 ) -> bytes:
     """Return the message; `href` is the Item's own address.
 
-    The link that tells what it is leads to the data where anybody may have them by https, else to the Item.
+    The link with the relation leads to the data where anybody may have them by https, else to the Item.
     """
     item = change.item
     geometry = None if item is None else item["geometry"]

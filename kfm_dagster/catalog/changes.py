@@ -1,4 +1,4 @@
-"""Changes of the catalog: what a follower is told of an Item, and what a follower is.
+"""Changes of the catalog: what a follower learns of an Item, and what a follower is.
 
 Every change of an Item in the index is a row, written in the transaction of the change. A follower is a place that
 shows the same Items in its own way (a search index, a receiver of announcements), and is brought up to date after the

@@ -72,7 +72,7 @@ class Write:
 class CollectionIndex:
     """The index of one collection within one transaction. `contract` is that of the dataset that owns it.
 
-    `mirrored` tells whether its Items are published as GeoParquet, too.
+    `mirrored`: whether its Items are published as GeoParquet, too.
     """
 
     def __init__(self, tx: Transaction, contract: DatasetContract, *, page_size: int, mirrored: bool = False) -> None:

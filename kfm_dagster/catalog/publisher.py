@@ -105,7 +105,7 @@ class FolderPublisher:
                 found[path] = file.read()
         return found
 
-    def open(self, path: str, *, size: int) -> BinaryIO:  # noqa: ARG002, a store has to be told
+    def open(self, path: str, *, size: int) -> BinaryIO:  # noqa: ARG002, a store has to know it
         """Open a file."""
         try:
             return (self._root / path).open("rb")

@@ -1,6 +1,6 @@
-"""`kfm announcements`: who is told of Items and how that goes, and sending again what was given up or all that stands.
+"""`kfm announcements`: who is notified of Items and how that goes, and sending again.
 
-Does not belong here: telling, which runs and the sensor `nodd_ledger` do.
+Does not belong here: the first sending, which runs and the sensor `nodd_ledger` do.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TROUBLE = ("subscription", "collection_id", "item_id", "kind", "state", "attempt
 
 @click.group()
 def announcements() -> None:
-    """Look at who is told of the catalog's Items, and send again what was given up.
+    """Look at who is notified of the catalog's Items, and send again what was given up.
 
     Example: kfm announcements list
     """
@@ -93,7 +93,7 @@ def resend(*, subscription: str, everything: bool, as_json: bool) -> int:
 
 
 def _rebuilt(pipeline: Pipeline, announcer: Announcer) -> Iterator[int]:
-    """Have every collection told again; of several datasets that write into one, its owner's."""
+    """Have every collection announced again; of several datasets that write into one, its owner's."""
     for contract in pipeline.registry:
         if contract.stac.collection_of is None:
             yield pipeline.following.rebuild(announcer, contract)

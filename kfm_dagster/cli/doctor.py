@@ -46,8 +46,8 @@ def doctor(*, seconds: float, as_json: bool) -> int:
 def _show(found: Sequence[Diagnosis], *, as_json: bool) -> None:
     counts = _count(found)
     if as_json:
-        told = {f"{verdict.value}s" if verdict is not Health.OK else "ok": counts[verdict] for verdict in Health}
-        click.echo(json.dumps({**told, "findings": [asdict(one) for one in found]}))
+        counted = {f"{verdict.value}s" if verdict is not Health.OK else "ok": counts[verdict] for verdict in Health}
+        click.echo(json.dumps({**counted, "findings": [asdict(one) for one in found]}))
         return
     width = max(len(one.check) for one in found)
     for one in found:

@@ -25,6 +25,7 @@ TIMES = ("objects", "p50_seconds", "p95_seconds", "p99_seconds")
 ARRIVAL_DAYS = 90
 MOST_DAYS = 366
 GAP_DAYS = 3
+UNFOLLOWED = "nothing is expected yet: no product with a `coverage` was announced here (docs/gaps.md)"
 
 
 @click.command()
@@ -65,7 +66,10 @@ def gaps(
         found = pipeline.gaps.list(since=since, dataset=dataset, closed=closed)
         if svg is not None:
             _write(pipeline, svg, dataset, days or GAP_DAYS)
+        followed = {feed.dataset for feed in pipeline.gaps.feeds()}
     show_rows(map(_row, found), COLUMNS if closed else COLUMNS[:-2], as_json=as_json)
+    if not found and not (followed if dataset is None else followed & {dataset}):
+        click.echo(UNFOLLOWED, err=True)
 
 
 def _write(pipeline: Pipeline, svg: Path, dataset: str | None, days: int) -> None:

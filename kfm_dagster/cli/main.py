@@ -35,7 +35,7 @@ COMMANDS = {
     ),
     "announcements": Lazy(
         "kfm_dagster.cli.announcements:announcements",
-        "Look at who is told of the catalog's Items, and send again what was given up.",
+        "Look at who is notified of the catalog's Items, and send again what was given up.",
     ),
     "backfill": Lazy(
         "kfm_dagster.cli.backfill:backfill",

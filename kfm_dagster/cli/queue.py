@@ -10,7 +10,7 @@ import boto3
 import click
 
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.deployment.provisioning.making import Fate, Part, QueueMaker
+from kfm_dagster.deployment.provisioning.making import Part, PartState, QueueMaker
 from kfm_dagster.deployment.provisioning.plan import QueuePlan, iam_policy, terraform_module
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.notifications.sqs import DEFAULT_REGION, bounded
@@ -65,7 +65,7 @@ def create(*, dataset: str, dry_run: bool, update: bool, printed: str | None, as
     )
     parts = maker.make()
     _show(parts, dry_run=dry_run, as_json=as_json)
-    drifted = any(part.change is Fate.DRIFT for part in parts)
+    drifted = any(part.change is PartState.DRIFT for part in parts)
     return ExitCode.FINISHED_WITH_FAILURES if drifted else ExitCode.DONE
 
 
@@ -74,7 +74,7 @@ def _show(parts: Sequence[Part], *, dry_run: bool, as_json: bool) -> None:
         click.echo(json.dumps({"dry_run": dry_run, "parts": [asdict(part) for part in parts]}))
         return
     for part in parts:
-        told = f"; observed {part.observed}, expected {part.expected}" if part.observed else ""
-        click.echo(f"{part.change.value:10}{part.what}{told}")
-    if any(part.change is Fate.DRIFT for part in parts):
+        difference = f"; observed {part.observed}, expected {part.expected}" if part.observed else ""
+        click.echo(f"{part.change.value:10}{part.what}{difference}")
+    if any(part.change is PartState.DRIFT for part in parts):
         click.echo("next: look at what differs, then run it with --update")

@@ -121,17 +121,17 @@ def _compared(pipeline: Pipeline, follower: PgstacFollower, contract: DatasetCon
 
 def _shown(found: Iterable[Comparison], *, as_json: bool) -> int:
     # A collection of which neither has anything is nothing to tell of.
-    told = [one for one in found if one.days or not one.same_collection]
+    shown = [one for one in found if one.days or not one.same_collection]
     if as_json:
-        for one in told:
+        for one in shown:
             days = [_day(day) for day in one.days]
             click.echo(json.dumps({"collection_id": one.collection_id, "equal": one.equal, "days": days}))
     else:
-        show_rows(map(_row, told), COLUMNS)
-        differing = [_day(day) for one in told for day in one.days if not day.equal]
+        show_rows(map(_row, shown), COLUMNS)
+        differing = [_day(day) for one in shown for day in one.days if not day.equal]
         if differing:
             show_section("days that differ", differing, DAY_COLUMNS)
-    return ExitCode.DONE if all(one.equal for one in told) else ExitCode.FINISHED_WITH_FAILURES
+    return ExitCode.DONE if all(one.equal for one in shown) else ExitCode.FINISHED_WITH_FAILURES
 
 
 def _row(one: Comparison) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from kfm_dagster.telemetry.energy import EnergyMeter, open_energy_meter
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """Dataset contracts, the pipeline card, who is told of Items, and what measures energy by the named grid."""
+    """Dataset contracts, the pipeline card, who is notified of Items, and what measures energy by the named grid."""
 
     registry: ContractRegistry
     card: Card

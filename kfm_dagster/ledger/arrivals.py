@@ -66,7 +66,7 @@ def percentile(counts: Mapping[int, int], share: float) -> float:
 
 
 def count_day(contract: DatasetContract, day: date, *, tx: Transaction) -> int:
-    """Count the arrivals of a day anew; return how many objects they are of. Without coverage nothing is counted."""
+    """Count the arrivals of a day again; return how many objects they are of. Without coverage nothing is counted."""
     if contract.coverage is None:
         return 0
     lead = contract.storage.key_grammar.end_offset_hours

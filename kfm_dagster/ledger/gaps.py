@@ -1,6 +1,6 @@
 """The gap table: what is missing of each product that is followed, since when, and which run brought it (BEY-05).
 
-Everything in it is told from the ledger. Belongs here: its rows, and which feeds are followed. Does not belong here:
+Everything in it is derived from the ledger. Belongs here: its rows, and which feeds are followed. Does not belong here:
 which hours lack something (`contracts/cadence.py`), and when somebody looks (`ingest/feed_watch.py`).
 """
 

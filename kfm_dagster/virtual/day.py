@@ -5,8 +5,9 @@
     <collection>/<YYYY>/<YYYY-MM-DD>/<name>.<hash>.json      a store: references (`references.py`)
 
 A document never changes: another content has another name. So a reader has all stores of a day before a change, or all
-of them after it, and whoever dies before the list is replaced leaves files that nobody finds. Belongs here: reading
-and publishing. Does not belong here: which steps a store has (`follower.py`).
+of them after it, and a writer that dies before the list is replaced leaves files that nobody finds.
+
+Belongs here: reading and publishing. Does not belong here: which steps a store has (`follower.py`).
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def days_of(publisher: Publisher, collection: str) -> list[str]:
 
 
 def add_days(publisher: Publisher, collection: str, days: Iterable[str]) -> None:
-    """Note days before they have stores, so that whoever empties the collection finds them. Raises FollowError."""
+    """Note days before they have stores, so that a rebuild finds them. Raises FollowError."""
     known = days_of(publisher, collection)
     if new := set(days) - set(known):
         said = {"collection": collection, "days": sorted({*known, *new})}

@@ -32,7 +32,7 @@ READS_AT_ONCE = 32
 
 
 class VirtualZarr:
-    """Keeps virtual stores below a publisher's root. `report` tells what the last `follow` took."""
+    """Keeps virtual stores below a publisher's root. `report`: what the last `follow` took."""
 
     name = "virtual-zarr"
 

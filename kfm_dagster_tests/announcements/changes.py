@@ -83,14 +83,14 @@ class Inbox:
         """What was taken, in order."""
         return [json.loads(body) for body in self.bodies]
 
-    def told(self) -> list[tuple[str, str]]:
+    def news(self) -> list[tuple[str, str]]:
         """Type and Item of what was taken since the last look, in the order of Items."""
         found, self.bodies = self.taken, []
         return sorted((event["subject"].rpartition("/")[2], event["type"].rpartition(".")[2]) for event in found)
 
 
 @dataclass
-class Told:
+class Subscribed:
     """An announcer over a database, and what its receiver hears."""
 
     announcer: Announcer
@@ -102,9 +102,9 @@ class Told:
         self.announcer.follow(self.contracts["goes-abi"], changes)
 
 
-def told_by(
+def subscribe(
     database: Database, contracts: ContractRegistry, text: str = TEXT, *, inbox: Inbox | None = None, **more: Any
-) -> Told:
+) -> Subscribed:
     """An announcer of the first subscription of a plan, with a receiver in memory; `more` is of the subscription."""
     plan = AnnouncementPlan.parse(text)
     subscription = plan.subscriptions[0].model_copy(update=more)
@@ -118,4 +118,4 @@ def told_by(
         catalog_url="catalog",
         clock=clock,
     )
-    return Told(announcer=found, inbox=box, clock=clock, contracts=contracts)
+    return Subscribed(announcer=found, inbox=box, clock=clock, contracts=contracts)

@@ -1,4 +1,4 @@
-"""What a subscription is told: each change once, a withdrawal past every filter, and nothing twice under another id."""
+"""What a subscription is sent: each change once, a withdrawal past every filter, and nothing twice under another id."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from kfm_dagster_tests.announcements.changes import (
     T0,
     WITHDRAWN,
     Inbox,
-    Told,
+    Subscribed,
     change,
     item_of,
-    told_by,
+    subscribe,
 )
 from kfm_dagster_tests.catalog.envelopes import goes
 
@@ -45,34 +45,34 @@ def ids(*items: dict[str, Any]) -> list[str]:
     return sorted(item["id"] for item in items)
 
 
-def status(database: Database, told: Told) -> SubscriptionStatus:
-    name = told.announcer.name
-    return AnnouncementStore(database, name.removeprefix("announcements."), clock=told.clock).status(name)
+def status(database: Database, subscribed: Subscribed) -> SubscriptionStatus:
+    name = subscribed.announcer.name
+    return AnnouncementStore(database, name.removeprefix("announcements."), clock=subscribed.clock).status(name)
 
 
 @pytest.mark.clause("OPR-22")
 def test_each_change_is_told_once_by_what_it_is_for_the_receiver(
     database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
 ) -> None:
-    told = told_by(database, contracts)
+    subscribed = subscribe(database, contracts)
     first, second = items[:2]
-    told.follow(change(1, first), change(2, second))
-    assert told.inbox.told() == [(one, "created") for one in ids(first, second)]
-    told.follow(change(1, first), change(2, second))
-    assert told.inbox.told() == []
-    told.follow(change(3, first, kind=UPDATED))
-    assert told.inbox.told() == [(first["id"], "updated")]
-    told.follow(change(4, first, kind=WITHDRAWN))
-    assert told.inbox.told() == [(first["id"], "withdrawn")]
-    told.follow(change(4, first, kind=WITHDRAWN), change(5, items[2], kind=WITHDRAWN))
-    assert told.inbox.told() == [], "the one was told, and of the other nobody had heard"
-    # What came and changed before it was told is new to the receiver.
-    told.follow(change(6, first, kind=UPDATED))
-    assert told.inbox.told() == [(first["id"], "created")]
+    subscribed.follow(change(1, first), change(2, second))
+    assert subscribed.inbox.news() == [(one, "created") for one in ids(first, second)]
+    subscribed.follow(change(1, first), change(2, second))
+    assert subscribed.inbox.news() == []
+    subscribed.follow(change(3, first, kind=UPDATED))
+    assert subscribed.inbox.news() == [(first["id"], "updated")]
+    subscribed.follow(change(4, first, kind=WITHDRAWN))
+    assert subscribed.inbox.news() == [(first["id"], "withdrawn")]
+    subscribed.follow(change(4, first, kind=WITHDRAWN), change(5, items[2], kind=WITHDRAWN))
+    assert subscribed.inbox.news() == [], "the one was sent, and of the other nobody had heard"
+    # What came and changed before it was sent is new to the receiver.
+    subscribed.follow(change(6, first, kind=UPDATED))
+    assert subscribed.inbox.news() == [(first["id"], "created")]
     # A process that stalled and comes back with what is no more changes nothing.
-    told.follow(change(3, first, kind=UPDATED))
-    assert told.inbox.told() == []
-    assert status(database, told).sent == 5
+    subscribed.follow(change(3, first, kind=UPDATED))
+    assert subscribed.inbox.news() == []
+    assert status(database, subscribed).sent == 5
 
 
 @pytest.mark.clause("OPR-22")
@@ -81,11 +81,11 @@ def test_who_was_told_of_an_item_hears_how_it_goes_on_whatever_the_filters_say_n
 ) -> None:
     name = next(_names)
     inbox = Inbox()
-    before = told_by(database, contracts, inbox=inbox, name=name)
+    before = subscribe(database, contracts, inbox=inbox, name=name)
     before.follow(change(1, items[0]), change(2, items[1]), change(3, items[2]))
-    inbox.told()
+    inbox.news()
     # Nothing of them is in the box, of the dataset or new enough any more.
-    after = told_by(
+    after = subscribe(
         database,
         contracts,
         inbox=inbox,
@@ -97,9 +97,9 @@ def test_who_was_told_of_an_item_hears_how_it_goes_on_whatever_the_filters_say_n
     after.follow(
         change(4, items[0], kind=WITHDRAWN), change(5, items[1], kind=UPDATED), change(6, items[3]), change(7, items[4])
     )
-    assert inbox.told() == sorted([(items[0]["id"], "withdrawn"), (items[1]["id"], "updated")])
+    assert inbox.news() == sorted([(items[0]["id"], "withdrawn"), (items[1]["id"], "updated")])
     after.follow(change(8, items[0]), change(9, items[3], kind=WITHDRAWN))
-    assert inbox.told() == []
+    assert inbox.news() == []
 
 
 SELECTED: list[tuple[dict[str, Any], bool]] = [
@@ -122,21 +122,21 @@ SELECTED: list[tuple[dict[str, Any], bool]] = [
 def test_a_subscription_is_told_of_what_it_asks_for(
     database: Database, contracts: ContractRegistry, items: list[dict[str, Any]], more: dict[str, Any], hears: bool
 ) -> None:
-    told = told_by(database, contracts, **more)
-    told.follow(change(1, items[0]))
-    assert told.inbox.told() == ([(items[0]["id"], "created")] if hears else [])
+    subscribed = subscribe(database, contracts, **more)
+    subscribed.follow(change(1, items[0]))
+    assert subscribed.inbox.news() == ([(items[0]["id"], "created")] if hears else [])
 
 
 def test_kinds_that_are_not_wanted_are_counted_all_the_same(
     database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
 ) -> None:
-    told = told_by(database, contracts, kinds=[UPDATED, WITHDRAWN])
-    told.follow(change(1, items[0]), change(2, items[1]))
-    told.follow(change(3, items[0], kind=UPDATED))
-    told.follow(change(4, items[1], kind=WITHDRAWN))
-    assert told.inbox.told() == sorted([(items[0]["id"], "updated"), (items[1]["id"], "withdrawn")])
-    told.follow(change(5, items[1], kind=UPDATED))
-    assert told.inbox.told() == [], "for the receiver it is new again"
+    subscribed = subscribe(database, contracts, kinds=[UPDATED, WITHDRAWN])
+    subscribed.follow(change(1, items[0]), change(2, items[1]))
+    subscribed.follow(change(3, items[0], kind=UPDATED))
+    subscribed.follow(change(4, items[1], kind=WITHDRAWN))
+    assert subscribed.inbox.news() == sorted([(items[0]["id"], "updated"), (items[1]["id"], "withdrawn")])
+    subscribed.follow(change(5, items[1], kind=UPDATED))
+    assert subscribed.inbox.news() == [], "for the receiver it is new again"
 
 
 @pytest.mark.clause("OPR-22")
@@ -144,35 +144,35 @@ def test_of_a_request_that_was_taken_in_part_only_the_rest_is_sent_again(
     database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
 ) -> None:
     failing = set(ids(*items[3:5]))
-    told = told_by(
+    subscribed = subscribe(
         database, contracts, inbox=Inbox(most=3, answers=lambda one: FAILED if one.item_id in failing else TAKEN)
     )
     changes = [change(number, item) for number, item in enumerate(items[:20], 1)]
     with pytest.raises(FollowError, match="2 of 20 events were not taken: HTTP 500"):
-        told.follow(*changes)
-    assert [item for item, _ in told.inbox.told()] == ids(*items[:3], *items[5:20])
-    told.inbox.requests.clear()
-    told.inbox.answers = lambda _: TAKEN
-    told.follow(*changes)
-    assert sorted(item for request in told.inbox.requests for item in request) == sorted(failing)
-    assert told.inbox.told() == [(item, "created") for item in sorted(failing)]
-    assert (status(database, told).sent, status(database, told).failing) == (20, 0)
+        subscribed.follow(*changes)
+    assert [item for item, _ in subscribed.inbox.news()] == ids(*items[:3], *items[5:20])
+    subscribed.inbox.requests.clear()
+    subscribed.inbox.answers = lambda _: TAKEN
+    subscribed.follow(*changes)
+    assert sorted(item for request in subscribed.inbox.requests for item in request) == sorted(failing)
+    assert subscribed.inbox.news() == [(item, "created") for item in sorted(failing)]
+    assert (status(database, subscribed).sent, status(database, subscribed).failing) == (20, 0)
 
 
 @pytest.mark.clause("OPR-22")
 def test_a_receiver_that_is_down_is_asked_once_and_nothing_of_it_is_given_up(
     database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
 ) -> None:
-    told = told_by(database, contracts, inbox=Inbox(most=2, down=True))
+    subscribed = subscribe(database, contracts, inbox=Inbox(most=2, down=True))
     changes = [change(number, item) for number, item in enumerate(items[:50], 1)]
     for tries in range(1, MAX_FAILURES + 5):
         with pytest.raises(FollowError, match="50 of 50 events were not taken: it is away"):
-            told.follow(*changes)
-        assert len(told.inbox.requests) == tries
-    told.inbox.down = False
-    told.follow(*changes)
-    assert len(told.inbox.told()) == 50
-    assert status(database, told).refused == 0
+            subscribed.follow(*changes)
+        assert len(subscribed.inbox.requests) == tries
+    subscribed.inbox.down = False
+    subscribed.follow(*changes)
+    assert len(subscribed.inbox.news()) == 50
+    assert status(database, subscribed).refused == 0
 
 
 @pytest.mark.clause("OPR-22")
@@ -189,41 +189,41 @@ def test_an_event_that_is_refused_for_good_is_kept_and_holds_up_no_other(
                 return [REFUSED] * len(events)
             return super().send(events)
 
-    told = told_by(
+    subscribed = subscribe(
         database, contracts, inbox=Strict(most=5, answers=lambda one: REFUSED if one.item_id == wrong else TAKEN)
     )
-    told.follow(*(change(number, item) for number, item in enumerate(items[:12], 1)))
-    assert [item for item, _ in told.inbox.told()] == ids(*items[:4], *items[5:12])
-    assert sum(wrong in request for request in told.inbox.requests) == TRIES
-    assert status(database, told).refused == 1
-    [trouble] = AnnouncementStore(database, "one", clock=told.clock).in_trouble()
+    subscribed.follow(*(change(number, item) for number, item in enumerate(items[:12], 1)))
+    assert [item for item, _ in subscribed.inbox.news()] == ids(*items[:4], *items[5:12])
+    assert sum(wrong in request for request in subscribed.inbox.requests) == TRIES
+    assert status(database, subscribed).refused == 1
+    [trouble] = AnnouncementStore(database, "one", clock=subscribed.clock).in_trouble()
     assert (trouble["item_id"], trouble["state"], trouble["last_error"]) == (wrong, "refused", "HTTP 422")
 
-    assert told.announcer.resend() == (0, 1)
-    told.inbox.answers, shared = (lambda _: TAKEN), False
-    assert told.announcer.resend() == (1, 0)
-    assert told.inbox.told() == [(wrong, "created")]
-    assert told.announcer.resend() == (0, 0)
-    assert status(database, told).refused == 0
+    assert subscribed.announcer.resend() == (0, 1)
+    subscribed.inbox.answers, shared = (lambda _: TAKEN), False
+    assert subscribed.announcer.resend() == (1, 0)
+    assert subscribed.inbox.news() == [(wrong, "created")]
+    assert subscribed.announcer.resend() == (0, 0)
+    assert status(database, subscribed).refused == 0
 
 
 @pytest.mark.clause("OPR-22")
 def test_a_receiver_that_refuses_everything_loses_nothing(
     database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
 ) -> None:
-    told = told_by(database, contracts, inbox=Inbox(most=1, answers=lambda _: REFUSED))
+    subscribed = subscribe(database, contracts, inbox=Inbox(most=1, answers=lambda _: REFUSED))
     changes = [change(number, item) for number, item in enumerate(items, 1)]
     with pytest.raises(
         FollowError, match="60 of 60 events were not taken: it refuses everything, at first with HTTP 422"
     ):
-        told.follow(*changes)
-    assert MAX_REFUSALS <= len(told.inbox.requests) < MAX_REFUSALS + THREADS + 1
+        subscribed.follow(*changes)
+    assert MAX_REFUSALS <= len(subscribed.inbox.requests) < MAX_REFUSALS + THREADS + 1
     with pytest.raises(FollowError, match="1 of 1 events were not taken: HTTP 422"):
-        told.follow(change(61, items[0], kind=UPDATED))
-    assert status(database, told).refused == 0
-    told.inbox.answers = lambda _: TAKEN
-    told.follow(*changes[1:], change(61, items[0], kind=UPDATED))
-    assert len(told.inbox.told()) == 60
+        subscribed.follow(change(61, items[0], kind=UPDATED))
+    assert status(database, subscribed).refused == 0
+    subscribed.inbox.answers = lambda _: TAKEN
+    subscribed.follow(*changes[1:], change(61, items[0], kind=UPDATED))
+    assert len(subscribed.inbox.news()) == 60
 
 
 @pytest.mark.clause("OPR-22")
@@ -231,65 +231,67 @@ def test_an_event_that_fails_again_and_again_while_others_are_taken_is_given_up_
     database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
 ) -> None:
     wrong = items[1]["id"]
-    told = told_by(database, contracts, inbox=Inbox(answers=lambda one: FAILED if one.item_id == wrong else TAKEN))
+    subscribed = subscribe(
+        database, contracts, inbox=Inbox(answers=lambda one: FAILED if one.item_id == wrong else TAKEN)
+    )
     changes = [change(number, item) for number, item in enumerate(items[:3], 1)]
     for _ in range(MAX_FAILURES - 1):
         with pytest.raises(FollowError, match="events were not taken: HTTP 500"):
-            told.follow(*changes)
-        told.clock.advance(600)
-    assert status(database, told).failing == 1
-    told.follow(*changes)
-    assert (status(database, told).failing, status(database, told).refused) == (0, 1)
-    told.inbox.answers = lambda _: TAKEN
-    told.inbox.told()
-    told.follow(change(9, items[1], kind=UPDATED))
-    assert told.inbox.told() == [(wrong, "created")]
-    assert status(database, told).refused == 0
+            subscribed.follow(*changes)
+        subscribed.clock.advance(600)
+    assert status(database, subscribed).failing == 1
+    subscribed.follow(*changes)
+    assert (status(database, subscribed).failing, status(database, subscribed).refused) == (0, 1)
+    subscribed.inbox.answers = lambda _: TAKEN
+    subscribed.inbox.news()
+    subscribed.follow(change(9, items[1], kind=UPDATED))
+    assert subscribed.inbox.news() == [(wrong, "created")]
+    assert status(database, subscribed).refused == 0
 
 
 def test_a_slow_receiver_has_its_time_and_then_waits_for_its_next_turn(
     database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
 ) -> None:
-    told = told_by(database, contracts, inbox=Inbox(most=1))
-    told.announcer._sender._budget = 0
+    subscribed = subscribe(database, contracts, inbox=Inbox(most=1))
+    subscribed.announcer._sender._budget = 0
     changes = [change(number, item) for number, item in enumerate(items[:30], 1)]
     with pytest.raises(FollowError, match="29 of 30 events were not taken: it is slow"):
-        told.follow(*changes)
-    told.announcer._sender._budget = 3600
-    told.follow(*changes)
-    assert sorted(item for [item] in told.inbox.requests) == ids(*items[:30])
+        subscribed.follow(*changes)
+    subscribed.announcer._sender._budget = 3600
+    subscribed.follow(*changes)
+    assert sorted(item for [item] in subscribed.inbox.requests) == ids(*items[:30])
 
 
 @pytest.mark.clause("OPR-22")
 def test_all_that_stands_can_be_told_again_under_the_same_ids(
     database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
 ) -> None:
-    told = told_by(database, contracts)
-    told.follow(change(1, items[0]), change(2, items[1]), change(3, items[2]))
-    told.follow(change(4, items[1], kind=UPDATED), change(5, items[2], kind=WITHDRAWN))
-    last = {event["subject"]: event for event in told.inbox.taken}
-    told.inbox.told()
-    told.announcer.forget(contracts["goes-abi"])
-    told.follow(change(1, items[0]), change(4, items[1], kind=UPDATED), change(5, items[2], kind=WITHDRAWN))
-    assert told.inbox.taken == [event for event in last.values() if not event["type"].endswith("withdrawn")]
+    subscribed = subscribe(database, contracts)
+    subscribed.follow(change(1, items[0]), change(2, items[1]), change(3, items[2]))
+    subscribed.follow(change(4, items[1], kind=UPDATED), change(5, items[2], kind=WITHDRAWN))
+    last = {event["subject"]: event for event in subscribed.inbox.taken}
+    subscribed.inbox.news()
+    subscribed.announcer.forget(contracts["goes-abi"])
+    subscribed.follow(change(1, items[0]), change(4, items[1], kind=UPDATED), change(5, items[2], kind=WITHDRAWN))
+    assert subscribed.inbox.taken == [event for event in last.values() if not event["type"].endswith("withdrawn")]
 
 
 @pytest.mark.clause("OPR-22")
 def test_what_a_process_sent_that_died_before_it_wrote_that_down_is_withdrawn_all_the_same(
     database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
 ) -> None:
-    """Nobody knows whether the receiver has it, so it is told that it is no more."""
-    told = told_by(database, contracts)
+    """Nobody knows whether the receiver has it, so it is notified that it is no more."""
+    subscribed = subscribe(database, contracts)
 
     def die(_: OutgoingEvent) -> ReceiverAnswer:
         raise DeadError
 
-    told.inbox.answers = die
+    subscribed.inbox.answers = die
     with pytest.raises(DeadError):
-        told.follow(change(1, items[0]))
-    told.inbox.answers = lambda _: TAKEN
-    told.follow(change(2, items[0], kind=WITHDRAWN))
-    assert told.inbox.told() == [(items[0]["id"], "withdrawn")]
+        subscribed.follow(change(1, items[0]))
+    subscribed.inbox.answers = lambda _: TAKEN
+    subscribed.follow(change(2, items[0], kind=WITHDRAWN))
+    assert subscribed.inbox.news() == [(items[0]["id"], "withdrawn")]
 
 
 class DeadError(BaseException):
@@ -359,7 +361,7 @@ class Unsteady(Inbox):
 class Story:
     """What happens to a few Items of a catalog and to the receiver of a subscription that asks for one dataset."""
 
-    told: Told
+    subscribed: Subscribed
     inbox: Unsteady
     bases: list[dict[str, Any]]
     outbox: Outbox = field(default_factory=Outbox)
@@ -380,7 +382,7 @@ class Story:
     def follow(self, *, most: int = 10, window: int = 1000, fate: Sequence[str] = (), ends: bool = True) -> None:
         self.inbox.most, self.inbox.fate, self.inbox.down = most, list(fate), False
         try:
-            self.told.follow(*self.outbox.window(window))
+            self.subscribed.follow(*self.outbox.window(window))
         except (FollowError, DeadError):
             return
         if ends:  # else it dies before its cursor moves
@@ -417,8 +419,8 @@ def test_whatever_happens_a_receiver_ends_with_what_stands_and_each_event_has_on
     database: Database, contracts: ContractRegistry, operations: list[tuple[str, Any]]
 ) -> None:
     inbox = Unsteady()
-    told = told_by(database, contracts, inbox=inbox, name=next(_names), datasets=[MINE])
-    story = Story(told=told, inbox=inbox, bases=[item_of(contracts, goes(number)) for number in range(4)])
+    subscribed = subscribe(database, contracts, inbox=inbox, name=next(_names), datasets=[MINE])
+    story = Story(subscribed=subscribed, inbox=inbox, bases=[item_of(contracts, goes(number)) for number in range(4)])
     for operation, argument in operations:
         if operation == "write":
             story.write(*argument)
@@ -452,9 +454,9 @@ def test_of_a_governed_dataset_no_more_is_told_than_the_catalog_shows(
     contract = open_one.model_copy(update={"governance": restricted, "stac": stac})
     governed = ContractRegistry(contracts={**contracts.contracts, MINE: contract})
     item = item_of(governed, goes(0))
-    told = told_by(database, governed, datasets=[MINE])
-    told.follow(change(1, item))
-    [event] = told.inbox.taken
+    subscribed = subscribe(database, governed, datasets=[MINE])
+    subscribed.follow(change(1, item))
+    [event] = subscribed.inbox.taken
     assert event["data"]["properties"]["kfm:dataset"] == contract.public_id != MINE
     assert {name: value for name, value in event["data"].items() if name != "links"} == {
         name: value for name, value in item.items() if name != "links"

@@ -87,13 +87,13 @@ def test_a_queue_gets_each_event_with_attributes_to_filter_by(
     aws: Callable[[str], Any], database: Database, contracts: ContractRegistry
 ) -> None:
     box = Mailbox(aws("sqs"))
-    told = announce(f"sqs: '{box.url}'", database, contracts, times=2)
+    announced = announce(f"sqs: '{box.url}'", database, contracts, times=2)
     messages = box.receive()
     assert len(messages) == ITEMS
     events = [json.loads(message["Body"]) for message in messages]
     for event in events:
         CLOUDEVENT.validate(event)
-    assert {event["data"]["id"] for event in events} == told
+    assert {event["data"]["id"] for event in events} == announced
     attributes = {name: value["StringValue"] for name, value in messages[0]["MessageAttributes"].items()}
     assert attributes == {
         "content-type": "application/cloudevents+json; charset=UTF-8",
@@ -133,9 +133,9 @@ def test_a_topic_gives_the_events_to_queues_by_their_filter_policies(
                 "FilterPolicy": json.dumps({"ce-type": [f"kfm.nodd.item.{kind}"]}),
             },
         )
-    told = announce(f"sns: '{topic}'", database, contracts)
+    announced = announce(f"sns: '{topic}'", database, contracts)
     events = [json.loads(message["Body"]) for message in wanting.receive()]
-    assert {event["data"]["id"] for event in events} == told
+    assert {event["data"]["id"] for event in events} == announced
     assert len(events) == ITEMS
     assert other.receive() == []
 
@@ -150,11 +150,11 @@ def test_a_bus_has_rules_over_source_and_type(
     pattern = {"source": ["kfm.nodd"], "detail-type": ["kfm.nodd.item.created"]}
     events.put_rule(Name="items", EventBusName=bus, EventPattern=json.dumps(pattern))
     events.put_targets(Rule="items", EventBusName=bus, Targets=[{"Id": "1", "Arn": box.arn}])
-    told = announce(f"eventbridge: {bus}", database, contracts)
+    announced = announce(f"eventbridge: {bus}", database, contracts)
     found = [json.loads(message["Body"])["detail"] for message in box.receive()]
     for event in found:
         CLOUDEVENT.validate(event)
-    assert {event["data"]["id"] for event in found} == told
+    assert {event["data"]["id"] for event in found} == announced
 
 
 @pytest.mark.clause("OPR-22")
@@ -175,7 +175,7 @@ def test_a_place_that_is_not_there_loses_nothing(
 
 
 class Answering:
-    """A client of all three that answers as it is told."""
+    """A client of all three that answers as it was set up."""
 
     def __init__(self, answer: dict[str, Any] | Exception) -> None:
         self.answer = answer

@@ -1,4 +1,4 @@
-"""`announcements.yaml`: what is shipped tells nobody, and a wrong file is refused with file, line and reason."""
+"""`announcements.yaml`: what is shipped notifies nobody, and a wrong file is refused with file, line and reason."""
 
 from __future__ import annotations
 

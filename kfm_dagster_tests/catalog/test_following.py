@@ -39,7 +39,7 @@ def fail() -> None:
 
 
 class Mirror:
-    """A follower that keeps the Items, and does first what it is told to do."""
+    """A follower that keeps the Items, and does first what a test has set."""
 
     def __init__(self) -> None:
         self.name = next(_names)
@@ -143,28 +143,28 @@ def test_what_happened_to_an_item_is_told_once_by_what_it_is_for_the_follower(
 ) -> None:
     mirror = Mirror()
 
-    def told() -> list[ChangeKind]:
+    def kinds() -> list[ChangeKind]:
         following.catch_up([mirror])
         taken, mirror.taken = mirror.taken, []
         return [kind for _, kind in taken]
 
     write("first", goes(0))
     write("second", goes(0, created=1, platform="goes-1"))
-    assert told() == [CREATED]
+    assert kinds() == [CREATED]
     write("second", goes(0, created=1, platform="goes-1"))
-    assert told() == []
+    assert kinds() == []
     write("third", goes(0, created=2, platform="goes-2"))
-    assert told() == [UPDATED]
+    assert kinds() == [UPDATED]
     catalog.undo("goes-abi", "third")
-    assert told() == [UPDATED]
+    assert kinds() == [UPDATED]
     write("fourth", goes(0, created=3, platform="goes-3"))
     for run_id in ("fourth", "second", "first"):
         catalog.undo("goes-abi", run_id)
-    assert told() == [WITHDRAWN]
+    assert kinds() == [WITHDRAWN]
     write("fifth", goes(1))
     catalog.undo("goes-abi", "fifth")
     # Somebody may have failed to tell what it took.
-    assert told() == [WITHDRAWN]
+    assert kinds() == [WITHDRAWN]
 
 
 def test_a_follower_that_fails_is_put_off_further_and_further_and_costs_no_other(

@@ -59,7 +59,7 @@ def call(home: Path, capsys: pytest.CaptureFixture[str]) -> Call:
 
 
 @pytest.fixture
-def told(home: Path, server: WebServer) -> list[str]:
+def announced(home: Path, server: WebServer) -> list[str]:
     """Five Items of which one receiver takes all and the other four; return their ids, that one's first."""
     with_items = Pipeline.open(Settings.load())
     found = candidates(with_items.registry, [goes(number) for number in range(5)])
@@ -83,7 +83,7 @@ def rows(out: str) -> list[dict[str, Any]]:
 
 @pytest.mark.clause("OPR-22")
 def test_a_list_says_how_each_subscription_does_and_what_was_given_up_is_sent_again(
-    told: list[str], call: Call, server: WebServer
+    announced: list[str], call: Call, server: WebServer
 ) -> None:
     code, out, _ = call("list", "--json")
     assert code == ExitCode.FINISHED_WITH_FAILURES
@@ -96,7 +96,7 @@ def test_a_list_says_how_each_subscription_does_and_what_was_given_up_is_sent_ag
     code, out, _ = call("failing", "--json")
     [trouble] = rows(out)
     assert code == ExitCode.DONE
-    assert (trouble["subscription"], trouble["item_id"], trouble["state"]) == (WRONG, told[0], "refused")
+    assert (trouble["subscription"], trouble["item_id"], trouble["state"]) == (WRONG, announced[0], "refused")
     assert trouble["last_error"] == "HTTP 422"
 
     code, out, _ = call("resend", WRONG, "--json")
@@ -113,7 +113,7 @@ def test_a_list_says_how_each_subscription_does_and_what_was_given_up_is_sent_ag
 
 @pytest.mark.clause("OPR-22")
 def test_a_receiver_that_lost_what_it_had_is_told_everything_again_under_the_same_ids(
-    told: list[str], call: Call, server: WebServer
+    announced: list[str], call: Call, server: WebServer
 ) -> None:
     before = {body for _, path, _, body in server.asked if path.startswith(f"/{WELL}")}
     server.asked.clear()
@@ -124,7 +124,7 @@ def test_a_receiver_that_lost_what_it_had_is_told_everything_again_under_the_sam
 
 
 @pytest.mark.clause("OPR-22")
-def test_a_receiver_that_is_down_is_said_to_be(told: list[str], call: Call, server: WebServer) -> None:
+def test_a_receiver_that_is_down_is_said_to_be(announced: list[str], call: Call, server: WebServer) -> None:
     server.answers = lambda _: WebAnswer(status=503)
     code, _, error = call("resend", WRONG)
     assert code == ExitCode.DEPENDENCY_UNAVAILABLE
@@ -132,7 +132,7 @@ def test_a_receiver_that_is_down_is_said_to_be(told: list[str], call: Call, serv
     assert SECRET not in error
 
 
-def test_what_is_no_subscription_is_refused(home: Path, call: Call, told: list[str]) -> None:
+def test_what_is_no_subscription_is_refused(home: Path, call: Call, announced: list[str]) -> None:
     for arguments in (("resend", "nobody"), ("failing", "nobody")):
         code, out, error = call(*arguments)
         assert (code, out) == (ExitCode.USAGE, "")

@@ -1,4 +1,4 @@
-"""`kfm stac`: where API and catalog differ is told by day and Item, and a rebuild makes them equal again."""
+"""`kfm stac`: where API and catalog differ is shown by day and Item, and a rebuild makes them equal again."""
 
 # ruff: noqa: F811 - fixtures are asked for by the name that they are imported under
 

@@ -152,10 +152,10 @@ def refusing() -> Iterator[str]:
 def findings(call: Call) -> tuple[int, list[dict[str, Any]]]:
     """Exit code, and everything that is not ok."""
     answer = call("doctor", "--json")
-    told = json.loads(answer.out)
-    assert (answer.code == ExitCode.FINISHED_WITH_FAILURES) == (told["faults"] > 0), answer.err
+    printed = json.loads(answer.out)
+    assert (answer.code == ExitCode.FINISHED_WITH_FAILURES) == (printed["faults"] > 0), answer.err
     assert answer.code in {ExitCode.DONE, ExitCode.FINISHED_WITH_FAILURES}
-    return answer.code, [one for one in told["findings"] if one["verdict"] != Health.OK]
+    return answer.code, [one for one in printed["findings"] if one["verdict"] != Health.OK]
 
 
 @pytest.mark.clause("BEY-11")

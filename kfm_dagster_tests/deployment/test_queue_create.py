@@ -1,4 +1,4 @@
-"""`kfm queue create`: made once, told when it differs, mended when asked; Terraform and IAM say the same."""
+"""`kfm queue create`: made once, reported when it differs, mended when asked; Terraform and IAM say the same."""
 
 # ruff: noqa: F811 - fixtures are asked for by the name that they are imported under
 
@@ -132,15 +132,15 @@ def test_the_subscription_lets_through_what_is_of_the_dataset(
     received = cloud.client("sqs").receive_message(
         QueueUrl=url_of(cloud, cloud.primary_queue), MaxNumberOfMessages=10, WaitTimeSeconds=1
     )["Messages"]
-    told = [json.loads(json.loads(one["Body"])["Message"])["Records"][0]["s3"]["object"]["key"] for one in received]
-    assert told == [f"{prefix}x"]
+    keys = [json.loads(json.loads(one["Body"])["Message"])["Records"][0]["s3"]["object"]["key"] for one in received]
+    assert keys == [f"{prefix}x"]
 
 
 @pytest.mark.clause("BEY-11", "BEY-12")
 def test_the_doctor_finds_nothing_wrong_with_queues_that_were_made(cloud: EmbeddedCloud, call: Call) -> None:
     changes(call)
-    told = json.loads(call("doctor", "--json").out)["findings"]
-    found = [one for one in told if one["check"] in {"queue", "dead letters"} and one["verdict"] != "ok"]
+    diagnoses = json.loads(call("doctor", "--json").out)["findings"]
+    found = [one for one in diagnoses if one["check"] in {"queue", "dead letters"} and one["verdict"] != "ok"]
     # Only gfs was asked for.
     assert [(one["verdict"], one["what"]) for one in found] == [
         ("warning", "some datasets' topics may not send messages to the queue")
@@ -175,9 +175,9 @@ def test_terraform_makes_what_the_command_makes(contracts: ContractRegistry, cal
     assert "var.max_receive_count" in primary
     statement = plan.statement("queue")
     [document] = [body for one in module["data"] for named in one.values() for body in named.values()]
-    told = json.dumps(document)
+    text = json.dumps(document)
     assert all(
-        word in told for word in (statement["Action"], statement["Principal"]["Service"], "ArnEquals", "aws:SourceArn")
+        word in text for word in (statement["Action"], statement["Principal"]["Service"], "ArnEquals", "aws:SourceArn")
     )
     subscription = resources["aws_sns_topic_subscription", "topic"]
     assert _plain(subscription["protocol"]) == "sqs"

@@ -41,7 +41,7 @@ class Engine:
 
 @contextmanager
 def engine() -> Iterator[Engine]:
-    """Open an empty one. It takes 80 % of the machine's memory unless it is told otherwise."""
+    """Open an empty one. It takes 80 % of the machine's memory unless it is given a bound."""
     with (
         ladybug.Database(":memory:", buffer_pool_size=128 << 20, max_num_threads=1, max_db_size=1 << 30) as database,
         ladybug.Connection(database) as connection,

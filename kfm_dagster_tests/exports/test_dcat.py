@@ -140,9 +140,9 @@ def test_a_catalog_that_is_published_is_named_by_its_public_address_and_contact(
 def test_how_often_objects_are_added_follows_from_the_contract(
     contracts: ContractRegistry, dataset: str, code: str | None, interval: str
 ) -> None:
-    told = dcat_terms.frequency(contracts[dataset])["accrualPeriodicity"]
-    assert told["label"] == interval
-    assert (told["id"] == f"{FREQUENCY}/{code}") == (code is not None)
+    said = dcat_terms.frequency(contracts[dataset])["accrualPeriodicity"]
+    assert said["label"] == interval
+    assert (said["id"] == f"{FREQUENCY}/{code}") == (code is not None)
 
 
 def test_every_dataset_of_ours_has_what_dcat_asks_for(contracts: ContractRegistry) -> None:

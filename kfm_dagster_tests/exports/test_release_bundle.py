@@ -102,9 +102,9 @@ def test_gpg_verifies_the_signature_and_refuses_another_manifest(
 ) -> None:
     done = write_release(bundle_sample.release(), tmp_path / "PTN_EXPORT", signer)
     assert gpg("--import", done.certificate).returncode == 0
-    told = gpg("--status-fd", "1", "--verify", done.folder / SIGNATURE, done.folder / MANIFEST)
-    assert told.returncode == 0, told.stderr
-    [valid] = [line.split() for line in told.stdout.splitlines() if line.startswith("[GNUPG:] VALIDSIG ")]
+    checked = gpg("--status-fd", "1", "--verify", done.folder / SIGNATURE, done.folder / MANIFEST)
+    assert checked.returncode == 0, checked.stderr
+    [valid] = [line.split() for line in checked.stdout.splitlines() if line.startswith("[GNUPG:] VALIDSIG ")]
     assert valid[-1] == signer.fingerprint
     with (done.folder / MANIFEST).open("ab") as file:
         file.write(b"#")
@@ -121,9 +121,9 @@ def test_sha256sum_accepts_a_bundle_and_refuses_a_changed_one(tmp_path: Path, si
         command = [sha256sum, "--check", "--strict", "SHA256SUMS"]
         return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
 
-    told = check()
-    assert told.returncode == 0, told.stderr
-    assert told.stdout.splitlines() == [f"{path}: OK" for path in (*SUMMED, MANIFEST)]
+    checked = check()
+    assert checked.returncode == 0, checked.stderr
+    assert checked.stdout.splitlines() == [f"{path}: OK" for path in (*SUMMED, MANIFEST)]
     for path in (*SUMMED, MANIFEST):
         content = (folder / path).read_bytes()
         (folder / path).write_bytes(content + b" ")

@@ -145,6 +145,24 @@ def test_an_object_that_was_never_announced_is_seen_drawn_fetched_and_missed_no_
 
 
 @pytest.mark.clause("BEY-05")
+@pytest.mark.usefixtures("call")
+def test_nothing_missing_and_nothing_expected_are_different_answers(
+    pipeline: Pipeline, objects: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def listed(*arguments: str) -> tuple[str, bool]:
+        with pytest.raises(SystemExit):
+            main(["gaps", *arguments])
+        printed = capsys.readouterr()
+        return printed.out.strip(), "nothing is expected yet" in printed.err
+
+    assert listed() == ("none", True)
+    hourly(pipeline, monkeypatch)
+    holed(pipeline, objects)
+    assert not listed()[1]
+    assert listed("--dataset", "hrrr") == ("none", True)
+
+
+@pytest.mark.clause("BEY-05")
 def test_an_hour_that_passes_without_a_run_is_noticed_by_the_next_look(
     pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

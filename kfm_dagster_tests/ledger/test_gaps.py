@@ -118,22 +118,22 @@ def hours(*seen: int, expected: int = 2) -> list[ProductHour]:
     ]
 
 
-def told(found: Iterable[Gap]) -> list[tuple[int, int, str | None]]:
+def repairs(found: Iterable[Gap]) -> list[tuple[int, int, str | None]]:
     return [(gap.hour.hour, gap.seen, gap.repaired_by) for gap in found]
 
 
 def test_a_hole_opens_for_one_object_less_and_closes_when_it_comes(gaps: Gaps, database: Database) -> None:
     assert gaps.record("nexrad-l2", hours(2, 1, 0, 3), at=NOW) == (2, 0)
-    assert told(gaps.list(since=LONG_AGO)) == [(1, 1, None), (2, 0, None)]
+    assert repairs(gaps.list(since=LONG_AGO)) == [(1, 1, None), (2, 0, None)]
     # Looking again changes nothing.
     assert gaps.record("nexrad-l2", hours(2, 1, 0, 3), at=NOW + timedelta(hours=1)) == (0, 0)
     assert {gap.first_seen for gap in gaps.list(since=LONG_AGO)} == {NOW}
     assert gaps.record("nexrad-l2", hours(2, 2, 1, 3), at=NOW, run_id="r1") == (1, 1)
-    assert told(gaps.list(since=LONG_AGO)) == [(2, 1, None)]
-    assert told(gaps.list(since=LONG_AGO, closed=True)) == [(1, 2, "r1"), (2, 1, None)]
+    assert repairs(gaps.list(since=LONG_AGO)) == [(2, 1, None)]
+    assert repairs(gaps.list(since=LONG_AGO, closed=True)) == [(1, 2, "r1"), (2, 1, None)]
     # What is taken back is missing again.
     assert gaps.record("nexrad-l2", hours(2, 0, 2, 3), at=NOW) == (1, 1)
-    assert told(gaps.list(since=LONG_AGO)) == [(1, 0, None)]
+    assert repairs(gaps.list(since=LONG_AGO)) == [(1, 0, None)]
     with database.engine.connect() as connection:
         columns = [column["name"] for column in sa.inspect(connection).get_columns("kfm_gaps")]
         rows = connection.execute(sa.text("SELECT count(*) FROM kfm_gaps")).scalar_one()

@@ -1,4 +1,4 @@
-"""The mirror: a follower of the catalog that keeps what it was told, and now and then does not take it.
+"""The mirror: a follower of the catalog that keeps what it was given, and now and then does not take it.
 
 Does not belong here: whether it shows what stands (`outside.py`).
 """
@@ -40,5 +40,5 @@ class Mirror:
                 self._rows[key] = change
 
     def forget(self, contract: DatasetContract) -> None:
-        """Raise, as no history rebuilds the mirror."""
-        raise NotImplementedError
+        """Lose what is of a collection."""
+        self._rows = {key: row for key, row in self._rows.items() if key[0] != contract.stac.collection}

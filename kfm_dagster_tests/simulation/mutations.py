@@ -378,7 +378,7 @@ MUTATIONS = (
         first=1,
     ),
     Mutation(
-        name="followers are not told what an undo takes out",
+        name="followers do not learn what an undo takes out",
         invariant="followers_show_what_stands",
         breakages=[_sql("catalog.log_changes", "WHERE true", "WHERE value ->> 2 <> 'withdrawn'")],
         under=_REFUSED,

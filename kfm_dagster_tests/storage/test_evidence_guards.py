@@ -21,7 +21,7 @@ DERIVED = {
     "nodd_listed_days", "nodd_gaps", "nodd_arrivals",
 }  # fmt: skip
 """Counts over the Items, written again from them; places of followers, which may begin again; sizes that records have:
-what a unit was held against is in its own record; and what the ledger lacks, told from it."""
+what a unit was held against is in its own record; and what the ledger lacks, derived from it."""
 VOCABULARY = {"replay_reasons", "schema_version"}
 LEAVING = {"catalog_items", "nodd_wal_leases", "lineage_outbox", "clock_readings"}
 """Tables whose rows leave by a rule of their own."""

@@ -1,4 +1,4 @@
-"""Virtual stores follow the Items that stand: whatever came before, in whatever order, and whoever died on the way."""
+"""Virtual stores follow the Items that stand, whatever came before, in whatever order, whichever writer died."""
 
 from __future__ import annotations
 

@@ -22,9 +22,9 @@ SELECT :subscription, :collection_id, e.item_id, e.change_id, e.kind, e.event_id
 FROM @batch(:events, e, item_id text, change_id bigint, kind text, event_id text, state text)
 WHERE
     NOT EXISTS (
-        SELECT 1 FROM announcements AS told
+        SELECT 1 FROM announcements AS earlier
         WHERE
-            told.subscription = :subscription AND told.collection_id = :collection_id AND told.item_id = e.item_id
+            earlier.subscription = :subscription AND earlier.collection_id = :collection_id AND earlier.item_id = e.item_id
     )
 ORDER BY e.item_id
 ON CONFLICT (subscription, collection_id, item_id) DO NOTHING
@@ -91,7 +91,7 @@ FROM announcements
 WHERE subscription = :subscription;
 
 -- name: waiting
--- Changes that the subscription has not been told of, or of which it has not been decided whether they are its.
+-- Changes that the subscription has not been sent, or of which it has not been decided whether they are its.
 SELECT count(*) AS changes FROM catalog_changes AS change
 LEFT JOIN catalog_followers AS place
     ON place.follower = :follower AND place.collection_id = change.collection_id

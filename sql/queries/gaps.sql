@@ -133,6 +133,6 @@ SELECT dataset, product, classes FROM nodd_arrivals
 WHERE day BETWEEN :first AND :last AND (:dataset IS NULL OR dataset = :dataset);
 
 -- name: arrivals_by_lead
--- What has no leads is told as a whole.
+-- What has no leads is shown as a whole.
 SELECT dataset, product, CASE WHEN CAST(leads AS text) = '{}' THEN classes END AS classes, leads FROM nodd_arrivals
 WHERE day BETWEEN :first AND :last AND (:dataset IS NULL OR dataset = :dataset);

@@ -978,7 +978,7 @@ CREATE TABLE nodd_feeds (
     CONSTRAINT nodd_feeds_one_row_per_product PRIMARY KEY (dataset, product)
 ) @without_rowid;
 
--- Days whose bucket was listed to its end: all of them should be here then, whoever followed the feed at the time.
+-- Days whose bucket was listed to its end: all of them should be here then, whether the feed was followed or not.
 CREATE TABLE nodd_listed_days (
     dataset @id NOT NULL,
     day text NOT NULL,
@@ -987,7 +987,7 @@ CREATE TABLE nodd_listed_days (
     CONSTRAINT nodd_listed_days_day_is_a_day CHECK (@is_day(day))
 ) @without_rowid;
 
--- What is missing of a feed, and what was: it is told from the ledger, which nothing here changes.
+-- What is missing of a feed, and what was: it is derived from the ledger, which nothing here changes.
 CREATE TABLE nodd_gaps (
     dataset @id NOT NULL,
     product @id NOT NULL,
@@ -1020,7 +1020,7 @@ CREATE VIEW kfm_gaps AS
 SELECT dataset, product, hour, kind, expected, seen, first_seen, closed_at, repaired_by FROM nodd_gaps;
 
 -- How long after its scan or run each object of a day was announced, counted in classes of time: what percentiles over
--- months are told from without reading the ledger.
+-- months are shown from without reading the ledger.
 CREATE TABLE nodd_arrivals (
     dataset @id NOT NULL,
     product @id NOT NULL,
@@ -1734,18 +1734,18 @@ CREATE TABLE catalog_followers (
     CONSTRAINT catalog_followers_error_is_of_a_failure CHECK ((last_error IS NULL) = (failures = 0))
 ) @without_rowid;
 
--- What each subscription of announcements.yaml was told of an Item: its newest event there, and what became of it.
+-- What each subscription of announcements.yaml was sent of an Item: its newest event there, and what became of it.
 CREATE TABLE announcements (
     subscription text NOT NULL,
     collection_id text NOT NULL,
     item_id text NOT NULL,
-    -- The change that the event tells of.
+    -- The change that the event reports.
     change_id @bigint NOT NULL,
     kind text NOT NULL,
     event_id text NOT NULL,
     -- open: to be sent, or sent and not known to be taken; silent: of a kind that the subscription does not want.
     state text NOT NULL,
-    -- Whether the receiver knows the Item, or was not to be told that it is there.
+    -- Whether the receiver knows the Item, or was not to be notified that it is there.
     known @bool NOT NULL,
     -- How often the receiver said no to this event while it took others.
     attempts integer NOT NULL DEFAULT 0,
@@ -1771,7 +1771,7 @@ CREATE TABLE announcements (
 
 CREATE INDEX announcements_by_state ON announcements (subscription, state, taken_at);
 
--- What was told stays told: a row goes on to a later change, and to no other Item.
+-- What was sent stays sent: a row goes on to a later change, and to no other Item.
 @refuse(
     announcements_go_on, UPDATE ON announcements, announcements_go_on,
     @changed(subscription, collection_id, item_id) OR NEW.change_id < OLD.change_id OR NEW.taken < OLD.taken

@@ -57,7 +57,7 @@ class DayComparison:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """A collection, day by day; `same_collection` tells whether the Collection itself is the catalog's."""
+    """A collection, day by day; `same_collection`: whether the Collection itself is the catalog's."""
 
     collection_id: str
     same_collection: bool

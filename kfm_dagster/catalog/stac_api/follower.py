@@ -2,7 +2,7 @@
 
 A batch is staged in a temporary table, checked, put in its place, read back and committed in one transaction with the
 number of its last change, under a lock of its collection. Each Item remembers the change that it stands by, and those
-that were taken back are remembered by theirs: whoever comes late with an older change, changes nothing.
+that were taken back are remembered by theirs: a caller that comes late with an older change changes nothing.
 
 Readers are held up by nothing but a new partition, once a month and collection, which is made in a transaction of its
 own. Does not belong here: the form of a row (`rows.py`), and proving that all is equal (`comparison.py`).
@@ -140,7 +140,7 @@ def _refuse_invalid(changes: Sequence[ItemChange]) -> None:
 
 
 def _refuse_another_history(tx: StacApiTransaction, collection_id: str, changes: Sequence[ItemChange]) -> None:
-    """Refuse changes that are newer than the API's last one and have a lower number: another ledger counts anew."""
+    """Refuse changes that are newer than the API's last one and have a lower number: they are of another ledger."""
     row = tx.run("come_to", collection_id=collection_id).first()
     last = changes[-1]
     if row is not None and last.change_id < row.change_id and last.changed_at > row.changed_at:

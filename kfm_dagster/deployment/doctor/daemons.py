@@ -78,7 +78,7 @@ def _heartbeats(settings: Settings, home: Path) -> Sequence[tuple[str, datetime]
 
 
 def _processes(home: Path) -> list[int]:
-    """Return the daemons of this machine whose DAGSTER_HOME it is, where /proc tells."""
+    """Return the daemons of this machine whose DAGSTER_HOME it is, where /proc shows them."""
     found: list[int] = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:

@@ -150,8 +150,8 @@ def _policy(registry: ContractRegistry, found: Mapping[str, str]) -> Iterator[Di
             next_step=_CREATE,
         )
         return
-    told = json.dumps(statements)
-    missing = [arn for arn in registry.topics if arn not in told]
+    policies = json.dumps(statements)
+    missing = [arn for arn in registry.topics if arn not in policies]
     if not statements:
         yield fault(
             "no topic may send messages to the queue",

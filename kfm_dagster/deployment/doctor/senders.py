@@ -49,7 +49,7 @@ def _unverified(settings: Settings) -> Iterator[Diagnosis]:
         "expected": "KFM_SNS_VERIFY=require",
         "next_step": "set it, unless the queue is a demo's or gets raw delivery",
     }
-    what = "messages are not verified: whoever can send one is believed"
+    what = "messages are not verified: everybody who can send one is believed"
     yield fault(what, **facts) if settings.env is Environment.PROD else warning(what, **facts)
 
 

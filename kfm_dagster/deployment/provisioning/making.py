@@ -28,7 +28,7 @@ Attributes = Mapping[str, str]
 
 
 @unique
-class Fate(StrEnum):
+class PartState(StrEnum):
     """What became of one part."""
 
     UNCHANGED = "unchanged"
@@ -43,7 +43,7 @@ class Part:
     """A part of the plan and what became of it."""
 
     what: str
-    change: Fate
+    change: PartState
     observed: str | None = None
     expected: str | None = None
 
@@ -76,7 +76,7 @@ class QueueMaker:
         if found is None:
             if not self.dry_run:
                 self.sqs.create_queue(QueueName=name, Attributes=dict(wanted))  # type: ignore[arg-type]
-            yield Part(what=f"queue {name}", change=Fate.CREATED)
+            yield Part(what=f"queue {name}", change=PartState.CREATED)
             return
         differing = {key: value for key, value in wanted.items() if not _same(found.get(key), value)}
         if differing and self.update and not self.dry_run:
@@ -84,14 +84,14 @@ class QueueMaker:
         yield from (
             Part(
                 what=f"queue {name} {key}",
-                change=Fate.UPDATED if self.update else Fate.DRIFT,
+                change=PartState.UPDATED if self.update else PartState.DRIFT,
                 observed=found.get(key, "none"),
                 expected=value,
             )
             for key, value in differing.items()
         )
         if not differing:
-            yield Part(what=f"queue {name}", change=Fate.UNCHANGED)
+            yield Part(what=f"queue {name}", change=PartState.UNCHANGED)
 
     def _policy(self, queue_arn: str) -> Part:
         what, wanted = f"policy {self.plan.sid} of queue {self.plan.queue}", self.plan.statement(queue_arn)
@@ -99,9 +99,9 @@ class QueueMaker:
         others = [one for one in policy.get("Statement", []) if one.get("Sid") != self.plan.sid]
         own = [one for one in policy.get("Statement", []) if one.get("Sid") == self.plan.sid]
         if own == [wanted]:
-            return Part(what=what, change=Fate.UNCHANGED)
-        change = Fate.CREATED if not own else Fate.UPDATED if self.update else Fate.DRIFT
-        if change is not Fate.DRIFT and not self.dry_run:
+            return Part(what=what, change=PartState.UNCHANGED)
+        change = PartState.CREATED if not own else PartState.UPDATED if self.update else PartState.DRIFT
+        if change is not PartState.DRIFT and not self.dry_run:
             made = {"Version": "2012-10-17", **policy, "Statement": [*others, wanted]}
             self._set(self.plan.queue, {"Policy": json.dumps(made, sort_keys=True)})
         return Part(what=what, change=change, observed=json.dumps(own) if own else None, expected=json.dumps(wanted))
@@ -114,17 +114,17 @@ class QueueMaker:
         if arn is None:
             if not self.dry_run:
                 sns.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=queue_arn, Attributes=wanted)
-            return Part(what=what, change=Fate.CREATED)
+            return Part(what=what, change=PartState.CREATED)
         found = sns.get_subscription_attributes(SubscriptionArn=arn)["Attributes"]
         raw = found.get("RawMessageDelivery", "false") == "true"
         if not raw and _json(found.get("FilterPolicy")) == (policy or {}):
-            return Part(what=what, change=Fate.UNCHANGED)
+            return Part(what=what, change=PartState.UNCHANGED)
         if self.update and not self.dry_run:
             # Nobody can verify what is delivered raw (KFM_SNS_VERIFY).
             for name, value in {"RawMessageDelivery": "false", **(wanted or {"FilterPolicy": "{}"})}.items():
                 sns.set_subscription_attributes(SubscriptionArn=arn, AttributeName=name, AttributeValue=value)
         observed = f"FilterPolicy {found.get('FilterPolicy', 'none')}" + (", RawMessageDelivery" if raw else "")
-        change = Fate.UPDATED if self.update else Fate.DRIFT
+        change = PartState.UPDATED if self.update else PartState.DRIFT
         return Part(what=what, change=change, observed=observed, expected=json.dumps(policy or {}))
 
     def _attributes(self, name: str) -> dict[str, str] | None:
@@ -179,6 +179,6 @@ def _answering() -> Iterator[None]:
         raise QueueUnavailableError(
             "the queue cannot be made",
             observed=f"{operation}: {code}",
-            next_step="check region and credentials; whoever makes queues needs sqs:CreateQueue, "
+            next_step="check region and credentials; who makes queues needs sqs:CreateQueue, "
             "sqs:SetQueueAttributes, sns:Subscribe and sns:ListSubscriptions. What was made stays: run it again",
         ) from None

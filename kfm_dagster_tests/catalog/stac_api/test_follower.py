@@ -1,4 +1,4 @@
-"""The follower `pgstac`: the API has what the catalog has, each change once, whoever crashed, stalled or stood by."""
+"""The follower `pgstac`: the API has what the catalog has, each change once, whichever process crashed or stalled."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ OPERATIONS = st.lists(
 
 
 class Recording:
-    """The follower, which does what it is told to, and keeps what it was given as one that stalls would."""
+    """The follower, which does what a test has set, and keeps what it was given as one that stalls would."""
 
     name = PgstacFollower.name
 
@@ -167,7 +167,7 @@ def test_a_crash_at_any_point_leaves_items_and_cursor_both_as_before_or_both_as_
 
 
 def _dies_at(point: int, work: Callable[[], None]) -> bool:
-    """Do it, dying at the n-th failpoint; tells whether there is one."""
+    """Do it, dying at the n-th failpoint; return whether there is one."""
     passed = count()
 
     def die(failpoint: Failpoint, _: object) -> None:
@@ -299,7 +299,7 @@ def test_another_ledger_is_refused_until_the_collection_is_rebuilt(
 ) -> None:
     write("run", goes(0))
     following.catch_up([follower])
-    # What an earlier ledger had followed, before it was made anew.
+    # What an earlier ledger had followed, before it was made again.
     api.ask("UPDATE kfm.stac_collections SET change_id = 900, changed_at = changed_at - interval '1 day'")
     write("again", goes(1))
     following.catch_up([follower])

@@ -72,7 +72,7 @@ SELECT CAST(content AS text) AS content FROM pgstac.collections WHERE id = :coll
 SELECT content = CAST(:content AS jsonb) AS same FROM pgstac.collections WHERE id = :collection_id;
 
 -- name: put_collection
--- How it is partitioned is decided once: by whoever makes it.
+-- How it is partitioned is decided once: by its maker.
 INSERT INTO pgstac.collections (content, partition_trunc)
 VALUES (CAST(:content AS jsonb), :partition_trunc)
 ON CONFLICT (id) DO UPDATE SET content = excluded.content;
