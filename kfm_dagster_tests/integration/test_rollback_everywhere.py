@@ -1,0 +1,90 @@
+"""A run that is taken back leaves no trace in any place that shows Items, and what was announced of it is withdrawn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfm_dagster.announcements.plan import AnnouncementPlan
+from kfm_dagster.catalog.publisher import FolderPublisher
+from kfm_dagster.errors import KfmError
+from kfm_dagster.ingest.nodes import Settle
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.rollback import roll_back
+from kfm_dagster.stages.failure import StageFailedError
+from kfm_dagster_tests.announcements.web_server import WebServer, open_web_server
+from kfm_dagster_tests.catalog import trees
+from kfm_dagster_tests.catalog.stac_api.api import Api
+from kfm_dagster_tests.catalog.test_geoparquet import published
+from kfm_dagster_tests.integration.chain import put, run_chain
+from kfm_dagster_tests.virtual.test_virtual_runs import scan
+
+DATASET, PARTITION = "goes-abi", "2025-06-01"
+
+
+@pytest.fixture
+def server() -> Iterator[WebServer]:
+    with open_web_server() as opened:
+        yield opened
+
+
+def shown(pipeline: Pipeline, place: Path, stac_api_url: str) -> dict[str, Any]:
+    """What readers find in each place; the name of a virtual store's document is the hash of what it says."""
+    root = Path(pipeline.settings.catalog)
+    assert pipeline.stac_api is not None
+    api = Api(stac_api_url, pipeline.database, root, pipeline.stac_api)
+    stores = json.loads((place / DATASET / "2025" / PARTITION / "stores.json").read_bytes())["stores"]
+    return {
+        "tree": trees.files(root),
+        "geoparquet": published(FolderPublisher(root)),
+        "stac_api": sorted(map(str, api.searched(collections=[DATASET]))),
+        "virtual": stores,
+    }
+
+
+@pytest.mark.one_database
+@pytest.mark.clause("OPR-10", "OPR-22", "OPR-23", "PCS-03")
+def test_a_run_that_is_taken_back_leaves_no_place_otherwise_than_it_found_it(
+    make_pipeline: Callable[..., Pipeline],
+    objects: Path,
+    tmp_path: Path,
+    stac_api_url: str,
+    server: WebServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = tmp_path / "virtual"
+    pipeline = make_pipeline(geoparquet=True, virtual_url=str(place), stac_api_dsn=stac_api_url)
+    pipeline.announcements = AnnouncementPlan.parse(
+        f'version: "1.0.0"\nsubscriptions:\n  - {{name: one, target: {{webhook: "{server.url()}"}}}}\n'
+    )
+    put(objects, [scan(0)])
+    run_chain(pipeline, DATASET, PARTITION, "first")
+    before = shown(pipeline, place, stac_api_url)
+    assert len(before["stac_api"]) == 1
+
+    def fails(*_: object) -> None:
+        raise KfmError("injected")
+
+    put(objects, [scan(1), scan(2)])
+    with monkeypatch.context() as patched:
+        patched.setattr(Settle, "verify", fails, raising=False)
+        with pytest.raises(StageFailedError) as failed:
+            run_chain(pipeline, DATASET, PARTITION, "second")
+    # A tick between the failure and the rollback shows them everywhere, as the tree does.
+    pipeline.following.catch_up(pipeline.followers)
+    between = shown(pipeline, place, stac_api_url)
+    assert all(between[name] != before[name] for name in before)
+    settle = Settle(pipeline=pipeline, dataset=DATASET, partition=PARTITION, run_id="second")
+    assert roll_back(settle, failed.value) is not None
+    pipeline.following.catch_up(pipeline.followers)
+
+    assert shown(pipeline, place, stac_api_url) == before
+    events = [json.loads(body) for *_, body in server.asked]
+    kinds = [event["type"].rpartition(".")[2] for event in events]
+    assert kinds == ["created", "created", "created", "withdrawn", "withdrawn"]
+    assert {event["subject"] for event in events[1:3]} == {event["subject"] for event in events[3:]}
+    assert {one.last_error for one in pipeline.following.places()} == {None}
