@@ -18,6 +18,9 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, ExitCode
 from kfm_dagster.ingest.pipeline import Pipeline
 
+PLACES = ("pgstac", "geoparquet", "virtual-zarr")
+"""Names of the followers that can be filled again; announcements have `kfm announcements resend`."""
+REFILLED_COLUMNS = ("collection_id", "changes")
 STATUS_COLUMNS = ("collection_id", "behind", "failures", "next_attempt_at", "last_error")
 COLUMNS = ("collection_id", "days", "catalog", "api", "collection", "equal")
 DAY_COLUMNS = ("collection_id", "day", "catalog", "api", "missing", "extra", "differing")
@@ -78,15 +81,26 @@ def check(*, collections: Sequence[str], as_json: bool) -> int:
 
 @stac.command()
 @_collections
+@click.option(
+    "--place",
+    type=click.Choice(PLACES),
+    default=PLACES[0],
+    show_default=True,
+    help="What to fill again: the API, or the other places that show the catalog's Items.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line: a collection with each of its days.")
-def rebuild(*, collections: Sequence[str], as_json: bool) -> int:
+def rebuild(*, collections: Sequence[str], place: str, as_json: bool) -> int:
     """Empty the API, load what stands in the catalog, and hold the two against each other as `check` does.
 
     A collection is away from the API until its Items are loaded. Exit code 4 when API and catalog differ afterwards.
+    GeoParquet and virtual stores are written again alike; what is shown of them is how many changes they took.
 
     Example: kfm stac rebuild --collection goes-abi
     """
     with opened_pipeline() as pipeline:
+        if place != PLACES[0]:
+            show_rows(_refilled(pipeline, place, collections), REFILLED_COLUMNS, as_json=as_json)
+            return ExitCode.DONE
         follower = _follower(pipeline)
         found = []
         for contract in _owners(pipeline, collections):
@@ -101,6 +115,18 @@ def _follower(pipeline: Pipeline) -> PgstacFollower:
             "there is no STAC API", expected="its PostgreSQL database", next_step="set KFM_STAC_API_DSN"
         )
     return pipeline.stac_api
+
+
+def _refilled(pipeline: Pipeline, place: str, collections: Sequence[str]) -> list[dict[str, Any]]:
+    found = next((one for one in pipeline.followers if one.name == place), None)
+    if found is None:
+        raise ConfigurationError(
+            f"there is no {place} here", next_step="set KFM_GEOPARQUET=true or KFM_VIRTUAL_URL, whichever it is of"
+        )
+    return [
+        {"collection_id": owner.stac.collection, "changes": pipeline.following.rebuild(found, owner)}
+        for owner in _owners(pipeline, collections)
+    ]
 
 
 def _owners(pipeline: Pipeline, collections: Sequence[str]) -> list[DatasetContract]:

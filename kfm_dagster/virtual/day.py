@@ -69,7 +69,9 @@ class DayOfStores:
         """Return the document of a store of the list. Raises FollowError."""
         found = self._at(one.href)
         if found is None:
-            raise FollowError(observed=f"{self._folder}/{one.href} is gone", next_step="rebuild virtual-zarr")
+            raise FollowError(
+                observed=f"{self._folder}/{one.href} is gone", next_step="kfm stac rebuild --place virtual-zarr"
+            )
         return found
 
     def put(self, name: str, store: VirtualCube) -> Listed:
@@ -170,7 +172,9 @@ def _understood(content: bytes, href: str) -> VirtualCube:
     try:
         return from_document(content)
     except (ValueError, KeyError, TypeError) as error:
-        raise FollowError(observed=f"{href} is no store of ours", next_step="rebuild virtual-zarr") from error
+        raise FollowError(
+            observed=f"{href} is no store of ours", next_step="kfm stac rebuild --place virtual-zarr"
+        ) from error
 
 
 def _failure(error: PublishError) -> FollowError:

@@ -12,11 +12,15 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.pool import NullPool
 
+from kfm_dagster.catalog.geoparquet.follower import GeoParquet
+from kfm_dagster.catalog.stac_api.follower import PgstacFollower
+from kfm_dagster.cli.stac import PLACES
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.fence import open_fence
+from kfm_dagster.virtual.follower import VirtualZarr
 from kfm_dagster_tests.catalog.envelopes import DAY, goes, nexrad
 from kfm_dagster_tests.catalog.test_undo import of_run
 from kfm_dagster_tests.cli.test_cli import DOWN, SECRET, Call, call, home  # noqa: F401, fixtures
@@ -121,6 +125,34 @@ def test_without_an_api_there_is_nothing_to_look_at(home: Path, call: Call) -> N
         refused = call("stac", command)
         assert refused.code == ExitCode.USAGE
         assert "KFM_STAC_API_DSN" in refused.err
+
+
+@pytest.mark.clause("OPR-10")
+def test_geoparquet_that_somebody_removed_is_written_again(
+    home: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KFM_GEOPARQUET", "true")
+    settings = Settings.load()
+    pipeline = Pipeline.open(settings)
+    pipeline.catalog.register(of_run(ContractRegistry.load(), "run", [goes(0), goes(1)]), fence=open_fence)
+    pipeline.following.catch_up(pipeline.followers)
+    pipeline.close()
+    files = sorted(Path(settings.catalog).rglob("*.parquet"))
+    before = call("items", "search", "--json").rows
+    assert len(before) == 2
+    for file in files:
+        file.unlink()
+    refused = call("items", "search")
+    assert refused.code == ExitCode.DEPENDENCY_UNAVAILABLE
+    assert "kfm stac rebuild --place geoparquet" in refused.err
+    filled = call("stac", "rebuild", "--place", "geoparquet", "--collection", "goes-abi", "--json")
+    assert (filled.code, filled.rows) == (ExitCode.DONE, [{"collection_id": "goes-abi", "changes": 2}])
+    assert call("items", "search", "--json").rows == before
+    assert call("stac", "rebuild", "--place", "virtual-zarr").code == ExitCode.USAGE
+
+
+def test_every_place_that_can_be_filled_again_is_a_follower_s_name() -> None:
+    assert {PgstacFollower.name, GeoParquet.name, VirtualZarr.name} == set(PLACES)
 
 
 def test_an_unknown_collection_is_refused(deployment: None, call: Call) -> None:

@@ -92,7 +92,7 @@ def read_days(publisher: Publisher, where: str, files: Mapping[str, Sequence[str
     while waiting := {day: names for day, names in waiting.items() if day not in found}:
         if lost := [day for day, names in waiting.items() if not names]:
             raise LostPartsError(
-                observed=f"{where}: {', '.join(lost)}", next_step="have the collection's GeoParquet rebuilt"
+                observed=f"{where}: {', '.join(lost)}", next_step="kfm stac rebuild --place geoparquet"
             )
         contents = publisher.read([f"{where}/{names[0]}" for names in waiting.values()])
         for day, names in waiting.items():

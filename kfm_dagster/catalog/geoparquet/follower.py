@@ -105,7 +105,7 @@ class GeoParquet:
     def _read(self, where: str, part: DayPart, columns: Sequence[str] | None = None) -> pa.Table:
         path = f"{where}/{part.name}"
         if (content := self._publisher.read([path]).get(path)) is None:
-            raise LostPartsError(observed=path, next_step="have the collection's GeoParquet rebuilt")
+            raise LostPartsError(observed=path, next_step="kfm stac rebuild --place geoparquet")
         return pq.read_table(pa.BufferReader(content), columns=columns)
 
     def _ids_of(self, where: str, part: DayPart) -> pa.Array:
