@@ -103,8 +103,8 @@ class PgstacFollower:
 
 def _apply(tx: StacApiTransaction, collection_id: str, changes: Sequence[ItemChange]) -> None:
     """Stage the changes, drop those that the API has had, put the rest in its place, and read it back."""
-    found = tx.run("base_item", collection_id=collection_id).first()
-    base = BaseItem(None, {}) if found is None else BaseItem(found.base_item_id, orjson.loads(found.base_item))
+    found = tx.run("base_item", collection_id=collection_id).one()
+    base = BaseItem(found.base_item_id, orjson.loads(found.base_item or "{}"))
     tx.run("make_stage")
     tx.run("look_up_by_id")
     tx.copy("kfm_stage", (stage_line(change, base) for change in changes))

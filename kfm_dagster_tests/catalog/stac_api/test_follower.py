@@ -126,6 +126,19 @@ def test_items_that_are_taken_back_leave_the_api_and_the_last_takes_the_collecti
     assert api.item_ids() == api.catalog_ids()
 
 
+def test_what_came_and_went_before_the_api_had_any_of_the_collection_holds_nothing_up(
+    catalog: Catalog, following: Following, follower: PgstacFollower, api: Api, write: Write
+) -> None:
+    write("run", goes(0))
+    catalog.undo("goes-abi", "run")
+    following.catch_up([follower])
+    assert {(place.behind, place.last_error) for place in following.places()} == {(0, None)}
+    assert api.item_ids() == []
+    write("again", goes(0))
+    following.catch_up([follower])
+    assert api.item_ids() == api.catalog_ids() != []
+
+
 def test_a_crash_between_the_api_and_our_own_cursor_applies_each_change_once(
     following: Following, follower: PgstacFollower, api: Api, write: Write, clock: Clock
 ) -> None:

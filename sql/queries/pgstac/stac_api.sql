@@ -81,6 +81,7 @@ ON CONFLICT (id) DO UPDATE SET content = excluded.content;
 SELECT pgstac.delete_collection(id) FROM pgstac.collections WHERE id = :collection_id;
 
 -- name: base_item
+-- One row always: of nulls where there is no such Collection.
 SELECT base_item_id, CAST(base_item AS text) AS base_item FROM pgstac.current_base_item(:collection_id);
 
 -- name: make_partitions
