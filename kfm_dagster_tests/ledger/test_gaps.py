@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kfm_dagster.contracts.cadence import LEAST_CADENCE, Pace, ProductHour
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.ledger.gaps import FeedWindow, Gap, GapKind, Gaps
+from kfm_dagster.ledger.gaps import FeedWindow, Gap, GapKind, Gaps, followed_in
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.factories import START, envelope
 from kfm_dagster_tests.ledger.bench import Bench, make_bench
@@ -104,6 +104,33 @@ def test_a_silence_is_one_row_however_often_somebody_looks(bench: Bench, gaps: G
         gaps.look_at([window(at=at)], at=at)
     [gap] = gaps.list(since=LONG_AGO)
     assert (gap.kind, gap.first_seen, gap.hour) == (GapKind.SILENCE, NOW, NOW)
+
+
+def test_a_product_is_followed_since_it_was_first_announced_and_a_listed_day_is_expected_whole(
+    gaps: Gaps, database: Database
+) -> None:
+    day, next_day = NOW.date(), NOW.date() + timedelta(days=1)
+    with database.transaction() as tx:
+        gaps.follow("nexrad-l2", {"volumes": NOW, "chunks": LONG_AGO}, tx=tx)
+        gaps.follow("nexrad-l2", {"volumes": LONG_AGO}, tx=tx)
+        gaps.follow("hrrr", {"surface": LONG_AGO}, tx=tx)
+        gaps.follow("gfs", {}, tx=tx)
+    assert [(feed.dataset, feed.product, feed.followed_since, feed.looked_until) for feed in gaps.feeds()] == [
+        ("hrrr", "surface", LONG_AGO, None), ("nexrad-l2", "chunks", LONG_AGO, None), ("nexrad-l2", "volumes", NOW, None),
+    ]  # fmt: skip
+    gaps.looked("nexrad-l2", until=NOW)
+    assert [feed.looked_until for feed in gaps.feeds()] == [None, NOW, NOW]
+    assert gaps.listed_days(day, next_day) == set()
+    for at in (NOW, NOW + timedelta(hours=1)):
+        with database.transaction() as tx:
+            gaps.listed("nexrad-l2", day.isoformat(), at=at, tx=tx)
+    assert gaps.listed_days(day, next_day) == {("nexrad-l2", day)}
+    assert gaps.listed_days(next_day, next_day) == set()
+    with database.snapshot() as view:
+        assert followed_in(view, "nexrad-l2", day.isoformat()) is None
+        assert followed_in(view, "nexrad-l2", next_day.isoformat()) == {"volumes": NOW, "chunks": LONG_AGO}
+        assert followed_in(view, "hrrr", day.isoformat()) == {"surface": LONG_AGO}
+        assert followed_in(view, "gfs", day.isoformat()) == {}
 
 
 def hours(*seen: int, expected: int = 2) -> list[ProductHour]:
