@@ -116,8 +116,10 @@ def test_a_product_is_followed_since_it_was_first_announced_and_a_listed_day_is_
         gaps.follow("hrrr", {"surface": LONG_AGO}, tx=tx)
         gaps.follow("gfs", {}, tx=tx)
     assert [(feed.dataset, feed.product, feed.followed_since, feed.looked_until) for feed in gaps.feeds()] == [
-        ("hrrr", "surface", LONG_AGO, None), ("nexrad-l2", "chunks", LONG_AGO, None), ("nexrad-l2", "volumes", NOW, None),
-    ]  # fmt: skip
+        ("hrrr", "surface", LONG_AGO, None),
+        ("nexrad-l2", "chunks", LONG_AGO, None),
+        ("nexrad-l2", "volumes", NOW, None),
+    ]
     gaps.looked("nexrad-l2", until=NOW)
     assert [feed.looked_until for feed in gaps.feeds()] == [None, NOW, NOW]
     assert gaps.listed_days(day, next_day) == set()
