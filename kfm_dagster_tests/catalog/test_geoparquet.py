@@ -328,7 +328,7 @@ def test_a_lost_file_is_refused_until_the_collection_is_rebuilt(
     follower.follow(contracts[ABI], changes(contracts, 1, range(3)))
     for file in root.glob("goes-abi/items/2025/*.parquet"):
         file.unlink()
-    with pytest.raises(FollowError, match=r"2025-12-03.*rebuilt"):
+    with pytest.raises(FollowError, match=r"2025-12-03.*rebuild --place geoparquet"):
         follower.follow(contracts[ABI], changes(contracts, 4, [3]))
     follower.forget(contracts[ABI])
     assert not (root / "goes-abi").exists()

@@ -149,8 +149,8 @@ def items(cloud: EmbeddedCloud) -> list[dict[str, Any]]:
     """The Items of the catalog."""
     s3 = cloud.client("s3")
     keys = [entry["Key"] for entry in s3.list_objects_v2(Bucket=BUCKETS[0]).get("Contents", [])]
-    found = [json.loads(s3.get_object(Bucket=BUCKETS[0], Key=key)["Body"].read() or b"{}") for key in keys]
-    return [document for document in found if document.get("type") == "Feature"]
+    bodies = [s3.get_object(Bucket=BUCKETS[0], Key=key)["Body"].read() for key in keys if key.endswith(".json")]
+    return [document for document in map(json.loads, bodies) if document.get("type") == "Feature"]
 
 
 def ingested_by_steps(cloud: EmbeddedCloud) -> list[str]:
