@@ -14,6 +14,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -95,15 +96,23 @@ class Figures:
         self.by_command: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
 
     def keep(self, command: str, printed: dict[str, Any], revision: str) -> None:
-        """Keep the figures of one command with when, under what load and of which revision they are."""
+        """Keep the figures of one command with when, under what load, on how fast a machine and of which revision."""
         self.by_command[command] = {
             **printed,
             "measured_at": f"{datetime.now(UTC):%Y-%m-%d %H:%M}Z",
             "load": os.getloadavg()[1],
+            "calibration_ms": calibration_ms(),
             "revision": revision,
         }
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.write_text(json.dumps(self.by_command, indent=1), encoding="utf-8")
+
+
+def calibration_ms() -> float:
+    """CPU milliseconds of a fixed piece of Python: what a shared machine is worth at this moment."""
+    begun = time.process_time()
+    sum(number * number for number in range(2_000_000))
+    return 1000 * (time.process_time() - begun)
 
 
 def measured(case: Case, home: Path) -> dict[str, Any]:

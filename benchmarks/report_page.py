@@ -79,7 +79,8 @@ CPU = """
 ## Where the processor time goes
 
 Milliseconds per unit by process, of the rows above. `run` is what a run spends after its fork; the code server loads
-the definitions and evaluates sensors; the daemon starts ticks and runs. In parentheses what is not the product's.
+the definitions and evaluates sensors; the daemon starts ticks and runs. In parentheses what is not the product's;
+the calibration is milliseconds of a fixed piece of Python, by which rows of a shared machine compare.
 """
 
 WALL = """
@@ -130,7 +131,17 @@ def _machine(every: Sequence[Figures] | Any, cores: int) -> str:
     return (
         f"Here: {cores} cores ({platform.machine()}), Python {platform.python_version()}, {times[0]} to {times[-1]}, "
         f"revision {', '.join(revisions)}. The load average (5 min) after a row was {min(loads):.1f} to "
-        f"{max(loads):.1f}: above {cores}, processes waited for a core."
+        f"{max(loads):.1f}: above {cores}, processes waited for a core.{_calibration(figures)}"
+    )
+
+
+def _calibration(figures: Sequence[Figures]) -> str:
+    found = [one["calibration_ms"] for one in figures if "calibration_ms" in one]
+    if not found:
+        return ""
+    return (
+        f" The machine is shared with others: a fixed piece of Python took {min(found):.0f} to {max(found):.0f} ms of "
+        "CPU after a row (calibration)."
     )
 
 
@@ -216,6 +227,7 @@ def _cpu(rows: Any) -> Iterator[dict[str, str]]:
             **_place(one),
             **{title: _number(spent.get(name), 1) for title, name in names.items()},
             **{f"({name})": _number(servers.get(name), 1) for name in ("queue", "store")},
+            "(calibration)": _number(one.get("calibration_ms"), 0),
         }
 
 
