@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -13,14 +14,18 @@ from kfm_dagster.contracts.id_prefix import SHORTEST_PREFIX
 from kfm_dagster.exports.explanations.run_report import NodeAccount, RunReport
 from kfm_dagster.settings import Settings
 
+GATES = ("stage", "gate", "outcome", "units", "observed", "expected")
 OVERVIEW = ("node", "what", "outcome", "passed", "why")
 
 
 @click.command()
 @click.argument("run", metavar="RUN")
+@click.option("--full", is_flag=True, help="With the inputs, hashes, times and measurements of each node.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def explain(*, run: str, as_json: bool) -> None:
+def explain(*, run: str, full: bool, as_json: bool) -> None:
     """Explain a run: what each node did, or why it had nothing to do.
+
+    Gates that did not pass come first.
 
     RUN is the id of a Dagster run or re-execution, the first 8 characters or more of one, or `latest`. Re-executions
     are looked up in DAGSTER_HOME (default: KFM_HOME/dagster).
@@ -33,16 +38,18 @@ def explain(*, run: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(account.as_json()))
     else:
-        _show(account, storage=settings.storage)
+        _show(account, storage=settings.storage, full=full)
 
 
-def _show(account: RunReport, *, storage: str) -> None:
+def _show(account: RunReport, *, storage: str, full: bool) -> None:
     click.echo(f"run {account.run_id}")
     if account.run_id != account.root_run_id:
         click.echo(f"re-execution of {account.root_run_id}")
     elif account.reexecutions:
         click.echo(f"with its re-executions {', '.join(account.reexecutions)}")
     click.echo(f"outputs below {storage}\n")
+    if account.gates:
+        show_section("gates that did not pass", [asdict(gate) for gate in account.gates], GATES)
     partitions = {node.node.partition("@")[2] for node in account.nodes}
     common = partitions.pop() if len(partitions) == 1 else ""
     title = f"nodes of {common}" if common else "nodes"
@@ -50,7 +57,7 @@ def _show(account: RunReport, *, storage: str) -> None:
     for dataset, counts in account.units.items():
         ends = ", ".join(f"{count} {end}" for end, count in counts.items() if end != "claimed")
         click.echo(f"units of {dataset}: {counts['claimed']} claimed{': ' if ends else ''}{ends}")
-    for node in account.nodes:
+    for node in account.nodes if full else ():
         click.echo()
         show_section(node.node, _details(node), ("field", "value"))
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +108,8 @@ def search(
     if unknown := set(collections) - set(known):
         raise click.UsageError(f"no Collection {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     tables = list(_first(settings, collections or known, wanted, limit))
+    if not tables and where:
+        _say_unknown(settings, collections or known, wanted)
     if parquet is not None:
         click.echo(f"{_write(parquet, tables)} Items in {parquet}")
         return
@@ -129,6 +132,16 @@ def _first(settings: Settings, collections: Sequence[str], wanted: Wanted, limit
         raise DependencyUnavailableError(
             "the catalog's place does not answer", observed=error, next_step="see KFM_CATALOG_URL"
         ) from error
+
+
+def _say_unknown(settings: Settings, collections: Sequence[str], wanted: Wanted) -> None:
+    """Say which properties nothing has, and what comes nearest: a misspelt one finds nothing, too."""
+    from kfm_dagster.catalog.geoparquet.search import properties_of  # noqa: PLC0415, see above
+
+    there = properties_of(open_publisher(settings.catalog), collections)
+    for name in {condition.name for condition in wanted.conditions} - there if there else ():
+        near = ", ".join(get_close_matches(name, there)) or "nothing"
+        click.echo(f"no Item of the newest days has the property {name!r}; near it: {near}", err=True)
 
 
 def _write(path: Path, tables: Sequence[pa.Table]) -> int:

@@ -51,7 +51,7 @@ COMMANDS = {
     ),
     "console": Lazy(
         "kfm_dagster.cli.console:console",
-        "Serve the report of kfm validate and the metrics to browsers and monitors, until Ctrl-C.",
+        "Serve what kfm status and kfm validate say, and the metrics, to browsers and monitors, until Ctrl-C.",
     ),
     "dataset": Lazy("kfm_dagster.cli.dataset:dataset", "Look at, begin and check dataset contracts."),
     "demo": Lazy(
@@ -121,6 +121,9 @@ COMMANDS = {
     "stac": Lazy(
         "kfm_dagster.cli.stac:stac",
         "Look at the STAC API beside the catalog, compare it with the catalog, and fill it again.",
+    ),
+    "status": Lazy(
+        "kfm_dagster.cli.status:status", "Show what waits for somebody, with the command that helps, and all units."
     ),
     "ui": Lazy("kfm_dagster.cli.ui:ui", "Open the Dagster UI over KFM_HOME, with daemon and sensors, until Ctrl-C."),
     "validate": Lazy(

@@ -1,8 +1,8 @@
-"""The console's web application: `GET /validate` and `GET /metrics`, and nothing that changes anything.
+"""The console's web application: `GET /`, `/validate` and `/metrics`, and nothing that changes anything.
 
 An answer is made for each request, from a database that refuses writes. Whatever a page might do but show itself
-is forbidden by its headers. Belongs here: routes, headers, what a refusal looks like. Does not belong here: the report
-(`exports/validation.py`), the metrics (`exports/metrics.py`), or the server (`serving.py`).
+is forbidden by its headers. Belongs here: routes, headers, what a refusal looks like. Does not belong here: contents
+(`exports/deployment_status.py`, `validation.py` and `metrics.py` beside it), or the server (`serving.py`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kfm_dagster.console.asking import BadRequestError, Form, NotAcceptableError, asked_of
+from kfm_dagster.console.asking import BadRequestError, Form, NotAcceptableError, asked_of, form_of
 from kfm_dagster.errors import DependencyUnavailableError, KfmError
+from kfm_dagster.exports.deployment_status import deployment_status
 from kfm_dagster.exports.metrics import exposition
+from kfm_dagster.exports.status_page import status_page
 from kfm_dagster.exports.validation import validate_report
 from kfm_dagster.exports.validation_page import STYLE, validation_page
 from kfm_dagster.ingest.pipeline import Pipeline
 
+FRONT = "/"
 PATH = "/validate"
 METRICS = "/metrics"
 _STYLE_DIGEST = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
@@ -57,6 +60,12 @@ _STATUS: Sequence[tuple[type[KfmError], int]] = (
 def console_app(pipeline: Pipeline, *, hosts: Sequence[str]) -> Starlette:
     """Return the application over a pipeline; it answers requests to these host names, "*" for any."""
 
+    def front(request: Request) -> Response:
+        form = form_of(request.query_params.multi_items(), accept=request.headers.get("accept", ""))
+        found = deployment_status(pipeline)
+        content = json.dumps(found.as_json()) if form is Form.JSON else status_page(found, links=(PATH, METRICS))
+        return Response(content, media_type=form.media_type)
+
     def validate(request: Request) -> Response:
         asked = asked_of(request.query_params.multi_items(), accept=request.headers.get("accept", ""))
         report = validate_report(pipeline, since=pipeline.clock() - timedelta(days=asked.days))
@@ -67,7 +76,11 @@ def console_app(pipeline: Pipeline, *, hosts: Sequence[str]) -> Starlette:
         return Response(exposition(pipeline), headers={"content-type": CONTENT_TYPE_LATEST})
 
     application = Starlette(
-        routes=[Route(PATH, validate, methods=["GET"]), Route(METRICS, metrics, methods=["GET"])],
+        routes=[
+            Route(FRONT, front, methods=["GET"]),
+            Route(PATH, validate, methods=["GET"]),
+            Route(METRICS, metrics, methods=["GET"]),
+        ],
         middleware=[
             Middleware(_Hardened),
             # A page of somebody else's whose name is made to lead here (DNS rebinding) reads nothing.
@@ -112,5 +125,5 @@ def _no_database(_: Request, error: Exception) -> Response:  # noqa: ARG001, wha
 def _no_such(_: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
-    text = f"{error.detail.lower()}; expected GET {PATH} or {METRICS}\n"
+    text = f"{error.detail.lower()}; expected GET {FRONT}, {PATH} or {METRICS}\n"
     return PlainTextResponse(text, status_code=error.status_code, headers=error.headers)

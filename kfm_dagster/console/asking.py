@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum, unique
 
@@ -48,17 +48,29 @@ def asked_of(parameters: Sequence[tuple[str, str]], *, accept: str) -> ReportQue
 
     Raises BadRequestError, and NotAcceptableError where no parameter names the form and Accept allows none.
     """
+    given = _given(parameters, known=("days", "format"))
+    return ReportQuery(days=_days(given.get("days", str(DAYS))), form=_asked_form(given, accept))
+
+
+def form_of(parameters: Sequence[tuple[str, str]], *, accept: str) -> Form:
+    """Read which form is asked for, of what has no other parameter. Raises as asked_of does."""
+    return _asked_form(_given(parameters, known=("format",)), accept)
+
+
+def _given(parameters: Sequence[tuple[str, str]], *, known: Sequence[str]) -> dict[str, str]:
     given = dict(parameters)
-    unknown = sorted(set(given) - {"days", "format"})
+    unknown = sorted(set(given) - set(known))
     if unknown or len(given) != len(parameters):
         raise BadRequestError(
             observed=repr(unknown[0]) if unknown else "a parameter twice",
-            expected="days and format, each once at most",
+            expected=f"{' and '.join(known)}, {'each ' if len(known) > 1 else ''}once at most",
         )
+    return given
+
+
+def _asked_form(given: Mapping[str, str], accept: str) -> Form:
     named = given.get("format")
-    return ReportQuery(
-        days=_days(given.get("days", str(DAYS))), form=_named(named) if named is not None else _form(accept)
-    )
+    return _named(named) if named is not None else _form(accept)
 
 
 def _days(text: str) -> int:

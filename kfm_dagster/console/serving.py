@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import uvicorn
 
-from kfm_dagster.console.app import PATH, console_app
+from kfm_dagster.console.app import FRONT, console_app
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.telemetry.otlp import exports
@@ -44,7 +44,7 @@ def serve(pipeline: Pipeline, *, host: str, port: int, ready: Callable[[str], No
         )
         name = f"[{host}]" if ":" in host else host
         with _pushing(pipeline):
-            ready(f"http://{name}:{port}{PATH}")
+            ready(f"http://{name}:{port}{FRONT}")
             uvicorn.Server(config).run(sockets=[listening])
 
 

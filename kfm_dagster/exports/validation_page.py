@@ -23,13 +23,13 @@ def validation_page(report: Mapping[str, Any]) -> str:
     """Return the page of a report (`validation.validate_report`)."""
     states = sorted({state for counts in report["stages"].values() for state in counts})
     parts = [
-        _table("Units", ["what", "value"], ([name, figure(value)] for name, value in report["units"].items())),
-        _table(
+        table("Units", ["what", "value"], ([name, figure(value)] for name, value in report["units"].items())),
+        table(
             "Stages",
             ["stage", *states],
             ([stage, *map(counts.get, states)] for stage, counts in report["stages"].items()),
         ),
-        _table(
+        table(
             "Gates",
             ["gate", "looked at", "pass rate", "outcomes"],
             (
@@ -37,10 +37,10 @@ def validation_page(report: Mapping[str, Any]) -> str:
                 for gate, one in report["gates"].items()
             ),
         ),
-        _table("Stops", ["stop", "times"], report["stops_triggered"].items()),
-        _table("Errors", ["class", "stages"], report["errors"].items()),
-        _table("[Restricted]", ["because of", "stages"], report["restricted"].items()),
-        _table(
+        table("Stops", ["stop", "times"], report["stops_triggered"].items()),
+        table("Errors", ["class", "stages"], report["errors"].items()),
+        table("[Restricted]", ["because of", "stages"], report["restricted"].items()),
+        table(
             "Retries and replays",
             ["what", "count"],
             [
@@ -49,7 +49,7 @@ def validation_page(report: Mapping[str, Any]) -> str:
                 ["replays", report["replays"]["count"]],
             ],
         ),
-        _table(
+        table(
             "KPIs",
             ["KPI", "value", "is", "by"],
             (
@@ -57,7 +57,7 @@ def validation_page(report: Mapping[str, Any]) -> str:
                 for name, value in report["kpis"].items()
             ),
         ),
-        _table(
+        table(
             "KPIs by day (UTC)",
             ["day", *report["kpis"]],
             (map(figure, day.values()) for day in report["kpis_by_day"]),
@@ -86,7 +86,8 @@ def figure(value: Any) -> str:
     return str(value)
 
 
-def _table(title: str, columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
+def table(title: str, columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
+    """Return a titled table; a row that says `none` where there is no row."""
     head = "".join(f"<th>{escape(name)}</th>" for name in columns)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     nothing = f'<tr><td colspan="{len(columns)}">none</td></tr>'

@@ -17,7 +17,16 @@ from kfm_dagster.contracts.envelope import CLOSED, CheckStatus, Envelope, Lane, 
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.ledger.outcomes import mismatches
 from kfm_dagster.ledger.record import HistoryEntry, NoddWalRecord, record_of
-from kfm_dagster.ledger.reports import DayReport, FailingUnit, Mismatch, MoveCount, ObjectVersion, PendingPartition
+from kfm_dagster.ledger.reports import (
+    DayReport,
+    FailingUnit,
+    FailingUnits,
+    Mismatch,
+    MoveCount,
+    ObjectVersion,
+    PendingPartition,
+    PendingUnits,
+)
 from kfm_dagster.ledger.rows import as_json, claimed_envelopes
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Database, Transaction
@@ -167,6 +176,29 @@ class LedgerQueries:
             )
             for row in rows
         ]
+
+    def pending_units(self, *, tx: Transaction | None = None) -> list[PendingUnits]:
+        """Return what waits for a run, by dataset."""
+        with reading(self.database, tx) as view:
+            return [
+                PendingUnits(dataset=row.dataset, units=int(row.units), oldest_at=row.oldest_at)
+                for row in view.run("ledger.pending_units")
+            ]
+
+    def failing(self, *, tx: Transaction | None = None) -> list[FailingUnits]:
+        """Return the units that somebody has to care for (`DayReport.failing`), of every day, by dataset and code."""
+        with reading(self.database, tx) as view:
+            return [
+                FailingUnits(
+                    dataset=row.dataset,
+                    status=Status(row.status),
+                    code=row.code,
+                    units=int(row.units),
+                    retried=int(row.retried),
+                    first_at=row.first_at,
+                )
+                for row in view.run("ledger.failing")
+            ]
 
     def oldest_waiting(self, *, tx: Transaction | None = None) -> datetime | None:
         """Return since when the unit is known that has waited longest, for its first attempt or another one."""

@@ -77,6 +77,30 @@ class PendingPartition:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PendingUnits:
+    """Units of a dataset that wait for a run; `oldest_at` is since when the first of them does."""
+
+    dataset: str
+    units: int
+    oldest_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailingUnits:
+    """Units of a dataset that failed or are quarantined for one code, and that somebody has to care for.
+
+    `retried` of them get another attempt by themselves; `first_at` is since when the first of them stands so.
+    """
+
+    dataset: str
+    status: Status
+    code: str
+    units: int
+    retried: int
+    first_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DayReport:
     """What became of the units of one day of a dataset, whichever runs did it.
 

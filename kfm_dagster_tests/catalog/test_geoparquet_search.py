@@ -302,6 +302,13 @@ def test_the_command_finds_items_by_time_box_and_property(
     assert shown.out.count("OR_ABI") == len(scans)
 
 
+def test_a_property_that_nothing_has_is_named_with_what_comes_nearest(published: Path, call: Call) -> None:
+    misspelt = call("items", "search", "--where", "plattform=goes-18")
+    assert (misspelt.code, misspelt.out) == (0, "none\n")
+    assert misspelt.err == "no Item of the newest days has the property 'plattform'; near it: platform\n"
+    assert call("items", "search", "--where", "platform=goes-1").err == ""
+
+
 def test_the_command_writes_what_it_finds_as_one_file(published: Path, call: Call, tmp_path: Path) -> None:
     answer = call("items", "search", "--time", "2025-12-03", "--parquet", str(tmp_path / "found.parquet"))
     assert answer.out.startswith("3 Items in ")

@@ -44,8 +44,8 @@ def test_it_serves_until_it_is_told_to_end(
         try:
             assert serving.stdout is not None
             address = serving.stdout.readline().strip()
-            assert address == f"http://127.0.0.1:{port}/validate"
-            with urllib.request.urlopen(f"{address}?days=1", timeout=60) as answer:
+            assert address == f"http://127.0.0.1:{port}/"
+            with urllib.request.urlopen(f"{address}validate?days=1", timeout=60) as answer:
                 served = json.load(answer)
             said = json.loads(call("validate", "--days", "1", "--json").out)
             # How long the oldest has waited goes on.
@@ -61,7 +61,7 @@ def test_it_serves_until_it_is_told_to_end(
         finally:
             serving.send_signal(number)
         out, err = serving.communicate(timeout=60)
-    assert (serving.returncode, out, err) == (ExitCode.DONE, "", "# and /metrics; serving until Ctrl-C\n")
+    assert (serving.returncode, out, err) == (ExitCode.DONE, "", "# and /validate, /metrics; serving until Ctrl-C\n")
     assert state_of(tmp_path) == before
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0

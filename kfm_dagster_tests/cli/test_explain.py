@@ -19,7 +19,9 @@ import sqlalchemy as sa
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.nodes import MessageParse, Source, StacRegister, operators
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.stages.audit import AuditEvent, AuditKind
 from kfm_dagster.stages.batch import SkipCause
+from kfm_dagster.stages.store import StageStore
 from kfm_dagster_tests.cli.test_cli import Call, call, home, state_of  # noqa: F401, fixtures
 from kfm_dagster_tests.integration import chain
 
@@ -32,6 +34,7 @@ FORCED = "22222222-0000-4000-8000-000000000003"
 DIED = "33333333-0000-4000-8000-000000000004"
 REEXECUTED = "44444444-0000-4000-8000-000000000005"
 WAITS = "55555555-0000-4000-8000-000000000006"
+FOUND = {"rule": "anchors", "observed": "two without", "expected": "anchors", "units_at_fault": 2, "units": []}
 NODES = [f"nexrad-l2.{operator}@{DAY}" for operator in operators()]
 
 
@@ -158,7 +161,7 @@ def test_a_reexecution_skips_what_had_succeeded_in_its_run(
 def test_force_is_told_with_its_reason(deployment: Pipeline, call: Call) -> None:
     [node] = told(call, FORCED)["nodes"]
     assert (node["fate"], node["forced"], node["intent"]) == ("ran", "the reader was wrong", "APPLIED")
-    assert "the reader was wrong" in call("explain", FORCED).out
+    assert "the reader was wrong" in call("explain", FORCED, "--full").out
 
 
 @pytest.mark.clause("RSP-12")
@@ -193,8 +196,37 @@ def test_the_table_is_readable_in_eighty_columns(
     assert max(map(len, table)) <= 80
     overview = [line.split() for line in table]
     assert [row[:4] for row in overview] == [[f"nexrad-l2.{one}", "skipped", "skipped", "2/2"] for one in operators()]
-    for text in (AGAIN, WORKED, "CONTENT_APPLIED", "sha256:", *NODES):
-        assert text in shown
+    assert AGAIN in shown
+    assert "sha256:" not in shown
+    full = re.sub(r"\x1b\[[0-9;]*m", "", call("explain", AGAIN, "--full").out)
+    assert full.startswith(shown)
+    for text in (WORKED, "CONTENT_APPLIED", "sha256:", *NODES):
+        assert text in full
+
+
+@pytest.mark.clause("RSP-12")
+def test_gates_that_did_not_pass_come_first(deployment: Pipeline, call: Call) -> None:
+    stage = "nexrad-l2.metadata_extract"
+    store = StageStore(deployment.database, clock=deployment.clock)
+    with deployment.database.transaction() as tx:
+        store.audit.append(
+            [
+                AuditEvent(
+                    run_id=WORKED,
+                    stage=stage,
+                    attempt=1,
+                    kind=AuditKind.GATE,
+                    event="G2",
+                    details={**FOUND, "outcome": end},
+                )
+                for end in ("passed", "fail_units")
+            ],
+            tx=tx,
+        )
+    [gate] = [one for one in told(call, WORKED)["failing_gates"] if one["stage"] == stage]
+    assert (gate["outcome"], gate["units"], gate["observed"]) == ("fail_units", 2, "two without")
+    shown = call("explain", WORKED).out
+    assert shown.index("two without") < shown.index("nodes of")
 
 
 REFUSED = {

@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from kfm_dagster.console import app
-from kfm_dagster.console.app import METRICS, PATH, console_app
+from kfm_dagster.console.app import FRONT, METRICS, PATH, console_app
 from kfm_dagster.errors import KfmError
 from kfm_dagster.exports.metrics import ATTEMPTS
 from kfm_dagster.exports.validation_page import OPENING
@@ -115,6 +115,19 @@ def test_the_report_comes_as_json_or_as_a_page_and_is_the_same(worked: Ask) -> N
     assert worked(PATH, method="HEAD").text == ""
 
 
+def test_the_front_page_says_whether_anything_waits_for_somebody(worked: Ask) -> None:
+    answer = worked(FRONT)
+    assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
+    told = json.loads(answer.text)
+    assert (told["well"], told["matters"], told["units"]["nexrad-l2"]["succeeded"]) == (True, [], 2)
+    page = worked(FRONT, Accept="text/html")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "<h1>Nothing waits for anybody</h1>" in page.text
+    assert f'<a href="{PATH}">' in page.text
+    assert "<td>nexrad-l2</td>" in page.text
+    assert worked(f"{FRONT}?format=html").text.split("More:")[1] == page.text.split("More:")[1]
+
+
 @pytest.mark.clause("WAL-12", "TEL-03")
 def test_the_metrics_say_what_the_ledger_says_whoever_serves_them(worked: Ask) -> None:
     answer = worked(METRICS)
@@ -138,13 +151,17 @@ def test_the_metrics_say_what_the_ledger_says_whoever_serves_them(worked: Ask) -
 
 
 def test_the_page_s_headers_allow_its_own_style_and_nothing_else(ask: Ask) -> None:
-    for path, status in ((PATH, 200), (f"{PATH}?days=x", 400), ("/", 404)):
+    for path, status in ((FRONT, 200), (PATH, 200), (f"{PATH}?days=x", 400), ("/x", 404)):
         answer = ask(path, Accept="text/html")
         assert answer.status == status
         assert answer.headers["content-security-policy"].startswith("default-src 'none'; style-src 'sha256-")
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["cache-control"] == "no-store"
-    page = ask(PATH, Accept="text/html")
+    for path in (FRONT, PATH):
+        _has_nothing_but_its_style(ask(path, Accept="text/html"))
+
+
+def _has_nothing_but_its_style(page: Answer) -> None:
     [style] = re.findall("<style>(.*?)</style>", page.text, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     assert f"style-src 'sha256-{digest}';" in page.headers["content-security-policy"]
@@ -159,7 +176,8 @@ def test_the_page_s_headers_allow_its_own_style_and_nothing_else(ask: Ask) -> No
         (f"{PATH}?format=%3Cb%3E", {}, 400, "format='<b>'"),
         (f"{PATH}?day=1", {}, 400, "'day'; expected days and format"),
         (PATH, {"Accept": "image/png"}, 406, "expected application/json or text/html"),
-        ("/", {}, 404, "not found; expected GET /validate or /metrics"),
+        ("/?days=1", {}, 400, "'days'; expected format, once at most"),
+        ("/x", {}, 404, "not found; expected GET /, /validate or /metrics"),
         ("/validate/", {}, 404, "not found"),
         ("/../../etc/passwd", {}, 404, "not found"),
         (PATH, {"method": "POST"}, 405, "method not allowed"),

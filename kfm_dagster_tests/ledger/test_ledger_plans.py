@@ -43,6 +43,8 @@ PLANS: list[tuple[str, dict[str, Any], str]] = [
     ("ledger.datasets_of_status", {}, "by_work|by_selection"),
     ("ledger.pending_by_partition", {}, "to_claim|by_work"),
     ("ledger.oldest_waiting", {}, "to_claim|by_work|by_selection"),
+    ("ledger.pending_units", {}, "to_claim|by_work|by_selection"),
+    ("ledger.failing", {}, "by_work|by_selection|by_due_time"),
     ("ledger.day_counts", {}, "by_work"),
     ("ledger.day_failing", {}, "by_work"),
     ("ledger.day_failing_units", {}, "by_work"),

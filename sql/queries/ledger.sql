@@ -91,6 +91,27 @@ LIMIT :limit;
 -- name: oldest_waiting
 SELECT min(created_at) AS oldest_at FROM nodd_wal_records WHERE status IN ('pending', 'failed');
 
+-- name: pending_units
+SELECT dataset, count(*) AS units, min(updated_at) AS oldest_at
+FROM nodd_wal_records
+WHERE status = 'pending'
+GROUP BY dataset
+ORDER BY dataset;
+
+-- name: failing
+-- What day_failing counts, of every day; `retried` are those that get another attempt by themselves.
+SELECT
+    record.dataset, record.status, record.last_error_code AS code, count(*) AS units,
+    count(record.next_attempt_at) AS retried, min(record.updated_at) AS first_at
+FROM nodd_wal_records AS record
+WHERE
+    record.status IN ('failed', 'quarantined') AND record.last_error_code NOT IN ('superseded', 'stale_event')
+    AND NOT EXISTS (
+        SELECT 1 FROM quarantine_cases AS closed WHERE closed.wal_id = record.wal_id AND closed.state = 'discarded'
+    )
+GROUP BY record.dataset, record.status, record.last_error_code
+ORDER BY record.dataset, record.status, record.last_error_code;
+
 -- name: in_progress_runs
 SELECT DISTINCT ingest_run_id FROM nodd_wal_records WHERE status = 'in_progress' ORDER BY ingest_run_id;
 

@@ -65,6 +65,22 @@ def search(publisher: Publisher, collections: Iterable[str], wanted: Wanted) -> 
                     yield from _of_day(publisher, where, day, wanted)
 
 
+def properties_of(publisher: Publisher, collections: Iterable[str]) -> set[str]:
+    """Return what Items of the newest day of each collection can be asked for (`PropertyCondition.name`).
+
+    Raises as `search` does.
+    """
+    found: set[str] = set()
+    for collection in collections:
+        for where in reversed([folder(collection, year) for year in years()]):
+            if days := [day for _, day in sorted(_days(publisher, where).items()) if day.parts]:
+                newest = days[-1].parts[-1]
+                with publisher.open(f"{where}/{newest.name}", size=newest.size) as file:
+                    found.update(pq.read_schema(file).names)
+                break
+    return found
+
+
 def _days(publisher: Publisher, where: str) -> dict[str, Day]:
     """Return the days of a folder, listed again where somebody has cleared away what was listed."""
     for _ in range(TRIES - 1):

@@ -6,7 +6,7 @@ Belongs here: run ids, roots and re-executions, and the queries. Does not belong
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from kfm_dagster.errors import KfmError
 from kfm_dagster.exports.explanations.reexecutions import Reexecution, Reexecutions
 from kfm_dagster.exports.explanations.run_report import (
     AFTER_ALL,
+    FailingGate,
     NodeAccount,
     RunReport,
     Window,
@@ -23,7 +24,10 @@ from kfm_dagster.exports.explanations.run_report import (
     units_by_end,
 )
 from kfm_dagster.idempotent_node.wal import run_uuid
+from kfm_dagster.ingest.pipeline import utc_now
 from kfm_dagster.run_state.store import RunStateStore
+from kfm_dagster.stages.audit import AuditKind, AuditLog
+from kfm_dagster.stages.gates.verdict import TITLES, Gate
 from kfm_dagster.storage.database import Database
 
 LATEST = "latest"
@@ -56,6 +60,7 @@ class Explanations:
             reexecutions=[one.run_id for one in (self.reexecutions.of(root) if self.reexecutions else ())],
             nodes=nodes,
             units=units_by_end(nodes),
+            gates=list(self._failing_gates(root, nodes)),
         )
 
     def root_of(self, run: str) -> str:
@@ -68,6 +73,23 @@ class Explanations:
         state = self.run_states.get(dataset_id, run_id)
         intents = [row for row in self._intents(run_id) if row.node.partition("@")[0] == dataset_id]
         return node_account(dataset_id, state, intents, Window())
+
+    def _failing_gates(self, run_id: str, nodes: Sequence[NodeAccount]) -> Iterator[FailingGate]:
+        """Yield what gates found in the last attempt of each stage."""
+        audit = AuditLog(self.database, clock=utc_now)
+        for stage in dict.fromkeys(node.node.partition("@")[0] for node in nodes):
+            lines = audit.of_stage(run_id, stage)
+            for line in lines:
+                details, last = line["details"], lines[-1]["attempt"]
+                if (line["kind"], line["attempt"]) == (AuditKind.GATE, last) and details["outcome"] != "passed":
+                    yield FailingGate(
+                        stage=stage,
+                        gate=f"{line['event']} {TITLES[Gate(line['event'])]}",
+                        outcome=details["outcome"],
+                        units=details["units_at_fault"],
+                        observed=details["observed"],
+                        expected=details["expected"],
+                    )
 
     def _intents(self, run_id: str) -> list[Any]:
         with self.database.snapshot() as tx:

@@ -8,7 +8,7 @@ show. Pure. Does not belong here: reading the records (`explanation.py`), or sho
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum, unique
 from typing import Any
@@ -88,6 +88,18 @@ class NodeAccount:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FailingGate:
+    """A gate that did not pass in the last attempt of a stage; of `units`, 0 where the batch as a whole is at fault."""
+
+    stage: str
+    gate: str
+    outcome: str
+    units: int
+    observed: str
+    expected: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunReport:
     """What a run did. `run_id` is the one that was asked for; a root run's account holds its re-executions' part."""
 
@@ -97,6 +109,7 @@ class RunReport:
     nodes: Sequence[NodeAccount]
     units: Mapping[str, Mapping[str, int]]
     """Counts of units by dataset and end; they sum to `claimed`."""
+    gates: Sequence[FailingGate] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Return the account as JSON values."""
@@ -106,6 +119,7 @@ class RunReport:
             "reexecutions": list(self.reexecutions),
             "nodes": [node.as_json() for node in self.nodes],
             "units": {dataset: dict(counts) for dataset, counts in self.units.items()},
+            "failing_gates": [asdict(gate) for gate in self.gates],
         }
 
 

@@ -1,0 +1,50 @@
+"""`kfm status`: is all well, and if not, what to do. Only reads."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from kfm_dagster.cli.session import opened_pipeline
+from kfm_dagster.cli.tables import show_rows, show_section
+from kfm_dagster.errors import ExitCode
+from kfm_dagster.exports.deployment_status import DeploymentStatus, Urgency, deployment_status
+from kfm_dagster.ledger.state_machine import Status
+
+MATTER_COLUMNS = ("urgency", "since", "what", "next_step")
+UNIT_COLUMNS = ("dataset", *(status.value for status in Status))
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def status(*, as_json: bool) -> int:
+    """Show what waits for somebody, with the command that helps, and how many units stand where.
+
+    What is to be known, but goes on by itself or was decided so, comes below. Whether queue, clock, stores and daemon
+    are sound is kfm doctor's to say.
+
+    Exit code 4 when something waits for somebody, else 0.
+
+    Example: kfm status
+    """
+    with opened_pipeline(read_only=True) as pipeline:
+        found = deployment_status(pipeline)
+    if as_json:
+        click.echo(json.dumps(found.as_json()))
+    else:
+        click.echo(_headline(found))
+        if found.matters:
+            show_rows([matter.row() for matter in found.matters], MATTER_COLUMNS)
+        units = [
+            {"dataset": name, **{key.value: counts[key] for key in Status}} for name, counts in found.units.items()
+        ]
+        show_section("units", units, UNIT_COLUMNS)
+    return ExitCode.DONE if found.well else ExitCode.FINISHED_WITH_FAILURES
+
+
+def _headline(found: DeploymentStatus) -> str:
+    urgent = sum(matter.urgency is Urgency.NOW for matter in found.matters)
+    if not urgent:
+        return "nothing waits for anybody"
+    return "one thing waits for somebody" if urgent == 1 else f"{urgent} things wait for somebody"

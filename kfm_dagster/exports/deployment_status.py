@@ -1,0 +1,228 @@
+"""How a deployment is: what waits for somebody, what to do about it, and where the units are. Only reads.
+
+Belongs here: gathering that from the database. Does not belong here: a terminal's tables (`cli/status.py`), how the
+stages went (`validation.py`), or whether queue, clock and stores are sound (`deployment/doctor`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum, unique
+from typing import Any
+
+from kfm_dagster.alerts.store import AlertState, AlertStore
+from kfm_dagster.announcements.announcer import follower_name
+from kfm_dagster.announcements.store import AnnouncementStore
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.governance.switches import EVERY_DATASET, KillSwitch
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.gaps import GapKind
+from kfm_dagster.ledger.reports import FailingUnits, PendingUnits
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.plural import counted
+
+LATE = timedelta(minutes=15)
+"""Units that have waited longer, of a dataset that no run works on, wait in vain: a tick takes seconds, a run a minute
+or two."""
+GAPS_SINCE = timedelta(days=3)
+"""As `kfm gaps` looks back unless it is asked for more."""
+REJECTED_SINCE = timedelta(days=1)
+MOST_REJECTED = 1_000
+
+
+@unique
+class Urgency(StrEnum):
+    """Whether a matter waits for somebody."""
+
+    NOW = "now"
+    """Nothing goes on with it unless somebody acts."""
+    KNOW = "know"
+    """It goes on by itself, or somebody has decided it so."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Matter:
+    """One thing that somebody should act on, or know of. `next_step` is a command."""
+
+    urgency: Urgency
+    what: str
+    since: datetime | None
+    next_step: str
+
+    def row(self) -> dict[str, Any]:
+        """Return the published form."""
+        return {
+            "urgency": self.urgency.value,
+            "what": self.what,
+            "since": None if self.since is None else rfc3339(self.since, timespec="seconds"),
+            "next_step": self.next_step,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeploymentStatus:
+    """`units` counts by dataset and status, every status; `matters` has the urgent ones first, then the oldest."""
+
+    at: datetime
+    units: Mapping[str, Mapping[Status, int]]
+    matters: Sequence[Matter]
+
+    @property
+    def well(self) -> bool:
+        """Whether nothing waits for somebody."""
+        return not any(matter.urgency is Urgency.NOW for matter in self.matters)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the published form."""
+        return {
+            "at": rfc3339(self.at),
+            "well": self.well,
+            "matters": [matter.row() for matter in self.matters],
+            "units": {
+                dataset: {status.value: units for status, units in counts.items()}
+                for dataset, counts in self.units.items()
+            },
+        }
+
+
+def deployment_status(pipeline: Pipeline) -> DeploymentStatus:
+    """Return how the deployment is, by what its database says."""
+    at = pipeline.clock()
+    with pipeline.database.snapshot() as view:
+        units = pipeline.ledger.counts(tx=view)
+        failing = pipeline.ledger.failing(tx=view)
+        pending = pipeline.ledger.pending_units(tx=view)
+        off = pipeline.ledger.switches.engaged(tx=view)
+        busy = {dataset for dataset, counts in units.items() if counts[Status.IN_PROGRESS]}
+        matters = [
+            *map(_of_failing, failing),
+            *(_of_waiting(one, at) for one in pending if _is_late(one, at=at, busy=busy, off=off)),
+            *map(_of_switch, off.values()),
+            *_of_proposals(pipeline),
+            *_of_alerts(pipeline),
+            *_of_gaps(pipeline, at),
+            *_of_places(pipeline),
+            *_of_announcements(pipeline),
+            *_of_rejections(pipeline, at),
+        ]
+    order = sorted(matters, key=lambda one: (one.urgency is not Urgency.NOW, one.since or at, one.what))
+    return DeploymentStatus(at=at, units=units, matters=order)
+
+
+def _of_failing(group: FailingUnits) -> Matter:
+    what = f"{counted(group.units, 'unit')} of {group.dataset} {group.status}: {group.code}"
+    if group.status is Status.QUARANTINED:
+        command = f"kfm quarantine list --dataset {group.dataset}"
+        return Matter(urgency=Urgency.NOW, what=what, since=group.first_at, next_step=command)
+    stays = group.units - group.retried
+    return Matter(
+        urgency=Urgency.NOW if stays else Urgency.KNOW,
+        what=f"{what}; {stays or 'none'} without another attempt",
+        since=group.first_at,
+        next_step=f"kfm wal list --dataset {group.dataset} --status failed --error-code {group.code}",
+    )
+
+
+def _is_late(one: PendingUnits, *, at: datetime, busy: set[str], off: Mapping[str, KillSwitch]) -> bool:
+    return at - one.oldest_at > LATE and one.dataset not in busy and not off.keys() & {one.dataset, EVERY_DATASET}
+
+
+def _of_waiting(one: PendingUnits, at: datetime) -> Matter:
+    waited = int((at - one.oldest_at).total_seconds() // 60)
+    return Matter(
+        urgency=Urgency.NOW,
+        what=f"{counted(one.units, 'unit')} of {one.dataset} pending, the oldest for {counted(waited, 'minute')}, and "
+        "no run works on any",
+        since=one.oldest_at,
+        next_step="kfm doctor",
+    )
+
+
+def _of_switch(switch: KillSwitch) -> Matter:
+    dataset = "all" if switch.dataset == EVERY_DATASET else switch.dataset
+    return Matter(
+        urgency=Urgency.KNOW,
+        what=f"{dataset} switched off by {switch.engaged_by}: {switch.reason}",
+        since=switch.engaged_at,
+        next_step=f"kfm kill-switch off {dataset}",
+    )
+
+
+def _of_proposals(pipeline: Pipeline) -> Iterator[Matter]:
+    for proposal in pipeline.ledger.review.waiting():
+        yield Matter(
+            urgency=Urgency.NOW,
+            what=f"{proposal.command} of {counted(proposal.units, 'unit')}, proposed by {proposal.decision.actor}, "
+            "waits for a second person",
+            since=proposal.at,
+            next_step=f"kfm governance approve {proposal.proposal_id}",
+        )
+
+
+def _of_alerts(pipeline: Pipeline) -> Iterator[Matter]:
+    for alert in AlertStore(pipeline.database, clock=pipeline.clock).listed():
+        firing = alert.state is AlertState.FIRING
+        yield Matter(
+            urgency=Urgency.NOW if firing else Urgency.KNOW,
+            what=f"alert {alert.rule} ({alert.level}) of {alert.subject}"
+            + ("" if firing else f", taken on by {alert.acknowledged_by}"),
+            since=alert.opened_at,
+            next_step=f"kfm alerts ack {alert.alert_id}" if firing else "kfm alerts list",
+        )
+
+
+def _of_gaps(pipeline: Pipeline, at: datetime) -> Iterator[Matter]:
+    found: dict[tuple[str, GapKind], list[datetime]] = defaultdict(list)
+    for gap in pipeline.gaps.list(since=at - GAPS_SINCE):
+        found[gap.dataset, gap.kind].append(gap.first_seen)
+    words = {GapKind.SILENCE: "silent product", GapKind.DROP: "slow product", GapKind.HOLE: "hour with a hole"}
+    for (dataset, kind), seen in found.items():
+        noun = "hours with holes" if kind is GapKind.HOLE and len(seen) > 1 else None
+        yield Matter(
+            urgency=Urgency.NOW,
+            what=f"{len(seen)} {noun} of {dataset}" if noun else f"{counted(len(seen), words[kind])} of {dataset}",
+            since=min(seen),
+            next_step=f"kfm gaps --dataset {dataset}",
+        )
+
+
+def _of_places(pipeline: Pipeline) -> Iterator[Matter]:
+    for place in pipeline.following.places():
+        if place.last_error is not None:
+            announces = place.follower.startswith(follower_name(""))
+            yield Matter(
+                urgency=Urgency.NOW,
+                what=f"{place.follower} lacks {counted(place.behind, 'change')} of {place.collection_id}: "
+                f"{place.last_error}",
+                since=None,
+                next_step="kfm announcements list" if announces else f"kfm stac rebuild --place {place.follower}",
+            )
+
+
+def _of_announcements(pipeline: Pipeline) -> Iterator[Matter]:
+    for subscription in pipeline.announcements.subscriptions:
+        store = AnnouncementStore(pipeline.database, subscription.name, clock=pipeline.clock)
+        if refused := store.status(follower_name(subscription.name)).refused:
+            yield Matter(
+                urgency=Urgency.NOW,
+                what=f"{subscription.name} refused {counted(refused, 'announcement')}",
+                since=None,
+                next_step=f"kfm announcements failing {subscription.name}",
+            )
+
+
+def _of_rejections(pipeline: Pipeline, at: datetime) -> Iterable[Matter]:
+    newest = pipeline.deliveries.rejected(limit=MOST_REJECTED)
+    counts = Counter(one.reason_code for one in newest if at - one.rejected_at <= REJECTED_SINCE)
+    return [
+        Matter(
+            urgency=Urgency.KNOW,
+            what=f"{counted(number, 'message')} rejected within a day: {reason}",
+            since=None,
+            next_step=f"kfm wal rejected --reason {reason}",
+        )
+        for reason, number in sorted(counts.items())
+    ]

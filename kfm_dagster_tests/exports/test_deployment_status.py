@@ -1,0 +1,223 @@
+"""What a deployment needs somebody for: each matter is found alone, when it is due, and gone when it is over."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from kfm_dagster.alerts.plan import ALERTS, AlertPlan
+from kfm_dagster.catalog.changes import FollowError, ItemChange
+from kfm_dagster.configs import own_folder
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.errors import ExitCode
+from kfm_dagster.exports.deployment_status import LATE, REJECTED_SINCE, Matter, deployment_status
+from kfm_dagster.governance.log import GovernanceAction
+from kfm_dagster.governance.review import Command
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.cases import QuarantineCases
+from kfm_dagster.ledger.deliveries import Delivery
+from kfm_dagster.ledger.gaps import FeedWindow
+from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster.ledger.rejections import Rejection
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.settings import Settings
+from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.fence import open_fence
+from kfm_dagster_tests.alerts.recorded import Mailbox, Record, desk_over
+from kfm_dagster_tests.catalog.envelopes import candidates, goes
+from kfm_dagster_tests.cli.test_cli import Call, call, home, ledger  # noqa: F401, fixtures
+from kfm_dagster_tests.factories import envelope, failed, finished
+from kfm_dagster_tests.ledger.bench import DAY, JANE, PERSON, Clock
+
+SECOND = timedelta(seconds=1)
+RADAR = "nexrad-l2"
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A deployment, and the clock that it goes by."""
+
+    pipeline: Pipeline
+    clock: Clock
+
+    def matters(self) -> Sequence[Matter]:
+        return deployment_status(self.pipeline).matters
+
+    def unit(self, number: int = 0) -> str:
+        unit = envelope(number)
+        self.pipeline.ledger.ensure([unit])
+        return unit.wal_id
+
+    def claim(self) -> None:
+        self.pipeline.ledger.claim(dataset=RADAR, partition=DAY, run_id="run", limit=1)
+
+    def settle(self, code: str | None, run_id: str = "run") -> None:
+        [unit] = self.pipeline.ledger.claim(dataset=RADAR, partition=DAY, run_id=run_id, limit=1)
+        self.pipeline.ledger.settle([finished(unit) if code is None else failed(unit, code)], run_id=run_id)
+
+
+class Away:
+    """A follower that takes nothing."""
+
+    name = "geoparquet"
+
+    def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
+        raise FollowError(observed=f"{contract.id}: {len(changes)}")
+
+    def forget(self, contract: DatasetContract) -> None:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def planted(database: Database, contracts: ContractRegistry, tmp_path: Path) -> Planted:
+    clock = Clock()
+    settings = Settings(home=tmp_path, geoparquet=False)
+    return Planted(Pipeline(settings=settings, registry=contracts, database=database, clock=clock), clock)
+
+
+def quarantined(planted: Planted) -> None:
+    planted.pipeline.ledger.quarantine([planted.unit()], reason_code="moved_radar", decision=PERSON)
+
+
+def retried(planted: Planted) -> None:
+    planted.unit()
+    planted.settle("object_unavailable")
+
+
+def switched_off(planted: Planted) -> None:
+    planted.pipeline.ledger.switches.engage(RADAR, PERSON)
+
+
+def proposed(planted: Planted) -> None:
+    planted.pipeline.ledger.review.propose(Command.RELEASE, JANE, {GovernanceAction.RELEASE: {planted.unit(): 1}})
+
+
+def fired(planted: Planted) -> None:
+    Record(planted.pipeline.database, at=planted.clock()).gate("G7")
+    plan = AlertPlan.parse((own_folder() / ALERTS).read_text(encoding="utf-8"))
+    desk_over(planted.pipeline.database, plan, planted.clock, Mailbox()).evaluate()
+
+
+def silent(planted: Planted) -> None:
+    now = planted.clock()
+    pace = {"silent_since": now - timedelta(minutes=20), "since": now - timedelta(minutes=40)}
+    window = FeedWindow(dataset=RADAR, product="volumes", groups={}, expected=8, least=4, **pace)
+    planted.pipeline.gaps.look_at([window], at=now)
+
+
+def put_off(planted: Planted) -> None:
+    pipeline = planted.pipeline
+    pipeline.catalog.register(candidates(pipeline.registry, [goes(0)]), fence=open_fence)
+    pipeline.following.catch_up([Away()])
+
+
+def rejected(planted: Planted) -> None:
+    deliveries = planted.pipeline.deliveries
+    deliveries.record([Delivery(message_id="m", queue="q", receipt_handle="r", landing_sha256="a" * 64)])
+    deliveries.reject(
+        [Rejection(message_id="m", record_index=0, reason_code="malformed_json", detail="no JSON", body="{")]
+    )
+
+
+ROWS: dict[str, tuple[Callable[[Planted], None], str, str, str]] = {
+    # what is planted: how, urgency, what is said of it, what to do
+    "a quarantined unit": (
+        quarantined, "now", "1 unit of nexrad-l2 quarantined: moved_radar", "kfm quarantine list --dataset nexrad-l2"
+    ),
+    "a unit that is tried again": (
+        retried, "know", "1 unit of nexrad-l2 failed: object_unavailable; none without another attempt",
+        "kfm wal list --dataset nexrad-l2 --status failed --error-code object_unavailable",
+    ),
+    "a switch": (
+        switched_off, "know", "nexrad-l2 switched off by person: looked at it", "kfm kill-switch off nexrad-l2"
+    ),
+    "an override of one person": (
+        proposed, "now", "release of 1 unit, proposed by jane, waits for a second person", "kfm governance approve 1"
+    ),
+    "an alert": (fired, "now", "alert covariance (warning) of ", "kfm alerts ack 1"),
+    "a silent product": (silent, "now", "1 silent product of nexrad-l2", "kfm gaps --dataset nexrad-l2"),
+    "a follower that was put off": (
+        put_off, "now", "geoparquet lacks 1 change of goes-abi: ", "kfm stac rebuild --place geoparquet"
+    ),
+    "a message that was rejected": (
+        rejected, "know", "1 message rejected within a day: malformed_json", "kfm wal rejected --reason malformed_json"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_each_matter_is_found_alone_with_the_command_that_helps(row: str, planted: Planted) -> None:
+    plant, urgency, what, next_step = ROWS[row]
+    assert deployment_status(planted.pipeline).well
+    plant(planted)
+    [found] = planted.matters()
+    assert (found.urgency, found.next_step) == (urgency, next_step)
+    assert found.what.startswith(what)
+    assert deployment_status(planted.pipeline).well is (urgency == "know")
+
+
+@pytest.mark.parametrize(("waited", "late"), [(LATE, False), (LATE + SECOND, True)])
+def test_units_that_no_run_takes_up_are_late(planted: Planted, waited: timedelta, late: bool) -> None:
+    planted.unit(0)
+    planted.unit(1)
+    planted.clock.advance(waited.total_seconds())
+    said = "2 units of nexrad-l2 pending, the oldest for 15 minutes, and no run works on any"
+    assert [(one.what, one.next_step) for one in planted.matters()] == ([(said, "kfm doctor")] if late else [])
+    planted.claim()
+    assert planted.matters() == []
+
+
+def test_units_of_a_dataset_that_is_off_are_not_late(planted: Planted) -> None:
+    planted.unit()
+    switched_off(planted)
+    planted.clock.advance(2 * LATE.total_seconds())
+    assert [one.urgency for one in planted.matters()] == ["know"]
+
+
+def test_a_failure_without_another_attempt_waits_for_somebody(planted: Planted) -> None:
+    retried(planted)
+    [group] = planted.pipeline.ledger.failing()
+    planted.pipeline.ledger.failing = lambda **_: [replace(group, retried=0)]
+    [found] = planted.matters()
+    assert (found.urgency, found.what.rpartition("; ")[2]) == ("now", "1 without another attempt")
+
+
+def test_what_somebody_has_decided_is_over(planted: Planted) -> None:
+    quarantined(planted)
+    [case] = QuarantineCases(planted.pipeline.database, clock=planted.clock).of(envelope(0).wal_id)
+    QuarantineCases(planted.pipeline.database, clock=planted.clock).discard(
+        {case.key.wal_id: case.key.version}, decision=PERSON
+    )
+    rejected(planted)
+    planted.clock.advance((REJECTED_SINCE + SECOND).total_seconds())
+    assert planted.matters() == []
+
+
+def test_what_waits_for_somebody_comes_first_and_of_that_the_oldest(planted: Planted) -> None:
+    for plant in (switched_off, silent, quarantined):
+        plant(planted)
+        planted.clock.advance(1)
+    assert [one.what.split()[-1] for one in planted.matters()] == [RADAR, "moved_radar", "it"]
+    assert planted.matters()[0].urgency == planted.matters()[1].urgency == "now"
+
+
+def test_the_command_says_it_to_people_and_scripts(ledger: dict[str, NoddWalRecord], call: Call) -> None:  # noqa: F811
+    shown = call("status")
+    assert shown.code == ExitCode.DONE
+    assert shown.out.startswith("nothing waits for anybody\n")
+    waiting = str(ledger[Status.PENDING].wal_id)
+    assert call("quarantine", "add", waiting, "--reason-code", "moved", "--reason", "moved radar").code == ExitCode.DONE
+    shown = call("status")
+    assert shown.code == ExitCode.FINISHED_WITH_FAILURES
+    assert shown.out.startswith("one thing waits for somebody\n")
+    assert "kfm quarantine list --dataset nexrad-l2" in shown.out
+    told = json.loads(call("status", "--json").out)
+    assert (told["well"], [one["urgency"] for one in told["matters"]]) == (False, ["now", "know"])
+    counts = {"pending": 0, "in_progress": 0, "succeeded": 1, "failed": 1, "quarantined": 1}
+    assert told["units"] == {RADAR: counts}
