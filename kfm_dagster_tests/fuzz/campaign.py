@@ -113,7 +113,7 @@ class Campaign(ExitStack):
         """Examine one input, and tell whether libhdf5 was asked about it."""
         with ExitStack() as stack:
             asked = stack.enter_context(recording()) if self._subject.is_hdf5 else []
-            trial = examine(self._subject, drawn, measured=measured)
+            trial = examine(self._subject, drawn, measured=measured, asked=asked)
         # Bytes that are not there libhdf5 cannot be shown.
         if trial.header is None or not asked or drawn.size != len(drawn.content):
             return trial, False

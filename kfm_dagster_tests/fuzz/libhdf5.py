@@ -27,6 +27,7 @@ import h5py
 import numpy as np
 
 from kfm_dagster.readers.hdf5 import MAX_NUMBERS, MAX_TEXT_BYTES, Hdf5Dataset, Hdf5Group, Hdf5Object
+from kfm_dagster.readers.hdf5_chunks import StoredValues
 
 MEMORY_BYTES = 4 << 30
 CPU_SECONDS = 20.0
@@ -60,6 +61,7 @@ _RECORDED = (
     *((Hdf5Object, kind) for kind in ("text", "number", "attributes")),
     *((Hdf5Group, kind) for kind in ("dataset", "datasets")),
     *((Hdf5Dataset, kind) for kind in ("element", "shape", "data_type")),
+    *((StoredValues, kind) for kind in ("chunks", "values")),
 )
 
 
@@ -218,6 +220,29 @@ def _element(file: h5py.File, question: Question) -> Any:
     return None if _same_number(value, question.answer) else value
 
 
+def _chunks(file: h5py.File, question: Question) -> Any:
+    """Where the chunks are, by their places; of values in one piece, where that is."""
+    dataset, ours = file[question.name], {place: (offset, length) for place, offset, length in question.answer}
+    if dataset.chunks is None:
+        offset = dataset.id.get_offset()
+        theirs = {} if offset is None else {(0,) * dataset.ndim: (offset, dataset.nbytes)}
+    else:
+        infos = [dataset.id.get_chunk_info(number) for number in range(dataset.id.get_num_chunks())]
+        theirs = {
+            tuple(at // extent for at, extent in zip(one.chunk_offset, dataset.chunks, strict=True)): (
+                one.byte_offset,
+                one.size,
+            )
+            for one in infos
+        }
+    return None if ours == theirs else sorted(theirs.items() - ours.items())[:1] or "fewer"
+
+
+def _values(file: h5py.File, question: Question) -> Any:
+    value = np.asarray(file[question.name][()]).tobytes()
+    return None if value == question.answer else value[:20]
+
+
 def _text(file: h5py.File, question: Question) -> Any:
     attributes = _object(file, question.name).attrs
     if question.argument not in attributes:
@@ -296,6 +321,8 @@ _ANSWERS = {
     "datasets": _datasets,
     "shape": _shape,
     "data_type": _data_type,
+    "chunks": _chunks,
+    "values": _values,
     "element": _element,
     "text": _text,
     "number": _number,

@@ -99,13 +99,17 @@ class Bounds:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A reader, the datasets whose objects it reads, and what it may cost. `of_index`: the sidecar is mutated."""
+    """A reader, the datasets whose objects it reads, and what it may cost.
+
+    `of_index`: the sidecar is mutated. `along`: the chunk index of what is accepted is read, too, as a step along that.
+    """
 
     reader: str
     datasets: tuple[str, ...]
     bounds: Bounds
     of_index: bool = False
     is_hdf5: bool = False
+    along: str | None = None
 
     @cached_property
     def specimens(self) -> tuple[Specimen, ...]:
@@ -128,7 +132,7 @@ _GRIB2 = Bounds(
 _CHUNK_BLOCKS = -(-(nexrad_records.MAX_RECORD_BYTES + 28) // nexrad_records.READ_BYTES)
 
 SUBJECTS: Mapping[str, Subject] = {
-    "goes-abi": Subject(reader="goes-abi", datasets=("goes-abi",), bounds=_HDF5, is_hdf5=True),
+    "goes-abi": Subject(reader="goes-abi", datasets=("goes-abi",), bounds=_HDF5, is_hdf5=True, along="t"),
     "goes-glm": Subject(reader="goes-glm", datasets=("goes-glm",), bounds=_HDF5, is_hdf5=True),
     "netcdf-grid": Subject(reader="netcdf-grid", datasets=("ocean",), bounds=_HDF5, is_hdf5=True),
     "nexrad-level2": Subject(

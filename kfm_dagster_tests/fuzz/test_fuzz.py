@@ -14,6 +14,7 @@ import pytest
 
 from kfm_dagster.readers import hdf5_index, hdf5_messages
 from kfm_dagster.readers.base import HeaderMetadata, ReadRequest
+from kfm_dagster.readers.hdf5_chunks import StoredValues
 from kfm_dagster.readers.registry import READERS
 from kfm_dagster_tests.fuzz import trial
 from kfm_dagster_tests.fuzz.campaign import Campaign
@@ -150,6 +151,25 @@ def test_what_libhdf5_refuses_is_found_where_ours_accepts_it(monkeypatch: pytest
         assert (found.fate, asked) == ("ok", True)
         [text] = found.findings
         assert text.startswith("libhdf5 refuses")
+
+
+def test_values_and_chunks_that_libhdf5_does_not_have_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    specimen = SUBJECTS["goes-abi"].samples[0]
+    values = StoredValues.values
+
+    def misread(self: StoredValues) -> bytes:
+        # Of more than one element: when the object is, is compared elsewhere.
+        return values(self)[::-1] if self.shape else values(self)
+
+    with Campaign("goes-abi") as campaign:
+        found, asked = campaign.examine(whole(specimen))
+        assert (found.findings, asked) == ([], True)
+        monkeypatch.setattr(StoredValues, "values", misread)
+        [text] = campaign.examine(whole(specimen))[0].findings
+        assert text.startswith("values None of ")
+    with Libhdf5() as libhdf5:
+        [text] = libhdf5.differences(specimen.content, [Question("x", "chunks", None, ())])
+        assert text.startswith("chunks None of 'x'")
 
 
 @pytest.mark.clause("OPR-07")

@@ -21,11 +21,17 @@ from kfm_dagster.contracts.identity import wal_id
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.operators.metadata_extract import metadata_extract
 from kfm_dagster.operators.stac_register import NoItemError, stac_register
+from kfm_dagster.readers import netcdf_cube
 from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadError, ReadRequest
+from kfm_dagster.readers.netcdf_cube import CubeStep, read_cube_step
+from kfm_dagster.readers.ranges import BLOCK_BYTES
 from kfm_dagster.readers.registry import READERS
+from kfm_dagster_tests.fuzz.libhdf5 import Question
 from kfm_dagster_tests.fuzz.mutations import Input
 from kfm_dagster_tests.fuzz.specimens import CONTRACTS, INDEX, Subject
 
+CUBE_BOUNDS = (netcdf_cube.MAX_BLOCKS, netcdf_cube.MAX_BLOCKS * BLOCK_BYTES)
+"""What a chunk index may cost: requests, and bytes that are asked for."""
 MEMORY_BYTES = 48 << 20
 """Most that reading an object may allocate: the largest is a gzipped one of 8 MiB, held whole beside what is in it."""
 CPU_SECONDS = 20.0
@@ -75,31 +81,45 @@ class Trial:
     header: HeaderMetadata | None = None
 
 
-Reading = tuple[HeaderMetadata | ReadError, Source]
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What a reader gave, and what that took; `cube` is what came of the chunk index, where that was read."""
+
+    outcome: HeaderMetadata | ReadError
+    source: Source
+    cube: CubeStep | ReadError | None = None
+
+    def said(self) -> str:
+        """Return all of it as text."""
+        return "\n".join(_said(one) for one in (self.outcome, self.cube))
 
 
-def examine(subject: Subject, drawn: Input, *, measured: bool = False) -> Trial:
-    """Read an input twice, and make its Item. `measured`: memory is traced, which takes longer."""
+def examine(subject: Subject, drawn: Input, *, measured: bool = False, asked: list[Question] | None = None) -> Trial:
+    """Read an input twice, and make its Item. `measured`: memory is traced, which takes longer.
+
+    `asked` are the questions that are being recorded: those of a chunk index that is refused are taken out.
+    """
+    asked = [] if asked is None else asked
     trial = Trial()
     try:
         with _limited(), _allocations(trial) if measured else nullcontext():
-            outcome, source = _read(subject, drawn)
-        trial.requests, trial.read_bytes = source.requests, source.read_bytes
+            found = _read(subject, drawn, asked)
+        trial.requests, trial.read_bytes = found.source.requests, found.source.read_bytes
         with _limited():
-            again, _ = _read(subject, drawn)
+            again = _read(subject, drawn, asked)
     except (Exception, OutOfBoundsError, OutOfTimeError) as error:
         trial.findings.append(f"{type(error).__name__}: {error} ({_where(error)})")
         return trial
     if trial.memory > MEMORY_BYTES:
         trial.findings.append(f"{trial.memory} bytes of memory")
-    if _said(outcome) != _said(again):
+    if found.said() != again.said():
         trial.findings.append("a second reading says something else")
-    trial.header = outcome if isinstance(outcome, HeaderMetadata) else None
-    _judge(drawn, outcome, trial)
+    trial.header = found.outcome if isinstance(found.outcome, HeaderMetadata) else None
+    _judge(drawn, found.outcome, trial)
     return trial
 
 
-def _read(subject: Subject, drawn: Input) -> Reading:
+def _read(subject: Subject, drawn: Input, asked: list[Question]) -> Reading:
     bounds = (subject.bounds.requests, subject.bounds.read_bytes)
     source = Source(drawn.content, drawn.size, drawn.zeros, bounds)
     shared = Source(drawn.index or b"", len(drawn.index or b""), zeros=False, bounds=bounds)
@@ -117,10 +137,22 @@ def _read(subject: Subject, drawn: Input) -> Reading:
     source.read_bytes += shared.read_bytes
     if source.requests > bounds[0] or source.read_bytes > bounds[1]:
         raise OutOfBoundsError(f"{source.requests} requests for {source.read_bytes} bytes; at most {bounds}")
-    return outcome, source
+    read_cube = subject.along is not None and not isinstance(outcome, ReadError)
+    cube = _cube(drawn, asked, along=str(subject.along)) if read_cube else None
+    return Reading(outcome=outcome, source=source, cube=cube)
 
 
-def _said(outcome: HeaderMetadata | ReadError) -> str:
+def _cube(drawn: Input, asked: list[Question], *, along: str) -> CubeStep | ReadError:
+    before = len(asked)
+    source = Source(drawn.content, drawn.size, drawn.zeros, CUBE_BOUNDS)
+    try:
+        return read_cube_step(source, along=along)
+    except ReadError as refusal:
+        del asked[before:]
+        return refusal
+
+
+def _said(outcome: object) -> str:
     return f"{outcome.code} {outcome}" if isinstance(outcome, ReadError) else repr(outcome)
 
 
