@@ -79,8 +79,7 @@ CPU = """
 ## Where the processor time goes
 
 Milliseconds per unit by process, of the rows above. `run` is what a run spends after its fork; the code server loads
-the definitions and evaluates sensors; the daemon starts ticks and runs. In parentheses what is not the product's;
-the calibration is milliseconds of a fixed piece of Python, by which rows of a shared machine compare.
+the definitions and evaluates sensors; the daemon starts ticks and runs. In parentheses what is not the product's.
 """
 
 WALL = """
@@ -141,7 +140,7 @@ def _calibration(figures: Sequence[Figures]) -> str:
         return ""
     return (
         f" The machine is shared with others: a fixed piece of Python took {min(found):.0f} to {max(found):.0f} ms of "
-        "CPU after a row (calibration)."
+        "CPU after a row; tables have it as calibration, and rows compare by it."
     )
 
 
@@ -176,6 +175,7 @@ def _growth(rows: Any) -> Iterator[dict[str, str]]:
             **{name: row[name] for name in ("dataset", "database")},
             "records": f"{one['records']:,}",
             **{name: row[name] for name in ("units", "units/s", "CPU ms/unit", "requests/unit", "largest run, MiB")},
+            **_calibrated(one),
         }
 
 
@@ -187,6 +187,7 @@ def _intake(rows: Any) -> Iterator[dict[str, str]]:
             "messages": f"{one['messages']:,}",
             "messages/s": f"{one['messages_per_second']:,.0f}",
             "CPU ms/message": f"{one['cpu_ms_per_message']:.2f}",
+            **_calibrated(one),
         }
 
 
@@ -216,6 +217,7 @@ def _quiet(rows: Any) -> Iterator[dict[str, str]]:
             "database": one["database"],
             "percent of a core": f"{one['percent_of_a_core']:.2f}",
             **{name: f"{share:.2f}" for name, share in one["by_process"].items()},
+            **_calibrated(one),
         }
 
 
@@ -227,7 +229,7 @@ def _cpu(rows: Any) -> Iterator[dict[str, str]]:
             **_place(one),
             **{title: _number(spent.get(name), 1) for title, name in names.items()},
             **{f"({name})": _number(servers.get(name), 1) for name in ("queue", "store")},
-            "(calibration)": _number(one.get("calibration_ms"), 0),
+            **_calibrated(one),
         }
 
 
@@ -250,7 +252,12 @@ def _latency(rows: Any) -> Iterator[dict[str, str]]:
             "p99 s": _number(one["p99_seconds"], 1),
             "CPU ms/unit": f"{one['cpu_ms_per_unit']:.1f}",
             "unsettled": f"{one['published'] - one['succeeded']:,}",
+            **_calibrated(one),
         }
+
+
+def _calibrated(one: Figures) -> dict[str, str]:
+    return {"(calibration)": _number(one.get("calibration_ms"), 0)}
 
 
 def _number(value: float | None, digits: int, *, per: float = 1) -> str:
