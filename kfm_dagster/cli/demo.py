@@ -98,7 +98,7 @@ def show_result(result: DrainResult, *, kfm: str = "kfm") -> None:
     console.print(f"catalog   {result.catalog}/catalog.json", soft_wrap=True, markup=False)
     console.print(f"lineage   {result.lineage}", soft_wrap=True, markup=False)
     console.print(f"database  {result.database}", soft_wrap=True, markup=False)
-    console.print(f"next      {kfm} wal list; {kfm} ui (make ui)", soft_wrap=True, markup=False)
+    console.print(f"next      {kfm} status; {kfm} ui (make ui)", soft_wrap=True, markup=False)
     console.print(f"{result.seconds:.0f} s")
 
 

@@ -579,7 +579,7 @@ def test_the_demo_says_what_its_counts_are_of_and_which_command_says_why(
     shown = capsys.readouterr().out
     assert said in shown
     assert unsaid not in shown
-    assert "next      kfm wal list; kfm ui" in shown
+    assert "next      kfm status; kfm ui" in shown
 
 
 @pytest.fixture
