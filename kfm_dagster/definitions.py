@@ -16,6 +16,7 @@ from kfm_dagster.defs.partitions import daily_partitions
 from kfm_dagster.defs.path_arrival import path_assets, path_sensors
 from kfm_dagster.defs.replay_job import replay_job
 from kfm_dagster.defs.resources import PipelineResource, SqsQueueResource, WalResource
+from kfm_dagster.defs.retention_job import retention_job, retention_schedule
 from kfm_dagster.defs.sensors import ingest_sensors
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.pipeline import installed_code, utc_now
@@ -41,8 +42,8 @@ def build_definitions(settings: Settings) -> dg.Definitions:
             *path_assets(registry, days=days, code_version=code_version),
         ],
         asset_checks=[*unit_checks(registry, days=days), feed_check()],
-        jobs=[*ingest_jobs(registry), *path_jobs(registry), gap_job(CHECK), replay_job()],
-        schedules=[gap_schedule(pipeline)],
+        jobs=[*ingest_jobs(registry), *path_jobs(registry), gap_job(CHECK), replay_job(), retention_job()],
+        schedules=[gap_schedule(pipeline), retention_schedule(pipeline)],
         sensors=[
             *ingest_sensors(interval_seconds=interval, days=days, pipeline=pipeline, wal=wal),
             *path_sensors(registry, interval_seconds=interval, days=days, pipeline=pipeline),

@@ -39,6 +39,13 @@ MISSPELT = 0.8
 _LOG = logging.getLogger(__name__)
 _logged: set[str] = set()
 
+_UNSET = {
+    "dagster_dsn": "Dagster keeps SQLite files",
+    "stac_api_dsn": "there is no STAC API",
+    "retention_dsn": "retention works under the role of KFM_WAL_DSN",
+}
+"""What holds without a database that has to be PostgreSQL."""
+
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 """This machine: the only hosts that are spoken to without TLS."""
 WATTS_PER_CORE = 3.5
@@ -91,6 +98,12 @@ class Settings(BaseSettings):
         description="PostgreSQL database of Dagster's own storage, in its schema `dagster`; it may be KFM_WAL_DSN's. "
         "Default: SQLite files below DAGSTER_HOME.",
     )
+    retention_dsn: str = Field(
+        "",
+        repr=False,
+        description="KFM_WAL_DSN's database under the role of retention (kfm init --retention-role). Default: the role "
+        "of KFM_WAL_DSN.",
+    )
     storage_url: str = Field("", description="Landing zone and artifacts, folder or s3://; default $KFM_HOME/storage.")
     catalog_url: str = Field("", description="STAC catalog, folder or s3://; default $KFM_HOME/catalog.")
     catalog_public_url: str = Field(
@@ -132,8 +145,8 @@ class Settings(BaseSettings):
     contracts_dir: Path | None = Field(None, description="Folder with further dataset contracts (YAML).")
     configs_dir: Path | None = Field(
         None,
-        description="Folder with the pipeline card, state_machine.yaml, replay_plan.yaml, alerts.yaml and "
-        "announcements.yaml; default: configs/.",
+        description="Folder with the pipeline card, state_machine.yaml, replay_plan.yaml, alerts.yaml, "
+        "announcements.yaml and retention.yaml; default: configs/.",
     )
     object_root: Path | None = Field(
         None, description="Read objects from ROOT/<bucket>/<key> instead of the provider's object store."
@@ -266,15 +279,15 @@ class Settings(BaseSettings):
         description="Logical worker identity in the ledger, the same in every process of a run; never a host name.",
     )
 
-    @field_validator("dagster_dsn", "stac_api_dsn")
+    @field_validator("dagster_dsn", "stac_api_dsn", "retention_dsn")
     @classmethod
     def _on_postgres(cls, value: str, info: ValidationInfo) -> str:
         if value.startswith("sqlite"):
-            unset = "Dagster keeps SQLite files" if info.field_name == "dagster_dsn" else "there is no STAC API"
+            unset = _UNSET[str(info.field_name)]
             raise ValueError(f"postgresql+psycopg2://USER@HOST/DATABASE; unset, {unset}")
         return value
 
-    @field_validator("wal_dsn", "dagster_dsn", "stac_api_dsn")
+    @field_validator("wal_dsn", "dagster_dsn", "stac_api_dsn", "retention_dsn")
     @classmethod
     def _one_postgres_driver(cls, value: str) -> str:
         # SQLAlchemy 2.1 reads a bare postgresql:// as psycopg 3, with which dagster-postgres fails on NOTIFY.
@@ -375,7 +388,7 @@ class Settings(BaseSettings):
         setting = "_".join(str(part) for part in found["loc"])
         field = cls.model_fields[str(found["loc"][0])]
         hidden = (
-            found["loc"][0] in {"wal_dsn", "dagster_dsn", "stac_api_dsn"}  # it may hold a password
+            found["loc"][0] in {"wal_dsn", "dagster_dsn", "stac_api_dsn", "retention_dsn"}  # it may hold a password
             or SecretStr in get_args(field.annotation)
             or _may_hold_a_secret(str(found["input"]))
         )
@@ -422,6 +435,11 @@ class Settings(BaseSettings):
     def database_url(self) -> str:
         """SQLAlchemy URL of the database."""
         return self.wal_dsn or f"sqlite:///{self.home.absolute() / 'kfm.db'}"
+
+    @property
+    def retention_url(self) -> str:
+        """SQLAlchemy URL of the database, under the role of retention."""
+        return self.retention_dsn or self.database_url
 
     @property
     def storage(self) -> str:

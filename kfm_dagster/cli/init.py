@@ -15,6 +15,7 @@ from kfm_dagster.addresses import shown
 from kfm_dagster.catalog.stac_api.database import StacApiDatabase
 from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.deployment.local import default_dagster_yaml
+from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.governance.review import OverrideReview
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.preflight import preflight, stores
@@ -22,13 +23,16 @@ from kfm_dagster.notifications.sqs import connect
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.private import private_folder
-from kfm_dagster.storage.roles import grant_deployment_role, refuse_no_role
+from kfm_dagster.storage.roles import grant_deployment_role, grant_retention_role, refuse_no_role
 
 
 @click.command()
 @click.option("--role", help="Role that the deployment runs with: it gets its rights, which alter no evidence.")
+@click.option(
+    "--retention-role", help="Role that retention runs with: it reads, and removes no row (docs/retention.md)."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print what was done as one JSON object.")
-def init(*, role: str | None, as_json: bool) -> None:
+def init(*, role: str | None, retention_role: str | None, as_json: bool) -> None:
     """Bring the ledger's database and Dagster's own up to date, and check that stores and queue are there.
 
     Run it before the first start and after every upgrade, then start the daemon and the web server. It may be repeated,
@@ -40,14 +44,19 @@ def init(*, role: str | None, as_json: bool) -> None:
     Example: kfm init --role kfm_deployment
     """
     settings = Settings.load()
-    if role is not None:
-        refuse_no_role(make_url(settings.database_url).get_backend_name(), role)
+    for name in (role, retention_role):
+        if name is not None:
+            refuse_no_role(make_url(settings.database_url).get_backend_name(), name)
+    if role is not None and role == retention_role:
+        raise ConfigurationError(
+            "retention has a role of its own", observed=role, expected="another name than that of --role"
+        )
     read_configuration(settings)
     refuse_unwritable_home(settings.home)
     # First: a refusal leaves the databases as they are.
     preflight(settings, connect(settings).depth)
     done: dict[str, dict[str, Any]] = {
-        "ledger": _ledger(settings, role),
+        "ledger": _ledger(settings, role, retention_role),
         "dagster": _dagster(settings),
         "stores": {name: place for name, _, place in stores(settings)},
         "queue": {"name": settings.sqs_primary_queue},
@@ -66,13 +75,16 @@ def init(*, role: str | None, as_json: bool) -> None:
         click.echo(f"next: export DAGSTER_HOME={done['dagster']['home']}")
 
 
-def _ledger(settings: Settings, role: str | None) -> dict[str, Any]:
+def _ledger(settings: Settings, role: str | None, retention_role: str | None) -> dict[str, Any]:
     database = Database.open(settings.database_url)
     try:
         OverrideReview(database, clock=lambda: datetime.now(UTC)).work_in(settings)
         done = {"database": shown(settings.database_url), "schema": database.schema()}
         if role is not None:
             done["role"] = f"{role} ({'made' if grant_deployment_role(database, role) else 'was there'})"
+        if retention_role is not None:
+            made = grant_retention_role(database, retention_role)
+            done["retention role"] = f"{retention_role} ({'made' if made else 'was there'})"
         return done
     finally:
         database.dispose()

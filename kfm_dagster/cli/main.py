@@ -118,6 +118,10 @@ COMMANDS = {
         "kfm_dagster.cli.replay.commands:replay",
         "Have units done again, always through the ledger: select, dry-run, run, and watch.",
     ),
+    "retention": Lazy(
+        "kfm_dagster.cli.retention:retention",
+        "Remove what is old, bulky and needed by nothing, by the policy of retention.yaml.",
+    ),
     "stac": Lazy(
         "kfm_dagster.cli.stac:stac",
         "Look at the STAC API beside the catalog, compare it with the catalog, and fill it again.",

@@ -126,9 +126,17 @@ def cooling_down(
     return cooling
 
 
-def runs_so_far(instance: dg.DagsterInstance) -> Callable[[str], str]:
-    """Return a function that names how many runs a partition has had: it changes when one more has been asked for."""
-    return cache(lambda partition: str(instance.get_runs_count(filters=dg.RunsFilter(tags={PARTITION_TAG: partition}))))
+def newest_runs(instance: dg.DagsterInstance) -> Callable[[str], str]:
+    """Return a function that names the newest run of a partition: another one when one more has been asked for.
+
+    How many there are would come back once retention has removed some, and with it a run_key that is there.
+    """
+
+    def newest(partition: str) -> str:
+        found = instance.get_run_ids(dg.RunsFilter(tags={PARTITION_TAG: partition}), limit=1)
+        return found[0] if found else ""
+
+    return cache(newest)
 
 
 def _active(instance: dg.DagsterInstance, tag: str) -> list[dg.DagsterRun]:

@@ -16,7 +16,7 @@ from kfm_dagster.defs.jobs import INGEST_JOB
 from kfm_dagster.defs.one_line import one_line
 from kfm_dagster.defs.resources import PipelineResource, WalResource
 from kfm_dagster.defs.run_requests import listing_run, planned_run
-from kfm_dagster.defs.run_storage import DeadRuns, active_runs, cooling_down, listing_days, run_slots, runs_so_far
+from kfm_dagster.defs.run_storage import DeadRuns, active_runs, cooling_down, listing_days, newest_runs, run_slots
 from kfm_dagster.ingest.intake import IntakeReport, take_in
 from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, sentence, units_in_flight
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -166,7 +166,7 @@ def _plan(
             runs=runs,
             limits=lane_limits(pipeline.settings, run_slots=run_slots(context.instance), bulk_waits=bulk_waits),
             max_units_per_run=pipeline.settings.max_units_per_run,
-            salt=runs_so_far(context.instance),
+            salt=newest_runs(context.instance),
         )
         pipeline.asked.record(context.sensor_name, [(run.partition, run.lane) for run in planned], at=pipeline.clock())
     if unknown and planned:

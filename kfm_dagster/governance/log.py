@@ -56,6 +56,8 @@ class GovernanceAction(StrEnum):
     """Let objects in that a bucket had and the ledger did not."""
     MASK = "mask"
     """Published data with sensitive locations generalised, as its steward asked."""
+    RETENTION = "retention"
+    """Removed, by the policy of retention.yaml, what is old and needed by nothing."""
     ALERT_ACKNOWLEDGED = "alert_acknowledged"
     """Took an alert on."""
     OVERRIDE_PROPOSED = "override_proposed"

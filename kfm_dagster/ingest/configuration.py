@@ -13,6 +13,7 @@ from kfm_dagster.announcements.webhook import tokens_of
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.governance.areas import refuse_unmaskable
 from kfm_dagster.readers.registry import refuse_orphans
+from kfm_dagster.retention.policy import RetentionPolicy
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import Card
 from kfm_dagster.telemetry.energy import EnergyMeter, open_energy_meter
@@ -36,5 +37,7 @@ class Configuration:
         card = Card.load(settings.configs_dir)
         announcements = AnnouncementPlan.load(settings.configs_dir, registry)
         tokens_of(settings.webhook_tokens, [one.name for one in announcements.subscriptions])
+        # Read again when it is applied: a policy may change while a deployment runs.
+        RetentionPolicy.load(settings.configs_dir)
         energy = open_energy_meter(settings.energy_grid)
         return cls(registry=registry, card=card, announcements=announcements, energy=energy)

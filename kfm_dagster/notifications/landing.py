@@ -1,4 +1,4 @@
-"""The landing zone: raw messages, kept for ever under the hash of their bytes.
+"""The landing zone: raw messages, kept under the hash of their bytes until retention takes them (docs/retention.md).
 
 Belongs here: writing a batch once and reading it back unchanged. Does not belong here: what the messages mean, and who
 landed which batch (the sensor's run keys).
@@ -41,7 +41,7 @@ class LandedBatch:
 
 
 class Landing:
-    """Lands batches in a store of ours. Nothing is ever overwritten or deleted."""
+    """Lands batches in a store of ours. Nothing is ever overwritten, nor deleted from here."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -64,13 +64,16 @@ class RunStatePort:
         return None if state is None or state.artifact_uri is None else self._loaded(state)
 
     def is_intact(self, output: Output) -> bool:
-        """Tell whether run-state still says that the run which made an output made it of these inputs.
+        """Tell whether an output is there, and run-state still says that its run made it of these inputs.
 
         A rollback of the data takes run-state with it where that is on their branch, or in a table restored with them;
-        APPLIED in the database then tells of an effect that is gone.
+        APPLIED in the database then tells of an effect that is gone. Retention takes outputs that are old.
         """
-        state = self.run_states.get(output.record["dataset_id"], output.record["run_id"])
-        return state is not None and state.inputs_hash == output.record["inputs_hash"] and state.rolled_back_by is None
+        record = output.record
+        state = self.run_states.get(record["dataset_id"], record["run_id"])
+        if state is None or state.inputs_hash != record["inputs_hash"] or state.rolled_back_by is not None:
+            return False
+        return self.artifacts.has(ArtifactReference(uri=record["artifact_uri"], sha256=record["artifact_sha256"]))
 
     def keep(
         self, key: RunStateKey, envelopes: Sequence[Envelope], summary: ValidationSummary, *, tx: Transaction

@@ -54,7 +54,10 @@ class Artifacts:
             with _answering():
                 content = bytes(self._store.get(reference.uri).bytes())
         except (FileNotFoundError, NotFoundError):
-            raise ArtifactError(observed=f"{reference.uri} is gone", next_step="run the node again") from None
+            raise ArtifactError(
+                observed=f"{reference.uri} is gone",
+                next_step="run the node again in a new run; kfm retention plan says how long outputs are kept",
+            ) from None
         found = hashlib.sha256(content).hexdigest()
         if found != reference.sha256:
             raise ArtifactError(
@@ -63,3 +66,12 @@ class Artifacts:
                 next_step="run the node again",
             )
         return content
+
+    def has(self, reference: ArtifactReference) -> bool:
+        """Tell whether there is such a blob, by its head. Raises as `put` does."""
+        try:
+            with _answering():
+                self._store.get(reference.uri, options={"head": True})
+        except (FileNotFoundError, NotFoundError):
+            return False
+        return True

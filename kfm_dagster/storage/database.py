@@ -275,7 +275,8 @@ def _check_rights(tx: Transaction, pending: Sequence[Migration], *, newest: int)
     own = tx.run("roles.may_migrate").one()
     if own.may_migrate:
         return
-    next_step = f"run kfm init --role {own.role} as the owner"
+    option = "--retention-role" if own.only_reads else "--role"
+    next_step = f"run kfm init {option} {own.role} as the owner"
     if pending:
         raise SchemaVersionError(
             "the database has an older schema than this release needs, and this role may not migrate it",

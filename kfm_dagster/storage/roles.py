@@ -1,8 +1,8 @@
-"""The role that a deployment runs with: it works with the tables that the owner makes, and can alter no evidence.
+"""The roles that work with the tables that the owner makes: a deployment's can alter no evidence, retention's nothing.
 
-On PostgreSQL only; SQLite has no roles, its triggers alone keep what is on record. Which rights the role has stands in
-one place, `decisions` of `sql/queries/roles.sql`. Does not belong here: how the role proves who it is
-(password, certificate); that is the server's business.
+On PostgreSQL only; SQLite has no roles, its triggers alone keep what is on record. Which rights a role has stands in
+one place, `sql/queries/roles.sql`. Does not belong here: how a role proves who it is (password, certificate); that is
+the server's business.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_ROLE_NAME_BYTES: Final = 63
 
 
 class DeploymentRoleError(KfmError):
-    """The deployment's role cannot get its rights."""
+    """The role cannot get its rights."""
 
     exit_code = ExitCode.REFUSED
 
@@ -33,15 +33,12 @@ def grant_deployment_role(database: Database, role: str) -> bool:
     DeploymentRoleError where the owner may not do it, or where the role could alter evidence all the same; then
     nothing is changed.
     """
-    refuse_no_role(database.dialect, role)
-    try:
-        return _grant(database, role)
-    except DBAPIError as error:
-        raise DeploymentRoleError(
-            observed=str(error.orig).strip(),
-            expected="the owner's connection; to make a role it needs CREATEROLE",
-            next_step="connect as the owner of the tables, or let an administrator make the role first (CREATE ROLE)",
-        ) from None
+    return _granted(database, role, rights="roles.decisions")
+
+
+def grant_retention_role(database: Database, role: str) -> bool:
+    """Give a role what retention needs: to read all, and to add to the governance log. Else as for a deployment's."""
+    return _granted(database, role, rights="roles.retention")
 
 
 def refuse_no_role(dialect: str, role: str) -> None:
@@ -58,13 +55,25 @@ def refuse_no_role(dialect: str, role: str) -> None:
         )
 
 
-def _grant(database: Database, role: str) -> bool:
+def _granted(database: Database, role: str, *, rights: str) -> bool:
+    refuse_no_role(database.dialect, role)
+    try:
+        return _grant(database, role, rights)
+    except DBAPIError as error:
+        raise DeploymentRoleError(
+            observed=str(error.orig).strip(),
+            expected="the owner's connection; to make a role it needs CREATEROLE",
+            next_step="connect as the owner of the tables, or let an administrator make the role first (CREATE ROLE)",
+        ) from None
+
+
+def _grant(database: Database, role: str, rights: str) -> bool:
     with database.transaction() as tx:
         made = tx.run("roles.create", role=role).scalars().all()
         # The names in these texts are quoted by the database itself.
         for statement in made:
             tx.connection.exec_driver_sql(statement.replace("%", "%%"))
-        for name in ("roles.frame", "roles.decisions"):
+        for name in ("roles.frame", rights):
             for row in tx.run(name, role=role).all():
                 tx.connection.exec_driver_sql(row.statement.replace("%", "%%"))
         more = tx.run("roles.excess", role=role).first()

@@ -1,7 +1,8 @@
--- Rights of the role that a deployment runs with; SQLite has no roles. The owner migrates, and grants these.
+-- Rights of the roles that a deployment and its retention run with; SQLite has no roles. The owner migrates, and grants these.
 
 -- name: may_migrate
 -- Whether the tables are this role's, or may be made by it where there are none.
+-- And whether it only reads, as retention does (below).
 SELECT current_user AS role, coalesce(
     (
         SELECT pg_has_role(current_user, c.relowner, 'USAGE') FROM pg_class AS c
@@ -9,7 +10,12 @@ SELECT current_user AS role, coalesce(
     ),
     has_schema_privilege(current_user, current_schema(), 'CREATE'),
     FALSE
-) AS may_migrate;
+) AS may_migrate,
+coalesce(
+    has_table_privilege(current_user, to_regclass('nodd_wal_records'), 'SELECT')
+    AND NOT has_table_privilege(current_user, to_regclass('nodd_wal_records'), 'INSERT'),
+    FALSE
+) AS only_reads;
 
 -- name: lacking
 -- A table of ours that this role cannot even read: it was made after the role got its rights.
@@ -118,6 +124,19 @@ SELECT
         current_schema(), decision.relation, CAST(:role AS text), decision.rights
     ) AS statement
 FROM decision;
+
+-- name: retention
+-- It looks at everything, and says what it does; files and the runs of Dagster, which it removes, are not in these tables.
+SELECT
+    c.relname AS relation,
+    format(
+        'REVOKE ALL ON %1$I.%2$I FROM %3$I; GRANT %4$s ON %1$I.%2$I TO %3$I',
+        current_schema(), c.relname, CAST(:role AS text),
+        CASE c.relname WHEN 'governance_log' THEN 'SELECT, INSERT' ELSE 'SELECT' END
+    ) AS statement
+FROM pg_class AS c
+INNER JOIN pg_class AS ours ON c.relnamespace = ours.relnamespace AND c.relowner = ours.relowner
+WHERE ours.oid = to_regclass('schema_version') AND c.relkind IN ('r', 'p', 'v');
 
 -- name: frame
 -- The schema, and the numbers of its tables: to take the next one, not to set it back.

@@ -1,0 +1,98 @@
+"""`kfm retention`: what is older than its policy and needed by nothing, and removing it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kfm_dagster.cli.decision_options import actor_of, actor_option
+from kfm_dagster.cli.session import opened_database
+from kfm_dagster.cli.tables import show_rows
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.ingest.pipeline import utc_now
+from kfm_dagster.retention.opening import retention_of
+from kfm_dagster.retention.policy import RETENTION, RetentionKind, RetentionPolicy
+from kfm_dagster.retention.pruning import Pruned, Retention
+from kfm_dagster.settings import Settings
+
+PLAN = ("kind", "keep_days", "before", "older", "needed", "removable", "bytes")
+RUN = (*PLAN[:-2], "removed", "bytes")
+NOTHING = f"everything is kept: no kind has a policy in {RETENTION} (docs/retention.md)"
+
+
+@click.group()
+def retention() -> None:
+    """Remove what is old, bulky and needed by nothing, by the policy of retention.yaml.
+
+    Kinds: runs of Dagster, landed messages, outputs of stages, evidence of closed cases. The ledger, its history and
+    the governance log stay.
+
+    Example: kfm retention plan
+    """
+
+
+@retention.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+def plan(*, as_json: bool) -> None:
+    """Show of each kind what is older than its policy, what of it is needed, and what would go. Changes nothing.
+
+    Example: kfm retention plan --json
+    """
+    with _opened(writing=False) as found:
+        rows = [_row(one, "removable") for one in found.plan()]
+    _show(rows, PLAN, policy=found.policy, as_json=as_json)
+
+
+@retention.command()
+@actor_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+def run(*, actor: str | None, as_json: bool) -> None:
+    """Remove what plan shows, kind after kind and in batches. Stopped at any moment, it goes on when it is run again.
+
+    Example: kfm retention run
+    """
+    who = actor_of(Settings.load(), actor)
+    with _opened(writing=True) as found:
+        rows = [_row(one, "removed") for one in found.run(actor=who)]
+    _show(rows, RUN, policy=found.policy, as_json=as_json)
+
+
+@contextmanager
+def _opened(*, writing: bool) -> Iterator[Retention]:
+    settings = Settings.load()
+    policy = RetentionPolicy.load(settings.configs_dir)
+    under_its_role = settings.model_copy(update={"wal_dsn": settings.retention_url})
+    with opened_database(under_its_role, recording=writing) as database:
+        if RetentionKind.DAGSTER_RUNS not in policy.ages:
+            yield retention_of(settings, database, runs=None, clock=utc_now)
+            return
+        # Only here, because importing Dagster takes seconds.
+        from kfm_dagster.defs.old_runs import old_runs_of  # noqa: PLC0415
+
+        home = Path(os.environ.get("DAGSTER_HOME") or settings.home / "dagster")
+        with old_runs_of(home, database) as runs:
+            yield retention_of(settings, database, runs=runs, clock=utc_now)
+
+
+def _show(rows: Iterable[dict[str, Any]], columns: tuple[str, ...], *, policy: RetentionPolicy, as_json: bool) -> None:
+    if policy.ages or as_json:
+        show_rows(rows, columns, as_json=as_json)
+    else:
+        click.echo(NOTHING)
+
+
+def _row(one: Pruned, goes: str) -> dict[str, Any]:
+    return {
+        "kind": one.kind.value,
+        "keep_days": one.keep.total_seconds() / 86_400,
+        "before": rfc3339(one.before, timespec="seconds"),
+        "older": one.old,
+        "needed": one.needed,
+        goes: one.removed,
+        "bytes": one.bytes,
+    }

@@ -1,0 +1,83 @@
+"""The job `retention`, which is `kfm retention run`, and the schedule that asks for it once a day."""
+
+# No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
+
+from contextlib import ExitStack
+from typing import Any
+
+import dagster as dg
+
+from kfm_dagster.defs.old_runs import OldRuns
+from kfm_dagster.defs.one_line import one_line
+from kfm_dagster.defs.resources import PipelineResource
+from kfm_dagster.errors import KfmError
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.retention.opening import retention_of
+from kfm_dagster.retention.policy import RETENTION, RetentionPolicy
+from kfm_dagster.storage.database import Database
+
+RETENTION_JOB = "retention"
+DAILY = "23 3 * * *"
+"""At night over the United States, off the hour at which everybody's jobs begin."""
+ACTOR = "nodd_retention"
+"""Who removes by schedule, in the governance log, where KFM_ACTOR names nobody."""
+
+
+def retention_job() -> dg.JobDefinition:
+    """Return the job."""
+
+    @dg.op(
+        name="remove_what_is_old",
+        description="Removes what is older than its policy in retention.yaml and needed by nothing: runs of Dagster, "
+        "landed messages, outputs of stages, evidence of closed cases. No row of the ledger's database goes.",
+    )
+    def remove_what_is_old(context: dg.OpExecutionContext, pipeline: PipelineResource) -> dict[str, Any]:
+        try:
+            removed = _removed(context, pipeline.get())
+        except KfmError as error:
+            raise dg.Failure(description=str(error), allow_retries=False) from None
+        context.add_output_metadata({kind: dg.MetadataValue.json(found) for kind, found in removed.items()})
+        return removed
+
+    @dg.job(
+        name=RETENTION_JOB,
+        description="Remove what is old by the policy of retention.yaml, as kfm retention run does. kfm retention plan "
+        "shows before what would go.",
+    )
+    def retention() -> None:
+        remove_what_is_old()
+
+    return retention
+
+
+def retention_schedule(pipeline: PipelineResource) -> dg.ScheduleDefinition:
+    """Return the schedule, switched on. It is given the resource itself, as the sensors are."""
+
+    @dg.schedule(
+        name="nodd_retention",
+        job_name=RETENTION_JOB,
+        cron_schedule=DAILY,
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+        description="Asks once a day for the job retention, where retention.yaml gives a policy to any kind.",
+    )
+    @one_line
+    def nodd_retention(_: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        if not RetentionPolicy.load(pipeline.get().settings.configs_dir).ages:
+            return dg.SkipReason(f"everything is kept: no kind has a policy in {RETENTION}")
+        return dg.RunRequest()
+
+    return nodd_retention
+
+
+def _removed(context: dg.OpExecutionContext, opened: Pipeline) -> dict[str, Any]:
+    settings = opened.settings
+    removed: dict[str, Any] = {}
+    with ExitStack() as stack:
+        database = Database.open(settings.retention_url)
+        stack.callback(database.dispose)
+        runs = OldRuns(instance=context.instance, database=database)
+        retention = retention_of(settings, database, runs=runs, clock=opened.clock)
+        for one in retention.run(actor=settings.actor or ACTOR):
+            removed[one.kind.value] = {"older": one.old, "removed": one.removed, "bytes": one.bytes}
+            context.log.info("%s: %s of %s that are older were removed", one.kind, one.removed, one.old)
+    return removed

@@ -1,0 +1,83 @@
+"""`configs/retention.yaml`: how long each kind of bulky thing is kept.
+
+Belongs here: the model of the file, and the least age of each kind. Does not belong here: what of a kind may go
+(`sql/queries/retention.sql`, `defs/old_runs.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from enum import StrEnum, unique
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field
+
+from kfm_dagster.configs import CardError, Duration, Strict, own_folder, parse, text_of
+
+RETENTION = "retention.yaml"
+
+
+@unique
+class RetentionKind(StrEnum):
+    """What is kept for a time, in the order in which it is removed."""
+
+    DAGSTER_RUNS = "dagster_runs"
+    """Finished runs of Dagster, their events and what their steps printed."""
+    LANDING = "landing"
+    """Raw messages, in the batches in which they were received."""
+    ARTIFACTS = "artifacts"
+    """Outputs of stages."""
+    EVIDENCE_SAMPLES = "evidence_samples"
+    """Evidence of quarantined units whose cases are closed: bytes of the object, the message."""
+
+
+def _at_least(days: int, why: str) -> Callable[[timedelta], timedelta]:
+    def check(value: timedelta) -> timedelta:
+        if value < timedelta(days=days):
+            raise ValueError(f"{days}d at least: {why}")
+        return value
+
+    return check
+
+
+Runs = Annotated[Duration, AfterValidator(_at_least(1, "a run is looked at after it has ended"))]
+# A message that comes again after its batch had gone would be landed in it while it is removed.
+Messages = Annotated[Duration, AfterValidator(_at_least(15, "SQS gives a message again for up to 14 days"))]
+Outputs = Annotated[Duration, AfterValidator(_at_least(8, "kfm validate looks at the outputs of 7 days"))]
+Samples = Annotated[Duration, AfterValidator(_at_least(1, "a case is looked at after it is closed"))]
+
+
+class KeptFor(Strict):
+    """The age up to which each kind is kept; None is for ever."""
+
+    dagster_runs: Runs | None = None
+    landing: Messages | None = None
+    artifacts: Outputs | None = None
+    evidence_samples: Samples | None = None
+
+
+class RetentionPolicy(Strict):
+    """`retention.yaml`."""
+
+    version: Literal["1.0.0"]
+    keep: KeptFor = Field(description="A kind that is not named is kept for ever.")
+
+    @classmethod
+    def load(cls, folder: Path | None) -> Self:
+        """Read a folder's file, or that of this release. Raises CardError with file, line and reason."""
+        path = (own_folder() if folder is None else folder) / RETENTION
+        if not path.exists():
+            path = own_folder() / RETENTION
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise CardError(f"{path} cannot be read", observed=error.strerror, next_step="correct the file") from None
+        return parse(text_of(content, source=str(path)), cls, source=str(path))
+
+    @property
+    def ages(self) -> Mapping[RetentionKind, timedelta]:
+        """The age up to which things are kept, of each kind that has one, in the order of removal."""
+        found = {kind: getattr(self.keep, kind.value) for kind in RetentionKind}
+        return {kind: age for kind, age in found.items() if age is not None}

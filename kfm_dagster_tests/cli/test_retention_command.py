@@ -1,0 +1,159 @@
+"""`kfm retention`: what would go and what went, as a table or JSON; a wrong policy is one line and removes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from kfm_dagster.cli.main import main
+from kfm_dagster.defs.instance_storage import prepare
+from kfm_dagster.defs.reexecutions import opened_instance
+from kfm_dagster.deployment.local import default_dagster_yaml
+from kfm_dagster.errors import ExitCode
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.retention.policy import RETENTION
+from kfm_dagster.settings import Settings
+from kfm_dagster.stages.card import Card
+
+pytestmark = pytest.mark.clause("BEY-10")
+
+HEAD = 'version: "1.0.0"\nkeep:\n'
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """KFM_HOME of a deployment that has landed a batch long ago, and knows of no message that it is of."""
+    for name in os.environ:
+        if name.startswith(("KFM_", "DAGSTER_")):
+            monkeypatch.delenv(name)
+    configs = tmp_path / "configs"
+    configs.mkdir()
+    for name, content in Card.load().files.items():
+        (configs / name).write_bytes(content)
+    monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("KFM_CONFIGS_DIR", str(configs))
+    monkeypatch.setenv("COLUMNS", "200")
+    pipeline = Pipeline.open(Settings.load())
+    landed = pipeline.landing.land([])
+    file = Path(pipeline.settings.storage) / landed.uri
+    os.utime(file, (0, 0))
+    pipeline.close()
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def call(home: Path, capsys: pytest.CaptureFixture[str]) -> Call:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main(["retention", *arguments])
+        shown = capsys.readouterr()
+        return int(str(ended.value.code)), shown.out, shown.err
+
+    return run
+
+
+def policy(home: Path, text: str) -> None:
+    (home.parent / "configs" / RETENTION).write_text(HEAD + text, encoding="utf-8")
+
+
+def landed(home: Path) -> list[Path]:
+    return list((home / "storage" / "landing").rglob("*.gz"))
+
+
+def row(out: str) -> dict[str, Any]:
+    [line] = out.splitlines()
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def test_a_plan_changes_nothing_and_a_run_does_what_it_says(call: Call, home: Path) -> None:
+    policy(home, "  landing: 30d\n")
+    size = landed(home)[0].stat().st_size
+    code, out, _ = call("plan", "--json")
+    planned = row(out)
+    assert (code, planned.pop("before")[-1]) == (ExitCode.DONE, "Z")
+    expected = {"kind": "landing", "keep_days": 30.0, "older": 1, "needed": 0, "bytes": size}
+    assert planned == {**expected, "removable": 1}
+    assert landed(home)
+    code, out, _ = call("plan")
+    assert (code, "landing" in out, "removable" in out) == (ExitCode.DONE, True, True)
+    code, out, _ = call("run", "--actor", "jane", "--json")
+    done = row(out)
+    done.pop("before")
+    assert (code, done) == (ExitCode.DONE, {**expected, "removed": 1})
+    assert landed(home) == []
+    assert row(call("run", "--json")[1])["removed"] == 0
+    code, out, _ = call("run")
+    assert (code, "landing" in out) == (ExitCode.DONE, True)
+
+
+def test_without_a_policy_nothing_is_removed_and_it_is_said_where_one_would_be(call: Call, home: Path) -> None:
+    for command in ("plan", "run"):
+        code, out, _ = call(command)
+        assert (code, out) == (
+            ExitCode.DONE,
+            "everything is kept: no kind has a policy in retention.yaml (docs/retention.md)\n",
+        )
+        assert call(command, "--json")[1] == ""
+    assert landed(home)
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("  landing: 1d\n", "line 3: keep.landing is wrong; observed '1d'; expected 15d at least"),
+        ("  ledger: 30d\n", "line 3: keep.ledger is wrong; observed unknown key 'ledger'"),
+    ],
+)
+def test_a_wrong_policy_is_one_line_and_removes_nothing(
+    call: Call, home: Path, command: str, text: str, said: str
+) -> None:
+    policy(home, text)
+    code, out, err = call(command)
+    assert (code, out, err.count("\n")) == (ExitCode.USAGE, "", 1)
+    assert said in err
+    assert landed(home)
+
+
+def test_the_runs_of_dagster_home_go_too(call: Call, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy(home, "  dagster_runs: 1d\n")
+    # There is no Dagster beside it yet.
+    assert call("plan", "--json")[:2] == (ExitCode.DONE, "")
+    dagster = home / "dagster"
+    prepare(dagster, dagster_yaml=default_dagster_yaml())
+    monkeypatch.setenv("DAGSTER_HOME", str(dagster))
+    instance = opened_instance(dagster)
+    assert instance is not None
+    with instance:
+        run = dg.DagsterRun(job_name="ingest", status=dg.DagsterRunStatus.SUCCESS)
+        instance.add_run(run)
+        monkeypatch.setattr("kfm_dagster.cli.retention.utc_now", lambda: _later(instance, run.run_id, days=1))
+        assert row(call("run", "--json")[1])["removed"] == 0
+        monkeypatch.setattr("kfm_dagster.cli.retention.utc_now", lambda: _later(instance, run.run_id, days=2))
+        done = row(call("run", "--json")[1])
+        assert (done["kind"], done["removed"], done["bytes"]) == ("dagster_runs", 1, None)
+        assert instance.get_runs() == []
+
+
+def test_a_ledger_that_is_not_there_is_one_line(call: Call, home: Path) -> None:
+    policy(home, "  landing: 30d\n")
+    (home / "kfm.db").unlink()
+    code, _, err = call("plan")
+    assert (code, err.count("\n")) == (ExitCode.USAGE, 1)
+    assert not (home / "kfm.db").exists()
+
+
+def _later(instance: dg.DagsterInstance, run_id: str, *, days: int) -> datetime:
+    """Return the moment so many days after a run was written; later ones find none of its row."""
+    [record] = instance.get_run_records(dg.RunsFilter(run_ids=[run_id]))
+    return record.update_timestamp + timedelta(days=days)

@@ -1,0 +1,215 @@
+"""Old runs of a real Dagster instance, on SQLite and on PostgreSQL: what nothing needs goes, with events and logs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster._core.storage.event_log import SqliteEventLogStorage
+
+from kfm_dagster.defs import old_runs
+from kfm_dagster.defs.instance_storage import prepare
+from kfm_dagster.defs.old_runs import OldRuns
+from kfm_dagster.defs.reexecutions import opened_instance
+from kfm_dagster.defs.run_storage import newest_runs
+from kfm_dagster.deployment.local import default_dagster_yaml
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.databases import migrated_sqlite
+from kfm_dagster_tests.factories import envelope, failed, finished
+from kfm_dagster_tests.integration.chain import CrashError
+from kfm_dagster_tests.ledger.bench import Bench, make_bench
+
+pytestmark = pytest.mark.clause("BEY-10")
+
+DAYS = ("2025-12-03", "2025-12-04")
+PARTITIONS = dg.StaticPartitionsDefinition(list(DAYS))
+FAR = datetime(2100, 1, 1, tzinfo=UTC)
+"""A moment before which every run has ended."""
+
+
+@dg.asset(partitions_def=PARTITIONS)
+def granules() -> None:
+    """An asset of a day."""
+
+
+@dg.asset(partitions_def=PARTITIONS)
+def footprints() -> None:
+    """Another asset of the same day."""
+
+
+BOTH = [granules, footprints]
+Ran = Callable[..., str]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def instance(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[dg.DagsterInstance]:
+    """An instance as a deployment has it."""
+    home = tmp_path / "dagster"
+    monkeypatch.setenv("DAGSTER_HOME", str(home))
+    if request.param == "postgresql":
+        monkeypatch.setenv("KFM_DAGSTER_DSN", request.getfixturevalue("empty_postgres_url"))
+    prepare(home, dagster_yaml=default_dagster_yaml())
+    opened = opened_instance(home)
+    assert opened is not None
+    with opened:
+        yield opened
+
+
+@pytest.fixture
+def bench(tmp_path: Path, contracts: Any) -> Iterator[Bench]:
+    """The ledger beside it."""
+    database = Database.open(migrated_sqlite(tmp_path / "kfm.db"))
+    yield make_bench(database, contracts)
+    database.dispose()
+
+
+@pytest.fixture
+def ran(instance: dg.DagsterInstance) -> Ran:
+    """Execute a run of a day to its end, and return its id."""
+
+    def run(*assets: Any, day: str = DAYS[0]) -> str:
+        done = dg.materialize(BOTH, selection=list(assets or BOTH), partition_key=day, instance=instance)
+        assert done.success
+        return done.run_id
+
+    return run
+
+
+def going(instance: dg.DagsterInstance, bench: Bench, before: datetime = FAR) -> set[str]:
+    """The runs that retention would remove."""
+    runs = OldRuns(instance=instance, database=bench.database)
+    return {run_id for batch in runs.batches(before) for run_id in batch.removable}
+
+
+def has_events(instance: dg.DagsterInstance, run_id: str) -> bool:
+    """Tell whether anything of a run's events is left; on SQLite they are a file, and rows of an index."""
+    events = instance.event_log_storage
+    if isinstance(events, SqliteEventLogStorage):
+        files = Path(events.path_for_shard(run_id)).parent.glob(f"{run_id}.db*")
+        with events.index_connection() as connection:
+            rows = connection.exec_driver_sql(
+                "SELECT count(*) FROM event_logs WHERE run_id = ?", (run_id,)
+            ).scalar_one()
+        return bool(list(files)) or rows > 0
+    return bool(instance.all_logs(run_id))
+
+
+def remove(instance: dg.DagsterInstance, bench: Bench) -> None:
+    runs = OldRuns(instance=instance, database=bench.database)
+    for batch in runs.batches(FAR):
+        runs.remove(batch)
+
+
+def test_a_run_goes_once_it_ended_before_and_not_at_the_moment(
+    instance: dg.DagsterInstance, bench: Bench, ran: Ran
+) -> None:
+    first, _ = ran(), ran()
+    [record] = instance.get_run_records(dg.RunsFilter(run_ids=[first]))
+    assert record.end_time is not None
+    ended = datetime.fromtimestamp(record.end_time, UTC)
+    assert going(instance, bench, ended) == set()
+    assert going(instance, bench, ended + timedelta(milliseconds=1)) == {first}
+
+
+def test_a_run_goes_with_its_events_and_logs_and_the_newest_of_its_day_stays(
+    instance: dg.DagsterInstance, bench: Bench, ran: Ran, tmp_path: Path
+) -> None:
+    first, second, other = ran(), ran(), ran(day=DAYS[1])
+    printed = tmp_path / "dagster" / "storage" / first
+    assert printed.is_dir()
+    remove(instance, bench)
+    assert {run.run_id for run in instance.get_runs()} == {second, other}
+    assert not has_events(instance, first)
+    assert not printed.exists()
+    assert has_events(instance, second)
+    for asset in BOTH:
+        assert instance.get_materialized_partitions(asset.key) == set(DAYS)
+    remove(instance, bench)
+    assert {run.run_id for run in instance.get_runs()} == {second, other}
+
+
+def test_the_run_of_an_assets_newest_materialisation_stays(
+    instance: dg.DagsterInstance, bench: Bench, ran: Ran
+) -> None:
+    whole, footprint, granule = ran(), ran(footprints), ran(granules)
+    assert going(instance, bench) == {whole}
+    remove(instance, bench)
+    assert {run.run_id for run in instance.get_runs()} == {footprint, granule}
+
+
+def test_the_newest_run_of_a_day_stays_whatever_it_made(instance: dg.DagsterInstance, bench: Bench, ran: Ran) -> None:
+    ran()
+    tags = {"dagster/partition": DAYS[0]}
+    instance.add_run(dg.DagsterRun(job_name="ingest", tags=tags, status=dg.DagsterRunStatus.FAILURE))
+    assert going(instance, bench) == set()
+
+
+@pytest.mark.parametrize("status", ["pending", "in_progress", "failed"])
+def test_a_run_of_an_unsettled_unit_stays_at_any_age(
+    instance: dg.DagsterInstance, bench: Bench, ran: Ran, status: str
+) -> None:
+    first, _ = ran(), ran()
+    unit = envelope()
+    bench.ledger.ensure([unit])
+    [claimed] = bench.claim(unit, run_id=first)
+    if status != "in_progress":
+        bench.ledger.settle([failed(claimed)], run_id=first)
+    if status == "pending":
+        bench.clock.advance(10**6)
+        bench.ledger.retry_due(now=bench.clock(), limit=1)
+    [record] = bench.ledger.find()
+    assert (record.status, record.ingest_run_id) == (status, first)
+    assert going(instance, bench) == set()
+    if status == "in_progress":
+        bench.ledger.settle([finished(claimed)], run_id=first)
+        assert going(instance, bench) == {first}
+
+
+def test_a_run_that_is_not_over_is_never_touched_nor_the_run_that_it_does_again(
+    instance: dg.DagsterInstance, bench: Bench, ran: Ran
+) -> None:
+    first, second, _ = ran(), ran(), ran()
+    tags = {"dagster/root_run_id": first, "dagster/parent_run_id": first}
+    again = dg.DagsterRun(
+        job_name="ingest", root_run_id=first, parent_run_id=first, tags=tags, status=dg.DagsterRunStatus.STARTED
+    )
+    instance.add_run(again)
+    assert going(instance, bench) == {second}
+
+
+def test_who_is_killed_in_the_middle_of_a_run_goes_on_with_it(
+    instance: dg.DagsterInstance, bench: Bench, ran: Ran, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = {ran(), ran()}
+    last = ran()
+    monkeypatch.setattr(old_runs, "BATCH", 1)
+    with monkeypatch.context() as dying:
+        dying.setattr(type(instance.run_storage), "delete_run", lambda *_: _die())
+        with pytest.raises(CrashError):
+            remove(instance, bench)
+    assert gone <= {run.run_id for run in instance.get_runs()}
+    remove(instance, bench)
+    assert {run.run_id for run in instance.get_runs()} == {last}
+    assert not any(has_events(instance, run_id) for run_id in gone)
+
+
+def test_the_next_run_of_a_day_is_named_after_none_that_is_there(
+    instance: dg.DagsterInstance, bench: Bench, ran: Ran
+) -> None:
+    """A run_key that is there asks for nothing: counted, the runs of a day would have been as many once before."""
+    named = set()
+    for _ in range(3):
+        named.add(newest_runs(instance)(DAYS[0]))
+        ran()
+        remove(instance, bench)
+    assert len(named) == 3
+
+
+def _die() -> None:
+    raise CrashError

@@ -1,0 +1,86 @@
+"""Fixtures of the retention tests: a pipeline over a folder of objects, and its retention under a role of its own."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.retention.policy import KeptFor, RetentionPolicy
+from kfm_dagster.retention.pruning import Retention
+from kfm_dagster.retention.stored_files import stored_files
+from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.roles import grant_retention_role
+from kfm_dagster_tests.databases import as_role, drop_role
+from kfm_dagster_tests.integration.chain import open_pipeline
+
+Keeping = Callable[..., Retention]
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> Path:
+    """Folder in the place of the providers' object stores."""
+    folder = tmp_path / "objects"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def retention_role(postgres_server: str) -> Iterator[str]:
+    """Name of a role that must be quoted wherever it stands; dropped when every database with its rights is."""
+    name = f"kfm retention %s {secrets.token_hex(4)}"
+    yield name
+    drop_role(postgres_server, name)
+
+
+@pytest.fixture
+def retention_url(request: pytest.FixtureRequest, database_url: str) -> str:
+    """The database of the test, on PostgreSQL as the role of retention."""
+    if database_url.startswith("sqlite"):
+        return database_url
+    role = request.getfixturevalue("retention_role")
+    owner = Database.open(database_url)
+    grant_retention_role(owner, role)
+    owner.dispose()
+    return as_role(database_url, role)
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path, objects: Path, database_url: str) -> Iterator[Pipeline]:
+    """A pipeline over `objects`, once on SQLite and once on PostgreSQL."""
+    opened = open_pipeline(tmp_path / "home", objects, url=database_url)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def keeping(pipeline: Pipeline, retention_url: str) -> Iterator[Keeping]:
+    """Return the retention of `pipeline` by ages of the kinds that are files."""
+    database = Database.open(retention_url)
+
+    def make(**ages: object) -> Retention:
+        return Retention(
+            policy=RetentionPolicy(version="1.0.0", keep=KeptFor.model_validate(ages)),
+            pruners=stored_files(pipeline.store, database),
+            database=database,
+            clock=pipeline.clock,
+        )
+
+    yield make
+    database.dispose()
+
+
+def written_at(folder: Path, seconds: float) -> None:
+    """Let every file below a folder have been written at that moment."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            os.utime(path, (seconds, seconds))
+
+
+def files(folder: Path) -> set[str]:
+    """Names of the files below a folder."""
+    return {path.name for path in folder.rglob("*") if path.is_file()}

@@ -1,0 +1,362 @@
+"""Landed messages, outputs of stages, evidence: what is old and needed by nothing goes, no row of the ledger does."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from obstore.exceptions import GenericError
+
+from kfm_dagster.errors import ArtifactError, DependencyUnavailableError
+from kfm_dagster.governance.log import GovernanceAction
+from kfm_dagster.ingest.evidence import collect_evidence, read_evidence
+from kfm_dagster.ingest.nodes import Source
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.cases import CaseState, QuarantineCases
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.retention import stored_files
+from kfm_dagster.retention.policy import RetentionKind
+from kfm_dagster.retention.pruning import Pruned, Retention
+from kfm_dagster.retention.stored_files import StoredFiles
+from kfm_dagster.storage.artifacts import ArtifactReference
+from kfm_dagster_tests.governance.conftest import every_row
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import (
+    DAY,
+    START,
+    Clock,
+    CrashError,
+    StoredObject,
+    announce,
+    missing,
+    put,
+    run_chain,
+    take,
+    volumes,
+    work_until_done,
+)
+from kfm_dagster_tests.ledger.bench import JANE
+from kfm_dagster_tests.retention.conftest import Keeping, files, written_at
+
+pytestmark = pytest.mark.clause("BEY-10")
+
+PARTITION = DAY.isoformat()
+SECOND = timedelta(seconds=1)
+LONG_AGO = 0.0
+"""Of files of which only the database says whether they may go."""
+LATER = timedelta(days=400)
+
+
+def clock_of(pipeline: Pipeline) -> Clock:
+    assert isinstance(pipeline.clock, Clock)
+    return pipeline.clock
+
+
+def store_of(pipeline: Pipeline) -> Path:
+    return Path(pipeline.settings.storage)
+
+
+def announce_all(pipeline: Pipeline, *items: StoredObject) -> None:
+    take(pipeline, *(announce([item.event()], registry=pipeline.registry) for item in items))
+
+
+def ingest(pipeline: Pipeline, objects: Path, *items: StoredObject) -> None:
+    put(objects, items)
+    announce_all(pipeline, *items)
+    work_until_done(pipeline)
+    collect_evidence(pipeline)
+
+
+def planned(retention: Retention) -> tuple[int, int]:
+    """How many files are older than the policy of the one kind, and how many of them would go."""
+    [one] = retention.plan()
+    return one.old, one.removed
+
+
+def removed(retention: Retention) -> Pruned:
+    [one] = retention.run(actor="jane")
+    return one
+
+
+def outputs(pipeline: Pipeline) -> set[str]:
+    return files(store_of(pipeline) / "artifacts")
+
+
+def newest_stage(pipeline: Pipeline) -> datetime:
+    with pipeline.database.engine.connect() as connection:
+        found: Any = connection.execute(sa.text("SELECT max(opened_at) FROM stage_state")).scalar_one()
+    return found if isinstance(found, datetime) else datetime.fromisoformat(found)
+
+
+@pytest.mark.parametrize("kind", ["landing", "artifacts"])
+def test_a_file_goes_one_second_past_its_age_and_not_before(
+    pipeline: Pipeline, objects: Path, keeping: Keeping, kind: str
+) -> None:
+    ingest(pipeline, objects, volumes(1)[0])
+    age = timedelta(days=30)
+    # What the database knows is older than the file.
+    wrote = newest_stage(pipeline) + timedelta(days=1)
+    written_at(store_of(pipeline), wrote.timestamp())
+    retention = keeping(**{kind: "30d"})
+    clock_of(pipeline).now = wrote + age
+    assert planned(retention) == (0, 0)
+    clock_of(pipeline).now += SECOND
+    old, going = planned(retention)
+    assert old == going > 0
+    before = files(store_of(pipeline) / kind)
+    assert (removed(retention).removed, files(store_of(pipeline) / kind)) == (len(before), set())
+
+
+def test_messages_stay_until_so_long_after_they_were_received(
+    pipeline: Pipeline, objects: Path, keeping: Keeping
+) -> None:
+    ingest(pipeline, objects, volumes(1)[0])
+    written_at(store_of(pipeline), LONG_AGO)
+    retention = keeping(landing="15d")
+    clock_of(pipeline).now = START + timedelta(days=15)
+    assert planned(retention) == (1, 0)
+    clock_of(pipeline).now += SECOND
+    assert planned(retention) == (1, 1)
+
+
+def test_an_output_stays_until_so_long_after_the_last_stage_that_names_it(
+    pipeline: Pipeline, objects: Path, keeping: Keeping
+) -> None:
+    ingest(pipeline, objects, volumes(1)[0])
+    clock_of(pipeline).forward(3600)
+    # It finds nothing new, and names what the first run has stored.
+    run_chain(pipeline, "nexrad-l2", PARTITION, "second")
+    written_at(store_of(pipeline), LONG_AGO)
+    retention = keeping(artifacts="8d")
+    clock_of(pipeline).now = newest_stage(pipeline) + timedelta(days=8)
+    _, going = planned(retention)
+    named = {state.artifact_uri for state in pipeline.stages.run_states.of_run("second")}
+    assert removed(retention).removed == going
+    assert {str(uri).rpartition("/")[2] for uri in named} <= outputs(pipeline)
+    clock_of(pipeline).now += SECOND
+    removed(retention)
+    assert not {str(uri).rpartition("/")[2] for uri in named} & outputs(pipeline)
+
+
+@pytest.mark.parametrize("kind", ["landing", "artifacts"])
+def test_what_a_unit_needs_that_is_not_settled_stays_at_any_age(
+    pipeline: Pipeline, objects: Path, keeping: Keeping, kind: str
+) -> None:
+    lost = missing(volumes(1)[0])
+    announce_all(pipeline, lost)
+    run_chain(pipeline, "nexrad-l2", PARTITION, "first", Source.LEDGER)
+    assert traces.records(pipeline)[lost.uri].status is Status.FAILED
+    written_at(store_of(pipeline), LONG_AGO)
+    clock_of(pipeline).now += LATER
+    old, going = planned(keeping(**{kind: "30d"}))
+    assert (old > 0, going) == (True, 0)
+    work_until_done(pipeline)
+    assert traces.records(pipeline)[lost.uri].status is Status.QUARANTINED
+    written_at(store_of(pipeline), LONG_AGO)
+    clock_of(pipeline).now += LATER
+    old, going = planned(keeping(**{kind: "30d"}))
+    assert old == going > 0
+
+
+def test_messages_stay_until_the_case_that_shows_them_has_its_evidence(pipeline: Pipeline, keeping: Keeping) -> None:
+    item = volumes(1)[0]
+    announce_all(pipeline, item)
+    pipeline.ledger.quarantine([traces.records(pipeline)[item.uri].wal_id], reason_code="looked_odd", decision=JANE)
+    pipeline.acknowledge()
+    written_at(store_of(pipeline), LONG_AGO)
+    clock_of(pipeline).now += LATER
+    assert planned(keeping(landing="30d")) == (1, 0)
+    assert collect_evidence(pipeline) == 1
+    assert planned(keeping(landing="30d")) == (1, 1)
+
+
+@pytest.mark.parametrize("status", ["pending", "in_progress"])
+def test_messages_of_a_unit_that_waits_or_is_in_work_stay(pipeline: Pipeline, keeping: Keeping, status: str) -> None:
+    item = volumes(1)[0]
+    announce_all(pipeline, item)
+    if status == "in_progress":
+        pipeline.ledger.claim(dataset="nexrad-l2", partition=PARTITION, run_id="run", limit=1)
+    assert traces.records(pipeline)[item.uri].status == status
+    with pipeline.database.engine.begin() as connection:
+        # Only the unit keeps it: whatever became of the message.
+        connection.execute(sa.text("UPDATE nodd_wal_deliveries SET state = 'ignored'"))
+    written_at(store_of(pipeline), LONG_AGO)
+    clock_of(pipeline).now += LATER
+    assert planned(keeping(landing="30d")) == (1, 0)
+
+
+def test_evidence_goes_once_its_case_was_closed_so_long_ago_and_its_row_stays(
+    pipeline: Pipeline, objects: Path, keeping: Keeping
+) -> None:
+    ingest(pipeline, objects, missing(volumes(1)[0]))
+    cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
+    [case] = cases.find(CaseState.OPEN)
+    assert case.evidence is not None
+    written_at(store_of(pipeline), LONG_AGO)
+    retention = keeping(evidence_samples="30d")
+    clock_of(pipeline).now += LATER
+    assert planned(retention) == (1, 0)
+    cases.discard({case.key.wal_id: case.key.version}, decision=JANE)
+    clock_of(pipeline).now += timedelta(days=30)
+    assert planned(retention) == (1, 0)
+    clock_of(pipeline).now += SECOND
+    assert removed(retention).removed == 1
+    [left] = cases.find(CaseState.DISCARDED)
+    assert left.evidence == case.evidence
+    with pytest.raises(ArtifactError, match="is gone"):
+        read_evidence(pipeline, case.evidence)
+    assert collect_evidence(pipeline) == 0
+
+
+def test_nothing_but_the_governance_log_changes_and_every_kind_is_noted_before(
+    pipeline: Pipeline, objects: Path, keeping: Keeping
+) -> None:
+    ingest(pipeline, objects, *volumes(2))
+    written_at(store_of(pipeline), LONG_AGO)
+    clock_of(pipeline).now += LATER
+    retention = keeping(landing="15d", artifacts="30d", evidence_samples="1d")
+    before = every_row(pipeline.database)
+    assert [one.removed for one in retention.plan()][:2] != [0, 0]
+    assert every_row(pipeline.database) == before
+    done = {one.kind: one for one in retention.run(actor="jane")}
+    assert done[RetentionKind.EVIDENCE_SAMPLES].removed == 0
+    assert all(done[kind].bytes for kind in (RetentionKind.LANDING, RetentionKind.ARTIFACTS))
+    after = every_row(pipeline.database)
+    after.pop("governance_log"), before.pop("governance_log")
+    assert after == before
+    entries = pipeline.ledger.log.entries(action=GovernanceAction.RETENTION)
+    assert [(entry.actor, entry.details["kind"]) for entry in reversed(entries)] == [
+        ("jane", "landing"),
+        ("jane", "artifacts"),
+    ]
+    assert entries[0].details["keep_seconds"] == 30 * 86_400
+    # Nothing is left, and nothing is noted.
+    assert [one.removed for one in retention.run(actor="jane")] == [0, 0, 0]
+    assert len(pipeline.ledger.log.entries(action=GovernanceAction.RETENTION)) == 2
+
+
+def test_who_is_killed_in_the_middle_goes_on_where_the_store_is(
+    pipeline: Pipeline, objects: Path, keeping: Keeping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ingest(pipeline, objects, *volumes(3))
+    written_at(store_of(pipeline), LONG_AGO)
+    clock_of(pipeline).now += LATER
+    retention = keeping(artifacts="30d")
+    old, _ = planned(retention)
+    monkeypatch.setattr(stored_files, "BATCH", 1)
+    assert planned(retention) == (old, old)
+    delete, deleted = StoredFiles._delete, list[str]()
+
+    def die(one: StoredFiles, path: str) -> None:
+        if len(deleted) == 2:
+            raise CrashError
+        deleted.append(path)
+        delete(one, path)
+
+    monkeypatch.setattr(stored_files, "DELETES", 1)
+    monkeypatch.setattr(StoredFiles, "_delete", die)
+    with pytest.raises(CrashError):
+        removed(retention)
+    assert len(outputs(pipeline)) == old - 2
+    monkeypatch.setattr(StoredFiles, "_delete", delete)
+    assert removed(retention).removed == old - 2
+    assert outputs(pipeline) == set()
+
+
+def test_what_another_retention_has_deleted_meanwhile_is_as_good_as_deleted(
+    pipeline: Pipeline, objects: Path, keeping: Keeping
+) -> None:
+    ingest(pipeline, objects, volumes(1)[0])
+    written_at(store_of(pipeline), LONG_AGO)
+    clock_of(pipeline).now += LATER
+    pruner = keeping(landing="15d").pruners[RetentionKind.LANDING]
+    [batch] = pruner.batches(clock_of(pipeline).now)
+    pruner.remove(batch)
+    pruner.remove(batch)
+    assert files(store_of(pipeline) / "landing") == set()
+
+
+@pytest.mark.one_database
+def test_what_is_no_output_of_a_stage_and_no_file_of_ours_stays(
+    pipeline: Pipeline, objects: Path, keeping: Keeping
+) -> None:
+    ingest(pipeline, objects, volumes(1)[0])
+    orphan = pipeline.artifacts.put(b"{}\n", suffix="ndjson")
+    (store_of(pipeline) / "artifacts" / "README").write_text("somebody's own")
+    written_at(store_of(pipeline), LONG_AGO)
+    clock_of(pipeline).now += LATER
+    removed(keeping(artifacts="30d"))
+    assert outputs(pipeline) == {"README", orphan.uri.rpartition("/")[2]}
+
+
+@pytest.mark.one_database
+def test_what_a_failed_intent_is_replayed_from_stays(pipeline: Pipeline, objects: Path, keeping: Keeping) -> None:
+    ingest(pipeline, objects, volumes(1)[0])
+    [first] = [
+        intent
+        for intent in pipeline.nodes.intents.of_run(f"round-0-{PARTITION}")
+        if intent.payload["context"]["operator"] == "metadata_extract"
+    ]
+    named = first.payload["inputs"][-1]["checksum"]
+    typed = (
+        "INSERT INTO etl_wal (run_id, node, step, payload, content_hash, status) SELECT run_id, node, step, payload, "
+    )
+    with pipeline.database.engine.begin() as connection:
+        connection.exec_driver_sql(f"{typed} '{'0' * 64}', 'PENDING' FROM etl_wal WHERE wal_id = {first.wal_id}")
+        connection.exec_driver_sql(f"UPDATE etl_wal SET status = 'FAILED' WHERE content_hash = '{'0' * 64}'")
+    written_at(store_of(pipeline), LONG_AGO)
+    clock_of(pipeline).now += LATER
+    removed(keeping(artifacts="30d"))
+    assert outputs(pipeline) == {f"{named}.parquet"}
+
+
+@pytest.mark.one_database
+@pytest.mark.clause("WSM-16")
+def test_a_unit_whose_outputs_and_messages_are_gone_is_done_again_from_its_object(
+    pipeline: Pipeline, objects: Path, keeping: Keeping
+) -> None:
+    item = volumes(1)[0]
+    ingest(pipeline, objects, item)
+    before = traces.outcomes(pipeline)
+    written_at(store_of(pipeline), LONG_AGO)
+    clock_of(pipeline).now += LATER
+    list(keeping(artifacts="30d", landing="30d").run(actor="jane"))
+    assert files(store_of(pipeline)) == set()
+    # A run that finds nothing new relies on nothing that is gone.
+    seen: list[Any] = []
+    run_chain(pipeline, "nexrad-l2", PARTITION, "nothing-new", seen=seen.append)
+    assert [list(batch.envelopes) for batch in seen] == [[]] * len(seen)
+    for state in pipeline.stages.run_states.of_run("nothing-new"):
+        assert pipeline.artifacts.has(ArtifactReference(uri=str(state.artifact_uri), sha256=str(state.artifact_sha256)))
+    record = traces.records(pipeline)[item.uri]
+    pipeline.ledger.override(
+        {record.wal_id: record.version},
+        from_status=Status.SUCCEEDED,
+        action=GovernanceAction.REPEAT,
+        decision=JANE,
+    )
+    run_chain(pipeline, "nexrad-l2", PARTITION, "again", Source.LEDGER)
+    assert traces.records(pipeline)[item.uri].status is Status.SUCCEEDED
+    assert traces.outcomes(pipeline) == before
+    # What asks for the first run's own output is told so in one line.
+    with pytest.raises(ArtifactError, match=r"is gone; next: .*kfm retention plan"):
+        pipeline.stages.port.load_output("nexrad-l2.metadata_extract", f"round-0-{PARTITION}")
+
+
+@pytest.mark.one_database
+def test_a_store_that_does_not_answer_is_one_line(
+    pipeline: Pipeline, keeping: Keeping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Away:
+        def list(self, prefix: str, *, chunk_size: int) -> Any:
+            raise GenericError("connection refused: http://signed?secret")
+
+    retention = keeping(landing="30d")
+    away = StoredFiles(folder="landing", statement="retention.landing", store=Away(), database=pipeline.database)  # type: ignore[arg-type]
+    retention.pruners[RetentionKind.LANDING] = away  # type: ignore[index]
+    with pytest.raises(DependencyUnavailableError, match=r"the store does not answer; .*KFM_STORAGE_URL") as refused:
+        retention.plan()
+    assert "secret" not in str(refused.value)

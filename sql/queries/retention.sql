@@ -1,0 +1,72 @@
+-- What retention may remove. Of files that are old, the hashes of those that nothing needs; a batch of them costs one
+-- look through a table, so that no table has an index for it. Nothing here changes a row.
+
+-- name: landing
+-- A batch stays while a message of it is on the queue or was received of late, a unit of one may be tried again, or a
+-- quarantined one has no evidence yet: that shows the message.
+SELECT asked.value AS digest
+FROM (@each(:digests)) AS asked
+WHERE 'sha256:' || asked.value NOT IN (
+    SELECT d.landing_sha256
+    FROM nodd_wal_deliveries AS d
+    WHERE
+        d.landing_sha256 IN (SELECT 'sha256:' || same.value FROM (@each(:digests)) AS same)
+        AND (
+            d.state = 'in_flight'
+            OR d.received_at >= :before
+            OR EXISTS (
+                SELECT 1 FROM nodd_wal_delivery_units AS u
+                INNER JOIN nodd_wal_records AS r ON u.wal_id = r.wal_id
+                WHERE u.message_id = d.message_id AND r.status IN ('pending', 'in_progress', 'failed')
+            )
+            OR EXISTS (
+                SELECT 1 FROM nodd_wal_delivery_units AS u
+                INNER JOIN quarantine_cases AS c ON u.wal_id = c.wal_id
+                WHERE u.message_id = d.message_id AND c.evidence_uri IS NULL
+            )
+        )
+);
+
+-- name: artifacts
+-- Outputs of stages alone: listings and products stay, which no stage names. An output is shared by all runs that have
+-- made or reused it, and stays while one of them is young or not over, or a failed intent is to be replayed from it.
+SELECT s.output_sha256 AS digest
+FROM stage_state AS s
+WHERE s.output_sha256 IN (@each(:digests))
+GROUP BY s.output_sha256
+HAVING
+    max(s.opened_at) < :before
+    AND s.output_sha256 NOT IN (
+        SELECT i.value ->> 'checksum'
+        FROM etl_wal AS w
+        CROSS JOIN @rows(w.payload -> 'inputs', i)
+        WHERE w.status IN ('PENDING', 'FAILED') AND i.value ->> 'checksum' IS NOT NULL
+    )
+    AND sum(
+        CASE
+            WHEN
+                s.run_id IN (SELECT o.run_id FROM stage_state AS o WHERE o.state IN ('pending', 'running'))
+                OR s.run_id IN (
+                    SELECT r.ingest_run_id FROM nodd_wal_records AS r
+                    WHERE r.status IN ('pending', 'in_progress', 'failed') AND r.ingest_run_id IS NOT NULL
+                )
+                THEN 1
+            ELSE 0
+        END
+    ) = 0;
+
+-- name: evidence
+-- Evidence stays while a case that names it is open, or was closed of late.
+SELECT asked.value AS digest
+FROM (@each(:digests)) AS asked
+WHERE asked.value NOT IN (
+    SELECT c.evidence_sha256
+    FROM quarantine_cases AS c
+    WHERE c.evidence_sha256 IS NOT NULL AND (c.state = 'open' OR c.closed_at >= :before)
+);
+
+-- name: unsettled_runs
+-- Runs of which a unit waits, is in work or has failed.
+SELECT DISTINCT r.ingest_run_id AS run_id
+FROM nodd_wal_records AS r
+WHERE r.status IN ('pending', 'in_progress', 'failed') AND r.ingest_run_id IN (@each(:runs));
