@@ -17,7 +17,15 @@ from kfm_dagster.contracts.envelope import CLOSED, CheckStatus, Envelope, Lane, 
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.ledger.outcomes import mismatches
 from kfm_dagster.ledger.record import HistoryEntry, NoddWalRecord, record_of
-from kfm_dagster.ledger.reports import DayReport, FailingUnit, Mismatch, MoveCount, ObjectVersion, PendingPartition
+from kfm_dagster.ledger.reports import (
+    DayReport,
+    FailingUnit,
+    Mismatch,
+    MoveCount,
+    ObjectVersion,
+    PendingPartition,
+    WaitingUnits,
+)
 from kfm_dagster.ledger.rows import as_json, claimed_envelopes
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Database, Transaction
@@ -222,6 +230,20 @@ class LedgerQueries:
                     moves=int(row.moves),
                 )
                 for row in view.run("ledger.move_counts")
+            ]
+
+    def waiting(self, *, tx: Transaction | None = None) -> list[WaitingUnits]:
+        """Return since when live units wait or are in work, by queue; a queue of which none does is left out."""
+        with reading(self.database, tx) as view:
+            return [
+                WaitingUnits(
+                    queue=row.queue,
+                    half=row.half_at,
+                    most=row.most_at,
+                    nearly_all=row.nearly_all_at,
+                    oldest=row.oldest_at,
+                )
+                for row in view.run("ledger.waiting")
             ]
 
     def replay_reasons(self, *, tx: Transaction | None = None) -> Mapping[str, str]:
