@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kfm_dagster.console.asking import BadRequestError, Form, NotAcceptableError, asked_of, form_of
 from kfm_dagster.errors import DependencyUnavailableError, KfmError
 from kfm_dagster.exports.deployment_status import deployment_status
-from kfm_dagster.exports.metrics import exposition
+from kfm_dagster.exports.metrics import NO_DEPTHS, exposition
 from kfm_dagster.exports.status_page import status_page
 from kfm_dagster.exports.validation import validate_report
 from kfm_dagster.exports.validation_page import STYLE, validation_page
@@ -57,8 +57,13 @@ _STATUS: Sequence[tuple[type[KfmError], int]] = (
 )
 
 
-def console_app(pipeline: Pipeline, *, hosts: Sequence[str]) -> Starlette:
-    """Return the application over a pipeline; it answers requests to these host names, "*" for any."""
+def console_app(
+    pipeline: Pipeline, *, hosts: Sequence[str], depths: Callable[[], Mapping[str, int]] = lambda: NO_DEPTHS
+) -> Starlette:
+    """Return the application over a pipeline; it answers requests to these host names, "*" for any.
+
+    `depths` tells how many messages are on each queue, and must not wait.
+    """
 
     def front(request: Request) -> Response:
         form = form_of(request.query_params.multi_items(), accept=request.headers.get("accept", ""))
@@ -73,7 +78,7 @@ def console_app(pipeline: Pipeline, *, hosts: Sequence[str]) -> Starlette:
         return Response(content, media_type=asked.form.media_type)
 
     def metrics(_: Request) -> Response:
-        return Response(exposition(pipeline), headers={"content-type": CONTENT_TYPE_LATEST})
+        return Response(exposition(pipeline, depths()), headers={"content-type": CONTENT_TYPE_LATEST})
 
     application = Starlette(
         routes=[

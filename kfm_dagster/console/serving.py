@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 import uvicorn
 
 from kfm_dagster.console.app import FRONT, console_app
+from kfm_dagster.console.queue_watch import QueueWatch
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.telemetry.otlp import exports
@@ -30,7 +31,9 @@ def serve(pipeline: Pipeline, *, host: str, port: int, ready: Callable[[str], No
     Raises ConfigurationError where the address cannot be taken.
     """
     with _listening(host, port) as listening:
-        app = console_app(pipeline, hosts=["localhost", host, f"[{host}]"] if is_loopback(host) else ["*"])
+        watch = QueueWatch(pipeline)
+        hosts = ["localhost", host, f"[{host}]"] if is_loopback(host) else ["*"]
+        app = console_app(pipeline, hosts=hosts, depths=watch.depths)
         config = uvicorn.Config(
             app,
             lifespan="off",
@@ -43,17 +46,17 @@ def serve(pipeline: Pipeline, *, host: str, port: int, ready: Callable[[str], No
             timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         )
         name = f"[{host}]" if ":" in host else host
-        with _pushing(pipeline):
+        with watch.watching(), _pushing(pipeline, watch):
             ready(f"http://{name}:{port}{FRONT}")
             uvicorn.Server(config).run(sockets=[listening])
 
 
-def _pushing(pipeline: Pipeline) -> AbstractContextManager[None]:
+def _pushing(pipeline: Pipeline, watch: QueueWatch) -> AbstractContextManager[None]:
     if not exports("metrics", os.environ):
         return nullcontext()
     from kfm_dagster.exports.otlp_metrics import pushing  # noqa: PLC0415, an extra that few have installed
 
-    return pushing(pipeline)
+    return pushing(pipeline, watch.depths)
 
 
 def is_loopback(host: str) -> bool:

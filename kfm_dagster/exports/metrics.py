@@ -1,56 +1,98 @@
-"""The ledger's metrics as Prometheus reads them: counters that the database keeps, so that they outlive every process.
+"""The metrics as Prometheus reads them: what the database keeps of them, so that they outlive every process.
 
-Belongs here: names, labels, help and buckets. Does not belong here: what is counted (`nodd_wal_counts`), or the address
-(`console/app.py`).
+Belongs here: the whole of them, and the names, labels and help of those of the ledger's moves and of the queues. Does
+not belong here: those of what is added up otherwise (`total_metrics.py`), what is counted (`nodd_wal_counts`,
+`metric_totals`), or the address (`console/app.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from kfm_dagster.exports.total_metrics import total_families
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ledger.reports import MoveCount
+from kfm_dagster.ledger.policy import ReplayReason
+from kfm_dagster.ledger.reports import MoveCount, WaitingUnits
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.telemetry.totals import kept_totals
 
 ATTEMPTS = (1, 2, 3, 4, 5, 10)
 """Bounds of the histogram's buckets, in attempts: the contracts allow a unit 3 to 10 (spec 001, section 8)."""
+QUANTILES: Mapping[str, str] = {"0.5": "half", "0.9": "most", "0.99": "nearly_all", "1": "oldest"}
+"""Which part of the waiting units has waited no longer, and the member of `WaitingUnits` that tells."""
+NO_DEPTHS: Mapping[str, int] = {}
 
 
-def exposition(pipeline: Pipeline) -> bytes:
-    """Return every metric in Prometheus' text format."""
+def exposition(pipeline: Pipeline, depths: Mapping[str, int] = NO_DEPTHS) -> bytes:
+    """Return every metric in Prometheus' text format. `depths` has the queues that have told theirs, in messages."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(pipeline))
+    registry.register(_Families(pipeline, depths))
     return generate_latest(registry)
 
 
 @dataclass(frozen=True, eq=False)
 class _Families(Collector):
     pipeline: Pipeline
+    depths: Mapping[str, int]
 
     def collect(self) -> Iterator[Metric]:
-        return families(self.pipeline)
+        return families(self.pipeline, self.depths)
 
 
-def families(pipeline: Pipeline) -> Iterator[Metric]:
+def families(pipeline: Pipeline, depths: Mapping[str, int] = NO_DEPTHS) -> Iterator[Metric]:
     """Yield every metric; a dataset in which nothing has happened has zeros."""
+    settings = pipeline.settings
     with pipeline.database.snapshot() as view:
         moves = pipeline.ledger.move_counts(tx=view)
         mismatches = pipeline.ledger.mismatch_counts(tx=view)
+        waiting = pipeline.ledger.waiting(tx=view)
+        totals = kept_totals(view)
     datasets = sorted({*pipeline.registry.contracts, *(move.dataset for move in moves), *mismatches})
+    yield _depth(depths, env=settings.env)
+    yield _age(waiting, primary=settings.sqs_primary_queue, env=settings.env, now=pipeline.clock())
     yield _records(moves, datasets)
-    yield _replays(moves)
+    yield _replays(moves, datasets)
     yield _attempts(moves, datasets)
     differing = CounterMetricFamily(
-        "nodd_sns_replay_mismatch", "Results that differ from an earlier success, unapproved.", labels=["dataset"]
+        "nodd_sns_replay_mismatch",
+        "Results that differ from an earlier success, unapproved.",
+        labels=["dataset", "env"],
     )
     for dataset in datasets:
-        differing.add_metric([dataset], mismatches.get(dataset, 0))
+        differing.add_metric([dataset, settings.env], mismatches.get(dataset, 0))
     yield differing
+    yield from total_families(totals, datasets, env=settings.env, dead_letters=settings.sqs_dlq_queue)
+
+
+def _depth(depths: Mapping[str, int], *, env: str) -> Metric:
+    family = GaugeMetricFamily(
+        "nodd_sns_queue_depth",
+        "Messages to be received; of the dead-letter queue all of them.",
+        labels=["queue", "env"],
+    )
+    for queue, messages in sorted(depths.items()):
+        family.add_metric([queue, env], messages)
+    return family
+
+
+def _age(waiting: Iterable[WaitingUnits], *, primary: str, env: str, now: datetime) -> Metric:
+    family = GaugeMetricFamily(
+        "nodd_sns_queue_age_seconds",
+        "Time since their event of live units that wait or are in work, by quantile.",
+        labels=["queue", "env", "quantile"],
+    )
+    found = {one.queue: one for one in waiting}
+    for queue in sorted({primary, *found}):
+        for quantile, member in QUANTILES.items():
+            since = getattr(found[queue], member) if queue in found else now
+            family.add_metric([queue, env, quantile], max((now - since).total_seconds(), 0.0))
+    return family
 
 
 def _records(moves: Iterable[MoveCount], datasets: Iterable[str]) -> Metric:
@@ -63,13 +105,14 @@ def _records(moves: Iterable[MoveCount], datasets: Iterable[str]) -> Metric:
     return family
 
 
-def _replays(moves: Iterable[MoveCount]) -> Metric:
+def _replays(moves: Iterable[MoveCount], datasets: Iterable[str]) -> Metric:
+    returns = {(dataset, str(reason)): 0 for dataset in datasets for reason in ReplayReason}
+    returns |= {(move.dataset, move.replay_reason): move.moves for move in moves if move.replay_reason}
     family = CounterMetricFamily(
         "nodd_sns_wal_replays", "Returns to pending, by reason.", labels=["dataset", "replay_reason"]
     )
-    for move in moves:
-        if move.replay_reason:
-            family.add_metric([move.dataset, move.replay_reason], move.moves)
+    for (dataset, reason), times in returns.items():
+        family.add_metric([dataset, reason], times)
     return family
 
 

@@ -1,4 +1,4 @@
-"""The ledger's metrics by OTLP: what `/metrics` says, sent to a collector; imported where an endpoint is set.
+"""The metrics by OTLP: what `/metrics` says, sent to a collector; imported where an endpoint is set.
 
 The SDK's instruments count what a process does; these are counts that the database keeps, so its values are handed to
 its exporter as they are: cumulative, and since a time that is not given. Does not belong here: what is counted, or the
@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from itertools import pairwise
 
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
+    Gauge,
     Histogram,
     HistogramDataPoint,
     Metric,
@@ -35,19 +36,23 @@ from kfm_dagster.exports.metrics import families
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.telemetry.otlp_spans import service
 
-_PREFIX = "nodd_sns_"
+_NAMESPACES = ("nodd_sns", "kfm_run_state")
+"""What comes before the dot of a name, which Prometheus does not allow."""
 _INTERVAL_MILLISECONDS = "60000"
 """OpenTelemetry's default of `OTEL_METRIC_EXPORT_INTERVAL`."""
 _LOG = logging.getLogger(__name__)
 
 
-def pushing(pipeline: Pipeline) -> AbstractContextManager[None]:
-    """Send the metrics to the environment's collector, every `OTEL_METRIC_EXPORT_INTERVAL`, while a block lasts."""
+def pushing(pipeline: Pipeline, depths: Callable[[], Mapping[str, int]]) -> AbstractContextManager[None]:
+    """Send the metrics to the environment's collector, every `OTEL_METRIC_EXPORT_INTERVAL`, while a block lasts.
+
+    `depths` tells how many messages are on each queue, of those that have said so.
+    """
     exporter = OTLPMetricExporter()
 
     def push() -> None:
         try:
-            exporter.export(metrics_data(pipeline, at=time.time_ns()))
+            exporter.export(metrics_data(pipeline, depths(), at=time.time_ns()))
         except SQLAlchemyError:
             _LOG.warning("no metrics are exported: the database does not answer")
 
@@ -55,25 +60,29 @@ def pushing(pipeline: Pipeline) -> AbstractContextManager[None]:
     return pipeline.repeating(push, seconds=seconds, name="otlp-metrics")
 
 
-def metrics_data(pipeline: Pipeline, *, at: int) -> MetricsData:
+def metrics_data(pipeline: Pipeline, depths: Mapping[str, int], *, at: int) -> MetricsData:
     """Return every metric as OTLP has it, at a time in nanoseconds since 1970."""
     scope = ScopeMetrics(
         scope=InstrumentationScope("kfm_dagster", __version__),
-        metrics=[_metric(family, at) for family in families(pipeline)],
+        metrics=[_metric(family, at) for family in families(pipeline, depths)],
         schema_url="",
     )
     return MetricsData([ResourceMetrics(resource=service(), scope_metrics=[scope], schema_url="")])
 
 
 def _metric(family: Family, at: int) -> Metric:
-    name = "nodd_sns." + family.name.removeprefix(_PREFIX)
+    namespace = next(one for one in _NAMESPACES if family.name.startswith(f"{one}_"))
+    name = f"{namespace}.{family.name.removeprefix(f'{namespace}_')}"
     if family.type == "histogram":
         points = list(_histogram_points(family, at))
         return Metric(name, family.documentation, "1", Histogram(points, AggregationTemporality.CUMULATIVE))
+    # Of one type, whole or not: a collector knows a metric by its name and that.
     numbers = [
-        NumberDataPoint(sample.labels, start_time_unix_nano=0, time_unix_nano=at, value=int(sample.value))
+        NumberDataPoint(sample.labels, start_time_unix_nano=0, time_unix_nano=at, value=float(sample.value))
         for sample in family.samples
     ]
+    if family.type == "gauge":
+        return Metric(name, family.documentation, "1", Gauge(numbers))
     total = Sum(numbers, AggregationTemporality.CUMULATIVE, is_monotonic=True)
     return Metric(f"{name}_total", family.documentation, "1", total)
 

@@ -19,6 +19,7 @@ from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.telemetry.energy import Energy, EnergyAssumption, EnergyMeter, NoEnergyMeter
 from kfm_dagster.telemetry.measures import Spent, StepVolume
+from kfm_dagster.telemetry.totals import Total, Totals
 
 _SECONDS_PER_HOUR = 3600
 DIED = "WorkerDied"
@@ -44,6 +45,13 @@ class StepEnd:
             ended_at=rfc3339(at),
             error=None if self.error is None else self.error[:_ERROR_LENGTH],
         )
+
+    def totals(self) -> Totals:
+        """Return what the metrics count of it: its energy, and the carbon of that."""
+        totals = Totals()
+        totals.add(Total.ENERGY_KWH, amount=self.spent.energy_kwh or 0)
+        totals.add(Total.CARBON_GCO2E, amount=self.spent.carbon_gco2e or 0)
+        return totals
 
 
 @dataclass(frozen=True, slots=True)

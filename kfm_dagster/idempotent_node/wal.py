@@ -92,7 +92,9 @@ class Intents:
             )
             moved = found.rowcount == 1
             if moved:
-                (end or StepEnd()).write(change, wal_id=intent.wal_id, status=status.value, at=at)
+                ended = end or StepEnd()
+                ended.write(change, wal_id=intent.wal_id, status=status.value, at=at)
+                ended.totals().write(change)
             return moved
 
     def get(self, wal_id: int) -> Intent | None:

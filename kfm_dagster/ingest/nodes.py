@@ -10,6 +10,7 @@ is `stages/run_contract.py`'s business.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ from kfm_dagster.stages.gates.verdict import Gate
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.read_ahead import ReadAhead
 from kfm_dagster.telemetry.otlp import flush_traces
+from kfm_dagster.telemetry.totals import Total, Totals
 from kfm_dagster.telemetry.traces import traced, traced_batch
 
 __all__ = [
@@ -159,10 +161,14 @@ class StacRegister(EffectNode):
     required_gates = (Gate.G1, Gate.G8)
     replayable = True
 
+    seconds: list[float] = field(default_factory=list, init=False)
+    """What each part of the batch took to be written."""
+
     @override
     def transform(self) -> list[Envelope]:
         with traced_batch(self.operator, self.received, dataset=self.public) as registered:
             for part in in_chunks(iter(self.received), REGISTER_CHUNK):
+                began = time.perf_counter()
                 registered.extend(
                     stac_register_batch(
                         part,
@@ -173,7 +179,16 @@ class StacRegister(EffectNode):
                         run_state={"dataset_id": self.kind, "run_id": self.run_id},
                     )
                 )
+                self.seconds.append(time.perf_counter() - began)
             return registered
+
+    @override
+    def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:
+        totals = Totals()
+        for seconds in self.seconds:
+            totals.observe(Total.STAC_WRITE_LATENCY, seconds, subject=self.dataset)
+        totals.write(tx)
+        return made
 
     @override
     def compensate(self, *, tx: Transaction | None = None) -> Mapping[str, Any] | None:

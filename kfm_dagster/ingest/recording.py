@@ -8,7 +8,7 @@ and costs the others nothing. Does not belong here: receiving (`intake.py`), the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kfm_dagster.contracts.envelope import Envelope, Lane
 from kfm_dagster.contracts.issues import ParseIssue
@@ -21,6 +21,7 @@ from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.operators.message_parse import ParsedMessage
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.refusal import write_all_but_refused
+from kfm_dagster.telemetry.totals import RecordUse, Total, Totals
 
 
 def ensure_units(
@@ -63,8 +64,22 @@ def record_messages(
     if refused:
         # Without any text of the sender; its bytes are landed.
         write([(_bare(delivery), [_refusal(delivery, reason)]) for (delivery, _), reason in refused])
+    _count(parsed, database_refused=len(refused)).write(tx)
     rejected = [delivery for delivery, rejections in entries if rejections]
     return {delivery.message_id for delivery in (*rejected, *(delivery for (delivery, _), _ in refused))}
+
+
+def _count(parsed: Iterable[ParsedMessage], *, database_refused: int) -> Totals:
+    totals = Totals()
+    for one in parsed:
+        for unit in one.envelopes:
+            totals.add(Total.MESSAGES_PARSED, unit.dataset, RecordUse.PARSED)
+        for ignored in one.ignored:
+            totals.add(Total.MESSAGES_PARSED, ignored.dataset or "", RecordUse.IGNORED)
+        for rejection in one.rejections:
+            totals.add(Total.PARSE_FAILURES, label=rejection.code, amount=rejection.records)
+    totals.add(Total.PARSE_FAILURES, label=ParseIssue.DATABASE_REFUSED, amount=database_refused)
+    return totals
 
 
 def rejections_of(message: SqsMessage, parsed: ParsedMessage) -> list[Rejection]:

@@ -29,6 +29,7 @@ from kfm_dagster.ledger.rows import as_json, bounded
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading, writing
+from kfm_dagster.telemetry.totals import Total, Totals
 
 
 @unique
@@ -211,8 +212,17 @@ class Deliveries:
 
     def mark_dead_lettered(self, message_ids: Iterable[str], *, queue: str, tx: Transaction | None = None) -> None:
         """Note that messages were found on the dead-letter queue of that name, and nobody works on them there."""
+        ids = sorted(message_ids)
         with writing(self._database, tx) as change:
-            change.run("deliveries.dead_letter", message_ids=as_json(sorted(message_ids)), queue=queue, at=self._now())
+            self.count_dead_letters(ids, queue=queue, tx=change)
+            change.run("deliveries.dead_letter", message_ids=as_json(ids), queue=queue, at=self._now())
+
+    def count_dead_letters(self, message_ids: Iterable[str], *, queue: str, tx: Transaction) -> None:
+        """Count those of the messages found on the dead-letter queue of that name that were last received elsewhere."""
+        totals = Totals()
+        for row in tx.run("deliveries.newly_dead", message_ids=as_json(sorted(message_ids)), queue=queue):
+            totals.add(Total.DEAD_LETTERS, row.dataset or "")
+        totals.write(tx)
 
     def states(self, message_ids: Iterable[str], *, tx: Transaction | None = None) -> dict[str, DeliveryState]:
         """Return what became of the given messages; one that was never received is left out."""

@@ -26,6 +26,7 @@ from kfm_dagster.ledger.reports import (
     ObjectVersion,
     PendingPartition,
     PendingUnits,
+    WaitingUnits,
 )
 from kfm_dagster.ledger.rows import as_json, claimed_envelopes
 from kfm_dagster.ledger.state_machine import Status
@@ -254,6 +255,20 @@ class LedgerQueries:
                     moves=int(row.moves),
                 )
                 for row in view.run("ledger.move_counts")
+            ]
+
+    def waiting(self, *, tx: Transaction | None = None) -> list[WaitingUnits]:
+        """Return since when live units wait or are in work, by queue; a queue of which none does is left out."""
+        with reading(self.database, tx) as view:
+            return [
+                WaitingUnits(
+                    queue=row.queue,
+                    half=row.half_at,
+                    most=row.most_at,
+                    nearly_all=row.nearly_all_at,
+                    oldest=row.oldest_at,
+                )
+                for row in view.run("ledger.waiting")
             ]
 
     def replay_reasons(self, *, tx: Transaction | None = None) -> Mapping[str, str]:

@@ -180,3 +180,17 @@ class MoveCount:
     replay_reason: str
     attempt: int
     moves: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WaitingUnits:
+    """When the objects of the live units of a queue were written that wait or are in work.
+
+    `half`, `most` (nine tenths) and `nearly_all` (99 of 100) have waited no longer than since then.
+    """
+
+    queue: str
+    half: datetime
+    most: datetime
+    nearly_all: datetime
+    oldest: datetime

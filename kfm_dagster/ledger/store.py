@@ -17,6 +17,7 @@ from typing import Any
 from kfm_dagster.contracts.envelope import Envelope, Lane, WalId
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.governance.log import Decision, GovernanceAction
+from kfm_dagster.ledger.attempt_totals import settled_totals
 from kfm_dagster.ledger.changes import LedgerChanges
 from kfm_dagster.ledger.events import LedgerEvent, announce
 from kfm_dagster.ledger.outcomes import record_outcomes
@@ -158,6 +159,12 @@ class Ledger(LedgerChanges):
                 actor=self._worker_id,
             )
             quarantined = self._give_up(self._beyond_retry(verdicts, failures, changing), changing)
+            settled_totals(
+                envelopes,
+                findings=[*verdicts.succeeded, *verdicts.failed],
+                ended={WalId(row.wal_id): row.last_error_code for row in (*succeeded, *failures)},
+                at=self._clock(),
+            ).write(changing)
         return SettleReport(
             succeeded=tuple(sorted(done)),
             failed=tuple(sorted(not_done - quarantined)),

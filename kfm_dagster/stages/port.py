@@ -22,6 +22,7 @@ from kfm_dagster.stages.envelope_table import from_parquet, to_parquet
 from kfm_dagster.stages.failure import RolledBackError
 from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
 from kfm_dagster.storage.database import Transaction
+from kfm_dagster.telemetry.totals import Total, count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,6 +92,7 @@ class RunStatePort:
         summary = {**record["validation_summary"], "cause": SkipCause.CONTENT_APPLIED.value, "applied_by": by}
         artifact = ArtifactReference(uri=record["artifact_uri"], sha256=record["artifact_sha256"])
         state = self._record(key, Outcome.SKIPPED, summary, artifact=artifact, tx=tx)
+        self.count_skip(key, tx)
         # Nobody may ever look into them: below an unchanged batch every node hands on.
         return StageBatch(
             envelopes=StoredEnvelopes(record["units"], lambda: from_parquet(self.artifacts.get(artifact))),
@@ -99,6 +101,10 @@ class RunStatePort:
             applied_by=by,
             stored_bytes=record.get("bytes"),
         )
+
+    def count_skip(self, key: RunStateKey, tx: Transaction) -> None:
+        """Count that a node had nothing to do."""
+        count(tx, Total.RUN_STATE_SKIPS, key.dataset_id)
 
     def fail(self, key: RunStateKey, tx: Transaction) -> None:
         """Record that a node failed as a whole."""
@@ -130,6 +136,7 @@ class RunStatePort:
             artifact_sha256=artifact.sha256 if artifact else None,
         )
         self.run_states.put(state, tx)
+        count(tx, Total.RUN_STATES, key.dataset_id, outcome)
         return state
 
     def _loaded(self, state: RunState, *, skipped: SkipCause | None = None) -> StageBatch:

@@ -78,7 +78,7 @@ class StageRunner:
         units = str(len(upstream.envelopes)) if upstream else ""
         with failpoint_context(**staged.labels, units=units), span("kfm.stage", facts) as opened:
             try:
-                staged.skipped = self.port.skip(staged.key, is_over=lambda: self._is_over(staged))
+                staged.skipped = self._skip(staged)
             except Exception as error:
                 raise StageFailedError(dataset_id=node.kind, cause=error) from error
             if staged.skipped is None:
@@ -105,6 +105,14 @@ class StageRunner:
     def load_output(self, dataset_id: str, run_id: str) -> StageBatch | None:
         """Return the output that a node has in a run, or None when it has none."""
         return self.port.load_output(dataset_id, run_id)
+
+    def _skip(self, staged: StagedNode, tx: Transaction | None = None) -> StageBatch | None:
+        """Return what the node has done in this run already, where nothing is left to it, and count that."""
+        found = self.port.skip(staged.key, is_over=lambda: self._is_over(staged, tx))
+        if found is not None:
+            with writing(self.database, tx) as change:
+                self.port.count_skip(staged.key, change)
+        return found
 
     def _is_over(self, staged: StagedNode, tx: Transaction | None = None) -> bool:
         """Tell whether no unit that a node with effects was given is this run's any more: who retries it is another.
@@ -143,7 +151,7 @@ class StageRunner:
         """
         if not self._has_succeeded(staged, tx):
             return None
-        return self.port.skip(staged.key, is_over=lambda: self._is_over(staged, tx))
+        return self._skip(staged, tx)
 
     def _has_succeeded(self, staged: StagedNode, tx: Transaction) -> bool:
         newest = self.lifecycle.store.newest(staged.run_id, staged.kind, tx=tx)

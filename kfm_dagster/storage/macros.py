@@ -322,7 +322,7 @@ def _returned(dialect: str, *columns: str) -> str:
     return ", ".join(column.rpartition(".")[2] if dialect == "sqlite" else column for column in columns)
 
 
-_BATCH_TYPES = {"time": "timestamptz", "json": "jsonb"}
+_BATCH_TYPES = {"time": "timestamptz", "json": "jsonb", "real": "double precision"}
 _LISTS: dict[str, Callable[..., str]] = {
     "each": _each,
     "batch": _batch,

@@ -28,6 +28,7 @@ from kfm_dagster.recovery.dead_letters.letters import DeadLetterClass, DeadLette
 from kfm_dagster.recovery.dead_letters.moves import discard, redrive
 from kfm_dagster.recovery.dead_letters.plan import look, plan, status
 from kfm_dagster.settings import Environment
+from kfm_dagster.telemetry.totals import Total, kept_totals
 from kfm_dagster_tests.databases import refuse_rows
 from kfm_dagster_tests.integration.chain import assert_conserved, good
 from kfm_dagster_tests.integration.chunk_feed import notice
@@ -170,10 +171,25 @@ def test_a_plan_says_what_a_drain_would_take_and_changes_nothing(dlq_fixture: Dl
     assert dlq_fixture.pipeline.dead_letters.depth() == depth
 
 
+def dead_letters_counted(dlq_fixture: DlqFixture) -> dict[tuple[Total, str], float]:
+    """What the metrics say of dead letters."""
+    with dlq_fixture.pipeline.database.snapshot() as view:
+        kept = kept_totals(view)
+    wanted = {Total.DEAD_LETTERS, Total.DEAD_LETTERS_REPROCESSED}
+    return {(one.total, one.subject): one.amount for one in kept if one.total in wanted}
+
+
 @pytest.mark.clause("RPL-06")
 def test_a_second_drain_does_nothing_twice(dlq_fixture: DlqFixture) -> None:
     fill(dlq_fixture)
     drain(dlq_fixture.pipeline, decision=DECISION)
+    counted = dead_letters_counted(dlq_fixture)
+    # 210 had been received before; the units of those that failed and of those that were never seen were taken up.
+    assert counted == {
+        (Total.DEAD_LETTERS, DATASET): 200,
+        (Total.DEAD_LETTERS, ""): 10,
+        (Total.DEAD_LETTERS_REPROCESSED, ""): 200,
+    }
     dlq_fixture.dead_bodies()  # lets every message be received again
     records = {wal_id: dlq_fixture.pipeline.ledger.get(wal_id) for wal_id in dlq_fixture.wal_ids(range(300))}
 
@@ -186,6 +202,7 @@ def test_a_second_drain_does_nothing_twice(dlq_fixture: DlqFixture) -> None:
     }
     assert {wal_id: dlq_fixture.pipeline.ledger.get(wal_id) for wal_id in records} == records
     assert set(dlq_fixture.requeues().values()) == {1}
+    assert dead_letters_counted(dlq_fixture) == counted
     dlq_fixture.finish_everything()
     assert len(dlq_fixture.dead_bodies()) == 20
 

@@ -288,7 +288,7 @@ def test_a_result_that_differs_without_permission_is_counted_audited_and_reaches
     stand.bring("succeeded", 3)
     run = stand.engine.start(repair(options={"must_match": True}), PERSON)
     stand.carry_out(run.replay_run_id, ending=another_result)
-    assert 'nodd_sns_replay_mismatch_total{dataset="nexrad-l2"} 3.0' in exposition(stand.pipeline).decode()
+    assert 'nodd_sns_replay_mismatch_total{dataset="nexrad-l2",env="dev"} 3.0' in exposition(stand.pipeline).decode()
     audited = stand.pipeline.ledger.log.entries(action=GovernanceAction.REPLAY_MISMATCH)
     assert len({entry.wal_id for entry in audited}) == 3
     with open_letterbox() as box:

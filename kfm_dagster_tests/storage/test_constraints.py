@@ -52,6 +52,7 @@ STANDING: dict[str, Sequence[Row]] = {
     "replay_reasons": [{"code": "audit", "meaning": "an audit"}],
     "nodd_wal_records": [_RECORD, {**_RECORD, "wal_id": TWO, "object_uri": "s3://b/2"}],
     "nodd_wal_transitions": [_TRANSITION, {**_TRANSITION, "version": 2}, {**_TRANSITION, "wal_id": TWO}],
+    "metric_totals": [{"metric": "wal_conflicts", "subject": "d", "label": "", "amount": 1.0}],
     "nodd_wal_counts": [
         {"dataset": "d", "to_status": "pending", "replay_reason": "", "attempt": 0, "moves": 1},
     ],
@@ -325,6 +326,7 @@ ANOTHER: dict[str, Row] = {
     "nodd_arrivals": {"product": "q"},
     "nodd_wal_supersessions": {"older_wal_id": TWO, "newer_wal_id": ONE},
     "nodd_wal_counts": {"to_status": "failed"},
+    "metric_totals": {"subject": "e"},
     "nodd_wal_outcomes": {"attempt": 3},
     "replay_mismatches": {"attempt": 1, "earlier_attempt": 2},
     "lineage_emissions": {"revision": "e", "lineage_id": "l2"},
@@ -536,6 +538,11 @@ CASES: dict[str, list[Row]] = {
     "nodd_wal_supersessions_of_another_unit": [{"newer_wal_id": TWO}],
     "nodd_wal_counts_something_moved": [{"moves": 0}],
     "nodd_wal_counts_one_row": [{"to_status": "pending"}],
+    "metric_totals_something_happened": [{"amount": 0.0}, {"amount": -1.0}],
+    "metric_totals_names_are_bounded": [
+        {"metric": ""}, {"metric": "x" * 61}, {"subject": "x" * 321}, {"label": "x" * 101},
+    ],
+    "metric_totals_one_row": [{"subject": "d"}],
     "nodd_wal_outcomes_one_row_per_attempt": [{"attempt": 1}],
     "nodd_wal_outcomes_record_is_known": [{"wal_id": THREE}],
     "replay_mismatches_one_row_per_attempt": [{"attempt": 2, "earlier_attempt": 1}],
@@ -713,6 +720,7 @@ OF_SQLITE = {
     "etl_wal_run_id_is_uuid",
     "node_output_record_is_json",
     "node_output_lineage_is_json",
+    "metric_totals_one_row",
     "nodd_wal_counts_one_row",
 }
 """What SQLite alone has: texts for which PostgreSQL has a type, and counts of which PostgreSQL keeps several rows."""

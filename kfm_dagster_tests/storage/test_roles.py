@@ -32,6 +32,7 @@ from kfm_dagster_tests.ledger.bench import JANE, make_bench
 pytestmark = pytest.mark.clause("SEC-07")
 
 WORKING = {
+    "metric_totals",
     "catalog_collections",
     "catalog_items",
     "catalog_pages",

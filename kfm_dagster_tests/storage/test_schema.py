@@ -19,6 +19,7 @@ from kfm_dagster_tests import databases
 
 OF_SQLITE = {
     "etl_wal_run_id_is_uuid",
+    "metric_totals_one_row",
     "nodd_wal_counts_one_row",
     "nodd_wal_records_times_are_rfc3339",
     "node_output_lineage_is_json",

@@ -223,6 +223,16 @@ UPDATE nodd_wal_deliveries AS delivery SET state = 'deleted', settled_at = :at
 FROM known
 WHERE delivery.message_id = known.message_id;
 
+-- name: newly_dead
+-- Those that were received from another queue, and nobody has found on this one yet.
+SELECT delivery.message_id, min(record.dataset) AS dataset
+FROM nodd_wal_deliveries AS delivery
+LEFT JOIN nodd_wal_delivery_units AS unit ON delivery.message_id = unit.message_id
+LEFT JOIN nodd_wal_records AS record ON unit.wal_id = record.wal_id
+WHERE
+    delivery.message_id IN (@each(:message_ids)) AND delivery.state <> 'dead_lettered' AND delivery.queue <> :queue
+GROUP BY delivery.message_id;
+
 -- name: dead_letter
 -- One that waits on the dead-letter queue itself for its units, or has been deleted from it, is left as it is.
 UPDATE nodd_wal_deliveries SET state = 'dead_lettered', settled_at = :at

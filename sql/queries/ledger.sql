@@ -177,6 +177,28 @@ FROM nodd_wal_counts
 GROUP BY dataset, to_status, replay_reason, attempt
 ORDER BY dataset, to_status, replay_reason, attempt;
 
+-- name: waiting
+-- When the object of the live units that wait or are in work was written: such that half, nine tenths and 99 in 100 of
+-- them have waited no longer, and of the oldest. So many are read as may be in flight.
+WITH waiting AS (
+    SELECT
+        queue, event_time,
+        row_number() OVER (PARTITION BY queue ORDER BY event_time DESC, wal_id) AS place,
+        count(*) OVER (PARTITION BY queue) AS units
+    FROM nodd_wal_records
+    WHERE status IN ('pending', 'in_progress') AND lane = 'live'
+)
+
+SELECT
+    queue,
+    max(CASE WHEN place = (units * 50 + 99) / 100 THEN event_time END) AS half_at,
+    max(CASE WHEN place = (units * 90 + 99) / 100 THEN event_time END) AS most_at,
+    max(CASE WHEN place = (units * 99 + 99) / 100 THEN event_time END) AS nearly_all_at,
+    min(event_time) AS oldest_at
+FROM waiting
+GROUP BY queue
+ORDER BY queue;
+
 -- name: ensure
 INSERT INTO nodd_wal_records (
     wal_id, dataset, object_uri, provider, queue, event_time, time_range_start, time_range_end, status, attempts,

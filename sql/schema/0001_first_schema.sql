@@ -499,6 +499,57 @@ BEGIN
     ON CONFLICT DO UPDATE SET moves = moves + 1;
 END;
 
+-- What the metrics add up besides moves: how attempts ended, what messages gave, energy (kfm_dagster/telemetry/totals.py).
+-- Written in the transaction of what is counted, so that no process loses a count, and read without what was counted.
+CREATE TABLE metric_totals (
+    metric @id NOT NULL,
+    -- What it is about: a dataset, a node; '' of the deployment.
+    subject @id NOT NULL,
+    -- What kind of it: a status, an error code, a class of seconds; '' where there is one kind.
+    label @id NOT NULL,
+    amount @real NOT NULL,
+    CONSTRAINT metric_totals_something_happened CHECK (amount > 0),
+    -- A label that anything may stand in would make a time series for each.
+    CONSTRAINT metric_totals_names_are_bounded
+    CHECK (length(metric) BETWEEN 1 AND 60 AND length(subject) <= 320 AND length(label) <= 100)
+    -- It has one writer, so everything is added to one row; PostgreSQL has several rows, see below.
+    @sqlite(, CONSTRAINT metric_totals_one_row UNIQUE (metric, subject, label))
+) @strict;
+
+-- postgresql: only the trigger below, at depth 1, takes rows away; what was added stays.
+CREATE TRIGGER metric_totals_only_rise BEFORE UPDATE OR DELETE ON metric_totals
+FOR EACH STATEMENT WHEN (pg_trigger_depth() = 0)
+EXECUTE FUNCTION kfm_refuse('totals_only_rise');
+
+-- sqlite: its writer adds to the row.
+@refuse(
+    metric_totals_only_rise, UPDATE ON metric_totals, totals_only_rise,
+    @changed(metric, subject, label) OR NEW.amount < OLD.amount
+);
+
+-- sqlite: PostgreSQL's trigger adds rows up, which takes those away that it added.
+@refuse(metric_totals_are_kept, DELETE ON metric_totals, totals_only_rise);
+@not_truncated(metric_totals, totals_only_rise);
+
+-- postgresql: as with nodd_wal_counts, each statement adds rows of its own, and some, drawn by lot, add up what is there.
+CREATE FUNCTION metric_totals_add_up() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+    WITH part AS (
+        DELETE FROM metric_totals
+        WHERE ctid IN (SELECT t.ctid FROM metric_totals AS t FOR UPDATE SKIP LOCKED)
+        RETURNING metric, subject, label, amount
+    )
+    INSERT INTO metric_totals (metric, subject, label, amount)
+    SELECT metric, subject, label, sum(amount) FROM part GROUP BY 1, 2, 3;
+    RETURN NULL;
+END
+$$;
+
+-- postgresql: a trigger calls a function, the one above; what that one adds is at depth 1.
+CREATE TRIGGER metric_totals_are_added_up AFTER INSERT ON metric_totals
+FOR EACH STATEMENT WHEN (pg_trigger_depth() = 0 AND random() < 1.0 / 16)
+EXECUTE FUNCTION metric_totals_add_up();
+
 -- What a claim costs: the next two guards over many columns are entered only by an update that names one of them. No
 -- trigger of the table changes NEW, so a column that is not named keeps its value.
 

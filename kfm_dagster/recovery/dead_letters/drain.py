@@ -27,6 +27,7 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery.dead_letters.batches import Bounds, DeadLetterReport, DeadLetterWork, End, LetterOutcome
 from kfm_dagster.recovery.dead_letters.letters import DeadLetter, LetterSelection, known_units, recurrences
 from kfm_dagster.storage.database import Transaction
+from kfm_dagster.telemetry.totals import Total, count
 
 STOP_AFTER = 5
 """Units of one error code that may come back with it before a drain stops: one is chance, five are a cause."""
@@ -124,8 +125,14 @@ class _Drain:
         complete(pipeline, parsed, tx)
         close(pipeline, created_of(ensured, parsed), tx)
         messages = [letter.message for letter in letters]
+        # Before they are recorded as received from here.
+        ids = [message.message_id for message in messages]
+        pipeline.deliveries.count_dead_letters(ids, queue=work.queue.name, tx=tx)
         unreadable = record_messages(pipeline, messages, parsed, queue=work.queue.name, landing_sha256=landed, tx=tx)
         pipeline.deliveries.mark_dead_lettered(unreadable, queue=work.queue.name, tx=tx)
+        taken = ensured.created | requeued
+        taken_up = sum(any(unit.wal_id in taken for unit in one.envelopes) for one in parsed)
+        count(tx, Total.DEAD_LETTERS_REPROCESSED, amount=taken_up)
         pipeline.ledger.log.record(
             GovernanceAction.DLQ_DRAIN,
             work.decision,

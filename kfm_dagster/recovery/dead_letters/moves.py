@@ -129,6 +129,8 @@ def _discard(work: DeadLetterWork, letters: Sequence[DeadLetter]) -> None:
     landed = pipeline.landing.land(messages).digest
     message_ids = [letter.message.message_id for letter in letters]
     with pipeline.database.transaction() as tx:
+        # Before they are recorded as received from here.
+        pipeline.deliveries.count_dead_letters(message_ids, queue=work.queue.name, tx=tx)
         parsed = [letter.parsed for letter in letters]
         record_messages(pipeline, messages, parsed, queue=work.queue.name, landing_sha256=landed, tx=tx)
         pipeline.deliveries.mark_dead_lettered(message_ids, queue=work.queue.name, tx=tx)

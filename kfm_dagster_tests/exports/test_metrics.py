@@ -1,0 +1,304 @@
+"""The metrics: every one of the document with its labels, and what units, messages, steps and queues make of them.
+
+Belongs here: the exposition over a pipeline. Does not belong here: Prometheus itself (`test_prometheus.py`), the
+address (`console/test_console_app.py`), OTLP (`cli/test_console_command.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from prometheus_client.parser import text_string_to_metric_families
+
+from kfm_dagster.console.queue_watch import QueueWatch
+from kfm_dagster.contracts.issues import ProvenanceIssue
+from kfm_dagster.errors import QueueUnavailableError
+from kfm_dagster.exports.metrics import exposition
+from kfm_dagster.exports.total_metrics import COUNTERS, HISTOGRAMS
+from kfm_dagster.ingest.nodes import Source
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.attempt_totals import PATHS
+from kfm_dagster.lineage.unit import LineagePath
+from kfm_dagster.notifications.queue_values import QueueDepth
+from kfm_dagster.telemetry.totals import Total, count, kept_totals
+from kfm_dagster_tests.integration.chain import (
+    DAY,
+    START,
+    Clock,
+    StoredObject,
+    announce,
+    missing,
+    open_pipeline,
+    put,
+    raw_message,
+    run_chain,
+    take,
+    volumes,
+)
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "metrics.md"
+DOCUMENT = ROOT.parent / "shared" / "spec" / "telemetry.md"
+"""What the product must be; not a part of it, so it may not be there."""
+DATASET = "nexrad-l2"
+OWN_LABELS = {"le", "quantile"}
+"""Labels that a histogram and the parts of a distribution have besides those that are told."""
+Found = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def values(pipeline: Pipeline, depths: dict[str, int] | None = None) -> Found:
+    """Every sample, by its name and labels."""
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(exposition(pipeline, depths or {}).decode())
+        for sample in family.samples
+    }
+
+
+def value(found: Found, name: str, **labels: str) -> float:
+    return found[name, frozenset(labels.items())]
+
+
+def listed(text: str) -> dict[str, frozenset[str]]:
+    """Metrics that a text names as `name{label,label}`, with their labels, under Prometheus' names."""
+    found = re.findall(r"`((?:nodd_sns|kfm_run_state)\.[a-z0-9_]+)(?:\{([a-z_,]*)\})?`", text)
+    return {name.replace(".", "_"): frozenset(filter(None, labels.split(","))) for name, labels in found}
+
+
+def exposed(pipeline: Pipeline) -> dict[str, frozenset[str]]:
+    """Metrics of the exposition by the names that their help has, with the labels of their samples."""
+    text = exposition(pipeline, {"q": 1}).decode()
+    names = re.findall(r"^# TYPE (\S+) ", text, re.MULTILINE)
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    return {
+        name: frozenset(label for sample in families[name.removesuffix("_total")].samples for label in sample.labels)
+        - OWN_LABELS
+        for name in names
+    }
+
+
+@pytest.fixture
+def pipeline(database_url: str, tmp_path: Path) -> Iterator[Pipeline]:
+    opened = open_pipeline(tmp_path / "home", tmp_path / "objects", url=database_url)
+    yield opened
+    opened.close()
+
+
+def ingest(pipeline: Pipeline, items: list[StoredObject], objects: Path, *, run_id: str = "run") -> None:
+    """Announce objects 40 s after their event, and run the chain over them."""
+    put(objects, items)
+    event_time = pipeline.clock() - timedelta(seconds=40)
+    take(pipeline, *(announce([item.event(event_time=event_time)], registry=pipeline.registry) for item in items))
+    run_chain(pipeline, DATASET, DAY.isoformat(), run_id, Source.LEDGER)
+
+
+@pytest.mark.clause("TEL-01")
+@pytest.mark.one_database
+def test_every_metric_of_the_document_is_exposed_with_its_labels_and_on_the_page(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
+    ingest(pipeline, volumes(1), tmp_path / "objects")
+    run_chain(pipeline, DATASET, DAY.isoformat(), "run", Source.LEDGER)  # which has nothing to do any more
+    assert exposed(pipeline) == listed(PAGE.read_text(encoding="utf-8"))
+    if DOCUMENT.exists():
+        document = listed(DOCUMENT.read_text(encoding="utf-8").partition("## Spans")[0])
+        assert len(document) > 20
+        assert listed(PAGE.read_text(encoding="utf-8")) == document
+
+
+@pytest.mark.clause("TEL-01")
+@pytest.mark.one_database
+def test_what_prometheus_reads_of_an_empty_ledger_names_every_metric(pipeline: Pipeline) -> None:
+    names = set(re.findall(r"^# TYPE (\S+) ", exposition(pipeline).decode(), re.MULTILINE))
+    assert names == set(listed(PAGE.read_text(encoding="utf-8")))
+    # What has never happened is 0, so that its first time is a rise.
+    found = values(pipeline)
+    assert value(found, "nodd_sns_validation_errors_total", dataset="hrrr", env="dev", error_type="bad_magic") == 0
+    assert value(found, "nodd_sns_energy_kwh_total", env="dev") == 0
+
+
+def test_every_total_is_exposed_once() -> None:
+    assert sorted([counter.total for counter in COUNTERS] + [histogram.total for histogram in HISTOGRAMS]) == sorted(
+        Total
+    )
+
+
+def test_each_path_of_lineage_has_the_issue_that_it_was_not_taken() -> None:
+    assert set(PATHS) == set(ProvenanceIssue)
+    assert set(PATHS.values()) == {path.value for path in LineagePath}
+
+
+@pytest.mark.clause("TEL-01", "TEL-03")
+def test_units_that_came_through_and_one_that_did_not_are_counted_by_what_each_operator_found(
+    pipeline: Pipeline, database_url: str, tmp_path: Path
+) -> None:
+    good, lost = volumes(2), missing(volumes(3)[2])
+    ingest(pipeline, [*good, lost], tmp_path / "objects")
+    found = values(pipeline)
+    expected = {
+        ("messages_parsed_total", "status", "parsed"): 3,
+        ("integrity_checks_total", "status", "ok"): 2,
+        ("integrity_checks_total", "status", "failed"): 1,
+        ("integrity_failures_total", "issue", "missing_object"): 1,
+        ("metadata_extract_total", "status", "ok"): 2,
+        ("metadata_extract_total", "status", "failed"): 0,
+        ("stac_writes_total", "outcome", "created"): 2,
+        ("stac_writes_total", "outcome", "failed"): 0,
+        ("provenance_emits_total", "status", "ok"): 2,
+        ("provenance_failures_total", "path", "prov"): 0,
+    }
+    assert {
+        (name, label, kind): value(found, f"nodd_sns_{name}", dataset=DATASET, **{label: kind})
+        for name, label, kind in expected
+    } == expected
+    assert (
+        value(found, "nodd_sns_validation_errors_total", dataset=DATASET, env="dev", error_type="missing_object") == 1
+    )
+    size = sum(len(item.announced) for item in good)
+    assert value(found, "nodd_sns_bytes_ingested_total", dataset=DATASET, env="dev") == size
+    latency = {"dataset": DATASET, "env": "dev"}
+    assert value(found, "nodd_sns_ingest_latency_seconds_bucket", **latency, le="30") == 0
+    assert value(found, "nodd_sns_ingest_latency_seconds_bucket", **latency, le="60") == 2
+    assert value(found, "nodd_sns_ingest_latency_seconds_sum", **latency) == 80
+    assert value(found, "nodd_sns_stac_write_latency_seconds_count", dataset=DATASET) == 1
+    assert value(found, "nodd_sns_energy_kwh_total", env="dev") > 0
+    assert value(found, "nodd_sns_carbon_gco2e_total", env="dev") > 0
+    assert value(found, "kfm_run_state_records_total", dataset_id=f"{DATASET}.metadata_extract", outcome="success") == 1
+    # Whoever asks next is told the same.
+    again = open_pipeline(tmp_path / "home", None, url=database_url)
+    assert values(again) == found
+    again.close()
+
+
+@pytest.mark.clause("TEL-01")
+@pytest.mark.one_database
+def test_a_message_that_cannot_be_parsed_is_counted_by_its_reason(pipeline: Pipeline) -> None:
+    take(pipeline, raw_message("{", name="broken"), raw_message("[]", name="another"))
+    found = values(pipeline)
+    assert value(found, "nodd_sns_parse_failures_total", reason="malformed_json") >= 1
+    rejected = value(found, "nodd_sns_messages_parsed_total", dataset="", status="rejected")
+    assert (
+        rejected == sum(amount for (name, _), amount in found.items() if name == "nodd_sns_parse_failures_total") == 2
+    )
+
+
+@pytest.mark.one_database
+def test_what_a_person_has_done_again_says_nothing_of_the_latency(pipeline: Pipeline, tmp_path: Path) -> None:
+    put(tmp_path / "objects", volumes(1))
+    run_chain(pipeline, DATASET, DAY.isoformat(), "run")  # from a listing, in the bulk lane
+    found = values(pipeline)
+    assert value(found, "nodd_sns_stac_writes_total", dataset=DATASET, outcome="created") == 1
+    assert value(found, "nodd_sns_ingest_latency_seconds_count", dataset=DATASET, env="dev") == 0
+
+
+@pytest.mark.one_database
+def test_a_node_that_has_nothing_to_do_is_counted_as_a_skip(pipeline: Pipeline, tmp_path: Path) -> None:
+    ingest(pipeline, volumes(1), tmp_path / "objects")
+    node = f"{DATASET}.integrity_check"
+    assert ("kfm_run_state_skips_total", frozenset({("dataset_id", node)})) not in values(pipeline)
+    run_chain(pipeline, DATASET, DAY.isoformat(), "run", Source.LEDGER)
+    found = values(pipeline)
+    assert value(found, "kfm_run_state_skips_total", dataset_id=node) == 1
+    assert value(found, "nodd_sns_integrity_checks_total", dataset=DATASET, status="ok") == 1
+
+
+@pytest.mark.one_database
+def test_an_attempt_that_lost_its_claim_is_a_conflict(pipeline: Pipeline, tmp_path: Path) -> None:
+    items = volumes(2)
+    put(tmp_path / "objects", items)
+    take(pipeline, announce([item.event() for item in items], registry=pipeline.registry))
+    claimed = pipeline.ledger.claim(dataset=DATASET, partition=DAY.isoformat(), run_id="one", limit=2)
+    pipeline.ledger.release_lost(run_ids=["one"])
+    assert len(pipeline.ledger.settle(claimed, run_id="one").lost) == 2
+    assert value(values(pipeline), "nodd_sns_wal_conflicts_total", dataset=DATASET) == 2
+
+
+def test_what_is_rolled_back_was_never_counted(pipeline: Pipeline) -> None:
+    with suppress(ZeroDivisionError), pipeline.database.transaction() as tx:
+        count(tx, Total.CONFLICTS, DATASET)
+        raise ZeroDivisionError
+    with pipeline.database.snapshot() as view:
+        assert kept_totals(view) == []
+
+
+@pytest.mark.clause("TEL-03")
+def test_many_writes_stay_few_rows_and_their_sum(pipeline: Pipeline) -> None:
+    for _ in range(200):
+        with pipeline.database.transaction() as tx:
+            count(tx, Total.CONFLICTS, DATASET, amount=0.5)
+    with pipeline.database.snapshot() as view:
+        [kept] = kept_totals(view)
+    assert kept.amount == 100
+    with pipeline.database.engine.connect() as connection:
+        assert connection.execute(sa.text("SELECT count(*) FROM metric_totals")).scalar_one() < 150
+
+
+@pytest.mark.clause("TEL-04")
+def test_the_age_is_that_of_live_units_which_wait(pipeline: Pipeline) -> None:
+    labels = {"queue": pipeline.settings.sqs_primary_queue, "env": "dev"}
+    assert value(values(pipeline), "nodd_sns_queue_age_seconds", **labels, quantile="0.9") == 0
+    items = volumes(20)
+    events = [item.event(event_time=START - timedelta(seconds=10 * (n + 1))) for n, item in enumerate(items)]
+    take(pipeline, announce(events, registry=pipeline.registry))
+    found = values(pipeline)
+    ages = {part: value(found, "nodd_sns_queue_age_seconds", **labels, quantile=part) for part in ("0.5", "0.9", "1")}
+    assert ages == {"0.5": 100, "0.9": 180, "1": 200}
+    # What is claimed is in work, and what is bulk has time.
+    pipeline.ledger.claim(dataset=DATASET, partition=DAY.isoformat(), run_id="one", limit=20)
+    clock = pipeline.clock
+    assert isinstance(clock, Clock)
+    clock.forward(5)
+    assert value(values(pipeline), "nodd_sns_queue_age_seconds", **labels, quantile="0.9") == 185
+
+
+class TellingQueue:
+    """A queue that says how many messages it has, or that it does not answer."""
+
+    def __init__(self, depth: QueueDepth | None) -> None:
+        self.told = depth
+
+    def depth(self) -> QueueDepth:
+        if self.told is None:
+            raise QueueUnavailableError
+        return self.told
+
+
+@pytest.mark.clause("TEL-01")
+@pytest.mark.one_database
+def test_the_depth_is_what_waits_and_of_the_dead_letters_all_and_unknown_where_a_queue_is_silent(
+    pipeline: Pipeline,
+) -> None:
+    settings, depth = pipeline.settings, QueueDepth(visible=7, in_flight=2, delayed=0)
+    queue, dead = TellingQueue(depth), TellingQueue(depth)
+    asked = replace(
+        pipeline,
+        connect_queue=lambda _: queue,  # type: ignore[arg-type, return-value]
+        connect_dead_letters=lambda _: dead,  # type: ignore[arg-type, return-value]
+    )
+    watch = QueueWatch(asked)
+    assert watch.depths() == {}
+    watch.look()
+    assert watch.depths() == {settings.sqs_primary_queue: 7, settings.sqs_dlq_queue: 9}
+    found = values(asked, dict(watch.depths()))
+    assert value(found, "nodd_sns_queue_depth", queue=settings.sqs_dlq_queue, env="dev") == 9
+    silent = QueueWatch(replace(asked, connect_dead_letters=lambda _: TellingQueue(None)))  # type: ignore[arg-type, return-value]
+    silent.look()
+    assert silent.depths() == {settings.sqs_primary_queue: 7}
+
+
+@pytest.mark.one_database
+def test_an_answer_of_a_queue_counts_for_a_minute(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = TellingQueue(QueueDepth(visible=7, in_flight=0, delayed=0))
+    connect: Callable[..., object] = lambda _: queue  # noqa: E731
+    watch = QueueWatch(replace(pipeline, connect_queue=connect, connect_dead_letters=connect))  # type: ignore[arg-type]
+    watch.look()
+    assert len(watch.depths()) == 2
+    monkeypatch.setattr("kfm_dagster.console.queue_watch.FRESH_SECONDS", -1.0)
+    assert watch.depths() == {}

@@ -1,0 +1,21 @@
+-- What the metrics add up besides moves (kfm_dagster/telemetry/totals.py).
+
+-- name: add
+-- sqlite: it has one writer, so what is counted is added to one row.
+INSERT INTO metric_totals (metric, subject, label, amount)
+SELECT metric, subject, label, amount
+FROM @batch(:batch, part, metric text, subject text, label text, amount real)
+WHERE TRUE
+ON CONFLICT (metric, subject, label) DO UPDATE SET amount = metric_totals.amount + excluded.amount;
+
+-- name: add
+-- postgresql: writers that add to one row would wait for each other; a trigger adds the rows up.
+INSERT INTO metric_totals (metric, subject, label, amount)
+SELECT metric, subject, label, amount
+FROM @batch(:batch, part, metric text, subject text, label text, amount real);
+
+-- name: read
+SELECT metric, subject, label, sum(amount) AS amount
+FROM metric_totals
+GROUP BY metric, subject, label
+ORDER BY metric, subject, label;
