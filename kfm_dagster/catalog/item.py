@@ -130,6 +130,16 @@ def content_sha256(item: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical({**stable, "properties": properties})).hexdigest()
 
 
+def content_of(file: bytes | None) -> str | None:
+    """Return the content hash of a file of the catalog; None where there is none, or where it is no Item."""
+    if file is None:
+        return None
+    try:
+        return content_sha256(orjson.loads(file))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
 def used_extensions(contract: DatasetContract, names: Iterator[str]) -> list[str]:
     """Return those extensions, of the contract and of assets, of which at least one field name is used."""
     used = {name.split(":", 1)[0] for name in names if ":" in name}

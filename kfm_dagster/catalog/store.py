@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.catalog import layout, outcomes, tree
 from kfm_dagster.catalog.index import CatalogEntry, CollectionIndex, Page, Write
-from kfm_dagster.catalog.item import Candidate, content_sha256
+from kfm_dagster.catalog.item import Candidate, content_of
 from kfm_dagster.catalog.promotions import PromotionLog
 from kfm_dagster.catalog.publisher import Publisher, PublishError, Staged
 from kfm_dagster.catalog.undo import UndoReport, undo_items, undo_run
@@ -193,7 +193,7 @@ class Catalog:
             raise CatalogVerificationError(
                 observed=str(error), next_step="see whether the catalog's place answers; the stage is tried again"
             ) from error
-        return {path: _says(found.get(path)) for path in wanted}
+        return {path: content_of(found.get(path)) for path in wanted}
 
     def _register_latest(
         self,
@@ -232,7 +232,7 @@ class Catalog:
     def _intact(self, writes: Sequence[Write]) -> set[str]:
         """Paths whose file says what the index says: a crash or a person may have removed or replaced it."""
         files = self._publisher.read([write.path for write in writes])
-        return {write.path for write in writes if _says(files.get(write.path)) == write.candidate.content_sha256}
+        return {write.path for write in writes if content_of(files.get(write.path)) == write.candidate.content_sha256}
 
     def _publish(self, contract: DatasetContract, writes: Sequence[Write], fence: Fence) -> dict[str, StacResult]:
         if not writes:
@@ -354,13 +354,3 @@ def _write(candidate: Candidate, base: CatalogEntry | None) -> Write:
     partition = base.partition if base else candidate.partition
     path = layout.item_path(candidate.collection_id, partition, candidate.item_id)
     return Write(candidate=candidate, base=base, path=path)
-
-
-def _says(content: bytes | None) -> str | None:
-    """Content hash of a file as it stands; None when it is no Item."""
-    if content is None:
-        return None
-    try:
-        return content_sha256(orjson.loads(content))
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return None

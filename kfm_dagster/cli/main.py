@@ -107,8 +107,7 @@ COMMANDS = {
     ),
     "reconcile": Lazy(
         "kfm_dagster.cli.reconcile:reconcile",
-        "List the buckets' days and compare them with ledger and catalog, in both directions. Changes nothing by "
-        "itself.",
+        "Compare the buckets' days with ledger, catalog and lineage, in both directions. Changes nothing by itself.",
     ),
     "release": Lazy(
         "kfm_dagster.cli.quarantine.decisions:release",

@@ -1,4 +1,4 @@
-"""`kfm reconcile`: hold bucket, ledger and catalog against each other, and repair what differs on the ordinary ways."""
+"""`kfm reconcile`: hold bucket, ledger, catalog and lineage against each other, and repair on the ordinary ways."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ _DAY = click.DateTime(["%Y-%m-%d"])
 @click.option("--limit", default=10_000, show_default=True, type=click.IntRange(1), help="Repair so many of a day.")
 @change_ref_option
 @actor_option
+@click.option("--read", is_flag=True, help="Read every Item, too: one that says something else is lost.")
 @click.option("--names", is_flag=True, help="Name what differs, too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per dataset and day, with names.")
 def reconcile(
@@ -53,15 +54,17 @@ def reconcile(
     limit: int,
     change_ref: str | None,
     actor: str | None,
+    read: bool,
     names: bool,
     as_json: bool,
 ) -> int:
-    """List the buckets' days and compare them with ledger and catalog, in both directions. Changes nothing by itself.
+    """Compare the buckets' days with ledger, catalog and lineage, in both directions. Changes nothing by itself.
 
     With --repair, objects without a unit enter the ledger as a backfill's do, and the running deployment works them.
-    Units whose Item is lost are repeated by a replay, which needs a --change-ref. Nothing is deleted.
+    Units whose Item is lost are repeated by a replay, which needs a --change-ref, where their object is as it was.
+    Nothing is deleted.
 
-    Exit code 0 when all three agree, or all that differs is being repaired; 4 when something is left.
+    Exit code 0 when all four agree, or all that differs is being repaired; 4 when something is left.
 
     Example: kfm reconcile --dataset hrrr --days 3 --repair --reason "queue was full on Monday"
     """
@@ -76,7 +79,7 @@ def reconcile(
         wanted = [pipeline.registry[name].id for name in datasets] or [one.id for one in pipeline.registry]
         today = pipeline.clock().date()
         for dataset, day in _days(pipeline, wanted, _window(today, days, first, last)):
-            compared = _compared(pipeline, dataset, day, bar)
+            compared = _compared(pipeline, dataset, day, bar, read=read)
             row: dict[str, Any] = {"dataset": dataset, "day": day.isoformat(), "objects": compared.objects}
             row |= {"units": compared.units, "items": compared.items, **compared.counts()}
             row["names"] = {kind.value: list(found[:NAMED]) for kind, found in compared.named().items() if found}
@@ -117,10 +120,10 @@ def _bar() -> Iterator[Progress]:
         yield bar
 
 
-def _compared(pipeline: Pipeline, dataset: str, day: date, bar: Progress) -> ComparedDay:
+def _compared(pipeline: Pipeline, dataset: str, day: date, bar: Progress, *, read: bool) -> ComparedDay:
     task = bar.add_task(f"comparing {dataset} {day}", total=None)
     try:
-        return compare_day(pipeline, dataset, day)
+        return compare_day(pipeline, dataset, day, read=read)
     except (ObjectReadError, PublishError) as error:
         raise DependencyUnavailableError(
             f"{dataset} {day} cannot be compared", observed=str(error), next_step="try again when it answers"

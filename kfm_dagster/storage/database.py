@@ -152,7 +152,7 @@ class Database:
                 "the database has an older schema than this release needs",
                 observed=f"schema {max(applied)}",
                 expected=str(len(known)),
-                next_step="start what ingests with this release (kfm ui, kfm drain, dagster-daemon), which migrates it",
+                next_step="run kfm init of this release, once what ingests is stopped",
             )
 
 

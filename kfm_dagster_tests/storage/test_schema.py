@@ -44,6 +44,12 @@ CREATE INDEX second_things_by_time ON second_things (made_at);
 """
 
 
+def second_release(dialect: str) -> tuple[Migration, ...]:
+    """The migrations of a release after this one."""
+    statements = tuple(macros.statements(SECOND, dialect))
+    return (*migrations(dialect), Migration(number=2, name="second", statements=statements))
+
+
 @pytest.fixture
 def both(tmp_path: Path, postgres_url: str) -> Iterator[dict[str, Database]]:
     opened = {
@@ -124,12 +130,8 @@ def test_a_database_of_the_first_release_migrates_and_keeps_what_it_holds(
         before = tx.connection.exec_driver_sql("SELECT * FROM kill_switches").mappings().one()
     first.dispose()
 
-    def later(dialect: str) -> tuple[Migration, ...]:
-        statements = tuple(macros.statements(SECOND, dialect))
-        return (*migrations(dialect), Migration(number=2, name="second", statements=statements))
-
     with monkeypatch.context() as released:
-        released.setattr(module, "migrations", later)
+        released.setattr(module, "migrations", second_release)
         second = Database.open(database_url)
         with second.transaction() as tx:
             after = tx.connection.exec_driver_sql("SELECT * FROM kill_switches").mappings().one()
@@ -155,7 +157,7 @@ def test_a_database_that_lacks_a_migration_is_not_looked_into(
     statements = ("CREATE TABLE second_things (thing_id integer)",)
     later = Migration(number=2, name="second", statements=statements)
     monkeypatch.setattr(module, "migrations", lambda dialect: (*migrations(dialect), later))
-    with pytest.raises(SchemaVersionError, match=r"older schema .* observed schema 1; expected 2; next: start what"):
+    with pytest.raises(SchemaVersionError, match=r"older schema .* observed schema 1; expected 2; next: run kfm init"):
         Database.open(database_url, read_only=True)
 
 

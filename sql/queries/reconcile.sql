@@ -1,15 +1,15 @@
--- Bucket, ledger and catalog held against each other, a day of one dataset at a time.
+-- Bucket, ledger, catalog and lineage held against each other, a day of one dataset at a time.
 
 -- name: units
-SELECT wal_id, object_uri, status, stac_item_id, stac_item_href
+SELECT wal_id, object_uri, object_version, status, stac_item_id, stac_item_href
 FROM nodd_wal_records
 WHERE
     status IN ('pending', 'in_progress', 'succeeded', 'failed', 'quarantined')
     AND dataset = :dataset AND partition_key = :day;
 
 -- name: indexed
--- Which of these Items the index has.
-SELECT item_id FROM catalog_items WHERE collection_id = :collection_id AND item_id IN (@each(:item_ids));
+-- Which of these Items the index has, what each says, and whose it is.
+SELECT item_id, content_sha256, wal_id FROM catalog_items WHERE collection_id = :collection_id AND item_id IN (@each(:item_ids));
 
 -- name: items_of_day
 -- Items of a day with what became of the unit that made each.
@@ -17,3 +17,13 @@ SELECT item.item_id, item.wal_id, record.dataset, record.status, record.next_att
 FROM catalog_items AS item
 LEFT JOIN nodd_wal_records AS record ON item.wal_id = record.wal_id
 WHERE item.collection_id = :collection_id AND item.partition_key = :day;
+
+-- name: lineage
+-- The files that hold what stands of the lineage of a day's successes.
+SELECT emission.wal_id, emission.path, batch.href, batch.state
+FROM nodd_wal_records AS record
+INNER JOIN lineage_emissions AS emission ON record.wal_id = emission.wal_id
+INNER JOIN lineage_batches AS batch ON emission.batch_id = batch.batch_id
+WHERE
+    record.status = 'succeeded' AND record.dataset = :dataset AND record.partition_key = :day
+    AND NOT EXISTS (SELECT 1 FROM lineage_invalidations AS gone WHERE gone.batch_id = batch.batch_id);

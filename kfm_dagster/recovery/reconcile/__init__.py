@@ -1,1 +1,1 @@
-"""Reconciliation: bucket, ledger and catalog held against each other, and what differs repaired on ordinary ways."""
+"""Reconciliation: bucket, ledger, catalog and lineage compared, and what differs repaired on ordinary ways."""

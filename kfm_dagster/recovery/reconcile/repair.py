@@ -2,8 +2,8 @@
 
 Objects that the ledger does not know get their units in the bulk lane; the deployment's runs work them. Units whose
 Item is lost are repeated by a replay that must give the same result, under a change reference. What is gone from the
-bucket, and Items that no unit answers for, are for a person: nothing here deletes. Belongs here: what is done about a
-day. Does not belong here: comparing (`comparison.py`).
+bucket, Items that no unit answers for, and lineage that is gone are for a person: nothing here deletes. Belongs here:
+what is done about a day. Does not belong here: comparing (`comparison.py`).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _enter_chunk(pipeline: Pipeline, compared: ComparedDay, decision: Decision, 
 
 def _repeat(pipeline: Pipeline, compared: ComparedDay, decision: Decision, limit: int) -> Started | None:
     """Start the replay of units whose Item is lost; None where there are none, or no change to do it under."""
-    if not compared.missing_items or decision.change_ref is None:
+    if not compared.remakeable or decision.change_ref is None:
         return None
     name = f"reconcile {compared.dataset} {compared.day}"
     selection = Selection(
@@ -114,7 +114,7 @@ def _repeat(pipeline: Pipeline, compared: ComparedDay, decision: Decision, limit
             filters=Filters(
                 datasets=[compared.dataset],
                 status=[Status.SUCCEEDED],
-                wal_ids=[str(wal_id) for wal_id in islice(compared.missing_items, limit)],
+                wal_ids=[str(wal_id) for wal_id in islice(compared.remakeable, limit)],
             ),
             options=Options(allow_repair_and_replace=True, must_match=True, approval=decision.change_ref),
         ),

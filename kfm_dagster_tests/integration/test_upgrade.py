@@ -1,0 +1,159 @@
+"""An upgrade while a deployment works: its runs end or are made good, and neither release opens the other's schema."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from kfm_dagster.errors import SchemaVersionError
+from kfm_dagster.ingest.nodes import Source, StacRegister
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.storage import database as module
+from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.roles import grant_deployment_role
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import (
+    DAY,
+    CrashError,
+    Failpoint,
+    announce,
+    assert_conserved,
+    missing,
+    put,
+    run_chain,
+    take,
+    truncated,
+    volumes,
+    work_until_done,
+)
+from kfm_dagster_tests.storage.test_schema import second_release
+from kfm_dagster_tests.timeouts import HANG_SECONDS
+
+DATASET, PARTITION = "nexrad-l2", DAY.isoformat()
+REGISTERED = Failpoint(operator=StacRegister.operator, point="committed")
+Upgrade = Callable[[], None]
+
+
+@pytest.fixture
+def upgrade(request: pytest.FixtureRequest, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Upgrade:
+    """Bring the database to the schema of a release after this one, as its `kfm init` does under the owner."""
+    owner_url = database_url
+    if not database_url.startswith("sqlite"):
+        owner_url = str(request.getfixturevalue("postgres_url"))
+
+    def run() -> None:
+        with newer(monkeypatch):
+            database = Database.open(owner_url)
+            assert database.schema() == 2
+            if database.dialect == "postgresql":
+                role = str(sa.make_url(database_url).username)
+                grant_deployment_role(database, role)
+                with database.transaction() as tx:  # which that release's sql/queries/roles.sql has
+                    tx.connection.exec_driver_sql(f"GRANT SELECT, INSERT ON second_things TO {role}")
+            database.dispose()
+
+    return run
+
+
+@contextmanager
+def newer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What is opened here is opened by the release after this one."""
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "migrations", second_release)
+        yield
+
+
+def recorded(pipeline: Pipeline) -> dict[str, list[Any]]:
+    """Every row of the ledger's history, and of the records that no run will touch again."""
+    with pipeline.database.snapshot() as tx:
+        return {
+            "transitions": tx.connection.exec_driver_sql(
+                "SELECT * FROM nodd_wal_transitions ORDER BY wal_id, version"
+            ).all(),
+            "ended": tx.connection.exec_driver_sql(
+                "SELECT * FROM nodd_wal_records WHERE status IN ('succeeded', 'quarantined') ORDER BY wal_id"
+            ).all(),
+        }
+
+
+def in_every_status(pipeline: Pipeline, objects: Path) -> None:
+    """Units that succeeded, failed and are in quarantine, three that a run died of, and three that wait."""
+    found = volumes(10)
+    put(objects, [*found[:2], truncated(found[2]), *found[4:]])
+    first = [*found[:2], truncated(found[2])]
+    take(pipeline, announce([item.event() for item in first], registry=pipeline.registry))
+    work_until_done(pipeline)
+    take(pipeline, announce([missing(found[3]).event()], registry=pipeline.registry))
+    run_chain(pipeline, DATASET, PARTITION, "fails", Source.LEDGER)
+    take(pipeline, announce([item.event() for item in found[4:7]], registry=pipeline.registry))
+    with pytest.raises(CrashError):
+        run_chain(pipeline, DATASET, PARTITION, "dies", Source.LEDGER, dies_at=REGISTERED)
+    take(pipeline, *(announce([item.event()], registry=pipeline.registry) for item in found[7:]))
+    assert traces.statuses(pipeline) == {
+        "succeeded": 2, "quarantined": 1, "failed": 1, "in_progress": 3, "pending": 3,
+    }  # fmt: skip
+
+
+@pytest.mark.clause("WAL-15", "BEY-03")
+def test_runs_of_the_older_release_end_while_it_is_upgraded_and_what_died_is_made_good_by_the_newer(
+    pipeline: Pipeline,
+    objects: Path,
+    database_url: str,
+    make_pipeline: Callable[..., Pipeline],
+    upgrade: Upgrade,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    in_every_status(pipeline, objects)
+    before = recorded(pipeline)
+    claimed = threading.Event()
+
+    def work() -> None:
+        for number in range(3):
+            run_chain(
+                pipeline, DATASET, PARTITION, f"old-{number}", Source.LEDGER, limit=1, seen=lambda _: claimed.set()
+            )
+
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work)
+        assert claimed.wait(HANG_SECONDS)
+        upgrade()
+        working.result(HANG_SECONDS)
+    assert traces.statuses(pipeline) == {"succeeded": 5, "quarantined": 1, "failed": 1, "in_progress": 3}
+    after = recorded(pipeline)
+    assert [row for table in before for row in before[table] if row not in after[table]] == []
+
+    # Nothing of the older release begins any more.
+    with pytest.raises(SchemaVersionError, match=r"newer schema.*observed schema 2; expected at most 1; next: run"):
+        make_pipeline(url=database_url)
+    with newer(monkeypatch):
+        upgraded = make_pipeline(url=database_url)
+        upgraded.ledger.release_lost(run_ids=["dies"])
+        work_until_done(upgraded)
+    assert traces.statuses(upgraded) == {"succeeded": 8, "quarantined": 2}
+    assert len(traces.items(Path(upgraded.settings.catalog))) == 8
+    assert_conserved(upgraded)
+
+
+@pytest.mark.clause("WAL-15")
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_release_before_its_kfm_init_is_refused_and_the_older_one_works_on(
+    pipeline: Pipeline, objects: Path, database_url: str, monkeypatch: pytest.MonkeyPatch, read_only: bool
+) -> None:
+    in_every_status(pipeline, objects)
+    # On SQLite there is no owner beside the deployment: what writes brings the file up to date itself.
+    if read_only or not database_url.startswith("sqlite"):
+        with (
+            newer(monkeypatch),
+            pytest.raises(SchemaVersionError, match=r"older schema.*next: run kfm init") as refused,
+        ):
+            Database.open(database_url, read_only=read_only)
+        assert "\n" not in str(refused.value)
+    run_chain(pipeline, DATASET, PARTITION, "old", Source.LEDGER)
+    assert traces.statuses(pipeline)["succeeded"] == 5
