@@ -9,6 +9,7 @@ import dagster as dg
 from kfm_dagster.defs.alert_sensor import alert_sensor
 from kfm_dagster.defs.assets import dataset_assets, queue_asset
 from kfm_dagster.defs.checks import unit_checks
+from kfm_dagster.defs.executors import step_executor
 from kfm_dagster.defs.gap_check import CHECK, feed_check, gap_schedule
 from kfm_dagster.defs.io_manager import StageIOManager
 from kfm_dagster.defs.jobs import gap_job, ingest_jobs, path_jobs
@@ -50,8 +51,7 @@ def build_definitions(settings: Settings) -> dg.Definitions:
             alert_sensor(pipeline),
         ],
         resources={"wal": wal, "pipeline": pipeline, "stage_io": StageIOManager(pipeline=pipeline, wal=wal)},
-        # One process per run: a step's own process would cost seconds, and a batch's units run concurrently inside it.
-        executor=dg.in_process_executor,
+        executor=step_executor(settings),
     )
 
 

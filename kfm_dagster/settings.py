@@ -136,6 +136,11 @@ class Settings(BaseSettings):
     compute_logs_url: str = Field(
         "", description="What Dagster's steps print, s3://bucket/prefix; default: files below DAGSTER_HOME."
     )
+    celery_broker: SecretStr | None = Field(
+        None,
+        description="Redis of Celery, redis://HOST:6379/0 (extra `celery`): the workers there do the steps of runs "
+        "(docs/deploy.md). Default: each run does its own.",
+    )
     first_day: date | None = Field(
         None,
         ge=EARLIEST_DAY,
@@ -324,6 +329,13 @@ class Settings(BaseSettings):
     def _a_bucket(cls, value: str) -> str:
         if value and not re.fullmatch(r"s3://[^/]+(/.*)?", value):
             raise ValueError("s3://bucket/prefix; unset, they are files below DAGSTER_HOME")
+        return value
+
+    @field_validator("celery_broker")
+    @classmethod
+    def _a_redis(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not re.fullmatch(r"rediss?://[^/?#\s]+(/\d+)?(\?[^#\s]+)?", value.get_secret_value()):
+            raise ValueError("redis://HOST:PORT/NUMBER, or rediss://HOST:PORT/NUMBER?ssl_cert_reqs=required for TLS")
         return value
 
     @field_validator("virtual_url")

@@ -70,6 +70,7 @@ BAD: dict[str, list[str]] = {
     "contact": ["someone", "mailto:", "ftp://example.com"],
     "virtual_url": ["gs://bucket", "s3://", "s3:///prefix", f"s3://{SECRET}@bucket"],
     "compute_logs_url": ["logs", "s3://", "gs://bucket", "s3:///prefix", f"s3://{SECRET}@bucket"],
+    "celery_broker": ["", "redis", f"amqp://kfm:{SECRET}@host//", f"redis://:{SECRET}@host/first"],
     "worker_usd_per_hour": ["-1", "free", "nan", "inf"],
     "watts_per_core": ["-1", "much", "nan", "inf"],
     "grid_gco2e_per_kwh": ["-1", "green", "nan", "inf"],

@@ -2,8 +2,6 @@
 
 # No postponed annotations here: Dagster reads ResourceDependency from the annotation itself.
 
-from collections import Counter
-
 import dagster as dg
 from pydantic import PrivateAttr
 
@@ -27,15 +25,14 @@ MAX_UNITS_KEPT = 5_000
 class StageIOManager(dg.ConfigurableIOManager):
     """Owns the port to run-state: a stage asks it for the skip, and tells it every outcome, with the output.
 
-    The last batch of each dataset stays in memory while there is room; else, and in a re-executed run, it is read from
-    the artifact.
+    The last batch of each dataset stays in memory while there is room; else, in a re-executed run, and where another
+    process did the step before (Celery), it is read from the artifact.
     """
 
     pipeline: dg.ResourceDependency[PipelineResource]
     wal: dg.ResourceDependency[WalResource]
 
     _recent: dict[str, StageBatch] = PrivateAttr(default_factory=dict)
-    _skipped: Counter[tuple[str, str]] = PrivateAttr(default_factory=Counter)
 
     @property
     def stages(self) -> StageRunner:
@@ -72,13 +69,12 @@ class StageIOManager(dg.ConfigurableIOManager):
         account = account_of(pipeline, obj.kind, obj.run_id)
         run = context.step_context.dagster_run
         if batch.skipped is not None:
-            self._skipped[run.run_id, dataset] += 1
             by = batch.applied_by
             context.log.info("%s skipped: %s%s", obj.kind, batch.skipped, f", by run {by}" if by else "")
             told = skip_metadata(obj, batch.skipped, day=day, account=account)
             context.log_event(dg.AssetObservation(context.asset_key, partition=context.partition_key, metadata=told))
         if batch.skipped is not None or maker is Settle:
-            skipped = self._skipped[run.run_id, dataset]
+            skipped = _stages_skipped(context, dataset, this=batch.skipped is not None)
             settled = batch if maker is Settle else None
             tag_run(context.step_context.instance, run, dataset, day=day, skipped=skipped, settled=settled)
         context.add_output_metadata(
@@ -117,3 +113,14 @@ class StageIOManager(dg.ConfigurableIOManager):
 def root_run_id(run: dg.DagsterRun) -> str:
     """Return the id that a run shares with all its re-executions."""
     return run.root_run_id or run.run_id
+
+
+def _stages_skipped(context: dg.OutputContext, dataset: str, *, this: bool) -> int:
+    """Count the stages of a dataset that the run has skipped, by the observations of those before `this` one.
+
+    Whatever a process remembers is of its own steps, and a run's steps may be done by several.
+    """
+    step = context.step_context
+    told = step.instance.all_logs(step.run_id, of_type=dg.DagsterEventType.ASSET_OBSERVATION)
+    keys = [entry.asset_observation.asset_key for entry in told if entry.asset_observation is not None]
+    return len({key for key in keys if key.path[0] == dataset} - {context.asset_key}) + this
