@@ -33,6 +33,7 @@ BAD: dict[str, list[str]] = {
     ],
     "first_day": ["", "yesterday", "20250101", "2025-02-30", "2025-01-01T00:00", "1991-05-31"],
     "dagster_dsn": [f"sqlite:////{SECRET}.db", f"kfm:{SECRET}", f"postgresql://kfm:pa@{SECRET}@host/db"],
+    "retention_dsn": [f"sqlite:////{SECRET}.db", f"kfm:{SECRET}", f"postgresql://kfm:pa@{SECRET}@host/db"],
     "stac_api_dsn": [f"sqlite:////{SECRET}.db", f"kfm:{SECRET}", f"postgresql://kfm:pa@{SECRET}@host/db"],
     "anonymous": ["perhaps"],
     "geoparquet": ["perhaps"],

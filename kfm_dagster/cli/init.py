@@ -38,8 +38,8 @@ def init(*, role: str | None, retention_role: str | None, as_json: bool) -> None
     Run it before the first start and after every upgrade, then start the daemon and the web server. It may be repeated,
     also by two at once. It creates folders of this machine, and neither queues nor buckets. On PostgreSQL it works as
     the role that the DSN names, which owns the tables from then on; with --role the deployment then runs under another
-    one (made unless it is there, without a password), and migrates nothing. Where KFM_STAC_API_DSN is set, pgstac is
-    brought into that database, or up to date.
+    one (made unless it is there, without a password), and migrates nothing; --retention-role names the one in
+    KFM_RETENTION_DSN. Where KFM_STAC_API_DSN is set, pgstac is brought into that database, or up to date.
 
     Example: kfm init --role kfm_deployment
     """

@@ -216,3 +216,18 @@ def test_a_role_where_there_are_none_is_refused_before_anything_is_made(outside:
     assert answer.code == ExitCode.USAGE
     assert "roles are PostgreSQL's; observed sqlite" in answer.err
     assert not (home / "kfm.db").exists()
+
+
+@pytest.mark.clause("SEC-07", "BEY-10")
+def test_the_role_of_retention_gets_its_rights_and_works_under_its_own_dsn(
+    outside: None, call: Call, empty_postgres_url: str, deployment_role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KFM_WAL_DSN", empty_postgres_url)
+    both = call("init", "--role", deployment_role, "--retention-role", deployment_role)
+    assert (both.code, "retention has a role of its own" in both.err) == (ExitCode.USAGE, True)
+    made = call("init", "--retention-role", deployment_role, "--json")
+    assert (made.code, f'"retention role": "{deployment_role} (' in made.out) == (ExitCode.DONE, True)
+    monkeypatch.setenv("KFM_RETENTION_DSN", as_role(empty_postgres_url, deployment_role))
+    assert call("retention", "plan", "--json").code == ExitCode.DONE
+    monkeypatch.setenv("KFM_RETENTION_DSN", as_role(empty_postgres_url, "nobody at all"))
+    assert call("retention", "plan", "--json").code == ExitCode.DEPENDENCY_UNAVAILABLE

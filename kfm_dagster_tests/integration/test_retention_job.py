@@ -13,7 +13,7 @@ from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.retention.policy import RETENTION
 from kfm_dagster_tests.integration.face import Face
 
-pytestmark = pytest.mark.clause("BEY-10", "DAG-08")
+pytestmark = pytest.mark.clause("BEY-10")
 
 
 @pytest.fixture

@@ -1,0 +1,58 @@
+"""Retention in a bucket of S3, as the embedded cloud has it: listed page by page, deleted object by object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from kfm_dagster.notifications.landing import Landing
+from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.retention import stored_files
+from kfm_dagster.retention.policy import RetentionKind
+from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.objects import open_store
+
+pytestmark = [pytest.mark.clause("BEY-10"), pytest.mark.one_database]
+
+BUCKET = "kfm-retention"
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A client of a bucket."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    client = boto3.client("s3", region_name="us-east-1")
+    client.create_bucket(Bucket=BUCKET)
+    yield client
+    client.close()
+    server.stop()
+
+
+def test_old_objects_of_a_bucket_go_and_others_stay(
+    s3: Any, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(f"s3://{BUCKET}/storage")
+    for number in range(5):
+        Landing(store).land([SqsMessage(message_id=str(number), body="{}")])
+    s3.put_object(Bucket=BUCKET, Key="storage/landing/README", Body=b"somebody's own")
+    s3.put_object(Bucket=BUCKET, Key="other/landing/README", Body=b"of another prefix")
+    monkeypatch.setattr(stored_files, "PAGE", 2)
+    monkeypatch.setattr(stored_files, "BATCH", 3)
+    pruner = stored_files.stored_files(store, database)[RetentionKind.LANDING]
+    now = datetime.now(UTC)
+    assert list(pruner.batches(now - timedelta(hours=1))) == []
+    for batch in pruner.batches(now + timedelta(hours=1)):
+        assert batch.bytes
+        pruner.remove(batch)
+    left = [found["Key"] for found in s3.list_objects_v2(Bucket=BUCKET)["Contents"]]
+    assert left == ["other/landing/README", "storage/landing/README"]
