@@ -84,9 +84,14 @@ def test_every_command_is_one_with_these_options(name: str) -> None:
 
 def test_each_part_asks_another_where_that_one_serves() -> None:
     [location] = read(FOLDER / "workspace.yaml")["load_from"]
-    served = called(location["grpc_server"]["host"])
-    assert (served["host"], served["port"]) == ("0.0.0.0", location["grpc_server"]["port"])
-    assert served["module"] == "kfm_dagster.definitions"
+    served = called("code")
+    assert location["grpc_server"].items() >= {"host": "127.0.0.1", "port": served["port"]}.items()
+    assert (served["host"], served["module"]) == ("127.0.0.1", "kfm_dagster.definitions")
+    # Else the launcher could not look for a run's process (defs/run_launcher.py).
+    for name in ("daemon", "webserver"):
+        assert SERVICES[name]["network_mode"] == SERVICES[name]["pid"] == "service:code"
+    port = called("webserver")["port"]
+    assert f"127.0.0.1:{port}:{port}" in SERVICES["code"]["ports"]
 
     [scraped] = read(FOLDER / "prometheus.yml")["scrape_configs"]
     [target] = scraped["static_configs"][0]["targets"]
