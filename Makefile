@@ -66,9 +66,12 @@ reference: $(INSTALLED)  ## write the API reference of the rooms that others imp
 	@mkdir -p docs/reference
 	@cd docs/reference && ../../$(BIN)/python -m pydoc -w $(PUBLIC)
 
-lock:  ## pin every dependency with its hashes
+lock:  ## pin every dependency with its hashes, and for the image those that it needs
 	@uv pip compile -q --generate-hashes --no-emit-index-url --no-header --no-strip-extras --extra demo --extra dev --python-version 3.11 \
 		pyproject.toml -o requirements.lock
+	@uv pip compile -q --generate-hashes --no-emit-index-url --no-header --no-annotate --no-strip-extras \
+		--extra celery --extra cql2 --extra delta --extra energy --extra otlp --extra release --extra stac-api \
+		--constraint requirements.lock --python-version 3.11 pyproject.toml -o deploy/image/requirements.lock
 
 clean:  ## remove what the demo and the tools left
 	@rm -rf .kfm .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/spec/conformance.md

