@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 from obstore.exceptions import AlreadyExistsError, GenericError, NotFoundError, PermissionDeniedError
 
@@ -204,7 +204,7 @@ class SimulatedStore:
             raise AlreadyExistsError(path)
         self.files[path] = content
 
-    def get(self, path: str) -> _Found:
+    def get(self, path: str, *, options: Mapping[str, Any] | None = None) -> _Found:
         self._answer()
         if path not in self.files:
             raise NotFoundError(path)
