@@ -69,6 +69,13 @@ VARIABLES = {
     "$__range": "1h",
     "$usd_per_kwh": "0.1",
 }
+NO_CLOUD = {
+    "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
+    "AWS_ACCESS_KEY_ID": "testing",
+    "AWS_SECRET_ACCESS_KEY": "testing",
+    "AWS_DEFAULT_REGION": "us-east-1",
+}
+"""A console that asks no queue but on the loopback interface, where there is none."""
 SERVE = "import sys; from kfm_dagster.cli.main import main; main(sys.argv[1:])"
 
 
@@ -204,7 +211,7 @@ def ask(ledger: Pipeline, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     config["rule_files"] = [str(RULES)]
     config["scrape_configs"][0]["static_configs"][0]["targets"] = [f"127.0.0.1:{console}"]
     (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    served = {"KFM_HOME": str(ledger.settings.home), "PYTHONPATH": os.pathsep.join(sys.path)}
+    served = {"KFM_HOME": str(ledger.settings.home), "PYTHONPATH": os.pathsep.join(sys.path), **NO_CLOUD}
     scraping = [
         prometheus,
         f"--config.file={tmp_path / 'prometheus.yml'}",

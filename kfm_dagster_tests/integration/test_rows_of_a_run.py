@@ -22,8 +22,8 @@ OTHERS = {
     "nodd_wal_transitions": 3,
     # Of all units of a dataset together: one for each status that any has reached.
     "nodd_wal_counts": 3,
-    # The same: its message, what each of four operators gave, bytes, latency and the time of the write (each a class
-    # and a sum), energy and carbon; and the outcome of each stage.
+    # The same: its message, what each of four operators gave, bytes, latency and the time of the write (a class and a
+    # sum each), energy and carbon; and the outcome of each stage.
     "metric_totals": 1 + 4 + 1 + 2 + 2 + 2 + STAGES,
     "lineage_batches": 2,
     "lineage_emissions": 2,

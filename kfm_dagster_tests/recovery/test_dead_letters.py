@@ -215,6 +215,10 @@ def test_a_drain_takes_what_is_selected_and_leaves_the_rest_to_be_found(dlq_fixt
     selection = LetterSelection(datasets=frozenset({DATASET}), error_codes=frozenset({"missing_object"}))
     report = drain(dlq_fixture.pipeline, decision=DECISION, selection=selection)
     assert report.outcomes == {LetterOutcome.WAITS: 6, LetterOutcome.LEFT: 6}
+    assert dead_letters_counted(dlq_fixture) == {
+        (Total.DEAD_LETTERS, DATASET): 12,
+        (Total.DEAD_LETTERS_REPROCESSED, ""): 6,
+    }
     assert dlq_fixture.requeues().keys() == set(dlq_fixture.wal_ids(range(6)))
     assert dlq_fixture.pipeline.dead_letters.depth().visible == 6
     counts = dlq_fixture.pipeline.deliveries.counts()
