@@ -10,6 +10,9 @@ BENCH_ARGS ?=
 # Of the soak: names of parts, all without one, and the fraction of their size.
 PART ?=
 SCALE ?= 1
+SBOM ?= dist/sbom.cdx.json
+# Who builds, as a URI: in SLSA the builder is what is trusted.
+BUILDER ?= urn:kfm:nodd:builder:by-hand
 PUBLIC := $(addprefix kfm_dagster.,idempotent_node ledger readers run_state)
 # Half of the tests wait for daemons and servers, so a few more workers than processors keep these busy.
 WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 )))
@@ -18,7 +21,7 @@ WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 )))
 # modules again: 5 of the 7 seconds that loading the definitions takes.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo ui test lint clauses mutants truth lock bench soak reference clean
+.PHONY: demo ui test lint clauses mutants truth lock bench soak reference dist sbom audit clean
 
 $(INSTALLED): pyproject.toml requirements.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -72,6 +75,26 @@ lock:  ## pin every dependency with its hashes, and for the image those that it 
 	@uv pip compile -q --generate-hashes --no-emit-index-url --no-header --no-annotate --no-strip-extras \
 		--extra celery --extra cql2 --extra delta --extra energy --extra otlp --extra release --extra stac-api \
 		--constraint requirements.lock --python-version 3.11 pyproject.toml -o deploy/image/requirements.lock
+
+dist: $(INSTALLED)  ## build wheel and sdist into dist/, with their SBOM and their in-toto statement
+	@rm -rf dist
+	@uv build -q
+	@$(MAKE) -s sbom
+	@$(BIN)/python deploy/release/statement.py dist --builder "$(BUILDER)" > dist/provenance.intoto.json
+
+sbom: $(INSTALLED)  ## list every locked package as CycloneDX
+	@mkdir -p $(dir $(SBOM))
+	@$(BIN)/python -W ignore -m cyclonedx_py requirements requirements.lock --pyproject pyproject.toml --output-reproducible -o $(SBOM)
+
+audit: $(INSTALLED)  ## ask the list of known vulnerabilities about every locked package; needs the internet
+	@# Strict: a package that the list does not know would pass for one without vulnerabilities.
+	@said=$$($(BIN)/pip-audit --strict --progress-spinner off --disable-pip --require-hashes -r requirements.lock 2>&1); \
+	code=$$?; \
+	case "$$said" in \
+		*Traceback*) echo "audit: the list cannot be asked; observed $$(echo "$$said" | tail -n 1); next: run it where pypi.org answers" ;; \
+		*) echo "$$said" ;; \
+	esac; \
+	exit $$code
 
 clean:  ## remove what the demo and the tools left
 	@rm -rf .kfm .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/spec/conformance.md

@@ -1,0 +1,82 @@
+"""What a release has beside wheel and sdist: an SBOM of all that is locked, and a statement of what was built."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("release_statement", ROOT / "deploy" / "release" / "statement.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def make(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a target with the tools of this environment, which is not installed again."""
+    typed = ["make", "-s", *arguments, f"BIN={Path(sys.executable).parent}", "INSTALLED="]
+    return subprocess.run(typed, cwd=ROOT, env={**os.environ, **variables}, check=False, capture_output=True, text=True)
+
+
+def test_the_sbom_names_every_locked_package_once_with_its_version(tmp_path: Path) -> None:
+    made = tmp_path / "sbom.cdx.json"
+    done = make("sbom", f"SBOM={made}")
+    assert done.returncode == 0, done.stderr
+    sbom = json.loads(made.read_bytes())
+    assert (sbom["bomFormat"], sbom["metadata"]["component"]["name"]) == ("CycloneDX", "kfm-dagster")
+    named = sorted((canonicalize_name(one["name"]), one["version"]) for one in sbom["components"])
+    locked = re.findall(r"^([\w.-]+)(?:\[[^]]*\])?==([^ ;\\]+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
+    assert named == sorted((canonicalize_name(name), version) for name, version in locked)
+    assert len(named) > 200
+    # Who looks packages up in a list of advisories does so by these.
+    assert all(one["purl"].startswith("pkg:pypi/") for one in sbom["components"])
+
+
+def test_a_statement_has_the_digests_of_what_was_built_and_of_what_it_was_built_from(
+    script: ModuleType, tmp_path: Path
+) -> None:
+    files = {"kfm_dagster-0.1.0-py3-none-any.whl": b"wheel", "kfm_dagster-0.1.0.tar.gz": b"sdist"}
+    for name, content in {**files, "sbom.cdx.json": b"{}", "other.txt": b"x"}.items():
+        (tmp_path / name).write_bytes(content)
+    made = script.statement(tmp_path, builder="https://ci.example.org", commit="c" * 40)
+    assert {one["name"]: one["digest"]["sha256"] for one in made["subject"]} == {
+        name: hashlib.sha256(content).hexdigest() for name, content in files.items()
+    }
+    source, lock = made["predicate"]["buildDefinition"]["resolvedDependencies"]
+    assert source["digest"] == {"gitCommit": "c" * 40}
+    assert lock["digest"]["sha256"] == hashlib.sha256((ROOT / "requirements.lock").read_bytes()).hexdigest()
+    assert [one["name"] for one in made["predicate"]["runDetails"]["byproducts"]] == ["sbom.cdx.json"]
+    assert (made["_type"], made["predicateType"]) == (
+        "https://in-toto.io/Statement/v1", "https://slsa.dev/provenance/v1",
+    )  # fmt: skip
+
+
+def test_a_folder_without_a_wheel_and_an_sdist_has_no_statement(script: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "kfm_dagster-0.1.0-py3-none-any.whl").write_bytes(b"wheel")
+    with pytest.raises(SystemExit, match="1 built files; expected a wheel and an sdist; next: make dist"):
+        script.statement(tmp_path, builder="https://ci.example.org", commit="c" * 40)
+
+
+def test_an_audit_that_can_ask_nobody_fails_and_says_so_in_one_line(tmp_path: Path) -> None:
+    nobody = "http://127.0.0.1:9"  # the port of the discard protocol, which nothing listens to
+    done = make("audit", https_proxy=nobody, HTTPS_PROXY=nobody, XDG_CACHE_HOME=str(tmp_path))
+    assert done.returncode != 0
+    [line] = done.stdout.splitlines()
+    assert line.startswith("audit: the list cannot be asked; observed ")
+    assert line.endswith("; next: run it where pypi.org answers")
