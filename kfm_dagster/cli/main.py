@@ -126,7 +126,8 @@ COMMANDS = {
         "Look at the STAC API beside the catalog, compare it with the catalog, and fill it again.",
     ),
     "status": Lazy(
-        "kfm_dagster.cli.status:status", "Show what waits for somebody, with the command that helps, and all units."
+        "kfm_dagster.cli.status:status",
+        "Show what waits for somebody, with the command that helps, and how many units stand where.",
     ),
     "ui": Lazy("kfm_dagster.cli.ui:ui", "Open the Dagster UI over KFM_HOME, with daemon and sensors, until Ctrl-C."),
     "validate": Lazy(

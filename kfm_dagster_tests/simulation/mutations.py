@@ -382,7 +382,7 @@ MUTATIONS = (
         invariant="followers_show_what_stands",
         breakages=[_sql("catalog.log_changes", "WHERE true", "WHERE value ->> 2 <> 'withdrawn'")],
         under=_REFUSED,
-        first=63,
+        first=488,
     ),
     Mutation(
         name="a history row names the run before",
