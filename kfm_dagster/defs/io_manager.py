@@ -121,6 +121,6 @@ def _stages_skipped(context: dg.OutputContext, dataset: str, *, this: bool) -> i
     Whatever a process remembers is of its own steps, and a run's steps may be done by several.
     """
     step = context.step_context
-    told = step.instance.all_logs(step.run_id, of_type=dg.DagsterEventType.ASSET_OBSERVATION)
-    keys = [entry.asset_observation.asset_key for entry in told if entry.asset_observation is not None]
+    observations = step.instance.all_logs(step.run_id, of_type=dg.DagsterEventType.ASSET_OBSERVATION)
+    keys = [entry.asset_observation.asset_key for entry in observations if entry.asset_observation is not None]
     return len({key for key in keys if key.path[0] == dataset} - {context.asset_key}) + this

@@ -30,7 +30,7 @@ NO_DEPTHS: Mapping[str, int] = {}
 
 
 def exposition(pipeline: Pipeline, depths: Mapping[str, int] = NO_DEPTHS) -> bytes:
-    """Return every metric in Prometheus' text format. `depths` has the queues that have told theirs, in messages."""
+    """Return every metric in Prometheus' text format. `depths` has the messages of each queue that has answered."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Families(pipeline, depths))
     return generate_latest(registry)

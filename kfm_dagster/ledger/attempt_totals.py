@@ -38,12 +38,12 @@ def settled_totals(
 
     `findings` are their sub-statuses, by the names of the ledger's columns. What is not in `ended` is a conflict.
     """
-    totals, told = Totals(), {row["wal_id"]: row for row in findings}
+    totals, statuses = Totals(), {row["wal_id"]: row for row in findings}
     for unit in units:
         if unit.wal_id not in ended:
             totals.add(Total.CONFLICTS, unit.dataset)
             continue
-        _count(totals, unit, told[unit.wal_id], error=ended[unit.wal_id], at=at)
+        _count(totals, unit, statuses[unit.wal_id], error=ended[unit.wal_id], at=at)
     return totals
 
 

@@ -98,7 +98,7 @@ def compare_day(pipeline: Pipeline, dataset: str, day: date, *, read: bool = Fal
     contract = pipeline.registry[dataset]
     with pipeline.database.snapshot() as view:
         units = view.run("reconcile.units", dataset=dataset, day=day.isoformat()).all()
-        told = view.run("reconcile.lineage", dataset=dataset, day=day.isoformat()).all()
+        emissions = view.run("reconcile.lineage", dataset=dataset, day=day.isoformat()).all()
     bucket = _listed(pipeline, contract, day, units)
     succeeded = [row for row in units if row.status == Status.SUCCEEDED]
     with pipeline.database.snapshot() as view:
@@ -130,7 +130,7 @@ def compare_day(pipeline: Pipeline, dataset: str, day: date, *, read: bool = Fal
             if row.wal_id in missing and row.object_uri not in gone and _is_same(row, bucket.etags.get(row.object_uri))
         ],
         stray_items=stray,
-        missing_lineage=_without_lineage(succeeded, told, _Files(open_publisher(pipeline.settings.lineage))),
+        missing_lineage=_without_lineage(succeeded, emissions, _Files(open_publisher(pipeline.settings.lineage))),
     )
 
 
@@ -242,13 +242,13 @@ def _without_item(
     }
 
 
-def _without_lineage(succeeded: Sequence[Any], told: Sequence[Any], files: _Files) -> list[str]:
+def _without_lineage(succeeded: Sequence[Any], emissions: Sequence[Any], files: _Files) -> list[str]:
     """Return the objects whose unit lacks lineage on a path, or a published file of it."""
     paths: dict[str, set[str]] = defaultdict(set)
-    for row in told:
+    for row in emissions:
         paths[row.wal_id].add(row.path)
     # What is not published waits in the outbox with its bytes.
-    lost = {row.wal_id for row in told if row.state == "published" and not files.has(row.href)}
+    lost = {row.wal_id for row in emissions if row.state == "published" and not files.has(row.href)}
     return sorted(
         {row.object_uri for row in succeeded if row.wal_id in lost or len(paths[row.wal_id]) < len(LineagePath)}
     )
