@@ -70,11 +70,11 @@ def render(clauses: dict[str, str], claims: dict[str, list[str]]) -> str:
         "",
         f"{held} of {len(clauses)} clauses are held by a test.",
         "",
-        "| clause | tests | must |",
+        "| clause | must | tests |",
         "|---|---|---|",
     ]
     for clause, must in clauses.items():
-        lines.append(f"| {clause} | {'<br>'.join(claims[clause]) or '**none**'} | {must.replace('|', chr(92) + '|')} |")
+        lines.append(f"| {clause} | {must.replace('|', chr(92) + '|')} | {'<br>'.join(claims[clause]) or '**none**'} |")
     return "\n".join([*lines, "", *_required(claims)]) + "\n"
 
 
