@@ -27,6 +27,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kfm_dagster.console.asking import BadRequestError, Form, NotAcceptableError, asked_of, form_of
+from kfm_dagster.console.bounds import BoundedRequests
 from kfm_dagster.errors import DependencyUnavailableError, KfmError
 from kfm_dagster.exports.deployment_status import deployment_status
 from kfm_dagster.exports.metrics import NO_DEPTHS, exposition
@@ -38,6 +39,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 FRONT = "/"
 PATH = "/validate"
 METRICS = "/metrics"
+HEALTH = "/healthz"
 _STYLE_DIGEST = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 HEADERS: Mapping[str, str] = {
     # The page has one style of its own, no script, no picture, no form, and nobody frames it.
@@ -80,14 +82,20 @@ def console_app(
     def metrics(_: Request) -> Response:
         return Response(exposition(pipeline, depths()), headers={"content-type": CONTENT_TYPE_LATEST})
 
+    def health(_: Request) -> Response:
+        pipeline.database.schema()
+        return PlainTextResponse("ok\n")
+
     application = Starlette(
         routes=[
+            Route(HEALTH, health, methods=["GET"]),
             Route(FRONT, front, methods=["GET"]),
             Route(PATH, validate, methods=["GET"]),
             Route(METRICS, metrics, methods=["GET"]),
         ],
         middleware=[
             Middleware(_Hardened),
+            Middleware(BoundedRequests, exempt=(HEALTH,)),
             # A page of somebody else's whose name is made to lead here (DNS rebinding) reads nothing.
             Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
         ],

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,13 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from kfm_dagster.console import app
 from kfm_dagster.console.app import FRONT, METRICS, PATH, console_app
+from kfm_dagster.console.bounds import BoundedConnection
 from kfm_dagster.errors import KfmError
 from kfm_dagster.exports.metrics import ATTEMPTS
 from kfm_dagster.exports.validation_page import OPENING
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import Settings
+from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.integration.chain import DAY, Clock, open_pipeline, put, run_chain, volumes
 
 RUN = "11111111-1111-4111-8111-111111111111"
@@ -52,7 +54,9 @@ def serving(settings: Settings, clock: Callable[[], datetime]) -> Iterator[Ask]:
     looking = Pipeline.open(settings, read_only=True)
     looking.clock = clock
     application = console_app(looking, hosts=["localhost", "127.0.0.1"])
-    server = uvicorn.Server(uvicorn.Config(application, port=0, log_level="critical", lifespan="off"))
+    server = uvicorn.Server(
+        uvicorn.Config(application, port=0, log_level="critical", lifespan="off", http=BoundedConnection)
+    )
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
@@ -65,7 +69,7 @@ def serving(settings: Settings, clock: Callable[[], datetime]) -> Iterator[Ask]:
         response = connection.getresponse()
         text = response.read().decode()
         connection.close()
-        return Answer(status=response.status, headers={k.lower(): v for k, v in response.getheaders()}, text=text)
+        return Answer(status=response.status, headers=_headers(response), text=text)
 
     try:
         yield asking
@@ -73,6 +77,11 @@ def serving(settings: Settings, clock: Callable[[], datetime]) -> Iterator[Ask]:
         server.should_exit = True
         thread.join()
         looking.close()
+
+
+def _headers(response: HTTPResponse) -> dict[str, str]:
+    found = {name.lower(): value for name, value in response.getheaders()}
+    return {name: value for name, value in found.items() if name != "date"}
 
 
 @pytest.fixture
@@ -126,6 +135,16 @@ def test_the_front_page_says_whether_anything_waits_for_somebody(worked: Ask) ->
     assert f'<a href="{PATH}">' in page.text
     assert "<td>nexrad-l2</td>" in page.text
     assert worked(f"{FRONT}?format=html").text.split("More:")[1] == page.text.split("More:")[1]
+
+
+def test_health_is_that_of_the_database(worked: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (worked("/healthz").status, worked("/healthz").text) == (200, "ok\n")
+
+    def away(_: object) -> int:
+        raise OperationalError("SELECT 1", {}, Exception(SECRET))
+
+    monkeypatch.setattr(Database, "schema", away)
+    assert worked("/healthz").status == 503
 
 
 @pytest.mark.clause("WAL-12", "TEL-03")
