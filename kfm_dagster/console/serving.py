@@ -13,8 +13,9 @@ from contextlib import AbstractContextManager, nullcontext
 
 import uvicorn
 
-from kfm_dagster.console.app import FRONT, console_app
+from kfm_dagster.console.app import console_app
 from kfm_dagster.console.bounds import BoundedConnection
+from kfm_dagster.console.overview import FRONT
 from kfm_dagster.console.queue_watch import QueueWatch
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ingest.pipeline import Pipeline
