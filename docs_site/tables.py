@@ -43,7 +43,7 @@ def page() -> str:
         lines += table(["column", "type", "may be null", "what it says"], found.columns)
         lines += table(["constraint", "what it prevents"], found.constraints)
         if found.kind == "VIEW":
-            lines += ["A view, for dashboards: it changes nothing and holds nothing.", ""]
+            lines += ["A view. What dashboards may rely on is in [SQL views](../sql-views.md).", ""]
     return "\n".join(lines)
 
 

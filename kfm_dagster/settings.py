@@ -118,6 +118,11 @@ class Settings(BaseSettings):
         description="Whom readers of the catalog may ask, mailto:ADDRESS or https://PAGE; DCAT names it. Default: each "
         "dataset's producer.",
     )
+    dagster_url: str = Field(
+        "",
+        pattern=r"^(https?://[^/\s@?#]+[^\s@?#]*)?$",
+        description="Where people open the Dagster UI, https://HOST; the console links runs there. Default: no links.",
+    )
     geoparquet: bool = Field(
         True,  # noqa: FBT003
         description="Publish the Items of each day as GeoParquet, too, beside the catalog (docs/stac.md).",

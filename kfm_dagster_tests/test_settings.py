@@ -68,6 +68,7 @@ BAD: dict[str, list[str]] = {
         f"https://{SECRET}@data.example.com",
         "https://a.example/?x",
     ],
+    "dagster_url": ["dagster", "ftp://dagster.example", f"https://{SECRET}@dagster.example", "https://a.example/?x"],
     "contact": ["someone", "mailto:", "ftp://example.com"],
     "virtual_url": ["gs://bucket", "s3://", "s3:///prefix", f"s3://{SECRET}@bucket"],
     "compute_logs_url": ["logs", "s3://", "gs://bucket", "s3:///prefix", f"s3://{SECRET}@bucket"],

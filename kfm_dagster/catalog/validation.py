@@ -87,7 +87,8 @@ def _compile(schema: Any, registry: Any) -> Any:
 
 def _core_schemas() -> dict[str, Any]:
     """Core schemas by the address under which they refer to each other."""
-    folder = resources.files("pystac.validation.jsonschemas")
+    # By way of pystac: importing pystac.validation brings jsonschema along, whose formats take a second of a processor.
+    folder = resources.files("pystac") / "validation" / "jsonschemas"
     core = {
         _address(entry.name.removesuffix(".json")): orjson.loads(entry.read_bytes())
         for entry in (folder / "stac-spec" / "v1.1.0").iterdir()

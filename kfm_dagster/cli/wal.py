@@ -14,7 +14,7 @@ from kfm_dagster.cli.decision_options import unknown_record
 from kfm_dagster.cli.entries import entry_row
 from kfm_dagster.cli.ids import whole_rejected_message_id, whole_wal_id
 from kfm_dagster.cli.quarantine.cases import case_row
-from kfm_dagster.cli.session import looked_up_states, opened_pipeline
+from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_fields, show_rows, show_section
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.issues import ParseIssue
@@ -27,6 +27,7 @@ from kfm_dagster.ledger.ignored import IgnoredFilter, count_ignored, find_ignore
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.operators.message_parse import IgnoreReason
+from kfm_dagster.run_state.choice import looked_up_states
 from kfm_dagster.settings import Settings
 
 LIST_COLUMNS = ("wal_id", "dataset", "status", "attempts", "last_error_code", "updated_at", "object_uri")

@@ -1,18 +1,18 @@
-"""The console's web application: `GET /`, `/validate` and `/metrics`, and nothing that changes anything.
+"""The console's web application: pages for people, metrics for Prometheus, health for monitors.
 
 An answer is made for each request, from a database that refuses writes. Whatever a page might do but show itself
-is forbidden by its headers. Belongs here: routes, headers, what a refusal looks like. Does not belong here: contents
-(`exports/deployment_status.py`, `validation.py` and `metrics.py` beside it), or the server (`serving.py`).
+is forbidden by its headers. Belongs here: what all answers have in common, and what a refusal looks like. Does not
+belong here: pages (the modules that give routes), or the server (`serving.py`).
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from http import HTTPStatus
 
+from markupsafe import Markup
 from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as NoConnectionFreeError
@@ -26,25 +26,27 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kfm_dagster.console.asking import BadRequestError, Form, NotAcceptableError, asked_of, form_of
-from kfm_dagster.errors import DependencyUnavailableError, KfmError
-from kfm_dagster.exports.deployment_status import deployment_status
+from kfm_dagster.console import datasets, feeds, overview, runs, units
+from kfm_dagster.console.asking import BadRequestError, Form, NotAcceptableError, asked_of
+from kfm_dagster.console.bounds import BoundedRequests
+from kfm_dagster.console.pages import STATIC, Pages, parameters, static
+from kfm_dagster.errors import ContractError, DependencyUnavailableError, KfmError
+from kfm_dagster.exports.explanations.explanation import UnknownRunError
 from kfm_dagster.exports.metrics import NO_DEPTHS, exposition
-from kfm_dagster.exports.status_page import status_page
+from kfm_dagster.exports.unit_filter import BadFilterError
 from kfm_dagster.exports.validation import validate_report
-from kfm_dagster.exports.validation_page import STYLE, validation_page
+from kfm_dagster.exports.validation_page import report_sections, report_span
 from kfm_dagster.ingest.pipeline import Pipeline
 
-FRONT = "/"
 PATH = "/validate"
 METRICS = "/metrics"
-_STYLE_DIGEST = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+HEALTH = "/healthz"
 HEADERS: Mapping[str, str] = {
-    # The page has one style of its own, no script, no picture, no form, and nobody frames it.
-    "content-security-policy": f"default-src 'none'; style-src 'sha256-{_STYLE_DIGEST}'; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'",
+    # A page has styles, pictures and forms of this server, and no script; nobody frames it.
+    "content-security-policy": "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none'; "
+    "form-action 'self'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     # It tells how things are now.
     "cache-control": "no-store",
@@ -52,6 +54,9 @@ HEADERS: Mapping[str, str] = {
 }
 _STATUS: Sequence[tuple[type[KfmError], int]] = (
     (BadRequestError, 400),
+    (BadFilterError, 400),
+    (ContractError, 404),
+    (UnknownRunError, 404),
     (NotAcceptableError, 406),
     (DependencyUnavailableError, 503),
 )
@@ -64,40 +69,53 @@ def console_app(
 
     `depths` tells how many messages are on each queue, and must not wait.
     """
-
-    def front(request: Request) -> Response:
-        form = form_of(request.query_params.multi_items(), accept=request.headers.get("accept", ""))
-        found = deployment_status(pipeline)
-        content = json.dumps(found.as_json()) if form is Form.JSON else status_page(found, links=(PATH, METRICS))
-        return Response(content, media_type=form.media_type)
+    pages = Pages(pipeline=pipeline)
 
     def validate(request: Request) -> Response:
-        asked = asked_of(request.query_params.multi_items(), accept=request.headers.get("accept", ""))
+        asked = asked_of(parameters(request), accept=request.headers.get("accept", ""))
         report = validate_report(pipeline, since=pipeline.clock() - timedelta(days=asked.days))
-        content = json.dumps(report) if asked.form is Form.JSON else validation_page(report)
-        return Response(content, media_type=asked.form.media_type)
+        if asked.form is Form.JSON:
+            return Response(json.dumps(report), media_type=asked.form.media_type)
+        sections = Markup(report_sections(report))  # noqa: S704, it has escaped what it holds
+        return pages.page(request, "validation.html", sections=sections, span=report_span(report), days=asked.days)
 
     def metrics(_: Request) -> Response:
         return Response(exposition(pipeline, depths()), headers={"content-type": CONTENT_TYPE_LATEST})
 
+    def health(_: Request) -> Response:
+        pipeline.database.schema()
+        return PlainTextResponse("ok\n")
+
+    def refused(request: Request, error: Exception) -> Response:
+        """Answer with one line, to a browser on a page from which it goes on."""
+        status, line = _refusal(error)
+        headers = error.headers if isinstance(error, HTTPException) else None
+        if "text/html" in request.headers.get("accept", ""):
+            answer = pages.page(request, "error.html", status=status, heading=HTTPStatus(status).phrase, line=line)
+            answer.headers.update(headers or {})
+            return answer
+        return PlainTextResponse(f"{line}\n", status_code=status, headers=headers)
+
+    kinds = (KfmError, DBAPIError, NoConnectionFreeError, HTTPException)
     application = Starlette(
         routes=[
-            Route(FRONT, front, methods=["GET"]),
+            *overview.routes(pages, depths),
+            *units.routes(pages),
+            *feeds.routes(pages),
+            *datasets.routes(pages),
+            *runs.routes(pages),
             Route(PATH, validate, methods=["GET"]),
             Route(METRICS, metrics, methods=["GET"]),
+            Route(HEALTH, health, methods=["GET"]),
+            *(Route(f"/static/{name}", static, methods=["GET"]) for name in STATIC),
         ],
         middleware=[
             Middleware(_Hardened),
+            Middleware(BoundedRequests, exempt=(HEALTH,)),
             # A page of somebody else's whose name is made to lead here (DNS rebinding) reads nothing.
             Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
         ],
-        exception_handlers={
-            KfmError: _refused,
-            DBAPIError: _no_database,
-            # The driver's errors are not the only ones: every connection may be in use for too long.
-            NoConnectionFreeError: _no_database,
-            HTTPException: _no_such,
-        },
+        exception_handlers=dict.fromkeys(kinds, refused),
     )
     application.router.redirect_slashes = False
     return application
@@ -112,23 +130,18 @@ class _Hardened:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def hardened(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
             await send(message)
 
         await self._app(scope, receive, hardened)
 
 
-def _refused(_: Request, error: Exception) -> Response:
-    status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
-    return PlainTextResponse(f"{error}\n", status_code=status)
-
-
-def _no_database(_: Request, error: Exception) -> Response:  # noqa: ARG001, what a driver says may name a user
-    return PlainTextResponse("the database does not answer; next: see its log, then ask again\n", status_code=503)
-
-
-def _no_such(_: Request, error: Exception) -> Response:
-    if not isinstance(error, HTTPException):
-        raise error
-    text = f"{error.detail.lower()}; expected GET {FRONT}, {PATH} or {METRICS}\n"
-    return PlainTextResponse(text, status_code=error.status_code, headers=error.headers)
+def _refusal(error: Exception) -> tuple[int, str]:
+    if isinstance(error, HTTPException):
+        return error.status_code, f"{error.detail.lower()}; the pages of the console are linked from {overview.FRONT}"
+    if isinstance(error, KfmError):
+        return next((status for kind, status in _STATUS if isinstance(error, kind)), 500), str(error)
+    # Every connection may be in use for too long, and what a driver says may name a user.
+    return 503, "the database does not answer; next: see its log, then ask again"

@@ -48,36 +48,39 @@ def asked_of(parameters: Sequence[tuple[str, str]], *, accept: str) -> ReportQue
 
     Raises BadRequestError, and NotAcceptableError where no parameter names the form and Accept allows none.
     """
-    given = _given(parameters, known=("days", "format"))
-    return ReportQuery(days=_days(given.get("days", str(DAYS))), form=_asked_form(given, accept))
+    found = given(parameters, known=("days", "format"))
+    days = whole_number("days", found.get("days", str(DAYS)), most=MOST_DAYS)
+    return ReportQuery(days=days, form=_asked_form(found, accept))
 
 
 def form_of(parameters: Sequence[tuple[str, str]], *, accept: str) -> Form:
     """Read which form is asked for, of what has no other parameter. Raises as asked_of does."""
-    return _asked_form(_given(parameters, known=("format",)), accept)
+    return _asked_form(given(parameters, known=("format",)), accept)
 
 
-def _given(parameters: Sequence[tuple[str, str]], *, known: Sequence[str]) -> dict[str, str]:
-    given = dict(parameters)
-    unknown = sorted(set(given) - set(known))
-    if unknown or len(given) != len(parameters):
+def given(parameters: Sequence[tuple[str, str]], *, known: Sequence[str]) -> dict[str, str]:
+    """Return parameters by name. Raises BadRequestError for one that is not known, or comes twice."""
+    found = dict(parameters)
+    unknown = sorted(set(found) - set(known))
+    if unknown or len(found) != len(parameters):
         raise BadRequestError(
             observed=repr(unknown[0]) if unknown else "a parameter twice",
-            expected=f"{' and '.join(known)}, {'each ' if len(known) > 1 else ''}once at most",
+            expected=f"{' and '.join(known) or 'none'}, {'each ' if len(known) > 1 else ''}once at most",
         )
-    return given
+    return found
 
 
-def _asked_form(given: Mapping[str, str], accept: str) -> Form:
-    named = given.get("format")
-    return _named(named) if named is not None else _form(accept)
-
-
-def _days(text: str) -> int:
-    # No more digits than a number of days has: Python reads any script's, and thousands of them.
-    if not re.fullmatch(r"[0-9]{1,4}", text) or not 1 <= int(text) <= MOST_DAYS:
-        raise BadRequestError(observed=f"days={text[:40]!r}", expected=f"a whole number from 1 to {MOST_DAYS}")
+def whole_number(name: str, text: str, *, most: int) -> int:
+    """Read a number from 1 to `most`. Raises BadRequestError."""
+    # No more digits than such a number has: Python reads any script's, and thousands of them.
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not 1 <= int(text) <= most:
+        raise BadRequestError(observed=f"{name}={text[:40]!r}", expected=f"a whole number from 1 to {most}")
     return int(text)
+
+
+def _asked_form(found: Mapping[str, str], accept: str) -> Form:
+    named = found.get("format")
+    return _named(named) if named is not None else _form(accept)
 
 
 def _named(text: str) -> Form:

@@ -13,14 +13,14 @@ from contextlib import AbstractContextManager, nullcontext
 
 import uvicorn
 
-from kfm_dagster.console.app import FRONT, console_app
+from kfm_dagster.console.app import console_app
+from kfm_dagster.console.bounds import BoundedConnection
+from kfm_dagster.console.overview import FRONT
 from kfm_dagster.console.queue_watch import QueueWatch
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.telemetry.otlp import exports
 
-MOST_CONNECTIONS = 32
-"""Beyond them a client is told 503: a report reads the audit of all its days, and a monitor asks once a minute."""
 SHUTDOWN_SECONDS = 5
 """What an answer under way has left after the signal."""
 
@@ -42,7 +42,7 @@ def serve(pipeline: Pipeline, *, host: str, port: int, ready: Callable[[str], No
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=MOST_CONNECTIONS,
+            http=BoundedConnection,
             timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         )
         name = f"[{host}]" if ":" in host else host

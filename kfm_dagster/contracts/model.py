@@ -506,6 +506,15 @@ class DatasetContract(ContractPart):
         return self
 
     @model_validator(mode="after")
+    def _virtual_stores_of_grib2_say_which_fields(self) -> DatasetContract:
+        of_messages = self.metadata_extract.reader == "grib2"
+        if any(bool(store.fields) is not of_messages for store in self.virtual):
+            raise ValueError(
+                "virtual.fields are those of GRIB2 objects (reader grib2), which need them; others have none"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _coverage_is_countable(self) -> DatasetContract:
         products = self.coverage.products if self.coverage else []
         told_by = {name for product in products for name in product.groups}

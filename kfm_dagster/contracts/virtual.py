@@ -29,16 +29,23 @@ class VirtualStore(BaseModel, extra="forbid", frozen=True):
         description="Template over the groups of the key grammar: Items of one name go together.",
     )
     along: str = Field(
-        pattern=r"^[A-Za-z]\w*$", max_length=60, description="Scalar variable of each object that orders the steps."
+        pattern=r"^[A-Za-z]\w*$",
+        max_length=60,
+        description="Scalar variable of each object that orders the steps; of GRIB2, valid_time or reference_time.",
+    )
+    fields: list[Annotated[str, Field(min_length=1, max_length=300)]] = Field(
+        [],
+        description="Of GRIB2, which fields: regular expressions of variable and level of the index as a whole, "
+        "such as `TMP 2 m above ground`. Each field takes a request.",
     )
     hours: Literal[1, 2, 3, 4, 6, 8, 12, 24] = Field(
         24, description="Hours of a day that are one store: fewer where a day has more chunks than a client may load."
     )
 
-    @field_validator("match")
+    @field_validator("match", "fields")
     @classmethod
-    def _compilable(cls, value: dict[str, str]) -> dict[str, str]:
-        for pattern in value.values():
+    def _compilable(cls, value: dict[str, str] | list[str]) -> dict[str, str] | list[str]:
+        for pattern in value.values() if isinstance(value, dict) else value:
             try:
                 re.compile(pattern)
             except re.error as error:

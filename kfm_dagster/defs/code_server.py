@@ -26,7 +26,7 @@ from kfm_dagster.defs import run_launcher
 CODE_VERSION = "kfm_dagster.defs.code_version"
 """By name only: importing it has an effect, which is for the process that is forked."""
 
-LATE = ("duckdb", "pandas", "pystac.validation")
+LATE = ("duckdb", "pandas", "pystac")
 """What the definitions do not import and a run does: pandas, where it is installed, by pyarrow at its first array."""
 
 FORK_TEMPLATE = "kfm_dagster.defs.fork_template"

@@ -45,12 +45,13 @@ class Urgency(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Matter:
-    """One thing that somebody should act on, or know of. `next_step` is a command."""
+    """One thing to act on, or to know of: `next_step` is a command, `path` the console's page of it."""
 
     urgency: Urgency
     what: str
     since: datetime | None
     next_step: str
+    path: str | None = None
 
     def row(self) -> dict[str, Any]:
         """Return the published form."""
@@ -114,15 +115,17 @@ def deployment_status(pipeline: Pipeline) -> DeploymentStatus:
 
 def _of_failing(group: FailingUnits) -> Matter:
     what = f"{counted(group.units, 'unit')} of {group.dataset} {group.status}: {group.code}"
+    path = f"/units?dataset={group.dataset}&status={group.status}&code={group.code}"
     if group.status is Status.QUARANTINED:
         command = f"kfm quarantine list --dataset {group.dataset}"
-        return Matter(urgency=Urgency.NOW, what=what, since=group.first_at, next_step=command)
+        return Matter(urgency=Urgency.NOW, what=what, since=group.first_at, next_step=command, path=path)
     stays = group.units - group.retried
     return Matter(
         urgency=Urgency.NOW if stays else Urgency.KNOW,
         what=f"{what}; {stays or 'none'} without another attempt",
         since=group.first_at,
         next_step=f"kfm wal list --dataset {group.dataset} --status failed --error-code {group.code}",
+        path=path,
     )
 
 
@@ -138,6 +141,7 @@ def _of_waiting(one: PendingUnits, at: datetime) -> Matter:
         "no run works on any",
         since=one.oldest_at,
         next_step="kfm doctor",
+        path=f"/units?dataset={one.dataset}&status=pending",
     )
 
 
@@ -148,6 +152,7 @@ def _of_switch(switch: KillSwitch) -> Matter:
         what=f"{dataset} switched off by {switch.engaged_by}: {switch.reason}",
         since=switch.engaged_at,
         next_step=f"kfm kill-switch off {dataset}",
+        path=None if switch.dataset == EVERY_DATASET else f"/datasets/{dataset}",
     )
 
 
@@ -186,6 +191,7 @@ def _of_gaps(pipeline: Pipeline, at: datetime) -> Iterator[Matter]:
             what=f"{len(seen)} {noun} of {dataset}" if noun else f"{counted(len(seen), words[kind])} of {dataset}",
             since=min(seen),
             next_step=f"kfm gaps --dataset {dataset}",
+            path=f"/gaps?dataset={dataset}",
         )
 
 

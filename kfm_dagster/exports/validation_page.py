@@ -21,6 +21,20 @@ STYLE = (
 
 def validation_page(report: Mapping[str, Any]) -> str:
     """Return the page of a report (`validation.validate_report`)."""
+    span = escape(report_span(report))
+    return (
+        f"{OPENING.decode()}{span}</title><style>{STYLE}</style></head>"
+        f"<body><h1>Validation, {span}</h1>{report_sections(report)}</body></html>\n"
+    )
+
+
+def report_span(report: Mapping[str, Any]) -> str:
+    """Return what a report is about."""
+    return f"{report['since']} to {report['at']}, delivery {report['delivery']}"
+
+
+def report_sections(report: Mapping[str, Any]) -> str:
+    """Return the tables of a report as HTML for a page."""
     states = sorted({state for counts in report["stages"].values() for state in counts})
     parts = [
         table("Units", ["what", "value"], ([name, figure(value)] for name, value in report["units"].items())),
@@ -64,11 +78,7 @@ def validation_page(report: Mapping[str, Any]) -> str:
         ),
         f"<p>Audit: {report['audit']['lines']} lines, head <code>{escape(report['audit']['head'])}</code></p>",
     ]
-    span = f"{escape(report['since'])} to {escape(report['at'])}, delivery {escape(report['delivery'])}"
-    return (
-        f"{OPENING.decode()}{span}</title><style>{STYLE}</style></head>"
-        f"<body><h1>Validation, {span}</h1>{''.join(parts)}</body></html>\n"
-    )
+    return "".join(parts)
 
 
 def figure(value: Any) -> str:

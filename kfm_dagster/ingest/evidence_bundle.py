@@ -39,6 +39,8 @@ _OPERATORS = {
     "stac_status": "stac_register",
     "provenance_status": "provenance_emit",
 }
+OPERATORS = tuple(_OPERATORS.values())
+"""Those that a unit can leave the chain at."""
 
 
 @unique

@@ -76,6 +76,8 @@ class GribMessage:
     grid: bytes
     product: Product
     packing: int
+    representation: bytes
+    """Section 5, cut at SECTION_BYTES."""
 
     @property
     def end(self) -> int:
@@ -155,6 +157,7 @@ def read_message(window: HeaderWindow, start: int) -> GribMessage:
             grid=sections[3],
             product=_product(sections[4], identification.reference),
             packing=struct.unpack_from(">H", sections[5], 9)[0],
+            representation=sections[5],
         )
     except (struct.error, IndexError):
         raise ReadError(MetadataIssue.UNREADABLE_FORMAT, "a section is shorter than its template") from None

@@ -53,6 +53,8 @@ class StoredVariable:
     filters: tuple[int, ...]
     fill: int | float | None
     """What the file says that stands for no value; None when it says nothing."""
+    message: bool = False
+    """Each chunk is a GRIB2 message, which a codec decodes; not every step has one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +66,8 @@ class CubeStep:
     fixed: Mapping[str, bytes]
     values: Mapping[str, bytes]
     images: Mapping[str, tuple[StoredChunk, ...]]
+    refused: tuple[str, ...] = ()
+    """What else was asked for and no store may have, each with its reason."""
 
 
 def read_cube_step(source: ByteSource, *, along: str) -> CubeStep:

@@ -5,8 +5,8 @@ text is for both databases (`macros.py`); where two forms remain, each says unde
 why. `sql/queries/duckdb` has what DuckDB answers, `sql/queries/pgstac` what the database of a STAC API does, and
 `sql/schema` the migrations. Nothing here talks to a database.
 
-What a statement gives is decoded by its name: a column that is a `@time` or `@json` of a table which the statement
-names keeps its name, and any other time is named `..._at`.
+What a statement gives is decoded by its name: a column that is a `@time` or `@json` of a table or view
+which the statement names keeps its name, and any other time is named `..._at`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ FOLDERS = {"duckdb": "queries/duckdb", "pgstac": "queries/pgstac"}
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _MIGRATION = re.compile(r"^(\d{4})_(\w+)\.sql$")
 _TABLE = re.compile(r"^(?:CREATE|ALTER) TABLE (\w+)", re.MULTILINE)
+_VIEW = re.compile(r"^CREATE VIEW (\w+) AS$(.*?);$", re.MULTILINE | re.DOTALL)
 _DECODED = re.compile(r"(\w+) @(time|json)\b")
 _WRITE = re.compile(r"^(?:INSERT|UPDATE|DELETE)\b(?!.*\bRETURNING\b)", re.MULTILINE | re.DOTALL)
 """A statement that gives no rows."""
@@ -103,9 +104,14 @@ def decoded_columns(statement_text: str) -> dict[str, TypeEngine[Any]]:
 def _decoded() -> dict[str, dict[str, TypeEngine[Any]]]:
     found: dict[str, dict[str, TypeEngine[Any]]] = defaultdict(dict)
     for entry in (sql_root() / "schema").iterdir():
-        _, *parts = _TABLE.split(entry.read_text(encoding="utf-8"))
+        schema = entry.read_text(encoding="utf-8")
+        _, *parts = _TABLE.split(schema)
         for table, body in zip(parts[::2], parts[1::2], strict=True):
             found[table] |= {column: _TYPES[kind] for column, kind in _DECODED.findall(body)}
+        # A view gives what the tables that it names give.
+        for view, body in _VIEW.findall(schema):
+            for table in found.keys() & set(re.findall(r"\w+", body)):
+                found[view] |= found[table]
     return found
 
 

@@ -13,6 +13,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields
 
 from kfm_dagster.catalog.changes import FollowError, ItemChange
+from kfm_dagster.plural import counted
 from kfm_dagster.virtual.day import DayOfStores, Listed
 from kfm_dagster.virtual.index import Indexed
 from kfm_dagster.virtual.references import Frame, StoreStep, VirtualCube
@@ -31,6 +32,8 @@ class VirtualReport:
     removed: int = 0
     left_out: int = 0
     """Items whose object no store can refer to: each is logged with its reason."""
+    refused: int = 0
+    """Fields of objects that are in a store without them: they are logged, too."""
     requests: int = 0
     bytes_read: int = 0
 
@@ -72,13 +75,15 @@ def changed(here: DayOfStores, change: Replacement, read: Read) -> Changed:
     leaving = {*change.gone, *(item.item_id for item in new)}
     listed = list(untouched)
     for one, store in stores:
-        after = store.without(leaving).with_steps(fitting.pop(store.frame.signature, ()))
+        signature = store.frame.signature
+        after = store.without(leaving).with_steps(fitting.pop(signature, ()), frames.get(signature, store.frame))
         if after.steps == store.steps:
             listed.append(one)
         elif after.steps:
             listed.append(here.put(change.name, after))
     for signature, steps in fitting.items():
-        listed.append(here.put(change.name, VirtualCube(frame=frames[signature], steps=()).with_steps(steps)))
+        frame = frames[signature]
+        listed.append(here.put(change.name, VirtualCube(frame=frame, steps=()).with_steps(steps, frame)))
     return Changed(
         listed=listed,
         report=report + VirtualReport(removed=len(leaving & known.keys())),
@@ -107,13 +112,21 @@ def _sorted_out(
         report += VirtualReport(
             added=one.step is not None,
             left_out=one.step is None,
+            refused=len(one.refused),
             requests=one.requests,
             bytes_read=one.bytes_read,
         )
         if one.step is None or one.frame is None:
             _LOG.warning("no virtual store has %s", one.why)
             continue
+        if one.refused:
+            _LOG.warning(
+                "virtual store without %s of %s: %s",
+                counted(len(one.refused), "field"),
+                one.step.uri,
+                "; ".join(one.refused[:3]),
+            )
         signature = one.frame.signature
-        frames.setdefault(signature, one.frame)
+        frames[signature] = frames[signature].joined(one.frame) if signature in frames else one.frame
         fitting[signature].append(one.step)
     return frames, fitting, report, failures

@@ -85,7 +85,7 @@ class DayOfStores:
             steps=len(store.steps),
             start=store.steps[0].datetime,
             end=store.steps[-1].datetime,
-            variables=tuple(sorted(store.steps[0].chunks)),
+            variables=tuple(store.images),
         )
 
     def publish(self, listed: Iterable[Listed]) -> None:

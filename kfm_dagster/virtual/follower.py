@@ -16,6 +16,7 @@ from kfm_dagster.catalog.changes import FollowError, ItemChange
 from kfm_dagster.catalog.publisher import Publisher
 from kfm_dagster.contracts.key_grammar import InvalidKeyTimeError, KeyGrammarReader, KeyMatch
 from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.contracts.virtual import VirtualStore
 from kfm_dagster.failpoints import with_context
 from kfm_dagster.storage.objects import ObjectStores
 from kfm_dagster.virtual import day as days
@@ -77,7 +78,7 @@ class VirtualZarr:
 
             def read(change: ItemChange) -> Indexed | FollowError:
                 try:
-                    return index(self._objects, contract, change, along=placed.along[change.item_id])
+                    return index(self._objects, contract, change, rule=placed.rules[change.item_id])
                 except FollowError as error:
                     return error
 
@@ -98,14 +99,14 @@ class _Placed:
     """The changes of a day by the name of their store; `gone` are Items that are in none any more."""
 
     items: Mapping[str, Sequence[ItemChange]]
-    along: Mapping[str, str]
+    rules: Mapping[str, VirtualStore]
     gone: frozenset[str]
 
 
 def _place(contract: DatasetContract, changes: Iterable[ItemChange]) -> _Placed:
     grammar = KeyGrammarReader(contract)
     items: dict[str, list[ItemChange]] = defaultdict(list)
-    along: dict[str, str] = {}
+    rules: dict[str, VirtualStore] = {}
     gone: set[str] = set()
     for change in changes:
         if change.item is None:
@@ -115,9 +116,9 @@ def _place(contract: DatasetContract, changes: Iterable[ItemChange]) -> _Placed:
         for store in contract.virtual if match else ():
             if match and (name := store.store_of(match.groups, match.start.hour)) is not None:
                 items[name].append(change)
-                along[change.item_id] = store.along
+                rules[change.item_id] = store
                 break
-    return _Placed(items=items, along=along, gone=frozenset(gone))
+    return _Placed(items=items, rules=rules, gone=frozenset(gone))
 
 
 def _match(grammar: KeyGrammarReader, change: ItemChange) -> KeyMatch | None:

@@ -1,7 +1,7 @@
 """An Item's object as a step: its chunk index, by requests of its own, in the version that the Item is of.
 
 Belongs here: where an Item's object is, how many requests its index takes, and what keeps an object out of a store.
-Does not belong here: the format (`readers/netcdf_cube.py`).
+Does not belong here: the formats (`readers/netcdf_cube.py`, `readers/grib2_step.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from urllib.parse import unquote
 from kfm_dagster.catalog.changes import FollowError, ItemChange
 from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.contracts.virtual import VirtualStore
 from kfm_dagster.readers.base import ReadError
+from kfm_dagster.readers.grib2_step import read_grib2_step
 from kfm_dagster.readers.netcdf_cube import read_cube_step
 from kfm_dagster.storage.objects import ObjectHandle, ObjectReadError, ObjectStores
 from kfm_dagster.virtual.references import Frame, StoreStep, frame_of, step_of
@@ -29,6 +31,7 @@ class Indexed:
     frame: Frame | None = None
     step: StoreStep | None = None
     why: str = ""
+    refused: tuple[str, ...] = ()
     requests: int = 0
     bytes_read: int = 0
 
@@ -53,7 +56,7 @@ class _Counted:
         return found
 
 
-def index(objects: ObjectStores, contract: DatasetContract, change: ItemChange, *, along: str) -> Indexed:
+def index(objects: ObjectStores, contract: DatasetContract, change: ItemChange, *, rule: VirtualStore) -> Indexed:
     """Read the chunk index of an Item's object. Raises FollowError where the store does not answer."""
     asset = _data(change)
     uri, size, etag = object_uri(change), asset.get("file:size"), _etag(asset)
@@ -68,7 +71,10 @@ def index(objects: ObjectStores, contract: DatasetContract, change: ItemChange, 
             if size is not None and found != size:
                 return Indexed(why=f"{uri} has {found} bytes, its Item says {size}", requests=source.requests)
             source.size = found
-        found_step = read_cube_step(source, along=along)
+        if contract.metadata_extract.reader == "grib2":
+            found_step = read_grib2_step(source, _layers(asset), fields=rule.fields, along=rule.along)
+        else:
+            found_step = read_cube_step(source, along=rule.along)
     except ReadError as error:
         return Indexed(why=f"{uri}: {error}", requests=source.requests, bytes_read=source.bytes_read)
     except ObjectReadError as error:
@@ -76,14 +82,18 @@ def index(objects: ObjectStores, contract: DatasetContract, change: ItemChange, 
         return Indexed(why=why, requests=source.requests, bytes_read=source.bytes_read)
     step = step_of(
         found_step,
-        along=along,
+        along=rule.along,
         item_id=change.item_id,
         content_sha256=str(change.content_sha256),
         uri=uri,
         datetime=_datetime(change),
     )
     return Indexed(
-        frame=frame_of(found_step, along=along), step=step, requests=source.requests, bytes_read=source.bytes_read
+        frame=frame_of(found_step, along=rule.along),
+        step=step,
+        refused=found_step.refused,
+        requests=source.requests,
+        bytes_read=source.bytes_read,
     )
 
 
@@ -110,6 +120,12 @@ def _given_up(
 def _data(change: ItemChange) -> Mapping[str, Any]:
     found = (change.item or {}).get("assets", {}).get("data", {})
     return found if isinstance(found, Mapping) else {}
+
+
+def _layers(asset: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """Offset and length of each field; none where an Item came before its index."""
+    found = asset.get("grib:layers", {})
+    return {name: (int(place["start_byte"]), int(place["byte_size"])) for name, place in found.items()}
 
 
 def _datetime(change: ItemChange) -> str:

@@ -1,8 +1,9 @@
 """A virtual store as a document of references: Zarr's metadata, and for each chunk the bytes of an object.
 
 The format is kerchunk's reference file, version 1 (kerchunk documentation, "References specification"), over Zarr's
-storage specification, version 2, which fsspec, xarray and zarr-python open as they are. The key `kfm` is ours and no
-client's: which Item each step is of. A document is a function of its steps, whatever came before it.
+storage specification, which fsspec, xarray and zarr-python open as they are: version 2, or 3 where chunks are GRIB2
+messages (`zarr3.py`). The key `kfm` is ours and no client's: which Item each step is of. A document is a function of
+its steps, whatever came before it.
 
 Belongs here: making a document and reading one again. Does not belong here: what an object says (`readers/`), where
 documents stand (`day.py`).
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -22,6 +23,7 @@ import orjson
 
 from kfm_dagster.readers.hdf5_chunks import DEFLATE, FLETCHER32, SHUFFLE, StoredChunk
 from kfm_dagster.readers.netcdf_cube import CubeStep, StoredVariable
+from kfm_dagster.virtual.zarr3 import METADATA, array_of, is_message, to_version_2, to_version_3
 
 _INLINE = "base64:"
 _ARRAY, _ATTRIBUTES, _GROUP, _CONSOLIDATED = ".zarray", ".zattrs", ".zgroup", ".zmetadata"
@@ -51,7 +53,8 @@ class StoreStep:
 class Frame:
     """What all steps of a store have in common; arrays that have steps have none here (`shape[0]` is 0).
 
-    `metadata` is Zarr's, by its key in the store; `fixed` has the values of axes and grid mappings.
+    `metadata` is Zarr's, by its key in the store; `fixed` has the values of axes and grid mappings. Arrays of GRIB2
+    messages are there for some steps and not for others: what is said of one follows from its name and the grid.
     """
 
     along: str
@@ -61,8 +64,19 @@ class Frame:
     @cached_property
     def signature(self) -> str:
         """Hash of it all: steps of another one do not fit (another grid, type, scale or unit)."""
-        said = [self.along, self.metadata, {name: _inline(data) for name, data in self.fixed.items()}]
+        common = {key: value for key, value in self.metadata.items() if key.rpartition("/")[0] not in self.messages}
+        said = [self.along, common, {name: _inline(data) for name, data in self.fixed.items()}]
         return hashlib.sha256(_text(said).encode()).hexdigest()
+
+    @cached_property
+    def messages(self) -> frozenset[str]:
+        """Names of the arrays whose chunks are GRIB2 messages."""
+        arrays = [key for key, value in self.metadata.items() if key.endswith(f"/{_ARRAY}") and is_message(value)]
+        return frozenset(key.removesuffix(f"/{_ARRAY}") for key in arrays)
+
+    def joined(self, other: Frame) -> Frame:
+        """Return the frame of the same signature that has the arrays of both."""
+        return Frame(along=self.along, metadata={**self.metadata, **other.metadata}, fixed=self.fixed)
 
     @property
     def stepped(self) -> list[str]:
@@ -78,14 +92,20 @@ class VirtualCube:
     frame: Frame
     steps: tuple[StoreStep, ...]
 
+    @property
+    def images(self) -> list[str]:
+        """Names of the arrays that any step has chunks of, in order."""
+        return sorted({name for step in self.steps for name in step.chunks})
+
     def without(self, item_ids: Iterable[str]) -> VirtualCube:
         """Return the store without these Items."""
         gone = set(item_ids)
         return VirtualCube(frame=self.frame, steps=tuple(step for step in self.steps if step.item_id not in gone))
 
-    def with_steps(self, steps: Iterable[StoreStep]) -> VirtualCube:
-        """Return the store with these steps, too."""
-        return VirtualCube(frame=self.frame, steps=tuple(sorted((*self.steps, *steps), key=lambda step: step.order)))
+    def with_steps(self, steps: Iterable[StoreStep], frame: Frame) -> VirtualCube:
+        """Return the store with these steps of a frame of the same signature, too."""
+        ordered = tuple(sorted((*self.steps, *steps), key=lambda step: step.order))
+        return VirtualCube(frame=self.frame.joined(frame), steps=ordered)
 
 
 def frame_of(found: CubeStep, *, along: str) -> Frame:
@@ -95,6 +115,10 @@ def frame_of(found: CubeStep, *, along: str) -> Frame:
         dimensions, shape, chunk = list(variable.dimensions), list(variable.shape), list(variable.chunk)
         if name not in found.fixed:
             dimensions, shape, chunk = [along, *dimensions], [0, *shape], [1, *chunk]
+        metadata[f"{name}/{_ATTRIBUTES}"] = {**variable.attributes, _DIMENSIONS: dimensions}
+        if variable.message:
+            metadata[f"{name}/{_ARRAY}"] = array_of(shape, chunk, message=True)
+            continue
         filters = _filters(variable) if name in found.images else None
         metadata[f"{name}/{_ARRAY}"] = {
             "zarr_format": 2,
@@ -107,7 +131,6 @@ def frame_of(found: CubeStep, *, along: str) -> Frame:
             "filters": filters,
             "dimension_separator": ".",
         }
-        metadata[f"{name}/{_ATTRIBUTES}"] = {**variable.attributes, _DIMENSIONS: dimensions}
     return Frame(along=along, metadata=metadata, fixed=found.fixed)
 
 
@@ -127,9 +150,16 @@ def step_of(found: CubeStep, *, along: str, item_id: str, content_sha256: str, u
 
 def to_document(store: VirtualCube) -> bytes:
     """Return the document of a store that has a step."""
-    metadata = {key: _with_steps(store, key) for key in store.frame.metadata}
-    refs: dict[str, Any] = {key: _text(value) for key, value in metadata.items()}
-    refs[_CONSOLIDATED] = _text({"zarr_consolidated_format": 1, "metadata": metadata})
+    images = store.images
+    unused = store.frame.messages.difference(images)
+    metadata = {
+        key: _with_steps(store, key, images) for key in store.frame.metadata if key.rpartition("/")[0] not in unused
+    }
+    if store.frame.messages:
+        refs: dict[str, Any] = {key: _text(value) for key, value in to_version_3(metadata).items()}
+    else:
+        refs = {key: _text(value) for key, value in metadata.items()}
+        refs[_CONSOLIDATED] = _text({"zarr_consolidated_format": 1, "metadata": metadata})
     for name, data in store.frame.fixed.items():
         refs[f"{name}/{_first_chunk(metadata, name)}"] = _inline(data)
     for name in store.steps[0].values:
@@ -139,7 +169,7 @@ def to_document(store: VirtualCube) -> bytes:
         refs.update(_references(number, step))
     ours = {
         "along": store.frame.along,
-        "images": sorted(store.steps[0].chunks),
+        "images": images,
         "steps": [[step.item_id, step.content_sha256, step.datetime, step.place] for step in store.steps],
     }
     templates = {_template(number): step.uri for number, step in enumerate(store.steps)}
@@ -150,8 +180,11 @@ def from_document(content: bytes) -> VirtualCube:
     """Read a document of `to_document` again. Raises ValueError or KeyError for any other one."""
     document = orjson.loads(content)
     ours, refs, templates = document["kfm"], document["refs"], document["templates"]
-    keys = {key for key in refs if key.rpartition("/")[2] in {_ARRAY, _ATTRIBUTES, _GROUP}}
-    whole = {key: orjson.loads(refs[key]) for key in sorted(keys)}
+    if METADATA in refs:
+        whole = to_version_2(orjson.loads(refs[METADATA]))
+    else:
+        keys = {key for key in refs if key.rpartition("/")[2] in {_ARRAY, _ATTRIBUTES, _GROUP}}
+        whole = {key: orjson.loads(refs[key]) for key in sorted(keys)}
     frame = Frame(along=ours["along"], metadata=whole, fixed={})
     stepped, images = frame.stepped, set(ours["images"])
     small = {
@@ -181,7 +214,9 @@ def from_document(content: bytes) -> VirtualCube:
             datetime=datetime,
             place=place,
             values={name: _slice(small[name], number, len(chunks)) for name in stepped if name not in images},
-            chunks={name: tuple(listed) for name, listed in chunks[number].items()},
+            chunks={
+                name: tuple(listed) for name, listed in chunks[number].items() if listed or name not in frame.messages
+            },
         )
         for number, (item_id, content_sha256, datetime, place) in enumerate(ours["steps"])
     )
@@ -195,14 +230,14 @@ def _references(number: int, step: StoreStep) -> Iterator[tuple[str, list[Any]]]
             yield f"{name}/{'.'.join(map(str, (number, *chunk.place)))}", [uri, chunk.offset, chunk.length]
 
 
-def _with_steps(store: VirtualCube, key: str) -> Mapping[str, Any]:
+def _with_steps(store: VirtualCube, key: str, images: Sequence[str]) -> Mapping[str, Any]:
     """Metadata of a key with the number of steps in it; what is small is one chunk of them all."""
     found = store.frame.metadata[key]
     name = key.removesuffix(f"/{_ARRAY}")
     if name == key or name in store.frame.fixed:
         return found
     count = len(store.steps)
-    together = 1 if name in store.steps[0].chunks else count
+    together = 1 if name in images else count
     return {**found, "shape": [count, *found["shape"][1:]], "chunks": [together, *found["chunks"][1:]]}
 
 

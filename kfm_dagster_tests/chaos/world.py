@@ -207,7 +207,8 @@ def _suffer(world: World, plan: str) -> None:
 def _processes() -> ForkServerContext:
     # Forked from a server that has imported everything and opened nothing: an import costs seconds.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    # The last two by name: pyarrow and a gate import them when they are first asked.
+    context.set_forkserver_preload([__name__, "pandas", "duckdb"])
     return context
 
 

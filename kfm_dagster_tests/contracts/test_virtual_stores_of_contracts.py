@@ -88,3 +88,13 @@ def test_objects_that_not_everybody_reads_have_no_virtual_store(contracts: Contr
     with pytest.raises(ValidationError, match="anyone may read"):
         contract_with(contract, governance=governance)
     assert contract_with(contract, governance=governance, virtual=[]).governance.access == "restricted"
+
+
+def test_stores_of_grib2_say_which_fields_and_others_do_not(contracts: ContractRegistry) -> None:
+    rule = {"match": {"product": "sfc"}, "name": "{product}_{cycle}", "along": "valid_time"}
+    assert contract_with(contracts["hrrr"], virtual=[{**rule, "fields": ["TMP .*"]}]).virtual[0].fields == ["TMP .*"]
+    for contract, given in ((contracts["hrrr"], rule), (contracts["goes-abi"], {**STORE, "fields": ["TMP .*"]})):
+        with pytest.raises(ValidationError, match=r"virtual\.fields are those of GRIB2"):
+            contract_with(contract, virtual=[given])
+    with pytest.raises(ValidationError, match="no regular expression"):
+        contract_with(contracts["hrrr"], virtual=[{**rule, "fields": ["TMP ("]}])

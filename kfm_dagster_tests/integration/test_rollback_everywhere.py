@@ -7,8 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import pystac
 import pytest
+import xarray
+from pystac_client import Client
 
+from benchmarks.stac_api_server import stac_api_server
 from kfm_dagster.announcements.plan import AnnouncementPlan
 from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.errors import KfmError
@@ -32,6 +37,13 @@ def server() -> Iterator[WebServer]:
         yield opened
 
 
+@pytest.fixture
+def api_server(stac_api_url: str) -> Iterator[str]:
+    """A STAC API over the database."""
+    with stac_api_server(stac_api_url) as url:
+        yield url
+
+
 def shown(pipeline: Pipeline, place: Path, stac_api_url: str) -> dict[str, Any]:
     """What readers find in each place; the name of a virtual store's document is the hash of what it says."""
     root = Path(pipeline.settings.catalog)
@@ -46,6 +58,25 @@ def shown(pipeline: Pipeline, place: Path, stac_api_url: str) -> dict[str, Any]:
     }
 
 
+def found_by_clients(root: Path, place: Path, api: str) -> dict[str, list[str]]:
+    """What people's clients find: ids of Items, and of the virtual store the times of its scans."""
+    folder = place / DATASET / "2025" / PARTITION
+    [store] = json.loads((folder / "stores.json").read_bytes())["stores"]
+    options = {"fo": str(folder / store["href"]), "remote_protocol": "file"}
+    with xarray.open_dataset("reference://", engine="zarr", storage_options=options) as scans:
+        times = [str(time) for time in scans["t"].values]
+    files = root / DATASET / "items" / "*" / "*.parquet"
+    rows = duckdb.read_parquet(str(files), union_by_name=True).project("id").fetchall()
+    return {
+        "pystac": sorted(
+            item.id for item in pystac.Catalog.from_file(str(root / "catalog.json")).get_items(recursive=True)
+        ),
+        "duckdb": sorted(name for (name,) in rows),
+        "pystac_client": sorted(item.id for item in Client.open(api).search(collections=[DATASET]).items()),
+        "xarray": times,
+    }
+
+
 @pytest.mark.one_database
 @pytest.mark.clause("OPR-10", "OPR-22", "OPR-23", "PCS-03")
 def test_a_run_that_is_taken_back_leaves_no_place_otherwise_than_it_found_it(
@@ -53,6 +84,7 @@ def test_a_run_that_is_taken_back_leaves_no_place_otherwise_than_it_found_it(
     objects: Path,
     tmp_path: Path,
     stac_api_url: str,
+    api_server: str,
     server: WebServer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -63,8 +95,9 @@ def test_a_run_that_is_taken_back_leaves_no_place_otherwise_than_it_found_it(
     )
     put(objects, [scan(0)])
     run_chain(pipeline, DATASET, PARTITION, "first")
-    before = shown(pipeline, place, stac_api_url)
-    assert len(before["stac_api"]) == 1
+    root = Path(pipeline.settings.catalog)
+    before, alone = shown(pipeline, place, stac_api_url), found_by_clients(root, place, api_server)
+    assert {name: len(found) for name, found in alone.items()} == dict.fromkeys(alone, 1)
 
     def fails(*_: object) -> None:
         raise KfmError("injected")
@@ -78,11 +111,14 @@ def test_a_run_that_is_taken_back_leaves_no_place_otherwise_than_it_found_it(
     pipeline.following.catch_up(pipeline.followers)
     between = shown(pipeline, place, stac_api_url)
     assert all(between[name] != before[name] for name in before)
+    together = found_by_clients(root, place, api_server)
+    assert {name: len(found) for name, found in together.items()} == dict.fromkeys(alone, 3)
     settle = Settle(pipeline=pipeline, dataset=DATASET, partition=PARTITION, run_id="second")
     assert roll_back(settle, failed.value) is not None
     pipeline.following.catch_up(pipeline.followers)
 
     assert shown(pipeline, place, stac_api_url) == before
+    assert found_by_clients(root, place, api_server) == alone
     events = [json.loads(body) for *_, body in server.asked]
     kinds = [event["type"].rpartition(".")[2] for event in events]
     assert kinds == ["created", "created", "created", "withdrawn", "withdrawn"]

@@ -30,21 +30,28 @@ CELLS = PENDING_CELLS + CLAIMED_CELLS + 3
 RECORD = r"one_record_per_unit|autoindex_nodd_wal_records_1"
 UNITS_OF_MESSAGE = r"one_row_per_pair|USING (COVERING )?PRIMARY KEY \(message_id=\?\)|SEARCH unit USING PRIMARY KEY"
 IN_ORDER = r"Presorted Key: step.wal_id|TEMP B-TREE FOR (RIGHT PART|LAST 2 TERMS) OF ORDER BY"
+MEANT = {"code": "missing_object", "text": "", "operator": ""}
 FIND = {"error_code": None, "check_status": None}
 
 PLANS: list[tuple[str, dict[str, Any], str]] = [
     ("ledger.claim", {"wal_ids": None}, "to_claim"),
     ("ledger.find", FIND, "by_selection"),
     ("ledger.find", FIND | {"status": "succeeded"}, "by_selection"),
-    ("ledger.find", FIND | {"error_code": "missing_object"}, "by_selection|by_work"),
-    ("ledger.find", FIND | {"check_status": "suspect"}, "by_selection|by_work"),
+    ("ledger.find", FIND | {"error_code": "missing_object"}, "by_selection|by_work|records_failing"),
+    ("ledger.find", FIND | {"check_status": "suspect"}, "by_selection|by_work|records_failing"),
     ("ledger.find_in_partition", FIND, "by_work"),
     ("ledger.find_in_partition", FIND | {"status": "succeeded"}, "by_work"),
     ("ledger.datasets_of_status", {}, "by_work|by_selection"),
+    ("units.page_of_status", {"text": "x"}, "by_selection|records_failing"),
+    ("units.count_of_status", {"text": ""}, "by_selection|records_failing"),
+    ("units.page_of_failure", MEANT, "records_failing"),
+    ("units.count_of_failure", MEANT, "records_failing"),
+    ("units.failure_groups", MEANT, "records_failing"),
+    ("units.next_failure", MEANT, "records_failing"),
     ("ledger.pending_by_partition", {}, "to_claim|by_work"),
     ("ledger.oldest_waiting", {}, "to_claim|by_work|by_selection"),
     ("ledger.pending_units", {}, "to_claim|by_work|by_selection"),
-    ("ledger.failing", {}, "by_work|by_selection|by_due_time"),
+    ("ledger.failing", {}, "by_work|by_selection|by_due_time|records_failing"),
     ("ledger.day_counts", {}, "by_work"),
     ("ledger.day_failing", {}, "by_work"),
     ("ledger.day_failing_units", {}, "by_work"),
@@ -165,6 +172,7 @@ def _parameters(known: list[Any], contracts: ContractRegistry) -> dict[str, Any]
         "status": "failed",
         "before_time": "9999-12-31T00:00:00.000000Z",
         "before_id": "",
+        "since": "2025-12-01T00:00:00.000000Z",
         "limit": 100,
         "most": MOST,
         "after": "",

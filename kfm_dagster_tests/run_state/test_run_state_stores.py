@@ -149,6 +149,7 @@ def test_no_other_work_on_the_same_inputs_overwrites_a_success_or_what_was_taken
     assert writes(reader).get("failed", 0) - before.get("failed", 0) == 2
 
 
+@pytest.mark.clause("RSP-15")
 def test_every_write_counts_once_by_outcome_and_the_store_counts_what_stands(
     place: Place, reader: InMemoryMetricReader
 ) -> None:

@@ -102,7 +102,7 @@ def test_every_table_has_a_decision(owner: Database) -> None:
 
 def test_every_forbidden_statement_is_refused_on_every_table(owner: Database, deployment: Database, role: str) -> None:
     let_in = []
-    for table in sorted(tables(owner) - {"replay_outcomes", "kfm_gaps"}):
+    for table in sorted(set(sa.inspect(owner.engine).get_table_names())):
         typed = [
             f"TRUNCATE {table} CASCADE",
             f"ALTER TABLE {table} DISABLE TRIGGER ALL",

@@ -5,14 +5,11 @@ The block of `docs/virtual-zarr.md` is run as it stands there. netCDF4 reads eac
 
 from __future__ import annotations
 
-import gc
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import boto3
 import numpy as np
 import pytest
 
@@ -20,87 +17,25 @@ from kfm_dagster.catalog.changes import ChangeKind, ItemChange
 from kfm_dagster.catalog.publisher import ObjectStorePublisher, open_publisher
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.demo.samples.goes_abi import make_goes_abi
-from kfm_dagster.storage.objects import ObjectStores
 from kfm_dagster.virtual import VirtualZarr
 from kfm_dagster_tests.catalog.family_objects import REAL
 from kfm_dagster_tests.catalog.real_objects import item_of_file
+from kfm_dagster_tests.virtual.buckets import Opened, put
 from kfm_dagster_tests.virtual.granules import NAME, Granule, change, change_of, stored_values
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "virtual-zarr.md").read_text(encoding="utf-8")
-KEYS = dict.fromkeys(("aws_access_key_id", "aws_secret_access_key"), "x")
-
-Opened = Callable[..., Any]
-
 # s3fs leaves the closing of a client that zarr's own loop uses to nobody.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:Unclosed:ResourceWarning", "ignore:Exception ignored in.*Client:pytest.PytestUnraisableExceptionWarning"
-)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with EmbeddedCloud() as cloud:
-        yield cloud.endpoint_url
-
-
-@pytest.fixture(autouse=True)
-def clients(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The server is where S3 is looked for; nobody has credentials but who writes."""
-    import s3fs
-
-    for name, value in {
-        "AWS_ENDPOINT_URL": server,
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "AWS_SHARED_CREDENTIALS_FILE": "/nowhere",
-        "AWS_ACCESS_KEY_ID": "x",
-        "AWS_SECRET_ACCESS_KEY": "x",
-    }.items():
-        monkeypatch.setenv(name, value)
-    yield
-    s3fs.S3FileSystem.clear_instance_cache()
-    gc.collect()
-
-
-def put(server: str, bucket: str, key: str, content: bytes) -> None:
-    s3 = boto3.client("s3", endpoint_url=server, region_name="us-east-1", **KEYS)
-    s3.create_bucket(Bucket=bucket)
-    s3.put_object(Bucket=bucket, Key=key, Body=content, ACL="public-read")
+pytestmark = [
+    pytest.mark.usefixtures("clients"),
+    pytest.mark.filterwarnings(
+        "ignore:Unclosed:ResourceWarning", "ignore:Exception ignored in.*Client:pytest.PytestUnraisableExceptionWarning"
+    ),
+]
 
 
 @pytest.fixture
-def follower(server: str, request: pytest.FixtureRequest) -> VirtualZarr:
-    """One that publishes to a bucket of its own and reads objects from the server."""
-    s3 = boto3.client("s3", endpoint_url=server, region_name="us-east-1", **KEYS)
-    s3.create_bucket(Bucket="ours")
-    return VirtualZarr(open_publisher(place_of(request)), ObjectStores(anonymous=True))
-
-
-def place_of(request: pytest.FixtureRequest) -> str:
-    return f"s3://ours/{re.sub('[^a-z0-9]', '-', request.node.name)}"
-
-
-@pytest.fixture
-def opened(request: pytest.FixtureRequest) -> Opened:
-    """Run the page's block: the store of a name, or of the n-th of several, as an xarray Dataset."""
-    (code,) = re.findall(r"(?s)```python\n(.*?)```", PAGE)
-
-    def open_(name: str, day: datetime) -> Any:
-        named = {
-            "G19_ABI-L1b-RadM1_C13": name,
-            "s3://my-virtual": place_of(request),
-            "2025/2025-06-01": f"{day:%Y/%Y-%m-%d}",
-        }
-        text = code
-        for shown, meant in named.items():
-            assert shown in text
-            text = text.replace(shown, meant)
-        found: dict[str, Any] = {}
-        exec(text, found)
-        return found["scene"]
-
-    return open_
+def follower(bucket_follower: VirtualZarr) -> VirtualZarr:
+    return bucket_follower
 
 
 def assert_same(store: Any, contents: Sequence[bytes]) -> None:
@@ -239,12 +174,12 @@ def test_an_object_that_was_written_again_is_left_out_until_its_item_is(
 
 
 def test_the_publisher_of_a_bucket_forgets(
-    server: str, follower: VirtualZarr, contract: DatasetContract, request: pytest.FixtureRequest
+    server: str, follower: VirtualZarr, contract: DatasetContract, bucket_place: str
 ) -> None:
     granule = Granule(minute=9)
     put(server, "noaa-goes19", granule.key, granule.content)
     follower.follow(contract, [change_of(granule)])
-    publisher = open_publisher(place_of(request))
+    publisher = open_publisher(bucket_place)
     assert isinstance(publisher, ObjectStorePublisher)
     assert len(publisher.names("goes-abi/2025/2025-06-01")) == 2
     follower.forget(contract)

@@ -334,3 +334,7 @@ SELECT
     ) AS behind
 FROM catalog_followers AS place
 ORDER BY place.follower, place.collection_id;
+
+-- name: boxes_of_units
+SELECT west, south, east, north FROM catalog_items
+WHERE wal_id IN (@each(:wal_ids)) AND west IS NOT NULL;

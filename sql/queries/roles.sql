@@ -41,6 +41,7 @@ WITH decision (relation, rights) AS (
      || 'last_error_message, integrity_status, metadata_status, stac_status, provenance_status, stac_item_id, '
      || 'stac_collection_id, stac_item_href, ingest_run_id, worker_id, replay_reason, updated_at, version, '
      || 'next_attempt_at, changed_by, change_reason, lane, replay_run_id)'),
+    ('kfm_units', 'SELECT'),
     ('nodd_wal_transitions', 'SELECT, INSERT'),
     ('nodd_wal_counts', 'SELECT, INSERT, UPDATE (moves), DELETE'),
     ('metric_totals', 'SELECT, INSERT, UPDATE (amount), DELETE'),
@@ -82,6 +83,7 @@ WITH decision (relation, rights) AS (
     ('stage_audit', 'SELECT, INSERT'),
     ('stage_state', 'SELECT, INSERT, UPDATE (state, started_at, ended_at, error_class, restricted, checkpoint_uri, '
      || 'output_sha256, compensation)'),
+    ('kfm_runs', 'SELECT'),
     ('etl_wal', 'SELECT, INSERT, UPDATE (status, applied_at)'),
     ('etl_steps', 'SELECT, INSERT, UPDATE (batch_id)'),
     ('etl_checkpoint', 'SELECT, INSERT, UPDATE (last_applied_hash, updated_at)'),

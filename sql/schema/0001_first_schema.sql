@@ -240,6 +240,51 @@ CREATE INDEX nodd_wal_records_by_volume ON nodd_wal_records (
 -- An evaluation looks every half minute: at what was quarantined of late, not at all that ever was.
 CREATE INDEX nodd_wal_records_quarantined ON nodd_wal_records (updated_at) WHERE status = 'quarantined';
 
+-- What failed for which reason, the newest first, however much succeeded.
+CREATE INDEX nodd_wal_records_failing ON nodd_wal_records (last_error_code, dataset, event_time, wal_id)
+WHERE status IN ('failed', 'quarantined');
+
+-- A name that others rely on (docs/sql-views.md): columns are added, none is renamed or taken away.
+CREATE VIEW kfm_units AS
+SELECT
+    wal_id,
+    dataset,
+    object_uri,
+    object_version,
+    object_size,
+    event_time,
+    time_range_start,
+    time_range_end,
+    partition_key,
+    status,
+    attempts,
+    last_attempt_at,
+    next_attempt_at,
+    last_error_code,
+    last_error_message,
+    -- The operator that the unit left the chain at, as in its evidence; governance refuses what metadata_extract has read.
+    CASE
+        WHEN status NOT IN ('failed', 'quarantined') THEN NULL
+        WHEN last_error_code = 'governance_hard_fail' THEN 'metadata_extract'
+        WHEN integrity_status = 'failed' THEN 'integrity_check'
+        WHEN metadata_status = 'failed' THEN 'metadata_extract'
+        WHEN stac_status = 'failed' THEN 'stac_register'
+        WHEN provenance_status = 'failed' THEN 'provenance_emit'
+    END AS operator,
+    integrity_status,
+    metadata_status,
+    stac_status,
+    provenance_status,
+    stac_collection_id,
+    stac_item_id,
+    stac_item_href,
+    ingest_run_id,
+    replay_run_id,
+    lane,
+    created_at,
+    updated_at
+FROM nodd_wal_records;
+
 -- Every change of a record, written by the triggers below and by nobody else. No foreign key: records cannot go.
 CREATE TABLE nodd_wal_transitions (
     wal_id @id NOT NULL,
@@ -1066,7 +1111,7 @@ CREATE INDEX nodd_gaps_open ON nodd_gaps (dataset, kind, hour) WHERE closed_at I
 CREATE UNIQUE INDEX nodd_gaps_one_at_a_time ON nodd_gaps (dataset, product, kind)
 WHERE closed_at IS NULL AND kind <> 'hole';
 
--- The name that others rely on.
+-- A name that others rely on (docs/sql-views.md).
 CREATE VIEW kfm_gaps AS
 SELECT dataset, product, hour, kind, expected, seen, first_seen, closed_at, repaired_by FROM nodd_gaps;
 
@@ -2291,6 +2336,49 @@ CREATE INDEX stage_state_unfinished ON stage_state (state, run_id) WHERE state I
     )
 );
 @kept(stage_state, stage_state_is_kept, (run_id, stage, attempt));
+
+-- A name that others rely on (docs/sql-views.md): what a run did for a dataset, by the last attempt of each of its stages.
+CREATE VIEW kfm_runs AS
+SELECT
+    run.run_id,
+    run.dataset,
+    CASE
+        WHEN run.open > 0 THEN 'running'
+        WHEN run.rolled_back > 0 THEN 'rolled_back'
+        WHEN run.failed > 0 THEN 'failed'
+        ELSE 'succeeded'
+    END AS state,
+    run.stages,
+    run.failed_stage,
+    run.error_class,
+    run.started_at,
+    CASE WHEN run.open = 0 THEN run.ended_at END AS ended_at,
+    CAST(parsed.validation_summary ->> 'checks' AS integer) AS units_claimed,
+    CAST(settled.validation_summary ->> 'succeeded' AS integer) AS units_succeeded,
+    CAST(settled.validation_summary ->> 'retrying' AS integer) AS units_retrying,
+    CAST(settled.validation_summary ->> 'quarantined' AS integer) AS units_quarantined,
+    CAST(settled.validation_summary ->> 'lost' AS integer) AS units_lost
+FROM (
+    SELECT
+        stage.run_id,
+        substr(stage.stage, 1, @position(stage.stage || '.', '.') - 1) AS dataset,
+        count(*) AS stages,
+        count(CASE WHEN stage.state IN ('pending', 'running') THEN 1 END) AS open,
+        count(CASE WHEN stage.state = 'rolled_back' THEN 1 END) AS rolled_back,
+        count(CASE WHEN stage.state = 'failed' THEN 1 END) AS failed,
+        max(CASE WHEN stage.error_class IS NOT NULL THEN stage.stage END) AS failed_stage,
+        max(stage.error_class) AS error_class,
+        min(stage.opened_at) AS started_at,
+        max(stage.ended_at) AS ended_at
+    FROM stage_state AS stage
+    WHERE NOT EXISTS (
+        SELECT 1 FROM stage_state AS later
+        WHERE later.run_id = stage.run_id AND later.stage = stage.stage AND later.attempt > stage.attempt
+    )
+    GROUP BY stage.run_id, substr(stage.stage, 1, @position(stage.stage || '.', '.') - 1)
+) AS run
+LEFT JOIN run_state AS parsed ON run.dataset || '.message_parse' = parsed.dataset_id AND run.run_id = parsed.run_id
+LEFT JOIN run_state AS settled ON run.dataset || '.settle' = settled.dataset_id AND run.run_id = settled.run_id;
 
 -- What the kernel and servers said of a machine's clock: what the clock is judged by, and its stability (PCS-10, PCS-17).
 CREATE TABLE clock_readings (

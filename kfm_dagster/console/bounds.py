@@ -1,0 +1,113 @@
+"""Bounds of the console: how long a request may take to arrive, how many connections and answers there are at a time.
+
+uvicorn lets a client that sends half a header keep its connection for good, and its own limit counts such connections
+as requests, so that 32 of them would have everybody else refused. Does not belong here: what is answered (`app.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import h11
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+REQUEST_SECONDS = 10.0
+"""From the connection, or the answer before, until the whole request is there: on loopback and behind a proxy it is
+milliseconds, over a bad line some seconds."""
+MOST_CONNECTIONS = 512
+"""Half of the file descriptors that a process has by default (1,024); each browser keeps up to six."""
+MOST_REQUESTS = 32
+"""Answers that are made at a time; fewer than the 40 threads that make them, so that /healthz always has one."""
+MOST_BODY_BYTES = 64 * 1024
+"""Of a request: a form's few fields."""
+
+
+class BoundedConnection(H11Protocol):
+    """HTTP/1.1 with a deadline for each request; beyond MOST_CONNECTIONS the one that waits longest makes room."""
+
+    deadline: asyncio.TimerHandle | None = None
+    """When it is closed, while the server waits for a request of it."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a connection."""
+        super().connection_made(transport)
+        self._watch()
+        if len(self.connections) > MOST_CONNECTIONS:
+            ours = (one for one in self.connections if isinstance(one, BoundedConnection))
+            waiting = {one: one.deadline.when() for one in ours if one.deadline is not None}
+            min(waiting, key=lambda one: waiting[one]).transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Take a part of a request."""
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        """Go on to the next request."""
+        super().on_response_complete()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        super().connection_lost(exc)
+        self._unwatch()
+
+    def _watch(self) -> None:
+        if self.conn.their_state not in {h11.IDLE, h11.SEND_BODY}:
+            self._unwatch()
+        elif self.deadline is None:
+            self.deadline = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
+
+    def _unwatch(self) -> None:
+        if self.deadline is not None:
+            self.deadline.cancel()
+            self.deadline = None
+
+
+class BoundedRequests:
+    """Answers 503 beyond MOST_REQUESTS and 413 to a body that is too long; a request counts once all of it is there.
+
+    `exempt` paths are always answered: a monitor that is refused by a busy console would have it restarted.
+    """
+
+    def __init__(self, app: ASGIApp, *, exempt: tuple[str, ...] = ()) -> None:
+        self._app = app
+        self._exempt = exempt
+        self._under_way = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        body = await _body(receive)
+        if body is None:
+            await PlainTextResponse("the request is too long\n", status_code=413)(scope, receive, send)
+            return
+        if self._under_way >= MOST_REQUESTS and scope["path"] not in self._exempt:
+            text = "too many requests are being answered; next: ask again in some seconds\n"
+            await PlainTextResponse(text, status_code=503, headers={"retry-after": "5"})(scope, receive, send)
+            return
+        messages = [body]
+
+        async def received() -> Message:
+            return messages.pop() if messages else await receive()
+
+        self._under_way += 1
+        try:
+            await self._app(scope, received, send)
+        finally:
+            self._under_way -= 1
+
+
+async def _body(receive: Receive) -> Message | None:
+    parts: list[bytes] = []
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return message
+        parts.append(message.get("body", b""))
+        more = message.get("more_body", False)
+        if sum(map(len, parts)) > MOST_BODY_BYTES:
+            return None
+    return {"type": "http.request", "body": b"".join(parts), "more_body": False}

@@ -1,0 +1,90 @@
+"""A dataset: where its units are, how many ended in each hour, how long they took, gaps and failures. Only reads.
+
+Belongs here: that page, from a bounded number of rows. Does not belong here: drawing (`charts.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from statistics import quantiles
+from typing import Any
+
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from kfm_dagster.console.asking import given
+from kfm_dagster.console.charts import HOUR, bar_chart, line_chart
+from kfm_dagster.console.pages import Pages, parameters
+from kfm_dagster.contracts.cadence import floor_hour
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.exports.unit_search import failure_groups
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.state_machine import Status
+
+HOURS = 48
+"""Two days: the hour in which something began, beside the same hour of the day before."""
+MOST_RUNS = 5_000
+"""Stages that are read for them: a run a minute has 2,880."""
+MOST_UNITS = 2_000
+"""Newest units whose times are read; of a feed of 1,000 an hour, the last two hours."""
+ENDS = ("succeeded", "retrying", "quarantined")
+"""What a stage that settles counts."""
+
+
+def routes(pages: Pages) -> list[Route]:
+    """Return the route of a dataset."""
+    pipeline = pages.pipeline
+
+    def dataset(request: Request) -> Response:
+        given(parameters(request), known=())
+        contract = pipeline.registry[request.path_params["dataset"]]
+        last = floor_hour(pipeline.clock())
+        hours = [last - number * HOUR for number in reversed(range(HOURS))]
+        settled, medians, most = _times(pipeline, contract.id, since=hours[0])
+        with pipeline.database.snapshot() as view:
+            counts = {row.status: row.units for row in view.run("console.statuses_of_dataset", dataset=contract.id)}
+            switch = pipeline.ledger.switches.engaged(tx=view).get(contract.id)
+        lines = {"median": medians, "95th percentile": most}
+        return pages.page(
+            request,
+            "dataset.html",
+            contract=contract,
+            counts={status: counts.get(status.value, 0) for status in Status},
+            switch=switch,
+            hours=HOURS,
+            throughput=Markup(bar_chart("Units that ended", hours, settled)),  # noqa: S704, its own numbers
+            latency=Markup(line_chart("From discovery to success", hours, lines)),  # noqa: S704, its own numbers
+            groups=failure_groups(pipeline, dataset=contract.id),
+        )
+
+    return [Route("/datasets/{dataset}", dataset, methods=["GET"])]
+
+
+def _times(
+    pipeline: Pipeline, dataset: str, *, since: datetime
+) -> tuple[Mapping[datetime, tuple[int, int]], dict[datetime, float], dict[datetime, float]]:
+    """Return how many units ended in each hour, well and not, and the median and 95th percentile of their seconds."""
+    with pipeline.database.snapshot() as view:
+        stages = view.run(
+            "console.settled", stage=f"{dataset}.settle", since=rfc3339(since - timedelta(hours=6)), limit=MOST_RUNS
+        ).all()
+        units = view.run("console.newest_successes", dataset=dataset, limit=MOST_UNITS).all()
+    ended: dict[datetime, Counter[str]] = defaultdict(Counter)
+    for row in stages:
+        if row.ended_at >= since:
+            summary: Mapping[str, Any] = row.validation_summary
+            ended[floor_hour(row.ended_at)].update({end: summary.get(end, 0) for end in ENDS})
+    seconds: dict[datetime, list[float]] = defaultdict(list)
+    for row in units:
+        if row.updated_at >= since:
+            seconds[floor_hour(row.updated_at)].append((row.updated_at - row.created_at).total_seconds())
+    cuts = {hour: quantiles([*values, values[0]], n=20, method="inclusive") for hour, values in seconds.items()}
+    return (
+        {hour: (found["succeeded"], found["retrying"] + found["quarantined"]) for hour, found in ended.items()},
+        {hour: cut[9] for hour, cut in cuts.items()},
+        {hour: cut[18] for hour, cut in cuts.items()},
+    )

@@ -1,0 +1,124 @@
+"""The front page: is the deployment well, and if not, what to do; on one screen, each number a link to what it counts.
+
+Belongs here: that page and its pictures. Does not belong here: what is amiss (`exports/deployment_status.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from kfm_dagster.catalog.footprint_svg import draw as draw_footprints
+from kfm_dagster.catalog.map_window import Size
+from kfm_dagster.console.asking import Form, form_of
+from kfm_dagster.console.pages import Pages, duration, parameters
+from kfm_dagster.console.state_diagram import state_diagram
+from kfm_dagster.exports.deployment_status import DeploymentStatus, Urgency, deployment_status
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.rows import as_json
+from kfm_dagster.ledger.state_machine import Status
+
+FRONT = "/"
+SVG_HEADERS: Mapping[str, str] = {
+    # Pictures carry their colours, light and dark.
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
+}
+MOST_MATTERS = 12
+"""What fits on a screen; kfm status has all."""
+ITEMS_OF_A_DATASET = 20
+"""Newest Items on the map: one scan of a satellite, or the last minutes of a radar network."""
+_MAP = Size(width=640, min_height=260, max_height=360, lines=10)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tile:
+    """A number on the front page, and where its units are."""
+
+    name: str
+    value: str
+    kind: str = ""
+    path: str | None = None
+
+
+def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]:
+    """Return the routes of the front page and its map."""
+    pipeline = pages.pipeline
+
+    def front(request: Request) -> Response:
+        form = form_of(parameters(request), accept=request.headers.get("accept", ""))
+        found = deployment_status(pipeline)
+        if form is Form.JSON:
+            return Response(json.dumps(found.as_json()), media_type=form.media_type)
+        counts = _totals(found)
+        return pages.page(
+            request,
+            "overview.html",
+            found=found,
+            most=MOST_MATTERS,
+            statuses=[*Status],
+            tiles=list(_tiles(found, counts, depths(), pipeline)),
+            states=Markup(state_diagram(counts)),  # noqa: S704, its own numbers
+        )
+
+    def footprints(_: Request) -> Response:
+        picture = draw_footprints(list(newest_boxes(pipeline)), _MAP)
+        svg = picture.svg if picture else '<svg xmlns="http://www.w3.org/2000/svg" width="640" height="260"/>'
+        return Response(svg, media_type="image/svg+xml", headers=SVG_HEADERS)
+
+    return [Route(FRONT, front, methods=["GET"]), Route("/footprints.svg", footprints, methods=["GET"])]
+
+
+def newest_boxes(pipeline: Pipeline) -> Iterator[dict[str, Any]]:
+    """Yield the bounding boxes of each dataset's newest Items as GeoJSON, one across the antimeridian in two parts."""
+    with pipeline.database.snapshot() as view:
+        wal_ids = [
+            record.wal_id
+            for dataset in view.run("ledger.datasets_of_status", status=Status.SUCCEEDED).scalars().all()
+            for record in pipeline.ledger.find(
+                dataset=dataset, status=Status.SUCCEEDED, limit=ITEMS_OF_A_DATASET, tx=view
+            )
+        ]
+        rows = view.run("catalog.boxes_of_units", wal_ids=as_json(wal_ids)).all()
+    for row in rows:
+        parts = [(row.west, row.east)] if row.west <= row.east else [(row.west, 180.0), (-180.0, row.east)]
+        rings = [
+            [[west, row.south], [east, row.south], [east, row.north], [west, row.north], [west, row.south]]
+            for west, east in parts
+        ]
+        yield {"type": "MultiPolygon", "coordinates": [[ring] for ring in rings]}
+
+
+def _totals(found: DeploymentStatus) -> dict[Status, int]:
+    return {status: sum(counts[status] for counts in found.units.values()) for status in Status}
+
+
+def _tiles(
+    found: DeploymentStatus, counts: Mapping[Status, int], depths: Mapping[str, int], pipeline: Pipeline
+) -> Iterator[Tile]:
+    for status in (Status.QUARANTINED, Status.FAILED):
+        units = counts[status]
+        yield Tile(
+            name=status.value, value=f"{units:,}", kind="bad" if units else "good", path=f"/units?status={status}"
+        )
+    yield Tile(
+        name="oldest waiting", value=_age(pipeline.ledger.oldest_waiting(), found.at), path="/units?status=pending"
+    )
+    settings = pipeline.settings
+    for name, queue in (("queue", settings.sqs_primary_queue), ("dead letters", settings.sqs_dlq_queue)):
+        depth = depths.get(queue)
+        kind = "bad" if depth and queue == settings.sqs_dlq_queue else ""
+        yield Tile(name=name, value="not known" if depth is None else f"{depth:,}", kind=kind)
+    urgent = sum(matter.urgency is Urgency.NOW for matter in found.matters)
+    yield Tile(name="to be done", value=str(urgent), kind="bad" if urgent else "good", path="#matters")
+
+
+def _age(since: datetime | None, at: datetime) -> str:
+    return "none" if since is None else duration(max(at - since, timedelta(0)))

@@ -1,0 +1,123 @@
+"""Pages: the templates, what every page has around its content, and how values are written in them.
+
+A page needs no script: links, forms, pictures made here, and a refresh where a person asks for a live view. Does not
+belong here: what a page says (the module of its routes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from importlib import resources
+from typing import Any
+from urllib.parse import urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from kfm_dagster.console.asking import BadRequestError
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.ingest.pipeline import Pipeline
+
+LIVE_SECONDS = 15
+"""From one look to the next of a live view; a page costs some hundredths of a second."""
+NAVIGATION: Sequence[tuple[str, str]] = (
+    ("/", "Overview"),
+    ("/units", "Units"),
+    ("/failures", "Failures"),
+    ("/gaps", "Gaps"),
+    ("/validate", "Validation"),
+)
+STATIC: Mapping[str, str] = {"console.css": "text/css", "icon.svg": "image/svg+xml"}
+_LIVE = "live"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pages:
+    """Makes the pages of a deployment."""
+
+    pipeline: Pipeline
+
+    def page(self, request: Request, template: str, *, status: int = 200, **content: Any) -> Response:
+        """Return a page; `live` views refresh themselves."""
+        frame = {
+            "path": request.url.path,
+            "navigation": NAVIGATION,
+            "env": self.pipeline.settings.env.value,
+            "at": self.pipeline.clock(),
+            "live_seconds": LIVE_SECONDS if is_live(request) else None,
+            "live_link": with_query(request, **{_LIVE: None if is_live(request) else "1"}),
+            "run_link": self._run_link,
+        }
+        return HTMLResponse(_TEMPLATES.get_template(template).render(frame | content), status_code=status)
+
+    def _run_link(self, run_id: str) -> str | None:
+        """Return where the Dagster UI shows a run, if it is known where that is."""
+        url = self.pipeline.settings.dagster_url
+        return f"{url.rstrip('/')}/runs/{run_id}" if url else None
+
+
+def is_live(request: Request) -> bool:
+    """Tell whether a live view is asked for."""
+    return request.query_params.get(_LIVE) == "1"
+
+
+def parameters(request: Request) -> list[tuple[str, str]]:
+    """Return the query's parameters without what makes a view live. Raises BadRequestError for a wrong one of those."""
+    found = request.query_params.multi_items()
+    if any(value != "1" for name, value in found if name == _LIVE):
+        raise BadRequestError(observed=f"{_LIVE}={request.query_params[_LIVE][:40]!r}", expected=f"{_LIVE}=1 or none")
+    return [(name, value) for name, value in found if name != _LIVE]
+
+
+def with_query(request: Request, **changes: str | None) -> str:
+    """Return this page's address with some parameters changed; None takes one away."""
+    kept = [(name, value) for name, value in request.query_params.multi_items() if name not in changes and value]
+    query = urlencode([*kept, *((name, value) for name, value in changes.items() if value is not None)])
+    return f"{request.url.path}?{query}" if query else request.url.path
+
+
+def static(request: Request) -> Response:
+    """Return a file that pages refer to."""
+    name = request.url.path.rpartition("/")[2]
+    content = (resources.files("kfm_dagster.console") / "static" / name).read_bytes()
+    return Response(content, media_type=STATIC[name], headers={"cache-control": "max-age=300"})
+
+
+def _time(value: datetime | None) -> Markup:
+    if value is None:
+        return Markup('<span class="soft">none</span>')
+    text = rfc3339(value, timespec="seconds")
+    return Markup('<time datetime="{}">{}</time>').format(text, text.replace("T", " ").removesuffix("Z"))
+
+
+def duration(value: timedelta | float) -> str:
+    """Return a span of time in its two largest units."""
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes = int(seconds // 60)
+    if minutes < 60:
+        return f"{minutes} min {int(seconds % 60)} s"
+    hours = minutes // 60
+    return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def _number(value: float) -> str:
+    return f"{value:,}"
+
+
+_TEMPLATES = Environment(
+    loader=PackageLoader("kfm_dagster.console"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    auto_reload=False,
+)
+_TEMPLATES.filters |= {"time": _time, "duration": duration, "number": _number, "query": urlencode}

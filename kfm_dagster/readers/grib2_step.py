@@ -1,0 +1,225 @@
+"""One GRIB2 object as a step of a cube: fields of its index whose messages the codec of readers decodes rightly.
+
+Belongs here: what a field is called in a cube, which messages can be chunks, and where their values lie. Does not
+belong here: octets (`grib2_sections.py`), grids (`grib2_grids.py`), how steps are joined (`virtual/references.py`). A
+message is a chunk as it stands in the object; its header is read (one request each), no value is.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pyproj
+
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.readers.base import ByteSource, ReadError
+from kfm_dagster.readers.grib2_grids import Grid, describe_grid
+from kfm_dagster.readers.grib2_sections import GribMessage, HeaderWindow, read_message
+from kfm_dagster.readers.grib2_units import UNITS
+from kfm_dagster.readers.grib_index import step_end
+from kfm_dagster.readers.grid_cube import COLUMNS, ROWS
+from kfm_dagster.readers.hdf5_chunks import StoredChunk
+from kfm_dagster.readers.netcdf_cube import CubeStep, StoredVariable
+
+MAX_FIELDS = 256
+"""Of one object; each takes a request. HRRR's surface files have 173."""
+GRID_MAPPING, VALID_TIME, REFERENCE_TIME = "spatial_ref", "valid_time", "reference_time"
+"""Names as rioxarray and cfgrib have them."""
+_TIMES = {VALID_TIME: "time", REFERENCE_TIME: "forecast_reference_time"}
+"""What a cube may be ordered along, with CF's standard names."""
+_PROJECTED = frozenset({10, 20, 30})
+"""Grid definition templates with metres. Columns of a grid in degrees may begin elsewhere than its description does."""
+_NORTHWARD = 0x40
+_FIXED_BYTES = 47
+"""Of section 5, as far as template 5.3 describes its groups."""
+_FIELD = re.compile(
+    # Without "_", which stands for a blank in names: so no two fields have one name.
+    r"(?P<variable>[A-Za-z0-9]+) (?P<level>[A-Za-z0-9 .()-]+?) (?P<step>anl|\d{1,7} (?:min|hour|day) fcst|"
+    r"(?P<begin>\d{1,7})-(?P<end>\d{1,7}) (?P<unit>min|hour|day) (?P<statistic>acc|ave|max|min) fcst)",
+    re.ASCII,
+)
+_UNITS = {"min": timedelta(minutes=1), "hour": timedelta(hours=1), "day": timedelta(days=1)}
+_EPOCH_UNITS = "seconds since 1970-01-01"
+
+
+def read_grib2_step(
+    source: ByteSource, layers: Mapping[str, tuple[int, int]], *, fields: Sequence[str], along: str
+) -> CubeStep:
+    """Read the headers of the messages of an object's fields; `along` is `valid_time` or `reference_time`.
+
+    `layers` has offset and length in bytes of each field by its name in `grib:layers`; `fields` are regular expressions
+    of variable and level (`TMP 2 m above ground`). Messages that no reader would get right are `refused`, each with its
+    reason. Raises ReadError where the index is not the object's, or there is nothing to refer to.
+    """
+    if along not in _TIMES:
+        raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"a GRIB2 object is ordered by {[*_TIMES]}, not by {along}")
+    chosen = {name: place for name, place in layers.items() if _chosen(name, fields)}
+    if len(chosen) > MAX_FIELDS:
+        raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"{len(chosen)} fields are asked for, more than {MAX_FIELDS}")
+    shared = Counter(offset for offset, _ in layers.values())
+    found: dict[str, GribMessage] = {}
+    refused: list[str] = []
+    for name, (offset, length) in chosen.items():
+        message = read_message(HeaderWindow(source), offset)
+        if message.length > length:
+            raise ReadError(
+                MetadataIssue.SIDECAR_MISMATCH, f"{name} has {message.length} bytes, by its index at most {length}"
+            )
+        why = "it shares its message with another field" if shared[offset] > 1 else _unsound(name, message)
+        if why:
+            refused.append(f"{name}: {why}")
+        else:
+            found[name] = message
+    if not found:
+        raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"no field can be referred to: {'; '.join(refused[:3])}")
+    first = max(found.values(), key=lambda message: (message.product.step or timedelta(0), -message.offset))
+    for name in [name for name, message in found.items() if _frame(message) != _frame(first)]:
+        del found[name]
+        refused.append(f"{name}: it is on another grid, or valid at another time, than others of the object")
+    return _step(first, found, refused)
+
+
+def _chosen(name: str, fields: Sequence[str]) -> bool:
+    field = _FIELD.fullmatch(name)
+    text = f"{field['variable']} {field['level']}" if field else ""
+    return bool(field and [*_names(field)] and any(re.fullmatch(pattern, text) for pattern in fields))
+
+
+def _names(field: re.Match[str]) -> Iterator[str]:
+    """Names of a field in a cube: without lead, and of statistics with the period that they are over.
+
+    What is over the whole run so far has none (`APCP_surface_acc`), for it is another one at each lead. In the first
+    hour a sum is both. The analysis has no period, so nothing of it.
+    """
+    name = f"{field['variable']}_{field['level']}".replace(" ", "_")
+    if not field["statistic"]:
+        yield name
+        return
+    begin, period = int(field["begin"]), (int(field["end"]) - int(field["begin"])) * _UNITS[field["unit"]]
+    if period <= timedelta(0):
+        return
+    first_hour = period <= timedelta(hours=1)
+    if begin == 0 and (not first_hour or field["statistic"] == "acc"):
+        yield f"{name}_{field['statistic']}"
+    if begin or first_hour:
+        minutes = period // timedelta(minutes=1)
+        yield f"{name}_{field['statistic']}_" + (f"{minutes}min" if minutes % 60 else f"{minutes // 60}h")
+
+
+def _unsound(name: str, message: GribMessage) -> str | None:
+    """Say why a message would be another field than its name says, or other values than ecCodes gives; None if not."""
+    field = _FIELD.fullmatch(name)
+    if field is None or step_end(field["step"]) != message.product.step:
+        return f"its message is valid {message.product.step} after the run"
+    grid = describe_grid(message.grid)
+    if grid.template not in _PROJECTED or grid.native["scanningMode"] & ~_NORTHWARD:
+        return f"its grid is 3.{grid.template}, scanned by {grid.native['scanningMode']}"
+    return _undecodable(message)
+
+
+def _undecodable(message: GribMessage) -> str | None:
+    """Say what of its packing the codec of readers (gribberish 0.30) gets wrong, beside ecCodes; None if nothing.
+
+    It takes a constant field for zero, a missing value among packed ones for a number, and in groups whose widths or
+    lengths take no bits, because all are one, it misses that one; templates 5.2 and 5.41 it does not get right. Missing
+    values of a bit map are NaN, as they should.
+    """
+    section = message.representation.ljust(_FIXED_BYTES, b"\0")
+    (reference,) = struct.unpack_from(">f", section, 11)
+    packed_bits, missing_values, width_bits, length_bits = section[19], section[22], section[36], section[46]
+    wrong = {
+        0: not packed_bits and reference and "it is constant, without packed values",
+        3: (missing_values and "its missing values stand among the packed ones")
+        or (not (width_bits and length_bits) and "its groups are of one width, or of one length"),
+        40: not packed_bits and "it is constant, without an image",
+    }
+    return wrong.get(message.packing, f"it is packed by template 5.{message.packing}") or None
+
+
+def _frame(message: GribMessage) -> tuple[bytes, datetime, timedelta | None]:
+    return message.grid, message.identification.reference, message.product.step
+
+
+def _step(first: GribMessage, found: Mapping[str, GribMessage], refused: Sequence[str]) -> CubeStep:
+    grid = describe_grid(first.grid)
+    reference = first.identification.reference
+    times = {REFERENCE_TIME: reference, VALID_TIME: reference + (first.product.step or timedelta(0))}
+    variables = {**_axes(grid), **{name: _time(name) for name in times}}
+    images: dict[str, tuple[StoredChunk, ...]] = {}
+    for name, message in found.items():
+        field = _FIELD.fullmatch(name)
+        for called in _names(field) if field else ():
+            images[called] = (StoredChunk((0, 0), message.offset, message.length),)
+            variables[called] = _image(called, grid.shape)
+    return CubeStep(
+        attributes={"Conventions": "CF-1.11"},
+        variables=variables,
+        fixed=_places(grid),
+        values={name: struct.pack("<d", moment.timestamp()) for name, moment in times.items()},
+        images=images,
+        refused=tuple(refused),
+    )
+
+
+def _image(name: str, shape: tuple[int, int]) -> StoredVariable:
+    attributes: dict[str, Any] = {
+        "long_name": name.replace("_", " "),
+        "grid_mapping": GRID_MAPPING,
+        "coordinates": " ".join(_TIMES),
+    }
+    if unit := UNITS.get(name.partition("_")[0]):
+        attributes["units"] = unit
+    return _variable((ROWS, COLUMNS), attributes, shape=shape, message=True)
+
+
+def _time(name: str) -> StoredVariable:
+    attributes = {"standard_name": _TIMES[name], "units": _EPOCH_UNITS, "calendar": "proleptic_gregorian"}
+    return _variable((), attributes)
+
+
+def _axes(grid: Grid) -> dict[str, StoredVariable]:
+    rows, columns = grid.shape
+    found = {
+        axis: _variable(
+            (axis,),
+            {"standard_name": f"projection_{axis}_coordinate", "units": "m", "axis": axis.upper()},
+            shape=(count,),
+        )
+        for axis, count in ((ROWS, rows), (COLUMNS, columns))
+    }
+    mapping = pyproj.CRS.from_wkt(grid.wkt2).to_cf()
+    return {**found, GRID_MAPPING: _variable((), mapping)}
+
+
+def _places(grid: Grid) -> dict[str, bytes]:
+    """Centres of rows and columns in the order of the message, which the codec keeps: south first in HRRR."""
+    if grid.transform is None:  # what `_unsound` has refused
+        raise ReadError(MetadataIssue.UNREADABLE_FORMAT, "rows of the grid are not even")
+    width, _, west, _, height, north = grid.transform
+    rows, columns = grid.shape
+    y = north + height * (np.arange(rows) + 0.5)
+    if grid.native["scanningMode"] & _NORTHWARD:
+        y = y[::-1]
+    x = west + width * (np.arange(columns) + 0.5)
+    return {ROWS: y.astype("<f8").tobytes(), COLUMNS: x.astype("<f8").tobytes(), GRID_MAPPING: bytes(8)}
+
+
+def _variable(
+    dimensions: tuple[str, ...], attributes: Mapping[str, Any], *, shape: tuple[int, ...] = (), message: bool = False
+) -> StoredVariable:
+    return StoredVariable(
+        dimensions=dimensions,
+        attributes=attributes,
+        data_type="<f8",
+        shape=shape,
+        chunk=shape,
+        filters=(),
+        fill=None,
+        message=message,
+    )

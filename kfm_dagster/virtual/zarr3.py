@@ -1,0 +1,80 @@
+"""Metadata of a store in Zarr's version 3, between what `references.py` works with (version 2's form) and a document.
+
+Belongs here: the two forms of an array's metadata. Does not belong here: what they say, and chunks, whose keys are the
+same in both.
+
+Stores of GRIB2 messages are of version 3, because its codec for them is: gribberish's codec of version 2 is handed
+arrays by zarr-python 3, and takes bytes only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+MESSAGE_CODEC = "gribberish"
+METADATA = "zarr.json"
+_DIMENSIONS = "_ARRAY_DIMENSIONS"
+_KEYS = {"name": "v2", "configuration": {"separator": "."}}
+_NUMBERS = {"name": "bytes", "configuration": {"endian": "little"}}
+
+
+def is_message(array: Mapping[str, Any]) -> bool:
+    """Tell whether chunks of an array (`.zarray`) are GRIB2 messages."""
+    return any(one["id"] == MESSAGE_CODEC for one in array.get("filters") or ())
+
+
+def to_version_3(metadata: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Return the documents of a store by their keys; arrays are of 64-bit floats."""
+    arrays = {key.removesuffix("/.zarray"): value for key, value in metadata.items() if key.endswith("/.zarray")}
+    found = {name: _array(name, array, metadata[f"{name}/.zattrs"]) for name, array in arrays.items()}
+    group = {
+        "zarr_format": 3,
+        "node_type": "group",
+        "attributes": metadata[".zattrs"],
+        "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": found},
+    }
+    return {METADATA: group, **{f"{name}/{METADATA}": array for name, array in found.items()}}
+
+
+def to_version_2(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata of the document `zarr.json` of a store."""
+    found: dict[str, Any] = {".zgroup": {"zarr_format": 2}, ".zattrs": group["attributes"]}
+    for name, array in group["consolidated_metadata"]["metadata"].items():
+        message = array["codecs"] != [_NUMBERS]
+        found[f"{name}/.zarray"] = array_of(
+            array["shape"], array["chunk_grid"]["configuration"]["chunk_shape"], message=message
+        )
+        found[f"{name}/.zattrs"] = {**array["attributes"], _DIMENSIONS: array["dimension_names"]}
+    return found
+
+
+def array_of(shape: list[int], chunk: list[int], *, message: bool) -> dict[str, Any]:
+    """Return `.zarray` of 64-bit floats; what is not there of messages is NaN, as the codec has missing values."""
+    return {
+        "zarr_format": 2,
+        "shape": shape,
+        "chunks": chunk,
+        "dtype": "<f8",
+        "fill_value": "NaN" if message else None,
+        "order": "C",
+        "compressor": None,
+        "filters": [{"id": MESSAGE_CODEC}] if message else None,
+        "dimension_separator": ".",
+    }
+
+
+def _array(name: str, array: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
+    message = {"name": MESSAGE_CODEC, "configuration": {"var": name}}
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": array["shape"],
+        "data_type": "float64",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": array["chunks"]}},
+        "chunk_key_encoding": _KEYS,
+        "fill_value": "NaN",
+        "codecs": [message if is_message(array) else _NUMBERS],
+        "attributes": {key: value for key, value in attributes.items() if key != _DIMENSIONS},
+        "dimension_names": attributes[_DIMENSIONS],
+    }

@@ -1,0 +1,146 @@
+"""Bounds of the console, over real sockets: half a request, too many connections, too many answers at a time."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from http.client import HTTPConnection, HTTPResponse
+
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from kfm_dagster.console import bounds
+from kfm_dagster.console.bounds import MOST_BODY_BYTES, MOST_REQUESTS, BoundedConnection, BoundedRequests
+
+HALF_OPEN = 200
+HALF_A_HEADER = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Half"
+HALF_A_BODY = b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\nhalf"
+
+
+class Server:
+    """A server whose answers to `/slow` wait until `go_on` is set."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+        self.begun = threading.Semaphore(0)
+
+    def slow(self, _: Request) -> PlainTextResponse:
+        self.begun.release()
+        self.go_on.wait(60)
+        return PlainTextResponse("slow")
+
+    @contextmanager
+    def serving(self) -> Iterator[int]:
+        application = Starlette(
+            routes=[
+                Route("/", lambda _: PlainTextResponse("ok"), methods=["GET", "POST"]),
+                Route("/slow", self.slow),
+                Route("/healthz", lambda _: PlainTextResponse("ok")),
+            ],
+            middleware=[Middleware(BoundedRequests, exempt=("/healthz",))],
+        )
+        config = uvicorn.Config(application, port=0, log_level="critical", lifespan="off", http=BoundedConnection)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        while not server.started:
+            thread.join(0.01)
+        try:
+            yield server.servers[0].sockets[0].getsockname()[1]
+        finally:
+            self.go_on.set()
+            server.should_exit = True
+            thread.join()
+
+
+def begin(port: int, path: str, *, method: str = "GET", body: bytes | None = None) -> HTTPConnection:
+    connection = HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request(method, path, body=body)
+    return connection
+
+
+def ask(port: int, path: str = "/", **request: object) -> HTTPResponse:
+    connection = begin(port, path, **request)  # type: ignore[arg-type]
+    response = connection.getresponse()
+    response.read()
+    connection.close()
+    return response
+
+
+def half_open(port: int, sent: bytes, opened: ExitStack) -> socket.socket:
+    connection = opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+    connection.sendall(sent)
+    return connection
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Wait until the other side has closed it; a timeout is an error."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_others_are_answered_while_200_connections_are_half_open() -> None:
+    with Server().serving() as port, ExitStack() as opened:
+        for number in range(HALF_OPEN):
+            half_open(port, HALF_A_HEADER if number % 2 else HALF_A_BODY, opened)
+        assert ask(port).status == 200
+        assert ask(port, method="POST", body=b"x" * 100).status == 200
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", HALF_A_HEADER, HALF_A_BODY, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" + HALF_A_HEADER]
+)
+def test_a_connection_whose_request_does_not_arrive_is_closed(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "REQUEST_SECONDS", 0.2)
+    with Server().serving() as port, ExitStack() as opened:
+        connection = half_open(port, sent, opened)
+        if sent.startswith(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"):
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+        assert is_closed(connection)
+
+
+def test_an_answer_may_take_longer_than_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "REQUEST_SECONDS", 0.2)
+    server = Server()
+    with server.serving() as port, ExitStack() as opened:
+        slow = begin(port, "/slow")
+        server.begun.acquire()
+        # Its deadline is over when that of a later connection is.
+        assert is_closed(half_open(port, HALF_A_HEADER, opened))
+        server.go_on.set()
+        assert slow.getresponse().read() == b"slow"
+        slow.close()
+
+
+def test_beyond_the_most_connections_the_oldest_that_waits_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "MOST_CONNECTIONS", 3)
+    with Server().serving() as port, ExitStack() as opened:
+        oldest, *_ = [half_open(port, HALF_A_HEADER, opened) for _ in range(4)]
+        assert is_closed(oldest)
+        assert ask(port).status == 200
+
+
+def test_beyond_the_most_requests_only_a_monitor_is_answered() -> None:
+    server = Server()
+    with server.serving() as port, ExitStack() as opened:
+        for _ in range(MOST_REQUESTS):
+            opened.callback(begin(port, "/slow").close)
+        for _ in range(MOST_REQUESTS):
+            server.begun.acquire()
+        refused = ask(port)
+        assert (refused.status, refused.headers["retry-after"]) == (503, "5")
+        assert ask(port, "/healthz").status == 200
+
+
+def test_a_body_that_is_too_long_is_refused() -> None:
+    with Server().serving() as port:
+        assert ask(port, method="POST", body=b"x" * (MOST_BODY_BYTES + 1)).status == 413

@@ -1,0 +1,125 @@
+"""Pages of units: from a number on the front page down to one unit, its history, its run and its Item."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from html import unescape
+
+import pytest
+from starlette.testclient import TestClient
+
+from kfm_dagster.console.app import console_app
+from kfm_dagster.console.charts import HOUR, bar_chart, line_chart
+from kfm_dagster.console.state_diagram import EDGES, state_diagram
+from kfm_dagster.governance.log import Decision, GovernanceAction
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.state_machine import LEGAL, OVERRIDES, Status
+from kfm_dagster_tests.integration.chain import DAY, open_pipeline, put, run_chain, volumes
+
+pytestmark = pytest.mark.one_database
+
+RUN = "11111111-1111-4111-8111-111111111111"
+DECISION = Decision(actor="anna", reason="<b>a site that moved</b>")
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
+    """A home with four units that succeeded."""
+    root = tmp_path_factory.mktemp("pages")
+    opened = open_pipeline(root / "home", root / "objects")
+    put(root / "objects", volumes(4))
+    run_chain(opened, "nexrad-l2", DAY.isoformat(), RUN)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def browser(pipeline: Pipeline) -> Iterator[TestClient]:
+    application = console_app(pipeline, hosts=["testserver"], depths=lambda: {"kfm-nodd-dlq": 3})
+    with TestClient(application, headers={"accept": "text/html"}) as client:
+        yield client
+
+
+def links(page: str) -> list[str]:
+    return [unescape(link) for link in re.findall(r'href="(/[^"]*)"', page)]
+
+
+def test_every_link_of_every_page_leads_to_a_page(browser: TestClient) -> None:
+    seen: set[str] = set()
+    waiting = ["/"]
+    while waiting:
+        path = waiting.pop()
+        answer = browser.get(path)
+        assert answer.status_code == 200, (path, answer.text)
+        found = {link.partition("#")[0] for link in links(answer.text)}
+        found |= {unescape(link) for link in re.findall(r'src="(/[^"]*)"', answer.text)}
+        # A live view has the links of a still one.
+        waiting += [link for link in sorted(found - seen) if "live=1" not in link]
+        seen |= found
+    kinds = {re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}", "ID", path.partition("?")[0]) for path in seen}
+    assert {"/units/ID", "/units/ID/item.json", "/runs/ID", "/datasets/nexrad-l2", "/gaps.svg", "/failures"} <= kinds
+
+
+def test_a_unit_has_its_whole_history(browser: TestClient, pipeline: Pipeline) -> None:
+    [record, *_] = pipeline.ledger.find(status=Status.SUCCEEDED)
+    page = browser.get(f"/units/{record.wal_id}").text
+    for said in (record.object_uri, record.stac_item_href, f'href="/runs/{RUN}"', "openlineage"):
+        assert str(said) in page
+    for entry in pipeline.ledger.history(record.wal_id):
+        assert f"<td>{entry.reason}</td>" in page
+    assert json.loads(browser.get(f"/units/{record.wal_id}/item.json").text)["id"] == record.stac_item_id
+
+
+def test_what_comes_from_outside_is_shown_as_text(browser: TestClient, pipeline: Pipeline) -> None:
+    [record, *_] = pipeline.ledger.find(status=Status.SUCCEEDED)
+    pipeline.ledger.log.record(GovernanceAction.MASK, DECISION, dataset="nexrad-l2", wal_id=record.wal_id)
+    page = browser.get(f"/units/{record.wal_id}").text
+    assert "&lt;b&gt;a site that moved&lt;/b&gt;" in page
+    assert "<b>a site" not in page
+
+
+def test_units_come_in_pages_of_what_the_address_says(browser: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kfm_dagster.console.units.PAGE", 3)
+    first = browser.get("/units?dataset=nexrad-l2&status=succeeded&text=_V06").text
+    assert "4 units" in first
+    [following] = [link for link in links(first) if "after=" in link]
+    assert following.startswith("/units?dataset=nexrad-l2&status=succeeded&text=_V06&after=")
+    of = re.compile(r"/units/([0-9a-f-]{36})")
+    pages = [set(of.findall(text)) for text in (first, browser.get(following).text)]
+    assert [len(page) for page in pages] == [3, 1]
+    assert not pages[0] & pages[1]
+    assert '<option value="succeeded" selected>' in first
+
+
+def test_the_front_page_counts_what_is_on_the_queues_as_far_as_it_is_known(browser: TestClient) -> None:
+    page = browser.get("/").text
+    assert re.search(r'<li class="bad">dead letters<b>3</b>', page)
+    assert re.search(r"<li class=\"\">queue<b>not known</b>", page)
+
+
+def test_runs_are_linked_to_the_dagster_ui_where_it_is_known(pipeline: Pipeline) -> None:
+    where = pipeline.settings.model_copy(update={"dagster_url": "https://dagster.example/"})
+    known = Pipeline(settings=where, registry=pipeline.registry, database=pipeline.database, clock=pipeline.clock)
+    client = TestClient(console_app(known, hosts=["testserver"]), headers={"accept": "text/html"})
+    assert f'href="https://dagster.example/runs/{RUN}"' in client.get(f"/runs/{RUN}").text
+
+
+def test_the_diagram_has_every_transition_of_the_state_machine() -> None:
+    assert set(EDGES) == {edge for edge in LEGAL if edge[0]} | {(one.from_status, one.to_status) for one in OVERRIDES}
+    drawn = state_diagram({status: number for number, status in enumerate(Status, 1001)})
+    for number, status in enumerate(Status, 1001):
+        assert f'<a href="/units?status={status}"' in drawn
+        assert f">{number:,}</text>" in drawn
+
+
+def test_charts_say_in_words_what_they_show() -> None:
+    hours = [datetime(2026, 1, 1, tzinfo=UTC) + number * HOUR for number in range(48)]
+    bars = bar_chart("Units", hours, {hours[0]: (1200, 300), hours[47]: (0, 1)})
+    assert 'aria-label="Units: 1,200 succeeded, 301 did not"' in bars
+    assert bars.count("<rect") == 3
+    lines = line_chart("Time", hours, {"median": {hours[1]: 2.0, hours[2]: 90.0}, "most": {}})
+    assert 'aria-label="Time, newest hour: median 1 min 30 s"' in lines
+    assert line_chart("Time", hours, {"median": {}}).count("<circle") == 0

@@ -1,0 +1,242 @@
+"""deploy/helm: the chart knows the values, Kubernetes the objects, Dagster the instance and the Job of a run.
+
+Neither the chart nor its values.schema.json is here: `helm_values.yaml` beside this file has what was read of them, for
+the keys that we use. So this shows neither that a release of the chart takes the file as a whole, nor what its
+templates make of it; `helm install --dry-run` does, on a machine with Helm.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import kubernetes.client as k8s
+import pytest
+import sqlalchemy as sa
+import yaml
+from dagster._core.code_pointer import ModuleCodePointer
+from dagster._core.instance.ref import InstanceRef
+from dagster._core.launcher import LaunchRunContext
+from dagster._core.origin import JobPythonOrigin, RepositoryPythonOrigin
+from dagster_k8s import K8sRunLauncher, launcher
+from dagster_k8s.models import k8s_model_from_dict, k8s_snake_case_dict
+from dagster_postgres.utils import pg_url_from_config
+from sqlalchemy.engine import make_url
+
+from kfm_dagster.defs.instance_storage import SCHEMA
+from kfm_dagster_tests.deployment.commands import loaded, parsed
+
+ROOT = Path(__file__).resolve().parents[2]
+HELM = ROOT / "deploy" / "helm"
+VALUES = yaml.safe_load((HELM / "values.yaml").read_text(encoding="utf-8"))
+OBJECTS = yaml.safe_load((HELM / "kfm.yaml").read_text(encoding="utf-8"))["items"]
+KNOWN: dict[str, str] = yaml.safe_load((Path(__file__).with_name("helm_values.yaml")).read_text(encoding="utf-8"))
+[CODE] = VALUES["dagster-user-deployments"]["deployments"]
+PODS = {
+    one["metadata"]["name"]: one["spec"]["template"]["spec"] for one in OBJECTS if "template" in one.get("spec", {})
+}
+SCALARS = {"string": str, "boolean": bool, "integer": int}
+SECRETS = {"KFM_WAL_DSN": "postgresql://kfm@db/kfm", "KFM_DAGSTER_DSN": "postgresql://kfm@db/kfm"}
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key path that the chart knows, and what we have there."""
+    if path in KNOWN:
+        yield path, value
+    elif isinstance(value, dict) and value:
+        for key, below in value.items():
+            yield from leaves(below, f"{path}.{key}" if path else key)
+    elif isinstance(value, list) and value:
+        for item in value:
+            yield from leaves(item, f"{path}[]")
+    else:
+        yield path, value
+
+
+def made(kind: str, value: Mapping[str, Any]) -> Any:
+    """An object of Kubernetes' client. Raises an error for a key that its class lacks, or has to have."""
+    model = getattr(k8s, kind)
+    return k8s_model_from_dict(model, k8s_snake_case_dict(model, value))
+
+
+def refusal(takes: str, value: Any) -> str:
+    """Why the chart does not take a value; nothing where it does."""
+    if takes in SCALARS:
+        return "" if type(value) is SCALARS[takes] else f"no {takes}"
+    if "|" in takes:
+        return "" if value in takes.split(" | ") else f"none of {takes}"
+    if item := re.fullmatch(r"list\[(\w+)\]", takes):
+        return "; ".join(filter(None, (refusal(item[1], one) for one in value)))
+    if takes != "any":
+        made(takes.removesuffix(" with enabled"), {key: one for key, one in value.items() if key != "enabled"})
+    return ""
+
+
+@pytest.mark.clause("DAG-09")
+def test_the_chart_knows_every_value() -> None:
+    found = [(path, refusal(KNOWN.get(path, "none of the chart's"), value)) for path, value in leaves(VALUES)]
+    assert [one for one in found if one[1]] == []
+    # What is written down and not used is not held by anything.
+    assert {path for path, _ in found} == set(KNOWN)
+
+
+def test_kubernetes_knows_every_object() -> None:
+    for one in OBJECTS:
+        assert made(f"V1{one['kind']}", one).metadata.name == one["metadata"]["name"]
+
+
+def instance() -> dict[str, Any]:
+    """The dagster.yaml that the chart's template (configmap-instance.yaml) makes, but for Dagster's own storage."""
+    values = deepcopy(VALUES)
+    daemon, run = values["dagsterDaemon"], values["runLauncher"]["config"]["k8sRunLauncher"]
+    queued = daemon["runCoordinator"]["config"]["queuedRunCoordinator"]
+    names = {key: [one["name"] for one in run[key]] for key in ("envConfigMaps", "envSecrets")}
+    launched = {
+        **{key: run[key] for key in ("imagePullPolicy", "loadInclusterConfig", "volumes", "volumeMounts")},
+        **{key: run[key] for key in ("securityContext", "resources")},
+        "runK8sConfig": {snake(key): one for key, one in run["runK8sConfig"].items()},
+        **names,
+        "jobNamespace": "kfm",
+        "serviceAccountName": values["global"]["serviceAccountName"],
+        "dagsterHome": values["global"]["dagsterHome"],
+        "instanceConfigMap": "dagster-instance",
+        "postgresPasswordSecret": values["global"]["postgresqlSecretName"],
+    }
+    return {
+        "run_launcher": {"module": "dagster_k8s", "class": "K8sRunLauncher", "config": snaked(launched)},
+        "run_coordinator": {
+            "module": "dagster.core.run_coordinator",
+            "class": daemon["runCoordinator"]["type"],
+            "config": snaked(queued),
+        },
+        "compute_logs": values["computeLogManager"]["config"]["customComputeLogManager"],
+        "run_monitoring": snaked(daemon["runMonitoring"]),
+        **({"run_retries": snaked(daemon["runRetries"])} if daemon["runRetries"]["enabled"] else {}),
+        "sensors": snaked(daemon["sensors"]),
+        **({"schedules": snaked(daemon["schedules"])} if daemon["schedules"]["useThreads"] else {}),
+        "retention": {key: snaked(values["retention"][key]) for key in ("sensor", "schedule")},
+        "telemetry": values["telemetry"],
+        **values["additionalInstanceConfig"],
+    }
+
+
+def snake(key: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])([A-Z])", lambda found: f"_{found[1].lower()}", key)
+
+
+def snaked(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {snake(key): value for key, value in values.items()}
+
+
+@pytest.mark.clause("DAG-09")
+def test_the_instance_is_that_of_one_machine_with_the_launcher_of_kubernetes() -> None:
+    ours, every = instance(), yaml.safe_load((ROOT / "dagster.yaml").read_text(encoding="utf-8"))
+    # -1 keeps: what one machine's file says by leaving it out.
+    assert [one["purge_after_days"].pop("started") for one in ours["retention"].values()] == [-1, -1]
+    # 0, which the file of one machine has by default.
+    assert ours["run_monitoring"].pop("max_resume_run_attempts") == 0
+    ours["compute_logs"].pop("config")
+    assert {**ours, "run_launcher": None, "storage": None} == {**every, "run_launcher": None, "storage": None}
+
+
+@pytest.mark.clause("DAG-09")
+def test_a_run_is_a_job_without_a_right_in_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "load_kubernetes_config", lambda **_: None)  # there is no cluster
+    jobs: list[Any] = []
+    monkeypatch.setattr(
+        k8s.BatchV1Api, "create_namespaced_job", lambda _, *, body, namespace, **__: jobs.append((namespace, body))
+    )
+    (tmp_path / "dagster.yaml").write_text(yaml.safe_dump({"run_launcher": instance()["run_launcher"]}))
+
+    @dg.job
+    def ingest() -> None:
+        pass
+
+    image = f"{CODE['image']['repository']}:{CODE['image']['tag']}"
+    pointer = ModuleCodePointer("kfm_dagster.definitions", "defs")
+    repository = RepositoryPythonOrigin("python", pointer, container_image=image, entry_point=["dagster"])
+    with dg.DagsterInstance.from_ref(InstanceRef.from_dir(str(tmp_path))) as opened:
+        assert isinstance(opened.run_launcher, K8sRunLauncher)
+        run = opened.create_run_for_job(ingest, job_code_origin=JobPythonOrigin("ingest", repository))
+        opened.run_launcher.launch_run(LaunchRunContext(run, workspace=None))
+
+    [(namespace, job)] = jobs
+    pod = job.spec.template.spec
+    [container] = pod.containers
+    assert (namespace, container.image, job.spec.ttl_seconds_after_finished) == ("kfm", image, 3600)
+    assert container.args[:3] == ["dagster", "api", "execute_run"]
+    assert (pod.service_account_name, pod.automount_service_account_token) == ("kfm", False)
+    assert pod.security_context.fs_group == container.security_context.run_as_user
+    assert container.security_context.read_only_root_filesystem
+    assert {one.mount_path for one in container.volume_mounts} == {one["mountPath"] for one in CODE["volumeMounts"]}
+    assert {one.name for one in pod.volumes} == {one.name for one in container.volume_mounts}
+    given = [one.config_map_ref or one.secret_ref for one in container.env_from]
+    assert [one.name for one in given] == ["kfm-settings", "kfm-secrets"]
+    assert (container.resources.requests["cpu"], container.resources.limits["memory"]) == ("1", "4Gi")
+    secret = {one.name: one.value_from.secret_key_ref for one in container.env if one.value_from}["DAGSTER_PG_PASSWORD"]
+    assert (secret.name, secret.key) == ("kfm-postgresql", "postgresql-password")
+
+
+@pytest.mark.clause("DAG-09")
+def test_dagsters_tables_are_found_where_kfm_init_makes_them(postgres_url: str) -> None:
+    given, server = VALUES["postgresql"], make_url(postgres_url)
+    url = pg_url_from_config(
+        {
+            "postgres_db": {
+                "username": server.username,
+                "password": server.password or "",
+                "hostname": server.host or "localhost",
+                "port": server.port or 5432,
+                "db_name": server.database,
+                # The test's server has no TLS.
+                "params": {**given["postgresqlParams"], **server.query, "sslmode": "prefer"},
+                "scheme": given["postgresqlScheme"],
+            }
+        }
+    )
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SHOW search_path").scalar_one() == SCHEMA
+    engine.dispose()
+
+
+@pytest.mark.clause("DAG-09")
+@pytest.mark.parametrize("name", PODS)
+def test_every_command_is_one_and_every_variable_a_setting(name: str) -> None:
+    [variables] = [one["data"] for one in OBJECTS if one["kind"] == "ConfigMap"]
+    settings = loaded({**variables, **SECRETS})
+    assert settings.env == "prod"
+    assert all(place.startswith("s3://") for place in (settings.catalog, settings.storage, settings.lineage))
+    [container] = PODS[name]["containers"]
+    options = parsed(container["args"])
+    if "ports" in container:
+        assert (options["host"], options["port"]) == ("0.0.0.0", container["ports"][0]["containerPort"])
+    assert container["image"] == f"{CODE['image']['repository']}:{CODE['image']['tag']}"
+
+
+def test_the_code_server_is_called_with_options_that_it_has() -> None:
+    # As the chart does it (deployment-user.yaml).
+    served = ["dagster", "api", "grpc", "-h", "0.0.0.0", "-p", str(CODE["port"]), *CODE["dagsterApiGrpcArgs"]]
+    assert parsed(served)["module_name"] == "kfm_dagster.definitions"
+    web = VALUES["dagsterWebserver"]
+    assert web["readinessProbe"]["httpGet"]["port"] == web["service"]["port"]
+
+
+def test_every_pod_is_without_root_and_writes_to_what_ends_with_it() -> None:
+    ours = [(pod["securityContext"], pod["containers"][0], pod["volumes"]) for pod in PODS.values()]
+    charts = (CODE, VALUES["dagsterWebserver"], VALUES["dagsterDaemon"])
+    ours += [(one["podSecurityContext"], one, one["volumes"]) for one in charts]
+    for pod, container, volumes in ours:
+        assert pod["fsGroup"] == container["securityContext"]["runAsUser"] == 10001
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert container["volumeMounts"] == CODE["volumeMounts"]
+        assert volumes == CODE["volumes"]
+        assert all(volume["emptyDir"] == {} for volume in volumes)
+    # The right to start Jobs is that of the one account that the chart binds its role to.
+    assert {pod["serviceAccountName"] for pod in PODS.values()} == {"kfm"}
+    assert all(pod["automountServiceAccountToken"] is False for pod in PODS.values())

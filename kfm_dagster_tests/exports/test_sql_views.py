@@ -1,0 +1,94 @@
+"""The views that others rely on: every column is documented, and a run's row says what the run did."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.databases import unguarded
+from kfm_dagster_tests.integration.chain import DAY, good, open_pipeline, put, run_chain, volumes
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "sql-views.md"
+AT = "2025-12-03T00:00:00.000000Z"
+RUN = "11111111-1111-4111-8111-111111111111"
+VIEWS = ("kfm_units", "kfm_runs", "kfm_gaps")
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_column_is_documented_in_its_place(database: Database, view: str) -> None:
+    section = DOCUMENT.read_text(encoding="utf-8").split(f"\n## {view}\n")[1].split("\n## ")[0]
+    documented = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+    assert documented == [column["name"] for column in sa.inspect(database.engine).get_columns(view)]
+
+
+def test_the_deployment_s_role_may_read_them(deployment_url: str) -> None:
+    engine = sa.create_engine(deployment_url)
+    with engine.connect() as connection:
+        for view in VIEWS:
+            assert connection.execute(sa.text(f"SELECT count(*) FROM {view}")).scalar_one() == 0
+    engine.dispose()
+
+
+def test_a_run_is_a_row_for_each_dataset(database_url: str, tmp_path: Path) -> None:
+    pipeline = open_pipeline(tmp_path / "home", tmp_path / "objects", url=database_url)
+    whole, broken = volumes(2)
+    put(tmp_path / "objects", [whole, good(broken.bucket, broken.key, b"no volume")])
+    run_chain(pipeline, "nexrad-l2", DAY.isoformat(), RUN)
+    with pipeline.database.snapshot() as tx:
+        [row] = tx.connection.exec_driver_sql("SELECT * FROM kfm_runs").mappings()
+        states = tx.connection.exec_driver_sql("SELECT min(opened_at), max(ended_at) FROM stage_state").one()
+    assert {name: value for name, value in row.items() if not name.endswith("_at")} == {
+        "run_id": RUN,
+        "dataset": "nexrad-l2",
+        "state": "succeeded",
+        "stages": 6,
+        "failed_stage": None,
+        "error_class": None,
+        "units_claimed": 2,
+        "units_succeeded": 1,
+        "units_retrying": 1,
+        "units_quarantined": 0,
+        "units_lost": 0,
+    }
+    assert (row["started_at"], row["ended_at"]) == tuple(states)
+    pipeline.close()
+
+
+@pytest.mark.parametrize(
+    ("attempts", "expected"),
+    [
+        (["running"], ("running", None, None)),
+        (["failed"], ("failed", "nexrad-l2.settle", "E_INTERNAL")),
+        (["rolled_back"], ("rolled_back", "nexrad-l2.settle", "E_INTERNAL")),
+        (["failed", "succeeded"], ("succeeded", None, None)),
+        (["failed", "running"], ("running", None, None)),
+    ],
+)
+def test_a_run_stands_as_the_last_attempt_of_its_stages(
+    database: Database, attempts: list[str], expected: tuple[str, str | None, str | None]
+) -> None:
+    with database.engine.begin() as connection, unguarded(connection, "stage_state"):
+        for number, state in enumerate(attempts, start=1):
+            failed = state in {"failed", "rolled_back"}
+            connection.execute(
+                sa.text(
+                    "INSERT INTO stage_state (run_id, stage, attempt, state, idempotency_key, input_hashes, opened_at, "
+                    "started_at, ended_at, error_class, compensation) "
+                    "VALUES ('run', 'nexrad-l2.settle', :number, :state, :key, '[]', :at, :at, :ended, :error, '{}')"
+                ),
+                {
+                    "number": number,
+                    "state": state,
+                    "key": "0" * 64,
+                    "at": AT,
+                    "ended": None if state == "running" else AT,
+                    "error": "E_INTERNAL" if failed else None,
+                },
+            )
+        found = connection.execute(sa.text("SELECT state, failed_stage, error_class, ended_at FROM kfm_runs")).one()
+    assert tuple(found[:3]) == expected
+    assert (found.ended_at is None) == (expected[0] == "running")

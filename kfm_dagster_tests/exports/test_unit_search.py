@@ -1,0 +1,238 @@
+"""Searching units: every filter against a plain look through all records, page by page, whatever a page may examine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import islice, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kfm_dagster.contracts.envelope import CheckStatus, Metadata
+from kfm_dagster.contracts.issues import Issue, Severity
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.errors import KfmError
+from kfm_dagster.exports import unit_search
+from kfm_dagster.exports.unit_filter import BadFilterError, UnitFilter
+from kfm_dagster.exports.unit_search import count_units, failure_groups, search_units
+from kfm_dagster.ingest.evidence_bundle import OPERATORS, _failed_operator
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.settings import Settings
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.factories import START, envelope, failed, finished
+from kfm_dagster_tests.ledger.bench import PERSON, Bench, make_bench
+
+UNITS = 30
+MIDDLE = START + timedelta(minutes=5, seconds=UNITS // 2)
+"""Event time of the unit in the middle."""
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A ledger with units in every state, of two datasets, that failed in several ways."""
+
+    pipeline: Pipeline
+    bench: Bench
+
+    def records(self) -> list[NoddWalRecord]:
+        """All of them, the newest event first."""
+        return self.bench.ledger.find(limit=10_000)
+
+    def pages(self, wanted: UnitFilter, *, limit: int) -> Iterator[list[str]]:
+        """Ids of every page; a page that came to its bound may be empty."""
+        after = None
+        while True:
+            page = search_units(self.pipeline, wanted, after=after, limit=limit)
+            assert len(page.rows) <= limit
+            yield [row["wal_id"] for row in page.rows]
+            after = page.after
+            if after is None:
+                return
+
+
+@pytest.fixture
+def searched(database: Database, contracts: ContractRegistry, tmp_path: Path) -> Searched:
+    bench = make_bench(database, contracts)
+    settings = Settings(home=tmp_path, geoparquet=False)
+    _fill(bench)
+    return Searched(Pipeline(settings=settings, registry=contracts, database=database, clock=bench.clock), bench)
+
+
+FILTERS = [
+    UnitFilter(),
+    UnitFilter(dataset="nexrad-l2"),
+    UnitFilter(dataset="goes-abi"),
+    UnitFilter(status=Status.PENDING),
+    UnitFilter(code="missing_object"),
+    UnitFilter(code="no_such_code"),
+    UnitFilter(operator="metadata_extract"),
+    UnitFilter(operator="integrity_check", code="bad_magic", status=Status.FAILED, dataset="nexrad-l2"),
+    UnitFilter(status=Status.QUARANTINED, code="moved_radar"),
+    UnitFilter(text="KTLX20251203_00000"),
+    UnitFilter(text="_1", status=Status.SUCCEEDED),
+    UnitFilter(since=MIDDLE),
+    UnitFilter(until=MIDDLE),
+    UnitFilter(since=MIDDLE, until=MIDDLE + timedelta(microseconds=1)),
+]
+
+
+@pytest.mark.parametrize("examined", [1, unit_search.MOST_EXAMINED])
+def test_every_page_has_what_is_meant_in_order_and_none_twice(
+    searched: Searched, monkeypatch: pytest.MonkeyPatch, examined: int
+) -> None:
+    monkeypatch.setattr(unit_search, "MOST_EXAMINED", examined)
+    monkeypatch.setattr(unit_search, "_FIRST_CHUNK", 2)
+    records = searched.records()
+    for wanted, limit in product(FILTERS, (1, 7, 1_000)):
+        meant = [record.wal_id for record in records if _is_meant(record, wanted)]
+        pages = list(islice(searched.pages(wanted, limit=limit), 10 * UNITS))
+        assert [wal_id for page in pages for wal_id in page] == meant, (wanted, limit)
+        if examined > UNITS:
+            assert all(len(page) == limit for page in pages[:-1]), (wanted, limit)
+            assert count_units(searched.pipeline, wanted) == unit_search.UnitCount(units=len(meant), exact=True)
+
+
+def test_a_count_stops_where_it_may(searched: Searched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unit_search, "MOST_COUNTED", 3)
+    assert count_units(searched.pipeline, UnitFilter()) == unit_search.UnitCount(units=3, exact=False)
+    monkeypatch.setattr(unit_search, "MOST_EXAMINED", 3)
+    found = count_units(searched.pipeline, UnitFilter(text="KTLX"))
+    assert (found.units <= 3, found.exact) == (True, False)
+
+
+def test_failures_are_added_up_by_code_dataset_and_operator(
+    searched: Searched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = [record for record in searched.records() if record.status in {Status.FAILED, Status.QUARANTINED}]
+    expected = Counter((one.last_error_code, one.dataset, _failed_operator(one)) for one in failing)
+    groups = failure_groups(searched.pipeline)
+    assert Counter({(one.code, one.dataset, one.operator): one.units for one in groups}) == expected
+    assert len(expected) > 4
+    assert all(one.exact for one in groups)
+    assert [one.units for one in groups] == sorted((one.units for one in groups), reverse=True)
+    [worst, *_] = groups
+    times = [
+        one.updated_at
+        for one in failing
+        if (one.last_error_code, one.dataset, _failed_operator(one)) == (worst.code, worst.dataset, worst.operator)
+    ]
+    assert (worst.first_seen, worst.last_seen) == (min(times), max(times))
+    assert min(times) < max(times)
+    assert {one.dataset for one in failure_groups(searched.pipeline, dataset="goes-abi")} == {"goes-abi"}
+    assert failure_groups(searched.pipeline, since=datetime(2026, 1, 1, tzinfo=UTC)) == []
+    monkeypatch.setattr(unit_search, "MOST_EXAMINED", 1)
+    monkeypatch.setattr(unit_search, "MOST_GROUPS", 200)
+    capped = failure_groups(searched.pipeline)
+    assert not all(one.exact for one in capped)
+    assert {one.code for one in capped} == {one.code for one in groups}
+
+
+def test_the_view_names_the_operator_that_the_evidence_names(searched: Searched) -> None:
+    shown = {row["wal_id"]: row["operator"] for row in search_units(searched.pipeline, UnitFilter(), limit=1_000).rows}
+    for record in searched.records():
+        expected = _failed_operator(record) if record.status in {Status.FAILED, Status.QUARANTINED} else None
+        assert shown[record.wal_id] == expected, record
+    assert {"integrity_check", "metadata_extract", None} <= set(shown.values())
+
+
+@pytest.mark.parametrize(
+    ("query", "line"),
+    [
+        ([("colour", "red")], "a filter has no such parameter or value; observed 'colour'; expected dataset, "),
+        ([("status", "failed"), ("status", "")], "observed a parameter twice"),
+        ([("status", "lost")], "observed status='lost'; expected pending or in_progress or"),
+        ([("dataset", "GOES'; --")], "expected the id of a dataset"),
+        ([("code", "x y")], "expected an error code"),
+        ([("operator", "settle")], "expected integrity_check or metadata_extract"),
+        ([("text", "\0")], "expected 1 to 300 characters"),
+        ([("since", "yesterday")], "observed since='yesterday'; expected a day or a moment"),
+        ([("until", "0001-01-01T00:00:00+14:00")], "expected a day or a moment"),
+        ([("status", "succeeded"), ("code", "x")], "observed status succeeded with a code"),
+    ],
+)  # fmt: skip
+def test_a_wrong_filter_is_one_line(query: list[tuple[str, str]], line: str) -> None:
+    with pytest.raises(BadFilterError) as refused:
+        UnitFilter.of_query(query)
+    assert line in str(refused.value)
+
+
+@pytest.mark.one_database
+def test_a_wrong_page_is_one_line(searched: Searched) -> None:
+    for after in ("", "x", "2025-13-03T00:00:00.000000Z_" + "0" * 8 + "-0000" * 3 + "-" + "0" * 12):
+        with pytest.raises(BadFilterError):
+            search_units(searched.pipeline, UnitFilter(), after=after)
+    for limit in (0, 1_001):
+        with pytest.raises(BadFilterError, match="expected 1 to 1000"):
+            search_units(searched.pipeline, UnitFilter(), limit=limit)
+    for ask in (search_units, count_units):
+        with pytest.raises(KfmError, match="no-such"):
+            ask(searched.pipeline, UnitFilter(dataset="no-such"))
+
+
+TIMES = st.none() | st.datetimes(timezones=st.just(UTC))
+
+
+@given(
+    st.builds(
+        UnitFilter,
+        dataset=st.sampled_from([None, "goes-abi"]),
+        status=st.sampled_from([None, Status.FAILED, Status.QUARANTINED]),
+        code=st.sampled_from([None, "missing_object"]),
+        operator=st.sampled_from([None, *OPERATORS]),
+        text=st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=300),
+        since=TIMES,
+        until=TIMES,
+    )
+)
+def test_a_filter_comes_back_from_its_query(wanted: UnitFilter) -> None:
+    assert UnitFilter.of_query(wanted.query()) == wanted
+
+
+def _fill(bench: Bench) -> None:
+    units = [envelope(number) for number in range(UNITS)]
+    units += [
+        envelope(number, dataset="goes-abi", object_uri=f"s3://noaa-goes19/x/{number}.nc") for number in range(UNITS)
+    ]
+    bench.ledger.ensure(units)
+    endings = [
+        finished,
+        lambda unit: failed(unit, "missing_object"),
+        lambda unit: failed(unit, "bad_magic"),
+        lambda unit: _unread(unit, "unreadable_format"),
+        lambda unit: _unread(unit, "governance_hard_fail"),
+    ]
+    for dataset in ("nexrad-l2", "goes-abi"):
+        claimed = bench.ledger.claim(dataset=dataset, partition="2025-12-03", run_id="run-1", limit=UNITS - 3)
+        for number, unit in enumerate(claimed[:-2]):
+            bench.clock.advance(1)
+            bench.ledger.settle([endings[number % len(endings)](unit)], run_id="run-1")
+    bench.ledger.quarantine([units[-1].wal_id], reason_code="moved_radar", decision=PERSON)
+
+
+def _unread(unit: Any, code: str) -> Any:
+    """The unit as it leaves a chain that it left at metadata-extract."""
+    issue = Issue(code=code, severity=Severity.FAILED, message="it cannot be read")
+    whole = finished(unit)
+    return whole.evolve(metadata=Metadata(status=CheckStatus.FAILED, issues=(issue,)), stac=None, provenance=None)
+
+
+def _is_meant(record: NoddWalRecord, wanted: UnitFilter) -> bool:
+    failing = record.status in {Status.FAILED, Status.QUARANTINED}
+    return (
+        wanted.dataset in {None, record.dataset}
+        and wanted.status in {None, record.status}
+        and (not wanted.of_failures or failing)
+        and wanted.code in {None, record.last_error_code}
+        and wanted.operator in {None, _failed_operator(record)}
+        and wanted.text in record.object_uri
+        and (wanted.since is None or record.event_time >= wanted.since)
+        and (wanted.until is None or record.event_time < wanted.until)
+    )
