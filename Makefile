@@ -13,7 +13,6 @@ SCALE ?= 1
 SBOM ?= dist/sbom.cdx.json
 # Who builds, as a URI: in SLSA the builder is what is trusted.
 BUILDER ?= urn:kfm:nodd:builder:by-hand
-PUBLIC := $(addprefix kfm_dagster.,idempotent_node ledger readers run_state)
 # Half of the tests wait for daemons and servers, so a few more workers than processors keep these busy.
 WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 )))
 
@@ -21,7 +20,7 @@ WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 )))
 # modules again: 5 of the 7 seconds that loading the definitions takes.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo ui test lint clauses mutants truth lock bench soak reference dist sbom audit clean
+.PHONY: demo ui test lint clauses mutants truth lock bench soak docs dist sbom audit clean
 
 $(INSTALLED): pyproject.toml requirements.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -65,9 +64,8 @@ bench: $(INSTALLED)  ## measure what users have, for two hours, and write docs/p
 soak: $(INSTALLED)  ## everything too long for the tests, for hours; PART="mail-sqlite chaos-sqlite" SCALE=0.1 do less
 	@$(BIN)/python -m benchmarks.soak --scale="$(SCALE)" $(PART)
 
-reference: $(INSTALLED)  ## write the API reference of the rooms that others import to docs/reference
-	@mkdir -p docs/reference
-	@cd docs/reference && ../../$(BIN)/python -m pydoc -w $(PUBLIC)
+docs: $(INSTALLED)  ## build the documentation's site, with its reference from the code, into build/docs/site
+	@$(BIN)/python -m docs_site build/docs
 
 lock:  ## pin every dependency with its hashes, and for the image those that it needs
 	@uv pip compile -q --generate-hashes --no-emit-index-url --no-header --no-strip-extras --extra demo --extra dev --python-version 3.11 \

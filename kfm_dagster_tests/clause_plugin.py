@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 name = item.nodeid.split("[")[0]
                 if name not in claims[clause]:
                     claims[clause].append(name)
-    config.stash[_TABLE] = _render(clauses, claims)
+    config.stash[_TABLE] = render(clauses, claims)
     if config.getoption("--clauses"):
         items.clear()
 
@@ -62,18 +62,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         out.write_text(table, encoding="utf-8")
 
 
-def _render(clauses: dict[str, str], claims: dict[str, list[str]]) -> str:
+def render(clauses: dict[str, str], claims: dict[str, list[str]]) -> str:
+    """Return the page of the clauses and their tests."""
     held = sum(1 for tests in claims.values() if tests)
     lines = [
         "# Conformance",
         "",
         f"{held} of {len(clauses)} clauses are held by a test.",
         "",
-        "| clause | tests | must |",
+        "| clause | must | tests |",
         "|---|---|---|",
     ]
     for clause, must in clauses.items():
-        lines.append(f"| {clause} | {'<br>'.join(claims[clause]) or '**none**'} | {must.replace('|', chr(92) + '|')} |")
+        lines.append(f"| {clause} | {must.replace('|', chr(92) + '|')} | {'<br>'.join(claims[clause]) or '**none**'} |")
     return "\n".join([*lines, "", *_required(claims)]) + "\n"
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from kfm_dagster.contracts.model import CANONICAL_FIELDS
@@ -58,17 +58,6 @@ def _one_type(entry: Mapping[str, object], schema: Mapping[str, dict[str, Mappin
     return "time" if entry.get("format") == "date-time" else str(entry["type"])
 
 
-def _diagram() -> str:
-    return "\n".join(["```mermaid", "stateDiagram-v2", *_arrows(), "```", ""])
-
-
-def _arrows() -> Iterator[str]:
-    for rule in TRANSITIONS:
-        yield f"    {rule.from_status or '[*]'} --> {rule.to_status}: {rule.trigger}"
-    for rule in OVERRIDES:
-        yield f"    {rule.from_status} --> {rule.to_status}: override, {rule.trigger}"
-
-
 def _transitions() -> str:
     rows = ["| from | to | what triggers it | what must hold |", "|---|---|---|---|"]
     for rules, by in ((TRANSITIONS, ""), (OVERRIDES, "a governed override: ")):
@@ -91,7 +80,6 @@ def _success() -> str:
 PARTS: Mapping[str, Callable[[], str]] = {
     "canonical": _canonical,
     "beside": _beside,
-    "diagram": _diagram,
     "transitions": _transitions,
     "success": _success,
 }

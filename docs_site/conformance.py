@@ -1,0 +1,45 @@
+"""The page of the clauses: each with the tests whose source claims it, and each requirement of the documents.
+
+`make clauses` writes the same from what pytest collects, which takes minutes; here the marks are read from the source.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from kfm_dagster_tests.clause_plugin import SPEC, render
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def page() -> str:
+    """Return the page."""
+    clauses = {entry["id"]: entry["must"] for entry in yaml.safe_load(SPEC.read_text(encoding="utf-8"))["clauses"]}
+    claims: dict[str, list[str]] = {clause: [] for clause in clauses}
+    for clause, test in sorted(set(claimed())):
+        claims[clause].append(test)
+    return render(clauses, claims)
+
+
+def claimed() -> Iterator[tuple[str, str]]:
+    """Every clause that a test claims, with the test; with the module where a mark is no decorator of one test."""
+    for path in (ROOT / "kfm_dagster_tests").rglob("test_*.py"):
+        source = path.read_text(encoding="utf-8")
+        if "mark.clause(" in source:
+            name, tree = path.relative_to(ROOT).as_posix(), ast.parse(source)
+            tests = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+            decorators = ((test.name, one) for test in tests for one in test.decorator_list)
+            own = {mark: f"{name}::{test}" for test, one in decorators for mark in _marks(one)}
+            for mark in _marks(tree):
+                for argument in mark.args:
+                    yield str(ast.literal_eval(argument)), own.get(mark, name)
+
+
+def _marks(tree: ast.AST) -> Iterator[ast.Call]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.clause":
+            yield node

@@ -1,0 +1,83 @@
+"""Reference of the database: tables and views, their columns and named constraints, from the schema's text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from docs_site.text import code, prose, table
+
+SCHEMA = Path(__file__).resolve().parents[1] / "sql" / "schema"
+_BEGIN = re.compile(r"^CREATE (TABLE|VIEW) (\w+)")
+_COLUMN = re.compile(r"^    (\w+) @?([\w.]+(?:\([^)]*\))?)(.*?),?$")
+_CONSTRAINT = re.compile(r"^    CONSTRAINT (\w+)")
+_TYPES = {"id": "text", "bigserial": "integer", "serial": "integer", "bigint": "integer"}
+"""What macros of columns are to who reads them."""
+
+
+@dataclass(kw_only=True)
+class Table:
+    """A table or view: its comment, its columns (name, type, whether it may be null, comment), its constraints."""
+
+    name: str
+    kind: str
+    comment: str
+    columns: list[tuple[str, str, str, str]] = field(default_factory=list)
+    constraints: list[tuple[str, str]] = field(default_factory=list)
+
+
+def page() -> str:
+    """Return the page."""
+    lines = [
+        "# Tables and views",
+        "",
+        "Of the ledger's database, on SQLite and PostgreSQL alike; `time` is in UTC, `json` is decoded where rows",
+        "are read. A constraint's name is what a refusal names. [Storage backends](../wal/storage-backends.md) says",
+        "who may write what.",
+        "",
+    ]
+    for found in tables():
+        lines += [f"## {found.name}", "", *([prose(found.comment), ""] if found.comment else [])]
+        lines += table(["column", "type", "may be null", "what it says"], found.columns)
+        lines += table(["constraint", "what it prevents"], found.constraints)
+        if found.kind == "VIEW":
+            lines += ["A view, for dashboards: it changes nothing and holds nothing.", ""]
+    return "\n".join(lines)
+
+
+def tables() -> list[Table]:
+    """Every table and view of the migrations, in order."""
+    found: dict[str, Table] = {}
+    for migration in sorted(SCHEMA.glob("*.sql")):
+        for one in _tables(migration.read_text(encoding="utf-8").splitlines()):
+            found[one.name] = one
+    return list(found.values())
+
+
+def _tables(lines: Iterable[str]) -> Iterator[Table]:
+    comment: list[str] = []
+    current: Table | None = None
+    for line in lines:
+        if line.lstrip().startswith("--"):
+            comment.append(line.lstrip()[2:].strip())
+            continue
+        if begun := _BEGIN.match(line):
+            current = Table(name=begun[2], kind=begun[1], comment=" ".join(comment))
+        elif line.startswith(")") or line.rstrip().endswith(";"):
+            if current is not None:
+                yield current
+            current = None
+        elif current is not None and current.kind == "TABLE":
+            _member(current, line, " ".join(comment))
+        comment = []
+
+
+def _member(of: Table, line: str, comment: str) -> None:
+    if constraint := _CONSTRAINT.match(line):
+        of.constraints.append((code(constraint[1]), prose(comment)))
+    elif (column := _COLUMN.match(line)) and column[1].islower():
+        kind = column[2].partition("(")[0]
+        nullable = "" if "NOT NULL" in column[3] or kind.endswith("serial") else "yes"
+        of.columns.append((code(column[1]), _TYPES.get(kind, kind), nullable, prose(comment)))

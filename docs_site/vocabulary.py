@@ -1,0 +1,68 @@
+"""Reference of every state, reason and code that a record, a log line or an answer may have, from the enums."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from docs_site.text import code, prose, table
+
+PACKAGE = Path(__file__).resolve().parents[1] / "kfm_dagster"
+
+
+class Words(NamedTuple):
+    """One enum of texts: its name, its module, what it says, and each value with its meaning."""
+
+    name: str
+    module: str
+    meaning: str
+    values: list[tuple[str, str]]
+
+
+def page() -> str:
+    """Return the page."""
+    lines = [
+        "# States, reasons and codes",
+        "",
+        "Each is one enum of the code, so no other word can be in a record. Whether a unit goes on with what an",
+        "operator found, its dataset's [contract](contracts.md) says; [alerts](../alerts.md) has the rules,",
+        "[validation errors](../runbooks/validation-errors.md) what to do.",
+        "",
+    ]
+    for room, found in sorted(_by_room().items()):
+        lines += [f"## {room}", ""]
+        for words in found:
+            lines += [f"### {words.name}", "", f"{prose(words.meaning)} `{words.module}`", ""]
+            lines += table(["value", "meaning"], [(code(value), prose(meaning)) for value, meaning in words.values])
+    return "\n".join(lines)
+
+
+def vocabularies() -> Iterator[Words]:
+    """Every StrEnum of the package, the demo's left out."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        module = path.relative_to(PACKAGE).as_posix()
+        if module.startswith("demo/"):
+            continue
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and "StrEnum" in [ast.unparse(base) for base in node.bases]:
+                yield Words(node.name, module, ast.get_docstring(node) or "", list(_values(node)))
+
+
+def _by_room() -> dict[str, list[Words]]:
+    found: dict[str, list[Words]] = {}
+    for words in vocabularies():
+        found.setdefault(words.module.partition("/")[0].removesuffix(".py"), []).append(words)
+    return found
+
+
+def _values(enum: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    """Each member's value, with the text beneath it."""
+    for node, after in zip(enum.body, [*enum.body[1:], None], strict=True):
+        if isinstance(node, ast.Assign):
+            value = node.value.value if isinstance(node.value, ast.Constant) else ast.unparse(node.value)
+            meaning = ""
+            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                meaning = str(after.value.value)
+            yield str(value), meaning

@@ -1,0 +1,246 @@
+"""The documentation's site, built once: whole, with nothing of another host's, and with all that the code has."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from urllib.parse import unquote, urlsplit
+
+import click
+import pytest
+import sqlalchemy as sa
+from playwright.sync_api import Browser, expect
+
+from docs_site.__main__ import SiteError, navigation
+from docs_site.commands import MEANINGS
+from kfm_dagster.alerts.plan import AlertRule
+from kfm_dagster.cli.main import kfm
+from kfm_dagster.contracts.issues import IntegrityIssue, MetadataIssue, ParseIssue, StacIssue
+from kfm_dagster.contracts.loader import ContractRegistry, json_schema
+from kfm_dagster.errors import ExitCode
+from kfm_dagster.ledger.policy import LedgerCode
+from kfm_dagster.settings import Settings
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.browser.conftest import PATIENCE, chromium
+
+__all__ = ["chromium"]
+
+ROOT = Path(__file__).resolve().parents[2]
+NOWHERE = "http://127.0.0.1:9"
+"""Where a build that asks the network ends."""
+
+
+@dataclass
+class Page(HTMLParser):
+    """One page as built: its ids, what it links to, what it loads, and its text."""
+
+    ids: set[str] = field(default_factory=set)
+    links: list[str] = field(default_factory=list)
+    loads: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.ids |= {given[name] or "" for name in ("id", "name") if name in given}
+        if tag == "a" and given.get("href"):
+            self.links.append(given["href"] or "")
+        elif tag != "a":
+            found = [given.get("src"), given.get("href"), given.get("data"), *(given.get("srcset") or "").split()[:1]]
+            self.loads += [one for one in found if one]
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
+@dataclass(frozen=True)
+class Site:
+    """The folder, and each page by its path in it."""
+
+    folder: Path
+    pages: Mapping[str, Page]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    folder = tmp_path_factory.mktemp("docs") / "built"
+    offline = os.environ | {"http_proxy": NOWHERE, "https_proxy": NOWHERE, "all_proxy": NOWHERE}
+    done = subprocess.run(
+        [sys.executable, "-m", "docs_site", str(folder)],
+        cwd=ROOT,
+        env=offline,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert done.stdout.strip() == str(folder / "site" / "index.html")
+    pages = {}
+    for path in (folder / "site").rglob("*.html"):
+        page = Page()
+        page.feed(path.read_text(encoding="utf-8"))
+        pages[path.relative_to(folder / "site").as_posix()] = page
+    return Site(folder / "site", pages)
+
+
+def test_no_page_loads_anything_of_another_host(site: Site) -> None:
+    assert len(site.pages) > 80
+    for name, page in site.pages.items():
+        elsewhere = [address for address in page.loads if urlsplit(address).netloc]
+        assert not elsewhere, name
+    for styles in site.folder.rglob("*.css"):
+        assert not re.search(r"(url\(|@import)\s*[\"']?(https?:)?//", styles.read_text(encoding="utf-8")), styles
+
+
+def test_each_link_leads_to_a_page_and_to_a_place_on_it(site: Site) -> None:
+    broken = []
+    for name, page in site.pages.items():
+        if name == "404.html":  # served at any depth, so its addresses begin at the server's top
+            continue
+        for address in [*page.links, *page.loads]:
+            parts = urlsplit(address)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (site.folder / name).parent / unquote(parts.path) if parts.path else site.folder / name
+            target = Path(os.path.normpath(target))
+            there = site.pages.get(target.relative_to(site.folder).as_posix())
+            anchor = unquote(parts.fragment)
+            if not target.is_file() or (there and anchor and anchor not in there.ids):
+                broken.append(f"{name}: {address}")
+    assert not broken, "\n".join(broken)
+
+
+def test_a_page_without_a_place_and_a_place_without_a_page_are_refused() -> None:
+    places = [{"A": "a.md"}, {"B": ["b/*.md"]}]
+    assert navigation(places, {"a.md", "b/1.md", "b/2.md"}) == [{"A": "a.md"}, {"B": ["b/1.md", "b/2.md"]}]
+    for pages in ({"a.md", "c.md"}, {"b/1.md"}):
+        with pytest.raises(SiteError, match=r"docs_site/mkdocs\.yml"):
+            navigation(places, pages)
+
+
+def test_each_setting_has_its_place(site: Site) -> None:
+    page = site.pages["reference/settings.html"]
+    assert {f"kfm_{name}" for name in Settings.model_fields} <= page.ids
+    for name, setting in Settings.model_fields.items():
+        assert str(setting.description).replace("`", "") in page.text, name
+
+
+def below(command: click.Command, path: tuple[str, ...] = ("kfm",)) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    yield path, command
+    if isinstance(command, click.Group):
+        for name in command.commands:
+            yield from below(command.commands[name], (*path, name))
+
+
+def options(command: click.Command) -> set[str]:
+    named = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+    return {name for name in named if name.startswith("-")} | {"--help", "-h"}
+
+
+def test_each_command_has_its_options_and_each_exit_code_its_meaning(site: Site) -> None:
+    page = site.pages["reference/commands.html"]
+    for path, command in below(kfm):
+        assert "-".join(path) in page.ids, path
+        for option in options(command):
+            assert option in page.text, (path, option)
+    assert set(MEANINGS) == set(ExitCode)
+
+
+def test_each_table_has_its_columns(site: Site, tmp_path: Path) -> None:
+    database = Database.open(f"sqlite:///{tmp_path / 'kfm.db'}")
+    inspector = sa.inspect(database.engine)
+    text = site.pages["reference/tables.html"].text
+    sections = dict(re.findall(r"^(\w+)¶$(.*?)(?=^\w+¶$|\Z)", text, re.MULTILINE | re.DOTALL))
+    for table in {*inspector.get_table_names(), *inspector.get_view_names()} - {"schema_version"}:
+        assert table in sections
+        if table in inspector.get_table_names():
+            for column in inspector.get_columns(table):
+                assert column["name"] in sections[table].split(), (table, column["name"])
+    database.dispose()
+
+
+def test_each_contract_and_each_key_of_one_has_its_place(site: Site, contracts: ContractRegistry) -> None:
+    page = site.pages["reference/contracts.html"]
+    schema = json_schema()
+    for part in (schema, *schema["$defs"].values()):
+        for key in part.get("properties", {}):
+            assert key in page.text
+    for contract in contracts:
+        assert f"../datasets.html#{contract.id}" in page.links
+
+
+def test_each_code_has_its_place(site: Site) -> None:
+    words = site.pages["reference/vocabulary.html"].text.split()
+    for codes in (ParseIssue, IntegrityIssue, MetadataIssue, StacIssue, LedgerCode, AlertRule):
+        assert set(codes) <= set(words), codes
+
+
+def test_each_clause_is_shown_with_its_tests(site: Site) -> None:
+    text = site.pages["reference/conformance.html"].text
+    for claimed in ("docs/test_wal_pages.py::test_the_examples_are_a_record", "integration/test_completion.py"):
+        assert f"kfm_dagster_tests/{claimed}\n" in text.replace("kfm_dagster_tests", "\nkfm_dagster_tests")
+
+
+def shown() -> Iterator[tuple[str, str]]:
+    """Each line of a page that is a `kfm` command, with the page."""
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if command := re.match(r"(?:    |\$ )(kfm [a-z].*)", line):
+                yield path.name, command[1]
+
+
+def test_each_command_that_a_page_shows_is_one() -> None:
+    tree = dict(below(kfm))
+    wrong = []
+    for page, line in shown():
+        words = re.split(r"[|$#\\]", re.sub(r"'[^']*'|\"[^\"]*\"", "TEXT", line))[0].split()
+        path = tuple(words[:1])
+        while len(words) > len(path) and (*path, words[len(path)]) in tree:
+            path = (*path, words[len(path)])
+        given = {word.partition("=")[0] for word in words[len(path) :] if re.match(r"--?[a-z]", word)}
+        alone = isinstance(tree[path], click.Group) and not tree[path].invoke_without_command
+        if alone or given - options(tree[path]):
+            wrong.append(f"{page}: {line}")
+    assert not wrong, "\n".join(wrong)
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_args: object) -> None:
+        """Stay quiet."""
+
+
+@pytest.mark.browser
+def test_a_reader_finds_a_setting_and_nobody_else_is_asked(site: Site, chromium: Browser) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site.folder))) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        home = f"http://127.0.0.1:{server.server_port}/"
+        page = chromium.new_page(viewport={"width": 390, "height": 800})
+        page.set_default_timeout(PATIENCE)
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        for name in ("index.html", "concepts/ledger.html", "reference/tables.html"):
+            page.goto(home + name)
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390, name
+        page.wait_for_load_state("networkidle")
+        page.keyboard.press("Control+k")
+        page.get_by_role("combobox", name="Search").fill("KFM_LIVE_SHARE")
+        expect(page.get_by_role("option").first).to_contain_text("Settings")
+        page.close()
+        server.shutdown()
+    assert asked
+    assert [url for url in asked if not url.startswith((home, "blob:", "data:"))] == []
