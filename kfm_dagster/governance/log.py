@@ -16,6 +16,7 @@ import orjson
 
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import KfmError
+from kfm_dagster.settings import Environment
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.joining import reading, writing
 
@@ -97,6 +98,14 @@ class Decision:
                 expected="the change or incident under which it was approved",
                 next_step="give --change-ref",
             )
+
+
+def decision_in(env: Environment, *, actor: str, reason: str, change_ref: str | None) -> Decision:
+    """Return a decision. Raises UnattributedDecisionError for an empty part, in prod without a change reference."""
+    decision = Decision(actor=actor, reason=reason, change_ref=change_ref)
+    if env is Environment.PROD:
+        decision.require_change_ref()
+    return decision
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
