@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
-from kfm_dagster.cli.session import explanations, looked_up_states, opened_database
+from kfm_dagster.cli.session import explanations, opened_database
 from kfm_dagster.cli.tables import show_section
 from kfm_dagster.contracts.id_prefix import SHORTEST_PREFIX
 from kfm_dagster.exports.explanations.run_report import NodeAccount, RunReport
+from kfm_dagster.run_state.choice import looked_up_states
 from kfm_dagster.settings import Settings
 
 GATES = ("stage", "gate", "outcome", "units", "observed", "expected")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from pathlib import Path
 
 from sqlalchemy.engine import make_url
@@ -13,8 +12,7 @@ from sqlalchemy.engine import make_url
 from kfm_dagster.errors import NoLedgerError, SchemaVersionError
 from kfm_dagster.exports.explanations.explanation import Explanations
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.run_state.choice import CLAIM, open_run_states
-from kfm_dagster.run_state.store import RelationalRunState, RunStateStore
+from kfm_dagster.run_state.store import RunStateStore
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
 
@@ -54,17 +52,6 @@ def opened_database(settings: Settings, *, recording: bool = False) -> Iterator[
         yield opened
     finally:
         opened.dispose()
-
-
-def looked_up_states(database: Database, settings: Settings) -> RunStateStore:
-    """Open the environment's run-state store for a command that only looks. Raises KfmError."""
-    table = RelationalRunState(database)
-    if settings.run_state and table.get(CLAIM, CLAIM) is None:
-        # Nothing has been recorded outside the database, and opening that store would settle that it is there.
-        return table
-    return open_run_states(
-        database, configured=settings.run_state, branch=settings.lakefs_branch, clock=lambda: datetime.now(UTC)
-    )
 
 
 def explanations(database: Database, run_states: RunStateStore, settings: Settings) -> Explanations:

@@ -26,6 +26,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kfm_dagster.console import api
 from kfm_dagster.console.asking import BadRequestError, Form, NotAcceptableError, asked_of, form_of
 from kfm_dagster.errors import DependencyUnavailableError, KfmError
 from kfm_dagster.exports.deployment_status import deployment_status
@@ -85,6 +86,7 @@ def console_app(
             Route(FRONT, front, methods=["GET"]),
             Route(PATH, validate, methods=["GET"]),
             Route(METRICS, metrics, methods=["GET"]),
+            *api.routes(pipeline),
         ],
         middleware=[
             Middleware(_Hardened),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 from kfm_dagster.addresses import LAKEFS
@@ -18,6 +18,7 @@ from kfm_dagster.run_state.inputs_hash import InputReference, inputs_hash
 from kfm_dagster.run_state.object_store import ObjectRunState
 from kfm_dagster.run_state.record import Outcome, RunState, ValidationSummary
 from kfm_dagster.run_state.store import RelationalRunState, RunStateStore
+from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.objects import open_store
 
@@ -45,6 +46,17 @@ def open_run_states(
             tx.run("run_state.claim", {**document, "validation_summary": json.dumps(document["validation_summary"])})
         _refuse_two(database, place)  # two processes may have come at the same moment
     return store
+
+
+def looked_up_states(database: Database, settings: Settings) -> RunStateStore:
+    """Open the environment's run-state store for one who only looks. Raises KfmError."""
+    table = RelationalRunState(database)
+    if settings.run_state and table.get(CLAIM, CLAIM) is None:
+        # Nothing has been recorded outside the database, and opening that store would settle that it is there.
+        return table
+    return open_run_states(
+        database, configured=settings.run_state, branch=settings.lakefs_branch, clock=lambda: datetime.now(UTC)
+    )
 
 
 def _open(database: Database, place: str, branch: str) -> RunStateStore:

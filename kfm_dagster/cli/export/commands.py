@@ -8,11 +8,12 @@ from pathlib import Path
 import click
 
 from kfm_dagster.cli.export.bundle import verify_bundle, write_bundle
-from kfm_dagster.cli.session import looked_up_states, opened_database
+from kfm_dagster.cli.session import opened_database
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.exports.bundle.gathering import gather_release
 from kfm_dagster.exports.dcat import export_dcat
 from kfm_dagster.exports.graph import export_graph
+from kfm_dagster.run_state.choice import looked_up_states
 from kfm_dagster.settings import Settings
 
 _OUT = click.option(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from kfm_dagster.cli.replay.options import Shell
 from kfm_dagster.cli.replay.output import show
-from kfm_dagster.cli.session import explanations, looked_up_states, opened_pipeline
+from kfm_dagster.cli.session import explanations, opened_pipeline
 from kfm_dagster.cli.tables import show_section
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.nodes import MessageParse
 from kfm_dagster.ingest.run_comparison import RunReplayRefusedError, compare_run
+from kfm_dagster.run_state.choice import looked_up_states
 
 COLUMNS = ("stage", "units", "keys_differing", "results_differing", "first", "diverges")
 
