@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from kfm_dagster.readers.hdf5_chunks import DEFLATE, FLETCHER32, SHUFFLE, StoredChunk
+from kfm_dagster.readers.hdf5_chunks import StoredChunk
+from kfm_dagster.readers.hdf5_messages import DEFLATE, FLETCHER32, SHUFFLE
 from kfm_dagster.readers.netcdf_cube import CubeStep, StoredVariable
 
 _INLINE = "base64:"
